@@ -1,0 +1,1 @@
+"""The GPU worker: owns every tensor; runs the plans that the scheduler service sends."""
