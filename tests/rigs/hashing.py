@@ -1,0 +1,60 @@
+"""The pretend model's arithmetic: a prefix hash, and the token drawn from it.
+
+Owns three pure functions on 64-bit integers. Knows nothing of pages, rows, plans or sockets; the oracle and
+the executor share this definition and nothing else.
+"""
+
+from collections.abc import Collection
+
+import numpy as np
+
+MASK = (1 << 64) - 1
+# The hash of the empty history.
+ROOT = 0x7A4DE3B1C95F0826
+_MAX_REDRAWS = 4096
+
+
+def mix(value: int) -> int:
+    """splitmix64, as worker.proto defines MIX."""
+    z = (value + 0x9E3779B97F4A7C15) & MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
+    return z ^ (z >> 31)
+
+
+def mix_array(values: np.ndarray) -> np.ndarray:
+    """`mix` of uint64[n]."""
+    z = values + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def extend(prefix: int, token: int) -> int:
+    """The hash of a history one token longer."""
+    return mix(prefix ^ mix(token + 1))
+
+
+def extend_array(prefixes: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """`extend` of uint64[n] hashes by int32[n] tokens."""
+    return mix_array(prefixes ^ mix_array(tokens.astype(np.uint64) + np.uint64(1)))
+
+
+def draw(
+    prefix: int,
+    *,
+    vocab: int,
+    temperature: float,
+    seed: int,
+    sample_idx: int,
+    banned: Collection[int] = (),
+) -> int:
+    """The token in [0, vocab) that follows a history; greedy (temperature 0) ignores seed and sample."""
+    key = prefix
+    if temperature > 0:
+        key = mix(prefix ^ mix(seed & MASK) ^ mix(~sample_idx & MASK))
+    for attempt in range(_MAX_REDRAWS):
+        token = mix((key + attempt) & MASK) % vocab
+        if token not in banned:
+            return token
+    raise ValueError(f"no token of {vocab} is allowed: {len(banned)} are banned")

@@ -1,0 +1,113 @@
+"""Reads a StepPlan's raw arrays, checking every length before anything is used.
+
+Owns the wire layout of a plan and nothing else: values are not judged here, except that no array may be
+short, long or ragged.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from tandem.internal.v1 import worker_pb2 as pb
+
+
+class PlanError(Exception):
+    """The plan breaks the contract; the message says where."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartedRow:
+    row: int
+    tokens: np.ndarray
+    pages: list[int]
+    first_position: int
+    temperature: float
+    seed: int
+    sample_idx: int
+    banned_until: int
+    banned: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    row: int
+    start: int
+    count: int
+    samples: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanArrays:
+    started: list[StartedRow]
+    appends: list[tuple[int, int]]
+    chunks: list[Chunk]
+    decode_rows: list[int]
+
+
+def _array(data: bytes, dtype: str, name: str, length: int | None = None) -> np.ndarray:
+    kind = np.dtype(dtype)
+    if len(data) % kind.itemsize:
+        raise PlanError(f"{name}: {len(data)} bytes are no multiple of {kind.itemsize}")
+    values = np.frombuffer(data, dtype=kind)
+    if length is not None and len(values) != length:
+        raise PlanError(f"{name}: {len(values)} entries where {length} belong")
+    return values
+
+
+def _pieces(data: bytes, name: str, counts: np.ndarray) -> list[np.ndarray]:
+    if len(counts) and int(counts.min()) < 0:
+        raise PlanError(f"{name}: a count is {int(counts.min())}")
+    values = _array(data, "<i4", name, int(counts.sum()))
+    edges = np.cumsum(counts)[:-1]
+    return np.split(values, edges) if len(counts) else []
+
+
+def _started(message: pb.StartedRows) -> list[StartedRow]:
+    rows = _array(message.rows, "<i4", "started.rows")
+    n = len(rows)
+    tokens = _pieces(message.tokens, "tokens", _array(message.num_tokens, "<i4", "num_tokens", n))
+    pages = _pieces(message.pages, "pages", _array(message.num_pages, "<i4", "num_pages", n))
+    banned = _pieces(message.banned, "banned", _array(message.num_banned, "<i4", "num_banned", n))
+    first = _array(message.first_position, "<i4", "first_position", n)
+    temperature = _array(message.temperature, "<f4", "temperature", n)
+    seed = _array(message.seed, "<u8", "seed", n)
+    sample_idx = _array(message.sample_idx, "<i4", "sample_idx", n)
+    until = _array(message.banned_until, "<i4", "banned_until", n)
+    for name, dtype, data in (
+        ("top_p", "<f4", message.top_p),
+        ("top_k", "<i4", message.top_k),
+        ("min_p", "<f4", message.min_p),
+    ):
+        _array(data, dtype, name, n)
+    return [
+        StartedRow(
+            row=int(rows[i]),
+            tokens=tokens[i],
+            pages=pages[i].tolist(),
+            first_position=int(first[i]),
+            temperature=float(temperature[i]),
+            seed=int(seed[i]),
+            sample_idx=int(sample_idx[i]),
+            banned_until=int(until[i]),
+            banned=frozenset(banned[i].tolist()),
+        )
+        for i in range(n)
+    ]
+
+
+def read_plan(plan: pb.StepPlan) -> PlanArrays:
+    """Raises PlanError where an array's length is wrong."""
+    append_rows = _array(plan.appends.rows, "<i4", "appends.rows").tolist()
+    append_pages = _array(plan.appends.pages, "<i4", "appends.pages", len(append_rows)).tolist()
+    rows = _array(plan.chunks.rows, "<i4", "chunks.rows").tolist()
+    starts = _array(plan.chunks.starts, "<i4", "chunks.starts", len(rows)).tolist()
+    counts = _array(plan.chunks.counts, "<i4", "chunks.counts", len(rows)).tolist()
+    samples = _array(plan.chunks.samples, "<u1", "chunks.samples", len(rows)).tolist()
+    return PlanArrays(
+        started=_started(plan.started),
+        appends=list(zip(append_rows, append_pages, strict=True)),
+        chunks=[
+            Chunk(row=r, start=s, count=c, samples=bool(f))
+            for r, s, c, f in zip(rows, starts, counts, samples, strict=True)
+        ],
+        decode_rows=_array(plan.decode_rows, "<i4", "decode_rows").tolist(),
+    )

@@ -1,0 +1,117 @@
+"""Builds step plans by hand, for tests of whoever carries them out.
+
+Owns the wire layout of a plan from the sender's side and a sender's copy of the row tables. It judges
+nothing: a wrong order is built as told.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from tandem.internal.v1 import worker_pb2 as pb
+
+from tests.rigs.row_tables import table_checksum
+
+
+def int32(values: Sequence[int]) -> bytes:
+    return np.array(values, dtype="<i4").tobytes()
+
+
+@dataclass(slots=True)
+class _Draft:
+    rows: list[int] = field(default_factory=list)
+    tokens: list[Sequence[int]] = field(default_factory=list)
+    pages: list[Sequence[int]] = field(default_factory=list)
+    first: list[int] = field(default_factory=list)
+    temperature: list[float] = field(default_factory=list)
+    seed: list[int] = field(default_factory=list)
+    until: list[int] = field(default_factory=list)
+    banned: list[Sequence[int]] = field(default_factory=list)
+    appends: list[tuple[int, int]] = field(default_factory=list)
+    chunks: list[tuple[int, int, int, bool]] = field(default_factory=list)
+    decode_rows: list[int] = field(default_factory=list)
+
+
+class PlanBuilder:
+    """Collects one plan at a time; `build` closes it and begins the next."""
+
+    def __init__(self, *, generation: int = 1) -> None:
+        self._generation = generation
+        self._step = 0
+        self._tables: dict[int, tuple[int, list[int]]] = {}
+        self._draft = _Draft()
+
+    def start(
+        self,
+        row: int,
+        tokens: Sequence[int],
+        pages: Sequence[int],
+        *,
+        first: int = 0,
+        temperature: float = 0.0,
+        seed: int = 0,
+        banned_until: int = 0,
+        banned: Sequence[int] = (),
+    ) -> "PlanBuilder":
+        """A row in full; it still needs a chunk or a decode."""
+        draft = self._draft
+        draft.rows.append(row)
+        draft.tokens.append(tokens)
+        draft.pages.append(pages)
+        draft.first.append(first)
+        draft.temperature.append(temperature)
+        draft.seed.append(seed)
+        draft.until.append(banned_until)
+        draft.banned.append(banned)
+        self._tables[row] = (first, list(pages))
+        return self
+
+    def append(self, row: int, page: int) -> "PlanBuilder":
+        self._draft.appends.append((row, page))
+        position, pages = self._tables.get(row, (0, []))
+        self._tables[row] = (position, [*pages, page])
+        return self
+
+    def chunk(self, row: int, start: int, count: int, *, samples: bool) -> "PlanBuilder":
+        self._draft.chunks.append((row, start, count, samples))
+        self._tables[row] = (start + count, self._tables.get(row, (0, []))[1])
+        return self
+
+    def decode(self, *rows: int) -> "PlanBuilder":
+        for row in rows:
+            self._draft.decode_rows.append(row)
+            position, pages = self._tables.get(row, (0, []))
+            self._tables[row] = (position + 1, pages)
+        return self
+
+    def build(self) -> pb.StepPlan:
+        draft, self._draft = self._draft, _Draft()
+        self._step += 1
+        n = len(draft.rows)
+        plan = pb.StepPlan(
+            generation=self._generation, step=self._step, checksum=table_checksum(self._tables)
+        )
+        started = plan.started
+        started.rows = int32(draft.rows)
+        started.num_tokens = int32([len(tokens) for tokens in draft.tokens])
+        started.tokens = int32([token for tokens in draft.tokens for token in tokens])
+        started.num_pages = int32([len(pages) for pages in draft.pages])
+        started.pages = int32([page for pages in draft.pages for page in pages])
+        started.first_position = int32(draft.first)
+        started.temperature = np.array(draft.temperature, dtype="<f4").tobytes()
+        started.top_p = np.ones(n, dtype="<f4").tobytes()
+        started.top_k = int32([0] * n)
+        started.min_p = np.zeros(n, dtype="<f4").tobytes()
+        started.seed = np.array(draft.seed, dtype="<u8").tobytes()
+        started.sample_idx = int32([0] * n)
+        started.banned_until = int32(draft.until)
+        started.num_banned = int32([len(banned) for banned in draft.banned])
+        started.banned = int32([token for banned in draft.banned for token in banned])
+        plan.appends.rows = int32([row for row, _ in draft.appends])
+        plan.appends.pages = int32([page for _, page in draft.appends])
+        plan.chunks.rows = int32([chunk[0] for chunk in draft.chunks])
+        plan.chunks.starts = int32([chunk[1] for chunk in draft.chunks])
+        plan.chunks.counts = int32([chunk[2] for chunk in draft.chunks])
+        plan.chunks.samples = bytes(chunk[3] for chunk in draft.chunks)
+        plan.decode_rows = int32(draft.decode_rows)
+        return plan
