@@ -75,9 +75,7 @@ class Executor:
     @property
     def tables(self) -> dict[int, tuple[int, list[int]]]:
         """Row → (next position, page list), as table_checksum takes it."""
-        return {
-            row.idx: (row.position, row.pages[: row.num_pages].tolist()) for row in self._tables.rows.values()
-        }
+        return {row.idx: (row.position, row.pages[: row.num_pages].tolist()) for row in self._tables.rows.values()}
 
     def begin(self, generation: int) -> None:
         """The core said Joined: plans of this generation follow, whatever came before."""
@@ -137,9 +135,12 @@ class Executor:
     def _run(self, plan: pb.StepPlan, arrays: PlanArrays, result: pb.StepResult) -> None:
         if len({started.row for started in arrays.started}) != len(arrays.started):
             raise PlanError("a row is started twice in one plan")
+        self._pool.zero(arrays.zero_pages)
         for started in arrays.started:
+            self._pool.check_finite(started.row, started.pages)
             self._tables.start(started)
         for row_idx, page in arrays.appends:
+            self._pool.check_finite(row_idx, [page])
             self._tables.append(row_idx, page)
         self._check_budget(arrays)
         work = self._order_work(arrays)
@@ -183,13 +184,9 @@ class Executor:
                 f"row {row.idx}: a chunk starts at {chunk.start}, the row's next position is {row.position}"
             )
         if chunk.count < 1 or end > row.num_tokens:
-            raise PlanError(
-                f"row {row.idx}: a chunk of {chunk.count} ends at {end}, {row.num_tokens} tokens are known"
-            )
+            raise PlanError(f"row {row.idx}: a chunk of {chunk.count} ends at {end}, {row.num_tokens} tokens are known")
         if chunk.samples != (end == row.num_tokens):
-            raise PlanError(
-                f"row {row.idx}: a chunk to {end} of {row.num_tokens} tokens says samples={chunk.samples}"
-            )
+            raise PlanError(f"row {row.idx}: a chunk to {end} of {row.num_tokens} tokens says samples={chunk.samples}")
         return _Work(row=row, start=chunk.start, count=chunk.count, samples=chunk.samples)
 
     def _order_decode(self, row_idx: int) -> _Work:
@@ -215,7 +212,9 @@ class Executor:
             sample_idx=row.sample_idx,
             banned=row.banned if end < row.banned_until else (),
         )
-        if int(row.tokens[end - 1]) == self._faults.nonfinite_token:
+        if row.nonfinite or int(row.tokens[end - 1]) == self._faults.nonfinite_token:
+            row.nonfinite = True
+            self._pool.taint(self._tables.owned_pages(row))
             # The token means nothing then: an id that no code may look at.
             nonfinite.append(len(tokens))
             tokens.append(-1)

@@ -49,9 +49,7 @@ def complete(
     out: list[int] = []
     while len(out) < max_new_tokens:
         banned = eos | stops if len(out) < min_new_tokens else frozenset()
-        token = draw(
-            history, vocab=vocab, temperature=temperature, seed=seed, sample_idx=sample_idx, banned=banned
-        )
+        token = draw(history, vocab=vocab, temperature=temperature, seed=seed, sample_idx=sample_idx, banned=banned)
         out.append(token)
         if token in stops:
             return Completion(tokens=tuple(out), reason=Reason.STOP_TOKEN, stop_token_id=token)

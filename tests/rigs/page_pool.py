@@ -19,6 +19,8 @@ class PagePool:
         self._tokens = np.zeros(num_pages * page_size, dtype=np.int32)
         self._marks = np.zeros(num_pages * page_size, dtype=np.int32)
         self._hashes = np.zeros(num_pages * page_size, dtype=np.uint64)
+        # Pages that hold values that are not finite; only zeroing helps.
+        self._tainted: set[int] = set()
         self._within = np.arange(page_size, dtype=np.int64)
         self._marks_wanted = np.arange(1, num_pages * page_size + 1, dtype=np.int32)
 
@@ -50,6 +52,27 @@ class PagePool:
                 f" {int(known[position])}: the page was overwritten, never written, or is not the row's"
             )
         return int(hashes[-1])
+
+    def zero(self, pages: list[int]) -> None:
+        """Forgets what the pages held, as after the start."""
+        for page in pages:
+            if not 0 < page < self.num_pages:
+                raise PlanError(f"page {page} is to be zeroed, outside 1 … {self.num_pages - 1}")
+            span = slice(page * self.page_size, (page + 1) * self.page_size)
+            self._tokens[span] = 0
+            self._marks[span] = 0
+            self._hashes[span] = 0
+            self._tainted.discard(page)
+
+    def taint(self, pages: list[int]) -> None:
+        """Values that are not finite were written to these pages."""
+        self._tainted.update(pages)
+
+    def check_finite(self, row: int, pages: list[int]) -> None:
+        """A masked position still multiplies, so nobody may be given a tainted page."""
+        for page in pages:
+            if page in self._tainted:
+                raise PlanError(f"row {row} was given page {page}, which holds values that are not finite")
 
     def write(self, pages: np.ndarray, start: int, tokens: list[int], history: int) -> int:
         """Writes positions start … and returns the hash of the longer history."""

@@ -37,6 +37,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanArrays:
+    zero_pages: list[int]
     started: list[StartedRow]
     appends: list[tuple[int, int]]
     chunks: list[Chunk]
@@ -103,6 +104,7 @@ def read_plan(plan: pb.StepPlan) -> PlanArrays:
     counts = _array(plan.chunks.counts, "<i4", "chunks.counts", len(rows)).tolist()
     samples = _array(plan.chunks.samples, "<u1", "chunks.samples", len(rows)).tolist()
     return PlanArrays(
+        zero_pages=_array(plan.zero_pages, "<i4", "zero_pages").tolist(),
         started=_started(plan.started),
         appends=list(zip(append_rows, append_pages, strict=True)),
         chunks=[

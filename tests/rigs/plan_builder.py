@@ -30,6 +30,7 @@ class _Draft:
     appends: list[tuple[int, int]] = field(default_factory=list)
     chunks: list[tuple[int, int, int, bool]] = field(default_factory=list)
     decode_rows: list[int] = field(default_factory=list)
+    zero_pages: list[int] = field(default_factory=list)
 
 
 class PlanBuilder:
@@ -84,13 +85,15 @@ class PlanBuilder:
             self._tables[row] = (position + 1, pages)
         return self
 
+    def zero(self, *pages: int) -> "PlanBuilder":
+        self._draft.zero_pages.extend(pages)
+        return self
+
     def build(self) -> pb.StepPlan:
         draft, self._draft = self._draft, _Draft()
         self._step += 1
         n = len(draft.rows)
-        plan = pb.StepPlan(
-            generation=self._generation, step=self._step, checksum=table_checksum(self._tables)
-        )
+        plan = pb.StepPlan(generation=self._generation, step=self._step, checksum=table_checksum(self._tables))
         started = plan.started
         started.rows = int32(draft.rows)
         started.num_tokens = int32([len(tokens) for tokens in draft.tokens])
@@ -114,4 +117,5 @@ class PlanBuilder:
         plan.chunks.counts = int32([chunk[2] for chunk in draft.chunks])
         plan.chunks.samples = bytes(chunk[3] for chunk in draft.chunks)
         plan.decode_rows = int32(draft.decode_rows)
+        plan.zero_pages = int32(draft.zero_pages)
         return plan

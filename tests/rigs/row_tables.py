@@ -46,14 +46,14 @@ class Row:
     banned: frozenset[int]
     page_set: set[int] = field(default_factory=set)
     page_terms: int = 0
+    # It produced values that are not finite, and so will whatever it computes from now on.
+    nonfinite: bool = False
 
 
 class RowTables:
     """The rows of one generation. `reset` begins the next."""
 
-    def __init__(
-        self, *, max_rows: int, num_pages: int, page_size: int, max_length: int, vocab_size: int
-    ) -> None:
+    def __init__(self, *, max_rows: int, num_pages: int, page_size: int, max_length: int, vocab_size: int) -> None:
         self._max_rows = max_rows
         self._num_pages = num_pages
         self._page_size = page_size
@@ -141,6 +141,10 @@ class RowTables:
         if owned:
             self._owner[page] = row.idx
             self._sealed.discard(page)
+
+    def owned_pages(self, row: Row) -> list[int]:
+        """Those of the row's pages that nobody else was given since."""
+        return [page for page in row.pages[: row.num_pages].tolist() if self._owner.get(page) == row.idx]
 
     def check_write(self, row: Row, start: int, count: int) -> None:
         """The row may write these positions: they have pages, and nobody else was given or reads them."""

@@ -58,9 +58,7 @@ def test_the_oracle_depends_on_each_of_its_arguments() -> None:
     first = base.index(stop)
     stopped = complete(PROMPT, max_new_tokens=8, vocab=SHAPE.sampled_vocab, stop_token_ids=[stop])
     assert (list(stopped.tokens), stopped.reason) == (base[: first + 1], Reason.STOP_TOKEN)
-    late = complete(
-        PROMPT, max_new_tokens=8, vocab=SHAPE.sampled_vocab, stop_token_ids=[stop], min_new_tokens=6
-    )
+    late = complete(PROMPT, max_new_tokens=8, vocab=SHAPE.sampled_vocab, stop_token_ids=[stop], min_new_tokens=6)
     assert stop not in late.tokens[:6]
 
 
@@ -121,9 +119,7 @@ def test_pages_outlive_generations_and_rows_do_not() -> None:
     ok(executor.apply(plans.start(1, PROMPT, [1, 2]).chunk(1, 0, 6, samples=True).build()))
     newer = PlanBuilder(generation=5)
     prompt = [*PROMPT[:4], 3]
-    assert ok(executor.apply(newer.start(2, prompt, [1, 3], first=4).decode(2).build())) == expected(
-        prompt, 1
-    )
+    assert ok(executor.apply(newer.start(2, prompt, [1, 3], first=4).decode(2).build())) == expected(prompt, 1)
     assert executor.apply(plans.decode(1).build()).status == pb.STEP_STATUS_SKIPPED
     assert executor.violations == []
     result = executor.apply(newer.decode(1).build())
@@ -138,9 +134,7 @@ def test_banned_tokens_are_not_drawn_before_their_position() -> None:
     out = ok(executor.apply(plans.build()))
     for _ in range(3):
         out += ok(executor.apply(plans.decode(1).build()))
-    want = complete(
-        PROMPT, max_new_tokens=4, vocab=SHAPE.sampled_vocab, stop_token_ids=free[:1], min_new_tokens=2
-    )
+    want = complete(PROMPT, max_new_tokens=4, vocab=SHAPE.sampled_vocab, stop_token_ids=free[:1], min_new_tokens=2)
     assert out[: len(want.tokens)] == list(want.tokens)
     assert out[0] != free[0]
 
@@ -215,6 +209,8 @@ WRONG = [
         lambda p: p.start(3, [1] * 41, list(range(4, 15))).chunk(3, 0, 9, samples=False).build(),
     ),
     ("bans a token", lambda p: p.start(3, [1], [7], banned=[288]).chunk(3, 0, 1, samples=True).build()),
+    ("page 0 is to be zeroed", lambda p: p.zero(0).decode(1).build()),
+    ("position 0 on page 1", lambda p: p.zero(1).decode(1).build()),
     ("no multiple of 4", _patched(started__tokens=b"\0\0\0\0\0\0\0")),
     ("0 entries where 1", _patched(started__seed=b"")),
     ("3 entries where 2", _patched(started__tokens=int32([1, 2, 3]))),
@@ -303,6 +299,23 @@ def test_a_row_behind_the_poison_is_not_finite_and_its_neighbour_is() -> None:
     result = executor.apply(plans.build())
     assert np.frombuffer(result.nonfinite, dtype="<i4").tolist() == [1]
     assert tokens_of(result) == [expected([1, 2], 1)[0], -1]
+    # Its pages are nobody's until they are zeroed, and what it still computes is not finite either.
+    later = executor.apply(plans.decode(1, 2).build())
+    assert np.frombuffer(later.nonfinite, dtype="<i4").tolist() == [1]
+    plans.zero(2).start(3, [5, 5], [2]).chunk(3, 0, 2, samples=True)
+    assert ok(executor.apply(plans.build())) == expected([5, 5], 1)
+    assert executor.violations == []
+
+
+@pytest.mark.parametrize("appended", [False, True])
+def test_a_page_that_is_not_finite_may_not_be_given_out(appended: bool) -> None:
+    executor, plans = Executor(SHAPE, faults=Faults(nonfinite_token=280)), PlanBuilder()
+    executor.apply(plans.start(1, [280], [2]).chunk(1, 0, 1, samples=True).build())
+    plans.start(3, [5, 5], [3] if appended else [2]).chunk(3, 0, 2, samples=True)
+    if appended:
+        plans.append(3, 2)
+    result = executor.apply(plans.build())
+    assert "row 3 was given page 2, which holds values that are not finite" in result.detail
 
 
 def test_the_empty_history_is_the_root() -> None:
