@@ -1,0 +1,1 @@
+"""The scheduler service: front end and core, CPU only, no torch."""

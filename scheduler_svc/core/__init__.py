@@ -1,0 +1,1 @@
+"""The core: a pure state machine that decides what every worker does next."""

@@ -1,0 +1,220 @@
+"""What the core wants done: every output of `Scheduler.handle`, as plain data.
+
+Owns nothing. The loop carries each effect out and never asks the core why. A step's tokens travel as one effect per
+front end, in arrays: at 1,024 rows an object per row costs more than the whole step.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from scheduler_svc.core.events import Int32Array, WorkerInfo
+from scheduler_svc.core.plan import Plan
+
+
+class RejectCode(StrEnum):
+    """Why a request was not admitted."""
+
+    INVALID = "invalid"
+    DUPLICATE = "duplicate"
+    QUEUE_FULL = "queue full"
+    NOT_READY = "not ready"
+    DEADLINE = "deadline"
+
+
+class EndReason(StrEnum):
+    """Why an admitted request ended in good order."""
+
+    EOS = "eos"
+    STOP_TOKEN = "stop token"
+    STOP_STRING = "stop string"
+    LENGTH = "length"
+    TIME_LIMIT = "time limit"
+    ABORTED = "aborted"
+
+
+class FailureCode(StrEnum):
+    """Why an admitted request could not go on."""
+
+    INTERNAL = "internal"
+    DEADLINE = "deadline"
+    TOO_LARGE = "too large"
+    SHUTDOWN = "shutdown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """An error instead of a reason, one sentence."""
+
+    code: FailureCode
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stats:
+    """A request's account: tokens, and seconds of the core's clock."""
+
+    prompt_tokens: int
+    output_tokens: int
+    discarded_tokens: int
+    recomputed_tokens: int
+    queue_seconds: float
+    prefill_seconds: float
+    first_token_seconds: float
+    decode_seconds: float
+    total_seconds: float
+    preemptions: int
+    worker_changes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """The one terminal answer of an admitted request: exactly one of `reason` and `failure` is set."""
+
+    stream: int
+    reason: EndReason | None
+    failure: Failure | None
+    stop_token_id: int | None
+    stats: Stats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admitted:
+    """The request waits behind `requests_ahead` others."""
+
+    frontend: str
+    stream: int
+    requests_ahead: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """The request's terminal answer, before it was admitted."""
+
+    frontend: str
+    stream: int
+    code: RejectCode
+    message: str
+    field: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepOutput:
+    """Tokens of one step for one front end, one per entry, then those who ended.
+
+    `streams` uint64[n], `offsets` int32[n] (output tokens before this one), `tokens` int32[n].
+    """
+
+    frontend: str
+    streams: npt.NDArray[np.uint64]
+    offsets: Int32Array
+    tokens: Int32Array
+    ends: tuple[End, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbortReply:
+    """Per id, in the order asked: was it live?"""
+
+    frontend: str
+    query: int
+    outcomes: tuple[tuple[str, bool], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """How busy the core is; `step_ms` is the median of the last steps, plan sent to result read."""
+
+    running: int
+    waiting: int
+    waiting_tokens: int
+    pages_used: int
+    pages_total: int
+    workers: int
+    steps: int
+    step_ms: float
+    preemptions: int
+    lane_resets: int
+    output_tokens: int
+    worker_pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadReply:
+    """Answer to a LoadQuery."""
+
+    frontend: str
+    query: int
+    load: Load
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelServed:
+    """Tell this front end what is served; `info` is None until a worker has joined."""
+
+    frontend: str
+    info: WorkerInfo | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerAccepted:
+    """The worker serves from now on; plans of `generation` follow."""
+
+    worker: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRefused:
+    """The worker may not serve; with `retry` it may ask again."""
+
+    worker: str
+    reason: str
+    retry: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskRejoin:
+    """The worker is not known (any more) and should join again."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendPlan:
+    """Send this plan to this worker."""
+
+    worker: str
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnnounceDrain:
+    """Tell this front end that nobody is admitted any more."""
+
+    frontend: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """A line for the log: something an operator wants to know."""
+
+    message: str
+
+
+Effect = (
+    Admitted
+    | Rejected
+    | StepOutput
+    | AbortReply
+    | LoadReply
+    | ModelServed
+    | WorkerAccepted
+    | WorkerRefused
+    | AskRejoin
+    | SendPlan
+    | AnnounceDrain
+    | Note
+)

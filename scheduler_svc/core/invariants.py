@@ -1,0 +1,106 @@
+"""What must be true of the core after every event. `audit` checks all of it, in O(everything): for tests and replay.
+
+Owns nothing and changes nothing. Each broken rule is an AssertionError that names it.
+"""
+
+from collections import Counter
+
+import numpy as np
+
+from scheduler_svc.core.lane import Lane
+from scheduler_svc.core.request import Phase
+from scheduler_svc.core.rows import Rows, mix
+from scheduler_svc.core.scheduler import Scheduler
+
+
+def audit(core: Scheduler) -> None:
+    """Raises AssertionError at the first rule that does not hold."""
+    _audit_book(core)
+    if core.lane is None:
+        running = [request.request_id for request in core.book if request.phase is Phase.RUNNING]
+        assert not running, f"no lane, but {running} run"
+        return
+    _audit_pages(core.lane)
+    _audit_rows(core, core.lane)
+    _audit_in_flight(core, core.lane)
+
+
+def _audit_book(core: Scheduler) -> None:
+    book = core.book
+    waiting = [request for request in book if request.phase is Phase.WAITING]
+    assert book.num_waiting == len(waiting), f"{book.num_waiting} counted waiting, {len(waiting)} are"
+    assert book.waiting_tokens == sum(request.known for request in waiting), "waiting tokens miscounted"
+    assert sorted(r.handle for r in book.waiting()) == sorted(r.handle for r in waiting), "queue lost somebody"
+    for request in book:
+        assert request.phase is not Phase.ENDED, f"{request.request_id} ended and is still live"
+        assert (request.row > 0) == (request.phase is Phase.RUNNING), f"{request.request_id}: phase and row differ"
+        assert request.frontend in core.frontends, f"{request.request_id} belongs to a front end that is gone"
+        assert request.num_outputs == sum(len(part) for part in request.outputs)
+        assert request.known < request.total_length or request.phase is Phase.RUNNING
+        assert request.late_samples <= request.late_plans or request.phase is Phase.RUNNING
+    assert all(book.by_handle(handle) for handle in core.suspects), "a suspect is not live"
+
+
+def _audit_pages(lane: Lane) -> None:
+    pool, rows = lane.pool, lane.rows
+    held = Counter(page for row in map(int, rows.seated()) for page in rows.pages[row])
+    free = pool.free_pages()
+    assert len(free) == len(set(free)) == pool.num_free, "free list and its count differ"
+    assert 0 not in held and 0 not in free, "page 0 is in use"
+    assert not set(free) & set(held), "a free page is held"
+    assert pool.num_free + pool.num_used == pool.num_pages - 1
+    for page in range(1, pool.num_pages):
+        assert pool.references(page) == held[page], (
+            f"page {page}: {pool.references(page)} references, {held[page]} holders"
+        )
+
+
+def _audit_rows(core: Scheduler, lane: Lane) -> None:
+    rows, page_size = lane.rows, lane.info.page_size
+    seated = rows.seated()
+    assert rows.num_seated == len(seated) and rows.num_free + len(seated) == rows.max_rows
+    assert rows.handle[0] == 0, "row 0 is seated"
+    for row in map(int, seated):
+        request = rows.requests[row]
+        assert request is not None and request.row == row and request.handle == rows.handle[row]
+        assert core.book.by_handle(request.handle) is request, f"row {row} runs a dead request"
+        confirmed, planned, known, samples, last = (
+            int(array[row]) for array in (rows.confirmed, rows.planned, rows.known, rows.samples, rows.last)
+        )
+        assert 0 <= confirmed <= planned <= min(known + samples, last), (
+            f"row {row}: confirmed {confirmed}, planned {planned}, known {known}, samples {samples}, last {last}"
+        )
+        assert known < request.total_length and last == request.total_length - 1
+        assert rows.num_pages[row] == len(rows.pages[row])
+        assert len(rows.pages[row]) * page_size >= planned, f"row {row} computes past its pages"
+        assert len(set(rows.pages[row])) == len(rows.pages[row]), f"row {row} lists a page twice"
+    assert rows.checksum == _slow_checksum(rows), "the incremental checksum drifted"
+
+
+def _slow_checksum(rows: Rows) -> int:
+    """The seated rows' part from worker.proto's formula; ended rows' part as kept, their page lists are gone."""
+    total = 0
+    for row in range(1, rows.max_rows + 1):
+        weight = int(mix(np.array([row << 40 ^ 0xFFFFF], np.uint64))[0]) | 1
+        pages = rows.page_sum(row)
+        if rows.handle[row]:
+            words = [row << 40 ^ i << 20 ^ page for i, page in enumerate(rows.pages[row])]
+            pages = int(mix(np.array(words, np.uint64)).sum())
+        total += int(rows.planned[row]) * weight + pages
+    return total % (1 << 64)
+
+
+def _audit_in_flight(core: Scheduler, lane: Lane) -> None:
+    assert len(lane.in_flight) <= core.config.plans_in_flight, "more plans in flight than allowed"
+    plans: Counter[int] = Counter()
+    samples: Counter[int] = Counter()
+    for record in lane.in_flight:
+        plans.update(int(handle) for handle in record.handles)
+        samples.update(int(handle) for handle in record.handles[record.sampled])
+    for request in core.book:
+        at = request.row
+        counted = (lane.rows.plans[at], lane.rows.samples[at]) if at else (request.late_plans, request.late_samples)
+        assert counted == (plans[request.handle], samples[request.handle]), (
+            f"{request.request_id}: plans and samples in flight counted {counted}, "
+            f"recorded {(plans[request.handle], samples[request.handle])}"
+        )

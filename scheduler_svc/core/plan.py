@@ -1,0 +1,71 @@
+"""One step's order to a worker, and the core's memory of it while it is in flight.
+
+A plan is complete and immutable once it is returned: arrays are made for it and never touched again.
+Knows nothing of how it is encoded.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from scheduler_svc.core.events import Int32Array, Sampling
+
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowStart:
+    """A row in full: new, or resumed. `tokens` int32[known], `pages` int32[pages] in logical order."""
+
+    row: int
+    tokens: Int32Array
+    pages: Int32Array
+    first_position: int
+    sampling: Sampling
+    sample_idx: int
+    banned_until: int
+    banned: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Plan:
+    """The order for one model forward; worker.proto says what each part means.
+
+    Rows and pages are int32. `chunk_samples` is 1 where a chunk reaches the last known token. Sampled rows, the order
+    of a result's tokens: chunks that sample, then decode rows.
+    """
+
+    generation: int
+    step: int
+    checksum: int
+    zero_pages: Int32Array
+    starts: tuple[RowStart, ...]
+    append_rows: Int32Array
+    append_pages: Int32Array
+    chunk_rows: Int32Array
+    chunk_starts: Int32Array
+    chunk_counts: Int32Array
+    chunk_samples: npt.NDArray[np.uint8]
+    decode_rows: Int32Array
+
+    @property
+    def num_tokens(self) -> int:
+        """Positions that the step computes."""
+        return int(self.chunk_counts.sum()) + len(self.decode_rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class InFlight:
+    """What a sent plan will be read against when its result comes, whatever happened to the rows since.
+
+    `rows`, `handles`, `ends` name every row of the plan: whose it was and the first position after those computed.
+    `sampled` are indices into them, in the order of the result's tokens.
+    """
+
+    step: int
+    sent_at: float
+    rows: Int32Array
+    handles: Int64Array
+    ends: Int32Array
+    sampled: Int64Array

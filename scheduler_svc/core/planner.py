@@ -1,0 +1,218 @@
+"""Makes one step's plan: who decodes, who gives way, which prompt chunks run, who is admitted.
+
+Owns no state; it moves requests between the book's queue and the lane's rows. Running first, then waiting, until the
+token budget is spent; prefill, chunked prefill, decode and resume are one mechanism, catching up with what is known.
+"""
+
+from collections.abc import Callable, Collection
+
+import numpy as np
+import numpy.typing as npt
+
+from scheduler_svc.core.book import RequestBook
+from scheduler_svc.core.lane import Lane
+from scheduler_svc.core.plan import InFlight, Plan, RowStart
+from scheduler_svc.core.policy import chunk_tokens, queue_key, victim_key
+from scheduler_svc.core.request import Move, Request
+
+_EMPTY = np.zeros(0, np.int32)
+
+
+def plan_step(
+    *,
+    lane: Lane,
+    book: RequestBook,
+    suspects: Collection[int],
+    frontend_idx: Callable[[str], int],
+    now: float,
+) -> Plan | None:
+    """The lane's next plan, or None where nothing can run. The lane already holds its in-flight record.
+
+    `suspects` are handles of requests whose last step failed: one at a time runs, the others pause, until it has
+    sampled. Nobody else is admitted meanwhile; where the next suspect does not fit yet, the others run on.
+    """
+    rows = lane.rows
+    seated = rows.seated()
+    starts: list[RowStart] = []
+    if suspects:
+        suspect_rows = seated[np.isin(rows.handle[seated], list(suspects))]
+        head = None if len(suspect_rows) else book.head()
+        if len(suspect_rows):
+            seated = suspect_rows
+        elif head is not None and head.handle in suspects:
+            start = _admit_head(lane, book, head, frontend_idx, lane.info.token_budget, now)
+            if start is not None:
+                starts.append(start[0])
+                seated = np.array([start[0].row], np.int64)
+    remaining = np.minimum(rows.known[seated] + rows.samples[seated], rows.last[seated]) - rows.planned[seated]
+    decode = seated[remaining == 1]
+    appends, preempted = _append_pages(lane, book, decode)
+    if preempted:
+        decode = decode[rows.handle[decode] != 0]
+        mask = rows.handle[seated] != 0
+        seated, remaining = seated[mask], remaining[mask]
+
+    budget = lane.info.token_budget - len(decode)
+    chunks, budget = _continue_chunks(lane, seated[remaining > 1], budget)
+    if not preempted and not suspects:
+        fresh = _admit(lane, book, frontend_idx, budget, starts, chunks, now)
+        if fresh:
+            decode = np.concatenate([decode, np.array(fresh, np.int64)])
+    if not chunks and not len(decode):
+        # A preemption alone changes no table of the worker. Pages go to the best first and victims are the worst, so
+        # whoever got a page still decodes.
+        assert not appends
+        return None
+    return _commit(lane, starts, appends, chunks, decode, now)
+
+
+def _append_pages(lane: Lane, book: RequestBook, decode: npt.NDArray[np.int64]) -> tuple[list[tuple[int, int]], bool]:
+    """Gives each decode row that crosses a page edge its next page, preempting where the pool is empty."""
+    rows, pool = lane.rows, lane.pool
+    crossing = decode[rows.planned[decode] == rows.num_pages[decode] * lane.info.page_size]
+    requests = sorted(rows.requests_at(crossing), key=queue_key)
+    appends: list[tuple[int, int]] = []
+    preempted = False
+    for request in requests:
+        if not request.row:
+            continue  # it gave way to one before it
+        while (pages := pool.allocate(1)) is None:
+            victim = max(rows.requests_at(rows.seated()), key=victim_key)
+            preempted = True
+            lane.preempt(victim)
+            book.enqueue(victim)
+            if victim is request:
+                break
+        if pages:
+            rows.append_page(request.row, pages[0])
+            appends.append((request.row, pages[0]))
+    return appends, preempted
+
+
+def _continue_chunks(lane: Lane, chunking: npt.NDArray[np.int64], budget: int) -> tuple[list[tuple[int, int]], int]:
+    """Chunks (row, count) of prompts under way, best first; returns them and the budget left."""
+    align = lane.info.chunk_align
+    requests = sorted(lane.rows.requests_at(chunking), key=queue_key)
+    chunks: list[tuple[int, int]] = []
+    for request in requests:
+        row = request.row
+        count = chunk_tokens(remaining=int(lane.rows.known[row] - lane.rows.planned[row]), budget=budget, align=align)
+        if count == 0:
+            break
+        chunks.append((row, count))
+        budget -= -(-count // align) * align
+    # A prompt under way that got nothing keeps newcomers out too: first come, first served.
+    return chunks, budget if len(chunks) == len(requests) else 0
+
+
+def _admit(
+    lane: Lane,
+    book: RequestBook,
+    frontend_idx: Callable[[str], int],
+    budget: int,
+    starts: list[RowStart],
+    chunks: list[tuple[int, int]],
+    now: float,
+) -> list[int]:
+    """Admits from the head of the queue while anything fits; returns rows whose one known token decodes at once."""
+    fresh: list[int] = []
+    while (request := book.head()) is not None:
+        admitted = _admit_head(lane, book, request, frontend_idx, budget, now)
+        if admitted is None:
+            break
+        start, count, cost = admitted
+        starts.append(start)
+        budget -= cost
+        if request.known == 1:
+            fresh.append(start.row)
+        else:
+            chunks.append((start.row, count))
+    return fresh
+
+
+def _admit_head(
+    lane: Lane,
+    book: RequestBook,
+    request: Request,
+    frontend_idx: Callable[[str], int],
+    budget: int,
+    now: float,
+) -> tuple[RowStart, int, int] | None:
+    """Seats the queue's head if a row, pages for all it knows and budget are there: its start, tokens, cost.
+
+    Whole sequences only: admission by the first chunk alone thrashes, prompts throwing each other out half-way.
+    """
+    rows, align, known = lane.rows, lane.info.chunk_align, request.known
+    count = 1 if known == 1 else chunk_tokens(remaining=known, budget=budget, align=align)
+    cost = 1 if known == 1 else -(-count // align) * align
+    if not rows.num_free or request.late_plans or count == 0 or cost > budget:
+        return None
+    pages = lane.pool.allocate(lane.pages_for(known))
+    if pages is None:
+        return None
+    book.take_head()
+    request.move(Move.ADMIT)
+    row = rows.seat(request, pages, frontend_idx(request.frontend))
+    if request.admitted_at is None:
+        request.admitted_at = now
+    return _start(request, row, pages), count, cost
+
+
+def _start(request: Request, row: int, pages: list[int]) -> RowStart:
+    return RowStart(
+        row=row,
+        tokens=request.known_tokens(),
+        pages=np.array(pages, np.int32),
+        first_position=0,
+        sampling=request.sampling,
+        sample_idx=0,
+        banned_until=request.prompt_tokens + request.min_new_tokens,
+        banned=request.banned,
+    )
+
+
+def _commit(
+    lane: Lane,
+    starts: list[RowStart],
+    appends: list[tuple[int, int]],
+    chunks: list[tuple[int, int]],
+    decode: npt.NDArray[np.int64],
+    now: float,
+) -> Plan:
+    """Advances the rows, leaves the in-flight record and makes the plan."""
+    rows = lane.rows
+    chunk_rows = np.array([row for row, _ in chunks], np.int64)
+    chunk_counts = np.array([count for _, count in chunks], np.int32)
+    chunk_starts = rows.planned[chunk_rows]
+    chunk_samples = chunk_starts + chunk_counts == rows.known[chunk_rows]
+    all_rows = np.concatenate([chunk_rows, decode])
+    sampled = np.concatenate([np.flatnonzero(chunk_samples), np.arange(len(chunks), len(all_rows), dtype=np.int64)])
+    rows.advance(all_rows, np.concatenate([chunk_counts, np.ones(len(decode), np.int32)]))
+    rows.samples[all_rows[sampled]] += 1
+
+    lane.step += 1
+    lane.in_flight.append(
+        InFlight(
+            step=lane.step,
+            sent_at=now,
+            rows=all_rows.astype(np.int32),
+            handles=rows.handle[all_rows],
+            ends=rows.planned[all_rows],
+            sampled=sampled,
+        )
+    )
+    zero_pages, lane.zero_pages = np.array(lane.zero_pages, np.int32), []
+    return Plan(
+        generation=lane.generation,
+        step=lane.step,
+        checksum=rows.checksum,
+        zero_pages=zero_pages,
+        starts=tuple(starts),
+        append_rows=np.array([row for row, _ in appends], np.int32) if appends else _EMPTY,
+        append_pages=np.array([page for _, page in appends], np.int32) if appends else _EMPTY,
+        chunk_rows=chunk_rows.astype(np.int32),
+        chunk_starts=chunk_starts,
+        chunk_counts=chunk_counts,
+        chunk_samples=chunk_samples.astype(np.uint8),
+        decode_rows=decode.astype(np.int32),
+    )

@@ -1,0 +1,172 @@
+"""Reads a confirmed step against its in-flight record: which tokens go to whom, and who has ended by them.
+
+Owns nothing; it advances the lane's rows and the requests' late outputs. A result is never read against current rows
+alone: a row's token counts only where the row still has the request that the plan named. A preempted request's late
+token is valid; that of a request which ended is dropped.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from scheduler_svc.core.book import RequestBook
+from scheduler_svc.core.effects import EndReason
+from scheduler_svc.core.events import Int32Array
+from scheduler_svc.core.lane import Lane
+from scheduler_svc.core.plan import InFlight
+from scheduler_svc.core.request import Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Ending:
+    """A request that this step ends: by `reason`, or, where that is None, by values that were not finite."""
+
+    request: Request
+    reason: EndReason | None
+    stop_token_id: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Delivery:
+    """The tokens of one step: `frontend_idx` int32[n], `streams` uint64[n], `offsets` and `tokens` int32[n]."""
+
+    frontend_idx: Int32Array
+    streams: npt.NDArray[np.uint64]
+    offsets: Int32Array
+    tokens: Int32Array
+    endings: list[Ending]
+
+
+def read_result(
+    *,
+    lane: Lane,
+    book: RequestBook,
+    record: InFlight,
+    tokens: Int32Array,
+    nonfinite: Int32Array,
+    eos: Int32Array,
+    frontend_idx: dict[str, int],
+    now: float,
+) -> Delivery:
+    """Applies a step that went well. `tokens` int32[len(record.sampled)] in range; `eos` the model's own stop ids."""
+    rows = lane.rows
+    named = record.rows.astype(np.int64)
+    mine = rows.handle[named] == record.handles
+    seated = named[mine]
+    rows.confirmed[seated] = record.ends[mine]
+    rows.plans[seated] -= 1
+    for handle in record.handles[~mine].tolist():
+        request = book.by_handle(handle)
+        if request is not None:
+            request.late_plans -= 1
+
+    finite = np.ones(len(tokens), np.bool_)
+    finite[nonfinite] = False
+    sampled_rows, sampled_mine = named[record.sampled], mine[record.sampled]
+    broken = sampled_rows[sampled_mine & ~finite]
+    late = _late(book, record, tokens, finite, ~sampled_mine, eos, frontend_idx, now)
+
+    good = sampled_mine & finite
+    delivery = _seated(lane, sampled_rows[good], tokens[good], eos, now)
+    rows.samples[broken] -= 1
+    for request in rows.requests_at(broken):
+        delivery.endings.append(Ending(request=request, reason=None, stop_token_id=None))
+    return _joined(delivery, late)
+
+
+def _seated(lane: Lane, rows_s: npt.NDArray[np.int64], tokens: Int32Array, eos: Int32Array, now: float) -> Delivery:
+    """Tokens of requests that still sit where the plan saw them: arrays all the way."""
+    rows = lane.rows
+    offsets = rows.known[rows_s] - rows.prompt[rows_s]
+    for request in rows.requests_at(rows_s[offsets == 0]):
+        request.first_token_at = now
+    rows.samples[rows_s] -= 1
+    rows.add_tokens(rows_s, tokens)
+    known = rows.known[rows_s]
+
+    endings: list[Ending] = []
+    is_eos = np.isin(tokens, eos) & ~rows.ignore_eos[rows_s]
+    suspicious = (is_eos | rows.has_stops[rows_s]) & (known > rows.min_known[rows_s])
+    for i in np.flatnonzero(suspicious | (known == rows.total[rows_s])).tolist():
+        request = rows.request_at(int(rows_s[i]))
+        ending = _ending(request, int(tokens[i]), int(known[i]), bool(is_eos[i]))
+        if ending is not None:
+            endings.append(ending)
+    return Delivery(
+        frontend_idx=rows.frontend_idx[rows_s],
+        streams=rows.stream[rows_s],
+        offsets=offsets,
+        tokens=tokens,
+        endings=endings,
+    )
+
+
+def _ending(request: Request, token: int, known: int, is_eos: bool) -> Ending | None:
+    """How the token that made the request `known` long ends it, if it does. A stop wins over the length."""
+    if known > request.prompt_tokens + request.min_new_tokens:
+        if token in request.stop_token_ids:
+            return Ending(request=request, reason=EndReason.STOP_TOKEN, stop_token_id=token)
+        if is_eos:
+            return Ending(request=request, reason=EndReason.EOS, stop_token_id=token)
+    if known == request.total_length:
+        return Ending(request=request, reason=EndReason.LENGTH, stop_token_id=None)
+    return None
+
+
+def _late(
+    book: RequestBook,
+    record: InFlight,
+    tokens: Int32Array,
+    finite: npt.NDArray[np.bool_],
+    elsewhere: npt.NDArray[np.bool_],
+    eos: Int32Array,
+    frontend_idx: dict[str, int],
+    now: float,
+) -> Delivery:
+    """Tokens of requests that lost their row since: one by one, they are few."""
+    indices: list[int] = []
+    streams: list[int] = []
+    offsets: list[int] = []
+    endings: list[Ending] = []
+    kept: list[int] = []
+    for i in np.flatnonzero(elsewhere).tolist():
+        request = book.by_handle(int(record.handles[record.sampled[i]]))
+        if request is None:
+            continue
+        assert request.late_samples > 0, f"request {request.request_id}: a late token that nobody counted"
+        request.late_samples -= 1
+        if not finite[i]:
+            endings.append(Ending(request=request, reason=None, stop_token_id=None))
+            continue
+        token = int(tokens[i])
+        if request.known == request.prompt_tokens:
+            request.first_token_at = now
+        indices.append(frontend_idx[request.frontend])
+        streams.append(request.stream)
+        offsets.append(request.num_outputs)
+        kept.append(token)
+        book.add_late_output(request, token)
+        is_eos = not request.ignore_eos and token in eos
+        ending = _ending(request, token, request.known, is_eos)
+        if ending is not None:
+            endings.append(ending)
+    return Delivery(
+        frontend_idx=np.array(indices, np.int32),
+        streams=np.array(streams, np.uint64),
+        offsets=np.array(offsets, np.int32),
+        tokens=np.array(kept, np.int32),
+        endings=endings,
+    )
+
+
+def _joined(first: Delivery, second: Delivery) -> Delivery:
+    if not len(second.tokens) and not second.endings:
+        return first
+    return Delivery(
+        frontend_idx=np.concatenate([first.frontend_idx, second.frontend_idx]),
+        streams=np.concatenate([first.streams, second.streams]),
+        offsets=np.concatenate([first.offsets, second.offsets]),
+        tokens=np.concatenate([first.tokens, second.tokens]),
+        endings=first.endings + second.endings,
+    )
