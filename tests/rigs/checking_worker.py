@@ -1,0 +1,209 @@
+"""The content-checking worker as a process: `python -m tests.rigs.checking_worker --runtime-dir DIR …`.
+
+Owns the ZeroMQ socket, the clock, signals and flags. What it prints, a line each: its phases (`joined generation=3`).
+Violations go to the file given by --violations, a line each, flushed at once.
+"""
+
+import argparse
+import ctypes
+import hashlib
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import zmq
+from tandem.internal.v1 import worker_pb2 as pb
+
+from tests.rigs import byte_tokenizer
+from tests.rigs.executor import Executor, Shape
+from tests.rigs.faults import Faults
+from tests.rigs.lateness import Lateness
+from tests.rigs.worker_session import Phase, WorkerSession
+
+_PR_SET_PDEATHSIG = 1
+_MAX_MESSAGE_BYTES = 64 << 20
+_HIGH_WATER_MARK = 1000
+
+
+def _steps(text: str) -> frozenset[int]:
+    return frozenset(int(part) for part in text.split(",") if part)
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Every setting has a default that suits a small test."""
+    parser = argparse.ArgumentParser(prog="checking_worker", allow_abbrev=False)
+    parser.add_argument("--runtime-dir", required=True)
+    parser.add_argument("--violations", type=Path)
+    parser.add_argument("--exit-with-parent", action="store_true")
+    parser.add_argument("--model", default="checking")
+    parser.add_argument("--identity", help="default: a hash of what is served")
+    parser.add_argument("--protocol", type=int, default=1)
+    shape = Shape()
+    for name in ("page_size", "num_pages", "max_rows", "max_length", "token_budget", "chunk_align"):
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(shape, name))
+    parser.add_argument("--no-tokenizer", action="store_true")
+    parser.add_argument("--lateness", type=int, metavar="SEED", help="apply and answer late, at random")
+    parser.add_argument("--step-ms", type=float, default=0.0)
+    parser.add_argument("--heartbeat-seconds", type=float, default=1.0)
+    parser.add_argument("--retry-seconds", type=float, default=0.05, help="after a refusal that allows it")
+    parser.add_argument("--max-in-flight", type=int, default=2, help="more plans at once are a violation")
+    parser.add_argument("--fail-steps", type=_steps, default=frozenset())
+    parser.add_argument("--oom-steps", type=_steps, default=frozenset())
+    parser.add_argument("--out-of-sync-steps", type=_steps, default=frozenset())
+    parser.add_argument("--nonfinite-token", type=int)
+    parser.add_argument("--hang-step", type=int)
+    parser.add_argument("--exit-step", type=int)
+    return parser.parse_args(arguments)
+
+
+def shape_of(args: argparse.Namespace) -> Shape:
+    return Shape(
+        page_size=args.page_size,
+        num_pages=args.num_pages,
+        max_rows=args.max_rows,
+        max_length=args.max_length,
+        token_budget=args.token_budget,
+        chunk_align=args.chunk_align,
+        vocab_size=byte_tokenizer.VOCAB_SIZE,
+        sampled_vocab=byte_tokenizer.NUM_DRAWN,
+        eos_token_ids=(byte_tokenizer.EOS_ID,),
+    )
+
+
+def join_message(args: argparse.Namespace) -> pb.Join:
+    shape = shape_of(args)
+    tokenizer = b"" if args.no_tokenizer else byte_tokenizer.tokenizer_json()
+    digest = hashlib.sha256(repr(shape).encode() + tokenizer).hexdigest()
+    return pb.Join(
+        protocol=args.protocol,
+        identity=args.identity or f"checking-{digest[:16]}",
+        model=args.model,
+        vocab_size=shape.vocab_size,
+        page_size=shape.page_size,
+        num_pages=shape.num_pages,
+        max_rows=shape.max_rows,
+        max_length=shape.max_length,
+        token_budget=shape.token_budget,
+        chunk_align=shape.chunk_align,
+        eos_token_ids=shape.eos_token_ids,
+        defaults=pb.GenerationDefaults(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0),
+        tokenizer_json=tokenizer,
+        pid=os.getpid(),
+        device="none (content checking)",
+        dtype="uint64",
+    )
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _session(args: argparse.Namespace) -> WorkerSession:
+    def violated(line: str) -> None:
+        _say(f"violation {line}")
+        if args.violations is not None:
+            with args.violations.open("a") as file:
+                file.write(f"pid {os.getpid()}: {line}\n")
+
+    faults = Faults(
+        fail_steps=args.fail_steps,
+        oom_steps=args.oom_steps,
+        out_of_sync_steps=args.out_of_sync_steps,
+        nonfinite_token=args.nonfinite_token,
+        hang_step=args.hang_step,
+        exit_step=args.exit_step,
+    )
+    return WorkerSession(
+        join=join_message(args),
+        executor=Executor(shape_of(args), faults=faults, on_violation=violated),
+        lateness=Lateness(seed=args.lateness, step_seconds=args.step_ms / 1000),
+        faults=faults,
+        heartbeat_seconds=args.heartbeat_seconds,
+        retry_seconds=args.retry_seconds,
+        max_in_flight=args.max_in_flight,
+        on_violation=violated,
+        on_phase=_say,
+    )
+
+
+def _dealer(context: zmq.Context, runtime_dir: str) -> zmq.Socket:
+    dealer = context.socket(zmq.DEALER)
+    dealer.setsockopt(zmq.IDENTITY, f"w-{os.getpid()}-{secrets.token_hex(4)}".encode())
+    dealer.setsockopt(zmq.LINGER, 200)
+    dealer.setsockopt(zmq.SNDHWM, _HIGH_WATER_MARK)
+    dealer.setsockopt(zmq.RCVHWM, _HIGH_WATER_MARK)
+    dealer.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
+    # Results for a core that is gone are not kept for the next one.
+    dealer.setsockopt(zmq.IMMEDIATE, 1)
+    dealer.setsockopt(zmq.RECONNECT_IVL, 20)
+    dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
+    dealer.connect(f"ipc://{runtime_dir}/worker.sock")
+    return dealer
+
+
+def _send(dealer: zmq.Socket, session: WorkerSession) -> None:
+    while session.outgoing:
+        message = session.outgoing.popleft()
+        try:
+            dealer.send(message.SerializeToString(), zmq.NOBLOCK)
+        except zmq.Again:
+            session.outgoing.clear()
+            now = time.monotonic()
+            if session.phase == Phase.JOINED:
+                session.link_lost(now)
+            session.join_unsent(now)
+
+
+def _serve(session: WorkerSession, dealer: zmq.Socket, wake: socket.socket) -> int:
+    poller = zmq.Poller()
+    poller.register(dealer, zmq.POLLIN)
+    poller.register(wake, zmq.POLLIN)
+    while True:
+        session.advance(time.monotonic())
+        if session.phase == Phase.STOPPED:
+            return 3
+        if session.phase == Phase.EXITED:
+            os.kill(os.getpid(), signal.SIGKILL)
+        _send(dealer, session)
+        wait = session.wait_seconds(time.monotonic())
+        ready = dict(poller.poll(None if wait is None else wait * 1000))
+        if wake.fileno() in ready:
+            dealer.send(pb.WorkerToCore(leave=pb.Leave()).SerializeToString(), zmq.NOBLOCK)
+            return 0
+        if dealer in ready:
+            data = dealer.recv(zmq.NOBLOCK)
+            if session.phase != Phase.HUNG:
+                session.receive(pb.CoreToWorker.FromString(data), time.monotonic())
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Serves until SIGTERM (0), a refusal for good (3), or an ordered fault."""
+    args = parse(sys.argv[1:] if arguments is None else arguments)
+    if args.exit_with_parent:
+        parent = os.getppid()
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            return 1
+    wake, waker = socket.socketpair()
+    waker.setblocking(False)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    signal.set_wakeup_fd(waker.fileno())
+    context = zmq.Context()
+    dealer = _dealer(context, args.runtime_dir)
+    try:
+        return _serve(_session(args), dealer, wake)
+    except zmq.Again:
+        # SIGTERM while no core is there to be told.
+        return 0
+    finally:
+        dealer.close()
+        context.term()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,168 @@
+"""A checking worker's side of the protocol: joining, plans in, results out, heartbeats.
+
+A machine without sockets: messages and the time go in, messages come out. Knows nothing of ZeroMQ, processes or
+signals. Plans are applied in order but late, and results are let go later still, so that the core meets every
+ordering that the protocol allows.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tandem.internal.v1 import worker_pb2 as pb
+
+from tests.rigs.executor import Executor
+from tests.rigs.faults import Faults
+from tests.rigs.lateness import Lateness
+
+_JOIN_RETRY_SECONDS = 1.0
+
+
+class Phase(StrEnum):
+    JOINING = "joining"
+    JOINED = "joined"
+    REFUSED = "refused"
+    # Terminal: refused for good.
+    STOPPED = "stopped"
+    # Terminal, and silent.
+    HUNG = "hung"
+    # Terminal: the process is to end without a word.
+    EXITED = "exited"
+
+
+@dataclass(slots=True)
+class _Queued:
+    plan: pb.StepPlan
+    arrived: float
+    apply_at: float
+
+
+@dataclass(slots=True)
+class _Held:
+    result: pb.StepResult
+    release_at: float
+
+
+class WorkerSession:
+    """`receive` and `advance` with a clock that never goes back; `outgoing` is what to send, in order."""
+
+    def __init__(
+        self,
+        *,
+        join: pb.Join,
+        executor: Executor,
+        lateness: Lateness,
+        faults: Faults,
+        heartbeat_seconds: float,
+        retry_seconds: float,
+        max_in_flight: int,
+        on_violation: Callable[[str], None],
+        on_phase: Callable[[str], None],
+    ) -> None:
+        self.phase = Phase.JOINING
+        self.outgoing: deque[pb.WorkerToCore] = deque()
+        self._join = join
+        self._executor = executor
+        self._lateness = lateness
+        self._faults = faults
+        self._heartbeat_seconds = heartbeat_seconds
+        self._retry_seconds = retry_seconds
+        self._max_in_flight = max_in_flight
+        self._on_violation = on_violation
+        self._on_phase = on_phase
+        self._queued: deque[_Queued] = deque()
+        self._held: deque[_Held] = deque()
+        self._join_at = 0.0
+        self._heartbeat_at = 0.0
+
+    def receive(self, message: pb.CoreToWorker, now: float) -> None:
+        """One message of the core."""
+        match message.WhichOneof("message"):
+            case "joined":
+                self._forget_plans()
+                self._executor.begin(message.joined.generation)
+                self._enter(Phase.JOINED, f"generation={message.joined.generation}")
+                self._heartbeat_at = now
+            case "refused":
+                self._forget_plans()
+                self._enter(Phase.REFUSED if message.refused.retry else Phase.STOPPED, message.refused.reason)
+                self._join_at = now + self._retry_seconds
+            case "rejoin":
+                # A Join on its way answers a Rejoin that crossed it.
+                if self.phase == Phase.JOINED or (self.phase == Phase.JOINING and now >= self._join_at):
+                    self.link_lost(now)
+            case "plan":
+                self._queue(message.plan, now)
+            case other:
+                self._on_violation(f"a message of the core that says nothing known: {other}")
+
+    def link_lost(self, now: float) -> None:
+        """Nobody hears this worker, or nobody knows it: join again."""
+        self._forget_plans()
+        self._enter(Phase.JOINING, "")
+        self._join_at = now
+
+    def join_unsent(self, now: float) -> None:
+        """No core is there yet; try again shortly."""
+        self._join_at = now + 0.02
+
+    def advance(self, now: float) -> None:
+        """Does what is due."""
+        if self.phase in (Phase.JOINING, Phase.REFUSED) and now >= self._join_at:
+            if self.phase == Phase.REFUSED:
+                self.phase = Phase.JOINING
+            self.outgoing.append(pb.WorkerToCore(join=self._join))
+            self._join_at = now + _JOIN_RETRY_SECONDS
+        while self._queued and now >= self._queued[0].apply_at and self.phase == Phase.JOINED:
+            self._apply(self._queued.popleft(), now)
+        while self._held and now >= self._held[0].release_at and self.phase == Phase.JOINED:
+            self.outgoing.append(pb.WorkerToCore(result=self._held.popleft().result))
+        if self.phase == Phase.JOINED and now >= self._heartbeat_at:
+            phase = "stepping" if self._queued or self._held else "ready"
+            self.outgoing.append(pb.WorkerToCore(heartbeat=pb.Heartbeat(phase=phase)))
+            self._heartbeat_at = now + self._heartbeat_seconds
+
+    def wait_seconds(self, now: float) -> float | None:
+        """Until something is due; None: only a message can wake it."""
+        if self.phase in (Phase.STOPPED, Phase.HUNG, Phase.EXITED):
+            return None
+        due = [self._heartbeat_at if self.phase == Phase.JOINED else self._join_at]
+        if self._queued:
+            due.append(self._queued[0].apply_at)
+        if self._held:
+            due.append(self._held[0].release_at)
+        return max(0.0, min(due) - now)
+
+    def _enter(self, phase: Phase, detail: str) -> None:
+        self.phase = phase
+        self._on_phase(f"{phase} {detail}".rstrip())
+
+    def _forget_plans(self) -> None:
+        self._queued.clear()
+        self._held.clear()
+
+    def _queue(self, plan: pb.StepPlan, now: float) -> None:
+        if self.phase != Phase.JOINED:
+            self._on_violation(f"plan {plan.generation}.{plan.step} came while {self.phase}")
+            return
+        in_flight = 1 + sum(queued.plan.generation == plan.generation for queued in self._queued)
+        in_flight += sum(held.result.generation == plan.generation for held in self._held)
+        if in_flight > self._max_in_flight:
+            self._on_violation(f"plan {plan.generation}.{plan.step} is number {in_flight} in flight")
+        before = self._queued[-1].apply_at if self._queued else now
+        apply_at = max(before, now) + self._lateness.before_apply()
+        self._queued.append(_Queued(plan=plan, arrived=now, apply_at=apply_at))
+
+    def _apply(self, queued: _Queued, now: float) -> None:
+        number = self._executor.num_applied + 1
+        if number == self._faults.hang_step:
+            self._enter(Phase.HUNG, f"step={number}")
+            return
+        if number == self._faults.exit_step:
+            self._enter(Phase.EXITED, f"step={number}")
+            return
+        result = self._executor.apply(queued.plan)
+        result.compute_us = int((now - queued.arrived) * 1e6)
+        before = self._held[-1].release_at if self._held else now
+        self._held.append(_Held(result=result, release_at=max(before, now) + self._lateness.before_answer()))
