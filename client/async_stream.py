@@ -1,0 +1,152 @@
+"""One completion as it streams in, for code that runs on an event loop.
+
+Owns one call from start to end: its messages, its retries, its cancellation. Belongs to the loop that made it.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from types import TracebackType
+from typing import Protocol, Self
+
+import grpc
+from tandem.v1 import inference_pb2
+
+from client.connection import Tries
+from client.errors import from_rpc_error
+from client.transcript import Transcript
+from client.types import Accepted, Delta, Finished, Summary
+
+
+class AsyncCall(Protocol):
+    """What is needed of a gRPC call: its messages, and an end to it."""
+
+    def __aiter__(self) -> AsyncIterator[inference_pb2.GenerateResponse]: ...
+
+    def cancel(self) -> bool: ...
+
+
+class AsyncGenerateStream:
+    """An asynchronous iterator of deltas; `accepted`, `finished` and `summary` are set as they come.
+
+    The request is on its way when this object exists. It is cancelled when the loop over it is left early, when it is
+    closed, when its `async with` block ends, when the task that reads it is cancelled, and when nobody holds it any
+    more; after its natural end none of these matters.
+    """
+
+    def __init__(
+        self,
+        request: inference_pb2.GenerateRequest,
+        *,
+        start: Callable[[inference_pb2.GenerateRequest, float | None], AsyncCall],
+        tries: Tries,
+    ) -> None:
+        self._request = request
+        self._start = start
+        self._tries = tries
+        self._transcript = Transcript(request)
+        self._closed = asyncio.Event()
+        self._begin()
+
+    @property
+    def accepted(self) -> Accepted | None:
+        """The first message; None until it came."""
+        return self._transcript.accepted
+
+    @property
+    def finished(self) -> Finished | None:
+        """How the completion ended; None until it did."""
+        return self._transcript.finished
+
+    @property
+    def summary(self) -> Summary | None:
+        """The last message; None until it came."""
+        return self._transcript.summary
+
+    def __aiter__(self) -> AsyncIterator[Delta]:
+        return _Reading(self)
+
+    async def __anext__(self) -> Delta:
+        while (message := await self._next_message()) is not None:
+            delta = self._transcript.absorb(message)
+            if delta is not None:
+                return delta
+        raise StopAsyncIteration
+
+    async def messages(self) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        """Every message as it came, for those who pass them on; instead of the deltas, not beside them."""
+        try:
+            while (message := await self._next_message()) is not None:
+                self._transcript.absorb(message)
+                yield message
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Ends the call; the service frees the request at once. Idempotent."""
+        self._closed.set()
+        self._call.cancel()
+
+    async def aclose(self) -> None:
+        """The same, by the name that `contextlib.aclosing` calls."""
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _begin(self) -> None:
+        self._call = self._start(self._request, self._tries.remaining())
+        self._messages = aiter(self._call)
+
+    async def _next_message(self) -> inference_pb2.GenerateResponse | None:
+        while not self._closed.is_set():
+            try:
+                return await anext(self._messages)
+            except StopAsyncIteration:
+                self._closed.set()
+                self._transcript.end()
+            except asyncio.CancelledError:
+                # Either the reading task is cancelled, or another one closed the stream meanwhile.
+                if self._closed.is_set():
+                    break
+                self.close()
+                raise
+            except grpc.RpcError as rpc_error:
+                if self._closed.is_set():
+                    break
+                error = from_rpc_error(rpc_error)
+                pause_seconds = self._tries.pause_seconds(error) if self.accepted is None else None
+                if pause_seconds is None:
+                    self._closed.set()
+                    raise error from None
+                await self._pause(pause_seconds)
+        return None
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            await asyncio.wait_for(self._closed.wait(), seconds)
+        except TimeoutError:
+            self._begin()
+
+
+class _Reading:
+    """One loop over a stream. Leaving the loop drops this object, which ends the call at once: an async generator
+    would wait for its event loop to close it."""
+
+    __slots__ = ("_stream",)
+
+    def __init__(self, stream: AsyncGenerateStream) -> None:
+        self._stream = stream
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delta:
+        return await anext(self._stream)
+
+    def __del__(self) -> None:
+        self._stream.close()

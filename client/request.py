@@ -1,0 +1,112 @@
+"""Keywords to a GenerateRequest.
+
+Owns the names that `generate` takes and where each stands in the message. Checks only what a message cannot hold;
+every limit is the service's to know.
+"""
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from typing import Any, TypedDict, Unpack
+
+from tandem.v1 import inference_pb2
+
+# Text, tokenized by the service, or token ids, used as they are.
+Prompt = str | Iterable[int]
+
+
+class GenerateOptions(TypedDict, total=False):
+    """What `generate` takes beside the prompt. None is as good as absent: the service's default."""
+
+    request_id: str | None
+    model: str | None
+    priority: int | None
+    # 0 is greedy.
+    temperature: float | None
+    top_p: float | None
+    # 0 keeps all.
+    top_k: int | None
+    min_p: float | None
+    seed: int | None
+    max_new_tokens: int | None
+    min_new_tokens: int | None
+    # Strings that end the stream; a single one may come alone.
+    stop: str | Iterable[str] | None
+    stop_token_ids: Iterable[int] | None
+    ignore_eos: bool | None
+    include_stop: bool | None
+    max_time_seconds: float | None
+    want_text: bool | None
+    want_token_ids: bool | None
+    skip_special_tokens: bool | None
+
+
+# Name: submessage of GenerateRequest ("" for itself), field in it.
+_PLACES: Mapping[str, tuple[str, str]] = {
+    **{name: ("", name) for name in ("request_id", "model", "priority")},
+    **{name: ("sampling", name) for name in ("temperature", "top_p", "top_k", "min_p", "seed")},
+    **{
+        name: ("stop", name)
+        for name in (
+            "max_new_tokens",
+            "min_new_tokens",
+            "stop_token_ids",
+            "ignore_eos",
+            "include_stop",
+            "max_time_seconds",
+        )
+    },
+    "stop": ("stop", "stop_strings"),
+    **{name: ("output", name) for name in ("want_text", "want_token_ids", "skip_special_tokens")},
+}
+
+
+def generate_request(prompt: Prompt, **options: Unpack[GenerateOptions]) -> inference_pb2.GenerateRequest:
+    """The message of these keywords.
+
+    Raises TypeError for an unknown keyword or a value of the wrong type and ValueError for a number that its field
+    cannot hold, both naming the keyword.
+    """
+    request = inference_pb2.GenerateRequest()
+    if isinstance(prompt, str):
+        request.text = prompt
+    elif isinstance(prompt, bytes | bytearray):
+        raise TypeError("prompt is bytes: give text or token ids")
+    else:
+        request.token_ids.SetInParent()
+        _assign("prompt", request.token_ids, "ids", prompt)
+    for name, value in options.items():
+        if name not in _PLACES:
+            close = get_close_matches(name, _PLACES, n=1)
+            hint = f"; did you mean {close[0]}?" if close else f"; known are {', '.join(sorted(_PLACES))}"
+            raise TypeError(f"generate() takes no keyword {name}{hint}")
+        if value is not None:
+            part, field = _PLACES[name]
+            _assign(name, getattr(request, part) if part else request, field, value)
+    return request
+
+
+def tokenize_request(text: str, *, model: str | None) -> inference_pb2.TokenizeRequest:
+    """The message that asks for a text's token ids."""
+    return inference_pb2.TokenizeRequest(text=text, model=model or "")
+
+
+def detokenize_request(
+    token_ids: Iterable[int], *, skip_special_tokens: bool | None, model: str | None
+) -> inference_pb2.DetokenizeRequest:
+    """The message that asks for token ids' text. Raises as `generate_request` does."""
+    request = inference_pb2.DetokenizeRequest(model=model or "", skip_special_tokens=skip_special_tokens)
+    _assign("token_ids", request, "token_ids", token_ids)
+    return request
+
+
+def _assign(name: str, message: Any, field: str, value: Any) -> None:
+    repeated = message.DESCRIPTOR.fields_by_name[field].is_repeated
+    try:
+        if repeated:
+            getattr(message, field).extend([value] if isinstance(value, str) else value)
+        else:
+            setattr(message, field, value)
+    except (TypeError, ValueError) as error:
+        shown = repr(value)
+        shown = shown if len(shown) <= 60 else f"{shown[:60]}…"
+        raise type(error)(f"{name} is {shown}: {error}") from None

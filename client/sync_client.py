@@ -1,0 +1,146 @@
+"""The blocking client.
+
+Owns a channel and the calls' names. What goes out is `request`'s, what comes back `types`', a stream's life
+`sync_stream`'s.
+"""
+
+import time
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack, cast
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
+
+from client import types
+from client.connection import DEFAULT_ADDRESS, Tries, channel_options
+from client.errors import DeadlineExceeded, Unavailable, from_rpc_error, not_ready
+from client.request import GenerateOptions, Prompt, detokenize_request, generate_request, tokenize_request
+from client.sync_stream import Call, GenerateStream
+
+_Request = TypeVar("_Request")
+_Response = TypeVar("_Response")
+# Between two looks at a service that stopped answering.
+_POLL_SECONDS = 0.05
+
+
+class Client:
+    """Talks to one service. Threads may share it.
+
+    `max_retries`: how often a call is tried again where the service has not taken it and says when to come back.
+    Every call takes `timeout`, in seconds, for all its tries together; None: no end.
+    """
+
+    def __init__(self, address: str = DEFAULT_ADDRESS, *, max_retries: int = 3) -> None:
+        self.address = address
+        self._max_retries = max_retries
+        self._channel = grpc.insecure_channel(address, options=channel_options(address))
+        self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
+        self._control = control_pb2_grpc.ControlServiceStub(self._channel)
+        # Its stub has no types.
+        self._health = cast(Any, health_pb2_grpc.HealthStub(self._channel))
+
+    def generate(
+        self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> GenerateStream:
+        """Starts a completion of text or token ids; iterate what is returned. Options as in `GenerateOptions`."""
+
+        def start(request: inference_pb2.GenerateRequest, remaining: float | None) -> Call:
+            return self._inference.Generate(request, timeout=remaining)
+
+        request = generate_request(prompt, **options)
+        return GenerateStream(request, start=start, tries=self._tries(timeout))
+
+    def tokenize(self, text: str, *, model: str | None = None, timeout: float | None = None) -> list[int]:
+        """The token ids that `generate` would make of the text."""
+        response = self._call(self._inference.Tokenize, tokenize_request(text, model=model), timeout)
+        return list(response.token_ids)
+
+    def detokenize(
+        self,
+        token_ids: Iterable[int],
+        *,
+        skip_special_tokens: bool | None = None,
+        model: str | None = None,
+        timeout: float | None = None,
+    ) -> str:
+        """The text of token ids."""
+        request = detokenize_request(token_ids, skip_special_tokens=skip_special_tokens, model=model)
+        return self._call(self._inference.Detokenize, request, timeout).text
+
+    def abort(self, *request_ids: str, timeout: float | None = None) -> dict[str, types.AbortOutcome]:
+        """Ends live requests, whoever started them; what became of each id."""
+        request = control_pb2.AbortRequest(request_ids=request_ids)
+        return types.abort_outcomes(self._call(self._control.Abort, request, timeout))
+
+    def model_info(self, *, timeout: float | None = None) -> types.ModelInfo:
+        """What is served, its limits and defaults."""
+        request = control_pb2.GetModelInfoRequest()
+        return types.model_info(self._call(self._control.GetModelInfo, request, timeout))
+
+    def load(self, *, timeout: float | None = None) -> types.Load:
+        """How busy the service is."""
+        return types.load(self._call(self._control.GetLoad, control_pb2.GetLoadRequest(), timeout))
+
+    def health(self, *, timeout: float | None = None) -> bool:
+        """Whether the service serves. Raises Unavailable where nothing answers."""
+        response: health_pb2.HealthCheckResponse = self._call(
+            self._health.Check, health_pb2.HealthCheckRequest(), timeout
+        )
+        return response.status == health_pb2.HealthCheckResponse.SERVING
+
+    def wait_ready(self, timeout: float | None = None) -> None:
+        """Returns once the service serves; it may start later than this call. Raises DeadlineExceeded."""
+        tries = Tries(retries_left=0, timeout=timeout)
+        last = "nothing answers there"
+        while True:
+            try:
+                for response in self._watch(tries.remaining()):
+                    if response.status == health_pb2.HealthCheckResponse.SERVING:
+                        return
+                    last = "it answers, but does not serve yet"
+            except grpc.RpcError as rpc_error:
+                error = from_rpc_error(rpc_error)
+                if isinstance(error, DeadlineExceeded):
+                    raise not_ready(self.address, timeout, last) from None
+                if not isinstance(error, Unavailable):
+                    raise error from None
+            if tries.remaining() == 0:
+                raise not_ready(self.address, timeout, last)
+            time.sleep(_POLL_SECONDS)
+
+    def close(self) -> None:
+        """Ends every call and the connection."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _tries(self, timeout: float | None) -> Tries:
+        return Tries(retries_left=self._max_retries, timeout=timeout)
+
+    def _watch(self, timeout: float | None) -> Iterable[health_pb2.HealthCheckResponse]:
+        return self._health.Watch(health_pb2.HealthCheckRequest(), timeout=timeout, wait_for_ready=True)
+
+    def _call(
+        self,
+        method: "grpc.UnaryUnaryMultiCallable[_Request, _Response]",
+        request: _Request,
+        timeout: float | None,
+    ) -> _Response:
+        tries = self._tries(timeout)
+        while True:
+            try:
+                return method(request, timeout=tries.remaining())
+            except grpc.RpcError as rpc_error:
+                error = from_rpc_error(rpc_error)
+                pause_seconds = tries.pause_seconds(error)
+                if pause_seconds is None:
+                    raise error from None
+            time.sleep(pause_seconds)

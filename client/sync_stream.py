@@ -1,0 +1,132 @@
+"""One completion as it streams in, for code that may block.
+
+Owns one call from start to end: its messages, its retries, its cancellation.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Protocol, Self
+
+import grpc
+from tandem.v1 import inference_pb2
+
+from client.connection import Tries
+from client.errors import from_rpc_error
+from client.transcript import Transcript
+from client.types import Accepted, Delta, Finished, Summary
+
+
+class Call(Protocol):
+    """What is needed of a gRPC call: its messages, and an end to it."""
+
+    def __iter__(self) -> Iterator[inference_pb2.GenerateResponse]: ...
+
+    def cancel(self) -> bool: ...
+
+
+class GenerateStream:
+    """An iterator of deltas; `accepted`, `finished` and `summary` are set as they come.
+
+    The request is on its way when this object exists. It is cancelled when the loop over it is left early, when it is
+    closed, when its `with` block ends, and when nobody holds it any more; after its natural end none of these matters.
+    """
+
+    def __init__(
+        self,
+        request: inference_pb2.GenerateRequest,
+        *,
+        start: Callable[[inference_pb2.GenerateRequest, float | None], Call],
+        tries: Tries,
+    ) -> None:
+        self._request = request
+        self._start = start
+        self._tries = tries
+        self._transcript = Transcript(request)
+        self._closed = threading.Event()
+        self._begin()
+
+    @property
+    def accepted(self) -> Accepted | None:
+        """The first message; None until it came."""
+        return self._transcript.accepted
+
+    @property
+    def finished(self) -> Finished | None:
+        """How the completion ended; None until it did."""
+        return self._transcript.finished
+
+    @property
+    def summary(self) -> Summary | None:
+        """The last message; None until it came."""
+        return self._transcript.summary
+
+    def __iter__(self) -> Iterator[Delta]:
+        # A generator, so that leaving the loop closes it, and it this stream.
+        try:
+            while (delta := self._next_delta()) is not None:
+                yield delta
+        finally:
+            self.close()
+
+    def __next__(self) -> Delta:
+        delta = self._next_delta()
+        if delta is None:
+            raise StopIteration
+        return delta
+
+    def messages(self) -> Iterator[inference_pb2.GenerateResponse]:
+        """Every message as it came, for those who pass them on; instead of the deltas, not beside them."""
+        try:
+            while (message := self._next_message()) is not None:
+                self._transcript.absorb(message)
+                yield message
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Ends the call; the service frees the request at once. Idempotent, and fit for another thread."""
+        self._closed.set()
+        self._call.cancel()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_call"):
+            self._call.cancel()
+
+    def _begin(self) -> None:
+        self._call = self._start(self._request, self._tries.remaining())
+        self._messages = iter(self._call)
+
+    def _next_delta(self) -> Delta | None:
+        while (message := self._next_message()) is not None:
+            delta = self._transcript.absorb(message)
+            if delta is not None:
+                return delta
+        return None
+
+    def _next_message(self) -> inference_pb2.GenerateResponse | None:
+        while not self._closed.is_set():
+            try:
+                return next(self._messages)
+            except StopIteration:
+                self._closed.set()
+                self._transcript.end()
+            except grpc.RpcError as rpc_error:
+                if self._closed.is_set():
+                    break
+                error = from_rpc_error(rpc_error)
+                pause_seconds = self._tries.pause_seconds(error) if self.accepted is None else None
+                if pause_seconds is None:
+                    self._closed.set()
+                    raise error from None
+                if not self._closed.wait(pause_seconds):
+                    self._begin()
+        return None
