@@ -1,0 +1,253 @@
+"""Real processes for tests: the scheduler service, checking workers, and what they print.
+
+Owns starting, killing and collecting them, and the proof at the end that nothing is left and no worker saw a wrong
+plan. Knows nothing of requests. Every wait has a limit.
+"""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+
+from tests.rigs.streams import Caller
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PATIENCE_SECONDS = 30.0
+_LISTENING = re.compile(r"frontend listening on (\S+:\d+)")
+
+
+def _environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TANDEM_")}
+    kept["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / ".stubs")])
+    kept["PYTHONUNBUFFERED"] = "1"
+    return kept
+
+
+class Child:
+    """A process whose output, both streams as one, is read line by line into `lines`."""
+
+    def __init__(self, name: str, arguments: list[str], *, environment: dict[str, str] | None = None) -> None:
+        self.name = name
+        self.lines: list[str] = []
+        self.killed = False
+        self._changed = threading.Condition()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=REPOSITORY,
+            env=_environment() | (environment or {}),
+            text=True,
+            errors="replace",
+        )
+        self._drained = False
+        self._thread = threading.Thread(target=self._drain, daemon=True)
+        self._thread.start()
+
+    def _drain(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as output:
+            for line in output:
+                with self._changed:
+                    self.lines.append(line.rstrip("\n"))
+                    self._changed.notify_all()
+        with self._changed:
+            self._drained = True
+            self._changed.notify_all()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._process.poll()
+
+    def output(self) -> str:
+        return f"--- {self.name} (pid {self.pid}) ---\n" + "\n".join(self.lines)
+
+    def wait_line(self, pattern: str, seconds: float = PATIENCE_SECONDS, *, after: int = 0) -> re.Match[str]:
+        """The first line, from number `after` on, in which the pattern is found."""
+        expression = re.compile(pattern)
+        seen = after
+
+        def found() -> re.Match[str] | None:
+            nonlocal seen
+            while seen < len(self.lines):
+                match = expression.search(self.lines[seen])
+                if match:
+                    return match
+                seen += 1
+            return None
+
+        with self._changed:
+            match = self._changed.wait_for(lambda: found() or self._drained, seconds)
+        if not isinstance(match, re.Match):
+            state = "ended" if self._drained else f"said nothing of the kind in {seconds} s"
+            raise AssertionError(f"no line matches {pattern!r}: {self.name} {state}\n{self.output()}")
+        return match
+
+    def signal(self, number: int) -> None:
+        if self._process.poll() is None:
+            self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """SIGKILL, and waits for the end."""
+        self.killed = True
+        self._process.kill()
+        self.wait()
+
+    def wait(self, seconds: float = PATIENCE_SECONDS) -> int:
+        """The exit code."""
+        try:
+            code = self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{self.name} runs on after {seconds} s\n{self.output()}") from None
+        return code
+
+    def join_output(self, seconds: float = PATIENCE_SECONDS) -> None:
+        """Until nobody can write to its output any more, its own children included."""
+        self._thread.join(seconds)
+
+    def terminate(self, seconds: float = PATIENCE_SECONDS) -> int:
+        """SIGTERM; the exit code."""
+        self.signal(signal.SIGTERM)
+        return self.wait(seconds)
+
+
+class SchedulerProcess(Child):
+    """`python -m scheduler_svc`, which runs its front end itself."""
+
+    @property
+    def address(self) -> str:
+        """Where the newest front end listens."""
+        found = [match.group(1) for line in self.lines if (match := _LISTENING.search(line))]
+        return found[-1] if found else self.wait_line(_LISTENING.pattern).group(1)
+
+    def frontend_pid(self) -> int:
+        """Its front end's process id."""
+        children = psutil.Process(self.pid).children()
+        [frontend] = [child for child in children if "scheduler_svc.frontend" in child.cmdline()]
+        return frontend.pid
+
+
+class Rig:
+    """A runtime directory and the processes that meet in it; leaving it ends them and proves that all was well."""
+
+    def __init__(self) -> None:
+        # Not pytest's tmp_path: a socket's path may have 107 bytes.
+        self.runtime_dir = Path(tempfile.mkdtemp(prefix="tandem-rig-"))
+        self.violations_file = self.runtime_dir / "violations.txt"
+        self.children: list[Child] = []
+        self.callers: list[Caller] = []
+        self.allowed_errors: list[str] = []
+        self._seed = 0
+
+    def __enter__(self) -> "Rig":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self._end_all()
+            if error is None:
+                self._prove()
+            else:
+                print("\n".join(child.output() for child in self.children))
+                print("violations:", self.violations())
+        finally:
+            for pid in self._left_behind():
+                os.kill(pid, signal.SIGKILL)
+            shutil.rmtree(self.runtime_dir, ignore_errors=True)
+
+    def scheduler(self, *flags: str, listen: str = "127.0.0.1:0") -> SchedulerProcess:
+        """Started, and its front end bound."""
+        number = sum(isinstance(child, SchedulerProcess) for child in self.children)
+        arguments = ["scheduler_svc", "--runtime-dir", str(self.runtime_dir), "--listen", listen, *flags]
+        child = SchedulerProcess(f"scheduler {number}", arguments)
+        self.children.append(child)
+        child.wait_line(_LISTENING.pattern)
+        return child
+
+    def worker(self, *flags: str, late: bool = True, seed: int | None = None) -> Child:
+        """Started, not awaited. `late`: applies plans and answers late at random, each worker in its own way."""
+        self._seed += 1
+        arguments = ["tests.rigs.checking_worker", "--runtime-dir", str(self.runtime_dir)]
+        arguments += ["--violations", str(self.violations_file), "--exit-with-parent", *flags]
+        if late:
+            arguments += ["--lateness", str(self._seed if seed is None else seed)]
+        child = Child(f"worker {self._seed}", arguments)
+        self.children.append(child)
+        return child
+
+    def caller(self, scheduler: SchedulerProcess) -> Caller:
+        """A channel to the scheduler's front end, closed with the rig."""
+        caller = Caller(scheduler.address)
+        self.callers.append(caller)
+        return caller
+
+    def serve(
+        self, *worker_flags: str, scheduler_flags: tuple[str, ...] = (), late: bool = True
+    ) -> tuple[SchedulerProcess, Child, Caller]:
+        """A scheduler, a worker and a caller, serving."""
+        worker = self.worker(*worker_flags, late=late)
+        scheduler = self.scheduler(*scheduler_flags)
+        caller = self.caller(scheduler)
+        caller.wait_serving()
+        return scheduler, worker, caller
+
+    def violations(self) -> list[str]:
+        """What the workers found wrong with the plans they got."""
+        return self.violations_file.read_text().splitlines() if self.violations_file.exists() else []
+
+    def _end_all(self) -> None:
+        for caller in self.callers:
+            caller.__exit__(None, None, None)
+        for kind in (SchedulerProcess, Child):
+            for child in self.children:
+                if isinstance(child, kind):
+                    child.signal(signal.SIGTERM)
+            for child in self.children:
+                if isinstance(child, kind):
+                    child.wait()
+
+    def _left_behind(self) -> list[int]:
+        """Processes that were started for this directory and live on."""
+        mark, found = str(self.runtime_dir), []
+        for process in psutil.process_iter():
+            try:
+                ours = any(mark in argument for argument in process.cmdline())
+                if ours and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process.pid)
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+        return found
+
+    def _prove(self) -> None:
+        assert self.violations() == []
+        # What a killed scheduler's front end takes to notice.
+        limit = time.monotonic() + 10
+        while (left := self._left_behind()) and time.monotonic() < limit:
+            psutil.wait_procs([psutil.Process(pid) for pid in left if psutil.pid_exists(pid)], timeout=0.2)
+        assert not left, f"processes are left behind: {left}"
+        for child in self.children:
+            child.join_output()
+            output = child.output()
+            assert "Traceback" not in output, output
+            if not child.killed:
+                expected = (0, 3) if not isinstance(child, SchedulerProcess) else (0,)
+                assert child.exit_code in expected, f"exit code {child.exit_code}\n{output}"

@@ -1,0 +1,231 @@
+"""Calls to the service over real gRPC, each stream read by a thread of its own so that tests can wait for events.
+
+Owns channels and reading threads. Knows nothing of processes or of what the answers should be. Every wait has a
+limit and fails loudly when it is over.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import grpc
+from google.rpc import error_details_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_status import rpc_status
+from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
+
+from tests.rigs.transcript import Transcript
+
+PATIENCE_SECONDS = 30.0
+# A reading thread may hold what came before a stop; a stalled reader's window must not grow with the machine's memory.
+_OPTIONS = [("grpc.max_receive_message_length", 16 << 20), ("grpc.use_local_subchannel_pool", 1)]
+
+
+class Stream:
+    """One Generate call under way."""
+
+    def __init__(self, call: Any, *, stalled: bool = False) -> None:
+        self.transcript = Transcript()
+        self.error: grpc.RpcError | None = None
+        self.failure: BaseException | None = None
+        self._call = call
+        self._changed = threading.Condition()
+        self._reading = threading.Event()
+        self._ended = False
+        if not stalled:
+            self._reading.set()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        try:
+            while True:
+                self._reading.wait()
+                message = next(self._call, None)
+                if message is None:
+                    break
+                with self._changed:
+                    self.transcript.take(message)
+                    self._changed.notify_all()
+        except grpc.RpcError as error:
+            self.error = error
+        except BaseException as failure:
+            self.failure = failure
+            self._call.cancel()
+        finally:
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
+
+    @property
+    def ended(self) -> bool:
+        return self._ended
+
+    def cancel(self) -> None:
+        self._call.cancel()
+        self._reading.set()
+
+    def stall(self) -> None:
+        """Reads nothing more (but what it asked for already) until `resume`."""
+        self._reading.clear()
+
+    def resume(self) -> None:
+        self._reading.set()
+
+    def wait(self, what: Callable[[Transcript], bool], seconds: float = PATIENCE_SECONDS) -> Transcript:
+        """Until the transcript satisfies `what`; fails when the stream ends before that, or takes too long."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or what(self.transcript), seconds)
+            if self.failure is not None:
+                raise self.failure
+            if not what(self.transcript):
+                state = f"ended with {self.error!r}" if self._ended else f"goes on after {seconds} s"
+                raise AssertionError(f"never came: the stream {state}, {len(self.transcript.tokens)} tokens")
+            return self.transcript
+
+    def wait_accepted(self, seconds: float = PATIENCE_SECONDS) -> Transcript:
+        return self.wait(lambda transcript: transcript.accepted is not None, seconds)
+
+    def wait_tokens(self, count: int, seconds: float = PATIENCE_SECONDS) -> Transcript:
+        return self.wait(lambda transcript: len(transcript.tokens) >= count, seconds)
+
+    def _join(self, seconds: float) -> None:
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            raise AssertionError(
+                f"the stream goes on after {seconds} s, with {len(self.transcript.tokens)} tokens,"
+                f" accepted: {self.transcript.accepted is not None}"
+            )
+        if self.failure is not None:
+            raise self.failure
+
+    def result(self, seconds: float = PATIENCE_SECONDS) -> Transcript:
+        """The whole answer of a stream that ends well."""
+        self._join(seconds)
+        if self.error is not None:
+            raise AssertionError(f"the stream failed: {self.error.code()}: {self.error.details()}")
+        assert self.transcript.summary is not None, "the stream ended without a Summary"
+        return self.transcript
+
+    def failed(self, seconds: float = PATIENCE_SECONDS) -> grpc.RpcError:
+        """The error of a stream that ends badly."""
+        self._join(seconds)
+        assert self.error is not None, f"the stream ended well: {self.transcript.finished}"
+        return self.error
+
+
+class Caller:
+    """A channel to one front end."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._channel = grpc.insecure_channel(address, options=_OPTIONS)
+        self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
+        self._control = control_pb2_grpc.ControlServiceStub(self._channel)
+        self._health = health_pb2_grpc.HealthStub(self._channel)
+        self._streams: list[Stream] = []
+
+    def __enter__(self) -> "Caller":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for stream in self._streams:
+            stream.cancel()
+        self._channel.close()
+        for stream in self._streams:
+            stream._thread.join(PATIENCE_SECONDS)
+
+    def generate(
+        self,
+        request: inference_pb2.GenerateRequest,
+        *,
+        timeout: float | None = None,
+        stalled: bool = False,
+    ) -> Stream:
+        stream = Stream(self._inference.Generate(request, timeout=timeout), stalled=stalled)
+        self._streams.append(stream)
+        return stream
+
+    def tokenize(self, text: str) -> list[int]:
+        reply = self._inference.Tokenize(inference_pb2.TokenizeRequest(text=text), timeout=PATIENCE_SECONDS)
+        return list(reply.token_ids)
+
+    def detokenize(self, tokens: list[int], **settings: Any) -> str:
+        request = inference_pb2.DetokenizeRequest(token_ids=tokens, **settings)
+        return self._inference.Detokenize(request, timeout=PATIENCE_SECONDS).text
+
+    def abort(self, *request_ids: str) -> list[int]:
+        """The outcome per id."""
+        request = control_pb2.AbortRequest(request_ids=request_ids)
+        return [result.outcome for result in self._control.Abort(request, timeout=PATIENCE_SECONDS).results]
+
+    def load(self) -> control_pb2.GetLoadResponse:
+        return self._control.GetLoad(control_pb2.GetLoadRequest(), timeout=PATIENCE_SECONDS)
+
+    def model_info(self) -> control_pb2.GetModelInfoResponse:
+        return self._control.GetModelInfo(control_pb2.GetModelInfoRequest(), timeout=PATIENCE_SECONDS)
+
+    def health(self, service: str = "") -> int:
+        request = health_pb2.HealthCheckRequest(service=service)
+        return self._health.Check(request, timeout=PATIENCE_SECONDS, wait_for_ready=True).status
+
+    def wait_health(self, status: int, seconds: float = PATIENCE_SECONDS) -> None:
+        """Until the whole service says so; by Watch, so nothing is polled."""
+        call = self._health.Watch(health_pb2.HealthCheckRequest(service=""), timeout=seconds, wait_for_ready=True)
+        try:
+            for answer in call:
+                if answer.status == status:
+                    return
+        except grpc.RpcError as error:
+            raise AssertionError(f"health never became {status}: {error.code()}") from error
+        finally:
+            call.cancel()
+        raise AssertionError(f"the health watch ended before it became {status}")
+
+    def wait_serving(self, seconds: float = PATIENCE_SECONDS) -> None:
+        self.wait_health(health_pb2.HealthCheckResponse.SERVING, seconds)
+
+    def wait_load(
+        self,
+        what: Callable[[control_pb2.GetLoadResponse], bool],
+        seconds: float = PATIENCE_SECONDS,
+    ) -> control_pb2.GetLoadResponse:
+        """Until GetLoad satisfies `what`. The service offers no event for it, so this asks again and again."""
+        limit = time.monotonic() + seconds
+        while True:
+            load = self.load()
+            if what(load):
+                return load
+            if time.monotonic() > limit:
+                raise AssertionError(f"the load never became so in {seconds} s; it is\n{load}")
+            time.sleep(0.005)
+
+    def wait_idle(self, seconds: float = PATIENCE_SECONDS) -> control_pb2.GetLoadResponse:
+        """Until nothing runs or waits and no page is used: nothing leaked."""
+        return self.wait_load(
+            lambda load: load.running == load.waiting == load.pages_used == load.waiting_tokens == 0, seconds
+        )
+
+
+def code_of(error: grpc.RpcError) -> grpc.StatusCode:
+    return error.code()
+
+
+def details_of(error: grpc.RpcError) -> dict[str, Any]:
+    """google.rpc details by the name of their message: BadRequest, RetryInfo."""
+    status = rpc_status.from_call(error)
+    found: dict[str, Any] = {}
+    for detail in () if status is None else status.details:
+        for kind in (error_details_pb2.BadRequest, error_details_pb2.RetryInfo):
+            if detail.Is(kind.DESCRIPTOR):
+                message = kind()
+                detail.Unpack(message)
+                found[kind.DESCRIPTOR.name] = message
+    return found
