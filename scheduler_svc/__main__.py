@@ -1,0 +1,99 @@
+"""`python -m scheduler_svc`: the core in this process, the front end in a child.
+
+Owns start and stop, and nothing between.
+"""
+
+import logging
+import signal
+import sys
+import time
+from types import FrameType
+
+import zmq
+
+from scheduler_svc import config
+from scheduler_svc.core.scheduler import CoreConfig, Scheduler
+from scheduler_svc.frontend_process import FrontendProcess
+from scheduler_svc.links import RouterLink
+from scheduler_svc.loop import Loop
+from scheduler_svc.model_card import ModelCard
+from scheduler_svc.record import Recorder
+from scheduler_svc.runtime_dir import RuntimeDir
+
+log = logging.getLogger("tandem.core")
+
+# A Join carries the tokenizer, a Submit a prompt.
+_WORKER_FRAME_BYTES, _FRONTEND_FRAME_BYTES = 128 << 20, 64 << 20
+
+
+def main() -> int:
+    """Runs the service until SIGTERM or SIGINT; the exit code is 0 where it stopped in good order."""
+    settings = config.load(sys.argv[1:])
+    logging.basicConfig(
+        level=settings.log_level.upper(), format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr
+    )
+    stops: list[float] = []
+
+    def on_signal(signum: int, frame: FrameType | None) -> None:
+        stops.append(time.monotonic())
+
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, on_signal)
+
+    runtime_dir = RuntimeDir(settings.runtime_dir)
+    core_config = CoreConfig(
+        max_waiting=settings.max_waiting,
+        max_waiting_tokens=settings.max_waiting_tokens,
+        step_timeout_seconds=settings.step_timeout_seconds,
+        silence_timeout_seconds=settings.silence_timeout_seconds,
+    )
+    recorder = _recorder(settings, core_config)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    workers = RouterLink(context, runtime_dir.worker_endpoint, max_frame_bytes=_WORKER_FRAME_BYTES)
+    frontends = RouterLink(context, runtime_dir.frontend_endpoint, max_frame_bytes=_FRONTEND_FRAME_BYTES)
+    child = FrontendProcess(listen=settings.listen, flags=_frontend_flags(settings, runtime_dir))
+    loop = Loop(
+        core=Scheduler(core_config),
+        workers=workers,
+        frontends=frontends,
+        card=ModelCard(default_max_new_tokens=settings.default_max_new_tokens, max_waiting=settings.max_waiting),
+        recorder=recorder,
+        grace_seconds=settings.grace_seconds,
+        each_turn=child.watch,
+    )
+    log.info("workers connect to %s", runtime_dir.worker_endpoint)
+    try:
+        loop.run(lambda: len(stops))
+    finally:
+        child.stop()
+        workers.close()
+        frontends.close()
+        context.term()
+        if recorder is not None:
+            recorder.close()
+    log.info("stopped")
+    return 0
+
+
+def _recorder(settings: config.SchedulerSettings, core_config: CoreConfig) -> Recorder | None:
+    if settings.record is None:
+        return None
+    try:
+        return Recorder(settings.record, core_config)
+    except OSError as error:
+        raise SystemExit(f"scheduler_svc: record: cannot make {settings.record}: {error.strerror}") from None
+
+
+def _frontend_flags(settings: config.SchedulerSettings, runtime_dir: RuntimeDir) -> list[str]:
+    flags = {
+        "--endpoint": runtime_dir.frontend_endpoint,
+        "--max-message-bytes": settings.max_message_bytes,
+        "--grace-seconds": settings.grace_seconds,
+        "--log-level": settings.log_level,
+    }
+    listed = [str(word) for pair in flags.items() for word in pair]
+    return [*listed, "--reflection"] if settings.reflection else listed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

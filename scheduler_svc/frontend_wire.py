@@ -1,0 +1,158 @@
+"""frontend.proto on one side, the core's events and effects on the other.
+
+Owns nothing. Front ends validate for their callers; here only what would hurt the core is checked again.
+"""
+
+import math
+
+import numpy as np
+from tandem.internal.v1 import frontend_pb2 as pb
+from tandem.v1 import control_pb2, inference_pb2
+
+from scheduler_svc.core import effects as fx
+from scheduler_svc.core import events as ev
+from scheduler_svc.wire import WireError, array, packed, parsed
+
+_MAX_STOP_IDS = 1024
+
+_REJECT = {
+    fx.RejectCode.INVALID: pb.REJECT_CODE_INVALID,
+    fx.RejectCode.DUPLICATE: pb.REJECT_CODE_DUPLICATE,
+    fx.RejectCode.QUEUE_FULL: pb.REJECT_CODE_QUEUE_FULL,
+    fx.RejectCode.NOT_READY: pb.REJECT_CODE_NOT_READY,
+    fx.RejectCode.DEADLINE: pb.REJECT_CODE_DEADLINE,
+}
+_REASON = {
+    fx.EndReason.EOS: inference_pb2.FINISH_REASON_EOS,
+    fx.EndReason.STOP_TOKEN: inference_pb2.FINISH_REASON_STOP_TOKEN,
+    fx.EndReason.STOP_STRING: inference_pb2.FINISH_REASON_STOP_STRING,
+    fx.EndReason.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
+    fx.EndReason.TIME_LIMIT: inference_pb2.FINISH_REASON_TIME_LIMIT,
+    fx.EndReason.ABORTED: inference_pb2.FINISH_REASON_ABORTED,
+}
+_FAILURE = {
+    fx.FailureCode.INTERNAL: pb.FAILURE_CODE_INTERNAL,
+    fx.FailureCode.DEADLINE: pb.FAILURE_CODE_DEADLINE,
+    fx.FailureCode.TOO_LARGE: pb.FAILURE_CODE_TOO_LARGE,
+    fx.FailureCode.SHUTDOWN: pb.FAILURE_CODE_SHUTDOWN,
+}
+
+
+def parse(frame: bytes) -> pb.FrontendToCore:
+    """The message in a frame. Raises WireError."""
+    return parsed(pb.FrontendToCore, frame)
+
+
+def event_of(message: pb.FrontendToCore, frontend: str) -> ev.Event:
+    """What the message means to the core. Raises WireError."""
+    match message.WhichOneof("message"):
+        case "hello":
+            return ev.FrontendJoined(frontend=frontend)
+        case "submit":
+            return _submit(message.submit, frontend)
+        case "cancel":
+            return ev.Cancel(frontend=frontend, stream=message.cancel.stream)
+        case "finish":
+            return ev.Finish(
+                frontend=frontend, stream=message.finish.stream, output_tokens=message.finish.output_tokens
+            )
+        case "abort":
+            ids = tuple(message.abort.request_ids)
+            return ev.Abort(frontend=frontend, query=message.abort.query, request_ids=ids)
+        case "load_query":
+            return ev.LoadQuery(frontend=frontend, query=message.load_query.query)
+        case _:
+            raise WireError("the message is empty")
+
+
+def _submit(submit: pb.Submit, frontend: str) -> ev.Submit:
+    prompt = array(submit.prompt, np.int32, "prompt")
+    stop_ids = array(submit.stop_token_ids, np.int32, "stop_token_ids")
+    if not len(prompt):
+        raise WireError("the prompt is empty")
+    if not 1 <= submit.max_new_tokens < 1 << 30 or submit.min_new_tokens >= 1 << 30:
+        raise WireError(f"max_new_tokens is {submit.max_new_tokens}, min_new_tokens {submit.min_new_tokens}")
+    if len(stop_ids) > _MAX_STOP_IDS:
+        raise WireError(f"{len(stop_ids)} stop token ids; the limit is {_MAX_STOP_IDS}")
+    floats = (submit.temperature, submit.top_p, submit.min_p, submit.max_time_seconds, submit.deadline_seconds)
+    if not submit.request_id or not all(math.isfinite(value) and value >= 0 for value in floats):
+        raise WireError("request_id is empty or a number is not finite")
+    return ev.Submit(
+        frontend=frontend,
+        stream=submit.stream,
+        request_id=submit.request_id,
+        prompt=prompt,
+        sampling=ev.Sampling(
+            temperature=submit.temperature,
+            top_p=submit.top_p,
+            top_k=min(submit.top_k, (1 << 31) - 1),
+            min_p=submit.min_p,
+            seed=submit.seed,
+        ),
+        max_new_tokens=submit.max_new_tokens,
+        min_new_tokens=submit.min_new_tokens,
+        stop_token_ids=tuple(int(token) for token in stop_ids),
+        ignore_eos=submit.ignore_eos,
+        priority=submit.priority,
+        max_time_seconds=submit.max_time_seconds,
+        deadline_seconds=submit.deadline_seconds,
+    )
+
+
+FrontendEffect = fx.Admitted | fx.Rejected | fx.StepOutput | fx.AbortReply | fx.LoadReply | fx.AnnounceDrain
+
+
+def frame_of(effect: FrontendEffect) -> bytes:
+    """A CoreToFrontend frame with the effect."""
+    message = pb.CoreToFrontend()
+    match effect:
+        case fx.StepOutput():
+            _fill_output(message.step_output, effect)
+        case fx.Admitted():
+            message.admitted.stream = effect.stream
+            message.admitted.requests_ahead = effect.requests_ahead
+        case fx.Rejected():
+            message.rejected.stream = effect.stream
+            message.rejected.code = _REJECT[effect.code]
+            message.rejected.message = effect.message
+            message.rejected.field = effect.field
+        case fx.AbortReply():
+            message.abort_reply.query = effect.query
+            for request_id, live in effect.outcomes:
+                outcome = control_pb2.ABORT_OUTCOME_ABORTED if live else control_pb2.ABORT_OUTCOME_NOT_FOUND
+                message.abort_reply.results.add(request_id=request_id, outcome=outcome)
+        case fx.LoadReply():
+            message.load_reply.query = effect.query
+            load = message.load_reply.load
+            for name in fx.Load.__slots__:
+                setattr(load, name, getattr(effect.load, name))
+        case fx.AnnounceDrain():
+            message.draining.SetInParent()
+    return message.SerializeToString()
+
+
+def _fill_output(out: pb.StepOutput, effect: fx.StepOutput) -> None:
+    out.streams = packed(effect.streams)
+    out.offsets = packed(effect.offsets)
+    out.tokens = packed(effect.tokens)
+    for end in effect.ends:
+        item, stats = out.ends.add(), end.stats
+        item.stream = end.stream
+        if end.reason is not None:
+            item.reason = _REASON[end.reason]
+        if end.stop_token_id is not None:
+            item.stop_token_id = end.stop_token_id
+        if end.failure is not None:
+            item.failure.code = _FAILURE[end.failure.code]
+            item.failure.message = end.failure.message
+        item.usage.prompt_tokens = stats.prompt_tokens
+        item.usage.output_tokens = stats.output_tokens
+        item.usage.discarded_tokens = stats.discarded_tokens
+        item.usage.recomputed_tokens = stats.recomputed_tokens
+        item.timing.queue_seconds = stats.queue_seconds
+        item.timing.prefill_seconds = stats.prefill_seconds
+        item.timing.first_token_seconds = stats.first_token_seconds
+        item.timing.decode_seconds = stats.decode_seconds
+        item.timing.total_seconds = stats.total_seconds
+        item.timing.preemptions = stats.preemptions
+        item.timing.worker_changes = stats.worker_changes

@@ -1,0 +1,48 @@
+"""What callers are told of the served model: the worker's Join, kept for front ends that come later.
+
+Owns the last accepted Join. The core knows only the part that it decides by.
+"""
+
+from tandem.internal.v1 import frontend_pb2, worker_pb2
+from tandem.v1 import control_pb2, inference_pb2
+
+
+class ModelCard:
+    """Empty until a worker was accepted."""
+
+    def __init__(self, *, default_max_new_tokens: int, max_waiting: int) -> None:
+        self._default_max_new_tokens = default_max_new_tokens
+        self._max_waiting = max_waiting
+        self._join: worker_pb2.Join | None = None
+
+    def take(self, join: worker_pb2.Join) -> None:
+        """A worker was accepted with this."""
+        self._join = join
+
+    def state(self) -> frontend_pb2.ModelState:
+        """The message for a front end; only once a worker was accepted."""
+        join = self._join
+        assert join is not None
+        info = control_pb2.GetModelInfoResponse(
+            model=join.model,
+            identity=join.identity,
+            vocab_size=join.vocab_size,
+            max_length=join.max_length,
+            page_size=join.page_size,
+            num_pages=join.num_pages - 1,
+            max_rows=join.max_rows,
+            token_budget=join.token_budget,
+            eos_token_ids=join.eos_token_ids,
+            sampling_defaults=inference_pb2.SamplingParams(
+                temperature=join.defaults.temperature,
+                top_p=join.defaults.top_p,
+                top_k=join.defaults.top_k,
+                min_p=join.defaults.min_p,
+            ),
+            default_max_new_tokens=self._default_max_new_tokens,
+            max_waiting=self._max_waiting,
+            has_tokenizer=bool(join.tokenizer_json),
+        )
+        return frontend_pb2.ModelState(
+            ready=True, info=info, tokenizer_json=join.tokenizer_json, chat_template=join.chat_template
+        )

@@ -1,0 +1,138 @@
+"""The core's event log: what came in and when, written by --record and read by the replay.
+
+Owns the file. Each entry carries a digest of all effects so far, so a replay proves that the same events give the same
+effects. Events travel as the protobuf messages that they came from; nothing is pickled.
+"""
+
+import hashlib
+import struct
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+from tandem.internal.v1 import record_pb2 as pb
+
+from scheduler_svc import frontend_wire, worker_wire
+from scheduler_svc.core import effects as fx
+from scheduler_svc.core import events as ev
+from scheduler_svc.core.scheduler import CoreConfig
+from scheduler_svc.wire import WireError, parsed
+
+_VERSION = 1
+_LENGTH = struct.Struct("<I")
+_MAX_ENTRY = 1 << 28
+
+
+class EffectsDigest:
+    """SHA-256 over every effect since the start, in order, field by field."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+
+    def add(self, effects: list[fx.Effect]) -> None:
+        """Takes in the effects of one event."""
+        for effect in effects:
+            self._feed(effect)
+
+    def value(self) -> int:
+        """The first 8 bytes, as a number."""
+        return int.from_bytes(self._hash.copy().digest()[:8], "little")
+
+    def _feed(self, value: Any) -> None:
+        if isinstance(value, np.ndarray):
+            values = cast("npt.NDArray[Any]", value)
+            self._hash.update(f"{values.dtype.str}{values.shape}".encode())
+            self._hash.update(values.tobytes())
+        elif is_dataclass(value):
+            self._hash.update(type(value).__name__.encode())
+            for field in fields(value):
+                self._feed(getattr(value, field.name))
+        elif isinstance(value, tuple):
+            self._hash.update(b"(")
+            for item in value:  # pyright: ignore[reportUnknownVariableType]
+                self._feed(item)
+            self._hash.update(b")")
+        else:
+            self._hash.update(repr(value).encode() + b";")
+
+
+class Recorder:
+    """Appends to a fresh file. Every entry reaches the file before the effects of the next event do anything."""
+
+    def __init__(self, path: Path, config: CoreConfig) -> None:
+        self._file = path.open("xb")
+        self._digest = EffectsDigest()
+        header = pb.RecordedHeader(
+            version=_VERSION,
+            max_waiting=config.max_waiting,
+            max_waiting_tokens=config.max_waiting_tokens,
+            plans_in_flight=config.plans_in_flight,
+            step_timeout_seconds=config.step_timeout_seconds,
+            silence_timeout_seconds=config.silence_timeout_seconds,
+        )
+        self._write(header.SerializeToString())
+
+    def add(self, entry: pb.RecordedEvent, effects: list[fx.Effect]) -> None:
+        """Writes what happened (`now`, `peer` and the event set) and the digest of what came of it."""
+        self._digest.add(effects)
+        entry.effects_digest = self._digest.value()
+        self._write(entry.SerializeToString())
+
+    def _write(self, data: bytes) -> None:
+        self._file.write(_LENGTH.pack(len(data)) + data)
+
+    def close(self) -> None:
+        """Writes what is buffered."""
+        self._file.close()
+
+
+def read(path: Path) -> tuple[CoreConfig, Iterator[pb.RecordedEvent]]:
+    """The core's settings and the entries of a log. A last entry cut short by a crash is left out."""
+    entries = _entries(path)
+    header = parsed(pb.RecordedHeader, next(entries, b""))
+    if header.version != _VERSION:
+        raise WireError(f"{path} has version {header.version}; this program reads {_VERSION}")
+    config = CoreConfig(
+        max_waiting=header.max_waiting,
+        max_waiting_tokens=header.max_waiting_tokens,
+        plans_in_flight=header.plans_in_flight,
+        step_timeout_seconds=header.step_timeout_seconds,
+        silence_timeout_seconds=header.silence_timeout_seconds,
+    )
+    return config, (parsed(pb.RecordedEvent, data) for data in entries)
+
+
+def _entries(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while len(prefix := file.read(_LENGTH.size)) == _LENGTH.size:
+            (length,) = _LENGTH.unpack(prefix)
+            if length > _MAX_ENTRY:
+                raise WireError(f"{path} has an entry of {length} bytes; the limit is {_MAX_ENTRY}")
+            data = file.read(length)
+            if len(data) < length:
+                return
+            yield data
+
+
+def event_of(entry: pb.RecordedEvent) -> ev.Event:
+    """What an entry meant to the core. Raises WireError."""
+    match entry.WhichOneof("event"):
+        case "frontend":
+            return frontend_wire.event_of(entry.frontend, entry.peer)
+        case "worker":
+            return worker_wire.event_of(entry.worker, entry.peer)
+        case "frontend_lost":
+            return ev.FrontendLost(frontend=entry.peer)
+        case "worker_lost":
+            return ev.WorkerLost(worker=entry.peer, reason=entry.worker_lost.reason)
+        case "tick":
+            return ev.Tick()
+        case "drain_started":
+            return ev.DrainStarted()
+        case "drain_ended":
+            return ev.DrainEnded()
+        case _:
+            raise WireError("an entry without an event")

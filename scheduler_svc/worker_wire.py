@@ -1,0 +1,152 @@
+"""worker.proto on one side, the core's events and plans on the other.
+
+Owns nothing. Whatever a peer sends is checked here before the core sees it; WireError says what is wrong with it.
+"""
+
+import numpy as np
+from tandem.internal.v1 import worker_pb2 as pb
+
+from scheduler_svc.core import events as ev
+from scheduler_svc.core.plan import Plan, RowStart
+from scheduler_svc.wire import WireError, array, packed, parsed
+
+PROTOCOL = 1
+
+_STATUS = {
+    pb.STEP_STATUS_OK: ev.StepStatus.OK,
+    pb.STEP_STATUS_SKIPPED: ev.StepStatus.SKIPPED,
+    pb.STEP_STATUS_FAILED: ev.StepStatus.FAILED,
+    pb.STEP_STATUS_OUT_OF_MEMORY: ev.StepStatus.OUT_OF_MEMORY,
+    pb.STEP_STATUS_OUT_OF_SYNC: ev.StepStatus.OUT_OF_SYNC,
+}
+_MAX_DETAIL = 2000
+
+
+def parse(frame: bytes) -> pb.WorkerToCore:
+    """The message in a frame. Raises WireError."""
+    return parsed(pb.WorkerToCore, frame)
+
+
+def event_of(message: pb.WorkerToCore, worker: str) -> ev.Event:
+    """What the message means to the core. Raises WireError."""
+    match message.WhichOneof("message"):
+        case "join":
+            return ev.WorkerJoined(worker=worker, info=_info(message.join))
+        case "heartbeat":
+            return ev.WorkerAlive(worker=worker)
+        case "leave":
+            return ev.WorkerLost(worker=worker, reason="it stops")
+        case "result":
+            return _step_done(message.result, worker)
+        case _:
+            raise WireError("the message is empty")
+
+
+def _info(join: pb.Join) -> ev.WorkerInfo:
+    if join.protocol != PROTOCOL:
+        raise WireError(f"it speaks protocol {join.protocol}; this scheduler speaks {PROTOCOL}")
+    bounds = {
+        "vocab_size": (join.vocab_size, 1, 1 << 24),
+        "page_size": (join.page_size, 1, 1 << 16),
+        "num_pages": (join.num_pages, 2, 1 << 20),
+        "max_rows": (join.max_rows, 1, 1 << 16),
+        "max_length": (join.max_length, 2, 1 << 24),
+        "chunk_align": (join.chunk_align, 1, 1 << 16),
+        "token_budget": (join.token_budget, join.max_rows + join.chunk_align, 1 << 24),
+    }
+    for name, (value, low, high) in bounds.items():
+        if not low <= value <= high:
+            raise WireError(f"{name} is {value}; it must be {low} to {high}")
+    if join.max_length > join.page_size << 20:
+        raise WireError(f"max_length {join.max_length} takes more than {1 << 20} pages of {join.page_size}")
+    if not join.identity or not join.model:
+        raise WireError("identity and model must be set")
+    return ev.WorkerInfo(
+        identity=join.identity,
+        model=join.model,
+        vocab_size=join.vocab_size,
+        page_size=join.page_size,
+        num_pages=join.num_pages,
+        max_rows=join.max_rows,
+        max_length=join.max_length,
+        token_budget=join.token_budget,
+        chunk_align=join.chunk_align,
+        eos_token_ids=tuple(join.eos_token_ids),
+        pid=join.pid,
+    )
+
+
+def _step_done(result: pb.StepResult, worker: str) -> ev.StepDone:
+    status = _STATUS.get(result.status)
+    if status is None:
+        raise WireError(f"step status {result.status} is unknown")
+    if result.tokens_per_row:
+        raise WireError("several tokens per row and step are not understood")
+    return ev.StepDone(
+        worker=worker,
+        generation=result.generation,
+        step=result.step,
+        status=status,
+        detail=result.detail[:_MAX_DETAIL],
+        tokens=array(result.tokens, np.int32, "tokens"),
+        nonfinite=array(result.nonfinite, np.int32, "nonfinite"),
+    )
+
+
+def plan_frame(plan: Plan) -> bytes:
+    """A CoreToWorker frame with the plan."""
+    message = pb.CoreToWorker()
+    out = message.plan
+    out.generation, out.step, out.checksum = plan.generation, plan.step, plan.checksum
+    out.decode_rows = packed(plan.decode_rows)
+    out.zero_pages = packed(plan.zero_pages)
+    if plan.starts:
+        _fill_started(out.started, plan.starts)
+    if len(plan.append_rows):
+        out.appends.rows = packed(plan.append_rows)
+        out.appends.pages = packed(plan.append_pages)
+    if len(plan.chunk_rows):
+        out.chunks.rows = packed(plan.chunk_rows)
+        out.chunks.starts = packed(plan.chunk_starts)
+        out.chunks.counts = packed(plan.chunk_counts)
+        out.chunks.samples = plan.chunk_samples.tobytes()
+    return message.SerializeToString()
+
+
+def _fill_started(out: pb.StartedRows, starts: tuple[RowStart, ...]) -> None:
+    def ints(values: list[int]) -> bytes:
+        return packed(np.array(values, np.int32))
+
+    def floats(values: list[float]) -> bytes:
+        return np.array(values, np.dtype("<f4")).tobytes()
+
+    out.rows = ints([start.row for start in starts])
+    out.num_tokens = ints([len(start.tokens) for start in starts])
+    out.tokens = b"".join(packed(start.tokens) for start in starts)
+    out.num_pages = ints([len(start.pages) for start in starts])
+    out.pages = b"".join(packed(start.pages) for start in starts)
+    out.first_position = ints([start.first_position for start in starts])
+    out.temperature = floats([start.sampling.temperature for start in starts])
+    out.top_p = floats([start.sampling.top_p for start in starts])
+    out.top_k = ints([start.sampling.top_k for start in starts])
+    out.min_p = floats([start.sampling.min_p for start in starts])
+    out.seed = np.array([start.sampling.seed for start in starts], np.dtype("<u8")).tobytes()
+    out.sample_idx = ints([start.sample_idx for start in starts])
+    out.banned_until = ints([start.banned_until for start in starts])
+    out.num_banned = ints([len(start.banned) for start in starts])
+    out.banned = b"".join(ints(list(start.banned)) for start in starts)
+
+
+def joined_frame(generation: int) -> bytes:
+    """The worker serves; its plans will have this generation."""
+    return pb.CoreToWorker(joined=pb.Joined(generation=generation)).SerializeToString()
+
+
+def refused_frame(reason: str, *, retry: bool) -> bytes:
+    """The worker may not serve."""
+    return pb.CoreToWorker(refused=pb.Refused(reason=reason, retry=retry)).SerializeToString()
+
+
+def rejoin_frame() -> bytes:
+    """The worker is not known and should join again."""
+    return pb.CoreToWorker(rejoin=pb.Rejoin()).SerializeToString()
