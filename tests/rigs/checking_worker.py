@@ -54,6 +54,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--fail-steps", type=_steps, default=frozenset())
     parser.add_argument("--oom-steps", type=_steps, default=frozenset())
     parser.add_argument("--out-of-sync-steps", type=_steps, default=frozenset())
+    parser.add_argument("--fail-token", type=int)
     parser.add_argument("--nonfinite-token", type=int)
     parser.add_argument("--hang-step", type=int)
     parser.add_argument("--exit-step", type=int)
@@ -113,6 +114,7 @@ def _session(args: argparse.Namespace) -> WorkerSession:
         fail_steps=args.fail_steps,
         oom_steps=args.oom_steps,
         out_of_sync_steps=args.out_of_sync_steps,
+        fail_token=args.fail_token,
         nonfinite_token=args.nonfinite_token,
         hang_step=args.hang_step,
         exit_step=args.exit_step,

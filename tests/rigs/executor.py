@@ -148,6 +148,10 @@ class Executor:
         if plan.checksum != checksum:
             self._out_of_sync(result, f"checksum {plan.checksum:#x} came where {checksum:#x} is due")
             return
+        if any(self._faults.fail_token in item.row.tokens[item.start : item.start + item.count] for item in work):
+            result.status = pb.STEP_STATUS_FAILED
+            result.detail = f"token {self._faults.fail_token} was in the step"
+            return
         tokens: list[int] = []
         nonfinite: list[int] = []
         for item in work:

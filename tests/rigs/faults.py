@@ -11,6 +11,8 @@ class Faults:
     oom_steps: frozenset[int] = frozenset()
     # Answered as if a plan before it had been lost.
     out_of_sync_steps: frozenset[int] = frozenset()
+    # A step that computes this token fails, whoever shares it.
+    fail_token: int | None = None
     # Logits behind this token are not finite.
     nonfinite_token: int | None = None
     # The worker stops answering, heartbeats included.

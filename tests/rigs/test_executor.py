@@ -292,6 +292,15 @@ def test_ordered_faults_are_answered_and_are_no_violations(faults: Faults, statu
     assert executor.violations == []
 
 
+def test_a_step_with_the_failing_token_fails_and_others_do_not() -> None:
+    executor, plans = Executor(SHAPE, faults=Faults(fail_token=281)), PlanBuilder()
+    ok(executor.apply(plans.start(1, [1, 2], [1]).chunk(1, 0, 2, samples=True).build()))
+    plans.start(2, [1, 281, 3], [2]).chunk(2, 0, 1, samples=False)
+    ok(executor.apply(plans.decode(1).build()))
+    assert executor.apply(plans.chunk(2, 1, 1, samples=False).build()).status == pb.STEP_STATUS_FAILED
+    assert executor.violations == []
+
+
 def test_a_row_behind_the_poison_is_not_finite_and_its_neighbour_is() -> None:
     executor, plans = Executor(SHAPE, faults=Faults(nonfinite_token=280)), PlanBuilder()
     plans.start(1, [1, 2], [1]).chunk(1, 0, 2, samples=True)
