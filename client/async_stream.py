@@ -98,6 +98,10 @@ class AsyncGenerateStream:
     ) -> None:
         self.close()
 
+    def __del__(self) -> None:
+        if hasattr(self, "_call"):
+            self._call.cancel()
+
     def _begin(self) -> None:
         self._call = self._start(self._request, self._tries.remaining())
         self._messages = aiter(self._call)

@@ -1,0 +1,35 @@
+"""The `tandem` command: its subcommands, put together."""
+
+import os
+import sys
+
+import typer
+
+from client.cli.generate import generate
+from client.cli.queries import abort, detokenize, health, info, load, tokenize
+from client.cli.reporting import Exit
+from client.cli.serve import serve
+
+app = typer.Typer(
+    name="tandem",
+    help="Talk to a Tandem service. Exit codes: 1 failed, 2 the request is wrong, 3 not available, 4 timed out.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for command in (generate, tokenize, detokenize, abort, info, load, health, serve):
+    app.command(context_settings={"help_option_names": ["-h", "--help"]})(command)
+
+
+def main() -> None:
+    """Runs the command that the arguments name."""
+    try:
+        app()
+    except BrokenPipeError:
+        # The reader left. What is buffered has nowhere to go, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(Exit.ERROR)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""The short commands: one call, one answer."""
+
+import dataclasses
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from client.cli.flags import Address, Json, Model, Timeout
+from client.cli.generate import parse_token_ids
+from client.cli.reporting import Exit, fail, reported
+from client.connection import DEFAULT_ADDRESS
+from client.sync_client import Client
+from client.types import AbortOutcome
+
+
+def tokenize(
+    text: Annotated[str, typer.Argument(help="- reads it from standard input.")],
+    address: Address = DEFAULT_ADDRESS,
+    model: Model = None,
+    timeout: Timeout = None,
+    as_json: Json = False,
+) -> None:
+    """Print the token ids of a text."""
+    with reported(address), Client(address) as client:
+        given = sys.stdin.read().removesuffix("\n") if text == "-" else text
+        ids = client.tokenize(given, model=model, timeout=timeout)
+        print(json.dumps({"token_ids": ids}) if as_json else " ".join(map(str, ids)))
+
+
+def detokenize(
+    token_ids: Annotated[list[str], typer.Argument(help="Token ids; - reads them from standard input.")],
+    address: Address = DEFAULT_ADDRESS,
+    model: Model = None,
+    skip_special_tokens: Annotated[bool | None, typer.Option("--skip-special-tokens/--no-skip-special-tokens")] = None,
+    timeout: Timeout = None,
+    as_json: Json = False,
+) -> None:
+    """Print the text of token ids."""
+    with reported(address), Client(address) as client:
+        given = sys.stdin.read() if token_ids == ["-"] else " ".join(token_ids)
+        text = client.detokenize(
+            parse_token_ids(given), skip_special_tokens=skip_special_tokens, model=model, timeout=timeout
+        )
+        print(json.dumps({"text": text}, ensure_ascii=False) if as_json else text)
+
+
+def abort(
+    request_ids: Annotated[list[str], typer.Argument(help="Ids as given, or as told in Accepted.")],
+    address: Address = DEFAULT_ADDRESS,
+    timeout: Timeout = None,
+    as_json: Json = False,
+) -> None:
+    """End live requests. Exits 1 where an id is not live."""
+    with reported(address), Client(address) as client:
+        outcomes = client.abort(*request_ids, timeout=timeout)
+        if as_json:
+            print(json.dumps(outcomes))
+        else:
+            for request_id, outcome in outcomes.items():
+                print(f"{request_id} {outcome}")
+        if any(outcome != AbortOutcome.ABORTED for outcome in outcomes.values()):
+            raise typer.Exit(Exit.ERROR)
+
+
+def info(address: Address = DEFAULT_ADDRESS, timeout: Timeout = 10.0, as_json: Json = False) -> None:
+    """Say what is served, its limits and defaults."""
+    with reported(address), Client(address) as client:
+        _show(dataclasses.asdict(client.model_info(timeout=timeout)), as_json=as_json)
+
+
+def load(address: Address = DEFAULT_ADDRESS, timeout: Timeout = 10.0, as_json: Json = False) -> None:
+    """Say how busy the service is."""
+    with reported(address), Client(address) as client:
+        _show(dataclasses.asdict(client.load(timeout=timeout)), as_json=as_json)
+
+
+def health(
+    address: Address = DEFAULT_ADDRESS,
+    wait: Annotated[float | None, typer.Option(min=0, help="Wait so many seconds for it to serve.")] = None,
+    timeout: Timeout = 10.0,
+) -> None:
+    """Say whether the service serves; exit 3 where it does not."""
+    with reported(address), Client(address) as client:
+        if wait is not None:
+            client.wait_ready(wait)
+        elif not client.health(timeout=timeout):
+            raise fail(f"{address} answers, but does not serve: no worker has joined yet", Exit.UNAVAILABLE)
+        print("serving")
+
+
+def _show(values: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(values, ensure_ascii=False))
+        return
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, value in values.items():
+        shown = json.dumps(value) if isinstance(value, dict) else str(value)
+        table.add_row(name, shown)
+    Console(highlight=False, markup=False).print(table)

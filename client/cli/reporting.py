@@ -1,0 +1,97 @@
+"""How a command ends: one line for people, one exit code for scripts.
+
+Owns exit codes and hints. Knows nothing of what the commands do.
+"""
+
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from enum import IntEnum
+
+import typer
+
+from client.errors import (
+    AlreadyExists,
+    DeadlineExceeded,
+    InvalidArgument,
+    NotFound,
+    QueueFull,
+    TandemError,
+    Unavailable,
+)
+
+
+class Exit(IntEnum):
+    """What the shell sees."""
+
+    OK = 0
+    ERROR = 1
+    # The request is wrong; the same again will fail again. Also typer's own code for wrong flags.
+    USAGE = 2
+    # Nobody there, not ready yet, or full; the same may work later.
+    UNAVAILABLE = 3
+    DEADLINE = 4
+    # 128 + SIGINT.
+    INTERRUPTED = 130
+
+
+@contextmanager
+def reported(address: str) -> Generator[None, None, None]:
+    """Turns what a command's body raises into one line on stderr and an exit code."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise typer.Exit(Exit.INTERRUPTED) from None
+    except TandemError as error:
+        raise _failure(describe(error, address), exit_code(error)) from None
+    except (TypeError, ValueError) as error:
+        raise _failure(str(error), Exit.USAGE) from None
+
+
+def fail(message: str, code: Exit = Exit.ERROR) -> typer.Exit:
+    """Says it and gives what to raise."""
+    return _failure(message, code)
+
+
+def exit_code(error: TandemError) -> Exit:
+    """The code of an error's kind."""
+    match error:
+        case InvalidArgument() | NotFound() | AlreadyExists():
+            return Exit.USAGE
+        case Unavailable() | QueueFull():
+            return Exit.UNAVAILABLE
+        case DeadlineExceeded():
+            return Exit.DEADLINE
+        case _:
+            return Exit.ERROR
+
+
+def describe(error: TandemError, address: str) -> str:
+    """The error and what to do about it, in one line."""
+    message = " ".join(error.message.split())
+    if error.field and error.field not in message:
+        message = f"{error.field}: {message}"
+    hint = _hint(error, address)
+    return f"{message} ({hint})" if hint else message
+
+
+def _hint(error: TandemError, address: str) -> str:
+    match error:
+        case Unavailable(retry_after_seconds=None):
+            start = "start it with make run-scheduler and make run-worker"
+            return f"nothing answers at {address}: {start}, or name another with --address or TANDEM_ADDRESS"
+        case Unavailable():
+            return "tandem health --wait 60 returns when the service is ready"
+        case QueueFull(retry_after_seconds=float() as seconds):
+            return f"try again in {seconds:g} s"
+        case NotFound():
+            return "tandem info says what is served"
+        case InvalidArgument():
+            return "tandem info says the limits"
+        case _:
+            return ""
+
+
+def _failure(message: str, code: Exit) -> typer.Exit:
+    print(f"error: {message}", file=sys.stderr)
+    return typer.Exit(code)

@@ -1,0 +1,163 @@
+"""A gRPC server of the public API whose every answer a test chooses, and that remembers how each call ended.
+
+Knows nothing of models or tokens: it checks the client, not the service.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
+
+WAIT_SECONDS = 10.0
+Behaviour = Callable[[inference_pb2.GenerateRequest, "Ending"], Iterator[inference_pb2.GenerateResponse]]
+
+
+class Ending:
+    """The life of one Generate call, seen from the server."""
+
+    def __init__(self, context: grpc.ServicerContext) -> None:
+        self.context = context
+        self._over = threading.Event()
+        if not context.add_callback(self._over.set):
+            self._over.set()
+
+    def wait(self, seconds: float = WAIT_SECONDS) -> bool:
+        """True once the call is over; False where it outlived the wait."""
+        return self._over.wait(seconds)
+
+
+def accepted(request: inference_pb2.GenerateRequest) -> inference_pb2.GenerateResponse:
+    sampling = inference_pb2.SamplingParams(temperature=0.7, top_p=1.0, top_k=0, min_p=0.0, seed=2**63)
+    return inference_pb2.GenerateResponse(
+        accepted=inference_pb2.Accepted(
+            request_id=request.request_id or "made-up", sampling=sampling, prompt_tokens=3, max_new_tokens=256
+        )
+    )
+
+
+def delta(offset: int, ids: list[int], text: str) -> inference_pb2.GenerateResponse:
+    return inference_pb2.GenerateResponse(delta=inference_pb2.Delta(token_offset=offset, token_ids=ids, text=text))
+
+
+def finished(num_tokens: int, reason: int = inference_pb2.FINISH_REASON_LENGTH) -> inference_pb2.GenerateResponse:
+    return inference_pb2.GenerateResponse(finished=inference_pb2.Finished(reason=reason, output_tokens=num_tokens))
+
+
+def summary(num_tokens: int) -> inference_pb2.GenerateResponse:
+    usage = inference_pb2.Usage(prompt_tokens=3, output_tokens=num_tokens)
+    timing = inference_pb2.Timing(total_seconds=0.5, worker_changes=1)
+    return inference_pb2.GenerateResponse(summary=inference_pb2.Summary(usage=usage, timing=timing))
+
+
+def one_completion(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
+    """Three tokens in two deltas."""
+    yield accepted(request)
+    yield delta(0, [5], "Ré")
+    yield delta(1, [6, 7], "turn")
+    yield finished(3)
+    yield summary(3)
+
+
+def endless(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
+    """One token, then nothing until the client goes."""
+    yield accepted(request)
+    yield delta(0, [5], "R")
+    # Longer than any test waits: none takes the end of this for its own doing.
+    ending.wait(10 * WAIT_SECONDS)
+
+
+def fail(context: grpc.ServicerContext, code: grpc.StatusCode, message: str, *details: Message) -> None:
+    """Ends the call with a status and google.rpc details, as the API says errors look."""
+    status = status_pb2.Status(code=code.value[0], message=message)
+    for detail in details:
+        status.details.add().Pack(detail)
+    context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
+    context.abort(code, message)
+
+
+def retry_info(seconds: float) -> error_details_pb2.RetryInfo:
+    delay = Duration(seconds=int(seconds), nanos=int(seconds % 1 * 1e9))
+    return error_details_pb2.RetryInfo(retry_delay=delay)
+
+
+def bad_request(field: str, description: str) -> error_details_pb2.BadRequest:
+    violation = error_details_pb2.BadRequest.FieldViolation(field=field, description=description)
+    return error_details_pb2.BadRequest(field_violations=[violation])
+
+
+class FakeService(inference_pb2_grpc.InferenceServiceServicer, control_pb2_grpc.ControlServiceServicer):
+    """Set `behaviour` to say what Generate does; `requests` and `endings` say what came and how it went."""
+
+    def __init__(self) -> None:
+        self.behaviour: Behaviour = one_completion
+        self.requests: list[Message] = []
+        self.endings: list[Ending] = []
+        self.health = health.HealthServicer()
+        self._server = grpc.server(ThreadPoolExecutor(max_workers=16))
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(self, self._server)
+        control_pb2_grpc.add_ControlServiceServicer_to_server(self, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, self._server)
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self.serving(True)
+        self._server.start()
+
+    def serving(self, yes: bool) -> None:
+        status = health_pb2.HealthCheckResponse.SERVING if yes else health_pb2.HealthCheckResponse.NOT_SERVING
+        self.health.set("", status)
+
+    def stop(self) -> None:
+        self._server.stop(None).wait()
+
+    def Generate(
+        self, request: inference_pb2.GenerateRequest, context: grpc.ServicerContext
+    ) -> Iterator[inference_pb2.GenerateResponse]:
+        self.requests.append(request)
+        ending = Ending(context)
+        self.endings.append(ending)
+        yield from self.behaviour(request, ending)
+
+    def Tokenize(
+        self, request: inference_pb2.TokenizeRequest, context: grpc.ServicerContext
+    ) -> inference_pb2.TokenizeResponse:
+        self.requests.append(request)
+        return inference_pb2.TokenizeResponse(token_ids=request.text.encode())
+
+    def Detokenize(
+        self, request: inference_pb2.DetokenizeRequest, context: grpc.ServicerContext
+    ) -> inference_pb2.DetokenizeResponse:
+        self.requests.append(request)
+        return inference_pb2.DetokenizeResponse(text=bytes(request.token_ids).decode())
+
+    def Abort(self, request: control_pb2.AbortRequest, context: grpc.ServicerContext) -> control_pb2.AbortResponse:
+        outcomes = [
+            control_pb2.ABORT_OUTCOME_ABORTED if name.startswith("live") else control_pb2.ABORT_OUTCOME_NOT_FOUND
+            for name in request.request_ids
+        ]
+        return control_pb2.AbortResponse(
+            results=[
+                control_pb2.AbortResult(request_id=name, outcome=outcome)
+                for name, outcome in zip(request.request_ids, outcomes, strict=True)
+            ]
+        )
+
+    def GetModelInfo(
+        self, request: control_pb2.GetModelInfoRequest, context: grpc.ServicerContext
+    ) -> control_pb2.GetModelInfoResponse:
+        return control_pb2.GetModelInfoResponse(
+            model="fake",
+            vocab_size=256,
+            max_length=1024,
+            eos_token_ids=[0],
+            sampling_defaults=inference_pb2.SamplingParams(temperature=0.5),
+        )
+
+    def GetLoad(
+        self, request: control_pb2.GetLoadRequest, context: grpc.ServicerContext
+    ) -> control_pb2.GetLoadResponse:
+        return control_pb2.GetLoadResponse(running=2, steps=2**40, step_ms=1.5, worker_pid=77)

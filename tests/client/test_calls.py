@@ -1,0 +1,49 @@
+"""The short calls of both clients."""
+
+import asyncio
+
+import pytest
+
+from client import AsyncClient, Client
+from client.types import AbortOutcome
+from tests.client.fake_service import FakeService
+
+
+def test_short_calls(client: Client) -> None:
+    assert client.tokenize("hé", model="fake") == list("hé".encode())
+    assert client.detokenize([104, 105], skip_special_tokens=False) == "hi"
+    assert client.abort("live-1", "gone") == {
+        "live-1": AbortOutcome.ABORTED,
+        "gone": AbortOutcome.NOT_FOUND,
+    }
+    info = client.model_info()
+    assert (info.model, info.eos_token_ids, info.sampling_defaults.temperature) == ("fake", (0,), 0.5)
+    load = client.load()
+    assert (load.running, load.steps, load.worker_pid) == (2, 2**40, 77)
+    with pytest.raises(ValueError, match=r"token_ids is \[-1\]"):
+        client.detokenize([-1])
+
+
+def test_short_calls_async_from_a_client_made_before_the_loop(service: FakeService) -> None:
+    client = AsyncClient(service.address)
+
+    async def calls() -> None:
+        async with client:
+            assert await client.tokenize("hi") == [104, 105]
+            assert await client.detokenize([104]) == "h"
+            assert await client.abort("live-1") == {"live-1": AbortOutcome.ABORTED}
+            assert (await client.model_info()).vocab_size == 256
+            assert (await client.load()).step_ms == 1.5
+            assert await client.health()
+
+    asyncio.run(calls())
+    # And again, on another loop.
+    asyncio.run(calls())
+
+
+def test_requests_carry_what_was_given(service: FakeService, client: Client) -> None:
+    client.detokenize([1], skip_special_tokens=False, model="m")
+    client.detokenize([1])
+    first, second = service.requests
+    assert (first.model, first.skip_special_tokens) == ("m", False)
+    assert not second.HasField("skip_special_tokens")

@@ -1,0 +1,95 @@
+"""Keywords to messages: every field of the API has one, each lands in its place, and a wrong one raises."""
+
+import pytest
+from tandem.v1 import inference_pb2
+
+from client import Client
+from client.request import generate_request
+
+EVERY_OPTION = {
+    "request_id": "r",
+    "model": "m",
+    "priority": -3,
+    "temperature": 0.5,
+    "top_p": 0.25,
+    "top_k": 7,
+    "min_p": 0.125,
+    "seed": 2**64 - 1,
+    "max_new_tokens": 9,
+    "min_new_tokens": 2,
+    "stop": ["a", "b"],
+    "stop_token_ids": (3, 4),
+    "ignore_eos": True,
+    "include_stop": True,
+    "max_time_seconds": 1.5,
+    "want_text": False,
+    "want_token_ids": True,
+    "skip_special_tokens": False,
+}
+
+
+def test_every_keyword_lands_in_its_field() -> None:
+    assert generate_request("hi", **EVERY_OPTION) == inference_pb2.GenerateRequest(
+        text="hi",
+        request_id="r",
+        model="m",
+        priority=-3,
+        sampling=inference_pb2.SamplingParams(temperature=0.5, top_p=0.25, top_k=7, min_p=0.125, seed=2**64 - 1),
+        stop=inference_pb2.StopParams(
+            max_new_tokens=9,
+            min_new_tokens=2,
+            stop_strings=["a", "b"],
+            stop_token_ids=[3, 4],
+            ignore_eos=True,
+            include_stop=True,
+            max_time_seconds=1.5,
+        ),
+        output=inference_pb2.OutputParams(want_text=False, want_token_ids=True, skip_special_tokens=False),
+    )
+
+
+def test_every_field_of_the_api_has_a_keyword() -> None:
+    request = generate_request("hi", **EVERY_OPTION)
+    for part in (request, request.sampling, request.stop, request.output):
+        unset = {field.name for field in part.DESCRIPTOR.fields} - {field.name for field, _ in part.ListFields()}
+        assert unset <= {"token_ids"}
+
+
+def test_what_is_not_given_stays_unset() -> None:
+    assert generate_request("") == inference_pb2.GenerateRequest(text="")
+    assert generate_request("", temperature=None, stop=None).WhichOneof("prompt") == "text"
+    assert generate_request([]).WhichOneof("prompt") == "token_ids"
+    # Set, though it equals the type's zero: 0 is greedy, unset is the model's default.
+    assert generate_request("", temperature=0).sampling.HasField("temperature")
+
+
+def test_one_stop_string_may_come_alone() -> None:
+    assert generate_request("", stop="\n\n").stop.stop_strings == ["\n\n"]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"max_tokens": 3}, TypeError, "no keyword max_tokens; did you mean max_new_tokens"),
+        ({"zzz": 3}, TypeError, "no keyword zzz; known are .*top_p"),
+        ({"top_k": -1}, ValueError, "top_k is -1"),
+        ({"top_k": 2**32}, ValueError, "top_k is 4294967296"),
+        ({"temperature": "hot"}, TypeError, "temperature is 'hot'"),
+        ({"stop": [3]}, TypeError, r"stop is \[3\]"),
+        ({"stop_token_ids": [-1]}, ValueError, r"stop_token_ids is \[-1\]"),
+    ],
+)
+def test_a_wrong_keyword_is_named(options: dict[str, object], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        generate_request("hi", **options)
+
+
+@pytest.mark.parametrize("prompt", [b"bytes", 7, [1.5], [-1], ["a"]])
+def test_a_wrong_prompt_is_named(prompt: object) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"prompt|iterable"):
+        generate_request(prompt)
+
+
+def test_options_are_keywords_only(client: Client) -> None:
+    with pytest.raises(TypeError, match="positional"):
+        client.generate("hi", 5.0)

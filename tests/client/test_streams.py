@@ -1,0 +1,236 @@
+"""Both clients' streams: what they yield, and that leaving one ends its call at the server."""
+
+import asyncio
+import gc
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+
+import pytest
+from tandem.v1 import inference_pb2
+
+from client import AsyncClient, Client
+from client.async_stream import AsyncGenerateStream
+from client.errors import ProtocolError
+from client.sync_stream import GenerateStream
+from client.types import Delta, FinishReason
+from tests.client import fake_service
+from tests.client.fake_service import Ending, FakeService
+
+WHOLE = [
+    Delta(token_offset=0, token_ids=(5,), text="Ré"),
+    Delta(token_offset=1, token_ids=(6, 7), text="turn"),
+]
+
+
+def test_a_stream_yields_deltas_and_then_knows_how_it_went(client: Client) -> None:
+    stream = client.generate("hi", request_id="mine")
+    assert list(stream) == WHOLE
+    assert stream.accepted is not None
+    assert stream.accepted.request_id == "mine"
+    assert stream.accepted.sampling.seed == 2**63
+    assert stream.finished is not None
+    assert stream.finished.reason == FinishReason.LENGTH
+    assert stream.finished.stop_string is None
+    assert stream.summary is not None
+    assert stream.summary.usage.output_tokens == 3
+    assert stream.summary.timing.worker_changes == 1
+    assert list(stream) == []
+
+
+def test_next_works_without_a_loop(client: Client) -> None:
+    stream = client.generate("hi")
+    assert next(stream) == WHOLE[0]
+    assert next(stream) == WHOLE[1]
+    with pytest.raises(StopIteration):
+        next(stream)
+    assert stream.summary is not None
+
+
+def test_streams_run_side_by_side(service: FakeService, client: Client) -> None:
+    meeting = threading.Barrier(4, timeout=fake_service.WAIT_SECONDS)
+
+    def together(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
+        meeting.wait()
+        return fake_service.one_completion(request, ending)
+
+    service.behaviour = together
+    streams = [client.generate([1, 2], request_id=str(i)) for i in range(4)]
+    assert [list(stream) for stream in streams] == [WHOLE] * 4
+
+
+def test_an_async_stream_yields_the_same(service: FakeService) -> None:
+    async def read() -> None:
+        async with AsyncClient(service.address) as client:
+            stream = client.generate("hi")
+            assert [delta async for delta in stream] == WHOLE
+            assert stream.accepted is not None
+            assert stream.finished is not None
+            assert stream.summary is not None
+            assert stream.summary.usage.output_tokens == 3
+            assert [delta async for delta in stream] == []
+
+    asyncio.run(read())
+
+
+def break_out(stream: GenerateStream) -> None:
+    for _ in stream:
+        break
+
+
+def drop(stream: GenerateStream) -> None:
+    next(stream)
+
+
+def with_block(stream: GenerateStream) -> None:
+    with stream:
+        next(stream)
+
+
+def leave_messages(stream: GenerateStream) -> None:
+    for message in stream.messages():
+        if message.HasField("delta"):
+            break
+
+
+def close_from_another_thread(stream: GenerateStream) -> None:
+    next(stream)
+    closer = threading.Timer(0.01, stream.close)
+    closer.start()
+    # Blocked in a read when the other thread closes: an end, not an error.
+    assert list(stream) == []
+    closer.join()
+
+
+@pytest.mark.parametrize("leave", [break_out, drop, with_block, leave_messages, close_from_another_thread])
+def test_leaving_a_stream_ends_the_call(
+    service: FakeService, client: Client, leave: Callable[[GenerateStream], None]
+) -> None:
+    service.behaviour = fake_service.endless
+    leave(client.generate("hi"))
+    gc.collect()
+    assert service.endings[0].wait()
+
+
+async def async_break(stream: AsyncGenerateStream) -> None:
+    async for _ in stream:
+        break
+
+
+async def async_drop(stream: AsyncGenerateStream) -> None:
+    await anext(stream)
+
+
+async def async_with(stream: AsyncGenerateStream) -> None:
+    async with stream:
+        await anext(stream)
+
+
+async def async_aclose(stream: AsyncGenerateStream) -> None:
+    await anext(stream)
+    await stream.aclose()
+    assert [delta async for delta in stream] == []
+
+
+async def async_cancel(stream: AsyncGenerateStream) -> None:
+    await anext(stream)
+    reader = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(0)
+    reader.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reader
+
+
+async def async_close_while_read(stream: AsyncGenerateStream) -> None:
+    await anext(stream)
+
+    async def rest() -> list[Delta]:
+        return [delta async for delta in stream]
+
+    reader = asyncio.create_task(rest())
+    await asyncio.sleep(0)
+    stream.close()
+    assert await reader == []
+
+
+@pytest.mark.parametrize(
+    "leave", [async_break, async_drop, async_with, async_aclose, async_cancel, async_close_while_read]
+)
+def test_leaving_an_async_stream_ends_the_call(
+    service: FakeService, leave: Callable[[AsyncGenerateStream], Awaitable[None]]
+) -> None:
+    service.behaviour = fake_service.endless
+
+    async def run() -> None:
+        async with AsyncClient(service.address) as client:
+            # Holds no reference itself, so that the one in `leave` is the last.
+            await leave(client.generate("hi"))
+            gc.collect()
+            # While the client lives: closing it would end every call anyway.
+            assert await asyncio.to_thread(service.endings[0].wait)
+
+    asyncio.run(run())
+
+
+def test_a_stream_may_outlive_its_loop(service: FakeService) -> None:
+    service.behaviour = fake_service.endless
+
+    async def begin() -> AsyncGenerateStream:
+        async with AsyncClient(service.address) as client:
+            stream = client.generate("hi")
+            await anext(stream)
+            return stream
+
+    stream = asyncio.run(begin())
+    assert service.endings[0].wait()
+    # Nothing may be raised here, where nobody could catch it: pytest makes that an error.
+    del stream
+    gc.collect()
+
+
+def gap(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
+    yield fake_service.accepted(request)
+    yield fake_service.delta(0, [5], "R")
+    yield fake_service.delta(2, [7], "t")
+
+
+def repeated(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
+    yield fake_service.accepted(request)
+    yield fake_service.delta(0, [5], "R")
+    yield fake_service.delta(0, [5], "R")
+
+
+def no_summary(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
+    yield fake_service.accepted(request)
+    yield fake_service.delta(0, [5], "R")
+    yield fake_service.finished(1)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "message"), [(gap, "token 2; 1 have"), (repeated, "token 0; 1 have"), (no_summary, "Summary")]
+)
+def test_a_stream_that_lost_something_is_never_taken_for_whole(
+    service: FakeService, client: Client, behaviour: fake_service.Behaviour, message: str
+) -> None:
+    service.behaviour = behaviour
+    with pytest.raises(ProtocolError, match=message):
+        list(client.generate("hi"))
+
+    async def read() -> None:
+        async with AsyncClient(service.address) as async_client:
+            async for _ in async_client.generate("hi"):
+                pass
+
+    with pytest.raises(ProtocolError, match=message):
+        asyncio.run(read())
+
+
+def test_offsets_go_on_where_ids_are_not_wanted(service: FakeService, client: Client) -> None:
+    def text_only(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
+        yield fake_service.accepted(request)
+        yield fake_service.delta(0, [], "Re")
+        yield fake_service.delta(4, [], "turn")
+        yield fake_service.finished(6)
+        yield fake_service.summary(6)
+
+    service.behaviour = text_only
+    assert "".join(delta.text for delta in client.generate("hi", want_token_ids=False)) == "Return"
