@@ -1,0 +1,208 @@
+"""The `tandem` command: what it prints, where, and with which exit code."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from google.protobuf.json_format import ParseDict
+from tandem.v1 import inference_pb2
+from typer.testing import CliRunner, Result
+
+from client.cli import serve
+from client.cli.__main__ import app
+from client.cli.generate import parse_token_ids
+from tests.client import fake_service
+from tests.client.fake_service import Ending, FakeService, bad_request, retry_info
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def tandem(service: FakeService):
+    runner = CliRunner(env={"TANDEM_ADDRESS": service.address})
+
+    def run(*arguments: str, stdin: str | None = None) -> Result:
+        return runner.invoke(app, arguments, input=stdin)
+
+    return run
+
+
+def test_text_streams_to_stdout(tandem, service: FakeService) -> None:
+    result = tandem("generate", "hi")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "Réturn\n", "")
+    assert service.requests == [inference_pb2.GenerateRequest(text="hi")]
+
+
+def test_json_is_the_api_s_own_messages(tandem) -> None:
+    result = tandem("generate", "hi", "--json")
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [next(iter(line)) for line in lines] == ["accepted", "delta", "delta", "finished", "summary"]
+    assert lines[1] == {"delta": {"token_offset": 0, "token_ids": [5], "text": "Ré"}}
+    # uint64 is a string in protobuf's JSON; what is zero stands there too.
+    assert lines[0]["accepted"]["sampling"]["seed"] == str(2**63)
+    assert lines[0]["accepted"]["requests_ahead"] == 0
+    assert lines[3]["finished"] == {"reason": "FINISH_REASON_LENGTH", "output_tokens": 3}
+    assert ParseDict(lines[4], inference_pb2.GenerateResponse()) == fake_service.summary(3)
+
+
+def test_every_flag_reaches_its_field(tandem, service: FakeService) -> None:
+    flags = {
+        "--model": "m",
+        "--request-id": "r",
+        "-n": 9,
+        "--min-new-tokens": 2,
+        "-t": 0.5,
+        "--top-p": 0.25,
+        "--top-k": 7,
+        "--min-p": 0.125,
+        "--seed": 11,
+        "--stop": "a",
+        "--stop-token-id": 3,
+        "--max-time": 1.5,
+        "--priority": -3,
+    }
+    arguments = [str(word) for pair in flags.items() for word in pair]
+    switches = ["--ignore-eos", "--include-stop", "--no-want-text", "--want-token-ids", "--no-skip-special-tokens"]
+    result = tandem("generate", "hi", *arguments, "--stop", "b", *switches)
+    assert (result.exit_code, result.stdout) == (0, "5 6 7 \n")
+    (request,) = service.requests
+    for part in (request, request.sampling, request.stop, request.output):
+        unset = {field.name for field in part.DESCRIPTOR.fields} - {field.name for field, _ in part.ListFields()}
+        assert unset <= {"token_ids"}
+    assert request.stop.stop_strings == ["a", "b"]
+    assert request.priority == -3
+
+
+def test_prompt_from_stdin(tandem, service: FakeService) -> None:
+    tandem("generate", "-", stdin="two\nlines\n")
+    tandem("generate", "--token-ids", "-", stdin="[1, 2,3]\n")
+    assert service.requests[0].text == "two\nlines"
+    assert service.requests[1].token_ids.ids == [1, 2, 3]
+
+
+def test_token_ids_are_numbers() -> None:
+    assert parse_token_ids("") == []
+    with pytest.raises(ValueError, match="'-1' is none"):
+        parse_token_ids("3 -1")
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "exit_code", "line"),
+    [
+        (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            [bad_request("sampling.top_p", "")],
+            2,
+            "error: sampling.top_p: is 3; the limit is 1 (tandem info says the limits)\n",
+        ),
+        (grpc.StatusCode.NOT_FOUND, [], 2, "error: is 3; the limit is 1 (tandem info says what is served)\n"),
+        (
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            [retry_info(0.5)],
+            3,
+            "error: is 3; the limit is 1 (try again in 0.5 s)\n",
+        ),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, [], 4, "error: is 3; the limit is 1\n"),
+        (grpc.StatusCode.INTERNAL, [], 1, "error: is 3; the limit is 1\n"),
+    ],
+)
+def test_an_error_is_one_line_and_a_code(
+    tandem, service: FakeService, code: grpc.StatusCode, details: list, exit_code: int, line: str
+) -> None:
+    def failing(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
+        fake_service.fail(ending.context, code, "is 3;\nthe limit is 1", *details)
+        yield from ()
+
+    service.behaviour = failing
+    result = tandem("generate", "hi")
+    assert (result.exit_code, result.stdout, result.stderr) == (exit_code, "", line)
+
+
+def test_what_came_before_an_error_stays(tandem, service: FakeService) -> None:
+    def broken(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
+        yield fake_service.accepted(request)
+        yield fake_service.delta(0, [5], "R")
+        fake_service.fail(ending.context, grpc.StatusCode.INTERNAL, "values that are not finite")
+
+    service.behaviour = broken
+    result = tandem("generate", "hi")
+    assert (result.exit_code, result.stdout) == (1, "R\n")
+    assert result.stderr == "error: values that are not finite\n"
+
+
+def test_an_aborted_request_is_a_failure(tandem, service: FakeService) -> None:
+    def aborted(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
+        yield fake_service.accepted(request)
+        yield fake_service.finished(0, inference_pb2.FINISH_REASON_ABORTED)
+        yield fake_service.summary(0)
+
+    service.behaviour = aborted
+    assert tandem("generate", "hi").exit_code == 1
+
+
+def test_wrong_flags_and_numbers(tandem) -> None:
+    assert tandem("generate").exit_code == 2
+    assert tandem("generate", "hi", "--no-such-flag").exit_code == 2
+    result = tandem("generate", "hi", "--top-k", "-1")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: top_k is -1")
+
+
+def test_nobody_there(tandem, service: FakeService) -> None:
+    service.stop()
+    for arguments in (["generate", "hi"], ["info"], ["health"]):
+        result = tandem(*arguments)
+        assert result.exit_code == 3
+        assert f"nothing answers at {service.address}" in result.stderr
+        assert result.stderr.count("\n") == 1
+
+
+def test_short_commands(tandem, service: FakeService) -> None:
+    assert tandem("tokenize", "hi").stdout == "104 105\n"
+    assert json.loads(tandem("tokenize", "-", "--json", stdin="hi\n").stdout) == {"token_ids": [104, 105]}
+    assert tandem("detokenize", "104", "105").stdout == "hi\n"
+    assert tandem("detokenize", "-", stdin="104,105").stdout == "hi\n"
+    aborted = tandem("abort", "live-1", "gone")
+    assert (aborted.exit_code, aborted.stdout) == (1, "live-1 aborted\ngone not_found\n")
+    assert tandem("abort", "live-1").exit_code == 0
+    assert json.loads(tandem("info", "--json").stdout)["max_length"] == 1024
+    assert "max_length" in tandem("info").stdout
+    assert json.loads(tandem("load", "--json").stdout)["worker_pid"] == 77
+    assert tandem("health").stdout == "serving\n"
+
+
+def test_health_says_why_not(tandem, service: FakeService) -> None:
+    service.serving(False)
+    result = tandem("health")
+    assert (result.exit_code, "no worker has joined yet" in result.stderr) == (3, True)
+    assert tandem("health", "--wait", "0.05").exit_code == 4
+
+
+def test_serve_without_the_services(tandem, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "PROGRAMS", ("scheduler_svc_of_nobody", "gpu_worker_of_nobody"))
+    result = tandem("serve")
+    assert result.exit_code == 1
+    assert "scheduler_svc_of_nobody and gpu_worker_of_nobody cannot be found" in result.stderr
+
+
+def test_ctrl_c_cancels_and_exits_130(service: FakeService) -> None:
+    service.behaviour = fake_service.endless
+    process = subprocess.Popen(
+        [sys.executable, "-m", "client.cli", "generate", "hi", "--address", service.address],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / ".stubs")])},
+    )
+    assert process.stdout is not None
+    assert process.stdout.read(1) == b"R"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=fake_service.WAIT_SECONDS)
+    assert (process.returncode, out, err) == (130, b"\n", b"")
+    assert service.endings[0].wait()
