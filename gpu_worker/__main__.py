@@ -1,0 +1,76 @@
+"""`python -m gpu_worker`: settings, start-up, then serving until a signal.
+
+Owns the process: its logging, its exit code and its last line. The reason for a failed start is the last line.
+"""
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpu_worker.config import SettingsRefused, load_settings
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit code: 0 after a signal, 1 where the worker cannot serve, 2 for settings."""
+    begun = time.perf_counter()
+    try:
+        settings = load_settings(arguments)
+    except SettingsRefused as error:
+        print(f"gpu_worker: {error}", file=sys.stderr)
+        return 2
+    if settings.exit_with_parent:
+        die_with_parent()
+    logging.basicConfig(
+        level=settings.log_level.upper(),
+        format="%(asctime)s worker %(levelname)s %(message)s",
+        datefmt="%H:%M:%S",
+        stream=sys.stderr,
+    )
+    keep_compiled_kernels()
+    log = logging.getLogger("gpu_worker")
+    # Torch takes seconds to import; a wrong flag should not.
+    from gpu_worker.link import JoinRefused, Link
+    from gpu_worker.runner import MAX_IN_FLIGHT, DeviceLost
+    from gpu_worker.startup import start
+
+    try:
+        log.info("%-36s %7.2f s", "imports", time.perf_counter() - begun)
+        worker = start(settings)
+        endpoint = f"ipc://{settings.runtime_dir}/worker.sock"
+        log.info("%-36s %7.2f s", "ready", time.perf_counter() - begun)
+        log.info("serving %s to %s", worker.join.model, endpoint)
+        Link(endpoint, worker.join, worker.runner, max_in_flight=MAX_IN_FLIGHT).serve()
+    except KeyboardInterrupt:
+        return 130
+    except JoinRefused as error:
+        print(f"gpu_worker: the scheduler refused this worker: {error}", file=sys.stderr)
+        return 1
+    except (ValueError, OSError, DeviceLost) as error:
+        print(f"gpu_worker: {error}", file=sys.stderr)
+        return 1
+    log.info("stopped")
+    return 0
+
+
+def die_with_parent() -> None:
+    """Has the kernel kill this process when its parent ends, so that no orphan holds a device."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+
+
+def keep_compiled_kernels() -> None:
+    """Compiled kernels outlive the process: in the user's cache folder, or where TORCHINDUCTOR_CACHE_DIR says."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tandem" / "inductor"
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,68 @@
+"""The fixed sizes of one worker: what its plans may name, and the static shapes its kernels are compiled for.
+
+Owns the arithmetic between pages, rows and budgets. Knows nothing of torch, models or sockets.
+"""
+
+from dataclasses import dataclass
+
+# worker.proto's checksum packs (row << 40) ^ (logical page << 20) ^ page.
+MAX_PAGE_IDS = 1 << 20
+
+
+def align_up(count: int, multiple: int) -> int:
+    """The smallest multiple of `multiple` that is at least `count`."""
+    return -(-count // multiple) * multiple
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Geometry:
+    """Sizes agreed on at Join; they never change while the process lives."""
+
+    # Tokens per page.
+    page_size: int
+    # Pages in the pool, the reserved page 0 included.
+    num_pages: int
+    # Rows are 1..max_rows; row 0 is padding.
+    max_rows: int
+    # Tokens a sequence may have, prompt and output together.
+    max_length: int
+    # Tokens a step may cost: one per decode row, plus each chunk rounded up to chunk_align.
+    token_budget: int
+    # Query positions per tile of the prefill kernel; chunks are laid out in multiples of it.
+    chunk_align: int
+    vocab_size: int
+
+    def __post_init__(self) -> None:
+        """Raises ValueError, naming the setting and the limit, where the sizes cannot work together."""
+        least_pages = 2
+        if self.page_size < 16 or self.page_size & (self.page_size - 1):
+            raise ValueError(f"page_size is {self.page_size}; it must be a power of two, at least 16")
+        if not least_pages <= self.num_pages <= MAX_PAGE_IDS:
+            raise ValueError(f"num_pages is {self.num_pages}; it must be {least_pages} to {MAX_PAGE_IDS}")
+        if not 1 <= self.max_rows <= 1 << 16:
+            raise ValueError(f"max_rows is {self.max_rows}; it must be 1 to {1 << 16}")
+        if self.max_length < 2:
+            raise ValueError(f"max_length is {self.max_length}; it must be at least 2")
+        if self.pages_per_row > MAX_PAGE_IDS - 1:
+            raise ValueError(f"max_length is {self.max_length}; a row may have {MAX_PAGE_IDS - 1} pages at most")
+        least_budget = max(self.max_rows, self.chunk_align)
+        if self.token_budget < least_budget:
+            raise ValueError(
+                f"token_budget is {self.token_budget}; it must be at least {least_budget} "
+                f"(max_rows {self.max_rows}, one chunk {self.chunk_align})"
+            )
+
+    @property
+    def pages_per_row(self) -> int:
+        """Pages that a sequence of max_length tokens fills."""
+        return align_up(self.max_length, self.page_size) // self.page_size
+
+    @property
+    def pool_tokens(self) -> int:
+        """Token slots in the pool, those of page 0 included."""
+        return self.num_pages * self.page_size
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Query positions of the prefill kernel: chunks of one step, each aligned, always fit."""
+        return align_up(self.token_budget, self.chunk_align)

@@ -1,0 +1,64 @@
+"""The paged pool: K and V of every layer.
+
+Owns the tensors and how new keys and values reach them. Knows nothing of sequences; a slot number is page times page
+size plus offset, decided elsewhere. K and V are separate per layer and head-major, so that token times stride stays
+below 2^31 in the kernels, which do not widen.
+"""
+
+import mmap
+
+import torch
+from torch import Tensor
+
+_HUGE_PAGE_BYTES = 2 << 20
+
+
+def pool_bytes(num_layers: int, num_kv_heads: int, num_tokens: int, head_dim: int, dtype: torch.dtype) -> int:
+    """Bytes of a pool for `num_tokens` token slots."""
+    return 2 * num_layers * num_kv_heads * num_tokens * head_dim * dtype.itemsize
+
+
+class KvCache:
+    """Starts zeroed: a masked score gives probability 0, and 0 times a stale NaN would be NaN."""
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_kv_heads: int,
+        num_pages: int,
+        page_size: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.page_size = page_size
+        shape = (num_kv_heads, num_pages * page_size, head_dim)
+        self.keys = [_zeros(shape, dtype, device) for _ in range(num_layers)]
+        self.values = [_zeros(shape, dtype, device) for _ in range(num_layers)]
+
+    def write(self, layer_idx: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Puts keys and values [heads, t, head_dim] into token slots int64 [t].
+
+        index_put_, not index_copy_: the latter copied the whole pool inside compiled models.
+        """
+        self.keys[layer_idx][:, slots] = keys
+        self.values[layer_idx][:, slots] = values
+
+    def zero_pages(self, pages: Tensor) -> None:
+        """Zeroes pages int64 [n] in every layer."""
+        for pool in (*self.keys, *self.values):
+            heads, _, head_dim = pool.shape
+            pool.view(heads, -1, self.page_size, head_dim)[:, pages] = 0
+
+
+def _zeros(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros; on Linux CPUs in huge pages, since decode reads K and V in pieces of a page and a head."""
+    if device.type != "cpu" or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_items = shape[0] * shape[1] * shape[2]
+    num_bytes = -(-num_items * dtype.itemsize // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    # The tensor keeps the mapping alive. Anonymous memory is zeroed.
+    return torch.frombuffer(memory, dtype=dtype, count=num_items).view(shape)

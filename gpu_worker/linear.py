@@ -1,0 +1,49 @@
+"""Linear layers in the layout that oneDNN computes in: what inductor's freezing does, for an eager model on a CPU.
+
+Owns the replacement of nn.Linear; knows nothing of models. Where the operators are missing or the layer does not
+qualify, the plain layer stays. A tied weight is packed as a copy and the embedding keeps its own.
+"""
+
+import torch
+from torch import Tensor, nn
+
+
+class PackedLinear(nn.Module):
+    """y = x W^T + b with W prepacked; inference only."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        weight = linear.weight.detach().contiguous()
+        # Opaque to state dicts and casts on purpose: only this module's forward understands the layout.
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.to_mkldnn())
+        self._bias = None if linear.bias is None else linear.bias.detach()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
+
+
+def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether prepacked linears exist for this device and dtype, tried on a small layer."""
+    if device.type != "cpu" or dtype is not torch.float32 or not torch.backends.mkldnn.is_available():
+        return False
+    probe = nn.Linear(8, 8, bias=False)
+    try:
+        with torch.inference_mode():
+            torch.testing.assert_close(PackedLinear(probe)(torch.ones(2, 8)), probe(torch.ones(2, 8)))
+    except (AttributeError, RuntimeError, AssertionError):
+        return False
+    return True
+
+
+def pack_linears(model: nn.Module) -> int:
+    """Replaces every nn.Linear of `model`; returns how many."""
+    places = [
+        (module, name, child)
+        for module in model.modules()
+        for name, child in module.named_children()
+        if type(child) is nn.Linear
+    ]
+    for module, name, child in places:
+        setattr(module, name, PackedLinear(child))
+    return len(places)

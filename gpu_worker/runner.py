@@ -1,0 +1,424 @@
+"""Carries plans out: the sole owner of device state.
+
+A plan goes: bytes → wire (numbers in range) → slots (row tables, checksum) → step (arrays) → device: table edits, masks,
+model, sampling, newest tokens. `submit` only enqueues; `collect` yields outcomes in the order of the plans, so that two
+can be in flight. Knows nothing of sockets, of requests, or of why a plan is what it is.
+"""
+
+import logging
+import time
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from tandem.internal.v1 import worker_pb2 as pb
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from gpu_worker.attention import DecodeAttention, PrefillAttention, StepContext
+from gpu_worker.block_mask import DecodeMask, PrefillBlocks, PrefillMask
+from gpu_worker.geometry import Geometry
+from gpu_worker.kv_cache import KvCache
+from gpu_worker.model import head_dim_of
+from gpu_worker.sampler import SamplingInputs, sample
+from gpu_worker.slots import DeviceTables, RowTables
+from gpu_worker.staging import Staging
+from gpu_worker.step import Int64Array, Shapes, StepLayout, lay_out
+from gpu_worker.wire import Outcome, Plan, PlanError, StartedRows, read_plan
+
+log = logging.getLogger(__name__)
+
+MAX_IN_FLIGHT = 2
+
+
+class DeviceLost(RuntimeError):
+    """The device's context cannot be used any more; only a new process helps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _InFlight:
+    """A submitted plan. Either its outcome is known (it did not run) or its tokens are on their way."""
+
+    outcome: Outcome
+    tokens: Tensor | None = None
+    rows: Int64Array | None = None
+    started: "torch.cuda.Event | None" = None
+    ended: "torch.cuda.Event | None" = None
+
+
+class Runner:
+    """One model on one device."""
+
+    def __init__(self, model: PreTrainedModel, geometry: Geometry, *, device: torch.device, dtype: torch.dtype) -> None:
+        config = model.config
+        self.geometry, self.device = geometry, device
+        self.shapes = Shapes.for_device(geometry, on_cpu=device.type == "cpu")
+        self.tables = RowTables(geometry)
+        self._model = model
+        self._device_tables = DeviceTables(geometry, device)
+        self._staging = Staging(device, MAX_IN_FLIGHT + 1)
+        heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, head_dim_of(config)
+        self.cache = KvCache(
+            num_layers=config.num_hidden_layers,
+            num_kv_heads=kv_heads,
+            num_pages=geometry.num_pages,
+            page_size=geometry.page_size,
+            head_dim=head_dim,
+            dtype=dtype,
+            device=device,
+        )
+        scale = model.base_model.layers[0].self_attn.scaling
+        self._decode = {
+            bucket: DecodeAttention(
+                self._decode_mask(bucket, heads // kv_heads),
+                num_kv_heads=kv_heads,
+                group=heads // kv_heads,
+                head_dim=head_dim,
+                scale=scale,
+                dtype=dtype,
+            )
+            for bucket in self.shapes.decode_buckets
+        }
+        self._prefill = {
+            bucket: PrefillAttention(
+                self._prefill_mask(bucket),
+                page_size=geometry.page_size,
+                num_heads=heads,
+                num_kv_heads=kv_heads,
+                head_dim=head_dim,
+                scale=scale,
+                dtype=dtype,
+            )
+            for bucket in self.shapes.prefill_buckets
+        }
+        self._in_flight: deque[_InFlight] = deque()
+        # Pages that may hold values that are not finite; zeroed when a row gets them anew.
+        self._tainted_pages: set[int] = set()
+        self._may_compile = True
+        self._generation, self._step, self._failed = 0, 0, False
+
+    def _decode_mask(self, bucket: int, group: int) -> DecodeMask:
+        lists = self._device_tables.pages
+        if self.shapes.token_multiple is not None:
+            lists = torch.zeros(bucket, lists.shape[1], dtype=torch.int32, device=self.device)
+        return DecodeMask(
+            page_lists=lists,
+            num_pages=self.geometry.num_pages,
+            page_size=self.geometry.page_size,
+            group=group,
+            q_block=max(16, 1 << (group - 1).bit_length()),
+        )
+
+    def _prefill_mask(self, bucket: int) -> PrefillMask:
+        return PrefillMask(
+            num_queries=bucket,
+            q_block=self.geometry.chunk_align,
+            table_width=self._device_tables.pages.shape[1],
+            logical_of_page=self._device_tables.logical_of_page,
+            num_pages=self.geometry.num_pages,
+            page_size=self.geometry.page_size,
+        )
+
+    @property
+    def num_in_flight(self) -> int:
+        """Submitted plans whose outcome was not collected."""
+        return len(self._in_flight)
+
+    def reset(self, generation: int) -> None:
+        """A new generation begins: every row is forgotten, plans start at step 1."""
+        self._generation, self._step, self._failed = generation, 0, False
+        for item in self._in_flight:
+            # Their rows are about to be forgotten, and with them which pages a NaN of theirs would stand in.
+            self._taint(item.rows)
+        self.tables.reset()
+
+    def _taint(self, rows: Int64Array | None) -> None:
+        for row in [] if rows is None else rows.tolist():
+            self._tainted_pages.update(self.tables.page_table[row, : self.tables.num_pages[row]].tolist())
+
+    def submit(self, message: pb.StepPlan) -> None:
+        """Enqueues one plan. Raises nothing: what goes wrong is its outcome."""
+        if message.generation > self._generation:
+            self.reset(message.generation)
+        if self._failed or message.generation < self._generation:
+            self._refuse(message, pb.STEP_STATUS_SKIPPED, "")
+            return
+        begun = time.perf_counter()
+        try:
+            if message.step != self._step + 1:
+                detail = f"step {message.step} follows step {self._step}"
+                self._refuse(message, pb.STEP_STATUS_OUT_OF_SYNC, detail)
+                return
+            self._step = message.step
+            plan = read_plan(message, self.geometry)
+            layout = self._apply(plan)
+            if self.tables.checksum != plan.checksum:
+                detail = f"row tables differ: checksum {self.tables.checksum:#x}, the plan's {plan.checksum:#x}"
+                self._refuse(message, pb.STEP_STATUS_OUT_OF_SYNC, detail)
+                return
+            self._in_flight.append(self._run(plan, layout, begun))
+        except PlanError as error:
+            self._refuse(message, pb.STEP_STATUS_FAILED, str(error))
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            self._refuse(message, pb.STEP_STATUS_OUT_OF_MEMORY, _first_line(error))
+        except Exception as error:  # whatever a step meets, its plan must be answered
+            log.exception("step %d failed", message.step)
+            no_memory = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+            status = pb.STEP_STATUS_OUT_OF_MEMORY if no_memory else pb.STEP_STATUS_FAILED
+            self._refuse(message, status, f"{type(error).__name__}: {_first_line(error)}")
+
+    def _refuse(self, message: pb.StepPlan, status: "pb.StepStatus", detail: str) -> None:
+        if message.generation == self._generation:
+            self._failed = True
+        outcome = Outcome(generation=message.generation, step=message.step, status=status, detail=detail)
+        self._in_flight.append(_InFlight(outcome=outcome))
+
+    def _apply(self, plan: Plan) -> StepLayout | None:
+        """The host's part: tables as they are after the plan. None where nothing is computed."""
+        edits = self.tables.apply(plan)
+        layout = None
+        if plan.chunk_rows.size or plan.decode_rows.size:
+            self.tables.check(plan)
+            max_partial = self._prefill[self.shapes.prefill_buckets[-1]].mask.max_partial
+            layout = lay_out(plan, edits, self.tables, self._device_tables.slot_of_row, self.shapes, max_partial)
+        elif edits.rows.size:
+            raise PlanError("the plan starts rows or appends pages and computes nothing")
+        self.tables.advance(plan)
+        return layout
+
+    def _run(self, plan: Plan, layout: StepLayout | None, begun: float) -> _InFlight:
+        """The device's part, enqueued in stream order."""
+        outcome = Outcome(generation=plan.generation, step=plan.step, status=pb.STEP_STATUS_OK)
+        if layout is None:
+            return _InFlight(outcome=outcome)
+        if self.device.type == "cpu":
+            tokens = self._run_step(layout)
+            micros = int((time.perf_counter() - begun) * 1e6)
+            outcome = Outcome(generation=plan.generation, step=plan.step, status=pb.STEP_STATUS_OK, compute_us=micros)
+            return _InFlight(outcome=outcome, tokens=tokens, rows=layout.samples.rows)
+        started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        started.record()
+        tokens = self._run_step(layout)
+        host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+        host.copy_(tokens, non_blocking=True)
+        ended.record()
+        return _InFlight(outcome=outcome, tokens=host, rows=layout.samples.rows, started=started, ended=ended)
+
+    @torch.inference_mode()
+    def _run_step(self, layout: StepLayout) -> Tensor:
+        """Tokens int64 [samples, padding included] of one step, on the device."""
+        staged = self._staging.upload(_arrays(layout, self.tables, self._device_tables.slot_of_row))
+        self._zero_tainted(layout.edits.fresh_pages)
+        self._device_tables.set_pages(staged["edit_slots"], staged["edit_cols"], staged["edit_pages"])
+        context = self._context(layout, staged)
+        ids = staged["token_ids"]
+        if layout.decode is not None:
+            num_decode = layout.decode.rows.size
+            newest = self._device_tables.newest_token.index_select(0, staged["decode_rows"])
+            ids[:num_decode] = newest
+        logits = self._forward(ids, staged["positions"], staged["sample_tokens"], context)
+        if logits is None:
+            return ids[:0]
+        tokens = sample(logits, *_sampling(layout, staged, self.tables))
+        rows = staged["sample_rows"]
+        self._device_tables.newest_token.index_copy_(0, rows, tokens.clamp(min=0))
+        return tokens
+
+    def _forward(self, ids: Tensor, positions: Tensor, keep: Tensor, context: StepContext) -> Tensor | None:
+        """Logits [samples, vocabulary] of the packed tokens `keep`; None where there are none."""
+        stance = "default" if self._may_compile else "fail_on_recompile"
+        arguments = {
+            "input_ids": ids[None],
+            "position_ids": positions[None],
+            "use_cache": False,
+            "step": context,
+        }
+        with torch.compiler.set_stance(stance):
+            if keep.numel() == 0:
+                self._model.base_model(**arguments)
+                return None
+            return self._model(**arguments, logits_to_keep=keep).logits[0]
+
+    def _context(self, layout: StepLayout, staged: dict[str, Tensor]) -> StepContext:
+        none = staged["kv_slots"][:0]
+        decode = prefill = None
+        pages = self._device_tables.pages
+        if layout.decode is not None:
+            decode = self._decode[layout.decode.bucket]
+            if layout.decode.list_slots is not None:
+                torch.index_select(pages, 0, staged["decode_list_slots"], out=decode.mask.page_lists)
+            decode.mask.update(staged["decode_num_blocks"], staged["decode_last_page"], staged["decode_last_offset"])
+        if layout.prefill is not None:
+            prefill = self._prefill[layout.prefill.bucket]
+            blocks = PrefillBlocks(
+                slots=staged["prefill_slots"],
+                num_full=staged["prefill_num_full"],
+                num_partial=staged["prefill_num_partial"],
+                partial_pages=staged["prefill_partial_pages"],
+                q_positions=staged["prefill_q_positions"],
+            )
+            prefill.mask.update(blocks, pages)
+        return StepContext(
+            cache=self.cache,
+            kv_slots=staged["kv_slots"],
+            decode=decode,
+            decode_slots=staged["decode_slots"] if decode else none,
+            prefill=prefill,
+            prefill_places=staged["prefill_places"] if prefill else none,
+        )
+
+    def _zero_tainted(self, fresh_pages: Int64Array) -> None:
+        if self._tainted_pages:
+            pages = self._tainted_pages.intersection(fresh_pages.tolist())
+            if pages:
+                self.cache.zero_pages(torch.tensor(sorted(pages), device=self.device))
+                self._tainted_pages -= pages
+
+    def collect(self, *, wait: bool = True) -> Outcome | None:
+        """The oldest plan's outcome; None where there is none, or not yet. Raises DeviceLost."""
+        if not self._in_flight:
+            return None
+        oldest = self._in_flight[0]
+        if oldest.ended is not None and not wait and not oldest.ended.query():
+            return None
+        self._in_flight.popleft()
+        if oldest.tokens is None or oldest.rows is None:
+            return oldest.outcome
+        compute_us = oldest.outcome.compute_us
+        if oldest.started is not None and oldest.ended is not None:
+            oldest.ended.synchronize()
+            compute_us = int(oldest.started.elapsed_time(oldest.ended) * 1e3)
+        return self._finished(oldest, compute_us)
+
+    def _finished(self, item: _InFlight, compute_us: int) -> Outcome:
+        assert item.tokens is not None
+        assert item.rows is not None
+        num_samples = int(np.count_nonzero(item.rows))
+        tokens = item.tokens.numpy()[:num_samples]
+        nonfinite = np.flatnonzero(tokens < 0).astype(np.int32)
+        self._taint(item.rows[nonfinite])
+        return Outcome(
+            generation=item.outcome.generation,
+            step=item.outcome.step,
+            status=item.outcome.status,
+            tokens=np.maximum(tokens, 0).astype(np.int32),
+            nonfinite=nonfinite,
+            compute_us=compute_us,
+        )
+
+    def warm_up(self) -> list[tuple[str, float]]:
+        """Compiles every kernel; afterwards nothing may compile. (phase, seconds) each."""
+        phases: list[tuple[str, float]] = []
+        for bucket in reversed(self.shapes.prefill_buckets):
+            phases.append((f"prefill kernel, {bucket} tokens", self._warm(num_rows=1, chunk=True)))
+        for bucket in reversed(self.shapes.decode_buckets):
+            num_rows = min(bucket, self.geometry.max_rows)
+            phases.append((f"decode kernel, {bucket} slots", self._warm(num_rows=num_rows, chunk=False)))
+        self.reset(0)
+        self.cache.zero_pages(torch.ones(1, dtype=torch.int64, device=self.device))
+        self._may_compile = False
+        return phases
+
+    def _warm(self, *, num_rows: int, chunk: bool) -> float:
+        """One step of rows that all stand on page 1; every other row draws."""
+        begun = time.perf_counter()
+        self.reset(0)
+        rows = np.arange(1, num_rows + 1, dtype=np.int32)
+        ones, zeros = np.ones(num_rows, np.int32), np.zeros(num_rows, np.int32)
+        started = StartedRows(
+            rows=rows,
+            tokens=[zeros[:1]] * num_rows,
+            pages=[ones[:1]] * num_rows,
+            first_position=zeros,
+            temperature=(rows % 2).astype(np.float32),
+            top_p=np.full(num_rows, 0.5, np.float32),
+            top_k=zeros,
+            min_p=np.full(num_rows, 0.1, np.float32),
+            seed=zeros.astype(np.uint64),
+            sample_idx=zeros,
+            banned_until=zeros,
+            banned=[zeros[:0]] * num_rows,
+        )
+        running = {
+            "chunk_rows": rows,
+            "chunk_starts": zeros,
+            "chunk_counts": ones,
+            "chunk_samples": ones.astype(np.bool_),
+        }
+        plan = Plan(
+            generation=0,
+            step=1,
+            checksum=0,
+            started=started,
+            **(running if chunk else {"decode_rows": rows}),
+        )
+        self._in_flight.append(self._run(plan, self._apply(plan), begun))
+        self.collect()
+        return time.perf_counter() - begun
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [""])[0][:500]
+
+
+def _arrays(layout: StepLayout, tables: RowTables, slot_of_row: Int64Array) -> dict[str, Int64Array]:
+    """Every int64 array the device needs, parts of one size per shape first, so that their places are static."""
+    arrays = {
+        "token_ids": layout.token_ids,
+        "positions": layout.positions,
+        "kv_slots": layout.kv_slots,
+        "sample_tokens": layout.samples.tokens,
+        "sample_rows": layout.samples.rows,
+    }
+    if layout.decode is not None:
+        for name in ("rows", "slots", "list_slots", "num_blocks", "last_page", "last_offset"):
+            values = getattr(layout.decode, name)
+            if values is not None:
+                arrays[f"decode_{name}"] = values
+    if layout.prefill is not None:
+        for name in ("slots", "num_full", "num_partial", "partial_pages", "q_positions", "places"):
+            arrays[f"prefill_{name}"] = getattr(layout.prefill, name)
+    samples = layout.samples
+    if samples.drawing.size:
+        rows = samples.rows[samples.drawing]
+        arrays["drawing"] = samples.drawing
+        arrays["drawing_position"] = samples.positions[samples.drawing]
+        for name in ("temperature", "top_p", "min_p"):
+            # Floats travel as the bits of float64 in the one int64 buffer.
+            arrays[f"drawing_{name}"] = tables.sampling[name][rows].astype(np.float64).view(np.int64)
+        arrays["drawing_seed"] = tables.sampling["seed"][rows].view(np.int64)
+        for name in ("top_k", "sample_idx"):
+            arrays[f"drawing_{name}"] = tables.sampling[name][rows].astype(np.int64)
+    if samples.banned_samples.size:
+        arrays["banned_samples"], arrays["banned_tokens"] = samples.banned_samples, samples.banned_tokens
+    arrays["edit_slots"] = slot_of_row[layout.edits.rows]
+    arrays["edit_cols"], arrays["edit_pages"] = layout.edits.cols, layout.edits.pages
+    return arrays
+
+
+def _sampling(
+    layout: StepLayout, staged: dict[str, Tensor], tables: RowTables
+) -> tuple[SamplingInputs | None, tuple[Tensor, Tensor] | None]:
+    """What `sample` needs beside the logits."""
+    samples = layout.samples
+    banned = (staged["banned_samples"], staged["banned_tokens"]) if samples.banned_samples.size else None
+    if not samples.drawing.size:
+        return None, banned
+    rows = samples.rows[samples.drawing]
+    top_k, top_p = tables.sampling["top_k"][rows], tables.sampling["top_p"][rows]
+    by_rank = (top_k > 0) | (top_p < 1)
+    inputs = SamplingInputs(
+        rows=staged["drawing"],
+        temperature=staged["drawing_temperature"].view(torch.float64).float(),
+        top_p=staged["drawing_top_p"].view(torch.float64).float(),
+        top_k=staged["drawing_top_k"],
+        min_p=staged["drawing_min_p"].view(torch.float64).float(),
+        seed=staged["drawing_seed"],
+        sample_idx=staged["drawing_sample_idx"],
+        position=staged["drawing_position"],
+        largest_top_k=int(top_k[by_rank].max()) if by_rank.any() and (top_k[by_rank] > 0).all() else None,
+        filters_rank=bool(by_rank.any()),
+        filters_min_p=bool((tables.sampling["min_p"][rows] > 0).any()),
+    )
+    return inputs, banned

@@ -1,0 +1,230 @@
+"""One plan as the arrays its step needs: which token goes where, what each kernel reads, which rows sample.
+
+Owns the packing (decode rows, then chunks, then padding), the static shapes, and all page arithmetic of a step. Host
+only: numpy in, numpy out, no torch; the host's tables know everything but the sampled tokens.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpu_worker.geometry import Geometry, align_up
+from gpu_worker.slots import RowTables, TableEdits
+from gpu_worker.wire import Plan
+
+Int64Array = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shapes:
+    """Static shapes by device. Kernels exist for these and no others."""
+
+    # Decode slots of each decode kernel, ascending.
+    decode_buckets: tuple[int, ...]
+    # Query positions of each prefill kernel, ascending; the last holds the token budget.
+    prefill_buckets: tuple[int, ...]
+    # Tokens and samples are padded to multiples and buckets, so that captured graphs can follow. None: packed
+    # exactly, and the one decode kernel has a slot for every row and reads the page table itself.
+    token_multiple: int | None
+
+    @classmethod
+    def for_device(cls, geometry: Geometry, *, on_cpu: bool) -> "Shapes":
+        """A CPU skips inactive slots at no cost, so one shape serves all; elsewhere rows are bucketed."""
+        prefill = (geometry.prefill_tokens,)
+        if on_cpu:
+            every_row = geometry.max_rows + 1
+            return cls(decode_buckets=(every_row,), prefill_buckets=prefill, token_multiple=None)
+        powers = [1 << i for i in range(geometry.max_rows.bit_length()) if 1 << i < geometry.max_rows]
+        return cls(
+            decode_buckets=(*powers, geometry.max_rows),
+            prefill_buckets=prefill,
+            token_multiple=geometry.chunk_align,
+        )
+
+
+def _bucket(buckets: tuple[int, ...], need: int) -> int:
+    return next(size for size in buckets if size >= need)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodePart:
+    """Rows that compute one position; `bucket` slots of attention."""
+
+    bucket: int
+    # int64 [decode tokens]: the row and the slot of each packed token (row 0: padding).
+    rows: Int64Array
+    slots: Int64Array
+    # int64 [bucket]: the page list each slot reads; None where the kernel reads the page table itself.
+    list_slots: Int64Array | None
+    # int64 [bucket]: pages of each slot (0: none), the last one, and the last offset seen there.
+    num_blocks: Int64Array
+    last_page: Int64Array
+    last_offset: Int64Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillPart:
+    """Chunks, each aligned to the query tile; see block_mask.PrefillBlocks."""
+
+    bucket: int
+    # int64 [chunk tokens]: each packed token's place along the query axis.
+    places: Int64Array
+    slots: Int64Array
+    num_full: Int64Array
+    num_partial: Int64Array
+    partial_pages: Int64Array
+    q_positions: Int64Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplePart:
+    """Rows whose next token comes out, in the result's order; padded with row 0 and token 0."""
+
+    num_samples: int
+    # int64 [samples]: packed token whose logits decide, and the row that gets the token.
+    tokens: Int64Array
+    rows: Int64Array
+    # int64 [num_samples]: position of the token to be sampled.
+    positions: Int64Array
+    # int64 [drawing]: which samples are not greedy.
+    drawing: Int64Array
+    # int64 [n]: pairs of sample and token that may not come out.
+    banned_samples: Int64Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    banned_tokens: Int64Array = field(default_factory=lambda: np.zeros(0, np.int64))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLayout:
+    """Everything the device must be told for one step."""
+
+    edits: TableEdits
+    # int64 [tokens]: ids (0 where the device knows them: decode rows), positions, token slots of the pool.
+    token_ids: Int64Array
+    positions: Int64Array
+    kv_slots: Int64Array
+    decode: DecodePart | None
+    prefill: PrefillPart | None
+    samples: SamplePart
+
+
+def lay_out(
+    plan: Plan, edits: TableEdits, tables: RowTables, slot_of_row: Int64Array, shapes: Shapes, max_partial: int
+) -> StepLayout:
+    """The step of `plan`; `tables` have its differences applied and its rows not yet advanced."""
+    page_size = tables.geometry.page_size
+    decode = _lay_out_decode(plan, tables, slot_of_row, shapes) if plan.decode_rows.size else None
+    prefill = _lay_out_prefill(plan, tables, slot_of_row, shapes, max_partial) if plan.chunk_rows.size else None
+    rows = [decode.rows] if decode else []
+    positions = [tables.position[decode.rows] * (decode.rows > 0)] if decode else []
+    ids = [np.zeros(decode.rows.size, np.int64)] if decode else []
+    for row, start, count in zip(plan.chunk_rows, plan.chunk_starts, plan.chunk_counts, strict=True):
+        rows.append(np.full(count, row, np.int64))
+        positions.append(np.arange(start, start + count, dtype=np.int64))
+        ids.append(tables.tokens[int(row)][start : start + count].astype(np.int64))
+    num_tokens = sum(part.size for part in rows)
+    if shapes.token_multiple is not None and prefill is not None:
+        padding = np.zeros(align_up(num_tokens, shapes.token_multiple) - num_tokens, np.int64)
+        rows, positions, ids = [*rows, padding], [*positions, padding], [*ids, padding]
+    all_rows, all_positions = np.concatenate(rows), np.concatenate(positions)
+    pages = tables.page_table[all_rows, all_positions // page_size].astype(np.int64)
+    return StepLayout(
+        edits=edits,
+        token_ids=np.concatenate(ids),
+        positions=all_positions,
+        kv_slots=pages * page_size + all_positions % page_size,
+        decode=decode,
+        prefill=prefill,
+        samples=_lay_out_samples(plan, tables, decode.rows.size if decode else 0, shapes),
+    )
+
+
+def _lay_out_decode(plan: Plan, tables: RowTables, slot_of_row: Int64Array, shapes: Shapes) -> DecodePart:
+    rows = plan.decode_rows.astype(np.int64)
+    bucket = _bucket(shapes.decode_buckets, rows.size)
+    slots, list_slots = slot_of_row[rows], None
+    if shapes.token_multiple is not None:
+        rows = np.concatenate([rows, np.zeros(bucket - rows.size, np.int64)])
+        slots, list_slots = np.arange(bucket, dtype=np.int64), slot_of_row[rows]
+    positions = tables.position[rows]
+    pages = positions // tables.geometry.page_size
+    active = rows > 0
+    return DecodePart(
+        bucket=bucket,
+        rows=rows,
+        slots=slots,
+        list_slots=list_slots,
+        num_blocks=_scattered(slots, (pages + 1) * active, bucket),
+        last_page=_scattered(slots, tables.page_table[rows, pages] * active, bucket),
+        last_offset=_scattered(slots, positions % tables.geometry.page_size * active, bucket),
+    )
+
+
+def _scattered(places: Int64Array, values: NDArray[np.integer], size: int) -> Int64Array:
+    out = np.zeros(size, np.int64)
+    out[places] = values
+    return out
+
+
+def _lay_out_prefill(
+    plan: Plan, tables: RowTables, slot_of_row: Int64Array, shapes: Shapes, max_partial: int
+) -> PrefillPart:
+    page_size, q_block = tables.geometry.page_size, tables.geometry.chunk_align
+    counts = plan.chunk_counts.astype(np.int64)
+    tiles = -(-counts // q_block)
+    bucket = _bucket(shapes.prefill_buckets, int(tiles.sum()) * q_block)
+    num_tiles = bucket // q_block
+    first_tiles = np.cumsum(tiles) - tiles
+    places = [first * q_block + np.arange(count) for first, count in zip(first_tiles, counts, strict=True)]
+    part = PrefillPart(
+        bucket=bucket,
+        places=np.concatenate(places),
+        slots=np.zeros(num_tiles, np.int64),
+        num_full=np.zeros(num_tiles, np.int64),
+        num_partial=np.zeros(num_tiles, np.int64),
+        partial_pages=np.zeros((num_tiles, max_partial), np.int64),
+        q_positions=np.full(bucket, -1, np.int64),
+    )
+    starts = plan.chunk_starts.astype(np.int64)
+    for row, start, count, first_tile in zip(plan.chunk_rows, starts, counts, first_tiles, strict=True):
+        place = first_tile * q_block
+        part.q_positions[place : place + count] = np.arange(start, start + count)
+        for tile in range(-(-count // q_block)):
+            first = start + tile * q_block
+            last = min(first + q_block, start + count) - 1
+            # Every query of the tile sees the pages that end at or before its first position.
+            num_full = (first + 1) // page_size
+            num_partial = last // page_size - num_full + 1
+            at = first_tile + tile
+            part.slots[at] = slot_of_row[row]
+            part.num_full[at], part.num_partial[at] = num_full, num_partial
+            part.partial_pages[at, :num_partial] = tables.page_table[row, num_full : num_full + num_partial]
+    return part
+
+
+def _lay_out_samples(plan: Plan, tables: RowTables, num_decode_tokens: int, shapes: Shapes) -> SamplePart:
+    ends = num_decode_tokens + np.cumsum(plan.chunk_counts, dtype=np.int64)
+    chunk_rows = plan.chunk_rows[plan.chunk_samples].astype(np.int64)
+    decode_rows = plan.decode_rows.astype(np.int64)
+    decode_tokens = np.arange(decode_rows.size, dtype=np.int64)
+    rows = np.concatenate([chunk_rows, decode_rows])
+    tokens = np.concatenate([ends[plan.chunk_samples] - 1, decode_tokens])
+    positions = tables.num_known[rows]
+    drawing = np.flatnonzero(tables.sampling["temperature"][rows] > 0)
+    banned = [
+        (np.full(tables.banned[int(rows[i])].size, i), tables.banned[int(rows[i])])
+        for i in np.flatnonzero(positions < tables.sampling["banned_until"][rows])
+    ]
+    num_samples = rows.size
+    if shapes.token_multiple is not None and num_samples:
+        padding = np.zeros(_bucket(shapes.decode_buckets, num_samples) - num_samples, np.int64)
+        rows, tokens = np.concatenate([rows, padding]), np.concatenate([tokens, padding])
+    return SamplePart(
+        num_samples=num_samples,
+        tokens=tokens,
+        rows=rows,
+        positions=positions,
+        drawing=drawing,
+        banned_samples=np.concatenate([pair[0] for pair in banned] or [np.zeros(0, np.int64)]),
+        banned_tokens=np.concatenate([pair[1] for pair in banned] or [np.zeros(0, np.int64)]).astype(np.int64),
+    )

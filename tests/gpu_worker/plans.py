@@ -1,0 +1,134 @@
+"""Plans for a runner under test: a tiny core that knows rows, pages and nothing of policy.
+
+Owns a page counter and the row states that plans refer to; its checksum is computed from worker.proto's formula over
+the whole tables each time, in plain Python, independent of the worker's incremental one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from tandem.internal.v1 import worker_pb2 as pb
+
+from gpu_worker.geometry import Geometry
+
+MASK = (1 << 64) - 1
+
+
+def mix(x: int) -> int:
+    """worker.proto's MIX."""
+    z = (x + 0x9E3779B97F4A7C15) & MASK
+    z = ((z ^ z >> 30) * 0xBF58476D1CE4E5B9) & MASK
+    z = ((z ^ z >> 27) * 0x94D049BB133111EB) & MASK
+    return z ^ z >> 31
+
+
+def checksum(tables: dict[int, tuple[int, list[int]]]) -> int:
+    """worker.proto's checksum of {row: (position, pages)}."""
+    total = 0
+    for row, (position, pages) in tables.items():
+        total += position * (mix(row << 40 ^ 0xFFFFF) | 1)
+        total += sum(mix((row << 40) ^ (i << 20) ^ page) for i, page in enumerate(pages))
+    return total & MASK
+
+
+@dataclass(kw_only=True)
+class Sequence_:
+    """A sequence as the tiny core sees it."""
+
+    row: int
+    tokens: list[int]
+    pages: list[int]
+    position: int = 0
+    sampling: dict[str, float] = field(default_factory=dict)
+    banned: list[int] = field(default_factory=list)
+    started: bool = False
+
+
+def int32(values: Sequence[int]) -> bytes:
+    """Packed little-endian int32."""
+    return np.asarray(list(values), "<i4").tobytes()
+
+
+class TinyCore:
+    """Builds plans in order; the caller says what runs."""
+
+    def __init__(self, geometry: Geometry, *, generation: int = 1, page_order: Sequence[int] | None = None) -> None:
+        self.geometry = geometry
+        self.generation, self.step = generation, 0
+        self.free_pages = list(page_order or range(1, geometry.num_pages))
+        self.rows: dict[int, Sequence_] = {}
+
+    def add(self, row: int, tokens: Sequence[int], *, banned: Sequence[int] = (), **sampling: float) -> Sequence_:
+        """A sequence in `row`, with pages for its tokens."""
+        num_pages = -(-len(tokens) // self.geometry.page_size)
+        pages = [self.free_pages.pop(0) for _ in range(num_pages)]
+        sequence = Sequence_(row=row, tokens=list(tokens), pages=pages, sampling=sampling, banned=list(banned))
+        self.rows[row] = sequence
+        return sequence
+
+    def free(self, sequence: Sequence_) -> None:
+        """Gives its pages back; the row keeps its table until it is started again."""
+        self.free_pages.extend(sequence.pages)
+
+    def plan(
+        self, *, chunks: dict[int, int] | None = None, decode: Sequence[int] = (), next_token: int = 0
+    ) -> pb.StepPlan:
+        """One step: `chunks` {row: count} and `decode` rows; `next_token` stands in for tokens not yet known."""
+        chunks = chunks or {}
+        self.step += 1
+        message = pb.StepPlan(generation=self.generation, step=self.step)
+        fresh = [self.rows[row] for row in (*chunks, *decode) if not self.rows[row].started]
+        if fresh:
+            message.started.CopyFrom(self._started(fresh))
+        appends: list[tuple[int, int]] = []
+        for row in (*chunks, *decode):
+            sequence = self.rows[row]
+            end = sequence.position + chunks.get(row, 1)
+            while len(sequence.pages) * self.geometry.page_size < end:
+                sequence.pages.append(self.free_pages.pop(0))
+                appends.append((row, sequence.pages[-1]))
+        message.appends.rows = int32([row for row, _ in appends])
+        message.appends.pages = int32([page for _, page in appends])
+        message.chunks.rows = int32(list(chunks))
+        message.chunks.starts = int32([self.rows[row].position for row in chunks])
+        message.chunks.counts = int32(list(chunks.values()))
+        samples = [self.rows[row].position + count == len(self.rows[row].tokens) for row, count in chunks.items()]
+        message.chunks.samples = bytes(samples)
+        message.decode_rows = int32(decode)
+        for row in (*chunks, *decode):
+            self.rows[row].position += chunks.get(row, 1)
+        self.sampled = [row for row, does in zip(chunks, samples, strict=True) if does] + list(decode)
+        for row in self.sampled:
+            self.rows[row].tokens.append(next_token)
+        message.checksum = checksum({row: (s.position, s.pages) for row, s in self.rows.items() if s.started})
+        return message
+
+    def learn(self, outcome_tokens: Sequence[int], sampled: Sequence[int] | None = None) -> None:
+        """Puts a result's tokens where `plan` left a stand-in."""
+        for row, token in zip(self.sampled if sampled is None else sampled, outcome_tokens, strict=True):
+            self.rows[row].tokens[self.rows[row].position] = int(token)
+
+    def _started(self, sequences: Sequence[Sequence_]) -> pb.StartedRows:
+        def of(name: str, default: float, dtype: str) -> bytes:
+            return np.array([s.sampling.get(name, default) for s in sequences], dtype).tobytes()
+
+        for sequence in sequences:
+            sequence.started = True
+        return pb.StartedRows(
+            rows=int32([s.row for s in sequences]),
+            num_tokens=int32([len(s.tokens) for s in sequences]),
+            tokens=int32([token for s in sequences for token in s.tokens]),
+            num_pages=int32([len(s.pages) for s in sequences]),
+            pages=int32([page for s in sequences for page in s.pages]),
+            first_position=int32([s.position for s in sequences]),
+            temperature=of("temperature", 0.0, "<f4"),
+            top_p=of("top_p", 1.0, "<f4"),
+            top_k=of("top_k", 0, "<i4"),
+            min_p=of("min_p", 0.0, "<f4"),
+            seed=of("seed", 0, "<u8"),
+            sample_idx=of("sample_idx", 0, "<i4"),
+            banned_until=of("banned_until", 0, "<i4"),
+            num_banned=int32([len(s.banned) for s in sequences]),
+            banned=int32([token for s in sequences for token in s.banned]),
+        )
