@@ -28,22 +28,15 @@ def plan_step(
 ) -> Plan | None:
     """The lane's next plan, or None where nothing can run. The lane already holds its in-flight record.
 
-    `suspects` are handles of requests whose last step failed: one at a time runs, the others pause, until it has
-    sampled. Nobody else is admitted meanwhile; where the next suspect does not fit yet, the others run on.
+    `suspects` are handles of requests whose last step failed: when one's turn comes it runs alone and the others pause,
+    until it has sampled. Where it does not fit yet, the others run on.
     """
     rows = lane.rows
     seated = rows.seated()
     starts: list[RowStart] = []
-    if suspects:
-        suspect_rows = seated[np.isin(rows.handle[seated], list(suspects))]
-        head = None if len(suspect_rows) else book.head()
-        if len(suspect_rows):
-            seated = suspect_rows
-        elif head is not None and head.handle in suspects:
-            start = _admit_head(lane, book, head, frontend_idx, lane.info.token_budget, now)
-            if start is not None:
-                starts.append(start[0])
-                seated = np.array([start[0].row], np.int64)
+    solo = _solo_row(lane, book, suspects, frontend_idx, starts, now) if suspects else 0
+    if solo:
+        seated = np.array([solo], np.int64)
     remaining = np.minimum(rows.known[seated] + rows.samples[seated], rows.last[seated]) - rows.planned[seated]
     decode = seated[remaining == 1]
     appends, preempted = _append_pages(lane, book, decode)
@@ -54,8 +47,8 @@ def plan_step(
 
     budget = lane.info.token_budget - len(decode)
     chunks, budget = _continue_chunks(lane, seated[remaining > 1], budget)
-    if not preempted and not suspects:
-        fresh = _admit(lane, book, frontend_idx, budget, starts, chunks, now)
+    if not preempted and not solo:
+        fresh = _admit(lane, book, suspects, frontend_idx, budget, starts, chunks, now)
         if fresh:
             decode = np.concatenate([decode, np.array(fresh, np.int64)])
     if not chunks and not len(decode):
@@ -64,6 +57,28 @@ def plan_step(
         assert not appends
         return None
     return _commit(lane, starts, appends, chunks, decode, now)
+
+
+def _solo_row(
+    lane: Lane,
+    book: RequestBook,
+    suspects: Collection[int],
+    frontend_idx: Callable[[str], int],
+    starts: list[RowStart],
+    now: float,
+) -> int:
+    """The row of the suspect that runs alone now, seated if it is the queue's head; 0 where none can."""
+    for row in map(int, lane.rows.seated()):
+        if lane.rows.request_at(row).handle in suspects:
+            return row
+    head = book.head()
+    if head is None or head.handle not in suspects:
+        return 0
+    admitted = _admit_head(lane, book, head, frontend_idx, lane.info.token_budget, now)
+    if admitted is None:
+        return 0
+    starts.append(admitted[0])
+    return admitted[0].row
 
 
 def _append_pages(lane: Lane, book: RequestBook, decode: npt.NDArray[np.int64]) -> tuple[list[tuple[int, int]], bool]:
@@ -108,6 +123,7 @@ def _continue_chunks(lane: Lane, chunking: npt.NDArray[np.int64], budget: int) -
 def _admit(
     lane: Lane,
     book: RequestBook,
+    suspects: Collection[int],
     frontend_idx: Callable[[str], int],
     budget: int,
     starts: list[RowStart],
@@ -116,7 +132,7 @@ def _admit(
 ) -> list[int]:
     """Admits from the head of the queue while anything fits; returns rows whose one known token decodes at once."""
     fresh: list[int] = []
-    while (request := book.head()) is not None:
+    while (request := book.head()) is not None and request.handle not in suspects:
         admitted = _admit_head(lane, book, request, frontend_idx, budget, now)
         if admitted is None:
             break

@@ -371,12 +371,7 @@ class Scheduler:
         if event.status is not ev.StepStatus.OK:
             return self._on_step_failed(lane, event, [int(handle) for handle in record.handles], now)
         assert self.info is not None
-        num = len(record.sampled)
-        if (
-            len(event.tokens) != num
-            or not _within(event.tokens, self.info.vocab_size)
-            or (not _within(event.nonfinite, num))
-        ):
+        if not _well_formed(event, len(record.sampled), self.info.vocab_size):
             worker = lane.worker
             effects = self._close_lane(f"its result for step {event.step} is malformed", now)
             return [*effects, fx.AskRejoin(worker=worker)]
@@ -492,6 +487,15 @@ class Scheduler:
         for request in list(self.book):
             self._end(request, now, failure=fx.Failure(code=fx.FailureCode.SHUTDOWN, message=message))
         return []
+
+
+def _well_formed(event: ev.StepDone, num_sampled: int, vocab_size: int) -> bool:
+    """Whether the result has a token of the vocabulary for each sampled row; those not finite mean nothing."""
+    if len(event.tokens) != num_sampled or not _within(event.nonfinite, num_sampled):
+        return False
+    if not len(event.nonfinite):
+        return _within(event.tokens, vocab_size)
+    return _within(np.delete(event.tokens, event.nonfinite), vocab_size)
 
 
 def _within(values: ev.Int32Array, limit: int) -> bool:

@@ -1,0 +1,444 @@
+"""The core at its edges, content checked: small pools, exact pages, losses, faults, deadlines."""
+
+import itertools
+
+import pytest
+from tandem.internal.v1 import worker_pb2 as pb
+
+from scheduler_svc import worker_wire
+from scheduler_svc.core import effects as fx
+from scheduler_svc.core import events as ev
+from scheduler_svc.core.scheduler import CoreConfig
+from tests.rigs.executor import Shape
+from tests.rigs.faults import Faults
+from tests.scheduler_svc.core.world import FRONTEND, World
+
+
+def prompt(length: int, salt: int = 0) -> list[int]:
+    return [(7 * i + 13 * salt) % 250 for i in range(length)]
+
+
+def test_one_request_runs_to_its_end() -> None:
+    world = World()
+    stream = world.submit(prompt(5), max_new_tokens=12)
+    world.run()
+    world.check_all_ended()
+    assert world.streams[stream].end is not None
+    assert world.streams[stream].tokens
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 7, 8, 9, 12, 16])
+@pytest.mark.parametrize("max_new_tokens", [1, 2, 4, 5])
+def test_prompts_on_and_around_page_edges(length: int, max_new_tokens: int) -> None:
+    world = World(Shape(page_size=4, num_pages=9))
+    world.submit(prompt(length), max_new_tokens=max_new_tokens, ignore_eos=True)
+    world.run()
+    world.check_all_ended()
+    assert len(world.streams[1].tokens) == max_new_tokens
+
+
+def test_a_sequence_as_large_as_the_pool_runs_beside_others() -> None:
+    world = World(Shape(page_size=4, num_pages=5, max_length=64))
+    big = world.submit(prompt(9), max_new_tokens=8, ignore_eos=True)
+    small = [world.submit(prompt(3, i), max_new_tokens=6, ignore_eos=True) for i in range(3)]
+    world.run()
+    world.check_all_ended()
+    assert [len(world.streams[stream].tokens) for stream in (big, *small)] == [8, 6, 6, 6]
+
+
+def test_a_pool_of_two_pages_serves_one_page_at_a_time() -> None:
+    world = World(Shape(page_size=4, num_pages=2))
+    for salt in range(3):
+        world.submit(prompt(2, salt), max_new_tokens=3, ignore_eos=True)
+    world.run()
+    world.check_all_ended()
+    assert [len(stream.tokens) for stream in world.streams.values()] == [3, 3, 3]
+
+
+def test_what_can_never_fit_is_refused_with_the_arithmetic() -> None:
+    world = World(Shape(page_size=4, num_pages=5, max_length=40))
+    too_long, too_big = world.submit(prompt(30), max_new_tokens=11), world.submit(prompt(10), max_new_tokens=8)
+    fits = world.submit(prompt(10), max_new_tokens=7, ignore_eos=True)
+    rejected = [world.streams[stream].rejected for stream in (too_long, too_big)]
+    assert [answer and answer.code for answer in rejected] == [fx.RejectCode.INVALID] * 2
+    assert [answer and answer.message for answer in rejected] == [
+        "prompt (30 tokens) and max_new_tokens (11) make 41; the limit is 40",
+        "prompt (10 tokens) and max_new_tokens (8) take 5 pages of 4 tokens; the pool has 4",
+    ]
+    world.run()
+    assert len(world.streams[fits].tokens) == 7
+
+
+def test_the_exact_maximum_of_rows_runs_at_once() -> None:
+    world = World(Shape(max_rows=5, token_budget=64, num_pages=64))
+    for salt in range(7):
+        world.submit(prompt(3, salt), max_new_tokens=6, ignore_eos=True)
+    world.tick()
+    assert len(world.sent[0].starts) == 5
+    assert sorted(start.row for start in world.sent[0].starts) == [1, 2, 3, 4, 5]
+    world.run()
+    world.check_all_ended()
+
+
+def test_preemption_takes_the_newest_and_its_late_token_counts() -> None:
+    world = World(Shape(page_size=4, num_pages=5, token_budget=64))
+    first = world.submit(prompt(7), max_new_tokens=9, ignore_eos=True)
+    second = world.submit(prompt(7, 1), max_new_tokens=9, ignore_eos=True)
+    world.run()
+    world.check_all_ended()
+    ends = [world.streams[stream].end for stream in (first, second)]
+    assert [end and end.stats.preemptions for end in ends] == [0, 1]
+    assert world.core.preemptions == 1
+    assert ends[1] is not None
+    assert ends[1].stats.recomputed_tokens > 0
+
+
+def test_preemption_spares_the_higher_priority_although_it_is_newer() -> None:
+    world = World(Shape(page_size=4, num_pages=5, token_budget=64))
+    low = world.submit(prompt(7), max_new_tokens=9, ignore_eos=True)
+    high = world.submit(prompt(7, 1), max_new_tokens=9, ignore_eos=True, priority=5)
+    world.run()
+    world.check_all_ended()
+    ends = [world.streams[stream].end for stream in (low, high)]
+    assert [end and end.stats.preemptions for end in ends] == [1, 0]
+
+
+def test_priority_goes_first_then_arrival() -> None:
+    world = World(Shape(max_rows=1))
+    order = [world.submit(prompt(3, i), max_new_tokens=1, priority=p) for i, p in enumerate([0, 0, 3, -1, 3])]
+    world.run()
+    arrivals = [plan.starts[0].tokens.tolist() for plan in world.sent if plan.starts]
+    expected = [order[i] for i in (2, 4, 0, 1, 3)]
+    assert arrivals == [world.streams[stream].submit.prompt.tolist() for stream in expected]
+
+
+def test_long_prompts_are_chunked_and_others_decode_beside_them() -> None:
+    world = World(Shape(page_size=4, num_pages=64, token_budget=16, max_rows=4, chunk_align=4))
+    world.submit(prompt(2), max_new_tokens=20, ignore_eos=True)
+    world.tick()
+    world.submit(prompt(50, 1), max_new_tokens=3, ignore_eos=True)
+    world.run()
+    world.check_all_ended()
+    mixed = [plan for plan in world.sent if len(plan.chunk_rows) and len(plan.decode_rows)]
+    assert len(mixed) >= 3
+    for plan in world.sent:
+        cost = len(plan.decode_rows) + sum(-(-int(count) // 4) * 4 for count in plan.chunk_counts)
+        assert cost <= 16
+
+
+@pytest.mark.parametrize("steps", range(14))
+def test_a_worker_lost_at_any_step_costs_nobody_a_token(steps: int) -> None:
+    world = World(Shape(page_size=4, num_pages=12, token_budget=12, max_rows=4))
+    for salt in range(4):
+        world.submit(prompt(3 + 5 * salt, salt), max_new_tokens=8, ignore_eos=True, temperature=salt % 2, seed=salt)
+    for _ in range(steps):
+        world.tick(0.001)
+        world.apply()
+        world.deliver()
+    world.kill()
+    assert world.core.lane is None
+    world.join()
+    world.run()
+    world.check_all_ended()
+    assert all(len(stream.tokens) == 8 for stream in world.streams.values())
+
+
+@pytest.mark.parametrize("steps", range(10))
+@pytest.mark.parametrize("how", ["cancel", "abort", "finish", "frontend"])
+def test_ends_from_outside_in_every_phase_free_everything(steps: int, how: str) -> None:
+    world = World(Shape(page_size=4, num_pages=7, token_budget=8, max_rows=3, chunk_align=2))
+    streams = [world.submit(prompt(6 + salt, salt), max_new_tokens=6, ignore_eos=True) for salt in range(4)]
+    for step in range(steps):
+        world.tick(0.001)
+        world.apply()
+        if step % 3:
+            world.deliver()
+    for stream in streams[1:3]:
+        match how:
+            case "cancel":
+                world.cancel(stream)
+            case "abort":
+                world.handle(ev.Abort(frontend=FRONTEND, query=1, request_ids=(f"r{stream}", "nobody")))
+            case "finish":
+                kept = len(world.streams[stream].tokens)
+                world.handle(ev.Finish(frontend=FRONTEND, stream=stream, output_tokens=kept))
+            case _:
+                world.handle(ev.FrontendLost(frontend=FRONTEND))
+    world.run()
+    world.check_content()
+    world.check_empty()
+    if how in ("cancel", "abort", "finish"):
+        assert all(len(world.streams[stream].tokens) == 6 for stream in (streams[0], streams[3]))
+
+
+def test_abort_answers_per_id_and_ends_the_stream() -> None:
+    world = World()
+    stream = world.submit(prompt(4), max_new_tokens=50, ignore_eos=True)
+    world.tick()
+    effects = world.handle(ev.Abort(frontend=FRONTEND, query=9, request_ids=("r1", "r2", "r1")))
+    reply = next(effect for effect in effects if isinstance(effect, fx.AbortReply))
+    assert (reply.query, reply.outcomes) == (9, (("r1", True), ("r2", False), ("r1", False)))
+    end = world.streams[stream].end
+    assert end is not None
+    assert end.reason is fx.EndReason.ABORTED
+
+
+def test_finish_counts_what_it_drops() -> None:
+    world = World()
+    stream = world.submit(prompt(4), max_new_tokens=50, ignore_eos=True)
+    for _ in range(6):
+        world.tick()
+        world.apply()
+        world.deliver()
+    delivered = len(world.streams[stream].tokens)
+    assert delivered >= 4
+    in_flight = sum(len(record.sampled) for record in world.core.lane.in_flight) if world.core.lane else 0
+    world.handle(ev.Finish(frontend=FRONTEND, stream=stream, output_tokens=2))
+    end = world.streams[stream].end
+    assert end is not None
+    assert (end.stats.output_tokens, end.stats.discarded_tokens) == (2, delivered - 2 + in_flight)
+
+
+@pytest.mark.parametrize("step", [1, 2, 5])
+def test_a_step_that_fails_once_costs_nobody_a_token(step: int) -> None:
+    world = World(join=False)
+    world.join(Faults(fail_steps=frozenset({step})))
+    for salt in range(4):
+        world.submit(prompt(4, salt), max_new_tokens=6, ignore_eos=True)
+    world.run()
+    world.check_all_ended()
+    assert all(len(stream.tokens) == 6 for stream in world.streams.values())
+    assert world.core.lane_resets == 1
+
+
+@pytest.mark.parametrize("position", [0, 2, 3])
+def test_one_whose_step_always_fails_ends_alone(position: int) -> None:
+    world = World(join=False)
+    world.join(Faults(fail_token=251))
+    for i in range(4):
+        world.submit([*prompt(4, i), 251] if i == position else prompt(5, i), max_new_tokens=6, ignore_eos=True)
+    world.run()
+    world.check_all_ended()
+    ends = [stream.end for stream in world.streams.values()]
+    assert [bool(end and end.failure) for end in ends] == [i == position for i in range(4)]
+    culprit = ends[position]
+    assert culprit is not None
+    assert culprit.failure is not None
+    assert culprit.failure.code is fx.FailureCode.INTERNAL
+    assert f"r{position + 1}" in culprit.failure.message
+    assert world.core.lane_resets <= 3
+
+
+def test_a_queue_that_is_full_refuses_with_the_limit() -> None:
+    world = World(Shape(max_rows=1), CoreConfig(max_waiting=2, max_waiting_tokens=100))
+    streams = [world.submit(prompt(4, salt)) for salt in range(3)]
+    rejected = world.streams[streams[2]].rejected
+    assert rejected is not None
+    assert (rejected.code, rejected.message) == (fx.RejectCode.QUEUE_FULL, "2 requests are waiting; the limit is 2")
+    world.tick()
+    long = world.submit(prompt(99))
+    rejected = world.streams[long].rejected
+    assert rejected is not None
+    assert rejected.message == "4 tokens are waiting and the prompt has 99; the limit is 100"
+    world.run()
+    world.check_all_ended()
+
+
+def test_a_live_id_is_refused_and_free_again_after_its_end() -> None:
+    world = World()
+    world.submit(prompt(3), request_id="same")
+    twin = world.submit(prompt(3), request_id="same")
+    rejected = world.streams[twin].rejected
+    assert rejected is not None
+    assert rejected.code is fx.RejectCode.DUPLICATE
+    world.run()
+    again = world.submit(prompt(3), request_id="same")
+    assert world.streams[again].admitted
+
+
+def test_nobody_enters_before_a_worker_and_everybody_after_it_left() -> None:
+    world = World(join=False)
+    early = world.submit(prompt(3))
+    rejected = world.streams[early].rejected
+    assert rejected is not None
+    assert rejected.code is fx.RejectCode.NOT_READY
+    world.join()
+    world.kill()
+    late = world.submit(prompt(3), ignore_eos=True)
+    world.tick(5.0)
+    assert world.streams[late].admitted
+    assert not world.streams[late].end
+    world.join()
+    world.run()
+    world.check_content()
+    assert len(world.streams[late].tokens) == 4
+
+
+def test_what_is_due_ends_before_it_is_planned() -> None:
+    world = World(Shape(max_rows=1))
+    running = world.submit(prompt(3), max_new_tokens=50, ignore_eos=True, max_time_seconds=2.0)
+    waiting = world.submit(prompt(3, 1), deadline_seconds=1.0)
+    world.tick()
+    assert world.core.next_wake() == pytest.approx(1.0)
+    world.tick(1.0)
+    end = world.streams[waiting].end
+    assert end is not None
+    assert end.failure is not None
+    assert end.failure.code is fx.FailureCode.DEADLINE
+    world.tick(1.0)
+    end = world.streams[running].end
+    assert end is not None
+    assert end.reason is fx.EndReason.TIME_LIMIT
+    planned = {tuple(start.tokens.tolist()) for plan in world.sent for start in plan.starts}
+    assert tuple(prompt(3, 1)) not in planned
+
+
+def test_values_that_are_not_finite_end_their_request_alone() -> None:
+    world = World(Shape(page_size=4, num_pages=16), join=False)
+    poison = prompt(5, 9)
+    world.join(Faults(nonfinite_token=poison[-1]))
+    victim = world.submit(poison, max_new_tokens=6)
+    others = [world.submit([1, 2, 3 + i], max_new_tokens=6, ignore_eos=True) for i in range(3)]
+    world.run()
+    world.check_content()
+    world.check_empty()
+    end = world.streams[victim].end
+    assert end is not None
+    assert end.failure is not None
+    assert end.failure.code is fx.FailureCode.INTERNAL
+    assert "r1" in end.failure.message
+    assert all(len(world.streams[stream].tokens) == 6 for stream in others)
+    assert any(len(plan.zero_pages) for plan in world.sent)
+
+
+def test_a_worker_of_another_identity_is_refused_for_good_and_a_second_one_may_stand_by() -> None:
+    world = World()
+    info = world.info()
+    other = ev.WorkerInfo(**{name: getattr(info, name) for name in info.__slots__} | {"identity": "else"})
+    refused = world.handle(ev.WorkerJoined(worker="w-x", info=other))[0]
+    assert isinstance(refused, fx.WorkerRefused)
+    assert not refused.retry
+    spare = world.handle(ev.WorkerJoined(worker="w-y", info=info))[0]
+    assert isinstance(spare, fx.WorkerRefused)
+    assert spare.retry
+
+
+def test_a_worker_that_hangs_is_given_up_and_asked_to_join_again() -> None:
+    world = World(config=CoreConfig(step_timeout_seconds=3.0, silence_timeout_seconds=9.0))
+    world.submit(prompt(3), ignore_eos=True)
+    world.tick(1.0)
+    assert world.core.next_wake() == pytest.approx(4.0)
+    world.tick(3.0)
+    assert world.core.lane is None
+    assert any(isinstance(effect, fx.AskRejoin) for effect in world.effects)
+    late = ev.StepDone(
+        worker=world.worker, generation=1, step=1, status=ev.StepStatus.OK, detail="",
+        tokens=world.streams[1].submit.prompt, nonfinite=world.streams[1].submit.prompt[:0],
+    )  # fmt: skip
+    assert isinstance(world.handle(late)[0], fx.AskRejoin)
+    world.join()
+    world.run()
+    world.check_all_ended()
+
+
+def test_a_smaller_worker_ends_what_it_cannot_run() -> None:
+    world = World(Shape(page_size=4, num_pages=16))
+    big = world.submit(prompt(20), max_new_tokens=9, ignore_eos=True)
+    small = world.submit(prompt(4), max_new_tokens=4, ignore_eos=True)
+    world.kill()
+    world.shape = Shape(page_size=4, num_pages=4)
+    world.join()
+    world.run()
+    world.check_all_ended()
+    end = world.streams[big].end
+    assert end is not None
+    assert end.failure is not None
+    assert end.failure.code is fx.FailureCode.TOO_LARGE
+    assert len(world.streams[small].tokens) == 4
+
+
+@pytest.mark.parametrize("wrong", ["short", "range", "step", "generation"])
+def test_results_that_lie_hurt_nobody(wrong: str) -> None:
+    world = World()
+    world.submit(prompt(5), ignore_eos=True, max_new_tokens=8)
+    world.tick()
+    world.apply()
+    result = world.results[0]
+    match wrong:
+        case "short":
+            result.tokens = b""
+        case "range":
+            result.tokens = (2**30).to_bytes(4, "little")
+        case "step":
+            result.step += 5
+        case _:
+            result.generation += 5
+    world.deliver()
+    assert world.streams[1].tokens == []
+    if world.core.lane is None:
+        world.join()
+    elif wrong == "generation":
+        world.kill()
+        world.join()
+    else:
+        world.plans.clear()
+    world.run()
+    world.check_all_ended()
+
+
+def test_a_drain_admits_nobody_and_its_end_ends_the_rest() -> None:
+    world = World()
+    running = world.submit(prompt(4), max_new_tokens=100, ignore_eos=True)
+    world.tick()
+    world.handle(ev.DrainStarted())
+    refused = world.submit(prompt(4))
+    assert world.streams[refused].rejected is not None
+    world.handle(ev.DrainEnded())
+    end = world.streams[running].end
+    assert end is not None
+    assert end.failure is not None
+    assert end.failure.code is fx.FailureCode.SHUTDOWN
+    world.check_empty()
+
+
+def test_stop_tokens_and_min_new_tokens() -> None:
+    free = World()
+    stream = free.submit(prompt(4), max_new_tokens=12, ignore_eos=True)
+    free.run()
+    tokens = free.streams[stream].tokens
+    stop = tokens[3]
+    first = tokens.index(stop)
+    world = World()
+    plain = world.submit(prompt(4), max_new_tokens=12, stop_token_ids=(stop,))
+    later = world.submit(prompt(4), max_new_tokens=12, stop_token_ids=(stop,), min_new_tokens=first + 2)
+    world.run()
+    world.check_all_ended()
+    assert world.streams[plain].tokens == tokens[: first + 1]
+    assert len(world.streams[later].tokens) >= first + 2
+    assert stop not in world.streams[later].tokens[: first + 2]
+
+
+def test_two_front_ends_hear_only_their_own() -> None:
+    world = World()
+    world.handle(ev.FrontendJoined(frontend="f-2"))
+    mine = world.submit(prompt(4), ignore_eos=True)
+    submit = world.streams[mine].submit
+    fields = {name: getattr(submit, name) for name in submit.__slots__}
+    theirs = ev.Submit(**fields | {"frontend": "f-2", "request_id": "theirs", "stream": mine})
+    for effect in world.core.handle(theirs, world.now):
+        assert isinstance(effect, fx.Admitted)
+    outputs: list[fx.StepOutput] = []
+    for _ in range(12):
+        for effect in itertools.chain(world.core.handle(ev.Tick(), world.now)):
+            if isinstance(effect, fx.SendPlan):
+                world.plans.append(effect.plan)
+        if world.apply():
+            message = world.results.popleft()
+            event = worker_wire.event_of(pb.WorkerToCore(result=message), world.worker)
+            outputs += [e for e in world.core.handle(event, world.now) if isinstance(e, fx.StepOutput)]
+    for frontend in (FRONTEND, "f-2"):
+        own = [output for output in outputs if output.frontend == frontend]
+        assert [token for output in own for token in output.tokens.tolist()] == list(
+            world.streams[mine].expected(world.shape).tokens
+        )
+        assert sum(len(output.ends) for output in own) == 1
