@@ -1,0 +1,208 @@
+"""Owns the process's parts and their order of life: link to the core, servicers, gRPC server, draining.
+
+Knows nothing of requests; here the parts are put together.
+"""
+
+import asyncio
+import functools
+import logging
+import signal
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health, health_pb2_grpc
+from tandem.internal.v1 import frontend_pb2
+from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2_grpc
+
+from scheduler_svc.frontend import listen, model, status
+from scheduler_svc.frontend.control import ControlServicer, CoreQueries
+from scheduler_svc.frontend.core_link import CoreLink
+from scheduler_svc.frontend.gate import SERVICES, Gate
+from scheduler_svc.frontend.servicer import InferenceServicer
+from scheduler_svc.frontend.streams import StreamLimits, Streams
+from scheduler_svc.frontend.wire import Malformed
+
+logger = logging.getLogger(__name__)
+
+# Clients may ping every 10 s; gRPC's own tolerance of 5 minutes would answer that with GOAWAY.
+MIN_PING_INTERVAL_MS = 9_000
+SWEEP_SECONDS = 1.0
+# What remains after the last stream ended: health watchers, answers on their way.
+STOP_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the parent process says."""
+
+    endpoint: str
+    listen: str
+    reflection: bool
+    max_message_bytes: int
+    grace_seconds: float
+    limits: StreamLimits
+
+
+class TolerantParsing(grpc.aio.ServerInterceptor):
+    """Bytes that are no message reach the handler as `Malformed`: INVALID_ARGUMENT, where gRPC would say UNKNOWN."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[str, Any] = {}
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """Returns the handler with a deserializer that does not raise."""
+        method = handler_call_details.method
+        if method not in self._handlers:
+            handler = await continuation(handler_call_details)
+            # Methods that do not exist are not remembered: callers choose their names.
+            if handler is None or not isinstance(handler, tuple):
+                return handler
+            parse = cast(Any, handler).request_deserializer
+            self._handlers[method] = cast(Any, handler)._replace(request_deserializer=functools.partial(_parse, parse))
+        return self._handlers[method]
+
+
+def _parse(parse: Callable[[bytes], object], data: bytes) -> object:
+    try:
+        return parse(data)
+    except DecodeError:
+        return Malformed("request")
+
+
+class FrontEnd:
+    """One front end. Also the listener of its link to the core."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._link = CoreLink(settings.endpoint)
+        self._health = health.aio.HealthServicer()
+        self._gate = Gate(self._health)
+        self._streams = Streams(self._link.send, settings.limits)
+        self._queries = CoreQueries(self._link.send)
+        self._server = self._make_server()
+        self._stop = asyncio.Event()
+        # The model is loaded once: an identity never changes within a core, nor between cores with the same worker.
+        self._loading: asyncio.Task[None] | None = None
+
+    async def run(self, on_listening: Callable[[str], None]) -> None:
+        """Serves until `stop` is asked for and the streams have ended. Raises listen.ListenError.
+
+        `on_listening` is told the address with the port that was bound.
+        """
+        await self._gate.publish()
+        address = listen.bind(self._server, self._settings.listen)
+        await self._server.start()
+        link = asyncio.create_task(self._link.run(self))
+        sweep = asyncio.create_task(self._sweep())
+        stop = asyncio.create_task(self._drained())
+        on_listening(address)
+        try:
+            await asyncio.wait([link, sweep, stop], return_when=asyncio.FIRST_COMPLETED)
+            for task in (link, sweep):
+                if task.done():
+                    task.result()
+        finally:
+            await self._server.stop(STOP_SECONDS)
+            self._gate.shut()
+            for task in (link, sweep, stop):
+                task.cancel()
+            await asyncio.gather(link, sweep, stop, return_exceptions=True)
+
+    def stop(self) -> None:
+        """Takes no more requests, and ends when those that run have ended or the grace is over."""
+        if not self._stop.is_set():
+            logger.info("stopping: %d streams have %g s to end", self._streams.num_open, self._settings.grace_seconds)
+        self._gate.drain()
+        self._stop.set()
+
+    def stop_on_signals(self) -> None:
+        """SIGTERM stops. SIGINT, which a terminal sends to parent and child alike, is left to the parent."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.stop)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def on_message(self, message: frontend_pb2.CoreToFrontend) -> None:
+        """Deals out what the core says."""
+        match message.WhichOneof("message"):
+            case "step_output":
+                self._streams.step_output(message.step_output)
+            case "admitted":
+                self._streams.admitted(message.admitted)
+            case "rejected":
+                self._streams.rejected(message.rejected)
+            case "abort_reply":
+                reply = control_pb2.AbortResponse(results=message.abort_reply.results)
+                self._queries.answer(message.abort_reply.query, reply)
+            case "load_reply":
+                self._queries.answer(message.load_reply.query, message.load_reply.load)
+            case "model_state":
+                self._take_model(message.model_state)
+            case "draining":
+                logger.info("the core is shutting down: no new requests")
+                self._gate.drain()
+            case _:
+                logger.error("the core said what this front end does not know")
+
+    def on_lost(self) -> None:
+        """Everything that the core owed is failed; a new one serves anew."""
+        if self._loading is not None:
+            self._loading.cancel()
+        self._gate.shut()
+        self._streams.fail_all(lambda: status.not_ready("the scheduler's core is gone"))
+        self._queries.fail_all()
+
+    def _take_model(self, state: frontend_pb2.ModelState) -> None:
+        if state.ready:
+            self._loading = asyncio.create_task(self._load(state))
+
+    async def _load(self, state: frontend_pb2.ModelState) -> None:
+        served = await asyncio.to_thread(model.load, state)
+        logger.info("serving %s", served.info.model)
+        self._gate.open(served)
+
+    async def _drained(self) -> None:
+        await self._stop.wait()
+        try:
+            async with asyncio.timeout(self._settings.grace_seconds):
+                await self._streams.wait_idle()
+        except TimeoutError:
+            logger.warning("the grace is over with %d streams open", self._streams.num_open)
+            over = f"the service is shutting down and its grace of {self._settings.grace_seconds:g} s is over"
+            self._streams.fail_all(lambda: status.not_ready(over))
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            self._streams.drop_stalled()
+
+    def _make_server(self) -> grpc.aio.Server:
+        settings = self._settings
+        server = grpc.aio.server(
+            interceptors=(TolerantParsing(),),
+            options=(
+                ("grpc.max_receive_message_length", settings.max_message_bytes),
+                # Nothing larger than the caller's own limit is made: deltas are bounded by the model's length.
+                ("grpc.max_send_message_length", -1),
+                ("grpc.so_reuseport", 0),
+                ("grpc.http2.min_recv_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
+                ("grpc.keepalive_permit_without_calls", 1),
+            ),
+        )
+        inference = InferenceServicer(self._gate, self._streams)
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(inference, server)
+        control = ControlServicer(self._gate, self._queries)
+        control_pb2_grpc.add_ControlServiceServicer_to_server(control, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        if settings.reflection:
+            from grpc_reflection.v1alpha import reflection
+
+            names = [name for name in SERVICES if name]
+            reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+        return server

@@ -1,0 +1,196 @@
+"""Owns a core that says what a test tells it to: a ROUTER that speaks frontend.proto. Decides nothing by itself."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import zmq
+import zmq.asyncio
+from tandem.internal.v1 import frontend_pb2
+from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
+
+from scheduler_svc.frontend.server import FrontEnd, Settings
+from scheduler_svc.frontend.streams import StreamLimits
+from tests.scheduler_svc.frontend.tokenizers_for_tests import EOS, as_json, byte_level
+
+WAIT_SECONDS = 10.0
+
+
+def model_state(**changes: Any) -> frontend_pb2.ModelState:
+    """A model of 300 tokens whose tokenizer is the byte-level one."""
+    tokenizer = byte_level()
+    info = control_pb2.GetModelInfoResponse(
+        model="toy",
+        identity="abc",
+        vocab_size=tokenizer.get_vocab_size(),
+        max_length=512,
+        page_size=16,
+        num_pages=64,
+        max_rows=8,
+        token_budget=64,
+        eos_token_ids=[tokenizer.token_to_id(EOS)],
+        sampling_defaults=inference_pb2.SamplingParams(temperature=0.5, top_p=0.9, top_k=40, min_p=0.125),
+        default_max_new_tokens=100,
+        max_waiting=4,
+        has_tokenizer=True,
+    )
+    for name, value in changes.items():
+        setattr(info, name, value)
+    state = frontend_pb2.ModelState(ready=True, info=info)
+    if info.has_tokenizer:
+        state.tokenizer_json = as_json(tokenizer)
+    return state
+
+
+class FakeCore:
+    """What the front end sends is read with `expect`; answers are sent with the methods."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.bind(endpoint)
+        self.peer = b""
+        # Output tokens sent, by stream.
+        self.num_sent: dict[int, int] = {}
+
+    async def expect(self, kind: str) -> Any:
+        """The next message, which has to be of this kind."""
+        async with asyncio.timeout(WAIT_SECONDS):
+            self.peer, frame = await self._socket.recv_multipart()
+        message = frontend_pb2.FrontendToCore.FromString(frame)
+        assert message.WhichOneof("message") == kind, message
+        return getattr(message, kind)
+
+    async def is_silent(self, seconds: float = 0.05) -> bool:
+        return not await self._socket.poll(int(seconds * 1000))
+
+    async def send(self, **message: Any) -> None:
+        await self._socket.send_multipart([self.peer, frontend_pb2.CoreToFrontend(**message).SerializeToString()])
+
+    async def send_raw(self, frame: bytes) -> None:
+        await self._socket.send_multipart([self.peer, frame])
+
+    async def greet(self, state: frontend_pb2.ModelState | None = None) -> None:
+        await self.expect("hello")
+        await self.send(model_state=state or model_state())
+
+    async def admit(self, requests_ahead: int = 0) -> frontend_pb2.Submit:
+        submit = await self.expect("submit")
+        self.num_sent[submit.stream] = 0
+        await self.send(admitted=frontend_pb2.Admitted(stream=submit.stream, requests_ahead=requests_ahead))
+        return submit
+
+    async def output(self, stream: int, tokens: Sequence[int], end: frontend_pb2.End | None = None) -> None:
+        """A step's output: tokens of one stream, and its end."""
+        offset = self.num_sent[stream]
+        self.num_sent[stream] += len(tokens)
+        await self.output_many([stream] * len(tokens), range(offset, offset + len(tokens)), tokens, end)
+
+    async def output_many(
+        self,
+        streams: Sequence[int],
+        offsets: Sequence[int],
+        tokens: Sequence[int],
+        end: frontend_pb2.End | None = None,
+    ) -> None:
+        output = frontend_pb2.StepOutput(
+            streams=np.array(streams, "<u8").tobytes(),
+            offsets=np.array(offsets, "<i4").tobytes(),
+            tokens=np.array(tokens, "<i4").tobytes(),
+            ends=[end] if end else [],
+        )
+        await self.send(step_output=output)
+
+    def end(self, stream: int, reason: str, **fields: Any) -> frontend_pb2.End:
+        """An End that counts what was sent."""
+        end = frontend_pb2.End(
+            stream=stream,
+            reason=inference_pb2.FinishReason.Value(f"FINISH_REASON_{reason}"),
+            usage=inference_pb2.Usage(prompt_tokens=3, output_tokens=self.num_sent[stream], discarded_tokens=1),
+            timing=inference_pb2.Timing(total_seconds=2.0),
+        )
+        for name, value in fields.items():
+            setattr(end, name, value)
+        return end
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+class Service:
+    """A front end in this process, its fake core, and a channel to it."""
+
+    def __init__(self, core: FakeCore, address: str, front_end: FrontEnd | None) -> None:
+        self.core = core
+        self.address = address
+        self.front_end = front_end
+        self.channel = grpc.aio.insecure_channel(address)
+        self.inference = inference_pb2_grpc.InferenceServiceStub(self.channel)
+        self.control = control_pb2_grpc.ControlServiceStub(self.channel)
+
+    def generate(self, *, timeout: float | None = WAIT_SECONDS, **fields: Any) -> Any:
+        if "text" not in fields and "token_ids" not in fields:
+            fields["text"] = "the"
+        return self.inference.Generate(inference_pb2.GenerateRequest(**fields), timeout=timeout)
+
+    async def start_stream(self, **fields: Any) -> tuple[Any, frontend_pb2.Submit]:
+        """A stream that the core admitted and whose Accepted was read."""
+        call = self.generate(**fields)
+        submit = await self.core.admit()
+        first = await call.read()
+        assert first.WhichOneof("event") == "accepted", first
+        return call, submit
+
+
+@asynccontextmanager
+async def service(tmp_path: Path, *, ready: bool = True, state: Any = None, **changes: Any) -> Any:
+    """A running front end; `ready`: its core has said Hello back and serves the toy model."""
+    endpoint = f"ipc://{tmp_path}/core.sock"
+    core = FakeCore(endpoint)
+    settings: dict[str, Any] = {
+        "endpoint": endpoint,
+        "listen": "127.0.0.1:0",
+        "reflection": False,
+        "max_message_bytes": 1 << 20,
+        "grace_seconds": 5.0,
+        "limits": StreamLimits(),
+    }
+    front_end = FrontEnd(Settings(**{**settings, **changes}))
+    listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    running = asyncio.create_task(front_end.run(listening.set_result))
+    try:
+        under_test = Service(core, await listening, front_end)
+        if ready:
+            await core.greet(state)
+            await until_ready(under_test)
+        yield under_test
+        await under_test.channel.close()
+    finally:
+        front_end.stop()
+        await running
+        core.close()
+
+
+async def until_ready(under_test: Service) -> None:
+    """Waits for the model, which is loaded in a thread."""
+    assert under_test.front_end is not None
+    async with asyncio.timeout(WAIT_SECONDS):
+        while under_test.front_end._loading is None:
+            await asyncio.sleep(0)
+        await under_test.front_end._loading
+
+
+async def rest(call: Any) -> list[Any]:
+    """All messages that are left, as (kind, message)."""
+    messages: list[Any] = []
+    async with asyncio.timeout(WAIT_SECONDS):
+        while (message := await call.read()) is not grpc.aio.EOF:
+            kind = message.WhichOneof("event")
+            messages.append((kind, getattr(message, kind)))
+    return messages

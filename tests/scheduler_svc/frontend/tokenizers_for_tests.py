@@ -1,0 +1,73 @@
+"""Owns the tokenizers that these tests speak: bytes and a few merges, so that every border can be put anywhere."""
+
+import functools
+import json
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers.decoders import ByteLevel
+
+# The id of byte b is b; merges follow, then the specials.
+MERGES = ("th", "he", "the", "in", "ing", " a", "stop", "é", "€", " 😀")
+EOS = "<eos>"
+BOS = "<bos>"
+
+
+def _alphabet() -> list[str]:
+    """The character that stands for each byte in a byte-level vocabulary."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return [chr(byte) if byte in printable else chr(0x100 + others.index(byte)) for byte in range(256)]
+
+
+ALPHABET = _alphabet()
+assert set(ALPHABET) == set(pre_tokenizers.ByteLevel.alphabet())
+
+
+@functools.cache
+def byte_level() -> Tokenizer:
+    """256 bytes and whole-word merges; no <bos> of its own accord."""
+    vocab = {ALPHABET[byte]: byte for byte in range(256)}
+    merges: list[tuple[str, str]] = []
+    for word in MERGES:
+        symbols = [ALPHABET[byte] for byte in word.encode()]
+        left = symbols[0]
+        for right in symbols[1:]:
+            if left + right not in vocab:
+                vocab[left + right] = len(vocab)
+                merges.append((left, right))
+            left += right
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(BOS, special=True), AddedToken(EOS, special=True)])
+    return tokenizer
+
+
+@functools.cache
+def byte_fallback() -> Tokenizer:
+    """As SentencePiece models have it: ▁ for a space, <0xNN> for bytes without a token; the first space is stripped."""
+    words = ["<unk>", "▁", "▁the", "▁cat", "s", "a", "t", "."]
+    vocab = {word: i for i, word in enumerate([*words, *(f"<0x{byte:02X}>" for byte in range(256))])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return tokenizer
+
+
+def as_json(tokenizer: Tokenizer) -> bytes:
+    text = tokenizer.to_str()
+    assert json.loads(text)
+    return text.encode()
+
+
+def token(text: str) -> int:
+    """The id of one token of the byte-level tokenizer."""
+    token_id = byte_level().token_to_id("".join(ALPHABET[byte] for byte in text.encode()))
+    assert token_id is not None
+    return token_id
+
+
+def spell(data: bytes) -> list[int]:
+    """One token per byte."""
+    return list(data)
