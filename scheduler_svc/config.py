@@ -6,13 +6,12 @@ belongs to another of the programs is fine, so one environment can serve them al
 
 import os
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 from pydantic import Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
-    InitSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     TomlConfigSettingsSource,
@@ -90,8 +89,8 @@ class SchedulerSettings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Flags (as init arguments), then the environment, then the file."""
-        flags = cast("InitSettingsSource", init_settings).init_kwargs
-        name = flags.get("config") or os.environ.get(f"{ENV_PREFIX}CONFIG")
+        flags = cast("dict[str, object]", cast("Any", init_settings).init_kwargs)
+        name = str(flags.get("config") or "") or os.environ.get(f"{ENV_PREFIX}CONFIG")
         if name and not Path(name).is_file():
             raise SystemExit(f"scheduler_svc: config: {name} is no file")
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, name or None)

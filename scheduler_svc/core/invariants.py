@@ -70,6 +70,7 @@ def _audit_rows(core: Scheduler, lane: Lane) -> None:
         assert 0 <= confirmed <= planned <= min(known + samples, last), (
             f"row {row}: confirmed {confirmed}, planned {planned}, known {known}, samples {samples}, last {last}"
         )
+        assert int(rows.proven[row]) <= confirmed
         assert known < request.total_length and last == request.total_length - 1
         assert rows.num_pages[row] == len(rows.pages[row])
         assert len(rows.pages[row]) * page_size >= planned, f"row {row} computes past its pages"

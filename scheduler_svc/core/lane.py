@@ -20,7 +20,7 @@ class Lane:
         self.info = info
         self.heard_at = now
         self.result_at = now
-        # Pages whose last owner produced values that are not finite; the next plan zeroes them. Kept over a reset.
+        # Freed pages that may hold values which are not finite; the next plan zeroes them. Kept over a reset.
         self.zero_pages: list[int] = []
         self._open(generation)
 
@@ -35,15 +35,20 @@ class Lane:
         """Pages that so many positions take."""
         return -(-num_tokens // self.info.page_size)
 
-    def leave(self, request: Request, move: Move, *, zero: bool = False) -> None:
+    def leave(self, request: Request, move: Move, *, broken: bool = False) -> None:
         """Takes a running request off its row and frees its pages at once.
 
         Plans in flight may still read and write those pages; the worker applies plans in order, so whoever gets the
         pages next writes them after that.
         """
-        pages = self.rows.unseat(request.row)
-        if zero:
-            self.zero_pages.extend(pages)
+        row, page_size = request.row, self.info.page_size
+        proven = 0 if broken else int(self.rows.proven[row])
+        written = self.pages_for(int(self.rows.planned[row]))
+        pages = self.rows.unseat(row)
+        # What is in flight may yet turn out not finite when nobody looks any more, and a page's next owner multiplies
+        # its stale tail by zero, which NaN survives. So what no finite sample has read is zeroed: a page per request.
+        if proven < int(self.rows.planned[row]) or broken:
+            self.zero_pages.extend(pages[proven // page_size : written])
         self.pool.release(pages)
         request.move(move)
 

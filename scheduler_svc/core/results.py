@@ -82,6 +82,7 @@ def _seated(lane: Lane, rows_s: npt.NDArray[np.int64], tokens: Int32Array, eos: 
     for request in rows.requests_at(rows_s[offsets == 0]):
         request.first_token_at = now
     rows.samples[rows_s] -= 1
+    rows.proven[rows_s] = rows.confirmed[rows_s]
     rows.add_tokens(rows_s, tokens)
     known = rows.known[rows_s]
 

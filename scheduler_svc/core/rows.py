@@ -7,7 +7,8 @@ Counters per row (positions and tokens are counted from the start of the sequenc
     confirmed <= planned <= known + samples
 
 `known` token ids held by the core, `planned` positions in sent plans, `confirmed` positions in received results,
-`samples` tokens that plans in flight will bring. A row has work while planned < min(known + samples, last).
+`samples` tokens that plans in flight will bring, `proven` positions whose keys and values are finite, because a later
+finite sample read them. A row has work while planned < min(known + samples, last).
 
 A row that its request left keeps `planned` and its page sum: the worker is not told of ends, so its tables keep them
 too, and the checksum (worker.proto) covers every row started in the generation.
@@ -51,6 +52,7 @@ class Rows:
         self.planned = np.zeros(n, np.int32)
         self.confirmed = np.zeros(n, np.int32)
         self.samples = np.zeros(n, np.int32)
+        self.proven = np.zeros(n, np.int32)
         self.plans = np.zeros(n, np.int32)
         self.num_pages = np.zeros(n, np.int32)
         self.last = np.zeros(n, np.int32)
@@ -104,7 +106,7 @@ class Rows:
         self.pages[row] = pages
         self.handle[row] = request.handle
         self.known[row] = self._flushed[row] = known
-        self.confirmed[row] = self.samples[row] = self.plans[row] = 0
+        self.confirmed[row] = self.samples[row] = self.plans[row] = self.proven[row] = 0
         self.num_pages[row] = len(pages)
         self.last[row] = request.last_position
         self.prompt[row] = request.prompt_tokens

@@ -197,10 +197,10 @@ class Scheduler:
         failure: fx.Failure | None = None,
         stop_token_id: int | None = None,
         output_tokens: int | None = None,
-        zero: bool = False,
+        broken: bool = False,
     ) -> None:
         """Ends a live request in every phase: frees it, forgets it, and queues its one terminal answer."""
-        in_flight = self._forget(request, zero=zero)
+        in_flight = self._forget(request, broken=broken)
         delivered = request.num_outputs
         kept = delivered if output_tokens is None else min(output_tokens, delivered)
         stats = request.stats(now=now, output_tokens=kept, discarded_tokens=in_flight + delivered - kept)
@@ -214,11 +214,11 @@ class Scheduler:
             )
         )
 
-    def _forget(self, request: Request, *, zero: bool = False) -> int:
+    def _forget(self, request: Request, *, broken: bool = False) -> int:
         """Frees a live request without an answer; returns how many samples are still in flight for it."""
         if request.phase is Phase.RUNNING:
             assert self.lane is not None
-            self.lane.leave(request, Move.END, zero=zero)
+            self.lane.leave(request, Move.END, broken=broken)
         else:
             request.move(Move.END)
             self.book.uncount(request)
@@ -402,7 +402,7 @@ class Scheduler:
             self._end(request, now, reason=ending.reason, stop_token_id=ending.stop_token_id)
             return
         message = f"request {request.request_id}: the model's output was not finite; the request was ended"
-        self._end(request, now, failure=fx.Failure(code=fx.FailureCode.INTERNAL, message=message), zero=True)
+        self._end(request, now, failure=fx.Failure(code=fx.FailureCode.INTERNAL, message=message), broken=True)
 
     def _deliver(self, delivery: Delivery) -> list[fx.Effect]:
         """One effect per front end; ends ride with the tokens that they follow."""

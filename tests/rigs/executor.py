@@ -78,7 +78,11 @@ class Executor:
         return {row.idx: (row.position, row.pages[: row.num_pages].tolist()) for row in self._tables.rows.values()}
 
     def begin(self, generation: int) -> None:
-        """The core said Joined: plans of this generation follow, whatever came before."""
+        """The core said Joined: the pool is zeroed, plans of this generation follow, whatever came before."""
+        self._pool.zero(list(range(1, self.shape.num_pages)))
+        self._open(generation)
+
+    def _open(self, generation: int) -> None:
         self._generation = generation
         self._step = 0
         self._broken = False
@@ -88,7 +92,7 @@ class Executor:
         """The result of one plan; plans are applied in the order in which they came."""
         result = pb.StepResult(generation=plan.generation, step=plan.step, status=pb.STEP_STATUS_OK)
         if plan.generation > self._generation:
-            self.begin(plan.generation)
+            self._open(plan.generation)
         if self._broken or plan.generation < self._generation:
             result.status = pb.STEP_STATUS_SKIPPED
             return result
