@@ -35,6 +35,11 @@ class Child:
         self._reader: asyncio.Task[None] | None = None
 
     @property
+    def started(self) -> bool:
+        """Whether it ever ran."""
+        return self._process is not None
+
+    @property
     def pid(self) -> int:
         """Of the process that runs, or ran last."""
         return self._running().pid

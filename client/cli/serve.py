@@ -54,7 +54,7 @@ def serve(
         Child(
             "worker",
             PROGRAMS[1],
-            [*_flags(model=model, device=device, dtype=dtype), *shared, *shlex.split(worker)],
+            ["--exit-with-parent", *_flags(model=model, device=device, dtype=dtype), *shared, *shlex.split(worker)],
             on_line=show,
         ),
         listen=listen,
