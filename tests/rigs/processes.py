@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -174,12 +175,17 @@ class Rig:
                 os.kill(pid, signal.SIGKILL)
             shutil.rmtree(self.runtime_dir, ignore_errors=True)
 
-    def scheduler(self, *flags: str, listen: str = "127.0.0.1:0") -> SchedulerProcess:
-        """Started, and its front end bound."""
+    def launch_scheduler(self, *flags: str, listen: str = "127.0.0.1:0") -> SchedulerProcess:
+        """Started, not awaited."""
         number = sum(isinstance(child, SchedulerProcess) for child in self.children)
         arguments = ["scheduler_svc", "--runtime-dir", str(self.runtime_dir), "--listen", listen, *flags]
         child = SchedulerProcess(f"scheduler {number}", arguments)
         self.children.append(child)
+        return child
+
+    def scheduler(self, *flags: str, listen: str = "127.0.0.1:0") -> SchedulerProcess:
+        """Started, and its front end bound."""
+        child = self.launch_scheduler(*flags, listen=listen)
         child.wait_line(_LISTENING.pattern)
         return child
 
@@ -194,9 +200,9 @@ class Rig:
         self.children.append(child)
         return child
 
-    def caller(self, scheduler: SchedulerProcess) -> Caller:
+    def caller(self, scheduler: SchedulerProcess, options: Sequence[tuple[str, int]] = ()) -> Caller:
         """A channel to the scheduler's front end, closed with the rig."""
-        caller = Caller(scheduler.address)
+        caller = Caller(scheduler.address, options)
         self.callers.append(caller)
         return caller
 
@@ -216,7 +222,7 @@ class Rig:
 
     def _end_all(self) -> None:
         for caller in self.callers:
-            caller.__exit__(None, None, None)
+            caller.close()
         for kind in (SchedulerProcess, Child):
             for child in self.children:
                 if isinstance(child, kind):

@@ -6,8 +6,7 @@ limit and fails loudly when it is over.
 
 import threading
 import time
-from collections.abc import Callable
-from types import TracebackType
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
@@ -119,23 +118,16 @@ class Stream:
 class Caller:
     """A channel to one front end."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, options: Sequence[tuple[str, int]] = ()) -> None:
         self.address = address
-        self._channel = grpc.insecure_channel(address, options=_OPTIONS)
+        self._channel = grpc.insecure_channel(address, options=[*_OPTIONS, *options])
         self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
         self._control = control_pb2_grpc.ControlServiceStub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
         self._streams: list[Stream] = []
 
-    def __enter__(self) -> "Caller":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Cancels what runs and waits for the reading threads."""
         for stream in self._streams:
             stream.cancel()
         self._channel.close()

@@ -1,0 +1,138 @@
+"""What the system tests ask for, and what must come back: requests beside the oracle's answer to them.
+
+Owns the translation of one into the other, stop strings included. Knows nothing of processes or streams.
+"""
+
+import codecs
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tandem.v1 import inference_pb2 as pb
+
+from tests.rigs import byte_tokenizer
+from tests.rigs.oracle import Completion, complete
+from tests.rigs.transcript import Transcript
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    tokens: list[int]
+    text: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """A request by token ids. A temperature needs a seed here, so that the oracle knows it."""
+
+    prompt: tuple[int, ...]
+    max_new_tokens: int
+    temperature: float = 0.0
+    seed: int = 0
+    min_new_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
+    include_stop: bool = False
+    ignore_eos: bool = True
+    priority: int = 0
+    request_id: str = ""
+    extra: pb.GenerateRequest = field(default_factory=pb.GenerateRequest)
+
+    def request(self) -> pb.GenerateRequest:
+        request = pb.GenerateRequest(request_id=self.request_id, priority=self.priority)
+        request.token_ids.ids.extend(self.prompt)
+        request.sampling.temperature = self.temperature
+        request.sampling.seed = self.seed
+        request.stop.max_new_tokens = self.max_new_tokens
+        if self.min_new_tokens:
+            request.stop.min_new_tokens = self.min_new_tokens
+        request.stop.stop_token_ids.extend(self.stop_token_ids)
+        request.stop.stop_strings.extend(self.stop_strings)
+        request.stop.include_stop = self.include_stop
+        request.stop.ignore_eos = self.ignore_eos
+        request.MergeFrom(self.extra)
+        return request
+
+    def completion(self) -> Completion:
+        """The oracle's tokens, stop strings left aside."""
+        return complete(
+            self.prompt,
+            max_new_tokens=self.max_new_tokens,
+            vocab=byte_tokenizer.NUM_DRAWN,
+            eos_token_ids=(byte_tokenizer.EOS_ID,),
+            temperature=self.temperature,
+            seed=self.seed,
+            min_new_tokens=self.min_new_tokens,
+            stop_token_ids=self.stop_token_ids,
+            ignore_eos=self.ignore_eos,
+        )
+
+    def expected(self) -> Expected:
+        completion = self.completion()
+        tokens = list(completion.tokens)
+        found = self._find_stop_string(tokens)
+        if found is not None:
+            num_tokens, text = found
+            return Expected(tokens=tokens[:num_tokens], text=text, reason="STOP_STRING")
+        # A stop token is in the ids and, unless asked for, not in the text.
+        silent = completion.stop_token_id is not None and not self.include_stop
+        text = byte_tokenizer.decode(tokens[:-1] if silent else tokens)
+        return Expected(tokens=tokens, text=text, reason=completion.reason.upper())
+
+    def _find_stop_string(self, tokens: list[int]) -> tuple[int, str] | None:
+        """(tokens up to the one that completes the first match, the text that is left)."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        text = ""
+        for num_tokens, token in enumerate(tokens, start=1):
+            seen = len(text)
+            text += decoder.decode(byte_tokenizer.token_bytes(token))
+            # Ends first, then longest.
+            ends = [
+                (at + len(stop), -len(stop), at)
+                for stop in self.stop_strings
+                for at in range(len(text))
+                if text.startswith(stop, at) and at + len(stop) > seen
+            ]
+            if ends and num_tokens >= self.min_new_tokens:
+                end, _, start = min(ends)
+                return num_tokens, text[: end if self.include_stop else start]
+        return None
+
+    def check(self, transcript: Transcript) -> None:
+        """The whole answer, against the oracle."""
+        expected = self.expected()
+        assert transcript.tokens == expected.tokens, _difference(transcript.tokens, expected.tokens)
+        assert transcript.text == expected.text, (
+            f"the text of {expected.tokens} is {transcript.text!r}, not {expected.text!r}"
+        )
+        assert transcript.reason == expected.reason
+        assert transcript.accepted is not None
+        assert transcript.finished is not None
+        assert transcript.summary is not None
+        assert transcript.accepted.prompt_tokens == len(self.prompt)
+        assert transcript.finished.output_tokens == len(expected.tokens)
+        usage = transcript.summary.usage
+        assert (usage.prompt_tokens, usage.output_tokens) == (len(self.prompt), len(expected.tokens))
+
+
+def _difference(got: Sequence[int], wanted: Sequence[int]) -> str:
+    at = next((i for i, (a, b) in enumerate(zip(got, wanted, strict=False)) if a != b), min(len(got), len(wanted)))
+    return (
+        f"{len(got)} tokens of {len(wanted)}, from {at} on they differ: {got[at : at + 4]}, not {wanted[at : at + 4]}"
+    )
+
+
+def random_asks(count: int, *, seed: int, prompts: tuple[int, int], outputs: tuple[int, int]) -> list[Ask]:
+    """Prompts and outputs of random lengths (bounds included), every other one sampled."""
+    rng = random.Random(seed)
+    return [
+        Ask(
+            # It ends in a letter, so that the output's text stands by itself.
+            prompt=(*(rng.randrange(256) for _ in range(rng.randint(*prompts) - 1)), ord("a")),
+            max_new_tokens=rng.randint(*outputs),
+            temperature=rng.choice([0.0, 0.7]),
+            seed=rng.randrange(1 << 64),
+        )
+        for _ in range(count)
+    ]

@@ -1,0 +1,125 @@
+"""Who gets in: the queue's bound, requests that can never fit, shutting down. Nobody else notices."""
+
+import os
+import signal
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2
+
+from tests.rigs.processes import Rig
+from tests.rigs.streams import code_of, details_of
+from tests.system.asks import Ask
+
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+ASK = Ask(prompt=tuple(b"wait here"), max_new_tokens=60)
+
+
+def test_a_full_queue_turns_away_with_a_hint_and_nobody_else_notices(rig: Rig) -> None:
+    _, _, caller = rig.serve("--max-rows", "1", "--step-ms", "2", scheduler_flags=("--max-waiting", "3"))
+    streams = [caller.generate(ASK.request())]
+    streams[0].wait_tokens(1)
+    for _ in range(3):
+        streams.append(caller.generate(ASK.request()))
+        streams[-1].wait_accepted()
+    for _ in range(5):
+        error = caller.generate(ASK.request()).failed()
+        assert code_of(error) == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "3" in error.details()
+        assert details_of(error)["RetryInfo"].retry_delay.ToTimedelta().total_seconds() > 0
+        trailing = dict(error.trailing_metadata())
+        assert int(trailing["grpc-retry-pushback-ms"]) > 0
+    for stream in streams:
+        ASK.check(stream.result())
+    caller.wait_idle()
+    ASK.check(caller.generate(ASK.request()).result())
+
+
+def test_the_queue_is_bounded_in_tokens_too(rig: Rig) -> None:
+    _, _, caller = rig.serve("--max-rows", "1", "--step-ms", "2", scheduler_flags=("--max-waiting-tokens", "25"))
+    streams = [caller.generate(ASK.request())]
+    streams[0].wait_tokens(1)
+    for _ in range(2):
+        streams.append(caller.generate(ASK.request()))
+        streams[-1].wait_accepted()
+    error = caller.generate(ASK.request()).failed()
+    assert code_of(error) == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "18 tokens" in error.details()
+    assert "25" in error.details()
+    for stream in streams:
+        ASK.check(stream.result())
+
+
+def test_what_can_never_fit_is_refused_with_the_arithmetic(rig: Rig) -> None:
+    # 9 usable pages of 4: 36 positions, where the longest sequence may have 256.
+    _, _, caller = rig.serve("--num-pages", "10")
+    fits = Ask(prompt=tuple(b"x" * 30), max_new_tokens=7)
+    fits.check(caller.generate(fits.request()).result())
+    error = caller.generate(Ask(prompt=tuple(b"x" * 30), max_new_tokens=8).request()).failed()
+    assert code_of(error) == grpc.StatusCode.INVALID_ARGUMENT
+    for number in ("30", "8", "10 pages", "9"):
+        assert number in error.details()
+    [violation] = details_of(error)["BadRequest"].field_violations
+    assert violation.field == "stop.max_new_tokens"
+    # A prompt that alone is too much.
+    error = caller.generate(Ask(prompt=tuple(b"x" * 200), max_new_tokens=1).request()).failed()
+    assert code_of(error) == grpc.StatusCode.INVALID_ARGUMENT
+    assert "50 pages" in error.details()
+    # Unset, max_new_tokens becomes what fits, or is refused; never accepted and left waiting.
+    request = fits.request()
+    request.stop.ClearField("max_new_tokens")
+    stream = caller.generate(request)
+    stream._thread.join(20)
+    assert stream.ended
+    caller.wait_idle()
+
+
+def test_sigterm_lets_running_streams_finish(rig: Rig) -> None:
+    scheduler, _, caller = rig.serve("--max-rows", "2", "--step-ms", "2")
+    streams = [caller.generate(ASK.request()) for _ in range(4)]
+    streams[0].wait_tokens(1)
+    for stream in streams:
+        stream.wait_accepted()
+    scheduler.signal(signal.SIGTERM)
+    caller.wait_health(NOT_SERVING)
+    error = caller.generate(ASK.request()).failed()
+    assert code_of(error) == grpc.StatusCode.UNAVAILABLE
+    for stream in streams:
+        ASK.check(stream.result())
+    assert scheduler.wait() == 0
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_sigterm_ends_what_outlives_the_grace(rig: Rig, signals: int) -> None:
+    grace = "0.5" if signals == 1 else "30"
+    scheduler, _, caller = rig.serve("--step-ms", "10", scheduler_flags=("--grace-seconds", grace))
+    ask = Ask(prompt=(1, 2), max_new_tokens=250)
+    streams = [caller.generate(ask.request()) for _ in range(3)]
+    for stream in streams:
+        stream.wait_tokens(2)
+    scheduler.signal(signal.SIGTERM)
+    if signals == 2:
+        caller.wait_health(NOT_SERVING)
+        scheduler.signal(signal.SIGTERM)
+    for stream in streams:
+        assert code_of(stream.failed(10)) == grpc.StatusCode.UNAVAILABLE
+        assert stream.transcript.tokens == ask.expected().tokens[: len(stream.transcript.tokens)]
+    assert scheduler.wait(10) == 0
+
+
+def test_sigterm_without_a_worker_ends_at_once(rig: Rig) -> None:
+    scheduler = rig.scheduler()
+    frontend = scheduler.frontend_pid()
+    assert scheduler.terminate(10) == 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(frontend, 0)
+
+
+def test_two_schedulers_do_not_share_a_directory(rig: Rig) -> None:
+    first, _, caller = rig.serve()
+    second = rig.launch_scheduler()
+    assert second.wait() != 0
+    assert str(rig.runtime_dir) in second.output()
+    second.killed = True
+    ASK.check(caller.generate(ASK.request()).result())
+    assert first.exit_code is None

@@ -1,0 +1,181 @@
+"""Cancel, Abort, deadlines and time limits in every phase: the caller gets its answer, pages and rows come back."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import grpc
+import pytest
+from tandem.v1 import control_pb2
+
+from tests.rigs.processes import Rig
+from tests.rigs.streams import Caller, Stream, code_of
+from tests.system.asks import Ask
+
+PHASES = ("queued", "prefill", "decode", "preempted")
+LONG = Ask(prompt=tuple(b"a long one"), max_new_tokens=180)
+# 190 positions at 8 a step.
+SLOW_START = Ask(prompt=tuple(b"z" * 190), max_new_tokens=4)
+
+
+@pytest.fixture(scope="module")
+def slow() -> Iterator[Caller]:
+    """Steps of 5 ms, two rows, a pool that holds one sequence of 200 tokens and a half."""
+    with Rig() as rig:
+        flags = ("--max-rows", "2", "--num-pages", "76", "--max-length", "200", "--token-budget", "8")
+        _, _, caller = rig.serve(*flags, "--step-ms", "5")
+        yield caller
+
+
+class Victim:
+    """A stream in a certain phase, with the others that got it there."""
+
+    def __init__(self, stream: Stream, others: list[tuple[Ask, Stream]]) -> None:
+        self.stream = stream
+        self.others = others
+
+
+@contextmanager
+def brought_to(phase: str, caller: Caller, **settings: float) -> Iterator[Victim]:
+    """Brings a stream to the phase; afterwards the others must end well and everything must be free."""
+    caller.wait_idle()
+    others: list[tuple[Ask, Stream]] = []
+
+    def start(ask: Ask, **more: float) -> Stream:
+        return caller.generate(ask.request(), **more)
+
+    if phase == "queued":
+        for _ in range(2):
+            others.append((LONG, start(LONG)))
+            others[-1][1].wait_tokens(1)
+        victim = Victim(start(LONG_NAMED, **settings), others)
+        victim.stream.wait_accepted()
+        assert caller.load().waiting == 1
+    elif phase == "prefill":
+        named = Ask(prompt=SLOW_START.prompt, max_new_tokens=4, request_id="victim")
+        victim = Victim(start(named, **settings), others)
+        caller.wait_load(lambda load: load.running == 1)
+        assert victim.stream.transcript.tokens == []
+    elif phase == "decode":
+        others.append((LONG, start(LONG)))
+        victim = Victim(start(LONG_NAMED, **settings), others)
+        victim.stream.wait_tokens(3)
+    else:
+        # Both need 48 of 75 pages in the end; the newer gives way.
+        before = caller.load().preemptions
+        others.append((LONG, start(LONG)))
+        others[0][1].wait_accepted()
+        victim = Victim(start(LONG_NAMED, **settings), others)
+        caller.wait_load(lambda load: load.preemptions > before)
+        load = caller.load()
+        assert (load.running, load.waiting) == (1, 1)
+        assert 0 < len(victim.stream.transcript.tokens) < 180
+    yield victim
+    for ask, stream in others:
+        ask.check(stream.result())
+    caller.wait_idle()
+
+
+LONG_NAMED = Ask(prompt=LONG.prompt, max_new_tokens=180, request_id="victim")
+
+
+def _prefix_of(ask: Ask, tokens: list[int]) -> bool:
+    return ask.expected().tokens[: len(tokens)] == tokens
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_cancel(slow: Caller, phase: str) -> None:
+    with brought_to(phase, slow) as victim:
+        running = slow.load().running
+        victim.stream.cancel()
+        assert code_of(victim.stream.failed()) == grpc.StatusCode.CANCELLED
+        # Its row or its place goes at once, long before the others are done.
+        slow.wait_load(
+            lambda load: (
+                load.waiting == 0 and load.running == (running if phase in ("queued", "preempted") else running - 1)
+            )
+        )
+        assert not any(stream.ended for _, stream in victim.others)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_abort(slow: Caller, phase: str) -> None:
+    with brought_to(phase, slow) as victim:
+        outcomes = slow.abort("victim", "nobody")
+        assert outcomes == [control_pb2.ABORT_OUTCOME_ABORTED, control_pb2.ABORT_OUTCOME_NOT_FOUND]
+        transcript = victim.stream.result()
+        assert transcript.reason == "ABORTED"
+        ask = SLOW_START if phase == "prefill" else LONG
+        assert _prefix_of(ask, transcript.tokens)
+        assert transcript.finished.output_tokens == len(transcript.tokens)
+        assert transcript.summary.usage.output_tokens == len(transcript.tokens)
+        assert slow.abort("victim") == [control_pb2.ABORT_OUTCOME_NOT_FOUND]
+
+
+def _until(phase: str, caller: Caller) -> float:
+    """Seconds after which a request is sure to be in the phase, and sure not to be done."""
+    return {"queued": 0.3, "prefill": 0.1, "decode": 0.4, "preempted": 2.0}[phase]
+
+
+@pytest.mark.parametrize("phase", ["queued", "decode"])
+def test_a_deadline_ends_it_and_frees_it(slow: Caller, phase: str) -> None:
+    with brought_to(phase, slow, timeout=0.4) as victim:
+        error = victim.stream.failed()
+        assert code_of(error) == grpc.StatusCode.DEADLINE_EXCEEDED
+        slow.wait_load(lambda load: load.waiting == 0 and load.running <= len(victim.others))
+        assert _prefix_of(LONG, victim.stream.transcript.tokens)
+        assert not all(stream.ended for _, stream in victim.others)
+
+
+@pytest.mark.parametrize("phase", ["queued", "prefill", "decode"])
+def test_a_time_limit_ends_it_with_what_there_is(slow: Caller, phase: str) -> None:
+    ask = Ask(
+        prompt=SLOW_START.prompt if phase == "prefill" else LONG.prompt, max_new_tokens=4 if phase == "prefill" else 180
+    )
+    blockers = [slow.generate(LONG.request()) for _ in range(2 if phase == "queued" else 0)]
+    for blocker in blockers:
+        blocker.wait_tokens(1)
+    request = ask.request()
+    request.stop.max_time_seconds = 0.1 if phase == "prefill" else 0.3
+    transcript = slow.generate(request).result()
+    assert transcript.reason == "TIME_LIMIT"
+    assert _prefix_of(ask, transcript.tokens)
+    assert bool(transcript.tokens) == (phase == "decode")
+    assert transcript.finished.output_tokens == len(transcript.tokens)
+    assert transcript.summary.timing.total_seconds == pytest.approx(request.stop.max_time_seconds, abs=0.15)
+    for blocker in blockers:
+        LONG.check(blocker.result())
+    slow.wait_idle()
+
+
+def test_a_request_whose_deadline_is_past_never_runs(slow: Caller) -> None:
+    steps = slow.wait_idle().steps
+    error = slow.generate(LONG.request(), timeout=1e-6).failed()
+    assert code_of(error) == grpc.StatusCode.DEADLINE_EXCEEDED
+    assert slow.wait_idle().steps <= steps + 2
+
+
+def test_cancels_at_random_moments_leave_nothing(slow: Caller) -> None:
+    asks = [LONG, SLOW_START]
+    for round_idx in range(4):
+        streams = [slow.generate(asks[i % 2].request()) for i in range(8)]
+        streams[round_idx].wait_accepted()
+        for i, stream in enumerate(streams):
+            if i % 3 == round_idx % 3:
+                slow.load()
+            stream.cancel()
+        for stream in streams:
+            assert code_of(stream.failed()) == grpc.StatusCode.CANCELLED
+        slow.wait_idle()
+    LONG.check(slow.generate(LONG.request()).result())
+
+
+def test_a_duplicate_id_is_refused_while_the_first_lives(slow: Caller) -> None:
+    first = slow.generate(LONG_NAMED.request())
+    first.wait_tokens(1)
+    error = slow.generate(LONG_NAMED.request()).failed()
+    assert code_of(error) == grpc.StatusCode.ALREADY_EXISTS
+    assert "victim" in error.details()
+    LONG.check(first.result())
+    # Once it ended the id is free.
+    again = Ask(prompt=LONG.prompt, max_new_tokens=5, request_id="victim")
+    again.check(slow.generate(again.request()).result())

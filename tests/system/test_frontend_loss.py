@@ -1,0 +1,47 @@
+"""The front end dies alone: its streams end, its requests are freed, it comes back where it was."""
+
+import os
+import signal
+
+import grpc
+
+from tests.rigs.processes import Rig
+from tests.rigs.streams import code_of
+from tests.system.asks import random_asks
+
+
+def test_it_is_freed_and_started_again_on_the_same_address(rig: Rig) -> None:
+    scheduler, worker, caller = rig.serve("--max-rows", "4", "--max-length", "500", "--num-pages", "600")
+    address = scheduler.address
+    asks = random_asks(8, seed=11, prompts=(1, 30), outputs=(300, 400))
+    streams = [caller.generate(ask.request()) for ask in asks]
+    for stream in streams[:4]:
+        stream.wait_tokens(5)
+    number, old = len(scheduler.lines), scheduler.frontend_pid()
+    os.kill(old, signal.SIGKILL)
+    for stream in streams:
+        assert code_of(stream.failed()) == grpc.StatusCode.UNAVAILABLE
+    scheduler.wait_line("frontend listening on " + address, after=number)
+    assert scheduler.frontend_pid() != old
+    caller = rig.caller(scheduler)
+    caller.wait_serving()
+    load = caller.wait_idle()
+    assert load.worker_pid == worker.pid
+    assert load.lane_resets == 0
+    # Their ids are free again too.
+    streams = [caller.generate(ask.request()) for ask in asks]
+    for ask, stream in zip(asks, streams, strict=True):
+        ask.check(stream.result())
+    caller.wait_idle()
+
+
+def test_a_stopped_front_end_costs_nothing_but_its_own_time(rig: Rig) -> None:
+    scheduler, _, caller = rig.serve("--max-rows", "4", "--max-length", "500", "--num-pages", "600")
+    asks = random_asks(4, seed=12, prompts=(1, 30), outputs=(200, 300))
+    streams = [caller.generate(ask.request()) for ask in asks]
+    streams[0].wait_tokens(5)
+    frontend = scheduler.frontend_pid()
+    os.kill(frontend, signal.SIGSTOP)
+    os.kill(frontend, signal.SIGCONT)
+    for ask, stream in zip(asks, streams, strict=True):
+        ask.check(stream.result())

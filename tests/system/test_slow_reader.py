@@ -1,0 +1,89 @@
+"""A reader that stalls hurts nobody but itself, and costs bounded memory."""
+
+import time
+
+import grpc
+import psutil
+
+from tests.rigs.processes import Rig
+from tests.rigs.streams import code_of
+from tests.system.asks import Ask, random_asks
+
+SHAPE = (
+    "--num-pages",
+    "4096",
+    "--page-size",
+    "16",
+    "--max-rows",
+    "64",
+    "--max-length",
+    "4096",
+    "--token-budget",
+    "256",
+)
+# A client whose window is this small blocks the server's writes after a few messages.
+SMALL_WINDOW = [("grpc.http2.lookahead_bytes", 1), ("grpc.http2.bdp_probe", 0)]
+
+
+def test_stalled_readers_delay_nobody_and_lose_nothing(rig: Rig) -> None:
+    scheduler, _, caller = rig.serve(*SHAPE, late=False)
+    stalled_caller = rig.caller(scheduler, options=SMALL_WINDOW)
+    frontend = psutil.Process(scheduler.frontend_pid())
+    asks = random_asks(12, seed=13, prompts=(1, 30), outputs=(150, 200))
+
+    def run_all() -> float:
+        began = time.monotonic()
+        streams = [caller.generate(ask.request()) for ask in asks]
+        for ask, stream in zip(asks, streams, strict=True):
+            ask.check(stream.result())
+        return time.monotonic() - began
+
+    run_all()
+    alone = run_all()
+    before = frontend.memory_info().rss
+    slow_asks = [Ask(prompt=(i, ord("a")), max_new_tokens=1500) for i in range(16)]
+    stalled = [stalled_caller.generate(ask.request(), stalled=True) for ask in slow_asks]
+    caller.wait_load(lambda load: load.running == 16)
+    beside = run_all()
+    # All tokens of the stalled are made, whether anybody reads them or not.
+    caller.wait_idle(60)
+    grown = frontend.memory_info().rss - before
+    assert not any(stream.ended for stream in stalled)
+    # 24,000 tokens in 16 pending deltas.
+    assert grown < 16 << 20, f"the front end grew by {grown} bytes"
+    # Sixteen more rows cost the pretend worker time too; what must not happen is waiting for the stalled.
+    assert beside < 10 * alone + 2
+    for ask, stream in zip(slow_asks[:8], stalled, strict=False):
+        stream.resume()
+        ask.check(stream.result())
+        # Merged while it stalled, not a message per token.
+        assert stream.transcript.num_deltas < 1000
+    for stream in stalled[8:]:
+        stream.cancel()
+        assert code_of(stream.failed()) == grpc.StatusCode.CANCELLED
+    caller.wait_idle()
+
+
+def test_a_stalled_reader_is_cancelled_in_the_middle_of_a_write(rig: Rig) -> None:
+    scheduler, _, caller = rig.serve(*SHAPE, "--step-ms", "1", late=False)
+    stalled_caller = rig.caller(scheduler, options=SMALL_WINDOW)
+    ask = Ask(prompt=(1, ord("a")), max_new_tokens=4000)
+    streams = [stalled_caller.generate(ask.request(), stalled=True) for _ in range(4)]
+    # Far more than the window takes: the front end's write waits.
+    start = caller.wait_load(lambda load: load.running == 4).steps
+    caller.wait_load(lambda load: load.steps > start + 400)
+    for stream in streams:
+        stream.cancel()
+        assert code_of(stream.failed()) == grpc.StatusCode.CANCELLED
+    assert caller.wait_idle().steps < start + 4000
+
+
+def test_a_deadline_of_a_stalled_reader_frees_its_request(rig: Rig) -> None:
+    scheduler, _, caller = rig.serve(*SHAPE, "--step-ms", "1", late=False)
+    stalled_caller = rig.caller(scheduler, options=SMALL_WINDOW)
+    ask = Ask(prompt=(1, ord("a")), max_new_tokens=4000)
+    stream = stalled_caller.generate(ask.request(), timeout=1.0, stalled=True)
+    caller.wait_load(lambda load: load.running == 1)
+    assert caller.wait_idle().steps < 3900
+    stream.resume()
+    assert code_of(stream.failed()) == grpc.StatusCode.DEADLINE_EXCEEDED

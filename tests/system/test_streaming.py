@@ -1,0 +1,166 @@
+"""What comes out of the whole service equals the oracle: alone, together, and with a pool that is too small."""
+
+import pytest
+
+from tests.rigs import byte_tokenizer
+from tests.rigs.processes import Rig
+from tests.system.asks import Ask, random_asks
+from tests.system.conftest import Served
+
+PROMPT = tuple(b"Once upon a time")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5])
+def test_one_stream_equals_the_oracle(served: Served, temperature: float) -> None:
+    ask = Ask(prompt=PROMPT, max_new_tokens=100, temperature=temperature, seed=2**64 - 1, request_id="one")
+    transcript = served.caller.generate(ask.request()).result()
+    ask.check(transcript)
+    accepted = transcript.accepted
+    assert accepted.request_id == "one"
+    assert accepted.max_new_tokens == 100
+    assert accepted.sampling.seed == 2**64 - 1
+    assert accepted.sampling.temperature == pytest.approx(temperature)
+    for name in ("top_p", "top_k", "min_p"):
+        assert accepted.sampling.HasField(name)
+    timing = transcript.summary.timing
+    assert 0 <= timing.queue_seconds <= timing.first_token_seconds <= timing.total_seconds
+    assert timing.first_token_seconds + timing.decode_seconds <= timing.total_seconds + 1e-6
+
+
+def test_a_seed_that_is_drawn_is_told_and_gives_the_same_again(served: Served) -> None:
+    ask = Ask(prompt=PROMPT, max_new_tokens=20, temperature=1.0)
+    request = ask.request()
+    request.sampling.ClearField("seed")
+    first = served.caller.generate(request).result()
+    second = served.caller.generate(request).result()
+    assert first.accepted.sampling.seed != second.accepted.sampling.seed
+    for transcript in (first, second):
+        drawn = Ask(prompt=PROMPT, max_new_tokens=20, temperature=1.0, seed=transcript.accepted.sampling.seed)
+        drawn.check(transcript)
+
+
+def test_text_prompts_are_their_tokens(served: Served) -> None:
+    text = "é and 日本: <eos> is one token"
+    tokens = served.caller.tokenize(text)
+    assert byte_tokenizer.EOS_ID in tokens
+    assert served.caller.detokenize(tokens, skip_special_tokens=False) == text
+    assert served.caller.detokenize(tokens) == text.replace("<eos>", "")
+    ask = Ask(prompt=tuple(tokens), max_new_tokens=12)
+    request = ask.request()
+    request.text = text
+    ask.check(served.caller.generate(request).result())
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 15, 16, 17, 64, 65, 128])
+def test_prompts_on_and_around_page_and_budget_edges(served: Served, length: int) -> None:
+    # Pages of 4 tokens, 64 tokens a step.
+    ask = Ask(prompt=tuple(b"x" * length), max_new_tokens=9)
+    ask.check(served.caller.generate(ask.request()).result())
+
+
+@pytest.mark.parametrize("length", [1, 4, 7])
+def test_one_new_token(served: Served, length: int) -> None:
+    ask = Ask(prompt=PROMPT[:length], max_new_tokens=1)
+    ask.check(served.caller.generate(ask.request()).result())
+
+
+def test_exactly_the_longest_sequence(served: Served) -> None:
+    ask = Ask(prompt=PROMPT, max_new_tokens=512 - len(PROMPT))
+    ask.check(served.caller.generate(ask.request()).result())
+    ask = Ask(prompt=tuple(b"y" * 511), max_new_tokens=1)
+    ask.check(served.caller.generate(ask.request()).result())
+
+
+def _ends_by_eos() -> Ask:
+    asks = (Ask(prompt=(first, ord("a")), max_new_tokens=400, ignore_eos=False) for first in range(256))
+    return next(ask for ask in asks if 5 < len(ask.completion().tokens) < 40)
+
+
+def test_the_end_of_sequence_ends_it_and_is_ignored_on_demand(served: Served) -> None:
+    ask = _ends_by_eos()
+    assert ask.expected().reason == "EOS"
+    transcript = served.caller.generate(ask.request()).result()
+    ask.check(transcript)
+    assert transcript.finished.stop_token_id == byte_tokenizer.EOS_ID
+    on = Ask(prompt=ask.prompt, max_new_tokens=60, ignore_eos=True)
+    assert byte_tokenizer.EOS_ID in on.expected().tokens[:-1]
+    on.check(served.caller.generate(on.request()).result())
+    kept = Ask(prompt=ask.prompt, max_new_tokens=60, min_new_tokens=50, ignore_eos=False)
+    assert len(kept.expected().tokens) >= 50
+    kept.check(served.caller.generate(kept.request()).result())
+
+
+@pytest.mark.parametrize("include_stop", [False, True])
+def test_stop_tokens(served: Served, include_stop: bool) -> None:
+    free = Ask(prompt=PROMPT, max_new_tokens=40).expected().tokens
+    stop = next(token for i, token in enumerate(free) if i > 8 and token not in free[:i] and 32 < token < 127)
+    ask = Ask(prompt=PROMPT, max_new_tokens=40, stop_token_ids=(stop, 99), include_stop=include_stop)
+    assert ask.expected().reason == "STOP_TOKEN"
+    transcript = served.caller.generate(ask.request()).result()
+    ask.check(transcript)
+    assert transcript.finished.stop_token_id == stop
+    late = Ask(prompt=PROMPT, max_new_tokens=40, stop_token_ids=(stop,), min_new_tokens=30)
+    assert len(late.expected().tokens) >= 30
+    late.check(served.caller.generate(late.request()).result())
+
+
+def test_what_was_not_wanted_is_not_sent(served: Served) -> None:
+    ask = Ask(prompt=PROMPT, max_new_tokens=30)
+    request = ask.request()
+    request.output.want_text = False
+    transcript = served.caller.generate(request).result()
+    assert (transcript.tokens, transcript.text) == (ask.expected().tokens, "")
+    request = ask.request()
+    request.output.want_token_ids = False
+    transcript = served.caller.generate(request).result()
+    assert (transcript.tokens, transcript.text) == ([], ask.expected().text)
+    assert transcript.finished.output_tokens == 30
+
+
+def test_forty_streams_at_once_equal_the_oracle_twice(served: Served) -> None:
+    for round_seed in (1, 2):
+        asks = random_asks(40, seed=round_seed, prompts=(1, 70), outputs=(1, 60))
+        streams = [served.caller.generate(ask.request()) for ask in asks]
+        for ask, stream in zip(asks, streams, strict=True):
+            ask.check(stream.result())
+        assert served.caller.load().workers == 1
+
+
+def test_a_pool_too_small_for_all_preempts_and_changes_nothing(rig: Rig) -> None:
+    # 23 usable pages of 4 tokens; each stream grows to between 10 and 22 of them.
+    _, _, caller = rig.serve("--num-pages", "24", "--max-rows", "8", "--max-length", "96")
+    asks = random_asks(32, seed=3, prompts=(1, 30), outputs=(40, 58))
+    streams = [caller.generate(ask.request()) for ask in asks]
+    transcripts = [stream.result(60) for stream in streams]
+    for ask, transcript in zip(asks, transcripts, strict=True):
+        ask.check(transcript)
+    load = caller.wait_idle()
+    assert load.preemptions > 0
+    assert load.lane_resets == 0
+    assert sum(transcript.summary.timing.preemptions for transcript in transcripts) == load.preemptions
+    assert sum(transcript.summary.usage.recomputed_tokens for transcript in transcripts) > 0
+
+
+def test_a_request_as_large_as_the_pool(rig: Rig) -> None:
+    # 6 usable pages of 4: 24 positions; the last token is sampled and never computed.
+    _, _, caller = rig.serve("--num-pages", "7", "--max-rows", "4", "--max-length", "64")
+    asks = [Ask(prompt=tuple(b"prompt!"), max_new_tokens=18), Ask(prompt=tuple(b"p" * 24), max_new_tokens=1)]
+    streams = [caller.generate(ask.request()) for ask in asks * 3]
+    for ask, stream in zip(asks * 3, streams, strict=True):
+        ask.check(stream.result())
+    caller.wait_idle()
+
+
+def test_higher_priority_goes_first(rig: Rig) -> None:
+    _, _, caller = rig.serve("--max-rows", "1", "--step-ms", "2", late=False)
+    blocker = caller.generate(Ask(prompt=PROMPT, max_new_tokens=40).request())
+    blocker.wait_tokens(1)
+    asks = [Ask(prompt=PROMPT, max_new_tokens=20, priority=priority) for priority in (-5, 0, 1000)]
+    streams = []
+    for number, ask in enumerate(asks):
+        streams.append(caller.generate(ask.request()))
+        assert streams[-1].wait_accepted().accepted.requests_ahead == number
+    for stream, ask in zip(streams, asks, strict=True):
+        ask.check(stream.result())
+    queued = [stream.transcript.summary.timing.queue_seconds for stream in streams]
+    assert queued[2] < queued[1] < queued[0]

@@ -1,0 +1,225 @@
+"""The worker may die, hang or vanish at any instant: streams pause, and nothing is lost, repeated or changed."""
+
+import random
+import signal
+import time
+
+import grpc
+import psutil
+import pytest
+from grpc_health.v1 import health_pb2
+
+from tests.rigs.processes import Child, Rig
+from tests.rigs.streams import Caller, Stream, code_of, details_of
+from tests.system.asks import Ask, random_asks
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+NUM_KILLS = 50
+SHAPE = (
+    "--num-pages",
+    "2048",
+    "--max-rows",
+    "32",
+    "--max-length",
+    "1024",
+    "--token-budget",
+    "256",
+    "--page-size",
+    "16",
+)
+
+
+def _total(streams: list[Stream]) -> int:
+    return sum(len(stream.transcript.tokens) for stream in streams)
+
+
+def _wait_total(streams: list[Stream], total: int) -> None:
+    """Until the streams have so many tokens together, or all ended."""
+    for _ in range(30_000):
+        if _total(streams) >= total or all(stream.ended for stream in streams):
+            return
+        # There is no one event for sixteen streams.
+        time.sleep(0.001)
+    raise AssertionError(f"{_total(streams)} tokens of {total}")
+
+
+def _kill_serving(caller: Caller, workers: list[Child]) -> None:
+    """SIGKILL to the worker that serves now, once one does."""
+    pid = caller.wait_load(lambda load: load.worker_pid != 0).worker_pid
+    [serving] = [worker for worker in workers if worker.pid == pid]
+    workers.remove(serving)
+    serving.kill()
+    # Until the death is noticed the load still tells the old one.
+    caller.wait_load(lambda load: load.worker_pid != pid)
+
+
+def test_fifty_kills_at_random_moments_change_no_stream(rig: Rig) -> None:
+    rng = random.Random(50)
+    workers = [rig.worker(*SHAPE)]
+    scheduler = rig.scheduler()
+    caller = rig.caller(scheduler)
+    caller.wait_serving()
+    workers += [rig.worker(*SHAPE), rig.worker(*SHAPE)]
+    asks = random_asks(16, seed=6, prompts=(1, 60), outputs=(700, 900))
+    streams = [caller.generate(ask.request()) for ask in asks]
+    for _ in range(NUM_KILLS):
+        # Mostly in the middle of decoding, at times while the known tokens are being computed again.
+        if rng.random() < 0.8:
+            _wait_total(streams, _total(streams) + rng.randrange(1, 200))
+        time.sleep(rng.random() * 0.004)
+        _kill_serving(caller, workers)
+        workers.append(rig.worker(*SHAPE))
+    assert not any(stream.ended for stream in streams), "the kills were to hit streams that run"
+    transcripts = [stream.result(60) for stream in streams]
+    for ask, transcript in zip(asks, transcripts, strict=True):
+        ask.check(transcript)
+    load = caller.wait_idle()
+    assert load.lane_resets >= NUM_KILLS
+    changes = [transcript.summary.timing.worker_changes for transcript in transcripts]
+    # All sixteen have rows from the start; a kill before a worker had seated one does not count for it.
+    assert all(NUM_KILLS // 2 <= changed <= load.lane_resets for changed in changes), changes
+    assert all(transcript.summary.usage.recomputed_tokens > 0 for transcript in transcripts)
+
+
+def test_requests_wait_while_no_worker_is_there_and_finish_when_one_returns(rig: Rig) -> None:
+    _, worker, caller = rig.serve(*SHAPE)
+    asks = random_asks(6, seed=7, prompts=(1, 30), outputs=(150, 200))
+    streams = [caller.generate(ask.request()) for ask in asks[:3]]
+    for stream in streams:
+        stream.wait_tokens(5)
+    worker.kill()
+    load = caller.wait_load(lambda load: load.workers == 0)
+    assert (load.running, load.waiting, load.pages_used) == (0, 3, 0)
+    assert caller.health() == SERVING
+    streams += [caller.generate(ask.request()) for ask in asks[3:]]
+    assert streams[-1].wait_accepted().accepted.requests_ahead == 5
+    assert caller.load().waiting == 6
+    rig.worker(*SHAPE)
+    for ask, stream in zip(asks, streams, strict=True):
+        ask.check(stream.result())
+    assert [stream.transcript.summary.timing.worker_changes for stream in streams] == [1, 1, 1, 0, 0, 0]
+    caller.wait_idle()
+
+
+def test_a_worker_that_leaves_in_good_order_hands_over_at_once(rig: Rig) -> None:
+    _, first, caller = rig.serve(*SHAPE)
+    second = rig.worker(*SHAPE)
+    second.wait_line("^refused")
+    asks = random_asks(8, seed=8, prompts=(1, 30), outputs=(300, 400))
+    streams = [caller.generate(ask.request()) for ask in asks]
+    streams[0].wait_tokens(20)
+    assert first.terminate() == 0
+    for ask, stream in zip(asks, streams, strict=True):
+        ask.check(stream.result())
+    assert caller.load().worker_pid == second.pid
+
+
+@pytest.mark.parametrize("how", ["stopped", "hung"])
+def test_a_worker_that_answers_no_more_is_given_up(rig: Rig, how: str) -> None:
+    flags = ("--hang-step", "60") if how == "hung" else ()
+    _, first, caller = rig.serve(*SHAPE, *flags, scheduler_flags=("--step-timeout-seconds", "1"))
+    second = rig.worker(*SHAPE)
+    second.wait_line("^refused")
+    asks = random_asks(8, seed=9, prompts=(1, 30), outputs=(100, 200))
+    streams = [caller.generate(ask.request()) for ask in asks]
+    if how == "stopped":
+        streams[0].wait_tokens(10)
+        first.signal(signal.SIGSTOP)
+    for ask, stream in zip(asks, streams, strict=True):
+        ask.check(stream.result())
+    assert caller.load().worker_pid == second.pid
+    if how == "stopped":
+        # It wakes to a core that gave it up, is told to join again, and stands by.
+        number = len(first.lines)
+        first.signal(signal.SIGCONT)
+        first.wait_line("^refused", after=number)
+        again = Ask(prompt=(1, 2, 3), max_new_tokens=10)
+        again.check(caller.generate(again.request()).result())
+        assert caller.load().worker_pid == second.pid
+    else:
+        first.kill()
+
+
+def test_a_silent_idle_worker_is_given_up_and_comes_back(rig: Rig) -> None:
+    _, worker, caller = rig.serve(*SHAPE, scheduler_flags=("--silence-timeout-seconds", "1.5"))
+    worker.signal(signal.SIGSTOP)
+    caller.wait_load(lambda load: load.workers == 0)
+    worker.signal(signal.SIGCONT)
+    caller.wait_load(lambda load: load.workers == 1)
+    ask = Ask(prompt=(1, 2, 3), max_new_tokens=10)
+    ask.check(caller.generate(ask.request()).result())
+
+
+def test_before_the_first_worker_nobody_is_served_and_told_when_to_come_back(rig: Rig) -> None:
+    scheduler = rig.scheduler()
+    caller = rig.caller(scheduler)
+    assert caller.health() == NOT_SERVING
+    assert caller.health("tandem.v1.InferenceService") == NOT_SERVING
+    ask = Ask(prompt=(1, 2, 3), max_new_tokens=10)
+    error = caller.generate(ask.request()).failed()
+    assert code_of(error) == grpc.StatusCode.UNAVAILABLE
+    assert details_of(error)["RetryInfo"].retry_delay.ToTimedelta().total_seconds() > 0
+    for call in (caller.model_info, lambda: caller.tokenize("a")):
+        with pytest.raises(grpc.RpcError) as caught:
+            call()
+        assert code_of(caught.value) == grpc.StatusCode.UNAVAILABLE
+    assert caller.load().workers == 0
+    rig.worker()
+    caller.wait_serving()
+    assert caller.health("tandem.v1.InferenceService") == SERVING
+    ask.check(caller.generate(ask.request()).result())
+
+
+def test_a_worker_with_another_model_is_refused_and_told_why(rig: Rig) -> None:
+    _, _, caller = rig.serve()
+    other = rig.worker("--identity", "something else", "--model", "other")
+    assert other.wait() == 3
+    assert "other" in other.wait_line("^stopped (.*)").group(1)
+    old = rig.worker("--protocol", "99")
+    assert old.wait() == 3
+    assert "99" in old.wait_line("^stopped (.*)").group(1)
+    ask = Ask(prompt=(1, 2, 3), max_new_tokens=10)
+    ask.check(caller.generate(ask.request()).result())
+
+
+def test_a_worker_that_comes_back_smaller_ends_what_no_longer_fits(rig: Rig) -> None:
+    flags = ("--identity", "same", "--max-rows", "4")
+    _, worker, caller = rig.serve(*flags, "--num-pages", "64", "--max-length", "200", "--step-ms", "2")
+    big, small = Ask(prompt=(1, 2), max_new_tokens=190), Ask(prompt=(3, 4), max_new_tokens=60)
+    streams = [caller.generate(ask.request()) for ask in (big, small)]
+    for stream in streams:
+        stream.wait_tokens(5)
+    worker.kill()
+    rig.worker(*flags, "--num-pages", "32", "--max-length", "200")
+    small.check(streams[1].result())
+    error = streams[0].failed()
+    assert code_of(error) == grpc.StatusCode.FAILED_PRECONDITION
+    assert "48 pages" in error.details()
+    assert "31" in error.details()
+    assert streams[0].transcript.tokens == big.expected().tokens[: len(streams[0].transcript.tokens)]
+    caller.wait_idle()
+
+
+def test_a_killed_scheduler_ends_streams_and_its_worker_serves_the_next(rig: Rig) -> None:
+    first, worker, caller = rig.serve(*SHAPE)
+    frontend = psutil.Process(first.frontend_pid())
+    asks = random_asks(8, seed=10, prompts=(1, 30), outputs=(300, 400))
+    streams = [caller.generate(ask.request()) for ask in asks]
+    for stream in streams:
+        stream.wait_tokens(5)
+    first.kill()
+    for ask, stream in zip(asks, streams, strict=True):
+        assert code_of(stream.failed()) == grpc.StatusCode.UNAVAILABLE
+        assert stream.transcript.tokens == ask.expected().tokens[: len(stream.transcript.tokens)]
+    # Its front end does not outlive it.
+    frontend.wait(10)
+    caller.close()
+    second = rig.scheduler()
+    caller = rig.caller(second)
+    caller.wait_serving()
+    assert caller.load().worker_pid == worker.pid
+    streams = [caller.generate(ask.request()) for ask in asks]
+    for ask, stream in zip(asks, streams, strict=True):
+        ask.check(stream.result())
+    caller.wait_idle()
