@@ -23,6 +23,8 @@ for command in (generate, tokenize, detokenize, abort, info, load, health, serve
 
 def main() -> None:
     """Runs the command that the arguments name."""
+    # Else gRPC's library logs to stderr, among what is for people, that a server said goodbye.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         app()
     except BrokenPipeError:

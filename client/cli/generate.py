@@ -87,7 +87,7 @@ def json_line(message: inference_pb2.GenerateResponse) -> str:
     values: dict[str, Any] = MessageToDict(
         message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
-    return json.dumps(values, ensure_ascii=False)
+    return json.dumps(values, ensure_ascii=False, sort_keys=True)
 
 
 def parse_token_ids(text: str) -> Sequence[int]:

@@ -6,8 +6,6 @@ import sys
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from client.cli.flags import Address, Json, Model, Timeout
 from client.cli.generate import parse_token_ids
@@ -96,8 +94,6 @@ def _show(values: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(values, ensure_ascii=False))
         return
-    table = Table(show_header=False, box=None, pad_edge=False)
+    width = max(map(len, values))
     for name, value in values.items():
-        shown = json.dumps(value) if isinstance(value, dict) else str(value)
-        table.add_row(name, shown)
-    Console(highlight=False, markup=False).print(table)
+        print(f"{name:<{width}}  {value if isinstance(value, str) else json.dumps(value)}")

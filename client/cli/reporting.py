@@ -77,6 +77,8 @@ def describe(error: TandemError, address: str) -> str:
 
 def _hint(error: TandemError, address: str) -> str:
     match error:
+        case Unavailable(retry_after_seconds=None) if "connect" not in error.message:
+            return "the service went away"
         case Unavailable(retry_after_seconds=None):
             start = "start it with make run-scheduler and make run-worker"
             return f"nothing answers at {address}: {start}, or name another with --address or TANDEM_ADDRESS"

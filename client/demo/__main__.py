@@ -43,6 +43,8 @@ def main(
     worker: Annotated[str, typer.Option(help="More flags of the worker.")] = "",
 ) -> None:
     """Serve, stream, kill the worker, compare."""
+    # Else gRPC's library logs between the demo's lines.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     missing = missing_programs(["scheduler_svc", "gpu_worker"])
     if missing:
         print(f"error: {' and '.join(missing)} cannot be found: the demo runs in a checkout", file=sys.stderr)

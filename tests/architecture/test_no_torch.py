@@ -1,0 +1,53 @@
+"""The scheduler service and the client never import torch, which is installed here: asked of a fresh interpreter."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.architecture.source import ROOT, files, module_name
+
+PROBE = """
+import importlib, json, sys
+names, forbidden = json.loads(sys.stdin.read())
+offenders = {}
+for name in names:
+    importlib.import_module(name)
+    loaded = [module for module in forbidden if module in sys.modules]
+    if loaded:
+        offenders[name] = loaded
+print(json.dumps(offenders))
+"""
+
+
+def offenders(package: str, forbidden: list[str]) -> dict[str, list[str]]:
+    """Modules of the package after whose import a forbidden one is loaded, and which."""
+    names = [module_name(path) for path in files(package)]
+    process = subprocess.run(
+        [sys.executable, "-c", PROBE],
+        input=json.dumps([names, forbidden]),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / ".stubs")])},
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr
+    return json.loads(process.stdout)
+
+
+@pytest.mark.parametrize("package", ["scheduler_svc", "client"])
+def test_no_module_loads_torch_or_transformers(package: str) -> None:
+    assert importlib.util.find_spec("torch") is not None, "where torch is not installed this shows nothing"
+    assert offenders(package, ["torch", "transformers"]) == {}
+
+
+def test_the_probe_sees_what_a_module_loads() -> None:
+    assert "client.sync_client" in offenders("client", ["grpc"])
+
+
+def test_the_core_loads_no_sockets() -> None:
+    assert offenders("scheduler_svc/core", ["zmq", "grpc", "asyncio", "socket"]) == {}

@@ -1,0 +1,102 @@
+"""Rules of the design that the source itself shows."""
+
+import ast
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.source import PROGRAMS, ROOT, files, imports, module_name, tree
+
+EVERY_FILE = files(*PROGRAMS)
+# Formats that run code when they are read.
+CODE_RUNNING = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_programs_never_import_each_other(program: str) -> None:
+    others = set(PROGRAMS) - {program} | {"tests"}
+    found = {
+        str(path): sorted(names)
+        for path in files(program)
+        if (names := {name for name in imports(tree(path)) if name.split(".")[0] in others})
+    }
+    assert found == {}
+
+
+def test_the_client_knows_the_public_stubs_alone() -> None:
+    found = {str(path) for path in files("client") for name in imports(tree(path)) if "internal" in name.split(".")}
+    assert found == set()
+
+
+def test_nothing_reads_a_format_that_runs_code() -> None:
+    found = {
+        str(path): sorted(names)
+        for path in EVERY_FILE
+        if (names := {name for name in imports(tree(path)) if name.split(".")[0] in CODE_RUNNING})
+    }
+    assert found == {}
+    calls = {
+        f"{path}:{node.lineno}"
+        for path in EVERY_FILE
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Attribute)
+        and ast.unparse(node) in ("torch.load", "torch.save", "socket.recv_pyobj", "np.load")
+    }
+    assert calls == set()
+
+
+def test_package_files_import_nothing() -> None:
+    found = [str(path) for path in EVERY_FILE if path.name == "__init__.py" and list(imports(tree(path)))]
+    assert found == ["client/__init__.py"]
+
+
+def test_every_module_says_what_it_owns() -> None:
+    found = [str(path) for path in EVERY_FILE if tree(path).body and ast.get_docstring(tree(path)) is None]
+    assert found == []
+
+
+def test_no_module_is_a_drawer_for_odds_and_ends() -> None:
+    drawers = {"utils", "util", "helpers", "misc", "common"}
+    assert [str(path) for path in EVERY_FILE if drawers & set(module_name(path).split("."))] == []
+
+
+def test_importing_reads_no_environment() -> None:
+    found = [
+        f"{path}:{node.lineno}"
+        for path in EVERY_FILE
+        for node in _at_import(tree(path))
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in ("os.environ", "os.getenv")
+    ]
+    assert found == []
+
+
+def _at_import(module: ast.Module) -> list[ast.AST]:
+    """Nodes that run when the module is imported: not the bodies of functions, nor what only a script runs."""
+    found: list[ast.AST] = []
+    waiting: list[ast.AST] = [module]
+    while waiting:
+        for child in ast.iter_child_nodes(waiting.pop()):
+            script = isinstance(child, ast.If) and "__name__" in ast.unparse(child.test)
+            if not script and not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                found.append(child)
+                waiting.append(child)
+    return found
+
+
+def test_every_folder_of_tests_is_a_package() -> None:
+    folders = {path.parent for path in files("tests")}
+    assert sorted(str(folder) for folder in folders if not (ROOT / folder / "__init__.py").is_file()) == []
+
+
+def test_the_top_level_shows_the_design() -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    visible = {Path(line).parts[0] for line in listed.splitlines()}
+    folders = {"protos", *PROGRAMS, "tests"}
+    assert {name for name in visible if not name.startswith(".")} == folders | {
+        "LICENSE",
+        "Makefile",
+        "README.md",
+        "pyproject.toml",
+    }
+    assert [folder for folder in sorted(folders) if not (ROOT / folder / "README.md").is_file()] == []

@@ -1,0 +1,117 @@
+"""The wheel: client and public stubs, what they need, and a working client where neither checkout nor torch is."""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from email import message_from_string
+from pathlib import Path
+
+import pytest
+
+from tests.client.fake_service import FakeService
+
+ROOT = Path(__file__).resolve().parents[2]
+PARTS = ("LICENSE", "README.md", "client", "protos", "pyproject.toml")
+
+# Runs beside the unpacked wheel: every module, then both clients.
+VISIT = """
+import asyncio, importlib, pkgutil, sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "transformers", "numpy", "zmq", "pydantic", "scheduler_svc", "gpu_worker"):
+            raise ImportError(name + " is not here")
+
+sys.meta_path.insert(0, Blocked())
+import client, tandem
+for package in (client, tandem):
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        importlib.import_module(module.name)
+
+address = sys.argv[1]
+with client.Client(address) as sync_client:
+    print("".join(delta.text for delta in sync_client.generate("hi")))
+
+async def read():
+    async with client.AsyncClient(address) as async_client:
+        return [delta.text async for delta in async_client.generate("hi")]
+
+print("".join(asyncio.run(read())))
+print(client.__file__)
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy: a build makes the stubs anew, and other tests are using this checkout's."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    source.mkdir()
+    for part in PARTS:
+        copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
+        copy(ROOT / part, source / part)
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    built = subprocess.run(
+        [*command, "--wheel-dir", str(folder), str(source)], capture_output=True, text=True, check=False
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    (path,) = folder.glob("tandem-*.whl")
+    return path
+
+
+def test_it_holds_client_and_public_stubs_only(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    info = next(name.split("/")[0] for name in names if name.endswith(".dist-info/METADATA"))
+    stubs = {
+        f"tandem/v1/{service}_pb2{kind}"
+        for service in ("inference", "control")
+        for kind in (".py", ".pyi", "_grpc.py", "_grpc.pyi")
+    }
+    assert {name for name in names if name.startswith("tandem/")} == stubs | {
+        "tandem/__init__.py",
+        "tandem/py.typed",
+        "tandem/v1/__init__.py",
+    }
+    rest = {name for name in names if not name.startswith(("tandem/", "client/", f"{info}/"))}
+    assert rest == set()
+    assert {"client/__init__.py", "client/py.typed", "client/cli/__main__.py"} <= names
+    assert f"{info}/licenses/LICENSE" in names
+    assert not [name for name in names if name.startswith("client/demo") or "__pycache__" in name]
+
+
+def test_it_depends_on_what_these_need(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        info = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = message_from_string(archive.read(info).decode())
+        entry_points = archive.read(info.replace("METADATA", "entry_points.txt")).decode()
+    needs = [need for need in metadata.get_all("Requires-Dist", []) if "extra ==" not in need]
+    assert sorted(need.split(">=")[0] for need in needs) == [
+        "googleapis-common-protos",
+        "grpcio",
+        "grpcio-health-checking",
+        "protobuf",
+        "rich",
+        "typer",
+    ]
+    assert "tandem = client.cli.__main__:main" in entry_points
+
+
+def test_it_works_where_neither_checkout_nor_torch_is(wheel: Path, tmp_path: Path, service: FakeService) -> None:
+    unpacked = tmp_path / "site"
+    zipfile.ZipFile(wheel).extractall(unpacked)
+    libraries = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TANDEM_")}
+    # -S: without it the editable install's .pth file would put the checkout on the path.
+    visited = subprocess.run(
+        [sys.executable, "-S", "-P", "-c", VISIT, service.address],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**environment, "PYTHONPATH": os.pathsep.join([str(unpacked), *libraries])},
+        check=False,
+    )
+    assert visited.returncode == 0, visited.stderr
+    assert visited.stdout.splitlines() == ["Réturn", "Réturn", str(unpacked / "client" / "__init__.py")]
