@@ -10,6 +10,8 @@ masks; `FlexKernel` raises instead.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from gpu_worker.block_mask import DecodeMask, PrefillMask
 from gpu_worker.kv_cache import KvCache
 
 ATTENTION_NAME = "tandem_paged"
+_kernel_numbers = count(1)
 
 
 class UncompiledAttentionError(RuntimeError):
@@ -44,6 +47,13 @@ def prefill_options(device: torch.device, page_size: int, q_block: int) -> dict[
     return {"BACKEND": "TRITON", "BLOCK_M": min(64, q_block), "BLOCK_N": min(64, page_size)}
 
 
+def _with_own_code(function: FunctionType) -> FunctionType:
+    """A copy with a code object of its own. Dynamo keeps compiled entries, their guards and the limit of recompiles by
+    code object; kernels that shared one would use up each other's limit, past which FlexAttention runs uncompiled."""
+    code = function.__code__.replace(co_name=f"flex_kernel_{next(_kernel_numbers)}")
+    return FunctionType(code, function.__globals__, code.co_name, function.__defaults__, function.__closure__)
+
+
 class FlexKernel:
     """One FlexAttention call at static shapes; compiled at its first call."""
 
@@ -56,7 +66,9 @@ class FlexKernel:
             )
 
         self.scale = scale
-        self._compiled: Callable[[Tensor, Tensor, Tensor], Tensor] = torch.compile(call, dynamic=False, fullgraph=True)
+        self._compiled: Callable[[Tensor, Tensor, Tensor], Tensor] = torch.compile(
+            _with_own_code(call), dynamic=False, fullgraph=True
+        )
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return self._compiled(query, key, value)

@@ -44,7 +44,7 @@ class ModelFiles:
 
 
 def locate(name: str) -> Path:
-    """The folder of a local path, or of a hub name, downloaded: weights as safetensors, no code. Raises ModelRefused."""
+    """The folder of a local path or of a hub name (downloaded: safetensors, no code). Raises ModelRefused."""
     if Path(name).is_dir():
         return Path(name).resolve()
     if name.startswith((".", "/", "~")):

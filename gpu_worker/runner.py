@@ -1,8 +1,8 @@
 """Carries plans out: the sole owner of device state.
 
-A plan goes: bytes → wire (numbers in range) → slots (row tables, checksum) → step (arrays) → device: table edits, masks,
-model, sampling, newest tokens. `submit` only enqueues; `collect` yields outcomes in the order of the plans, so that two
-can be in flight. Knows nothing of sockets, of requests, or of why a plan is what it is.
+A plan goes: bytes → wire (numbers in range) → slots (row tables, checksum) → step (arrays) → upload → device: table
+edits, masks, model, sampling, newest tokens. `submit` only enqueues; `collect` yields outcomes in the order of the
+plans, so that two can be in flight. Knows nothing of sockets, of requests, or of why a plan is what it is.
 """
 
 import logging
@@ -16,15 +16,16 @@ from tandem.internal.v1 import worker_pb2 as pb
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from gpu_worker.attention import DecodeAttention, PrefillAttention, StepContext
-from gpu_worker.block_mask import DecodeMask, PrefillBlocks, PrefillMask
+from gpu_worker.attention import StepContext
 from gpu_worker.geometry import Geometry
+from gpu_worker.kernels import Kernels
 from gpu_worker.kv_cache import KvCache
 from gpu_worker.model import head_dim_of
-from gpu_worker.sampler import SamplingInputs, sample
+from gpu_worker.sampler import sample
 from gpu_worker.slots import DeviceTables, RowTables
 from gpu_worker.staging import Staging
 from gpu_worker.step import Int64Array, Shapes, StepLayout, lay_out
+from gpu_worker.upload import sampling_of, step_arrays
 from gpu_worker.wire import Outcome, Plan, PlanError, StartedRows, read_plan
 
 log = logging.getLogger(__name__)
@@ -58,67 +59,28 @@ class Runner:
         self._model = model
         self._device_tables = DeviceTables(geometry, device)
         self._staging = Staging(device, MAX_IN_FLIGHT + 1)
-        heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, head_dim_of(config)
         self.cache = KvCache(
             num_layers=config.num_hidden_layers,
-            num_kv_heads=kv_heads,
+            num_kv_heads=config.num_key_value_heads,
             num_pages=geometry.num_pages,
             page_size=geometry.page_size,
-            head_dim=head_dim,
+            head_dim=head_dim_of(config),
             dtype=dtype,
             device=device,
         )
-        scale = model.base_model.layers[0].self_attn.scaling
-        self._decode = {
-            bucket: DecodeAttention(
-                self._decode_mask(bucket, heads // kv_heads),
-                num_kv_heads=kv_heads,
-                group=heads // kv_heads,
-                head_dim=head_dim,
-                scale=scale,
-                dtype=dtype,
-            )
-            for bucket in self.shapes.decode_buckets
-        }
-        self._prefill = {
-            bucket: PrefillAttention(
-                self._prefill_mask(bucket),
-                page_size=geometry.page_size,
-                num_heads=heads,
-                num_kv_heads=kv_heads,
-                head_dim=head_dim,
-                scale=scale,
-                dtype=dtype,
-            )
-            for bucket in self.shapes.prefill_buckets
-        }
+        self._kernels = Kernels(
+            geometry,
+            self.shapes,
+            self.cache,
+            self._device_tables,
+            num_heads=config.num_attention_heads,
+            scale=model.base_model.layers[0].self_attn.scaling,
+        )
         self._in_flight: deque[_InFlight] = deque()
         # Pages that may hold values that are not finite; zeroed when a row gets them anew.
         self._tainted_pages: set[int] = set()
         self._may_compile = True
         self._generation, self._step, self._failed = 0, 0, False
-
-    def _decode_mask(self, bucket: int, group: int) -> DecodeMask:
-        lists = self._device_tables.pages
-        if self.shapes.token_multiple is not None:
-            lists = torch.zeros(bucket, lists.shape[1], dtype=torch.int32, device=self.device)
-        return DecodeMask(
-            page_lists=lists,
-            num_pages=self.geometry.num_pages,
-            page_size=self.geometry.page_size,
-            group=group,
-            q_block=max(16, 1 << (group - 1).bit_length()),
-        )
-
-    def _prefill_mask(self, bucket: int) -> PrefillMask:
-        return PrefillMask(
-            num_queries=bucket,
-            q_block=self.geometry.chunk_align,
-            table_width=self._device_tables.pages.shape[1],
-            logical_of_page=self._device_tables.logical_of_page,
-            num_pages=self.geometry.num_pages,
-            page_size=self.geometry.page_size,
-        )
 
     @property
     def num_in_flight(self) -> int:
@@ -180,8 +142,8 @@ class Runner:
         layout = None
         if plan.chunk_rows.size or plan.decode_rows.size:
             self.tables.check(plan)
-            max_partial = self._prefill[self.shapes.prefill_buckets[-1]].mask.max_partial
-            layout = lay_out(plan, edits, self.tables, self._device_tables.slot_of_row, self.shapes, max_partial)
+            slot_of_row = self._device_tables.slot_of_row
+            layout = lay_out(plan, edits, self.tables, slot_of_row, self.shapes, self._kernels.max_partial)
         elif edits.rows.size:
             raise PlanError("the plan starts rows or appends pages and computes nothing")
         self.tables.advance(plan)
@@ -208,10 +170,10 @@ class Runner:
     @torch.inference_mode()
     def _run_step(self, layout: StepLayout) -> Tensor:
         """Tokens int64 [samples, padding included] of one step, on the device."""
-        staged = self._staging.upload(_arrays(layout, self.tables, self._device_tables.slot_of_row))
+        staged = self._staging.upload(step_arrays(layout, self.tables, self._device_tables.slot_of_row))
         self._zero_tainted(layout.edits.fresh_pages)
         self._device_tables.set_pages(staged["edit_slots"], staged["edit_cols"], staged["edit_pages"])
-        context = self._context(layout, staged)
+        context = self._kernels.context(layout, staged)
         ids = staged["token_ids"]
         if layout.decode is not None:
             num_decode = layout.decode.rows.size
@@ -220,7 +182,7 @@ class Runner:
         logits = self._forward(ids, staged["positions"], staged["sample_tokens"], context)
         if logits is None:
             return ids[:0]
-        tokens = sample(logits, *_sampling(layout, staged, self.tables))
+        tokens = sample(logits, *sampling_of(layout, staged, self.tables))
         rows = staged["sample_rows"]
         self._device_tables.newest_token.index_copy_(0, rows, tokens.clamp(min=0))
         return tokens
@@ -239,34 +201,6 @@ class Runner:
                 self._model.base_model(**arguments)
                 return None
             return self._model(**arguments, logits_to_keep=keep).logits[0]
-
-    def _context(self, layout: StepLayout, staged: dict[str, Tensor]) -> StepContext:
-        none = staged["kv_slots"][:0]
-        decode = prefill = None
-        pages = self._device_tables.pages
-        if layout.decode is not None:
-            decode = self._decode[layout.decode.bucket]
-            if layout.decode.list_slots is not None:
-                torch.index_select(pages, 0, staged["decode_list_slots"], out=decode.mask.page_lists)
-            decode.mask.update(staged["decode_num_blocks"], staged["decode_last_page"], staged["decode_last_offset"])
-        if layout.prefill is not None:
-            prefill = self._prefill[layout.prefill.bucket]
-            blocks = PrefillBlocks(
-                slots=staged["prefill_slots"],
-                num_full=staged["prefill_num_full"],
-                num_partial=staged["prefill_num_partial"],
-                partial_pages=staged["prefill_partial_pages"],
-                q_positions=staged["prefill_q_positions"],
-            )
-            prefill.mask.update(blocks, pages)
-        return StepContext(
-            cache=self.cache,
-            kv_slots=staged["kv_slots"],
-            decode=decode,
-            decode_slots=staged["decode_slots"] if decode else none,
-            prefill=prefill,
-            prefill_places=staged["prefill_places"] if prefill else none,
-        )
 
     def _zero_tainted(self, fresh_pages: Int64Array) -> None:
         if self._tainted_pages:
@@ -360,65 +294,3 @@ class Runner:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [""])[0][:500]
-
-
-def _arrays(layout: StepLayout, tables: RowTables, slot_of_row: Int64Array) -> dict[str, Int64Array]:
-    """Every int64 array the device needs, parts of one size per shape first, so that their places are static."""
-    arrays = {
-        "token_ids": layout.token_ids,
-        "positions": layout.positions,
-        "kv_slots": layout.kv_slots,
-        "sample_tokens": layout.samples.tokens,
-        "sample_rows": layout.samples.rows,
-    }
-    if layout.decode is not None:
-        for name in ("rows", "slots", "list_slots", "num_blocks", "last_page", "last_offset"):
-            values = getattr(layout.decode, name)
-            if values is not None:
-                arrays[f"decode_{name}"] = values
-    if layout.prefill is not None:
-        for name in ("slots", "num_full", "num_partial", "partial_pages", "q_positions", "places"):
-            arrays[f"prefill_{name}"] = getattr(layout.prefill, name)
-    samples = layout.samples
-    if samples.drawing.size:
-        rows = samples.rows[samples.drawing]
-        arrays["drawing"] = samples.drawing
-        arrays["drawing_position"] = samples.positions[samples.drawing]
-        for name in ("temperature", "top_p", "min_p"):
-            # Floats travel as the bits of float64 in the one int64 buffer.
-            arrays[f"drawing_{name}"] = tables.sampling[name][rows].astype(np.float64).view(np.int64)
-        arrays["drawing_seed"] = tables.sampling["seed"][rows].view(np.int64)
-        for name in ("top_k", "sample_idx"):
-            arrays[f"drawing_{name}"] = tables.sampling[name][rows].astype(np.int64)
-    if samples.banned_samples.size:
-        arrays["banned_samples"], arrays["banned_tokens"] = samples.banned_samples, samples.banned_tokens
-    arrays["edit_slots"] = slot_of_row[layout.edits.rows]
-    arrays["edit_cols"], arrays["edit_pages"] = layout.edits.cols, layout.edits.pages
-    return arrays
-
-
-def _sampling(
-    layout: StepLayout, staged: dict[str, Tensor], tables: RowTables
-) -> tuple[SamplingInputs | None, tuple[Tensor, Tensor] | None]:
-    """What `sample` needs beside the logits."""
-    samples = layout.samples
-    banned = (staged["banned_samples"], staged["banned_tokens"]) if samples.banned_samples.size else None
-    if not samples.drawing.size:
-        return None, banned
-    rows = samples.rows[samples.drawing]
-    top_k, top_p = tables.sampling["top_k"][rows], tables.sampling["top_p"][rows]
-    by_rank = (top_k > 0) | (top_p < 1)
-    inputs = SamplingInputs(
-        rows=staged["drawing"],
-        temperature=staged["drawing_temperature"].view(torch.float64).float(),
-        top_p=staged["drawing_top_p"].view(torch.float64).float(),
-        top_k=staged["drawing_top_k"],
-        min_p=staged["drawing_min_p"].view(torch.float64).float(),
-        seed=staged["drawing_seed"],
-        sample_idx=staged["drawing_sample_idx"],
-        position=staged["drawing_position"],
-        largest_top_k=int(top_k[by_rank].max()) if by_rank.any() and (top_k[by_rank] > 0).all() else None,
-        filters_rank=bool(by_rank.any()),
-        filters_min_p=bool((tables.sampling["min_p"][rows] > 0).any()),
-    )
-    return inputs, banned

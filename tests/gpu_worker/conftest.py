@@ -1,0 +1,49 @@
+"""What every worker test shares: the device, one thread, and the rigs, whose kernels compile once per session."""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"tandem-test-inductor-{os.getuid()}"))
+
+import torch
+
+from tests.gpu_worker.rig import Rig, RigSpec
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", default="cpu", help="device of the worker tests: cpu or cuda")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Inductor imports parts of torch that torch itself has deprecated.
+    config.addinivalue_line("filterwarnings", r"ignore::DeprecationWarning:torch\..*")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> torch.device:
+    return torch.device(request.config.getoption("device", default="cpu"))
+
+
+@pytest.fixture(scope="session")
+def rig_of(device: torch.device) -> Callable[[RigSpec], Rig]:
+    """Rigs by spec, made at first use and kept, so that tests share compiled kernels."""
+    rigs: dict[RigSpec, Rig] = {}
+
+    def make(spec: RigSpec) -> Rig:
+        if spec not in rigs:
+            rigs[spec] = Rig(spec, device)
+        return rigs[spec]
+
+    return make

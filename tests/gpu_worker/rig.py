@@ -1,0 +1,179 @@
+"""A small random model three times: behind the worker's runner, eager, and in float64.
+
+Owns the geometry of the tests and the recording of what the runner computes. One rig is one pair of kernels.
+"""
+
+import copy
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
+
+from gpu_worker.attention import ATTENTION_NAME, register
+from gpu_worker.geometry import Geometry
+from gpu_worker.model import prepare
+from gpu_worker.runner import Runner
+from gpu_worker.wire import Outcome
+from tandem.internal.v1 import worker_pb2 as pb
+from tests.gpu_worker.plans import TinyCore
+from tests.gpu_worker.reference import eager_model, float64_model, hidden_and_logits
+
+VOCAB_SIZE = 131
+# Our error may be this many times eager's in the same dtype, both against float64, each as root mean square.
+ERROR_RATIO = 2.0
+# Of the hidden states, which are of order 1: rounding that eager happens to be spared.
+ERROR_FLOOR = {torch.float32: 1e-6, torch.bfloat16: 1e-2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RigSpec:
+    page_size: int
+    group: int
+    head_dim: int
+    family: str = "qwen3"
+    dtype: torch.dtype = torch.float32
+    max_rows: int = 3
+    chunk_align: int = 64
+
+    def __str__(self) -> str:
+        return f"{self.family}-page{self.page_size}-group{self.group}-dim{self.head_dim}-{str(self.dtype)[6:]}"
+
+
+@dataclass(kw_only=True)
+class Recording:
+    """Hidden states by (row, position) of one sequence after another, as the runner computed them."""
+
+    hidden: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    logits: list[Tensor] = field(default_factory=list)
+
+
+def config_of(spec: RigSpec) -> PreTrainedConfig:
+    config_class = {"qwen3": Qwen3Config, "llama": LlamaConfig}[spec.family]
+    num_kv_heads = 2 if spec.head_dim < 256 else 1
+    return config_class(
+        hidden_size=84,
+        intermediate_size=80,
+        num_hidden_layers=2,
+        num_attention_heads=num_kv_heads * spec.group,
+        num_key_value_heads=num_kv_heads,
+        head_dim=spec.head_dim,
+        vocab_size=VOCAB_SIZE,
+        max_position_embeddings=4096,
+        tie_word_embeddings=spec.family == "qwen3",
+        initializer_range=0.15,
+        pad_token_id=None,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+
+
+class Rig:
+    def __init__(self, spec: RigSpec, device: torch.device) -> None:
+        self.spec, self.device = spec, device
+        self.geometry = Geometry(
+            page_size=spec.page_size,
+            num_pages=max(12, 640 // spec.page_size),
+            max_rows=spec.max_rows,
+            max_length=4 * spec.page_size + 64,
+            token_budget=384,
+            chunk_align=spec.chunk_align,
+            vocab_size=VOCAB_SIZE,
+        )
+        register()
+        self.eager = eager_model(config_of(spec), seed=7).to(device=device, dtype=spec.dtype)
+        served = copy.deepcopy(self.eager)
+        served.set_attn_implementation(ATTENTION_NAME)
+        served = prepare(served, device=device, dtype=spec.dtype)
+        self.runner = Runner(served, self.geometry, device=device, dtype=spec.dtype)
+        self.warm_up_phases = self.runner.warm_up()
+        self._generation = 0
+        self._packed_hidden: Tensor | None = None
+        self._kept_logits: Tensor | None = None
+        served.base_model.norm.register_forward_hook(self._record_hidden)
+        served.get_output_embeddings().register_forward_hook(self._record_logits)
+
+    @cached_property
+    def float64(self) -> torch.nn.Module:
+        return float64_model(self.eager)
+
+    def _record_hidden(self, module: object, args: object, output: Tensor) -> None:
+        self._packed_hidden = output[0]
+
+    def _record_logits(self, module: object, args: object, output: Tensor) -> None:
+        self._kept_logits = output[0]
+
+    def core(self, **options: object) -> TinyCore:
+        """A core of a new generation."""
+        self._generation += 1
+        return TinyCore(self.geometry, generation=self._generation, **options)
+
+    def submit(self, message: pb.StepPlan) -> Outcome:
+        self.runner.submit(message)
+        outcome = self.runner.collect()
+        assert outcome is not None
+        return outcome
+
+    def step(
+        self,
+        core: TinyCore,
+        recording: Recording | None = None,
+        *,
+        chunks: dict[int, int] | None = None,
+        decode: Iterable[int] = (),
+    ) -> Outcome:
+        """Runs one step, tells the core its tokens, and records each computed position."""
+        decode = list(decode)
+        before = {row: core.rows[row].position for row in (*(chunks or {}), *decode)}
+        outcome = self.submit(core.plan(chunks=chunks, decode=decode))
+        assert outcome.status == pb.STEP_STATUS_OK, outcome.detail
+        assert outcome.nonfinite.size == 0
+        core.learn(outcome.tokens)
+        if recording is not None:
+            assert self._packed_hidden is not None
+            places = self._places(chunks or {}, decode)
+            for (row, offset), place in places.items():
+                recording.hidden[row, before[row] + offset] = self._packed_hidden[place].double().cpu()
+            if outcome.tokens.size and self._kept_logits is not None:
+                logits = self._kept_logits[: outcome.tokens.size].double().cpu()
+                recording.logits.append(logits)
+                assert np.array_equal(logits.argmax(-1).numpy(), outcome.tokens)
+        return outcome
+
+    def _places(self, chunks: dict[int, int], decode: list[int]) -> dict[tuple[int, int], int]:
+        """Where each (row, offset) stands in the packed tokens: decode rows, their padding, then chunks."""
+        shapes = self.runner.shapes
+        places = {(row, 0): i for i, row in enumerate(decode)}
+        at = len(decode)
+        if decode and shapes.token_multiple is not None:
+            at = next(size for size in shapes.decode_buckets if size >= at)
+        for row, count in chunks.items():
+            places |= {(row, offset): at + offset for offset in range(count)}
+            at += count
+        return places
+
+    def prompt(self, length: int, seed: int) -> list[int]:
+        return np.random.default_rng(seed).integers(0, VOCAB_SIZE, length).tolist()
+
+    def check(self, core: TinyCore, recording: Recording) -> None:
+        """Every recorded hidden state against float64, within what eager itself errs."""
+        for row in {row for row, _ in recording.hidden}:
+            positions = sorted(position for at, position in recording.hidden if at == row)
+            tokens = core.rows[row].tokens[: positions[-1] + 1]
+            ours = torch.stack([recording.hidden[row, position] for position in positions])
+            exact, _ = hidden_and_logits(self.float64, tokens)
+            eager, _ = hidden_and_logits(self.eager, tokens)
+            assert_as_good(ours, eager[positions], exact[positions], ERROR_FLOOR[self.spec.dtype])
+
+
+def assert_as_good(ours: Tensor, eager: Tensor, exact: Tensor, floor: float) -> None:
+    """Our error against float64 is at most ERROR_RATIO times eager's, plus a floor, position by position and overall."""
+    allowed = ERROR_RATIO * (eager - exact).pow(2).mean().sqrt() + floor
+    error = (ours - exact).pow(2).mean().sqrt()
+    worst = (ours - exact).pow(2).mean(-1).sqrt().max()
+    assert error <= allowed, f"error {error:.3g}, allowed {allowed:.3g}"
+    # One wrong position among hundreds would drown in the mean.
+    assert worst <= 4 * allowed, f"worst position errs by {worst:.3g}, allowed {4 * allowed:.3g}"
