@@ -65,5 +65,7 @@ class Lane:
             request.recomputed_tokens += int(self.rows.confirmed[request.row])
             request.worker_changes += 1
             self.leave(request, Move.RESET)
+        unconfirmed = [int(page) for record in self.in_flight for page in record.zero_pages]
+        self.zero_pages = list(dict.fromkeys([*unconfirmed, *self.zero_pages]))
         self._open(generation)
         return requests

@@ -60,7 +60,8 @@ class InFlight:
     """What a sent plan will be read against when its result comes, whatever happened to the rows since.
 
     `rows`, `handles`, `ends` name every row of the plan: whose it was and the first position after those computed.
-    `sampled` are indices into them, in the order of the result's tokens.
+    `sampled` are indices into them, in the order of the result's tokens. `zero_pages` are what the plan zeroes: only once
+    it is confirmed is that known to have happened.
     """
 
     step: int
@@ -69,3 +70,4 @@ class InFlight:
     handles: Int64Array
     ends: Int32Array
     sampled: Int64Array
+    zero_pages: Int32Array

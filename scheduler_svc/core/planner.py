@@ -206,6 +206,7 @@ def _commit(
     rows.advance(all_rows, np.concatenate([chunk_counts, np.ones(len(decode), np.int32)]))
     rows.samples[all_rows[sampled]] += 1
 
+    zero_pages, lane.zero_pages = np.array(lane.zero_pages, np.int32), []
     lane.step += 1
     lane.in_flight.append(
         InFlight(
@@ -215,9 +216,9 @@ def _commit(
             handles=rows.handle[all_rows],
             ends=rows.planned[all_rows],
             sampled=sampled,
+            zero_pages=zero_pages,
         )
     )
-    zero_pages, lane.zero_pages = np.array(lane.zero_pages, np.int32), []
     return Plan(
         generation=lane.generation,
         step=lane.step,

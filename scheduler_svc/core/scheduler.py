@@ -23,11 +23,13 @@ import numpy as np
 
 from scheduler_svc.core import effects as fx
 from scheduler_svc.core import events as ev
+from scheduler_svc.core.admission import misfit, new_request, refusal
 from scheduler_svc.core.book import Due, RequestBook
 from scheduler_svc.core.lane import Lane
+from scheduler_svc.core.outbox import Outbox
 from scheduler_svc.core.planner import plan_step
 from scheduler_svc.core.request import Move, Phase, Request
-from scheduler_svc.core.results import Delivery, Ending, read_result
+from scheduler_svc.core.results import Ending, read_result
 
 _RECENT_STEPS = 64
 
@@ -66,7 +68,7 @@ class Scheduler:
         self._next_frontend = 1
         self._eos = np.zeros(0, np.int32)
         self._step_seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
-        self._ends: dict[str, list[fx.End]] = {}
+        self._outbox = Outbox()
         self._handlers: dict[type[Any], Callable[[Any, float], list[fx.Effect]]] = {
             ev.Submit: self._on_submit,
             ev.Cancel: self._on_cancel,
@@ -87,8 +89,7 @@ class Scheduler:
     def handle(self, event: ev.Event, now: float) -> list[fx.Effect]:
         """Takes one event at time `now` (seconds, never backwards); returns what is to be done, in order."""
         effects = self._handlers[type(event)](event, now)
-        if self._ends:
-            effects.extend(self._flush_ends())
+        effects += self._outbox.flush(self.frontends)
         return effects
 
     def next_wake(self) -> float | None:
@@ -106,7 +107,9 @@ class Scheduler:
             code, field, message = refusal
             return [fx.Rejected(frontend=event.frontend, stream=event.stream, code=code, message=message, field=field)]
         ahead = self.book.num_waiting
-        request = self._new_request(event, now)
+        assert self.info is not None
+        handle, self._next_handle = self._next_handle, self._next_handle + 1
+        request = new_request(event, handle=handle, eos_token_ids=self.info.eos_token_ids, now=now)
         self.book.add(request)
         if event.max_time_seconds > 0:
             self.book.add_due(now + event.max_time_seconds, request, Due.TIME_LIMIT)
@@ -116,55 +119,16 @@ class Scheduler:
 
     def _refusal(self, event: ev.Submit) -> tuple[fx.RejectCode, str, str] | None:
         """Why the request may not enter: code, field, sentence. None: it may."""
-        config, book, info, prompt = self.config, self.book, self.info, len(event.prompt)
-        if info is None:
+        if self.info is None:
             return fx.RejectCode.NOT_READY, "", "no worker has joined yet"
         if self.draining:
             return fx.RejectCode.NOT_READY, "", "the service is shutting down"
-        if book.by_id(event.request_id) is not None or book.by_stream(event.frontend, event.stream) is not None:
-            return fx.RejectCode.DUPLICATE, "request_id", f"request_id {event.request_id!r} is live already"
-        misfit = _misfit(info, prompt, event.max_new_tokens)
-        if misfit is not None:
-            return fx.RejectCode.INVALID, "stop.max_new_tokens", misfit
-        if int(event.prompt.min()) < 0 or int(event.prompt.max()) >= info.vocab_size:
-            return fx.RejectCode.INVALID, "token_ids", f"a token id is outside 0 to {info.vocab_size - 1}"
-        if book.num_waiting >= config.max_waiting:
-            return (
-                fx.RejectCode.QUEUE_FULL,
-                "",
-                f"{book.num_waiting} requests are waiting; the limit is {config.max_waiting}",
-            )
-        if book.waiting_tokens + prompt > config.max_waiting_tokens:
-            return (
-                fx.RejectCode.QUEUE_FULL,
-                "",
-                f"{book.waiting_tokens} tokens are waiting and the prompt has {prompt}; "
-                f"the limit is {config.max_waiting_tokens}",
-            )
-        return None
-
-    def _new_request(self, event: ev.Submit, now: float) -> Request:
-        assert self.info is not None
-        handle, self._next_handle = self._next_handle, self._next_handle + 1
-        banned: tuple[int, ...] = ()
-        if event.min_new_tokens > 0:
-            own = () if event.ignore_eos else self.info.eos_token_ids
-            banned = tuple(dict.fromkeys((*own, *event.stop_token_ids)))
-        return Request(
-            handle=handle,
-            frontend=event.frontend,
-            stream=event.stream,
-            request_id=event.request_id,
-            prompt=event.prompt,
-            sampling=event.sampling,
-            total_length=len(event.prompt) + event.max_new_tokens,
-            min_new_tokens=event.min_new_tokens,
-            stop_token_ids=frozenset(event.stop_token_ids),
-            banned=banned,
-            ignore_eos=event.ignore_eos,
-            priority=event.priority,
-            arrival=handle,
-            arrived_at=now,
+        return refusal(
+            event,
+            info=self.info,
+            book=self.book,
+            max_waiting=self.config.max_waiting,
+            max_waiting_tokens=self.config.max_waiting_tokens,
         )
 
     def _on_cancel(self, event: ev.Cancel, now: float) -> list[fx.Effect]:
@@ -204,14 +168,15 @@ class Scheduler:
         delivered = request.num_outputs
         kept = delivered if output_tokens is None else min(output_tokens, delivered)
         stats = request.stats(now=now, output_tokens=kept, discarded_tokens=in_flight + delivered - kept)
-        self._ends.setdefault(request.frontend, []).append(
+        self._outbox.add(
+            request.frontend,
             fx.End(
                 stream=request.stream,
                 reason=reason,
                 failure=failure,
                 stop_token_id=stop_token_id,
                 stats=stats,
-            )
+            ),
         )
 
     def _forget(self, request: Request, *, broken: bool = False) -> int:
@@ -264,22 +229,6 @@ class Scheduler:
         )
         return [fx.LoadReply(frontend=event.frontend, query=event.query, load=load)]
 
-    def _flush_ends(self) -> list[fx.Effect]:
-        empty = np.zeros(0, np.int32)
-        outputs: list[fx.Effect] = [
-            fx.StepOutput(
-                frontend=frontend,
-                streams=np.zeros(0, np.uint64),
-                offsets=empty,
-                tokens=empty,
-                ends=tuple(ends),
-            )
-            for frontend, ends in self._ends.items()
-            if frontend in self.frontends
-        ]
-        self._ends = {}
-        return outputs
-
     # Workers -------------------------------------------------------------------------------------------------
 
     def _on_worker_joined(self, event: ev.WorkerJoined, now: float) -> list[fx.Effect]:
@@ -310,9 +259,9 @@ class Scheduler:
     def _end_misfits(self, info: ev.WorkerInfo, now: float) -> None:
         """A worker that came back smaller cannot run what the one before it could."""
         for request in self.book.waiting():
-            misfit = _misfit(info, request.prompt_tokens, request.total_length - request.prompt_tokens)
-            if misfit is not None:
-                self._end(request, now, failure=fx.Failure(code=fx.FailureCode.TOO_LARGE, message=misfit))
+            reason = misfit(info, request.prompt_tokens, request.total_length - request.prompt_tokens)
+            if reason is not None:
+                self._end(request, now, failure=fx.Failure(code=fx.FailureCode.TOO_LARGE, message=reason))
 
     def _on_worker_lost(self, event: ev.WorkerLost, now: float) -> list[fx.Effect]:
         if self.lane is None or self.lane.worker != event.worker:
@@ -393,7 +342,7 @@ class Scheduler:
         self.output_tokens += len(delivery.tokens)
         for ending in delivery.endings:
             self._end_by(ending, now)
-        return self._deliver(delivery)
+        return self._outbox.deliver(delivery, self.frontends)
 
     def _end_by(self, ending: Ending, now: float) -> None:
         request = ending.request
@@ -403,26 +352,6 @@ class Scheduler:
             return
         message = f"request {request.request_id}: the model's output was not finite; the request was ended"
         self._end(request, now, failure=fx.Failure(code=fx.FailureCode.INTERNAL, message=message), broken=True)
-
-    def _deliver(self, delivery: Delivery) -> list[fx.Effect]:
-        """One effect per front end; ends ride with the tokens that they follow."""
-        effects: list[fx.Effect] = []
-        alone = len(self.frontends) == 1
-        for frontend, idx in self.frontends.items():
-            ends = tuple(self._ends.pop(frontend, ()))
-            mask = slice(None) if alone else delivery.frontend_idx == idx
-            tokens = delivery.tokens[mask]
-            if len(tokens) or ends:
-                effects.append(
-                    fx.StepOutput(
-                        frontend=frontend,
-                        streams=delivery.streams[mask],
-                        offsets=delivery.offsets[mask],
-                        tokens=tokens,
-                        ends=ends,
-                    )
-                )
-        return effects
 
     def _on_step_failed(self, lane: Lane, event: ev.StepDone, handles: list[int], now: float) -> list[fx.Effect]:
         alone = len(set(handles)) == 1 and handles[0] in self.suspects
@@ -500,20 +429,3 @@ def _well_formed(event: ev.StepDone, num_sampled: int, vocab_size: int) -> bool:
 
 def _within(values: ev.Int32Array, limit: int) -> bool:
     return not len(values) or (int(values.min()) >= 0 and int(values.max()) < limit)
-
-
-def _misfit(info: ev.WorkerInfo, prompt: int, max_new_tokens: int) -> str | None:
-    """Why such a request can never run on such a worker, with the arithmetic; None: it can."""
-    total = prompt + max_new_tokens
-    if total > info.max_length:
-        return (
-            f"prompt ({prompt} tokens) and max_new_tokens ({max_new_tokens}) make {total}; "
-            f"the limit is {info.max_length}"
-        )
-    pages = -(-(total - 1) // info.page_size)
-    if pages > info.usable_pages:
-        return (
-            f"prompt ({prompt} tokens) and max_new_tokens ({max_new_tokens}) take {pages} pages of "
-            f"{info.page_size} tokens; the pool has {info.usable_pages}"
-        )
-    return None

@@ -442,3 +442,18 @@ def test_two_front_ends_hear_only_their_own() -> None:
             world.streams[mine].expected(world.shape).tokens
         )
         assert sum(len(output.ends) for output in own) == 1
+
+
+def test_a_zero_order_lost_with_a_failed_step_is_given_again() -> None:
+    shape = Shape(page_size=2, num_pages=7, max_rows=1, token_budget=4, max_length=24)
+    world = World(shape, join=False)
+    world.join(Faults(fail_steps=frozenset({3}), nonfinite_token=272))
+    poisoned = world.submit([0, 1, 0, 1, 0, 1, 272], max_new_tokens=1)
+    world.submit([0], max_new_tokens=9, ignore_eos=True)
+    world.run()
+    world.check_all_ended()
+    end = world.streams[poisoned].end
+    assert end is not None
+    assert end.failure is not None
+    generations = {plan.generation for plan in world.sent if len(plan.zero_pages)}
+    assert len(generations) == 2

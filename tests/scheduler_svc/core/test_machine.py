@@ -1,4 +1,4 @@
-"""A hypothesis state machine over tiny pools and vocabularies: any order of events keeps every invariant and the content.
+"""A hypothesis state machine over tiny pools and vocabularies: any order of events keeps invariants and content.
 
 The world audits the core after each event; at the end everything is let run and nobody may be forgotten.
 """
@@ -158,7 +158,7 @@ class CoreMachine(RuleBasedStateMachine):
 
 TestCoreMachine = CoreMachine.TestCase
 TestCoreMachine.settings = settings(
-    max_examples=150,
+    max_examples=200,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

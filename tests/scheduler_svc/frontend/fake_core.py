@@ -86,11 +86,21 @@ class FakeCore:
         await self.send(admitted=frontend_pb2.Admitted(stream=submit.stream, requests_ahead=requests_ahead))
         return submit
 
-    async def output(self, stream: int, tokens: Sequence[int], end: frontend_pb2.End | None = None) -> None:
-        """A step's output: tokens of one stream, and its end."""
+    async def output(self, stream: int, tokens: Sequence[int], reason: str = "", **end: Any) -> None:
+        """A step's output: tokens of one stream, and its end where a reason is given."""
         offset = self.num_sent[stream]
         self.num_sent[stream] += len(tokens)
-        await self.output_many([stream] * len(tokens), range(offset, offset + len(tokens)), tokens, end)
+        offsets = range(offset, offset + len(tokens))
+        await self.output_many(
+            [stream] * len(tokens), offsets, tokens, self._end(stream, reason, **end) if reason else None
+        )
+
+    async def fail(self, stream: int, code: str, message: str) -> None:
+        """An end without a reason."""
+        end = self._end(stream, "UNSPECIFIED")
+        end.failure.code = frontend_pb2.FailureCode.Value(f"FAILURE_CODE_{code}")
+        end.failure.message = message
+        await self.output_many([], [], [], end)
 
     async def output_many(
         self,
@@ -107,8 +117,7 @@ class FakeCore:
         )
         await self.send(step_output=output)
 
-    def end(self, stream: int, reason: str, **fields: Any) -> frontend_pb2.End:
-        """An End that counts what was sent."""
+    def _end(self, stream: int, reason: str, **fields: Any) -> frontend_pb2.End:
         end = frontend_pb2.End(
             stream=stream,
             reason=inference_pb2.FinishReason.Value(f"FINISH_REASON_{reason}"),
@@ -130,7 +139,8 @@ class Service:
         self.core = core
         self.address = address
         self.front_end = front_end
-        self.channel = grpc.aio.insecure_channel(address)
+        # A window of 64 KiB that does not grow with the speed of this machine, so that writes can be made to block.
+        self.channel = grpc.aio.insecure_channel(address, options=[("grpc.http2.bdp_probe", 0)])
         self.inference = inference_pb2_grpc.InferenceServiceStub(self.channel)
         self.control = control_pb2_grpc.ControlServiceStub(self.channel)
 

@@ -1,0 +1,162 @@
+"""Exact plans, step by step: a table per scenario, as a reader would write it down by hand."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from scheduler_svc.core.plan import Plan
+from tests.rigs.executor import Shape
+from tests.scheduler_svc.core.world import World
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """One plan. `starts` (row, pages); `chunks` (row, start, count, samples); `appends` (row, page)."""
+
+    starts: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    appends: tuple[tuple[int, int], ...] = ()
+    chunks: tuple[tuple[int, int, int, bool], ...] = ()
+    decode: tuple[int, ...] = ()
+
+
+def seen(plan: Plan) -> Expected:
+    chunks = zip(plan.chunk_rows, plan.chunk_starts, plan.chunk_counts, plan.chunk_samples, strict=True)
+    return Expected(
+        starts=tuple((start.row, tuple(start.pages.tolist())) for start in plan.starts),
+        appends=tuple(zip(plan.append_rows.tolist(), plan.append_pages.tolist(), strict=True)),
+        chunks=tuple((int(row), int(start), int(count), bool(samples)) for row, start, count, samples in chunks),
+        decode=tuple(plan.decode_rows.tolist()),
+    )
+
+
+def lockstep(world: World, steps: int) -> None:
+    """Both plans out before a result comes, as a worker that is busy sees them."""
+    for _ in range(steps):
+        world.tick()
+        world.apply()
+        world.deliver()
+    world.tick()
+
+
+def test_a_prompt_in_chunks_then_decode_over_a_page_edge() -> None:
+    world = World(Shape(page_size=4, num_pages=10, token_budget=8, max_rows=2, chunk_align=2))
+    world.submit(list(range(11)), max_new_tokens=4, ignore_eos=True)
+    lockstep(world, 5)
+    assert [seen(plan) for plan in world.sent] == [
+        Expected(starts=((1, (1, 2, 3)),), chunks=((1, 0, 8, False),)),
+        Expected(chunks=((1, 8, 3, True),)),
+        Expected(decode=(1,)),
+        Expected(appends=((1, 4),), decode=(1,)),
+        Expected(decode=(1,)),
+    ]
+    assert [plan.step for plan in world.sent] == [1, 2, 3, 4, 5]
+
+
+def test_decode_goes_first_and_the_prompt_gets_what_is_left() -> None:
+    world = World(Shape(page_size=4, num_pages=20, token_budget=9, max_rows=3, chunk_align=4))
+    world.submit([1, 2], max_new_tokens=9, ignore_eos=True)
+    world.submit([3], max_new_tokens=9, ignore_eos=True)
+    world.tick()
+    world.submit(list(range(10)), max_new_tokens=2, ignore_eos=True)
+    lockstep(world, 4)
+    assert [seen(plan) for plan in world.sent[:6]] == [
+        # The prompt of one token needs no chunk: it is a decode row from the start.
+        Expected(starts=((1, (1,)), (2, (2,))), chunks=((1, 0, 2, True),), decode=(2,)),
+        Expected(decode=(1, 2)),
+        Expected(starts=((3, (3, 4, 5)),), chunks=((3, 0, 4, False),), decode=(1, 2)),
+        Expected(appends=((1, 6),), chunks=((3, 4, 4, False),), decode=(1, 2)),
+        Expected(appends=((2, 7),), chunks=((3, 8, 2, True),), decode=(1, 2)),
+        Expected(decode=(1, 2, 3)),
+    ]
+
+
+def test_two_plans_are_in_flight_and_no_more() -> None:
+    world = World()
+    world.submit([1, 2, 3], max_new_tokens=9, ignore_eos=True)
+    world.tick()
+    world.tick()
+    assert [seen(plan).decode for plan in world.sent] == [(), (1,)]
+    world.apply()
+    world.tick()
+    assert len(world.sent) == 2
+    world.deliver()
+    world.tick()
+    assert len(world.sent) == 3
+
+
+def test_length_is_foreseen_and_nothing_is_sampled_for_nothing() -> None:
+    world = World()
+    world.submit([1, 2, 3], max_new_tokens=2, ignore_eos=True)
+    world.run()
+    assert [seen(plan) for plan in world.sent] == [
+        Expected(starts=((1, (1,)),), chunks=((1, 0, 3, True),)),
+        Expected(decode=(1,)),
+    ]
+    end = world.streams[1].end
+    assert end is not None
+    assert end.stats.discarded_tokens == 0
+
+
+def test_preemption_frees_a_page_in_the_same_step_and_the_victim_comes_back_whole() -> None:
+    world = World(Shape(page_size=2, num_pages=4, token_budget=8, max_rows=2))
+    world.submit([1, 2], max_new_tokens=5, ignore_eos=True)
+    world.submit([3, 4], max_new_tokens=3, ignore_eos=True)
+    world.run()
+    world.check_all_ended()
+    plans = [seen(plan) for plan in world.sent]
+    assert plans[0] == Expected(starts=((1, (1,)), (2, (2,))), chunks=((1, 0, 2, True), (2, 0, 2, True)))
+    # Page 3 goes to the older one; nobody is left to give the newer one a page, so it gives way itself.
+    assert plans[1] == Expected(appends=((1, 3),), decode=(1,))
+    resumed = next(plan for plan in plans[2:] if plan.starts)
+    assert len(resumed.starts) == 1
+    tokens = next(plan for plan in world.sent[2:] if plan.starts).starts[0].tokens.tolist()
+    assert tokens[:2] == [3, 4]
+    assert len(tokens) == 3, "the token that was in flight when it gave way is known by then"
+
+
+def test_freed_pages_are_reused_oldest_first() -> None:
+    world = World(Shape(page_size=2, num_pages=6, max_rows=1, token_budget=16))
+    for salt in range(3):
+        world.submit([salt, salt], max_new_tokens=2, ignore_eos=True)
+    world.run()
+    assert [plan.starts[0].pages.tolist() for plan in world.sent if plan.starts] == [[1], [3], [5]]
+
+
+@pytest.mark.parametrize(
+    ("known", "chunks"), [(3, [3]), (8, [8]), (9, [8]), (10, [8, 2]), (16, [8, 8]), (18, [8, 8, 2])]
+)
+def test_chunks_fill_the_budget(known: int, chunks: list[int]) -> None:
+    world = World(Shape(page_size=4, num_pages=20, token_budget=8, max_rows=1, chunk_align=1))
+    world.submit(list(range(known)), max_new_tokens=1, ignore_eos=True)
+    world.run()
+    assert [int(count) for plan in world.sent for count in plan.chunk_counts] == chunks
+    # A rest of one position needs no chunk: it decodes.
+    rest = known - sum(chunks)
+    assert [len(plan.decode_rows) for plan in world.sent] == [0] * len(chunks) + [1] * rest
+    flags = [bool(flag) for plan in world.sent for flag in plan.chunk_samples]
+    assert flags == [False] * (len(chunks) - 1) + [rest == 0]
+
+
+def test_the_checksum_is_that_of_the_worker_after_every_plan() -> None:
+    """The executor checks each plan's; here, that it is not constant."""
+    world = World(Shape(page_size=2, num_pages=9))
+    world.submit([1, 2, 3], max_new_tokens=6, ignore_eos=True)
+    world.run()
+    checksums = [plan.checksum for plan in world.sent]
+    assert len(set(checksums)) == len(checksums)
+    assert all(0 <= checksum < 1 << 64 for checksum in checksums)
+
+
+def test_a_plan_is_not_changed_by_what_comes_after_it() -> None:
+    world = World(Shape(page_size=2, num_pages=12))
+    world.submit([1, 2, 3], max_new_tokens=8, ignore_eos=True)
+    world.tick()
+    plan = world.sent[0]
+    before = [np.array(getattr(plan, name), copy=True) for name in ("chunk_rows", "chunk_starts", "chunk_counts")]
+    pages, tokens = plan.starts[0].pages.copy(), plan.starts[0].tokens.copy()
+    world.run()
+    for name, array in zip(("chunk_rows", "chunk_starts", "chunk_counts"), before, strict=True):
+        assert np.array_equal(getattr(plan, name), array)
+    assert np.array_equal(plan.starts[0].pages, pages)
+    assert np.array_equal(plan.starts[0].tokens, tokens)

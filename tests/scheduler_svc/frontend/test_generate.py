@@ -1,0 +1,511 @@
+"""Generate over a real channel, with a core that says what each test tells it to."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import grpc
+import pytest
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+from tandem.internal.v1 import frontend_pb2
+from tandem.v1 import inference_pb2 as pb
+
+from scheduler_svc.frontend.servicer import seconds_left
+from scheduler_svc.frontend.status import Refusal
+from scheduler_svc.frontend.streams import StreamLimits
+from tests.scheduler_svc.frontend.fake_core import WAIT_SECONDS, Service, model_state, rest, service
+from tests.scheduler_svc.frontend.tokenizers_for_tests import EOS, byte_level, spell
+
+EOS_ID = byte_level().token_to_id(EOS)
+Scenario = Callable[[Service], Awaitable[None]]
+# A model with room for outputs that no flow-control window holds.
+ROOMY = {"state": model_state(max_length=1 << 21, default_max_new_tokens=1 << 21)}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., None]:
+    def runner(scenario: Scenario, **changes: Any) -> None:
+        async def main() -> None:
+            async with service(tmp_path, **changes) as under_test:
+                await scenario(under_test)
+
+        asyncio.run(main())
+
+    return runner
+
+
+async def failure(call: Any) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await rest(call)
+    return caught.value
+
+
+def details(error: grpc.aio.AioRpcError, kind: type[Message]) -> list[Message]:
+    """The google.rpc details of this kind."""
+    status = rpc_status.from_call(error)
+    assert status is not None
+    assert status.message == error.details()
+    found = []
+    for packed in status.details:
+        message = kind()
+        if packed.Unpack(message):
+            found.append(message)
+    return found
+
+
+def assert_retry_hint(error: grpc.aio.AioRpcError, seconds: float) -> None:
+    (info,) = details(error, error_details_pb2.RetryInfo)
+    assert info.retry_delay.ToTimedelta().total_seconds() == seconds
+    assert dict(error.trailing_metadata())["grpc-retry-pushback-ms"] == str(round(seconds * 1000))
+
+
+def test_accepted_deltas_finished_summary(run: Callable[..., None]):
+    async def scenario(s: Service) -> None:
+        call = s.generate(request_id="r", text="the", stop=pb.StopParams(max_new_tokens=5))
+        submit = await s.core.admit(requests_ahead=3)
+        # gRPC rounds a deadline up to three digits or so.
+        assert 9 < submit.deadline_seconds < 10.5
+        accepted = (await call.read()).accepted
+        assert dict(await call.initial_metadata())["x-request-id"] == "r"
+        assert accepted == pb.Accepted(
+            request_id="r",
+            sampling=pb.SamplingParams(temperature=0.5, top_p=submit.top_p, top_k=40, min_p=0.125, seed=submit.seed),
+            prompt_tokens=1,
+            max_new_tokens=5,
+            requests_ahead=3,
+        )
+        await s.core.output(submit.stream, spell(b"ab"))
+        assert (await call.read()).delta == pb.Delta(token_offset=0, token_ids=spell(b"ab"), text="ab")
+        await s.core.output(submit.stream, [0xC3])
+        assert (await call.read()).delta == pb.Delta(token_offset=2, token_ids=[0xC3], text="")
+        await s.core.output(submit.stream, [0xA9, ord("c")], "LENGTH")
+        assert await rest(call) == [
+            ("delta", pb.Delta(token_offset=3, token_ids=[0xA9, ord("c")], text="éc")),
+            ("finished", pb.Finished(reason=pb.FINISH_REASON_LENGTH, output_tokens=5)),
+            (
+                "summary",
+                pb.Summary(
+                    usage=pb.Usage(prompt_tokens=1, output_tokens=5, discarded_tokens=1),
+                    timing=pb.Timing(total_seconds=2.0),
+                ),
+            ),
+        ]
+        assert await call.code() is grpc.StatusCode.OK
+        assert await s.core.is_silent(), "a request that ended is not cancelled"
+
+    run(scenario)
+
+
+def test_eos_is_told_and_has_no_text(run: Callable[..., None]):
+    async def scenario(s: Service) -> None:
+        output = pb.OutputParams(skip_special_tokens=False)
+        call, submit = await s.start_stream(output=output)
+        await s.core.output(submit.stream, [ord("a"), EOS_ID], "EOS", stop_token_id=EOS_ID)
+        delta, finished, _ = await rest(call)
+        assert delta[1] == pb.Delta(token_ids=[ord("a"), EOS_ID], text="a")
+        assert finished[1] == pb.Finished(reason=pb.FINISH_REASON_EOS, stop_token_id=EOS_ID, output_tokens=2)
+
+    run(scenario)
+
+
+def test_tokens_only_and_text_only(run: Callable[..., None]):
+    async def scenario(s: Service) -> None:
+        call, submit = await s.start_stream(output=pb.OutputParams(want_text=False))
+        await s.core.output(submit.stream, spell(b"ab"), "LENGTH")
+        assert (await rest(call))[0][1] == pb.Delta(token_ids=spell(b"ab"))
+
+        call, submit = await s.start_stream(output=pb.OutputParams(want_token_ids=False))
+        await s.core.output(submit.stream, [ord("a"), 0xC3])
+        assert (await call.read()).delta == pb.Delta(text="a")
+        await s.core.output(submit.stream, [0xA9], "LENGTH")
+        assert (await rest(call))[0][1] == pb.Delta(token_offset=2, text="é")
+
+    run(scenario)
+
+
+def test_a_delta_with_nothing_to_say_is_left_out(run: Callable[..., None]):
+    async def scenario(s: Service) -> None:
+        call, submit = await s.start_stream(output=pb.OutputParams(want_token_ids=False))
+        await s.core.output(submit.stream, [0xC3])
+        await s.core.output(submit.stream, [0xA9])
+        assert (await call.read()).delta == pb.Delta(text="é")
+        await s.core.output(submit.stream, [], "ABORTED")
+        assert [kind for kind, _ in await rest(call)] == ["finished", "summary"]
+
+    run(scenario)
+
+
+def test_a_stop_string_is_told_to_the_core_which_confirms(run: Callable[..., None]):
+    async def scenario(s: Service) -> None:
+        call, submit = await s.start_stream(stop=pb.StopParams(stop_strings=["stop"]))
+        await s.core.output(submit.stream, spell(b"a st"))
+        assert (await call.read()).delta == pb.Delta(token_ids=spell(b"a st"), text="a ")
+        await s.core.output(submit.stream, spell(b"op it"))
+        assert await s.core.expect("finish") == frontend_pb2.Finish(stream=submit.stream, output_tokens=6)
+        assert (await call.read()).delta == pb.Delta(token_offset=4, token_ids=spell(b"op"))
+        finished = pb.Finished(reason=pb.FINISH_REASON_STOP_STRING, stop_string="stop", output_tokens=6)
+        assert (await call.read()).finished == finished
+        # Tokens of steps that were in flight mean nothing any more.
+        await s.core.output(submit.stream, spell(b"!!"))
+        usage = pb.Usage(prompt_tokens=1, output_tokens=6, discarded_tokens=5)
+        end = frontend_pb2.End(stream=submit.stream, reason=pb.FINISH_REASON_STOP_STRING, usage=usage)
+        await s.core.output_many([], [], [], end)
+        assert [message.usage for kind, message in await rest(call)] == [usage]
+        assert await s.core.is_silent()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("reason", ["EOS", "LENGTH", "TIME_LIMIT", "ABORTED"])
+def test_an_end_at_a_later_position_is_overridden(run: Callable[..., None], reason: str):
+    async def scenario(s: Service) -> None:
+        call, submit = await s.start_stream(stop=pb.StopParams(stop_strings=["b"]))
+        # The core has ended it already: nothing is left to be told.
+        await s.core.output(submit.stream, spell(b"abcd"), reason)
+        messages = await rest(call)
+        assert messages[0][1] == pb.Delta(token_ids=spell(b"ab"), text="a")
+        assert messages[1][1].reason == pb.FINISH_REASON_STOP_STRING
+        # 4 and 1 discarded by the core's count, 2 kept.
+        assert messages[2][1].usage == pb.Usage(prompt_tokens=1, output_tokens=2, discarded_tokens=3)
+        assert await s.core.is_silent()
+
+    run(scenario)
+
+
+def test_an_end_that_crosses_a_finish_serves_as_its_answer(run: Callable[..., None]):
+    async def scenario(s: Service) -> None:
+        call, submit = await s.start_stream(stop=pb.StopParams(stop_strings=["b"], include_stop=True))
+        await s.core.output(submit.stream, spell(b"abc"))
+        await s.core.expect("finish")
+        await s.core.output(submit.stream, spell(b"de"), "LENGTH")
+        messages = await rest(call)
+        assert messages[0][1] == pb.Delta(token_ids=spell(b"ab"), text="ab")
+        assert messages[1][1].reason == pb.FINISH_REASON_STOP_STRING
+        assert messages[2][1].usage.output_tokens == 2
+        assert messages[2][1].usage.discarded_tokens == 4
+
+    run(scenario)
+
+
+REJECTED = [
+    ("INVALID", grpc.StatusCode.INVALID_ARGUMENT),
+    ("DUPLICATE", grpc.StatusCode.ALREADY_EXISTS),
+    ("QUEUE_FULL", grpc.StatusCode.RESOURCE_EXHAUSTED),
+    ("NOT_READY", grpc.StatusCode.UNAVAILABLE),
+    ("DEADLINE", grpc.StatusCode.DEADLINE_EXCEEDED),
+]
+
+
+def test_rejections_become_statuses(run: Callable[..., None]):
+    async def scenario(s: Service) -> None:
+        for name, code in REJECTED:
+            call = s.generate()
+            submit = await s.core.expect("submit")
+            rejected = frontend_pb2.Rejected(
+                stream=submit.stream,
+                code=frontend_pb2.RejectCode.Value(f"REJECT_CODE_{name}"),
+                message="5 of 4",
+                field="prompt",
+            )
+            await s.core.send(rejected=rejected)
+            error = await failure(call)
+            assert (error.code(), error.details()) == (code, "5 of 4")
+            if name == "INVALID":
+                (bad_request,) = details(error, error_details_pb2.BadRequest)
+                assert bad_request.field_violations[0].field == "prompt"
+            if name == "QUEUE_FULL":
+                assert_retry_hint(error, 0.5)
+            if name == "NOT_READY":
+                assert_retry_hint(error, 1.0)
+        assert await s.core.is_silent(), "what was not admitted is not cancelled"
+
+    run(scenario)
+
+
+FAILED = [
+    ("INTERNAL", grpc.StatusCode.INTERNAL),
+    ("DEADLINE", grpc.StatusCode.DEADLINE_EXCEEDED),
+    ("TOO_LARGE", grpc.StatusCode.FAILED_PRECONDITION),
+    ("SHUTDOWN", grpc.StatusCode.UNAVAILABLE),
+]
+
+
+def test_failures_come_after_the_delivered_tokens(run: Callable[..., None]):
+    async def scenario(s: Service) -> None:
+        for name, code in FAILED:
+            call, submit = await s.start_stream(request_id=f"r-{name}", stop=pb.StopParams(stop_strings=["bx"]))
+            await s.core.output(submit.stream, spell(b"ab"))
+            assert (await call.read()).delta.text == "a"
+            await s.core.fail(submit.stream, name, "NaN at token 3")
+            # What was held back comes first.
+            assert (await call.read()).delta == pb.Delta(token_offset=2, text="b")
+            error = await failure(call)
+            assert error.code() is code
+            assert f"'r-{name}'" in error.details()
+            assert "NaN at token 3" in error.details()
+        assert await s.core.is_silent()
+
+    run(scenario)
+
+
+class TestCancel:
+    """Whenever the caller leaves, the core hears of it at once."""
+
+    async def cancelled(self, s: Service, submit: frontend_pb2.Submit) -> None:
+        assert (await s.core.expect("cancel")).stream == submit.stream
+        assert s.front_end._streams.num_open == 0
+        assert await s.core.is_silent()
+
+    def test_before_admission(self, run: Callable[..., None]):
+        async def scenario(s: Service) -> None:
+            call = s.generate()
+            submit = await s.core.expect("submit")
+            call.cancel()
+            await self.cancelled(s, submit)
+
+        run(scenario)
+
+    def test_while_queued(self, run: Callable[..., None]):
+        async def scenario(s: Service) -> None:
+            call, submit = await s.start_stream()
+            call.cancel()
+            await self.cancelled(s, submit)
+
+        run(scenario)
+
+    def test_while_decoding(self, run: Callable[..., None]):
+        async def scenario(s: Service) -> None:
+            call, submit = await s.start_stream()
+            await s.core.output(submit.stream, spell(b"ab"))
+            await call.read()
+            call.cancel()
+            await self.cancelled(s, submit)
+            # Late tokens are nobody's.
+            await s.core.output(submit.stream, spell(b"cd"), "LENGTH")
+            assert await s.core.is_silent()
+
+        run(scenario)
+
+    def test_while_a_stop_string_is_confirmed(self, run: Callable[..., None]):
+        async def scenario(s: Service) -> None:
+            call, submit = await s.start_stream(stop=pb.StopParams(stop_strings=["a"]))
+            await s.core.output(submit.stream, spell(b"a"))
+            await s.core.expect("finish")
+            call.cancel()
+            await self.cancelled(s, submit)
+
+        run(scenario)
+
+    def test_by_the_callers_deadline(self, run: Callable[..., None]):
+        async def scenario(s: Service) -> None:
+            call = s.generate(timeout=0.3)
+            submit = await s.core.admit()
+            assert submit.deadline_seconds < 0.3
+            error = await failure(call)
+            assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            await self.cancelled(s, submit)
+
+        run(scenario)
+
+    def test_inside_a_blocked_write(self, run: Callable[..., None]):
+        async def scenario(s: Service) -> None:
+            call, submit = await block_a_write(s)
+            call.cancel()
+            await self.cancelled(s, submit)
+
+        run(scenario, **ROOMY)
+
+
+def test_an_expired_deadline_never_reaches_the_core(run: Callable[..., None]):
+    async def scenario(s: Service) -> None:
+        error = await failure(s.generate(timeout=0))
+        assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert await s.core.is_silent()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("remaining", "seconds"), [(None, 0.0), (0.25, 0.25)])
+def test_a_deadline_is_told_in_seconds_from_now(remaining: float | None, seconds: float):
+    assert seconds_left(Mock(time_remaining=lambda: remaining)) == seconds
+
+
+@pytest.mark.parametrize("remaining", [0.0, -1.0])
+def test_a_deadline_that_passed_on_the_way_is_refused(remaining: float):
+    with pytest.raises(Refusal) as caught:
+        seconds_left(Mock(time_remaining=lambda: remaining))
+    assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+def test_bad_requests_never_reach_the_core(run: Callable[..., None]):
+    async def scenario(s: Service) -> None:
+        error = await failure(s.generate(sampling=pb.SamplingParams(temperature=101)))
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        (bad_request,) = details(error, error_details_pb2.BadRequest)
+        assert bad_request.field_violations[0].field == "sampling.temperature"
+        error = await failure(s.generate(model="other"))
+        assert error.code() is grpc.StatusCode.NOT_FOUND
+        (resource,) = details(error, error_details_pb2.ResourceInfo)
+        assert resource.resource_name == "other"
+        assert await s.core.is_silent()
+
+    run(scenario)
+
+
+def test_bytes_that_are_no_message_are_an_invalid_argument(run: Callable[..., None]):
+    async def scenario(s: Service) -> None:
+        for method in ("Tokenize", "Detokenize"):
+            call = s.channel.unary_unary(f"/tandem.v1.InferenceService/{method}")
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call(b"\xff\xff\xff")
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        error = await failure(s.channel.unary_stream("/tandem.v1.InferenceService/Generate")(b"\xff\xff\xff"))
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        error = await failure(s.channel.unary_stream("/tandem.v1.InferenceService/Nothing")(b""))
+        assert error.code() is grpc.StatusCode.UNIMPLEMENTED
+
+    run(scenario)
+
+
+def test_a_message_above_the_limit_is_refused(run: Callable[..., None]):
+    async def scenario(s: Service) -> None:
+        error = await failure(s.generate(text="x" * 70_000))
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert await s.core.is_silent()
+
+    run(scenario, max_message_bytes=65_536)
+
+
+def test_too_many_open_requests_are_turned_away(run: Callable[..., None]):
+    async def scenario(s: Service) -> None:
+        first, submit = await s.start_stream()
+        error = await failure(s.generate())
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert_retry_hint(error, 0.5)
+        first.cancel()
+        await s.core.expect("cancel")
+        assert submit.stream == 1
+        await s.start_stream()
+
+    run(scenario, limits=StreamLimits(max_streams=1))
+
+
+def test_tokens_that_do_not_fit_together_fail_the_stream_alone(run: Callable[..., None]):
+    async def scenario(s: Service) -> None:
+        call, submit = await s.start_stream()
+        other, other_submit = await s.start_stream()
+        await s.core.output_many([submit.stream, other_submit.stream], [1, 0], [65, 66])
+        error = await failure(call)
+        assert error.code() is grpc.StatusCode.INTERNAL
+        assert "token 1 came where token 0" in error.details()
+        assert (await s.core.expect("cancel")).stream == submit.stream
+        assert (await other.read()).delta.text == "B"
+
+    run(scenario)
+
+
+def test_unintelligible_frames_of_the_core_are_dropped(run: Callable[..., None]):
+    async def scenario(s: Service) -> None:
+        call, submit = await s.start_stream()
+        await s.core.send_raw(b"")
+        await s.core.send_raw(b"\xff\xff\xff")
+        await s.core.send(step_output=frontend_pb2.StepOutput(streams=b"12345678", tokens=b"123", offsets=b""))
+        await s.core.output(submit.stream, [65], "LENGTH")
+        assert [kind for kind, _ in await rest(call)] == ["delta", "finished", "summary"]
+
+    run(scenario)
+
+
+async def block_a_write(s: Service) -> tuple[Any, frontend_pb2.Submit]:
+    """A stream whose caller reads nothing any more, with a write blocked and tokens pending."""
+    call, submit = await s.start_stream()
+    stream = s.front_end._streams._open[submit.stream]
+    async with asyncio.timeout(WAIT_SECONDS):
+        while not stream.pending:
+            await s.core.output(submit.stream, [65] * 20_000)
+            while stream.num_received < s.core.num_sent[submit.stream] or (stream.pending and not stream.blocked_since):
+                await asyncio.sleep(0)
+            # Only a write that gets no further leaves tokens pending for so long.
+            await asyncio.sleep(0.05)
+    return call, submit
+
+
+def test_a_reader_that_pauses_gets_every_token_once(run: Callable[..., None]):
+    async def scenario(s: Service) -> None:
+        call, submit = await block_a_write(s)
+        for _ in range(50):
+            await s.core.output(submit.stream, [66])
+        await s.core.output(submit.stream, [67], "LENGTH")
+        messages = await rest(call)
+        tokens: list[int] = []
+        for kind, delta in messages[:-2]:
+            assert (kind, delta.token_offset) == ("delta", len(tokens))
+            assert delta.text.encode() == bytes(delta.token_ids)
+            tokens.extend(delta.token_ids)
+        num_sent = s.core.num_sent[submit.stream]
+        assert tokens == [65] * (num_sent - 51) + [66] * 50 + [67]
+        # What came while the write was blocked went out as one.
+        assert messages[-3][1].token_ids[-51:] == [66] * 50 + [67]
+        assert messages[-2][1].output_tokens == num_sent
+
+    run(scenario, **ROOMY)
+
+
+def test_a_reader_that_stalls_is_dropped_and_its_request_freed(run: Callable[..., None]):
+    async def scenario(s: Service) -> None:
+        call, submit = await block_a_write(s)
+        assert (await s.core.expect("cancel")).stream == submit.stream
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await rest(call)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "has read nothing for" in caught.value.details()
+        assert s.front_end._streams.num_open == 0
+        await s.start_stream()
+
+    run(scenario, **ROOMY, limits=StreamLimits(stall_seconds=0.1, max_stalled_tokens=1000))
+
+
+def test_a_reader_that_waits_for_nothing_is_not_dropped(run: Callable[..., None]):
+    async def scenario(s: Service) -> None:
+        call, submit = await s.start_stream()
+        s.front_end._streams.drop_stalled()
+        await s.core.output(submit.stream, [65], "LENGTH")
+        assert [kind for kind, _ in await rest(call)] == ["delta", "finished", "summary"]
+
+    run(scenario, limits=StreamLimits(stall_seconds=0.0, max_stalled_tokens=0, max_stall_seconds=1e-9))
+
+
+def test_under_load_tokens_wait_for_company_but_first_tokens_and_ends_do_not(run: Callable[..., None]):
+    async def scenario(s: Service) -> None:
+        call, submit = await s.start_stream()
+        streams = s.front_end._streams
+        # Every second counts as busy.
+        streams._limits = StreamLimits(merge_seconds=30.0, busy_tokens_per_second=-1.0)
+        streams._rate_since = 0.0
+        await s.core.output(submit.stream, spell(b"a"))
+        assert (await call.read()).delta.text == "a"
+        for byte in b"bcd":
+            await s.core.output(submit.stream, [byte])
+        await s.core.output(submit.stream, spell(b"e"), "LENGTH")
+        messages = await rest(call)
+        assert messages[0][1] == pb.Delta(token_offset=1, token_ids=spell(b"bcde"), text="bcde")
+        assert len(messages) == 3
+
+    run(scenario)
+
+
+def test_waiting_for_company_ends_by_itself(run: Callable[..., None]):
+    async def scenario(s: Service) -> None:
+        call, submit = await s.start_stream()
+        s.front_end._streams._is_busy = True
+        s.front_end._streams._rate_since = asyncio.get_running_loop().time() + 1e6
+        await s.core.output(submit.stream, spell(b"a"))
+        assert (await call.read()).delta.text == "a"
+        await s.core.output(submit.stream, spell(b"b"))
+        assert (await call.read()).delta.text == "b"
+
+    run(scenario, limits=StreamLimits(merge_seconds=0.02))

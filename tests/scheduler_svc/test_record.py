@@ -1,0 +1,143 @@
+"""The same event log twice gives the same effects; a log that was changed, or a core that differs, is noticed."""
+
+import random
+from pathlib import Path
+
+import pytest
+from tandem.internal.v1 import frontend_pb2, record_pb2, worker_pb2
+
+from scheduler_svc import frontend_wire, record, worker_wire
+from scheduler_svc.core import effects as fx
+from scheduler_svc.core.scheduler import CoreConfig, Scheduler
+from scheduler_svc.replay import replay
+from scheduler_svc.wire import WireError
+from tests.rigs.executor import Executor, Shape
+
+SHAPE = Shape(page_size=4, num_pages=10, max_rows=3, token_budget=12, chunk_align=2)
+
+
+def join_message() -> worker_pb2.WorkerToCore:
+    join = worker_pb2.Join(
+        protocol=1, identity="i", model="m", vocab_size=SHAPE.vocab_size, page_size=SHAPE.page_size,
+        num_pages=SHAPE.num_pages, max_rows=SHAPE.max_rows, max_length=SHAPE.max_length,
+        token_budget=SHAPE.token_budget, chunk_align=SHAPE.chunk_align, eos_token_ids=SHAPE.eos_token_ids,
+    )  # fmt: skip
+    return worker_pb2.WorkerToCore(join=join)
+
+
+class Session:
+    """A recorded session: the real core and an executor, every event written down."""
+
+    def __init__(self, path: Path) -> None:
+        config = CoreConfig(max_waiting=20)
+        self.core = Scheduler(config)
+        self.recorder = record.Recorder(path, config)
+        self.executor = Executor(SHAPE)
+        self.plans: list[worker_pb2.StepPlan] = []
+        self.now = 0.0
+        self.tokens = 0
+
+    def put(self, **event: object) -> None:
+        entry = record_pb2.RecordedEvent(now=self.now, peer="w-1" if "worker" in event else "f-1", **event)  # type: ignore[arg-type]
+        effects = self.core.handle(record.event_of(entry), self.now)
+        self.recorder.add(entry, effects)
+        for effect in effects:
+            if isinstance(effect, fx.WorkerAccepted):
+                self.executor.begin(effect.generation)
+            elif isinstance(effect, fx.SendPlan):
+                self.plans.append(worker_pb2.CoreToWorker.FromString(worker_wire.plan_frame(effect.plan)).plan)
+            elif isinstance(effect, fx.StepOutput):
+                self.tokens += len(effect.tokens)
+
+    def run(self, seed: int) -> None:
+        draw = random.Random(seed)
+        self.put(frontend=frontend_pb2.FrontendToCore(hello=frontend_pb2.Hello()))
+        self.put(worker=join_message())
+        for stream in range(1, 13):
+            self.now += draw.random()
+            prompt = [draw.randrange(200) for _ in range(draw.randint(1, 20))]
+            submit = frontend_pb2.Submit(
+                stream=stream, request_id=f"r{stream}", prompt=b"".join(t.to_bytes(4, "little") for t in prompt),
+                max_new_tokens=draw.randint(1, 9), temperature=draw.choice([0.0, 1.0]), top_p=1.0, seed=stream,
+                priority=draw.randint(-1, 1),
+            )  # fmt: skip
+            self.put(frontend=frontend_pb2.FrontendToCore(submit=submit))
+            for _ in range(draw.randint(0, 5)):
+                self.step()
+            if stream == 6:
+                self.put(worker_lost=record_pb2.PeerLost(reason="killed"))
+                self.plans.clear()
+                self.put(worker=join_message())
+        while self.core.book or self.plans:
+            self.step()
+        self.recorder.close()
+
+    def step(self) -> None:
+        self.now += 0.01
+        self.put(tick=record_pb2.Tick())
+        if self.plans:
+            result = self.executor.apply(self.plans.pop(0))
+            self.put(worker=worker_pb2.WorkerToCore(result=result))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_replay_gives_the_same_effects(tmp_path: Path, seed: int) -> None:
+    path = tmp_path / "log"
+    session = Session(path)
+    session.run(seed)
+    assert session.tokens > 20
+    assert replay(path, audited=True) > 40
+
+
+def test_the_same_events_give_the_same_log(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        Session(tmp_path / name).run(3)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_a_changed_event_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    Session(path).run(1)
+    config, entries = record.read(path)
+    changed = record.Recorder(tmp_path / "changed", config)
+    for entry in entries:
+        digest = entry.effects_digest
+        if entry.frontend.HasField("submit") and entry.frontend.submit.stream == 4:
+            entry.frontend.submit.max_new_tokens += 1
+        changed.add(entry, [])
+        entry.effects_digest = digest
+    changed.close()
+    with pytest.raises(SystemExit, match="the effects differ"):
+        replay(tmp_path / "changed", audited=False)
+
+
+def test_an_entry_cut_short_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    Session(path).run(2)
+    whole = replay(path, audited=False)
+    path.write_bytes(path.read_bytes()[:-3])
+    assert replay(path, audited=False) == whole - 1
+
+
+def test_a_log_never_overwrites_another(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("mine")
+    with pytest.raises(FileExistsError):
+        record.Recorder(path, CoreConfig())
+
+
+def test_what_is_no_log_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"\xff\xff\xff\x7f")
+    with pytest.raises(WireError, match="the limit is"):
+        record.read(path)
+
+
+def test_frames_of_front_ends_are_checked() -> None:
+    with pytest.raises(WireError, match="not a FrontendToCore"):
+        frontend_wire.parse(b"\xff\xff")
+    with pytest.raises(WireError, match="empty"):
+        frontend_wire.event_of(frontend_pb2.FrontendToCore(), "f")
+    submit = frontend_pb2.Submit(stream=1, request_id="r", prompt=b"123", max_new_tokens=1)
+    with pytest.raises(WireError, match="prompt has 3 bytes, no multiple of 4"):
+        frontend_wire.event_of(frontend_pb2.FrontendToCore(submit=submit), "f")
