@@ -1,0 +1,166 @@
+"""The whole service with the bundled model, for tests of equality: real processes, real sockets, the real client.
+
+Owns the shapes of the workers, the reference, and reading many streams at once. Two workers serve in turn: a roomy one
+first, and, once that is killed, one whose pool is too small for its rows. Two shapes are four FlexAttention kernels.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from client import Client
+from client.types import Summary
+from tests.rigs.processes import REPOSITORY, Child, Rig
+
+BUNDLED = REPOSITORY / "gpu_worker" / "bundled"
+NUM_PROMPTS = 64
+NEW_TOKENS = 64
+PAGE_SIZE = 16
+MAX_ROWS = 12
+# Room for every row at its longest, and for about half of that.
+ROOMY_PAGES = 128
+SMALL_PAGES = 40
+PATIENCE_SECONDS = 100.0
+# A result slower than this is a failure, not a slow machine.
+_SHAPE = f"--page-size {PAGE_SIZE} --max-rows {MAX_ROWS} --max-length 512 --token-budget 128 --threads 1 --device cpu"
+_ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One prompt and the greedy tokens that Transformers makes of it."""
+
+    text: str
+    prompt_ids: list[int]
+    tokens: list[int]
+    # Smallest gap between the best and the second logit along the way.
+    margin: float
+
+
+def prompts() -> list[str]:
+    """NUM_PROMPTS of the bundled prompts, evenly spread over the file."""
+    lines = (BUNDLED / "prompts.txt").read_text().splitlines()
+    assert len(lines) >= NUM_PROMPTS, f"{len(lines)} prompts; {NUM_PROMPTS} are needed"
+    return [lines[i * len(lines) // NUM_PROMPTS] for i in range(NUM_PROMPTS)]
+
+
+@contextmanager
+def reference(model: Path, texts: list[str], new_tokens: int) -> Iterator[subprocess.Popen[str]]:
+    """The reference at work in a process of its own; `cases_of` waits for it."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.rigs.reference_tokens", "--model", str(model)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=REPOSITORY,
+        env=os.environ | _ONE_THREAD,
+        text=True,
+    )
+    assert process.stdin is not None
+    process.stdin.write(json.dumps({"prompts": texts, "new_tokens": new_tokens}))
+    process.stdin.close()
+    process.stdin = None
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def cases_of(process: subprocess.Popen[str], texts: list[str]) -> list[Case]:
+    """What the reference said, in the order of `texts`."""
+    answer = json.loads(process.communicate(timeout=PATIENCE_SECONDS)[0])
+    columns = zip(texts, answer["prompt_ids"], answer["tokens"], answer["margins"], strict=True)
+    return [Case(text=text, prompt_ids=ids, tokens=tokens, margin=margin) for text, ids, tokens, margin in columns]
+
+
+@dataclass(slots=True)
+class Output:
+    """What one stream brought so far."""
+
+    tokens: list[int] = field(default_factory=list[int])
+    summary: Summary | None = None
+
+
+class Reading:
+    """Streams that were started together, each read by a thread."""
+
+    def __init__(self, client: Client, cases: Sequence[Case]) -> None:
+        self.outputs = [Output() for _ in cases]
+        self._client = client
+        self._changed = threading.Condition()
+        self._pool = ThreadPoolExecutor(max_workers=len(cases))
+        self._tasks = [self._pool.submit(self._read, i, case) for i, case in enumerate(cases)]
+
+    def _read(self, i: int, case: Case) -> None:
+        output = self.outputs[i]
+        # Every other prompt goes as text: the service must find the same tokens in it.
+        prompt = case.text if i % 2 else case.prompt_ids
+        stream = self._client.generate(
+            prompt, temperature=0.0, max_new_tokens=NEW_TOKENS, ignore_eos=True, timeout=PATIENCE_SECONDS
+        )
+        for delta in stream:
+            with self._changed:
+                assert delta.token_offset == len(output.tokens) or not delta.token_ids
+                output.tokens.extend(delta.token_ids)
+                self._changed.notify_all()
+        assert stream.accepted is not None and stream.accepted.prompt_tokens == len(case.prompt_ids)
+        output.summary = stream.summary
+
+    def wait_tokens(self, total: int) -> list[list[int]]:
+        """Until the streams have so many tokens together; what each has then."""
+        with self._changed:
+            enough = self._changed.wait_for(
+                lambda: sum(len(output.tokens) for output in self.outputs) >= total, PATIENCE_SECONDS
+            )
+            assert enough, f"fewer than {total} tokens after {PATIENCE_SECONDS} s"
+            return [list(output.tokens) for output in self.outputs]
+
+    def result(self) -> list[Output]:
+        """All of them, complete."""
+        for task in self._tasks:
+            task.result(PATIENCE_SECONDS)
+        self._pool.shutdown()
+        return self.outputs
+
+
+class RealService:
+    """`client` talks to it. Which worker serves is the tests' to say: `roomy` until `kill_roomy`."""
+
+    def __init__(self, rig: Rig) -> None:
+        self._rig = rig
+        self.roomy: Child = self._start("roomy", ROOMY_PAGES)
+        self._small: Child | None = None
+        scheduler = rig.scheduler()
+        self.client = Client(scheduler.address)
+        self.client.wait_ready(PATIENCE_SECONDS)
+
+    def _start(self, name: str, num_pages: int) -> Child:
+        arguments = ["gpu_worker", "--runtime-dir", str(self._rig.runtime_dir), "--num-pages", str(num_pages)]
+        child = Child(f"{name} worker", [*arguments, *_SHAPE.split(), "--exit-with-parent"], environment=_ONE_THREAD)
+        self._rig.children.append(child)
+        return child
+
+    def stand_by(self) -> Child:
+        """Starts the small worker, which waits until the roomy one is gone."""
+        if self._small is None:
+            self._small = self._start("small", SMALL_PAGES)
+        return self._small
+
+    def small_serves(self) -> None:
+        """The small worker serves from now on."""
+        small = self.stand_by()
+        if not self.roomy.killed:
+            small.wait_line("refused for now|standing by", PATIENCE_SECONDS)
+            self.roomy.kill()
+        small.wait_line("joined", PATIENCE_SECONDS)
+
+    def read(self, cases: Sequence[Case]) -> Reading:
+        """Starts all of them at once."""
+        return Reading(self.client, cases)
