@@ -1,66 +1,26 @@
 """Generate over a real channel, with a core that says what each test tells it to."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
 
 import grpc
 import pytest
-from google.protobuf.message import Message
 from google.rpc import error_details_pb2
-from grpc_status import rpc_status
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.frontend.servicer import seconds_left
 from scheduler_svc.frontend.status import Refusal
 from scheduler_svc.frontend.streams import StreamLimits
-from tests.scheduler_svc.frontend.fake_core import WAIT_SECONDS, Service, model_state, rest, service
+from tests.scheduler_svc.frontend.failures import assert_retry_hint, details, failure
+from tests.scheduler_svc.frontend.fake_core import WAIT_SECONDS, Service, model_state, rest
 from tests.scheduler_svc.frontend.tokenizers_for_tests import EOS, byte_level, spell
 
 EOS_ID = byte_level().token_to_id(EOS)
-Scenario = Callable[[Service], Awaitable[None]]
 # A model with room for outputs that no flow-control window holds.
 ROOMY = {"state": model_state(max_length=1 << 21, default_max_new_tokens=1 << 21)}
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Callable[..., None]:
-    def runner(scenario: Scenario, **changes: Any) -> None:
-        async def main() -> None:
-            async with service(tmp_path, **changes) as under_test:
-                await scenario(under_test)
-
-        asyncio.run(main())
-
-    return runner
-
-
-async def failure(call: Any) -> grpc.aio.AioRpcError:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await rest(call)
-    return caught.value
-
-
-def details(error: grpc.aio.AioRpcError, kind: type[Message]) -> list[Message]:
-    """The google.rpc details of this kind."""
-    status = rpc_status.from_call(error)
-    assert status is not None
-    assert status.message == error.details()
-    found = []
-    for packed in status.details:
-        message = kind()
-        if packed.Unpack(message):
-            found.append(message)
-    return found
-
-
-def assert_retry_hint(error: grpc.aio.AioRpcError, seconds: float) -> None:
-    (info,) = details(error, error_details_pb2.RetryInfo)
-    assert info.retry_delay.ToTimedelta().total_seconds() == seconds
-    assert dict(error.trailing_metadata())["grpc-retry-pushback-ms"] == str(round(seconds * 1000))
 
 
 def test_accepted_deltas_finished_summary(run: Callable[..., None]):
@@ -318,15 +278,6 @@ class TestCancel:
             await self.cancelled(s, submit)
 
         run(scenario, **ROOMY)
-
-
-def test_an_expired_deadline_never_reaches_the_core(run: Callable[..., None]):
-    async def scenario(s: Service) -> None:
-        error = await failure(s.generate(timeout=0))
-        assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        assert await s.core.is_silent()
-
-    run(scenario)
 
 
 @pytest.mark.parametrize(("remaining", "seconds"), [(None, 0.0), (0.25, 0.25)])

@@ -1,0 +1,24 @@
+"""Runs a scenario against a front end in this process with a fake core."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.scheduler_svc.frontend.fake_core import Service, service
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., None]:
+    """Keywords are settings of the front end, `state` the core's model, `ready=False` a core that says nothing yet."""
+
+    def runner(scenario: Callable[[Service], Awaitable[None]], **changes: Any) -> None:
+        async def main() -> None:
+            async with service(tmp_path, **changes) as under_test:
+                await scenario(under_test)
+
+        asyncio.run(main())
+
+    return runner

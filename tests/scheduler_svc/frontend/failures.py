@@ -1,0 +1,38 @@
+"""Owns what tests ask of a call that failed: its status and its google.rpc details."""
+
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from tests.scheduler_svc.frontend.fake_core import rest
+
+
+async def failure(call: Any) -> grpc.aio.AioRpcError:
+    """The error of a call, a streaming one's after all its messages."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await (rest(call) if hasattr(call, "read") else call)
+    return caught.value
+
+
+def details(error: grpc.aio.AioRpcError, kind: type[Message]) -> list[Any]:
+    """The google.rpc details of this kind."""
+    status = rpc_status.from_call(error)
+    assert status is not None
+    assert status.message == error.details()
+    found: list[Any] = []
+    for packed in status.details:
+        message = kind()
+        if packed.Unpack(message):
+            found.append(message)
+    return found
+
+
+def assert_retry_hint(error: grpc.aio.AioRpcError, seconds: float) -> None:
+    """RetryInfo for people's code, and the pushback for gRPC's own retries."""
+    (info,) = details(error, error_details_pb2.RetryInfo)
+    assert info.retry_delay.ToTimedelta().total_seconds() == seconds
+    assert dict(error.trailing_metadata())["grpc-retry-pushback-ms"] == str(round(seconds * 1000))

@@ -1,0 +1,215 @@
+"""Tokenize, Detokenize and ControlService, with a core that says what each test tells it to."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from tandem.internal.v1 import frontend_pb2
+from tandem.v1 import control_pb2
+from tandem.v1 import inference_pb2 as pb
+
+from scheduler_svc.frontend import control, text
+from tests.scheduler_svc.frontend.failures import assert_retry_hint, details, failure
+from tests.scheduler_svc.frontend.fake_core import Service, model_state
+from tests.scheduler_svc.frontend.tokenizers_for_tests import EOS, byte_level, spell
+
+EOS_ID = byte_level().token_to_id(EOS)
+Run = Callable[..., None]
+
+
+def test_tokenize_and_detokenize(run: Run):
+    async def scenario(s: Service) -> None:
+        said = "the é€😀 stop\0"
+        ids = (await s.inference.Tokenize(pb.TokenizeRequest(text=said))).token_ids
+        assert list(ids) == byte_level().encode(said).ids
+        assert (await s.inference.Detokenize(pb.DetokenizeRequest(token_ids=ids))).text == said
+        request = pb.DetokenizeRequest(token_ids=[65, EOS_ID])
+        assert (await s.inference.Detokenize(request)).text == "A"
+        request.skip_special_tokens = False
+        assert (await s.inference.Detokenize(request)).text == f"A{EOS}"
+
+    run(scenario)
+
+
+def test_long_texts_go_through_threads(run: Run, monkeypatch: pytest.MonkeyPatch):
+    async def scenario(s: Service) -> None:
+        said = "a" * 400
+        ids = (await s.inference.Tokenize(pb.TokenizeRequest(text=said))).token_ids
+        assert list(ids) == spell(said.encode())
+        assert (await s.inference.Detokenize(pb.DetokenizeRequest(token_ids=ids))).text == said
+        assert s.front_end._gate.model().text._num_waiting == 0
+
+    monkeypatch.setattr(text, "INLINE_CHARS", 10)
+    monkeypatch.setattr(text, "INLINE_TOKENS", 10)
+    run(scenario)
+
+
+def test_long_texts_wait_within_a_bound(run: Run, monkeypatch: pytest.MonkeyPatch):
+    async def scenario(s: Service) -> None:
+        error = await failure(s.inference.Tokenize(pb.TokenizeRequest(text="a" * 11)))
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert_retry_hint(error, 0.5)
+        await s.inference.Tokenize(pb.TokenizeRequest(text="a" * 10))
+
+    monkeypatch.setattr(text, "INLINE_CHARS", 10)
+    monkeypatch.setattr(text, "MAX_WAITING_TEXTS", 0)
+    run(scenario)
+
+
+BAD = [
+    ("Tokenize", pb.TokenizeRequest(), "text", grpc.StatusCode.INVALID_ARGUMENT),
+    ("Tokenize", pb.TokenizeRequest(text="x" * 2561), "text", grpc.StatusCode.INVALID_ARGUMENT),
+    ("Tokenize", pb.TokenizeRequest(text="x", model="y"), "", grpc.StatusCode.NOT_FOUND),
+    ("Tokenize", pb.TokenizeRequest.FromString(b"\xc0\x3e\x05"), "TokenizeRequest.1000", grpc.StatusCode.INVALID_ARGUMENT),
+    ("Detokenize", pb.DetokenizeRequest(), "token_ids", grpc.StatusCode.INVALID_ARGUMENT),
+    ("Detokenize", pb.DetokenizeRequest(token_ids=[2**31]), "token_ids[0]", grpc.StatusCode.INVALID_ARGUMENT),
+    ("Detokenize", pb.DetokenizeRequest(token_ids=[1] * 513), "token_ids", grpc.StatusCode.INVALID_ARGUMENT),
+    ("Detokenize", pb.DetokenizeRequest(token_ids=[1], model="y"), "", grpc.StatusCode.NOT_FOUND),
+    ("Abort", control_pb2.AbortRequest(), "request_ids", grpc.StatusCode.INVALID_ARGUMENT),
+    ("Abort", control_pb2.AbortRequest(request_ids=["a"] * 1025), "request_ids", grpc.StatusCode.INVALID_ARGUMENT),
+    ("Abort", control_pb2.AbortRequest(request_ids=["a", ""]), "request_ids[1]", grpc.StatusCode.INVALID_ARGUMENT),
+    ("Abort", control_pb2.AbortRequest(request_ids=["a" * 129]), "request_ids[0]", grpc.StatusCode.INVALID_ARGUMENT),
+    ("Abort", control_pb2.AbortRequest(request_ids=["\n"]), "request_ids[0]", grpc.StatusCode.INVALID_ARGUMENT),
+    ("GetLoad", control_pb2.GetLoadRequest.FromString(b"\xc0\x3e\x05"), "GetLoadRequest.1000", grpc.StatusCode.INVALID_ARGUMENT),
+    (
+        "GetModelInfo",
+        control_pb2.GetModelInfoRequest.FromString(b"\xc0\x3e\x05"),
+        "GetModelInfoRequest.1000",
+        grpc.StatusCode.INVALID_ARGUMENT,
+    ),
+]  # fmt: skip
+
+
+def test_bad_requests_name_their_field(run: Run):
+    async def scenario(s: Service) -> None:
+        for method, request, field, code in BAD:
+            stub = s.inference if hasattr(s.inference, method) else s.control
+            error = await failure(getattr(stub, method)(request))
+            assert error.code() is code, (method, error)
+            if field:
+                (bad_request,) = details(error, error_details_pb2.BadRequest)
+                assert [violation.field for violation in bad_request.field_violations] == [field]
+        assert await s.core.is_silent()
+
+    run(scenario)
+
+
+def test_without_a_tokenizer(run: Run):
+    async def scenario(s: Service) -> None:
+        assert not (await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())).has_tokenizer
+        for call in (
+            s.inference.Tokenize(pb.TokenizeRequest(text="a")),
+            s.inference.Detokenize(pb.DetokenizeRequest(token_ids=[1])),
+        ):
+            assert (await failure(call)).code() is grpc.StatusCode.INVALID_ARGUMENT
+        call, submit = await s.start_stream(token_ids=pb.TokenIds(ids=[1]))
+        await s.core.output(submit.stream, [65])
+        assert (await call.read()).delta == pb.Delta(token_ids=[65])
+
+    run(scenario, state=model_state(has_tokenizer=False))
+
+
+def test_a_broken_tokenizer_is_none(run: Run):
+    state = model_state()
+    state.tokenizer_json = b"{"
+
+    async def scenario(s: Service) -> None:
+        assert not (await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())).has_tokenizer
+
+    run(scenario, state=state)
+
+
+def test_model_info_is_the_cores(run: Run):
+    async def scenario(s: Service) -> None:
+        assert await s.control.GetModelInfo(control_pb2.GetModelInfoRequest()) == model_state().info
+
+    run(scenario)
+
+
+def test_abort_answers_in_the_callers_order(run: Run):
+    async def scenario(s: Service) -> None:
+        reply = asyncio.ensure_future(s.control.Abort(control_pb2.AbortRequest(request_ids=["b", "a", "b"])))
+        abort = await s.core.expect("abort")
+        assert list(abort.request_ids) == ["b", "a"]
+        gone = control_pb2.AbortResult(request_id="b", outcome=control_pb2.ABORT_OUTCOME_ABORTED)
+        none = control_pb2.AbortResult(request_id="a", outcome=control_pb2.ABORT_OUTCOME_NOT_FOUND)
+        # An answer to nobody's question changes nothing.
+        await s.core.send(abort_reply=frontend_pb2.AbortReply(query=abort.query + 1))
+        await s.core.send(abort_reply=frontend_pb2.AbortReply(query=abort.query, results=[none, gone]))
+        assert list((await reply).results) == [gone, none, gone]
+
+    run(scenario)
+
+
+def test_an_aborted_stream_ends_with_ok_and_a_summary(run: Run):
+    async def scenario(s: Service) -> None:
+        call, submit = await s.start_stream()
+        await s.core.output(submit.stream, spell(b"ab"), "ABORTED")
+        assert (await call.read()).delta.text == "ab"
+        assert (await call.read()).finished == pb.Finished(reason=pb.FINISH_REASON_ABORTED, output_tokens=2)
+        assert (await call.read()).summary.usage.output_tokens == 2
+        assert await call.code() is grpc.StatusCode.OK
+
+    run(scenario)
+
+
+def load_reply(query: frontend_pb2.LoadQuery, running: int) -> frontend_pb2.LoadReply:
+    return frontend_pb2.LoadReply(query=query.query, load=control_pb2.GetLoadResponse(running=running))
+
+
+def test_load_calls_that_come_together_share_one_question(run: Run):
+    async def scenario(s: Service) -> None:
+        calls = [s.control.GetLoad(control_pb2.GetLoadRequest()) for _ in range(5)]
+        query = await s.core.expect("load_query")
+        # Until all five have arrived; the first to leave takes no answer from the others.
+        assert await s.core.is_silent()
+        calls[0].cancel()
+        await s.core.send(load_reply=load_reply(query, 7))
+        assert [(await call).running for call in calls[1:]] == [7, 7, 7, 7]
+        again: Any = asyncio.ensure_future(s.control.GetLoad(control_pb2.GetLoadRequest()))
+        await s.core.send(load_reply=load_reply(await s.core.expect("load_query"), 8))
+        assert (await again).running == 8
+
+    run(scenario)
+
+
+def test_load_is_told_before_a_worker_has_joined(run: Run):
+    async def scenario(s: Service) -> None:
+        await s.core.expect("hello")
+        call: Any = asyncio.ensure_future(s.control.GetLoad(control_pb2.GetLoadRequest()))
+        await s.core.send(load_reply=load_reply(await s.core.expect("load_query"), 0))
+        assert (await call).workers == 0
+
+    run(scenario, ready=False)
+
+
+def test_a_core_that_does_not_answer(run: Run, monkeypatch: pytest.MonkeyPatch):
+    async def scenario(s: Service) -> None:
+        for call in (
+            s.control.GetLoad(control_pb2.GetLoadRequest()),
+            s.control.Abort(control_pb2.AbortRequest(request_ids=["a"])),
+        ):
+            error = await failure(call)
+            assert error.code() is grpc.StatusCode.UNAVAILABLE
+            assert_retry_hint(error, 1.0)
+        assert s.front_end._queries._waiting == {}
+
+    monkeypatch.setattr(control, "REPLY_SECONDS", 0.05)
+    run(scenario)
+
+
+def test_questions_in_flight_are_bounded(run: Run, monkeypatch: pytest.MonkeyPatch):
+    async def scenario(s: Service) -> None:
+        request = control_pb2.AbortRequest(request_ids=["a"])
+        first = asyncio.ensure_future(s.control.Abort(request))
+        abort = await s.core.expect("abort")
+        assert (await failure(s.control.Abort(request))).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        result = control_pb2.AbortResult(request_id="a", outcome=control_pb2.ABORT_OUTCOME_NOT_FOUND)
+        await s.core.send(abort_reply=frontend_pb2.AbortReply(query=abort.query, results=[result]))
+        await first
+
+    monkeypatch.setattr(control, "MAX_QUERIES", 1)
+    run(scenario)

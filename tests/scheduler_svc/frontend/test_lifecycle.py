@@ -1,0 +1,184 @@
+"""Readiness, health, draining, and a core that goes away and comes back."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from tandem.internal.v1 import frontend_pb2
+from tandem.v1 import control_pb2
+from tandem.v1 import inference_pb2 as pb
+
+from scheduler_svc.frontend import servicer
+from scheduler_svc.frontend.gate import SERVICES
+from tests.scheduler_svc.frontend.failures import assert_retry_hint, failure
+from tests.scheduler_svc.frontend.fake_core import FakeCore, Service, model_state, rest, service, until_ready
+from tests.scheduler_svc.frontend.tokenizers_for_tests import spell
+
+Run = Callable[..., None]
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def health_of(s: Service) -> list[Any]:
+    stub = health_pb2_grpc.HealthStub(s.channel)
+    return [(await stub.Check(health_pb2.HealthCheckRequest(service=name))).status for name in SERVICES]
+
+
+def test_until_a_worker_joins_nothing_is_served_and_callers_are_told_to_come_back(run: Run):
+    async def scenario(s: Service) -> None:
+        watch = health_pb2_grpc.HealthStub(s.channel).Watch(health_pb2.HealthCheckRequest())
+        assert (await watch.read()).status == NOT_SERVING
+        await s.core.greet(frontend_pb2.ModelState(ready=False))
+        for call in (
+            s.generate(),
+            s.inference.Tokenize(pb.TokenizeRequest(text="a")),
+            s.inference.Detokenize(pb.DetokenizeRequest(token_ids=[1])),
+            s.control.GetModelInfo(control_pb2.GetModelInfoRequest()),
+        ):
+            error = await failure(call)
+            assert error.code() is grpc.StatusCode.UNAVAILABLE
+            assert_retry_hint(error, 1.0)
+        assert await health_of(s) == [NOT_SERVING] * 3
+
+        await s.core.send(model_state=model_state())
+        assert (await watch.read()).status == SERVING
+        assert await health_of(s) == [SERVING] * 3
+        await s.start_stream()
+        watch.cancel()
+
+    run(scenario, ready=False)
+
+
+def test_draining_turns_new_requests_away_and_lets_running_ones_end(run: Run):
+    async def scenario(s: Service) -> None:
+        call, submit = await s.start_stream()
+        watch = health_pb2_grpc.HealthStub(s.channel).Watch(health_pb2.HealthCheckRequest())
+        assert (await watch.read()).status == SERVING
+        await s.core.send(draining=frontend_pb2.Draining())
+        assert (await watch.read()).status == NOT_SERVING
+        assert await health_of(s) == [NOT_SERVING] * 3
+        error = await failure(s.generate())
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        assert_retry_hint(error, 1.0)
+        await s.core.output(submit.stream, spell(b"ab"), "LENGTH")
+        assert [kind for kind, _ in await rest(call)] == ["delta", "finished", "summary"]
+        # A model that is told again, by a worker that joins late, opens nothing.
+        await s.core.send(model_state=model_state())
+        await until_ready(s)
+        assert await health_of(s) == [NOT_SERVING] * 3
+        watch.cancel()
+
+    run(scenario)
+
+
+def test_stop_lets_running_streams_end(tmp_path: Path):
+    async def main() -> None:
+        async with service(tmp_path) as s:
+            call, submit = await s.start_stream()
+            s.front_end.stop()
+            await s.core.output(submit.stream, spell(b"ab"), "LENGTH")
+            assert [kind for kind, _ in await rest(call)] == ["delta", "finished", "summary"]
+
+    asyncio.run(main())
+
+
+def test_after_the_grace_streams_end_unavailable_and_their_requests_are_freed(run: Run):
+    async def scenario(s: Service) -> None:
+        call, submit = await s.start_stream()
+        await s.core.output(submit.stream, spell(b"ab"))
+        s.front_end.stop()
+        assert (await s.core.expect("cancel")).stream == submit.stream
+        assert (await call.read()).delta.text == "ab"
+        error = await failure(call)
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        assert "grace of 0.1 s" in error.details()
+
+    run(scenario, grace_seconds=0.1)
+
+
+def test_a_core_that_goes_ends_its_streams_and_one_that_comes_back_serves(tmp_path: Path):
+    async def main() -> None:
+        async with service(tmp_path) as s:
+            call, submit = await s.start_stream(stop=pb.StopParams(stop_strings=["bx"]))
+            stopped, stopped_submit = await s.start_stream(stop=pb.StopParams(stop_strings=["a"]))
+            unanswered = s.generate()
+            await s.core.expect("submit")
+            load: Any = s.control.GetLoad(control_pb2.GetLoadRequest())
+            await s.core.expect("load_query")
+            await s.core.output(submit.stream, spell(b"ab"))
+            await s.core.output(stopped_submit.stream, spell(b"a"))
+            first_peer = s.core.peer
+            s.core.close()
+            # What had come is delivered, what was held back too.
+            assert (await call.read()).delta == pb.Delta(token_ids=spell(b"ab"), text="a")
+            assert (await call.read()).delta == pb.Delta(token_offset=2, text="b")
+            for lost in (call, stopped, unanswered, load):
+                error = await failure(lost)
+                assert error.code() is grpc.StatusCode.UNAVAILABLE
+                assert_retry_hint(error, 1.0)
+            assert await health_of(s) == [NOT_SERVING] * 3
+            assert (await failure(s.generate())).code() is grpc.StatusCode.UNAVAILABLE
+            assert (await failure(s.control.GetLoad(control_pb2.GetLoadRequest()))).code() is (
+                grpc.StatusCode.UNAVAILABLE
+            )
+
+            s.core = FakeCore(f"ipc://{tmp_path}/core.sock")
+            try:
+                loaded_before = s.front_end._loading
+                await s.core.greet()
+                assert s.core.peer != first_peer
+                while s.front_end._loading is loaded_before:
+                    await asyncio.sleep(0)
+                await until_ready(s)
+                assert await health_of(s) == [SERVING] * 3
+                call, submit = await s.start_stream()
+                await s.core.output(submit.stream, spell(b"cd"), "LENGTH")
+                assert [kind for kind, _ in await rest(call)] == ["delta", "finished", "summary"]
+            finally:
+                s.core.close()
+
+    asyncio.run(main())
+
+
+def test_an_end_that_came_before_the_core_went_still_counts(tmp_path: Path):
+    async def main() -> None:
+        async with service(tmp_path) as s:
+            call, submit = await s.start_stream()
+            await s.core.output(submit.stream, spell(b"ab"), "LENGTH")
+            s.core.close()
+            assert [kind for kind, _ in await rest(call)] == ["delta", "finished", "summary"]
+
+    asyncio.run(main())
+
+
+def test_a_core_that_neither_admits_nor_rejects(run: Run, monkeypatch: pytest.MonkeyPatch):
+    async def scenario(s: Service) -> None:
+        call = s.generate()
+        submit = await s.core.expect("submit")
+        error = await failure(call)
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        assert_retry_hint(error, 1.0)
+        assert (await s.core.expect("cancel")).stream == submit.stream
+
+    monkeypatch.setattr(servicer, "ANSWER_SECONDS", 0.05)
+    run(scenario)
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_reflection_is_a_flag(run: Run, is_on: bool):
+    async def scenario(s: Service) -> None:
+        stub = reflection_pb2_grpc.ServerReflectionStub(s.channel)
+        call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+        if not is_on:
+            assert (await failure(call)).code() is grpc.StatusCode.UNIMPLEMENTED
+            return
+        names = {service.name for service in (await call.read()).list_services_response.service}
+        assert {name for name in SERVICES if name} < names
+        call.cancel()
+
+    run(scenario, reflection=is_on)

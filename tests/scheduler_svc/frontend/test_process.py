@@ -1,0 +1,133 @@
+"""The process itself: its one line, its exit codes, its signals, its size, and that it never outlives its parent."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tests.scheduler_svc.frontend.fake_core import FakeCore, Service, rest
+from tests.scheduler_svc.frontend.tokenizers_for_tests import spell
+
+ROOT = Path(__file__).parents[3]
+READY = "frontend listening on "
+
+
+def command(tmp_path: Path, *words: str) -> list[str]:
+    flags = ["--endpoint", f"ipc://{tmp_path}/core.sock", "--grace-seconds", "5", *words]
+    return [sys.executable, "-m", "scheduler_svc.frontend", *flags]
+
+
+@contextmanager
+def front_end(tmp_path: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A front end of its own process, and its address."""
+    with subprocess.Popen(
+        command(tmp_path, "--listen", "127.0.0.1:0", *words), cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line.startswith(READY)
+            yield process, line.removeprefix(READY).strip()
+        finally:
+            process.kill()
+
+
+def refused(tmp_path: Path, listen: str) -> str:
+    """The last line of a front end that does not come up."""
+    finished = subprocess.run(
+        command(tmp_path, "--listen", listen), cwd=ROOT, capture_output=True, text=True, timeout=20, check=False
+    )
+    assert finished.returncode == 2
+    assert finished.stdout == ""
+    return finished.stderr.strip().splitlines()[-1]
+
+
+def test_a_stream_through_the_process_and_sigterm(tmp_path: Path):
+    async def main() -> None:
+        core = FakeCore(f"ipc://{tmp_path}/core.sock")
+        with front_end(tmp_path, "--reflection") as (process, address):
+            await core.greet()
+            s = Service(core, address, None)
+            watch = health_pb2_grpc.HealthStub(s.channel).Watch(health_pb2.HealthCheckRequest())
+            while (await watch.read()).status != health_pb2.HealthCheckResponse.SERVING:
+                pass
+            call, submit = await s.start_stream()
+            assert psutil.Process(process.pid).memory_info().rss < 120e6
+            process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGTERM)
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            await core.output(submit.stream, spell(b"ab"), "LENGTH")
+            assert [kind for kind, _ in await rest(call)] == ["delta", "finished", "summary"]
+            assert await asyncio.to_thread(process.wait, 10) == 0
+            watch.cancel()
+            await s.channel.close()
+        core.close()
+
+    asyncio.run(main())
+
+
+def test_a_taken_port_is_named_last(tmp_path: Path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        said = refused(tmp_path, address)
+    assert said.endswith(f"cannot listen on {address}")
+    assert "--listen" in said
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:50051", "[::]:0", "192.0.2.1:1", "example.org:80"])
+def test_only_loopback(tmp_path: Path, listen: str):
+    said = refused(tmp_path, listen)
+    assert "loopback" in said
+    assert said.endswith(listen)
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1", "127.0.0.1:", ":1", "127.0.0.1:65536", "127.0.0.1:-1", "a:b:c"])
+def test_addresses_that_are_none(tmp_path: Path, listen: str):
+    from scheduler_svc.frontend.listen import ListenError, bind
+
+    with pytest.raises(ListenError, match="looks like"):
+        bind(None, listen)  # type: ignore[arg-type]
+
+
+def test_it_never_outlives_its_parent(tmp_path: Path):
+    parent = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import subprocess, sys; child = subprocess.Popen(sys.argv[1:]); print(child.pid, flush=True); child.wait()",
+            *command(tmp_path, "--listen", "127.0.0.1:0"),
+        ],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with parent:
+        assert parent.stdout is not None
+        lines = sorted([parent.stdout.readline(), parent.stdout.readline()])
+        child = psutil.Process(int(lines[0]))
+        assert lines[1].startswith(READY)
+        os.kill(parent.pid, signal.SIGKILL)
+        parent.wait(10)
+        # The kernel hands it to another parent for burial; dead is dead.
+        psutil.wait_procs([child], timeout=10)
+        assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+def test_it_imports_no_torch(tmp_path: Path):
+    code = (
+        "import sys, scheduler_svc.frontend.server, tokenizers;"
+        "print([name for name in ('torch', 'transformers') if name in sys.modules])"
+    )
+    finished = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert finished.stdout.strip() == "[]"
