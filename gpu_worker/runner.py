@@ -57,7 +57,7 @@ class Runner:
         self.shapes = Shapes.for_device(geometry, on_cpu=device.type == "cpu")
         self.tables = RowTables(geometry)
         self._model = model
-        self._device_tables = DeviceTables(geometry, device)
+        self.device_tables = DeviceTables(geometry, device)
         self._staging = Staging(device, MAX_IN_FLIGHT + 1)
         self.cache = KvCache(
             num_layers=config.num_hidden_layers,
@@ -68,11 +68,11 @@ class Runner:
             dtype=dtype,
             device=device,
         )
-        self._kernels = Kernels(
+        self.kernels = Kernels(
             geometry,
             self.shapes,
             self.cache,
-            self._device_tables,
+            self.device_tables,
             num_heads=config.num_attention_heads,
             scale=model.base_model.layers[0].self_attn.scaling,
         )
@@ -142,8 +142,8 @@ class Runner:
         layout = None
         if plan.chunk_rows.size or plan.decode_rows.size:
             self.tables.check(plan)
-            slot_of_row = self._device_tables.slot_of_row
-            layout = lay_out(plan, edits, self.tables, slot_of_row, self.shapes, self._kernels.max_partial)
+            slot_of_row = self.device_tables.slot_of_row
+            layout = lay_out(plan, edits, self.tables, slot_of_row, self.shapes, self.kernels.max_partial)
         elif edits.rows.size:
             raise PlanError("the plan starts rows or appends pages and computes nothing")
         self.tables.advance(plan)
@@ -170,21 +170,21 @@ class Runner:
     @torch.inference_mode()
     def _run_step(self, layout: StepLayout) -> Tensor:
         """Tokens int64 [samples, padding included] of one step, on the device."""
-        staged = self._staging.upload(step_arrays(layout, self.tables, self._device_tables.slot_of_row))
+        staged = self._staging.upload(step_arrays(layout, self.tables, self.device_tables.slot_of_row))
         self._zero_tainted(layout.edits.fresh_pages)
-        self._device_tables.set_pages(staged["edit_slots"], staged["edit_cols"], staged["edit_pages"])
-        context = self._kernels.context(layout, staged)
+        self.device_tables.set_pages(staged["edit_slots"], staged["edit_cols"], staged["edit_pages"])
+        context = self.kernels.context(layout, staged)
         ids = staged["token_ids"]
         if layout.decode is not None:
             num_decode = layout.decode.rows.size
-            newest = self._device_tables.newest_token.index_select(0, staged["decode_rows"])
-            ids[:num_decode] = newest
+            newest = self.device_tables.newest_token.index_select(0, staged["decode_rows"])
+            ids[:num_decode] = torch.where(ids[:num_decode] < 0, newest, ids[:num_decode])
         logits = self._forward(ids, staged["positions"], staged["sample_tokens"], context)
         if logits is None:
             return ids[:0]
         tokens = sample(logits, *sampling_of(layout, staged, self.tables))
         rows = staged["sample_rows"]
-        self._device_tables.newest_token.index_copy_(0, rows, tokens.clamp(min=0))
+        self.device_tables.newest_token.index_copy_(0, rows, tokens.clamp(min=0))
         return tokens
 
     def _forward(self, ids: Tensor, positions: Tensor, keep: Tensor, context: StepContext) -> Tensor | None:

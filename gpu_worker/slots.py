@@ -79,6 +79,8 @@ class RowTables:
         self.position = np.zeros(num, np.int64)
         # Tokens held, those sampled by plans in flight included; 0: never started.
         self.num_known = np.zeros(num, np.int64)
+        # Tokens that came with the row.
+        self.num_started = np.zeros(num, np.int64)
         self.num_pages = np.zeros(num, np.int64)
         # Tokens as they came with the row; sampled ones live on the device only.
         self.tokens: dict[int, Int32Array] = {}
@@ -120,7 +122,7 @@ class RowTables:
             self.page_table[row, : counts[i]] = started.pages[i]
             self.tokens[row] = started.tokens[i]
             self.banned[row] = started.banned[i]
-            self.num_known[row] = started.tokens[i].size
+            self.num_known[row] = self.num_started[row] = started.tokens[i].size
             num_filled = -(-int(started.first_position[i]) // self.geometry.page_size)
             fresh.append(started.pages[i][num_filled:])
         self.num_pages[rows] = counts
@@ -156,10 +158,9 @@ class RowTables:
         rows = plan.chunk_rows.astype(np.int64)
         starts = plan.chunk_starts.astype(np.int64)
         ends = starts + plan.chunk_counts
-        held = np.array([self.tokens[row].size if row in self.tokens else 0 for row in rows.tolist()], np.int64)
         self._check_rows(rows, ends)
         _require(rows, starts == self.position[rows], "has a chunk that does not start at its next position")
-        _require(rows, ends <= held, "has a chunk that ends past the tokens it came with")
+        _require(rows, ends <= self.num_started[rows], "has a chunk that ends past the tokens it came with")
         _require(rows, plan.chunk_samples == (ends == self.num_known[rows]), "has a wrong samples flag")
         rows = plan.decode_rows.astype(np.int64)
         self._check_rows(rows, self.position[rows] + 1)

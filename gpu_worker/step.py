@@ -99,7 +99,7 @@ class StepLayout:
     """Everything the device must be told for one step."""
 
     edits: TableEdits
-    # int64 [tokens]: ids (0 where the device knows them: decode rows), positions, token slots of the pool.
+    # int64 [tokens]: ids (-1: the one the device sampled last for the row), positions, token slots of the pool.
     token_ids: Int64Array
     positions: Int64Array
     kv_slots: Int64Array
@@ -117,7 +117,7 @@ def lay_out(
     prefill = _lay_out_prefill(plan, tables, slot_of_row, shapes, max_partial) if plan.chunk_rows.size else None
     rows = [decode.rows] if decode else []
     positions = [tables.position[decode.rows] * (decode.rows > 0)] if decode else []
-    ids = [np.zeros(decode.rows.size, np.int64)] if decode else []
+    ids = [_ids_of_decode_rows(decode.rows, tables)] if decode else []
     for row, start, count in zip(plan.chunk_rows, plan.chunk_starts, plan.chunk_counts, strict=True):
         rows.append(np.full(count, row, np.int64))
         positions.append(np.arange(start, start + count, dtype=np.int64))
@@ -137,6 +137,14 @@ def lay_out(
         prefill=prefill,
         samples=_lay_out_samples(plan, tables, decode.rows.size if decode else 0, shapes),
     )
+
+
+def _ids_of_decode_rows(rows: Int64Array, tables: RowTables) -> Int64Array:
+    """Each row's token where it came with the row, -1 where it was sampled since, 0 for padding."""
+    ids = np.where(rows > 0, -1, 0)
+    for i in np.flatnonzero(tables.num_known[rows] == tables.num_started[rows]):
+        ids[i] = tables.tokens[int(rows[i])][-1] if rows[i] else 0
+    return ids
 
 
 def _lay_out_decode(plan: Plan, tables: RowTables, slot_of_row: Int64Array, shapes: Shapes) -> DecodePart:

@@ -1,14 +1,8 @@
 """What every worker test shares: the device, one thread, and the rigs, whose kernels compile once per session."""
 
-import os
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
-
-os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"tandem-test-inductor-{os.getuid()}"))
-
 import torch
 
 from tests.gpu_worker.rig import Rig, RigSpec

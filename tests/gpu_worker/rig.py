@@ -10,6 +10,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
+from tandem.internal.v1 import worker_pb2 as pb
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
 
@@ -18,7 +19,6 @@ from gpu_worker.geometry import Geometry
 from gpu_worker.model import prepare
 from gpu_worker.runner import Runner
 from gpu_worker.wire import Outcome
-from tandem.internal.v1 import worker_pb2 as pb
 from tests.gpu_worker.plans import TinyCore
 from tests.gpu_worker.reference import eager_model, float64_model, hidden_and_logits
 
@@ -170,7 +170,7 @@ class Rig:
 
 
 def assert_as_good(ours: Tensor, eager: Tensor, exact: Tensor, floor: float) -> None:
-    """Our error against float64 is at most ERROR_RATIO times eager's, plus a floor, position by position and overall."""
+    """Our error against float64 is at most ERROR_RATIO times eager's plus a floor, overall and at every position."""
     allowed = ERROR_RATIO * (eager - exact).pow(2).mean().sqrt() + floor
     error = (ours - exact).pow(2).mean().sqrt()
     worst = (ours - exact).pow(2).mean(-1).sqrt().max()

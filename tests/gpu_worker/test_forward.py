@@ -1,4 +1,4 @@
-"""The worker's forward against Transformers' eager one: whatever way a sequence is computed, it is the same sequence."""
+"""The worker's forward against Transformers' eager one: however a sequence is computed, it is the same sequence."""
 
 from collections.abc import Callable
 

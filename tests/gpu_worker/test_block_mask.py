@@ -1,0 +1,159 @@
+"""Masks as what they let each query see: the conversion by example and definition, the direct ones by it."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+
+from gpu_worker.block_mask import logical_to_physical
+from gpu_worker.geometry import Geometry
+from gpu_worker.kernels import Kernels
+from gpu_worker.kv_cache import KvCache
+from gpu_worker.slots import DeviceTables, RowTables
+from gpu_worker.step import Shapes, lay_out
+from gpu_worker.upload import step_arrays
+from gpu_worker.wire import read_plan
+from tests.gpu_worker.plans import TinyCore
+
+
+def visible(mask: BlockMask) -> Tensor:
+    """bool [B, H, Q, KV]: what a kernel that obeys the block lists shows each query."""
+    q_block, kv_block = mask.BLOCK_SIZE
+    num_q, num_kv = mask.seq_lengths
+    batch, heads, num_q_blocks = mask.kv_num_blocks.shape
+    out = torch.zeros(batch, heads, num_q, num_kv, dtype=torch.bool)
+    lists = [(mask.kv_num_blocks, mask.kv_indices, False)]
+    if mask.full_kv_num_blocks is not None:
+        lists.append((mask.full_kv_num_blocks, mask.full_kv_indices, True))
+    for counts, indices, is_full in lists:
+        for b in range(batch):
+            for h in range(heads):
+                for tile in range(num_q_blocks):
+                    q_idx = torch.arange(tile * q_block, min((tile + 1) * q_block, num_q))
+                    for block in indices[b, h, tile, : counts[b, h, tile]].tolist():
+                        kv_idx = torch.arange(block * kv_block, min((block + 1) * kv_block, num_kv))
+                        seen = torch.ones(len(q_idx), len(kv_idx), dtype=torch.bool)
+                        if not is_full:
+                            at = (torch.tensor(b), torch.tensor(h), q_idx[:, None], kv_idx[None, :])
+                            seen = mask.mask_mod(*at).expand(len(q_idx), len(kv_idx))
+                        region = out[b, h, q_idx[0] : q_idx[-1] + 1, kv_idx[0] : kv_idx[-1] + 1]
+                        assert not region.any(), "a block is listed twice for a tile"
+                        region |= seen
+    return out
+
+
+def test_worked_example() -> None:
+    """Pages of 128, four in the pool. A stands on pages 1 and 2, B on page 3. A's token 130 sees page 1 whole and page
+    2 up to its own place, offset 2, and never page 0 (padding) nor page 3 (B's)."""
+
+    def causal(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return q_idx >= kv_idx
+
+    logical = create_block_mask(causal, B=2, H=1, Q_LEN=256, KV_LEN=256, device="cpu", BLOCK_SIZE=128)
+    physical = logical_to_physical(logical, torch.tensor([[1, 2], [3, -1]]), num_pages=4)
+    seen = visible(physical)
+    assert seen.shape == (2, 1, 256, 512)
+    assert torch.nonzero(seen[0, 0, 130]).flatten().tolist() == [*range(128, 256), 256, 257, 258]
+    assert torch.nonzero(seen[1, 0, 5]).flatten().tolist() == list(range(384, 390))
+    # A's query tile 1 reads page 1 as a full block and page 2 as a partial one.
+    assert physical.full_kv_indices[0, 0, 1, : physical.full_kv_num_blocks[0, 0, 1]].tolist() == [1]
+    assert physical.kv_indices[0, 0, 1, : physical.kv_num_blocks[0, 0, 1]].tolist() == [2]
+
+
+@pytest.mark.parametrize("window", [None, 40])
+def test_conversion_shows_each_query_what_the_logical_mask_shows_it(window: int | None) -> None:
+    page_size, num_pages, length = 16, 24, 112
+    order = np.random.default_rng(1).permutation(np.arange(1, num_pages))
+    table = torch.from_numpy(np.stack([order[:7], order[7:14], order[14:21]]).astype(np.int64))
+    lengths = torch.tensor([112, 50, 3])
+
+    def rule(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        near = kv_idx > q_idx - window if window else kv_idx >= 0
+        return (q_idx >= kv_idx) & (kv_idx < lengths[b]) & near & (kv_idx % (h + 2) != 1)
+
+    logical = create_block_mask(rule, B=3, H=2, Q_LEN=length, KV_LEN=length, device="cpu", BLOCK_SIZE=(32, page_size))
+    seen = visible(logical_to_physical(logical, table, num_pages))
+    by_position = visible(logical)
+    expected = torch.zeros_like(seen)
+    for b in range(3):
+        for position in range(length):
+            slot = table[b, position // page_size] * page_size + position % page_size
+            expected[b, :, :, slot] = by_position[b, :, :, position]
+    assert by_position.any()
+    assert torch.equal(seen, expected)
+
+
+@pytest.mark.parametrize(("page_size", "chunk_align"), [(16, 16), (16, 64), (64, 32), (64, 64)])
+@pytest.mark.parametrize("on_cpu", [True, False], ids=["own-slots", "buckets"])
+def test_direct_masks_equal_the_conversion(page_size: int, chunk_align: int, on_cpu: bool) -> None:
+    """A mixed step of decode rows and chunks at odd places; both ways of bucketing, whatever the device."""
+    geometry = Geometry(
+        page_size=page_size,
+        num_pages=40,
+        max_rows=5,
+        max_length=6 * page_size,
+        token_budget=384,
+        chunk_align=chunk_align,
+        vocab_size=9,
+    )
+    order = np.random.default_rng(page_size).permutation(np.arange(1, 40)).tolist()
+    core, tables = TinyCore(geometry, page_order=order), RowTables(geometry)
+    cpu = torch.device("cpu")
+    shapes, on_device = Shapes.for_device(geometry, on_cpu=on_cpu), DeviceTables(geometry, cpu)
+    cache = KvCache(
+        num_layers=1, num_kv_heads=1, num_pages=40, page_size=page_size, head_dim=16, dtype=torch.float32, device=cpu
+    )
+    kernels = Kernels(geometry, shapes, cache, on_device, num_heads=1, scale=1.0)
+    lengths = {1: page_size, 2: 2 * page_size + 1, 3: page_size - 1, 4: 3 * page_size - 2, 5: page_size + 5}
+    for row, length in lengths.items():
+        core.add(row, [1] * length)
+    steps = [
+        {"chunks": {1: page_size, 3: page_size - 1}},
+        {"chunks": {2: page_size + 3}, "decode": [1, 3]},
+        {"chunks": {2: page_size - 2, 4: page_size + 5}, "decode": [3, 1]},
+        {"chunks": {5: page_size + 5, 4: 2 * page_size - 7}, "decode": [2, 3, 1]},
+    ]
+    for step in steps:
+        plan = read_plan(core.plan(**step), geometry)
+        edits = tables.apply(plan)
+        layout = lay_out(plan, edits, tables, on_device.slot_of_row, shapes, kernels.max_partial)
+        arrays = step_arrays(layout, tables, on_device.slot_of_row)
+        staged = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        on_device.set_pages(staged["edit_slots"], staged["edit_cols"], staged["edit_pages"])
+        context = kernels.context(layout, staged)
+        if context.decode is not None:
+            seen = visible(context.decode.mask.block_mask)[:, 0, 0]
+            expected = torch.zeros_like(seen)
+            for row, slot in zip(plan.decode_rows, context.decode_slots.tolist(), strict=False):
+                expected[slot] = converted(core.rows[int(row)].pages, geometry, int(tables.position[row]), 1)
+            assert torch.equal(seen, expected)
+        assert context.prefill is not None
+        seen = visible(context.prefill.mask.block_mask)[0, 0]
+        expected = torch.zeros_like(seen)
+        places = context.prefill_places.tolist()
+        for row, count in zip(plan.chunk_rows, plan.chunk_counts, strict=True):
+            own, places = places[:count], places[count:]
+            assert own[0] % chunk_align == 0
+            expected[own] = converted(core.rows[int(row)].pages, geometry, int(tables.position[row]), int(count))
+        assert not places
+        # Padding inside a tile may see the tile's full pages, nobody reads it; tiles of padding alone see nothing.
+        used = torch.zeros(len(seen) // chunk_align, dtype=torch.bool)
+        used[context.prefill_places // chunk_align] = True
+        idle = ~used.repeat_interleave(chunk_align)
+        assert torch.equal(seen[context.prefill_places], expected[context.prefill_places])
+        assert not seen[idle].any()
+        tables.advance(plan)
+
+
+def converted(pages: list[int], geometry: Geometry, start: int, count: int) -> Tensor:
+    """bool [count, pool tokens]: the conversion of the causal mask of positions start .. start + count - 1."""
+    num_kv = len(pages) * geometry.page_size
+
+    def causal(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return q_idx + start >= kv_idx
+
+    logical = create_block_mask(
+        causal, B=1, H=1, Q_LEN=count, KV_LEN=num_kv, device="cpu", BLOCK_SIZE=(16, geometry.page_size)
+    )
+    return visible(logical_to_physical(logical, torch.tensor([pages]), geometry.num_pages))[0, 0]
