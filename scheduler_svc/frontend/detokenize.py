@@ -70,15 +70,17 @@ class Detokenizer:
 
     def _release_head(self, text: str) -> str:
         """Gives out the held tokens but for the last, at a place where the text falls apart in the same two pieces."""
-        for num_tail in (3, 2, 1):
-            tail = self._held[-num_tail:]
-            head_text = self._decode(self._context + self._held[:-num_tail])
-            if head_text + self._decode(tail) == text:
-                break
-        new = head_text[len(self._shown) :]
+        # The character begun at the end has at most 3 bytes; tokens without text may stand between them.
+        num_tail = next((n for n in range(3, len(self._held)) if "".join(self._split(n)) == text), 1)
+        head_text, tail = self._split(num_tail)[0], self._held[-num_tail:]
+        new, shown_of_tail = head_text[len(self._shown) :], self._shown[len(head_text) :]
         self._restart([])
-        self._held = tail
+        self._held, self._shown = tail, shown_of_tail
         return new
+
+    def _split(self, num_tail: int) -> tuple[str, str]:
+        head, tail = self._held[:-num_tail], self._held[-num_tail:]
+        return self._decode(self._context + head), self._decode(tail)
 
     def _beyond_shown(self, text: str) -> str:
         if text.startswith(self._shown):

@@ -59,11 +59,12 @@ def test_long_texts_wait_within_a_bound(run: Run, monkeypatch: pytest.MonkeyPatc
     run(scenario)
 
 
+UNKNOWN = b"\xc0\x3e\x05"  # field 1000
 BAD = [
     ("Tokenize", pb.TokenizeRequest(), "text", grpc.StatusCode.INVALID_ARGUMENT),
     ("Tokenize", pb.TokenizeRequest(text="x" * 2561), "text", grpc.StatusCode.INVALID_ARGUMENT),
     ("Tokenize", pb.TokenizeRequest(text="x", model="y"), "", grpc.StatusCode.NOT_FOUND),
-    ("Tokenize", pb.TokenizeRequest.FromString(b"\xc0\x3e\x05"), "TokenizeRequest.1000", grpc.StatusCode.INVALID_ARGUMENT),
+    ("Tokenize", pb.TokenizeRequest.FromString(UNKNOWN), "TokenizeRequest.1000", grpc.StatusCode.INVALID_ARGUMENT),
     ("Detokenize", pb.DetokenizeRequest(), "token_ids", grpc.StatusCode.INVALID_ARGUMENT),
     ("Detokenize", pb.DetokenizeRequest(token_ids=[2**31]), "token_ids[0]", grpc.StatusCode.INVALID_ARGUMENT),
     ("Detokenize", pb.DetokenizeRequest(token_ids=[1] * 513), "token_ids", grpc.StatusCode.INVALID_ARGUMENT),
@@ -73,10 +74,10 @@ BAD = [
     ("Abort", control_pb2.AbortRequest(request_ids=["a", ""]), "request_ids[1]", grpc.StatusCode.INVALID_ARGUMENT),
     ("Abort", control_pb2.AbortRequest(request_ids=["a" * 129]), "request_ids[0]", grpc.StatusCode.INVALID_ARGUMENT),
     ("Abort", control_pb2.AbortRequest(request_ids=["\n"]), "request_ids[0]", grpc.StatusCode.INVALID_ARGUMENT),
-    ("GetLoad", control_pb2.GetLoadRequest.FromString(b"\xc0\x3e\x05"), "GetLoadRequest.1000", grpc.StatusCode.INVALID_ARGUMENT),
+    ("GetLoad", control_pb2.GetLoadRequest.FromString(UNKNOWN), "GetLoadRequest.1000", grpc.StatusCode.INVALID_ARGUMENT),
     (
         "GetModelInfo",
-        control_pb2.GetModelInfoRequest.FromString(b"\xc0\x3e\x05"),
+        control_pb2.GetModelInfoRequest.FromString(UNKNOWN),
         "GetModelInfoRequest.1000",
         grpc.StatusCode.INVALID_ARGUMENT,
     ),

@@ -105,7 +105,7 @@ def test_it_never_outlives_its_parent(tmp_path: Path):
         [
             sys.executable,
             "-c",
-            "import subprocess, sys; child = subprocess.Popen(sys.argv[1:]); print(child.pid, flush=True); child.wait()",
+            "import subprocess, sys; c = subprocess.Popen(sys.argv[1:]); print(c.pid, flush=True); c.wait()",
             *command(tmp_path, "--listen", "127.0.0.1:0"),
         ],
         cwd=ROOT,
