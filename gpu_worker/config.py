@@ -36,6 +36,7 @@ OTHER_PROGRAMS_SETTINGS = frozenset(
         "record",
         "reflection",
         "runtime_dir",
+        "silence_timeout_seconds",
         "step_timeout_seconds",
     }
 )
