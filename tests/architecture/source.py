@@ -1,6 +1,7 @@
 """The source files of the three programs, as the architecture tests read them."""
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@functools.cache
 def tree(path: Path) -> ast.Module:
     """The file, parsed."""
     return ast.parse((ROOT / path).read_text(), filename=str(path))
