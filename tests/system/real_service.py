@@ -27,8 +27,8 @@ MAX_ROWS = 12
 # Room for every row at its longest, and for about half of that.
 ROOMY_PAGES = 128
 SMALL_PAGES = 40
+# What takes longer is stuck; a cold start of two workers on a busy machine takes half of it.
 PATIENCE_SECONDS = 100.0
-# A result slower than this is a failure, not a slow machine.
 _SHAPE = f"--page-size {PAGE_SIZE} --max-rows {MAX_ROWS} --max-length 512 --token-budget 128 --threads 1 --device cpu"
 _ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
@@ -157,7 +157,7 @@ class RealService:
         """The small worker serves from now on."""
         small = self.stand_by()
         if not self.roomy.killed:
-            small.wait_line("refused for now|standing by", PATIENCE_SECONDS)
+            small.wait_line("refused for now", PATIENCE_SECONDS)
             self.roomy.kill()
         small.wait_line("joined", PATIENCE_SECONDS)
 
