@@ -75,7 +75,8 @@ bench: $(INSTALLED) $(STUBS) ## Measure the service against Transformers
 test: $(INSTALLED) $(STUBS) ## Run the default test suite
 	$(BIN)/python -m pytest $(ARGS)
 
-check: lint types imports ## Formatting, types, import rules, no torch where it may not be
+check: $(INSTALLED) $(STUBS) ## Formatting, types, import rules, no torch where it may not be
+	@$(MAKE) --no-print-directory --keep-going lint types imports
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
