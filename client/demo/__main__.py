@@ -63,10 +63,8 @@ def main(
             scheduler_flags=shlex.split(scheduler),
             say=teller.say,
         )
-        status = 1
         with suppress(KeyboardInterrupt):
-            status = asyncio.run(_demo(services, teller, questions(tokens)))
-            raise typer.Exit(status)
+            raise typer.Exit(asyncio.run(_demo(services, teller, questions(tokens))))
     raise typer.Exit(_INTERRUPTED)
 
 

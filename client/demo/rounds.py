@@ -84,22 +84,23 @@ async def run_round(
     on_delta: OnDelta,
     on_done: OnDone,
 ) -> Round:
-    """Asks everything at once and reads it all."""
+    """Asks everything at once and reads it all. Raises the first stream's error, and leaves the others."""
     before = await client.load()
     watch = _Watch(client)
     watching = asyncio.create_task(watch.run())
     started = time.monotonic()
+    asking = [
+        asyncio.create_task(_ask(client, index, question, arrivals, on_delta, on_done))
+        for index, question in enumerate(asked)
+    ]
     try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(_ask(client, index, question, arrivals, on_delta, on_done))
-                for index, question in enumerate(asked)
-            ]
+        completions = await asyncio.gather(*asking)
     finally:
-        watching.cancel()
+        for task in (*asking, watching):
+            task.cancel()
     after = await client.load()
     return Round(
-        completions=tuple(task.result() for task in tasks),
+        completions=tuple(completions),
         seconds=time.monotonic() - started,
         steps=after.steps - before.steps,
         pages_used=watch.pages_used,

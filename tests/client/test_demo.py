@@ -5,18 +5,23 @@ import io
 import re
 import signal
 import sys
+from collections.abc import Iterator
 
+import grpc
 import pytest
 from rich.console import Console
+from tandem.v1 import inference_pb2
 
 from client import AsyncClient
 from client.demo.prompts import questions
 from client.demo.rounds import Arrivals, Completion, Round, differing, run_round
 from client.demo.services import Places, ServiceEnded, Services, free_address
 from client.demo.show import Board, Teller, one_line, result_table, round_line
+from client.errors import Internal
 from client.processes import Child, missing_programs
 from client.types import Summary, Timing, Usage
-from tests.client.fake_service import FakeService
+from tests.client import fake_service
+from tests.client.fake_service import Ending, FakeService
 
 SUMMARY = Summary(
     usage=Usage(prompt_tokens=3, output_tokens=3, discarded_tokens=0, recomputed_tokens=7),
@@ -86,6 +91,25 @@ def test_a_round_is_read_and_shown(service: FakeService) -> None:
     )
     console.print(result_table(played, played, [2]))
     assert console.export_text().count("yes") == 7
+
+
+def test_a_round_ends_with_its_first_failure(service: FakeService) -> None:
+    def one_fails(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
+        if request.sampling.HasField("seed"):
+            fake_service.fail(ending.context, grpc.StatusCode.INTERNAL, "broken")
+        yield from fake_service.endless(request, ending)
+
+    async def play() -> None:
+        async with AsyncClient(service.address) as client:
+            board = Board(Teller(Console(file=io.StringIO())), questions(8))
+            with pytest.raises(Internal, match="broken"):
+                await run_round(
+                    client, questions(8), arrivals=Arrivals(), on_delta=board.on_delta, on_done=board.on_done
+                )
+            assert await asyncio.to_thread(lambda: all(ending.wait() for ending in service.endings))
+
+    service.behaviour = one_fails
+    asyncio.run(play())
 
 
 def test_arrivals_wake_who_waits() -> None:
