@@ -200,6 +200,13 @@ class Rig:
         self.children.append(child)
         return child
 
+    def check_record(self, path: Path, seconds: float = 120.0) -> None:
+        """A stopped scheduler's event log, replayed through a fresh core, gives the same effects and sound states."""
+        replay = Child("replay", ["scheduler_svc.replay", "--audit", str(path)])
+        self.children.append(replay)
+        assert replay.wait(seconds) == 0, replay.output()
+        replay.wait_line("gave the same effects")
+
     def caller(self, scheduler: SchedulerProcess, options: Sequence[tuple[str, int]] = ()) -> Caller:
         """A channel to the scheduler's front end, closed with the rig."""
         caller = Caller(scheduler.address, options)

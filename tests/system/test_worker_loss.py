@@ -57,7 +57,8 @@ def _kill_serving(caller: Caller, workers: list[Child]) -> None:
 def test_fifty_kills_at_random_moments_change_no_stream(rig: Rig) -> None:
     rng = random.Random(50)
     workers = [rig.worker(*SHAPE)]
-    scheduler = rig.scheduler()
+    record = rig.runtime_dir / "record.bin"
+    scheduler = rig.scheduler("--record", str(record))
     caller = rig.caller(scheduler)
     caller.wait_serving()
     workers += [rig.worker(*SHAPE), rig.worker(*SHAPE)]
@@ -80,6 +81,9 @@ def test_fifty_kills_at_random_moments_change_no_stream(rig: Rig) -> None:
     # All sixteen have rows from the start; a kill before a worker had seated one does not count for it.
     assert all(NUM_KILLS // 3 <= changed <= load.lane_resets for changed in changes), changes
     assert all(transcript.summary.usage.recomputed_tokens > 0 for transcript in transcripts)
+    # What the core was told, told again, gives the same effects.
+    assert scheduler.terminate() == 0
+    rig.check_record(record)
 
 
 def test_requests_wait_while_no_worker_is_there_and_finish_when_one_returns(rig: Rig) -> None:

@@ -1,0 +1,159 @@
+"""Everything at once for as long as one likes: `python -m tests.rigs.soak --seconds 300 --seed 7`.
+
+Streams of every kind run in a pool too small for them while workers are killed, hang, fail steps and leave, and
+callers cancel, abort and give up. Every stream that is left to end must equal the oracle, every other must be a prefix
+of it, and in the end nothing may be held. Not part of the default suite.
+"""
+
+import argparse
+import random
+import time
+from collections import Counter
+from dataclasses import dataclass
+
+import grpc
+
+from tests.rigs import byte_tokenizer
+from tests.rigs.processes import Child, Rig
+from tests.rigs.streams import Caller, Stream
+from tests.system.asks import Ask
+
+_SHAPE = ("--num-pages", "120", "--max-rows", "12", "--max-length", "200", "--token-budget", "32", "--chunk-align", "4")
+_PHASES = ("nothing", "nothing", "nothing", "cancel", "abort", "deadline")
+
+
+@dataclass(slots=True, kw_only=True)
+class _Live:
+    ask: Ask
+    stream: Stream
+    fate: str
+    after_tokens: int
+    is_poison: bool
+
+
+def _random_ask(rng: random.Random, number: int) -> tuple[Ask, bool]:
+    prompt = tuple(rng.randrange(256) for _ in range(rng.choice([1, 3, 4, 8, 30, 60, 100])))
+    is_poison = rng.random() < 0.03
+    length = rng.choice([1, 2, 10, 40, 90])
+    ask = Ask(
+        prompt=(*prompt, byte_tokenizer.POISON_ID if is_poison else ord("a")),
+        max_new_tokens=length,
+        temperature=rng.choice([0.0, 0.9]),
+        seed=rng.randrange(1 << 64),
+        ignore_eos=rng.random() < 0.7,
+        min_new_tokens=rng.choice([0, 0, 1, length]),
+        stop_token_ids=tuple(rng.sample(range(256), 3)) if rng.random() < 0.3 else (),
+        stop_strings=tuple(rng.sample([" the", "ab", "é", "日", "x", "STOP", "OP", "\n\n", "0", "q"], 3))
+        if rng.random() < 0.3
+        else (),
+        include_stop=rng.random() < 0.5,
+        priority=rng.choice([0, 0, 0, 5, -5]),
+        request_id=f"soak-{number}",
+    )
+    return ask, is_poison
+
+
+def _random_worker(rng: random.Random, rig: Rig) -> Child:
+    flags = [*_SHAPE, "--nonfinite-token", str(byte_tokenizer.POISON_ID), "--step-ms", rng.choice(["0", "0", "1"])]
+    fault = rng.choice(["none", "none", "oom-steps", "out-of-sync-steps", "exit-step", "hang-step"])
+    if fault != "none":
+        flags += [f"--{fault}", str(rng.randrange(1, 400))]
+    return rig.worker(*flags, seed=rng.randrange(1 << 30))
+
+
+def _settle(live: _Live, counts: Counter[str]) -> None:
+    """Holds an ended stream against what may have become of it."""
+    error, transcript = live.stream.error, live.stream.transcript
+    if live.stream.failure is not None:
+        raise live.stream.failure
+    if error is None and transcript.reason != "ABORTED":
+        assert not live.is_poison or transcript.reason == "TIME_LIMIT", "a poisoned request ended well"
+        live.ask.check(transcript)
+        counts["equal to the oracle"] += 1
+        return
+    if not live.is_poison:
+        tokens = list(live.ask.completion().tokens)
+        assert transcript.tokens == tokens[: len(transcript.tokens)]
+    if error is None:
+        assert live.fate == "abort"
+        counts["aborted"] += 1
+        return
+    code = error.code()
+    allowed = {"cancel": {grpc.StatusCode.CANCELLED}, "deadline": {grpc.StatusCode.DEADLINE_EXCEEDED}}
+    if live.is_poison and code == grpc.StatusCode.INTERNAL:
+        counts["not finite"] += 1
+        return
+    assert code in allowed.get(live.fate, set()), f"{live.ask.request_id}: {code}: {error.details()}"
+    counts[code.name.lower()] += 1
+
+
+def _act(live: _Live, caller: Caller) -> None:
+    if len(live.stream.transcript.tokens) < live.after_tokens or live.after_tokens < 0:
+        return
+    live.after_tokens = -1
+    if live.fate == "cancel":
+        live.stream.cancel()
+    elif live.fate == "abort":
+        caller.abort(live.ask.request_id)
+
+
+def soak(seconds: float, seed: int, streams: int) -> Counter[str]:
+    rng, counts = random.Random(seed), Counter[str]()
+    with Rig() as rig:
+        workers = [_random_worker(rng, rig) for _ in range(3)]
+        record = rig.runtime_dir / "record.bin"
+        scheduler = rig.scheduler("--step-timeout-seconds", "1", "--record", str(record))
+        caller = rig.caller(scheduler)
+        caller.wait_serving()
+        running: list[_Live] = []
+        began, kill_at, number = time.monotonic(), time.monotonic(), 0
+        while running or time.monotonic() < began + seconds:
+            now = time.monotonic()
+            while len(running) < streams and now < began + seconds:
+                ask, is_poison = _random_ask(rng, number)
+                number += 1
+                fate = rng.choice(_PHASES)
+                timeout = rng.random() * 2 + 0.01 if fate == "deadline" else None
+                stream = caller.generate(ask.request(), timeout=timeout)
+                after = rng.randrange(0, 20)
+                running.append(_Live(ask=ask, stream=stream, fate=fate, after_tokens=after, is_poison=is_poison))
+            for live in running:
+                if not live.stream.ended:
+                    _act(live, caller)
+            for live in [live for live in running if live.stream.ended]:
+                running.remove(live)
+                _settle(live, counts)
+            if now >= kill_at:
+                kill_at = now + rng.expovariate(1.5)
+                victim = rng.choice(workers)
+                if rng.random() < 0.8:
+                    victim.kill()
+                else:
+                    victim.terminate()
+                counts["workers ended"] += 1
+            for worker in [worker for worker in workers if worker.exit_code is not None or "hung" in worker.lines[-1:]]:
+                worker.killed = True
+                workers.remove(worker)
+                workers.append(_random_worker(rng, rig))
+            if now > began + seconds + 60:
+                raise AssertionError(f"streams go on: {[live.ask.request_id for live in running]}\n{caller.load()}")
+            time.sleep(0.002)
+        load = caller.wait_idle()
+        assert scheduler.terminate() == 0
+        rig.check_record(record, 30 + 5 * seconds)
+        counts["preemptions"], counts["lane resets"], counts["steps"] = load.preemptions, load.lane_resets, load.steps
+    return counts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--streams", type=int, default=32)
+    args = parser.parse_args()
+    for name, count in sorted(soak(args.seconds, args.seed, args.streams).items()):
+        print(f"{count:8d} {name}")
+
+
+if __name__ == "__main__":
+    main()
