@@ -1,0 +1,55 @@
+"""The machine: which core a process runs on, what it has used, and what to call it in a report."""
+
+import importlib.metadata
+import os
+import platform
+from pathlib import Path
+
+import psutil
+
+ENGINE_CORE, REST_CORE = 0, 1
+_PACKAGES = ("torch", "transformers", "grpcio", "pyzmq", "protobuf", "numpy")
+
+
+def pin(pid: int, core: int) -> None:
+    """Keeps a process, and what it starts from now on, on one core; where there is no second one, on the first."""
+    available = sorted(os.sched_getaffinity(0) | _PINNED)
+    _PINNED.update(available)
+    os.sched_setaffinity(pid, {available[min(core, len(available) - 1)]})
+
+
+# What this process might use before it was pinned itself.
+_PINNED: set[int] = set()
+
+
+def peak_mb(pid: int | str = "self") -> float:
+    """VmHWM: the most memory that was ever resident, in 10^6 bytes."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024 / 1e6
+    raise AssertionError(f"/proc/{pid}/status has no VmHWM")
+
+
+def cpu_seconds(pid: int | None = None) -> float:
+    """User and system time of a process so far, its threads included."""
+    times = psutil.Process(pid).cpu_times()
+    return times.user + times.system
+
+
+def versions() -> dict[str, str]:
+    """Of what is measured and what it stands on."""
+    found = {name: importlib.metadata.version(name) for name in _PACKAGES}
+    return {"python": platform.python_version(), **found}
+
+
+def description() -> dict[str, object]:
+    """CPU, cores, and how busy the machine was with other things when the report was begun."""
+    model = next(
+        (
+            line.split(":", 1)[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in line
+        ),
+        platform.machine(),
+    )
+    return {"cpu": model, "cores": os.cpu_count(), "load_1min": round(os.getloadavg()[0], 2)}

@@ -1,0 +1,132 @@
+"""What every engine is given: prompts, output lengths, and a model of random weights.
+
+Owns the workload's definition and its two files. Making the model takes torch, so it is a process of its own:
+`python -m tests.benchmarks.workload FOLDER`.
+"""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+# Small enough to fit a CPU core, shaped as real ones are.
+MODEL: dict[str, Any] = {
+    "hidden_size": 512,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "intermediate_size": 1536,
+    "vocab_size": 8192,
+    "tie_word_embeddings": True,
+    "initializer_range": 0.05,
+    "max_position_embeddings": 1024,
+    "eos_token_id": None,
+    "bos_token_id": None,
+}
+MODEL_SEED = 0
+MODEL_LINE = "Qwen3 shape, hidden 512, 8 layers, 8 heads, 4 KV heads of 64, vocabulary 8,192, random weights, f32"
+CONCURRENT = 32
+PAGE_SIZE = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Greedy completions, end of sequence ignored; all asked for at once, `concurrent` run at a time."""
+
+    prompts: list[list[int]]
+    output_lengths: list[int]
+    concurrent: int = CONCURRENT
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of the longest sequence there could be, rounded up to a page."""
+        longest = max(map(len, self.prompts)) + max(self.output_lengths)
+        return -(-longest // PAGE_SIZE) * PAGE_SIZE
+
+    @property
+    def num_output_tokens(self) -> int:
+        return sum(self.output_lengths)
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def load(cls, path: Path) -> "Workload":
+        return cls(**json.loads(path.read_text()))
+
+
+def full() -> Workload:
+    """The workload that figures are quoted for."""
+    r = random.Random(0)
+    prompts = [[r.randint(4, 8191) for _ in range(r.randint(32, 256))] for _ in range(64)]
+    return Workload(prompts=prompts, output_lengths=[r.randint(32, 256) for _ in range(64)])
+
+
+def quick() -> Workload:
+    """A smoke test: its figures mean nothing."""
+    r = random.Random(1)
+    prompts = [[r.randint(4, 8191) for _ in range(r.randint(16, 64))] for _ in range(40)]
+    return Workload(prompts=prompts, output_lengths=[r.randint(8, 32) for _ in range(40)])
+
+
+def model_folder() -> Path:
+    """Where the model lies; made at the first call."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tandem" / "benchmarks"
+    folder = cache / "qwen3-512x8-seed0"
+    if not (folder / "complete").exists():
+        subprocess.run([sys.executable, "-m", "tests.benchmarks.workload", str(folder)], check=True)
+    return folder
+
+
+def tokenizer_json() -> bytes:
+    """Token ids 0 to 255 are bytes, the others words of three letters, so that the service makes text as it would."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    rest = iter(range(0x100, 0x200))
+    pieces = [chr(byte) if byte in printable else chr(next(rest)) for byte in range(256)]
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    pieces += [f"Ġ{a}{b}{c}" for a in letters for b in letters for c in letters][: MODEL["vocab_size"] - 256]
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    return json.dumps(
+        {
+            "version": "1.0",
+            "truncation": None,
+            "padding": None,
+            "added_tokens": [],
+            "normalizer": None,
+            "pre_tokenizer": byte_level,
+            "post_processor": None,
+            "decoder": byte_level,
+            "model": {
+                "type": "BPE",
+                "dropout": None,
+                "unk_token": None,
+                "continuing_subword_prefix": None,
+                "end_of_word_suffix": None,
+                "fuse_unk": False,
+                "byte_fallback": False,
+                "ignore_merges": False,
+                "vocab": {piece: token for token, piece in enumerate(pieces)},
+                "merges": [],
+            },
+        }
+    ).encode()
+
+
+def make_model(folder: Path) -> None:
+    """Weights, config and tokenizer, as `save_pretrained` writes them."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(MODEL_SEED)
+    Qwen3ForCausalLM(Qwen3Config(**MODEL)).float().save_pretrained(folder)
+    (folder / "tokenizer.json").write_bytes(tokenizer_json())
+    (folder / "complete").touch()
+
+
+if __name__ == "__main__":
+    make_model(Path(sys.argv[1]))
