@@ -12,13 +12,15 @@ from tests.rigs.streams import code_of, details_of
 from tests.system.asks import Ask
 
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-ASK = Ask(prompt=tuple(b"wait here"), max_new_tokens=60)
+ASK = Ask(prompt=tuple(b"wait here"), max_new_tokens=20)
+# At 4 ms a step it keeps the only row for a second.
+BLOCKER = Ask(prompt=tuple(b"wait here"), max_new_tokens=240)
 
 
 def test_a_full_queue_turns_away_with_a_hint_and_nobody_else_notices(rig: Rig) -> None:
-    _, _, caller = rig.serve("--max-rows", "1", "--step-ms", "2", scheduler_flags=("--max-waiting", "3"))
-    streams = [caller.generate(ASK.request())]
-    streams[0].wait_tokens(1)
+    _, _, caller = rig.serve("--max-rows", "1", "--step-ms", "4", scheduler_flags=("--max-waiting", "3"))
+    blocker, streams = caller.generate(BLOCKER.request()), []
+    blocker.wait_tokens(1)
     for _ in range(3):
         streams.append(caller.generate(ASK.request()))
         streams[-1].wait_accepted()
@@ -29,6 +31,7 @@ def test_a_full_queue_turns_away_with_a_hint_and_nobody_else_notices(rig: Rig) -
         assert details_of(error)["RetryInfo"].retry_delay.ToTimedelta().total_seconds() > 0
         trailing = dict(error.trailing_metadata())
         assert int(trailing["grpc-retry-pushback-ms"]) > 0
+    BLOCKER.check(blocker.result())
     for stream in streams:
         ASK.check(stream.result())
     caller.wait_idle()
@@ -36,9 +39,9 @@ def test_a_full_queue_turns_away_with_a_hint_and_nobody_else_notices(rig: Rig) -
 
 
 def test_the_queue_is_bounded_in_tokens_too(rig: Rig) -> None:
-    _, _, caller = rig.serve("--max-rows", "1", "--step-ms", "2", scheduler_flags=("--max-waiting-tokens", "25"))
-    streams = [caller.generate(ASK.request())]
-    streams[0].wait_tokens(1)
+    _, _, caller = rig.serve("--max-rows", "1", "--step-ms", "4", scheduler_flags=("--max-waiting-tokens", "25"))
+    blocker, streams = caller.generate(BLOCKER.request()), []
+    blocker.wait_tokens(1)
     for _ in range(2):
         streams.append(caller.generate(ASK.request()))
         streams[-1].wait_accepted()
@@ -46,6 +49,7 @@ def test_the_queue_is_bounded_in_tokens_too(rig: Rig) -> None:
     assert code_of(error) == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "18 tokens" in error.details()
     assert "25" in error.details()
+    BLOCKER.check(blocker.result())
     for stream in streams:
         ASK.check(stream.result())
 
@@ -75,8 +79,9 @@ def test_what_can_never_fit_is_refused_with_the_arithmetic(rig: Rig) -> None:
 
 
 def test_sigterm_lets_running_streams_finish(rig: Rig) -> None:
-    scheduler, _, caller = rig.serve("--max-rows", "2", "--step-ms", "2")
-    streams = [caller.generate(ASK.request()) for _ in range(4)]
+    scheduler, _, caller = rig.serve("--max-rows", "2", "--step-ms", "4")
+    asks = [BLOCKER, BLOCKER, ASK, ASK]
+    streams = [caller.generate(ask.request()) for ask in asks]
     streams[0].wait_tokens(1)
     for stream in streams:
         stream.wait_accepted()
@@ -84,8 +89,8 @@ def test_sigterm_lets_running_streams_finish(rig: Rig) -> None:
     caller.wait_health(NOT_SERVING)
     error = caller.generate(ASK.request()).failed()
     assert code_of(error) == grpc.StatusCode.UNAVAILABLE
-    for stream in streams:
-        ASK.check(stream.result())
+    for ask, stream in zip(asks, streams, strict=True):
+        ask.check(stream.result())
     assert scheduler.wait() == 0
 
 

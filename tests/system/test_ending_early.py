@@ -13,7 +13,7 @@ from tests.system.asks import Ask
 
 PHASES = ("queued", "prefill", "decode", "preempted")
 LONG = Ask(prompt=tuple(b"a long one"), max_new_tokens=180)
-# 190 positions at 8 a step.
+# 190 positions at 4 a step.
 SLOW_START = Ask(prompt=tuple(b"z" * 190), max_new_tokens=4)
 
 
@@ -21,7 +21,7 @@ SLOW_START = Ask(prompt=tuple(b"z" * 190), max_new_tokens=4)
 def slow() -> Iterator[Caller]:
     """Steps of 5 ms, two rows, a pool that holds one sequence of 200 tokens and a half."""
     with Rig() as rig:
-        flags = ("--max-rows", "2", "--num-pages", "76", "--max-length", "200", "--token-budget", "8")
+        flags = ("--max-rows", "2", "--num-pages", "76", "--max-length", "200", "--token-budget", "4")
         _, _, caller = rig.serve(*flags, "--step-ms", "5")
         yield caller
 
@@ -111,14 +111,9 @@ def test_abort(slow: Caller, phase: str) -> None:
         assert slow.abort("victim") == [control_pb2.ABORT_OUTCOME_NOT_FOUND]
 
 
-def _until(phase: str, caller: Caller) -> float:
-    """Seconds after which a request is sure to be in the phase, and sure not to be done."""
-    return {"queued": 0.3, "prefill": 0.1, "decode": 0.4, "preempted": 2.0}[phase]
-
-
 @pytest.mark.parametrize("phase", ["queued", "decode"])
 def test_a_deadline_ends_it_and_frees_it(slow: Caller, phase: str) -> None:
-    with brought_to(phase, slow, timeout=0.4) as victim:
+    with brought_to(phase, slow, timeout=0.6) as victim:
         error = victim.stream.failed()
         assert code_of(error) == grpc.StatusCode.DEADLINE_EXCEEDED
         slow.wait_load(lambda load: load.waiting == 0 and load.running <= len(victim.others))
@@ -141,7 +136,8 @@ def test_a_time_limit_ends_it_with_what_there_is(slow: Caller, phase: str) -> No
     assert _prefix_of(ask, transcript.tokens)
     assert bool(transcript.tokens) == (phase == "decode")
     assert transcript.finished.output_tokens == len(transcript.tokens)
-    assert transcript.summary.timing.total_seconds == pytest.approx(request.stop.max_time_seconds, abs=0.15)
+    limit = request.stop.max_time_seconds
+    assert limit - 0.001 <= transcript.summary.timing.total_seconds < limit + 0.5
     for blocker in blockers:
         LONG.check(blocker.result())
     slow.wait_idle()

@@ -153,7 +153,7 @@ def test_a_request_as_large_as_the_pool(rig: Rig) -> None:
 
 def test_higher_priority_goes_first(rig: Rig) -> None:
     _, _, caller = rig.serve("--max-rows", "1", "--step-ms", "2", late=False)
-    blocker = caller.generate(Ask(prompt=PROMPT, max_new_tokens=40).request())
+    blocker = caller.generate(Ask(prompt=PROMPT, max_new_tokens=200).request())
     blocker.wait_tokens(1)
     asks = [Ask(prompt=PROMPT, max_new_tokens=20, priority=priority) for priority in (-5, 0, 1000)]
     streams = []
