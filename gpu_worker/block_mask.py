@@ -71,12 +71,14 @@ class DecodeMask:
         slots, device = page_lists.shape[0], page_lists.device
         self.page_lists = page_lists
         self.num_blocks = torch.zeros(slots, 1, 1, dtype=torch.int32, device=device)
-        self.last_page = torch.zeros(slots, dtype=torch.int32, device=device)
-        self.last_offset = torch.zeros(slots, dtype=torch.int32, device=device)
-        last_page, last_offset = self.last_page, self.last_offset
+        # Token slots: the last that is seen, and the end of its page; what lies between is not computed yet. Compared
+        # without a division, which the CPU kernel would do for every score.
+        self.last_slot = torch.zeros(slots, dtype=torch.int32, device=device)
+        self.page_end = torch.zeros(slots, dtype=torch.int32, device=device)
+        last_slot, page_end = self.last_slot, self.page_end
 
         def cut_last_page(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-            return (kv_idx // page_size != last_page[b]) | (kv_idx % page_size <= last_offset[b])
+            return (kv_idx <= last_slot[b]) | (kv_idx >= page_end[b])
 
         self.block_mask = BlockMask.from_kv_blocks(
             self.num_blocks,
@@ -87,11 +89,11 @@ class DecodeMask:
             compute_q_blocks=False,
         )
 
-    def update(self, num_blocks: Tensor, last_page: Tensor, last_offset: Tensor) -> None:
-        """All int64 [slots]: pages each slot reads (0: none), its last one, and the last offset seen there."""
+    def update(self, num_blocks: Tensor, last_slot: Tensor, page_end: Tensor) -> None:
+        """All int64 [slots]: pages each slot reads (0: none), the last token slot seen, the end of that slot's page."""
         self.num_blocks.view(-1).copy_(num_blocks)
-        self.last_page.copy_(last_page)
-        self.last_offset.copy_(last_offset)
+        self.last_slot.copy_(last_slot)
+        self.page_end.copy_(page_end)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,7 +75,9 @@ class WorkerSettings(BaseSettings):
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"], Field(description="auto: float32 on a CPU, else bfloat16")
     ] = "auto"
-    page_size: Annotated[int, Field(description="tokens per page, a power of two")] = 128
+    page_size: Annotated[
+        PositiveInt | None, Field(description="tokens per page, a power of two; default 64 on a CPU, else 128")
+    ] = None
     num_pages: Annotated[PositiveInt | None, Field(description="pages in the pool, the reserved one included")] = None
     pool_bytes: Annotated[PositiveInt | None, Field(description="size of the pool, instead of num_pages")] = None
     max_rows: Annotated[PositiveInt | None, Field(description="sequences at once; default 32 on a CPU, else 256")] = (

@@ -45,11 +45,12 @@ class Geometry:
             raise ValueError(f"max_length is {self.max_length}; it must be at least 2")
         if self.pages_per_row > MAX_PAGE_IDS - 1:
             raise ValueError(f"max_length is {self.max_length}; a row may have {MAX_PAGE_IDS - 1} pages at most")
-        least_budget = max(self.max_rows, self.chunk_align)
+        # Every row decodes in a step, and still a prompt's chunk gets through.
+        least_budget = self.max_rows + self.chunk_align
         if self.token_budget < least_budget:
             raise ValueError(
                 f"token_budget is {self.token_budget}; it must be at least {least_budget} "
-                f"(max_rows {self.max_rows}, one chunk {self.chunk_align})"
+                f"(max_rows {self.max_rows} and one chunk of {self.chunk_align})"
             )
 
     @property

@@ -93,7 +93,7 @@ class Kernels:
             decode = self.decode[layout.decode.bucket]
             if layout.decode.list_slots is not None:
                 torch.index_select(pages, 0, staged["decode_list_slots"], out=decode.mask.page_lists)
-            decode.mask.update(staged["decode_num_blocks"], staged["decode_last_page"], staged["decode_last_offset"])
+            decode.mask.update(staged["decode_num_blocks"], staged["decode_last_slot"], staged["decode_page_end"])
         if layout.prefill is not None:
             prefill = self.prefill[layout.prefill.bucket]
             blocks = PrefillBlocks(

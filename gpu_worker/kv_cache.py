@@ -45,6 +45,11 @@ class KvCache:
         self.keys[layer_idx][:, slots] = keys
         self.values[layer_idx][:, slots] = values
 
+    def zero(self) -> None:
+        """Zeroes every page."""
+        for pool in (*self.keys, *self.values):
+            pool.zero_()
+
     def zero_pages(self, pages: Tensor) -> None:
         """Zeroes pages int64 [n] in every layer."""
         for pool in (*self.keys, *self.values):

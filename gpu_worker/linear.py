@@ -16,7 +16,7 @@ class PackedLinear(nn.Module):
         self.in_features, self.out_features = linear.in_features, linear.out_features
         weight = linear.weight.detach().contiguous()
         # Opaque to state dicts and casts on purpose: only this module's forward understands the layout.
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.to_mkldnn())
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight)
         self._bias = None if linear.bias is None else linear.bias.detach()
 
     def forward(self, x: Tensor) -> Tensor:

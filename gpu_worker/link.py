@@ -115,11 +115,16 @@ class Link:
                 frame = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
+            if not frame:
+                continue  # the core's probe: are you still there?
             try:
                 self._handle(parse_frame(frame))
             except FrameError as error:
                 self._num_bad_frames += 1
                 log.warning("dropped a frame (%d so far): %s", self._num_bad_frames, error)
+            # What is done leaves at once: on a CPU a plan runs inside `submit`, and the core must be told before the
+            # next one does.
+            self._send_done()
 
     def _handle(self, message: pb.CoreToWorker) -> None:
         kind = message.WhichOneof("message")
@@ -128,7 +133,7 @@ class Link:
                 self._runner.submit(message.plan)
         elif kind == "joined":
             self._joined, self._join_at = True, None
-            self._runner.reset(message.joined.generation)
+            self._runner.join(message.joined.generation)
             log.info("joined; generation %d", message.joined.generation)
         elif kind == "rejoin":
             self._joined, self._join_at = False, 0.0
@@ -143,10 +148,13 @@ class Link:
 
     def _send_outcomes(self) -> None:
         """Sends what is done; where the device is at work, waits for it a moment, ready for the next plan."""
-        while (outcome := self._runner.collect(wait=False)) is not None:
-            self._send(result_frame(outcome))
+        self._send_done()
         if self._runner.num_in_flight:
             time.sleep(_BUSY_POLL_SECONDS)
+
+    def _send_done(self) -> None:
+        while (outcome := self._runner.collect(wait=False)) is not None:
+            self._send(result_frame(outcome))
 
     def _send(self, frame: bytes) -> bool:
         try:

@@ -77,8 +77,7 @@ class Runner:
             scale=model.base_model.layers[0].self_attn.scaling,
         )
         self._in_flight: deque[_InFlight] = deque()
-        # Pages that may hold values that are not finite; zeroed when a row gets them anew.
-        self._tainted_pages: set[int] = set()
+        self._pool_is_zero = True
         self._may_compile = True
         self._generation, self._step, self._failed = 0, 0, False
 
@@ -87,17 +86,17 @@ class Runner:
         """Submitted plans whose outcome was not collected."""
         return len(self._in_flight)
 
+    def join(self, generation: int) -> None:
+        """The scheduler took this worker: it knows nothing of what the pool holds, so that is zeroed."""
+        self.reset(generation)
+        if not self._pool_is_zero:
+            self.cache.zero()
+            self._pool_is_zero = True
+
     def reset(self, generation: int) -> None:
         """A new generation begins: every row is forgotten, plans start at step 1."""
         self._generation, self._step, self._failed = generation, 0, False
-        for item in self._in_flight:
-            # Their rows are about to be forgotten, and with them which pages a NaN of theirs would stand in.
-            self._taint(item.rows)
         self.tables.reset()
-
-    def _taint(self, rows: Int64Array | None) -> None:
-        for row in [] if rows is None else rows.tolist():
-            self._tainted_pages.update(self.tables.page_table[row, : self.tables.num_pages[row]].tolist())
 
     def submit(self, message: pb.StepPlan) -> None:
         """Enqueues one plan. Raises nothing: what goes wrong is its outcome."""
@@ -152,6 +151,8 @@ class Runner:
     def _run(self, plan: Plan, layout: StepLayout | None, begun: float) -> _InFlight:
         """The device's part, enqueued in stream order."""
         outcome = Outcome(generation=plan.generation, step=plan.step, status=pb.STEP_STATUS_OK)
+        if plan.zero_pages.size:
+            self.cache.zero_pages(torch.from_numpy(plan.zero_pages.astype(np.int64)).to(self.device))
         if layout is None:
             return _InFlight(outcome=outcome)
         if self.device.type == "cpu":
@@ -170,8 +171,8 @@ class Runner:
     @torch.inference_mode()
     def _run_step(self, layout: StepLayout) -> Tensor:
         """Tokens int64 [samples, padding included] of one step, on the device."""
+        self._pool_is_zero = False
         staged = self._staging.upload(step_arrays(layout, self.tables, self.device_tables.slot_of_row))
-        self._zero_tainted(layout.edits.fresh_pages)
         self.device_tables.set_pages(staged["edit_slots"], staged["edit_cols"], staged["edit_pages"])
         context = self.kernels.context(layout, staged)
         ids = staged["token_ids"]
@@ -202,13 +203,6 @@ class Runner:
                 return None
             return self._model(**arguments, logits_to_keep=keep).logits[0]
 
-    def _zero_tainted(self, fresh_pages: Int64Array) -> None:
-        if self._tainted_pages:
-            pages = self._tainted_pages.intersection(fresh_pages.tolist())
-            if pages:
-                self.cache.zero_pages(torch.tensor(sorted(pages), device=self.device))
-                self._tainted_pages -= pages
-
     def collect(self, *, wait: bool = True) -> Outcome | None:
         """The oldest plan's outcome; None where there is none, or not yet. Raises DeviceLost."""
         if not self._in_flight:
@@ -231,7 +225,6 @@ class Runner:
         num_samples = int(np.count_nonzero(item.rows))
         tokens = item.tokens.numpy()[:num_samples]
         nonfinite = np.flatnonzero(tokens < 0).astype(np.int32)
-        self._taint(item.rows[nonfinite])
         return Outcome(
             generation=item.outcome.generation,
             step=item.outcome.step,
@@ -251,6 +244,7 @@ class Runner:
             phases.append((f"decode kernel, {bucket} slots", self._warm(num_rows=num_rows, chunk=False)))
         self.reset(0)
         self.cache.zero_pages(torch.ones(1, dtype=torch.int64, device=self.device))
+        self._pool_is_zero = True
         self._may_compile = False
         return phases
 

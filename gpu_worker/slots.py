@@ -48,8 +48,6 @@ class TableEdits:
     rows: NDArray[np.int64]
     cols: NDArray[np.int64]
     pages: NDArray[np.int64]
-    # Pages among them that hold no computed position yet.
-    fresh_pages: NDArray[np.int64]
 
 
 class RowTables:
@@ -96,21 +94,17 @@ class RowTables:
     def apply(self, plan: Plan) -> TableEdits:
         """Carries out started rows and page appends. Raises PlanError."""
         parts: list[tuple[NDArray[np.integer], NDArray[np.integer], Int32Array]] = []
-        fresh: list[Int32Array] = []
         if plan.started is not None and plan.started.rows.size:
-            parts.append(self._start(plan.started, fresh))
+            parts.append(self._start(plan.started))
         if plan.append_rows.size:
             parts.append(self._append(plan.append_rows, plan.append_pages))
-            fresh.append(plan.append_pages)
         if not parts:
             none = np.zeros(0, np.int64)
-            return TableEdits(rows=none, cols=none, pages=none, fresh_pages=none)
+            return TableEdits(rows=none, cols=none, pages=none)
         rows, cols, pages = (np.concatenate(column).astype(np.int64) for column in zip(*parts, strict=True))
-        return TableEdits(rows=rows, cols=cols, pages=pages, fresh_pages=np.concatenate(fresh).astype(np.int64))
+        return TableEdits(rows=rows, cols=cols, pages=pages)
 
-    def _start(
-        self, started: StartedRows, fresh: list[Int32Array]
-    ) -> tuple[NDArray[np.integer], NDArray[np.integer], Int32Array]:
+    def _start(self, started: StartedRows) -> tuple[NDArray[np.integer], NDArray[np.integer], Int32Array]:
         rows = started.rows.astype(np.int64)
         self._advance_checksum(rows, -self.position[rows])
         self._add_to_checksum(-self._row_page_sums[rows])
@@ -123,8 +117,6 @@ class RowTables:
             self.tokens[row] = started.tokens[i]
             self.banned[row] = started.banned[i]
             self.num_known[row] = self.num_started[row] = started.tokens[i].size
-            num_filled = -(-int(started.first_position[i]) // self.geometry.page_size)
-            fresh.append(started.pages[i][num_filled:])
         self.num_pages[rows] = counts
         for name, values in self.sampling.items():
             values[rows] = getattr(started, name)

@@ -127,23 +127,23 @@ def choose_geometry(
     limit = int(config.max_position_embeddings)
     if settings.max_length is not None and settings.max_length > limit:
         raise ValueError(f"max_length is {settings.max_length}; the model's limit is {limit}")
+    # CPU: pages of 64 and 128 are equally fast, 256 slower; smaller ones waste less.
+    page_size = settings.page_size or (64 if on_cpu else 128)
     max_rows = settings.max_rows or (32 if on_cpu else 256)
     wanted_length = settings.max_length or limit
-    page_bytes = pool_bytes(
-        config.num_hidden_layers, config.num_key_value_heads, settings.page_size, head_dim_of(config), dtype
-    )
+    page_bytes = pool_bytes(config.num_hidden_layers, config.num_key_value_heads, page_size, head_dim_of(config), dtype)
     num_pages = settings.num_pages
     if num_pages is None:
-        enough = max_rows * -(-wanted_length // settings.page_size) + 1
+        enough = max_rows * -(-wanted_length // page_size) + 1
         num_pages = min(enough, (settings.pool_bytes or _default_pool_bytes(device)) // page_bytes)
         if num_pages < 2:
             raise ValueError(f"pool_bytes is too small; two pages of {page_bytes} bytes are the least")
-    max_length = min(wanted_length, (num_pages - 1) * settings.page_size)
+    max_length = min(wanted_length, (num_pages - 1) * page_size)
     if max_length < (settings.max_length or 0):
-        need = -(-wanted_length // settings.page_size) + 1
+        need = -(-wanted_length // page_size) + 1
         raise ValueError(f"max_length is {wanted_length}, which needs num_pages {need}; the pool has {num_pages}")
     return Geometry(
-        page_size=settings.page_size,
+        page_size=page_size,
         num_pages=num_pages,
         max_rows=max_rows,
         max_length=max_length,

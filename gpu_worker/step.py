@@ -57,10 +57,10 @@ class DecodePart:
     slots: Int64Array
     # int64 [bucket]: the page list each slot reads; None where the kernel reads the page table itself.
     list_slots: Int64Array | None
-    # int64 [bucket]: pages of each slot (0: none), the last one, and the last offset seen there.
+    # int64 [bucket]: pages of each slot (0: none), the last token slot it sees, and the end of that slot's page.
     num_blocks: Int64Array
-    last_page: Int64Array
-    last_offset: Int64Array
+    last_slot: Int64Array
+    page_end: Int64Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,17 +154,17 @@ def _lay_out_decode(plan: Plan, tables: RowTables, slot_of_row: Int64Array, shap
     if shapes.token_multiple is not None:
         rows = np.concatenate([rows, np.zeros(bucket - rows.size, np.int64)])
         slots, list_slots = np.arange(bucket, dtype=np.int64), slot_of_row[rows]
-    positions = tables.position[rows]
-    pages = positions // tables.geometry.page_size
-    active = rows > 0
+    page_size, positions = tables.geometry.page_size, tables.position[rows]
+    cols = positions // page_size
+    last_slot = tables.page_table[rows, cols].astype(np.int64) * page_size + positions % page_size
     return DecodePart(
         bucket=bucket,
         rows=rows,
         slots=slots,
         list_slots=list_slots,
-        num_blocks=_scattered(slots, (pages + 1) * active, bucket),
-        last_page=_scattered(slots, tables.page_table[rows, pages] * active, bucket),
-        last_offset=_scattered(slots, positions % tables.geometry.page_size * active, bucket),
+        num_blocks=_scattered(slots, (cols + 1) * (rows > 0), bucket),
+        last_slot=_scattered(slots, last_slot, bucket),
+        page_end=_scattered(slots, (last_slot // page_size + 1) * page_size, bucket),
     )
 
 

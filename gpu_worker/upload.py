@@ -22,7 +22,7 @@ def step_arrays(layout: StepLayout, tables: RowTables, slot_of_row: Int64Array) 
         "sample_rows": layout.samples.rows,
     }
     if layout.decode is not None:
-        for name in ("rows", "slots", "list_slots", "num_blocks", "last_page", "last_offset"):
+        for name in ("rows", "slots", "list_slots", "num_blocks", "last_slot", "page_end"):
             values = getattr(layout.decode, name)
             if values is not None:
                 arrays[f"decode_{name}"] = values

@@ -59,6 +59,7 @@ class Plan:
     chunk_counts: Int32Array = field(default_factory=lambda: _EMPTY)
     chunk_samples: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
     decode_rows: Int32Array = field(default_factory=lambda: _EMPTY)
+    zero_pages: Int32Array = field(default_factory=lambda: _EMPTY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +106,7 @@ def read_plan(message: pb.StepPlan, geometry: Geometry) -> Plan:
         chunk_counts=_array(chunks.counts, "chunks.counts", 1, geometry.token_budget, num_chunks),
         chunk_samples=_flags(chunks.samples, "chunks.samples", num_chunks),
         decode_rows=_array(message.decode_rows, "decode_rows", 1, geometry.max_rows),
+        zero_pages=_array(message.zero_pages, "zero_pages", 1, geometry.num_pages - 1),
     )
     running = np.concatenate([plan.chunk_rows, plan.decode_rows])
     if np.unique(running).size != running.size:

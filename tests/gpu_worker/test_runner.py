@@ -129,7 +129,9 @@ def test_a_row_that_is_not_finite_is_named_and_harms_no_other(rig: Rig) -> None:
     ended = core.rows[1]
     core.free_pages = [*ended.pages, *core.free_pages]
     core.add(1, prompt[:19])
-    again = rig.step(core, chunks={1: 19})
+    plan = core.plan(chunks={1: 19})
+    plan.zero_pages = int32(ended.pages)
+    again = rig.submit(plan)
     assert again.tokens.tolist() == greedy(rig, prompt[:19], 1)
 
 
@@ -224,6 +226,45 @@ def test_every_row_at_once(rig: Rig) -> None:
         rig.step(core, decode=reversed(rows))
     for row in rows:
         assert core.rows[row].tokens[10 + row :] == greedy(rig, rig.prompt(10 + row, seed=row), 3)
+
+
+def test_pages_are_zeroed_when_a_plan_says_so(rig: Rig) -> None:
+    """The tail of a page is masked, and 0 times NaN is NaN: without the order, the row's logits are not finite."""
+    prompt = rig.prompt(20, seed=8)
+    for ordered in (False, True):
+        core = rig.core()
+        sequence = core.add(1, prompt)
+        poison(rig, sequence.pages[-1:])
+        plan = core.plan(chunks={1: 20})
+        plan.zero_pages = int32(sequence.pages[-1:]) if ordered else b""
+        rig.runner.submit(plan)
+        outcome = rig.runner.collect()
+        assert outcome is not None
+        assert len(outcome.nonfinite) == (0 if ordered else 1)
+    assert outcome.tokens.tolist() == greedy(rig, prompt, 1)
+
+
+def test_a_page_to_zero_outside_the_pool_is_refused(rig: Rig) -> None:
+    core = rig.core()
+    core.add(1, rig.prompt(3, seed=8))
+    plan = core.plan(chunks={1: 3})
+    plan.zero_pages = int32([rig.runner.geometry.num_pages])
+    rig.runner.submit(plan)
+    outcome = rig.runner.collect()
+    assert outcome is not None
+    assert outcome.status == pb.STEP_STATUS_FAILED
+    assert "zero_pages" in outcome.detail
+
+
+def test_joining_zeroes_the_pool(rig: Rig) -> None:
+    """A scheduler that takes this worker anew knows nothing of what earlier generations left."""
+    core = rig.core()
+    core.add(1, rig.prompt(20, seed=9))
+    rig.step(core, chunks={1: 20})
+    poison(rig, [3])
+    rig.runner.join(core.generation + 1)
+    for pool in (*rig.runner.cache.keys, *rig.runner.cache.values):
+        assert not pool.any()
 
 
 def test_outcomes_are_plain_arrays(rig: Rig) -> None:
