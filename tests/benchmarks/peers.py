@@ -133,13 +133,17 @@ def main() -> None:
     attention = min(probed, key=probed.__getitem__)
     model = _load(args.model, attention)
     run(model, dataclasses.replace(probe, output_lengths=[2] * len(probe.prompts)))
+    cpu = time.process_time()
     tokens, times = run(model, workload)
+    cpu = time.process_time() - cpu
+    note = f"{workload.concurrent} at once, {attention}, the faster of {' and '.join(attentions)}"
     result = EngineResult(
         engine=args.engine,
-        note=f"{NOTES[args.engine]}, {workload.concurrent} at once, {attention}, the faster of {' and '.join(attentions)}",
+        note=f"{NOTES[args.engine]}, {note}",
         seconds=max(stamps[-1] for stamps in times),
         tokens=tokens,
         times=times,
+        engine_cpu_seconds=cpu,
         peak_mb={"engine": peak_mb()},
     )
     print(json.dumps(dataclasses.asdict(result)), flush=True)

@@ -4,6 +4,7 @@ Owns the definitions: times count from the moment all requests were handed over,
 of how an engine works.
 """
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,8 @@ class EngineResult:
     times: list[list[float]]
     # Per process, 10^6 bytes.
     peak_mb: dict[str, float]
+    # CPU seconds during the run of the process that computes.
+    engine_cpu_seconds: float
     # CPU seconds during the run of all processes but the one that computes; empty where there is only that.
     outside_cpu_seconds: dict[str, float] = field(default_factory=dict[str, float])
     # Whatever else is worth knowing.
@@ -37,7 +40,7 @@ class EngineResult:
     def figures(self) -> dict[str, Any]:
         """As they are printed: tokens/s, milliseconds, microseconds per token, megabytes."""
         first_ms = [1e3 * times[0] for times in self.times if times]
-        gaps_ms = [1e3 * (b - a) for times in self.times for a, b in zip(times, times[1:], strict=False)]
+        gaps_ms = [1e3 * (b - a) for times in self.times for a, b in itertools.pairwise(times)]
         outside_us = {name: 1e6 * seconds / self.num_tokens for name, seconds in self.outside_cpu_seconds.items()}
         return {
             "engine": self.engine,
@@ -45,6 +48,8 @@ class EngineResult:
             "output_tokens": self.num_tokens,
             "seconds": self.seconds,
             "tokens_per_second": self.num_tokens / self.seconds,
+            # Steadier than the clock where the machine does other things too.
+            "tokens_per_engine_cpu_second": self.num_tokens / self.engine_cpu_seconds,
             "ttft_ms": percentiles(first_ms),
             "itl_ms": percentiles(gaps_ms),
             "outside_cpu_us_per_token": outside_us,
@@ -54,14 +59,13 @@ class EngineResult:
 
 
 def different_tokens(results: list[EngineResult]) -> list[str]:
-    """One line for each request whose tokens are not the same everywhere; the first result is what others are held to."""
+    """One line for each request whose tokens are not those of the first result."""
     lines: list[str] = []
     for other in results[1:]:
+        who = f"{results[0].engine} and {other.engine}"
         for i, (ours, theirs) in enumerate(zip(results[0].tokens, other.tokens, strict=True)):
             if ours != theirs:
-                pairs = zip(ours, theirs, strict=False)
-                at = next((k for k, (a, b) in enumerate(pairs) if a != b), min(len(ours), len(theirs)))
-                lines.append(
-                    f"request {i}: {results[0].engine} and {other.engine} differ from token {at} of {len(ours)}"
-                )
+                pairs = enumerate(zip(ours, theirs, strict=False))
+                at = next((k for k, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
+                lines.append(f"request {i}: {who} differ from token {at} of {len(ours)}")
     return lines

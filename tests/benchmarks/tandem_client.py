@@ -51,7 +51,7 @@ async def measure(address: str, workload: Workload) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Says `ready` on a line before it begins, so that whoever watches can read clocks of the others."""
+    """One line of JSON on stdout."""
     parser = argparse.ArgumentParser(prog="tandem_client", allow_abbrev=False)
     parser.add_argument("--address", required=True)
     parser.add_argument("--workload", type=Path, required=True)
