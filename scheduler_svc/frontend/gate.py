@@ -25,6 +25,7 @@ class Gate:
     def __init__(self, servicer: health.aio.HealthServicer) -> None:
         self._health = servicer
         self._model: Model | None = None
+        self._why_shut = "no worker has joined yet; there is no model to serve"
         self._draining = False
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -38,6 +39,7 @@ class Gate:
 
     def shut(self) -> None:
         """The core is gone; what it serves is not known any more."""
+        self._why_shut = "the scheduler's core is gone; another is waited for"
         if self._model is not None and self._model.text is not None:
             self._model.text.close()
         self._model = None
@@ -51,7 +53,7 @@ class Gate:
     def model(self) -> Model:
         """The served model, draining or not. Raises Refusal."""
         if self._model is None:
-            raise status.not_ready("no worker has joined yet; there is no model to serve")
+            raise status.not_ready(self._why_shut)
         return self._model
 
     def admit(self) -> Model:

@@ -37,7 +37,7 @@ def load(state: frontend_pb2.ModelState) -> Model:
     text = None
     if state.tokenizer_json:
         try:
-            text = Text(state.tokenizer_json, max_length=info.max_length)
+            text = Text(state.tokenizer_json, vocab_size=info.vocab_size, max_length=info.max_length)
         except ValueError as error:
             logger.error("no text prompts, no text output: the worker's tokenizer is %s", error)
     info.has_tokenizer = text is not None

@@ -9,7 +9,7 @@ import logging
 import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -47,6 +47,9 @@ class Settings:
     limits: StreamLimits
 
 
+OWN_METHODS = tuple(f"/{name}/" for name in SERVICES if name)
+
+
 class TolerantParsing(grpc.aio.ServerInterceptor):
     """Bytes that are no message reach the handler as `Malformed`: INVALID_ARGUMENT, where gRPC would say UNKNOWN."""
 
@@ -62,11 +65,11 @@ class TolerantParsing(grpc.aio.ServerInterceptor):
         method = handler_call_details.method
         if method not in self._handlers:
             handler = await continuation(handler_call_details)
-            # Methods that do not exist are not remembered: callers choose their names.
-            if handler is None or not isinstance(handler, tuple):
+            # Methods that do not exist are not remembered: callers choose their names. Others' handlers parse as ever.
+            if handler is None or not method.startswith(OWN_METHODS):
                 return handler
-            parse = cast(Any, handler).request_deserializer
-            self._handlers[method] = cast(Any, handler)._replace(request_deserializer=functools.partial(_parse, parse))
+            parse = handler.request_deserializer
+            self._handlers[method] = handler._replace(request_deserializer=functools.partial(_parse, parse))
         return self._handlers[method]
 
 
@@ -89,7 +92,6 @@ class FrontEnd:
         self._queries = CoreQueries(self._link.send)
         self._server = self._make_server()
         self._stop = asyncio.Event()
-        # The model is loaded once: an identity never changes within a core, nor between cores with the same worker.
         self._loading: asyncio.Task[None] | None = None
 
     async def run(self, on_listening: Callable[[str], None]) -> None:
@@ -163,7 +165,11 @@ class FrontEnd:
             self._loading = asyncio.create_task(self._load(state))
 
     async def _load(self, state: frontend_pb2.ModelState) -> None:
-        served = await asyncio.to_thread(model.load, state)
+        try:
+            served = await asyncio.to_thread(model.load, state)
+        except Exception:
+            logger.exception("the model that the core serves cannot be loaded")
+            return
         logger.info("serving %s", served.info.model)
         self._gate.open(served)
 

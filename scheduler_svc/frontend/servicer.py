@@ -138,8 +138,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         job.submit.Clear()
         await self._admission(job, stream)
         # From here on callers' automatic retries are over.
-        request_id = job.request_id if job.request_id.isascii() else ""
-        await context.send_initial_metadata((("x-request-id", request_id),))
+        # Metadata is ASCII; ids that are not are told in Accepted alone.
+        await context.send_initial_metadata((("x-request-id", job.request_id),) if job.request_id.isascii() else ())
         await self._write(pb.GenerateResponse(accepted=job.accepted), stream, context)
         stop_string = await self._deliver(job, stream, context)
         num_tokens = job.output.num_tokens
@@ -184,8 +184,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         delta = pb.Delta()
         while True:
             await stream.changed()
-            is_over = stream.end is not None or stream.failure is not None
-            piece = next_piece(job.output, stream)
+            tokens = stream.take()
+            is_over = (stream.end is not None or stream.failure is not None) and not stream.pending
+            piece = finish_output(job.output, tokens, stream.end) if is_over else job.output.push(tokens)
             if job.want_token_ids:
                 delta.token_ids.extend(piece.token_ids)
             if job.want_text:
@@ -250,11 +251,8 @@ def make_output(checked: wire.Checked, token_ids: Sequence[int], model: Model) -
     )
 
 
-def next_piece(output: Output, stream: Stream) -> Piece:
-    """What the stream's unread tokens add to the output, its last piece where the stream has ended."""
-    tokens, end = stream.take(), stream.end
-    if end is None and stream.failure is None:
-        return output.push(tokens)
+def finish_output(output: Output, tokens: list[int], end: frontend_pb2.End | None) -> Piece:
+    """The last piece of an output that ended with `end`, or without one."""
     is_token = end is not None and end.reason in TOKEN_REASONS
     return output.finish(tokens, stop_token_id=end.stop_token_id if end is not None and is_token else None)
 

@@ -19,6 +19,9 @@ from scheduler_svc.frontend import status
 
 logger = logging.getLogger(__name__)
 
+# Of one message: gRPC keeps a message whole while its write is blocked, tens of bytes per token in all its copies.
+MAX_DELTA_TOKENS = 1024
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamLimits:
@@ -86,9 +89,10 @@ class Stream:
         self._is_signalled = False
 
     def take(self) -> list[int]:
-        """The pending tokens."""
-        tokens = self.pending.tolist()
-        del self.pending[:]
+        """The pending tokens, as many as one message may carry; `changed` returns at once while more are left."""
+        tokens = self.pending[:MAX_DELTA_TOKENS].tolist()
+        del self.pending[:MAX_DELTA_TOKENS]
+        self._is_signalled |= bool(self.pending)
         return tokens
 
     def wake(self) -> None:
@@ -180,7 +184,7 @@ class Streams:
         tokens = np.frombuffer(output.tokens, "<i4").tolist()
         for stream_id, offset, token in zip(streams, offsets, tokens, strict=True):
             stream = self._open.get(stream_id)
-            if stream is None or stream.is_stopped:
+            if stream is None or stream.is_stopped or stream.failure:
                 continue
             if offset != stream.num_received or offset >= stream.max_new_tokens:
                 self._fail_offset(stream, offset)

@@ -27,7 +27,7 @@ MAX_WAITING_TEXTS = 64
 class Text:
     """A tokenizer and its bounds. Raises ValueError where `tokenizer_json` is none."""
 
-    def __init__(self, tokenizer_json: bytes, *, max_length: int) -> None:
+    def __init__(self, tokenizer_json: bytes, *, vocab_size: int, max_length: int) -> None:
         from tokenizers import Tokenizer
 
         try:
@@ -37,15 +37,11 @@ class Text:
         # A prompt longer than the model is refused by its length, never cut.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        longest = max(len(self._tokenizer.id_to_token(i) or "") for i in range(self.num_tokens))
+        longest = max(len(self._tokenizer.id_to_token(i) or "") for i in range(vocab_size))
         # A token stands for at most as many characters as it has (byte-level: as many bytes).
         self.max_chars = max_length * max(1, longest)
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="text")
         self._num_waiting = 0
-
-    @property
-    def num_tokens(self) -> int:
-        return self._tokenizer.get_vocab_size(with_added_tokens=True)
 
     def check_size(self, field: str, text: str) -> None:
         """Refuses a text that cannot fit the model, before any work on it."""

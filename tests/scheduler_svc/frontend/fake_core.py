@@ -53,6 +53,7 @@ class FakeCore:
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 16)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.bind(endpoint)
         self.peer = b""

@@ -60,6 +60,7 @@ def test_long_texts_wait_within_a_bound(run: Run, monkeypatch: pytest.MonkeyPatc
 
 
 UNKNOWN = b"\xc0\x3e\x05"  # field 1000
+GetLoadRequest = control_pb2.GetLoadRequest
 BAD = [
     ("Tokenize", pb.TokenizeRequest(), "text", grpc.StatusCode.INVALID_ARGUMENT),
     ("Tokenize", pb.TokenizeRequest(text="x" * 2561), "text", grpc.StatusCode.INVALID_ARGUMENT),
@@ -74,7 +75,7 @@ BAD = [
     ("Abort", control_pb2.AbortRequest(request_ids=["a", ""]), "request_ids[1]", grpc.StatusCode.INVALID_ARGUMENT),
     ("Abort", control_pb2.AbortRequest(request_ids=["a" * 129]), "request_ids[0]", grpc.StatusCode.INVALID_ARGUMENT),
     ("Abort", control_pb2.AbortRequest(request_ids=["\n"]), "request_ids[0]", grpc.StatusCode.INVALID_ARGUMENT),
-    ("GetLoad", control_pb2.GetLoadRequest.FromString(UNKNOWN), "GetLoadRequest.1000", grpc.StatusCode.INVALID_ARGUMENT),
+    ("GetLoad", GetLoadRequest.FromString(UNKNOWN), "GetLoadRequest.1000", grpc.StatusCode.INVALID_ARGUMENT),
     (
         "GetModelInfo",
         control_pb2.GetModelInfoRequest.FromString(UNKNOWN),
@@ -163,14 +164,14 @@ def load_reply(query: frontend_pb2.LoadQuery, running: int) -> frontend_pb2.Load
 
 def test_load_calls_that_come_together_share_one_question(run: Run):
     async def scenario(s: Service) -> None:
-        calls = [s.control.GetLoad(control_pb2.GetLoadRequest()) for _ in range(5)]
+        calls = [s.control.GetLoad(GetLoadRequest()) for _ in range(5)]
         query = await s.core.expect("load_query")
         # Until all five have arrived; the first to leave takes no answer from the others.
         assert await s.core.is_silent()
         calls[0].cancel()
         await s.core.send(load_reply=load_reply(query, 7))
         assert [(await call).running for call in calls[1:]] == [7, 7, 7, 7]
-        again: Any = asyncio.ensure_future(s.control.GetLoad(control_pb2.GetLoadRequest()))
+        again: Any = asyncio.ensure_future(s.control.GetLoad(GetLoadRequest()))
         await s.core.send(load_reply=load_reply(await s.core.expect("load_query"), 8))
         assert (await again).running == 8
 
@@ -180,7 +181,7 @@ def test_load_calls_that_come_together_share_one_question(run: Run):
 def test_load_is_told_before_a_worker_has_joined(run: Run):
     async def scenario(s: Service) -> None:
         await s.core.expect("hello")
-        call: Any = asyncio.ensure_future(s.control.GetLoad(control_pb2.GetLoadRequest()))
+        call: Any = asyncio.ensure_future(s.control.GetLoad(GetLoadRequest()))
         await s.core.send(load_reply=load_reply(await s.core.expect("load_query"), 0))
         assert (await call).workers == 0
 
@@ -190,7 +191,7 @@ def test_load_is_told_before_a_worker_has_joined(run: Run):
 def test_a_core_that_does_not_answer(run: Run, monkeypatch: pytest.MonkeyPatch):
     async def scenario(s: Service) -> None:
         for call in (
-            s.control.GetLoad(control_pb2.GetLoadRequest()),
+            s.control.GetLoad(GetLoadRequest()),
             s.control.Abort(control_pb2.AbortRequest(request_ids=["a"])),
         ):
             error = await failure(call)

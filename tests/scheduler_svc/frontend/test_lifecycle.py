@@ -1,6 +1,7 @@
 """Readiness, health, draining, and a core that goes away and comes back."""
 
 import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,12 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tandem.internal.v1 import frontend_pb2
-from tandem.v1 import control_pb2
+from tandem.v1 import control_pb2, inference_pb2_grpc
 from tandem.v1 import inference_pb2 as pb
 
-from scheduler_svc.frontend import servicer
+from scheduler_svc.frontend import core_link, servicer
 from scheduler_svc.frontend.gate import SERVICES
+from scheduler_svc.frontend.status import Refusal
 from tests.scheduler_svc.frontend.failures import assert_retry_hint, failure
 from tests.scheduler_svc.frontend.fake_core import FakeCore, Service, model_state, rest, service, until_ready
 from tests.scheduler_svc.frontend.tokenizers_for_tests import spell
@@ -122,7 +124,9 @@ def test_a_core_that_goes_ends_its_streams_and_one_that_comes_back_serves(tmp_pa
                 assert error.code() is grpc.StatusCode.UNAVAILABLE
                 assert_retry_hint(error, 1.0)
             assert await health_of(s) == [NOT_SERVING] * 3
-            assert (await failure(s.generate())).code() is grpc.StatusCode.UNAVAILABLE
+            error = await failure(s.generate())
+            assert error.code() is grpc.StatusCode.UNAVAILABLE
+            assert "core is gone" in error.details()
             assert (await failure(s.control.GetLoad(control_pb2.GetLoadRequest()))).code() is (
                 grpc.StatusCode.UNAVAILABLE
             )
@@ -167,6 +171,79 @@ def test_a_core_that_neither_admits_nor_rejects(run: Run, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(servicer, "ANSWER_SECONDS", 0.05)
     run(scenario)
+
+
+def test_grpcs_own_retries_obey_the_hint(run: Run):
+    policy = {
+        "maxAttempts": 5,
+        "initialBackoff": "0.01s",
+        "maxBackoff": "0.01s",
+        "backoffMultiplier": 1,
+        "retryableStatusCodes": ["UNAVAILABLE"],
+    }
+    config = {"methodConfig": [{"name": [{"service": "tandem.v1.InferenceService"}], "retryPolicy": policy}]}
+
+    async def scenario(s: Service) -> None:
+        await s.core.expect("hello")
+        loop, gate, refused = asyncio.get_running_loop(), s.front_end._gate, asyncio.Event()
+        admit = gate.admit
+
+        def watched_admit() -> Any:
+            try:
+                return admit()
+            except Refusal:
+                refused.set()
+                raise
+
+        gate.admit = watched_admit
+        async with grpc.aio.insecure_channel(
+            s.address, options=[("grpc.service_config", json.dumps(config))]
+        ) as channel:
+            started = loop.time()
+            stub = inference_pb2_grpc.InferenceServiceStub(channel)
+            call = stub.Generate(pb.GenerateRequest(text="a"), timeout=10)
+            await asyncio.wait_for(refused.wait(), 10)
+            await s.core.send(model_state=model_state())
+            await s.core.admit()
+            assert (await call.read()).WhichOneof("event") == "accepted"
+            assert 1.0 <= loop.time() - started < 3.0
+            call.cancel()
+
+    run(scenario, ready=False)
+
+
+def test_a_full_queue_to_the_core_is_a_lost_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(core_link, "HIGH_WATER_MARK", 2)
+
+    class Listener:
+        def __init__(self) -> None:
+            self.lost = asyncio.Event()
+
+        def on_message(self, message: frontend_pb2.CoreToFrontend) -> None:
+            raise AssertionError(message)
+
+        def on_lost(self) -> None:
+            self.lost.set()
+
+    async def main() -> None:
+        core = FakeCore(f"ipc://{tmp_path}/core.sock")
+        link, listener = core_link.CoreLink(f"ipc://{tmp_path}/core.sock"), Listener()
+        assert not link.send(frontend_pb2.FrontendToCore())
+        running = asyncio.create_task(link.run(listener))
+        await core.expect("hello")
+        # The core reads no more: its own queue, the kernel's and ours fill up.
+        big = frontend_pb2.FrontendToCore(submit=frontend_pb2.Submit(prompt=bytes(1 << 20)))
+        num_sent = 0
+        while link.send(big):
+            num_sent += 1
+            assert num_sent < 2000
+            await asyncio.sleep(0)
+        await asyncio.wait_for(listener.lost.wait(), 10)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        core.close()
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("is_on", [True, False])

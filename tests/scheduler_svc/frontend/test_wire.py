@@ -7,7 +7,10 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2
+from hypothesis import given
+from hypothesis import strategies as st
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
 
@@ -277,6 +280,45 @@ def test_every_field_with_limits_has_rows_here():
         inner = field.message_type.fields if field.message_type else ()
         found |= {f"{field.name}.{part.name}" for part in inner} or {field.name}
     assert found == covered | unlimited
+
+
+numbers = st.sampled_from([0, 1, 5, VOCAB - 1, VOCAB, MAX_LENGTH, 2**31 - 1, 2**31, 2**32 - 1])
+floats = st.floats(width=32) | st.sampled_from([0.0, 1.0, 100.0])
+requests = st.builds(
+    pb.GenerateRequest,
+    request_id=st.text(max_size=3),
+    model=st.sampled_from(["", "toy", "other"]),
+    token_ids=st.builds(pb.TokenIds, ids=st.lists(numbers, max_size=3)),
+    sampling=st.builds(pb.SamplingParams, temperature=floats, top_p=floats, top_k=numbers, min_p=floats),
+    stop=st.builds(
+        pb.StopParams,
+        max_new_tokens=numbers,
+        min_new_tokens=numbers,
+        stop_strings=st.lists(st.text(max_size=2), max_size=2),
+        stop_token_ids=st.lists(numbers, max_size=2),
+        max_time_seconds=st.floats(),
+    ),
+    priority=st.integers(-(2**31), 2**31 - 1),
+)
+
+
+@given(requests | st.binary(max_size=40))
+def test_whatever_is_sent_is_accepted_or_refused(sent: pb.GenerateRequest | bytes):
+    made, refused = None, None
+    try:
+        made = submit_message(pb.GenerateRequest.FromString(sent) if isinstance(sent, bytes) else sent)
+    except DecodeError:
+        return
+    except Refusal as error:
+        refused = error
+    if made is None:
+        assert refused.code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND)
+        assert len(refused.message) < 300
+        return
+    assert 1 <= made.max_new_tokens <= MAX_LENGTH - len(made.prompt) // 4
+    assert 0 <= made.temperature <= 100
+    assert 0 < made.top_p <= 1
+    assert 0 <= made.min_p <= 1
 
 
 class TestDetokenize:
