@@ -1,0 +1,81 @@
+"""Strangers on the internal sockets: what they send is dropped or refused, and the streams that run do not notice."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+import zmq
+from tandem.internal.v1 import frontend_pb2, worker_pb2
+
+from tests.rigs.processes import Rig
+from tests.system.asks import random_asks
+
+NUM_FRAMES = 1500
+
+
+def _good_frames() -> list[bytes]:
+    """Messages that parse, with numbers that mean nothing or too much."""
+    to_core = worker_pb2.WorkerToCore
+    result = worker_pb2.StepResult(generation=1, step=1, status=worker_pb2.STEP_STATUS_OK, tokens=b"\1\0\0\0" * 9)
+    join = worker_pb2.Join(protocol=1, identity="x", vocab_size=1, page_size=0, num_pages=2**32 - 1, max_rows=2**32 - 1)
+    submit = frontend_pb2.Submit(stream=1, request_id="r", prompt=b"\1\0\0\0", max_new_tokens=2**32 - 1, seed=2**64 - 1)
+    fair = frontend_pb2.Submit(stream=2, request_id="fair", prompt=b"\1\0\0\0", max_new_tokens=50, top_p=1.0)
+    from_frontend = frontend_pb2.FrontendToCore
+    return [
+        message.SerializeToString()
+        for message in (
+            to_core(join=join),
+            to_core(join=worker_pb2.Join(protocol=1, identity="x", pid=1)),
+            to_core(result=result),
+            to_core(heartbeat=worker_pb2.Heartbeat(phase="x" * 1000)),
+            to_core(leave=worker_pb2.Leave()),
+            to_core(),
+            from_frontend(submit=submit),
+            from_frontend(submit=fair),
+            from_frontend(hello=frontend_pb2.Hello()),
+            from_frontend(cancel=frontend_pb2.Cancel(stream=2**64 - 1)),
+            from_frontend(finish=frontend_pb2.Finish(stream=1, output_tokens=2**32 - 1)),
+            from_frontend(abort=frontend_pb2.Abort(query=1, request_ids=["nobody"])),
+            from_frontend(load_query=frontend_pb2.LoadQuery(query=2**64 - 1)),
+        )
+    ]
+
+
+def _frames(rng: random.Random) -> Iterator[list[bytes]]:
+    good = _good_frames()
+    for _ in range(NUM_FRAMES):
+        frame = bytearray(rng.choice(good))
+        for _ in range(rng.randrange(4)):
+            if frame:
+                frame[rng.randrange(len(frame))] = rng.randrange(256)
+        kind = rng.random()
+        if kind < 0.1:
+            yield [rng.randbytes(rng.randrange(200))]
+        elif kind < 0.2:
+            yield [bytes(frame), rng.randbytes(3), b""]
+        else:
+            yield [bytes(frame)]
+
+
+@pytest.mark.parametrize("name", ["worker.sock", "frontend.sock"])
+def test_frames_of_strangers_disturb_nobody(rig: Rig, name: str) -> None:
+    flags = ("--max-rows", "8", "--num-pages", "1200", "--max-length", "500")
+    scheduler, worker, caller = rig.serve(*flags, scheduler_flags=("--log-level", "error"))
+    asks = random_asks(10, seed=20, prompts=(1, 30), outputs=(200, 300))
+    streams = [caller.generate(ask.request()) for ask in asks]
+    streams[0].wait_tokens(1)
+    context = zmq.Context()
+    try:
+        stranger = context.socket(zmq.DEALER)
+        stranger.setsockopt(zmq.LINGER, 5000)
+        stranger.setsockopt(zmq.SNDTIMEO, 20_000)
+        stranger.connect(f"ipc://{rig.runtime_dir}/{name}")
+        for parts in _frames(random.Random(name)):
+            stranger.send_multipart(parts)
+        stranger.close()
+    finally:
+        context.term()
+    for ask, stream in zip(asks, streams, strict=True):
+        ask.check(stream.result())
+    assert caller.wait_idle().worker_pid == worker.pid
+    assert scheduler.exit_code is None
