@@ -99,10 +99,9 @@ def print_engine(figures: dict[str, Any]) -> None:
     spread = f" ({low:.0f} to {high:.0f} in {figures['repeats']} runs)" if figures["repeats"] > 1 else ""
     print(f"\n{figures['engine']}: {figures['tokens_per_second']:.1f} output tokens/s{spread}")
     print(f"  {figures['note']}")
-    cpu_rate = figures["tokens_per_engine_cpu_second"]
-    print(
-        f"  {figures['output_tokens']} tokens in {figures['seconds']:.2f} s; {cpu_rate:.1f} per second of its own CPU time"
-    )
+    rate = figures["tokens_per_engine_cpu_second"]
+    print(f"  {figures['output_tokens']} tokens in {figures['seconds']:.2f} s")
+    print(f"  per second of its own CPU: {rate:.1f} output tokens")
     print(f"  time to first token, ms:   {_spread(figures['ttft_ms'])}")
     print(f"  between tokens, ms:        {_spread(figures['itl_ms'])}")
     if outside := figures["outside_cpu_us_per_token"]:
