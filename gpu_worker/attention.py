@@ -40,11 +40,16 @@ def decode_options(device: torch.device, page_size: int) -> dict[str, Any]:
     return {"BACKEND": "TRITON_DECODE"}
 
 
-def prefill_options(device: torch.device, page_size: int, q_block: int) -> dict[str, Any]:
-    """Kernel options of the prefill call."""
+def prefill_options(
+    device: torch.device, dtype: torch.dtype, page_size: int, q_block: int, head_dim: int
+) -> dict[str, Any]:
+    """Kernel options of the prefill call. Tiles must divide page and query tile, and fit shared memory."""
     if device.type == "cpu":
         return {"PARTITION_SIZE": page_size // 2}
-    return {"BACKEND": "TRITON", "BLOCK_M": min(64, q_block), "BLOCK_N": min(64, page_size)}
+    bytes_per_position = head_dim * dtype.itemsize
+    block_m = 64 if bytes_per_position <= 512 else 32
+    block_n = 64 if bytes_per_position <= 256 else 32 if bytes_per_position <= 512 else 16
+    return {"BACKEND": "TRITON", "BLOCK_M": min(block_m, q_block), "BLOCK_N": min(block_n, page_size)}
 
 
 def _with_own_code(function: FunctionType) -> FunctionType:
@@ -118,7 +123,7 @@ class PrefillAttention:
             mask=mask.block_mask,
             scale=scale,
             grouped=num_heads != num_kv_heads,
-            options=prefill_options(device, page_size, mask.q_block),
+            options=prefill_options(device, dtype, page_size, mask.q_block, head_dim),
         )
 
     def __call__(self, query_THD: Tensor, places: Tensor, key: Tensor, value: Tensor) -> Tensor:

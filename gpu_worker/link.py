@@ -81,8 +81,9 @@ class Link:
                         poller.poll(self._idle_ms())
                     self._take_frames()
                     self._send_outcomes()
-                self._send(pb.WorkerToCore(leave=pb.Leave()).SerializeToString())
             finally:
+                # In good order after a signal; also where the device is lost, so that the lane is reset at once.
+                self._send(pb.WorkerToCore(leave=pb.Leave()).SerializeToString())
                 self._socket.close()
 
     def _stop(self) -> None:

@@ -8,7 +8,7 @@ plans, so that two can be in flight. Knows nothing of sockets, of requests, or o
 import logging
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -80,6 +80,8 @@ class Runner:
         self._pool_is_zero = True
         self._may_compile = True
         self._generation, self._step, self._failed = 0, 0, False
+        # Why the device cannot be used any more.
+        self._lost = ""
 
     @property
     def num_in_flight(self) -> int:
@@ -127,7 +129,10 @@ class Runner:
             log.exception("step %d failed", message.step)
             no_memory = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
             status = pb.STEP_STATUS_OUT_OF_MEMORY if no_memory else pb.STEP_STATUS_FAILED
-            self._refuse(message, status, f"{type(error).__name__}: {_first_line(error)}")
+            detail = f"{type(error).__name__}: {_first_line(error)}"
+            if isinstance(error, torch.AcceleratorError):
+                self._lost = detail
+            self._refuse(message, status, detail)
 
     def _refuse(self, message: pb.StepPlan, status: "pb.StepStatus", detail: str) -> None:
         if message.generation == self._generation:
@@ -204,24 +209,34 @@ class Runner:
             return self._model(**arguments, logits_to_keep=keep).logits[0]
 
     def collect(self, *, wait: bool = True) -> Outcome | None:
-        """The oldest plan's outcome; None where there is none, or not yet. Raises DeviceLost."""
+        """The oldest plan's outcome; None where there is none, or not yet.
+
+        Raises DeviceLost once every outcome was collected, where the device failed for good.
+        """
         if not self._in_flight:
+            if self._lost:
+                raise DeviceLost(f"the device is lost: {self._lost}")
             return None
         oldest = self._in_flight[0]
-        if oldest.ended is not None and not wait and not oldest.ended.query():
-            return None
-        self._in_flight.popleft()
-        if oldest.tokens is None or oldest.rows is None:
-            return oldest.outcome
-        compute_us = oldest.outcome.compute_us
-        if oldest.started is not None and oldest.ended is not None:
-            oldest.ended.synchronize()
-            compute_us = int(oldest.started.elapsed_time(oldest.ended) * 1e3)
-        return self._finished(oldest, compute_us)
+        try:
+            if oldest.ended is not None and not wait and not oldest.ended.query():
+                return None
+            self._in_flight.popleft()
+            return self._finished(oldest)
+        except torch.AcceleratorError as error:
+            # Kernels report their errors late; a context that had one answers nothing else any more.
+            self._lost = _first_line(error)
+            if self._in_flight and self._in_flight[0] is oldest:
+                self._in_flight.popleft()
+            return replace(oldest.outcome, status=pb.STEP_STATUS_FAILED, detail=self._lost)
 
-    def _finished(self, item: _InFlight, compute_us: int) -> Outcome:
-        assert item.tokens is not None
-        assert item.rows is not None
+    def _finished(self, item: _InFlight) -> Outcome:
+        if item.tokens is None or item.rows is None:
+            return item.outcome
+        compute_us = item.outcome.compute_us
+        if item.started is not None and item.ended is not None:
+            item.ended.synchronize()
+            compute_us = int(item.started.elapsed_time(item.ended) * 1e3)
         num_samples = int(np.count_nonzero(item.rows))
         tokens = item.tokens.numpy()[:num_samples]
         nonfinite = np.flatnonzero(tokens < 0).astype(np.int32)

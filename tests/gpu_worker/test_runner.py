@@ -7,6 +7,7 @@ import pytest
 import torch
 from tandem.internal.v1 import worker_pb2 as pb
 
+from gpu_worker.runner import DeviceLost
 from tests.gpu_worker.plans import TinyCore, int32
 from tests.gpu_worker.reference import hidden_and_logits
 from tests.gpu_worker.rig import Rig
@@ -195,6 +196,20 @@ def test_a_step_that_fails_on_the_device(
         outcome = rig.submit(core.plan(decode=[1]))
     assert (outcome.status, outcome.step) == (status, 2)
     expect_failure(rig, core, core.plan(decode=[1]), pb.STEP_STATUS_SKIPPED, "")
+
+
+def test_a_lost_device_answers_its_plan_and_then_ends_the_worker(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    core = running(rig)
+
+    def fail(*args: object, **kwargs: object) -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(rig.runner, "_forward", fail)
+    monkeypatch.setattr(rig.runner, "_lost", "")
+    outcome = rig.submit(core.plan(decode=[1]))
+    assert outcome.status == pb.STEP_STATUS_FAILED
+    with pytest.raises(DeviceLost, match="illegal memory access"):
+        rig.runner.collect()
 
 
 def test_plans_of_an_older_generation_are_skipped(rig: Rig) -> None:

@@ -1,0 +1,74 @@
+"""Settings: which source wins, and what is refused by name."""
+
+from pathlib import Path
+
+import pytest
+
+from gpu_worker.config import SettingsRefused, load_settings
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    for name in list(os.environ):
+        if name.startswith("TANDEM_"):
+            monkeypatch.delenv(name)
+
+
+def test_flags_win_over_environment_over_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "worker.toml"
+    file.write_text('max_rows = 1\npage_size = 16\nnum_pages = 9\ndtype = "bfloat16"\n')
+    monkeypatch.setenv("TANDEM_PAGE_SIZE", "32")
+    monkeypatch.setenv("TANDEM_NUM_PAGES", "10")
+    settings = load_settings(["--config", str(file), "--num-pages", "11"])
+    assert (settings.max_rows, settings.page_size, settings.num_pages) == (1, 32, 11)
+    assert settings.dtype == "bfloat16"
+
+
+def test_the_file_may_be_named_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "worker.toml"
+    file.write_text("threads = 3\n")
+    monkeypatch.setenv("TANDEM_CONFIG", str(file))
+    assert load_settings([]).threads == 3
+
+
+def test_switches() -> None:
+    assert load_settings(["--exit-with-parent", "--trust-remote-code"]).exit_with_parent
+    assert not load_settings([]).trust_remote_code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--max-rows", "0"], "max_rows"),
+        (["--threads", "many"], "threads"),
+        (["--dtype", "int8"], "dtype"),
+        (["--config", "/nowhere.toml"], "config file /nowhere.toml does not exist"),
+    ],
+)
+def test_bad_values_are_named(arguments: list[str], problem: str) -> None:
+    with pytest.raises(SettingsRefused, match=problem):
+        load_settings(arguments)
+
+
+def test_unknown_flags_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        load_settings(["--max-colums", "3"])
+    assert "--max-colums" in capsys.readouterr().err
+
+
+def test_unknown_file_keys_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "worker.toml"
+    file.write_text("max_colums = 3\n")
+    with pytest.raises(SettingsRefused, match="max_colums: there is no such setting"):
+        load_settings(["--config", str(file)])
+
+
+def test_unknown_variables_are_refused_and_those_of_other_programs_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANDEM_ADDRESS", "127.0.0.1:1")
+    monkeypatch.setenv("TANDEM_MAX_WAITING", "5")
+    load_settings([])
+    monkeypatch.setenv("TANDEM_MAX_COLUMS", "3")
+    with pytest.raises(SettingsRefused, match="TANDEM_MAX_COLUMS"):
+        load_settings([])
