@@ -27,7 +27,7 @@ from tests.benchmarks.result import EngineResult
 from tests.benchmarks.workload import PAGE_SIZE, Workload
 
 Outputs = tuple[list[list[int]], list[list[float]]]
-_PROBE_TOKENS = 8
+_PROBE_TOKENS = 16
 _GREEDY = {"do_sample": False, "pad_token_id": 0}
 
 
@@ -127,9 +127,10 @@ def main() -> None:
     for attention in attentions:
         model = _load(args.model, attention)
         run(model, dataclasses.replace(probe, output_lengths=[2] * len(probe.prompts)))
-        begun = time.perf_counter()
+        # CPU time, so that a neighbour's work decides nothing.
+        begun = time.process_time()
         run(model, probe)
-        probed[attention] = time.perf_counter() - begun
+        probed[attention] = time.process_time() - begun
     attention = min(probed, key=probed.__getitem__)
     model = _load(args.model, attention)
     run(model, dataclasses.replace(probe, output_lengths=[2] * len(probe.prompts)))
