@@ -37,13 +37,14 @@ EXCLUDED_DIRS = frozenset(
         "turtledemo",
     }
 )
-# Generated tables: their comments are one character name per line.
+# Generated tables, one character name per line; and what is named after the platform it was built for.
 EXCLUDED_PREFIXES = (
     "encodings/cp",
     "encodings/iso8859",
     "encodings/mac_",
     "encodings/koi8",
     "_sysconfigdata",
+    "config-",
 )
 EXCLUDED_FILES = frozenset({"__phello__.foo.py", "pydoc_data/topics.py"})
 TOPICS_FILE = "pydoc_data/topics.py"
@@ -57,9 +58,7 @@ _LICENCE = re.compile(
     r"|without warranty|PSF license|see .*licen[cs]e",
     re.IGNORECASE,
 )
-_PRAGMA = re.compile(
-    r"^\s*(!|-\*-|vim?:|coding[:=]|type:|noqa|pylint|pragma|flake8|Local Variables:)", re.IGNORECASE
-)
+_PRAGMA = re.compile(r"^\s*(!|-\*-|vim?:|coding[:=]|type:|noqa|pylint|pragma|flake8|Local Variables:)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

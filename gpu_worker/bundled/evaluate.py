@@ -69,8 +69,9 @@ def verify(folder: Path = MODEL_DIR) -> bool:
     corpus = build_corpus()
     if corpus.sha256 != recorded["corpus_sha256"]:
         print(
-            f"NOTE: this CPython's corpus has hash {corpus.sha256}, CPython {recorded['cpython_version']}'s had "
-            f"{recorded['corpus_sha256']}: the losses are of different texts, the comparison is only a hint."
+            f"NOTE: this CPython's corpus has hash {corpus.sha256}, but that of CPython "
+            f"{recorded['cpython_version']} {recorded['corpus_sha256']}: the losses are of different texts, "
+            "the comparison is only a hint."
         )
     windows = held_out_windows(Tokenizer.from_file(str(folder / "tokenizer.json")), corpus)
     found = measure(load_f32(folder), windows)["held_out_loss"]

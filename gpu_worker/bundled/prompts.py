@@ -1,14 +1,15 @@
 """The bundled model's prompts for tests of equality: prompts.txt, one prompt per line.
 
 Owns: the candidates (hand-written, and beginnings of held-out paragraphs) and the rule by which they are
-kept: greedy decoding in f32 has a clear winner at each of NUM_NEW_TOKENS steps, goes on for a while, does not
-circle in a few words, and says something else than the other prompts' completions.
+kept: greedy decoding in f32 has a clear winner at each of NUM_NEW_TOKENS steps, goes on for a while, says
+something else than the other prompts' completions, and circles less than what is left out.
 
     python -m gpu_worker.bundled.prompts            check prompts.txt against the model
     python -m gpu_worker.bundled.prompts --choose   write prompts.txt anew (after training)
 """
 
 import argparse
+import itertools
 import re
 import sys
 from collections.abc import Iterator
@@ -25,12 +26,13 @@ from gpu_worker.bundled.tokenizer import EOS_ID
 
 PROMPTS_FILE = Path(__file__).parent / "prompts.txt"
 NUM_PROMPTS = 112
+MIN_WORDS, MAX_WORDS = 4, 60
+MAX_PER_DOCUMENT = 3
 NUM_NEW_TOKENS = 64
 MIN_TOKENS_BEFORE_EOS = 32
 # Chosen well above what is promised, so that a slightly different order of sums changes no choice.
 MIN_MARGIN_CHOSEN = 5e-3
 MIN_MARGIN_PROMISED = 1e-3
-MIN_DISTINCT_SHARE = 0.35
 
 _HAND_WRITTEN = """
 Return the number of
@@ -134,36 +136,39 @@ def read_prompts() -> list[str]:
 
 
 def candidates() -> Iterator[str]:
-    """The hand-written prompts, then the first 4 to 60 words of held-out paragraphs of plain prose."""
+    """The hand-written prompts, then the first words of held-out paragraphs, a few from each document."""
     yield from _HAND_WRITTEN
-    num_words = 4
+    wanted = MIN_WORDS
     for document in build_corpus().held_out:
-        for paragraph in document.split("\n\n"):
+        paragraphs = filter(_is_prose, document.split("\n\n"))
+        for paragraph in itertools.islice(paragraphs, MAX_PER_DOCUMENT):
             words = paragraph.split()
-            is_prose = paragraph[:1].isupper() and not re.search(r"[=>|_{}\\]|  ", paragraph)
-            if is_prose and len(words) >= num_words + 4:
-                yield " ".join(words[:num_words])
-                num_words = 4 + (num_words - 4 + 11) % 57
+            yield " ".join(words[: min(wanted, len(words) - MIN_WORDS)])
+            # Eleven is coprime to the number of lengths: all lengths come, short and long mixed.
+            wanted = MIN_WORDS + (wanted - MIN_WORDS + 11) % (MAX_WORDS - MIN_WORDS + 1)
+
+
+def _is_prose(paragraph: str) -> bool:
+    is_sentence = paragraph[:1].isupper() and len(paragraph.split()) >= 2 * MIN_WORDS
+    return is_sentence and not re.search(r"[=>|{}\\*]|\n ", paragraph)
 
 
 def choose(model: PreTrainedModel, tokenizer: Tokenizer) -> list[str]:
-    chosen: list[str] = []
+    """Of the candidates that keep the rule, those whose completions repeat themselves least, in their order."""
+    kept: dict[str, float] = {}
     endings: set[tuple[int, ...]] = set()
-    for prompt in candidates():
+    for prompt in dict.fromkeys(candidates()):
         completion = greedy(model, tokenizer.encode(prompt).ids)
         opening, ending = completion.token_ids[:8], completion.token_ids[-8:]
         if (
             completion.min_margin >= MIN_MARGIN_CHOSEN
             and completion.length_before_eos >= MIN_TOKENS_BEFORE_EOS
-            and completion.distinct_share >= MIN_DISTINCT_SHARE
-            and prompt not in chosen
             and endings.isdisjoint((opening, ending))
         ):
-            chosen.append(prompt)
+            kept[prompt] = completion.distinct_share
             endings |= {opening, ending}
-            if len(chosen) == NUM_PROMPTS:
-                break
-    return chosen
+    best = set(sorted(kept, key=lambda prompt: -kept[prompt])[:NUM_PROMPTS])
+    return [prompt for prompt in kept if prompt in best]
 
 
 def main() -> int:
@@ -178,13 +183,15 @@ def main() -> int:
     prompts = read_prompts()
     completions = [greedy(model, tokenizer.encode(prompt).ids) for prompt in prompts]
     margins = sorted(completion.min_margin for completion in completions)
+    shares = sorted(completion.distinct_share for completion in completions)
     num_clear = sum(margin >= MIN_MARGIN_PROMISED for margin in margins)
     num_whole = sum(completion.length_before_eos == NUM_NEW_TOKENS for completion in completions)
     num_distinct = len({completion.token_ids for completion in completions})
     print(
         f"{len(prompts)} prompts: {num_clear} with a margin of at least {MIN_MARGIN_PROMISED} at all "
         f"{NUM_NEW_TOKENS} steps (least {margins[0]:.4f}, median {margins[len(margins) // 2]:.4f}), "
-        f"{num_whole} without EOS, {num_distinct} distinct completions"
+        f"{num_whole} without EOS, {num_distinct} distinct completions, "
+        f"median {shares[len(shares) // 2]:.0%} of a completion's tokens distinct"
     )
     return 0 if num_clear == len(prompts) else 1
 

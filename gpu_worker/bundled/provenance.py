@@ -33,9 +33,7 @@ def write_provenance(
 ) -> None:
     provenance = {
         "cpython_version": platform.python_version(),
-        "packages": {
-            name: metadata.version(name) for name in ("torch", "transformers", "tokenizers", "safetensors")
-        },
+        "packages": {name: metadata.version(name) for name in ("torch", "transformers", "tokenizers", "safetensors")},
         "corpus_sha256": corpus_sha256,
         "recipe": recipe,
         "training_precision": precision,
