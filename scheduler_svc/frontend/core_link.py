@@ -1,8 +1,9 @@
 """Owns the socket to the core: sends, receives, notices that the core is gone, and starts over. Knows no requests.
 
 A connection is one DEALER with a routing id of its own; its first frame is Hello. When the monitor reports that the
-connection ended, what had come is still dealt out, then the socket is closed (with all that was not sent) and a new
-one takes its place: no frame of an old connection ever reaches a new core.
+connection ended, what had come has been dealt out (frames come before the end, and reading does not pause between them);
+the socket is closed with all that was not sent, and a new one takes its place: no frame of an old connection ever
+reaches a new core.
 """
 
 import asyncio
@@ -89,7 +90,6 @@ class CoreLink:
             for task in (receiver, *ends):
                 task.cancel()
             await asyncio.gather(receiver, *ends, return_exceptions=True)
-            self._deal_out_rest(socket, listener)
             socket.disable_monitor()
             monitor.close(0)
             socket.close(0)
@@ -101,14 +101,6 @@ class CoreLink:
     async def _disconnected(self, monitor: zmq.asyncio.Socket) -> None:
         event = parse_monitor_message(await monitor.recv_multipart())
         assert event["event"] == zmq.EVENT_DISCONNECTED
-
-    def _deal_out_rest(self, socket: zmq.asyncio.Socket, listener: Listener) -> None:
-        plain = cast("zmq.Socket[bytes]", zmq.Socket.shadow(socket.underlying))  # pyright: ignore[reportUnknownMemberType]
-        while True:
-            try:
-                self._deal_out(plain.recv(zmq.NOBLOCK), listener)
-            except zmq.ZMQError:
-                return
 
     def _deal_out(self, frame: bytes, listener: Listener) -> None:
         # Empty frames are the core's way to see whether somebody is here.

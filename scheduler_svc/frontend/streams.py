@@ -30,7 +30,7 @@ class StreamLimits:
     max_streams: int = 8192
     # A reader is dropped when one write has been blocked so long and more tokens than this are pending,
     stall_seconds: float = 30.0
-    max_stalled_tokens: int = 8192
+    max_stalled_tokens: int = 4096
     # or when one write has been blocked so long, whatever is pending.
     max_stall_seconds: float = 300.0
     merge_seconds: float = 0.02

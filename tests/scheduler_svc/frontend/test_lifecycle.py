@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -149,13 +150,20 @@ def test_a_core_that_goes_ends_its_streams_and_one_that_comes_back_serves(tmp_pa
     asyncio.run(main())
 
 
-def test_an_end_that_came_before_the_core_went_still_counts(tmp_path: Path):
+def test_what_came_before_the_core_went_still_counts(tmp_path: Path):
     async def main() -> None:
         async with service(tmp_path) as s:
             call, submit = await s.start_stream()
-            await s.core.output(submit.stream, spell(b"ab"), "LENGTH")
+            for _ in range(99):
+                await s.core.output(submit.stream, spell(b"a"))
+            await s.core.output(submit.stream, spell(b"a"), "LENGTH")
+            # The loop stands still while the frames travel, so that they and the end of the connection come together.
+            time.sleep(0.2)
             s.core.close()
-            assert [kind for kind, _ in await rest(call)] == ["delta", "finished", "summary"]
+            time.sleep(0.2)
+            messages = await rest(call)
+            assert sum(len(delta.token_ids) for _, delta in messages[:-2]) == 100
+            assert [kind for kind, _ in messages[-2:]] == ["finished", "summary"]
 
     asyncio.run(main())
 
