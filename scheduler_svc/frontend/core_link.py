@@ -1,7 +1,7 @@
 """Owns the socket to the core: sends, receives, notices that the core is gone, and starts over. Knows no requests.
 
 A connection is one DEALER with a routing id of its own; its first frame is Hello. When the monitor reports that the
-connection ended, what had come has been dealt out (frames come before the end, and reading does not pause between them);
+connection ended, what had come has been dealt out (frames come before the end; reading does not pause between them);
 the socket is closed with all that was not sent, and a new one takes its place: no frame of an old connection ever
 reaches a new core.
 """
