@@ -42,6 +42,7 @@ def main(arguments: Sequence[str]) -> int:
 
     try:
         log.info("%-36s %7.2f s", "imports", time.perf_counter() - begun)
+        own_runtime_dir(settings.runtime_dir)
         worker = start(settings)
         endpoint = f"ipc://{settings.runtime_dir}/worker.sock"
         log.info("%-36s %7.2f s", "ready", time.perf_counter() - begun)
@@ -55,8 +56,31 @@ def main(arguments: Sequence[str]) -> int:
     except (ValueError, OSError, DeviceLost) as error:
         print(f"gpu_worker: {error}", file=sys.stderr)
         return 1
+    except Exception as error:
+        log.exception("the worker cannot go on")
+        reason = (str(error).splitlines() or [""])[0]
+        hint = (
+            "; a smaller pool_bytes, max_rows or token_budget needs less"
+            if "OutOfMemory" in type(error).__name__
+            else ""
+        )
+        print(f"gpu_worker: {type(error).__name__}: {reason}{hint}", file=sys.stderr)
+        return 1
     log.info("stopped")
     return 0
+
+
+def own_runtime_dir(path: Path) -> None:
+    """Makes the folder of the sockets, or checks that it is this user's alone: whoever owns it can be the core.
+
+    Raises ValueError or OSError.
+    """
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = path.stat()
+    if found.st_uid != os.getuid():
+        raise ValueError(f"runtime_dir {path} belongs to user {found.st_uid}; it must belong to {os.getuid()}")
+    if found.st_mode & 0o077:
+        raise ValueError(f"runtime_dir {path} has mode {found.st_mode & 0o777:o}; it must be 700")
 
 
 def die_with_parent() -> None:

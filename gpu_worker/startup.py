@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 from gpu_worker.config import BUNDLED_MODEL, WorkerSettings
 from gpu_worker.geometry import Geometry
 from gpu_worker.kv_cache import pool_bytes
+from gpu_worker.linear import PackedLinear
 from gpu_worker.model import (
     ModelFiles,
     ModelRefused,
@@ -75,6 +76,8 @@ def start(settings: WorkerSettings) -> Worker:
     log_ledger(files.config, geometry, device, dtype, weight_bytes(model))
     for name, seconds in runner.warm_up():
         log.info("%-36s %7.2f s", name, seconds)
+    packed = sum(type(module) is PackedLinear for module in model.modules())
+    log.info("warm; %d linear layers in oneDNN's layout, %d threads", packed, torch.get_num_threads())
     with phase("identity"):
         join = introduce(settings, files, geometry, device, dtype)
     return Worker(runner=runner, join=join)

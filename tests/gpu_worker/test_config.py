@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_worker.__main__ import own_runtime_dir
 from gpu_worker.config import SettingsRefused, load_settings
 
 
@@ -72,3 +73,12 @@ def test_unknown_variables_are_refused_and_those_of_other_programs_are_not(monke
     monkeypatch.setenv("TANDEM_MAX_COLUMS", "3")
     with pytest.raises(SettingsRefused, match="TANDEM_MAX_COLUMS"):
         load_settings([])
+
+
+def test_the_sockets_folder_must_be_this_users_alone(tmp_path: Path) -> None:
+    own_runtime_dir(tmp_path / "new")
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
+    own_runtime_dir(tmp_path / "new")
+    (tmp_path / "new").chmod(0o750)
+    with pytest.raises(ValueError, match="has mode 750; it must be 700"):
+        own_runtime_dir(tmp_path / "new")
