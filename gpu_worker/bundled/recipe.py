@@ -37,9 +37,9 @@ class Recipe:
     max_gradient_norm: float = 1.0
     residual_dropout: float = 0.15
     max_positions: int = 2_048
-    # The last phase, against circling: short windows again, their beginnings continued by the model itself.
+    # The last phase, against circling: long windows, and prefixes of them continued by the model itself.
     num_finish_steps: int = 150
-    finish_learning_rate: float = 3e-4
+    finish_learning_rate: float = 1.5e-4
     finish_warmup_steps: int = 10
     unlikelihood_weight: float = 1.0
     unlikelihood_prefix: int = 32
@@ -63,8 +63,8 @@ class Recipe:
         return self.finish_learning_rate * warm * (1 - step / self.num_finish_steps)
 
     def finish_batches(self, documents: list[torch.Tensor]) -> Iterator[torch.Tensor]:
-        """The batches of the last phase: another order, short windows."""
-        other = replace(self, seed=self.seed + 1, num_steps=self.num_finish_steps, long_fraction=0.0)
+        """The batches of the last phase: another order, long windows only."""
+        other = replace(self, seed=self.seed + 1, num_steps=self.num_finish_steps, long_fraction=1.0)
         return batches(documents, other)
 
 

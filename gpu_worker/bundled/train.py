@@ -119,7 +119,7 @@ def finish(model: PreTrainedModel, documents: list[torch.Tensor], recipe: Recipe
     recent: list[tuple[float, float]] = []
     for step, batch in enumerate(recipe.finish_batches(documents)):
         torch.manual_seed(recipe.seed + recipe.num_steps + step)
-        prefixes = batch[:, : recipe.unlikelihood_prefix]
+        prefixes = batch.view(-1, recipe.short_window)[:, : recipe.unlikelihood_prefix]
         with torch.autocast("cpu", torch.bfloat16, enabled=use_bf16):
             loss = likelihood_loss(model, batch)
             repetition = unlikelihood(model, prefixes, recipe.unlikelihood_new_tokens)
