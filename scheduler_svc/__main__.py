@@ -59,7 +59,8 @@ def main() -> int:
         card=ModelCard(default_max_new_tokens=settings.default_max_new_tokens, max_waiting=settings.max_waiting),
         recorder=recorder,
         grace_seconds=settings.grace_seconds,
-        each_turn=child.watch,
+        each_turn=lambda: child.watch(restart=not stops),
+        frontend_lost=child.give_up,
     )
     log.info("workers connect to %s", runtime_dir.worker_endpoint)
     try:

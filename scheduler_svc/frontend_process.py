@@ -27,23 +27,24 @@ class FrontendProcess:
         self._backoff_seconds = _FIRST_BACKOFF_SECONDS
         self._start_at = 0.0
         self._child: subprocess.Popen[str] | None = None
-        self._stopping = False
 
-    def watch(self) -> None:
-        """Starts it where it does not run. Raises SystemExit where it never came up: the reason stands above."""
-        if self._stopping:
-            return
+    def watch(self, *, restart: bool) -> None:
+        """Starts it where it does not run. Raises SystemExit where it never came up: the reason stands above.
+
+        Without `restart` one that ended stays so: the service is stopping, and nobody new is to be heard.
+        """
         child = self._child
         if child is not None:
             if (code := child.poll()) is None:
                 return
             self._child = None
-            if not self._was_ready:
+            if restart and not self._was_ready:
                 raise SystemExit(f"scheduler_svc: the front end ended with code {code} before it listened; see above")
-            log.warning("the front end ended with code %d; starting it again in %g s", code, self._backoff_seconds)
+            if restart:
+                log.warning("the front end ended with code %d; starting it again in %g s", code, self._backoff_seconds)
             self._start_at = time.monotonic() + self._backoff_seconds
             self._backoff_seconds = min(2 * self._backoff_seconds, _LAST_BACKOFF_SECONDS)
-        if time.monotonic() >= self._start_at:
+        if restart and time.monotonic() >= self._start_at:
             self._start()
 
     def _start(self) -> None:
@@ -60,9 +61,14 @@ class FrontendProcess:
                 self._backoff_seconds = _FIRST_BACKOFF_SECONDS
             print(line, end="", flush=True)
 
+    def give_up(self, frontend: str) -> None:
+        """The core lost this front end (f-<pid>-…). If it lives it reads nothing, so it is killed and replaced."""
+        child = self._child
+        if child is not None and frontend.startswith(f"f-{child.pid}-"):
+            child.kill()
+
     def stop(self) -> None:
         """Ends it: asked first, then killed."""
-        self._stopping = True
         child, self._child = self._child, None
         if child is None:
             return

@@ -45,6 +45,7 @@ class Loop:
         recorder: Recorder | None,
         grace_seconds: float,
         each_turn: Callable[[], None],
+        frontend_lost: Callable[[str], None],
     ) -> None:
         self._core = core
         self._workers = workers
@@ -53,6 +54,7 @@ class Loop:
         self._recorder = recorder
         self._grace_seconds = grace_seconds
         self._each_turn = each_turn
+        self._frontend_lost = frontend_lost
         # Joins whose answer is not given yet: the core keeps what it decides by, the card the rest.
         self._joins: dict[str, worker_pb2.Join] = {}
         self._lost: deque[tuple[RouterLink, str, str]] = deque()
@@ -150,6 +152,7 @@ class Loop:
             return self._handle(record_pb2.RecordedEvent(peer=peer, worker_lost=lost), event)
         if peer in self._core.frontends:
             log.warning("front end %s lost: %s", peer, reason)
+            self._frontend_lost(peer)
         return self._handle(record_pb2.RecordedEvent(peer=peer, frontend_lost=lost), ev.FrontendLost(frontend=peer))
 
     def _probe(self) -> None:

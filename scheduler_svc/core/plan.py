@@ -60,8 +60,8 @@ class InFlight:
     """What a sent plan will be read against when its result comes, whatever happened to the rows since.
 
     `rows`, `handles`, `ends` name every row of the plan: whose it was and the first position after those computed.
-    `sampled` are indices into them, in the order of the result's tokens. `zero_pages` are what the plan zeroes: only once
-    it is confirmed is that known to have happened.
+    `sampled` are indices into them, in the order of the result's tokens. `zero_pages` are what the plan zeroes: that
+    it did so is known only once it is confirmed.
     """
 
     step: int
