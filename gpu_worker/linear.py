@@ -13,8 +13,8 @@ class PackedLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
         weight = linear.weight.detach().contiguous()
+        self.num_bytes = weight.numel() * weight.element_size()
         # Opaque to state dicts and casts on purpose: only this module's forward understands the layout.
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight)
         self._bias = None if linear.bias is None else linear.bias.detach()

@@ -49,8 +49,8 @@ class Link:
 
     def __init__(self, endpoint: str, join: pb.Join, runner: PlanRunner, *, max_in_flight: int) -> None:
         self._join, self._runner, self._max_in_flight = join, runner, max_in_flight
-        context = zmq.Context.instance()
-        self._socket = context.socket(zmq.DEALER)
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.ROUTING_ID, f"w-{os.getpid()}-{secrets.token_hex(4)}".encode())
         self._socket.setsockopt(zmq.LINGER, 500)
         self._socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
@@ -85,6 +85,8 @@ class Link:
                 # In good order after a signal; also where the device is lost, so that the lane is reset at once.
                 self._send(pb.WorkerToCore(leave=pb.Leave()).SerializeToString())
                 self._socket.close()
+                # Waits until the last frames are gone, LINGER at most.
+                self._context.term()
 
     def _stop(self) -> None:
         self._stopping = True

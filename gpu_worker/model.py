@@ -16,7 +16,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from gpu_worker.attention import ATTENTION_NAME, register
-from gpu_worker.linear import can_pack, pack_linears
+from gpu_worker.linear import PackedLinear, can_pack, pack_linears
 
 PROVEN_MODEL_TYPES = ("llama", "qwen3")
 # Rope types whose table does not depend on the largest position of the batch.
@@ -145,8 +145,9 @@ def prepare(model: PreTrainedModel, *, device: torch.device, dtype: torch.dtype)
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """Bytes of the parameters, a tied one counted once."""
-    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    """Bytes of the weights, a tied one counted once, packed ones where they now are."""
+    packed = sum(module.num_bytes for module in model.modules() if isinstance(module, PackedLinear))
+    return packed + sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
 
 def identity(files: ModelFiles, page_size: int) -> str:

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from gpu_worker.attention import ATTENTION_NAME
 from gpu_worker.config import WorkerSettings
 from gpu_worker.linear import PackedLinear, can_pack
-from gpu_worker.model import ModelRefused, identity, load_weights, locate, read_files
+from gpu_worker.model import ModelRefused, identity, load_weights, locate, read_files, weight_bytes
 from gpu_worker.startup import choose_device, choose_geometry
 
 
@@ -142,6 +142,13 @@ def test_sizes_follow_the_settings_and_name_what_would_fit(saved: Path) -> None:
         sizes(page_size=48)
     with pytest.raises(ValueError, match="token_budget is 16; it must be at least 96"):
         sizes(token_budget=16)
+
+
+def test_the_ledger_counts_packed_weights(saved: Path) -> None:
+    files = read_files(saved, trust_remote_code=False)
+    model = load_weights(files, device=torch.device("cpu"), dtype=torch.float32, trust_remote_code=False)
+    # Embedding and head of 40 × 32; q and o of 32 × 32, k and v of 32 × 16; three of 32 × 48; three norms of 32.
+    assert weight_bytes(model) == 4 * (2 * 1280 + 2 * 1024 + 2 * 512 + 3 * 1536 + 3 * 32)
 
 
 @pytest.mark.parametrize("name", ["tpu", "cuda:99", "meta"])
