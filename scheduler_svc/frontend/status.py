@@ -4,6 +4,7 @@ Knows nothing of how requests run. Everything that is not an ordinary answer is 
 the call's status.
 """
 
+import asyncio
 import logging
 from typing import Any
 
@@ -135,4 +136,8 @@ class Answering:
         if not isinstance(error, Refusal):
             logger.error("a handler failed", exc_info=error)
             error = Refusal(grpc.StatusCode.INTERNAL, "an internal error; the service's log tells more")
-        await self._context.abort(error.code, error.message, error.metadata())
+        try:
+            await self._context.abort(error.code, error.message, error.metadata())
+        except grpc.aio.InternalError:
+            # The caller left first, so nobody hears the status; a cancelled handler is what grpc.aio ends quietly.
+            raise asyncio.CancelledError from None
