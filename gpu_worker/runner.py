@@ -26,7 +26,8 @@ from gpu_worker.slots import DeviceTables, RowTables
 from gpu_worker.staging import Staging
 from gpu_worker.step import Int64Array, Shapes, StepLayout, lay_out
 from gpu_worker.upload import sampling_of, step_arrays
-from gpu_worker.wire import Outcome, Plan, PlanError, StartedRows, read_plan
+from gpu_worker.warm_up import warm_up_plan
+from gpu_worker.wire import Outcome, Plan, PlanError, read_plan
 
 log = logging.getLogger(__name__)
 
@@ -264,38 +265,10 @@ class Runner:
         return phases
 
     def _warm(self, *, num_rows: int, chunk: bool) -> float:
-        """One step of rows that all stand on page 1; every other row draws."""
+        """Runs one step of the shape; its seconds."""
         begun = time.perf_counter()
         self.reset(0)
-        rows = np.arange(1, num_rows + 1, dtype=np.int32)
-        ones, zeros = np.ones(num_rows, np.int32), np.zeros(num_rows, np.int32)
-        started = StartedRows(
-            rows=rows,
-            tokens=[zeros[:1]] * num_rows,
-            pages=[ones[:1]] * num_rows,
-            first_position=zeros,
-            temperature=(rows % 2).astype(np.float32),
-            top_p=np.full(num_rows, 0.5, np.float32),
-            top_k=zeros,
-            min_p=np.full(num_rows, 0.1, np.float32),
-            seed=zeros.astype(np.uint64),
-            sample_idx=zeros,
-            banned_until=zeros,
-            banned=[zeros[:0]] * num_rows,
-        )
-        running = {
-            "chunk_rows": rows,
-            "chunk_starts": zeros,
-            "chunk_counts": ones,
-            "chunk_samples": ones.astype(np.bool_),
-        }
-        plan = Plan(
-            generation=0,
-            step=1,
-            checksum=0,
-            started=started,
-            **(running if chunk else {"decode_rows": rows}),
-        )
+        plan = warm_up_plan(num_rows=num_rows, chunk=chunk)
         self._in_flight.append(self._run(plan, self._apply(plan), begun))
         self.collect()
         return time.perf_counter() - begun
