@@ -1,0 +1,214 @@
+"""The bundled model is what its papers say: checksums, size, loading, tokenizer, held-out loss, corpus."""
+
+import json
+import math
+import platform
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, Qwen3ForCausalLM
+
+from gpu_worker.bundled import corpus as corpus_module
+from gpu_worker.bundled.checkpoint import load_checkpoint, save_checkpoint
+from gpu_worker.bundled.corpus import Corpus, build_corpus
+from gpu_worker.bundled.evaluate import (
+    MODEL_DIR,
+    SUBSET_WINDOWS,
+    TOLERANCE,
+    held_out_windows,
+    load_f32,
+    token_losses,
+    verify,
+)
+from gpu_worker.bundled.prompts import greedy, read_prompts
+from gpu_worker.bundled.provenance import file_checksums
+from gpu_worker.bundled.recipe import Recipe, batches, build_model, build_optimizers
+from gpu_worker.bundled.tokenizer import EOS_ID, EOS_TOKEN, VOCAB_SIZE, train_tokenizer
+from gpu_worker.bundled.unlikelihood import continue_greedily, repeats
+
+PROVENANCE = json.loads((MODEL_DIR / "provenance.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def model() -> PreTrainedModel:
+    return load_f32(MODEL_DIR)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module")
+def corpus() -> Corpus:
+    return build_corpus()
+
+
+def test_every_file_has_its_recorded_checksum() -> None:
+    assert file_checksums(MODEL_DIR) == PROVENANCE["sha256"]
+
+
+def test_the_weights_fit_their_size() -> None:
+    assert (MODEL_DIR / "model.safetensors").stat().st_size <= 8 * 1_024 * 1_024
+
+
+def test_it_loads_as_bf16_with_a_context_of_at_least_1024() -> None:
+    loaded = AutoModelForCausalLM.from_pretrained(MODEL_DIR)
+    assert isinstance(loaded, Qwen3ForCausalLM)
+    assert loaded.dtype == torch.bfloat16
+    assert loaded.config.max_position_embeddings >= 1_024
+    assert sum(parameter.numel() for parameter in loaded.parameters()) == PROVENANCE["parameters"]
+
+
+def test_eos_is_declared_everywhere(model: PreTrainedModel, tokenizer: Tokenizer) -> None:
+    assert tokenizer.token_to_id(EOS_TOKEN) == EOS_ID
+    assert tokenizer.get_vocab_size() == VOCAB_SIZE == model.config.vocab_size
+    assert model.config.eos_token_id == EOS_ID
+    assert model.generation_config is not None
+    assert model.generation_config.eos_token_id == EOS_ID
+    assert AutoTokenizer.from_pretrained(MODEL_DIR).eos_token_id == EOS_ID
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Return the number of bytes.\n\n    >>> f(x)\n",
+        "  leading, trailing  \t\r\n",
+        "Grüße, привет, 漢字, עברית",
+        "👩‍👩‍👧 e\u0301 \ufeff \x00 \x7f \u2028",
+        "".join(map(chr, range(0x250))),
+    ],
+)
+def test_text_makes_the_round_trip(tokenizer: Tokenizer, text: str) -> None:
+    ids = tokenizer.encode(text).ids
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+    assert AutoTokenizer.from_pretrained(MODEL_DIR).encode(text) == ids
+
+
+def test_the_end_token_can_be_written_in_a_prompt(tokenizer: Tokenizer) -> None:
+    assert tokenizer.encode(f"a{EOS_TOKEN}b").ids.count(EOS_ID) == 1
+
+
+def test_held_out_loss_is_as_recorded(model: PreTrainedModel, tokenizer: Tokenizer, corpus: Corpus) -> None:
+    windows = held_out_windows(tokenizer, corpus)[:SUBSET_WINDOWS]
+    loss = token_losses(model, windows).mean().item()
+    if platform.python_version() == PROVENANCE["cpython_version"]:
+        assert loss == pytest.approx(PROVENANCE["held_out_loss_subset"], rel=TOLERANCE)
+    else:
+        # Another version's texts: still far from the ln(vocabulary) of a model that knows nothing.
+        assert loss < 0.65 * math.log(VOCAB_SIZE)
+
+
+def test_the_corpus_of_the_recorded_version_has_the_recorded_hash(corpus: Corpus) -> None:
+    if platform.python_version() != PROVENANCE["cpython_version"]:
+        pytest.skip(f"the corpus is CPython {PROVENANCE['cpython_version']}'s")
+    assert corpus.sha256 == PROVENANCE["corpus_sha256"]
+
+
+def write_library(root: Path) -> None:
+    for index in range(60):
+        (root / f"module_{index:02}.py").write_text(
+            f'"""Documentation {index} of a module."""\n# A comment of more than {index} words,\n# on two lines.\n'
+        )
+    (root / "test").mkdir()
+    (root / "test" / "test_x.py").write_text('"""Not to be read."""\n')
+    (root / "broken.py").write_text("def (:\n")
+
+
+def test_the_corpus_is_the_same_twice_and_follows_the_source(tmp_path: Path) -> None:
+    write_library(tmp_path)
+    first = build_corpus(tmp_path)
+    assert build_corpus(tmp_path) == first
+    assert len(first.train) + len(first.held_out) == 60
+    assert 0 < len(first.held_out) < 15
+    assert (
+        "Documentation 7 of a module.\n\nA comment of more than 7 words,\non two lines." in first.train + first.held_out
+    )
+    (tmp_path / "module_07.py").write_text('"""Another text."""\n')
+    assert build_corpus(tmp_path).sha256 != first.sha256
+
+
+def test_licences_pragmas_repeats_and_bare_lines_are_left_out(tmp_path: Path) -> None:
+    paragraph = "A paragraph that two files share word for word, long enough to count as a repeat."
+    (tmp_path / "a.py").write_text(
+        f'#!/usr/bin/env python3\n# Copyright 2001 by Somebody, who keeps all rights\n"""{paragraph}"""\n#####\nx = 1\n'
+    )
+    (tmp_path / "b.py").write_text(f'"""{paragraph}\n\nThe second file says more."""\n')
+    documents = (built := build_corpus(tmp_path)).train + built.held_out
+    assert documents == (paragraph, "The second file says more.")
+
+
+def test_a_warning_made_an_error_costs_no_file(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text('"""Words with \\d an old escape."""\n')
+    assert build_corpus(tmp_path).train + build_corpus(tmp_path).held_out == ("Words with \\d an old escape.",)
+
+
+def test_the_split_never_divides_a_file() -> None:
+    assert corpus_module.is_held_out("json/decoder.py") == corpus_module.is_held_out("json/decoder.py")
+    assert 0 < sum(corpus_module.is_held_out(f"module_{index}.py") for index in range(1_000)) < 100
+
+
+def test_the_tokenizer_recipe_is_deterministic(tmp_path: Path, corpus: Corpus, tokenizer: Tokenizer) -> None:
+    if corpus.sha256 != PROVENANCE["corpus_sha256"]:
+        pytest.skip(f"the corpus is CPython {PROVENANCE['cpython_version']}'s")
+    trained = train_tokenizer(corpus.train)
+    assert json.loads(trained.to_str())["model"] == json.loads(tokenizer.to_str())["model"]
+
+
+def test_steps_are_the_same_whether_or_not_they_were_interrupted() -> None:
+    documents = [torch.arange(700) + 1_000 * index for index in range(20)]
+    recipe = Recipe(num_steps=10)
+    steps = list(batches(documents, recipe))
+    assert all(torch.equal(a, b) for a, b in zip(steps, batches(documents, recipe), strict=True))
+    assert [tuple(step.shape) for step in steps] == [(8, 256)] * 8 + [(2, 1_024)] * 2
+
+
+def test_repeats_marks_every_token_of_an_n_gram_met_before() -> None:
+    ids = torch.tensor([[1, 2, 3, 4, 9, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6, 7, 8, 9, 0]])
+    assert repeats(ids, 4).tolist() == [[False, True, True, True, True, False], [False] * 6]
+
+
+def test_a_greedy_continuation_is_that_of_generate(model: PreTrainedModel, tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("Return the number of").ids
+    continued = continue_greedily(model, torch.tensor([ids]), 24)[0].tolist()
+    assert continued == [*ids, *greedy(model, ids, 24).token_ids]
+
+
+def test_a_checkpoint_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
+    def step(model: PreTrainedModel, optimizers: tuple[torch.optim.Optimizer, ...], first_id: int) -> None:
+        ids = torch.arange(first_id, first_id + 16)[None]
+        model(ids, labels=ids).loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    recipe = Recipe(residual_dropout=0.0)
+    whole, resumed = build_model(recipe), build_model(recipe)
+    whole_optimizers, resumed_optimizers = (build_optimizers(m, recipe) for m in (whole, resumed))
+    step(whole, whole_optimizers, 0)
+    save_checkpoint(tmp_path / "checkpoint.safetensors", whole, whole_optimizers, 1)
+    assert load_checkpoint(tmp_path / "checkpoint.safetensors", resumed, resumed_optimizers) == 1
+    step(whole, whole_optimizers, 100)
+    step(resumed, resumed_optimizers, 100)
+    for one, other in zip(whole.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_verify_says_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for source in MODEL_DIR.iterdir():
+        (tmp_path / source.name).write_bytes(source.read_bytes())
+    (tmp_path / "provenance.json").write_text(json.dumps(PROVENANCE | {"held_out_loss": 1.0, "corpus_sha256": "0"}))
+    assert not verify(tmp_path)
+    said = capsys.readouterr().out
+    assert "NOTE: this CPython's corpus" in said
+    assert "DIFFERS" in said
+
+
+def test_greedy_choices_are_clear_and_differ(model: PreTrainedModel, tokenizer: Tokenizer) -> None:
+    prompts = read_prompts()
+    assert len(prompts) == len(set(prompts)) >= 96
+    completions = [greedy(model, tokenizer.encode(prompt).ids) for prompt in prompts[::8]]
+    assert min(completion.min_margin for completion in completions) >= 1e-3
+    assert len({completion.token_ids for completion in completions}) == len(completions)
