@@ -6,6 +6,7 @@ its recorded loss. Always f32 arithmetic on the weights as given. Knows nothing 
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -63,16 +64,21 @@ def measure(model: PreTrainedModel, windows: torch.Tensor) -> dict[str, float]:
     }
 
 
-def verify(folder: Path = MODEL_DIR) -> bool:
-    """Measure the saved model again; print what was found and whether it agrees with provenance.json."""
-    recorded = json.loads((folder / "provenance.json").read_text())
-    corpus = build_corpus()
+def say_if_other_corpus(corpus: Corpus, recorded: dict[str, Any]) -> None:
+    """Print a note where this corpus is not that of provenance.json, as on another CPython version."""
     if corpus.sha256 != recorded["corpus_sha256"]:
         print(
             f"NOTE: this CPython's corpus has hash {corpus.sha256}, but that of CPython "
             f"{recorded['cpython_version']} {recorded['corpus_sha256']}: the losses are of different texts, "
             "the comparison is only a hint."
         )
+
+
+def verify(folder: Path = MODEL_DIR) -> bool:
+    """Measure the saved model again; print what was found and whether it agrees with provenance.json."""
+    recorded = json.loads((folder / "provenance.json").read_text())
+    corpus = build_corpus()
+    say_if_other_corpus(corpus, recorded)
     windows = held_out_windows(Tokenizer.from_file(str(folder / "tokenizer.json")), corpus)
     found = measure(load_f32(folder), windows)["held_out_loss"]
     expected = recorded["held_out_loss"]

@@ -8,6 +8,7 @@ import json
 import platform
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 FILE_NAME = "provenance.json"
 
@@ -19,6 +20,12 @@ def file_checksums(folder: Path) -> dict[str, str]:
         for path in sorted(folder.iterdir())
         if path.is_file() and path.name != FILE_NAME
     }
+
+
+def read_provenance(folder: Path) -> dict[str, Any]:
+    """What was recorded about the model in `folder`; empty where there is none."""
+    path = folder / FILE_NAME
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def write_provenance(

@@ -27,9 +27,10 @@ from gpu_worker.bundled.evaluate import (
     held_out_windows,
     load_f32,
     measure,
+    say_if_other_corpus,
     verify,
 )
-from gpu_worker.bundled.provenance import write_provenance
+from gpu_worker.bundled.provenance import read_provenance, write_provenance
 from gpu_worker.bundled.recipe import Recipe, batches, build_model, build_optimizers
 from gpu_worker.bundled.tokenizer import EOS_ID, VOCAB_SIZE, save_tokenizer, train_tokenizer
 from gpu_worker.bundled.unlikelihood import unlikelihood
@@ -148,6 +149,9 @@ def run(recipe: Recipe, out: Path, *, threads: int, precision: str) -> None:
     out.mkdir(parents=True, exist_ok=True)
     corpus = build_corpus()
     print(f"corpus: {len(corpus.train)} + {len(corpus.held_out)} documents, sha256 {corpus.sha256}")
+    recorded = read_provenance(MODEL_DIR)
+    if recorded:
+        say_if_other_corpus(corpus, recorded)
     tokenizer = train_tokenizer(corpus.train)
     save_tokenizer(tokenizer, out, max_length=recipe.max_positions)
     documents, held_out = encode_documents(tokenizer, corpus.train), held_out_windows(tokenizer, corpus)
@@ -179,9 +183,9 @@ def run(recipe: Recipe, out: Path, *, threads: int, precision: str) -> None:
     minutes = (time.monotonic() - started) / 60
     loss = figures["held_out_loss"]
     print(f"DONE in {minutes:.1f} min: held-out loss {loss:.4f} nats per token, saved in {out}")
-    if (MODEL_DIR / "provenance.json").exists() and out.resolve() != MODEL_DIR:
-        recorded = json.loads((MODEL_DIR / "provenance.json").read_text())["held_out_loss"]
-        print(f"the committed model has {recorded:.4f}: {loss / recorded - 1:+.2%}")
+    if recorded:
+        before = recorded["held_out_loss"]
+        print(f"the bundled model had {before:.4f}: {loss / before - 1:+.2%}")
 
 
 def main() -> int:
