@@ -24,7 +24,7 @@ from scheduler_svc.core import effects as fx
 from scheduler_svc.core import events as ev
 from scheduler_svc.core.plan import Plan
 from scheduler_svc.core.scheduler import CoreConfig, Scheduler
-from tests.benchmarks.statistics import percentiles
+from tests.benchmarks.percentiles import percentiles
 
 FRONTEND, WORKER = "f-1", "w-1"
 VOCAB_SIZE = 32_000

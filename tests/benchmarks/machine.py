@@ -11,15 +11,15 @@ ENGINE_CORE, REST_CORE = 0, 1
 _PACKAGES = ("torch", "transformers", "grpcio", "pyzmq", "protobuf", "numpy")
 
 
+def check_cores() -> None:
+    """Raises SystemExit where this process may not use two cores."""
+    if len(os.sched_getaffinity(0)) < 2:
+        raise SystemExit("the benchmark needs two cores: one for the engine, one for everything else")
+
+
 def pin(pid: int, core: int) -> None:
-    """Keeps a process, and what it starts from now on, on one core; where there is no second one, on the first."""
-    available = sorted(os.sched_getaffinity(0) | _PINNED)
-    _PINNED.update(available)
-    os.sched_setaffinity(pid, {available[min(core, len(available) - 1)]})
-
-
-# What this process might use before it was pinned itself.
-_PINNED: set[int] = set()
+    """Keeps a process, and what it starts from now on, on the machine's core of that number."""
+    os.sched_setaffinity(pid, {core})
 
 
 def peak_mb(pid: int | str = "self") -> float:

@@ -8,7 +8,7 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.benchmarks.statistics import percentiles
+from tests.benchmarks.percentiles import percentiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

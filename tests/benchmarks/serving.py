@@ -39,6 +39,7 @@ def run_peer(engine: str, model: Path, workload_file: Path) -> EngineResult:
 
 def measure(engines: Sequence[str], repeats: int, load: workload.Workload) -> dict[str, list[EngineResult]]:
     """Interleaved, so that a machine that gets slower gets slower for all."""
+    machine.check_cores()
     machine.pin(os.getpid(), machine.REST_CORE)
     model = workload.model_folder()
     results: dict[str, list[EngineResult]] = {engine: [] for engine in engines}

@@ -3,7 +3,7 @@
 import numpy as np
 
 from scheduler_svc.core.request import Phase
-from scheduler_svc.core.rows import TAIL, Rows, mix
+from scheduler_svc.core.rows import TAIL, Rows, mix, mix_one
 from tests.scheduler_svc.core.test_request import request
 
 MASK = (1 << 64) - 1
@@ -30,6 +30,7 @@ def test_mix_is_splitmix64() -> None:
     assert mix(states).tolist() == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4]
     values = [0, 1, 2**40, 2**63, MASK]
     assert mix(np.array(values, np.uint64)).tolist() == [plain_mix(value) for value in values]
+    assert [mix_one(value) for value in values] == [plain_mix(value) for value in values]
 
 
 def test_the_checksum_follows_starts_appends_and_steps_and_keeps_ended_rows() -> None:
