@@ -36,6 +36,12 @@ def cpu_seconds(pid: int | None = None) -> float:
     return times.user + times.system
 
 
+def waited_seconds(pid: int) -> float:
+    """How long a process's threads stood ready while their core ran something else."""
+    paths = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(path.read_text().split()[1]) for path in paths) / 1e9
+
+
 def versions() -> dict[str, str]:
     """Of what is measured and what it stands on."""
     found = {name: importlib.metadata.version(name) for name in _PACKAGES}

@@ -8,7 +8,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from tests.benchmarks.machine import ENGINE_CORE, REST_CORE, cpu_seconds, peak_mb, pin
+from tests.benchmarks.machine import ENGINE_CORE, REST_CORE, cpu_seconds, peak_mb, pin, waited_seconds
 from tests.benchmarks.result import EngineResult
 from tests.benchmarks.workload import PAGE_SIZE, Workload
 from tests.rigs.processes import Child, SchedulerProcess
@@ -49,12 +49,14 @@ def _run(
     pids = {"scheduler": scheduler.pid, "front end": scheduler.frontend_pid(), "worker": worker.pid}
     # The client's short round is in these clocks too; it is 16 tokens.
     before = {name: cpu_seconds(pid) for name, pid in pids.items()}
+    waited = waited_seconds(worker.pid)
     client = Child(
         "client", ["tests.benchmarks.tandem_client", "--address", scheduler.address, "--workload", str(workload_file)]
     )
     children.insert(0, client)
     pin(client.pid, REST_CORE)
     answer = json.loads(client.wait_line(r"^\{.*\}$", _RUN_SECONDS).group())
+    waited = waited_seconds(worker.pid) - waited
     used = {name: cpu_seconds(pid) - before[name] for name, pid in pids.items()}
     assert os.sched_getaffinity(worker.pid) != os.sched_getaffinity(scheduler.pid)
     worker_seconds = used.pop("worker")
@@ -71,6 +73,8 @@ def _run(
             "steps": answer["steps"],
             "step_ms": answer["step_ms"],
             "worker_busy_share": min(1.0, worker_seconds / answer["seconds"]),
+            # Ready, but its core ran something else: what the machine's other work took.
+            "worker_kept_waiting_share": min(1.0, waited / answer["seconds"]),
             "preemptions": answer["preemptions"],
             "lane_resets": answer["lane_resets"],
         },

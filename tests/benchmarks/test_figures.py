@@ -1,0 +1,77 @@
+"""The benchmarks' own arithmetic, and that they run at all: figures are only worth what their definitions are."""
+
+import json
+
+import pytest
+from tokenizers import Tokenizer
+
+from tests.benchmarks import core
+from tests.benchmarks.result import EngineResult, different_tokens
+from tests.benchmarks.serving import comparisons
+from tests.benchmarks.workload import MODEL, full, tokenizer_json
+
+
+def result(engine: str, seconds: float, tokens: list[list[int]], times: list[list[float]]) -> EngineResult:
+    return EngineResult(
+        engine=engine,
+        note="",
+        seconds=seconds,
+        tokens=tokens,
+        times=times,
+        peak_mb={"scheduler": 100.0, "front end": 150.0},
+        engine_cpu_seconds=seconds / 2,
+        outside_cpu_seconds={"scheduler": 0.001},
+    )
+
+
+TWO = [[1, 2, 3], [4, 5]]
+TIMES = [[1.0, 1.5, 1.75], [2.0, 2.5]]
+
+
+def test_figures_of_one_run() -> None:
+    figures = result("tandem", 2.5, TWO, TIMES).figures()
+    assert figures["output_tokens"] == 5
+    assert figures["tokens_per_second"] == 2.0
+    assert figures["tokens_per_engine_cpu_second"] == 4.0
+    assert figures["ttft_ms"]["p50"] == 1500.0
+    assert figures["itl_ms"]["p50"] == 500.0
+    assert figures["outside_cpu_us_per_token"] == {"scheduler": pytest.approx(200.0)}
+
+
+def test_tokens_that_differ_are_told_by_request_and_place() -> None:
+    first = result("tandem", 1.0, TWO, TIMES)
+    other = result("static", 1.0, [[1, 2, 3], [4, 6]], TIMES)
+    assert different_tokens([first, first]) == []
+    assert different_tokens([first, other]) == ["request 1: tandem and static differ from token 1 of 2"]
+
+
+def test_bars_are_judged_by_the_clock() -> None:
+    runs = {"tandem": [result("tandem", 1.0, TWO, TIMES)], "static": [result("static", 1.29, TWO, TIMES)]}
+    by_name = {line["bar"]: line["met"] for line in comparisons(runs)}
+    assert by_name == {
+        "tandem / static at least 1.3": False,
+        "scheduler and front end together under 300 MB": True,
+        "identical tokens in all runs": True,
+    }
+    runs["static"] = [result("static", 1.31, TWO, TIMES)]
+    assert comparisons(runs)[0]["met"]
+
+
+def test_the_workload_is_the_one_that_is_quoted() -> None:
+    workload = full()
+    assert len(workload.prompts) == len(workload.output_lengths) == 64
+    assert (sum(map(len, workload.prompts)), workload.num_output_tokens) == (9913, 8947)
+    assert workload.max_length == 512
+
+
+def test_the_made_up_tokenizer_has_a_text_for_every_token() -> None:
+    tokenizer = Tokenizer.from_str(tokenizer_json().decode())
+    assert tokenizer.get_vocab_size() == MODEL["vocab_size"] == len(json.loads(tokenizer_json())["model"]["vocab"])
+    assert tokenizer.decode([72, 105, 300]) == "Hi abs"
+
+
+def test_the_core_benchmark_measures_every_phase() -> None:
+    phases = core.steady(8, 20)
+    assert set(phases) == {"decode result", "step done", "encode output", "tick", "encode plan", "core", "frames"}
+    assert phases["core"]["p50"] >= phases["tick"]["p50"] > 0
+    assert set(core.admission(8, 5)) == {"submit", "tick that admits"}
