@@ -5,6 +5,7 @@ Owns start and stop, and nothing between.
 
 import logging
 import signal
+import socket
 import sys
 import time
 from types import FrameType
@@ -40,6 +41,12 @@ def main() -> int:
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, on_signal)
 
+    # A poll goes on after a signal; a readable socket ends it.
+    wake, woken = socket.socketpair()
+    wake.setblocking(False)
+    woken.setblocking(False)
+    signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
+
     runtime_dir = RuntimeDir(settings.runtime_dir)
     core_config = CoreConfig(
         max_waiting=settings.max_waiting,
@@ -56,22 +63,25 @@ def main() -> int:
         core=Scheduler(core_config),
         workers=workers,
         frontends=frontends,
+        child=child,
+        wake=wake,
         card=ModelCard(default_max_new_tokens=settings.default_max_new_tokens, max_waiting=settings.max_waiting),
         recorder=recorder,
         grace_seconds=settings.grace_seconds,
-        each_turn=lambda: child.watch(restart=not stops),
-        frontend_lost=child.give_up,
     )
     log.info("workers connect to %s", runtime_dir.worker_endpoint)
     try:
         loop.run(lambda: len(stops))
     finally:
+        signal.set_wakeup_fd(-1)
         child.stop()
         workers.close()
         frontends.close()
         context.term()
         if recorder is not None:
             recorder.close()
+        wake.close()
+        woken.close()
     log.info("stopped")
     return 0
 

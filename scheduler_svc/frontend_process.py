@@ -27,6 +27,7 @@ class FrontendProcess:
         self._backoff_seconds = _FIRST_BACKOFF_SECONDS
         self._start_at = 0.0
         self._child: subprocess.Popen[str] | None = None
+        self._is_asked = False
 
     def watch(self, *, restart: bool) -> None:
         """Starts it where it does not run. Raises SystemExit where it never came up: the reason stands above.
@@ -67,12 +68,24 @@ class FrontendProcess:
         if child is not None and frontend.startswith(f"f-{child.pid}-"):
             child.kill()
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it runs."""
+        return self._child is not None and self._child.poll() is None
+
+    def ask_to_stop(self) -> None:
+        """Lets it end once its streams have; only the first call does anything."""
+        if self._child is not None and not self._is_asked:
+            self._is_asked = True
+            self._child.terminate()
+
     def stop(self) -> None:
         """Ends it: asked first, then killed."""
         child, self._child = self._child, None
         if child is None:
             return
-        child.terminate()
+        if not self._is_asked:
+            child.terminate()
         try:
             child.wait(_STOP_SECONDS)
         except subprocess.TimeoutExpired:

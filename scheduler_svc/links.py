@@ -64,14 +64,14 @@ class RouterLink:
             left = True
         return left
 
-    def gone(self, peers: Iterable[str]) -> list[str]:
-        """Which of these peers can no longer be sent to."""
-        lost: list[str] = []
+    def gone(self, peers: Iterable[str]) -> list[tuple[str, str]]:
+        """Which of these peers can no longer be sent to, and why."""
+        lost: list[tuple[str, str]] = []
         for peer in peers:
             try:
                 self.send(peer, PROBE)
-            except PeerLostError:
-                lost.append(peer)
+            except PeerLostError as error:
+                lost.append((peer, str(error)))
         return lost
 
     def close(self) -> None:

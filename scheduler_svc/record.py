@@ -1,12 +1,14 @@
 """The core's event log: what came in and when, written by --record and read by the replay.
 
-Owns the file. Each entry carries a digest of all effects so far, so a replay proves that the same events give the same
-effects. Events travel as the protobuf messages that they came from; nothing is pickled.
+Owns the file. An event is written before it is handled, so the one that breaks the core is in the log; it carries a
+digest of all effects before it, so a replay proves that the same events give the same effects. A log that was closed in
+order ends with an entry that has only the digest. Events travel as the protobuf messages that they came from.
 """
 
 import hashlib
+import logging
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -20,6 +22,8 @@ from scheduler_svc.core import effects as fx
 from scheduler_svc.core import events as ev
 from scheduler_svc.core.scheduler import CoreConfig
 from scheduler_svc.wire import WireError, parsed
+
+log = logging.getLogger("tandem.core")
 
 _VERSION = 1
 _LENGTH = struct.Struct("<I")
@@ -60,10 +64,12 @@ class EffectsDigest:
 
 
 class Recorder:
-    """Appends to a fresh file. Every entry reaches the file before the effects of the next event do anything."""
+    """Writes a fresh file; a disk that takes no more ends the recording, not the service."""
 
     def __init__(self, path: Path, config: CoreConfig) -> None:
+        """Raises OSError, FileExistsError where the file exists."""
         self._file = path.open("xb")
+        self._is_broken = False
         self._digest = EffectsDigest()
         header = pb.RecordedHeader(
             version=_VERSION,
@@ -75,18 +81,35 @@ class Recorder:
         )
         self._write(header.SerializeToString())
 
-    def add(self, entry: pb.RecordedEvent, effects: list[fx.Effect]) -> None:
-        """Writes what happened (`now`, `peer` and the event set) and the digest of what came of it."""
-        self._digest.add(effects)
+    def add_event(self, entry: pb.RecordedEvent) -> None:
+        """An event that is about to be handled: `now`, `peer` and the event set."""
         entry.effects_digest = self._digest.value()
         self._write(entry.SerializeToString())
 
-    def _write(self, data: bytes) -> None:
-        self._file.write(_LENGTH.pack(len(data)) + data)
+    def add_effects(self, effects: list[fx.Effect]) -> None:
+        """What came of the event written last."""
+        self._digest.add(effects)
+
+    def flush(self) -> None:
+        """Hands what was written to the system, so that it outlives this process."""
+        self._guard(self._file.flush)
 
     def close(self) -> None:
-        """Writes what is buffered."""
-        self._file.close()
+        """Ends the log with the last digest."""
+        self._write(pb.RecordedEvent(effects_digest=self._digest.value()).SerializeToString())
+        self._guard(self._file.close)
+
+    def _write(self, data: bytes) -> None:
+        if not self._is_broken:
+            self._guard(lambda: self._file.write(_LENGTH.pack(len(data)) + data))
+
+    def _guard(self, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except OSError as error:
+            if not self._is_broken:
+                log.error("recording ends here, %s cannot be written: %s", self._file.name, error.strerror)
+            self._is_broken = True
 
 
 def read(path: Path) -> tuple[CoreConfig, Iterator[pb.RecordedEvent]]:

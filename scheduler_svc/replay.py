@@ -15,11 +15,15 @@ def replay(path: Path, *, audited: bool) -> int:
     """Events replayed. Raises SystemExit where the effects differ from those recorded."""
     config, entries = record.read(path)
     core, digest = Scheduler(config), record.EffectsDigest()
-    count = 0
-    for count, entry in enumerate(entries, 1):
-        digest.add(core.handle(record.event_of(entry), entry.now))
+    count, before = 0, "start"
+    for entry in entries:
         if digest.value() != entry.effects_digest:
-            raise SystemExit(f"event {count} ({entry.WhichOneof('event')}): the effects differ from those recorded")
+            raise SystemExit(f"event {count} ({before}): the effects differ from those recorded")
+        before = entry.WhichOneof("event")
+        if before is None:
+            break
+        count += 1
+        digest.add(core.handle(record.event_of(entry), entry.now))
         if audited:
             audit(core)
     return count

@@ -19,7 +19,7 @@ _STATUS = {
     pb.STEP_STATUS_OUT_OF_MEMORY: ev.StepStatus.OUT_OF_MEMORY,
     pb.STEP_STATUS_OUT_OF_SYNC: ev.StepStatus.OUT_OF_SYNC,
 }
-_MAX_DETAIL = 2000
+_MAX_DETAIL, _MAX_NAME, _MAX_EOS_IDS = 2000, 512, 1024
 
 
 def parse(frame: bytes) -> pb.WorkerToCore:
@@ -59,8 +59,14 @@ def _info(join: pb.Join) -> ev.WorkerInfo:
             raise WireError(f"{name} is {value}; it must be {low} to {high}")
     if join.max_length > join.page_size << 20:
         raise WireError(f"max_length {join.max_length} takes more than {1 << 20} pages of {join.page_size}")
-    if not join.identity or not join.model:
-        raise WireError("identity and model must be set")
+    for name, text in (("identity", join.identity), ("model", join.model)):
+        if not 1 <= len(text) <= _MAX_NAME:
+            raise WireError(f"{name} has {len(text)} characters; it must have 1 to {_MAX_NAME}")
+    if len(join.eos_token_ids) > _MAX_EOS_IDS:
+        raise WireError(f"{len(join.eos_token_ids)} eos_token_ids; the limit is {_MAX_EOS_IDS}")
+    for token in join.eos_token_ids:
+        if token >= join.vocab_size:
+            raise WireError(f"eos_token_ids has {token}; the vocabulary has {join.vocab_size} tokens")
     return ev.WorkerInfo(
         identity=join.identity,
         model=join.model,

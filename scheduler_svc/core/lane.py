@@ -20,6 +20,8 @@ class Lane:
         self.info = info
         self.heard_at = now
         self.result_at = now
+        # Resets since a step was last confirmed.
+        self.fruitless_resets = 0
         # Freed pages that may hold values which are not finite; the next plan zeroes them. Kept over a reset.
         self.zero_pages: list[int] = []
         self._open(generation)

@@ -15,7 +15,7 @@ fails alone ends.
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -32,6 +32,7 @@ from scheduler_svc.core.request import Move, Phase, Request
 from scheduler_svc.core.results import Ending, read_result
 
 _RECENT_STEPS = 64
+_MAX_FRUITLESS_RESETS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +102,16 @@ class Scheduler:
 
     def _on_submit(self, event: ev.Submit, now: float) -> list[fx.Effect]:
         if event.frontend not in self.frontends:
-            return []  # it was lost meanwhile; nobody would hear the answer
+            message = "the core does not know this front end (any more); it must say hello first"
+            return [
+                fx.Rejected(
+                    frontend=event.frontend,
+                    stream=event.stream,
+                    code=fx.RejectCode.NOT_READY,
+                    message=message,
+                    field="",
+                )
+            ]
         refusal = self._refusal(event)
         if refusal is not None:
             code, field, message = refusal
@@ -245,13 +255,13 @@ class Scheduler:
         effects: list[fx.Effect] = []
         if lane is not None:
             effects += self._close_lane("it joined again", now)
-        first = self.info is None
+        news = self.info is None or replace(self.info, pid=info.pid) != info
         self.info = info
         self._eos = np.array(info.eos_token_ids, np.int32)
         self._generation += 1
         self.lane = Lane(worker=event.worker, info=info, generation=self._generation, now=now)
         effects.append(fx.WorkerAccepted(worker=event.worker, generation=self._generation))
-        if first:
+        if news:
             effects += [fx.ModelServed(frontend=frontend, info=info) for frontend in self.frontends]
         self._end_misfits(info, now)
         return effects
@@ -281,6 +291,15 @@ class Scheduler:
         note = self._reset_lane(lane, f"worker {lane.worker} lost: {reason}")
         self.lane = None
         return [note]
+
+    def _reset_or_give_up(self, lane: Lane, reason: str, now: float) -> list[fx.Effect]:
+        """Resets the lane after a step that went wrong; a worker that gets nothing right is sent away for a while."""
+        lane.fruitless_resets += 1
+        if lane.fruitless_resets < _MAX_FRUITLESS_RESETS:
+            return [self._reset_lane(lane, reason)]
+        what = f"{lane.fruitless_resets} resets in a row without one confirmed step, the last one: {reason}"
+        worker = lane.worker
+        return [*self._close_lane(what, now), fx.WorkerRefused(worker=worker, reason=what, retry=True)]
 
     def _reset_lane(self, lane: Lane, reason: str) -> fx.Note:
         """The one recovery. Requests keep all they know; plans in flight are void; nothing is resent."""
@@ -316,7 +335,7 @@ class Scheduler:
         record = lane.in_flight[0] if lane.in_flight else None
         if record is None or event.step != record.step:
             expected = record.step if record else "none"
-            return [self._reset_lane(lane, f"a result for step {event.step} came, expected {expected}")]
+            return self._reset_or_give_up(lane, f"a result for step {event.step} came, expected {expected}", now)
         if event.status is not ev.StepStatus.OK:
             return self._on_step_failed(lane, event, [int(handle) for handle in record.handles], now)
         assert self.info is not None
@@ -325,6 +344,7 @@ class Scheduler:
             effects = self._close_lane(f"its result for step {event.step} is malformed", now)
             return [*effects, fx.AskRejoin(worker=worker)]
         lane.in_flight.popleft()
+        lane.fruitless_resets = 0
         self.steps += 1
         self._step_seconds.append(now - record.sent_at)
         delivery = read_result(
@@ -355,16 +375,17 @@ class Scheduler:
 
     def _on_step_failed(self, lane: Lane, event: ev.StepDone, handles: list[int], now: float) -> list[fx.Effect]:
         alone = len(set(handles)) == 1 and handles[0] in self.suspects
-        note = self._reset_lane(lane, f"step {event.step} {event.status}: {event.detail}")
+        effects = self._reset_or_give_up(lane, f"step {event.step} {event.status}: {event.detail}", now)
         if event.status in (ev.StepStatus.OUT_OF_SYNC, ev.StepStatus.SKIPPED):
-            return [note]
+            return effects
         culprit = self.book.by_handle(handles[0]) if alone else None
         if culprit is not None:
             message = f"request {culprit.request_id}: its step {event.status}, alone too: {event.detail}"
             self._end(culprit, now, failure=fx.Failure(code=fx.FailureCode.INTERNAL, message=message))
+            lane.fruitless_resets = 0
         else:
             self.suspects.update(handle for handle in handles if self.book.by_handle(handle) is not None)
-        return [note]
+        return effects
 
     def _on_tick(self, event: ev.Tick, now: float) -> list[fx.Effect]:
         effects: list[fx.Effect] = []

@@ -54,7 +54,7 @@ def test_a_killed_peer_is_found_gone_and_others_are_not(
         assert link.monitor.poll(10_000)
         assert link.somebody_left()
         deadline = time.monotonic() + 10
-        while link.gone(["peer", "other"]) != ["peer"]:
+        while link.gone(["peer", "other"]) != [("peer", "its connection is gone")]:
             assert time.monotonic() < deadline
     assert other.recv() == PROBE
     other.close(0)

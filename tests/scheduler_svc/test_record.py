@@ -1,5 +1,6 @@
 """The same event log twice gives the same effects; a log that was changed, or a core that differs, is noticed."""
 
+import io
 import random
 from pathlib import Path
 
@@ -39,8 +40,9 @@ class Session:
 
     def put(self, **event: object) -> None:
         entry = record_pb2.RecordedEvent(now=self.now, peer="w-1" if "worker" in event else "f-1", **event)  # type: ignore[arg-type]
+        self.recorder.add_event(entry)
         effects = self.core.handle(record.event_of(entry), self.now)
-        self.recorder.add(entry, effects)
+        self.recorder.add_effects(effects)
         for effect in effects:
             if isinstance(effect, fx.WorkerAccepted):
                 self.executor.begin(effect.generation)
@@ -95,27 +97,71 @@ def test_the_same_events_give_the_same_log(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
+def entries_of(path: Path) -> list[bytes]:
+    data, entries = path.read_bytes(), list[bytes]()
+    while data:
+        length = int.from_bytes(data[:4], "little")
+        entries.append(data[4 : 4 + length])
+        data = data[4 + length :]
+    return entries
+
+
 def test_a_changed_event_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "log"
     Session(path).run(1)
-    config, entries = record.read(path)
-    changed = record.Recorder(tmp_path / "changed", config)
-    for entry in entries:
-        digest = entry.effects_digest
-        if entry.frontend.HasField("submit") and entry.frontend.submit.stream == 4:
+    entries = entries_of(path)
+    for i, data in enumerate(entries[1:], 1):
+        entry = record_pb2.RecordedEvent.FromString(data)
+        if entry.frontend.submit.stream == 4:
             entry.frontend.submit.max_new_tokens += 1
-        changed.add(entry, [])
-        entry.effects_digest = digest
-    changed.close()
+            entries[i] = entry.SerializeToString()
+    path.write_bytes(b"".join(len(data).to_bytes(4, "little") + data for data in entries))
     with pytest.raises(SystemExit, match="the effects differ"):
-        replay(tmp_path / "changed", audited=False)
+        replay(path, audited=False)
+
+
+def test_the_last_effects_are_compared_too(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    Session(path).run(1)
+    entries = entries_of(path)
+    last = record_pb2.RecordedEvent.FromString(entries[-1])
+    assert last.WhichOneof("event") is None
+    last.effects_digest ^= 1
+    entries[-1] = last.SerializeToString()
+    path.write_bytes(b"".join(len(data).to_bytes(4, "little") + data for data in entries))
+    with pytest.raises(SystemExit, match="the effects differ"):
+        replay(path, audited=False)
+
+
+def test_an_event_is_on_disk_before_it_is_handled(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    recorder = record.Recorder(path, CoreConfig())
+    recorder.add_event(record_pb2.RecordedEvent(now=1.0, tick=record_pb2.Tick()))
+    recorder.flush()
+    assert len(entries_of(path)) == 2
+    recorder.close()
+
+
+def test_a_disk_that_takes_no_more_ends_the_recording_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    full = io.FileIO("/dev/full", "wb")
+    monkeypatch.setattr(Path, "open", lambda *_: full)
+    recorder = record.Recorder(tmp_path / "log", CoreConfig())
+    for _ in range(3):
+        recorder.add_event(record_pb2.RecordedEvent(now=1.0, tick=record_pb2.Tick()))
+        recorder.add_effects([])
+        recorder.flush()
+    recorder.close()
+    assert sum("recording ends here" in line for line in caplog.messages) == 1
 
 
 def test_an_entry_cut_short_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "log"
     Session(path).run(2)
     whole = replay(path, audited=False)
-    path.write_bytes(path.read_bytes()[:-3])
+    end_mark = 4 + len(entries_of(path)[-1])
+    path.write_bytes(path.read_bytes()[: -end_mark - 3])
     assert replay(path, audited=False) == whole - 1
 
 

@@ -93,13 +93,22 @@ def test_mutated_frames_never_break_the_core(seed: int) -> None:
         ("max_rows", 0, "max_rows is 0"),
         ("max_length", 1, "max_length is 1"),
         ("page_size", 0, "page_size is 0"),
-        ("identity", "", "identity and model must be set"),
+        ("identity", "", "identity has 0 characters; it must have 1 to 512"),
+        ("model", "m" * 513, "model has 513 characters"),
     ],
 )
 def test_a_join_out_of_bounds_is_told_which_and_why(field: str, value: object, sentence: str) -> None:
     join = worker_pb2.Join.FromString(JOIN.SerializeToString())
     setattr(join, field, value)
     with pytest.raises(WireError, match=sentence):
+        worker_wire.event_of(worker_pb2.WorkerToCore(join=join), "w")
+
+
+@pytest.mark.parametrize("token", [100, 2**32 - 1])
+def test_an_end_token_outside_the_vocabulary_is_refused(token: int) -> None:
+    join = worker_pb2.Join.FromString(JOIN.SerializeToString())
+    join.eos_token_ids.append(token)
+    with pytest.raises(WireError, match=f"eos_token_ids has {token}; the vocabulary has 100 tokens"):
         worker_wire.event_of(worker_pb2.WorkerToCore(join=join), "w")
 
 

@@ -457,3 +457,29 @@ def test_a_zero_order_lost_with_a_failed_step_is_given_again() -> None:
     assert end.failure is not None
     generations = {plan.generation for plan in world.sent if len(plan.zero_pages)}
     assert len(generations) == 2
+
+
+def test_a_worker_that_gets_nothing_right_is_sent_away_for_a_while() -> None:
+    world = World()
+    world.submit(prompt(3), max_new_tokens=4, ignore_eos=True)
+    resets = 0
+    while world.core.lane is not None:
+        world.tick()
+        plan = world.sent[-1]
+        empty = world.streams[1].submit.prompt[:0]
+        world.handle(
+            ev.StepDone(
+                worker=world.worker, generation=plan.generation, step=plan.step, status=ev.StepStatus.OUT_OF_SYNC,
+                detail="never", tokens=empty, nonfinite=empty,
+            )
+        )  # fmt: skip
+        resets += 1
+        assert resets <= 10
+    # Two plans are out and the last one's result comes first: that, too, is no step confirmed.
+    refused = [effect for effect in world.effects if isinstance(effect, fx.WorkerRefused)]
+    assert [effect.retry for effect in refused] == [True]
+    assert "resets in a row without one confirmed step" in refused[0].reason
+    world.join()
+    world.run()
+    world.check_all_ended()
+    assert len(world.streams[1].tokens) == 4

@@ -1,0 +1,81 @@
+"""Carries the core's effects out: frames to workers and front ends.
+
+Owns the list of peers that could not be reached, until the loop tells the core of them. Decides nothing.
+"""
+
+import logging
+from collections import deque
+
+from tandem.internal.v1 import frontend_pb2, worker_pb2
+
+from scheduler_svc import frontend_wire, worker_wire
+from scheduler_svc.core import effects as fx
+from scheduler_svc.links import PeerLostError, RouterLink
+from scheduler_svc.model_card import ModelCard
+
+log = logging.getLogger("tandem.core")
+
+
+class Outlet:
+    """`lost`: (link, peer, reason), oldest first."""
+
+    def __init__(self, *, workers: RouterLink, frontends: RouterLink, card: ModelCard) -> None:
+        self._workers = workers
+        self._frontends = frontends
+        self._card = card
+        self.lost: deque[tuple[RouterLink, str, str]] = deque()
+
+    def answer_join(self, join: worker_pb2.Join, effects: list[fx.Effect]) -> list[fx.Effect]:
+        """Answers a Join at once, while it is at hand; returns the other effects."""
+        rest: list[fx.Effect] = []
+        for effect in effects:
+            match effect:
+                case fx.WorkerAccepted():
+                    self._card.take(join)
+                    log.info(
+                        "worker %s serves %s on %s (%s): %d pages of %d, %d rows",
+                        effect.worker, join.model, join.device, join.dtype,
+                        join.num_pages - 1, join.page_size, join.max_rows,
+                    )  # fmt: skip
+                    self.send(self._workers, effect.worker, worker_wire.joined_frame(effect.generation))
+                case fx.WorkerRefused():
+                    self._refuse(effect)
+                case _:
+                    rest.append(effect)
+        return rest
+
+    def carry_out(self, effects: list[fx.Effect]) -> None:
+        """Workers first: the device must not wait for anybody's text."""
+        later: list[frontend_wire.FrontendEffect | fx.ModelServed] = []
+        for effect in effects:
+            match effect:
+                case fx.SendPlan():
+                    self.send(self._workers, effect.worker, worker_wire.plan_frame(effect.plan))
+                case fx.WorkerRefused():
+                    self._refuse(effect)
+                case fx.AskRejoin():
+                    self.send(self._workers, effect.worker, worker_wire.rejoin_frame())
+                case fx.Note():
+                    log.warning("%s", effect.message)
+                case fx.WorkerAccepted():
+                    raise AssertionError("a worker was accepted that did not join")
+                case _:
+                    later.append(effect)
+        for effect in later:
+            self.send(self._frontends, effect.frontend, self._frontend_frame(effect))
+
+    def send(self, link: RouterLink, peer: str, frame: bytes) -> None:
+        """Sends, or remembers that the peer is lost."""
+        try:
+            link.send(peer, frame)
+        except PeerLostError as error:
+            self.lost.append((link, peer, str(error)))
+
+    def _refuse(self, effect: fx.WorkerRefused) -> None:
+        self.send(self._workers, effect.worker, worker_wire.refused_frame(effect.reason, retry=effect.retry))
+
+    def _frontend_frame(self, effect: frontend_wire.FrontendEffect | fx.ModelServed) -> bytes:
+        if not isinstance(effect, fx.ModelServed):
+            return frontend_wire.frame_of(effect)
+        state = frontend_pb2.ModelState(ready=False) if effect.info is None else self._card.state()
+        return frontend_pb2.CoreToFrontend(model_state=state).SerializeToString()

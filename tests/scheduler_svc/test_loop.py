@@ -1,0 +1,288 @@
+"""The loop on real sockets: what comes in one turn, what comes at the end, what hostile peers send."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+from tandem.internal.v1 import frontend_pb2, worker_pb2
+
+from scheduler_svc.core.scheduler import CoreConfig, Scheduler
+from scheduler_svc.links import RouterLink
+from scheduler_svc.loop import Loop
+from scheduler_svc.model_card import ModelCard
+from tests.scheduler_svc.test_wire import JOIN
+
+
+class NoChild:
+    """Stands for the front end's process: runs until it is asked to stop."""
+
+    def __init__(self) -> None:
+        self.given_up: list[str] = []
+        self.may_end = threading.Event()
+        self.asked = threading.Event()
+
+    def watch(self, *, restart: bool) -> None:
+        pass
+
+    def give_up(self, frontend: str) -> None:
+        self.given_up.append(frontend)
+
+    def ask_to_stop(self) -> None:
+        self.asked.set()
+
+    @property
+    def is_running(self) -> bool:
+        return not self.may_end.is_set()
+
+
+class Peer:
+    """A DEALER with a name."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, name: str) -> None:
+        self.socket = context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.ROUTING_ID, name.encode())
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.connect(endpoint)
+
+    def send(self, *messages: worker_pb2.WorkerToCore | frontend_pb2.FrontendToCore | bytes) -> None:
+        for message in messages:
+            self.socket.send(message if isinstance(message, bytes) else message.SerializeToString())
+
+    def receive(self) -> bytes:
+        while True:
+            assert self.socket.poll(10_000), "nothing came"
+            frame = self.socket.recv()
+            if frame:
+                return frame
+
+    def heard(self) -> worker_pb2.CoreToWorker:
+        return worker_pb2.CoreToWorker.FromString(self.receive())
+
+    def told(self) -> frontend_pb2.CoreToFrontend:
+        return frontend_pb2.CoreToFrontend.FromString(self.receive())
+
+
+class Bench:
+    """A loop in a thread, started when the test says so: what was sent before comes in its first turn."""
+
+    def __init__(self, folder: Path) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.endpoints = [f"ipc://{folder}/w", f"ipc://{folder}/f"]
+        self.links = [RouterLink(self.context, at, max_frame_bytes=1 << 20) for at in self.endpoints]
+        self.child, self.stops = NoChild(), 0
+        self.wake, self.woken = socket.socketpair()
+        self.core = Scheduler(CoreConfig())
+        self.failure: BaseException | None = None
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.peers: list[Peer] = []
+
+    def _run(self) -> None:
+        loop = Loop(
+            core=self.core,
+            workers=self.links[0],
+            frontends=self.links[1],
+            card=ModelCard(default_max_new_tokens=8, max_waiting=8),
+            child=self.child,
+            recorder=None,
+            grace_seconds=5.0,
+            wake=self.wake,
+        )
+        try:
+            loop.run(lambda: self.stops)
+        except BaseException as failure:
+            self.failure = failure
+
+    def worker(self, name: str = "w-1") -> Peer:
+        self.peers.append(Peer(self.context, self.endpoints[0], name))
+        return self.peers[-1]
+
+    def frontend(self, name: str = "f-1") -> Peer:
+        self.peers.append(Peer(self.context, self.endpoints[1], name))
+        return self.peers[-1]
+
+    def await_frames(self, num_peers: int) -> None:
+        """Frames are in the links' queues: a link is readable once a peer's first frame is."""
+        for link in self.links[:num_peers]:
+            assert link.socket.poll(10_000)
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def stop(self) -> None:
+        self.stops += 1
+        self.woken.send(b"x")
+
+    def close(self) -> None:
+        self.child.may_end.set()
+        if self.thread.ident is not None:
+            self.stop()
+            self.stop()
+            self.thread.join(10)
+            assert not self.thread.is_alive()
+        for peer in self.peers:
+            peer.socket.close(0)
+        for link in self.links:
+            link.close()
+        self.context.term()
+        self.wake.close()
+        self.woken.close()
+        assert self.failure is None, self.failure
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path)
+    yield bench
+    bench.close()
+
+
+def joining(**changes: object) -> worker_pb2.WorkerToCore:
+    join = worker_pb2.Join.FromString(JOIN.SerializeToString())
+    for name, value in changes.items():
+        setattr(join, name, value)
+    return worker_pb2.WorkerToCore(join=join)
+
+
+HELLO = frontend_pb2.FrontendToCore(hello=frontend_pb2.Hello())
+LEAVE = worker_pb2.WorkerToCore(leave=worker_pb2.Leave())
+
+
+def submit(stream: int) -> frontend_pb2.FrontendToCore:
+    return frontend_pb2.FrontendToCore(
+        submit=frontend_pb2.Submit(
+            stream=stream, request_id=f"r{stream}", prompt=b"\1\0\0\0", max_new_tokens=3, top_p=1.0
+        )
+    )
+
+
+def test_two_joins_in_one_turn_are_both_answered(bench: Bench) -> None:
+    worker = bench.worker()
+    worker.send(joining(), joining())
+    bench.await_frames(1)
+    bench.start()
+    assert [worker.heard().joined.generation for _ in range(2)] == [1, 3]
+
+
+def test_a_join_and_rubbish_in_one_turn(bench: Bench) -> None:
+    worker = bench.worker()
+    worker.send(joining(), b"\xff\xff")
+    bench.await_frames(1)
+    bench.start()
+    assert worker.heard().HasField("joined")
+    assert not worker.heard().refused.retry
+
+
+def test_join_leave_join_in_one_turn(bench: Bench) -> None:
+    worker = bench.worker()
+    worker.send(joining(), LEAVE, joining())
+    bench.await_frames(1)
+    bench.start()
+    assert [worker.heard().WhichOneof("message") for _ in range(2)] == ["joined", "joined"]
+
+
+def test_front_ends_are_told_of_the_model_that_is_served(bench: Bench) -> None:
+    worker, frontend = bench.worker(), bench.frontend()
+    worker.send(joining(), joining(identity="other", model="other"))
+    frontend.send(HELLO)
+    bench.await_frames(2)
+    bench.start()
+    assert frontend.told().model_state.info.model == "m"
+    assert worker.heard().HasField("joined")
+    assert "identity" in worker.heard().refused.reason
+
+
+def test_a_larger_worker_is_told_to_front_ends_an_equal_one_is_not(bench: Bench) -> None:
+    worker, frontend = bench.worker(), bench.frontend()
+    worker.send(joining())
+    bench.start()
+    assert worker.heard().HasField("joined")
+    frontend.send(HELLO)
+    assert frontend.told().model_state.info.max_rows == 3
+    worker.send(joining(pid=7))
+    assert worker.heard().HasField("joined")
+    worker.send(joining(max_rows=4))
+    assert worker.heard().HasField("joined")
+    assert frontend.told().model_state.info.max_rows == 4
+
+
+def test_a_tokenizer_reaches_front_ends_whole(bench: Bench) -> None:
+    worker, frontend = bench.worker(), bench.frontend()
+    worker.send(joining(tokenizer_json=b"{}", chat_template="t"))
+    bench.start()
+    assert worker.heard().HasField("joined")
+    frontend.send(HELLO)
+    state = frontend.told().model_state
+    assert (state.tokenizer_json, state.chat_template) == (b"{}", "t")
+
+
+def test_an_end_token_outside_the_vocabulary_refuses_the_worker_for_good(bench: Bench) -> None:
+    worker = bench.worker()
+    join = joining()
+    join.join.eos_token_ids.append(2**32 - 1)
+    worker.send(join)
+    bench.start()
+    refused = worker.heard().refused
+    assert (refused.retry, "4294967295" in refused.reason) == (False, True)
+
+
+def test_whoever_comes_while_the_service_stops_is_answered(bench: Bench) -> None:
+    frontend, worker = bench.frontend(), bench.worker()
+    worker.send(joining())
+    bench.start()
+    assert worker.heard().HasField("joined")
+    frontend.send(HELLO)
+    assert frontend.told().HasField("model_state")
+    bench.stop()
+    assert frontend.told().HasField("draining")
+    assert bench.child.asked.wait(10)
+    frontend.send(submit(1))
+    rejected = frontend.told().rejected
+    assert (rejected.stream, rejected.code) == (1, frontend_pb2.REJECT_CODE_NOT_READY)
+    bench.child.may_end.set()
+    bench.thread.join(10)
+    assert not bench.thread.is_alive()
+
+
+def test_a_submit_that_is_malformed_or_from_a_stranger_is_answered(bench: Bench) -> None:
+    frontend, stranger = bench.frontend(), bench.frontend("f-2")
+    frontend.send(HELLO)
+    bad = submit(5)
+    bad.submit.prompt = b"123"
+    frontend.send(bad)
+    stranger.send(submit(6))
+    bench.start()
+    assert frontend.told().HasField("model_state")
+    rejected = frontend.told().rejected
+    assert (rejected.stream, rejected.code) == (5, frontend_pb2.REJECT_CODE_INVALID)
+    assert "prompt has 3 bytes" in rejected.message
+    rejected = stranger.told().rejected
+    assert (rejected.stream, rejected.code) == (6, frontend_pb2.REJECT_CODE_NOT_READY)
+
+
+def test_a_connection_that_ends_floods_nobody_with_probes(bench: Bench) -> None:
+    """Many turns within the second of probing: a peer that reads slowly must not be lost to them."""
+    worker, slow, busy = bench.worker(), bench.frontend("f-1"), bench.frontend("f-2")
+    worker.send(joining())
+    bench.start()
+    assert worker.heard().HasField("joined")
+    for frontend in (slow, busy):
+        frontend.send(HELLO)
+        assert frontend.told().HasField("model_state")
+    gone = bench.frontend("f-3")
+    gone.send(HELLO)
+    assert gone.told().HasField("model_state")
+    gone.socket.close(0)
+    for query in range(3000):
+        busy.send(frontend_pb2.FrontendToCore(load_query=frontend_pb2.LoadQuery(query=query)))
+        assert busy.told().load_reply.query == query
+    probes = 0
+    while slow.socket.poll(0):
+        assert slow.socket.recv() == b""
+        probes += 1
+    assert 0 < probes <= 250
+    assert "f-1" in bench.core.frontends
+    assert bench.core.lane is not None
+    assert bench.child.given_up == ["f-3"]
