@@ -87,7 +87,7 @@ class WorkerSettings(BaseSettings):
     token_budget: Annotated[
         PositiveInt | None, Field(description="tokens per step; default 512 on a CPU, else 4096")
     ] = None
-    threads: Annotated[PositiveInt | None, Field(description="CPU threads; default: physical cores")] = None
+    threads: Annotated[PositiveInt | None, Field(description="CPU threads; default: physical cores but one")] = None
     trust_remote_code: Annotated[bool, Field(description="run code that comes with the model")] = False
     runtime_dir: Annotated[Path, Field(description="where the scheduler's sockets are")] = Field(
         default_factory=default_runtime_dir

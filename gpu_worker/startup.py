@@ -104,8 +104,12 @@ def choose_device(name: str) -> torch.device:
 
 
 def set_threads(threads: int | None) -> None:
-    """Threads of one operation: as asked, else the physical cores this process may use; one operation at a time."""
-    torch.set_num_threads(threads or num_physical_cores())
+    """Threads of one operation: as asked, else all physical cores but one; one operation at a time.
+
+    Scheduler, front end and clients need a core: threads that wait for one of their number which does not get its own
+    made a step of 14 ms take 200.
+    """
+    torch.set_num_threads(threads or max(1, num_physical_cores() - 1))
     if torch.get_num_interop_threads() != 1:
         torch.set_num_interop_threads(1)
 

@@ -71,6 +71,8 @@ class Executor:
         self._generation = 0
         self._step = 0
         self._broken = False
+        # Row → the positions that its last finite sample read: finite for certain, whatever comes after.
+        self._proven: dict[int, int] = {}
 
     @property
     def tables(self) -> dict[int, tuple[int, list[int]]]:
@@ -143,6 +145,7 @@ class Executor:
         for started in arrays.started:
             self._pool.check_finite(started.row, started.pages)
             self._tables.start(started)
+            self._proven[started.row] = started.first_position
         for row_idx, page in arrays.appends:
             self._pool.check_finite(row_idx, [page])
             self._tables.append(row_idx, page)
@@ -209,7 +212,11 @@ class Executor:
     def _compute(self, item: _Work, tokens: list[int], nonfinite: list[int]) -> None:
         row, start, end = item.row, item.start, item.start + item.count
         history = self._pool.read_history(row.idx, row.pages, row.tokens[:start])
-        history = self._pool.write(row.pages, start, row.tokens[start:end].tolist(), history)
+        computed = row.tokens[start:end].tolist()
+        history = self._pool.write(row.pages, start, computed, history)
+        if row.nonfinite or self._faults.nonfinite_token in computed:
+            row.nonfinite = True
+            self._taint(row, end)
         if not item.samples:
             return
         token = draw(
@@ -220,13 +227,18 @@ class Executor:
             sample_idx=row.sample_idx,
             banned=row.banned if end < row.banned_until else (),
         )
-        if row.nonfinite or int(row.tokens[end - 1]) == self._faults.nonfinite_token:
-            row.nonfinite = True
-            self._pool.taint(self._tables.owned_pages(row))
+        if row.nonfinite:
             # The token means nothing then: an id that no code may look at.
             nonfinite.append(len(tokens))
             tokens.append(-1)
         else:
+            self._proven[row.idx] = end
             tokens.append(token)
         row.tokens[end] = token
         row.num_tokens = end + 1
+
+    def _taint(self, row: Row, end: int) -> None:
+        """Anything up to `end` that no finite sample has read may be what was not finite."""
+        size = self.shape.page_size
+        suspected = set(row.pages[self._proven[row.idx] // size : -(-end // size)].tolist())
+        self._pool.taint([page for page in self._tables.owned_pages(row) if page in suspected])

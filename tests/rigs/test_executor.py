@@ -327,6 +327,26 @@ def test_a_page_that_is_not_finite_may_not_be_given_out(appended: bool) -> None:
     assert "row 3 was given page 2, which holds values that are not finite" in result.detail
 
 
+@pytest.mark.parametrize(("page", "tainted"), [(1, False), (2, True), (3, True), (4, False)])
+def test_what_a_finite_sample_has_read_stays_finite(page: int, tainted: bool) -> None:
+    first, second = expected([6] * 5, 2)
+    executor, plans = Executor(SHAPE, faults=Faults(nonfinite_token=second)), PlanBuilder()
+    executor.apply(plans.start(1, [6] * 5, [1, 2, 3]).chunk(1, 0, 5, samples=True).build())
+    assert ok(executor.apply(plans.decode(1).build())) == [second]
+    # Positions 6 and 7 fill page 2, whose first half was read by finite samples; 8 and 9 go to page 3.
+    for _ in range(4):
+        assert tokens_of(executor.apply(plans.decode(1).build())) == [-1]
+    result = executor.apply(plans.start(2, [first], [page]).decode(2).build())
+    assert ("not finite" in result.detail) == tainted
+
+
+def test_a_chunk_that_does_not_sample_taints_its_pages_too() -> None:
+    executor, plans = Executor(SHAPE, faults=Faults(nonfinite_token=280)), PlanBuilder()
+    ok(executor.apply(plans.start(1, [280, *PROMPT], [1, 2]).chunk(1, 0, 2, samples=False).build()))
+    result = executor.apply(plans.start(2, [5], [1]).decode(2).build())
+    assert "row 2 was given page 1, which holds values that are not finite" in result.detail
+
+
 def test_the_empty_history_is_the_root() -> None:
     want = complete([5], max_new_tokens=1, vocab=SHAPE.sampled_vocab).tokens[0]
     assert mix(extend(ROOT, 5)) % SHAPE.sampled_vocab == want
