@@ -5,7 +5,13 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from scheduler_svc.core.book import RequestBook
+from scheduler_svc.core.events import Sampling
+from scheduler_svc.core.lane import Lane
 from scheduler_svc.core.plan import Plan
+from scheduler_svc.core.planner import plan_step
+from scheduler_svc.core.request import Move, Request
+from scheduler_svc.core.scheduler import CoreConfig
 from tests.rigs.executor import Shape
 from tests.scheduler_svc.core.world import World
 
@@ -160,3 +166,83 @@ def test_a_plan_is_not_changed_by_what_comes_after_it() -> None:
         assert np.array_equal(getattr(plan, name), array)
     assert np.array_equal(plan.starts[0].pages, pages)
     assert np.array_equal(plan.starts[0].tokens, tokens)
+
+
+def test_a_step_that_preempted_admits_nobody() -> None:
+    world = World(Shape(page_size=2, num_pages=4, max_rows=3), CoreConfig(plans_in_flight=1))
+    world.submit([1, 2], max_new_tokens=4, ignore_eos=True, priority=2)
+    world.submit([3, 4, 5], max_new_tokens=2, ignore_eos=True)
+    world.tick()
+    # It would fit in the second page that the victim leaves; it waits for the next step.
+    world.submit([6], max_new_tokens=2, ignore_eos=True, priority=1)
+    lockstep(world, 2)
+    assert [seen(plan) for plan in world.sent] == [
+        Expected(starts=((1, (1,)), (2, (2, 3))), chunks=((1, 0, 2, True), (2, 0, 3, True))),
+        Expected(appends=((1, 3),), decode=(1,)),
+        Expected(starts=((2, (2,)),), decode=(1, 2)),
+    ]
+    world.run()
+    world.check_all_ended()
+
+
+def test_pages_go_to_the_best_first() -> None:
+    world = World(Shape(page_size=4, num_pages=9), CoreConfig(plans_in_flight=1))
+    world.submit([1, 2], max_new_tokens=5, ignore_eos=True)
+    world.tick()
+    world.submit([3, 4, 5], max_new_tokens=5, ignore_eos=True, priority=1)
+    lockstep(world, 3)
+    assert [seen(plan) for plan in world.sent[1:]] == [
+        Expected(starts=((2, (2,)),), chunks=((2, 0, 3, True),), decode=(1,)),
+        Expected(decode=(1, 2)),
+        Expected(appends=((2, 3), (1, 4)), decode=(1, 2)),
+    ]
+
+
+def bare_request(handle: int, length: int, priority: int = 0) -> Request:
+    return Request(
+        handle=handle,
+        frontend="f",
+        stream=handle,
+        request_id=f"r{handle}",
+        prompt=np.arange(length, dtype=np.int32),
+        sampling=Sampling(temperature=0, top_p=1, top_k=0, min_p=0, seed=0),
+        total_length=length + 4,
+        min_new_tokens=0,
+        stop_token_ids=frozenset(),
+        banned=(),
+        ignore_eos=True,
+        priority=priority,
+        arrival=handle,
+        arrived_at=0.0,
+    )
+
+
+def two_prompts_under_way(token_budget: int) -> Plan:
+    """Row 1 holds a prompt of 9 tokens, row 2 a better one of 6, neither begun; a single token waits before both.
+
+    More than one prompt is never under way by the planner's own doing; what it says of the order holds anyway.
+    """
+    shape = Shape(page_size=4, num_pages=20, max_rows=3, chunk_align=4, token_budget=token_budget)
+    lane, book = Lane(worker="w", info=World(shape, join=False).info(), generation=1, now=0.0), RequestBook()
+    for handle, length, priority in [(1, 9, 0), (2, 6, 1)]:
+        request = bare_request(handle, length, priority)
+        request.move(Move.ADMIT)
+        pages = lane.pool.allocate(lane.pages_for(length))
+        assert pages is not None
+        lane.rows.seat(request, pages, frontend_idx=1)
+    book.add(bare_request(3, 1, priority=2))
+    plan = plan_step(lane=lane, book=book, suspects=(), frontend_idx=lambda frontend: 1, now=0.0)
+    assert plan is not None
+    return plan
+
+
+def test_prompts_under_way_go_on_best_first() -> None:
+    assert seen(two_prompts_under_way(16)).chunks == ((2, 0, 6, True), (1, 0, 8, False))
+
+
+def test_a_prompt_that_got_nothing_keeps_newcomers_out() -> None:
+    assert seen(two_prompts_under_way(10)) == Expected(chunks=((2, 0, 6, True),))
+    # Where all got their share, the rest is the newcomer's.
+    assert seen(two_prompts_under_way(13)) == Expected(
+        starts=((3, (6,)),), chunks=((2, 0, 6, True), (1, 0, 4, False)), decode=(3,)
+    )

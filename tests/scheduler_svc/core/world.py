@@ -191,6 +191,12 @@ class World:
         self.now += seconds
         self.handle(ev.Tick())
 
+    def step(self, seconds: float = 0.0) -> None:
+        """A tick, then the worker answers its oldest plan and the core hears it."""
+        self.tick(seconds)
+        self.apply()
+        self.deliver()
+
     # The worker's side -------------------------------------------------------------------------------------------
 
     def apply(self) -> bool:
@@ -218,6 +224,12 @@ class World:
         raise AssertionError(f"still busy after {max_steps} steps")
 
     # Verdicts ----------------------------------------------------------------------------------------------------
+
+    def end(self, stream: int) -> fx.End:
+        """The stream's terminal answer, which must have come."""
+        end = self.streams[stream].end
+        assert end is not None, f"stream {stream} has not ended"
+        return end
 
     def check_content(self) -> None:
         """Every token heard so far is the oracle's; every good end is the oracle's end; the worker saw no violation."""

@@ -1,0 +1,142 @@
+"""What the core tells of itself and others: accounts of requests, the load, who hears what, and bounded heaps."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from scheduler_svc.core import effects as fx
+from scheduler_svc.core import events as ev
+from scheduler_svc.core.scheduler import CoreConfig
+from tests.rigs.executor import Shape
+from tests.rigs.faults import Faults
+from tests.scheduler_svc.core.world import FRONTEND, World
+
+
+def load(world: World) -> fx.Load:
+    reply = world.handle(ev.LoadQuery(frontend=FRONTEND, query=1))[0]
+    assert isinstance(reply, fx.LoadReply)
+    return reply.load
+
+
+# Accounts -----------------------------------------------------------------------------------------------------
+
+
+def test_samples_in_flight_behind_values_that_are_not_finite_are_discarded() -> None:
+    world = World(config=CoreConfig(plans_in_flight=3), join=False)
+    world.join(Faults(nonfinite_token=280))
+    stream = world.submit([1, 280], max_new_tokens=9)
+    world.step()
+    stats = world.end(stream).stats
+    # Three samples were planned; the first is read, and is no token.
+    assert (stats.output_tokens, stats.discarded_tokens, stats.recomputed_tokens) == (0, 2, 0)
+
+
+@pytest.mark.parametrize(("output_tokens", "kept"), [(0, 0), (2, 2), (3, 3), (100, 3)])
+def test_a_finish_keeps_at_most_what_was_delivered(output_tokens: int, kept: int) -> None:
+    world = World(config=CoreConfig(plans_in_flight=2))
+    stream = world.submit([1, 2], max_new_tokens=50, ignore_eos=True)
+    for _ in range(3):
+        world.step()
+    assert len(world.streams[stream].tokens) == 3
+    world.handle(ev.Finish(frontend=FRONTEND, stream=stream, output_tokens=output_tokens))
+    stats = world.end(stream).stats
+    # One sample is in flight.
+    assert (stats.output_tokens, stats.discarded_tokens) == (kept, 3 - kept + 1)
+
+
+def test_the_load_counts_tokens_that_were_delivered() -> None:
+    world = World(Shape(page_size=4, num_pages=9), CoreConfig(plans_in_flight=2))
+    gone, stays, waits = (world.submit([i, i, i], max_new_tokens=5, ignore_eos=True) for i in range(3))
+    world.step()
+    assert load(world).output_tokens == 3
+    world.tick()
+    # Its sample in flight is computed for nobody.
+    world.cancel(gone)
+    world.run()
+    assert [len(world.streams[stream].tokens) for stream in (gone, stays, waits)] == [1, 5, 5]
+    told = load(world)
+    assert (told.output_tokens, told.steps, told.running, told.waiting) == (11, 5, 0, 0)
+    assert (told.pages_used, told.pages_total, told.workers, told.lane_resets) == (0, 8, 1, 0)
+
+
+# Who hears what -----------------------------------------------------------------------------------------------
+
+
+def test_a_front_end_that_says_hello_again_starts_anew() -> None:
+    world = World()
+    world.submit([1, 2], max_new_tokens=50, ignore_eos=True)
+    world.step()
+    world.submit([3, 4])
+    effects = world.handle(ev.FrontendJoined(frontend=FRONTEND))
+    assert effects == [fx.ModelServed(frontend=FRONTEND, info=world.info())]
+    world.check_empty()
+    world.streams.clear()
+    again = world.submit([1, 2], ignore_eos=True)
+    world.run()
+    world.check_all_ended()
+    assert len(world.streams[again].tokens) == 4
+
+
+def test_a_front_end_that_comes_first_is_told_what_is_served() -> None:
+    world = World(join=False)
+    assert world.effects == [fx.ModelServed(frontend=FRONTEND, info=None)]
+    world.handle(ev.FrontendJoined(frontend="f-2"))
+    world.effects.clear()
+    world.join()
+    served = [effect for effect in world.effects if isinstance(effect, fx.ModelServed)]
+    assert served == [fx.ModelServed(frontend=name, info=world.info()) for name in (FRONTEND, "f-2")]
+    world.kill()
+    world.effects.clear()
+    world.join()
+    assert not [effect for effect in world.effects if isinstance(effect, fx.ModelServed)]
+
+
+def test_a_drain_is_told_to_all_and_to_who_comes_later() -> None:
+    world = World()
+    assert world.handle(ev.DrainStarted()) == [fx.AnnounceDrain(frontend=FRONTEND)]
+    assert world.handle(ev.FrontendJoined(frontend="f-2")) == [
+        fx.ModelServed(frontend="f-2", info=world.info()),
+        fx.AnnounceDrain(frontend="f-2"),
+    ]
+
+
+@pytest.mark.parametrize("index", [-1, 1, 2**31 - 1])
+def test_a_result_that_points_outside_itself_closes_the_lane_and_hurts_nobody(index: int) -> None:
+    world = World()
+    stream = world.submit([1, 2, 3], max_new_tokens=4, ignore_eos=True)
+    world.tick()
+    world.apply()
+    world.results[0].nonfinite = np.array([index], "<i4").tobytes()
+    world.deliver()
+    assert world.core.lane is None
+    assert world.effects[-1] == fx.AskRejoin(worker=world.worker)
+    world.join()
+    world.run()
+    world.check_all_ended()
+    assert len(world.streams[stream].tokens) == 4
+
+
+# Bounds -------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_cancelled_does_not_pile_up() -> None:
+    world = World()
+    # First in both heaps, so that the dead lie below a live one; and nobody plans, so that nothing is popped.
+    first = world.submit([1], priority=9, deadline_seconds=1e5)
+    world.kill()
+    core, submit = world.core, world.streams[first].submit
+    longest_queue = longest_due = 0
+    for stream in range(10, 10_010):
+        core.handle(replace(submit, stream=stream, request_id=f"r{stream}", priority=0, deadline_seconds=1e6), 0.0)
+        core.handle(ev.Cancel(frontend=FRONTEND, stream=stream), 0.0)
+        core.handle(ev.Tick(), 0.0)
+        longest_queue = max(longest_queue, len(core.book._queue))
+        longest_due = max(longest_due, len(core.book._due))
+    assert core.book.num_waiting == 1
+    # Twice what lives, and a little that is not worth the work.
+    assert longest_queue <= 2 * 2 + 64
+    assert longest_due <= 2 * 2 + 64
+    world.join()
+    world.run()
+    world.check_all_ended()

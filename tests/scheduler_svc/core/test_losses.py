@@ -1,0 +1,236 @@
+"""What is lost on the way: pages that are not finite, workers, patience, steps that fail. Exact orders and moments."""
+
+import numpy as np
+import pytest
+from tandem.internal.v1 import worker_pb2 as pb
+
+from scheduler_svc.core import effects as fx
+from scheduler_svc.core import events as ev
+from scheduler_svc.core.scheduler import CoreConfig
+from tests.rigs.executor import Shape
+from tests.rigs.faults import Faults
+from tests.scheduler_svc.core.world import World
+
+POISON = 280
+ONE_PAGE = Shape(page_size=4, num_pages=2)
+
+
+def rows_of(world: World) -> list[list[int]]:
+    """The rows that each plan runs, ascending."""
+    return [sorted([*plan.chunk_rows.tolist(), *plan.decode_rows.tolist()]) for plan in world.sent]
+
+
+def zeroed(world: World) -> list[list[int]]:
+    """The pages that each plan zeroes, ascending."""
+    return [sorted(plan.zero_pages.tolist()) for plan in world.sent]
+
+
+# Values that are not finite -----------------------------------------------------------------------------------
+
+
+def test_a_normal_end_orders_no_zeroing() -> None:
+    world = World(ONE_PAGE)
+    for token in (1, 2):
+        world.submit([token, token], max_new_tokens=3, ignore_eos=True)
+    world.run()
+    world.check_all_ended()
+    assert all(pages == [] for pages in zeroed(world))
+
+
+def test_who_left_before_its_result_leaves_a_page_to_be_zeroed() -> None:
+    world = World(ONE_PAGE, CoreConfig(plans_in_flight=1), join=False)
+    world.join(Faults(nonfinite_token=POISON))
+    poisoned = world.submit([1, POISON], max_new_tokens=3)
+    heir = world.submit([2, 2], max_new_tokens=3, ignore_eos=True)
+    world.tick()
+    world.cancel(poisoned)
+    world.run()
+    world.check_content()
+    assert zeroed(world) == [[], [1], [], []]
+    assert len(world.streams[heir].tokens) == 3
+
+
+def test_a_page_that_finite_samples_read_in_part_is_zeroed_too() -> None:
+    second = World()
+    second.submit([1, 2], max_new_tokens=2, ignore_eos=True)
+    second.run()
+    world = World(ONE_PAGE, CoreConfig(plans_in_flight=1), join=False)
+    world.join(Faults(nonfinite_token=second.streams[1].tokens[1]))
+    poisoned = world.submit([1, 2], max_new_tokens=3, ignore_eos=True)
+    heir = world.submit([5, 5], max_new_tokens=3, ignore_eos=True)
+    world.step()
+    world.step()
+    # The last position of page 1 is being computed; the three before it are proven.
+    world.tick()
+    assert len(world.streams[poisoned].tokens) == 2
+    world.cancel(poisoned)
+    world.run()
+    world.check_content()
+    assert zeroed(world) == [[], [], [], [1], [], []]
+    assert len(world.streams[heir].tokens) == 3
+
+
+def test_a_zero_order_that_no_plan_carried_yet_outlives_a_reset() -> None:
+    world = World(Shape(page_size=4, num_pages=9), join=False)
+    world.join(Faults(nonfinite_token=POISON, fail_steps=frozenset({2})))
+    world.submit([1, POISON], max_new_tokens=6)
+    other = world.submit([2, 2], max_new_tokens=3, ignore_eos=True)
+    world.tick()
+    world.apply(), world.apply()
+    # First the values that are not finite, then FAILED, and no plan between them.
+    world.deliver(), world.deliver()
+    world.run()
+    world.check_content()
+    # Page 2, the other's, was being written when the step failed.
+    assert zeroed(world)[:3] == [[], [], [1, 2]]
+    assert len(world.streams[other].tokens) == 3
+
+
+# A worker that is lost ----------------------------------------------------------------------------------------
+
+
+def test_a_lost_worker_is_on_the_account() -> None:
+    world = World(config=CoreConfig(plans_in_flight=3))
+    stream = world.submit([1, 2, 3, 4, 5], max_new_tokens=4, ignore_eos=True)
+    world.step()
+    world.tick()
+    # Five positions are confirmed, three more planned: only what was confirmed counts as computed again.
+    world.kill()
+    world.join()
+    world.run()
+    world.check_all_ended()
+    stats = world.end(stream).stats
+    assert (stats.recomputed_tokens, stats.worker_changes, stats.preemptions) == (5, 1, 0)
+    assert (stats.output_tokens, stats.discarded_tokens) == (4, 0)
+
+
+# Patience -----------------------------------------------------------------------------------------------------
+
+PATIENT = CoreConfig(step_timeout_seconds=3.0, silence_timeout_seconds=9.0)
+
+
+def test_idle_silence_ends_the_lane() -> None:
+    world = World(config=PATIENT)
+    assert world.core.next_wake() == pytest.approx(9.0)
+    world.tick(8.9)
+    assert world.core.lane is not None
+    world.tick(0.2)
+    assert world.core.lane is None
+    assert world.effects[-1] == fx.AskRejoin(worker=world.worker)
+
+
+def test_a_heartbeat_prevents_it() -> None:
+    world = World(config=PATIENT)
+    world.now = 8.0
+    world.handle(ev.WorkerAlive(worker=world.worker))
+    world.tick(8.9)
+    assert world.core.lane is not None
+    assert world.core.next_wake() == pytest.approx(17.0)
+
+
+def test_a_result_is_a_sign_of_life() -> None:
+    world = World(config=PATIENT)
+    world.now = 7.0
+    world.submit([1], max_new_tokens=1, ignore_eos=True)
+    world.step(1.0)
+    assert world.end(1).reason is fx.EndReason.LENGTH
+    assert world.core.next_wake() == pytest.approx(17.0)
+    world.tick(8.9)
+    assert world.core.lane is not None
+
+
+def test_a_long_first_step_does_not_time_the_second_out() -> None:
+    world = World(config=PATIENT)
+    world.submit([1], max_new_tokens=9, ignore_eos=True)
+    world.tick()
+    world.apply()
+    world.now = 2.9
+    world.deliver()
+    # The second plan was sent at 0 too, but its step began when the first had ended.
+    world.tick(2.9)
+    assert world.core.lane is not None
+    assert world.core.next_wake() == pytest.approx(5.9)
+    world.tick(0.2)
+    assert world.core.lane is None
+
+
+# Steps that fail ----------------------------------------------------------------------------------------------
+
+
+def failed_once(status: int = pb.STEP_STATUS_FAILED) -> World:
+    """Two requests, whose first step has failed; one plan in flight at a time."""
+    world = World(config=CoreConfig(plans_in_flight=1))
+    for token in (1, 2):
+        world.submit([token], max_new_tokens=3, ignore_eos=True)
+    world.tick()
+    world.apply()
+    world.results[0].status = status
+    world.deliver()
+    # A worker that failed carries on with the next generation, its tables empty.
+    world.executor.begin(2)
+    return world
+
+
+def test_suspects_run_alone_one_after_the_other_until_they_have_sampled() -> None:
+    world = failed_once()
+    world.run()
+    world.check_all_ended()
+    assert rows_of(world) == [[1, 2], [1], [2], [1, 2], [1, 2]]
+    assert world.core.suspects == set()
+
+
+def test_nobody_is_admitted_beside_a_suspect() -> None:
+    world = World(config=CoreConfig(plans_in_flight=2), join=False)
+    world.join(Faults(fail_steps=frozenset({1})))
+    suspect = world.submit([1], max_new_tokens=4, ignore_eos=True)
+    world.tick()
+    world.apply()
+    world.deliver()
+    world.sent.clear()
+    world.plans.clear()
+    world.submit([2], max_new_tokens=4, ignore_eos=True, priority=-1)
+    world.tick()
+    urgent = world.submit([3], max_new_tokens=4, ignore_eos=True, priority=9)
+    world.tick()
+    assert rows_of(world) == [[1], [1]]
+    world.apply()
+    world.deliver()
+    assert len(world.streams[suspect].tokens) == 1
+    world.tick()
+    # It has sampled; the other two come in, best first.
+    assert rows_of(world)[2:] == [[1, 2, 3]]
+    assert world.sent[2].starts[0].tokens.tolist() == world.streams[urgent].submit.prompt.tolist()
+    world.run()
+    world.check_all_ended()
+
+
+def test_a_suspect_is_not_admitted_along_with_others() -> None:
+    world = failed_once()
+    urgent = world.submit([3], max_new_tokens=3, ignore_eos=True, priority=9)
+    world.run()
+    world.check_all_ended()
+    # The urgent one goes first; while a suspect runs, it pauses.
+    assert world.sent[1].starts[0].tokens.tolist() == world.streams[urgent].submit.prompt.tolist()
+    assert rows_of(world)[1:] == [[1], [2], [3], [1, 2, 3], [1, 2, 3]]
+
+
+@pytest.mark.parametrize("status", [pb.STEP_STATUS_OUT_OF_SYNC, pb.STEP_STATUS_SKIPPED])
+def test_a_step_that_was_not_run_makes_nobody_a_suspect(status: int) -> None:
+    world = failed_once(status)
+    assert world.core.suspects == set()
+    world.run()
+    world.check_all_ended()
+    assert rows_of(world) == [[1, 2]] * 4
+
+
+# A worker that lies -------------------------------------------------------------------------------------------
+
+
+def test_a_stop_token_that_was_banned_is_no_stop() -> None:
+    world = World()
+    stream = world.submit([1], max_new_tokens=1, min_new_tokens=1, stop_token_ids=(7,))
+    world.tick()
+    world.apply()
+    world.results[0].tokens = np.array([7], "<i4").tobytes()
+    world.deliver()
+    assert (world.end(stream).reason, world.end(stream).stop_token_id) == (fx.EndReason.LENGTH, None)
