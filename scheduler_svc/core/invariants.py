@@ -38,7 +38,7 @@ def _audit_book(core: Scheduler) -> None:
         assert request.num_outputs == sum(len(part) for part in request.outputs)
         assert request.known < request.total_length or request.phase is Phase.RUNNING
         assert request.late_samples <= request.late_plans or request.phase is Phase.RUNNING
-    assert all(book.by_handle(handle) for handle in core.suspects), "a suspect is not live"
+    assert all(book.by_handle(handle) for handle in core.keeper.suspects), "a suspect is not live"
 
 
 def _audit_pages(lane: Lane) -> None:

@@ -5,13 +5,14 @@ alone: a row's token counts only where the row still has the request that the pl
 token is valid; that of a request which ended is dropped.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from scheduler_svc.core.book import RequestBook
-from scheduler_svc.core.effects import EndReason
+from scheduler_svc.core.effects import EndReason, Failure, FailureCode
 from scheduler_svc.core.events import Int32Array
 from scheduler_svc.core.lane import Lane
 from scheduler_svc.core.plan import InFlight
@@ -20,11 +21,23 @@ from scheduler_svc.core.request import Request
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Ending:
-    """A request that this step ends: by `reason`, or, where that is None, by values that were not finite."""
+    """A request that a step ends: in good order, by `reason`, or by `failure`."""
 
     request: Request
-    reason: EndReason | None
-    stop_token_id: int | None
+    reason: EndReason | None = None
+    stop_token_id: int | None = None
+    failure: Failure | None = None
+
+    @staticmethod
+    def broken(request: Request, message: str) -> "Ending":
+        """It broke its own step."""
+        return Ending(request=request, failure=Failure(code=FailureCode.INTERNAL, message=message))
+
+    @staticmethod
+    def not_finite(request: Request) -> "Ending":
+        """The model's output for it means nothing."""
+        what = f"request {request.request_id}: the model's output was not finite; the request was ended"
+        return Ending.broken(request, what)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -46,7 +59,7 @@ def read_result(
     tokens: Int32Array,
     nonfinite: Int32Array,
     eos: Int32Array,
-    frontend_idx: dict[str, int],
+    frontend_idx: Mapping[str, int],
     now: float,
 ) -> Delivery:
     """Applies a step that went well. `tokens` int32[len(record.sampled)] in range; `eos` the model's own stop ids."""
@@ -71,7 +84,7 @@ def read_result(
     delivery = _seated(lane, sampled_rows[good], tokens[good], eos, now)
     rows.samples[broken] -= 1
     for request in rows.requests_at(broken):
-        delivery.endings.append(Ending(request=request, reason=None, stop_token_id=None))
+        delivery.endings.append(Ending.not_finite(request))
     return _joined(delivery, late)
 
 
@@ -111,7 +124,7 @@ def _ending(request: Request, token: int, known: int, is_eos: bool) -> Ending | 
         if is_eos:
             return Ending(request=request, reason=EndReason.EOS, stop_token_id=token)
     if known == request.total_length:
-        return Ending(request=request, reason=EndReason.LENGTH, stop_token_id=None)
+        return Ending(request=request, reason=EndReason.LENGTH)
     return None
 
 
@@ -122,7 +135,7 @@ def _late(
     finite: npt.NDArray[np.bool_],
     elsewhere: npt.NDArray[np.bool_],
     eos: Int32Array,
-    frontend_idx: dict[str, int],
+    frontend_idx: Mapping[str, int],
     now: float,
 ) -> Delivery:
     """Tokens of requests that lost their row since: one by one, they are few."""
@@ -138,7 +151,7 @@ def _late(
         assert request.late_samples > 0, f"request {request.request_id}: a late token that nobody counted"
         request.late_samples -= 1
         if not finite[i]:
-            endings.append(Ending(request=request, reason=None, stop_token_id=None))
+            endings.append(Ending.not_finite(request))
             continue
         token = int(tokens[i])
         if request.known == request.prompt_tokens:

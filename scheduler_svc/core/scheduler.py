@@ -1,50 +1,29 @@
 """The core: `handle(event, now) -> effects`, a pure state machine.
 
-Owns every request, queue, page table and the one lane (one worker serves at a time; others stand by). Knows nothing of
-sockets, clocks or randomness: the same events at the same times give the same effects, always.
+Owns every request and front end, and with the lane keeper the one worker's lane. Knows nothing of sockets, clocks or
+randomness: the same events at the same times give the same effects, always.
 
 Theory of operation. Events change state and answer at once; only `Tick`, sent when the inbox is drained, expires what
 is due and plans, until the lane has `plans_in_flight` plans out or nothing is left to run. A result is read against
-the in-flight record of its plan. Whatever goes wrong with a worker or a step (lost, failed, out of memory, out of step)
-has one recovery: the lane is reset, its requests go back to the queue with all they know, and nothing was emitted that
-a client could see twice. A request ends in exactly one terminal answer: Rejected, or an End.
-
-Requests whose step failed are suspects: one at a time runs while all others pause, until it has sampled; one whose step
-fails alone ends.
+the in-flight record of its plan. A token is emitted only when its step's result has come, so whatever becomes of a
+worker, nothing was emitted that a client could see twice. A request ends in exactly one terminal answer: Rejected, or
+an End.
 """
 
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from statistics import median
+from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 from scheduler_svc.core import effects as fx
 from scheduler_svc.core import events as ev
 from scheduler_svc.core.admission import misfit, new_request, refusal
 from scheduler_svc.core.book import Due, RequestBook
+from scheduler_svc.core.config import CoreConfig
 from scheduler_svc.core.lane import Lane
+from scheduler_svc.core.lane_keeper import LaneKeeper
 from scheduler_svc.core.outbox import Outbox
-from scheduler_svc.core.planner import plan_step
 from scheduler_svc.core.request import Move, Phase, Request
-from scheduler_svc.core.results import Ending, read_result
-
-_RECENT_STEPS = 64
-_MAX_FRUITLESS_RESETS = 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CoreConfig:
-    """Bounds and patience of the core. Seconds are of its clock."""
-
-    max_waiting: int = 1024
-    max_waiting_tokens: int = 4_194_304
-    plans_in_flight: int = 2
-    step_timeout_seconds: float = 120.0
-    silence_timeout_seconds: float = 15.0
-    """A worker with no plan in flight that says nothing for so long is lost."""
+from scheduler_svc.core.results import Ending
 
 
 class Scheduler:
@@ -53,22 +32,13 @@ class Scheduler:
     def __init__(self, config: CoreConfig) -> None:
         self.config = config
         self.book = RequestBook()
-        self.lane: Lane | None = None
-        self.info: ev.WorkerInfo | None = None
-        """What is served, from the last worker that joined; its identity never changes."""
+        self.keeper = LaneKeeper(config, self.book)
         self.draining = False
         self.frontends: dict[str, int] = {}
         """Live front ends and their index; indices are never used twice."""
-        self.suspects: set[int] = set()
-        self.steps = 0
-        self.preemptions = 0
-        self.lane_resets = 0
         self.output_tokens = 0
-        self._generation = 0
         self._next_handle = 1
         self._next_frontend = 1
-        self._eos = np.zeros(0, np.int32)
-        self._step_seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._outbox = Outbox()
         self._handlers: dict[type[Any], Callable[[Any, float], list[fx.Effect]]] = {
             ev.Submit: self._on_submit,
@@ -87,6 +57,16 @@ class Scheduler:
             ev.DrainEnded: self._on_drain_ended,
         }
 
+    @property
+    def lane(self) -> Lane | None:
+        """The lane of the worker that serves; None while none does."""
+        return self.keeper.lane
+
+    @property
+    def info(self) -> ev.WorkerInfo | None:
+        """What is served; None until a worker has joined."""
+        return self.keeper.info
+
     def handle(self, event: ev.Event, now: float) -> list[fx.Effect]:
         """Takes one event at time `now` (seconds, never backwards); returns what is to be done, in order."""
         effects = self._handlers[type(event)](event, now)
@@ -95,7 +75,7 @@ class Scheduler:
 
     def next_wake(self) -> float | None:
         """When a Tick is due although nothing happens; None: never."""
-        moments = [at for at in (self.book.next_due(), self._lane_patience()) if at is not None]
+        moments = [at for at in (self.book.next_due(), self.keeper.patience()) if at is not None]
         return min(moments, default=None)
 
     # Requests ------------------------------------------------------------------------------------------------
@@ -198,7 +178,7 @@ class Scheduler:
             request.move(Move.END)
             self.book.uncount(request)
         self.book.remove(request)
-        self.suspects.discard(request.handle)
+        self.keeper.suspects.discard(request.handle)
         return request.late_samples
 
     # Front ends ----------------------------------------------------------------------------------------------
@@ -230,10 +210,10 @@ class Scheduler:
             pages_used=lane.pool.num_used if lane else 0,
             pages_total=lane.info.usable_pages if lane else 0,
             workers=1 if lane else 0,
-            steps=self.steps,
-            step_ms=1e3 * median(self._step_seconds) if self._step_seconds else 0.0,
-            preemptions=self.preemptions,
-            lane_resets=self.lane_resets,
+            steps=self.keeper.steps,
+            step_ms=self.keeper.step_ms,
+            preemptions=self.keeper.preemptions,
+            lane_resets=self.keeper.resets,
             output_tokens=self.output_tokens,
             worker_pid=lane.info.pid if lane else 0,
         )
@@ -242,26 +222,11 @@ class Scheduler:
     # Workers -------------------------------------------------------------------------------------------------
 
     def _on_worker_joined(self, event: ev.WorkerJoined, now: float) -> list[fx.Effect]:
-        info, lane = event.info, self.lane
-        if self.info is not None and info.identity != self.info.identity:
-            reason = (
-                f"this service serves {self.info.model} (identity {self.info.identity[:12]}); the worker brings "
-                f"{info.model} (identity {info.identity[:12]}): weights, config, tokenizer or page size differ"
-            )
-            return [fx.WorkerRefused(worker=event.worker, reason=reason, retry=False)]
-        if lane is not None and lane.worker != event.worker:
-            reason = f"worker {lane.worker} serves already; this one may stand by"
-            return [fx.WorkerRefused(worker=event.worker, reason=reason, retry=True)]
-        effects: list[fx.Effect] = []
-        if lane is not None:
-            effects += self._close_lane("it joined again", now)
-        news = self.info is None or replace(self.info, pid=info.pid) != info
-        self.info = info
-        self._eos = np.array(info.eos_token_ids, np.int32)
-        self._generation += 1
-        self.lane = Lane(worker=event.worker, info=info, generation=self._generation, now=now)
-        effects.append(fx.WorkerAccepted(worker=event.worker, generation=self._generation))
-        if news:
+        before, info = self.info, event.info
+        effects = self.keeper.join(event, now)
+        if not self.keeper.is_serving(event.worker):
+            return effects
+        if before is None or replace(before, pid=info.pid) != info:
             effects += [fx.ModelServed(frontend=frontend, info=info) for frontend in self.frontends]
         self._end_misfits(info, now)
         return effects
@@ -274,130 +239,39 @@ class Scheduler:
                 self._end(request, now, failure=fx.Failure(code=fx.FailureCode.TOO_LARGE, message=reason))
 
     def _on_worker_lost(self, event: ev.WorkerLost, now: float) -> list[fx.Effect]:
-        if self.lane is None or self.lane.worker != event.worker:
-            return []
-        return self._close_lane(event.reason, now)
+        return self.keeper.close(event.reason) if self.keeper.is_serving(event.worker) else []
 
     def _on_worker_alive(self, event: ev.WorkerAlive, now: float) -> list[fx.Effect]:
-        if self.lane is None or self.lane.worker != event.worker:
-            return [fx.AskRejoin(worker=event.worker)]
-        self.lane.heard_at = now
-        return []
-
-    def _close_lane(self, reason: str, now: float) -> list[fx.Effect]:
-        """The worker is gone: resets its lane and forgets it."""
-        lane = self.lane
-        assert lane is not None
-        note = self._reset_lane(lane, f"worker {lane.worker} lost: {reason}")
-        self.lane = None
-        return [note]
-
-    def _reset_or_give_up(self, lane: Lane, reason: str, now: float) -> list[fx.Effect]:
-        """Resets the lane after a step that went wrong; a worker that gets nothing right is sent away for a while."""
-        lane.fruitless_resets += 1
-        if lane.fruitless_resets < _MAX_FRUITLESS_RESETS:
-            return [self._reset_lane(lane, reason)]
-        what = f"{lane.fruitless_resets} resets in a row without one confirmed step, the last one: {reason}"
-        worker = lane.worker
-        return [*self._close_lane(what, now), fx.WorkerRefused(worker=worker, reason=what, retry=True)]
-
-    def _reset_lane(self, lane: Lane, reason: str) -> fx.Note:
-        """The one recovery. Requests keep all they know; plans in flight are void; nothing is resent."""
-        self._generation += 1
-        self.lane_resets += 1
-        for request in self.book.waiting():
-            request.late_plans = request.late_samples = 0
-        requests = lane.reset(self._generation)
-        for request in requests:
-            request.late_plans = request.late_samples = 0
-            self.book.enqueue(request)
-        return fx.Note(message=f"{reason}; {len(requests)} requests go back to the queue")
-
-    def _lane_patience(self) -> float | None:
-        """When the lane's worker has been silent for too long."""
-        lane, config = self.lane, self.config
-        if lane is None:
-            return None
-        if lane.in_flight:
-            # The oldest plan may have been sent while others ran before it.
-            return max(lane.in_flight[0].sent_at, lane.result_at) + config.step_timeout_seconds
-        return lane.heard_at + config.silence_timeout_seconds
-
-    # Steps ---------------------------------------------------------------------------------------------------
-
-    def _on_step_done(self, event: ev.StepDone, now: float) -> list[fx.Effect]:
         lane = self.lane
         if lane is None or lane.worker != event.worker:
             return [fx.AskRejoin(worker=event.worker)]
-        lane.heard_at = lane.result_at = now
-        if event.generation != lane.generation:
-            return []  # void
-        record = lane.in_flight[0] if lane.in_flight else None
-        if record is None or event.step != record.step:
-            expected = record.step if record else "none"
-            return self._reset_or_give_up(lane, f"a result for step {event.step} came, expected {expected}", now)
-        if event.status is not ev.StepStatus.OK:
-            return self._on_step_failed(lane, event, [int(handle) for handle in record.handles], now)
-        assert self.info is not None
-        if not _well_formed(event, len(record.sampled), self.info.vocab_size):
-            worker = lane.worker
-            effects = self._close_lane(f"its result for step {event.step} is malformed", now)
-            return [*effects, fx.AskRejoin(worker=worker)]
-        lane.in_flight.popleft()
-        lane.fruitless_resets = 0
-        self.steps += 1
-        self._step_seconds.append(now - record.sent_at)
-        delivery = read_result(
-            lane=lane,
-            book=self.book,
-            record=record,
-            tokens=event.tokens,
-            nonfinite=event.nonfinite,
-            eos=self._eos,
-            frontend_idx=self.frontends,
-            now=now,
-        )
-        if self.suspects:
-            self.suspects.difference_update(int(handle) for handle in record.handles[record.sampled])
-        self.output_tokens += len(delivery.tokens)
-        for ending in delivery.endings:
+        lane.heard_at = now
+        return []
+
+    def _on_step_done(self, event: ev.StepDone, now: float) -> list[fx.Effect]:
+        effects, delivery, endings = self.keeper.read(event, self.frontends, now)
+        for ending in endings:
             self._end_by(ending, now)
-        return self._outbox.deliver(delivery, self.frontends)
+        if delivery is not None:
+            self.output_tokens += len(delivery.tokens)
+            effects += self._outbox.deliver(delivery, self.frontends)
+        return effects
 
     def _end_by(self, ending: Ending, now: float) -> None:
-        request = ending.request
-        request.last_token_at = now
-        if ending.reason is not None:
-            self._end(request, now, reason=ending.reason, stop_token_id=ending.stop_token_id)
+        if ending.failure is not None:
+            self._end(ending.request, now, failure=ending.failure, broken=True)
             return
-        message = f"request {request.request_id}: the model's output was not finite; the request was ended"
-        self._end(request, now, failure=fx.Failure(code=fx.FailureCode.INTERNAL, message=message), broken=True)
+        ending.request.last_token_at = now
+        self._end(ending.request, now, reason=ending.reason, stop_token_id=ending.stop_token_id)
 
-    def _on_step_failed(self, lane: Lane, event: ev.StepDone, handles: list[int], now: float) -> list[fx.Effect]:
-        alone = len(set(handles)) == 1 and handles[0] in self.suspects
-        effects = self._reset_or_give_up(lane, f"step {event.step} {event.status}: {event.detail}", now)
-        if event.status in (ev.StepStatus.OUT_OF_SYNC, ev.StepStatus.SKIPPED):
-            return effects
-        culprit = self.book.by_handle(handles[0]) if alone else None
-        if culprit is not None:
-            message = f"request {culprit.request_id}: its step {event.status}, alone too: {event.detail}"
-            self._end(culprit, now, failure=fx.Failure(code=fx.FailureCode.INTERNAL, message=message))
-            lane.fruitless_resets = 0
-        else:
-            self.suspects.update(handle for handle in handles if self.book.by_handle(handle) is not None)
-        return effects
+    # Time ----------------------------------------------------------------------------------------------------
 
     def _on_tick(self, event: ev.Tick, now: float) -> list[fx.Effect]:
         effects: list[fx.Effect] = []
         while (due := self.book.pop_due(now)) is not None:
             self._expire(*due, now)
-        patience = self._lane_patience()
-        if patience is not None and now >= patience:
-            assert self.lane is not None
-            worker = self.lane.worker
-            what = "a step took too long" if self.lane.in_flight else "it has been silent for too long"
-            effects += [*self._close_lane(what, now), fx.AskRejoin(worker=worker)]
-        effects += self._plan(now)
+        effects += self.keeper.check_patience(now)
+        effects += self.keeper.plan(self.frontends, now)
         return effects
 
     def _expire(self, request: Request, due: Due, now: float) -> None:
@@ -406,25 +280,6 @@ class Scheduler:
             return
         message = f"request {request.request_id}: its deadline passed after {now - request.arrived_at:.3f} s"
         self._end(request, now, failure=fx.Failure(code=fx.FailureCode.DEADLINE, message=message))
-
-    def _plan(self, now: float) -> list[fx.Effect]:
-        lane = self.lane
-        effects: list[fx.Effect] = []
-        while lane is not None and len(lane.in_flight) < self.config.plans_in_flight:
-            before = self.book.num_waiting
-            plan = plan_step(
-                lane=lane,
-                book=self.book,
-                suspects=self.suspects,
-                frontend_idx=self.frontends.__getitem__,
-                now=now,
-            )
-            # A step that preempts admits nobody, so more waiting means so many preempted.
-            self.preemptions += max(0, self.book.num_waiting - before)
-            if plan is None:
-                break
-            effects.append(fx.SendPlan(worker=lane.worker, plan=plan))
-        return effects
 
     # The end -------------------------------------------------------------------------------------------------
 
@@ -437,16 +292,3 @@ class Scheduler:
         for request in list(self.book):
             self._end(request, now, failure=fx.Failure(code=fx.FailureCode.SHUTDOWN, message=message))
         return []
-
-
-def _well_formed(event: ev.StepDone, num_sampled: int, vocab_size: int) -> bool:
-    """Whether the result has a token of the vocabulary for each sampled row; those not finite mean nothing."""
-    if len(event.tokens) != num_sampled or not _within(event.nonfinite, num_sampled):
-        return False
-    if not len(event.nonfinite):
-        return _within(event.tokens, vocab_size)
-    return _within(np.delete(event.tokens, event.nonfinite), vocab_size)
-
-
-def _within(values: ev.Int32Array, limit: int) -> bool:
-    return not len(values) or (int(values.min()) >= 0 and int(values.max()) < limit)

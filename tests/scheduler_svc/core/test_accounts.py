@@ -110,7 +110,9 @@ def test_a_result_that_points_outside_itself_closes_the_lane_and_hurts_nobody(in
     world.results[0].nonfinite = np.array([index], "<i4").tobytes()
     world.deliver()
     assert world.core.lane is None
-    assert world.effects[-1] == fx.AskRejoin(worker=world.worker)
+    sent_away = world.effects[-1]
+    assert isinstance(sent_away, fx.WorkerRefused)
+    assert (sent_away.worker, sent_away.retry) == (world.worker, True)
     world.join()
     world.run()
     world.check_all_ended()

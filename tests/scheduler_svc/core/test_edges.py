@@ -88,7 +88,7 @@ def test_preemption_takes_the_newest_and_its_late_token_counts() -> None:
     world.check_all_ended()
     ends = [world.streams[stream].end for stream in (first, second)]
     assert [end and end.stats.preemptions for end in ends] == [0, 1]
-    assert world.core.preemptions == 1
+    assert world.core.keeper.preemptions == 1
     assert ends[1] is not None
     assert ends[1].stats.recomputed_tokens > 0
 
@@ -208,7 +208,7 @@ def test_a_step_that_fails_once_costs_nobody_a_token(step: int) -> None:
     world.run()
     world.check_all_ended()
     assert all(len(stream.tokens) == 6 for stream in world.streams.values())
-    assert world.core.lane_resets == 1
+    assert world.core.keeper.resets == 1
 
 
 @pytest.mark.parametrize("position", [0, 2, 3])
@@ -226,7 +226,7 @@ def test_one_whose_step_always_fails_ends_alone(position: int) -> None:
     assert culprit.failure is not None
     assert culprit.failure.code is fx.FailureCode.INTERNAL
     assert f"r{position + 1}" in culprit.failure.message
-    assert world.core.lane_resets <= 3
+    assert world.core.keeper.resets <= 3
 
 
 def test_a_queue_that_is_full_refuses_with_the_limit() -> None:

@@ -176,7 +176,7 @@ def test_suspects_run_alone_one_after_the_other_until_they_have_sampled() -> Non
     world.run()
     world.check_all_ended()
     assert rows_of(world) == [[1, 2], [1], [2], [1, 2], [1, 2]]
-    assert world.core.suspects == set()
+    assert world.core.keeper.suspects == set()
 
 
 def test_nobody_is_admitted_beside_a_suspect() -> None:
@@ -217,7 +217,7 @@ def test_a_suspect_is_not_admitted_along_with_others() -> None:
 @pytest.mark.parametrize("status", [pb.STEP_STATUS_OUT_OF_SYNC, pb.STEP_STATUS_SKIPPED])
 def test_a_step_that_was_not_run_makes_nobody_a_suspect(status: int) -> None:
     world = failed_once(status)
-    assert world.core.suspects == set()
+    assert world.core.keeper.suspects == set()
     world.run()
     world.check_all_ended()
     assert rows_of(world) == [[1, 2]] * 4
