@@ -1,0 +1,113 @@
+"""What callers asked for and heard, and what they may hear: the promises of the core, checked as its answers come.
+
+Owns every stream of an episode. Knows nothing of workers, pages or plans.
+"""
+
+from dataclasses import dataclass
+
+import pytest
+
+from scheduler_svc.core import effects as fx
+from scheduler_svc.core import events as ev
+from tests.rigs.executor import Shape
+from tests.scheduler_svc.core.world import Stream
+
+_OWN_ENDS = (fx.EndReason.EOS, fx.EndReason.STOP_TOKEN, fx.EndReason.LENGTH)
+
+
+@dataclass(slots=True, kw_only=True)
+class Caller(Stream):
+    """One stream. `gone`: nobody listens any more. `kept`: the tokens that a stop string left, if one came."""
+
+    arrived_at: float
+    first_at: float | None = None
+    gone: bool = False
+    kept: int | None = None
+    may_fail: bool = False
+    """Whether its own fault, or its worker's, may end it as INTERNAL."""
+
+    @property
+    def live(self) -> bool:
+        """Admitted, and the terminal answer is owed."""
+        return self.admitted and self.end is None and not self.gone
+
+
+class Callers:
+    """All streams by front end and number."""
+
+    def __init__(self, shape: Shape, *, plans_in_flight: int) -> None:
+        self.by_key: dict[tuple[str, int], Caller] = {}
+        self.num_delivered = 0
+        self._shape = shape
+        self._plans_in_flight = plans_in_flight
+
+    def live(self) -> list[tuple[str, int]]:
+        """Streams that are owed an answer, in order of arrival."""
+        return [key for key, caller in self.by_key.items() if caller.live]
+
+    def hang_up(self, frontend: str) -> None:
+        """All streams of a front end that died or starts anew."""
+        for (owner, _), caller in self.by_key.items():
+            caller.gone |= owner == frontend
+
+    def take(self, effect: fx.Admitted | fx.Rejected | fx.StepOutput, now: float) -> None:
+        """Raises AssertionError where a promise is broken."""
+        if isinstance(effect, fx.StepOutput):
+            self._take_output(effect, now)
+            return
+        caller = self.by_key[effect.frontend, effect.stream]
+        assert not caller.admitted and caller.rejected is None, "a second first answer"
+        if isinstance(effect, fx.Admitted):
+            caller.admitted = True
+        else:
+            caller.rejected = effect
+
+    def _take_output(self, output: fx.StepOutput, now: float) -> None:
+        for stream, offset, token in zip(
+            output.streams.tolist(), output.offsets.tolist(), output.tokens.tolist(), strict=True
+        ):
+            caller = self.by_key[output.frontend, stream]
+            assert caller.live, f"stream {stream}: a token after the end"
+            assert offset == len(caller.tokens), f"stream {stream}: offset {offset}, {len(caller.tokens)} had come"
+            caller.tokens.append(token)
+            expected = caller.expected(self._shape).tokens[: len(caller.tokens)]
+            assert caller.tokens == list(expected), f"stream {stream}: another token"
+            caller.first_at = now if caller.first_at is None else caller.first_at
+            self.num_delivered += 1
+        for end in output.ends:
+            caller = self.by_key[output.frontend, end.stream]
+            assert caller.live, f"stream {end.stream}: a second end"
+            caller.end = end
+            self._check_end(caller, end)
+            self._check_account(caller, end.stats, now)
+
+    def _check_end(self, caller: Caller, end: fx.End) -> None:
+        assert (end.reason is None) != (end.failure is None)
+        if end.reason in _OWN_ENDS:
+            expected = caller.expected(self._shape)
+            assert caller.tokens == list(expected.tokens), f"stream {end.stream} ended early"
+            assert (end.reason.name, end.stop_token_id) == (expected.reason.name, expected.stop_token_id)
+        if end.failure is not None and end.failure.code is fx.FailureCode.INTERNAL:
+            assert caller.may_fail, f"stream {end.stream} paid for another's fault: {end.failure.message}"
+
+    def _check_account(self, caller: Caller, stats: fx.Stats, now: float) -> None:
+        heard = len(caller.tokens)
+        assert stats.output_tokens == (heard if caller.kept is None else min(caller.kept, heard))
+        in_flight = stats.discarded_tokens - (heard - stats.output_tokens)
+        assert 0 <= in_flight <= self._plans_in_flight, stats
+        assert min(stats.queue_seconds, stats.prefill_seconds, stats.decode_seconds, stats.recomputed_tokens) >= 0, (
+            stats
+        )
+        assert stats.total_seconds == pytest.approx(now - caller.arrived_at)
+        first = 0.0 if caller.first_at is None else caller.first_at - caller.arrived_at
+        assert stats.first_token_seconds == pytest.approx(first)
+
+    def check_answered(self) -> None:
+        """Nobody who still listens is forgotten."""
+        for key, caller in self.by_key.items():
+            assert caller.rejected or caller.end or caller.gone, f"{key} got no terminal answer"
+
+
+def poisoned(submit: ev.Submit, *tokens: int) -> bool:
+    """Whether its prompt holds one of these tokens."""
+    return bool(set(submit.prompt.tolist()) & set(tokens))

@@ -1,0 +1,73 @@
+"""A worker of the simulation: the content-checking executor, and the messages on their way to it and from it.
+
+Owns those messages, which stay where they are until an episode moves them. Decides nothing.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from tandem.internal.v1 import worker_pb2 as pb
+
+from scheduler_svc import worker_wire
+from scheduler_svc.core import events as ev
+from scheduler_svc.core.plan import Plan
+from tests.rigs.executor import Executor, Shape
+from tests.rigs.faults import Faults
+
+
+@dataclass(slots=True, kw_only=True)
+class Joined:
+    """The core's word that the worker serves."""
+
+    generation: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Worker:
+    """Joined or not; whether its lane is the one that serves, only the core knows."""
+
+    name: str
+    shape: Shape
+    faults: Faults
+    wants_to_join: bool = True
+    inbox: deque[Plan | Joined] = field(default_factory=deque[Plan | Joined])
+    results: deque[pb.StepResult] = field(default_factory=deque[pb.StepResult])
+    executor: Executor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.executor = Executor(self.shape, faults=self.faults)
+
+    def joining(self) -> ev.WorkerJoined:
+        """Its offer; workers of all sizes serve the same model."""
+        shape = self.shape
+        info = ev.WorkerInfo(
+            identity="identity",
+            model="model",
+            vocab_size=shape.vocab_size,
+            page_size=shape.page_size,
+            num_pages=shape.num_pages,
+            max_rows=shape.max_rows,
+            max_length=shape.max_length,
+            token_budget=shape.token_budget,
+            chunk_align=shape.chunk_align,
+            eos_token_ids=shape.eos_token_ids,
+            pid=1,
+        )
+        return ev.WorkerJoined(worker=self.name, info=info)
+
+    def work(self) -> bool:
+        """Takes in its oldest message, over the wire's format; False where there is none."""
+        if not self.inbox:
+            return False
+        message = self.inbox.popleft()
+        if isinstance(message, Joined):
+            self.executor.begin(message.generation)
+            return True
+        self.results.append(self.executor.apply(pb.CoreToWorker.FromString(worker_wire.plan_frame(message)).plan))
+        assert self.executor.violations == []
+        return True
+
+    def event_of(self, result: pb.StepResult) -> ev.Event:
+        """What the core hears of this result."""
+        message = pb.WorkerToCore(result=result)
+        return worker_wire.event_of(worker_wire.parse(message.SerializeToString()), self.name)
