@@ -5,7 +5,7 @@ import pytest
 from tests.simulation.episode import Episode
 
 
-@pytest.mark.parametrize("first", range(0, 200, 10))
+@pytest.mark.parametrize("first", range(0, 150, 10))
 def test_ten_random_lives(first: int) -> None:
     for seed in range(first, first + 10):
         Episode(seed).run()
