@@ -63,7 +63,8 @@ class LaneKeeper:
                 f"this service serves {self.info.model} (identity {self.info.identity[:12]}); the worker brings "
                 f"{info.model} (identity {info.identity[:12]}): weights, config, tokenizer or page size differ"
             )
-            return [fx.WorkerRefused(worker=event.worker, reason=reason, retry=False)]
+            effects = self.close("it came back as another") if self.is_serving(event.worker) else []
+            return [*effects, fx.WorkerRefused(worker=event.worker, reason=reason, retry=False)]
         if lane is not None and lane.worker != event.worker:
             reason = f"worker {lane.worker} serves already; this one may stand by"
             return [fx.WorkerRefused(worker=event.worker, reason=reason, retry=True)]

@@ -224,7 +224,7 @@ class Scheduler:
     def _on_worker_joined(self, event: ev.WorkerJoined, now: float) -> list[fx.Effect]:
         before, info = self.info, event.info
         effects = self.keeper.join(event, now)
-        if not self.keeper.is_serving(event.worker):
+        if not any(isinstance(effect, fx.WorkerAccepted) for effect in effects):
             return effects
         if before is None or replace(before, pid=info.pid) != info:
             effects += [fx.ModelServed(frontend=frontend, info=info) for frontend in self.frontends]
