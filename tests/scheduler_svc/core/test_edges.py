@@ -323,6 +323,25 @@ def test_a_worker_of_another_identity_is_refused_for_good_and_a_second_one_may_s
     assert spare.retry
 
 
+def test_the_serving_worker_back_as_another_is_refused_and_changes_nothing() -> None:
+    world = World()
+    info = world.info()
+    other = ev.WorkerInfo(
+        **{name: getattr(info, name) for name in info.__slots__} | {"identity": "else", "max_length": 2, "num_pages": 2}
+    )
+    stream = world.submit(prompt(5), ignore_eos=True)
+    world.tick()
+    effects = world.handle(ev.WorkerJoined(worker=world.worker, info=other))
+    assert not any(isinstance(effect, fx.ModelServed) for effect in effects)
+    assert [effect.retry for effect in effects if isinstance(effect, fx.WorkerRefused)] == [False]
+    assert world.core.lane is None
+    assert world.core.info == info
+    world.join()
+    world.run()
+    world.check_all_ended()
+    assert len(world.streams[stream].tokens) == 4
+
+
 def test_a_worker_that_hangs_is_given_up_and_asked_to_join_again() -> None:
     world = World(config=CoreConfig(step_timeout_seconds=3.0, silence_timeout_seconds=9.0))
     world.submit(prompt(3), ignore_eos=True)
