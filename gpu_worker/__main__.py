@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
         worker = start(settings)
         endpoint = f"ipc://{settings.runtime_dir}/worker.sock"
         log.info("%-36s %7.2f s", "ready", time.perf_counter() - begun)
-        log.info("serving %s to %s", worker.join.model, endpoint)
+        log.info("waiting for a scheduler at %s", endpoint)
         Link(endpoint, worker.join, worker.runner, max_in_flight=MAX_IN_FLIGHT).serve()
     except KeyboardInterrupt:
         return 130

@@ -7,6 +7,7 @@ belongs to another of Tandem's programs is fine.
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tomllib import TOMLDecodeError
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
@@ -89,9 +90,10 @@ class WorkerSettings(BaseSettings):
     ] = None
     threads: Annotated[PositiveInt | None, Field(description="CPU threads; default: physical cores but one")] = None
     trust_remote_code: Annotated[bool, Field(description="run code that comes with the model")] = False
-    runtime_dir: Annotated[Path, Field(description="where the scheduler's sockets are")] = Field(
-        default_factory=default_runtime_dir
-    )
+    runtime_dir: Annotated[
+        Path,
+        Field(description="where the scheduler's sockets are; default $XDG_RUNTIME_DIR/tandem, else /tmp/tandem-<uid>"),
+    ] = Field(default_factory=default_runtime_dir)
     exit_with_parent: Annotated[bool, Field(description="be killed when the process that started this one ends")] = (
         False
     )
@@ -116,7 +118,7 @@ def check_environment(environ: Mapping[str, str]) -> None:
     known = {name.upper() for name in (*WorkerSettings.model_fields, *OTHER_PROGRAMS_SETTINGS)}
     unknown = [name for name in environ if name.startswith(ENV_PREFIX) and name[len(ENV_PREFIX) :] not in known]
     if unknown:
-        raise SettingsRefused(f"unknown environment variable {', '.join(sorted(unknown))}")
+        raise SettingsRefused(f"unknown environment variable {', '.join(sorted(unknown))}; see --help for the settings")
 
 
 def load_settings(arguments: Sequence[str]) -> WorkerSettings:
@@ -135,6 +137,8 @@ def load_settings(arguments: Sequence[str]) -> WorkerSettings:
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, p['loc'])) or 'settings'}: {_plain(p)}" for p in error.errors()]
         raise SettingsRefused("; ".join(problems)) from error
+    except TOMLDecodeError as error:
+        raise SettingsRefused(f"config file {file} is no TOML: {error}") from error
     except (SettingsError, OSError, ValueError) as error:
         raise SettingsRefused(str(error)) from error
 

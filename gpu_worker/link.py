@@ -67,6 +67,9 @@ class Link:
         self._last_sent = 0.0
         self._stopping = False
         self._num_bad_frames = 0
+        # What was said last, so that a state is told once and not at every try.
+        self._last_refusal = ""
+        self._is_alone = False
 
     def serve(self) -> None:
         """Serves until a signal asks to stop. Raises JoinRefused and whatever the runner cannot survive."""
@@ -135,7 +138,7 @@ class Link:
             if self._joined:
                 self._runner.submit(message.plan)
         elif kind == "joined":
-            self._joined, self._join_at = True, None
+            self._joined, self._join_at, self._last_refusal = True, None, ""
             self._runner.join(message.joined.generation)
             log.info("joined; generation %d", message.joined.generation)
         elif kind == "rejoin":
@@ -145,8 +148,9 @@ class Link:
             self._joined = False
             if not message.refused.retry:
                 raise JoinRefused(message.refused.reason)
-            if self._join_at is None:
-                log.warning("refused for now, trying again: %s", message.refused.reason)
+            if message.refused.reason != self._last_refusal:
+                self._last_refusal = message.refused.reason
+                log.info("standing by, asking again every %g s: %s", REFUSED_RETRY_SECONDS, message.refused.reason)
             self._join_at = time.monotonic() + REFUSED_RETRY_SECONDS
 
     def _send_outcomes(self) -> None:
@@ -164,7 +168,11 @@ class Link:
             self._socket.send(frame, zmq.NOBLOCK)
         except zmq.Again:
             # No core, or one that does not read: it will not know this worker and say Rejoin.
+            if self._joined and not self._is_alone:
+                self._is_alone = True
+                log.warning("the scheduler is gone; waiting for one at %s", self._endpoint)
             return False
+        self._is_alone = False
         self._last_sent = time.monotonic()
         return True
 

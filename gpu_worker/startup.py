@@ -140,11 +140,16 @@ def choose_geometry(
     wanted_length = settings.max_length or limit
     page_bytes = pool_bytes(config.num_hidden_layers, config.num_key_value_heads, page_size, head_dim_of(config), dtype)
     num_pages = settings.num_pages
+    if num_pages is not None and settings.pool_bytes is not None:
+        raise ValueError(
+            f"num_pages is {num_pages} and pool_bytes {settings.pool_bytes}; set one, a page takes {page_bytes} bytes"
+        )
     if num_pages is None:
         enough = max_rows * -(-wanted_length // page_size) + 1
         num_pages = min(enough, (settings.pool_bytes or _default_pool_bytes(device)) // page_bytes)
         if num_pages < 2:
-            raise ValueError(f"pool_bytes is too small; two pages of {page_bytes} bytes are the least")
+            given = "" if settings.pool_bytes is None else f" is {settings.pool_bytes}, which"
+            raise ValueError(f"pool_bytes{given} is too small; two pages of {page_bytes} bytes are the least")
     max_length = min(wanted_length, (num_pages - 1) * page_size)
     if max_length < (settings.max_length or 0):
         need = -(-wanted_length // page_size) + 1

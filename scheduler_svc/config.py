@@ -6,6 +6,7 @@ belongs to another of the programs is fine, so one environment can serve them al
 
 import os
 from pathlib import Path
+from tomllib import TOMLDecodeError
 from typing import Annotated, Any, cast
 
 from pydantic import Field, ValidationError
@@ -50,12 +51,22 @@ class SchedulerSettings(BaseSettings):
     """Every setting of `python -m scheduler_svc`."""
 
     model_config = SettingsConfigDict(
-        env_prefix=ENV_PREFIX, extra="forbid", cli_kebab_case=True, cli_prog_name="python -m scheduler_svc"
+        env_prefix=ENV_PREFIX,
+        extra="forbid",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_hide_none_type=True,
+        cli_avoid_json=True,
+        cli_prog_name="python -m scheduler_svc",
     )
 
     listen: Annotated[str, Field(description="address of the gRPC surface; loopback only")] = "127.0.0.1:50051"
     runtime_dir: Annotated[
-        Path, Field(default_factory=default_runtime_dir, description="folder of the sockets, made with mode 0700")
+        Path,
+        Field(
+            default_factory=default_runtime_dir,
+            description="folder of the sockets, mode 0700; default $XDG_RUNTIME_DIR/tandem, else /tmp/tandem-<uid>",
+        ),
     ]
     config: Annotated[Path | None, Field(description="TOML file with any of these settings")] = None
     max_waiting: Annotated[int, Field(ge=1, le=1_000_000, description="requests that may wait")] = 1024
@@ -103,8 +114,20 @@ def load(arguments: list[str]) -> SchedulerSettings:
     try:
         return SchedulerSettings(**flags())
     except ValidationError as error:
-        lines = [f"{'.'.join(map(str, item['loc']))}: {item['msg']} (got {item['input']!r})" for item in error.errors()]
+        lines = [
+            f"{'.'.join(map(str, item['loc']))}: {_plain(item['type'], item['msg'], item['input'])}"
+            for item in error.errors()
+        ]
         raise SystemExit("scheduler_svc: " + "\nscheduler_svc: ".join(lines)) from None
+    except TOMLDecodeError as error:
+        name = flags().get("config") or os.environ.get(f"{ENV_PREFIX}CONFIG")
+        raise SystemExit(f"scheduler_svc: config: {name} is no TOML: {error}") from None
+
+
+def _plain(kind: str, message: str, value: object) -> str:
+    if kind == "extra_forbidden":
+        return "there is no such setting; see --help"
+    return f"{message} (got {value!r})"
 
 
 def _refuse_unknown_variables() -> None:

@@ -204,7 +204,8 @@ class Loop:
         if link is self._workers:
             return self._handle(ev.WorkerLost(worker=peer, reason=reason), peer=peer, worker_lost=lost)
         if peer in self._core.frontends:
-            log.warning("front end %s lost: %s", peer, reason)
+            if self._drain_deadline is None:
+                log.warning("front end %s lost: %s", peer, reason)
             self._child.give_up(peer)
         return self._handle(ev.FrontendLost(frontend=peer), peer=peer, frontend_lost=lost)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from scheduler_svc import record
 from scheduler_svc.core.invariants import audit
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.wire import WireError
 
 
 def replay(path: Path, *, audited: bool) -> int:
@@ -35,7 +36,10 @@ def main() -> None:
     parser.add_argument("file", type=Path, help="what --record wrote")
     parser.add_argument("--audit", action="store_true", help="check every invariant after every event")
     arguments = parser.parse_args()
-    count = replay(arguments.file, audited=arguments.audit)
+    try:
+        count = replay(arguments.file, audited=arguments.audit)
+    except (OSError, WireError) as error:
+        raise SystemExit(f"replay: {arguments.file} cannot be read as an event log: {error}") from None
     print(f"{count} events gave the same effects")
 
 

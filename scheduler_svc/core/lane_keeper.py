@@ -61,10 +61,12 @@ class LaneKeeper:
         if self.info is not None and info.identity != self.info.identity:
             reason = (
                 f"this service serves {self.info.model} (identity {self.info.identity[:12]}); the worker brings "
-                f"{info.model} (identity {info.identity[:12]}): weights, config, tokenizer or page size differ"
+                f"{info.model} (identity {info.identity[:12]}): {_difference(self.info, info)}; bring the same, or "
+                "start the scheduler anew"
             )
             effects = self.close("it came back as another") if self.is_serving(event.worker) else []
-            return [*effects, fx.WorkerRefused(worker=event.worker, reason=reason, retry=False)]
+            note = fx.Note(message=f"worker {event.worker} refused: {reason}")
+            return [*effects, note, fx.WorkerRefused(worker=event.worker, reason=reason, retry=False)]
         if lane is not None and lane.worker != event.worker:
             reason = f"worker {lane.worker} serves already; this one may stand by"
             return [fx.WorkerRefused(worker=event.worker, reason=reason, retry=True)]
@@ -199,6 +201,12 @@ class LaneKeeper:
             return effects, None, [Ending.broken(culprit, message)]
         self.suspects.update(handle for handle in handles if self._book.by_handle(handle) is not None)
         return effects, None, []
+
+
+def _difference(ours: ev.WorkerInfo, theirs: ev.WorkerInfo) -> str:
+    if ours.page_size != theirs.page_size:
+        return f"pages of {theirs.page_size} tokens instead of {ours.page_size}"
+    return "weights, config or tokenizer differ"
 
 
 def _well_formed(event: ev.StepDone, num_sampled: int, vocab_size: int) -> bool:

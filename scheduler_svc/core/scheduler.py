@@ -236,7 +236,8 @@ class Scheduler:
         for request in self.book.waiting():
             reason = misfit(info, request.prompt_tokens, request.total_length - request.prompt_tokens)
             if reason is not None:
-                self._end(request, now, failure=fx.Failure(code=fx.FailureCode.TOO_LARGE, message=reason))
+                message = f"the worker that joined is smaller than the one before it: {reason}"
+                self._end(request, now, failure=fx.Failure(code=fx.FailureCode.TOO_LARGE, message=message))
 
     def _on_worker_lost(self, event: ev.WorkerLost, now: float) -> list[fx.Effect]:
         return self.keeper.close(event.reason) if self.keeper.is_serving(event.worker) else []

@@ -2,6 +2,8 @@
 
 import io
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -177,6 +179,15 @@ def test_what_is_no_log_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xff\xff\x7f")
     with pytest.raises(WireError, match="the limit is"):
         record.read(path)
+
+
+def test_the_replay_command_says_what_it_cannot_read(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("no log at all")
+    command = [sys.executable, "-m", "scheduler_svc.replay", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"replay: {path} cannot be read as an event log")
 
 
 def test_frames_of_front_ends_are_checked() -> None:

@@ -49,6 +49,18 @@ def test_unknown_names_are_refused_by_name(
         load(monkeypatch, "--config", str(tmp_path / "none.toml"))
 
 
+def test_a_file_that_is_no_toml_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "tandem.toml"
+    file.write_text('max_waiting = "x\n')
+    with pytest.raises(SystemExit, match="tandem.toml is no TOML: .*line 1"):
+        load(monkeypatch, "--config", str(file))
+
+
+def test_switches_take_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load(monkeypatch, "--reflection").reflection
+    assert not load(monkeypatch, "--no-reflection").reflection
+
+
 def test_a_variable_of_another_program_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert load(monkeypatch, TANDEM_MODEL="somewhere", TANDEM_ADDRESS="127.0.0.1:1").max_waiting == 1024
 

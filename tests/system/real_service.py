@@ -157,7 +157,7 @@ class RealService:
         """The small worker serves from now on."""
         small = self.stand_by()
         if not self.roomy.killed:
-            small.wait_line("refused for now", PATIENCE_SECONDS)
+            small.wait_line("standing by", PATIENCE_SECONDS)
             self.roomy.kill()
         small.wait_line("joined", PATIENCE_SECONDS)
 

@@ -90,7 +90,7 @@ def test_in_mixed_batches_with_more_requests_than_rows(served: Served, order: st
 
 def test_a_worker_killed_in_the_middle_changes_no_token(served: Served) -> None:
     service, cases = served.service, served.cases[::2]
-    service.stand_by().wait_line("refused for now", PATIENCE_SECONDS)
+    service.stand_by().wait_line("standing by", PATIENCE_SECONDS)
     reading = service.read(cases)
     heard = reading.wait_tokens(MAX_ROWS * NEW_TOKENS // 2)
     service.small_serves()

@@ -315,7 +315,8 @@ def test_a_worker_of_another_identity_is_refused_for_good_and_a_second_one_may_s
     world = World()
     info = world.info()
     other = ev.WorkerInfo(**{name: getattr(info, name) for name in info.__slots__} | {"identity": "else"})
-    refused = world.handle(ev.WorkerJoined(worker="w-x", info=other))[0]
+    note, refused = world.handle(ev.WorkerJoined(worker="w-x", info=other))
+    assert isinstance(note, fx.Note)
     assert isinstance(refused, fx.WorkerRefused)
     assert not refused.retry
     spare = world.handle(ev.WorkerJoined(worker="w-y", info=info))[0]
