@@ -52,7 +52,7 @@ def test_unknown_names_are_refused_by_name(
 def test_a_file_that_is_no_toml_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "tandem.toml"
     file.write_text('max_waiting = "x\n')
-    with pytest.raises(SystemExit, match="tandem.toml is no TOML: .*line 1"):
+    with pytest.raises(SystemExit, match=r"tandem\.toml is no TOML: .*line 1"):
         load(monkeypatch, "--config", str(file))
 
 
