@@ -4,10 +4,11 @@ Owns both processes: what they print, when a worker is started again, and the or
 """
 
 import asyncio
+import re
 import shlex
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
@@ -16,6 +17,7 @@ from rich.console import Console
 from client.async_client import AsyncClient
 from client.cli.reporting import Exit, fail
 from client.connection import DEFAULT_ADDRESS
+from client.errors import Unavailable
 from client.processes import Child, missing_programs
 
 PROGRAMS = ("scheduler_svc", "gpu_worker")
@@ -25,6 +27,10 @@ _FIRST_PAUSE_SECONDS = 0.5
 _LAST_PAUSE_SECONDS = 30.0
 # A worker that ran so long has recovered: its next loss is a first one again.
 _STEADY_SECONDS = 60.0
+_LOOK_SECONDS = 0.2
+# What the two say of themselves: where the service listens, and that it took the worker.
+_LISTENING = re.compile(r"^frontend listening on (\S+)$")
+_JOINED = re.compile(r"\bjoined; generation \d+$")
 
 
 def serve(
@@ -50,15 +56,9 @@ def serve(
         console.print(f"{name:>9} | {line}", soft_wrap=True)
 
     pair = _Pair(
-        Child("scheduler", PROGRAMS[0], [*_flags(listen=listen), *shared, *shlex.split(scheduler)], on_line=show),
-        Child(
-            "worker",
-            PROGRAMS[1],
-            ["--exit-with-parent", *_flags(model=model, device=device, dtype=dtype), *shared, *shlex.split(worker)],
-            on_line=show,
-        ),
-        listen=listen,
-        say=lambda line: show("serve", line),
+        [*_flags(listen=listen), *shared, *shlex.split(scheduler)],
+        ["--exit-with-parent", *_flags(model=model, device=device, dtype=dtype), *shared, *shlex.split(worker)],
+        show=show,
     )
     raise typer.Exit(asyncio.run(pair.run()))
 
@@ -70,12 +70,17 @@ def _flags(**values: str | None) -> list[str]:
 class _Pair:
     """Both processes. The worker stops last: streams that finish within the grace need it."""
 
-    def __init__(self, scheduler: Child, worker: Child, *, listen: str, say: Callable[[str], None]) -> None:
-        self._scheduler = scheduler
-        self._worker = worker
-        self._listen = listen
-        self._say = say
+    def __init__(
+        self, scheduler_flags: Sequence[str], worker_flags: Sequence[str], *, show: Callable[[str, str], None]
+    ) -> None:
+        self._show = show
+        self._scheduler = Child("scheduler", PROGRAMS[0], scheduler_flags, on_line=self._on_line)
+        self._worker = Child("worker", PROGRAMS[1], worker_flags, on_line=self._on_line)
         self._stop = asyncio.Event()
+        # "" until this very scheduler listens: what else answers at the address asked for is not ours.
+        self._address = ""
+        self._listening = asyncio.Event()
+        self._joined = False
         self._served = False
 
     async def run(self) -> int:
@@ -106,11 +111,35 @@ class _Pair:
         self._say("stopping; once more to stop at once")
         self._stop.set()
 
+    def _say(self, line: str) -> None:
+        self._show("serve", line)
+
+    def _on_line(self, name: str, line: str) -> None:
+        self._show(name, line)
+        if name == self._worker.name:
+            self._joined = self._joined or _JOINED.search(line) is not None
+        elif (found := _LISTENING.match(line)) is not None:
+            self._address = found[1]
+            self._listening.set()
+
     async def _announce(self) -> None:
-        async with AsyncClient(self._listen) as client:
+        """Says ready once its own scheduler listens and its own worker serves there."""
+        await self._listening.wait()
+        async with AsyncClient(self._address) as client:
             await client.wait_ready()
+            while not await self._is_joined(client):
+                await asyncio.sleep(_LOOK_SECONDS)
         self._served = True
-        self._say(f'ready: tandem generate --address {self._listen} "Return the"')
+        self._say(f'ready: tandem generate --address {self._address} "Return the"')
+
+    async def _is_joined(self, client: AsyncClient) -> bool:
+        if self._joined:
+            return True
+        # A worker whose log level is above info does not say that it joined; its service knows.
+        try:
+            return (await client.load()).worker_pid == self._worker.pid
+        except Unavailable:
+            return False
 
     async def _keep_worker(self) -> None:
         """Starts a lost worker again, with growing pauses; returns where it never came to serve."""
