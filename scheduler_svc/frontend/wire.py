@@ -167,22 +167,18 @@ def _effective_sampling(asked: inference_pb2.SamplingParams, model: Model) -> in
     if not asked.HasField("seed"):
         sampling.seed = secrets.randbits(63)
     _check_range("sampling.temperature", sampling.temperature, 0, MAX_TEMPERATURE)
-    _check_range("sampling.top_p", sampling.top_p, 0, 1)
-    if sampling.top_p == 0:
-        raise status.invalid("sampling.top_p", "sampling.top_p is 0; it must be above 0, and at most 1")
+    _check_above_zero("sampling.top_p", sampling.top_p, 1)
     _check_range("sampling.top_k", sampling.top_k, 0, max(model.info.vocab_size, model.defaults.top_k))
     _check_range("sampling.min_p", sampling.min_p, 0, 1)
     return sampling
 
 
 def _check_stop(stop: inference_pb2.StopParams, model: Model) -> tuple[str, ...]:
-    if stop.HasField("max_new_tokens"):
-        _check_range("stop.max_new_tokens", stop.max_new_tokens, 1, model.info.max_length)
-    _check_range("stop.min_new_tokens", stop.min_new_tokens, 0, model.info.max_length)
+    # How many at most depends on the prompt, whose length is not known yet: `make_submit` says the one limit.
+    if stop.HasField("max_new_tokens") and stop.max_new_tokens == 0:
+        raise status.invalid("stop.max_new_tokens", "stop.max_new_tokens is 0; it must be at least 1")
     if stop.HasField("max_time_seconds"):
-        _check_range("stop.max_time_seconds", stop.max_time_seconds, 0, MAX_TIME_SECONDS)
-        if stop.max_time_seconds == 0:
-            raise status.invalid("stop.max_time_seconds", "stop.max_time_seconds is 0; it must be above 0")
+        _check_above_zero("stop.max_time_seconds", stop.max_time_seconds, MAX_TIME_SECONDS)
     if len(stop.stop_token_ids) > MAX_STOP_TOKEN_IDS:
         _refuse("stop.stop_token_ids", f"{len(stop.stop_token_ids)} long", MAX_STOP_TOKEN_IDS)
     if stop.stop_token_ids:
@@ -228,6 +224,12 @@ def _max_new_tokens(stop: inference_pb2.StopParams, num_prompt: int, model: Mode
 def _check_range(field: str, value: float, low: float, high: float) -> None:
     if math.isnan(value) or not low <= value <= high:
         raise status.invalid(field, f"{field} is {value}; it must be between {low} and {high}")
+
+
+def _check_above_zero(field: str, value: float, high: float) -> None:
+    # Not (0 < nan).
+    if not 0 < value <= high:
+        raise status.invalid(field, f"{field} is {value}; it must be above 0, and at most {high}")
 
 
 def _refuse(field: str, number: object, limit: object) -> None:
