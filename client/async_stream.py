@@ -123,7 +123,8 @@ class AsyncGenerateStream:
                 if self._closed.is_set():
                     break
                 error = from_rpc_error(rpc_error)
-                pause_seconds = self._tries.pause_seconds(error) if self.accepted is None else None
+                error.stream_began = self.accepted is not None
+                pause_seconds = None if error.stream_began else self._tries.pause_seconds(error)
                 if pause_seconds is None:
                     self._closed.set()
                     raise error from None

@@ -13,6 +13,8 @@ from google.rpc import error_details_pb2, status_pb2
 
 _DETAILS_KEY = "grpc-status-details-bin"
 _PUSHBACK_KEY = "grpc-retry-pushback-ms"
+# In gRPC's own words for a message beyond a limit, which it ends with a full queue's status and no details.
+_TOO_LARGE = "message larger than max"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,8 @@ class TandemError(Exception):
         self.violations = violations
         # What the service asks for before another try; None where another try is not known to help.
         self.retry_after_seconds = retry_after_seconds
+        # Whether it ended a stream that the service had accepted: tokens may have come.
+        self.stream_began = False
 
     @property
     def field(self) -> str | None:
@@ -61,6 +65,10 @@ class AlreadyExists(TandemError):
 
 class QueueFull(TandemError):
     """The service holds as many requests as it may; `retry_after_seconds` says when to come back."""
+
+
+class MessageTooLarge(InvalidArgument):
+    """One message holds more bytes than the service takes (its max_message_bytes); trying again does not help."""
 
 
 class Unavailable(TandemError):
@@ -113,8 +121,12 @@ def from_rpc_error(error: grpc.RpcError) -> TandemError:
             retry_after_seconds = retry_info.retry_delay.ToTimedelta().total_seconds()
     if retry_after_seconds is None:
         retry_after_seconds = _pushback_seconds(metadata)
-    return _CLASSES.get(code, TandemError)(
-        error.details() or code.name,
+    message = error.details() or code.name
+    kind = _CLASSES.get(code, TandemError)
+    if kind is QueueFull and retry_after_seconds is None and _TOO_LARGE in message:
+        kind = MessageTooLarge
+    return kind(
+        message,
         code=code,
         violations=tuple(violations),
         retry_after_seconds=retry_after_seconds,

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any, TypedDict, Unpack
 
+from google.protobuf.descriptor import FieldDescriptor
 from tandem.v1 import inference_pb2
 
 # Text, tokenized by the service, or token ids, used as they are.
@@ -59,6 +60,15 @@ _PLACES: Mapping[str, tuple[str, str]] = {
     **{name: ("output", name) for name in ("want_text", "want_token_ids", "skip_special_tokens")},
 }
 
+# What an integer field of each kind can hold.
+_RANGES: Mapping[int, tuple[int, int]] = {
+    FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
+    FieldDescriptor.CPPTYPE_UINT32: (0, 2**32 - 1),
+    FieldDescriptor.CPPTYPE_UINT64: (0, 2**64 - 1),
+}
+# Those whose 0 no service takes.
+_FROM_ONE = frozenset({"max_new_tokens"})
+
 
 def generate_request(prompt: Prompt, **options: Unpack[GenerateOptions]) -> inference_pb2.GenerateRequest:
     """The message of these keywords.
@@ -100,13 +110,18 @@ def detokenize_request(
 
 
 def _assign(name: str, message: Any, field: str, value: Any) -> None:
-    repeated = message.DESCRIPTOR.fields_by_name[field].is_repeated
+    descriptor: FieldDescriptor = message.DESCRIPTOR.fields_by_name[field]
     try:
-        if repeated:
+        if descriptor.is_repeated:
             getattr(message, field).extend([value] if isinstance(value, str) else value)
         else:
             setattr(message, field, value)
     except (TypeError, ValueError) as error:
         shown = repr(value)
         shown = shown if len(shown) <= 60 else f"{shown[:60]}…"
-        raise type(error)(f"{name} is {shown}: {error}") from None
+        why = str(error)
+        if isinstance(error, ValueError) and descriptor.cpp_type in _RANGES:
+            low, high = _RANGES[descriptor.cpp_type]
+            which = "each" if descriptor.is_repeated else "it"
+            why = f"{which} must be {max(low, 1) if name in _FROM_ONE else low} to {high}"
+        raise type(error)(f"{name} is {shown}; {why}") from None

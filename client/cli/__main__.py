@@ -10,15 +10,19 @@ from client.cli.queries import abort, detokenize, health, info, load, tokenize
 from client.cli.reporting import Exit
 from client.cli.serve import serve
 
+_HELP = {"help_option_names": ["-h", "--help"]}
+
 app = typer.Typer(
     name="tandem",
-    help="Talk to a Tandem service. Exit codes: 1 failed, 2 the request is wrong, 3 not available, 4 timed out.",
+    help="Talk to a Tandem service. Exit codes: 1 failed, 2 the request is wrong, 3 not available, 4 timed out, "
+    "130 interrupted.",
+    context_settings=_HELP,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 for command in (generate, tokenize, detokenize, abort, info, load, health, serve):
-    app.command(context_settings={"help_option_names": ["-h", "--help"]})(command)
+    app.command(context_settings=_HELP)(command)
 
 
 def main() -> None:

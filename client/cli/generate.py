@@ -15,7 +15,8 @@ from rich.console import Console
 from tandem.v1 import inference_pb2
 
 from client.cli.flags import Address, Json, Model, Timeout
-from client.cli.reporting import fail, reported
+from client.cli.reporting import Exit, fail, reported
+from client.cli.stdin import read_text
 from client.connection import DEFAULT_ADDRESS
 from client.request import Prompt
 from client.sync_client import Client
@@ -24,33 +25,56 @@ from client.types import FinishReason
 
 
 def generate(
-    prompt: Annotated[str, typer.Argument(help="The text to continue; - reads it from standard input.")],
+    prompt: Annotated[
+        str | None, typer.Argument(metavar="PROMPT", help="The text to continue; - reads it from standard input.")
+    ] = None,
     address: Address = DEFAULT_ADDRESS,
     token_ids: Annotated[bool, typer.Option("--token-ids", help="PROMPT is token ids, not text.")] = False,
     model: Model = None,
     request_id: Annotated[str | None, typer.Option(help="Your name for the request.")] = None,
-    max_new_tokens: Annotated[int | None, typer.Option("--max-new-tokens", "-n")] = None,
-    min_new_tokens: Annotated[int | None, typer.Option()] = None,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--max-new-tokens", "-n", help="End after so many tokens; default: the service's, in tandem info."
+        ),
+    ] = None,
+    min_new_tokens: Annotated[
+        int | None, typer.Option(help="No token and no stop string ends it before so many; default 0.")
+    ] = None,
     temperature: Annotated[float | None, typer.Option("--temperature", "-t", help="0 is greedy.")] = None,
-    top_p: Annotated[float | None, typer.Option()] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Keep the likeliest tokens that make up this much; default: the model's.")
+    ] = None,
     top_k: Annotated[int | None, typer.Option(help="0 keeps all.")] = None,
-    min_p: Annotated[float | None, typer.Option()] = None,
-    seed: Annotated[int | None, typer.Option()] = None,
+    min_p: Annotated[
+        float | None,
+        typer.Option(help="Drop tokens below this share of the likeliest one's probability; default: the model's."),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="The same seed draws the same tokens; default: a random one.")
+    ] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End at this text; may be repeated.")] = None,
     stop_token_id: Annotated[list[int] | None, typer.Option(help="End at this token; may be repeated.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end of sequence.")] = False,
     include_stop: Annotated[bool, typer.Option("--include-stop", help="Keep what matched in the text.")] = False,
     max_time: Annotated[float | None, typer.Option(help="End after so many seconds.")] = None,
     priority: Annotated[int | None, typer.Option(help="Higher goes first.")] = None,
-    want_text: Annotated[bool | None, typer.Option("--want-text/--no-want-text")] = None,
-    want_token_ids: Annotated[bool | None, typer.Option("--want-token-ids/--no-want-token-ids")] = None,
+    want_text: Annotated[
+        bool | None,
+        typer.Option("--want-text/--no-want-text", help="Stream text; default: yes, where the model has a tokenizer."),
+    ] = None,
+    want_token_ids: Annotated[
+        bool | None, typer.Option("--want-token-ids/--no-want-token-ids", help="Stream token ids; default: yes.")
+    ] = None,
     skip_special_tokens: Annotated[bool | None, typer.Option("--skip-special-tokens/--no-skip-special-tokens")] = None,
     retries: Annotated[int, typer.Option(min=0, help="Tries while the service is not ready yet.")] = 3,
     timeout: Timeout = None,
     as_json: Json = False,
 ) -> None:
     """Complete a text and stream what comes."""
-    with reported(address), Client(address, max_retries=retries) as client:
+    if prompt is None:
+        raise fail("no prompt is given: tandem generate TEXT, or - to read it from standard input", Exit.USAGE)
+    with reported(address, timeout), Client(address, max_retries=retries) as client:
         stream = client.generate(
             _prompt(prompt, token_ids=token_ids),
             timeout=timeout,
@@ -101,7 +125,10 @@ def parse_token_ids(text: str) -> Sequence[int]:
 
 def _prompt(argument: str, *, token_ids: bool) -> Prompt:
     # The shell's last line break is not part of the text.
-    text = sys.stdin.read().removesuffix("\n") if argument == "-" else argument
+    text = read_text().removesuffix("\n") if argument == "-" else argument
+    if not text:
+        # The service would call it text, the name of its field.
+        raise ValueError("the prompt is empty; at least 1 character is needed")
     return parse_token_ids(text) if token_ids else text
 
 

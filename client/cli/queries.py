@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import sys
 from typing import Annotated, Any
 
 import typer
@@ -10,6 +9,7 @@ import typer
 from client.cli.flags import Address, Json, Model, Timeout
 from client.cli.generate import parse_token_ids
 from client.cli.reporting import Exit, fail, reported
+from client.cli.stdin import read_text
 from client.connection import DEFAULT_ADDRESS
 from client.sync_client import Client
 from client.types import AbortOutcome
@@ -23,8 +23,8 @@ def tokenize(
     as_json: Json = False,
 ) -> None:
     """Print the token ids of a text."""
-    with reported(address), Client(address) as client:
-        given = sys.stdin.read().removesuffix("\n") if text == "-" else text
+    with reported(address, timeout), Client(address) as client:
+        given = read_text().removesuffix("\n") if text == "-" else text
         ids = client.tokenize(given, model=model, timeout=timeout)
         print(json.dumps({"token_ids": ids}) if as_json else " ".join(map(str, ids)))
 
@@ -38,8 +38,8 @@ def detokenize(
     as_json: Json = False,
 ) -> None:
     """Print the text of token ids."""
-    with reported(address), Client(address) as client:
-        given = sys.stdin.read() if token_ids == ["-"] else " ".join(token_ids)
+    with reported(address, timeout), Client(address) as client:
+        given = read_text() if token_ids == ["-"] else " ".join(token_ids)
         text = client.detokenize(
             parse_token_ids(given), skip_special_tokens=skip_special_tokens, model=model, timeout=timeout
         )
@@ -53,7 +53,7 @@ def abort(
     as_json: Json = False,
 ) -> None:
     """End live requests. Exits 1 where an id is not live."""
-    with reported(address), Client(address) as client:
+    with reported(address, timeout), Client(address) as client:
         outcomes = client.abort(*request_ids, timeout=timeout)
         if as_json:
             print(json.dumps(outcomes))
@@ -66,13 +66,13 @@ def abort(
 
 def info(address: Address = DEFAULT_ADDRESS, timeout: Timeout = 10.0, as_json: Json = False) -> None:
     """Say what is served, its limits and defaults."""
-    with reported(address), Client(address) as client:
+    with reported(address, timeout), Client(address) as client:
         _show(dataclasses.asdict(client.model_info(timeout=timeout)), as_json=as_json)
 
 
 def load(address: Address = DEFAULT_ADDRESS, timeout: Timeout = 10.0, as_json: Json = False) -> None:
     """Say how busy the service is."""
-    with reported(address), Client(address) as client:
+    with reported(address, timeout), Client(address) as client:
         _show(dataclasses.asdict(client.load(timeout=timeout)), as_json=as_json)
 
 
@@ -82,7 +82,7 @@ def health(
     timeout: Timeout = 10.0,
 ) -> None:
     """Say whether the service serves; exit 3 where it does not."""
-    with reported(address), Client(address) as client:
+    with reported(address, timeout if wait is None else None), Client(address) as client:
         if wait is not None:
             client.wait_ready(wait)
         elif not client.health(timeout=timeout):

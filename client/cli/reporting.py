@@ -14,6 +14,7 @@ from client.errors import (
     AlreadyExists,
     DeadlineExceeded,
     InvalidArgument,
+    MessageTooLarge,
     NotFound,
     QueueFull,
     TandemError,
@@ -35,15 +36,20 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
+# Fields whose limit is the model's length or its vocabulary, which `tandem info` tells; a single stop token, not how
+# many there may be.
+_LIMITS_IN_INFO = ("prompt", "text", "token_ids", "stop.stop_token_ids[", "stop.max_new_tokens", "stop.min_new_tokens")
+
+
 @contextmanager
-def reported(address: str) -> Generator[None, None, None]:
-    """Turns what a command's body raises into one line on stderr and an exit code."""
+def reported(address: str, timeout: float | None = None) -> Generator[None, None, None]:
+    """Turns what a command's body raises into one line on stderr and an exit code. `timeout` in seconds, if given."""
     try:
         yield
     except KeyboardInterrupt:
         raise typer.Exit(Exit.INTERRUPTED) from None
     except TandemError as error:
-        raise _failure(describe(error, address), exit_code(error)) from None
+        raise _failure(describe(error, address, timeout), exit_code(error)) from None
     except (TypeError, ValueError) as error:
         raise _failure(str(error), Exit.USAGE) from None
 
@@ -66,18 +72,18 @@ def exit_code(error: TandemError) -> Exit:
             return Exit.ERROR
 
 
-def describe(error: TandemError, address: str) -> str:
+def describe(error: TandemError, address: str, timeout: float | None = None) -> str:
     """The error and what to do about it, in one line."""
     message = " ".join(error.message.split())
     if error.field and error.field not in message:
         message = f"{error.field}: {message}"
-    hint = _hint(error, address)
+    hint = _hint(error, address, timeout)
     return f"{message} ({hint})" if hint else message
 
 
-def _hint(error: TandemError, address: str) -> str:
+def _hint(error: TandemError, address: str, timeout: float | None) -> str:
     match error:
-        case Unavailable(retry_after_seconds=None) if "connect" not in error.message:
+        case Unavailable(retry_after_seconds=None, stream_began=True):
             return "the service went away"
         case Unavailable(retry_after_seconds=None):
             start = "start it with make run-scheduler and make run-worker"
@@ -88,8 +94,12 @@ def _hint(error: TandemError, address: str) -> str:
             return f"try again in {seconds:g} s"
         case NotFound():
             return "tandem info says what is served"
-        case InvalidArgument():
+        case MessageTooLarge():
+            return "the limit is the service's max_message_bytes"
+        case InvalidArgument() if (error.field or "").startswith(_LIMITS_IN_INFO) and "empty" not in error.message:
             return "tandem info says the limits"
+        case DeadlineExceeded() if timeout is not None:
+            return f"--timeout was {timeout:g} s"
         case _:
             return ""
 

@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def tandem(service: FakeService):
     runner = CliRunner(env={"TANDEM_ADDRESS": service.address})
 
-    def run(*arguments: str, stdin: str | None = None) -> Result:
+    def run(*arguments: str, stdin: str | bytes | None = None) -> Result:
         return runner.invoke(app, arguments, input=stdin)
 
     return run
@@ -99,7 +99,13 @@ def test_token_ids_are_numbers() -> None:
             grpc.StatusCode.INVALID_ARGUMENT,
             [bad_request("sampling.top_p", "")],
             2,
-            "error: sampling.top_p: is 3; the limit is 1 (tandem info says the limits)\n",
+            "error: sampling.top_p: is 3; the limit is 1\n",
+        ),
+        (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            [bad_request("stop.max_new_tokens", "")],
+            2,
+            "error: stop.max_new_tokens: is 3; the limit is 1 (tandem info says the limits)\n",
         ),
         (grpc.StatusCode.NOT_FOUND, [], 2, "error: is 3; the limit is 1 (tandem info says what is served)\n"),
         (
@@ -147,11 +153,61 @@ def test_an_aborted_request_is_a_failure(tandem, service: FakeService) -> None:
 
 
 def test_wrong_flags_and_numbers(tandem) -> None:
-    assert tandem("generate").exit_code == 2
     assert tandem("generate", "hi", "--no-such-flag").exit_code == 2
-    result = tandem("generate", "hi", "--top-k", "-1")
+    result = tandem("generate", "hi", "--max-new-tokens", "-1")
     assert result.exit_code == 2
-    assert result.stderr.startswith("error: top_k is -1")
+    assert result.stderr == "error: max_new_tokens is -1; it must be 1 to 4294967295\n"
+
+
+@pytest.mark.parametrize("arguments", [("generate",), ("generate", "--token-ids")])
+def test_without_a_prompt_the_way_to_stdin_is_said(tandem, service: FakeService, arguments: tuple[str, ...]) -> None:
+    result = tandem(*arguments, stdin="x\n")
+    assert (result.exit_code, "or - to read it from standard input" in result.stderr) == (2, True)
+    assert service.requests == []
+
+
+def test_an_empty_prompt_is_called_the_prompt(tandem) -> None:
+    for result in (tandem("generate", ""), tandem("generate", "-", stdin="\n")):
+        assert (result.exit_code, result.stderr) == (2, "error: the prompt is empty; at least 1 character is needed\n")
+
+
+@pytest.mark.parametrize("command", ["generate", "tokenize", "detokenize"])
+def test_stdin_that_is_no_utf_8_is_one_line(tandem, command: str) -> None:
+    result = tandem(command, "-", stdin="né".encode("latin-1"))
+    assert (result.exit_code, result.stderr) == (2, "error: standard input is not UTF-8 (byte 1)\n")
+
+
+def test_a_message_beyond_the_limit_is_a_wrong_request(tandem, service: FakeService) -> None:
+    # The fake service has gRPC's own limit of 4 MiB, and gRPC's own words.
+    result = tandem("generate", "-", stdin="x" * (4 * 2**20 + 1))
+    assert (result.exit_code, service.requests) == (2, [])
+    assert "larger than max" in result.stderr
+    assert result.stderr.endswith("(the limit is the service's max_message_bytes)\n")
+
+
+def test_a_timeout_is_named(tandem, service: FakeService) -> None:
+    service.behaviour = fake_service.endless
+    for seconds in ("0", "0.1"):
+        result = tandem("generate", "hi", "--timeout", seconds)
+        assert (result.exit_code, f"(--timeout was {seconds} s)" in result.stderr) == (4, True)
+
+
+def test_only_a_stream_that_had_begun_can_lose_its_service(tandem, service: FakeService) -> None:
+    def lost(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
+        yield fake_service.accepted(request)
+        ending.context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+
+    service.behaviour = lost
+    assert tandem("generate", "hi").stderr == "error: Socket closed (the service went away)\n"
+    # An address that can never be one, so that no name server is asked.
+    result = tandem("generate", "hi", "--address", "127.0.0.1:99999")
+    assert (result.exit_code, "nothing answers at 127.0.0.1:99999" in result.stderr) == (3, True)
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help(tandem, flag: str) -> None:
+    result = tandem(flag)
+    assert (result.exit_code, "130 interrupted" in " ".join(result.stdout.split())) == (0, True)
 
 
 def test_nobody_there(tandem, service: FakeService) -> None:

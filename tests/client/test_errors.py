@@ -93,6 +93,21 @@ def test_pushback_metadata_is_as_good_as_details(service: FakeService, client: C
     assert caught.value.retry_after_seconds == 0.25
 
 
+def test_a_message_beyond_the_limit_is_no_full_queue(service: FakeService, client: Client) -> None:
+    too_long = "x" * (4 * 2**20 + 1)
+
+    async def read() -> None:
+        async with AsyncClient(service.address) as async_client:
+            async for _ in async_client.generate(too_long):
+                pass
+
+    for attempt in (lambda: list(client.generate(too_long)), lambda: asyncio.run(read())):
+        with pytest.raises(errors.MessageTooLarge, match="larger than max") as caught:
+            attempt()
+        assert caught.value.code == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert not caught.value.stream_began
+
+
 def test_a_service_that_is_not_ready_is_asked_again(service: FakeService) -> None:
     service.behaviour = failing = Failing(2, grpc.StatusCode.UNAVAILABLE, "no worker", retry_info(0.02))
     with Client(service.address, max_retries=2) as client:

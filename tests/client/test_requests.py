@@ -72,11 +72,14 @@ def test_one_stop_string_may_come_alone() -> None:
     [
         ({"max_tokens": 3}, TypeError, "no keyword max_tokens; did you mean max_new_tokens"),
         ({"zzz": 3}, TypeError, "no keyword zzz; known are .*top_p"),
-        ({"top_k": -1}, ValueError, "top_k is -1"),
-        ({"top_k": 2**32}, ValueError, "top_k is 4294967296"),
+        ({"top_k": -1}, ValueError, "top_k is -1; it must be 0 to 4294967295$"),
+        ({"top_k": 2**32}, ValueError, "top_k is 4294967296; it must be 0 to 4294967295$"),
+        ({"max_new_tokens": -1}, ValueError, "max_new_tokens is -1; it must be 1 to 4294967295$"),
+        ({"seed": 10**22}, ValueError, "seed is 1000.*; it must be 0 to 18446744073709551615$"),
+        ({"priority": 2**31}, ValueError, "priority is 2147483648; it must be -2147483648 to 2147483647$"),
         ({"temperature": "hot"}, TypeError, "temperature is 'hot'"),
         ({"stop": [3]}, TypeError, r"stop is \[3\]"),
-        ({"stop_token_ids": [-1]}, ValueError, r"stop_token_ids is \[-1\]"),
+        ({"stop_token_ids": [-1]}, ValueError, r"stop_token_ids is \[-1\]; each must be 0 to 4294967295$"),
     ],
 )
 def test_a_wrong_keyword_is_named(options: dict[str, object], error: type[Exception], message: str) -> None:
