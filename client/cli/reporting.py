@@ -38,7 +38,7 @@ class Exit(IntEnum):
 
 # Fields whose limit is the model's length or its vocabulary, which `tandem info` tells; a single stop token, not how
 # many there may be.
-_LIMITS_IN_INFO = ("prompt", "text", "token_ids", "stop.stop_token_ids[", "stop.max_new_tokens", "stop.min_new_tokens")
+_LIMITS_IN_INFO = ("prompt", "text", "token_ids", "stop.stop_token_ids[", "stop.max_new_tokens")
 
 
 @contextmanager
