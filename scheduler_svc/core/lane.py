@@ -37,20 +37,20 @@ class Lane:
         """Pages that so many positions take."""
         return -(-num_tokens // self.info.page_size)
 
-    def leave(self, request: Request, move: Move, *, broken: bool = False) -> None:
+    def leave(self, request: Request, move: Move) -> None:
         """Takes a running request off its row and frees its pages at once.
 
         Plans in flight may still read and write those pages; the worker applies plans in order, so whoever gets the
         pages next writes them after that.
         """
         row, page_size = request.row, self.info.page_size
-        proven = 0 if broken else int(self.rows.proven[row])
-        written = self.pages_for(int(self.rows.planned[row]))
+        proven, planned = int(self.rows.proven[row]), int(self.rows.planned[row])
         pages = self.rows.unseat(row)
         # What is in flight may yet turn out not finite when nobody looks any more, and a page's next owner multiplies
         # its stale tail by zero, which NaN survives. So what no finite sample has read is zeroed: a page per request.
-        if proven < int(self.rows.planned[row]) or broken:
-            self.zero_pages.extend(pages[proven // page_size : written])
+        # That covers a row that broke: the step which broke it was planned and proved nothing.
+        if proven < planned:
+            self.zero_pages.extend(pages[proven // page_size : self.pages_for(planned)])
         self.pool.release(pages)
         request.move(move)
 

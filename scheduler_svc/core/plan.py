@@ -49,11 +49,6 @@ class Plan:
     chunk_samples: npt.NDArray[np.uint8]
     decode_rows: Int32Array
 
-    @property
-    def num_tokens(self) -> int:
-        """Positions that the step computes."""
-        return int(self.chunk_counts.sum()) + len(self.decode_rows)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class InFlight:

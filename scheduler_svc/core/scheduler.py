@@ -151,10 +151,9 @@ class Scheduler:
         failure: fx.Failure | None = None,
         stop_token_id: int | None = None,
         output_tokens: int | None = None,
-        broken: bool = False,
     ) -> None:
         """Ends a live request in every phase: frees it, forgets it, and queues its one terminal answer."""
-        in_flight = self._forget(request, broken=broken)
+        in_flight = self._forget(request)
         delivered = request.num_outputs
         kept = delivered if output_tokens is None else min(output_tokens, delivered)
         stats = request.stats(now=now, output_tokens=kept, discarded_tokens=in_flight + delivered - kept)
@@ -169,11 +168,11 @@ class Scheduler:
             ),
         )
 
-    def _forget(self, request: Request, *, broken: bool = False) -> int:
+    def _forget(self, request: Request) -> int:
         """Frees a live request without an answer; returns how many samples are still in flight for it."""
         if request.phase is Phase.RUNNING:
             assert self.lane is not None
-            self.lane.leave(request, Move.END, broken=broken)
+            self.lane.leave(request, Move.END)
         else:
             request.move(Move.END)
             self.book.uncount(request)
@@ -260,7 +259,7 @@ class Scheduler:
 
     def _end_by(self, ending: Ending, now: float) -> None:
         if ending.failure is not None:
-            self._end(ending.request, now, failure=ending.failure, broken=True)
+            self._end(ending.request, now, failure=ending.failure)
             return
         ending.request.last_token_at = now
         self._end(ending.request, now, reason=ending.reason, stop_token_id=ending.stop_token_id)
