@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.rigs.byte_tokenizer import byte_characters, byte_level_json
+
 # Small enough to fit a CPU core, shaped as real ones are.
 MODEL: dict[str, Any] = {
     "hidden_size": 512,
@@ -85,36 +87,10 @@ def model_folder() -> Path:
 
 def tokenizer_json() -> bytes:
     """Token ids 0 to 255 are bytes, the others words of three letters, so that the service makes text as it would."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    rest = iter(range(0x100, 0x200))
-    pieces = [chr(byte) if byte in printable else chr(next(rest)) for byte in range(256)]
+    pieces = byte_characters()
     letters = "abcdefghijklmnopqrstuvwxyz"
     pieces += [f"Ġ{a}{b}{c}" for a in letters for b in letters for c in letters][: MODEL["vocab_size"] - 256]
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
-    return json.dumps(
-        {
-            "version": "1.0",
-            "truncation": None,
-            "padding": None,
-            "added_tokens": [],
-            "normalizer": None,
-            "pre_tokenizer": byte_level,
-            "post_processor": None,
-            "decoder": byte_level,
-            "model": {
-                "type": "BPE",
-                "dropout": None,
-                "unk_token": None,
-                "continuing_subword_prefix": None,
-                "end_of_word_suffix": None,
-                "fuse_unk": False,
-                "byte_fallback": False,
-                "ignore_merges": False,
-                "vocab": {piece: token for token, piece in enumerate(pieces)},
-                "merges": [],
-            },
-        }
-    ).encode()
+    return byte_level_json({piece: token for token, piece in enumerate(pieces)}, [])
 
 
 def make_model(folder: Path) -> None:

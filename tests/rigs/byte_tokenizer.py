@@ -33,14 +33,14 @@ VOCAB_SIZE = 288
 POISON_ID = 280
 
 
-def _byte_characters() -> list[str]:
+def byte_characters() -> list[str]:
     """The printable stand-in for each byte, as byte-level BPE vocabularies write it (GPT-2's table)."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     rest = iter(range(0x100, 0x200))
     return [chr(byte) if byte in printable else chr(next(rest)) for byte in range(256)]
 
 
-_CHARACTERS = _byte_characters()
+_CHARACTERS = byte_characters()
 
 
 def special_name(token: int) -> str:
@@ -54,13 +54,19 @@ def tokenizer_json() -> bytes:
     special = range(EOS_ID, VOCAB_SIZE)
     vocab |= {special_name(token): token for token in special}
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    added = [{"id": token, "content": special_name(token), **flags} for token in special]
+    return byte_level_json(vocab, added)
+
+
+def byte_level_json(vocab: dict[str, int], added_tokens: list[dict[str, object]]) -> bytes:
+    """A tokenizer.json of byte-level pieces without merges: each character is its own token when text comes in."""
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     return json.dumps(
         {
             "version": "1.0",
             "truncation": None,
             "padding": None,
-            "added_tokens": [{"id": token, "content": special_name(token), **flags} for token in special],
+            "added_tokens": added_tokens,
             "normalizer": None,
             "pre_tokenizer": byte_level,
             "post_processor": None,

@@ -13,6 +13,7 @@ from scheduler_svc.core import events as ev
 from scheduler_svc.core.plan import Plan
 from tests.rigs.executor import Executor, Shape
 from tests.rigs.faults import Faults
+from tests.scheduler_svc.core.world import info_of
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,22 +39,8 @@ class Worker:
         self.executor = Executor(self.shape, faults=self.faults)
 
     def joining(self) -> ev.WorkerJoined:
-        """Its offer; workers of all sizes serve the same model."""
-        shape = self.shape
-        info = ev.WorkerInfo(
-            identity="identity",
-            model="model",
-            vocab_size=shape.vocab_size,
-            page_size=shape.page_size,
-            num_pages=shape.num_pages,
-            max_rows=shape.max_rows,
-            max_length=shape.max_length,
-            token_budget=shape.token_budget,
-            chunk_align=shape.chunk_align,
-            eos_token_ids=shape.eos_token_ids,
-            pid=1,
-        )
-        return ev.WorkerJoined(worker=self.name, info=info)
+        """Its offer."""
+        return ev.WorkerJoined(worker=self.name, info=info_of(self.shape))
 
     def work(self) -> bool:
         """Takes in its oldest message, over the wire's format; False where there is none."""

@@ -24,6 +24,23 @@ from tests.rigs.oracle import Completion, complete
 FRONTEND = "f-1"
 
 
+def info_of(shape: Shape) -> ev.WorkerInfo:
+    """What a worker of this shape offers; workers of all shapes serve the same model."""
+    return ev.WorkerInfo(
+        identity="identity",
+        model="model",
+        vocab_size=shape.vocab_size,
+        page_size=shape.page_size,
+        num_pages=shape.num_pages,
+        max_rows=shape.max_rows,
+        max_length=shape.max_length,
+        token_budget=shape.token_budget,
+        chunk_align=shape.chunk_align,
+        eos_token_ids=shape.eos_token_ids,
+        pid=1,
+    )
+
+
 @dataclass(slots=True)
 class Stream:
     """What one caller asked for and has heard."""
@@ -118,20 +135,7 @@ class World:
 
     def info(self) -> ev.WorkerInfo:
         """What the executor can do."""
-        shape = self.shape
-        return ev.WorkerInfo(
-            identity="identity",
-            model="model",
-            vocab_size=shape.vocab_size,
-            page_size=shape.page_size,
-            num_pages=shape.num_pages,
-            max_rows=shape.max_rows,
-            max_length=shape.max_length,
-            token_budget=shape.token_budget,
-            chunk_align=shape.chunk_align,
-            eos_token_ids=shape.eos_token_ids,
-            pid=1,
-        )
+        return info_of(self.shape)
 
     def join(self, faults: Faults | None = None) -> None:
         """A new worker, its pool empty, joins."""
