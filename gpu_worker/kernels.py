@@ -12,8 +12,9 @@ from gpu_worker.attention import DecodeAttention, PrefillAttention, StepContext
 from gpu_worker.block_mask import DecodeMask, PrefillBlocks, PrefillMask
 from gpu_worker.geometry import Geometry
 from gpu_worker.kv_cache import KvCache
+from gpu_worker.shapes import Shapes
 from gpu_worker.slots import DeviceTables
-from gpu_worker.step import Shapes, StepLayout
+from gpu_worker.step import StepLayout
 
 
 class Kernels:

@@ -22,10 +22,12 @@ from gpu_worker.kernels import Kernels
 from gpu_worker.kv_cache import KvCache
 from gpu_worker.model import head_dim_of
 from gpu_worker.sampler import sample
+from gpu_worker.sampling_upload import sampling_of
+from gpu_worker.shapes import Shapes
 from gpu_worker.slots import DeviceTables, RowTables
 from gpu_worker.staging import Staging
-from gpu_worker.step import Int64Array, Shapes, StepLayout, lay_out
-from gpu_worker.upload import sampling_of, step_arrays
+from gpu_worker.step import Int64Array, StepLayout, lay_out
+from gpu_worker.upload import step_arrays
 from gpu_worker.warm_up import warm_up_plan
 from gpu_worker.wire import Outcome, Plan, PlanError, read_plan
 
@@ -189,7 +191,7 @@ class Runner:
         logits = self._forward(ids, staged["positions"], staged["sample_tokens"], context)
         if logits is None:
             return ids[:0]
-        tokens = sample(logits, *sampling_of(layout, staged, self.tables))
+        tokens = sample(logits, *sampling_of(layout.samples, staged, self.tables))
         rows = staged["sample_rows"]
         self.device_tables.newest_token.index_copy_(0, rows, tokens.clamp(min=0))
         return tokens

@@ -1,50 +1,21 @@
 """One plan as the arrays its step needs: which token goes where, what each kernel reads, which rows sample.
 
-Owns the packing (decode rows, then chunks, then padding), the static shapes, and all page arithmetic of a step. Host
+Owns the packing (decode rows, then chunks, then padding) and all page arithmetic of a step. Host
 only: numpy in, numpy out, no torch; the host's tables know everything but the sampled tokens.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu_worker.geometry import Geometry, align_up
+from gpu_worker.geometry import align_up
+from gpu_worker.samples import SamplePart, lay_out_samples
+from gpu_worker.shapes import Shapes, bucket_for
 from gpu_worker.slots import RowTables, TableEdits
 from gpu_worker.wire import Plan
 
 Int64Array = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shapes:
-    """Static shapes by device. Kernels exist for these and no others."""
-
-    # Decode slots of each decode kernel, ascending.
-    decode_buckets: tuple[int, ...]
-    # Query positions of each prefill kernel, ascending; the last holds the token budget.
-    prefill_buckets: tuple[int, ...]
-    # Tokens and samples are padded to multiples and buckets, so that captured graphs can follow. None: packed
-    # exactly, and the one decode kernel has a slot for every row and reads the page table itself.
-    token_multiple: int | None
-
-    @classmethod
-    def for_device(cls, geometry: Geometry, *, on_cpu: bool) -> "Shapes":
-        """A CPU skips inactive slots at no cost, so one shape serves all; elsewhere rows are bucketed."""
-        prefill = (geometry.prefill_tokens,)
-        if on_cpu:
-            every_row = geometry.max_rows + 1
-            return cls(decode_buckets=(every_row,), prefill_buckets=prefill, token_multiple=None)
-        powers = [1 << i for i in range(geometry.max_rows.bit_length()) if 1 << i < geometry.max_rows]
-        return cls(
-            decode_buckets=(*powers, geometry.max_rows),
-            prefill_buckets=prefill,
-            token_multiple=geometry.chunk_align,
-        )
-
-
-def _bucket(buckets: tuple[int, ...], need: int) -> int:
-    return next(size for size in buckets if size >= need)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,23 +46,6 @@ class PrefillPart:
     num_partial: Int64Array
     partial_pages: Int64Array
     q_positions: Int64Array
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplePart:
-    """Rows whose next token comes out, in the result's order; padded with row 0 and token 0."""
-
-    num_samples: int
-    # int64 [samples]: packed token whose logits decide, and the row that gets the token.
-    tokens: Int64Array
-    rows: Int64Array
-    # int64 [num_samples]: position of the token to be sampled.
-    positions: Int64Array
-    # int64 [drawing]: which samples are not greedy.
-    drawing: Int64Array
-    # int64 [n]: pairs of sample and token that may not come out.
-    banned_samples: Int64Array = field(default_factory=lambda: np.zeros(0, np.int64))
-    banned_tokens: Int64Array = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +89,7 @@ def lay_out(
         kv_slots=pages * page_size + all_positions % page_size,
         decode=decode,
         prefill=prefill,
-        samples=_lay_out_samples(plan, tables, decode.rows.size if decode else 0, shapes),
+        samples=lay_out_samples(plan, tables, decode.rows.size if decode else 0, shapes),
     )
 
 
@@ -149,7 +103,7 @@ def _ids_of_decode_rows(rows: Int64Array, tables: RowTables) -> Int64Array:
 
 def _lay_out_decode(plan: Plan, tables: RowTables, slot_of_row: Int64Array, shapes: Shapes) -> DecodePart:
     rows = plan.decode_rows.astype(np.int64)
-    bucket = _bucket(shapes.decode_buckets, rows.size)
+    bucket = bucket_for(shapes.decode_buckets, rows.size)
     slots, list_slots = slot_of_row[rows], None
     if shapes.token_multiple is not None:
         rows = np.concatenate([rows, np.zeros(bucket - rows.size, np.int64)])
@@ -180,7 +134,7 @@ def _lay_out_prefill(
     page_size, q_block = tables.geometry.page_size, tables.geometry.chunk_align
     counts = plan.chunk_counts.astype(np.int64)
     tiles = -(-counts // q_block)
-    bucket = _bucket(shapes.prefill_buckets, int(tiles.sum()) * q_block)
+    bucket = bucket_for(shapes.prefill_buckets, int(tiles.sum()) * q_block)
     num_tiles = bucket // q_block
     first_tiles = np.cumsum(tiles) - tiles
     places = [first * q_block + np.arange(count) for first, count in zip(first_tiles, counts, strict=True)]
@@ -208,31 +162,3 @@ def _lay_out_prefill(
             part.num_full[at], part.num_partial[at] = num_full, num_partial
             part.partial_pages[at, :num_partial] = tables.page_table[row, num_full : num_full + num_partial]
     return part
-
-
-def _lay_out_samples(plan: Plan, tables: RowTables, num_decode_tokens: int, shapes: Shapes) -> SamplePart:
-    ends = num_decode_tokens + np.cumsum(plan.chunk_counts, dtype=np.int64)
-    chunk_rows = plan.chunk_rows[plan.chunk_samples].astype(np.int64)
-    decode_rows = plan.decode_rows.astype(np.int64)
-    decode_tokens = np.arange(decode_rows.size, dtype=np.int64)
-    rows = np.concatenate([chunk_rows, decode_rows])
-    tokens = np.concatenate([ends[plan.chunk_samples] - 1, decode_tokens])
-    positions = tables.num_known[rows]
-    drawing = np.flatnonzero(tables.sampling["temperature"][rows] > 0)
-    banned = [
-        (np.full(tables.banned[int(rows[i])].size, i), tables.banned[int(rows[i])])
-        for i in np.flatnonzero(positions < tables.sampling["banned_until"][rows])
-    ]
-    num_samples = rows.size
-    if shapes.token_multiple is not None and num_samples:
-        padding = np.zeros(_bucket(shapes.decode_buckets, num_samples) - num_samples, np.int64)
-        rows, tokens = np.concatenate([rows, padding]), np.concatenate([tokens, padding])
-    return SamplePart(
-        num_samples=num_samples,
-        tokens=tokens,
-        rows=rows,
-        positions=positions,
-        drawing=drawing,
-        banned_samples=np.concatenate([pair[0] for pair in banned] or [np.zeros(0, np.int64)]),
-        banned_tokens=np.concatenate([pair[1] for pair in banned] or [np.zeros(0, np.int64)]).astype(np.int64),
-    )

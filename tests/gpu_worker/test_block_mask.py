@@ -10,8 +10,9 @@ from gpu_worker.block_mask import logical_to_physical
 from gpu_worker.geometry import Geometry
 from gpu_worker.kernels import Kernels
 from gpu_worker.kv_cache import KvCache
+from gpu_worker.shapes import Shapes
 from gpu_worker.slots import DeviceTables, RowTables
-from gpu_worker.step import Shapes, lay_out
+from gpu_worker.step import lay_out
 from gpu_worker.upload import step_arrays
 from gpu_worker.wire import read_plan
 from tests.gpu_worker.plans import TinyCore

@@ -12,7 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from gpu_worker.attention import ATTENTION_NAME
 from gpu_worker.config import WorkerSettings
 from gpu_worker.linear import PackedLinear, can_pack
-from gpu_worker.model import ModelRefused, identity, load_weights, locate, read_files, weight_bytes
+from gpu_worker.model import check_config, load_weights, weight_bytes
+from gpu_worker.model_files import ModelRefused, identity, locate, read_files
 from gpu_worker.startup import choose_device, choose_geometry
 
 
@@ -78,7 +79,7 @@ def test_without_do_sample_the_default_is_greedy(saved: Path, tmp_path: Path) ->
 )
 def test_refused_with_the_reason(saved: Path, tmp_path: Path, config: dict[str, object], problem: str) -> None:
     with pytest.raises(ModelRefused, match=problem):
-        read_files(changed(saved, tmp_path, **config), trust_remote_code=False)
+        check_config(read_files(changed(saved, tmp_path, **config), trust_remote_code=False).config)
 
 
 def test_only_safetensors_are_read(saved: Path, tmp_path: Path) -> None:
