@@ -78,6 +78,7 @@ class Recorder:
             plans_in_flight=config.plans_in_flight,
             step_timeout_seconds=config.step_timeout_seconds,
             silence_timeout_seconds=config.silence_timeout_seconds,
+            report_steps=config.report_steps,
         )
         self._write(header.SerializeToString())
 
@@ -124,6 +125,7 @@ def read(path: Path) -> tuple[CoreConfig, Iterator[pb.RecordedEvent]]:
         plans_in_flight=header.plans_in_flight,
         step_timeout_seconds=header.step_timeout_seconds,
         silence_timeout_seconds=header.silence_timeout_seconds,
+        report_steps=header.report_steps,
     )
     return config, (parsed(pb.RecordedEvent, data) for data in entries)
 

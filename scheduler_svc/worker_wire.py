@@ -96,6 +96,7 @@ def _step_done(result: pb.StepResult, worker: str) -> ev.StepDone:
         detail=result.detail[:_MAX_DETAIL],
         tokens=array(result.tokens, np.int32, "tokens"),
         nonfinite=array(result.nonfinite, np.int32, "nonfinite"),
+        compute_us=result.compute_us,
     )
 
 

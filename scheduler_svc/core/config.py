@@ -13,3 +13,5 @@ class CoreConfig:
     step_timeout_seconds: float = 120.0
     silence_timeout_seconds: float = 15.0
     """A worker with no plan in flight that says nothing for so long is lost."""
+    report_steps: bool = False
+    """Whether a StepReport comes of every step, lane reset and worker that joins."""

@@ -204,6 +204,55 @@ class Note:
     message: str
 
 
+class StepKind(StrEnum):
+    """What a step computed, or what else happened to the lane."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    MIXED = "mixed"
+    RESET = "reset"
+    JOINED = "joined"
+
+
+class ResetCause(StrEnum):
+    """Why a lane was reset."""
+
+    WORKER_LOST = "worker lost"
+    WORKER_SILENT = "worker silent"
+    STEP_FAILED = "step failed"
+    OUT_OF_MEMORY = "out of memory"
+    OUT_OF_SYNC = "out of sync"
+    SKIPPED = "skipped"
+    MALFORMED = "malformed result"
+    WRONG_STEP = "wrong step"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """What became of a step: who ran and waited while it ran, what it computed, how long it took.
+
+    `step` and `preemptions` count from the core's start, as in Load; the decode rows' tokens are `decode_tokens`, all
+    chunks' `prefill_tokens`, those delivered `output_tokens`. `span_seconds` is plan sent to result read. A reset has a
+    `cause`, and the tokens and span of the plans that became void by it; it and a join repeat the last step's number.
+    """
+
+    kind: StepKind
+    cause: ResetCause | None
+    at: float
+    step: int
+    generation: int
+    running: int
+    waiting: int
+    prefill_tokens: int
+    decode_tokens: int
+    output_tokens: int
+    pages_used: int
+    pages_total: int
+    preemptions: int
+    compute_us: int
+    span_seconds: float
+
+
 Effect = (
     Admitted
     | Rejected
@@ -217,4 +266,5 @@ Effect = (
     | SendPlan
     | AnnounceDrain
     | Note
+    | StepReport
 )

@@ -147,7 +147,10 @@ class StepStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepDone:
-    """A step's result: `tokens` int32, one per sampled row in the plan's order; `nonfinite` indices into them."""
+    """A step's result: `tokens` int32, one per sampled row in the plan's order; `nonfinite` indices into them.
+
+    `compute_us` is the worker's own time for the step.
+    """
 
     worker: str
     generation: int
@@ -156,6 +159,7 @@ class StepDone:
     detail: str
     tokens: Int32Array
     nonfinite: Int32Array
+    compute_us: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ import numpy as np
 
 from scheduler_svc.core import effects as fx
 from scheduler_svc.core import events as ev
+from scheduler_svc.core import step_reports
 from scheduler_svc.core.book import RequestBook
 from scheduler_svc.core.config import CoreConfig
 from scheduler_svc.core.lane import Lane
@@ -24,6 +25,12 @@ from scheduler_svc.core.results import Delivery, Ending, read_result
 
 _RECENT_STEPS = 64
 _MAX_FRUITLESS_RESETS = 5
+_CAUSES = {
+    ev.StepStatus.SKIPPED: fx.ResetCause.SKIPPED,
+    ev.StepStatus.FAILED: fx.ResetCause.STEP_FAILED,
+    ev.StepStatus.OUT_OF_MEMORY: fx.ResetCause.OUT_OF_MEMORY,
+    ev.StepStatus.OUT_OF_SYNC: fx.ResetCause.OUT_OF_SYNC,
+}
 
 
 class LaneKeeper:
@@ -49,6 +56,9 @@ class LaneKeeper:
         """Median of the last steps, plan sent to result read; 0 before the first."""
         return 1e3 * median(self._step_seconds) if self._step_seconds else 0.0
 
+    def _totals(self) -> step_reports.Totals:
+        return step_reports.Totals(self.steps, self.preemptions)
+
     def is_serving(self, worker: str) -> bool:
         """Whether this worker's lane is open."""
         return self.lane is not None and self.lane.worker == worker
@@ -64,26 +74,31 @@ class LaneKeeper:
                 f"{info.model} (identity {info.identity[:12]}): {_difference(self.info, info)}; bring the same, or "
                 "start the scheduler anew"
             )
-            effects = self.close("it came back as another") if self.is_serving(event.worker) else []
+            effects = self.close("it came back as another", now) if self.is_serving(event.worker) else []
             note = fx.Note(message=f"worker {event.worker} refused: {reason}")
             return [*effects, note, fx.WorkerRefused(worker=event.worker, reason=reason, retry=False)]
         if lane is not None and lane.worker != event.worker:
             reason = f"worker {lane.worker} serves already; this one may stand by"
             return [fx.WorkerRefused(worker=event.worker, reason=reason, retry=True)]
-        effects = self.close("it joined again") if lane is not None else []
+        effects = self.close("it joined again", now) if lane is not None else []
         self.info = info
         self._eos = np.array(info.eos_token_ids, np.int32)
         self._generation += 1
         self.lane = Lane(worker=event.worker, info=info, generation=self._generation, now=now)
-        return [*effects, fx.WorkerAccepted(worker=event.worker, generation=self._generation)]
+        effects.append(fx.WorkerAccepted(worker=event.worker, generation=self._generation))
+        if self._config.report_steps:
+            effects.append(step_reports.joined(self._totals(), self.lane, self._book, now))
+        return effects
 
-    def close(self, reason: str) -> list[fx.Effect]:
+    def close(
+        self, reason: str, now: float, cause: fx.ResetCause = fx.ResetCause.WORKER_LOST, compute_us: int = 0
+    ) -> list[fx.Effect]:
         """The worker is gone: resets its lane and forgets it."""
         lane = self.lane
         assert lane is not None
-        note = self._reset(lane, f"worker {lane.worker} lost: {reason}")
+        effects = self._reset(lane, f"worker {lane.worker} lost: {reason}", now, cause, compute_us)
         self.lane = None
-        return [note]
+        return effects
 
     def patience(self) -> float | None:
         """When the worker has been silent for too long."""
@@ -103,10 +118,11 @@ class LaneKeeper:
         assert self.lane is not None
         worker = self.lane.worker
         what = "a step took too long" if self.lane.in_flight else "it has been silent for too long"
-        return [*self.close(what), fx.AskRejoin(worker=worker)]
+        return [*self.close(what, now, fx.ResetCause.WORKER_SILENT), fx.AskRejoin(worker=worker)]
 
-    def _reset(self, lane: Lane, reason: str) -> fx.Note:
+    def _reset(self, lane: Lane, reason: str, now: float, cause: fx.ResetCause, compute_us: int) -> list[fx.Effect]:
         """The one recovery. Requests keep all they know; plans in flight are void; nothing is resent."""
+        void = tuple(lane.in_flight)
         self._generation += 1
         self.resets += 1
         for request in self._book.waiting():
@@ -115,21 +131,25 @@ class LaneKeeper:
         for request in requests:
             request.late_plans = request.late_samples = 0
             self._book.enqueue(request)
-        return fx.Note(message=f"{reason}; {len(requests)} requests go back to the queue")
+        effects: list[fx.Effect] = [fx.Note(message=f"{reason}; {len(requests)} requests go back to the queue")]
+        if self._config.report_steps:
+            effects.append(step_reports.reset(self._totals(), lane, self._book, now, cause, void, compute_us))
+        return effects
 
-    def _reset_or_send_away(self, lane: Lane, reason: str) -> list[fx.Effect]:
+    def _reset_or_send_away(
+        self, lane: Lane, reason: str, now: float, cause: fx.ResetCause, compute_us: int
+    ) -> list[fx.Effect]:
         """After a step that went wrong."""
         lane.fruitless_resets += 1
         if lane.fruitless_resets < _MAX_FRUITLESS_RESETS:
-            return [self._reset(lane, reason)]
-        return self._send_away(
-            lane, f"{lane.fruitless_resets} resets in a row without one confirmed step, the last one: {reason}"
-        )
+            return self._reset(lane, reason, now, cause, compute_us)
+        reason = f"{lane.fruitless_resets} resets in a row without one confirmed step, the last one: {reason}"
+        return self._send_away(lane, reason, now, cause, compute_us)
 
-    def _send_away(self, lane: Lane, reason: str) -> list[fx.Effect]:
+    def _send_away(self, lane: Lane, reason: str, now: float, cause: fx.ResetCause, compute_us: int) -> list[fx.Effect]:
         """The worker may come back, but not at once."""
-        worker = lane.worker
-        return [*self.close(reason), fx.WorkerRefused(worker=worker, reason=reason, retry=True)]
+        refused = fx.WorkerRefused(worker=lane.worker, reason=reason, retry=True)
+        return [*self.close(reason, now, cause, compute_us), refused]
 
     # Steps ---------------------------------------------------------------------------------------------------
 
@@ -163,11 +183,13 @@ class LaneKeeper:
         if record is None or event.step != record.step:
             expected = record.step if record else "none"
             what = f"a result for step {event.step} came, expected {expected}"
-            return self._reset_or_send_away(lane, what), None, []
+            cause = fx.ResetCause.WRONG_STEP
+            return self._reset_or_send_away(lane, what, now, cause, event.compute_us), None, []
         if event.status is not ev.StepStatus.OK:
-            return self._failed(lane, event, {int(handle) for handle in record.handles})
+            return self._failed(lane, event, {int(handle) for handle in record.handles}, now)
         if not _well_formed(event, len(record.sampled), lane.info.vocab_size):
-            return self._send_away(lane, f"its result for step {event.step} is malformed"), None, []
+            what = f"its result for step {event.step} is malformed"
+            return self._send_away(lane, what, now, fx.ResetCause.MALFORMED, event.compute_us), None, []
         lane.in_flight.popleft()
         lane.fruitless_resets = 0
         self.steps += 1
@@ -184,13 +206,18 @@ class LaneKeeper:
         )
         if self.suspects:
             self.suspects.difference_update(int(handle) for handle in record.handles[record.sampled])
-        return [], delivery, delivery.endings
+        if not self._config.report_steps:
+            return [], delivery, delivery.endings
+        num_tokens = len(delivery.tokens)
+        report = step_reports.confirmed(self._totals(), lane, self._book, now, record, num_tokens, event.compute_us)
+        return [report], delivery, delivery.endings
 
     def _failed(
-        self, lane: Lane, event: ev.StepDone, handles: set[int]
+        self, lane: Lane, event: ev.StepDone, handles: set[int], now: float
     ) -> tuple[list[fx.Effect], Delivery | None, list[Ending]]:
         culprits = handles & self.suspects if len(handles) == 1 else set[int]()
-        effects = self._reset_or_send_away(lane, f"step {event.step} {event.status}: {event.detail}")
+        what = f"step {event.step} {event.status}: {event.detail}"
+        effects = self._reset_or_send_away(lane, what, now, _CAUSES[event.status], event.compute_us)
         if event.status in (ev.StepStatus.OUT_OF_SYNC, ev.StepStatus.SKIPPED):
             return effects, None, []
         for handle in culprits:

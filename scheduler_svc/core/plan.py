@@ -56,7 +56,8 @@ class InFlight:
 
     `rows`, `handles`, `ends` name every row of the plan: whose it was and the first position after those computed.
     `sampled` are indices into them, in the order of the result's tokens. `zero_pages` are what the plan zeroes: that
-    it did so is known only once it is confirmed.
+    it did so is known only once it is confirmed. `prefill_tokens` are those of its chunks, `decode_tokens` one per
+    decode row.
     """
 
     step: int
@@ -66,3 +67,5 @@ class InFlight:
     ends: Int32Array
     sampled: Int64Array
     zero_pages: Int32Array
+    prefill_tokens: int
+    decode_tokens: int

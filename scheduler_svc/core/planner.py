@@ -217,6 +217,8 @@ def _commit(
             ends=rows.planned[all_rows],
             sampled=sampled,
             zero_pages=zero_pages,
+            prefill_tokens=sum(count for _, count in chunks),
+            decode_tokens=len(decode),
         )
     )
     return Plan(

@@ -239,7 +239,7 @@ class Scheduler:
                 self._end(request, now, failure=fx.Failure(code=fx.FailureCode.TOO_LARGE, message=message))
 
     def _on_worker_lost(self, event: ev.WorkerLost, now: float) -> list[fx.Effect]:
-        return self.keeper.close(event.reason) if self.keeper.is_serving(event.worker) else []
+        return self.keeper.close(event.reason, now) if self.keeper.is_serving(event.worker) else []
 
     def _on_worker_alive(self, event: ev.WorkerAlive, now: float) -> list[fx.Effect]:
         lane = self.lane

@@ -353,7 +353,7 @@ def test_a_worker_that_hangs_is_given_up_and_asked_to_join_again() -> None:
     assert any(isinstance(effect, fx.AskRejoin) for effect in world.effects)
     late = ev.StepDone(
         worker=world.worker, generation=1, step=1, status=ev.StepStatus.OK, detail="",
-        tokens=world.streams[1].submit.prompt, nonfinite=world.streams[1].submit.prompt[:0],
+        tokens=world.streams[1].submit.prompt, nonfinite=world.streams[1].submit.prompt[:0], compute_us=0,
     )  # fmt: skip
     assert isinstance(world.handle(late)[0], fx.AskRejoin)
     world.join()
@@ -490,7 +490,7 @@ def test_a_worker_that_gets_nothing_right_is_sent_away_for_a_while() -> None:
         world.handle(
             ev.StepDone(
                 worker=world.worker, generation=plan.generation, step=plan.step, status=ev.StepStatus.OUT_OF_SYNC,
-                detail="never", tokens=empty, nonfinite=empty,
+                detail="never", tokens=empty, nonfinite=empty, compute_us=0,
             )
         )  # fmt: skip
         resets += 1
