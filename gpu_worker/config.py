@@ -89,7 +89,6 @@ class WorkerSettings(BaseSettings):
         PositiveInt | None, Field(description="tokens per step; default 512 on a CPU, else 4096")
     ] = None
     threads: Annotated[PositiveInt | None, Field(description="CPU threads; default: physical cores but one")] = None
-    trust_remote_code: Annotated[bool, Field(description="run code that comes with the model")] = False
     runtime_dir: Annotated[
         Path,
         Field(description="where the scheduler's sockets are; default $XDG_RUNTIME_DIR/tandem, else /tmp/tandem-<uid>"),

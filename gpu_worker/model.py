@@ -1,4 +1,4 @@
-"""The model itself: checked, loaded through Transformers, put in the state that the runner needs.
+"""The model itself: checked, and once loaded put in the state that the runner needs.
 
 Owns what is refused and why. No model code: Transformers' classes with this worker's attention. Knows nothing of
 pages, plans or sockets.
@@ -6,11 +6,10 @@ pages, plans or sockets.
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
-from gpu_worker.attention import ATTENTION_NAME, register
 from gpu_worker.linear import PackedLinear, can_pack, pack_linears
-from gpu_worker.model_files import ModelFiles, ModelRefused
+from gpu_worker.model_files import ModelRefused
 
 PROVEN_MODEL_TYPES = ("llama", "qwen3")
 # Rope types whose table does not depend on the largest position of the batch.
@@ -42,24 +41,6 @@ def check_config(config: PreTrainedConfig) -> None:
 def head_dim_of(config: PreTrainedConfig) -> int:
     """Dimension of one attention head."""
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-
-
-def load_weights(
-    files: ModelFiles, *, device: torch.device, dtype: torch.dtype, trust_remote_code: bool
-) -> PreTrainedModel:
-    """The model on its device, in evaluation mode, with paged attention. Raises ModelRefused."""
-    if not any(files.folder.glob("*.safetensors")):
-        raise ModelRefused(f"{files.folder} has no *.safetensors; other weight formats can run code and are not read")
-    register()
-    model = AutoModelForCausalLM.from_pretrained(
-        files.folder,
-        config=files.config,
-        dtype=dtype,
-        use_safetensors=True,
-        attn_implementation=ATTENTION_NAME,
-        trust_remote_code=trust_remote_code,
-    )
-    return prepare(model, device=device, dtype=dtype)
 
 
 def prepare(model: PreTrainedModel, *, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:

@@ -51,12 +51,12 @@ def locate(name: str) -> Path:
         raise ModelRefused(f"model {name} is no folder here and cannot be had from the hub: {reason}") from error
 
 
-def read_files(folder: Path, *, trust_remote_code: bool) -> ModelFiles:
+def read_files(folder: Path) -> ModelFiles:
     """Everything but the weights. Raises ModelRefused."""
     if not (folder / "config.json").is_file():
         raise ModelRefused(f"{folder} has no config.json")
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         generation = _generation_config(folder)
     except (OSError, ValueError, KeyError) as error:
         raise ModelRefused(f"{folder}/config.json cannot be used: {error}") from error

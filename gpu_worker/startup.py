@@ -20,7 +20,8 @@ from gpu_worker.config import BUNDLED_MODEL, WorkerSettings
 from gpu_worker.geometry import Geometry
 from gpu_worker.kv_cache import pool_bytes
 from gpu_worker.linear import PackedLinear
-from gpu_worker.model import check_config, head_dim_of, load_weights, weight_bytes
+from gpu_worker.loading import load_weights
+from gpu_worker.model import check_config, head_dim_of, weight_bytes
 from gpu_worker.model_files import ModelFiles, ModelRefused, identity, locate, read_files
 from gpu_worker.runner import Runner
 
@@ -58,11 +59,11 @@ def start(settings: WorkerSettings) -> Worker:
     dtype = _DTYPES.get(settings.dtype) or (torch.float32 if device.type == "cpu" else torch.bfloat16)
     with phase("model files"):
         folder = locate(settings.model)
-        files = read_files(folder, trust_remote_code=settings.trust_remote_code)
+        files = read_files(folder)
         check_config(files.config)
     with phase(f"weights, {settings.dtype if settings.dtype != 'auto' else str(dtype)[6:]} on {device}"):
         transformers_logging.disable_progress_bar()
-        model = load_weights(files, device=device, dtype=dtype, trust_remote_code=settings.trust_remote_code)
+        model = load_weights(files, device=device, dtype=dtype)
     geometry = choose_geometry(settings, files.config, device, dtype)
     with phase("page pool and tables"):
         runner = Runner(model, geometry, device=device, dtype=dtype)

@@ -36,7 +36,6 @@ OTHER_PROGRAMS_SETTINGS = frozenset(
         "served_name",
         "threads",
         "token_budget",
-        "trust_remote_code",
     }
 )
 

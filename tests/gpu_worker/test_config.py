@@ -35,8 +35,8 @@ def test_the_file_may_be_named_by_the_environment(tmp_path: Path, monkeypatch: p
 
 
 def test_switches() -> None:
-    assert load_settings(["--exit-with-parent", "--trust-remote-code"]).exit_with_parent
-    assert not load_settings([]).trust_remote_code
+    assert load_settings(["--exit-with-parent"]).exit_with_parent
+    assert not load_settings([]).exit_with_parent
 
 
 @pytest.mark.parametrize(
