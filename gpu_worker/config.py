@@ -39,6 +39,7 @@ OTHER_PROGRAMS_SETTINGS = frozenset(
         "runtime_dir",
         "silence_timeout_seconds",
         "step_timeout_seconds",
+        "steps",
     }
 )
 

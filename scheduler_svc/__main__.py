@@ -20,6 +20,7 @@ from scheduler_svc.loop import Loop
 from scheduler_svc.model_card import ModelCard
 from scheduler_svc.record import Recorder
 from scheduler_svc.runtime_dir import RuntimeDir
+from scheduler_svc.steps import StepsFile
 
 log = logging.getLogger("tandem.core")
 
@@ -53,8 +54,9 @@ def main() -> int:
         max_waiting_tokens=settings.max_waiting_tokens,
         step_timeout_seconds=settings.step_timeout_seconds,
         silence_timeout_seconds=settings.silence_timeout_seconds,
+        report_steps=settings.steps is not None,
     )
-    recorder = _recorder(settings, core_config)
+    recorder, steps = _recorder(settings, core_config), _steps_file(settings)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     workers = RouterLink(context, runtime_dir.worker_endpoint, max_frame_bytes=_WORKER_FRAME_BYTES)
     frontends = RouterLink(context, runtime_dir.frontend_endpoint, max_frame_bytes=_FRONTEND_FRAME_BYTES)
@@ -67,6 +69,7 @@ def main() -> int:
         wake=wake,
         card=ModelCard(default_max_new_tokens=settings.default_max_new_tokens, max_waiting=settings.max_waiting),
         recorder=recorder,
+        steps=steps,
         grace_seconds=settings.grace_seconds,
     )
     log.info("workers connect to %s", runtime_dir.worker_endpoint)
@@ -80,6 +83,8 @@ def main() -> int:
         context.term()
         if recorder is not None:
             recorder.close()
+        if steps is not None:
+            steps.close()
         wake.close()
         woken.close()
     log.info("stopped")
@@ -93,6 +98,15 @@ def _recorder(settings: config.SchedulerSettings, core_config: CoreConfig) -> Re
         return Recorder(settings.record, core_config)
     except OSError as error:
         raise SystemExit(f"scheduler_svc: record: cannot make {settings.record}: {error.strerror}") from None
+
+
+def _steps_file(settings: config.SchedulerSettings) -> StepsFile | None:
+    if settings.steps is None:
+        return None
+    try:
+        return StepsFile(settings.steps)
+    except OSError as error:
+        raise SystemExit(f"scheduler_svc: steps: cannot make {settings.steps}: {error.strerror}") from None
 
 
 def _frontend_flags(settings: config.SchedulerSettings, runtime_dir: RuntimeDir) -> list[str]:

@@ -77,7 +77,10 @@ class SchedulerSettings(BaseSettings):
         int, Field(ge=1024, le=1 << 30, description="size of one gRPC message that is read")
     ] = 4 << 20
     reflection: Annotated[bool, Field(description="serve gRPC reflection")] = False
-    record: Annotated[Path | None, Field(description="write every event of the core to this file")] = None
+    record: Annotated[Path | None, Field(description="write every event of the core to this new file")] = None
+    steps: Annotated[
+        Path | None, Field(description="write a line per step to this new file, CSV; tandem plot draws it")
+    ] = None
     grace_seconds: Annotated[
         float, Field(ge=0, le=3600, description="how long running streams may go on after SIGTERM")
     ] = 30.0

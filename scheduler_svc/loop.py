@@ -22,6 +22,7 @@ from scheduler_svc.links import RouterLink
 from scheduler_svc.model_card import ModelCard
 from scheduler_svc.outlet import Outlet
 from scheduler_svc.record import Recorder
+from scheduler_svc.steps import StepsFile
 from scheduler_svc.wire import WireError
 
 log = logging.getLogger("tandem.core")
@@ -69,6 +70,7 @@ class Loop:
         card: ModelCard,
         child: Child,
         recorder: Recorder | None,
+        steps: StepsFile | None,
         grace_seconds: float,
         wake: socket.socket,
     ) -> None:
@@ -76,7 +78,7 @@ class Loop:
         self._core = core
         self._workers = workers
         self._frontends = frontends
-        self._outlet = Outlet(workers=workers, frontends=frontends, card=card)
+        self._outlet = Outlet(workers=workers, frontends=frontends, card=card, steps=steps)
         self._child = child
         self._recorder = recorder
         self._grace_seconds = grace_seconds

@@ -1,4 +1,4 @@
-"""Carries the core's effects out: frames to workers and front ends.
+"""Carries the core's effects out: frames to workers and front ends, lines to the log and the steps' file.
 
 Owns the list of peers that could not be reached, until the loop tells the core of them. Decides nothing.
 """
@@ -12,6 +12,7 @@ from scheduler_svc import frontend_wire, worker_wire
 from scheduler_svc.core import effects as fx
 from scheduler_svc.links import PeerLostError, RouterLink
 from scheduler_svc.model_card import ModelCard
+from scheduler_svc.steps import StepsFile
 
 log = logging.getLogger("tandem.core")
 
@@ -19,10 +20,11 @@ log = logging.getLogger("tandem.core")
 class Outlet:
     """`lost`: (link, peer, reason), oldest first."""
 
-    def __init__(self, *, workers: RouterLink, frontends: RouterLink, card: ModelCard) -> None:
+    def __init__(self, *, workers: RouterLink, frontends: RouterLink, card: ModelCard, steps: StepsFile | None) -> None:
         self._workers = workers
         self._frontends = frontends
         self._card = card
+        self._steps = steps
         self.lost: deque[tuple[RouterLink, str, str]] = deque()
 
     def answer_join(self, join: worker_pb2.Join, effects: list[fx.Effect]) -> list[fx.Effect]:
@@ -47,6 +49,7 @@ class Outlet:
     def carry_out(self, effects: list[fx.Effect]) -> None:
         """Workers first: the device must not wait for anybody's text."""
         later: list[frontend_wire.FrontendEffect | fx.ModelServed] = []
+        reports: list[fx.StepReport] = []
         for effect in effects:
             match effect:
                 case fx.SendPlan():
@@ -57,12 +60,18 @@ class Outlet:
                     self.send(self._workers, effect.worker, worker_wire.rejoin_frame())
                 case fx.Note():
                     log.warning("%s", effect.message)
+                case fx.StepReport():
+                    reports.append(effect)
                 case fx.WorkerAccepted():
                     raise AssertionError("a worker was accepted that did not join")
                 case _:
                     later.append(effect)
         for effect in later:
             self.send(self._frontends, effect.frontend, self._frontend_frame(effect))
+        if self._steps is not None:
+            for report in reports:
+                self._steps.add(report)
+            self._steps.write_due()
 
     def send(self, link: RouterLink, peer: str, frame: bytes) -> None:
         """Sends, or remembers that the peer is lost."""

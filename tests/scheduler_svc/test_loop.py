@@ -87,6 +87,7 @@ class Bench:
             card=ModelCard(default_max_new_tokens=8, max_waiting=8),
             child=self.child,
             recorder=None,
+            steps=None,
             grace_seconds=5.0,
             wake=self.wake,
         )
