@@ -24,6 +24,7 @@ from scheduler_svc.core import effects as fx
 from scheduler_svc.core import events as ev
 from scheduler_svc.core.plan import Plan
 from scheduler_svc.core.scheduler import CoreConfig, Scheduler
+from scheduler_svc.steps import line_of
 from tests.benchmarks.percentiles import percentiles
 
 FRONTEND, WORKER = "f-1", "w-1"
@@ -40,11 +41,12 @@ BAR_ROWS, BAR_US = 256, 1000.0
 class Bench:
     """A core with `num_rows` requests running, and room for one more; every phase's microseconds in `us`."""
 
-    def __init__(self, num_rows: int, seed: int = 0) -> None:
+    def __init__(self, num_rows: int, seed: int = 0, *, report_steps: bool = False) -> None:
         self.us: dict[str, list[float]] = {}
         self._rng = np.random.default_rng(seed)
         self._lengths = random.Random(seed)
-        self._core = Scheduler(CoreConfig(max_waiting=num_rows + 1, max_waiting_tokens=1 << 30))
+        config = CoreConfig(max_waiting=num_rows + 1, max_waiting_tokens=1 << 30, report_steps=report_steps)
+        self._core = Scheduler(config)
         self._plans: deque[Plan] = deque()
         self._now = 0.0
         self._streams = 0
@@ -104,6 +106,8 @@ class Bench:
         for effect in effects:
             if isinstance(effect, fx.StepOutput):
                 self._timed("encode output", lambda effect=effect: frontend_wire.frame_of(effect))
+            elif isinstance(effect, fx.StepReport):
+                self._timed("format report", lambda effect=effect: line_of(effect, 0.0))
 
     def tick(self, phase: str = "tick") -> None:
         """The next plan is made and encoded."""
@@ -141,9 +145,9 @@ def _info(num_rows: int) -> ev.WorkerInfo:
     )
 
 
-def steady(num_rows: int, num_steps: int) -> dict[str, dict[str, float]]:
+def steady(num_rows: int, num_steps: int, *, report_steps: bool) -> dict[str, dict[str, float]]:
     """Microseconds per phase, `core` being the result taken in and the tick, `frames` the three messages."""
-    bench = Bench(num_rows)
+    bench = Bench(num_rows, report_steps=report_steps)
     for _ in range(num_steps // 10):
         bench.step()
     bench.us.clear()
@@ -185,6 +189,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.core", allow_abbrev=False)
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--report-steps", action="store_true", help="with the reports that --steps FILE asks for")
     parser.add_argument("--profile", type=int, metavar="ROWS", help="profile so many rows instead")
     args = parser.parse_args()
     if not 20 <= args.steps <= MOST_STEPS // 2:
@@ -194,7 +199,13 @@ def main() -> int:
         return 0
     lines: list[dict[str, Any]] = []
     for num_rows in NUM_ROWS:
-        lines.append({"what": "steady step", "rows": num_rows, "us": steady(num_rows, args.steps)})
+        lines.append(
+            {
+                "what": "steady step",
+                "rows": num_rows,
+                "us": steady(num_rows, args.steps, report_steps=args.report_steps),
+            }
+        )
         lines.append({"what": "admission", "rows": num_rows, "us": admission(num_rows, max(20, args.steps // 10))})
     for line in lines:
         if args.json:
