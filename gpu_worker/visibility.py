@@ -1,0 +1,68 @@
+"""Which positions a mask function of Transformers lets a query see: causal, or causal within a window.
+
+Owns the reading of mask functions, by evaluating them. Knows nothing of models or of kernels.
+"""
+
+import torch
+from torch import Tensor
+
+from gpu_worker.layers import Visibility
+from gpu_worker.probe import MaskFunction
+
+# Every pair of positions below this is looked at, and whole rows elsewhere.
+_DENSE = 96
+
+
+class UnreadableMask(ValueError):
+    """The mask is neither causal nor a causal window; the message says what was seen."""
+
+
+def read_visibility(mask: MaskFunction, *, num_heads: int, length: int) -> Visibility:
+    """What `mask` shows queries of a sequence of `length` tokens. Raises UnreadableMask."""
+    length = max(length, 2)
+    last = torch.tensor([length - 1])
+    everything = torch.arange(length)
+    row = _evaluate(mask, last, everything, 1)[0, 0]
+    if not bool(row[-1]):
+        raise UnreadableMask("a token does not see itself")
+    seen = int(row.sum())
+    if not bool(row[length - seen :].all()):
+        raise UnreadableMask("what a token sees has gaps")
+    window = seen if seen < length else None
+    edges = {0, 1, length // 2, length - 2, length - 1, *(range(seen - 2, seen + 3) if window else ())}
+    rows = torch.tensor(sorted(q for q in edges if 0 <= q < length))
+    _compare(mask, rows, everything, window, 1)
+    dense = everything[:_DENSE]
+    _compare(mask, dense, dense, window, num_heads)
+    return Visibility(window=window)
+
+
+def _compare(mask: MaskFunction, queries: Tensor, keys: Tensor, window: int | None, num_heads: int) -> None:
+    seen = _evaluate(mask, queries, keys, num_heads)
+    q, k = queries[:, None], keys[None, :]
+    if bool((seen & (k > q)).any()):
+        raise UnreadableMask("tokens see those after them (bidirectional attention)")
+    expected = k <= q
+    if window is not None:
+        expected = expected & (k > q - window)
+    if not torch.equal(seen, expected.expand_as(seen)):
+        wrong = (seen != expected).any(0).nonzero()[0]
+        query, key = int(queries[wrong[0]]), int(keys[wrong[1]])
+        raise UnreadableMask(
+            f"position {query} {'sees' if bool(seen[:, wrong[0], wrong[1]].any()) else 'does not see'} position {key}, "
+            f"unlike {'causal attention' if window is None else f'a window of {window}'}"
+        )
+
+
+def _evaluate(mask: MaskFunction, queries: Tensor, keys: Tensor, num_heads: int) -> Tensor:
+    """bool [heads, queries, keys]."""
+    batch, heads = torch.zeros((), dtype=torch.int64), torch.arange(num_heads)[:, None, None]
+    try:
+        seen = mask(batch, heads, queries[None, :, None], keys[None, None, :])
+    except (RuntimeError, IndexError, NotImplementedError) as error:
+        raise UnreadableMask("it follows from data") from error
+    if not isinstance(seen, Tensor):
+        seen = torch.tensor(bool(seen))
+    if seen.is_meta:
+        raise UnreadableMask("it follows from data")
+    return seen.broadcast_to(num_heads, queries.shape[0], keys.shape[0]).bool()
