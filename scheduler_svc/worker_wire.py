@@ -10,7 +10,7 @@ from scheduler_svc.core import events as ev
 from scheduler_svc.core.plan import Plan, RowStart
 from scheduler_svc.wire import WireError, array, packed, parsed
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 _STATUS = {
     pb.STEP_STATUS_OK: ev.StepStatus.OK,
@@ -53,6 +53,7 @@ def _info(join: pb.Join) -> ev.WorkerInfo:
         "max_length": (join.max_length, 2, 1 << 24),
         "chunk_align": (join.chunk_align, 1, 1 << 16),
         "token_budget": (join.token_budget, join.max_rows + join.chunk_align, 1 << 24),
+        "logit_rows": (join.logit_rows, join.max_rows + join.chunk_align, 1 << 24),
     }
     for name, (value, low, high) in bounds.items():
         if not low <= value <= high:
@@ -77,6 +78,7 @@ def _info(join: pb.Join) -> ev.WorkerInfo:
         max_length=join.max_length,
         token_budget=join.token_budget,
         chunk_align=join.chunk_align,
+        logit_rows=join.logit_rows,
         eos_token_ids=tuple(join.eos_token_ids),
         pid=join.pid,
     )
@@ -140,6 +142,7 @@ def _fill_started(out: pb.StartedRows, starts: tuple[RowStart, ...]) -> None:
     out.seed = np.array([start.sampling.seed for start in starts], np.dtype("<u8")).tobytes()
     out.sample_idx = ints([start.sample_idx for start in starts])
     out.banned_until = ints([start.banned_until for start in starts])
+    out.num_prompt_tokens = ints([start.num_prompt_tokens for start in starts])
     out.num_banned = ints([len(start.banned) for start in starts])
     out.banned = b"".join(ints(list(start.banned)) for start in starts)
 

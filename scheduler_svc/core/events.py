@@ -103,6 +103,7 @@ class WorkerInfo:
     max_length: int
     token_budget: int
     chunk_align: int
+    logit_rows: int
     eos_token_ids: tuple[int, ...]
     pid: int
 

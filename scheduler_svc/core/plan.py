@@ -22,6 +22,7 @@ class RowStart:
     tokens: Int32Array
     pages: Int32Array
     first_position: int
+    num_prompt_tokens: int
     sampling: Sampling
     sample_idx: int
     banned_until: int

@@ -180,6 +180,7 @@ def _start(request: Request, row: int, pages: list[int]) -> RowStart:
         tokens=request.known_tokens(),
         pages=np.array(pages, np.int32),
         first_position=0,
+        num_prompt_tokens=request.prompt_tokens,
         sampling=request.sampling,
         sample_idx=0,
         banned_until=request.prompt_tokens + request.min_new_tokens,

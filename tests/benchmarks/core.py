@@ -140,6 +140,7 @@ def _info(num_rows: int) -> ev.WorkerInfo:
         max_length=1 << 20,
         token_budget=num_rows + 8192,
         chunk_align=64,
+        logit_rows=num_rows + 1 + 64,
         eos_token_ids=(2,),
         pid=0,
     )

@@ -41,9 +41,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--exit-with-parent", action="store_true")
     parser.add_argument("--model", default="checking")
     parser.add_argument("--identity", help="default: a hash of what is served")
-    parser.add_argument("--protocol", type=int, default=1)
+    parser.add_argument("--protocol", type=int, default=2)
     shape = Shape()
-    for name in ("page_size", "num_pages", "max_rows", "max_length", "token_budget", "chunk_align"):
+    for name in ("page_size", "num_pages", "max_rows", "max_length", "token_budget", "chunk_align", "spare_logit_rows"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(shape, name))
     parser.add_argument("--no-tokenizer", action="store_true")
     parser.add_argument("--lateness", type=int, metavar="SEED", help="apply and answer late, at random")
@@ -69,6 +69,7 @@ def shape_of(args: argparse.Namespace) -> Shape:
         max_length=args.max_length,
         token_budget=args.token_budget,
         chunk_align=args.chunk_align,
+        spare_logit_rows=args.spare_logit_rows,
         vocab_size=byte_tokenizer.VOCAB_SIZE,
         sampled_vocab=byte_tokenizer.NUM_DRAWN,
         eos_token_ids=(byte_tokenizer.EOS_ID,),
@@ -90,8 +91,9 @@ def join_message(args: argparse.Namespace) -> pb.Join:
         max_length=shape.max_length,
         token_budget=shape.token_budget,
         chunk_align=shape.chunk_align,
+        logit_rows=shape.logit_rows,
         eos_token_ids=shape.eos_token_ids,
-        defaults=pb.GenerationDefaults(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0),
+        defaults=pb.GenerationDefaults(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0),
         tokenizer_json=tokenizer,
         pid=os.getpid(),
         device="none (content checking)",

@@ -30,9 +30,16 @@ class Shape:
     max_length: int = 256
     token_budget: int = 64
     chunk_align: int = 1
+    # Positions beyond one per row whose logits one step may tell; at least chunk_align.
+    spare_logit_rows: int = 16
     vocab_size: int = 288
     sampled_vocab: int = 273
     eos_token_ids: tuple[int, ...] = (272,)
+
+    @property
+    def logit_rows(self) -> int:
+        """What a Join says of it."""
+        return self.max_rows + max(self.spare_logit_rows, self.chunk_align)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

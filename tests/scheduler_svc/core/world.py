@@ -36,6 +36,7 @@ def info_of(shape: Shape) -> ev.WorkerInfo:
         max_length=shape.max_length,
         token_budget=shape.token_budget,
         chunk_align=shape.chunk_align,
+        logit_rows=shape.logit_rows,
         eos_token_ids=shape.eos_token_ids,
         pid=1,
     )
