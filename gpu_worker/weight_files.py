@@ -1,0 +1,126 @@
+"""The files that a model's weights are in: which they are, and whether they are whole, from their headers alone.
+
+Owns the refusal of everything but safetensors. Knows nothing of torch, nor of what a model wants of its weights.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+# Formats whose reader unpickles, which can run anything.
+_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+# A safetensors file: the header's length in 8 bytes, the header in JSON, the tensors.
+_LENGTH_BYTES = 8
+_MAX_HEADER_BYTES = 100_000_000
+_AGAIN = "download it again"
+
+
+class ModelRefused(ValueError):
+    """The model cannot be served; the message says why and what would do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightFiles:
+    """The files in order of name, and the bytes of every tensor in them."""
+
+    paths: tuple[Path, ...]
+    tensor_bytes: Mapping[str, int]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all tensors, as stored."""
+        return sum(self.tensor_bytes.values())
+
+
+def find_weights(folder: Path) -> WeightFiles:
+    """The weights of a folder, in one file or in shards. Raises ModelRefused."""
+    single, index = folder / _SINGLE, folder / _INDEX
+    if single.is_file():
+        return WeightFiles(paths=(single,), tensor_bytes=_tensor_bytes(single))
+    if index.is_file():
+        return _sharded(folder, index)
+    _refuse_other_formats(folder)
+    raise AssertionError("a folder without weights is refused")
+
+
+def _sharded(folder: Path, index: Path) -> WeightFiles:
+    shard_of = _read_index(index)
+    names = sorted(set(shard_of.values()))
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise ModelRefused(
+            f"{missing[0]} is named by {index} and is not there ({len(missing)} of {len(names)} shards are missing); "
+            f"download {'it' if len(missing) == 1 else 'them'} again"
+        )
+    by_shard = {name: _tensor_bytes(folder / name) for name in names}
+    absent = [tensor for tensor, name in shard_of.items() if tensor not in by_shard[name]]
+    if absent:
+        raise ModelRefused(
+            f"{index} says that {absent[0]} is in {shard_of[absent[0]]}, which does not have it "
+            f"({len(absent)} such tensors); index and shards are of different checkpoints, download them again"
+        )
+    return WeightFiles(
+        paths=tuple(folder / name for name in names),
+        tensor_bytes={tensor: size for sizes in by_shard.values() for tensor, size in sizes.items()},
+    )
+
+
+def _read_index(index: Path) -> dict[str, str]:
+    """Tensor name → file name."""
+    try:
+        shard_of = json.loads(index.read_text())["weight_map"]
+        names = [*shard_of.values()]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelRefused(f"{index} is no index of safetensors: {error}; {_AGAIN}") from error
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+            raise ModelRefused(f"{index} names {name!r}; shards must be *.safetensors files beside it")
+    if not names:
+        raise ModelRefused(f"{index} names no tensors; {_AGAIN}")
+    return shard_of
+
+
+def _refuse_other_formats(folder: Path) -> None:
+    others = sorted(path.name for path in folder.glob("*.safetensors"))
+    if others:
+        raise ModelRefused(f"{folder} has {others[0]}, but neither {_SINGLE} nor {_INDEX}; weights go by these names")
+    pickled = sorted(path.name for pattern in _PICKLED for path in folder.glob(pattern))
+    if pickled:
+        raise ModelRefused(
+            f"{folder} has {pickled[0]} and no safetensors; pickled weights can run code and are never read, "
+            "save them with save_pretrained, which writes safetensors"
+        )
+    raise ModelRefused(f"{folder} has no weights: no {_SINGLE} and no {_INDEX}; {_AGAIN}")
+
+
+def _tensor_bytes(path: Path) -> dict[str, int]:
+    """Tensor name → bytes, from the header. Raises ModelRefused where the file is not whole."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(_LENGTH_BYTES)
+        if start == b"version ":
+            raise ModelRefused(f"{path} is a Git LFS pointer, not the weights; git lfs pull fetches them")
+        header_bytes = int.from_bytes(start, "little")
+        if size < _LENGTH_BYTES or header_bytes > _MAX_HEADER_BYTES:
+            raise ModelRefused(f"{path} is no safetensors file; {_AGAIN}")
+        header = file.read(header_bytes)
+    if len(header) < header_bytes:
+        raise _truncated(path, size, _LENGTH_BYTES + header_bytes)
+    try:
+        entries: dict[str, Any] = json.loads(header)
+        spans = {name: entry["data_offsets"] for name, entry in entries.items() if name != "__metadata__"}
+        sizes = {name: int(end) - int(begin) for name, (begin, end) in spans.items()}
+        whole = _LENGTH_BYTES + header_bytes + max((int(end) for _, end in spans.values()), default=0)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelRefused(f"{path} has a corrupt header; {_AGAIN}") from error
+    if size != whole:
+        raise _truncated(path, size, whole)
+    return sizes
+
+
+def _truncated(path: Path, size: int, whole: int) -> ModelRefused:
+    what = "is truncated" if size < whole else "has more than its tensors"
+    return ModelRefused(f"{path} {what}: {size} bytes, its header says {whole}; {_AGAIN}")
