@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
+from gpu_worker.views import View
+
 
 def logical_to_physical(logical: BlockMask, page_table: Tensor, num_pages: int) -> BlockMask:
     """The mask over the pool that shows each query what `logical` shows it over its own sequence's positions.
@@ -59,102 +61,161 @@ def logical_to_physical(logical: BlockMask, page_table: Tensor, num_pages: int) 
     )
 
 
-class DecodeMask:
-    """One query position per slot: every listed page is the slot's own, so only its last page is cut.
+class DecodeEnds:
+    """Where each decode slot's last page is cut: the same for every visibility."""
 
-    All pages are partial: with full blocks the GPU's decode kernel spreads each KV split over the whole pool, and a
-    row takes few mask evaluations anyway. Slots with no pages are skipped and yield zeros.
-    """
+    def __init__(self, num_slots: int, device: torch.device) -> None:
+        # Token slots: the last that is seen, and the end of its page; what lies between is not computed yet.
+        self.last_slot = torch.zeros(num_slots, dtype=torch.int32, device=device)
+        self.page_end = torch.zeros(num_slots, dtype=torch.int32, device=device)
 
-    def __init__(self, *, page_lists: Tensor, num_pages: int, page_size: int, group: int, q_block: int) -> None:
-        """page_lists: int32 [slots, width], kept by reference. group: query heads per KV head, the query rows."""
-        slots, device = page_lists.shape[0], page_lists.device
-        self.page_lists = page_lists
-        self.num_blocks = torch.zeros(slots, 1, 1, dtype=torch.int32, device=device)
-        # Token slots: the last that is seen, and the end of its page; what lies between is not computed yet. Compared
-        # without a division, which the CPU kernel would do for every score.
-        self.last_slot = torch.zeros(slots, dtype=torch.int32, device=device)
-        self.page_end = torch.zeros(slots, dtype=torch.int32, device=device)
-        last_slot, page_end = self.last_slot, self.page_end
-
-        def cut_last_page(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-            return (kv_idx <= last_slot[b]) | (kv_idx >= page_end[b])
-
-        self.block_mask = BlockMask.from_kv_blocks(
-            self.num_blocks,
-            page_lists[:, None, None, :],
-            BLOCK_SIZE=(q_block, page_size),
-            mask_mod=cut_last_page,
-            seq_lengths=(group, num_pages * page_size),
-            compute_q_blocks=False,
-        )
-
-    def update(self, num_blocks: Tensor, last_slot: Tensor, page_end: Tensor) -> None:
-        """All int64 [slots]: pages each slot reads (0: none), the last token slot seen, the end of that slot's page."""
-        self.num_blocks.view(-1).copy_(num_blocks)
+    def update(self, last_slot: Tensor, page_end: Tensor) -> None:
+        """Both int64 [slots]."""
         self.last_slot.copy_(last_slot)
         self.page_end.copy_(page_end)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrefillBlocks:
-    """What a step's prefill tiles read; nq query tiles of q_block positions."""
+class DecodeBlocks:
+    """What a step's decode slots list; all int64 [slots]."""
 
-    # int64 [nq]: slot whose page list the tile reads.
+    # Pages: 0 for an idle slot; the sinks' page counts.
+    num_blocks: Tensor
+    # With a window: logical page of the first position seen, its token slot, and where its page starts.
+    first_page: Tensor | None = None
+    first_slot: Tensor | None = None
+    page_start: Tensor | None = None
+
+
+class DecodeMask:
+    """One query position per slot: every listed page is the slot's own, so only its first and last one are cut.
+
+    All pages are partial: with full blocks the GPU's decode kernel spreads each KV split over the whole pool, and a
+    row takes few mask evaluations anyway. Slots with no pages are skipped and yield zeros. Token slots are compared
+    without a division, which the CPU kernel would do for every score.
+    """
+
+    def __init__(self, view: View, *, page_lists: Tensor, ends: DecodeEnds) -> None:
+        """page_lists: int32 [slots, width] and ends are kept by reference."""
+        slots, device = page_lists.shape[0], page_lists.device
+        self.view, self.page_lists, self._ends = view, page_lists, ends
+        self.num_blocks = torch.zeros(slots, 1, 1, dtype=torch.int32, device=device)
+        self.first_slot = torch.zeros(slots, dtype=torch.int32, device=device)
+        self.page_start = torch.zeros(slots, dtype=torch.int32, device=device)
+        self._nth_page = torch.arange(view.max_decode, device=device)
+        if view.sink_slot is not None:
+            # The sinks' page comes first and stays there.
+            page_lists[:, 0] = view.sink_slot // view.page_size
+
+    def block_mask(self, group: int) -> BlockMask:
+        """For kernels with `group` query rows, the query heads per KV head."""
+        last_slot, page_end = self._ends.last_slot, self._ends.page_end
+        first_slot, page_start, sink_slot = self.first_slot, self.page_start, self.view.sink_slot
+        has_window = self.view.visibility.window is not None
+
+        def cut(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+            seen = (kv_idx <= last_slot[b]) | (kv_idx >= page_end[b])
+            if has_window:
+                seen = seen & ((kv_idx >= first_slot[b]) | (kv_idx < page_start[b]))
+            if sink_slot is not None:
+                # Their page is the pool's last.
+                seen = seen & (kv_idx <= sink_slot)
+            return seen
+
+        return BlockMask.from_kv_blocks(
+            self.num_blocks,
+            self.page_lists[:, None, None, :],
+            # At least the 16 query rows of a tensor-core tile.
+            BLOCK_SIZE=(max(16, 1 << (group - 1).bit_length()), self.view.page_size),
+            mask_mod=cut,
+            seq_lengths=(group, self.view.pool_pages * self.view.page_size),
+            compute_q_blocks=False,
+        )
+
+    def update(self, blocks: DecodeBlocks, table: Tensor, slots: Tensor | None) -> None:
+        """table: int32 [rows' slots, width], pages in logical order, as it stands in this step; slots: int64 [slots],
+        whose part of it each slot lists. None: the table's own slots."""
+        self.num_blocks.view(-1).copy_(blocks.num_blocks)
+        if self.page_lists is not table:
+            self._list_pages(blocks, table, slots)
+        if blocks.first_slot is not None:
+            self.first_slot.copy_(blocks.first_slot)
+            self.page_start.copy_(blocks.page_start)
+
+    def _list_pages(self, blocks: DecodeBlocks, table: Tensor, slots: Tensor | None) -> None:
+        if self.view.is_plain:
+            torch.index_select(table, 0, slots, out=self.page_lists)
+            return
+        begin, count = self.view.num_sink_pages, self.view.max_decode
+        if blocks.first_page is None:
+            listed = table[:, :count]
+            listed = listed if slots is None else listed.index_select(0, slots)
+        else:
+            cols = (blocks.first_page[:, None] + self._nth_page).clamp_(max=self.view.pages_per_row - 1)
+            listed = table.gather(1, cols) if slots is None else table[slots[:, None], cols]
+        self.page_lists[:, begin : begin + count] = listed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillBlocks:
+    """What a step's prefill tiles list; nq query tiles of q_block positions."""
+
+    # int64 [nq]: slot whose part of the page table the tile reads.
     slots: Tensor
-    # int64 [nq]: leading pages that every query of the tile sees whole.
+    # int64 [nq]: pages that every query of the tile sees whole, and with a window the first of them (logical).
     num_full: Tensor
-    # int64 [nq] and [nq, w]: pages after those, each cut by position.
+    first_full: Tensor | None = None
+    # int64 [nq] and [nq, w]: the other pages that it sees, each cut by position; the sinks' page is one.
     num_partial: Tensor
     partial_pages: Tensor
-    # int64 [nq * q_block]: position of each query; -1 is padding and sees nothing.
-    q_positions: Tensor
 
 
 class PrefillMask:
     """Prompt chunks packed along the query axis, each aligned to the query tile."""
 
-    def __init__(
-        self,
-        *,
-        num_queries: int,
-        q_block: int,
-        table_width: int,
-        logical_of_page: Tensor,
-        num_pages: int,
-        page_size: int,
-    ) -> None:
-        """logical_of_page: int32 [num_pages], kept by reference."""
-        num_q_blocks, device = num_queries // q_block, logical_of_page.device
-        self.q_block = q_block
-        # Pages from the first that a tile's first query does not see whole to the one of its last query, at most.
-        self.max_partial = min((page_size + q_block - 3) // page_size + 1, table_width)
-        lists = torch.zeros(2, 1, 1, num_q_blocks, table_width, dtype=torch.int32, device=device)
-        self.partial_lists, self.full_lists = lists[0].clone(), lists[1].clone()
-        counts = torch.zeros(2, 1, 1, num_q_blocks, dtype=torch.int32, device=device)
-        self.num_partial, self.num_full = counts[0].clone(), counts[1].clone()
-        self.q_positions = torch.full((num_queries,), -1, dtype=torch.int32, device=device)
-        q_positions = self.q_positions
+    def __init__(self, view: View, *, q_positions: Tensor, logical_of_page: Tensor, list_width: int) -> None:
+        """q_positions: int32 [queries], the position of each, -1 for padding, which sees nothing it would not drop;
+        logical_of_page: int32 [pages of the pool]. Both are kept by reference."""
+        num_queries, device = q_positions.shape[0], q_positions.device
+        self.view, self.q_positions = view, q_positions
+        shape = (1, 1, num_queries // view.q_block, list_width)
+        # The GPU's kernel takes the strides of one list for both.
+        self.partial_lists, self.full_lists = (torch.zeros(shape, dtype=torch.int32, device=device) for _ in range(2))
+        self.num_partial, self.num_full = (torch.zeros(shape[:3], dtype=torch.int32, device=device) for _ in range(2))
+        self._nth_page = torch.arange(view.max_full, device=device)
+        page_size, window, sink_slot = view.page_size, view.visibility.window, view.sink_slot
 
-        def causal(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        def visible(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
             position = logical_of_page[kv_idx // page_size] * page_size + kv_idx % page_size
-            return position <= q_positions[q_idx]
+            seen = position <= q_positions[q_idx]
+            if window is not None:
+                seen = seen & (position > q_positions[q_idx] - window)
+            if sink_slot is not None:
+                seen = (seen & (kv_idx < sink_slot)) | (kv_idx == sink_slot)
+            return seen
 
         self.block_mask = BlockMask.from_kv_blocks(
             self.num_partial,
             self.partial_lists,
             self.num_full,
             self.full_lists,
-            BLOCK_SIZE=(q_block, page_size),
-            mask_mod=causal,
-            seq_lengths=(num_queries, num_pages * page_size),
+            BLOCK_SIZE=(view.q_block, page_size),
+            mask_mod=visible,
+            seq_lengths=(num_queries, view.pool_pages * page_size),
             compute_q_blocks=False,
         )
 
-    def update(self, blocks: PrefillBlocks, page_lists: Tensor) -> None:
-        """page_lists: int32 [slots, width], in logical order, as it stands in this step."""
-        torch.index_select(page_lists, 0, blocks.slots, out=self.full_lists[0, 0])
+    def update(self, blocks: PrefillBlocks, table: Tensor) -> None:
+        """table: int32 [rows' slots, width], pages in logical order, as it stands in this step."""
+        if self.view.is_plain:
+            torch.index_select(table, 0, blocks.slots, out=self.full_lists[0, 0])
+        elif blocks.first_full is None:
+            self.full_lists[0, 0, :, : self.view.max_full] = table[:, : self.view.max_full].index_select(
+                0, blocks.slots
+            )
+        elif self.view.max_full:
+            cols = (blocks.first_full[:, None] + self._nth_page).clamp_(max=self.view.pages_per_row - 1)
+            self.full_lists[0, 0, :, : self.view.max_full] = table[blocks.slots[:, None], cols]
         self.num_full[0, 0].copy_(blocks.num_full)
         self.num_partial[0, 0].copy_(blocks.num_partial)
         self.partial_lists[0, 0, :, : blocks.partial_pages.shape[1]] = blocks.partial_pages
-        self.q_positions.copy_(blocks.q_positions)

@@ -10,40 +10,48 @@ import mmap
 import torch
 from torch import Tensor
 
+from gpu_worker.layers import LayerMap
+
 _HUGE_PAGE_BYTES = 2 << 20
 
 
-def pool_bytes(num_layers: int, num_kv_heads: int, num_tokens: int, head_dim: int, dtype: torch.dtype) -> int:
-    """Bytes of a pool for `num_tokens` token slots."""
-    return 2 * num_layers * num_kv_heads * num_tokens * head_dim * dtype.itemsize
+def pool_bytes(layers: LayerMap, *, num_pages: int, page_size: int, dtype: torch.dtype) -> int:
+    """Bytes of a pool of `num_pages`, and of the sinks' pages, which come on top."""
+    kinds = [layer.kind for layer in layers.layers]
+    per_token = [2 * kind.num_kv_heads * kind.head_dim * (num_pages + kind.visibility.has_sinks) for kind in kinds]
+    return sum(per_token) * page_size * dtype.itemsize
 
 
 class KvCache:
-    """Starts zeroed: a masked score gives probability 0, and 0 times a stale NaN would be NaN."""
+    """Starts zeroed: a masked score gives probability 0, and 0 times a stale NaN would be NaN.
+
+    Each layer has heads of its kind's size, and where it has sinks one page more (`View.num_sink_pages`).
+    """
 
     def __init__(
-        self,
-        *,
-        num_layers: int,
-        num_kv_heads: int,
-        num_pages: int,
-        page_size: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        self, layers: LayerMap, *, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.page_size = page_size
-        shape = (num_kv_heads, num_pages * page_size, head_dim)
-        self.keys = [_zeros(shape, dtype, device) for _ in range(num_layers)]
-        self.values = [_zeros(shape, dtype, device) for _ in range(num_layers)]
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        # Their leading dimensions that a layer writes; what pads them stays zero.
+        self._written: list[tuple[Tensor, Tensor]] = []
+        for kind in (layer.kind for layer in layers.layers):
+            num_tokens = (num_pages + kind.visibility.has_sinks) * page_size
+            shape = (kind.num_kv_heads, num_tokens, kind.head_dim)
+            keys, values = _zeros(shape, dtype, device), _zeros(shape, dtype, device)
+            self.keys.append(keys)
+            self.values.append(values)
+            self._written.append((keys[..., : kind.key_dim], values[..., : kind.value_dim]))
 
     def write(self, layer_idx: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Puts keys and values [heads, t, head_dim] into token slots int64 [t].
+        """Puts keys and values [heads, t, key or value dimension] into token slots int64 [t].
 
         index_put_, not index_copy_: the latter copied the whole pool inside compiled models.
         """
-        self.keys[layer_idx][:, slots] = keys
-        self.values[layer_idx][:, slots] = values
+        key_part, value_part = self._written[layer_idx]
+        key_part[:, slots] = keys
+        value_part[:, slots] = values
 
     def zero(self) -> None:
         """Zeroes every page."""

@@ -16,11 +16,11 @@ from tandem.internal.v1 import worker_pb2 as pb
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from gpu_worker.attention import StepContext
+from gpu_worker.attention import StepContext, attach
 from gpu_worker.geometry import Geometry
 from gpu_worker.kernels import Kernels
 from gpu_worker.kv_cache import KvCache
-from gpu_worker.model import head_dim_of
+from gpu_worker.layers import LayerMap
 from gpu_worker.sampler import sample
 from gpu_worker.sampling_upload import sampling_of
 from gpu_worker.shapes import Shapes
@@ -54,31 +54,27 @@ class _InFlight:
 class Runner:
     """One model on one device."""
 
-    def __init__(self, model: PreTrainedModel, geometry: Geometry, *, device: torch.device, dtype: torch.dtype) -> None:
-        config = model.config
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        layers: LayerMap,
+        geometry: Geometry,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
         self.geometry, self.device = geometry, device
         self.shapes = Shapes.for_device(geometry, on_cpu=device.type == "cpu")
         self.tables = RowTables(geometry)
         self._model = model
         self.device_tables = DeviceTables(geometry, device)
         self._staging = Staging(device, MAX_IN_FLIGHT + 1)
+        layers = layers.within(geometry.max_length)
+        attach(model, layers)
         self.cache = KvCache(
-            num_layers=config.num_hidden_layers,
-            num_kv_heads=config.num_key_value_heads,
-            num_pages=geometry.num_pages,
-            page_size=geometry.page_size,
-            head_dim=head_dim_of(config),
-            dtype=dtype,
-            device=device,
+            layers, num_pages=geometry.num_pages, page_size=geometry.page_size, dtype=dtype, device=device
         )
-        self.kernels = Kernels(
-            geometry,
-            self.shapes,
-            self.cache,
-            self.device_tables,
-            num_heads=config.num_attention_heads,
-            scale=model.base_model.layers[0].self_attn.scaling,
-        )
+        self.kernels = Kernels(layers, geometry, self.shapes, self.cache, self.device_tables)
         self._in_flight: deque[_InFlight] = deque()
         self._pool_is_zero = True
         self._may_compile = True
@@ -150,7 +146,7 @@ class Runner:
         if plan.chunk_rows.size or plan.decode_rows.size:
             self.tables.check(plan)
             slot_of_row = self.device_tables.slot_of_row
-            layout = lay_out(plan, edits, self.tables, slot_of_row, self.shapes, self.kernels.max_partial)
+            layout = lay_out(plan, edits, self.tables, slot_of_row, self.shapes, self.kernels.views)
         elif edits.rows.size:
             raise PlanError("the plan starts rows or appends pages and computes nothing")
         self.tables.advance(plan)

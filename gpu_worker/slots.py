@@ -198,8 +198,8 @@ class DeviceTables:
         width = geometry.num_pages if on_cpu else geometry.pages_per_row
         self.slot_of_row = spread_order(num_slots) if on_cpu else np.arange(num_slots, dtype=np.int64)
         self.pages = torch.zeros(num_slots, max(width, geometry.pages_per_row), dtype=torch.int32, device=device)
-        # A page shared by rows stands at the same logical index in each.
-        self.logical_of_page = torch.zeros(geometry.num_pages, dtype=torch.int32, device=device)
+        # A page shared by rows stands at the same logical index in each. The last entry is the sinks' page's.
+        self.logical_of_page = torch.zeros(geometry.num_pages + 1, dtype=torch.int32, device=device)
         # By row. Row 0 is padding's.
         self.newest_token = torch.zeros(num_slots, dtype=torch.int64, device=device)
 

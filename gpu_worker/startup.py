@@ -17,11 +17,13 @@ from transformers import PreTrainedConfig
 from transformers.utils import logging as transformers_logging
 
 from gpu_worker.config import BUNDLED_MODEL, WorkerSettings
+from gpu_worker.examine import examine, twin_of
 from gpu_worker.geometry import Geometry
 from gpu_worker.kv_cache import pool_bytes
+from gpu_worker.layers import LayerMap
 from gpu_worker.linear import PackedLinear
 from gpu_worker.loading import load_weights
-from gpu_worker.model import check_config, head_dim_of, weight_bytes
+from gpu_worker.model import check_config, weight_bytes
 from gpu_worker.model_files import ModelFiles, ModelRefused, identity, locate, read_files
 from gpu_worker.runner import Runner
 
@@ -66,7 +68,7 @@ def start(settings: WorkerSettings) -> Worker:
         model = load_weights(files, device=device, dtype=dtype)
     geometry = choose_geometry(settings, files.config, device, dtype)
     with phase("page pool and tables"):
-        runner = Runner(model, geometry, device=device, dtype=dtype)
+        runner = Runner(model, _layers(files.config, dtype), geometry, device=device, dtype=dtype)
     log_ledger(files.config, geometry, device, dtype, weight_bytes(model))
     for name, seconds in runner.warm_up():
         log.info("%-36s %7.2f s", name, seconds)
@@ -132,7 +134,9 @@ def choose_geometry(
     page_size = settings.page_size or (64 if on_cpu else 128)
     max_rows = settings.max_rows or (32 if on_cpu else 256)
     wanted_length = settings.max_length or limit
-    page_bytes = pool_bytes(config.num_hidden_layers, config.num_key_value_heads, page_size, head_dim_of(config), dtype)
+    layers = _layers(config, dtype)
+    page_bytes = page_size * layers.elements_per_token * dtype.itemsize
+    sink_bytes = pool_bytes(layers, num_pages=0, page_size=page_size, dtype=dtype)
     num_pages = settings.num_pages
     if num_pages is not None and settings.pool_bytes is not None:
         raise ValueError(
@@ -140,7 +144,7 @@ def choose_geometry(
         )
     if num_pages is None:
         enough = max_rows * -(-wanted_length // page_size) + 1
-        num_pages = min(enough, (settings.pool_bytes or _default_pool_bytes(device)) // page_bytes)
+        num_pages = min(enough, ((settings.pool_bytes or _default_pool_bytes(device)) - sink_bytes) // page_bytes)
         if num_pages < 2:
             given = "" if settings.pool_bytes is None else f" is {settings.pool_bytes}, which"
             raise ValueError(f"pool_bytes{given} is too small; two pages of {page_bytes} bytes are the least")
@@ -159,6 +163,10 @@ def choose_geometry(
     )
 
 
+def _layers(config: PreTrainedConfig, dtype: torch.dtype) -> LayerMap:
+    return examine(twin_of(config, dtype=dtype))
+
+
 def _default_pool_bytes(device: torch.device) -> int:
     if device.type == "cpu":
         return _DEFAULT_CPU_POOL_BYTES
@@ -172,9 +180,8 @@ def log_ledger(
     config: PreTrainedConfig, geometry: Geometry, device: torch.device, dtype: torch.dtype, weights: int
 ) -> None:
     """Where the memory goes, in absolute sizes."""
-    pool = pool_bytes(
-        config.num_hidden_layers, config.num_key_value_heads, geometry.pool_tokens, head_dim_of(config), dtype
-    )
+    layers = _layers(config, dtype)
+    pool = pool_bytes(layers, num_pages=geometry.num_pages, page_size=geometry.page_size, dtype=dtype)
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
     else:

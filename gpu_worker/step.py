@@ -4,6 +4,7 @@ Owns the packing (decode rows, then chunks, then padding) and all page arithmeti
 only: numpy in, numpy out, no torch; the host's tables know everything but the sampled tokens.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,9 +14,19 @@ from gpu_worker.geometry import align_up
 from gpu_worker.samples import SamplePart, lay_out_samples
 from gpu_worker.shapes import Shapes, bucket_for
 from gpu_worker.slots import RowTables, TableEdits
+from gpu_worker.views import Int64Array, View
 from gpu_worker.wire import Plan
 
-Int64Array = NDArray[np.int64]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeView:
+    """What the slots list in layers of one visibility; see block_mask.DecodeBlocks. All int64 [bucket]."""
+
+    num_blocks: Int64Array
+    # None without a window.
+    first_page: Int64Array | None = None
+    first_slot: Int64Array | None = None
+    page_start: Int64Array | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +37,22 @@ class DecodePart:
     # int64 [decode tokens]: the row and the slot of each packed token (row 0: padding).
     rows: Int64Array
     slots: Int64Array
-    # int64 [bucket]: the page list each slot reads; None where the kernel reads the page table itself.
+    # int64 [bucket]: the slot whose part of the page table each slot lists; None: its own.
     list_slots: Int64Array | None
-    # int64 [bucket]: pages of each slot (0: none), the last token slot it sees, and the end of that slot's page.
-    num_blocks: Int64Array
+    # int64 [bucket]: the last token slot that each slot sees, and the end of that slot's page.
     last_slot: Int64Array
     page_end: Int64Array
+    views: tuple[DecodeView, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillView:
+    """What the tiles list in layers of one visibility; see block_mask.PrefillBlocks."""
+
+    num_full: Int64Array
+    first_full: Int64Array | None
+    num_partial: Int64Array
+    partial_pages: Int64Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +63,8 @@ class PrefillPart:
     # int64 [chunk tokens]: each packed token's place along the query axis.
     places: Int64Array
     slots: Int64Array
-    num_full: Int64Array
-    num_partial: Int64Array
-    partial_pages: Int64Array
     q_positions: Int64Array
+    views: tuple[PrefillView, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +82,16 @@ class StepLayout:
 
 
 def lay_out(
-    plan: Plan, edits: TableEdits, tables: RowTables, slot_of_row: Int64Array, shapes: Shapes, max_partial: int
+    plan: Plan,
+    edits: TableEdits,
+    tables: RowTables,
+    slot_of_row: Int64Array,
+    shapes: Shapes,
+    views: Sequence[View],
 ) -> StepLayout:
     """The step of `plan`; `tables` have its differences applied and its rows not yet advanced."""
-    page_size = tables.geometry.page_size
-    decode = _lay_out_decode(plan, tables, slot_of_row, shapes) if plan.decode_rows.size else None
-    prefill = _lay_out_prefill(plan, tables, slot_of_row, shapes, max_partial) if plan.chunk_rows.size else None
+    decode = _lay_out_decode(plan, tables, slot_of_row, shapes, views) if plan.decode_rows.size else None
+    prefill = _lay_out_prefill(plan, tables, slot_of_row, shapes, views) if plan.chunk_rows.size else None
     rows = [decode.rows] if decode else []
     positions = [tables.position[decode.rows] * (decode.rows > 0)] if decode else []
     ids = [_ids_of_decode_rows(decode.rows, tables)] if decode else []
@@ -81,12 +104,12 @@ def lay_out(
         padding = np.zeros(align_up(num_tokens, shapes.token_multiple) - num_tokens, np.int64)
         rows, positions, ids = [*rows, padding], [*positions, padding], [*ids, padding]
     all_rows, all_positions = np.concatenate(rows), np.concatenate(positions)
-    pages = tables.page_table[all_rows, all_positions // page_size].astype(np.int64)
     return StepLayout(
         edits=edits,
         token_ids=np.concatenate(ids),
         positions=all_positions,
-        kv_slots=pages * page_size + all_positions % page_size,
+        # Padding is row 0 at position 0, which has the first slot of page 0.
+        kv_slots=_token_slots(tables, all_rows, all_positions),
         decode=decode,
         prefill=prefill,
         samples=lay_out_samples(plan, tables, decode.rows.size if decode else 0, shapes),
@@ -101,25 +124,52 @@ def _ids_of_decode_rows(rows: Int64Array, tables: RowTables) -> Int64Array:
     return ids
 
 
-def _lay_out_decode(plan: Plan, tables: RowTables, slot_of_row: Int64Array, shapes: Shapes) -> DecodePart:
+def _lay_out_decode(
+    plan: Plan, tables: RowTables, slot_of_row: Int64Array, shapes: Shapes, views: Sequence[View]
+) -> DecodePart:
     rows = plan.decode_rows.astype(np.int64)
     bucket = bucket_for(shapes.decode_buckets, rows.size)
     slots, list_slots = slot_of_row[rows], None
     if shapes.token_multiple is not None:
         rows = np.concatenate([rows, np.zeros(bucket - rows.size, np.int64)])
         slots, list_slots = np.arange(bucket, dtype=np.int64), slot_of_row[rows]
-    page_size, positions = tables.geometry.page_size, tables.position[rows]
-    cols = positions // page_size
-    last_slot = tables.page_table[rows, cols].astype(np.int64) * page_size + positions % page_size
+    positions = tables.position[rows]
+    last_slot = _token_slots(tables, rows, positions)
     return DecodePart(
         bucket=bucket,
         rows=rows,
         slots=slots,
         list_slots=list_slots,
-        num_blocks=_scattered(slots, (cols + 1) * (rows > 0), bucket),
         last_slot=_scattered(slots, last_slot, bucket),
-        page_end=_scattered(slots, (last_slot // page_size + 1) * page_size, bucket),
+        page_end=_scattered(slots, _page_start(last_slot, tables) + tables.geometry.page_size, bucket),
+        views=tuple(_decode_view(view, tables, rows, positions, slots, bucket) for view in views),
     )
+
+
+def _decode_view(
+    view: View, tables: RowTables, rows: Int64Array, positions: Int64Array, slots: Int64Array, bucket: int
+) -> DecodeView:
+    spans = view.decode_spans(positions)
+    num_blocks = _scattered(slots, (spans.num_pages + view.num_sink_pages) * (rows > 0), bucket)
+    if view.visibility.window is None:
+        return DecodeView(num_blocks=num_blocks)
+    first_slot = _token_slots(tables, rows, spans.first_position)
+    return DecodeView(
+        num_blocks=num_blocks,
+        first_page=_scattered(slots, spans.first_page, bucket),
+        first_slot=_scattered(slots, first_slot, bucket),
+        page_start=_scattered(slots, _page_start(first_slot, tables), bucket),
+    )
+
+
+def _token_slots(tables: RowTables, rows: Int64Array, positions: Int64Array) -> Int64Array:
+    """Where in the pool each row keeps a position."""
+    page_size = tables.geometry.page_size
+    return tables.page_table[rows, positions // page_size].astype(np.int64) * page_size + positions % page_size
+
+
+def _page_start(token_slots: Int64Array, tables: RowTables) -> Int64Array:
+    return token_slots // tables.geometry.page_size * tables.geometry.page_size
 
 
 def _scattered(places: Int64Array, values: NDArray[np.integer], size: int) -> Int64Array:
@@ -129,36 +179,50 @@ def _scattered(places: Int64Array, values: NDArray[np.integer], size: int) -> In
 
 
 def _lay_out_prefill(
-    plan: Plan, tables: RowTables, slot_of_row: Int64Array, shapes: Shapes, max_partial: int
+    plan: Plan, tables: RowTables, slot_of_row: Int64Array, shapes: Shapes, views: Sequence[View]
 ) -> PrefillPart:
-    page_size, q_block = tables.geometry.page_size, tables.geometry.chunk_align
-    counts = plan.chunk_counts.astype(np.int64)
+    q_block = tables.geometry.chunk_align
+    starts, counts = plan.chunk_starts.astype(np.int64), plan.chunk_counts.astype(np.int64)
     tiles = -(-counts // q_block)
-    bucket = bucket_for(shapes.prefill_buckets, int(tiles.sum()) * q_block)
-    num_tiles = bucket // q_block
-    first_tiles = np.cumsum(tiles) - tiles
-    places = [first * q_block + np.arange(count) for first, count in zip(first_tiles, counts, strict=True)]
-    part = PrefillPart(
+    num_tiles = int(tiles.sum())
+    bucket = bucket_for(shapes.prefill_buckets, num_tiles * q_block)
+    nth_tile = np.arange(num_tiles) - np.repeat(np.cumsum(tiles) - tiles, tiles)
+    rows = np.repeat(plan.chunk_rows.astype(np.int64), tiles)
+    first = np.repeat(starts, tiles) + nth_tile * q_block
+    last = np.minimum(first + q_block, np.repeat(starts + counts, tiles)) - 1
+    slots = np.zeros(bucket // q_block, np.int64)
+    slots[:num_tiles] = slot_of_row[rows]
+    # [tiles, positions of a tile]
+    positions = first[:, None] + np.arange(q_block)
+    is_query = positions <= last[:, None]
+    q_positions = np.full(bucket, -1, np.int64)
+    q_positions[: positions.size] = np.where(is_query, positions, -1).reshape(-1)
+    return PrefillPart(
         bucket=bucket,
-        places=np.concatenate(places),
-        slots=np.zeros(num_tiles, np.int64),
-        num_full=np.zeros(num_tiles, np.int64),
-        num_partial=np.zeros(num_tiles, np.int64),
-        partial_pages=np.zeros((num_tiles, max_partial), np.int64),
-        q_positions=np.full(bucket, -1, np.int64),
+        places=np.flatnonzero(is_query),
+        slots=slots,
+        q_positions=q_positions,
+        views=tuple(_prefill_view(view, tables, rows, first, last, slots.size) for view in views),
     )
-    starts = plan.chunk_starts.astype(np.int64)
-    for row, start, count, first_tile in zip(plan.chunk_rows, starts, counts, first_tiles, strict=True):
-        place = first_tile * q_block
-        part.q_positions[place : place + count] = np.arange(start, start + count)
-        for tile in range(-(-count // q_block)):
-            first = start + tile * q_block
-            last = min(first + q_block, start + count) - 1
-            # Every query of the tile sees the pages that end at or before its first position.
-            num_full = (first + 1) // page_size
-            num_partial = last // page_size - num_full + 1
-            at = first_tile + tile
-            part.slots[at] = slot_of_row[row]
-            part.num_full[at], part.num_partial[at] = num_full, num_partial
-            part.partial_pages[at, :num_partial] = tables.page_table[row, num_full : num_full + num_partial]
-    return part
+
+
+def _prefill_view(
+    view: View, tables: RowTables, rows: Int64Array, first: Int64Array, last: Int64Array, num_tiles: int
+) -> PrefillView:
+    """rows, first, last: the row of each tile in use and the positions of its first and last query."""
+    spans, used, sinks = view.tile_spans(first, last), rows.size, view.num_sink_pages
+    num_partial = np.zeros(num_tiles, np.int64)
+    num_partial[:used] = spans.num_partial + sinks
+    partial_pages = np.zeros((num_tiles, sinks + view.max_partial), np.int64)
+    # The pool's last page, where it is the sinks'.
+    partial_pages[:, :sinks] = view.num_pages
+    partial_pages[:used, sinks:] = tables.page_table[rows[:, None], spans.partial]
+    first_full = None
+    if view.visibility.window is not None:
+        first_full = _scattered(np.arange(used), spans.first_full, num_tiles)
+    return PrefillView(
+        num_full=_scattered(np.arange(used), spans.num_full, num_tiles),
+        first_full=first_full,
+        num_partial=num_partial,
+        partial_pages=partial_pages,
+    )

@@ -3,6 +3,8 @@
 Owns the names of the arrays that attention and the page tables read. Knows nothing of how the copy is made.
 """
 
+from collections.abc import Sequence
+
 from gpu_worker.sampling_upload import sample_arrays
 from gpu_worker.slots import RowTables
 from gpu_worker.step import Int64Array, StepLayout
@@ -16,14 +18,20 @@ def step_arrays(layout: StepLayout, tables: RowTables, slot_of_row: Int64Array) 
         "kv_slots": layout.kv_slots,
     }
     if layout.decode is not None:
-        for name in ("rows", "slots", "list_slots", "num_blocks", "last_slot", "page_end"):
-            values = getattr(layout.decode, name)
-            if values is not None:
-                arrays[f"decode_{name}"] = values
+        arrays |= _present("decode", layout.decode, ("rows", "slots", "list_slots", "last_slot", "page_end"))
+        for i, view in enumerate(layout.decode.views):
+            arrays |= _present(f"decode_{i}", view, ("num_blocks", "first_page", "first_slot", "page_start"))
     if layout.prefill is not None:
-        for name in ("slots", "num_full", "num_partial", "partial_pages", "q_positions", "places"):
-            arrays[f"prefill_{name}"] = getattr(layout.prefill, name)
+        for i, tile_view in enumerate(layout.prefill.views):
+            names = ("num_full", "first_full", "num_partial", "partial_pages")
+            arrays |= _present(f"prefill_{i}", tile_view, names)
+        arrays |= _present("prefill", layout.prefill, ("slots", "q_positions", "places"))
     arrays |= sample_arrays(layout.samples, tables)
     arrays["edit_slots"] = slot_of_row[layout.edits.rows]
     arrays["edit_cols"], arrays["edit_pages"] = layout.edits.cols, layout.edits.pages
     return arrays
+
+
+def _present(prefix: str, part: object, names: Sequence[str]) -> dict[str, Int64Array]:
+    values = {f"{prefix}_{name}": getattr(part, name) for name in names}
+    return {name: array for name, array in values.items() if array is not None}

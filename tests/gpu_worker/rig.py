@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
 
 from gpu_worker.attention import ATTENTION_NAME, register
+from gpu_worker.examine import examine, twin_of
 from gpu_worker.geometry import Geometry
 from gpu_worker.model import prepare
 from gpu_worker.runner import Runner
@@ -88,7 +89,8 @@ class Rig:
         served = copy.deepcopy(self.eager)
         served.set_attn_implementation(ATTENTION_NAME)
         served = prepare(served, device=device, dtype=spec.dtype)
-        self.runner = Runner(served, self.geometry, device=device, dtype=spec.dtype)
+        layers = examine(twin_of(config_of(spec), dtype=spec.dtype))
+        self.runner = Runner(served, layers, self.geometry, device=device, dtype=spec.dtype)
         self.warm_up_phases = self.runner.warm_up()
         self._generation = 0
         self._packed_hidden: Tensor | None = None

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gpu_worker import attention
-from gpu_worker.attention import UncompiledAttentionError, paged_attention
+from gpu_worker.attention import PagedLayer, UncompiledAttentionError, paged_attention
 from gpu_worker.slots import DeviceTables, RowTables
 from gpu_worker.step import lay_out
 from gpu_worker.upload import step_arrays
@@ -39,7 +39,7 @@ def test_each_query_sees_its_own_past(spec: RigSpec, rig_of: Callable[[RigSpec],
     plan = read_plan(core.plan(chunks={3: page_size + 6}, decode=[2, 1]), rig.geometry)
     edits = tables.apply(plan)
     set_pages(on_device, edits)
-    layout = lay_out(plan, edits, tables, on_device.slot_of_row, rig.runner.shapes, kernels.max_partial)
+    layout = lay_out(plan, edits, tables, on_device.slot_of_row, rig.runner.shapes, kernels.views)
     arrays = step_arrays(layout, tables, on_device.slot_of_row)
     context = kernels.context(layout, {name: torch.from_numpy(a).to(device) for name, a in arrays.items()})
     num_kv_heads, _, head_dim = cache.keys[0].shape
@@ -48,8 +48,8 @@ def test_each_query_sees_its_own_past(spec: RigSpec, rig_of: Callable[[RigSpec],
         torch.randn(1, heads, num_tokens, head_dim, generator=draw).to(device, spec.dtype)
         for heads in (num_heads, num_kv_heads, num_kv_heads)
     )
-    scale = kernels.prefill[layout.prefill.bucket].kernel.scale
-    module = SimpleNamespace(layer_idx=0)
+    kind = kernels.prefill[layout.prefill.bucket][0].kind
+    scale, module = kind.scale, SimpleNamespace(paged_layer=PagedLayer(index=0, kind=kind))
     with torch.inference_mode():
         out, _ = paged_attention(module, query, key, value, None, scaling=scale, step=context)
     assert out.shape == (1, num_tokens, num_heads, head_dim)
@@ -83,21 +83,21 @@ def set_pages(tables: DeviceTables, edits: object) -> None:
 def test_uncompiled_flex_attention_is_unreachable(rig_of: Callable[[RigSpec], Rig]) -> None:
     """With compilation turned off the call raises, where FlexAttention itself would give a wrong answer."""
     rig = rig_of(SPECS[0])
-    kernel = next(iter(rig.runner.kernels.decode.values()))
+    kernel = next(iter(rig.runner.kernels.decode.values()))[0]
     slots = torch.zeros(1, dtype=torch.int64, device=rig.device)
     query = kernel.query.new_zeros(1, kernel.query.shape[1] * kernel.query.shape[2], kernel.query.shape[3])
     with torch.compiler.set_stance("force_eager"), pytest.raises(UncompiledAttentionError):
-        kernel(query, slots, rig.runner.cache.keys[0], rig.runner.cache.values[0])
+        kernel(query, slots, rig.runner.cache.keys[0], rig.runner.cache.values[0], None)
 
 
 def test_nothing_compiles_after_the_warm_up(rig_of: Callable[[RigSpec], Rig]) -> None:
     """A shape that was not warmed raises; it does not compile in the middle of serving."""
     rig = rig_of(SPECS[0])
-    kernel = next(iter(rig.runner.kernels.decode.values()))
+    kernel = next(iter(rig.runner.kernels.decode.values()))[0]
     wrong = kernel.query[:1, :, :, : kernel.query.shape[3] // 2]
     key = rig.runner.cache.keys[0][None, :, :, : kernel.query.shape[3] // 2]
     with torch.compiler.set_stance("fail_on_recompile"), pytest.raises(RuntimeError, match="fail_on_recompile"):
-        kernel.kernel(wrong, key, key)
+        kernel.kernel(wrong, key, key, None)
 
 
 def test_the_registered_name_builds_no_mask() -> None:

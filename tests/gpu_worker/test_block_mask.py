@@ -10,6 +10,7 @@ from gpu_worker.block_mask import logical_to_physical
 from gpu_worker.geometry import Geometry
 from gpu_worker.kernels import Kernels
 from gpu_worker.kv_cache import KvCache
+from gpu_worker.layers import AttentionKind, AttentionLayer, LayerMap
 from gpu_worker.shapes import Shapes
 from gpu_worker.slots import DeviceTables, RowTables
 from gpu_worker.step import lay_out
@@ -102,10 +103,10 @@ def test_direct_masks_equal_the_conversion(page_size: int, chunk_align: int, on_
     core, tables = TinyCore(geometry, page_order=order), RowTables(geometry)
     cpu = torch.device("cpu")
     shapes, on_device = Shapes.for_device(geometry, on_cpu=on_cpu), DeviceTables(geometry, cpu)
-    cache = KvCache(
-        num_layers=1, num_kv_heads=1, num_pages=40, page_size=page_size, head_dim=16, dtype=torch.float32, device=cpu
-    )
-    kernels = Kernels(geometry, shapes, cache, on_device, num_heads=1, scale=1.0)
+    kind = AttentionKind(num_heads=1, num_kv_heads=1, key_dim=16, value_dim=16, scale=1.0)
+    layers = LayerMap(layers=(AttentionLayer(name="attention", kind=kind),))
+    cache = KvCache(layers, num_pages=40, page_size=page_size, dtype=torch.float32, device=cpu)
+    kernels = Kernels(layers, geometry, shapes, cache, on_device)
     lengths = {1: page_size, 2: 2 * page_size + 1, 3: page_size - 1, 4: 3 * page_size - 2, 5: page_size + 5}
     for row, length in lengths.items():
         core.add(row, [1] * length)
@@ -118,19 +119,19 @@ def test_direct_masks_equal_the_conversion(page_size: int, chunk_align: int, on_
     for step in steps:
         plan = read_plan(core.plan(**step), geometry)
         edits = tables.apply(plan)
-        layout = lay_out(plan, edits, tables, on_device.slot_of_row, shapes, kernels.max_partial)
+        layout = lay_out(plan, edits, tables, on_device.slot_of_row, shapes, kernels.views)
         arrays = step_arrays(layout, tables, on_device.slot_of_row)
         staged = {name: torch.from_numpy(array) for name, array in arrays.items()}
         on_device.set_pages(staged["edit_slots"], staged["edit_cols"], staged["edit_pages"])
         context = kernels.context(layout, staged)
         if context.decode is not None:
-            seen = visible(context.decode.mask.block_mask)[:, 0, 0]
+            seen = visible(context.decode[0].mask.block_mask(1))[:, 0, 0]
             expected = torch.zeros_like(seen)
             for row, slot in zip(plan.decode_rows, context.decode_slots.tolist(), strict=False):
                 expected[slot] = converted(core.rows[int(row)].pages, geometry, int(tables.position[row]), 1)
             assert torch.equal(seen, expected)
         assert context.prefill is not None
-        seen = visible(context.prefill.mask.block_mask)[0, 0]
+        seen = visible(context.prefill[0].mask.block_mask)[0, 0]
         expected = torch.zeros_like(seen)
         places = context.prefill_places.tolist()
         for row, count in zip(plan.chunk_rows, plan.chunk_counts, strict=True):
