@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2, control_pb2_grpc
 
-from scheduler_svc.frontend import status, wire
+from scheduler_svc.frontend import checks, status
 from scheduler_svc.frontend.gate import Gate
 
 if TYPE_CHECKING:
@@ -97,14 +97,14 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
     ) -> control_pb2.AbortResponse:
         """Per id whether it was live; the streams themselves end with ABORTED."""
         async with status.Answering(context):
-            wire.check_known(request)
+            checks.check_known(request)
             if not 1 <= len(request.request_ids) <= MAX_ABORT_IDS:
                 message = f"request_ids is {len(request.request_ids)} long; it must be between 1 and {MAX_ABORT_IDS}"
                 raise status.invalid("request_ids", message)
             for idx, request_id in enumerate(request.request_ids):
                 if not request_id:
                     raise status.invalid(f"request_ids[{idx}]", f"request_ids[{idx}] is empty; an id is needed")
-                wire.check_request_id(f"request_ids[{idx}]", request_id)
+                checks.check_request_id(f"request_ids[{idx}]", request_id)
             reply = await self._queries.abort(list(dict.fromkeys(request.request_ids)))
             assert isinstance(reply, control_pb2.AbortResponse)
             outcomes = {result.request_id: result for result in reply.results}
@@ -117,7 +117,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
     ) -> control_pb2.GetModelInfoResponse:
         """What is served, also while the service drains."""
         async with status.Answering(context):
-            wire.check_known(request)
+            checks.check_known(request)
             return self._gate.model().info
 
     async def GetLoad(
@@ -127,7 +127,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
     ) -> control_pb2.GetLoadResponse:
         """How busy the core is now; also before a worker has joined."""
         async with status.Answering(context):
-            wire.check_known(request)
+            checks.check_known(request)
             reply = await self._queries.load()
             assert isinstance(reply, control_pb2.GetLoadResponse)
             return reply

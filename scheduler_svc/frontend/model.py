@@ -41,7 +41,17 @@ def load(state: frontend_pb2.ModelState) -> Model:
         except ValueError as error:
             logger.error("no text prompts, no text output: the worker's tokenizer is %s", error)
     info.has_tokenizer = text is not None
-    defaults = inference_pb2.SamplingParams(temperature=1.0, top_p=1.0, top_k=0, min_p=0.0)
+    defaults = inference_pb2.SamplingParams(
+        temperature=1.0,
+        top_p=1.0,
+        top_k=0,
+        min_p=0.0,
+        presence_penalty=0.0,
+        frequency_penalty=0.0,
+        repetition_penalty=1.0,
+        num_samples=1,
+    )
     defaults.MergeFrom(info.sampling_defaults)
     defaults.ClearField("seed")
+    info.sampling_defaults.CopyFrom(defaults)
     return Model(info=info, defaults=defaults, eos_token_ids=frozenset(info.eos_token_ids), text=text)

@@ -19,12 +19,12 @@ from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2_grpc
 
 from scheduler_svc.frontend import listen, model, status
+from scheduler_svc.frontend.checks import Malformed
 from scheduler_svc.frontend.control import ControlServicer, CoreQueries
 from scheduler_svc.frontend.core_link import CoreLink
 from scheduler_svc.frontend.gate import SERVICES, Gate
 from scheduler_svc.frontend.servicer import InferenceServicer
 from scheduler_svc.frontend.streams import StreamLimits, Streams
-from scheduler_svc.frontend.wire import Malformed
 
 logger = logging.getLogger(__name__)
 

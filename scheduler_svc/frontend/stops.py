@@ -5,6 +5,7 @@ longest suffix that begins one of the strings, so the node tells both what match
 The string that ends first wins; of those that end together, the longest.
 """
 
+import copy
 from collections import deque
 from collections.abc import Sequence
 
@@ -27,6 +28,12 @@ class StopFinder:
         self._first = frozenset(string[0] for string in strings)
         self._node = 0
         self._held = ""
+
+    def fork(self) -> "StopFinder":
+        """Another one for the same strings, at the beginning of another text. The automaton is shared."""
+        other = copy.copy(self)
+        other._node, other._held = 0, ""
+        return other
 
     def push(self, text: str, *, armed: bool) -> tuple[str, str]:
         """Returns (text that may be shown, the string found or "").

@@ -33,10 +33,14 @@ def model_state(**changes: Any) -> frontend_pb2.ModelState:
         max_rows=8,
         token_budget=64,
         eos_token_ids=[tokenizer.token_to_id(EOS)],
-        sampling_defaults=inference_pb2.SamplingParams(temperature=0.5, top_p=0.9, top_k=40, min_p=0.125),
+        sampling_defaults=inference_pb2.SamplingParams(
+            temperature=0.5, top_p=0.9, top_k=40, min_p=0.125, repetition_penalty=1.25
+        ),
         default_max_new_tokens=100,
         max_waiting=4,
         has_tokenizer=True,
+        max_num_samples=4,
+        max_logprobs=5,
     )
     for name, value in changes.items():
         setattr(info, name, value)

@@ -124,9 +124,14 @@ def test_a_broken_tokenizer_is_none(run: Run):
     run(scenario, state=state)
 
 
-def test_model_info_is_the_cores(run: Run):
+def test_model_info_is_the_cores_with_every_default(run: Run):
     async def scenario(s: Service) -> None:
-        assert await s.control.GetModelInfo(control_pb2.GetModelInfoRequest()) == model_state().info
+        told = model_state().info
+        for name in ("presence_penalty", "frequency_penalty"):
+            assert not told.sampling_defaults.HasField(name)
+            setattr(told.sampling_defaults, name, 0.0)
+        told.sampling_defaults.num_samples = 1
+        assert await s.control.GetModelInfo(control_pb2.GetModelInfoRequest()) == told
 
     run(scenario)
 

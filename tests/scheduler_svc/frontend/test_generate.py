@@ -13,7 +13,8 @@ from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.frontend.servicer import seconds_left
 from scheduler_svc.frontend.status import Refusal
-from scheduler_svc.frontend.streams import MAX_DELTA_TOKENS, StreamLimits
+from scheduler_svc.frontend.stream import BYTES_PER_TOKEN, MAX_DELTA_BYTES
+from scheduler_svc.frontend.streams import StreamLimits
 from tests.scheduler_svc.frontend.failures import assert_retry_hint, details, failure
 from tests.scheduler_svc.frontend.fake_core import WAIT_SECONDS, Service, model_state, rest
 from tests.scheduler_svc.frontend.tokenizers_for_tests import EOS, byte_level, spell
@@ -33,7 +34,17 @@ def test_accepted_deltas_finished_summary(run: Callable[..., None]):
         assert dict(await call.initial_metadata())["x-request-id"] == "r"
         assert accepted == pb.Accepted(
             request_id="r",
-            sampling=pb.SamplingParams(temperature=0.5, top_p=submit.top_p, top_k=40, min_p=0.125, seed=submit.seed),
+            sampling=pb.SamplingParams(
+                temperature=0.5,
+                top_p=submit.top_p,
+                top_k=40,
+                min_p=0.125,
+                seed=submit.seed,
+                presence_penalty=0.0,
+                frequency_penalty=0.0,
+                repetition_penalty=1.25,
+                num_samples=1,
+            ),
             prompt_tokens=1,
             max_new_tokens=5,
             requests_ahead=3,
@@ -375,11 +386,13 @@ def test_unintelligible_frames_of_the_core_are_dropped(run: Callable[..., None])
 async def block_a_write(s: Service) -> tuple[Any, frontend_pb2.Submit]:
     """A stream whose caller reads nothing any more, with a write blocked and tokens pending."""
     call, submit = await s.start_stream()
-    stream = s.front_end._streams._open[submit.stream]
+    sample = s.front_end._streams._samples[submit.stream]
     async with asyncio.timeout(WAIT_SECONDS):
-        while not stream.pending:
+        while not sample.pending:
             await s.core.output(submit.stream, [65] * 20_000)
-            while stream.num_received < s.core.num_sent[submit.stream] or (stream.pending and not stream.blocked_since):
+            while sample.num_received < s.core.num_sent[submit.stream] or (
+                sample.pending and not sample.stream.blocked_since
+            ):
                 await asyncio.sleep(0)
             # Only a write that gets no further leaves tokens pending for so long.
             await asyncio.sleep(0.05)
@@ -402,7 +415,7 @@ def test_a_reader_that_pauses_gets_every_token_once(run: Callable[..., None]):
         assert tokens == [65] * (num_sent - 51) + [66] * 50 + [67]
         # What came while the write was blocked went out together, in messages of bounded size.
         assert sum(66 in delta.token_ids for _, delta in messages[:-2]) <= 2
-        assert max(len(delta.token_ids) for _, delta in messages[:-2]) == MAX_DELTA_TOKENS
+        assert max(len(delta.token_ids) for _, delta in messages[:-2]) == MAX_DELTA_BYTES // BYTES_PER_TOKEN
         assert messages[-2][1].output_tokens == num_sent
 
     run(scenario, **ROOMY)
@@ -419,7 +432,7 @@ def test_a_reader_that_stalls_is_dropped_and_its_request_freed(run: Callable[...
         assert s.front_end._streams.num_open == 0
         await s.start_stream()
 
-    run(scenario, **ROOMY, limits=StreamLimits(stall_seconds=0.1, max_stalled_tokens=1000))
+    run(scenario, **ROOMY, limits=StreamLimits(stall_seconds=0.1, max_stalled_bytes=1000))
 
 
 def test_a_reader_that_waits_for_nothing_is_not_dropped(run: Callable[..., None]):
@@ -429,7 +442,7 @@ def test_a_reader_that_waits_for_nothing_is_not_dropped(run: Callable[..., None]
         await s.core.output(submit.stream, [65], "LENGTH")
         assert [kind for kind, _ in await rest(call)] == ["delta", "finished", "summary"]
 
-    run(scenario, limits=StreamLimits(stall_seconds=0.0, max_stalled_tokens=0, max_stall_seconds=1e-9))
+    run(scenario, limits=StreamLimits(stall_seconds=0.0, max_stalled_bytes=0, max_stall_seconds=1e-9))
 
 
 def test_under_load_tokens_wait_for_company_but_first_tokens_and_ends_do_not(run: Callable[..., None]):

@@ -15,7 +15,7 @@ from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2, inference_pb2_grpc
 from tandem.v1 import inference_pb2 as pb
 
-from scheduler_svc.frontend import core_link, servicer
+from scheduler_svc.frontend import core_link, delivery
 from scheduler_svc.frontend.gate import SERVICES
 from scheduler_svc.frontend.status import Refusal
 from tests.scheduler_svc.frontend.failures import assert_retry_hint, failure
@@ -177,7 +177,7 @@ def test_a_core_that_neither_admits_nor_rejects(run: Run, monkeypatch: pytest.Mo
         assert_retry_hint(error, 1.0)
         assert (await s.core.expect("cancel")).stream == submit.stream
 
-    monkeypatch.setattr(servicer, "ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(delivery, "ANSWER_SECONDS", 0.05)
     run(scenario)
 
 

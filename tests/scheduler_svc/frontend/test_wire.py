@@ -19,14 +19,16 @@ from scheduler_svc.frontend import wire
 from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.status import Refusal
 from tests.scheduler_svc.frontend.fake_core import model_state
-from tests.scheduler_svc.frontend.tokenizers_for_tests import BOS
+from tests.scheduler_svc.frontend.tokenizers_for_tests import BOS, EOS
 
 MODEL = models.load(model_state())
 BARE = models.load(model_state(has_tokenizer=False))
 VOCAB = MODEL.info.vocab_size
 MAX_LENGTH = MODEL.info.max_length
+EOS_ID = MODEL.text._tokenizer.token_to_id(EOS)
 # Values of a float32 next to 1 and 100.
 ABOVE_1 = float(np.nextafter(np.float32(1), np.float32(2)))
+BELOW_A_HUNDREDTH = float(np.nextafter(np.float32(0.01), np.float32(0)))
 ABOVE_100 = float(np.nextafter(np.float32(100), np.float32(200)))
 
 
@@ -40,7 +42,7 @@ def submit(served: Model = MODEL, **fields: Any) -> frontend_pb2.Submit:
 def submit_message(request: pb.GenerateRequest, model: Model = MODEL) -> frontend_pb2.Submit:
     checked = wire.check_request(request, model)
     ids = asyncio.run(wire.prompt_ids(request, model))
-    return wire.make_submit(checked, ids, model, stream=7, deadline_seconds=1.5)
+    return wire.make_submit(checked, ids, model, deadline_seconds=1.5)
 
 
 def refusal(**fields: Any) -> Refusal:
@@ -64,6 +66,14 @@ def sampling(**fields: Any) -> dict[str, Any]:
 
 def stop(**fields: Any) -> dict[str, Any]:
     return {"stop": pb.StopParams(**fields)}
+
+
+def allowed(*ids: int) -> dict[str, Any]:
+    return {"allowed_token_ids": pb.TokenIds(ids=ids)}
+
+
+def output(**fields: Any) -> dict[str, Any]:
+    return {"output": pb.OutputParams(**fields)}
 
 
 def prompt(*ids: int) -> dict[str, Any]:
@@ -94,6 +104,37 @@ REFUSED = [
     ("sampling.top_k", sampling(top_k=VOCAB + 1), [VOCAB + 1, VOCAB]),
     ("sampling.top_k", sampling(top_k=2**31), [2**31, VOCAB]),
     ("sampling.top_k", sampling(top_k=2**32 - 1), [2**32 - 1, VOCAB]),
+    ("sampling.presence_penalty", sampling(presence_penalty=-2.5), ["is -2.5", "between -2 and 2"]),
+    ("sampling.presence_penalty", sampling(presence_penalty=math.nan), ["nan", "between -2 and 2"]),
+    ("sampling.frequency_penalty", sampling(frequency_penalty=2.5), ["is 2.5", "between -2 and 2"]),
+    ("sampling.frequency_penalty", sampling(frequency_penalty=-math.inf), ["-inf", "between -2 and 2"]),
+    ("sampling.repetition_penalty", sampling(repetition_penalty=0), ["is 0.0", "between 0.01 and 100"]),
+    ("sampling.repetition_penalty", sampling(repetition_penalty=BELOW_A_HUNDREDTH), ["is 0.00999999", "0.01 and 100"]),
+    ("sampling.repetition_penalty", sampling(repetition_penalty=ABOVE_100), ["100.0000076", "0.01 and 100"]),
+    ("sampling.repetition_penalty", sampling(repetition_penalty=math.nan), ["nan", "between 0.01 and 100"]),
+    ("sampling.num_samples", sampling(num_samples=0), ["is 0", "between 1 and 4"]),
+    ("sampling.num_samples", sampling(num_samples=5), ["is 5", "between 1 and 4"]),
+    ("sampling.num_samples", sampling(num_samples=2**32 - 1), [2**32 - 1, "between 1 and 4"]),
+    ("sampling.logit_bias[3]", sampling(logit_bias={1: 0.0, 3: 100.5}), ["is 100.5", "between -100 and 100"]),
+    ("sampling.logit_bias[0]", sampling(logit_bias={0: -math.inf}), ["is -inf", "between -100 and 100"]),
+    ("sampling.logit_bias[0]", sampling(logit_bias={0: math.nan}), ["is nan", "between -100 and 100"]),
+    (f"sampling.logit_bias[{VOCAB}]", sampling(logit_bias={VOCAB: 1.0}), [f"for token {VOCAB}", f"has {VOCAB} tokens"]),
+    ("sampling.logit_bias", sampling(logit_bias=dict.fromkeys(range(4097), 1.0)), ["4097 long", "limit is 4096"]),
+    ("sampling.allowed_token_ids.ids", sampling(**allowed()), ["empty", "1 token"]),
+    ("sampling.allowed_token_ids.ids[1]", sampling(**allowed(0, VOCAB)), [VOCAB]),
+    ("sampling.allowed_token_ids.ids", sampling(**allowed(*[1] * 4097)), ["4097 long", "limit is 4096"]),
+    ("sampling.banned_token_ids[0]", sampling(banned_token_ids=[VOCAB]), [VOCAB]),
+    ("sampling.banned_token_ids", sampling(banned_token_ids=[1] * 4097), ["4097 long", "limit is 4096"]),
+    ("sampling.banned_token_ids", sampling(banned_token_ids=range(VOCAB)), [f"has {VOCAB} tokens", "bans them all"]),
+    (
+        "sampling.allowed_token_ids",
+        sampling(**allowed(1, 1, 2), banned_token_ids=[2, 3, 1]),
+        ["has 2 tokens, and sampling.banned_token_ids bans them all; 1 must remain"],
+    ),
+    ("output.logprobs", output(logprobs=6), ["is 6", "between 0 and 5"]),
+    ("output.logprobs", output(logprobs=2**32 - 1), [2**32 - 1, "between 0 and 5"]),
+    ("output.prompt_logprobs_start", output(prompt_logprobs_start=3), ["is 3", "limit is 2 (the prompt has 3 tokens)"]),
+    ("output.prompt_logprobs_start", output(prompt_logprobs_start=2**32 - 1), [2**32 - 1, "limit is 2"]),
     ("stop.max_new_tokens", stop(max_new_tokens=0), [0, 1]),
     ("stop.max_new_tokens", stop(max_new_tokens=MAX_LENGTH - 2), [MAX_LENGTH - 2, MAX_LENGTH - 3, MAX_LENGTH, 3]),
     ("stop.max_new_tokens", stop(max_new_tokens=MAX_LENGTH + 1), [MAX_LENGTH + 1, f"the limit is {MAX_LENGTH - 3}"]),
@@ -153,6 +194,27 @@ ACCEPTED = [
     sampling(top_k=VOCAB),
     sampling(seed=0),
     sampling(seed=2**64 - 1),
+    sampling(presence_penalty=-2, frequency_penalty=-2),
+    sampling(presence_penalty=2, frequency_penalty=2),
+    sampling(repetition_penalty=0.01),
+    sampling(repetition_penalty=100),
+    sampling(num_samples=1),
+    sampling(num_samples=4),
+    sampling(logit_bias={0: -100.0, VOCAB - 1: 100.0}),
+    sampling(**allowed(VOCAB - 1)),
+    sampling(**allowed(*[1] * 4096)),
+    sampling(banned_token_ids=range(1, VOCAB)),
+    sampling(banned_token_ids=[1] * 4096),
+    sampling(**allowed(1, 2), banned_token_ids=[1]),
+    # One that may be drawn before the stop tokens may.
+    {**sampling(**allowed(1, 2, EOS_ID)), **stop(min_new_tokens=1, stop_token_ids=[1])},
+    # One that may not, where it need not.
+    {**sampling(**allowed(EOS_ID)), **stop(min_new_tokens=0)},
+    {**sampling(**allowed(EOS_ID)), **stop(min_new_tokens=1, ignore_eos=True)},
+    output(logprobs=0),
+    output(logprobs=5),
+    output(prompt_logprobs_start=0),
+    output(prompt_logprobs_start=2),
     stop(max_new_tokens=1),
     stop(max_new_tokens=MAX_LENGTH - 3),
     stop(max_new_tokens=5, min_new_tokens=5),
@@ -175,7 +237,67 @@ ACCEPTED = [
 
 @pytest.mark.parametrize("fields", ACCEPTED, ids=lambda value: str(value)[:40])
 def test_accepted_at_the_edge(fields: dict[str, Any]):
-    assert submit(**fields).stream == 7
+    assert submit(**fields).max_new_tokens
+
+
+@pytest.mark.parametrize(
+    ("field", "fields", "many"),
+    [
+        ("sampling.allowed_token_ids", sampling(**allowed(5, EOS_ID)), "sampling.allowed_token_ids has 2 tokens"),
+        ("sampling.allowed_token_ids", sampling(**allowed(4, 5), banned_token_ids=[4]), "_token_ids has 2 tokens"),
+        (
+            "sampling.banned_token_ids",
+            sampling(banned_token_ids=set(range(VOCAB)) - {5, EOS_ID}),
+            f"the vocabulary has {VOCAB} tokens",
+        ),
+    ],
+)
+def test_one_token_must_be_drawable_before_stop_tokens_are(field: str, fields: dict[str, Any], many: str):
+    refused = refusal(**fields, **stop(min_new_tokens=1, stop_token_ids=[5]))
+    assert field_of(refused) == field
+    why = "before stop.min_new_tokens are out, when end-of-sequence and stop tokens are not drawn; 1 must remain"
+    assert refused.message.endswith(f"{many}, and none of them may be drawn {why}")
+    assert submit(**fields, **stop(stop_token_ids=[5])).max_new_tokens
+
+
+def test_a_ban_is_a_bias_that_wins():
+    made = submit(**sampling(logit_bias={9: -2.5, 4: 1.5, 7: 3.0, 5: 0.0}, banned_token_ids=[7, 8, 7]))
+    assert np.frombuffer(made.biased_token_ids, "<i4").tolist() == [4, 7, 8, 9]
+    assert np.frombuffer(made.biases, "<f4").tolist() == [1.5, -math.inf, -math.inf, -2.5]
+
+
+def test_allowed_tokens_are_made_unique():
+    made = submit(**sampling(**allowed(9, 4, 9)))
+    assert np.frombuffer(made.allowed_token_ids, "<i4").tolist() == [4, 9]
+
+
+def test_what_is_not_asked_for_costs_the_core_nothing():
+    made = submit()
+    assert (made.biased_token_ids, made.biases, made.allowed_token_ids) == (b"", b"", b"")
+    assert (made.presence_penalty, made.frequency_penalty, made.num_samples) == (0, 0, 1)
+    assert (made.num_logprobs, made.prompt_logprobs_from) == (0, 0)
+
+
+def test_penalties_and_samples_travel():
+    asked = sampling(presence_penalty=-0.5, frequency_penalty=1.5, repetition_penalty=1.75, num_samples=3)
+    made = submit(**asked)
+    assert (made.presence_penalty, made.frequency_penalty, made.repetition_penalty) == (-0.5, 1.5, 1.75)
+    assert made.num_samples == 3
+
+
+@pytest.mark.parametrize(("num_top", "num_logprobs"), [(0, 1), (5, 6)])
+def test_logprobs_are_one_more_than_the_alternatives(num_top: int, num_logprobs: int):
+    assert submit(**output(logprobs=num_top)).num_logprobs == num_logprobs
+
+
+@pytest.mark.parametrize(
+    ("num_prompt", "start", "first"),
+    # The first token of a prompt has no logprob; a prompt of one token gives none at all.
+    [(3, 0, 1), (3, 1, 1), (3, 2, 2), (1, 0, 0)],
+)
+def test_prompt_logprobs_start_where_there_are_some(num_prompt: int, start: int, first: int):
+    made = submit(**prompt(*[1] * num_prompt), **output(prompt_logprobs_start=start))
+    assert (made.prompt_logprobs_from, made.num_logprobs) == (first, 0)
 
 
 def test_no_prompt():
@@ -194,6 +316,7 @@ def test_another_model():
 def test_unset_fields_take_the_models_defaults():
     made = submit()
     assert (made.temperature, made.top_p, made.top_k, made.min_p) == (0.5, np.float32(0.9), 40, 0.125)
+    assert made.repetition_penalty == 1.25
     assert made.max_new_tokens == 100
     assert (made.min_new_tokens, made.ignore_eos, made.priority) == (0, False, 0)
     assert (made.max_time_seconds, made.deadline_seconds) == (0.0, 1.5)
@@ -271,12 +394,11 @@ def test_every_field_with_limits_has_rows_here():
     """A field added to the proto must be added to the tables above."""
     covered = {field.partition("[")[0] for field, _, _ in REFUSED}
     unlimited = {"model", "sampling.seed", "stop.ignore_eos", "stop.include_stop"}
+    unlimited |= {f"output.{name}" for name in ("want_text", "want_token_ids", "skip_special_tokens")}
     # The length of a prompt, and what any prompt field is called in its own message.
-    covered -= {"prompt"}
+    covered -= {"prompt", "sampling.allowed_token_ids.ids"}
     found: set[str] = set()
     for field in pb.GenerateRequest.DESCRIPTOR.fields:
-        if field.name == "output":
-            continue
         inner = field.message_type.fields if field.message_type else ()
         found |= {f"{field.name}.{part.name}" for part in inner} or {field.name}
     assert found == covered | unlimited
@@ -284,12 +406,27 @@ def test_every_field_with_limits_has_rows_here():
 
 numbers = st.sampled_from([0, 1, 5, VOCAB - 1, VOCAB, MAX_LENGTH, 2**31 - 1, 2**31, 2**32 - 1])
 floats = st.floats(width=32) | st.sampled_from([0.0, 1.0, 100.0])
+token_ids = st.lists(numbers, max_size=3)
 requests = st.builds(
     pb.GenerateRequest,
     request_id=st.text(max_size=3),
     model=st.sampled_from(["", "toy", "other"]),
     token_ids=st.builds(pb.TokenIds, ids=st.lists(numbers, max_size=3)),
-    sampling=st.builds(pb.SamplingParams, temperature=floats, top_p=floats, top_k=numbers, min_p=floats),
+    sampling=st.builds(
+        pb.SamplingParams,
+        temperature=floats,
+        top_p=floats,
+        top_k=numbers,
+        min_p=floats,
+        presence_penalty=floats,
+        frequency_penalty=floats,
+        repetition_penalty=floats,
+        num_samples=numbers,
+        logit_bias=st.dictionaries(numbers, floats, max_size=2),
+        allowed_token_ids=st.none() | st.builds(pb.TokenIds, ids=token_ids),
+        banned_token_ids=token_ids,
+    ),
+    output=st.builds(pb.OutputParams, logprobs=st.none() | numbers, prompt_logprobs_start=st.none() | numbers),
     stop=st.builds(
         pb.StopParams,
         max_new_tokens=numbers,

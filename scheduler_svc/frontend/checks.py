@@ -1,0 +1,82 @@
+"""Owns the checks that any field may need, and the words of their refusals: the field, the number, the limit.
+
+Knows nothing of what a request means. Every refusal is INVALID_ARGUMENT.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NoReturn, cast
+
+from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from scheduler_svc.frontend import status
+from scheduler_svc.frontend.model import Model
+
+MAX_REQUEST_ID_CHARS = 128
+
+
+class Malformed:
+    """Stands where a request would, had its bytes been one."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def check_known(message: Message | Malformed) -> None:
+    """Refuses bytes that are no such message, and fields that this server does not know, at every level."""
+    if isinstance(message, Malformed):
+        raise status.invalid(message.name, f"the bytes sent are no {message.name}")
+    name = message.DESCRIPTOR.name
+    for unknown in UnknownFieldSet(message):
+        number = unknown.field_number
+        raise status.invalid(f"{name}.{number}", f"{name} has field number {number}, which this server does not know")
+    for field, value in cast(Any, message).ListFields():
+        # A map's entries are messages only on the wire; what they know is their key and value.
+        if field.message_type is not None and not field.message_type.GetOptions().map_entry:
+            for part in value if field.is_repeated else (value,):
+                check_known(part)
+
+
+def check_token_ids(field: str, token_ids: Sequence[int], model: Model) -> None:
+    """Refuses an empty list, and ids outside the vocabulary."""
+    if not token_ids:
+        raise status.invalid(field, f"{field} is empty; at least 1 token is needed")
+    if max(token_ids) >= model.info.vocab_size:
+        idx = next(i for i, token in enumerate(token_ids) if token >= model.info.vocab_size)
+        message = f"{field}[{idx}] is {token_ids[idx]}; the vocabulary has {model.info.vocab_size} tokens"
+        raise status.invalid(f"{field}[{idx}]", message)
+
+
+def check_request_id(field: str, request_id: str) -> None:
+    """At most 128 characters, all of them printable."""
+    if len(request_id) > MAX_REQUEST_ID_CHARS:
+        refuse(field, f"{len(request_id)} characters long", MAX_REQUEST_ID_CHARS)
+    if not request_id.isprintable():
+        idx = next(i for i, char in enumerate(request_id) if not char.isprintable())
+        code = f"U+{ord(request_id[idx]):04X}"
+        raise status.invalid(field, f"{field} has {code} at character {idx}; only printable ones are allowed")
+
+
+def check_count(field: str, count: int, limit: int) -> None:
+    """Refuses a list that is too long."""
+    if count > limit:
+        refuse(field, f"{count} long", limit)
+
+
+def check_range(field: str, value: float, low: float, high: float) -> None:
+    """Both bounds included."""
+    if math.isnan(value) or not low <= value <= high:
+        raise status.invalid(field, f"{field} is {value}; it must be between {low:.7g} and {high}")
+
+
+def check_above_zero(field: str, value: float, high: float) -> None:
+    """Above 0, and at most `high`."""
+    # Not (0 < nan).
+    if not 0 < value <= high:
+        raise status.invalid(field, f"{field} is {value}; it must be above 0, and at most {high}")
+
+
+def refuse(field: str, number: object, limit: object) -> NoReturn:
+    """Raises the Refusal of a number that is beyond a limit."""
+    raise status.invalid(field, f"{field} is {number}; the limit is {limit}")

@@ -1,0 +1,35 @@
+"""Owns the sum of a request's samples: the core's usage and timing of each, cut where a stop string cut the output.
+
+The prompt counts once, other tokens and preemptions add up. Times up to the first token are those of the sample whose
+first token came first; the last token and the end are those of the last sample.
+"""
+
+from collections.abc import Sequence
+
+from tandem.internal.v1 import frontend_pb2
+from tandem.v1 import inference_pb2 as pb
+
+
+def summarize(ends: Sequence[frontend_pb2.End], num_tokens: Sequence[int], *, prompt_tokens: int) -> pb.Summary:
+    """Of samples that ended with `ends` and gave out `num_tokens` each."""
+    num_sampled = [end.usage.output_tokens + end.usage.discarded_tokens for end in ends]
+    usage = pb.Usage(
+        prompt_tokens=prompt_tokens,
+        output_tokens=sum(num_tokens),
+        discarded_tokens=sum(max(0, all - told) for all, told in zip(num_sampled, num_tokens, strict=True)),
+        recomputed_tokens=sum(end.usage.recomputed_tokens for end in ends),
+    )
+    timings = [end.timing for end in ends]
+    spoke = [timing for timing, count in zip(timings, num_sampled, strict=True) if count]
+    first = min(spoke or timings, key=lambda timing: timing.first_token_seconds)
+    last_token_seconds = max(timing.first_token_seconds + timing.decode_seconds for timing in timings)
+    timing = pb.Timing(
+        queue_seconds=first.queue_seconds,
+        prefill_seconds=first.prefill_seconds,
+        first_token_seconds=first.first_token_seconds,
+        decode_seconds=last_token_seconds - first.first_token_seconds,
+        total_seconds=max(timing.total_seconds for timing in timings),
+        preemptions=sum(timing.preemptions for timing in timings),
+        worker_changes=max(timing.worker_changes for timing in timings),
+    )
+    return pb.Summary(usage=usage, timing=timing)
