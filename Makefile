@@ -21,8 +21,8 @@ help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo "  run-scheduler takes LISTEN= RUNTIME_DIR= CONFIG= STEPS= and ARGS=\"--any-flag ...\""
-	@echo "  run-worker takes MODEL= DEVICE= DTYPE= PAGE_SIZE= NUM_PAGES= POOL_BYTES= MAX_ROWS= MAX_LENGTH= TOKEN_BUDGET="
-	@echo "  THREADS= RUNTIME_DIR= CONFIG= and ARGS=\"--any-flag ...\""
+	@echo "  run-worker takes MODEL= DEVICE= DTYPE= PAGE_SIZE= NUM_PAGES= POOL_BYTES= KEEP_FREE_BYTES= MAX_ROWS="
+	@echo "  MAX_LENGTH= TOKEN_BUDGET= THREADS= RUNTIME_DIR= CONFIG= and ARGS=\"--any-flag ...\""
 
 # Making things
 
@@ -64,8 +64,8 @@ run-scheduler: $(INSTALLED) $(STUBS) ## Run the scheduler service, with its fron
 	$(BIN)/python -m scheduler_svc $(call flags,LISTEN RUNTIME_DIR CONFIG STEPS) $(ARGS)
 
 run-worker: $(INSTALLED) $(STUBS) ## Run a worker, before or after the scheduler
-	$(BIN)/python -m gpu_worker $(call flags,MODEL DEVICE DTYPE PAGE_SIZE NUM_PAGES POOL_BYTES MAX_ROWS MAX_LENGTH \
-	    TOKEN_BUDGET THREADS RUNTIME_DIR CONFIG) $(ARGS)
+	$(BIN)/python -m gpu_worker $(call flags,MODEL DEVICE DTYPE PAGE_SIZE NUM_PAGES POOL_BYTES KEEP_FREE_BYTES \
+	    MAX_ROWS MAX_LENGTH TOKEN_BUDGET THREADS RUNTIME_DIR CONFIG) $(ARGS)
 
 bench: $(INSTALLED) $(STUBS) ## Measure the service against Transformers
 	$(BIN)/python -m tests.benchmarks.serving $(ARGS)

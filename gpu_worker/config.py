@@ -8,9 +8,9 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tomllib import TOMLDecodeError
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, ByteSize, Field, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
@@ -44,6 +44,18 @@ OTHER_PROGRAMS_SETTINGS = frozenset(
 )
 
 PositiveInt = Annotated[int, Field(ge=1)]
+# What decides the size of the page pool; one of them at most is set.
+POOL_SETTINGS = ("num_pages", "pool_bytes", "keep_free_bytes")
+
+
+def _plain_size(size: ByteSize) -> int:
+    if size < 0:
+        raise ValueError("a size is 0 or more")
+    return int(size)
+
+
+# 2GiB, "1.5 GB", 512MiB, or bytes.
+Size = Annotated[ByteSize, AfterValidator(_plain_size)]
 
 
 class SettingsRefused(ValueError):
@@ -81,7 +93,12 @@ class WorkerSettings(BaseSettings):
         PositiveInt | None, Field(description="tokens per page, a power of two; default 64 on a CPU, else 128")
     ] = None
     num_pages: Annotated[PositiveInt | None, Field(description="pages in the pool, the reserved one included")] = None
-    pool_bytes: Annotated[PositiveInt | None, Field(description="size of the pool, instead of num_pages")] = None
+    pool_bytes: Annotated[
+        Size | None, Field(description="size of the pool, such as 2GiB; default 1GiB on a CPU, else what is free")
+    ] = None
+    keep_free_bytes: Annotated[
+        Size | None, Field(description="the pool takes what is free but for this, such as 1GiB; the GPU's default")
+    ] = None
     max_rows: Annotated[PositiveInt | None, Field(description="sequences at once; default 32 on a CPU, else 256")] = (
         None
     )
@@ -99,6 +116,13 @@ class WorkerSettings(BaseSettings):
     )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     config: Annotated[Path | None, Field(description="a TOML file of settings")] = None
+
+    @model_validator(mode="after")
+    def _one_size_of_the_pool(self) -> Self:
+        given = [f"{name} is {value}" for name in POOL_SETTINGS if (value := getattr(self, name)) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)}; set one of them, each decides the size of the pool")
+        return self
 
     @classmethod
     def settings_customise_sources(
@@ -135,7 +159,7 @@ def load_settings(arguments: Sequence[str]) -> WorkerSettings:
 
         return FromFile(_cli_settings_source=flags)
     except ValidationError as error:
-        problems = [f"{'.'.join(map(str, p['loc'])) or 'settings'}: {_plain(p)}" for p in error.errors()]
+        problems = [": ".join([*map(str, p["loc"][:1]), _plain(p)]) for p in error.errors()]
         raise SettingsRefused("; ".join(problems)) from error
     except TOMLDecodeError as error:
         raise SettingsRefused(f"config file {file} is no TOML: {error}") from error
@@ -146,4 +170,8 @@ def load_settings(arguments: Sequence[str]) -> WorkerSettings:
 def _plain(problem: Mapping[str, object]) -> str:
     if problem["type"] == "extra_forbidden":
         return "there is no such setting"
+    if problem["type"] == "value_error":
+        return str(problem["msg"]).removeprefix("Value error, ")
+    if str(problem["type"]).startswith("byte_size"):
+        return f"a size is a number of bytes, or has a unit such as 512MiB or 2GiB (got {problem['input']!r})"
     return f"{problem['msg']} (got {problem['input']!r})"

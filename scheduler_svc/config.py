@@ -27,6 +27,7 @@ OTHER_PROGRAMS_SETTINGS = frozenset(
         "device",
         "dtype",
         "exit_with_parent",
+        "keep_free_bytes",
         "max_length",
         "max_rows",
         "model",

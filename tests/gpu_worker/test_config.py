@@ -34,6 +34,19 @@ def test_the_file_may_be_named_by_the_environment(tmp_path: Path, monkeypatch: p
     assert load_settings([]).threads == 3
 
 
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [("4096", 4096), ("2GiB", 2 << 30), ("512MiB", 512 << 20), ("1.5 GB", 1_500_000_000), ("1.5gib", 3 << 29)],
+)
+def test_sizes_may_have_units(text: str, num_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_settings(["--pool-bytes", text]).pool_bytes == num_bytes
+    file = tmp_path / "worker.toml"
+    file.write_text(f'keep_free_bytes = "{text}"\n')
+    assert load_settings(["--config", str(file)]).keep_free_bytes == num_bytes
+    monkeypatch.setenv("TANDEM_KEEP_FREE_BYTES", text)
+    assert load_settings([]).keep_free_bytes == num_bytes
+
+
 def test_switches() -> None:
     assert load_settings(["--exit-with-parent"]).exit_with_parent
     assert not load_settings([]).exit_with_parent
@@ -45,6 +58,11 @@ def test_switches() -> None:
         (["--max-rows", "0"], "max_rows"),
         (["--threads", "many"], "threads"),
         (["--dtype", "int8"], "dtype"),
+        (["--pool-bytes", "much"], r"pool_bytes: a size is a number of bytes, or has a unit .* \(got 'much'\)"),
+        (["--pool-bytes", "2XB"], "pool_bytes: a size is a number of bytes"),
+        (["--keep-free-bytes", "-1"], "keep_free_bytes: a size is"),
+        (["--num-pages", "9", "--pool-bytes", "1KiB"], "^num_pages is 9 and pool_bytes is 1024; set one of them"),
+        (["--keep-free-bytes", "0", "--pool-bytes", "9"], "^pool_bytes is 9 and keep_free_bytes is 0; set one of them"),
         (["--config", "/nowhere.toml"], "config file /nowhere.toml does not exist"),
     ],
 )
