@@ -6,6 +6,7 @@ import sys
 import typer
 
 from client.cli.generate import generate
+from client.cli.plot import plot
 from client.cli.queries import abort, detokenize, health, info, load, tokenize
 from client.cli.reporting import Exit
 from client.cli.serve import serve
@@ -21,7 +22,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (generate, tokenize, detokenize, abort, info, load, health, serve):
+for command in (generate, tokenize, detokenize, abort, info, load, health, plot, serve):
     app.command(context_settings=_HELP)(command)
 
 

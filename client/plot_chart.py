@@ -1,0 +1,267 @@
+"""Draws a file of steps as one PNG: who ran and waited, which kind each step was, pages, and the time per kind.
+
+Owns the picture. Needs matplotlib, which the client does not: whoever imports this module says what to install. Knows
+nothing of the file's format.
+"""
+
+# matplotlib types its keyword arguments as unknown, so every one of its methods is partially unknown.
+# pyright: reportUnknownMemberType=false
+
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from client.plot_data import KINDS, STEP_KINDS, StepsLog
+from client.plot_series import (
+    Band,
+    Floats,
+    Levels,
+    Marks,
+    Shares,
+    banded,
+    levels_by_step,
+    levels_by_time,
+    marks_of,
+    preemptions_at,
+    shares_by_step,
+    shares_by_time,
+)
+from client.plot_summary import Summary, counted
+
+# Okabe and Ito's colours, told apart by colour-blind eyes too; lines differ in their strokes as well.
+KIND_COLOURS = {"prefill": "#E69F00", "decode": "#56B4E9", "mixed": "#CC79A7"}
+_RUNNING, _WAITING, _PREEMPTION, _PAGES, _MARK = "#000000", "#D55E00", "#0072B2", "#009E73", "#555555"
+_INCHES = (16.0, 10.0)
+# Marks that get words of their own; more would cover each other and the lines.
+_MOST_WORDS = 6
+_GRID: dict[str, Any] = {"color": "#DDDDDD", "linewidth": 0.6}
+
+
+def draw(log: StepsLog, summary: Summary, *, width: int, by_time: bool) -> bytes:
+    """The PNG, `width` pixels wide."""
+    figure = figure_of(log, summary, by_time=by_time)
+    buffer = BytesIO()
+    figure.savefig(buffer, format="png", dpi=width / _INCHES[0])
+    return buffer.getvalue()
+
+
+def figure_of(log: StepsLog, summary: Summary, *, by_time: bool) -> Figure:
+    """The picture, not yet painted."""
+    figure = Figure(figsize=_INCHES, layout="constrained")
+    FigureCanvasAgg(figure)
+    halves = figure.add_gridspec(1, 2, width_ratios=(3.2, 1))
+    left = halves[0].subgridspec(4, 1, height_ratios=(4.6, 0.5, 1.6, 2.2))
+    right = halves[1].subgridspec(2, 1, height_ratios=(1, 1))
+    sequences = figure.add_subplot(left[0])
+    strip, pages, times = (figure.add_subplot(left[i], sharex=sequences) for i in (1, 2, 3))
+    at = np.frombuffer(log.at_seconds)
+    at = at - (at[0] - _before_first(log))
+    x = at if by_time else np.frombuffer(log.step)
+    levels = levels_by_time(log, at) if by_time else levels_by_step(log, x)
+    _sequences(sequences, levels, preemptions_at(log, x))
+    _strip(strip, shares_by_time(log, at) if by_time else shares_by_step(log, x), by_time=by_time)
+    _pages(pages, levels, int(max(log.pages_total)))
+    _times(times, log, x)
+    marks = marks_of(log, x, at)
+    for axes in (sequences, pages, times):
+        _mark(axes, marks, by_time=by_time)
+    _say(sequences, marks)
+    _finish_left(sequences, strip, pages, times, log, x, by_time=by_time)
+    _shares(figure.add_subplot(right[0]), summary)
+    _spread(figure.add_subplot(right[1]), log, summary)
+    figure.suptitle(_title(log, summary), fontsize=14, x=0.01, ha="left")
+    return figure
+
+
+def _before_first(log: StepsLog) -> float:
+    """Seconds that the first line's step took; nothing where the first line is a mark."""
+    return log.ms[0] / 1e3 if log.kinds[0] < len(STEP_KINDS) else 0.0
+
+
+def _title(log: StepsLog, summary: Summary) -> str:
+    parts = [
+        log.path.name,
+        counted(summary.steps, "step"),
+        f"{summary.wall_seconds:,.1f} s",
+        counted(summary.output_tokens, "output token"),
+        f"{summary.output_tokens_per_second:,.0f} tokens/s",
+    ]
+    if summary.resets:
+        parts.append(counted(summary.resets, "lane reset"))
+    return "  ·  ".join(parts)
+
+
+def _sequences(axes: Axes, levels: Levels, preemptions: Floats) -> None:
+    _line(axes, banded(levels.x, levels.running), _RUNNING, "-", "running")
+    _line(axes, banded(levels.x, levels.waiting), _WAITING, (0, (4, 1.5)), "waiting")
+    if len(preemptions):
+        axes.plot(
+            preemptions, np.full(len(preemptions), 0.015), "^", transform=axes.get_xaxis_transform(), markersize=5,
+            color=_PREEMPTION, label="preemption",
+        )  # fmt: skip
+    axes.set_ylabel("sequences")
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _line(axes: Axes, band: Band, colour: str, stroke: Any, label: str) -> None:
+    """The mean as a line; where points were put together, from the least to the most as a shade behind it."""
+    if band.is_thinned:
+        axes.fill_between(band.x, band.low, band.high, color=colour, alpha=0.18, linewidth=0)
+    # A value holds for the whole step, which ends at x.
+    style = "default" if band.is_thinned else "steps-pre"
+    marker = "o" if len(band.x) < 3 else None
+    axes.plot(band.x, band.mean, color=colour, linestyle=stroke, drawstyle=style, marker=marker, label=label, lw=1.5)
+
+
+def _strip(axes: Axes, shares: Shares, *, by_time: bool) -> None:
+    """Which kind: the share of each among a bin's steps, or of its time; where a bin is one step, one colour."""
+    floor = np.zeros(shares.of.shape[1])
+    for kind, row in zip(STEP_KINDS, shares.of, strict=True):
+        top = floor + row
+        if row.any():
+            axes.stairs(top, shares.edges, baseline=floor, fill=True, color=KIND_COLOURS[kind], lw=0, label=kind)
+        floor = top
+    axes.set_ylim(0, 1)
+    axes.set_yticks([])
+    axes.set_ylabel("share\nof time" if by_time else "kind", rotation=0, ha="right", va="center")
+
+
+def _pages(axes: Axes, levels: Levels, total: int) -> None:
+    _line(axes, banded(levels.x, levels.pages), _PAGES, "-", "pages used")
+    axes.set_ylim(0, 105)
+    axes.set_ylabel("pages, %")
+    axes.set_title(f"pages in use, of {total:,}", fontsize=9, loc="left", pad=3)
+
+
+def _times(axes: Axes, log: StepsLog, x: Floats) -> None:
+    kinds, ms = np.frombuffer(log.kinds, np.uint8), np.frombuffer(log.ms)
+    for index, kind in enumerate(STEP_KINDS):
+        mine = kinds == index
+        if not mine.any():
+            continue
+        band = banded(x[mine], ms[mine])
+        if band.is_thinned:
+            axes.vlines(band.x, band.low, band.high, color=KIND_COLOURS[kind], alpha=0.25, lw=1, zorder=1)
+        axes.plot(band.x, band.mean, ".", color=KIND_COLOURS[kind], markersize=4, label=kind)
+    _log_if_wide(axes, ms[kinds < len(STEP_KINDS)], "y")
+    axes.set_ylabel("ms per step")
+
+
+def _log_if_wide(axes: Axes, ms: Floats, which: str) -> None:
+    """A logarithmic scale, in plain numbers, where the values differ much."""
+    positive = ms[ms > 0]
+    if len(positive) and positive.max() > 8 * positive.min():
+        (axes.set_yscale if which == "y" else axes.set_xscale)("log", nonpositive="clip")
+        axis = axes.yaxis if which == "y" else axes.xaxis
+        axis.set_major_formatter(FuncFormatter(_plain))
+        if positive.max() < 100 * positive.min():
+            axis.set_minor_formatter(FuncFormatter(_plain_at_2_and_5))
+
+
+def _plain(value: float, position: float | None) -> str:
+    return f"{value:g}"
+
+
+def _with_commas(value: float, position: float | None) -> str:
+    return f"{value:,.10g}"
+
+
+def _plain_at_2_and_5(value: float, position: float | None) -> str:
+    return f"{value:g}" if f"{value:.0e}"[0] in "25" else ""
+
+
+def _mark(axes: Axes, marks: Marks, *, by_time: bool) -> None:
+    if len(marks.x):
+        axes.vlines(marks.x, 0, 1, transform=axes.get_xaxis_transform(), color=_MARK, linestyle=":", lw=1.2)
+    if by_time:
+        for i, (begin, end) in enumerate(marks.without_worker):
+            axes.axvspan(begin, end, color=_MARK, alpha=0.12, linewidth=0, label="" if i else "no worker")
+
+
+def _say(axes: Axes, marks: Marks) -> None:
+    if not 0 < len(marks.words) <= _MOST_WORDS:
+        return
+    axes.margins(y=0.12)
+    for x, words in zip(marks.x, marks.words, strict=True):
+        axes.annotate(
+            words, (x, 1.0), xycoords=("data", "axes fraction"), xytext=(4, -4), textcoords="offset points",
+            va="top", fontsize=9, color=_MARK, bbox={"facecolor": "white", "alpha": 0.85, "linewidth": 0, "pad": 1.5},
+        )  # fmt: skip
+
+
+def _finish_left(
+    sequences: Axes, strip: Axes, pages: Axes, times: Axes, log: StepsLog, x: Floats, *, by_time: bool
+) -> None:
+    for axes in (sequences, pages, times):
+        axes.grid(**_GRID)
+        axes.set_axisbelow(True)
+    for axes in (sequences, strip, pages):
+        axes.tick_params(labelbottom=False)
+    strip.tick_params(bottom=False)
+    for side in strip.spines.values():
+        side.set_linewidth(0.4)
+    # Step n lies between n - 1 and n.
+    first, last = (0.0, float(x[-1])) if by_time else (max(0.0, float(x[0]) - 1), float(x[-1]))
+    room = 0.01 * max(last - first, 1e-3)
+    sequences.set_xlim(first - room, last + room)
+    times.set_xlabel("seconds" if by_time else "step")
+    times.xaxis.set_major_locator(MaxNLocator(10, integer=not by_time))
+    times.xaxis.set_major_formatter(FuncFormatter(_with_commas))
+    lines = sequences.get_legend_handles_labels()
+    kinds = strip.get_legend_handles_labels()
+    handles, labels = [*lines[0], *kinds[0]], [*lines[1], *(f"{kind} step" for kind in kinds[1])]
+    sequences.legend(
+        handles, labels, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(labels), frameon=False, borderaxespad=0.3
+    )
+
+
+def _shares(axes: Axes, summary: Summary) -> None:
+    """Seconds of each kind, the share in words."""
+    names = [kind.kind for kind in summary.kinds]
+    seconds = [kind.seconds for kind in summary.kinds]
+    bars = axes.barh(names, seconds, color=[KIND_COLOURS[name] for name in names], height=0.6)
+    words = [
+        f"{kind.share:.0%}  ({kind.seconds:,.2f} s)\n{counted(kind.steps, 'step')}\n{counted(kind.tokens, 'token')}"
+        for kind in summary.kinds
+    ]
+    axes.bar_label(bars, words, padding=4, fontsize=9)
+    axes.set_xlim(0, 1.9 * max(*seconds, 1e-6))
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.set_xlabel("seconds of the worker")
+    axes.xaxis.set_major_locator(MaxNLocator(4))
+    axes.xaxis.set_major_formatter(FuncFormatter(_with_commas))
+    idle = max(0.0, summary.wall_seconds - summary.step_seconds)
+    axes.set_title(f"time per kind\n{summary.step_seconds:,.1f} s in steps, {idle:,.1f} s in none", fontsize=10)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _spread(axes: Axes, log: StepsLog, summary: Summary) -> None:
+    """Milliseconds of a step per kind: middle half as a box, 1st to 99th percentile as whiskers."""
+    kinds, ms = np.frombuffer(log.kinds, np.uint8), np.frombuffer(log.ms)
+    boxes: list[dict[str, Any]] = []
+    for kind in summary.kinds:
+        mine = ms[kinds == KINDS.index(kind.kind)]
+        low, first, middle, third, high = np.percentile(mine, (1, 25, 50, 75, 99)).tolist()
+        label = f"{kind.kind}\n{middle:,.2f} ms"
+        boxes.append({"label": label, "whislo": low, "q1": first, "med": middle, "q3": third, "whishi": high})
+    drawn = axes.bxp(
+        boxes, orientation="horizontal", showfliers=False, patch_artist=True, widths=0.5,
+        medianprops={"color": "black", "linewidth": 1.6},
+    )  # fmt: skip
+    for box, kind in zip(drawn["boxes"], summary.kinds, strict=True):
+        box.set_facecolor(KIND_COLOURS[kind.kind])
+    axes.invert_yaxis()
+    values: npt.NDArray[np.float64] = ms[kinds < len(STEP_KINDS)]
+    _log_if_wide(axes, values, "x")
+    axes.set_xlabel("ms per step")
+    axes.set_title("how long a step takes\nmedian, middle half, 1st to 99th percentile", fontsize=10)
+    axes.grid(axis="x", **_GRID)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
