@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 # worker.proto's checksum packs (row << 40) ^ (logical page << 20) ^ page.
 MAX_PAGE_IDS = 1 << 20
+# Prompt tokens with logprobs of one step, beside the rows that sample: each takes as much memory as the vocabulary.
+_PROMPT_LOGIT_ROWS = 256
 
 
 def align_up(count: int, multiple: int) -> int:
@@ -67,3 +69,11 @@ class Geometry:
     def prefill_tokens(self) -> int:
         """Query positions of the prefill kernel: chunks of one step, each aligned, always fit."""
         return align_up(self.token_budget, self.chunk_align)
+
+    @property
+    def logit_rows(self) -> int:
+        """Positions of one step whose logits may be wanted: every row's, and prompt tokens' with logprobs.
+
+        A step computes no more than its budget, which is at least max_rows and one chunk of a prompt.
+        """
+        return min(self.token_budget, align_up(self.max_rows + _PROMPT_LOGIT_ROWS, self.chunk_align))

@@ -36,6 +36,7 @@ class ModelFiles:
     top_p: float
     top_k: int
     min_p: float
+    repetition_penalty: float
     # Empty where there is none: the model is served by token ids alone.
     tokenizer_json: bytes
     chat_template: str
@@ -93,6 +94,8 @@ def read_files(folder: Path) -> ModelFiles:
         top_p=default("top_p", 1.0),
         top_k=int(default("top_k", 0)),
         min_p=default("min_p", 0.0),
+        # Not a matter of drawing: Transformers applies it to greedy decoding too.
+        repetition_penalty=generation.repetition_penalty or 1.0,
         tokenizer_json=tokenizer_json,
         chat_template=_chat_template(folder),
     )

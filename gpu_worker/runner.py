@@ -21,8 +21,7 @@ from gpu_worker.geometry import Geometry
 from gpu_worker.kernels import Kernels
 from gpu_worker.kv_cache import KvCache
 from gpu_worker.layers import LayerMap
-from gpu_worker.sampler import sample
-from gpu_worker.sampling_upload import sampling_of
+from gpu_worker.sampling import Sampling, StepOutput
 from gpu_worker.shapes import Shapes
 from gpu_worker.slots import DeviceTables, RowTables
 from gpu_worker.staging import Staging
@@ -42,10 +41,10 @@ class DeviceLost(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _InFlight:
-    """A submitted plan. Either its outcome is known (it did not run) or its tokens are on their way."""
+    """A submitted plan. Either its outcome is known (it did not run) or its output is on its way."""
 
     outcome: Outcome
-    tokens: Tensor | None = None
+    output: StepOutput | None = None
     rows: Int64Array | None = None
     started: "torch.cuda.Event | None" = None
     ended: "torch.cuda.Event | None" = None
@@ -68,6 +67,7 @@ class Runner:
         self.tables = RowTables(geometry)
         self._model = model
         self.device_tables = DeviceTables(geometry, device)
+        self._sampling = Sampling(geometry, device)
         self._staging = Staging(device, MAX_IN_FLIGHT + 1)
         layers = layers.within(geometry.max_length)
         attach(model, layers)
@@ -160,21 +160,19 @@ class Runner:
         if layout is None:
             return _InFlight(outcome=outcome)
         if self.device.type == "cpu":
-            tokens = self._run_step(layout)
+            output = self._run_step(layout)
             micros = int((time.perf_counter() - begun) * 1e6)
             outcome = Outcome(generation=plan.generation, step=plan.step, status=pb.STEP_STATUS_OK, compute_us=micros)
-            return _InFlight(outcome=outcome, tokens=tokens, rows=layout.samples.rows)
+            return _InFlight(outcome=outcome, output=output, rows=layout.samples.rows)
         started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         started.record()
-        tokens = self._run_step(layout)
-        host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
-        host.copy_(tokens, non_blocking=True)
+        output = self._run_step(layout).to_host()
         ended.record()
-        return _InFlight(outcome=outcome, tokens=host, rows=layout.samples.rows, started=started, ended=ended)
+        return _InFlight(outcome=outcome, output=output, rows=layout.samples.rows, started=started, ended=ended)
 
     @torch.inference_mode()
-    def _run_step(self, layout: StepLayout) -> Tensor:
-        """Tokens int64 [samples, padding included] of one step, on the device."""
+    def _run_step(self, layout: StepLayout) -> StepOutput:
+        """Tokens and logprobs of one step, on the device."""
         self._pool_is_zero = False
         staged = self._staging.upload(step_arrays(layout, self.tables, self.device_tables.slot_of_row))
         self.device_tables.set_pages(staged["edit_slots"], staged["edit_cols"], staged["edit_pages"])
@@ -184,16 +182,15 @@ class Runner:
             num_decode = layout.decode.rows.size
             newest = self.device_tables.newest_token.index_select(0, staged["decode_rows"])
             ids[:num_decode] = torch.where(ids[:num_decode] < 0, newest, ids[:num_decode])
-        logits = self._forward(ids, staged["positions"], staged["sample_tokens"], context)
+        logits = self._forward(ids, staged["positions"], staged["kept_tokens"], context)
         if logits is None:
-            return ids[:0]
-        tokens = sample(logits, *sampling_of(layout.samples, staged, self.tables))
-        rows = staged["sample_rows"]
-        self.device_tables.newest_token.index_copy_(0, rows, tokens.clamp(min=0))
-        return tokens
+            return StepOutput(tokens=ids[:0])
+        output = self._sampling.run(logits, layout.samples, staged, self.tables)
+        self.device_tables.newest_token.index_copy_(0, staged["sample_rows"], output.tokens.clamp(min=0))
+        return output
 
     def _forward(self, ids: Tensor, positions: Tensor, keep: Tensor, context: StepContext) -> Tensor | None:
-        """Logits [samples, vocabulary] of the packed tokens `keep`; None where there are none."""
+        """Logits [kept, vocabulary] of the packed tokens `keep`; None where there are none."""
         stance = "default" if self._may_compile else "fail_on_recompile"
         arguments = {
             "input_ids": ids[None],
@@ -230,14 +227,14 @@ class Runner:
             return replace(oldest.outcome, status=pb.STEP_STATUS_FAILED, detail=self._lost)
 
     def _finished(self, item: _InFlight) -> Outcome:
-        if item.tokens is None or item.rows is None:
+        if item.output is None or item.rows is None:
             return item.outcome
         compute_us = item.outcome.compute_us
         if item.started is not None and item.ended is not None:
             item.ended.synchronize()
             compute_us = int(item.started.elapsed_time(item.ended) * 1e3)
         num_samples = int(np.count_nonzero(item.rows))
-        tokens = item.tokens.numpy()[:num_samples]
+        tokens, output = item.output.tokens.numpy()[:num_samples], item.output
         nonfinite = np.flatnonzero(tokens < 0).astype(np.int32)
         return Outcome(
             generation=item.outcome.generation,
@@ -246,6 +243,8 @@ class Runner:
             tokens=np.maximum(tokens, 0).astype(np.int32),
             nonfinite=nonfinite,
             compute_us=compute_us,
+            logprobs=None if output.logprobs is None else output.logprobs.arrays(),
+            prompt_logprobs=None if output.prompt_logprobs is None else output.prompt_logprobs.arrays(),
         )
 
     def warm_up(self) -> list[tuple[str, float]]:

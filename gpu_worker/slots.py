@@ -10,8 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from gpu_worker.features import RowFeatures
+from gpu_worker.fields import Int32Array, PlanError
 from gpu_worker.geometry import Geometry
-from gpu_worker.wire import Int32Array, Plan, PlanError, StartedRows
+from gpu_worker.started import StartedRows
+from gpu_worker.wire import Plan
 
 UInt64Array = NDArray[np.uint64]
 _MASK_64 = (1 << 64) - 1
@@ -66,8 +69,8 @@ class RowTables:
             "min_p": np.zeros(num, np.float32),
             "seed": np.zeros(num, np.uint64),
             "sample_idx": np.zeros(num, np.int32),
-            "banned_until": np.zeros(num, np.int32),
         }
+        self.features = RowFeatures(num)
         self.reset()
 
     def reset(self) -> None:
@@ -82,7 +85,7 @@ class RowTables:
         self.num_pages = np.zeros(num, np.int64)
         # Tokens as they came with the row; sampled ones live on the device only.
         self.tokens: dict[int, Int32Array] = {}
-        self.banned: dict[int, Int32Array] = {}
+        self.features.reset()
         self._checksum = 0
         self._row_page_sums = np.zeros(num, np.uint64)
 
@@ -115,11 +118,11 @@ class RowTables:
         for i, row in enumerate(rows.tolist()):
             self.page_table[row, : counts[i]] = started.pages[i]
             self.tokens[row] = started.tokens[i]
-            self.banned[row] = started.banned[i]
             self.num_known[row] = self.num_started[row] = started.tokens[i].size
         self.num_pages[rows] = counts
         for name, values in self.sampling.items():
             values[rows] = getattr(started, name)
+        self.features.start(started)
         terms = _page_terms(all_rows, cols, pages)
         self._row_page_sums[rows] = 0
         np.add.at(self._row_page_sums, all_rows, terms)

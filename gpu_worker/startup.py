@@ -29,7 +29,7 @@ from gpu_worker.runner import Runner
 
 log = logging.getLogger(__name__)
 
-PROTOCOL = 1
+PROTOCOL = 2
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _DEFAULT_CPU_POOL_BYTES = 1 << 30
 # Left free beside the weights on a GPU: activations, logits and the allocator's slack.
@@ -215,9 +215,14 @@ def introduce(
         max_length=geometry.max_length,
         token_budget=geometry.token_budget,
         chunk_align=geometry.chunk_align,
+        logit_rows=geometry.logit_rows,
         eos_token_ids=files.eos_token_ids,
         defaults=pb.GenerationDefaults(
-            temperature=files.temperature, top_p=files.top_p, top_k=files.top_k, min_p=files.min_p
+            temperature=files.temperature,
+            top_p=files.top_p,
+            top_k=files.top_k,
+            min_p=files.min_p,
+            repetition_penalty=files.repetition_penalty,
         ),
         tokenizer_json=files.tokenizer_json,
         chat_template=files.chat_template,

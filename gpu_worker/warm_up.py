@@ -5,7 +5,8 @@ Knows nothing of devices.
 
 import numpy as np
 
-from gpu_worker.wire import Plan, StartedRows
+from gpu_worker.started import StartedRows
+from gpu_worker.wire import Plan
 
 
 def warm_up_plan(*, num_rows: int, chunk: bool) -> Plan:
@@ -17,6 +18,7 @@ def warm_up_plan(*, num_rows: int, chunk: bool) -> Plan:
         tokens=[zeros[:1]] * num_rows,
         pages=[ones[:1]] * num_rows,
         first_position=zeros,
+        num_prompt_tokens=ones,
         temperature=(rows % 2).astype(np.float32),
         top_p=np.full(num_rows, 0.5, np.float32),
         top_k=zeros,

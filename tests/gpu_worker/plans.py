@@ -4,7 +4,7 @@ Owns a page counter and the row states that plans refer to; its checksum is comp
 the whole tables each time, in plain Python, independent of the worker's incremental one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,6 +13,13 @@ from tandem.internal.v1 import worker_pb2 as pb
 from gpu_worker.geometry import Geometry
 
 MASK = (1 << 64) - 1
+FEATURES = (
+    ("presence_penalty", 0.0, "<f4"),
+    ("frequency_penalty", 0.0, "<f4"),
+    ("repetition_penalty", 1.0, "<f4"),
+    ("num_logprobs", 0, "<i4"),
+    ("prompt_logprobs_from", 0, "<i4"),
+)
 
 
 def mix(x: int) -> int:
@@ -42,6 +49,9 @@ class Sequence_:
     position: int = 0
     sampling: dict[str, float] = field(default_factory=dict)
     banned: list[int] = field(default_factory=list)
+    biases: dict[int, float] = field(default_factory=dict)
+    allowed: list[int] = field(default_factory=list)
+    num_prompt: int = 0
     started: bool = False
 
 
@@ -59,11 +69,30 @@ class TinyCore:
         self.free_pages = list(page_order or range(1, geometry.num_pages))
         self.rows: dict[int, Sequence_] = {}
 
-    def add(self, row: int, tokens: Sequence[int], *, banned: Sequence[int] = (), **sampling: float) -> Sequence_:
-        """A sequence in `row`, with pages for its tokens."""
+    def add(
+        self,
+        row: int,
+        tokens: Sequence[int],
+        *,
+        banned: Sequence[int] = (),
+        biases: Mapping[int, float] | None = None,
+        allowed: Sequence[int] = (),
+        num_prompt: int = 0,
+        **sampling: float,
+    ) -> Sequence_:
+        """A sequence in `row`, with pages for its tokens, which are its prompt unless `num_prompt` says how many."""
         num_pages = -(-len(tokens) // self.geometry.page_size)
         pages = [self.free_pages.pop(0) for _ in range(num_pages)]
-        sequence = Sequence_(row=row, tokens=list(tokens), pages=pages, sampling=sampling, banned=list(banned))
+        sequence = Sequence_(
+            row=row,
+            tokens=list(tokens),
+            pages=pages,
+            sampling=sampling,
+            banned=list(banned),
+            biases=dict(biases or {}),
+            allowed=list(allowed),
+            num_prompt=num_prompt or len(tokens),
+        )
         self.rows[row] = sequence
         return sequence
 
@@ -131,4 +160,22 @@ class TinyCore:
             banned_until=of("banned_until", 0, "<i4"),
             num_banned=int32([len(s.banned) for s in sequences]),
             banned=int32([token for s in sequences for token in s.banned]),
+            num_prompt_tokens=int32([s.num_prompt for s in sequences]),
+            **self._features(sequences),
         )
+
+    @staticmethod
+    def _features(sequences: Sequence[Sequence_]) -> dict[str, bytes]:
+        """Fields that are empty where no sequence asks for them."""
+        fields: dict[str, bytes] = {}
+        for name, default, dtype in FEATURES:
+            if any(name in s.sampling for s in sequences):
+                fields[name] = np.array([s.sampling.get(name, default) for s in sequences], dtype).tobytes()
+        if any(s.biases for s in sequences):
+            fields["num_biased"] = int32([len(s.biases) for s in sequences])
+            fields["biased"] = int32([token for s in sequences for token in s.biases])
+            fields["biases"] = np.array([bias for s in sequences for bias in s.biases.values()], "<f4").tobytes()
+        if any(s.allowed for s in sequences):
+            fields["num_allowed"] = int32([len(s.allowed) for s in sequences])
+            fields["allowed"] = int32([token for s in sequences for token in s.allowed])
+        return fields

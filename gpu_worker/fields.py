@@ -1,0 +1,64 @@
+"""Raw fields of worker.proto as arrays, each length and range checked.
+
+Owns the wording of refusals: field, value, limit. Knows nothing of what the fields mean.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int32Array = NDArray[np.int32]
+Float32Array = NDArray[np.float32]
+
+
+class PlanError(ValueError):
+    """A plan that cannot be carried out; the message names field, value and limit."""
+
+
+def int32_array(data: bytes, name: str, low: int, high: int, size: int | None = None) -> Int32Array:
+    """int32 little-endian values, each in low..high; `size` of them where it is given."""
+    if len(data) % 4 or (size is not None and len(data) != 4 * size):
+        need = f"{size} entries need {4 * size}" if size is not None else "int32 entries need a multiple of 4"
+        raise PlanError(f"{name} has {len(data)} bytes; {need}")
+    values = np.frombuffer(data, np.dtype("<i4"))
+    if values.size and (values.min() < low or values.max() > high):
+        wrong = values[(values < low) | (values > high)][0]
+        raise PlanError(f"{name} holds {wrong}; it must be {low} to {high}")
+    return values
+
+
+def float32_array(
+    data: bytes, name: str, low: float, high: float, size: int, *, also: float | None = None
+) -> Float32Array:
+    """`size` float32 little-endian values, each in low..high, or `also`."""
+    if len(data) != 4 * size:
+        raise PlanError(f"{name} has {len(data)} bytes; {size} entries need {4 * size}")
+    values = np.frombuffer(data, np.dtype("<f4"))
+    inside = (values >= low) & (values <= high)
+    if also is not None:
+        inside |= values == also
+    if not inside.all():
+        limits = f"{low} to {high}" if also is None else f"{low} to {high}, or {also}"
+        raise PlanError(f"{name} holds {values[~inside][0]}; it must be {limits}")
+    return values
+
+
+def uint64_array(data: bytes, name: str, size: int) -> NDArray[np.uint64]:
+    """`size` uint64 little-endian values."""
+    if len(data) != 8 * size:
+        raise PlanError(f"{name} has {len(data)} bytes; {size} rows need {8 * size}")
+    return np.frombuffer(data, np.dtype("<u8"))
+
+
+def flags(data: bytes, name: str, size: int) -> NDArray[np.bool_]:
+    """`size` bytes of 0 or 1."""
+    values = np.frombuffer(data, np.uint8)
+    if values.size != size or (values > 1).any():
+        raise PlanError(f"{name} must be {size} bytes of 0 or 1")
+    return values.astype(np.bool_)
+
+
+def split(values: NDArray[np.generic], counts: Int32Array) -> Sequence[NDArray[np.generic]]:
+    """`values` cut into one part per count."""
+    return np.split(values, np.cumsum(counts)[:-1]) if counts.size else ()
