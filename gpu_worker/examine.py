@@ -6,6 +6,8 @@ tensors cannot branch on data, so a forward that does is refused here too. Knows
 """
 
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +19,8 @@ from gpu_worker.probe import Call, Heard, calls_with_masks, calls_without_masks
 from gpu_worker.rope import undecorate
 from gpu_worker.visibility import UnreadableMask, read_visibility
 
-MAX_HEAD_DIM = 256
+# A tile of 16 keys must fit the kernels' shared memory.
+MAX_HEAD_DIM = 512
 # Tokens of the twin's step; no model has a dimension of this size.
 _NUM_TOKENS = 13
 # What models hand through to attention that changes no score, or that the mask says better.
@@ -37,6 +40,7 @@ _HARMLESS_KEYWORDS = frozenset(
         "use_cache",
     }
 )
+_OTHER_PAST = "layers whose past is not in attention, such as convolutions and state spaces"
 _READ_KEYWORDS = frozenset({"softcap", "s_aux"})
 
 
@@ -46,6 +50,11 @@ def length_limit(config: PreTrainedConfig) -> int:
     if not isinstance(limit, int) or limit < 2:
         raise ModelRefused("no length limit: the config has no max_position_embeddings")
     return limit
+
+
+def vocab_size_of(config: PreTrainedConfig) -> int:
+    """Tokens that the model knows."""
+    return int(config.get_text_config().vocab_size)
 
 
 def twin_of(config: PreTrainedConfig, *, dtype: torch.dtype) -> PreTrainedModel:
@@ -66,11 +75,13 @@ def examine(twin: PreTrainedModel) -> LayerMap:
     """The attention layers of a model, in the order of its forward. Raises ModelRefused."""
     for module in twin.modules():
         undecorate(module)
-    heard, masked = _run(twin)
+    with _in_bfloat16(twin):
+        heard = _run(twin)
+        if not heard.calls:
+            raise ModelRefused("no attention: the model never calls the attention interface")
+        _check_layers(twin, heard)
+        masked = _run_with_masks(twin)
     names = {module: name for name, module in twin.named_modules()}
-    if not heard.calls:
-        raise ModelRefused("no attention: the model never calls the attention interface")
-    _check_layers(twin, heard)
     if [call.module for call in heard.calls] != [call.module for call in masked.calls]:
         raise ModelRefused("attention that depends on the mask: with masks the model calls other layers than without")
     length = length_limit(twin.config)
@@ -87,8 +98,22 @@ def examine(twin: PreTrainedModel) -> LayerMap:
     return LayerMap(layers=tuple(layers))
 
 
-def _run(twin: PreTrainedModel) -> tuple[Heard, Heard]:
-    """What the twin asks for without masks, as here, and with them."""
+@contextmanager
+def _in_bfloat16(twin: PreTrainedModel) -> Iterator[None]:
+    """The one dtype in which torch's grouped matrix product has shapes without data."""
+    tensors = [tensor for tensor in (*twin.parameters(), *twin.buffers()) if tensor.is_floating_point()]
+    dtypes = [tensor.dtype for tensor in tensors]
+    for tensor in tensors:
+        tensor.data = tensor.data.to(torch.bfloat16)
+    try:
+        yield
+    finally:
+        for tensor, dtype in zip(tensors, dtypes, strict=True):
+            tensor.data = tensor.data.to(dtype)
+
+
+def _run(twin: PreTrainedModel) -> Heard:
+    """What the twin asks for without masks, as the worker runs it."""
     try:
         heard, logits_shape = calls_without_masks(twin, _NUM_TOKENS)
     except Exception as error:  # whatever a model's own code does without data
@@ -98,9 +123,15 @@ def _run(twin: PreTrainedModel) -> tuple[Heard, Heard]:
     for call in heard.calls:
         if call.mask is not None:
             raise ModelRefused("a mask of its own: a layer adds something to the scores that only the mask carries")
+    return heard
+
+
+def _run_with_masks(twin: PreTrainedModel) -> Heard:
     try:
-        return heard, calls_with_masks(twin, _NUM_TOKENS)
+        return calls_with_masks(twin, _NUM_TOKENS)
     except Exception as error:
+        if any(frame.name == "create_recurrent_attention_mask" for frame in traceback.extract_tb(error.__traceback__)):
+            raise ModelRefused(f"{_OTHER_PAST}: the model makes masks for recurrent layers") from error
         raise ModelRefused(f"masks that follow from data: {_place(error)}") from error
 
 
@@ -122,7 +153,8 @@ def _place(error: Exception) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {(lines or [''])[0].strip()[:200]}"
 
 
 def _check_layers(twin: PreTrainedModel, heard: Heard) -> None:
@@ -136,7 +168,7 @@ def _check_layers(twin: PreTrainedModel, heard: Heard) -> None:
         if any(attends) and not all(attends) and len(classes) == 1:
             idx = attends.index(False)
             inside = ", ".join(sorted({type(child).__name__ for child in modules[idx].children()}))
-            raise ModelRefused(f"layers without attention, whose past is kept otherwise: {name}.{idx} has {inside}")
+            raise ModelRefused(f"{_OTHER_PAST}: {name}.{idx} has {inside}")
 
 
 def _visibility(call: Call, masked: Heard, name: str, length: int) -> Visibility:

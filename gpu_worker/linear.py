@@ -17,10 +17,16 @@ class PackedLinear(nn.Module):
         self.num_bytes = weight.numel() * weight.element_size()
         # Opaque to state dicts and casts on purpose: only this module's forward understands the layout.
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight)
-        self._bias = None if linear.bias is None else linear.bias.detach()
+        self.bias = None if linear.bias is None else linear.bias.detach()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+
+    @property
+    def weight(self) -> Tensor:
+        """W as it was, unpacked at each use: some models compute with a layer's weight themselves."""
+        return self._packed.to_dense()
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
+        return torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
