@@ -11,16 +11,19 @@ from tandem.v1 import control_pb2, inference_pb2
 
 from scheduler_svc.core import effects as fx
 from scheduler_svc.core import events as ev
+from scheduler_svc.core.config import MAX_LOGPROBS
 from scheduler_svc.wire import WireError, array, packed, parsed
 
 _MAX_STOP_IDS = 1024
+# A caller's biases and bans together; those allowed.
+_MAX_BIASED, _MAX_ALLOWED = 8192, 4096
+_MAX_SAMPLES, _MAX_STREAM = 1024, (1 << 64) - 1
 
 _REJECT = {
     fx.RejectCode.INVALID: pb.REJECT_CODE_INVALID,
     fx.RejectCode.DUPLICATE: pb.REJECT_CODE_DUPLICATE,
     fx.RejectCode.QUEUE_FULL: pb.REJECT_CODE_QUEUE_FULL,
     fx.RejectCode.NOT_READY: pb.REJECT_CODE_NOT_READY,
-    fx.RejectCode.DEADLINE: pb.REJECT_CODE_DEADLINE,
 }
 _REASON = {
     fx.EndReason.EOS: inference_pb2.FINISH_REASON_EOS,
@@ -77,6 +80,10 @@ def _submit(submit: pb.Submit, frontend: str) -> ev.Submit:
     floats = (submit.temperature, submit.top_p, submit.min_p, submit.max_time_seconds, submit.deadline_seconds)
     if not submit.request_id or not all(math.isfinite(value) and value >= 0 for value in floats):
         raise WireError("request_id is empty or a number is not finite")
+    if not 1 <= submit.num_samples <= _MAX_SAMPLES or submit.stream + submit.num_samples - 1 > _MAX_STREAM:
+        raise WireError(f"num_samples is {submit.num_samples}, of streams from {submit.stream} on")
+    if submit.prompt_logprobs_from >= 1 << 30:
+        raise WireError(f"prompt_logprobs_from is {submit.prompt_logprobs_from}")
     return ev.Submit(
         frontend=frontend,
         stream=submit.stream,
@@ -88,6 +95,7 @@ def _submit(submit: pb.Submit, frontend: str) -> ev.Submit:
             top_k=min(submit.top_k, (1 << 31) - 1),
             min_p=submit.min_p,
             seed=submit.seed,
+            extras=_extras(submit),
         ),
         max_new_tokens=submit.max_new_tokens,
         min_new_tokens=submit.min_new_tokens,
@@ -96,6 +104,37 @@ def _submit(submit: pb.Submit, frontend: str) -> ev.Submit:
         priority=submit.priority,
         max_time_seconds=submit.max_time_seconds,
         deadline_seconds=submit.deadline_seconds,
+        num_samples=submit.num_samples,
+        prompt_logprobs_from=submit.prompt_logprobs_from,
+    )
+
+
+def _extras(submit: pb.Submit) -> ev.Extras | None:
+    penalties = (submit.presence_penalty, submit.frequency_penalty, submit.repetition_penalty)
+    lists = (submit.biased_token_ids, submit.biases, submit.allowed_token_ids)
+    if penalties == (0, 0, 1) and not any(lists) and not submit.num_logprobs:
+        return None
+    if not all(map(math.isfinite, penalties)) or submit.repetition_penalty <= 0:
+        raise WireError(f"presence, frequency and repetition penalty are {penalties}")
+    biased = array(submit.biased_token_ids, np.int32, "biased_token_ids")
+    biases = array(submit.biases, np.float32, "biases")
+    if len(biases) != len(biased) or len(biased) > _MAX_BIASED:
+        raise WireError(f"{len(biases)} biases for {len(biased)} tokens; the limit is {_MAX_BIASED}")
+    if np.isnan(biases).any() or np.isposinf(biases).any():
+        raise WireError("a bias is neither finite nor minus infinity")
+    allowed = array(submit.allowed_token_ids, np.int32, "allowed_token_ids")
+    if len(allowed) > _MAX_ALLOWED:
+        raise WireError(f"{len(allowed)} allowed tokens; the limit is {_MAX_ALLOWED}")
+    if submit.num_logprobs > 1 + MAX_LOGPROBS:
+        raise WireError(f"num_logprobs is {submit.num_logprobs}; the limit is {1 + MAX_LOGPROBS}")
+    return ev.Extras(
+        presence_penalty=submit.presence_penalty,
+        frequency_penalty=submit.frequency_penalty,
+        repetition_penalty=submit.repetition_penalty,
+        biased=biased,
+        biases=biases,
+        allowed=allowed,
+        num_logprobs=submit.num_logprobs,
     )
 
 
@@ -131,10 +170,23 @@ def frame_of(effect: FrontendEffect) -> bytes:
     return message.SerializeToString()
 
 
+def _fill_logprobs(out: pb.TokenLogprobs | pb.PromptLogprobs, values: fx.Logprobs) -> None:
+    out.logprobs = packed(values.logprobs)
+    out.top_k = values.top_token_ids.shape[1]
+    out.top_token_ids = packed(values.top_token_ids)
+    out.top_logprobs = packed(values.top_logprobs)
+
+
 def _fill_output(out: pb.StepOutput, effect: fx.StepOutput) -> None:
     out.streams = packed(effect.streams)
     out.offsets = packed(effect.offsets)
     out.tokens = packed(effect.tokens)
+    if effect.logprobs is not None:
+        out.logprobs.entries = packed(effect.logprobs.entries)
+        _fill_logprobs(out.logprobs, effect.logprobs.values)
+    for piece in effect.prompt_logprobs:
+        item = out.prompt_logprobs.add(stream=piece.stream, start=piece.start)
+        _fill_logprobs(item, piece.values)
     for end in effect.ends:
         item, stats = out.ends.add(), end.stats
         item.stream = end.stream

@@ -6,6 +6,8 @@ Owns the last accepted Join. The core knows only the part that it decides by.
 from tandem.internal.v1 import frontend_pb2, worker_pb2
 from tandem.v1 import control_pb2, inference_pb2
 
+from scheduler_svc.core.config import MAX_LOGPROBS, MAX_NUM_SAMPLES
+
 
 class ModelCard:
     """Empty until a worker was accepted."""
@@ -38,10 +40,13 @@ class ModelCard:
                 top_p=join.defaults.top_p,
                 top_k=join.defaults.top_k,
                 min_p=join.defaults.min_p,
+                repetition_penalty=join.defaults.repetition_penalty,
             ),
             default_max_new_tokens=self._default_max_new_tokens,
             max_waiting=self._max_waiting,
             has_tokenizer=bool(join.tokenizer_json),
+            max_num_samples=min(MAX_NUM_SAMPLES, self._max_waiting),
+            max_logprobs=min(MAX_LOGPROBS, join.vocab_size),
         )
         return frontend_pb2.ModelState(
             ready=True, info=info, tokenizer_json=join.tokenizer_json, chat_template=join.chat_template

@@ -25,7 +25,7 @@ from scheduler_svc.wire import WireError, parsed
 
 log = logging.getLogger("tandem.core")
 
-_VERSION = 1
+_VERSION = 2
 _LENGTH = struct.Struct("<I")
 _MAX_ENTRY = 1 << 28
 

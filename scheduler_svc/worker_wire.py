@@ -3,6 +3,8 @@
 Owns nothing. Whatever a peer sends is checked here before the core sees it; WireError says what is wrong with it.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from tandem.internal.v1 import worker_pb2 as pb
 
@@ -19,6 +21,7 @@ _STATUS = {
     pb.STEP_STATUS_OUT_OF_MEMORY: ev.StepStatus.OUT_OF_MEMORY,
     pb.STEP_STATUS_OUT_OF_SYNC: ev.StepStatus.OUT_OF_SYNC,
 }
+_NO_EXTRAS = ev.Extras()
 _MAX_DETAIL, _MAX_NAME, _MAX_EOS_IDS = 2000, 512, 1024
 
 
@@ -99,6 +102,17 @@ def _step_done(result: pb.StepResult, worker: str) -> ev.StepDone:
         tokens=array(result.tokens, np.int32, "tokens"),
         nonfinite=array(result.nonfinite, np.int32, "nonfinite"),
         compute_us=result.compute_us,
+        logprobs=_told(result.logprobs) if result.HasField("logprobs") else ev.NOTHING_TOLD,
+        prompt_logprobs=_told(result.prompt_logprobs) if result.HasField("prompt_logprobs") else ev.NOTHING_TOLD,
+    )
+
+
+def _told(told: pb.Logprobs) -> ev.ToldLogprobs:
+    return ev.ToldLogprobs(
+        logprobs=array(told.logprobs, np.float32, "logprobs"),
+        top_k=told.top_k,
+        top_token_ids=array(told.top_token_ids, np.int32, "top_token_ids"),
+        top_logprobs=array(told.top_logprobs, np.float32, "top_logprobs"),
     )
 
 
@@ -122,29 +136,54 @@ def plan_frame(plan: Plan) -> bytes:
     return message.SerializeToString()
 
 
+def _ints(values: Sequence[int]) -> bytes:
+    return packed(np.array(values, np.int32))
+
+
+def _floats(values: Sequence[float]) -> bytes:
+    return packed(np.array(values, np.float32))
+
+
 def _fill_started(out: pb.StartedRows, starts: tuple[RowStart, ...]) -> None:
-    def ints(values: list[int]) -> bytes:
-        return packed(np.array(values, np.int32))
-
-    def floats(values: list[float]) -> bytes:
-        return np.array(values, np.dtype("<f4")).tobytes()
-
-    out.rows = ints([start.row for start in starts])
-    out.num_tokens = ints([len(start.tokens) for start in starts])
+    out.rows = _ints([start.row for start in starts])
+    out.num_tokens = _ints([len(start.tokens) for start in starts])
     out.tokens = b"".join(packed(start.tokens) for start in starts)
-    out.num_pages = ints([len(start.pages) for start in starts])
+    out.num_pages = _ints([len(start.pages) for start in starts])
     out.pages = b"".join(packed(start.pages) for start in starts)
-    out.first_position = ints([start.first_position for start in starts])
-    out.temperature = floats([start.sampling.temperature for start in starts])
-    out.top_p = floats([start.sampling.top_p for start in starts])
-    out.top_k = ints([start.sampling.top_k for start in starts])
-    out.min_p = floats([start.sampling.min_p for start in starts])
+    out.first_position = _ints([start.first_position for start in starts])
+    out.temperature = _floats([start.sampling.temperature for start in starts])
+    out.top_p = _floats([start.sampling.top_p for start in starts])
+    out.top_k = _ints([start.sampling.top_k for start in starts])
+    out.min_p = _floats([start.sampling.min_p for start in starts])
     out.seed = np.array([start.sampling.seed for start in starts], np.dtype("<u8")).tobytes()
-    out.sample_idx = ints([start.sample_idx for start in starts])
-    out.banned_until = ints([start.banned_until for start in starts])
-    out.num_prompt_tokens = ints([start.num_prompt_tokens for start in starts])
-    out.num_banned = ints([len(start.banned) for start in starts])
-    out.banned = b"".join(ints(list(start.banned)) for start in starts)
+    out.sample_idx = _ints([start.sample_idx for start in starts])
+    out.banned_until = _ints([start.banned_until for start in starts])
+    out.num_prompt_tokens = _ints([start.num_prompt_tokens for start in starts])
+    out.num_banned = _ints([len(start.banned) for start in starts])
+    out.banned = b"".join(_ints(start.banned) for start in starts)
+    if any(start.sampling.extras is not None for start in starts):
+        _fill_extras(out, [start.sampling.extras or _NO_EXTRAS for start in starts])
+    if any(start.prompt_logprobs_from for start in starts):
+        out.prompt_logprobs_from = _ints([start.prompt_logprobs_from for start in starts])
+
+
+def _fill_extras(out: pb.StartedRows, extras: list[ev.Extras]) -> None:
+    """Each field only where a row of the plan asks for it."""
+    if any(one.presence_penalty for one in extras):
+        out.presence_penalty = _floats([one.presence_penalty for one in extras])
+    if any(one.frequency_penalty for one in extras):
+        out.frequency_penalty = _floats([one.frequency_penalty for one in extras])
+    if any(one.repetition_penalty != 1 for one in extras):
+        out.repetition_penalty = _floats([one.repetition_penalty for one in extras])
+    if any(len(one.biased) for one in extras):
+        out.num_biased = _ints([len(one.biased) for one in extras])
+        out.biased = b"".join(packed(one.biased) for one in extras)
+        out.biases = b"".join(packed(one.biases) for one in extras)
+    if any(len(one.allowed) for one in extras):
+        out.num_allowed = _ints([len(one.allowed) for one in extras])
+        out.allowed = b"".join(packed(one.allowed) for one in extras)
+    if any(one.num_logprobs for one in extras):
+        out.num_logprobs = _ints([one.num_logprobs for one in extras])
 
 
 def joined_frame(generation: int) -> bytes:

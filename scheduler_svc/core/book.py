@@ -12,6 +12,8 @@ import numpy as np
 from scheduler_svc.core.policy import queue_key
 from scheduler_svc.core.request import Phase, Request
 
+_Entry = tuple[tuple[int, int], Request]
+
 
 class Due(StrEnum):
     """What a moment ahead means for its request."""
@@ -26,8 +28,10 @@ class RequestBook:
     def __init__(self) -> None:
         self._by_handle: dict[int, Request] = {}
         self._by_stream: dict[tuple[str, int], Request] = {}
-        self._by_id: dict[str, Request] = {}
-        self._queue: list[tuple[tuple[int, int], Request]] = []
+        self._by_id: dict[str, list[Request]] = {}
+        # Those that want prompt logprobs queue apart: where a step can tell no more of them, the others go on.
+        self._plain: list[_Entry] = []
+        self._telling: list[_Entry] = []
         self._due: list[tuple[float, int, Due]] = []
         self.num_waiting = 0
         self.waiting_tokens = 0
@@ -46,9 +50,9 @@ class RequestBook:
         """The live request of this stream."""
         return self._by_stream.get((frontend, stream))
 
-    def by_id(self, request_id: str) -> Request | None:
-        """The live request with this id."""
-        return self._by_id.get(request_id)
+    def of_id(self, request_id: str) -> tuple[Request, ...]:
+        """The live requests with this id: samples of one submitted request, in order."""
+        return tuple(self._by_id.get(request_id, ()))
 
     def of_frontend(self, frontend: str) -> list[Request]:
         """Live requests of one front end, in order of admission."""
@@ -58,44 +62,51 @@ class RequestBook:
         """Takes in a new request and queues it."""
         self._by_handle[request.handle] = request
         self._by_stream[request.frontend, request.stream] = request
-        self._by_id[request.request_id] = request
+        self._by_id.setdefault(request.request_id, []).append(request)
         self.enqueue(request)
 
     def remove(self, request: Request) -> None:
         """Forgets a request that ended; the queue's entry, if any, is dropped when it comes up."""
         del self._by_handle[request.handle]
         del self._by_stream[request.frontend, request.stream]
-        del self._by_id[request.request_id]
+        samples = self._by_id[request.request_id]
+        samples.remove(request)
+        if not samples:
+            del self._by_id[request.request_id]
 
     # The queue -----------------------------------------------------------------------------------------------
 
     def enqueue(self, request: Request) -> None:
         """Puts a waiting request in its place."""
         assert request.phase is Phase.WAITING
-        heapq.heappush(self._queue, (queue_key(request), request))
+        heapq.heappush(self._telling if request.prompt_logprobs_from else self._plain, (queue_key(request), request))
         self.num_waiting += 1
         self.waiting_tokens += request.known
 
-    def head(self) -> Request | None:
-        """Whoever goes next."""
-        queue = self._queue
-        while queue and queue[0][1].phase is not Phase.WAITING:
-            heapq.heappop(queue)
-        return queue[0][1] if queue else None
+    def head(self, *, plain: bool = False) -> Request | None:
+        """Whoever goes next; with `plain` those that want prompt logprobs are passed over."""
+        for queue in (self._plain, self._telling):
+            while queue and queue[0][1].phase is not Phase.WAITING:
+                heapq.heappop(queue)
+        heads = self._plain[:1] if plain else self._plain[:1] + self._telling[:1]
+        return min(heads)[1] if heads else None
 
-    def take_head(self) -> Request:
-        """Removes the head, which is about to be admitted."""
-        request = heapq.heappop(self._queue)[1]
+    def take(self, request: Request) -> None:
+        """Removes a head, which is about to be admitted."""
+        # What it wanted when it was queued may have been told since.
+        queue = self._plain if self._plain and self._plain[0][1] is request else self._telling
+        entry = heapq.heappop(queue)
+        assert entry[1] is request, f"request {request.request_id} is no head of the queue"
         self.uncount(request)
-        return request
 
     def uncount(self, request: Request) -> None:
         """Notes that a waiting request waits no longer; a dead entry may stay in the heap."""
         self.num_waiting -= 1
         self.waiting_tokens -= request.known
-        if len(self._queue) > 2 * self.num_waiting + 64:
-            self._queue = [entry for entry in self._queue if entry[1].phase is Phase.WAITING]
-            heapq.heapify(self._queue)
+        if len(self._plain) + len(self._telling) > 2 * self.num_waiting + 64:
+            for queue in (self._plain, self._telling):
+                queue[:] = [entry for entry in queue if entry[1].phase is Phase.WAITING]
+                heapq.heapify(queue)
 
     def add_late_output(self, request: Request, token: int) -> None:
         """Gives a waiting request a token that a plan from before its preemption brought."""
@@ -104,7 +115,7 @@ class RequestBook:
 
     def waiting(self) -> list[Request]:
         """Who waits, next first; O(n log n), for audits and the rare look at all."""
-        return [entry[1] for entry in sorted(self._queue) if entry[1].phase is Phase.WAITING]
+        return [entry[1] for entry in sorted(self._plain + self._telling) if entry[1].phase is Phase.WAITING]
 
     # Deadlines -----------------------------------------------------------------------------------------------
 

@@ -2,6 +2,11 @@
 
 from dataclasses import dataclass
 
+MAX_NUM_SAMPLES = 64
+"""Samples that one request may ask for; each waits and runs as a request of its own."""
+MAX_LOGPROBS = 20
+"""Alternatives that may be told beside a token."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreConfig:

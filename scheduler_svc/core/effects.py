@@ -10,7 +10,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_svc.core.events import Int32Array, WorkerInfo
+from scheduler_svc.core.events import Float32Array, Int32Array, WorkerInfo
 from scheduler_svc.core.plan import Plan
 
 
@@ -21,7 +21,6 @@ class RejectCode(StrEnum):
     DUPLICATE = "duplicate"
     QUEUE_FULL = "queue full"
     NOT_READY = "not ready"
-    DEADLINE = "deadline"
 
 
 class EndReason(StrEnum):
@@ -82,7 +81,7 @@ class End:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admitted:
-    """The request waits behind `requests_ahead` others."""
+    """The request waits, all its samples, behind `requests_ahead` others; `stream` is the first."""
 
     frontend: str
     stream: int
@@ -91,7 +90,7 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
-    """The request's terminal answer, before it was admitted."""
+    """The request's terminal answer for all its samples, before they were admitted; `stream` is the first."""
 
     frontend: str
     stream: int
@@ -101,8 +100,35 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Logprobs:
+    """`logprobs` float32[m] of the tokens themselves; `top_token_ids` int32[m, k] and `top_logprobs` float32[m, k]."""
+
+    logprobs: Float32Array
+    top_token_ids: Int32Array
+    top_logprobs: Float32Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TokenLogprobs:
+    """Of some entries of a StepOutput, `entries` int32[m], ascending. Who wants fewer than k has the first ones."""
+
+    entries: Int32Array
+    values: Logprobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PromptLogprobs:
+    """Of the stream's prompt tokens from `start` on: one piece, which the next one follows on."""
+
+    frontend: str
+    stream: int
+    start: int
+    values: Logprobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepOutput:
-    """Tokens of one step for one front end, one per entry, then those who ended.
+    """Prompt logprobs and tokens of one step for one front end, one token per entry, then those who ended.
 
     `streams` uint64[n], `offsets` int32[n] (output tokens before this one), `tokens` int32[n].
     """
@@ -111,6 +137,8 @@ class StepOutput:
     streams: npt.NDArray[np.uint64]
     offsets: Int32Array
     tokens: Int32Array
+    logprobs: TokenLogprobs | None
+    prompt_logprobs: tuple[PromptLogprobs, ...]
     ends: tuple[End, ...]
 
 

@@ -4,29 +4,60 @@ Owns nothing. Knows nothing of sockets, protobuf or the clock; `peer` names are 
 were checked by whoever made the event; what only the core can know (duplicates, bounds, the pool) it checks itself.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
 
 Int32Array = npt.NDArray[np.int32]
+Float32Array = npt.NDArray[np.float32]
+
+NO_IDS = np.zeros(0, np.int32)
+NO_FLOATS = np.zeros(0, np.float32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Extras:
+    """What few requests ask of sampling; the defaults are nothing.
+
+    `biased` int32[b] and `biases` float32[b], finite or minus infinity; `allowed` int32[a], empty allows every token.
+    `num_logprobs` is 0 for none, else 1 + the number of alternatives.
+    """
+
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    biased: Int32Array = field(default_factory=lambda: NO_IDS)
+    biases: Float32Array = field(default_factory=lambda: NO_FLOATS)
+    allowed: Int32Array = field(default_factory=lambda: NO_IDS)
+    num_logprobs: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How a request's tokens are drawn. The core only carries it to the worker."""
+    """How a request's tokens are drawn. The core only carries it to the worker. `extras` None: it wants none."""
 
     temperature: float
     top_p: float
     top_k: int
     min_p: float
     seed: int
+    extras: Extras | None = None
+
+    @property
+    def num_logprobs(self) -> int:
+        """0 for none, else 1 + the number of alternatives told beside each output token."""
+        return 0 if self.extras is None else self.extras.num_logprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Submit:
-    """A validated request. `prompt` is int32[at least 1]; seconds count from this event, 0 is none."""
+    """A validated request. `prompt` is int32[at least 1]; seconds count from this event, 0 is none.
+
+    Each of its samples is a stream: `stream` to `stream + num_samples - 1`. Logprobs of the prompt's tokens from
+    `prompt_logprobs_from` on are told on the first; 0 is none.
+    """
 
     frontend: str
     stream: int
@@ -40,6 +71,13 @@ class Submit:
     priority: int
     max_time_seconds: float
     deadline_seconds: float
+    num_samples: int = 1
+    prompt_logprobs_from: int = 0
+
+    @property
+    def streams(self) -> range:
+        """One per sample."""
+        return range(self.stream, self.stream + self.num_samples)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +130,10 @@ class FrontendLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerInfo:
-    """What a worker serves. Pages are numbered 0 to num_pages - 1, page 0 and row 0 are reserved."""
+    """What a worker serves. Pages are numbered 0 to num_pages - 1, page 0 and row 0 are reserved.
+
+    `logit_rows`: positions of one step whose logits may be wanted, at least `max_rows + chunk_align`.
+    """
 
     identity: str
     model: str
@@ -147,10 +188,28 @@ class StepStatus(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ToldLogprobs:
+    """Logprobs as a worker told them, their lengths not judged yet.
+
+    `logprobs` float32[m] of the tokens themselves; `top_token_ids` int32[m * top_k] and `top_logprobs`
+    float32[m * top_k], most probable first.
+    """
+
+    logprobs: Float32Array = field(default_factory=lambda: NO_FLOATS)
+    top_k: int = 0
+    top_token_ids: Int32Array = field(default_factory=lambda: NO_IDS)
+    top_logprobs: Float32Array = field(default_factory=lambda: NO_FLOATS)
+
+
+NOTHING_TOLD = ToldLogprobs()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepDone:
     """A step's result: `tokens` int32, one per sampled row in the plan's order; `nonfinite` indices into them.
 
-    `compute_us` is the worker's own time for the step.
+    `compute_us` is the worker's own time for the step. `logprobs` are of the sampled rows that want them, in order;
+    `prompt_logprobs` of the chunks' prompt positions that are wanted, chunk after chunk.
     """
 
     worker: str
@@ -161,6 +220,8 @@ class StepDone:
     tokens: Int32Array
     nonfinite: Int32Array
     compute_us: int
+    logprobs: ToldLogprobs = NOTHING_TOLD
+    prompt_logprobs: ToldLogprobs = NOTHING_TOLD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,7 +75,20 @@ def _audit_rows(core: Scheduler, lane: Lane) -> None:
         assert rows.num_pages[row] == len(rows.pages[row])
         assert len(rows.pages[row]) * page_size >= planned, f"row {row} computes past its pages"
         assert len(set(rows.pages[row])) == len(rows.pages[row]), f"row {row} lists a page twice"
+        assert rows.num_logprobs[row] == request.sampling.num_logprobs
+        untold = _untold(int(rows.prompt_logprobs_from[row]), confirmed, request.prompt_tokens)
+        assert request.prompt_logprobs_from == untold, (
+            f"row {row}: prompt logprobs told up to {request.prompt_logprobs_from}, confirmed up to {untold}"
+        )
+    telling = (rows.num_logprobs[seated] > 0) | (rows.prompt_logprobs_from[seated] > 0)
+    assert rows.num_telling == telling.sum(), "rows that want logprobs miscounted"
     assert rows.checksum == _slow_checksum(rows), "the incremental checksum drifted"
+
+
+def _untold(first: int, computed: int, prompt_tokens: int) -> int:
+    """The first prompt position not told yet where they are wanted from `first` on; 0: none."""
+    following = max(first, computed + 1)
+    return following if first and following < prompt_tokens else 0
 
 
 def _slow_checksum(rows: Rows) -> int:
@@ -98,10 +111,29 @@ def _audit_in_flight(core: Scheduler, lane: Lane) -> None:
     for record in lane.in_flight:
         plans.update(int(handle) for handle in record.handles)
         samples.update(int(handle) for handle in record.handles[record.sampled])
+        told = sum(ask.count for ask in record.prompt_asks)
+        assert len(record.sampled) + told <= lane.info.logit_rows, "a plan wants more logits than the worker tells"
+    _audit_prompt_asks(core, lane)
     for request in core.book:
         at = request.row
         counted = (lane.rows.plans[at], lane.rows.samples[at]) if at else (request.late_plans, request.late_samples)
         assert counted == (plans[request.handle], samples[request.handle]), (
             f"{request.request_id}: plans and samples in flight counted {counted}, "
             f"recorded {(plans[request.handle], samples[request.handle])}"
+        )
+
+
+def _audit_prompt_asks(core: Scheduler, lane: Lane) -> None:
+    """What is in flight follows on what was told: nothing twice, nothing left out."""
+    following = {request.handle: request.prompt_logprobs_from for request in core.book}
+    for ask in (ask for record in lane.in_flight for ask in record.prompt_asks):
+        if ask.handle in following:
+            assert ask.start == following[ask.handle], f"prompt logprobs from {ask.start} on: not the next"
+            following[ask.handle] += ask.count
+    for row in map(int, lane.rows.seated()):
+        request = lane.rows.request_at(row)
+        planned, first = int(lane.rows.planned[row]), int(lane.rows.prompt_logprobs_from[row])
+        told = following[request.handle]
+        assert _untold(first, planned, request.prompt_tokens) == (told if told < request.prompt_tokens else 0), (
+            f"row {row}: prompt logprobs up to {told} are asked for, {planned} positions are planned"
         )

@@ -6,11 +6,13 @@ Owns the ends of the event being handled. One effect per front end, however many
 from collections.abc import Mapping
 
 import numpy as np
+import numpy.typing as npt
 
-from scheduler_svc.core.effects import Effect, End, StepOutput
+from scheduler_svc.core.effects import Effect, End, Logprobs, StepOutput, TokenLogprobs
+from scheduler_svc.core.events import NO_IDS
 from scheduler_svc.core.results import Delivery
 
-_NO_STREAMS, _NO_TOKENS = np.zeros(0, np.uint64), np.zeros(0, np.int32)
+_NO_STREAMS = np.zeros(0, np.uint64)
 
 
 class Outbox:
@@ -31,13 +33,19 @@ class Outbox:
             ends = tuple(self._ends.pop(frontend, ()))
             mask = slice(None) if alone else delivery.frontend_idx == idx
             tokens = delivery.tokens[mask]
-            if len(tokens) or ends:
+            logprobs, pieces = delivery.logprobs, delivery.prompt_logprobs
+            if not alone:
+                logprobs = None if logprobs is None else _of_some(logprobs, delivery.frontend_idx == idx)
+                pieces = tuple(piece for piece in pieces if piece.frontend == frontend)
+            if len(tokens) or pieces or ends:
                 effects.append(
                     StepOutput(
                         frontend=frontend,
                         streams=delivery.streams[mask],
                         offsets=delivery.offsets[mask],
                         tokens=tokens,
+                        logprobs=logprobs,
+                        prompt_logprobs=pieces,
                         ends=ends,
                     )
                 )
@@ -49,7 +57,29 @@ class Outbox:
             return []
         ends, self._ends = self._ends, {}
         return [
-            StepOutput(frontend=frontend, streams=_NO_STREAMS, offsets=_NO_TOKENS, tokens=_NO_TOKENS, ends=tuple(of))
+            StepOutput(
+                frontend=frontend,
+                streams=_NO_STREAMS,
+                offsets=NO_IDS,
+                tokens=NO_IDS,
+                logprobs=None,
+                prompt_logprobs=(),
+                ends=tuple(of),
+            )
             for frontend, of in ends.items()
             if frontend in frontends
         ]
+
+
+def _of_some(told: TokenLogprobs, chosen: npt.NDArray[np.bool_]) -> TokenLogprobs | None:
+    """Those of the chosen entries, numbered as they are among these."""
+    mine = chosen[told.entries]
+    if not mine.any():
+        return None
+    values = Logprobs(
+        logprobs=told.values.logprobs[mine],
+        top_token_ids=told.values.top_token_ids[mine],
+        top_logprobs=told.values.top_logprobs[mine],
+    )
+    places = np.cumsum(chosen) - 1
+    return TokenLogprobs(entries=places[told.entries[mine]].astype(np.int32), values=values)

@@ -16,7 +16,10 @@ Int64Array = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowStart:
-    """A row in full: new, or resumed. `tokens` int32[known], `pages` int32[pages] in logical order."""
+    """A row in full: new, or resumed. `tokens` int32[known], `pages` int32[pages] in logical order.
+
+    Logprobs of the prompt's tokens are wanted from `prompt_logprobs_from` on; 0 is none.
+    """
 
     row: int
     tokens: Int32Array
@@ -27,6 +30,7 @@ class RowStart:
     sample_idx: int
     banned_until: int
     banned: tuple[int, ...]
+    prompt_logprobs_from: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -51,6 +55,16 @@ class Plan:
     decode_rows: Int32Array
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptAsk:
+    """Logprobs that a chunk will bring: of the prompt positions `start` to `start + count - 1`, with `top_k` others."""
+
+    handle: int
+    start: int
+    count: int
+    top_k: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class InFlight:
     """What a sent plan will be read against when its result comes, whatever happened to the rows since.
@@ -58,7 +72,8 @@ class InFlight:
     `rows`, `handles`, `ends` name every row of the plan: whose it was and the first position after those computed.
     `sampled` are indices into them, in the order of the result's tokens. `zero_pages` are what the plan zeroes: that
     it did so is known only once it is confirmed. `prefill_tokens` are those of its chunks, `decode_tokens` one per
-    decode row.
+    decode row. `num_logprobs` int32[sampled] is what each sampled row wants, None where all want none; `prompt_asks`
+    are in the order of the chunks.
     """
 
     step: int
@@ -70,3 +85,5 @@ class InFlight:
     zero_pages: Int32Array
     prefill_tokens: int
     decode_tokens: int
+    num_logprobs: Int32Array | None
+    prompt_asks: tuple[PromptAsk, ...]

@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler_svc.core.book import RequestBook
+from scheduler_svc.core.commit import commit
 from scheduler_svc.core.lane import Lane
-from scheduler_svc.core.plan import InFlight, Plan, RowStart
+from scheduler_svc.core.logprobs import LogitRoom
+from scheduler_svc.core.plan import Plan, RowStart
 from scheduler_svc.core.policy import chunk_tokens, queue_key, victim_key
 from scheduler_svc.core.request import Move, Request
-
-_EMPTY = np.zeros(0, np.int32)
 
 
 def plan_step(
@@ -45,10 +45,10 @@ def plan_step(
         mask = rows.handle[seated] != 0
         seated, remaining = seated[mask], remaining[mask]
 
-    budget = lane.info.token_budget - len(decode)
-    chunks, budget = _continue_chunks(lane, seated[remaining > 1], budget)
+    budget, room = lane.info.token_budget - len(decode), _logit_room(lane, book)
+    chunks, budget = _continue_chunks(lane, seated[remaining > 1], budget, room)
     if not preempted and not solo:
-        fresh = _admit(lane, book, suspects, frontend_idx, budget, starts, chunks, now)
+        fresh = _admit(lane, book, suspects, frontend_idx, budget, room, starts, chunks, now)
         if fresh:
             decode = np.concatenate([decode, np.array(fresh, np.int64)])
     if not chunks and not len(decode):
@@ -56,7 +56,13 @@ def plan_step(
         # whoever got a page still decodes.
         assert not appends
         return None
-    return _commit(lane, starts, appends, chunks, decode, now)
+    return commit(lane, starts, appends, chunks, decode, now)
+
+
+def _logit_room(lane: Lane, book: RequestBook) -> LogitRoom:
+    """What a step has for prompt logprobs. No admission and no preemption of the step changes the sum of rows."""
+    may_sample = min(lane.info.max_rows, lane.rows.num_seated + book.num_waiting)
+    return LogitRoom(logit_rows=lane.info.logit_rows, rows_that_may_sample=may_sample)
 
 
 def _solo_row(
@@ -74,7 +80,8 @@ def _solo_row(
     head = book.head()
     if head is None or head.handle not in suspects:
         return 0
-    admitted = _admit_head(lane, book, head, frontend_idx, lane.info.token_budget, now)
+    # Its chunk is cut when its turn comes; this room is only looked at.
+    admitted = _admit_head(lane, book, head, frontend_idx, lane.info.token_budget, _logit_room(lane, book), now)
     if admitted is None:
         return 0
     starts.append(admitted[0])
@@ -104,20 +111,25 @@ def _append_pages(lane: Lane, book: RequestBook, decode: npt.NDArray[np.int64]) 
     return appends, preempted
 
 
-def _continue_chunks(lane: Lane, chunking: npt.NDArray[np.int64], budget: int) -> tuple[list[tuple[int, int]], int]:
+def _continue_chunks(
+    lane: Lane, chunking: npt.NDArray[np.int64], budget: int, room: LogitRoom
+) -> tuple[list[tuple[int, int]], int]:
     """Chunks (row, count) of prompts under way, best first; returns them and the budget left."""
     align = lane.info.chunk_align
     requests = sorted(lane.rows.requests_at(chunking), key=queue_key)
     chunks: list[tuple[int, int]] = []
     for request in requests:
-        row = request.row
-        count = chunk_tokens(remaining=int(lane.rows.known[row] - lane.rows.planned[row]), budget=budget, align=align)
+        row, planned = request.row, int(lane.rows.planned[request.row])
+        count = chunk_tokens(remaining=int(lane.rows.known[row]) - planned, budget=budget, align=align)
         if count == 0:
-            break
-        chunks.append((row, count))
-        budget -= -(-count // align) * align
-    # A prompt under way that got nothing keeps newcomers out too: first come, first served.
-    return chunks, budget if len(chunks) == len(requests) else 0
+            # A prompt under way that got nothing keeps newcomers out too: first come, first served.
+            return chunks, 0
+        if request.prompt_logprobs_from:
+            count = room.cut(request, planned, count, align)
+        if count:  # else it waits for logits, which nobody else does
+            chunks.append((row, count))
+            budget -= -(-count // align) * align
+    return chunks, budget
 
 
 def _admit(
@@ -126,14 +138,19 @@ def _admit(
     suspects: Collection[int],
     frontend_idx: Callable[[str], int],
     budget: int,
+    room: LogitRoom,
     starts: list[RowStart],
     chunks: list[tuple[int, int]],
     now: float,
 ) -> list[int]:
     """Admits from the head of the queue while anything fits; returns rows whose one known token decodes at once."""
     fresh: list[int] = []
-    while (request := book.head()) is not None and request.handle not in suspects:
-        admitted = _admit_head(lane, book, request, frontend_idx, budget, now)
+    plain = False
+    while (request := book.head(plain=plain)) is not None and request.handle not in suspects:
+        if request.prompt_logprobs_from and not room.has(lane.info.chunk_align):
+            plain = True  # it waits for logits, which nobody else does
+            continue
+        admitted = _admit_head(lane, book, request, frontend_idx, budget, room, now)
         if admitted is None:
             break
         start, count, cost = admitted
@@ -152,6 +169,7 @@ def _admit_head(
     request: Request,
     frontend_idx: Callable[[str], int],
     budget: int,
+    room: LogitRoom,
     now: float,
 ) -> tuple[RowStart, int, int] | None:
     """Seats the queue's head if a row, pages for all it knows and budget are there: its start, tokens, cost.
@@ -160,13 +178,15 @@ def _admit_head(
     """
     rows, align, known = lane.rows, lane.info.chunk_align, request.known
     count = 1 if known == 1 else chunk_tokens(remaining=known, budget=budget, align=align)
-    cost = 1 if known == 1 else -(-count // align) * align
-    if not rows.num_free or request.late_plans or count == 0 or cost > budget:
+    if not rows.num_free or request.late_plans or count == 0 or count > budget:
         return None
     pages = lane.pool.allocate(lane.pages_for(known))
     if pages is None:
         return None
-    book.take_head()
+    if request.prompt_logprobs_from:
+        count = room.cut(request, 0, count, align)
+    cost = 1 if known == 1 else -(-count // align) * align
+    book.take(request)
     request.move(Move.ADMIT)
     row = rows.seat(request, pages, frontend_idx(request.frontend))
     if request.admitted_at is None:
@@ -182,57 +202,8 @@ def _start(request: Request, row: int, pages: list[int]) -> RowStart:
         first_position=0,
         num_prompt_tokens=request.prompt_tokens,
         sampling=request.sampling,
-        sample_idx=0,
+        sample_idx=request.sample_idx,
         banned_until=request.prompt_tokens + request.min_new_tokens,
         banned=request.banned,
-    )
-
-
-def _commit(
-    lane: Lane,
-    starts: list[RowStart],
-    appends: list[tuple[int, int]],
-    chunks: list[tuple[int, int]],
-    decode: npt.NDArray[np.int64],
-    now: float,
-) -> Plan:
-    """Advances the rows, leaves the in-flight record and makes the plan."""
-    rows = lane.rows
-    chunk_rows = np.array([row for row, _ in chunks], np.int64)
-    chunk_counts = np.array([count for _, count in chunks], np.int32)
-    chunk_starts = rows.planned[chunk_rows]
-    chunk_samples = chunk_starts + chunk_counts == rows.known[chunk_rows]
-    all_rows = np.concatenate([chunk_rows, decode])
-    sampled = np.concatenate([np.flatnonzero(chunk_samples), np.arange(len(chunks), len(all_rows), dtype=np.int64)])
-    rows.advance(all_rows, np.concatenate([chunk_counts, np.ones(len(decode), np.int32)]))
-    rows.samples[all_rows[sampled]] += 1
-
-    zero_pages, lane.zero_pages = np.array(lane.zero_pages, np.int32), []
-    lane.step += 1
-    lane.in_flight.append(
-        InFlight(
-            step=lane.step,
-            sent_at=now,
-            rows=all_rows.astype(np.int32),
-            handles=rows.handle[all_rows],
-            ends=rows.planned[all_rows],
-            sampled=sampled,
-            zero_pages=zero_pages,
-            prefill_tokens=sum(count for _, count in chunks),
-            decode_tokens=len(decode),
-        )
-    )
-    return Plan(
-        generation=lane.generation,
-        step=lane.step,
-        checksum=rows.checksum,
-        zero_pages=zero_pages,
-        starts=tuple(starts),
-        append_rows=np.array([row for row, _ in appends], np.int32) if appends else _EMPTY,
-        append_pages=np.array([page for _, page in appends], np.int32) if appends else _EMPTY,
-        chunk_rows=chunk_rows.astype(np.int32),
-        chunk_starts=chunk_starts,
-        chunk_counts=chunk_counts,
-        chunk_samples=chunk_samples.astype(np.uint8),
-        decode_rows=decode.astype(np.int32),
+        prompt_logprobs_from=request.prompt_logprobs_from,
     )

@@ -50,6 +50,8 @@ class Request:
     request_id: str
     prompt: Int32Array
     sampling: Sampling
+    sample_idx: int
+    """Which sample of its submitted request this is; keys the noise."""
     total_length: int
     """Prompt and output tokens at which it ends with LENGTH."""
     min_new_tokens: int
@@ -67,6 +69,8 @@ class Request:
     """Output tokens flushed from its row, in order; all of them while it has no row."""
     num_outputs: int = 0
     """Tokens in `outputs`."""
+    prompt_logprobs_from: int = 0
+    """The first prompt position whose logprobs are wanted and not told yet; 0: none is."""
     late_plans: int = 0
     """Plans in flight that name a row it was preempted from; until 0 it is not eligible."""
     late_samples: int = 0
@@ -88,6 +92,17 @@ class Request:
     def prompt_tokens(self) -> int:
         """Tokens of the prompt."""
         return len(self.prompt)
+
+    @property
+    def top_k(self) -> int:
+        """Alternatives that it wants beside each logprob."""
+        return max(0, self.sampling.num_logprobs - 1)
+
+    def told_prompt_logprobs(self, start: int, count: int) -> None:
+        """Notes that those of `count` positions went out; in order, or the invariant is broken."""
+        assert start == self.prompt_logprobs_from, f"request {self.request_id}: prompt logprobs out of order"
+        end = start + count
+        self.prompt_logprobs_from = end if end < self.prompt_tokens else 0
 
     @property
     def known(self) -> int:

@@ -6,15 +6,16 @@ token is valid; that of a request which ended is dropped.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from scheduler_svc.core.book import RequestBook
-from scheduler_svc.core.effects import EndReason, Failure, FailureCode
-from scheduler_svc.core.events import Int32Array
+from scheduler_svc.core.effects import EndReason, Failure, FailureCode, PromptLogprobs, TokenLogprobs
+from scheduler_svc.core.events import Int32Array, StepDone, ToldLogprobs
 from scheduler_svc.core.lane import Lane
+from scheduler_svc.core.logprobs import of_ask, of_entries
 from scheduler_svc.core.plan import InFlight
 from scheduler_svc.core.request import Request
 
@@ -49,6 +50,8 @@ class Delivery:
     offsets: Int32Array
     tokens: Int32Array
     endings: list[Ending]
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
 
 
 def read_result(
@@ -56,14 +59,13 @@ def read_result(
     lane: Lane,
     book: RequestBook,
     record: InFlight,
-    tokens: Int32Array,
-    nonfinite: Int32Array,
+    event: StepDone,
     eos: Int32Array,
     frontend_idx: Mapping[str, int],
     now: float,
 ) -> Delivery:
-    """Applies a step that went well. `tokens` int32[len(record.sampled)] in range; `eos` the model's own stop ids."""
-    rows = lane.rows
+    """Applies a step that went well, its result sound; `eos` are the model's own stop ids."""
+    rows, tokens = lane.rows, event.tokens
     named = record.rows.astype(np.int64)
     mine = rows.handle[named] == record.handles
     seated = named[mine]
@@ -75,17 +77,25 @@ def read_result(
             request.late_plans -= 1
 
     finite = np.ones(len(tokens), np.bool_)
-    finite[nonfinite] = False
+    finite[event.nonfinite] = False
     sampled_rows, sampled_mine = named[record.sampled], mine[record.sampled]
     broken = sampled_rows[sampled_mine & ~finite]
-    late = _late(book, record, tokens, finite, ~sampled_mine, eos, frontend_idx, now)
+    prompt_logprobs, hopeless = _prompt_logprobs(book, record, event.prompt_logprobs)
+    late, late_sampled = _late(book, record, tokens, finite, ~sampled_mine, eos, frontend_idx, now)
 
     good = sampled_mine & finite
     delivery = _seated(lane, sampled_rows[good], tokens[good], eos, now)
     rows.samples[broken] -= 1
     for request in rows.requests_at(broken):
         delivery.endings.append(Ending.not_finite(request))
-    return _joined(delivery, late)
+    delivery = _joined(delivery, late)
+    if record.num_logprobs is None and not record.prompt_asks:
+        return delivery
+    ended = {ending.request.handle for ending in delivery.endings}
+    delivery.endings.extend(Ending.not_finite(request) for request in hopeless if request.handle not in ended)
+    sampled = np.concatenate([np.flatnonzero(good), np.array(late_sampled, np.int64)])
+    logprobs = None if record.num_logprobs is None else of_entries(record, event.logprobs, sampled)
+    return replace(delivery, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
 
 
 def _seated(lane: Lane, rows_s: npt.NDArray[np.int64], tokens: Int32Array, eos: Int32Array, now: float) -> Delivery:
@@ -137,13 +147,14 @@ def _late(
     eos: Int32Array,
     frontend_idx: Mapping[str, int],
     now: float,
-) -> Delivery:
-    """Tokens of requests that lost their row since: one by one, they are few."""
+) -> tuple[Delivery, list[int]]:
+    """Tokens of requests that lost their row since, and which of the sampled rows they are of: one by one, few."""
     indices: list[int] = []
     streams: list[int] = []
     offsets: list[int] = []
     endings: list[Ending] = []
     kept: list[int] = []
+    sampled: list[int] = []
     for i in np.flatnonzero(elsewhere).tolist():
         request = book.by_handle(int(record.handles[record.sampled[i]]))
         if request is None:
@@ -160,18 +171,40 @@ def _late(
         streams.append(request.stream)
         offsets.append(request.num_outputs)
         kept.append(token)
+        sampled.append(i)
         book.add_late_output(request, token)
         is_eos = not request.ignore_eos and token in eos
         ending = _ending(request, token, request.known, is_eos)
         if ending is not None:
             endings.append(ending)
-    return Delivery(
+    delivery = Delivery(
         frontend_idx=np.array(indices, np.int32),
         streams=np.array(streams, np.uint64),
         offsets=np.array(offsets, np.int32),
         tokens=np.array(kept, np.int32),
         endings=endings,
     )
+    return delivery, sampled
+
+
+def _prompt_logprobs(
+    book: RequestBook, record: InFlight, told: ToldLogprobs
+) -> tuple[tuple[PromptLogprobs, ...], list[Request]]:
+    """The pieces of those who still live, wherever they are by now, and who got values that are no numbers."""
+    pieces: list[PromptLogprobs] = []
+    hopeless: list[Request] = []
+    line = 0
+    for ask in record.prompt_asks:
+        request = book.by_handle(ask.handle)
+        if request is not None:
+            piece = of_ask(ask, request, told, line)
+            if np.isnan(piece.values.logprobs).any():
+                hopeless.append(request)
+            else:
+                request.told_prompt_logprobs(ask.start, ask.count)
+                pieces.append(piece)
+        line += ask.count
+    return tuple(pieces), hopeless
 
 
 def _joined(first: Delivery, second: Delivery) -> Delivery:

@@ -10,6 +10,9 @@ Counters per row (positions and tokens are counted from the start of the sequenc
 `samples` tokens that plans in flight will bring, `proven` positions whose keys and values are finite, because a later
 finite sample read them. A row has work while planned < min(known + samples, last).
 
+`prompt_logprobs_from` is what the worker was told when the row was started; how far they were told since, the request
+knows.
+
 A row that its request left keeps `planned` and its page sum: the worker is not told of ends, so its tables keep them
 too, and the checksum (worker.proto) covers every row started in the generation.
 """
@@ -51,6 +54,8 @@ class Rows:
         n = max_rows + 1
         self.max_rows = max_rows
         self.num_seated = 0
+        # Seated rows that want logprobs: where it is 0, nobody looks any further.
+        self.num_telling = 0
         # Lowest first, so that what runs stays packed at the front.
         self._free = list(range(max_rows, 0, -1))
         self.requests: list[Request | None] = [None] * n
@@ -71,6 +76,8 @@ class Rows:
         self.frontend_idx = np.zeros(n, np.int32)
         self.ignore_eos = np.zeros(n, np.bool_)
         self.has_stops = np.zeros(n, np.bool_)
+        self.num_logprobs = np.zeros(n, np.int32)
+        self.prompt_logprobs_from = np.zeros(n, np.int32)
         self._tail = np.zeros((n, TAIL), np.int32)
         self._flushed = np.zeros(n, np.int32)
         self._weight = mix(np.arange(n, dtype=np.uint64) << np.uint64(40) ^ np.uint64(_POSITION_TAG)) | np.uint64(1)
@@ -124,6 +131,9 @@ class Rows:
         self.frontend_idx[row] = frontend_idx
         self.ignore_eos[row] = request.ignore_eos
         self.has_stops[row] = bool(request.stop_token_ids)
+        self.num_logprobs[row] = request.sampling.num_logprobs
+        self.prompt_logprobs_from[row] = request.prompt_logprobs_from
+        self.num_telling += self._is_telling(row)
         self._replace_table(row, pages)
         request.row = row
         return row
@@ -138,6 +148,7 @@ class Rows:
         self.requests[row] = None
         self.handle[row] = 0
         self.num_seated -= 1
+        self.num_telling -= self._is_telling(row)
         self._free.append(row)
         pages, self.pages[row] = self.pages[row], []
         return pages
@@ -166,6 +177,9 @@ class Rows:
         for row in rows[used == TAIL - 1].tolist():
             self.request_at(row).add_outputs(self._tail[row].copy())
             self._flushed[row] += TAIL
+
+    def _is_telling(self, row: int) -> bool:
+        return bool(self.num_logprobs[row] or self.prompt_logprobs_from[row])
 
     def _replace_table(self, row: int, pages: list[int]) -> None:
         weight = int(self._weight[row])

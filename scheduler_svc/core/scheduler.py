@@ -16,7 +16,7 @@ from typing import Any
 
 from scheduler_svc.core import effects as fx
 from scheduler_svc.core import events as ev
-from scheduler_svc.core.admission import misfit, new_request, refusal
+from scheduler_svc.core.admission import Refusal, misfit, new_requests, refusal
 from scheduler_svc.core.book import Due, RequestBook
 from scheduler_svc.core.config import CoreConfig
 from scheduler_svc.core.lane import Lane
@@ -98,28 +98,24 @@ class Scheduler:
             return [fx.Rejected(frontend=event.frontend, stream=event.stream, code=code, message=message, field=field)]
         ahead = self.book.num_waiting
         assert self.info is not None
-        handle, self._next_handle = self._next_handle, self._next_handle + 1
-        request = new_request(event, handle=handle, eos_token_ids=self.info.eos_token_ids, now=now)
-        self.book.add(request)
-        if event.max_time_seconds > 0:
-            self.book.add_due(now + event.max_time_seconds, request, Due.TIME_LIMIT)
-        if event.deadline_seconds > 0:
-            self.book.add_due(now + event.deadline_seconds, request, Due.DEADLINE)
+        first_handle = self._next_handle
+        self._next_handle += event.num_samples
+        eos = self.info.eos_token_ids
+        for request in new_requests(event, first_handle=first_handle, eos_token_ids=eos, now=now):
+            self.book.add(request)
+            if event.max_time_seconds > 0:
+                self.book.add_due(now + event.max_time_seconds, request, Due.TIME_LIMIT)
+            if event.deadline_seconds > 0:
+                self.book.add_due(now + event.deadline_seconds, request, Due.DEADLINE)
         return [fx.Admitted(frontend=event.frontend, stream=event.stream, requests_ahead=ahead)]
 
-    def _refusal(self, event: ev.Submit) -> tuple[fx.RejectCode, str, str] | None:
+    def _refusal(self, event: ev.Submit) -> Refusal | None:
         """Why the request may not enter: code, field, sentence. None: it may."""
         if self.info is None:
             return fx.RejectCode.NOT_READY, "", "no worker has joined yet"
         if self.draining:
             return fx.RejectCode.NOT_READY, "", "the service is shutting down"
-        return refusal(
-            event,
-            info=self.info,
-            book=self.book,
-            max_waiting=self.config.max_waiting,
-            max_waiting_tokens=self.config.max_waiting_tokens,
-        )
+        return refusal(event, info=self.info, book=self.book, config=self.config)
 
     def _on_cancel(self, event: ev.Cancel, now: float) -> list[fx.Effect]:
         request = self.book.by_stream(event.frontend, event.stream)
@@ -136,9 +132,9 @@ class Scheduler:
     def _on_abort(self, event: ev.Abort, now: float) -> list[fx.Effect]:
         outcomes: list[tuple[str, bool]] = []
         for request_id in event.request_ids:
-            request = self.book.by_id(request_id)
-            outcomes.append((request_id, request is not None))
-            if request is not None:
+            samples = self.book.of_id(request_id)
+            outcomes.append((request_id, bool(samples)))
+            for request in samples:
                 self._end(request, now, reason=fx.EndReason.ABORTED)
         return [fx.AbortReply(frontend=event.frontend, query=event.query, outcomes=tuple(outcomes))]
 

@@ -97,8 +97,6 @@ def from_rejected(rejected: frontend_pb2.Rejected, request_id: str) -> Refusal:
             return overloaded(message)
         case frontend_pb2.REJECT_CODE_NOT_READY:
             return not_ready(message)
-        case frontend_pb2.REJECT_CODE_DEADLINE:
-            return deadline_passed(message)
         case _:
             return Refusal(grpc.StatusCode.INTERNAL, f"request {request_id!r} was rejected: {message}")
 

@@ -32,14 +32,15 @@ def join_message() -> worker_pb2.WorkerToCore:
 class Session:
     """A recorded session: the real core and an executor, every event written down."""
 
-    def __init__(self, path: Path) -> None:
-        config = CoreConfig(max_waiting=20)
+    def __init__(self, path: Path, *, report_steps: bool = False) -> None:
+        config = CoreConfig(max_waiting=20, report_steps=report_steps)
         self.core = Scheduler(config)
         self.recorder = record.Recorder(path, config)
         self.executor = Executor(SHAPE)
         self.plans: list[worker_pb2.StepPlan] = []
         self.now = 0.0
         self.tokens = 0
+        self.reports: list[fx.StepReport] = []
 
     def put(self, **event: object) -> None:
         entry = record_pb2.RecordedEvent(now=self.now, peer="w-1" if "worker" in event else "f-1", **event)  # type: ignore[arg-type]
@@ -53,6 +54,8 @@ class Session:
                 self.plans.append(worker_pb2.CoreToWorker.FromString(worker_wire.plan_frame(effect.plan)).plan)
             elif isinstance(effect, fx.StepOutput):
                 self.tokens += len(effect.tokens)
+            elif isinstance(effect, fx.StepReport):
+                self.reports.append(effect)
 
     def run(self, seed: int) -> None:
         draw = random.Random(seed)
@@ -64,7 +67,7 @@ class Session:
             submit = frontend_pb2.Submit(
                 stream=stream, request_id=f"r{stream}", prompt=b"".join(t.to_bytes(4, "little") for t in prompt),
                 max_new_tokens=draw.randint(1, 9), temperature=draw.choice([0.0, 1.0]), top_p=1.0, seed=stream,
-                priority=draw.randint(-1, 1),
+                priority=draw.randint(-1, 1), num_samples=1, repetition_penalty=1.0,
             )  # fmt: skip
             self.put(frontend=frontend_pb2.FrontendToCore(submit=submit))
             for _ in range(draw.randint(0, 5)):
@@ -82,6 +85,7 @@ class Session:
         self.put(tick=record_pb2.Tick())
         if self.plans:
             result = self.executor.apply(self.plans.pop(0))
+            result.compute_us = 1000 + result.step
             self.put(worker=worker_pb2.WorkerToCore(result=result))
 
 
@@ -92,6 +96,15 @@ def test_a_replay_gives_the_same_effects(tmp_path: Path, seed: int) -> None:
     session.run(seed)
     assert session.tokens > 20
     assert replay(path, audited=True) > 40
+
+
+def test_a_replay_gives_the_same_step_reports(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    session = Session(path, report_steps=True)
+    session.run(1)
+    assert {report.kind for report in session.reports} == set(fx.StepKind)
+    assert any(report.compute_us > 1000 for report in session.reports)
+    assert replay(path, audited=False) > 40
 
 
 def test_the_same_events_give_the_same_log(tmp_path: Path) -> None:

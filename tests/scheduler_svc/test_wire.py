@@ -43,7 +43,15 @@ def sound_frames() -> tuple[list[bytes], list[bytes]]:
         ),
         worker_pb2.WorkerToCore(leave=worker_pb2.Leave()),
     ]
-    submit = frontend_pb2.Submit(stream=1, request_id="r", prompt=b"\1\0\0\0\2\0\0\0", max_new_tokens=3, top_p=1.0)
+    submit = frontend_pb2.Submit(
+        stream=1,
+        request_id="r",
+        prompt=b"\1\0\0\0\2\0\0\0",
+        max_new_tokens=3,
+        top_p=1.0,
+        num_samples=1,
+        repetition_penalty=1.0,
+    )
     frontends = [
         frontend_pb2.FrontendToCore(hello=frontend_pb2.Hello()),
         frontend_pb2.FrontendToCore(submit=submit),

@@ -19,7 +19,15 @@ def _good_frames() -> list[bytes]:
     result = worker_pb2.StepResult(generation=1, step=1, status=worker_pb2.STEP_STATUS_OK, tokens=b"\1\0\0\0" * 9)
     join = worker_pb2.Join(protocol=2, identity="x", vocab_size=1, page_size=0, num_pages=2**32 - 1, max_rows=2**32 - 1)
     submit = frontend_pb2.Submit(stream=1, request_id="r", prompt=b"\1\0\0\0", max_new_tokens=2**32 - 1, seed=2**64 - 1)
-    fair = frontend_pb2.Submit(stream=2, request_id="fair", prompt=b"\1\0\0\0", max_new_tokens=50, top_p=1.0)
+    fair = frontend_pb2.Submit(
+        stream=2,
+        request_id="fair",
+        prompt=b"\1\0\0\0",
+        max_new_tokens=50,
+        top_p=1.0,
+        repetition_penalty=1.0,
+        num_samples=1,
+    )
     from_frontend = frontend_pb2.FrontendToCore
     return [
         message.SerializeToString()

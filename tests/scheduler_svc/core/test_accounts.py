@@ -133,7 +133,7 @@ def test_what_was_cancelled_does_not_pile_up() -> None:
         core.handle(replace(submit, stream=stream, request_id=f"r{stream}", priority=0, deadline_seconds=1e6), 0.0)
         core.handle(ev.Cancel(frontend=FRONTEND, stream=stream), 0.0)
         core.handle(ev.Tick(), 0.0)
-        longest_queue = max(longest_queue, len(core.book._queue))
+        longest_queue = max(longest_queue, len(core.book._plain))
         longest_due = max(longest_due, len(core.book._due))
     assert core.book.num_waiting == 1
     # Twice what lives, and a little that is not worth the work.

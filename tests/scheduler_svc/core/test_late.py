@@ -24,8 +24,7 @@ def preempted(shape: Shape = SHAPE, *, faults: Faults | None = None, max_new_tok
     world.submit(VICTIM, max_new_tokens=max_new_tokens, **wish)
     world.tick(1.0)
     assert [sorted([*plan.chunk_rows, *plan.decode_rows]) for plan in world.sent] == [[1, 2], [1, 2], [1]]
-    victim = world.core.book.by_id("r2")
-    assert victim is not None
+    [victim] = world.core.book.of_id("r2")
     assert (victim.row, victim.late_plans, victim.late_samples) == (0, 2, 2)
     return world
 
@@ -115,8 +114,7 @@ def test_offsets_go_on_after_a_second_preemption() -> None:
     world.join()
     world.submit([7, 8, 9], max_new_tokens=6, ignore_eos=True, priority=1)
     world.tick()
-    victim = world.core.book.by_id("r2")
-    assert victim is not None
+    [victim] = world.core.book.of_id("r2")
     assert (victim.row, victim.preemptions, victim.late_samples) == (0, 2, 2)
     hear(world, 5.0)
     hear(world, 6.0)

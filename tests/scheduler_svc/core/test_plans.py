@@ -206,6 +206,7 @@ def bare_request(handle: int, length: int, priority: int = 0) -> Request:
         request_id=f"r{handle}",
         prompt=np.arange(length, dtype=np.int32),
         sampling=Sampling(temperature=0, top_p=1, top_k=0, min_p=0, seed=0),
+        sample_idx=0,
         total_length=length + 4,
         min_new_tokens=0,
         stop_token_ids=frozenset(),

@@ -17,6 +17,7 @@ def request(phase: Phase) -> Request:
         request_id="r",
         prompt=np.array([1, 2], np.int32),
         sampling=Sampling(temperature=0, top_p=1, top_k=0, min_p=0, seed=0),
+        sample_idx=0,
         total_length=5,
         min_new_tokens=0,
         stop_token_ids=frozenset(),

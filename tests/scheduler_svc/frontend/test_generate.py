@@ -167,7 +167,6 @@ REJECTED = [
     ("DUPLICATE", grpc.StatusCode.ALREADY_EXISTS),
     ("QUEUE_FULL", grpc.StatusCode.RESOURCE_EXHAUSTED),
     ("NOT_READY", grpc.StatusCode.UNAVAILABLE),
-    ("DEADLINE", grpc.StatusCode.DEADLINE_EXCEEDED),
 ]
 
 
