@@ -50,6 +50,7 @@ class Episode:
             plans_in_flight=rng.randint(1, 3),
             step_timeout_seconds=5.0,
             silence_timeout_seconds=3.0,
+            report_steps=True,
         )
         # Sampled tokens too may be what is not finite, in some episodes.
         self.nonfinite_token = rng.choice([POISON, POISON, 2, 4])

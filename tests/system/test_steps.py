@@ -1,0 +1,74 @@
+"""--steps with real processes: the file agrees with what the service says of itself, a worker's death included."""
+
+import csv
+from pathlib import Path
+
+from scheduler_svc.steps import COLUMNS
+from tests.rigs.processes import Rig
+from tests.system.asks import random_asks
+
+SHAPE = ("--num-pages", "60", "--max-rows", "8", "--max-length", "300")
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_file_agrees_with_the_load(rig: Rig, tmp_path: Path) -> None:
+    path = tmp_path / "steps.csv"
+    scheduler, worker, caller = rig.serve(*SHAPE, scheduler_flags=("--steps", str(path)))
+    asks = random_asks(16, seed=21, prompts=(1, 90), outputs=(30, 90))
+    streams = [caller.generate(ask.request()) for ask in asks]
+    streams[0].wait_tokens(10)
+    worker.kill()
+    rig.worker(*SHAPE)
+    for ask, stream in zip(asks, streams, strict=True):
+        ask.check(stream.result())
+    load = caller.wait_idle()
+    assert scheduler.terminate() == 0
+    rows = rows_of(path)
+    assert tuple(rows[0]) == COLUMNS
+    steps = [row for row in rows if row["kind"] not in ("reset", "joined")]
+    assert [int(row["step"]) for row in steps] == list(range(1, load.steps + 1))
+    assert {row["kind"] for row in steps} == {"prefill", "decode", "mixed"}
+    assert sum(int(row["output_tokens"]) for row in steps) == load.output_tokens
+    assert int(steps[-1]["preemptions"]) == load.preemptions
+    assert [(row["kind"], row["cause"]) for row in rows if row not in steps] == [
+        ("joined", ""),
+        ("reset", "worker lost"),
+        ("joined", ""),
+    ]
+    assert all(int(row["tokens"]) == int(row["prefill_tokens"]) + int(row["decode_tokens"]) for row in rows)
+    assert all(0 < int(row["pages_used"]) <= int(row["pages_total"]) == 59 for row in steps)
+    assert all(0 < int(row["running"]) <= 8 for row in steps)
+    assert all(float(row["ms"]) <= float(row["span_ms"]) + 1 for row in steps)
+    at = [float(row["at_seconds"]) for row in rows]
+    assert at == sorted(at)
+
+
+def test_a_killed_service_leaves_whole_lines(rig: Rig, tmp_path: Path) -> None:
+    path = tmp_path / "steps.csv"
+    scheduler, _, caller = rig.serve(*SHAPE, scheduler_flags=("--steps", str(path)))
+    ask = random_asks(1, seed=22, prompts=(5, 9), outputs=(90, 90))[0]
+    ask.check(caller.generate(ask.request()).result())
+    load = caller.wait_idle()
+    # The idle service hands its lines over by itself.
+    size = 0
+    while len(rows_of(path)) < load.steps + 1:
+        size = path.stat().st_size
+        caller.load()
+    scheduler.kill()
+    assert path.stat().st_size >= size
+    assert path.read_text().endswith("\n")
+    assert [int(row["step"]) for row in rows_of(path)][-1] == load.steps
+
+
+def test_a_file_that_is_there_is_refused_by_name(rig: Rig, tmp_path: Path) -> None:
+    path = tmp_path / "steps.csv"
+    path.write_text("mine")
+    scheduler = rig.launch_scheduler("--steps", str(path))
+    scheduler.killed = True
+    assert scheduler.wait() == 1
+    scheduler.wait_line(f"steps: cannot make {path}: File exists")
+    assert path.read_text() == "mine"
