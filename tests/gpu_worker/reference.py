@@ -1,45 +1,65 @@
 """The truth that the worker is measured against: Transformers' eager forward, with float64 kept float64.
 
-Owns nothing of the worker and imports nothing from it. Eager casts to float32 in softmax, RMSNorm and the rotary table;
-here those casts are lifted, so that the error of a float32 or bfloat16 forward can be measured instead of guessed.
+Owns nothing of the worker and imports nothing from it. Eager casts to float32 in softmax, norms, routers and the rotary
+table; here those casts are lifted whatever the family, so that the error of a forward in another dtype can be measured
+instead of guessed.
 """
 
 import copy
-import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-FLOAT64_ATTENTION = "float64_reference"
 
-
-def plain_attention(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, scale: float) -> Tensor:
-    """softmax(q k^T) v in the inputs' dtype. query [H, q, D], key and value [K, k, D], visible bool [q, k]."""
+def plain_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    visible: Tensor,
+    scale: float,
+    *,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """softmax(q k^T) v in the inputs' dtype. query [H, q, D], key and value [K, k, D], visible bool [q, k]; sinks [H]
+    are one more column of scores, which has no value."""
     group = query.shape[0] // key.shape[0]
     key, value = key.repeat_interleave(group, 0), value.repeat_interleave(group, 0)
-    scores = (query @ key.transpose(1, 2) * scale).masked_fill(~visible, -torch.inf)
-    return scores.softmax(-1) @ value
+    scores = query @ key.transpose(1, 2) * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores.masked_fill(~visible, -torch.inf)
+    if sinks is not None:
+        column = sinks.to(scores.dtype)[:, None, None].expand(-1, scores.shape[1], 1)
+        scores = torch.cat([scores, column], -1)
+    return scores.softmax(-1)[..., : key.shape[1]] @ value
 
 
-def _attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, *, scaling: float, **_: Any
-) -> tuple[Tensor, None]:
-    length = query.shape[2]
-    causal = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
-    return plain_attention(query[0], key[0], value[0], causal, scaling).transpose(0, 1)[None], None
+NARROWER = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def _rms_norm(module: nn.Module, hidden: Tensor) -> Tensor:
-    variance = hidden.pow(2).mean(-1, keepdim=True)
-    return module.weight * (hidden * torch.rsqrt(variance + module.variance_epsilon))
+class Float64Kept(TorchFunctionMode):
+    """What would cast to float32 casts to float64."""
 
-
-def _rotary(module: nn.Module, hidden: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-    angles = position_ids[..., None].double() * module.inv_freq.double()
-    angles = torch.cat((angles, angles), -1)
-    return angles.cos() * module.attention_scaling, angles.sin() * module.attention_scaling
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is Tensor.float:
+            return args[0].double()
+        wider = {torch.float32: torch.float64}
+        args = tuple(wider.get(arg, arg) if isinstance(arg, torch.dtype) else arg for arg in args)
+        kwargs = {
+            name: wider.get(arg, arg) if isinstance(arg, torch.dtype) else arg for name, arg in (kwargs or {}).items()
+        }
+        out = func(*args, **kwargs)
+        # Buffers that a model keeps in float32, like its rotary frequencies, are what they are until they are used.
+        computed = isinstance(out, Tensor) and getattr(func, "__name__", "") not in ("__get__", "__getitem__")
+        assert not computed or out.dtype not in NARROWER, f"{func} computed in {out.dtype}"
+        return out
 
 
 def eager_model(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
@@ -51,28 +71,37 @@ def eager_model(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
             if "norm" in name:
                 # Weights of one would hide a norm that is left out.
                 parameter.uniform_(0.5, 1.5)
+            elif "sinks" in name:
+                # Of the size of scores, or leaving them out would not be seen.
+                parameter.normal_(1.0, 1.0)
     return model.eval()
 
 
 def float64_model(model: PreTrainedModel) -> PreTrainedModel:
-    """`model`'s weights, as they are, in a forward that computes in float64 throughout."""
-    AttentionInterface.register(FLOAT64_ATTENTION, _attention)
+    """`model`'s weights, as they are, in an eager forward that computes in float64 throughout."""
+    # Grouped matrix products have no float64; "eager" goes through the experts one by one.
+    experts = {"experts_implementation": "eager"} if "Experts" in str(model) else {}
     twin = AutoModelForCausalLM.from_config(
-        copy.deepcopy(model.config), attn_implementation=FLOAT64_ATTENTION, dtype=torch.float64
+        copy.deepcopy(model.config), attn_implementation="eager", dtype=torch.float64, **experts
     )
     twin.load_state_dict({name: tensor.double() for name, tensor in model.state_dict().items()})
-    for module in twin.modules():
-        if type(module).__name__.endswith("RMSNorm"):
-            module.forward = functools.partial(_rms_norm, module)
-        elif type(module).__name__.endswith("RotaryEmbedding"):
-            module.forward = functools.partial(_rotary, module)
     return twin.eval()
 
 
 @torch.inference_mode()
 def hidden_and_logits(model: PreTrainedModel, tokens: list[int]) -> tuple[Tensor, Tensor]:
-    """Last hidden states [n, hidden] and logits [n, vocabulary] of one whole sequence, as float64 on the CPU."""
-    device = model.get_input_embeddings().weight.device
-    hidden = model.base_model(input_ids=torch.tensor([tokens], device=device), use_cache=False).last_hidden_state
+    """Last hidden states [n, hidden] and logits [n, vocabulary] of one whole sequence, as float64 on the CPU. Logits are
+    the head's: what a model does to them afterwards (Gemma 2 caps them) changes no order."""
+    weight = model.get_input_embeddings().weight
+    ids = torch.tensor([tokens], device=weight.device)
+
+    def run() -> Tensor:
+        return model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+
+    if weight.dtype == torch.float64:
+        with Float64Kept():
+            hidden = run()
+    else:
+        hidden = run()
     logits = model.get_output_embeddings()(hidden)
     return hidden[0].double().cpu(), logits[0].double().cpu()

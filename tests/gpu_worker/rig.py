@@ -12,7 +12,14 @@ import numpy as np
 import torch
 from tandem.internal.v1 import worker_pb2 as pb
 from torch import Tensor
-from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
+from transformers import (
+    Gemma2Config,
+    GptOssConfig,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    Qwen3Config,
+)
 
 from gpu_worker.attention import ATTENTION_NAME, register
 from gpu_worker.examine import examine, twin_of
@@ -27,7 +34,7 @@ VOCAB_SIZE = 131
 # Our error may be this many times eager's in the same dtype, both against float64, each as root mean square.
 ERROR_RATIO = 2.0
 # Of the hidden states, which are of order 1: rounding that eager happens to be spared.
-ERROR_FLOOR = {torch.float32: 1e-6, torch.bfloat16: 1e-2}
+ERROR_FLOOR = {torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 1.25e-3}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +43,16 @@ class RigSpec:
     group: int
     head_dim: int
     family: str = "qwen3"
+    # Of the families that slide, in every second layer or in all.
+    window: int | None = None
     dtype: torch.dtype = torch.float32
     max_rows: int = 3
     chunk_align: int = 64
 
     def __str__(self) -> str:
-        return f"{self.family}-page{self.page_size}-group{self.group}-dim{self.head_dim}-{str(self.dtype)[6:]}"
+        window = "" if self.window is None else f"-window{self.window}"
+        head = f"page{self.page_size}-group{self.group}-dim{self.head_dim}"
+        return f"{self.family}-{head}{window}-{str(self.dtype)[6:]}"
 
 
 @dataclass(kw_only=True)
@@ -52,23 +63,36 @@ class Recording:
     logits: list[Tensor] = field(default_factory=list)
 
 
+_FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, object]]] = {
+    "qwen3": (Qwen3Config, {"tie_word_embeddings": True}),
+    "llama": (LlamaConfig, {"tie_word_embeddings": False}),
+    "mistral": (MistralConfig, {}),
+    # Soft-capping that bends scores of order 1; a scale that is not of the head dimension.
+    "gemma2": (Gemma2Config, {"query_pre_attn_scalar": 10, "attn_logit_softcapping": 2.0}),
+    "gpt_oss": (
+        GptOssConfig,
+        # Grouped experts want rows of a multiple of 16 bytes.
+        {"hidden_size": 80, "num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": None},
+    ),
+}
+
+
 def config_of(spec: RigSpec) -> PreTrainedConfig:
-    config_class = {"qwen3": Qwen3Config, "llama": LlamaConfig}[spec.family]
+    config_class, own = _FAMILIES[spec.family]
     num_kv_heads = 2 if spec.head_dim < 256 else 1
+    window = {} if spec.window is None else {"sliding_window": spec.window}
+    common = {"hidden_size": 84, "intermediate_size": 80, "initializer_range": 0.15}
     return config_class(
-        hidden_size=84,
-        intermediate_size=80,
         num_hidden_layers=2,
         num_attention_heads=num_kv_heads * spec.group,
         num_key_value_heads=num_kv_heads,
         head_dim=spec.head_dim,
         vocab_size=VOCAB_SIZE,
         max_position_embeddings=4096,
-        tie_word_embeddings=spec.family == "qwen3",
-        initializer_range=0.15,
         pad_token_id=None,
         bos_token_id=None,
         eos_token_id=None,
+        **common | own | window,
     )
 
 
@@ -89,7 +113,8 @@ class Rig:
         served = copy.deepcopy(self.eager)
         served.set_attn_implementation(ATTENTION_NAME)
         served = prepare(served, device=device, dtype=spec.dtype)
-        layers = examine(twin_of(config_of(spec), dtype=spec.dtype))
+        # Shapes alone are read, and grouped experts have no other dtype without data.
+        layers = examine(twin_of(config_of(spec), dtype=torch.bfloat16))
         self.runner = Runner(served, layers, self.geometry, device=device, dtype=spec.dtype)
         self.warm_up_phases = self.runner.warm_up()
         self._generation = 0
