@@ -1,6 +1,6 @@
 """The client for code that runs on an event loop.
 
-Owns a channel and the calls' names. What goes out is `request`'s, what comes back `types`', a stream's life
+Owns a channel and the calls' names. What goes out is `request`'s, what comes back `messages`', a stream's life
 `async_stream`'s.
 """
 
@@ -13,7 +13,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
 
-from client import types
+from client import messages, types
 from client.async_stream import AsyncCall, AsyncGenerateStream
 from client.connection import DEFAULT_ADDRESS, Tries, channel_options
 from client.errors import DeadlineExceeded, Unavailable, from_rpc_error, not_ready
@@ -79,16 +79,16 @@ class AsyncClient:
     async def abort(self, *request_ids: str, timeout: float | None = None) -> dict[str, types.AbortOutcome]:
         """Ends live requests, whoever started them; what became of each id."""
         request = control_pb2.AbortRequest(request_ids=request_ids)
-        return types.abort_outcomes(await self._call(self._stubs.control.Abort, request, timeout))
+        return messages.abort_outcomes(await self._call(self._stubs.control.Abort, request, timeout))
 
     async def model_info(self, *, timeout: float | None = None) -> types.ModelInfo:
         """What is served, its limits and defaults."""
         request = control_pb2.GetModelInfoRequest()
-        return types.model_info(await self._call(self._stubs.control.GetModelInfo, request, timeout))
+        return messages.model_info(await self._call(self._stubs.control.GetModelInfo, request, timeout))
 
     async def load(self, *, timeout: float | None = None) -> types.Load:
         """How busy the service is."""
-        return types.load(await self._call(self._stubs.control.GetLoad, control_pb2.GetLoadRequest(), timeout))
+        return messages.load(await self._call(self._stubs.control.GetLoad, control_pb2.GetLoadRequest(), timeout))
 
     async def health(self, *, timeout: float | None = None) -> bool:
         """Whether the service serves. Raises Unavailable where nothing answers."""

@@ -6,7 +6,7 @@ every limit is the service's to know.
 
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack, cast
 
 from google.protobuf.descriptor import FieldDescriptor
 from tandem.v1 import inference_pb2
@@ -28,6 +28,17 @@ class GenerateOptions(TypedDict, total=False):
     top_k: int | None
     min_p: float | None
     seed: int | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    # 1 is none.
+    repetition_penalty: float | None
+    # Completions of one prompt.
+    num_samples: int | None
+    # Token id to what is added to its logit.
+    logit_bias: Mapping[int, float] | None
+    # No other token is drawn; an empty list is refused.
+    allowed_token_ids: Iterable[int] | None
+    banned_token_ids: Iterable[int] | None
     max_new_tokens: int | None
     min_new_tokens: int | None
     # Strings that end the stream; a single one may come alone.
@@ -39,12 +50,32 @@ class GenerateOptions(TypedDict, total=False):
     want_text: bool | None
     want_token_ids: bool | None
     skip_special_tokens: bool | None
+    # How many of the most probable tokens are told beside each; 0 tells the token's own logprob alone.
+    logprobs: int | None
+    # Position in the prompt from which on its tokens' logprobs are told.
+    prompt_logprobs_start: int | None
 
 
-# Name: submessage of GenerateRequest ("" for itself), field in it.
+# Name: path of the submessage of GenerateRequest ("" for itself), field in it.
 _PLACES: Mapping[str, tuple[str, str]] = {
     **{name: ("", name) for name in ("request_id", "model", "priority")},
-    **{name: ("sampling", name) for name in ("temperature", "top_p", "top_k", "min_p", "seed")},
+    **{
+        name: ("sampling", name)
+        for name in (
+            "temperature",
+            "top_p",
+            "top_k",
+            "min_p",
+            "seed",
+            "presence_penalty",
+            "frequency_penalty",
+            "repetition_penalty",
+            "num_samples",
+            "logit_bias",
+            "banned_token_ids",
+        )
+    },
+    "allowed_token_ids": ("sampling.allowed_token_ids", "ids"),
     **{
         name: ("stop", name)
         for name in (
@@ -57,7 +88,10 @@ _PLACES: Mapping[str, tuple[str, str]] = {
         )
     },
     "stop": ("stop", "stop_strings"),
-    **{name: ("output", name) for name in ("want_text", "want_token_ids", "skip_special_tokens")},
+    **{
+        name: ("output", name)
+        for name in ("want_text", "want_token_ids", "skip_special_tokens", "logprobs", "prompt_logprobs_start")
+    },
 }
 
 # What an integer field of each kind can hold.
@@ -67,7 +101,7 @@ _RANGES: Mapping[int, tuple[int, int]] = {
     FieldDescriptor.CPPTYPE_UINT64: (0, 2**64 - 1),
 }
 # Those whose 0 no service takes.
-_FROM_ONE = frozenset({"max_new_tokens"})
+_FROM_ONE = frozenset({"max_new_tokens", "num_samples"})
 
 
 def generate_request(prompt: Prompt, **options: Unpack[GenerateOptions]) -> inference_pb2.GenerateRequest:
@@ -90,8 +124,13 @@ def generate_request(prompt: Prompt, **options: Unpack[GenerateOptions]) -> infe
             hint = f"; did you mean {close[0]}?" if close else f"; known are {', '.join(sorted(_PLACES))}"
             raise TypeError(f"generate() takes no keyword {name}{hint}")
         if value is not None:
-            part, field = _PLACES[name]
-            _assign(name, getattr(request, part) if part else request, field, value)
+            path, field = _PLACES[name]
+            part: Any = request
+            for step in path.split(".") if path else ():
+                part = getattr(part, step)
+                # An empty list is not the same as none.
+                part.SetInParent()
+            _assign(name, part, field, value)
     return request
 
 
@@ -112,7 +151,11 @@ def detokenize_request(
 def _assign(name: str, message: Any, field: str, value: Any) -> None:
     descriptor: FieldDescriptor = message.DESCRIPTOR.fields_by_name[field]
     try:
-        if descriptor.is_repeated:
+        if descriptor.message_type is not None:
+            # The only messages here are the entries of maps.
+            for key, entry in _entries(value):
+                getattr(message, field)[key] = entry
+        elif descriptor.is_repeated:
             getattr(message, field).extend([value] if isinstance(value, str) else value)
         else:
             setattr(message, field, value)
@@ -120,8 +163,16 @@ def _assign(name: str, message: Any, field: str, value: Any) -> None:
         shown = repr(value)
         shown = shown if len(shown) <= 60 else f"{shown[:60]}…"
         why = str(error)
+        which = "each" if descriptor.is_repeated else "it"
+        if descriptor.message_type is not None:
+            which, descriptor = "each token id", descriptor.message_type.fields_by_name["key"]
         if isinstance(error, ValueError) and descriptor.cpp_type in _RANGES:
             low, high = _RANGES[descriptor.cpp_type]
-            which = "each" if descriptor.is_repeated else "it"
             why = f"{which} must be {max(low, 1) if name in _FROM_ONE else low} to {high}"
         raise type(error)(f"{name} is {shown}; {why}") from None
+
+
+def _entries(value: Any) -> Iterable[tuple[Any, Any]]:
+    if not isinstance(value, Mapping):
+        raise TypeError("a mapping from token ids to numbers is needed")
+    return cast(Mapping[Any, Any], value).items()

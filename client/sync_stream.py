@@ -13,8 +13,8 @@ from tandem.v1 import inference_pb2
 
 from client.connection import Tries
 from client.errors import from_rpc_error
-from client.transcript import Transcript
-from client.types import Accepted, Delta, Finished, Summary
+from client.transcript import Sample, Transcript
+from client.types import Accepted, Delta, Finished, PromptInfo, Summary
 
 
 class Call(Protocol):
@@ -26,7 +26,9 @@ class Call(Protocol):
 
 
 class GenerateStream:
-    """An iterator of deltas; `accepted`, `finished` and `summary` are set as they come.
+    """An iterator of deltas; `accepted`, `samples` and `summary` are set as they come.
+
+    Deltas of several samples come mixed, each with its `sample_idx`; `samples` holds what was read, sample by sample.
 
     The request is on its way when this object exists. It is cancelled when the loop over it is left early, when it is
     closed, when its `with` block ends, and when nobody holds it any more; after its natural end none of these matters.
@@ -52,9 +54,19 @@ class GenerateStream:
         return self._transcript.accepted
 
     @property
+    def samples(self) -> tuple[Sample, ...]:
+        """What has been read of each sample: text, token ids, logprobs, how it ended."""
+        return self._transcript.samples
+
+    @property
     def finished(self) -> Finished | None:
-        """How the completion ended; None until it did."""
-        return self._transcript.finished
+        """How the completion, or the first of several, ended; None until it did."""
+        return self._transcript.samples[0].finished
+
+    @property
+    def prompt_info(self) -> PromptInfo | None:
+        """The prompt's logprobs, where asked for; all of them once a delta came."""
+        return self._transcript.prompt_info
 
     @property
     def summary(self) -> Summary | None:

@@ -5,47 +5,125 @@ Shared by the blocking and the async stream; knows nothing of either.
 
 from tandem.v1 import inference_pb2
 
-from client import types
+from client import messages
 from client.errors import ProtocolError
-from client.types import Accepted, Delta, Finished, Summary
+from client.types import Accepted, Delta, Finished, PromptInfo, Summary, TokenLogprob
+
+
+class Sample:
+    """One of a request's completions, as far as it has been read."""
+
+    __slots__ = ("_texts", "finished", "idx", "logprobs", "num_tokens", "token_ids")
+
+    def __init__(self, idx: int) -> None:
+        self.idx = idx
+        # Empty where the ids are not wanted; `num_tokens` counts all the same once the sample is finished.
+        self.token_ids: list[int] = []
+        # One per token; empty where they were not asked for.
+        self.logprobs: list[TokenLogprob] = []
+        # None until the sample ended.
+        self.finished: Finished | None = None
+        self.num_tokens = 0
+        self._texts: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """All text so far."""
+        return "".join(self._texts)
+
+    def add(self, delta: Delta) -> None:
+        """What is new of it."""
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs
+        self.num_tokens += len(delta.token_ids)
+        if delta.text:
+            self._texts.append(delta.text)
+
+    def finish(self, finished: Finished) -> None:
+        """It is whole."""
+        self.finished = finished
+        self.num_tokens = finished.output_tokens
 
 
 class Transcript:
     """Reads a stream's messages in order."""
 
-    __slots__ = ("_num_tokens", "_with_ids", "accepted", "finished", "summary")
+    __slots__ = ("_prompt_logprobs", "_prompt_start", "_with_ids", "_with_logprobs", "accepted", "samples", "summary")
 
     def __init__(self, request: inference_pb2.GenerateRequest) -> None:
         self.accepted: Accepted | None = None
-        self.finished: Finished | None = None
+        # One until Accepted says how many there are.
+        self.samples = (Sample(0),)
         self.summary: Summary | None = None
-        self._num_tokens = 0
+        self._prompt_start = 0
+        self._prompt_logprobs: list[TokenLogprob] = []
         output = request.output
         self._with_ids = output.want_token_ids or not output.HasField("want_token_ids")
+        self._with_logprobs = output.HasField("logprobs")
+
+    @property
+    def prompt_info(self) -> PromptInfo | None:
+        """All that has come of the prompt's logprobs; None where nothing has."""
+        if not self._prompt_logprobs:
+            return None
+        return PromptInfo(start=self._prompt_start, logprobs=tuple(self._prompt_logprobs))
 
     def absorb(self, message: inference_pb2.GenerateResponse) -> Delta | None:
         """Takes in one message; returns what it adds to the completion.
 
-        Raises ProtocolError where tokens are missing or repeated: the caller must not take such a completion for whole.
+        Raises ProtocolError where something is missing or repeated: the caller must not take such a completion for
+        whole.
         """
         match message.WhichOneof("event"):
             case "accepted":
-                self.accepted = types.accepted(message.accepted)
+                self.accepted = messages.accepted(message.accepted)
+                others = range(1, self.accepted.sampling.num_samples)
+                self.samples = (self.samples[0], *(Sample(idx) for idx in others))
+            case "prompt_info":
+                self._absorb_prompt(messages.prompt_info(message.prompt_info))
             case "delta":
-                delta = types.delta(message.delta)
-                if self._with_ids and delta.token_offset != self._num_tokens:
-                    raise ProtocolError(f"a delta starts at token {delta.token_offset}; {self._num_tokens} have come")
-                self._num_tokens += len(delta.token_ids)
+                delta = messages.delta(message.delta)
+                self._absorb_delta(delta)
                 return delta
             case "finished":
-                self.finished = types.finished(message.finished)
+                finished = messages.finished(message.finished)
+                self._sample(finished.sample_idx).finish(finished)
             case "summary":
-                self.summary = types.summary(message.summary)
+                self.summary = messages.summary(message.summary)
             case _:
                 pass  # An event that is newer than this client.
         return None
 
     def end(self) -> None:
-        """The stream is over. Raises ProtocolError where its last message is missing."""
+        """The stream is over. Raises ProtocolError where what belongs at its end is missing."""
         if self.summary is None:
             raise ProtocolError("the stream ended without its Summary")
+        missing = next((sample.idx for sample in self.samples if sample.finished is None), None)
+        if missing is not None:
+            raise ProtocolError(f"the stream ended without the Finished of sample {missing}")
+
+    def _sample(self, idx: int) -> Sample:
+        if idx >= len(self.samples):
+            raise ProtocolError(f"something of sample {idx} came; there are {len(self.samples)}")
+        return self.samples[idx]
+
+    def _absorb_prompt(self, info: PromptInfo) -> None:
+        if not self._prompt_logprobs:
+            self._prompt_start = info.start
+        due = self._prompt_start + len(self._prompt_logprobs)
+        if info.start != due:
+            raise ProtocolError(f"logprobs of the prompt start at token {info.start}; those before {due} have come")
+        self._prompt_logprobs += info.logprobs
+
+    def _absorb_delta(self, delta: Delta) -> None:
+        sample = self._sample(delta.sample_idx)
+        if self._with_ids:
+            if delta.token_offset != sample.num_tokens:
+                raise ProtocolError(f"a delta starts at token {delta.token_offset}; {sample.num_tokens} have come")
+            num_logprobs = len(delta.token_ids) if self._with_logprobs else 0
+            if len(delta.logprobs) != num_logprobs:
+                raise ProtocolError(
+                    f"a delta of {len(delta.token_ids)} tokens came with {len(delta.logprobs)} logprobs;"
+                    f" {num_logprobs} belong there"
+                )
+        sample.add(delta)

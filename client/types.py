@@ -1,14 +1,10 @@
 """What the service answers, as frozen values that need no protobuf to read.
 
-Owns the mapping from messages to values. Knows nothing of calls.
+Owns their names. Knows nothing of messages or calls.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, TypeVar
-
-from google.protobuf.message import Message
-from tandem.v1 import control_pb2, inference_pb2
 
 
 class FinishReason(StrEnum):
@@ -41,6 +37,10 @@ class Sampling:
     top_k: int
     min_p: float
     seed: int
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    num_samples: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,22 +55,44 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprob:
+    """Natural logarithms of the model's own probabilities at one token: before penalties, biases and temperature."""
+
+    # Of the token itself.
+    logprob: float
+    # Token ids and their logprobs, most probable first; the token itself is among them only if it is one of them.
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptInfo:
+    """Logprobs of the prompt's tokens from position `start` on."""
+
+    start: int
+    logprobs: tuple[TokenLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """What is new: tokens, and text that may lag behind them."""
+    """What is new in one sample: tokens, and text that may lag behind them."""
 
     token_offset: int
     token_ids: tuple[int, ...]
     text: str
+    sample_idx: int = 0
+    # Of the new tokens, one each; empty where they were not asked for.
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """How the stream ended."""
+    """How one sample ended."""
 
     reason: FinishReason
     stop_token_id: int | None
     stop_string: str | None
     output_tokens: int
+    sample_idx: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +120,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """The last message of a stream."""
+    """The last message of a stream, of all its samples together."""
 
     usage: Usage
     timing: Timing
@@ -112,6 +134,10 @@ class SamplingDefaults:
     top_p: float
     top_k: int
     min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    num_samples: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +157,8 @@ class ModelInfo:
     default_max_new_tokens: int
     max_waiting: int
     has_tokenizer: bool
+    max_num_samples: int
+    max_logprobs: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,82 +177,3 @@ class Load:
     lane_resets: int
     output_tokens: int
     worker_pid: int
-
-
-_Flat = TypeVar("_Flat", Sampling, SamplingDefaults, Usage, Timing, Load)
-
-
-def _flat(cls: type[_Flat], message: Message) -> _Flat:
-    """A value whose fields are named and typed as the message's are."""
-    values: dict[str, Any] = {field.name: getattr(message, field.name) for field in fields(cls)}
-    return cls(**values)
-
-
-def accepted(message: inference_pb2.Accepted) -> Accepted:
-    """The value of an Accepted message."""
-    return Accepted(
-        request_id=message.request_id,
-        sampling=_flat(Sampling, message.sampling),
-        prompt_tokens=message.prompt_tokens,
-        max_new_tokens=message.max_new_tokens,
-        requests_ahead=message.requests_ahead,
-    )
-
-
-def delta(message: inference_pb2.Delta) -> Delta:
-    """The value of a Delta message."""
-    return Delta(token_offset=message.token_offset, token_ids=tuple(message.token_ids), text=message.text)
-
-
-def finished(message: inference_pb2.Finished) -> Finished:
-    """The value of a Finished message."""
-    matched = message.WhichOneof("matched")
-    return Finished(
-        reason=_REASONS.get(message.reason, FinishReason.UNKNOWN),
-        stop_token_id=message.stop_token_id if matched == "stop_token_id" else None,
-        stop_string=message.stop_string if matched == "stop_string" else None,
-        output_tokens=message.output_tokens,
-    )
-
-
-def summary(message: inference_pb2.Summary) -> Summary:
-    """The value of a Summary message."""
-    return Summary(usage=_flat(Usage, message.usage), timing=_flat(Timing, message.timing))
-
-
-def model_info(message: control_pb2.GetModelInfoResponse) -> ModelInfo:
-    """The value of GetModelInfo's answer."""
-    values: dict[str, Any] = {
-        field.name: getattr(message, field.name)
-        for field in fields(ModelInfo)
-        if field.name not in ("eos_token_ids", "sampling_defaults")
-    }
-    return ModelInfo(
-        **values,
-        eos_token_ids=tuple(message.eos_token_ids),
-        sampling_defaults=_flat(SamplingDefaults, message.sampling_defaults),
-    )
-
-
-def load(message: control_pb2.GetLoadResponse) -> Load:
-    """The value of GetLoad's answer."""
-    return _flat(Load, message)
-
-
-def abort_outcomes(message: control_pb2.AbortResponse) -> dict[str, AbortOutcome]:
-    """Request id to outcome, in the order of the answer."""
-    return {result.request_id: _OUTCOMES.get(result.outcome, AbortOutcome.UNKNOWN) for result in message.results}
-
-
-_REASONS: dict[int, FinishReason] = {
-    inference_pb2.FINISH_REASON_EOS: FinishReason.EOS,
-    inference_pb2.FINISH_REASON_STOP_TOKEN: FinishReason.STOP_TOKEN,
-    inference_pb2.FINISH_REASON_STOP_STRING: FinishReason.STOP_STRING,
-    inference_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
-    inference_pb2.FINISH_REASON_TIME_LIMIT: FinishReason.TIME_LIMIT,
-    inference_pb2.FINISH_REASON_ABORTED: FinishReason.ABORTED,
-}
-_OUTCOMES: dict[int, AbortOutcome] = {
-    control_pb2.ABORT_OUTCOME_ABORTED: AbortOutcome.ABORTED,
-    control_pb2.ABORT_OUTCOME_NOT_FOUND: AbortOutcome.NOT_FOUND,
-}

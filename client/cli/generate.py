@@ -1,26 +1,20 @@
-"""`tandem generate`: one completion, streamed to the terminal or as JSON lines.
+"""`tandem generate`: a prompt's completions, streamed to the terminal or as JSON lines.
 
-Owns the flags of a request and how a stream is shown.
+Owns the flags of a request; `show` owns how a stream is shown.
 """
 
-import json
-import sys
-import time
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from google.protobuf.json_format import MessageToDict
-from rich.console import Console
-from tandem.v1 import inference_pb2
 
 from client.cli.flags import Address, Json, Model, Timeout
 from client.cli.reporting import Exit, fail, reported
+from client.cli.show import print_json, print_text
 from client.cli.stdin import read_text
 from client.connection import DEFAULT_ADDRESS
 from client.request import Prompt
 from client.sync_client import Client
-from client.sync_stream import GenerateStream
 from client.types import FinishReason
 
 
@@ -53,6 +47,23 @@ def generate(
     seed: Annotated[
         int | None, typer.Option(help="The same seed draws the same tokens; default: a random one.")
     ] = None,
+    presence_penalty: Annotated[
+        float | None, typer.Option(help="Taken off the logits of tokens in the output, -2 to 2.")
+    ] = None,
+    frequency_penalty: Annotated[
+        float | None, typer.Option(help="The same, once for each time they are there, -2 to 2.")
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(help="Divides the logits of tokens in prompt or output; 1 is none.")
+    ] = None,
+    num_samples: Annotated[int | None, typer.Option(help="So many completions, one shown after another.")] = None,
+    logit_bias: Annotated[
+        list[str] | None, typer.Option(metavar="ID=BIAS", help="Add BIAS to token ID's logit; may be repeated.")
+    ] = None,
+    allow: Annotated[
+        list[int] | None, typer.Option(metavar="ID", help="Draw this token and no other; may be repeated.")
+    ] = None,
+    ban: Annotated[list[int] | None, typer.Option(metavar="ID", help="Never draw this token; may be repeated.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End at this text; may be repeated.")] = None,
     stop_token_id: Annotated[list[int] | None, typer.Option(help="End at this token; may be repeated.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end of sequence.")] = False,
@@ -67,6 +78,12 @@ def generate(
         bool | None, typer.Option("--want-token-ids/--no-want-token-ids", help="Stream token ids; default: yes.")
     ] = None,
     skip_special_tokens: Annotated[bool | None, typer.Option("--skip-special-tokens/--no-skip-special-tokens")] = None,
+    logprobs: Annotated[
+        int | None, typer.Option(metavar="K", help="Table of logprobs, with the K likeliest tokens beside each.")
+    ] = None,
+    prompt_logprobs: Annotated[
+        int | None, typer.Option(metavar="START", help="The same of the prompt's tokens, from position START on.")
+    ] = None,
     retries: Annotated[int, typer.Option(min=0, help="Tries while the service is not ready yet.")] = 3,
     timeout: Timeout = None,
     as_json: Json = False,
@@ -87,6 +104,13 @@ def generate(
             top_k=top_k,
             min_p=min_p,
             seed=seed,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            repetition_penalty=repetition_penalty,
+            num_samples=num_samples,
+            logit_bias=parse_biases(logit_bias) if logit_bias else None,
+            allowed_token_ids=allow,
+            banned_token_ids=ban,
             stop=stop,
             stop_token_ids=stop_token_id,
             ignore_eos=ignore_eos or None,
@@ -96,22 +120,16 @@ def generate(
             want_text=want_text,
             want_token_ids=want_token_ids,
             skip_special_tokens=skip_special_tokens,
+            logprobs=logprobs,
+            prompt_logprobs_start=prompt_logprobs,
         )
         with stream:
             if as_json:
-                _print_json(stream)
+                print_json(stream)
             else:
-                _print_text(stream, ids=want_text is False)
-        if stream.finished and stream.finished.reason == FinishReason.ABORTED:
+                print_text(stream, ids=want_text is False)
+        if any(sample.finished and sample.finished.reason == FinishReason.ABORTED for sample in stream.samples):
             raise fail("the request was aborted")
-
-
-def json_line(message: inference_pb2.GenerateResponse) -> str:
-    """The protobuf JSON mapping with the fields' own names; fields without presence are always there."""
-    values: dict[str, Any] = MessageToDict(
-        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-    )
-    return json.dumps(values, ensure_ascii=False, sort_keys=True)
 
 
 def parse_token_ids(text: str) -> Sequence[int]:
@@ -123,6 +141,20 @@ def parse_token_ids(text: str) -> Sequence[int]:
     return [int(word) for word in words]
 
 
+def parse_biases(given: Sequence[str]) -> dict[int, float]:
+    """Words like 17=-2.5. Raises ValueError."""
+    biases: dict[int, float] = {}
+    for word in given:
+        token, is_pair, bias = word.partition("=")
+        try:
+            if not is_pair:
+                raise ValueError
+            biases[int(token)] = float(bias)
+        except ValueError:
+            raise ValueError(f"--logit-bias is {word[:40]!r}; it must be ID=BIAS, like 17=-2.5") from None
+    return biases
+
+
 def _prompt(argument: str, *, token_ids: bool) -> Prompt:
     # The shell's last line break is not part of the text.
     text = read_text().removesuffix("\n") if argument == "-" else argument
@@ -130,35 +162,3 @@ def _prompt(argument: str, *, token_ids: bool) -> Prompt:
         # The service would call it text, the name of its field.
         raise ValueError("the prompt is empty; at least 1 character is needed")
     return parse_token_ids(text) if token_ids else text
-
-
-def _print_json(stream: GenerateStream) -> None:
-    for message in stream.messages():
-        print(json_line(message), flush=True)
-
-
-def _print_text(stream: GenerateStream, *, ids: bool) -> None:
-    first: float | None = None
-    started = time.monotonic()
-    try:
-        for delta in stream:
-            first = first or time.monotonic()
-            shown = " ".join(map(str, delta.token_ids)) + " " if ids else delta.text
-            print(shown, end="", flush=True)
-    finally:
-        if first is not None:
-            print(flush=True)
-    if sys.stderr.isatty() and first is not None:
-        Console(stderr=True, highlight=False).print(
-            _closing_line(stream, first - started, time.monotonic() - first), style="dim"
-        )
-
-
-def _closing_line(stream: GenerateStream, first_seconds: float, decode_seconds: float) -> str:
-    assert stream.finished is not None
-    num_tokens = stream.finished.output_tokens
-    rate = (num_tokens - 1) / decode_seconds if num_tokens > 1 and decode_seconds > 0 else 0.0
-    return (
-        f"{num_tokens} tokens, ended by {stream.finished.reason}; "
-        f"first after {first_seconds:.3f} s, then {rate:.1f} tokens/s"
-    )

@@ -33,7 +33,9 @@ class Ending:
 
 
 def accepted(request: inference_pb2.GenerateRequest) -> inference_pb2.GenerateResponse:
-    sampling = inference_pb2.SamplingParams(temperature=0.7, top_p=1.0, top_k=0, min_p=0.0, seed=2**63)
+    sampling = inference_pb2.SamplingParams(
+        temperature=0.7, top_p=1.0, top_k=0, min_p=0.0, seed=2**63, num_samples=request.sampling.num_samples or 1
+    )
     return inference_pb2.GenerateResponse(
         accepted=inference_pb2.Accepted(
             request_id=request.request_id or "made-up", sampling=sampling, prompt_tokens=3, max_new_tokens=256
@@ -41,12 +43,30 @@ def accepted(request: inference_pb2.GenerateRequest) -> inference_pb2.GenerateRe
     )
 
 
-def delta(offset: int, ids: list[int], text: str) -> inference_pb2.GenerateResponse:
-    return inference_pb2.GenerateResponse(delta=inference_pb2.Delta(token_offset=offset, token_ids=ids, text=text))
+def delta(
+    offset: int, ids: list[int], text: str, *, sample_idx: int = 0, logprobs: inference_pb2.Logprobs | None = None
+) -> inference_pb2.GenerateResponse:
+    made = inference_pb2.Delta(token_offset=offset, token_ids=ids, text=text, sample_idx=sample_idx, logprobs=logprobs)
+    return inference_pb2.GenerateResponse(delta=made)
 
 
-def finished(num_tokens: int, reason: int = inference_pb2.FINISH_REASON_LENGTH) -> inference_pb2.GenerateResponse:
-    return inference_pb2.GenerateResponse(finished=inference_pb2.Finished(reason=reason, output_tokens=num_tokens))
+def logprobs(*values: float, top_k: int = 0) -> inference_pb2.Logprobs:
+    """Alternatives are tokens 40, 41, … at 0.25 below the token and less."""
+    top = [(40 + k, value - 0.25 * (k + 1)) for value in values for k in range(top_k)]
+    return inference_pb2.Logprobs(
+        logprobs=values, top_k=top_k, top_token_ids=[t for t, _ in top], top_logprobs=[v for _, v in top]
+    )
+
+
+def prompt_info(start: int, told: inference_pb2.Logprobs) -> inference_pb2.GenerateResponse:
+    return inference_pb2.GenerateResponse(prompt_info=inference_pb2.PromptInfo(start=start, logprobs=told))
+
+
+def finished(
+    num_tokens: int, reason: int = inference_pb2.FINISH_REASON_LENGTH, *, sample_idx: int = 0
+) -> inference_pb2.GenerateResponse:
+    made = inference_pb2.Finished(reason=reason, output_tokens=num_tokens, sample_idx=sample_idx)
+    return inference_pb2.GenerateResponse(finished=made)
 
 
 def summary(num_tokens: int) -> inference_pb2.GenerateResponse:
@@ -62,6 +82,19 @@ def one_completion(request: inference_pb2.GenerateRequest, ending: Ending) -> It
     yield delta(1, [6, 7], "turn")
     yield finished(3)
     yield summary(3)
+
+
+def two_samples(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
+    """Mixed, as they come; the second ends first. With logprobs, and two pieces of the prompt's."""
+    yield accepted(request)
+    yield prompt_info(1, logprobs(-1.0, -2.0, top_k=1))
+    yield prompt_info(3, logprobs(-3.0, top_k=1))
+    yield delta(0, [5], "Ré", logprobs=logprobs(-0.5, top_k=1))
+    yield delta(0, [8, 9], "en", sample_idx=1, logprobs=logprobs(-1.5, -2.5, top_k=1))
+    yield finished(2, inference_pb2.FINISH_REASON_EOS, sample_idx=1)
+    yield delta(1, [6], "turn", logprobs=logprobs(-0.75, top_k=1))
+    yield finished(2)
+    yield summary(4)
 
 
 def endless(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
@@ -154,7 +187,9 @@ class FakeService(inference_pb2_grpc.InferenceServiceServicer, control_pb2_grpc.
             vocab_size=256,
             max_length=1024,
             eos_token_ids=[0],
-            sampling_defaults=inference_pb2.SamplingParams(temperature=0.5),
+            sampling_defaults=inference_pb2.SamplingParams(temperature=0.5, repetition_penalty=1.25),
+            max_num_samples=16,
+            max_logprobs=20,
         )
 
     def GetLoad(

@@ -18,6 +18,7 @@ def test_short_calls(client: Client) -> None:
     }
     info = client.model_info()
     assert (info.model, info.eos_token_ids, info.sampling_defaults.temperature) == ("fake", (0,), 0.5)
+    assert (info.sampling_defaults.repetition_penalty, info.max_num_samples, info.max_logprobs) == (1.25, 16, 20)
     load = client.load()
     assert (load.running, load.steps, load.worker_pid) == (2, 2**40, 77)
     with pytest.raises(ValueError, match=r"token_ids is \[-1\]"):

@@ -43,11 +43,11 @@ def test_json_is_the_api_s_own_messages(tandem) -> None:
     result = tandem("generate", "hi", "--json")
     lines = [json.loads(line) for line in result.stdout.splitlines()]
     assert [next(iter(line)) for line in lines] == ["accepted", "delta", "delta", "finished", "summary"]
-    assert lines[1] == {"delta": {"token_offset": 0, "token_ids": [5], "text": "Ré"}}
+    assert lines[1] == {"delta": {"token_offset": 0, "token_ids": [5], "text": "Ré", "sample_idx": 0}}
     # uint64 is a string in protobuf's JSON; what is zero stands there too.
     assert lines[0]["accepted"]["sampling"]["seed"] == str(2**63)
     assert lines[0]["accepted"]["requests_ahead"] == 0
-    assert lines[3]["finished"] == {"reason": "FINISH_REASON_LENGTH", "output_tokens": 3}
+    assert lines[3]["finished"] == {"reason": "FINISH_REASON_LENGTH", "output_tokens": 3, "sample_idx": 0}
     assert ParseDict(lines[4], inference_pb2.GenerateResponse()) == fake_service.summary(3)
 
 
@@ -62,6 +62,15 @@ def test_every_flag_reaches_its_field(tandem, service: FakeService) -> None:
         "--top-k": 7,
         "--min-p": 0.125,
         "--seed": 11,
+        "--presence-penalty": -0.5,
+        "--frequency-penalty": 1.5,
+        "--repetition-penalty": 1.25,
+        "--num-samples": 1,
+        "--logit-bias": "17=-2.5",
+        "--allow": 7,
+        "--ban": 9,
+        "--logprobs": 2,
+        "--prompt-logprobs": 1,
         "--stop": "a",
         "--stop-token-id": 3,
         "--max-time": 1.5,
@@ -69,14 +78,73 @@ def test_every_flag_reaches_its_field(tandem, service: FakeService) -> None:
     }
     arguments = [str(word) for pair in flags.items() for word in pair]
     switches = ["--ignore-eos", "--include-stop", "--no-want-text", "--want-token-ids", "--no-skip-special-tokens"]
-    result = tandem("generate", "hi", *arguments, "--stop", "b", *switches)
-    assert (result.exit_code, result.stdout) == (0, "5 6 7 \n")
+    repeated = ["--stop", "b", "--logit-bias", "3=1e1", "--allow", "8", "--ban", "10"]
+    service.behaviour = fake_service.endless
+    tandem("generate", "hi", *arguments, *repeated, *switches, "--timeout", "0.1")
     (request,) = service.requests
     for part in (request, request.sampling, request.stop, request.output):
         unset = {field.name for field in part.DESCRIPTOR.fields} - {field.name for field, _ in part.ListFields()}
         assert unset <= {"token_ids"}
     assert request.stop.stop_strings == ["a", "b"]
+    assert dict(request.sampling.logit_bias) == {17: -2.5, 3: 10.0}
+    assert list(request.sampling.allowed_token_ids.ids) == [7, 8]
+    assert list(request.sampling.banned_token_ids) == [9, 10]
+    assert (request.output.logprobs, request.output.prompt_logprobs_start) == (2, 1)
     assert request.priority == -3
+
+
+def test_token_ids_are_shown_where_text_is_not_wanted(tandem) -> None:
+    assert tandem("generate", "hi", "--no-want-text").stdout == "5 6 7 \n"
+
+
+TABLES = """\
+prompt: position, logprob, most probable
+       1    -1.000  40=-1.250
+       2    -2.000  40=-2.250
+       3    -3.000  40=-3.250
+sample 0: position, token, logprob, most probable
+       0       5    -0.500  40=-0.750
+       1       6    -0.750  40=-1.000
+sample 1: position, token, logprob, most probable
+       0       8    -1.500  40=-1.750
+       1       9    -2.500  40=-2.750
+"""
+
+
+def test_samples_are_shown_one_after_another_and_then_the_logprobs(tandem, service: FakeService) -> None:
+    service.behaviour = fake_service.two_samples
+    asked = ("generate", "hi", "--num-samples", "2", "--logprobs", "1", "--prompt-logprobs", "0")
+    result = tandem(*asked)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout == f"--- sample 0 ---\nRéturn\n--- sample 1 ---\nen\n{TABLES}"
+    as_ids = tandem(*asked, "--no-want-text").stdout
+    assert as_ids == f"--- sample 0 ---\n5 6 \n--- sample 1 ---\n8 9 \n{TABLES}"
+    as_json = [json.loads(line) for line in tandem(*asked, "--json").stdout.splitlines()]
+    assert as_json[1]["prompt_info"]["logprobs"]["top_token_ids"] == [40, 40]
+    assert as_json[4]["delta"]["logprobs"]["logprobs"] == [-1.5, -2.5]
+
+
+def test_a_later_sample_streams_once_the_one_before_has_ended(tandem, service: FakeService) -> None:
+    def by_turns(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
+        yield fake_service.accepted(request)
+        yield fake_service.delta(0, [1], "a", sample_idx=1)
+        yield fake_service.finished(0, sample_idx=0)
+        yield fake_service.delta(1, [2], "b", sample_idx=1)
+        yield fake_service.delta(2, [3], "c", sample_idx=1)
+        yield fake_service.delta(0, [4], "d", sample_idx=2)
+        fake_service.fail(ending.context, grpc.StatusCode.INTERNAL, "values that are not finite")
+
+    service.behaviour = by_turns
+    result = tandem("generate", "hi", "--num-samples", "3")
+    assert result.exit_code == 1
+    assert result.stdout == "--- sample 0 ---\n\n--- sample 1 ---\nabc\n--- sample 2 ---\nd\n"
+
+
+@pytest.mark.parametrize("word", ["17", "17=", "a=1", "17:1", "=1"])
+def test_a_bias_is_an_id_and_a_number(tandem, service: FakeService, word: str) -> None:
+    result = tandem("generate", "hi", "--logit-bias", word)
+    assert (result.exit_code, service.requests) == (2, [])
+    assert result.stderr == f"error: --logit-bias is {word!r}; it must be ID=BIAS, like 17=-2.5\n"
 
 
 def test_prompt_from_stdin(tandem, service: FakeService) -> None:
@@ -145,11 +213,14 @@ def test_what_came_before_an_error_stays(tandem, service: FakeService) -> None:
 def test_an_aborted_request_is_a_failure(tandem, service: FakeService) -> None:
     def aborted(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
         yield fake_service.accepted(request)
-        yield fake_service.finished(0, inference_pb2.FINISH_REASON_ABORTED)
+        for idx in range(request.sampling.num_samples - 1):
+            yield fake_service.finished(0, sample_idx=idx)
+        yield fake_service.finished(0, inference_pb2.FINISH_REASON_ABORTED, sample_idx=request.sampling.num_samples - 1)
         yield fake_service.summary(0)
 
     service.behaviour = aborted
-    assert tandem("generate", "hi").exit_code == 1
+    assert tandem("generate", "hi", "--num-samples", "1").exit_code == 1
+    assert tandem("generate", "hi", "--num-samples", "2").exit_code == 1
 
 
 def test_wrong_flags_and_numbers(tandem) -> None:
@@ -228,7 +299,9 @@ def test_short_commands(tandem, service: FakeService) -> None:
     assert (aborted.exit_code, aborted.stdout) == (1, "live-1 aborted\ngone not_found\n")
     assert tandem("abort", "live-1").exit_code == 0
     assert json.loads(tandem("info", "--json").stdout)["max_length"] == 1024
-    assert "max_length" in tandem("info").stdout
+    shown = tandem("info").stdout
+    assert "max_num_samples         16\nmax_logprobs            20\n" in shown
+    assert '"repetition_penalty": 1.25' in shown
     assert json.loads(tandem("load", "--json").stdout)["worker_pid"] == 77
     assert tandem("health").stdout == "serving\n"
 

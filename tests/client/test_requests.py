@@ -15,6 +15,13 @@ EVERY_OPTION = {
     "top_k": 7,
     "min_p": 0.125,
     "seed": 2**64 - 1,
+    "presence_penalty": -0.5,
+    "frequency_penalty": 1.5,
+    "repetition_penalty": 1.25,
+    "num_samples": 3,
+    "logit_bias": {7: -2.5, 0: 1.0},
+    "allowed_token_ids": (7, 8),
+    "banned_token_ids": [9],
     "max_new_tokens": 9,
     "min_new_tokens": 2,
     "stop": ["a", "b"],
@@ -25,6 +32,8 @@ EVERY_OPTION = {
     "want_text": False,
     "want_token_ids": True,
     "skip_special_tokens": False,
+    "logprobs": 5,
+    "prompt_logprobs_start": 2,
 }
 
 
@@ -34,7 +43,20 @@ def test_every_keyword_lands_in_its_field() -> None:
         request_id="r",
         model="m",
         priority=-3,
-        sampling=inference_pb2.SamplingParams(temperature=0.5, top_p=0.25, top_k=7, min_p=0.125, seed=2**64 - 1),
+        sampling=inference_pb2.SamplingParams(
+            temperature=0.5,
+            top_p=0.25,
+            top_k=7,
+            min_p=0.125,
+            seed=2**64 - 1,
+            presence_penalty=-0.5,
+            frequency_penalty=1.5,
+            repetition_penalty=1.25,
+            num_samples=3,
+            logit_bias={7: -2.5, 0: 1.0},
+            allowed_token_ids=inference_pb2.TokenIds(ids=[7, 8]),
+            banned_token_ids=[9],
+        ),
         stop=inference_pb2.StopParams(
             max_new_tokens=9,
             min_new_tokens=2,
@@ -44,7 +66,9 @@ def test_every_keyword_lands_in_its_field() -> None:
             include_stop=True,
             max_time_seconds=1.5,
         ),
-        output=inference_pb2.OutputParams(want_text=False, want_token_ids=True, skip_special_tokens=False),
+        output=inference_pb2.OutputParams(
+            want_text=False, want_token_ids=True, skip_special_tokens=False, logprobs=5, prompt_logprobs_start=2
+        ),
     )
 
 
@@ -61,6 +85,10 @@ def test_what_is_not_given_stays_unset() -> None:
     assert generate_request([]).WhichOneof("prompt") == "token_ids"
     # Set, though it equals the type's zero: 0 is greedy, unset is the model's default.
     assert generate_request("", temperature=0).sampling.HasField("temperature")
+    assert generate_request("", logprobs=0).output.HasField("logprobs")
+    # To allow nothing is an error that the service tells; it must not become "everything".
+    assert generate_request("", allowed_token_ids=[]).sampling.HasField("allowed_token_ids")
+    assert not generate_request("", allowed_token_ids=None, logit_bias=None).HasField("sampling")
 
 
 def test_one_stop_string_may_come_alone() -> None:
@@ -78,6 +106,11 @@ def test_one_stop_string_may_come_alone() -> None:
         ({"seed": 10**22}, ValueError, "seed is 1000.*; it must be 0 to 18446744073709551615$"),
         ({"priority": 2**31}, ValueError, "priority is 2147483648; it must be -2147483648 to 2147483647$"),
         ({"temperature": "hot"}, TypeError, "temperature is 'hot'"),
+        ({"num_samples": -1}, ValueError, "num_samples is -1; it must be 1 to 4294967295$"),
+        ({"logit_bias": {-1: 2}}, ValueError, r"logit_bias is \{-1: 2\}; each token id must be 0 to 4294967295$"),
+        ({"logit_bias": {1: "x"}}, TypeError, "logit_bias is {1: 'x'}"),
+        ({"logit_bias": [1, 2]}, TypeError, r"logit_bias is \[1, 2\]; a mapping from token ids to numbers is needed$"),
+        ({"allowed_token_ids": [-1]}, ValueError, r"allowed_token_ids is \[-1\]; each must be 0 to 4294967295$"),
         ({"stop": [3]}, TypeError, r"stop is \[3\]"),
         ({"stop_token_ids": [-1]}, ValueError, r"stop_token_ids is \[-1\]; each must be 0 to 4294967295$"),
     ],

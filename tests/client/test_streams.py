@@ -5,14 +5,15 @@ import gc
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 
+import grpc
 import pytest
 from tandem.v1 import inference_pb2
 
 from client import AsyncClient, Client
 from client.async_stream import AsyncGenerateStream
-from client.errors import ProtocolError
+from client.errors import ProtocolError, Unavailable
 from client.sync_stream import GenerateStream
-from client.types import Delta, FinishReason
+from client.types import Delta, FinishReason, PromptInfo, TokenLogprob
 from tests.client import fake_service
 from tests.client.fake_service import Ending, FakeService
 
@@ -34,6 +35,10 @@ def test_a_stream_yields_deltas_and_then_knows_how_it_went(client: Client) -> No
     assert stream.summary is not None
     assert stream.summary.usage.output_tokens == 3
     assert stream.summary.timing.worker_changes == 1
+    (sample,) = stream.samples
+    assert (sample.text, sample.token_ids, sample.logprobs) == ("Réturn", [5, 6, 7], [])
+    assert sample.finished == stream.finished
+    assert stream.prompt_info is None
     assert list(stream) == []
 
 
@@ -68,6 +73,53 @@ def test_an_async_stream_yields_the_same(service: FakeService) -> None:
             assert stream.summary is not None
             assert stream.summary.usage.output_tokens == 3
             assert [delta async for delta in stream] == []
+
+    asyncio.run(read())
+
+
+TWO = {"num_samples": 2, "logprobs": 1, "prompt_logprobs_start": 0}
+
+
+def told(value: float) -> TokenLogprob:
+    return TokenLogprob(logprob=value, top=((40, value - 0.25),))
+
+
+def check_two(stream: GenerateStream | AsyncGenerateStream, deltas: list[Delta]) -> None:
+    assert [(delta.sample_idx, delta.token_offset, delta.token_ids) for delta in deltas] == [
+        (0, 0, (5,)),
+        (1, 0, (8, 9)),
+        (0, 1, (6,)),
+    ]
+    assert deltas[1].logprobs == (told(-1.5), told(-2.5))
+    assert stream.prompt_info == PromptInfo(start=1, logprobs=(told(-1.0), told(-2.0), told(-3.0)))
+    first, second = stream.samples
+    assert (first.text, first.token_ids, first.logprobs) == ("Réturn", [5, 6], [told(-0.5), told(-0.75)])
+    assert (second.text, second.token_ids, second.logprobs) == ("en", [8, 9], [told(-1.5), told(-2.5)])
+    assert first.finished is not None
+    assert (first.finished.reason, first.finished.output_tokens) == (FinishReason.LENGTH, 2)
+    assert second.finished is not None
+    assert (second.finished.reason, second.finished.sample_idx) == (FinishReason.EOS, 1)
+    assert stream.finished == first.finished
+
+
+def test_samples_are_told_apart(service: FakeService, client: Client) -> None:
+    service.behaviour = fake_service.two_samples
+    stream = client.generate("hi", **TWO)
+    deltas = [next(stream)]
+    # The prompt's logprobs are whole before the first delta, and every sample has its place.
+    assert stream.prompt_info is not None
+    assert len(stream.prompt_info.logprobs) == 3
+    assert [sample.token_ids for sample in stream.samples] == [[5], []]
+    check_two(stream, deltas + list(stream))
+
+
+def test_samples_are_told_apart_by_the_async_client(service: FakeService) -> None:
+    service.behaviour = fake_service.two_samples
+
+    async def read() -> None:
+        async with AsyncClient(service.address) as client:
+            stream = client.generate("hi", **TWO)
+            check_two(stream, [delta async for delta in stream])
 
     asyncio.run(read())
 
@@ -203,6 +255,67 @@ def no_summary(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterat
     yield fake_service.accepted(request)
     yield fake_service.delta(0, [5], "R")
     yield fake_service.finished(1)
+
+
+def of_two(
+    *messages: inference_pb2.GenerateResponse,
+) -> fake_service.Behaviour:
+    """A stream of two samples that says this."""
+
+    def behaviour(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
+        yield fake_service.accepted(request)
+        yield from messages
+
+    return behaviour
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ([fake_service.delta(0, [5], "R", sample_idx=2)], "something of sample 2 came; there are 2$"),
+        (
+            [
+                fake_service.delta(0, [5], "R", logprobs=fake_service.logprobs(-1)),
+                fake_service.delta(1, [5], "R", sample_idx=1, logprobs=fake_service.logprobs(-1)),
+            ],
+            "a delta starts at token 1; 0 have come$",
+        ),
+        (
+            [fake_service.finished(0), fake_service.summary(0)],
+            "ended without the Finished of sample 1$",
+        ),
+        ([fake_service.delta(0, [5], "R")], "a delta of 1 tokens came with 0 logprobs; 1 belong there$"),
+        (
+            [fake_service.delta(0, [5], "R", logprobs=fake_service.logprobs(-1, -2))],
+            "a delta of 1 tokens came with 2 logprobs; 1 belong there$",
+        ),
+        (
+            [fake_service.prompt_info(1, inference_pb2.Logprobs(logprobs=[-1], top_k=2, top_token_ids=[1]))],
+            "1 logprobs with 2 alternatives each came with 1 token ids and 0 logprobs of alternatives$",
+        ),
+        (
+            [fake_service.prompt_info(start, fake_service.logprobs(-1, -2)) for start in (1, 4)],
+            "logprobs of the prompt start at token 4; those before 3 have come$",
+        ),
+    ],
+)
+def test_samples_and_logprobs_that_do_not_fit_are_never_taken_for_whole(
+    service: FakeService, client: Client, messages: list[inference_pb2.GenerateResponse], said: str
+) -> None:
+    service.behaviour = of_two(*messages)
+    with pytest.raises(ProtocolError, match=said):
+        list(client.generate("hi", num_samples=2, logprobs=0))
+
+
+def test_a_stream_is_not_begun_again_once_it_was_accepted(service: FakeService, client: Client) -> None:
+    def lost(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
+        yield fake_service.accepted(request)
+        fake_service.fail(ending.context, grpc.StatusCode.UNAVAILABLE, "draining", fake_service.retry_info(0))
+
+    service.behaviour = lost
+    with pytest.raises(Unavailable):
+        list(client.generate("hi", **TWO))
+    assert len(service.requests) == 1
 
 
 @pytest.mark.parametrize(
