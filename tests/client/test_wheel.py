@@ -20,9 +20,11 @@ PARTS = ("LICENSE", "README.md", "client", "protos", "pyproject.toml")
 VISIT = """
 import asyncio, importlib, pkgutil, sys
 
+BLOCKED = ("torch", "transformers", "numpy", "matplotlib", "zmq", "pydantic", "scheduler_svc", "gpu_worker")
+
 class Blocked:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("torch", "transformers", "numpy", "matplotlib", "zmq", "pydantic", "scheduler_svc", "gpu_worker"):
+        if name.split(".")[0] in BLOCKED:
             raise ImportError(name + " is not here")
 
 sys.meta_path.insert(0, Blocked())

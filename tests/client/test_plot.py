@@ -1,0 +1,374 @@
+"""`tandem plot`: what it reads, what it refuses and why, what it prints, and what stands in the picture."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from PIL import Image
+from typer.testing import CliRunner, Result
+
+from client.cli.__main__ import app
+from client.plot_chart import KIND_COLOURS, figure_of
+from client.plot_data import StepsFileError, read_steps
+from client.plot_series import MOST_POINTS, banded
+from client.plot_summary import summarize, table
+
+ROOT = Path(__file__).resolve().parents[2]
+# As the service writes it; tests/system/test_steps.py holds the service to the same.
+HEADER = (
+    "step,at_seconds,kind,cause,running,waiting,tokens,prefill_tokens,decode_tokens,output_tokens,"
+    "pages_used,pages_total,preemptions,generation,ms,span_ms"
+)
+# Two prompts, a worker's death in the middle, an idle second before the last request.
+LINES = (
+    "0,1.000000,joined,,0,0,0,0,0,0,0,20,0,1,0.000,0.000",
+    "1,1.100000,prefill,,1,1,64,64,0,1,4,20,0,1,80.000,100.000",
+    "2,1.200000,mixed,,2,0,33,32,1,2,6,20,0,1,60.000,150.000",
+    "3,1.250000,decode,,2,0,2,0,2,2,10,20,1,1,20.000,90.000",
+    "3,1.300000,reset,worker lost,0,2,4,0,4,0,0,20,1,2,0.000,60.000",
+    "3,3.300000,joined,,0,2,0,0,0,0,0,20,1,3,0.000,0.000",
+    "4,3.400000,prefill,,2,0,102,102,0,2,7,20,1,3,90.000,100.000",
+    "5,3.440000,decode,,2,0,2,0,2,2,7,20,1,3,20.000,130.000",
+    "6,4.500000,decode,,1,0,1,0,1,1,1,20,1,3,10.000,40.000",
+)
+
+
+def written(path: Path, lines: Iterable[str] = LINES, *, header: str = HEADER, end: str = "\n") -> Path:
+    path.write_text("\n".join([header, *lines]) + end)
+    return path
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return written(tmp_path / "steps.csv")
+
+
+def figure(path: Path, *, by_time: bool = False) -> Figure:
+    log = read_steps(path)
+    drawn = figure_of(log, summarize(log), by_time=by_time)
+    drawn.canvas.draw()
+    return drawn
+
+
+def panels(drawn: Figure) -> tuple[Axes, ...]:
+    """Sequences, strip of kinds, pages, milliseconds, shares, spread."""
+    assert len(drawn.axes) == 6
+    return tuple(drawn.axes)
+
+
+def line(axes: Axes, label: str) -> list[tuple[float, float]]:
+    [found] = [one for one in axes.lines if one.get_label() == label]
+    return [(round(float(x), 6), round(float(y), 6)) for x, y in zip(*found.get_data(), strict=True)]
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["plot", *map(str, arguments)])
+
+
+# The picture -----------------------------------------------------------------------------------------------------
+
+
+def test_running_and_waiting_stand_at_their_steps(file: Path) -> None:
+    sequences = panels(figure(file))[0]
+    assert line(sequences, "running") == [(0, 0), (1, 1), (2, 2), (3, 2), (3, 0), (3, 0), (4, 2), (5, 2), (6, 1)]
+    assert line(sequences, "waiting") == [(0, 0), (1, 1), (2, 0), (3, 0), (3, 2), (3, 2), (4, 0), (5, 0), (6, 0)]
+    # A step's value holds from its begin to its end.
+    assert {one.get_drawstyle() for one in sequences.lines if one.get_label() in ("running", "waiting")} == {
+        "steps-pre"
+    }
+    assert line(sequences, "preemption") == [(3, 0.015)]
+
+
+def test_over_time_nothing_runs_where_no_plan_was_out(file: Path) -> None:
+    sequences, _, pages, *_ = panels(figure(file, by_time=True))
+    running = line(sequences, "running")
+    # What ran up to the reset falls at the reset, not at the last result before it; the idle second is empty.
+    assert (0.3, 2.0) in running
+    assert running.index((0.3, 2.0)) < running.index((0.3, 0.0))
+    assert running[-3:] == [(2.44, 2.0), (3.46, 0.0), (3.5, 1.0)]
+    assert (2.3, 2.0) in line(sequences, "waiting")
+    assert (3.46, 0.0) in line(pages, "pages used")
+    [band] = [patch for patch in sequences.patches if patch.get_label() == "no worker"]
+    assert [round(float(edge), 6) for edge in (band.get_x(), band.get_x() + band.get_width())] == [0.3, 2.3]
+
+
+def test_the_strip_has_each_step_s_kind(file: Path) -> None:
+    strip = panels(figure(file))[1]
+    shown = {
+        patch.get_label(): [
+            index + 1 for index, share in enumerate(patch.get_data().values - patch.get_data().baseline) if share
+        ]
+        for patch in strip.patches
+    }
+    assert shown == {"prefill": [1, 4], "mixed": [2], "decode": [3, 5, 6]}
+    assert {patch.get_label(): to_hex(patch.get_facecolor()).upper() for patch in strip.patches} == KIND_COLOURS
+
+
+def test_the_strip_over_time_has_each_kind_s_seconds(file: Path) -> None:
+    strip = panels(figure(file, by_time=True))[1]
+    seconds = {}
+    for patch in strip.patches:
+        shares = patch.get_data()
+        seconds[patch.get_label()] = float(((shares.values - shares.baseline) * np.diff(shares.edges)).sum())
+    assert seconds == pytest.approx({"prefill": 0.17, "decode": 0.05, "mixed": 0.06})
+
+
+def test_a_reset_is_marked_and_told(file: Path) -> None:
+    sequences, _, pages, times, *_ = panels(figure(file))
+    for axes in (sequences, pages, times):
+        [mark] = axes.collections
+        [segment] = mark.get_segments()
+        assert segment[:, 0].tolist() == [3, 3]
+    [words] = [text.get_text() for text in sequences.texts]
+    assert words == "worker lost\n2.10 s to the next step"
+
+
+def test_many_resets_are_marked_and_not_told(tmp_path: Path) -> None:
+    lines = [LINES[0], LINES[1]]
+    for _ in range(20):
+        lines.append("1,2.000000,reset,step failed,0,1,4,0,4,0,0,20,0,2,0.000,60.000")
+    sequences = panels(figure(written(tmp_path / "steps.csv", lines)))[0]
+    assert len(sequences.collections[0].get_segments()) == 20
+    assert list(sequences.texts) == []
+
+
+def test_milliseconds_have_the_colour_of_their_kind(file: Path) -> None:
+    times = panels(figure(file))[3]
+    assert line(times, "prefill") == [(1, 80), (4, 90)]
+    assert line(times, "decode") == [(3, 20), (5, 20), (6, 10)]
+    assert {one.get_label(): one.get_color() for one in times.lines} == KIND_COLOURS
+    assert times.get_yscale() == "log"
+
+
+def test_time_per_kind_is_seconds_and_share(file: Path) -> None:
+    shares, spread = panels(figure(file))[4:]
+    assert [round(bar.get_width(), 6) for bar in shares.patches] == [0.17, 0.05, 0.06]
+    assert [text.get_text().split("\n")[0] for text in shares.texts] == [
+        "61%  (0.17 s)",
+        "18%  (0.05 s)",
+        "21%  (0.06 s)",
+    ]
+    assert "0.3 s in steps, 3.2 s in none" in shares.get_title()
+    assert [label.get_text() for label in spread.get_yticklabels()] == [
+        "prefill\n85.00 ms",
+        "decode\n20.00 ms",
+        "mixed\n60.00 ms",
+    ]
+
+
+def test_legend_and_units_are_there(file: Path) -> None:
+    sequences, _, pages, times, shares, spread = panels(figure(file, by_time=True))
+    legend = sequences.get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == [
+        "running",
+        "waiting",
+        "preemption",
+        "no worker",
+        "prefill step",
+        "decode step",
+        "mixed step",
+    ]
+    assert [axes.get_ylabel() for axes in (sequences, pages, times)] == ["sequences", "pages, %", "ms per step"]
+    assert [axes.get_xlabel() for axes in (times, shares, spread)] == [
+        "seconds",
+        "seconds of the worker",
+        "ms per step",
+    ]
+
+
+@pytest.mark.parametrize("by_time", [False, True])
+def test_no_words_leave_the_picture(file: Path, by_time: bool) -> None:
+    drawn = figure(file, by_time=by_time)
+    legend = drawn.axes[0].get_legend()
+    assert legend is not None and drawn._suptitle is not None
+    words = [drawn._suptitle, *legend.get_texts()]
+    for axes in drawn.axes:
+        words += [axes.title, axes._left_title, axes.xaxis.label, axes.yaxis.label, *axes.texts]
+    words = [text for text in words if text.get_text()]
+    assert len(words) > 20
+    for text in words:
+        box = text.get_window_extent()
+        assert box.x0 >= 0 and box.y0 >= 0, text.get_text()
+        assert box.x1 <= drawn.bbox.x1 and box.y1 <= drawn.bbox.y1, text.get_text()
+
+
+@pytest.mark.parametrize("by_time", [False, True])
+def test_a_hundred_thousand_steps_keep_their_extremes(tmp_path: Path, by_time: bool) -> None:
+    number, odd = 100_000, 54_321
+    lines = [
+        f"{i},{i / 100:.6f},{'decode' if i % 10 else 'mixed'},,{999 if i == odd else 5},0,5,0,5,5,9,20,0,1,"
+        f"{700 if i == odd else 8}.000,9.000"
+        for i in range(1, number + 1)
+    ]
+    sequences, strip, _, times, *_ = panels(figure(written(tmp_path / "steps.csv", lines), by_time=by_time))
+    running = line(sequences, "running")
+    assert len(running) <= MOST_POINTS
+    assert sequences.dataLim.y1 == 999
+    assert times.dataLim.y1 == 700
+    assert sum(len(one.get_xdata()) for one in times.lines) <= 2 * MOST_POINTS
+    share = next(patch for patch in strip.patches if patch.get_label() == "mixed").get_data()
+    assert (share.values - share.baseline).mean() == pytest.approx(0.1 if not by_time else 0.08, rel=0.05)
+
+
+def test_what_is_put_together_keeps_least_mean_and_most() -> None:
+    x = np.arange(10.0 * MOST_POINTS)
+    values = x % 10
+    band = banded(x, values)
+    assert band.is_thinned
+    assert len(band.x) == MOST_POINTS
+    assert band.low.min() == 0
+    assert band.high.max() == 9
+    assert band.mean.mean() == pytest.approx(values.mean())
+    few = banded(x[:5], values[:5])
+    assert few.mean is few.low
+    assert not few.is_thinned
+
+
+@pytest.mark.parametrize("by_time", [False, True])
+@pytest.mark.parametrize("lines", [LINES[1:2], LINES[:2], ["1,0.000000,decode,,1,0,1,0,1,1,1,20,0,1,0.000,0.000"]])
+def test_one_step_is_enough(tmp_path: Path, lines: list[str], by_time: bool) -> None:
+    sequences = panels(figure(written(tmp_path / "steps.csv", lines), by_time=by_time))[0]
+    assert line(sequences, "running")[-1][1] == 1
+
+
+# The command -----------------------------------------------------------------------------------------------------
+
+
+def test_it_prints_a_table_and_the_path(file: Path) -> None:
+    result = run(file)
+    assert result.exit_code == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[0].split() == ["kind", "steps", "seconds", "share", "median", "ms", "tokens", "output", "tokens"]
+    assert [row.split() for row in lines[1:5]] == [
+        ["prefill", "2", "0.17", "61%", "85.00", "166", "3"],
+        ["decode", "3", "0.05", "18%", "20.00", "5", "5"],
+        ["mixed", "1", "0.06", "21%", "60.00", "33", "2"],
+        ["all", "6", "0.28", "100%", "204", "10"],
+    ]
+    assert lines[5] == "3.50 s from the first line to the last, 2.9 output tokens/s; 1 lane reset"
+    assert lines[-1] == str(file.with_suffix(".png"))
+    with Image.open(lines[-1]) as image:
+        assert (image.format, image.size) == ("PNG", (1600, 1000))
+
+
+def test_output_and_width_are_the_caller_s(file: Path, tmp_path: Path) -> None:
+    target = tmp_path / "other.png"
+    target.write_text("what stood there")
+    result = run(file, "--output", target, "--width", "800", "--by-time")
+    assert result.stdout.splitlines()[-1] == str(target)
+    with Image.open(target) as image:
+        assert image.size == (800, 500)
+
+
+def test_it_never_draws_over_what_it_reads(tmp_path: Path) -> None:
+    file = written(tmp_path / "steps.png")
+    before = file.read_text()
+    result = run(file)
+    assert (result.exit_code, "is the file of steps itself" in result.stderr) == (2, True)
+    assert file.read_text() == before
+
+
+@pytest.mark.parametrize("cut", ["", "7,4.6", "7,4.600000,decode,,1,0,1,0,1,1,1,20,1,3,10.000,4"])
+def test_a_file_that_is_still_written_is_read_up_to_its_last_whole_line(tmp_path: Path, cut: str) -> None:
+    file = written(tmp_path / "steps.csv", [*LINES, cut], end="")
+    log = read_steps(file)
+    assert (log.num_steps, log.left_out) == (6, 1 if cut else 0)
+    result = run(file)
+    assert result.exit_code == 0
+    assert ("cut short" in result.stdout) == bool(cut)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "is empty"),
+        (HEADER + "\n", "has no step yet"),
+        (HEADER + "\n" + LINES[0] + "\n", "has no step yet"),
+        (HEADER, "has no step yet"),
+        ("a,b,c\n1,2,3\n", "line 1: there is no column step"),
+        (HEADER.replace("waiting", "wating") + "\n", "line 1: there is no column waiting"),
+        (f"{HEADER}\n{LINES[1]}\n1,2,3\n", "line 3: it has 3 columns, the header 16"),
+        (f"{HEADER}\n{LINES[1]}\n\n{LINES[2]}\n", "line 3: it has 1 columns, the header 16"),
+        (f"{HEADER}\n{LINES[1].replace('prefill', 'refill')}\n", "line 2, column kind: 'refill' is none of prefill"),
+        (f"{HEADER}\n{LINES[1].replace('80.000', 'x')}\n", "line 2, column ms: 'x' is no number"),
+        (f"{HEADER}\n{LINES[1].replace('80.000', 'nan')}\n", "line 2, column ms: 'nan' is not within 0 to 1e+15"),
+        (f"{HEADER}\n{LINES[1].replace('80.000', '-1')}\n", "line 2, column ms: '-1' is not within"),
+        (f"{HEADER}\n{LINES[1].replace('80.000', '1e300')}\n", "line 2, column ms: '1e300' is not within"),
+        (f"{HEADER}\n{LINES[1].replace('1,1.100000', '9e14,9e14')}\n", "line 2: its numbers are too large together"),
+        ("\x89PNG\r\n\x1a\n\0\0", "line 1: there is no column step"),
+        ("x" * 100_000, "line 1: there is no column step"),
+        (f"{HEADER}\n{'1,' * 100_000}\n", "line 2: it has "),
+    ],
+)
+def test_another_file_is_refused_with_line_and_column(tmp_path: Path, content: str, message: str) -> None:
+    file = tmp_path / "steps.csv"
+    file.write_bytes(content.encode("latin-1"))
+    with pytest.raises(StepsFileError):
+        read_steps(file)
+    result = run(file)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: {file}")
+    assert message in result.stderr
+    assert len(result.stderr) < 400
+    assert not file.with_suffix(".png").exists()
+
+
+def test_files_that_are_not_there_are_named(tmp_path: Path, file: Path) -> None:
+    missing = run(tmp_path / "none.csv")
+    assert (missing.exit_code, missing.stderr) == (1, f"error: {tmp_path / 'none.csv'}: No such file or directory\n")
+    target = tmp_path / "no folder" / "a.png"
+    nowhere = run(file, "-o", target)
+    assert (nowhere.exit_code, nowhere.stderr) == (1, f"error: {target}: No such file or directory\n")
+
+
+def test_columns_of_a_later_service_do_not_matter(tmp_path: Path) -> None:
+    file = written(tmp_path / "steps.csv", [f"new,{line}" for line in LINES], header=f"later,{HEADER}")
+    assert "\n".join(table(summarize(read_steps(file)))) == "\n".join(
+        table(summarize(read_steps(written(tmp_path / "old.csv"))))
+    )
+
+
+BLOCK = """
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "matplotlib":
+            raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
+sys.meta_path.insert(0, Blocked())
+sys.argv = ["tandem", "plot", sys.argv[1]]
+from client.cli.__main__ import main
+main()
+"""
+
+
+def test_without_matplotlib_it_says_what_to_install(file: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCK, str(file)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / ".stubs")])},
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (1, "error: matplotlib is missing: pip install 'tandem[plot]'\n")
+
+
+def test_other_commands_never_load_matplotlib() -> None:
+    probe = "import sys, client.cli.__main__; print('matplotlib' in sys.modules, 'numpy' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", probe],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / ".stubs")])},
+        check=True,
+    )
+    assert done.stdout == "False False\n"
