@@ -85,10 +85,10 @@ class RequestBook:
 
     def head(self, *, plain: bool = False) -> Request | None:
         """Whoever goes next; with `plain` those that want prompt logprobs are passed over."""
-        for queue in (self._plain, self._telling):
-            while queue and queue[0][1].phase is not Phase.WAITING:
-                heapq.heappop(queue)
-        heads = self._plain[:1] if plain else self._plain[:1] + self._telling[:1]
+        first = _first(self._plain)
+        if plain or not self._telling:
+            return first[1] if first else None
+        heads = [entry for entry in (first, _first(self._telling)) if entry is not None]
         return min(heads)[1] if heads else None
 
     def take(self, request: Request) -> None:
@@ -139,3 +139,10 @@ class RequestBook:
     def next_due(self) -> float | None:
         """When the next moment may come; may be early, never late."""
         return self._due[0][0] if self._due else None
+
+
+def _first(queue: list[_Entry]) -> _Entry | None:
+    """The queue's head, the dead before it dropped."""
+    while queue and queue[0][1].phase is not Phase.WAITING:
+        heapq.heappop(queue)
+    return queue[0] if queue else None

@@ -245,7 +245,7 @@ def _well_formed(event: ev.StepDone, record: InFlight, vocab_size: int) -> bool:
     num_sampled = len(record.sampled)
     if len(event.tokens) != num_sampled or not _within(event.nonfinite, num_sampled):
         return False
-    if not fits(record, event.logprobs, event.prompt_logprobs, event.nonfinite, vocab_size):
+    if not fits(record, event, vocab_size):
         return False
     if not len(event.nonfinite):
         return _within(event.tokens, vocab_size)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler_svc.core.effects import Logprobs, PromptLogprobs, TokenLogprobs
-from scheduler_svc.core.events import ToldLogprobs
+from scheduler_svc.core.events import StepDone, ToldLogprobs
 from scheduler_svc.core.plan import InFlight, PromptAsk
 from scheduler_svc.core.request import Request
 
@@ -63,20 +63,20 @@ def ask_of(request: Request, first: int, start: int, end: int) -> PromptAsk | No
 # After the step --------------------------------------------------------------------------------------------------
 
 
-def fits(
-    record: InFlight, told: ToldLogprobs, prompt: ToldLogprobs, nonfinite: npt.NDArray[np.int32], vocab_size: int
-) -> bool:
+def fits(record: InFlight, event: StepDone, vocab_size: int) -> bool:
     """Whether a result tells exactly what its plan asked for; ids of rows that are not finite mean nothing."""
     asks = record.prompt_asks
+    if record.num_logprobs is None and not asks:
+        return not len(event.logprobs.logprobs) and not len(event.prompt_logprobs.logprobs)
     prompt_top_k = max((ask.top_k for ask in asks), default=0)
-    if not _is_sound(prompt, sum(ask.count for ask in asks), prompt_top_k, vocab_size, ()):
+    if not _is_sound(event.prompt_logprobs, sum(ask.count for ask in asks), prompt_top_k, vocab_size, ()):
         return False
     if record.num_logprobs is None:
-        return _is_sound(told, 0, 0, vocab_size, ())
+        return not len(event.logprobs.logprobs)
     wanting = record.num_logprobs > 0
-    lines = np.cumsum(wanting)[nonfinite] - 1
-    top_k = int(record.num_logprobs.max()) - 1
-    return _is_sound(told, int(wanting.sum()), top_k, vocab_size, lines[wanting[nonfinite]].tolist())
+    nonfinite = event.nonfinite[wanting[event.nonfinite]]
+    lines = (np.cumsum(wanting)[nonfinite] - 1).tolist()
+    return _is_sound(event.logprobs, int(wanting.sum()), int(record.num_logprobs.max()) - 1, vocab_size, lines)
 
 
 def _is_sound(told: ToldLogprobs, count: int, top_k: int, vocab_size: int, meaningless: Sequence[int]) -> bool:

@@ -68,27 +68,27 @@ def read_result(
     rows, tokens = lane.rows, event.tokens
     named = record.rows.astype(np.int64)
     mine = rows.handle[named] == record.handles
-    seated = named[mine]
-    rows.confirmed[seated] = record.ends[mine]
+    all_mine = bool(mine.all())
+    seated = named if all_mine else named[mine]
+    rows.confirmed[seated] = record.ends if all_mine else record.ends[mine]
     rows.plans[seated] -= 1
-    for handle in record.handles[~mine].tolist():
-        request = book.by_handle(handle)
-        if request is not None:
-            request.late_plans -= 1
+    if not all_mine:
+        _count_late_plans(book, record.handles[~mine])
 
     finite = np.ones(len(tokens), np.bool_)
     finite[event.nonfinite] = False
     sampled_rows, sampled_mine = named[record.sampled], mine[record.sampled]
+    good = sampled_mine & finite
     broken = sampled_rows[sampled_mine & ~finite]
     prompt_logprobs, hopeless = _prompt_logprobs(book, record, event.prompt_logprobs)
-    late, late_sampled = _late(book, record, tokens, finite, ~sampled_mine, eos, frontend_idx, now)
-
-    good = sampled_mine & finite
     delivery = _seated(lane, sampled_rows[good], tokens[good], eos, now)
     rows.samples[broken] -= 1
     for request in rows.requests_at(broken):
         delivery.endings.append(Ending.not_finite(request))
-    delivery = _joined(delivery, late)
+    late_sampled: list[int] = []
+    if not all_mine:
+        late, late_sampled = _late(book, record, tokens, finite, ~sampled_mine, eos, frontend_idx, now)
+        delivery = _joined(delivery, late)
     if record.num_logprobs is None and not record.prompt_asks:
         return delivery
     ended = {ending.request.handle for ending in delivery.endings}
@@ -96,6 +96,14 @@ def read_result(
     sampled = np.concatenate([np.flatnonzero(good), np.array(late_sampled, np.int64)])
     logprobs = None if record.num_logprobs is None else of_entries(record, event.logprobs, sampled)
     return replace(delivery, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+
+
+def _count_late_plans(book: RequestBook, handles: npt.NDArray[np.int64]) -> None:
+    """One plan less is in flight for those who lost their row since and live."""
+    for handle in handles.tolist():
+        request = book.by_handle(handle)
+        if request is not None:
+            request.late_plans -= 1
 
 
 def _seated(lane: Lane, rows_s: npt.NDArray[np.int64], tokens: Int32Array, eos: Int32Array, now: float) -> Delivery:
