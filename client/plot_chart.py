@@ -15,9 +15,10 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from client.plot_data import KINDS, STEP_KINDS, StepsLog
+from client.plot_scales import log_if_wide, number_x
 from client.plot_series import (
     Band,
     Floats,
@@ -150,31 +151,8 @@ def _times(axes: Axes, log: StepsLog, x: Floats) -> None:
         if band.is_thinned:
             axes.vlines(band.x, band.low, band.high, color=KIND_COLOURS[kind], alpha=0.25, lw=1, zorder=1)
         axes.plot(band.x, band.mean, ".", color=KIND_COLOURS[kind], markersize=4, label=kind)
-    _log_if_wide(axes, ms[kinds < len(STEP_KINDS)], "y")
+    log_if_wide(axes, ms[kinds < len(STEP_KINDS)], "y")
     axes.set_ylabel("ms per step")
-
-
-def _log_if_wide(axes: Axes, ms: Floats, which: str) -> None:
-    """A logarithmic scale, in plain numbers, where the values differ much."""
-    positive = ms[ms > 0]
-    if len(positive) and positive.max() > 8 * positive.min():
-        (axes.set_yscale if which == "y" else axes.set_xscale)("log", nonpositive="clip")
-        axis = axes.yaxis if which == "y" else axes.xaxis
-        axis.set_major_formatter(FuncFormatter(_plain))
-        if positive.max() < 100 * positive.min():
-            axis.set_minor_formatter(FuncFormatter(_plain_at_2_and_5))
-
-
-def _plain(value: float, position: float | None) -> str:
-    return f"{value:g}"
-
-
-def _with_commas(value: float, position: float | None) -> str:
-    return f"{value:,.10g}"
-
-
-def _plain_at_2_and_5(value: float, position: float | None) -> str:
-    return f"{value:g}" if f"{value:.0e}"[0] in "25" else ""
 
 
 def _mark(axes: Axes, marks: Marks, *, by_time: bool) -> None:
@@ -212,8 +190,7 @@ def _finish_left(
     room = 0.01 * max(last - first, 1e-3)
     sequences.set_xlim(first - room, last + room)
     times.set_xlabel("seconds" if by_time else "step")
-    times.xaxis.set_major_locator(MaxNLocator(10, integer=not by_time))
-    times.xaxis.set_major_formatter(FuncFormatter(_with_commas))
+    number_x(times, 10, integer=not by_time)
     lines = sequences.get_legend_handles_labels()
     kinds = strip.get_legend_handles_labels()
     handles, labels = [*lines[0], *kinds[0]], [*lines[1], *(f"{kind} step" for kind in kinds[1])]
@@ -235,8 +212,7 @@ def _shares(axes: Axes, summary: Summary) -> None:
     axes.set_xlim(0, 1.9 * max(*seconds, 1e-6))
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_xlabel("seconds of the worker")
-    axes.xaxis.set_major_locator(MaxNLocator(4))
-    axes.xaxis.set_major_formatter(FuncFormatter(_with_commas))
+    number_x(axes, 4)
     idle = max(0.0, summary.wall_seconds - summary.step_seconds)
     axes.set_title(f"time per kind\n{summary.step_seconds:,.1f} s in steps, {idle:,.1f} s in none", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
@@ -259,9 +235,9 @@ def _spread(axes: Axes, log: StepsLog, summary: Summary) -> None:
         box.set_facecolor(KIND_COLOURS[kind.kind])
     axes.invert_yaxis()
     values: npt.NDArray[np.float64] = ms[kinds < len(STEP_KINDS)]
-    _log_if_wide(axes, values, "x")
+    log_if_wide(axes, values, "x")
     axes.set_xlabel("ms per step")
-    axes.set_title("how long a step takes\nmedian, middle half, 1st to 99th percentile", fontsize=10)
+    axes.set_title("how long a step takes\nbox: middle half, ends: 1 and 99 %", fontsize=10)
     axes.grid(axis="x", **_GRID)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
