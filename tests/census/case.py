@@ -1,0 +1,104 @@
+"""One class of Transformers: made tiny, saved, and taken through the worker's own start; served, refused or failed.
+
+Owns the order, which is that of gpu_worker/startup.py. A refusal is the worker's ModelRefused and nothing else.
+"""
+
+import copy
+import tempfile
+import traceback
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from gpu_worker.examine import examine, twin_of
+from gpu_worker.independence import check_independence
+from gpu_worker.layers import LayerMap
+from gpu_worker.loading import load_weights
+from gpu_worker.model_files import ModelRefused, read_files
+from gpu_worker.rope import pin
+from gpu_worker.runner import Runner
+from tests.census.hints import HINTS
+from tests.census.population import Member
+from tests.census.reference import Reference
+from tests.census.shrink import MAX_LENGTH, tiny_config
+from tests.census.trial import geometry_for, run_trial
+from tests.census.weights import randomize
+
+
+class Result(StrEnum):
+    """What became of a class."""
+
+    SERVED = "served"
+    REFUSED = "refused"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Of one class. `reason`: why it was refused, or failed; what its layers are where it is served."""
+
+    member: Member
+    result: Result
+    reason: str
+
+
+def run_case(member: Member, device: torch.device, dtype: torch.dtype = torch.float32) -> Outcome:
+    """Never raises: whatever else goes wrong is a failure."""
+    try:
+        config = tiny_config(member.config_class, HINTS.get(member.model_type, {}))
+        layers, ratio = serve(config, device, dtype)
+    except ModelRefused as error:
+        return Outcome(member=member, result=Result.REFUSED, reason=str(error))
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(frame.filename).name}:{frame.lineno}"
+        first = (str(error).strip().splitlines() or [""])[0]
+        return Outcome(member=member, result=Result.FAILED, reason=f"{type(error).__name__} at {where}: {first}")
+    return Outcome(member=member, result=Result.SERVED, reason=f"{describe(layers)}; {ratio:.2f} of what is allowed")
+
+
+def serve(
+    config: PreTrainedConfig, device: torch.device, dtype: torch.dtype, max_length: int = MAX_LENGTH
+) -> tuple[LayerMap, float]:
+    """The layers of a model that matches eager, and the largest error as a part of the allowed one."""
+    layers = examine(twin_of(config, dtype=dtype))
+    eager = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="eager", dtype=torch.float32)
+    if "Experts" in str(eager):
+        eager.set_experts_implementation("eager")
+    eager = eager.to(device).eval()
+    randomize(eager, seed=5)
+    model = _saved_and_loaded(eager, device, dtype)
+    geometry = geometry_for(max_length)
+    pin(model, geometry.max_length)
+    check_independence(model, geometry.max_length)
+    runner = Runner(model, layers, geometry, device=device, dtype=dtype)
+    runner.warm_up()
+    return layers, run_trial(model, runner, Reference(eager, max_length=max_length))
+
+
+def _saved_and_loaded(model: PreTrainedModel, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        model.save_pretrained(folder)
+        return load_weights(read_files(folder), device=device, dtype=dtype)
+
+
+def describe(layers: LayerMap) -> str:
+    """What its attention is made of, in a few words."""
+    parts: list[str] = []
+    kinds = layers.kinds
+    if any(kind.visibility.window is not None for kind in kinds):
+        every = all(kind.visibility.window is not None for kind in kinds)
+        parts.append("sliding windows" if every else "sliding windows and full attention")
+    else:
+        parts.append("full attention")
+    if any(kind.softcap is not None for kind in kinds):
+        parts.append("soft-capping")
+    if any(kind.visibility.has_sinks for kind in kinds):
+        parts.append("sinks")
+    if any(kind.key_dim != kind.value_dim for kind in kinds):
+        parts.append("keys and values of different dimensions")
+    return ", ".join(parts)

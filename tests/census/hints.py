@@ -1,0 +1,55 @@
+"""What single families need beyond the rules of shrink.py before a tiny one can be made, or shows all it has."""
+
+from typing import Any
+
+from tests.census.shrink import HEAD_DIM, HIDDEN_SIZE, MAX_LENGTH, NUM_HEADS, NUM_KV_HEADS
+
+_SLIDING_AND_FULL = ["sliding_attention", "full_attention"]
+_GEMMA3N = {
+    "num_hidden_layers": 4,
+    "num_kv_shared_layers": 2,
+    "layer_types": _SLIDING_AND_FULL * 2,
+    "intermediate_size": [96] * 4,
+    "activation_sparsity_pattern": [0.95, 0.0, 0.0, 0.0],
+    "hidden_size_per_layer_input": 24,
+    "laurel_rank": 8,
+}
+_GEMMA4 = {"global_head_dim": HEAD_DIM, "hidden_size_per_layer_input": 24}
+_GEMMA4_ASSISTANT = {
+    "global_head_dim": HEAD_DIM,
+    "hidden_size_per_layer_input": 0,
+    "vocab_size_per_layer_input": 0,
+    "num_kv_shared_layers": 2,
+    "num_hidden_layers": 2,
+    "layer_types": _SLIDING_AND_FULL,
+}
+_TWO_ROPES = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    "full_attention": {"rope_type": "default", "rope_theta": 1e5},
+}
+
+HINTS: dict[str, dict[str, Any]] = {
+    "axk1": {"num_hidden_layers": 2},
+    "cohere_compass_text": {"layer_types": _SLIDING_AND_FULL, "rope_parameters": _TWO_ROPES},
+    "dbrx": {
+        "attn_config": {"kv_n_heads": NUM_KV_HEADS, "rope_theta": 1e4, "clip_qkv": 2.0},
+        "max_seq_len": MAX_LENGTH,
+        "ffn_config": {"hidden_size": HIDDEN_SIZE, "ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
+    },
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "gemma3n_text": _GEMMA3N,
+    "gemma4": {"text_config": _GEMMA4},
+    "gemma4_text": _GEMMA4,
+    "gemma4_unified": {"text_config": _GEMMA4},
+    "gemma4_unified_text": _GEMMA4,
+    "gemma4_assistant": {"text_config": _GEMMA4_ASSISTANT},
+    "gemma4_unified_assistant": {"text_config": _GEMMA4_ASSISTANT},
+    "laguna": {"num_attention_heads_per_layer": [NUM_HEADS] * 2, "layer_types": _SLIDING_AND_FULL},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
+    "mllama": {"text_config": {"num_hidden_layers": 3, "cross_attention_layers": [1]}},
+    "nemotron": {"num_key_value_heads": NUM_KV_HEADS},
+    "recurrent_gemma": {"num_hidden_layers": 3},
+    "xmod": {"default_language": "en_XX"},
+    "zaya": {"num_experts_per_tok": 1},
+}

@@ -1,0 +1,33 @@
+"""Who is counted: the causal-LM classes of the installed Transformers, and whether they declare support."""
+
+from dataclasses import dataclass
+
+from transformers import PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One class, as one kind of config leads to it."""
+
+    model_type: str
+    class_name: str
+    config_class: type[PreTrainedConfig]
+    # That attention may be computed by others: `_supports_attention_backend`.
+    declares: bool
+
+
+def population() -> list[Member]:
+    """Every pair of config and class once, by name of the model type."""
+    members: dict[tuple[str, str], Member] = {}
+    for config_class in MODEL_FOR_CAUSAL_LM_MAPPING:
+        found = MODEL_FOR_CAUSAL_LM_MAPPING[config_class]
+        for model_class in found if isinstance(found, (tuple, list)) else (found,):
+            member = Member(
+                model_type=config_class.model_type,
+                class_name=model_class.__name__,
+                config_class=config_class,
+                declares=bool(getattr(model_class, "_supports_attention_backend", False)),
+            )
+            members.setdefault((member.model_type, member.class_name), member)
+    return sorted(members.values(), key=lambda member: member.model_type)

@@ -1,0 +1,125 @@
+"""Tiny configs: any config class of Transformers, with every size made small and every kind of layer kept.
+
+Owns rules by attribute name, which hold for most families, and nothing of single families: what a family needs beyond
+these rules is a hint in hints.py.
+"""
+
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+VOCAB_SIZE = 131
+# Tokens that configs name; prompts are drawn from those between.
+PAD_TOKEN, LAST_SPECIAL_TOKEN = 1, VOCAB_SIZE - 1
+# One head geometry for all, so that compiled kernels are found again.
+NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 4, 2, 16
+HIDDEN_SIZE = NUM_HEADS * HEAD_DIM
+WINDOW = 21
+MAX_LENGTH = 256
+_MAX_LAYERS = 6
+
+RULES: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "vocab_size_per_layer_input": VOCAB_SIZE,
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "embedding_size", "word_embed_proj_dim"), HIDDEN_SIZE),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_attn_heads"), NUM_HEADS),
+    **dict.fromkeys(("num_key_value_heads", "kv_n_heads"), NUM_KV_HEADS),
+    **dict.fromkeys(("head_dim", "attention_head_dim", "global_head_dim", "swa_head_dim"), HEAD_DIM),
+    **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "dff", "mlp_dim"), 96),
+    **dict.fromkeys(("moe_intermediate_size", "expert_ffn_hidden_size", "shared_expert_intermediate_size"), 48),
+    "shared_intermediate_size": 48,
+    "max_position_embeddings": MAX_LENGTH,
+    "n_positions": MAX_LENGTH,
+    "original_max_position_embeddings": MAX_LENGTH,
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k", "num_experts_per_token", "top_k_experts"), 2),
+    **dict.fromkeys(("n_shared_experts", "num_shared_experts", "n_group", "topk_group"), 1),
+    "first_k_dense_replace": 1,
+    "num_dense_layers": 1,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": HEAD_DIM,
+    "qk_nope_head_dim": HEAD_DIM,
+    "v_head_dim": HEAD_DIM,
+    "sliding_window": WINDOW,
+    "sliding_window_size": WINDOW,
+    "index_n_heads": 2,
+    "index_head_dim": 16,
+    "index_topk": 8,
+    "attention_chunk_size": 40,
+    # Of encoders: as the decoders that they are here.
+    "is_decoder": True,
+}
+# Drawn at random or of another vocabulary.
+_DROPPED = {
+    "architectures",
+    "model_type",
+    "transformers_version",
+    "torch_dtype",
+    "dtype",
+    "rope_scaling",
+    "per_layer_config",
+}
+
+
+def tiny_config(config_class: type[PreTrainedConfig], hint: dict[str, Any]) -> PreTrainedConfig:
+    """A small config of the class; `hint` overrides the rules, by name, with sub-configs as dicts."""
+    given = {
+        name: value for name, value in hint.items() if not isinstance(value, dict) or name not in subs(config_class)
+    }
+    # Some classes refuse their own defaults without sub-configs.
+    default = config_class(**{name: value for name, value in hint.items() if name in subs(config_class)})
+    settings = _shrunk(default, given)
+    for name in subs(config_class):
+        sub = getattr(default, name, None)
+        if isinstance(sub, PreTrainedConfig):
+            settings[name] = tiny_config(type(sub), hint.get(name, {})).to_dict()
+    return config_class(**settings | given)
+
+
+def subs(config_class: type[PreTrainedConfig]) -> dict[str, Any]:
+    """Sub-configs that the class names."""
+    return dict(getattr(config_class, "sub_configs", None) or {})
+
+
+def _shrunk(default: PreTrainedConfig, given: dict[str, Any]) -> dict[str, Any]:
+    values = default.to_dict()
+    renamed = {value: key for key, value in (getattr(default, "attribute_map", None) or {}).items()}
+    settings: dict[str, Any] = {}
+    for name, value in values.items():
+        if name in _DROPPED or name.startswith("_") or (value is None and name not in ("head_dim",)):
+            continue
+        if name.endswith(("token_id", "token_index", "token_ids")):
+            settings[name] = PAD_TOKEN if name == "pad_token_id" else LAST_SPECIAL_TOKEN
+        elif "dropout" in name or name.endswith("_pdrop"):
+            settings[name] = 0.0
+        rule = RULES.get(name, RULES.get(renamed.get(name, "")))
+        if rule is not None and not isinstance(value, (list, dict)):
+            settings[name] = rule
+    if "kv_lora_rank" in values:
+        # Latent attention has keys of its own for every head.
+        settings["num_key_value_heads"] = NUM_HEADS
+    return settings | _fewer_layers(default, values, given)
+
+
+def _fewer_layers(default: PreTrainedConfig, values: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Two layers at least, and the first of each sort, where lists tell sorts of layers."""
+    name = next((n for n in ("num_hidden_layers", "n_layer", "n_layers", "num_layers") if n in values), None)
+    if name is None:
+        return {}
+    num_layers = values[name]
+    lists = {n: v for n, v in values.items() if isinstance(v, list) and len(v) == num_layers and n not in given}
+    kept: list[int] = []
+    seen: set[str] = set()
+    for i in range(num_layers):
+        sort = repr([v[i] for v in lists.values()])
+        if sort not in seen and len(kept) < _MAX_LAYERS:
+            seen.add(sort)
+            kept.append(i)
+    for i in range(num_layers):
+        if len(kept) >= 2:
+            break
+        if i not in kept:
+            kept.append(i)
+    kept.sort()
+    return {name: len(kept)} | {n: [v[i] for i in kept] for n, v in lists.items()}

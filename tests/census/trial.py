@@ -1,0 +1,149 @@
+"""One model through the worker: prefill, chunks, decode and mixed steps, every position against the reference.
+
+Owns the steps of a trial and the recording of what the runner computes. Knows nothing of families.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from tandem.internal.v1 import worker_pb2 as pb
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from gpu_worker.geometry import Geometry
+from gpu_worker.runner import Runner
+from tests.census.reference import Reference, relative_error
+from tests.census.shrink import LAST_SPECIAL_TOKEN, PAD_TOKEN
+from tests.gpu_worker.plans import TinyCore
+
+# Our relative error may be this many times eager's, both against float64, plus what rounding alone may do.
+_RATIO, _FLOOR = 4.0, 2e-6
+# One wrong position among a hundred would drown in the mean.
+_WORST_RATIO = 12.0
+# Beyond this, eager is no measure.
+_MAX_NOISE = 1e-3
+# Row: tokens of its prompt.
+PROMPTS = {1: 45, 2: 70, 3: 33}
+# Chunks {row: tokens} and decode rows of each step: chunks that end inside pages, prompts of two rows in one step,
+# decode beside chunks, a whole prompt at once, decode alone.
+STEPS: tuple[tuple[dict[int, int], list[int]], ...] = (
+    ({1: 30}, []),
+    ({1: 15, 2: 20}, []),
+    ({2: 50}, [1]),
+    ({3: 33}, [1, 2]),
+    *(({}, [1, 2, 3]),) * 4,
+)
+
+
+class Mismatch(AssertionError):
+    """The worker computed something else than eager does."""
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Hooks that see the packed hidden states of each step and the logits that were kept."""
+
+    hidden: Tensor | None = None
+    logits: Tensor | None = None
+
+    def watch(self, model: PreTrainedModel) -> None:
+        """Records every forward of `model` from now on."""
+        model.base_model.register_forward_hook(self._see_hidden)
+        model.register_forward_hook(self._see_logits)
+
+    def _see_hidden(self, module: object, args: object, output: tuple[Tensor, ...]) -> None:
+        self.hidden = output[0].reshape(-1, output[0].shape[-1])
+
+    def _see_logits(self, module: object, args: object, output: object) -> None:
+        self.logits = output.logits[0]  # type: ignore[attr-defined]
+
+
+@dataclass(slots=True)
+class Computed:
+    """Of each row: hidden states by position, and logits by the position that they follow."""
+
+    hidden: dict[int, dict[int, Tensor]] = field(default_factory=dict)
+    logits: dict[int, dict[int, Tensor]] = field(default_factory=dict)
+
+
+def geometry_for(max_length: int) -> Geometry:
+    """Small enough for any machine; windows of the tiny configs begin and end inside pages."""
+    return Geometry(
+        page_size=16,
+        num_pages=26,
+        max_rows=3,
+        max_length=max_length,
+        token_budget=128,
+        chunk_align=32,
+        vocab_size=LAST_SPECIAL_TOKEN + 1,
+    )
+
+
+def run_trial(model: PreTrainedModel, runner: Runner, reference: Reference) -> float:
+    """The largest ratio of an error to what is allowed. Raises Mismatch."""
+    recorder = Recorder()
+    recorder.watch(model)
+    core = TinyCore(runner.geometry)
+    generator = np.random.default_rng(3)
+    for row, length in PROMPTS.items():
+        core.add(row, generator.integers(PAD_TOKEN + 1, LAST_SPECIAL_TOKEN, length).tolist())
+    computed = Computed()
+    for chunks, decode in STEPS:
+        _step(core, runner, recorder, computed, chunks, decode)
+    return max(_judge(core, computed, row, reference) for row in PROMPTS)
+
+
+def _step(
+    core: TinyCore, runner: Runner, recorder: Recorder, computed: Computed, chunks: dict[int, int], decode: list[int]
+) -> None:
+    before = {row: core.rows[row].position for row in (*decode, *chunks)}
+    recorder.hidden = recorder.logits = None
+    runner.submit(core.plan(chunks=chunks, decode=decode))
+    outcome = runner.collect()
+    assert outcome is not None
+    if outcome.status != pb.STEP_STATUS_OK or outcome.nonfinite.size:
+        raise Mismatch(f"step {core.step} ended {outcome.status}: {outcome.detail or 'non-finite logits'}")
+    core.learn(outcome.tokens)
+    assert recorder.hidden is not None
+    at = 0
+    for row in decode:
+        computed.hidden.setdefault(row, {})[before[row]] = recorder.hidden[at].double().cpu()
+        at += 1
+    if decode and runner.shapes.token_multiple is not None:
+        at = next(size for size in runner.shapes.decode_buckets if size >= at)
+    for row, count in chunks.items():
+        for offset in range(count):
+            computed.hidden.setdefault(row, {})[before[row] + offset] = recorder.hidden[at].double().cpu()
+            at += 1
+    for i, row in enumerate(core.sampled):
+        assert recorder.logits is not None
+        last = core.rows[row].position - 1
+        computed.logits.setdefault(row, {})[last] = recorder.logits[i].double().cpu()
+
+
+def _judge(core: TinyCore, computed: Computed, row: int, reference: Reference) -> float:
+    hidden = computed.hidden[row]
+    assert sorted(hidden) == list(range(len(hidden)))
+    tokens = core.rows[row].tokens[: len(hidden)]
+    truth, noise = reference.truth(tokens)
+    if not noise <= _MAX_NOISE:
+        raise Mismatch(f"eager float32 itself errs by {noise:.2g}; the tiny model measures nothing")
+    allowed = _RATIO * noise + _FLOOR
+    last = sorted(computed.logits[row])
+    pairs = {
+        "hidden states": (torch.stack([hidden[i] for i in range(len(hidden))]), truth.hidden),
+        "logits": (torch.stack([computed.logits[row][i] for i in last]), truth.logits[last]),
+    }
+    worst = 0.0
+    for name, (ours, exact) in pairs.items():
+        error = relative_error(ours, exact)
+        by_position = (ours - exact).norm(dim=-1) / exact.norm(dim=-1)
+        if not (error <= allowed and float(by_position.max()) <= _WORST_RATIO * allowed):
+            place = int(by_position.argmax())
+            raise Mismatch(
+                f"{name} of row {row} err by {error:.2g}, at most by {float(by_position.max()):.2g} (entry {place}); "
+                f"{allowed:.2g} is allowed"
+            )
+        worst = max(worst, error / allowed)
+    return worst

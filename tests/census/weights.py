@@ -1,0 +1,27 @@
+"""Random weights under which mistakes show: larger than Transformers' own, no two norms alike, biases and sinks not 0."""
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+
+@torch.no_grad()
+def randomize(model: PreTrainedModel, seed: int) -> None:
+    """Draws every weight, and every buffer that a checkpoint has."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, tensor in model.state_dict().items():
+        if tensor.is_floating_point():
+            tensor.copy_(_draw(name, tensor, generator))
+    model.tie_weights()
+
+
+def _draw(name: str, tensor: Tensor, generator: torch.Generator) -> Tensor:
+    normal = torch.randn(tensor.shape, generator=generator)
+    if tensor.ndim >= 2:
+        # Keeps vectors about their length; scores of attention come out of order 1.
+        return normal * 1.3 * (tensor.shape[-1] * tensor.shape[-2]) ** -0.25
+    if "sink" in name:
+        return normal + 1
+    if "bias" in name:
+        return normal * 0.2
+    return 1 + normal * 0.2
