@@ -10,6 +10,7 @@ import grpc
 import numpy as np
 import zmq
 import zmq.asyncio
+from google.protobuf.message import Message
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
 
@@ -50,6 +51,34 @@ def model_state(**changes: Any) -> frontend_pb2.ModelState:
     return state
 
 
+def packed_logprobs(values: Sequence[float], top_k: int) -> dict[str, Any]:
+    """The arrays of a message of logprobs. Alternative k of a token is id 10 + k, 0.25 * (k + 1) below it."""
+    logprobs = np.array(values, "<f4")
+    below = 0.25 * np.arange(1, top_k + 1)
+    return {
+        "logprobs": logprobs.tobytes(),
+        "top_k": top_k,
+        "top_token_ids": np.tile(np.arange(10, 10 + top_k, dtype="<i4"), len(values)).tobytes(),
+        "top_logprobs": (logprobs[:, None] - below).astype("<f4").tobytes(),
+    }
+
+
+def told(values: Sequence[float], top_k: int, entries: Sequence[int] | None = None) -> frontend_pb2.TokenLogprobs:
+    """What a step's output tells beside its tokens, of all of them or of those `entries`."""
+    which = np.array(range(len(values)) if entries is None else entries, "<i4")
+    return frontend_pb2.TokenLogprobs(entries=which.tobytes(), **packed_logprobs(values, top_k))
+
+
+def public_logprobs(values: Sequence[float], top_k: int) -> inference_pb2.Logprobs:
+    """What the caller gets of them."""
+    return inference_pb2.Logprobs(
+        logprobs=values,
+        top_k=top_k,
+        top_token_ids=[10 + k for _ in values for k in range(top_k)],
+        top_logprobs=[value - 0.25 * (k + 1) for value in values for k in range(top_k)],
+    )
+
+
 class FakeCore:
     """What the front end sends is read with `expect`; answers are sent with the methods."""
 
@@ -87,18 +116,25 @@ class FakeCore:
 
     async def admit(self, requests_ahead: int = 0) -> frontend_pb2.Submit:
         submit = await self.expect("submit")
-        self.num_sent[submit.stream] = 0
+        self.num_sent.update((submit.stream + idx, 0) for idx in range(submit.num_samples))
         await self.send(admitted=frontend_pb2.Admitted(stream=submit.stream, requests_ahead=requests_ahead))
         return submit
 
-    async def output(self, stream: int, tokens: Sequence[int], reason: str = "", **end: Any) -> None:
-        """A step's output: tokens of one stream, and its end where a reason is given."""
+    async def output(
+        self, stream: int, tokens: Sequence[int], reason: str = "", *, logprobs: Any = None, **end: Any
+    ) -> None:
+        """A step's output: tokens of one sample, with logprobs where given, and its end where a reason is given."""
         offset = self.num_sent[stream]
         self.num_sent[stream] += len(tokens)
         offsets = range(offset, offset + len(tokens))
         await self.output_many(
-            [stream] * len(tokens), offsets, tokens, self._end(stream, reason, **end) if reason else None
+            [stream] * len(tokens), offsets, tokens, self._end(stream, reason, **end) if reason else None, logprobs
         )
+
+    async def prompt(self, stream: int, start: int, values: Sequence[float], top_k: int = 0) -> None:
+        """A step's output that holds logprobs of a prompt's tokens."""
+        piece = frontend_pb2.PromptLogprobs(stream=stream, start=start, **packed_logprobs(values, top_k))
+        await self.send(step_output=frontend_pb2.StepOutput(prompt_logprobs=[piece]))
 
     async def fail(self, stream: int, code: str, message: str) -> None:
         """An end without a reason."""
@@ -113,12 +149,14 @@ class FakeCore:
         offsets: Sequence[int],
         tokens: Sequence[int],
         end: frontend_pb2.End | None = None,
+        logprobs: frontend_pb2.TokenLogprobs | None = None,
     ) -> None:
         output = frontend_pb2.StepOutput(
             streams=np.array(streams, "<u8").tobytes(),
             offsets=np.array(offsets, "<i4").tobytes(),
             tokens=np.array(tokens, "<i4").tobytes(),
             ends=[end] if end else [],
+            logprobs=logprobs,
         )
         await self.send(step_output=output)
 
@@ -130,7 +168,10 @@ class FakeCore:
             timing=inference_pb2.Timing(total_seconds=2.0),
         )
         for name, value in fields.items():
-            setattr(end, name, value)
+            if isinstance(value, Message):
+                getattr(end, name).CopyFrom(value)
+            else:
+                setattr(end, name, value)
         return end
 
     def close(self) -> None:

@@ -1,0 +1,350 @@
+"""Several samples of one request over a real channel: told apart, ended one by one, failed and freed together."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import pytest
+from tandem.internal.v1 import frontend_pb2
+from tandem.v1 import inference_pb2 as pb
+
+from scheduler_svc.frontend import delivery
+from scheduler_svc.frontend.streams import StreamLimits
+from scheduler_svc.frontend.summary import summarize
+from tests.scheduler_svc.frontend.failures import assert_retry_hint, failure
+from tests.scheduler_svc.frontend.fake_core import Service, rest
+from tests.scheduler_svc.frontend.tokenizers_for_tests import EOS, byte_level, spell
+
+Run = Callable[..., None]
+EOS_ID = byte_level().token_to_id(EOS)
+THREE = pb.SamplingParams(num_samples=3)
+
+
+async def cancels(s: Service, count: int) -> list[int]:
+    """The samples that the core is told to free, in order, and nothing else."""
+    streams = [(await s.core.expect("cancel")).stream for _ in range(count)]
+    assert await s.core.is_silent()
+    return streams
+
+
+def of_sample(messages: list[Any], idx: int) -> tuple[str, list[int], pb.Finished | None]:
+    """A sample's text, its token ids, and how it ended; its deltas must follow on one another."""
+    text, tokens, finished = "", list[int](), None
+    for kind, message in messages:
+        if kind in ("delta", "finished") and message.sample_idx == idx:
+            assert finished is None, "something after Finished"
+            if kind == "finished":
+                finished = message
+                continue
+            assert message.token_offset == len(tokens)
+            text += message.text
+            tokens.extend(message.token_ids)
+    return text, tokens, finished
+
+
+def test_samples_are_streams_that_follow_on_one_another(run: Run):
+    async def scenario(s: Service) -> None:
+        first, submit = await s.start_stream(sampling=THREE)
+        other, other_submit = await s.start_stream()
+        assert (submit.stream, submit.num_samples, other_submit.stream) == (1, 3, 4)
+        # All in one step, as the core sends it.
+        await s.core.output_many([3, 1, 2, 4], [0, 0, 0, 0], spell(b"cabx"))
+        told = [(await first.read()).delta for _ in range(3)]
+        assert told == [
+            pb.Delta(sample_idx=idx, token_ids=spell(b"abc")[idx : idx + 1], text="abc"[idx]) for idx in range(3)
+        ]
+        assert (await other.read()).delta == pb.Delta(token_ids=spell(b"x"), text="x")
+
+    run(scenario)
+
+
+def test_each_sample_ends_by_itself_and_the_summary_is_of_all(run: Run):
+    async def scenario(s: Service) -> None:
+        call, submit = await s.start_stream(sampling=THREE)
+        first = submit.stream
+        await s.core.output(first + 1, [ord("b"), EOS_ID], "EOS", stop_token_id=EOS_ID)
+        messages = [("delta", (await call.read()).delta), ("finished", (await call.read()).finished)]
+        assert messages[1][1] == pb.Finished(
+            reason=pb.FINISH_REASON_EOS, stop_token_id=EOS_ID, output_tokens=2, sample_idx=1
+        )
+        await s.core.output(first, [0xC3])
+        await s.core.output(first + 2, [0xC3])
+        await s.core.output(first, [0xA9], "LENGTH")
+        await s.core.output(first + 2, [0xA8], "ABORTED")
+        messages += await rest(call)
+        assert of_sample(messages, 0)[:2] == ("é", [0xC3, 0xA9])
+        assert of_sample(messages, 2)[:2] == ("è", [0xC3, 0xA8])
+        assert [of_sample(messages, idx)[2].reason for idx in range(3)] == [
+            pb.FINISH_REASON_LENGTH,
+            pb.FINISH_REASON_EOS,
+            pb.FINISH_REASON_ABORTED,
+        ]
+        assert [kind for kind, _ in messages].count("summary") == 1
+        # The fake core says 1 discarded of each.
+        assert messages[-1][1].usage == pb.Usage(prompt_tokens=1, output_tokens=6, discarded_tokens=3)
+        assert await call.code() is grpc.StatusCode.OK
+        assert await s.core.is_silent()
+
+    run(scenario)
+
+
+def test_a_stop_string_ends_its_own_sample_alone(run: Run):
+    async def scenario(s: Service) -> None:
+        call, submit = await s.start_stream(
+            sampling=pb.SamplingParams(num_samples=2), stop=pb.StopParams(stop_strings=["stop"])
+        )
+        first = submit.stream
+        # Half of the string in each; only one goes on to the whole.
+        await s.core.output(first, spell(b"a st"))
+        await s.core.output(first + 1, spell(b"b st"))
+        assert [(await call.read()).delta.text for _ in range(2)] == ["a ", "b "]
+        await s.core.output(first + 1, spell(b"op it"))
+        assert await s.core.expect("finish") == frontend_pb2.Finish(stream=first + 1, output_tokens=6)
+        assert (await call.read()).delta == pb.Delta(sample_idx=1, token_offset=4, token_ids=spell(b"op"))
+        assert (await call.read()).finished == pb.Finished(
+            reason=pb.FINISH_REASON_STOP_STRING, stop_string="stop", output_tokens=6, sample_idx=1
+        )
+        await s.core.output(first + 1, spell(b"!!"), "STOP_STRING")
+        await s.core.output(first, spell(b"ay"), "LENGTH")
+        messages = await rest(call)
+        assert [kind for kind, _ in messages] == ["delta", "finished", "summary"]
+        assert messages[0][1] == pb.Delta(token_offset=4, token_ids=spell(b"ay"), text="stay")
+        # 6 of the one; of the other 6 of 11, and one more discarded of each by the core's own count.
+        assert messages[2][1].usage == pb.Usage(prompt_tokens=1, output_tokens=12, discarded_tokens=7)
+        assert await s.core.is_silent()
+
+    run(scenario)
+
+
+def test_a_stop_that_nobody_confirms_fails_once_the_others_have_ended(run: Run, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(delivery, "ANSWER_SECONDS", 0.05)
+
+    async def scenario(s: Service) -> None:
+        call, submit = await s.start_stream(
+            sampling=pb.SamplingParams(num_samples=2), stop=pb.StopParams(stop_strings=["a"])
+        )
+        await s.core.output(submit.stream, spell(b"a"))
+        await s.core.expect("finish")
+        await s.core.output(submit.stream + 1, spell(b"b"), "LENGTH")
+        error = await failure(call)
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        assert error.details() == "the scheduler's core has not answered for 0.05 s"
+        assert await cancels(s, 1) == [submit.stream]
+
+    run(scenario)
+
+
+def test_a_sample_that_fails_ends_the_others_after_what_they_had(run: Run):
+    async def scenario(s: Service) -> None:
+        call, submit = await s.start_stream(
+            request_id="r", sampling=THREE, stop=pb.StopParams(stop_strings=["bx", "cx"])
+        )
+        first = submit.stream
+        await s.core.output(first, spell(b"a"), "LENGTH")
+        assert [(await call.read()).WhichOneof("event") for _ in range(2)] == ["delta", "finished"]
+        failed = frontend_pb2.End(stream=first + 1)
+        failed.failure.code = frontend_pb2.FAILURE_CODE_INTERNAL
+        failed.failure.message = "NaN at token 1"
+        await s.core.output_many([first + 1, first + 2], [0, 0], spell(b"bc"), failed)
+        assert await cancels(s, 1) == [first + 2]
+        # Tokens that were on their way mean nothing any more.
+        await s.core.output_many([first + 2], [1], spell(b"!"))
+        messages: list[Any] = []
+        error = await failure(_Collecting(call, messages))
+        assert (error.code(), error.details()) == (grpc.StatusCode.INTERNAL, "request 'r': NaN at token 1")
+        # The text that was held back comes too, and no Finished of what did not end.
+        assert of_sample(messages, 1) == ("b", spell(b"b"), None)
+        assert of_sample(messages, 2) == ("c", spell(b"c"), None)
+
+    run(scenario)
+
+
+class _Collecting:
+    """A call whose messages are kept although it fails."""
+
+    def __init__(self, call: Any, messages: list[Any]) -> None:
+        self._call = call
+        self._messages = messages
+
+    async def read(self) -> Any:
+        message = await self._call.read()
+        if message is not grpc.aio.EOF:
+            kind = message.WhichOneof("event")
+            self._messages.append((kind, getattr(message, kind)))
+        return message
+
+
+def test_tokens_that_do_not_fit_together_free_all_samples(run: Run):
+    async def scenario(s: Service) -> None:
+        call, submit = await s.start_stream(sampling=THREE)
+        await s.core.output_many([submit.stream + 1], [1], [65])
+        error = await failure(call)
+        assert error.code() is grpc.StatusCode.INTERNAL
+        assert "token 1 came where token 0" in error.details()
+        assert await cancels(s, 3) == [submit.stream, submit.stream + 1, submit.stream + 2]
+        assert s.front_end._streams._samples == {}
+
+    run(scenario)
+
+
+class TestFreed:
+    """However it ends, the core hears of every sample that it still runs, and of no other."""
+
+    def test_by_the_caller(self, run: Run):
+        async def scenario(s: Service) -> None:
+            call, submit = await s.start_stream(sampling=THREE)
+            await s.core.output(submit.stream + 1, spell(b"a"), "LENGTH")
+            for _ in range(2):
+                await call.read()
+            call.cancel()
+            assert await cancels(s, 2) == [submit.stream, submit.stream + 2]
+            assert (s.front_end._streams.num_open, s.front_end._streams._samples) == (0, {})
+
+        run(scenario)
+
+    def test_before_admission(self, run: Run):
+        async def scenario(s: Service) -> None:
+            call = s.generate(sampling=THREE)
+            submit = await s.core.expect("submit")
+            call.cancel()
+            assert await cancels(s, 3) == [submit.stream + idx for idx in range(3)]
+
+        run(scenario)
+
+    def test_by_the_callers_deadline(self, run: Run):
+        async def scenario(s: Service) -> None:
+            call = s.generate(sampling=THREE, timeout=0.3)
+            submit = await s.core.admit()
+            assert (await failure(call)).code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert await cancels(s, 3) == [submit.stream + idx for idx in range(3)]
+
+        run(scenario)
+
+    def test_by_the_end_of_the_grace(self, run: Run):
+        async def scenario(s: Service) -> None:
+            call, submit = await s.start_stream(sampling=THREE)
+            await s.core.output(submit.stream, spell(b"a"), "LENGTH")
+            s.front_end.stop()
+            assert (await failure(call)).code() is grpc.StatusCode.UNAVAILABLE
+            assert [(await s.core.expect("cancel")).stream for _ in range(2)] == [submit.stream + 1, submit.stream + 2]
+
+        run(scenario, grace_seconds=0.05)
+
+    def test_by_a_rejection_which_needs_no_cancel(self, run: Run):
+        async def scenario(s: Service) -> None:
+            call = s.generate(sampling=THREE)
+            submit = await s.core.expect("submit")
+            rejected = frontend_pb2.Rejected(
+                stream=submit.stream, code=frontend_pb2.REJECT_CODE_QUEUE_FULL, message="5 of 4"
+            )
+            await s.core.send(rejected=rejected)
+            assert (await failure(call)).details() == "5 of 4"
+            assert await s.core.is_silent()
+            assert s.front_end._streams._samples == {}
+
+        run(scenario)
+
+
+def test_samples_count_against_the_limit_of_streams(run: Run):
+    async def scenario(s: Service) -> None:
+        call, _ = await s.start_stream(sampling=THREE)
+        error = await failure(s.generate(sampling=pb.SamplingParams(num_samples=2)))
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert error.details() == "4 samples of requests are open and 1 more are asked for; the limit is 4"
+        assert_retry_hint(error, 0.5)
+        assert await s.core.is_silent()
+        await s.start_stream()
+        call.cancel()
+        await cancels(s, 3)
+        await s.start_stream(sampling=THREE)
+
+    run(scenario, limits=StreamLimits(max_streams=4))
+
+
+def test_a_sample_that_floods_leaves_the_others_their_turn(run: Run):
+    async def scenario(s: Service) -> None:
+        call, submit = await s.start_stream(
+            sampling=pb.SamplingParams(num_samples=2), stop=pb.StopParams(max_new_tokens=500)
+        )
+        first = submit.stream
+        # More than a message carries of the one, before a token of the other; none is lost.
+        for _ in range(4):
+            await s.core.output(first, [65] * 125)
+            await s.core.output(first + 1, [66])
+        await s.core.output(first + 1, [], "ABORTED")
+        await s.core.output(first, [], "LENGTH")
+        messages = await rest(call)
+        assert of_sample(messages, 0)[:2] == ("A" * 500, [65] * 500)
+        assert of_sample(messages, 1)[:2] == ("B" * 4, [66] * 4)
+
+    run(scenario)
+
+
+def test_the_pending_of_all_samples_together_makes_a_stall(run: Run):
+    async def scenario(s: Service) -> None:
+        _, submit = await s.start_stream(sampling=THREE)
+        streams = s.front_end._streams
+        stream = streams._samples[submit.stream].stream
+        # Inside a write, as far as anybody can tell; 28 bytes each, none too many by itself.
+        stream.blocked_since = asyncio.get_running_loop().time() - 1.0
+        for sample in stream.samples:
+            sample.pending.extend([65] * 7)
+        streams.drop_stalled()
+        assert stream.failure is None
+        stream.samples[2].pending.extend([65] * 5)
+        streams.drop_stalled()
+        assert stream.failure is not None
+        assert "the reader has read nothing for 1 s and 104 bytes wait" in stream.failure.message
+        assert "the limits are 0.5 s with 100 bytes, 300 s, and 1000 bytes" in stream.failure.message
+        assert await cancels(s, 3) == [submit.stream + idx for idx in range(3)]
+
+    run(scenario, limits=StreamLimits(stall_seconds=0.5, max_stalled_bytes=100, max_pending_bytes=1000))
+
+
+def test_far_too_much_pending_is_no_matter_of_time(run: Run):
+    async def scenario(s: Service) -> None:
+        _, submit = await s.start_stream()
+        streams = s.front_end._streams
+        stream = streams._samples[submit.stream].stream
+        stream.samples[0].pending.extend([65] * 26)
+        streams.drop_stalled()
+        assert stream.failure is None, "no write is blocked"
+        stream.blocked_since = asyncio.get_running_loop().time()
+        streams.drop_stalled()
+        assert stream.failure is not None
+
+    run(scenario, limits=StreamLimits(max_pending_bytes=100))
+
+
+def end(output_tokens: int, first: float, decode: float, **timing: Any) -> frontend_pb2.End:
+    return frontend_pb2.End(
+        usage=pb.Usage(prompt_tokens=3, output_tokens=output_tokens, discarded_tokens=1, recomputed_tokens=10),
+        timing=pb.Timing(first_token_seconds=first, decode_seconds=decode, **timing),
+    )
+
+
+def test_the_summary_of_several_samples():
+    ends = [
+        end(5, 2.0, 4.0, queue_seconds=0.5, prefill_seconds=1.5, total_seconds=7.0, preemptions=1, worker_changes=2),
+        end(2, 1.0, 1.0, queue_seconds=0.25, prefill_seconds=0.75, total_seconds=2.5, preemptions=2, worker_changes=1),
+    ]
+    assert summarize(ends, [3, 2], prompt_tokens=3) == pb.Summary(
+        usage=pb.Usage(prompt_tokens=3, output_tokens=5, discarded_tokens=4, recomputed_tokens=20),
+        timing=pb.Timing(
+            queue_seconds=0.25,
+            prefill_seconds=0.75,
+            first_token_seconds=1.0,
+            decode_seconds=5.0,
+            total_seconds=7.0,
+            preemptions=3,
+            worker_changes=2,
+        ),
+    )
+
+
+def test_a_sample_without_a_token_says_nothing_of_the_first_one():
+    silent = frontend_pb2.End(timing=pb.Timing(queue_seconds=9.0, total_seconds=9.0))
+    summary = summarize([silent, end(1, 2.0, 0.0, total_seconds=2.0)], [0, 1], prompt_tokens=3)
+    assert (summary.timing.first_token_seconds, summary.timing.total_seconds) == (2.0, 9.0)
+    assert summarize([silent, silent], [0, 0], prompt_tokens=3).timing.queue_seconds == 9.0
