@@ -1,6 +1,6 @@
 """`python -m gpu_worker`: settings, start-up, then serving until a signal.
 
-Owns the process: its logging, its exit code and its last line. The reason for a failed start is the last line.
+Owns the process: its logging, its exit code and its last line, which for a failed start is `<cause>; <hint>`.
 """
 
 import ctypes
@@ -35,11 +35,14 @@ def main(arguments: Sequence[str]) -> int:
     )
     keep_compiled_kernels()
     log = logging.getLogger("gpu_worker")
-    # Torch takes seconds to import; a wrong flag should not.
-    from gpu_worker.link import JoinRefused, Link
-    from gpu_worker.runner import MAX_IN_FLIGHT, DeviceLost
-    from gpu_worker.startup import start
-
+    try:
+        # Torch takes seconds to import; a wrong flag should not.
+        from gpu_worker.link import JoinRefused, Link
+        from gpu_worker.runner import MAX_IN_FLIGHT
+        from gpu_worker.startup import start
+    except ImportError as error:
+        print(f"gpu_worker: {error}; pip install 'tandem[worker]' brings what the worker needs", file=sys.stderr)
+        return 1
     try:
         log.info("%-36s %7.2f s", "imports", time.perf_counter() - begun)
         own_runtime_dir(settings.runtime_dir)
@@ -53,18 +56,12 @@ def main(arguments: Sequence[str]) -> int:
     except JoinRefused as error:
         print(f"gpu_worker: the scheduler refused this worker: {error}", file=sys.stderr)
         return 1
-    except (ValueError, OSError, DeviceLost) as error:
-        print(f"gpu_worker: {error}", file=sys.stderr)
-        return 1
     except Exception as error:
-        log.exception("the worker cannot go on")
-        reason = (str(error).splitlines() or [""])[0]
-        hint = (
-            "; a smaller pool_bytes, max_rows or token_budget needs less"
-            if "OutOfMemory" in type(error).__name__
-            else ""
-        )
-        print(f"gpu_worker: {type(error).__name__}: {reason}{hint}", file=sys.stderr)
+        from gpu_worker.failures import explain, is_expected
+
+        if not is_expected(error):
+            log.exception("the worker cannot go on")
+        print(f"gpu_worker: {explain(error)}", file=sys.stderr)
         return 1
     log.info("stopped")
     return 0

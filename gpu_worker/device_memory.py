@@ -1,20 +1,16 @@
-"""What memory there is and what things take: free on the device, weights and activations of a twin, resident growth.
+"""What memory there is: free on the device, and by how much it shrinks at the peak of something.
 
-Owns the asking: of CUDA, of /proc and cgroups, of a model without weights. Decides nothing.
+Owns the asking of CUDA, of /proc and of control groups. Decides nothing.
 """
 
+import ctypes
 import os
 import re
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
@@ -67,46 +63,6 @@ def _text(path: Path) -> str:
         return ""
 
 
-def twin_weight_bytes(twin: nn.Module, *, packs: bool) -> int:
-    """Bytes of the weights that a twin on the meta device stands for, a tied one once.
-
-    packs: linear layers are packed; a tied one is packed as a copy.
-    """
-    total = sum(parameter.numel() * parameter.element_size() for parameter in twin.parameters())
-    if not packs:
-        return total
-    linear = {id(module.weight): module.weight for module in twin.modules() if type(module) is nn.Linear}
-    others = {id(module.weight) for module in twin.modules() if isinstance(module, nn.Embedding)}
-    return total + sum(linear[tied].numel() * linear[tied].element_size() for tied in linear.keys() & others)
-
-
-class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of the tensors made within, as if each operator took no workspace; on any device, meta too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.live, self.peak = 0, 0
-        self._known: dict[int, weakref.finalize[..., Any]] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        given = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
-        for leaf in tree_leaves(result):
-            if not isinstance(leaf, Tensor):
-                continue
-            storage = leaf.untyped_storage()
-            key, size = storage._cdata, storage.nbytes()
-            if key not in given and key not in self._known:
-                self.live += size
-                self.peak = max(self.peak, self.live)
-                self._known[key] = weakref.finalize(storage, self._forget, key, size)
-        return result
-
-    def _forget(self, key: int, size: int) -> None:
-        del self._known[key]
-        self.live -= size
-
-
 @contextmanager
 def resident_growth(device: torch.device) -> Iterator[list[int]]:
     """Appends how much memory grew at its peak within: allocated on CUDA, resident on Linux; elsewhere nothing."""
@@ -119,6 +75,7 @@ def resident_growth(device: torch.device) -> Iterator[list[int]]:
         torch.cuda.synchronize(device)
         grown.append(torch.cuda.max_memory_allocated(device) - before)
         return
+    _give_back_freed()
     try:
         # Sets the peak back to what is resident now.
         (PROC / "self" / "clear_refs").write_text("5")
@@ -128,6 +85,13 @@ def resident_growth(device: torch.device) -> Iterator[list[int]]:
     before = _status("VmRSS")
     yield grown
     grown.append(max(0, _status("VmHWM") - before))
+
+
+def _give_back_freed() -> None:
+    """What the C library keeps of freed memory would hide growth."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _status(name: str) -> int:

@@ -261,6 +261,16 @@ class Runner:
         self._may_compile = False
         return phases
 
+    def rehearse(self, plan: Plan) -> None:
+        """Runs a plan that writes to page 1 alone, before serving, and forgets it. Raises what the step raises."""
+        self.reset(0)
+        self._in_flight.append(self._run(plan, self._apply(plan), time.perf_counter()))
+        while self.collect() is not None:
+            pass
+        self.reset(0)
+        self.cache.zero_pages(torch.ones(1, dtype=torch.int64, device=self.device))
+        self._pool_is_zero = True
+
     def _warm(self, *, num_rows: int, chunk: bool) -> float:
         """Runs one step of the shape; its seconds."""
         begun = time.perf_counter()

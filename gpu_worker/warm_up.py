@@ -4,7 +4,9 @@ Knows nothing of devices.
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
+from gpu_worker.geometry import Geometry, align_up
 from gpu_worker.started import StartedRows
 from gpu_worker.wire import Plan
 
@@ -41,3 +43,57 @@ def warm_up_plan(*, num_rows: int, chunk: bool) -> Plan:
         started=started,
         **(running if chunk else {"decode_rows": rows}),
     )
+
+
+def full_plan(geometry: Geometry) -> Plan:
+    """The largest step: every row draws, and chunks take what the decode rows leave of the budget. All on page 1."""
+    num_rows = geometry.max_rows
+    counts = _chunks(geometry)
+    rows = np.arange(1, num_rows + 1, dtype=np.int32)
+    ones, zeros = np.ones(num_rows, np.int32), np.zeros(num_rows, np.int32)
+    lengths = ones.copy()
+    lengths[: counts.size] = counts
+    num_pages = align_up(lengths, geometry.page_size) // geometry.page_size
+    started = StartedRows(
+        rows=rows,
+        tokens=[np.zeros(length, np.int32) for length in lengths],
+        pages=[np.ones(pages, np.int32) for pages in num_pages],
+        first_position=zeros,
+        num_prompt_tokens=lengths,
+        temperature=np.ones(num_rows, np.float32),
+        top_p=np.full(num_rows, 0.5, np.float32),
+        top_k=zeros,
+        min_p=np.full(num_rows, 0.1, np.float32),
+        seed=zeros.astype(np.uint64),
+        sample_idx=zeros,
+        banned_until=zeros,
+        banned=[zeros[:0]] * num_rows,
+    )
+    return Plan(
+        generation=0,
+        step=1,
+        checksum=0,
+        started=started,
+        chunk_rows=rows[: counts.size],
+        chunk_starts=zeros[: counts.size],
+        chunk_counts=counts,
+        chunk_samples=np.ones(counts.size, np.bool_),
+        decode_rows=rows[counts.size :],
+    )
+
+
+def _chunks(geometry: Geometry) -> NDArray[np.int32]:
+    """Tokens of the first rows' chunks: each a row's whole length, the last one what is left of the budget."""
+    counts: list[int] = []
+    for row in range(geometry.max_rows):
+        # The rows after this one decode.
+        left = (
+            geometry.token_budget
+            - (geometry.max_rows - row - 1)
+            - sum(align_up(n, geometry.chunk_align) for n in counts)
+        )
+        left -= left % geometry.chunk_align
+        if left <= 0:
+            break
+        counts.append(min(left, geometry.max_length))
+    return np.array(counts, np.int32)

@@ -1,47 +1,156 @@
-"""Sizes by the settings, and devices."""
+"""Start-up: devices, what is refused before it is tried, the largest step, and what Join says."""
 
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig
 
+from gpu_worker import startup
 from gpu_worker.config import WorkerSettings
-from gpu_worker.startup import choose_device, choose_geometry
+from gpu_worker.geometry import Geometry, align_up
+from gpu_worker.sizing import DoesNotFit
+from gpu_worker.startup import choose_device, start
+from gpu_worker.warm_up import full_plan
+from tests.gpu_worker.rig import Rig, RigSpec
+from tests.gpu_worker.saved_model import save_model
+
+MIB = 1 << 20
 
 
-def test_sizes_follow_the_settings_and_name_what_would_fit() -> None:
-    config = LlamaConfig(
-        hidden_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        vocab_size=40,
-        max_position_embeddings=256,
-    )
-    cpu = torch.device("cpu")
+class Reached(Exception):
+    """Loading began."""
 
-    def sizes(**settings: object) -> object:
-        return choose_geometry(WorkerSettings(**settings), config, cpu, torch.float32)
 
-    default = sizes()
-    assert (default.max_rows, default.max_length, default.page_size) == (32, 256, 64)
-    assert default.num_pages == 32 * 4 + 1
-    # A page of 64 tokens: K and V, one layer, one head of 16, four bytes.
-    assert sizes(pool_bytes=8192 * 5).num_pages == 5
-    assert sizes(num_pages=3).max_length == 128
-    with pytest.raises(ValueError, match="max_length is 300; the model's limit is 256"):
-        sizes(max_length=300)
-    with pytest.raises(ValueError, match="needs num_pages 5; the pool has 3"):
-        sizes(max_length=256, num_pages=3)
-    with pytest.raises(ValueError, match="pool_bytes is 9000, which is too small; two pages of 8192 bytes"):
-        sizes(pool_bytes=9000)
-    with pytest.raises(ValueError, match="page_size is 48; it must be a power of two"):
-        sizes(page_size=48)
-    with pytest.raises(ValueError, match="token_budget is 16; it must be at least 96"):
-        sizes(token_budget=16)
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Sets what is free; loading raises `Reached`."""
+
+    def load(*_: object, **__: object) -> None:
+        raise Reached
+
+    monkeypatch.setattr(startup, "load_weights", load)
+    return lambda num_bytes: monkeypatch.setattr(startup, "free_bytes", lambda _: num_bytes)
 
 
 @pytest.mark.parametrize("name", ["tpu", "cuda:99", "meta"])
 def test_unknown_devices_are_named(name: str) -> None:
     with pytest.raises(ValueError, match=f"device is {name}"):
         choose_device(name)
+
+
+def test_a_torch_without_cuda_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.version, "hip", None)
+    with pytest.raises(
+        ValueError, match=r"device is cuda; this torch \(.*\) is built without CUDA: install a CUDA build"
+    ):
+        choose_device("cuda")
+
+
+def test_a_machine_without_cards_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ValueError, match="this machine shows 0 CUDA devices: nvidia-smi and CUDA_VISIBLE_DEVICES"):
+        choose_device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("free_now", "settings", "problem"),
+    [
+        (40_000, {}, r"weights take 40.4 KiB in float32; 39.1 KiB are free on cpu; dtype bfloat16 would take 20.2 KiB"),
+        (
+            600 * MIB,
+            {"token_budget": 1_000_000},
+            r"do not fit beside a step of token_budget 1000000 .*; token_budget \d+ would fit",
+        ),
+        (
+            900 * MIB,
+            {"num_pages": 500_000},
+            r"num_pages 500000, .* does not fit: .*; pool_bytes \S+ or num_pages \d+ would",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_loading(
+    saved: Path, free: Callable[[int], None], free_now: int, settings: dict[str, object], problem: str
+) -> None:
+    free(free_now)
+    with pytest.raises(DoesNotFit, match=problem):
+        start(WorkerSettings(model=str(saved), device="cpu", **settings))
+
+
+def test_the_ledger_stands_in_the_log_before_loading(
+    saved: Path, free: Callable[[int], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "gpu_worker")
+    free(900 * MIB)
+    with pytest.raises(Reached):
+        start(WorkerSettings(model=str(saved), device="cpu", num_pages=65))
+    lines = [record.getMessage() for record in caplog.records]
+    # 65 pages of 64 tokens; K and V of one layer, one head of 16, four bytes.
+    assert "  KV, 64 pages of 64 tokens                520.0 KiB" in lines
+    assert "  weights, float32                          40.4 KiB" in lines
+
+
+def test_a_model_without_a_tokenizer_is_said(
+    tmp_path: Path, free: Callable[[int], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    free(900 * MIB)
+    (save_model(tmp_path) / "tokenizer.json").unlink()
+    with pytest.raises(Reached):
+        start(WorkerSettings(model=str(tmp_path), device="cpu"))
+    assert "has no tokenizer.json: prompts and outputs are token ids alone" in caplog.text
+
+
+def test_a_gpus_pool_follows_what_is_free_after_loading(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Someone else took memory meanwhile."""
+    card = mock.Mock(spec=torch.device, type="cuda")
+    monkeypatch.setattr(startup, "load_weights", lambda *_, **__: mock.sentinel.model)
+    monkeypatch.setattr(startup, "free_bytes", lambda _: 4000 * MIB)
+    settings = WorkerSettings(model=str(saved), max_rows=8, token_budget=128, page_size=16)
+    files = startup.read_files(saved)
+    twin = startup.twin_of(files.config, dtype=torch.bfloat16)
+    costs = startup.estimate(twin, startup.examine(twin), dtype=torch.bfloat16, packs=False)
+    planned = startup.plan_memory(settings, costs, card)
+    monkeypatch.setattr(startup, "free_bytes", lambda _: 1024 * MIB + 235_000)
+    model, sizes = startup.load(settings, files, costs, planned, card, torch.bfloat16)
+    assert model is mock.sentinel.model
+    assert 2 <= sizes.geometry.num_pages < planned.geometry.num_pages
+
+
+@pytest.mark.parametrize(("max_rows", "max_length", "token_budget"), [(1, 64, 65), (3, 80, 384), (256, 4096, 4096)])
+@pytest.mark.parametrize("extra", [0, 1, 63])
+def test_the_largest_step_uses_the_budget(max_rows: int, max_length: int, token_budget: int, extra: int) -> None:
+    geometry = Geometry(
+        page_size=16,
+        num_pages=99,
+        max_rows=max_rows,
+        max_length=max_length,
+        token_budget=token_budget + extra,
+        chunk_align=64,
+        vocab_size=9,
+    )
+    plan = full_plan(geometry)
+    cost = plan.decode_rows.size + int(align_up(plan.chunk_counts, 64).sum())
+    assert cost <= geometry.token_budget
+    assert sorted([*plan.chunk_rows, *plan.decode_rows]) == list(range(1, max_rows + 1))
+    assert plan.chunk_counts.max() <= max_length
+    assert plan.chunk_samples.all()
+    # Nothing more fits: every row is full, or another tile is too much.
+    assert geometry.token_budget - cost < 64 or plan.decode_rows.size == 0
+
+
+def test_the_largest_step_runs_and_is_forgotten(rig_of: Callable[[RigSpec], Rig]) -> None:
+    runner = rig_of(RigSpec(page_size=64, group=2, head_dim=64)).runner
+    runner.rehearse(full_plan(runner.geometry))
+    assert runner.num_in_flight == 0
+    assert not np.any(runner.tables.num_known)
+    assert not any(tensor.any() for tensor in (*runner.cache.keys, *runner.cache.values))

@@ -1,0 +1,64 @@
+"""Why the worker cannot go on, in one line: the cause, and what would help.
+
+Owns the wording for what the machine refuses. Exceptions of this package say both themselves.
+"""
+
+import errno
+
+import torch
+
+_MEMORY_SETTINGS = "a smaller pool_bytes, max_rows or token_budget needs less"
+# What the operating system says, and what helps.
+_OF_FILES = {
+    errno.EACCES: "it must be readable by the user that runs the worker",
+    errno.EPERM: "it must be readable by the user that runs the worker",
+    errno.ENOENT: "check the path, or download the model again",
+    errno.EIO: "the disk or the network share that it is on fails; copy the model elsewhere",
+    errno.ESTALE: "the network share that it is on went away; mount it again",
+    errno.ENOSPC: "TORCHINDUCTOR_CACHE_DIR and HF_HOME say where kernels and models are kept",
+    errno.EDQUOT: "TORCHINDUCTOR_CACHE_DIR and HF_HOME say where kernels and models are kept",
+    errno.EMFILE: "ulimit -n allows too few open files",
+}
+
+
+def is_expected(error: BaseException) -> bool:
+    """Whether its one line tells all there is: no traceback would help."""
+    return isinstance(error, (ValueError, OSError, MemoryError, ImportError)) or _is_out_of_memory(error)
+
+
+def explain(error: BaseException) -> str:
+    """`<cause>; <hint>` in one line."""
+    reason = first_line(error)
+    if isinstance(error, torch.OutOfMemoryError):
+        return f"the GPU is out of memory: {reason}; {_MEMORY_SETTINGS}, nvidia-smi shows who else uses the GPU"
+    if _is_out_of_memory(error):
+        return f"main memory is used up: {reason}; {_MEMORY_SETTINGS}, as does dtype bfloat16"
+    if isinstance(error, OSError) and error.errno in _OF_FILES:
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{(error.strerror or reason).lower()}; {_OF_FILES[error.errno]}"
+    if isinstance(error, ImportError):
+        return f"{reason}; pip install 'tandem[worker]' brings what the worker needs"
+    if "CxxCompiler" in type(error).__name__ or "No working C++ compiler" in reason:
+        return f"{reason}; kernels for a CPU are compiled: install g++, or name a compiler in CXX"
+    if isinstance(error, torch.AcceleratorError):
+        return f"the GPU failed: {reason}; start the worker again, nvidia-smi -q and dmesg show faults of the device"
+    if isinstance(error, (ValueError, OSError)):
+        return reason
+    return f"{type(error).__name__}: {reason}; the lines above say where"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line that says something, without its end's stop."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines or [type(error).__name__])[0][:500].rstrip(".")
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    # Torch's own on a CPU.
+    return isinstance(error, RuntimeError) and (
+        "DefaultCPUAllocator" in str(error) or "Cannot allocate memory" in str(error)
+    )

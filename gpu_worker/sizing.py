@@ -1,0 +1,261 @@
+"""From settings and figures to sizes that fit, or to a refusal that names the value that would.
+
+Owns the arithmetic of what a worker takes and the defaults by device. Asks nobody: every figure is an argument. Knows
+nothing of torch, models or sockets.
+"""
+
+from dataclasses import dataclass
+from typing import NoReturn
+
+from gpu_worker.config import WorkerSettings
+from gpu_worker.geometry import MAX_PAGE_IDS, Geometry, align_up
+
+# Query positions per tile of the prefill kernel.
+CHUNK_ALIGN = 64
+DEFAULT_CPU_POOL_BYTES = 1 << 30
+# Stays free unless told otherwise. GPU: kernels, workspaces of libraries, the allocator's slack.
+CPU_RESERVE_BYTES, GPU_RESERVE_BYTES = 256 << 20, 1 << 30
+# Of one logit and what sampling makes of it: 29 counted (noise and ranks, every row drawing with top-p), its float32
+# copies, the sort's workspace.
+SAMPLING_BYTES_PER_LOGIT = 64
+# A prompt's logprobs: logits, their float32 copy, their logarithms.
+PROMPT_BYTES_PER_LOGIT = 12
+_UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
+
+
+class DoesNotFit(ValueError):
+    """More memory is wanted than there is; the message names the value that would fit."""
+
+
+def readable(num_bytes: int) -> str:
+    """For people: 1.5 GiB."""
+    for unit, size in _UNITS:
+        if num_bytes >= size:
+            return f"{num_bytes / size:.1f} {unit}"
+    return f"{num_bytes} bytes"
+
+
+def settable(num_bytes: int, *, at_least: bool = False) -> str:
+    """For a setting: 1.5GiB, no more than `num_bytes`; or no less, where it is what is needed."""
+    for unit, size in _UNITS:
+        if num_bytes >= size:
+            tenths = -(-10 * num_bytes // size) if at_least else 10 * num_bytes // size
+            return f"{tenths / 10:.1f}{unit}"
+    return str(num_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """What a model takes on a device, in bytes, before it is loaded."""
+
+    # As served; and, where another dtype takes less, its name and bytes.
+    weights: int
+    dtype: str
+    smaller_weights: tuple[str, int] | None
+    # Of one token of a step: everything between embedding and logits.
+    activations_per_token: int
+    # K and V of a token, all layers; and of one in the page that a pool has for sinks whatever its pages.
+    kv_per_token: int
+    sinks_per_token: int
+    vocab_size: int
+    # Positions that the model was made for.
+    length_limit: int
+
+    def step(self, geometry: Geometry) -> int:
+        """The largest step: activations of the budget, logits and sampling of every row, logprobs of prompts."""
+        sampled = geometry.max_rows * SAMPLING_BYTES_PER_LOGIT
+        told = max(0, geometry.logit_rows - geometry.max_rows) * PROMPT_BYTES_PER_LOGIT
+        return geometry.token_budget * self.activations_per_token + (sampled + told) * self.vocab_size
+
+    def tables(self, geometry: Geometry) -> int:
+        """Page tables of rows on device and host, page lists of the kernels, the pages' own; int32 each.
+
+        On a CPU the tables are as wide as the pool, which is little beside the pages themselves.
+        """
+        tiles = geometry.prefill_tokens // geometry.chunk_align
+        lists = (4 * (geometry.max_rows + 1) + 2 * tiles) * geometry.pages_per_row
+        return 4 * (lists + 2 * geometry.num_pages)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """What was chosen, and what it takes."""
+
+    geometry: Geometry
+    weights: int
+    step: int
+    tables: int
+    pool: int
+    # Kept free on purpose.
+    reserve: int
+    # What was free before any of it.
+    free: int
+
+
+def choose_sizes(settings: WorkerSettings, costs: Costs, *, free: int, place: str, on_cpu: bool) -> Sizes:
+    """Sizes as asked, else from the model and the memory there is.
+
+    free: bytes on `place` (cpu, cuda:0) before weights are loaded. Raises ValueError: DoesNotFit where more would do.
+    """
+    return _Choice(settings, costs, free, place, on_cpu).made()
+
+
+class _Choice:
+    """One choice, in the order in which things are refused: limits, weights, step, pool, length."""
+
+    def __init__(self, settings: WorkerSettings, costs: Costs, free: int, place: str, on_cpu: bool) -> None:
+        self.settings, self.costs, self.free, self.place, self.on_cpu = settings, costs, free, place, on_cpu
+        # CPU: pages of 64 and 128 are equally fast, 256 slower; smaller ones waste less.
+        self.page_size = settings.page_size or (64 if on_cpu else 128)
+        self.max_rows = settings.max_rows or (32 if on_cpu else 256)
+        least_budget = self.max_rows + CHUNK_ALIGN
+        self.token_budget = settings.token_budget or max(least_budget, 512 if on_cpu else 4096)
+        self.length = settings.max_length or costs.length_limit
+        default = CPU_RESERVE_BYTES if on_cpu else GPU_RESERVE_BYTES
+        self.reserve = default if settings.keep_free_bytes is None else settings.keep_free_bytes
+
+    def made(self) -> Sizes:
+        costs, limit = self.costs, self.costs.length_limit
+        if self.length > limit:
+            raise ValueError(f"max_length is {self.length}; the model's limit is {limit}")
+        # Sizes that cannot work together are refused for that, before their memory is looked at.
+        widest = self._geometry(num_pages=2, max_length=self.length)
+        if costs.weights > self.free:
+            self._refuse_weights()
+        self.step, self.tables = costs.step(widest), costs.tables(widest)
+        # Left for the pool.
+        self.room = self.free - costs.weights - self.step - self.tables - self.reserve
+        if self.room < self._pool(2):
+            self._refuse_step()
+        num_pages = self._num_pages()
+        max_length = min(self.length, (num_pages - 1) * self.page_size)
+        if max_length < (self.settings.max_length or 0):
+            self._refuse_length(num_pages)
+        geometry = self._geometry(num_pages, max_length)
+        return Sizes(
+            geometry=geometry,
+            weights=costs.weights,
+            step=costs.step(geometry),
+            tables=costs.tables(geometry),
+            pool=self._pool(num_pages),
+            reserve=self.reserve,
+            free=self.free,
+        )
+
+    def _geometry(
+        self, num_pages: int, max_length: int, *, max_rows: int | None = None, token_budget: int | None = None
+    ) -> Geometry:
+        return Geometry(
+            page_size=self.page_size,
+            num_pages=num_pages,
+            max_rows=max_rows or self.max_rows,
+            max_length=max_length,
+            token_budget=token_budget or self.token_budget,
+            chunk_align=CHUNK_ALIGN,
+            vocab_size=self.costs.vocab_size,
+        )
+
+    def _num_pages(self) -> int:
+        settings = self.settings
+        if settings.num_pages is not None:
+            if self._pool(settings.num_pages) > self.room:
+                self._refuse_pool(f"num_pages {settings.num_pages}, {readable(self._pool(settings.num_pages))},")
+            return settings.num_pages
+        # More than every row at full length is never used.
+        enough = min(MAX_PAGE_IDS, self.max_rows * self._pages() + 1)
+        if settings.pool_bytes is None:
+            automatic = self.room
+            if self.on_cpu and settings.keep_free_bytes is None:
+                automatic = min(self.room, max(DEFAULT_CPU_POOL_BYTES, self._pool(2)))
+            return min(enough, self._fitting(automatic))
+        num_pages = min(enough, self._fitting(settings.pool_bytes))
+        if num_pages < 2:
+            page = self.page_size * self.costs.kv_per_token
+            raise ValueError(
+                f"pool_bytes is {settings.pool_bytes}, which is too small; two pages of {page} bytes are the least: "
+                f"pool_bytes {settable(self._pool(2), at_least=True)} would do"
+            )
+        if self._pool(num_pages) > self.room:
+            self._refuse_pool(f"pool_bytes {readable(settings.pool_bytes)}")
+        return num_pages
+
+    def _pages(self) -> int:
+        return align_up(self.length, self.page_size) // self.page_size
+
+    def _pool(self, num_pages: int) -> int:
+        return self.page_size * (self.costs.sinks_per_token + num_pages * self.costs.kv_per_token)
+
+    def _fitting(self, num_bytes: int) -> int:
+        return max(0, (num_bytes - self._pool(0)) // (self.page_size * self.costs.kv_per_token))
+
+    def _breakdown(self) -> str:
+        return (
+            f"of {readable(self.free)} free on {self.place}, weights take {readable(self.costs.weights)}, a step "
+            f"{readable(self.step)}, tables {readable(self.tables)}, and {readable(self.reserve)} are kept free"
+        )
+
+    def _refuse_weights(self) -> NoReturn:
+        smaller = self._smaller_dtype(self.free)
+        raise DoesNotFit(
+            f"weights take {readable(self.costs.weights)} in {self.costs.dtype}; {readable(self.free)} are free on "
+            f"{self.place}; {smaller or 'only a smaller model, or more memory, would do'}"
+        )
+
+    def _smaller_dtype(self, room: int) -> str:
+        if self.costs.smaller_weights is None or self.costs.smaller_weights[1] > room:
+            return ""
+        return f"dtype {self.costs.smaller_weights[0]} would take {readable(self.costs.smaller_weights[1])}"
+
+    def _fits(self, max_rows: int, token_budget: int) -> bool:
+        smaller = self._geometry(2, self.length, max_rows=max_rows, token_budget=token_budget)
+        step, tables = self.costs.step(smaller), self.costs.tables(smaller)
+        return self.free >= self.costs.weights + step + tables + self.reserve + self._pool(2)
+
+    def _refuse_step(self) -> NoReturn:
+        """Two pages do not fit beside a step: fewer tokens or rows, less kept free, or smaller weights."""
+        least, rows = self.max_rows + CHUNK_ALIGN, self.max_rows
+        budgets = range(self.token_budget - self.token_budget % CHUNK_ALIGN, least - 1, -CHUNK_ALIGN)
+        budget = next((value for value in (*budgets, least) if self._fits(rows, value)), None)
+        fewer = next((value for value in range(rows, 0, -1) if self._fits(value, value + CHUNK_ALIGN)), None)
+        if budget is not None:
+            would = f"token_budget {budget} would fit"
+        elif fewer is not None:
+            would = f"max_rows {fewer} with token_budget {fewer + CHUNK_ALIGN} would fit"
+        elif self.room + self.reserve >= self._pool(2):
+            would = f"keep_free_bytes {settable(self.room + self.reserve - self._pool(2))} would fit"
+        else:
+            smaller = self._smaller_dtype(self.room + self.costs.weights - self._pool(2))
+            would = smaller or "only a smaller model, or more memory, would do"
+        raise DoesNotFit(
+            f"two pages of {self.page_size} tokens do not fit beside a step of token_budget {self.token_budget} "
+            f"and max_rows {self.max_rows}: {self._breakdown()}; {would}"
+        )
+
+    def _refuse_pool(self, asked: str) -> NoReturn:
+        most = self._fitting(self.room)
+        raise DoesNotFit(
+            f"{asked} does not fit: {self._breakdown()}; "
+            f"pool_bytes {settable(self._pool(most))} or num_pages {most} would"
+        )
+
+    def _refuse_length(self, num_pages: int) -> NoReturn:
+        pages = self._pages() + 1
+        need, fits = self._pool(pages), (num_pages - 1) * self.page_size
+        asked = f"max_length is {self.length}, which needs num_pages {pages} or pool_bytes "
+        asked += f"{settable(need, at_least=True)}; the pool has {num_pages} pages"
+        if need <= self.room:
+            raise ValueError(f"{asked}; a larger pool, or max_length {fits}, would do")
+        raise DoesNotFit(f"{asked}, and {self._breakdown()}; max_length {self._longest()} would fit")
+
+    def _longest(self) -> int:
+        """Of one sequence in the largest pool."""
+        return (self._fitting(self.room) - 1) * self.page_size
+
+
+def check_passage(costs: Costs, free_host: int) -> None:
+    """Weights for a GPU pass through main memory. Raises DoesNotFit."""
+    if costs.weights > free_host:
+        raise DoesNotFit(
+            f"weights take {readable(costs.weights)} in {costs.dtype}, and pass through main memory, where "
+            f"{readable(free_host)} are free; more of it, or a smaller model, would do"
+        )
