@@ -1,0 +1,137 @@
+"""Sampling without a model: plans, row tables and the worker's sampling as in a step, under logits that a test makes.
+
+Owns the oracle too: the probabilities that worker.proto promises, in float64 and plain loops, independent of the code
+under test.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpu_worker.geometry import Geometry
+from gpu_worker.samples import SamplePart, lay_out_samples
+from gpu_worker.sampling import Sampling, StepOutput
+from gpu_worker.sampling_upload import sample_arrays
+from gpu_worker.shapes import Shapes
+from gpu_worker.slots import RowTables
+from gpu_worker.staging import Staging
+from gpu_worker.wire import read_plan
+from tests.gpu_worker.plans import Sequence_, TinyCore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What one sequence asks for, beside its tokens."""
+
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    biases: Mapping[int, float] = field(default_factory=dict)
+    allowed: Sequence[int] = ()
+    banned: Sequence[int] = ()
+
+
+class SamplingRig:
+    """One worker's sampling; a row's logits depend on what the test says of (row, position of the token to come)."""
+
+    def __init__(self, *, vocab_size: int, max_rows: int, device: torch.device, max_length: int = 64) -> None:
+        self.geometry = Geometry(
+            page_size=64,
+            num_pages=max_rows + 1 + max_rows * (max_length // 64),
+            max_rows=max_rows,
+            max_length=max_length,
+            token_budget=64 * max_rows + 64,
+            chunk_align=16,
+            vocab_size=vocab_size,
+        )
+        self.device = device
+        self.shapes = Shapes.for_device(self.geometry, on_cpu=device.type == "cpu")
+        self.core, self.tables = TinyCore(self.geometry), RowTables(self.geometry)
+        self.sampling = Sampling(self.geometry, device)
+        self._staging = Staging(device, 2)
+
+    def add(self, row: int, tokens: Sequence[int], wish: Wish, *, num_prompt: int = 0) -> Sequence_:
+        return self.core.add(
+            row,
+            tokens,
+            banned=wish.banned,
+            biases=wish.biases,
+            allowed=wish.allowed,
+            num_prompt=num_prompt,
+            **wish.sampling,
+        )
+
+    def laid_out(self, **running: object) -> tuple[SamplePart, dict[str, Tensor]]:
+        """The next plan's samples, and their arrays on the device."""
+        plan = read_plan(self.core.plan(**running), self.geometry)
+        self.tables.apply(plan)
+        self.tables.check(plan)
+        samples = lay_out_samples(plan, self.tables, plan.decode_rows.size, self.shapes)
+        self.tables.advance(plan)
+        return samples, self._staging.upload(sample_arrays(samples, self.tables))
+
+    def step(self, logits_of: Callable[[int, int], Tensor], **running: object) -> StepOutput:
+        """Runs one step; `logits_of` (row, position) are [V]. The core learns the tokens."""
+        samples, staged = self.laid_out(**running)
+        rows = [logits_of(int(row), int(at)) for row, at in zip(samples.rows, samples.positions, strict=False)]
+        rows += [torch.zeros_like(rows[0])] * (samples.rows.size - samples.num_samples)
+        output = self.sampling.run(torch.stack(rows).to(self.device), samples, staged, self.tables)
+        tokens = output.tokens.cpu()[: samples.num_samples].tolist()
+        self.core.learn(tokens)
+        return output
+
+
+def logits_by_oracle(logits: Tensor, wish: Wish, prompt: Sequence[int], output: Sequence[int]) -> np.ndarray:
+    """float64 [V]: what temperature and filters are given, by worker.proto's words."""
+    get = wish.sampling.get
+    scores = logits.double().cpu().numpy().copy()
+    for token, bias in wish.biases.items():
+        scores[token] += bias
+    for token in {*prompt, *output}:
+        penalty = get("repetition_penalty", 1.0)
+        scores[token] = scores[token] / penalty if scores[token] > 0 else scores[token] * penalty
+    for token, count in Counter(output).items():
+        scores[token] -= get("frequency_penalty", 0.0) * count + get("presence_penalty", 0.0)
+    for token in range(scores.size):
+        if wish.allowed and token not in wish.allowed:
+            scores[token] = -np.inf
+        if token in wish.banned and len(prompt) + len(output) < get("banned_until", 0):
+            scores[token] = -np.inf
+    return scores
+
+
+def probabilities(scores: np.ndarray, wish: Wish) -> np.ndarray:
+    """float64 [V] of drawing each token: temperature, top-k, top-p, min-p in this order."""
+    get = wish.sampling.get
+    scores = scores / get("temperature", 1.0)
+    order = np.argsort(-scores, kind="stable")
+    if get("top_k", 0):
+        scores[order[int(get("top_k", 0)) :]] = -np.inf
+    shares = _softmax(scores)
+    before = np.cumsum(shares[order]) - shares[order]
+    if get("top_p", 1.0) < 1:
+        scores[order[(before >= get("top_p", 1.0)) & (np.arange(order.size) > 0)]] = -np.inf
+    shares = _softmax(scores)
+    scores[shares < get("min_p", 0.0) * shares.max()] = -np.inf
+    return _softmax(scores)
+
+
+def _softmax(scores: np.ndarray) -> np.ndarray:
+    weights = np.exp(scores - scores.max())
+    return weights / weights.sum()
+
+
+def chi_square(counts: np.ndarray, exact: np.ndarray) -> float:
+    """p-value of counts [V] of independent draws; rare tokens are put together. 0 where the impossible came out."""
+    if counts[exact == 0].sum():
+        return 0.0
+    expected = counts.sum() * exact
+    rare = expected < 10
+    counts = np.append(counts[~rare], counts[rare].sum())
+    expected = np.append(expected[~rare], expected[rare].sum())
+    counts, expected = counts[expected > 0], expected[expected > 0]
+    statistic = torch.tensor(((counts - expected) ** 2 / expected).sum())
+    degrees = torch.tensor(float(expected.size - 1))
+    return float(torch.special.gammaincc(degrees.double() / 2, statistic.double() / 2))
