@@ -90,8 +90,9 @@ def float64_model(model: PreTrainedModel) -> PreTrainedModel:
 
 @torch.inference_mode()
 def hidden_and_logits(model: PreTrainedModel, tokens: list[int]) -> tuple[Tensor, Tensor]:
-    """Last hidden states [n, hidden] and logits [n, vocabulary] of one whole sequence, as float64 on the CPU. Logits are
-    the head's: what a model does to them afterwards (Gemma 2 caps them) changes no order."""
+    """Last hidden states [n, hidden] and logits [n, vocabulary] of one whole sequence, as float64 on the CPU.
+
+    Logits are the head's: what a model does to them afterwards (Gemma 2 caps them) changes no order."""
     weight = model.get_input_embeddings().weight
     ids = torch.tensor([tokens], device=weight.device)
 

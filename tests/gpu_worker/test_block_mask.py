@@ -1,16 +1,19 @@
 """Masks as what they let each query see: the conversion by example and definition, the direct ones by it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
+from gpu_worker.attention import StepContext
 from gpu_worker.block_mask import logical_to_physical
 from gpu_worker.geometry import Geometry
 from gpu_worker.kernels import Kernels
 from gpu_worker.kv_cache import KvCache
-from gpu_worker.layers import AttentionKind, AttentionLayer, LayerMap
+from gpu_worker.layers import AttentionKind, AttentionLayer, LayerMap, Visibility
 from gpu_worker.shapes import Shapes
 from gpu_worker.slots import DeviceTables, RowTables
 from gpu_worker.step import lay_out
@@ -86,6 +89,12 @@ def test_conversion_shows_each_query_what_the_logical_mask_shows_it(window: int 
     assert torch.equal(seen, expected)
 
 
+VISIBILITIES = [
+    Visibility(window=window, has_sinks=has_sinks)
+    for window, has_sinks in [(None, False), (1, False), (7, False), (16, True), (37, False), (96, True), (None, True)]
+]
+
+
 @pytest.mark.parametrize(("page_size", "chunk_align"), [(16, 16), (16, 64), (64, 32), (64, 64)])
 @pytest.mark.parametrize("on_cpu", [True, False], ids=["own-slots", "buckets"])
 def test_direct_masks_equal_the_conversion(page_size: int, chunk_align: int, on_cpu: bool) -> None:
@@ -103,18 +112,19 @@ def test_direct_masks_equal_the_conversion(page_size: int, chunk_align: int, on_
     core, tables = TinyCore(geometry, page_order=order), RowTables(geometry)
     cpu = torch.device("cpu")
     shapes, on_device = Shapes.for_device(geometry, on_cpu=on_cpu), DeviceTables(geometry, cpu)
-    kind = AttentionKind(num_heads=1, num_kv_heads=1, key_dim=16, value_dim=16, scale=1.0)
-    layers = LayerMap(layers=(AttentionLayer(name="attention", kind=kind),))
+    layers = layers_of(VISIBILITIES)
     cache = KvCache(layers, num_pages=40, page_size=page_size, dtype=torch.float32, device=cpu)
     kernels = Kernels(layers, geometry, shapes, cache, on_device)
-    lengths = {1: page_size, 2: 2 * page_size + 1, 3: page_size - 1, 4: 3 * page_size - 2, 5: page_size + 5}
+    lengths = {1: page_size, 2: 2 * page_size + 1, 3: page_size - 1, 4: 3 * page_size - 2, 5: 5 * page_size + 5}
     for row, length in lengths.items():
         core.add(row, [1] * length)
+    core.rows[5].position = 3 * page_size - 1
     steps = [
         {"chunks": {1: page_size, 3: page_size - 1}},
         {"chunks": {2: page_size + 3}, "decode": [1, 3]},
         {"chunks": {2: page_size - 2, 4: page_size + 5}, "decode": [3, 1]},
-        {"chunks": {5: page_size + 5, 4: 2 * page_size - 7}, "decode": [2, 3, 1]},
+        {"chunks": {5: 2 * page_size + 6, 4: 2 * page_size - 7}, "decode": [2, 3, 1]},
+        {"chunks": {}, "decode": [5, 2, 4]},
     ]
     for step in steps:
         plan = read_plan(core.plan(**step), geometry)
@@ -124,38 +134,90 @@ def test_direct_masks_equal_the_conversion(page_size: int, chunk_align: int, on_
         staged = {name: torch.from_numpy(array) for name, array in arrays.items()}
         on_device.set_pages(staged["edit_slots"], staged["edit_cols"], staged["edit_pages"])
         context = kernels.context(layout, staged)
-        if context.decode is not None:
-            seen = visible(context.decode[0].mask.block_mask(1))[:, 0, 0]
-            expected = torch.zeros_like(seen)
-            for row, slot in zip(plan.decode_rows, context.decode_slots.tolist(), strict=False):
-                expected[slot] = converted(core.rows[int(row)].pages, geometry, int(tables.position[row]), 1)
-            assert torch.equal(seen, expected)
-        assert context.prefill is not None
-        seen = visible(context.prefill[0].mask.block_mask)[0, 0]
-        expected = torch.zeros_like(seen)
-        places = context.prefill_places.tolist()
-        for row, count in zip(plan.chunk_rows, plan.chunk_counts, strict=True):
-            own, places = places[:count], places[count:]
-            assert own[0] % chunk_align == 0
-            expected[own] = converted(core.rows[int(row)].pages, geometry, int(tables.position[row]), int(count))
-        assert not places
-        # Padding inside a tile may see the tile's full pages, nobody reads it; tiles of padding alone see nothing.
-        used = torch.zeros(len(seen) // chunk_align, dtype=torch.bool)
-        used[context.prefill_places // chunk_align] = True
-        idle = ~used.repeat_interleave(chunk_align)
-        assert torch.equal(seen[context.prefill_places], expected[context.prefill_places])
-        assert not seen[idle].any()
+        rows = [(row, core.rows[row].pages, int(tables.position[row])) for row in plan.decode_rows.tolist()]
+        chunks = [
+            (core.rows[row].pages, start, count)
+            for row, start, count in zip(
+                plan.chunk_rows.tolist(), plan.chunk_starts.tolist(), plan.chunk_counts.tolist(), strict=True
+            )
+        ]
+        for index, visibility in enumerate(VISIBILITIES):
+            if context.decode is not None:
+                check_decode(context, index, rows, geometry, visibility)
+            if context.prefill is not None:
+                check_prefill(context, index, chunks, geometry, visibility)
         tables.advance(plan)
 
 
-def converted(pages: list[int], geometry: Geometry, start: int, count: int) -> Tensor:
-    """bool [count, pool tokens]: the conversion of the causal mask of positions start .. start + count - 1."""
-    num_kv = len(pages) * geometry.page_size
+def layers_of(visibilities: list[Visibility]) -> LayerMap:
+    """A layer of one small head for each."""
+    kind = AttentionKind(num_heads=1, num_kv_heads=1, key_dim=16, value_dim=16, scale=1.0)
+    kinds = [replace(kind, visibility=visibility) for visibility in visibilities]
+    return LayerMap(layers=tuple(AttentionLayer(name=str(i), kind=kind) for i, kind in enumerate(kinds)))
 
-    def causal(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return q_idx + start >= kv_idx
+
+def check_decode(
+    context: StepContext,
+    index: int,
+    rows: list[tuple[int, list[int], int]],
+    geometry: Geometry,
+    visibility: Visibility,
+) -> None:
+    mask = context.decode[index].mask.block_mask(1)
+    seen = visible(mask)[:, 0, 0]
+    expected = torch.zeros_like(seen)
+    for (_, pages, position), slot in zip(rows, context.decode_slots.tolist(), strict=False):
+        expected[slot] = converted(pages, geometry, position, 1, visibility)
+    assert torch.equal(seen, expected)
+    # No page is read of which nothing is seen.
+    assert torch.equal(mask.kv_num_blocks[:, 0, 0].long(), pages_of(seen, geometry).sum(-1))
+
+
+def check_prefill(
+    context: StepContext,
+    index: int,
+    chunks: list[tuple[list[int], int, int]],
+    geometry: Geometry,
+    visibility: Visibility,
+) -> None:
+    mask, tile = context.prefill[index].mask.block_mask, geometry.chunk_align
+    seen = visible(mask)[0, 0]
+    expected = torch.zeros_like(seen)
+    places = context.prefill_places.tolist()
+    for pages, start, count in chunks:
+        own, places = places[:count], places[count:]
+        assert own[0] % tile == 0
+        expected[own] = converted(pages, geometry, start, count, visibility)
+    assert not places
+    # Padding inside a tile may see the tile's full pages, nobody reads it; tiles of padding alone see nothing.
+    used = torch.zeros(len(seen) // tile, dtype=torch.bool)
+    used[context.prefill_places // tile] = True
+    assert torch.equal(seen[context.prefill_places], expected[context.prefill_places])
+    assert not seen[~used.repeat_interleave(tile)].any()
+    listed = (mask.kv_num_blocks + mask.full_kv_num_blocks)[0, 0]
+    by_tile = expected.view(len(used), tile, -1).any(1)
+    assert torch.equal(listed.long(), pages_of(by_tile, geometry).sum(-1))
+
+
+def pages_of(slots: Tensor, geometry: Geometry) -> Tensor:
+    """bool [n, pages of the pool]: those that hold any of bool [n, slots]."""
+    return slots.view(len(slots), -1, geometry.page_size).any(-1)
+
+
+def converted(pages: list[int], geometry: Geometry, start: int, count: int, visibility: Visibility) -> Tensor:
+    """bool [count, pool tokens]: the conversion of the logical mask of positions start .. start + count - 1, and the
+    first slot after the plans' pages, where the sinks are."""
+    num_kv, window = len(pages) * geometry.page_size, visibility.window or geometry.max_length
+
+    def rule(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return (q_idx + start >= kv_idx) & (q_idx + start - window < kv_idx)
 
     logical = create_block_mask(
-        causal, B=1, H=1, Q_LEN=count, KV_LEN=num_kv, device="cpu", BLOCK_SIZE=(16, geometry.page_size)
+        rule, B=1, H=1, Q_LEN=count, KV_LEN=num_kv, device="cpu", BLOCK_SIZE=(16, geometry.page_size)
     )
-    return visible(logical_to_physical(logical, torch.tensor([pages]), geometry.num_pages))[0, 0]
+    seen = visible(logical_to_physical(logical, torch.tensor([pages]), geometry.num_pages))[0, 0]
+    if not visibility.has_sinks:
+        return seen
+    sinks = torch.zeros(count, geometry.page_size, dtype=torch.bool)
+    sinks[:, 0] = True
+    return torch.cat([seen, sinks], 1)
