@@ -38,6 +38,14 @@ def test_without_do_sample_the_default_is_greedy(saved: Path, tmp_path: Path) ->
     assert files.eos_token_ids == (3,)
 
 
+def test_a_repetition_penalty_is_a_default_whether_the_model_draws_or_not(saved: Path, tmp_path: Path) -> None:
+    assert read_files(saved).repetition_penalty == 1.0
+    folder = changed(saved, tmp_path / "m")
+    (folder / "generation_config.json").write_text(json.dumps({"repetition_penalty": 1.3}))
+    files = read_files(folder)
+    assert (files.repetition_penalty, files.temperature) == (1.3, 0.0)
+
+
 def test_a_missing_folder_is_named() -> None:
     with pytest.raises(ModelRefused, match="/no/such/model does not exist"):
         locate("/no/such/model")

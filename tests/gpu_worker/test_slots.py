@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from gpu_worker.features import Uses
+from gpu_worker.fields import PlanError
 from gpu_worker.geometry import Geometry
 from gpu_worker.slots import DeviceTables, RowTables, mix, spread_order
-from gpu_worker.wire import PlanError, read_plan
+from gpu_worker.wire import read_plan
 from tests.gpu_worker import plans
 from tests.gpu_worker.plans import TinyCore
 
@@ -153,3 +155,40 @@ def test_any_prefix_of_the_spread_order_is_even_over_two_halves(num_slots: int) 
         high = length - low
         # The upper half may have run out of slots.
         assert low - high in (0, 1) or high == num_slots - half
+
+
+def test_what_a_row_uses_is_its_own_from_start_to_restart_or_reset() -> None:
+    core, tables = TinyCore(GEOMETRY), RowTables(GEOMETRY)
+
+    def start(row: int, **asks: object) -> Uses:
+        core.add(row, [1, 2, 3], **asks)
+        tables.apply(read_plan(core.plan(chunks={row: 3}), GEOMETRY))
+        return Uses(int(tables.features.uses[row]))
+
+    assert start(1) == Uses(0)
+    assert start(2, banned=[4], banned_until=9) == Uses.BANS
+    assert start(3, banned=[4]) == Uses(0)
+    assert start(4, biases={3: 1.0}, presence_penalty=0.1, allowed=[1]) == Uses.BIASES | Uses.PENALTIES | Uses.ALLOWED
+    assert start(5, num_logprobs=1, prompt_logprobs_from=2) == Uses.LOGPROBS | Uses.PROMPT_LOGPROBS
+    assert start(6, repetition_penalty=1.0, frequency_penalty=0.0, num_logprobs=0) == Uses(0)
+    assert start(4, num_logprobs=2) == Uses.LOGPROBS
+    assert Uses(int(tables.features.uses[2])) == Uses.BANS
+    tables.reset()
+    assert not tables.features.uses.any()
+
+
+@pytest.mark.parametrize(
+    ("max_rows", "budget", "rows"), [(32, 512, 320), (6, 256, 256), (3, 67, 67), (256, 4096, 512), (100, 4096, 384)]
+)
+def test_logits_of_every_row_and_of_a_chunk_are_promised(max_rows: int, budget: int, rows: int) -> None:
+    geometry = Geometry(
+        page_size=64,
+        num_pages=9,
+        max_rows=max_rows,
+        max_length=99,
+        token_budget=budget,
+        chunk_align=64,
+        vocab_size=50,
+    )
+    assert geometry.logit_rows == rows
+    assert rows >= max_rows + 64

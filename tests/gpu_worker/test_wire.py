@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from tandem.internal.v1 import worker_pb2 as pb
 
+from gpu_worker.fields import PlanError
 from gpu_worker.geometry import Geometry
-from gpu_worker.wire import FrameError, Outcome, PlanError, parse_frame, read_plan, result_frame
-from tests.gpu_worker.plans import TinyCore, int32
+from gpu_worker.wire import FrameError, Outcome, TokenLogprobs, parse_frame, read_plan, result_frame
+from tests.gpu_worker.plans import FEATURES, TinyCore, int32
 
 GEOMETRY = Geometry(
     page_size=16, num_pages=20, max_rows=4, max_length=100, token_budget=64, chunk_align=16, vocab_size=50
@@ -22,6 +23,14 @@ def good_plan() -> pb.StepPlan:
         1, [1, 2, 3], temperature=0.5, top_p=0.9, top_k=3, min_p=0.1, seed=2**64 - 1, banned_until=9, banned=[7, 8]
     )
     core.add(2, [4] * 20, seed=5)
+    return core.plan(chunks={1: 3, 2: 16})
+
+
+def featured_plan() -> pb.StepPlan:
+    """Two rows, each of which asks for some of what few rows ask for."""
+    core = TinyCore(GEOMETRY)
+    core.add(1, [1, 2, 3], biases={4: 1.5, 9: -np.inf}, presence_penalty=-2.0, num_logprobs=3, num_prompt=2)
+    core.add(2, [4] * 20, allowed=[7, 8, 49], frequency_penalty=0.5, repetition_penalty=1.25, prompt_logprobs_from=19)
     return core.plan(chunks={1: 3, 2: 16})
 
 
@@ -38,6 +47,40 @@ def test_a_plan_arrives_as_it_was_sent() -> None:
     assert plan.chunk_samples.tolist() == [True, False]
 
 
+def test_what_few_rows_ask_for_arrives_too() -> None:
+    frame = pb.CoreToWorker(plan=featured_plan()).SerializeToString()
+    started = read_plan(parse_frame(frame).plan, GEOMETRY).started
+    assert started is not None and started.features is not None
+    features = started.features
+    assert started.num_prompt_tokens.tolist() == [2, 20]
+    assert features.presence_penalty.tolist() == [-2.0, 0.0]
+    assert features.frequency_penalty.tolist() == [0.0, 0.5]
+    assert features.repetition_penalty.tolist() == [1.0, 1.25]
+    assert [tokens.tolist() for tokens in features.biased] == [[4, 9], []]
+    assert [biases.tolist() for biases in features.biases] == [[1.5, -np.inf], []]
+    assert [tokens.tolist() for tokens in features.allowed] == [[], [7, 8, 49]]
+    assert features.num_logprobs.tolist() == [3, 0]
+    assert features.prompt_logprobs_from.tolist() == [0, 19]
+
+
+@pytest.mark.parametrize("field", [name for name, _, _ in FEATURES])
+def test_each_of_them_alone(field: str) -> None:
+    """What is not there is off; what is there needs nothing else to be."""
+    core = TinyCore(GEOMETRY)
+    core.add(1, [1, 2, 3], **{field: 2})
+    core.add(2, [1, 2, 3])
+    started = read_plan(core.plan(chunks={1: 3, 2: 3}), GEOMETRY).started
+    assert started is not None and started.features is not None
+    for name, default, _ in FEATURES:
+        assert getattr(started.features, name).tolist() == [2 if name == field else default, default]
+    assert [part.size for part in (*started.features.biased, *started.features.allowed)] == [0] * 4
+
+
+def test_rows_that_ask_for_none_of_it_have_none() -> None:
+    started = read_plan(good_plan(), GEOMETRY).started
+    assert started is not None and started.features is None
+
+
 def test_a_result_frame_holds_the_outcome() -> None:
     outcome = Outcome(
         generation=3,
@@ -52,6 +95,26 @@ def test_a_result_frame_holds_the_outcome() -> None:
     assert np.frombuffer(message.result.tokens, "<i4").tolist() == [5, 0, 49]
     assert np.frombuffer(message.result.nonfinite, "<i4").tolist() == [1]
     assert (message.result.generation, message.result.step, message.result.compute_us) == (3, 9, 17)
+    assert not message.result.HasField("logprobs") and not message.result.HasField("prompt_logprobs")
+
+
+def test_a_result_frame_holds_logprobs() -> None:
+    own = TokenLogprobs(
+        logprobs=np.array([-0.5, -2.0], np.float32),
+        top_token_ids=np.array([[3, 1, 0], [9, 8, 7]], np.int32),
+        top_logprobs=np.array([[-0.1, -1.0, -2.0], [-0.2, -3.0, -np.inf]], np.float32),
+    )
+    none = np.zeros((1, 0))
+    prompt = TokenLogprobs(logprobs=np.array([-7.0]), top_token_ids=none, top_logprobs=none)
+    outcome = Outcome(generation=1, step=1, status=pb.STEP_STATUS_OK, logprobs=own, prompt_logprobs=prompt)
+    message = pb.WorkerToCore()
+    message.ParseFromString(result_frame(outcome))
+    told = message.result.logprobs
+    assert np.frombuffer(told.logprobs, "<f4").tolist() == [-0.5, -2.0]
+    assert told.top_k == 3
+    assert np.frombuffer(told.top_token_ids, "<i4").tolist() == [3, 1, 0, 9, 8, 7]
+    assert np.frombuffer(told.top_logprobs, "<f4").reshape(2, 3)[1, 2] == -np.inf
+    assert message.result.prompt_logprobs == pb.Logprobs(logprobs=struct.pack("<f", -7.0))
 
 
 FLOAT_NAN = struct.pack("<2f", float("nan"), 1.0)
@@ -96,6 +159,37 @@ def test_what_is_out_of_range_is_named(field: str, data: bytes, problem: str) ->
         read_plan(message, GEOMETRY)
 
 
+@pytest.mark.parametrize(
+    ("field", "data", "problem"),
+    [
+        ("num_prompt_tokens", b"", "started.num_prompt_tokens has 0 bytes; 2 entries need 8"),
+        ("num_prompt_tokens", int32([0, 1]), "started.num_prompt_tokens holds 0; it must be 1 to 100"),
+        ("num_prompt_tokens", int32([4, 1]), "started.num_prompt_tokens must not exceed started.num_tokens"),
+        ("presence_penalty", FLOAT_NAN, "started.presence_penalty holds nan; it must be -1000000.0 to 1000000.0"),
+        ("frequency_penalty", FLOAT_NAN[:4], "started.frequency_penalty has 4 bytes; 2 entries need 8"),
+        ("repetition_penalty", struct.pack("<2f", 1, 0), "started.repetition_penalty holds 0.0; it must be 1e-06"),
+        ("repetition_penalty", struct.pack("<2f", 1, np.inf), "started.repetition_penalty holds inf"),
+        ("num_biased", int32([51, 0]), "started.num_biased holds 51; it must be 0 to 50"),
+        ("num_biased", b"", "started.biased has 8 bytes; 0 entries need 0"),
+        ("biased", int32([4, 50]), "started.biased holds 50; it must be 0 to 49"),
+        ("biases", FLOAT_NAN, "started.biases holds nan; it must be -1000000.0 to 1000000.0, or -inf"),
+        ("biases", struct.pack("<2f", 1, np.inf), "started.biases holds inf"),
+        ("biases", struct.pack("<2f", 1, -2e6), "started.biases holds -2000000.0"),
+        ("biases", struct.pack("<f", 1), "started.biases has 4 bytes; 2 entries need 8"),
+        ("num_allowed", int32([1, 3]), "started.allowed has 12 bytes; 4 entries need 16"),
+        ("allowed", int32([1, 2, -1]), "started.allowed holds -1; it must be 0 to 49"),
+        ("num_logprobs", int32([52, 0]), "started.num_logprobs holds 52; it must be 0 to 51"),
+        ("prompt_logprobs_from", int32([2, 0]), "started.prompt_logprobs_from must lie below started.num_prompt"),
+        ("prompt_logprobs_from", int32([-1, 0]), "started.prompt_logprobs_from holds -1"),
+    ],
+)
+def test_what_is_out_of_range_of_what_few_ask_for_is_named(field: str, data: bytes, problem: str) -> None:
+    message = featured_plan()
+    setattr(message.started, field, data)
+    with pytest.raises(PlanError, match=problem.replace(".", r"\.").replace("+", r"\+")):
+        read_plan(message, GEOMETRY)
+
+
 def mutated(data: bytes, draw: random.Random) -> bytes:
     """Bytes changed, cut, inserted or repeated."""
     out = bytearray(data)
@@ -116,13 +210,13 @@ def mutated(data: bytes, draw: random.Random) -> bytes:
 def test_mutated_frames_raise_nothing_else() -> None:
     """Mutated as a whole, or in one field of a frame that stays a message: refused by a typed error, or valid."""
     draw = random.Random(4)
-    frame = pb.CoreToWorker(plan=good_plan()).SerializeToString()
+    frames = [pb.CoreToWorker(plan=plan()).SerializeToString() for plan in (good_plan, featured_plan)]
     counts = {"frame": 0, "plan": 0, "valid": 0}
     for _ in range(6000):
         if draw.random() < 0.5:
-            data = mutated(frame, draw)
+            data = mutated(draw.choice(frames), draw)
         else:
-            plan = good_plan()
+            plan = draw.choice([good_plan, featured_plan])()
             part = draw.choice([plan, plan.started, plan.appends, plan.chunks])
             fields = [f.name for f in part.DESCRIPTOR.fields if f.type == f.TYPE_BYTES]
             name = draw.choice(fields)
