@@ -15,12 +15,13 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from gpu_worker.layers import AttentionKind, AttentionLayer, LayerMap, Visibility
 from gpu_worker.model_files import ModelRefused
-from gpu_worker.probe import Call, Heard, calls_with_masks, calls_without_masks
+from gpu_worker.probe import STEP, Call, Heard, calls_with_masks, calls_without_masks, place_of
 from gpu_worker.rope import undecorate
 from gpu_worker.visibility import UnreadableMask, read_visibility
 
 # A tile of 16 keys must fit the kernels' shared memory.
 MAX_HEAD_DIM = 512
+_OTHER_PAST = "layers whose past is not in attention, such as convolutions and state spaces"
 # Tokens of the twin's step; no model has a dimension of this size.
 _NUM_TOKENS = 13
 # What models hand through to attention that changes no score, or that the mask says better.
@@ -37,10 +38,10 @@ _HARMLESS_KEYWORDS = frozenset(
         "return_dict",
         "scaling",
         "sliding_window",
+        "step",
         "use_cache",
     }
 )
-_OTHER_PAST = "layers whose past is not in attention, such as convolutions and state spaces"
 _READ_KEYWORDS = frozenset({"softcap", "s_aux"})
 
 
@@ -120,7 +121,13 @@ def _run(twin: PreTrainedModel) -> Heard:
         raise ModelRefused(_why_it_does_not_run(twin, error)) from error
     if logits_shape[:2] != (1, 1):
         raise ModelRefused("no logits_to_keep: the model computes logits for every token of a prompt")
+    if heard.convolutions:
+        raise ModelRefused(f"{_OTHER_PAST}: {heard.convolutions[0]}")
+    if heard.numberings:
+        raise ModelRefused(f"positions taken from the order of a batch: {heard.numberings[0]}")
     for call in heard.calls:
+        if call.keywords.get("step") is not STEP:
+            raise ModelRefused("arguments that do not reach attention: a layer does not hand them on")
         if call.mask is not None:
             raise ModelRefused("a mask of its own: a layer adds something to the scores that only the mask carries")
     return heard
@@ -137,7 +144,7 @@ def _run_with_masks(twin: PreTrainedModel) -> Heard:
 
 def _why_it_does_not_run(twin: PreTrainedModel, error: Exception) -> str:
     if isinstance(error, NotImplementedError) or "meta tensor" in str(error) or "Meta tensor" in str(error):
-        return f"a forward that depends on data, which cannot be batched: {_place(error)}"
+        return f"a forward that branches on data: {place_of(_frame(error))}"
     try:
         calls_with_masks(twin, _NUM_TOKENS)
     except Exception:  # neither way; what was met first is told
@@ -147,9 +154,12 @@ def _why_it_does_not_run(twin: PreTrainedModel, error: Exception) -> str:
 
 def _place(error: Exception) -> str:
     """The error and the line of the model's code that it came from."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "modeling_" in frame.filename]
-    frame = (frames or traceback.extract_tb(error.__traceback__))[-1]
-    return f"{_first_line(error)} ({frame.filename.rsplit('/', 1)[-1]}, line {frame.lineno}: {frame.line})"
+    return f"{_first_line(error)} ({place_of(_frame(error))})"
+
+
+def _frame(error: Exception) -> traceback.FrameSummary:
+    frames = traceback.extract_tb(error.__traceback__)
+    return ([frame for frame in frames if "modeling_" in frame.filename] or frames)[-1]
 
 
 def _first_line(error: Exception) -> str:

@@ -5,6 +5,7 @@ served. Transformers' masks are functions of logical positions; `Heard` keeps th
 as `sliding_window` say only what some kernels are told.
 """
 
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -13,11 +14,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
 # Without masks, as the worker runs a model; and with masks, as its own eager attention would get them.
 CALLS_NAME, MASKS_NAME = "tandem_calls", "tandem_masks"
+
+# Stands for the step that the worker hands through a model to its attention.
+STEP = object()
 
 # bool (batch, head, query position, key position), each an index tensor.
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -42,6 +47,9 @@ class Heard:
     """What one forward asked for, in order."""
 
     calls: list[Call] = field(default_factory=list)
+    # Lines of the model's code that number the tokens of a batch, or run a convolution.
+    numberings: list[str] = field(default_factory=list)
+    convolutions: list[str] = field(default_factory=list)
     masks: list[tuple[Tensor, MaskFunction]] = field(default_factory=list)
 
     def mask_function(self, mask: Tensor) -> MaskFunction | None:
@@ -76,6 +84,35 @@ def _record_mask(
     return mask
 
 
+class _Watch(TorchDispatchMode):
+    """Sees what a model does to the order of a batch. Grouped experts number tokens too, and undo it."""
+
+    def __init__(self, heard: Heard, num_tokens: int) -> None:
+        super().__init__()
+        self._heard, self._num_tokens = heard, num_tokens
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = str(func)
+        if name.startswith("aten.arange") and out.shape == (self._num_tokens,):
+            self._note(self._heard.numberings)
+        elif name.startswith(("aten.conv", "aten.convolution")):
+            self._note(self._heard.convolutions)
+        return out
+
+    def _note(self, lines: list[str]) -> None:
+        frames = [frame for frame in traceback.extract_stack() if "/transformers/" in frame.filename]
+        if frames and "modeling_" in frames[-1].filename:
+            lines.append(place_of(frames[-1]))
+
+
+def place_of(frame: traceback.FrameSummary) -> str:
+    """A line of code, for people."""
+    return f"{frame.filename.rsplit('/', 1)[-1]}, line {frame.lineno}: {frame.line}"
+
+
 @contextmanager
 def _listening(model: PreTrainedModel, name: str) -> Iterator[Heard]:
     AttentionInterface.register(CALLS_NAME, _record_call)
@@ -99,8 +136,9 @@ def calls_without_masks(twin: PreTrainedModel, num_tokens: int) -> tuple[Heard, 
     Raises whatever the model raises.
     """
     ids = torch.zeros(1, num_tokens, dtype=torch.int64, device="meta")
-    with _listening(twin, CALLS_NAME) as heard:
-        out = twin(input_ids=ids, position_ids=ids.clone(), use_cache=False, logits_to_keep=ids[0, :1])
+    arguments = {"input_ids": ids, "position_ids": ids.clone(), "logits_to_keep": ids[0, :1], "step": STEP}
+    with _listening(twin, CALLS_NAME) as heard, _Watch(heard, num_tokens):
+        out = twin(**arguments, use_cache=False)
     return heard, tuple(out.logits.shape)
 
 

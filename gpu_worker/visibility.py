@@ -60,9 +60,25 @@ def _evaluate(mask: MaskFunction, queries: Tensor, keys: Tensor, num_heads: int)
     try:
         seen = mask(batch, heads, queries[None, :, None], keys[None, None, :])
     except (RuntimeError, IndexError, NotImplementedError) as error:
-        raise UnreadableMask("it follows from data") from error
+        raise UnreadableMask(_kind_of(mask)) from error
     if not isinstance(seen, Tensor):
         seen = torch.tensor(bool(seen))
     if seen.is_meta:
-        raise UnreadableMask("it follows from data")
+        raise UnreadableMask(_kind_of(mask))
     return seen.broadcast_to(num_heads, queries.shape[0], keys.shape[0]).bool()
+
+
+def _kind_of(mask: MaskFunction) -> str:
+    """What a mask that cannot be evaluated without data is, by the names of the functions it is made of."""
+    names, waiting = set[str](), [mask]
+    while waiting:
+        function = waiting.pop()
+        names.add(function.__qualname__)
+        for cell in function.__closure__ or ():
+            parts = cell.cell_contents if isinstance(cell.cell_contents, tuple) else (cell.cell_contents,)
+            waiting.extend(part for part in parts if hasattr(part, "__closure__"))
+    if any(name.startswith("chunked") for name in names):
+        return "tokens attend within chunks"
+    if any(name.startswith("blockwise") for name in names):
+        return "blocks of tokens see each other both ways"
+    return "it follows from data"

@@ -70,7 +70,7 @@ def serve(
         eager.set_experts_implementation("eager")
     eager = eager.to(device).eval()
     randomize(eager, seed=5)
-    model = _saved_and_loaded(eager, device, dtype)
+    model = _saved_and_loaded(eager, config, device, dtype)
     geometry = geometry_for(max_length)
     pin(model, geometry.max_length)
     check_independence(model, geometry.max_length)
@@ -79,10 +79,14 @@ def serve(
     return layers, run_trial(model, runner, Reference(eager, max_length=max_length))
 
 
-def _saved_and_loaded(model: PreTrainedModel, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+def _saved_and_loaded(
+    model: PreTrainedModel, config: PreTrainedConfig, device: torch.device, dtype: torch.dtype
+) -> PreTrainedModel:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model.save_pretrained(folder)
+        # As published: the text part of a larger model has the config of the whole.
+        config.save_pretrained(folder)
         return load_weights(read_files(folder), device=device, dtype=dtype)
 
 

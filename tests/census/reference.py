@@ -1,4 +1,4 @@
-"""What Hugging Face's own eager forward says of a whole sequence: the truth of the census, which owes the worker nothing.
+"""What Hugging Face's own eager forward says of a whole sequence: the census's truth, which owes the worker nothing.
 
 Rotary tables that depend on the longest text are forced by a companion in the batch, another sequence that ends at the
 longest position; eager attention never mixes sequences.
@@ -12,6 +12,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tests.gpu_worker.reference import Float64Kept
+
+
+def decoder_of(model: PreTrainedModel) -> PreTrainedModel:
+    """The part whose first output is the last hidden states."""
+    for part in (model.get_decoder(), getattr(model, "model", None), model.base_model):
+        if isinstance(part, PreTrainedModel) and part is not model:
+            return part
+    raise AssertionError(f"{type(model).__name__} shows no decoder")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +59,10 @@ class Reference:
         ids = torch.tensor([tokens, tokens], device=model.device)
         at = torch.stack([positions, companion]).to(model.device)
         seen: list[Tensor] = []
-        hook = model.base_model.register_forward_hook(lambda module, args, output: seen.append(output[0]))
+        hook = decoder_of(model).register_forward_hook(lambda module, args, output: seen.append(output[0]))
         logits = model(input_ids=ids, position_ids=at, use_cache=False).logits
         hook.remove()
-        hidden = seen[0] if seen[0].ndim == 3 else seen[0][None]
-        return Truth(hidden=hidden[0].double().cpu(), logits=logits[0].double().cpu())
+        return Truth(hidden=seen[0][0].double().cpu(), logits=logits[0].double().cpu())
 
 
 def relative_error(ours: Tensor, exact: Tensor) -> float:

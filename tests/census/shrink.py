@@ -17,6 +17,8 @@ HIDDEN_SIZE = NUM_HEADS * HEAD_DIM
 WINDOW = 21
 MAX_LENGTH = 256
 _MAX_LAYERS = 6
+# Sub-configs without which some classes refuse their own defaults.
+_NEEDED_SUBS = ("text_config", "attn_config", "ffn_config")
 
 RULES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -68,7 +70,7 @@ def tiny_config(config_class: type[PreTrainedConfig], hint: dict[str, Any]) -> P
         name: value for name, value in hint.items() if not isinstance(value, dict) or name not in subs(config_class)
     }
     # Some classes refuse their own defaults without sub-configs.
-    default = config_class(**{name: value for name, value in hint.items() if name in subs(config_class)})
+    default = config_class(**{k: v for k, v in hint.items() if k in subs(config_class) and k in _NEEDED_SUBS})
     settings = _shrunk(default, given)
     for name in subs(config_class):
         sub = getattr(default, name, None)
@@ -96,6 +98,12 @@ def _shrunk(default: PreTrainedConfig, given: dict[str, Any]) -> dict[str, Any]:
         rule = RULES.get(name, RULES.get(renamed.get(name, "")))
         if rule is not None and not isinstance(value, (list, dict)):
             settings[name] = rule
+    if "sliding_window" in values and not isinstance(values["sliding_window"], (list, dict)):
+        settings["sliding_window"] = WINDOW
+    if "use_sliding_window" in values:
+        # Such classes derive their layers' types from these.
+        settings |= {"use_sliding_window": True, "max_window_layers": 1}
+        given = {"layer_types": None} | given
     if "kv_lora_rank" in values:
         # Latent attention has keys of its own for every head.
         settings["num_key_value_heads"] = NUM_HEADS

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from gpu_worker.geometry import Geometry
 from gpu_worker.runner import Runner
-from tests.census.reference import Reference, relative_error
+from tests.census.reference import Reference, decoder_of, relative_error
 from tests.census.shrink import LAST_SPECIAL_TOKEN, PAD_TOKEN
 from tests.gpu_worker.plans import TinyCore
 
@@ -49,7 +49,7 @@ class Recorder:
 
     def watch(self, model: PreTrainedModel) -> None:
         """Records every forward of `model` from now on."""
-        model.base_model.register_forward_hook(self._see_hidden)
+        decoder_of(model).register_forward_hook(self._see_hidden)
         model.register_forward_hook(self._see_logits)
 
     def _see_hidden(self, module: object, args: object, output: tuple[Tensor, ...]) -> None:
