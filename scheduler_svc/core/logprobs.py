@@ -64,12 +64,13 @@ def ask_of(request: Request, first: int, start: int, end: int) -> PromptAsk | No
 
 
 def fits(record: InFlight, event: StepDone, vocab_size: int) -> bool:
-    """Whether a result tells exactly what its plan asked for; ids of rows that are not finite mean nothing."""
-    asks = record.prompt_asks
+    """Whether a result tells exactly what its plan asked for; ids beside values that are not finite mean nothing."""
+    asks, prompt = record.prompt_asks, event.prompt_logprobs
     if record.num_logprobs is None and not asks:
-        return not len(event.logprobs.logprobs) and not len(event.prompt_logprobs.logprobs)
+        return not len(event.logprobs.logprobs) and not len(prompt.logprobs)
     prompt_top_k = max((ask.top_k for ask in asks), default=0)
-    if not _is_sound(event.prompt_logprobs, sum(ask.count for ask in asks), prompt_top_k, vocab_size, ()):
+    meaningless = np.flatnonzero(np.isnan(prompt.logprobs)).tolist()
+    if not _is_sound(prompt, sum(ask.count for ask in asks), prompt_top_k, vocab_size, meaningless):
         return False
     if record.num_logprobs is None:
         return not len(event.logprobs.logprobs)

@@ -8,16 +8,17 @@ order, chunks first.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from tandem.internal.v1 import worker_pb2 as pb
 
 from tests.rigs.faults import Faults
-from tests.rigs.hashing import draw
+from tests.rigs.hashing import extend
 from tests.rigs.page_pool import PagePool
 from tests.rigs.plan_arrays import Chunk, PlanArrays, PlanError, read_plan
 from tests.rigs.row_tables import Row, RowTables
+from tests.rigs.sampling import Logprob, draw, logprob_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,23 @@ class _Work:
     start: int
     count: int
     samples: bool
+
+    def told_positions(self) -> range:
+        """Prompt positions whose logprobs it tells."""
+        first, end = self.row.started.prompt_logprobs_from, self.start + self.count
+        last = min(end, self.row.started.num_prompt_tokens - 1)
+        return range(max(first, self.start + 1), last + 1) if first else range(0)
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """What a step's rows gave, in the plan's order."""
+
+    tokens: list[int] = field(default_factory=list)
+    nonfinite: list[int] = field(default_factory=list)
+    # (Logprob, alternatives wanted); None where the values are not finite.
+    logprobs: list[tuple[Logprob | None, int]] = field(default_factory=list)
+    prompt_logprobs: list[tuple[Logprob | None, int]] = field(default_factory=list)
 
 
 class Executor:
@@ -158,6 +176,7 @@ class Executor:
             self._tables.append(row_idx, page)
         self._check_budget(arrays)
         work = self._order_work(arrays)
+        self._check_logits(work)
         checksum = self._tables.checksum()
         if plan.checksum != checksum:
             self._out_of_sync(result, f"checksum {plan.checksum:#x} came where {checksum:#x} is due")
@@ -166,13 +185,16 @@ class Executor:
             result.status = pb.STEP_STATUS_FAILED
             result.detail = f"token {self._faults.fail_token} was in the step"
             return
-        tokens: list[int] = []
-        nonfinite: list[int] = []
+        outcome = _Outcome()
         for item in work:
-            self._compute(item, tokens, nonfinite)
+            self._compute(item, outcome)
         self._tables.seal_filled(arrays.started)
-        result.tokens = np.array(tokens, dtype="<i4").tobytes()
-        result.nonfinite = np.array(nonfinite, dtype="<i4").tobytes()
+        result.tokens = np.array(outcome.tokens, dtype="<i4").tobytes()
+        result.nonfinite = np.array(outcome.nonfinite, dtype="<i4").tobytes()
+        if outcome.logprobs:
+            _tell(result.logprobs, outcome.logprobs)
+        if outcome.prompt_logprobs:
+            _tell(result.prompt_logprobs, outcome.prompt_logprobs)
 
     def _check_budget(self, arrays: PlanArrays) -> None:
         align = self.shape.chunk_align
@@ -181,6 +203,11 @@ class Executor:
             raise PlanError(f"the plan costs {cost} tokens of a budget of {self.shape.token_budget}")
         if cost == 0:
             raise PlanError("the plan runs nothing")
+
+    def _check_logits(self, work: list[_Work]) -> None:
+        wanted = sum(item.samples + len(item.told_positions()) for item in work)
+        if wanted > self.shape.logit_rows:
+            raise PlanError(f"the plan wants the logits of {wanted} positions; the limit is {self.shape.logit_rows}")
 
     def _order_work(self, arrays: PlanArrays) -> list[_Work]:
         """Checks each row's share against its tables and moves its next position on."""
@@ -216,36 +243,69 @@ class Executor:
             )
         return _Work(row=row, start=row.position, count=1, samples=True)
 
-    def _compute(self, item: _Work, tokens: list[int], nonfinite: list[int]) -> None:
+    def _compute(self, item: _Work, outcome: _Outcome) -> None:
         row, start, end = item.row, item.start, item.start + item.count
         history = self._pool.read_history(row.idx, row.pages, row.tokens[:start])
         computed = row.tokens[start:end].tolist()
+        self._tell_prompt(item, computed, history, outcome)
         history = self._pool.write(row.pages, start, computed, history)
         if row.nonfinite or self._faults.nonfinite_token in computed:
             row.nonfinite = True
             self._taint(row, end)
         if not item.samples:
             return
-        token = draw(
-            history,
-            vocab=self.shape.sampled_vocab,
-            temperature=row.temperature,
-            seed=row.seed,
-            sample_idx=row.sample_idx,
-            banned=row.banned if end < row.banned_until else (),
-        )
+        started = row.started
+        banned = row.never | started.banned if end < started.banned_until else row.never
+        allowed = started.settings.allowed
+        token = draw(history, row.key, vocab=self.shape.sampled_vocab, allowed=allowed, banned=banned)
         if row.nonfinite:
             # The token means nothing then: an id that no code may look at.
-            nonfinite.append(len(tokens))
-            tokens.append(-1)
+            outcome.nonfinite.append(len(outcome.tokens))
+            outcome.tokens.append(-1)
         else:
             self._proven[row.idx] = end
-            tokens.append(token)
+            outcome.tokens.append(token)
+        if started.num_logprobs:
+            told = None if row.nonfinite else self._logprob(history, token, started.num_logprobs - 1)
+            outcome.logprobs.append((told, started.num_logprobs - 1))
         row.tokens[end] = token
         row.num_tokens = end + 1
+
+    def _tell_prompt(self, item: _Work, computed: list[int], history: int, outcome: _Outcome) -> None:
+        """Logprobs of the prompt's tokens behind the computed ones; `history` is what came before these."""
+        row, told = item.row, item.told_positions()
+        top_k = max(0, row.started.num_logprobs - 1)
+        nonfinite = row.nonfinite
+        for position, token in enumerate(computed[: max(0, told.stop - item.start - 1)], start=item.start + 1):
+            history = extend(history, token)
+            nonfinite |= token == self._faults.nonfinite_token
+            if position in told:
+                following = int(row.tokens[position])
+                logprob = None if nonfinite else self._logprob(history, following, top_k)
+                outcome.prompt_logprobs.append((logprob, top_k))
+
+    def _logprob(self, history: int, token: int, top_k: int) -> Logprob:
+        return logprob_of(history, token, vocab_size=self.shape.vocab_size, top_k=top_k)
 
     def _taint(self, row: Row, end: int) -> None:
         """Anything up to `end` that no finite sample has read may be what was not finite."""
         size = self.shape.page_size
         suspected = set(row.pages[self._proven[row.idx] // size : -(-end // size)].tolist())
         self._pool.taint([page for page in self._tables.owned_pages(row) if page in suspected])
+
+
+def _tell(out: pb.Logprobs, entries: list[tuple[Logprob | None, int]]) -> None:
+    """As many alternatives for each as the greediest wants. Those beyond an entry's own are wrong: nobody may tell."""
+    out.top_k = max(top_k for _, top_k in entries)
+    logprobs = np.full(len(entries), np.nan, "<f4")
+    ids = np.zeros((len(entries), out.top_k), "<i4")
+    top = np.ones((len(entries), out.top_k), "<f4")
+    for i, (told, _) in enumerate(entries):
+        if told is None:
+            # Ids that no code may look at.
+            ids[i] = -1
+            continue
+        logprobs[i] = told.logprob
+        ids[i, : len(told.top)] = [token for token, _ in told.top]
+        top[i, : len(told.top)] = [logprob for _, logprob in told.top]
+    out.logprobs, out.top_token_ids, out.top_logprobs = logprobs.tobytes(), ids.tobytes(), top.tobytes()

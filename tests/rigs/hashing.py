@@ -1,17 +1,14 @@
-"""The pretend model's arithmetic: a prefix hash, and the token drawn from it.
+"""The pretend model's arithmetic: the hash of a history.
 
-Owns three pure functions on 64-bit integers. Knows nothing of pages, rows, plans or sockets; the oracle and
-the executor share this definition and nothing else.
+Owns pure functions on 64-bit integers. Knows nothing of pages, rows, plans or sockets; the oracle and the executor
+share this definition and that of `sampling`, and nothing else.
 """
-
-from collections.abc import Collection
 
 import numpy as np
 
 MASK = (1 << 64) - 1
 # The hash of the empty history.
 ROOT = 0x7A4DE3B1C95F0826
-_MAX_REDRAWS = 4096
 
 
 def mix(value: int) -> int:
@@ -38,23 +35,3 @@ def extend(prefix: int, token: int) -> int:
 def extend_array(prefixes: np.ndarray, tokens: np.ndarray) -> np.ndarray:
     """`extend` of uint64[n] hashes by int32[n] tokens."""
     return mix_array(prefixes ^ mix_array(tokens.astype(np.uint64) + np.uint64(1)))
-
-
-def draw(
-    prefix: int,
-    *,
-    vocab: int,
-    temperature: float,
-    seed: int,
-    sample_idx: int,
-    banned: Collection[int] = (),
-) -> int:
-    """The token in [0, vocab) that follows a history; greedy (temperature 0) ignores seed and sample."""
-    key = prefix
-    if temperature > 0:
-        key = mix(prefix ^ mix(seed & MASK) ^ mix(~sample_idx & MASK))
-    for attempt in range(_MAX_REDRAWS):
-        token = mix((key + attempt) & MASK) % vocab
-        if token not in banned:
-            return token
-    raise ValueError(f"no token of {vocab} is allowed: {len(banned)} are banned")

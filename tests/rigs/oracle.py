@@ -7,7 +7,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tests.rigs.hashing import ROOT, draw, extend
+from tests.rigs.hashing import ROOT, extend
+from tests.rigs.sampling import Logprob, Settings, draw, logprob_of
 
 
 class Reason(StrEnum):
@@ -31,25 +32,23 @@ def complete(
     max_new_tokens: int,
     vocab: int,
     eos_token_ids: Collection[int] = (),
-    temperature: float = 0.0,
-    seed: int = 0,
-    sample_idx: int = 0,
+    settings: Settings | None = None,
     min_new_tokens: int = 0,
     stop_token_ids: Collection[int] = (),
     ignore_eos: bool = False,
 ) -> Completion:
-    """Token ids until EOS, a stop token or the length; `vocab` is the number of ids that may be drawn."""
+    """Token ids until EOS, a stop token or the length; `vocab` is the number of ids drawn where all are allowed."""
     if not prompt:
         raise ValueError("the prompt is empty")
+    settings = settings or Settings()
+    key, banned = settings.key(len(prompt)), settings.banned()
     eos = frozenset() if ignore_eos else frozenset(eos_token_ids)
     stops = frozenset(stop_token_ids)
-    history = ROOT
-    for token in prompt:
-        history = extend(history, token)
+    history = _history(prompt)
     out: list[int] = []
     while len(out) < max_new_tokens:
-        banned = eos | stops if len(out) < min_new_tokens else frozenset()
-        token = draw(history, vocab=vocab, temperature=temperature, seed=seed, sample_idx=sample_idx, banned=banned)
+        too_early = eos | stops if len(out) < min_new_tokens else frozenset()
+        token = draw(history, key, vocab=vocab, allowed=settings.allowed, banned=banned | too_early)
         out.append(token)
         if token in stops:
             return Completion(tokens=tuple(out), reason=Reason.STOP_TOKEN, stop_token_id=token)
@@ -57,3 +56,19 @@ def complete(
             return Completion(tokens=tuple(out), reason=Reason.EOS, stop_token_id=token)
         history = extend(history, token)
     return Completion(tokens=tuple(out), reason=Reason.LENGTH, stop_token_id=None)
+
+
+def logprobs(tokens: Sequence[int], *, start: int, vocab_size: int, top_k: int) -> list[Logprob]:
+    """Of the tokens from position `start` on, each after all before it."""
+    history, out = _history(tokens[:start]), list[Logprob]()
+    for token in tokens[start:]:
+        out.append(logprob_of(history, token, vocab_size=vocab_size, top_k=top_k))
+        history = extend(history, token)
+    return out
+
+
+def _history(tokens: Sequence[int]) -> int:
+    history = ROOT
+    for token in tokens:
+        history = extend(history, token)
+    return history

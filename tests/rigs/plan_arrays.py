@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from tandem.internal.v1 import worker_pb2 as pb
 
+from tests.rigs.sampling import Settings
+
 
 class PlanError(Exception):
     """The plan breaks the contract; the message says where."""
@@ -20,11 +22,12 @@ class StartedRow:
     tokens: np.ndarray
     pages: list[int]
     first_position: int
-    temperature: float
-    seed: int
-    sample_idx: int
+    num_prompt_tokens: int
+    settings: Settings
     banned_until: int
     banned: frozenset[int]
+    num_logprobs: int
+    prompt_logprobs_from: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +57,20 @@ def _array(data: bytes, dtype: str, name: str, length: int | None = None) -> np.
     return values
 
 
-def _pieces(data: bytes, name: str, counts: np.ndarray) -> list[np.ndarray]:
+def _rare(data: bytes, dtype: str, name: str, length: int, none: float) -> np.ndarray:
+    """A field that is empty where no row asks for it."""
+    if not data:
+        return np.full(length, none, dtype)
+    values = _array(data, dtype, name, length)
+    if (values == none).all():
+        raise PlanError(f"{name} is there and no row asks for it")
+    return values
+
+
+def _pieces(data: bytes, name: str, counts: np.ndarray, dtype: str = "<i4") -> list[np.ndarray]:
     if len(counts) and int(counts.min()) < 0:
         raise PlanError(f"{name}: a count is {int(counts.min())}")
-    values = _array(data, "<i4", name, int(counts.sum()))
+    values = _array(data, dtype, name, int(counts.sum()))
     edges = np.cumsum(counts)[:-1]
     return np.split(values, edges) if len(counts) else []
 
@@ -69,27 +82,49 @@ def _started(message: pb.StartedRows) -> list[StartedRow]:
     pages = _pieces(message.pages, "pages", _array(message.num_pages, "<i4", "num_pages", n))
     banned = _pieces(message.banned, "banned", _array(message.num_banned, "<i4", "num_banned", n))
     first = _array(message.first_position, "<i4", "first_position", n)
-    temperature = _array(message.temperature, "<f4", "temperature", n)
-    seed = _array(message.seed, "<u8", "seed", n)
-    sample_idx = _array(message.sample_idx, "<i4", "sample_idx", n)
+    prompt = _array(message.num_prompt_tokens, "<i4", "num_prompt_tokens", n)
     until = _array(message.banned_until, "<i4", "banned_until", n)
-    for name, dtype, data in (
-        ("top_p", "<f4", message.top_p),
-        ("top_k", "<i4", message.top_k),
-        ("min_p", "<f4", message.min_p),
-    ):
-        _array(data, dtype, name, n)
+    settings = _settings(message, n)
+    num_logprobs = _rare(message.num_logprobs, "<i4", "num_logprobs", n, 0)
+    logprobs_from = _rare(message.prompt_logprobs_from, "<i4", "prompt_logprobs_from", n, 0)
     return [
         StartedRow(
             row=int(rows[i]),
             tokens=tokens[i],
             pages=pages[i].tolist(),
             first_position=int(first[i]),
-            temperature=float(temperature[i]),
-            seed=int(seed[i]),
-            sample_idx=int(sample_idx[i]),
+            num_prompt_tokens=int(prompt[i]),
+            settings=settings[i],
             banned_until=int(until[i]),
             banned=frozenset(banned[i].tolist()),
+            num_logprobs=int(num_logprobs[i]),
+            prompt_logprobs_from=int(logprobs_from[i]),
+        )
+        for i in range(n)
+    ]
+
+
+def _settings(message: pb.StartedRows, n: int) -> list[Settings]:
+    num_biased = _rare(message.num_biased, "<i4", "num_biased", n, 0)
+    biased = _pieces(message.biased, "biased", num_biased)
+    biases = _pieces(message.biases, "biases", num_biased, "<f4")
+    allowed = _pieces(message.allowed, "allowed", _rare(message.num_allowed, "<i4", "num_allowed", n, 0))
+    each: dict[str, np.ndarray] = {
+        "temperature": _array(message.temperature, "<f4", "temperature", n),
+        "top_p": _array(message.top_p, "<f4", "top_p", n),
+        "top_k": _array(message.top_k, "<i4", "top_k", n),
+        "min_p": _array(message.min_p, "<f4", "min_p", n),
+        "seed": _array(message.seed, "<u8", "seed", n),
+        "sample_idx": _array(message.sample_idx, "<i4", "sample_idx", n),
+        "presence_penalty": _rare(message.presence_penalty, "<f4", "presence_penalty", n, 0),
+        "frequency_penalty": _rare(message.frequency_penalty, "<f4", "frequency_penalty", n, 0),
+        "repetition_penalty": _rare(message.repetition_penalty, "<f4", "repetition_penalty", n, 1),
+    }
+    return [
+        Settings(
+            **{name: values[i].item() for name, values in each.items()},
+            biases=tuple(zip(biased[i].tolist(), biases[i].tolist(), strict=True)),
+            allowed=frozenset(allowed[i].tolist()),
         )
         for i in range(n)
     ]

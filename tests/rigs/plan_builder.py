@@ -6,11 +6,13 @@ nothing: a wrong order is built as told.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from tandem.internal.v1 import worker_pb2 as pb
 
 from tests.rigs.row_tables import table_checksum
+from tests.rigs.sampling import Settings
 
 
 def int32(values: Sequence[int]) -> bytes:
@@ -23,14 +25,20 @@ class _Draft:
     tokens: list[Sequence[int]] = field(default_factory=list)
     pages: list[Sequence[int]] = field(default_factory=list)
     first: list[int] = field(default_factory=list)
-    temperature: list[float] = field(default_factory=list)
-    seed: list[int] = field(default_factory=list)
+    num_prompt: list[int] = field(default_factory=list)
+    settings: list[Settings] = field(default_factory=list)
+    num_logprobs: list[int] = field(default_factory=list)
+    prompt_logprobs_from: list[int] = field(default_factory=list)
     until: list[int] = field(default_factory=list)
     banned: list[Sequence[int]] = field(default_factory=list)
     appends: list[tuple[int, int]] = field(default_factory=list)
     chunks: list[tuple[int, int, int, bool]] = field(default_factory=list)
     decode_rows: list[int] = field(default_factory=list)
     zero_pages: list[int] = field(default_factory=list)
+
+
+def float32(values: Sequence[float]) -> bytes:
+    return np.array(values, dtype="<f4").tobytes()
 
 
 class PlanBuilder:
@@ -49,19 +57,23 @@ class PlanBuilder:
         pages: Sequence[int],
         *,
         first: int = 0,
-        temperature: float = 0.0,
-        seed: int = 0,
+        num_prompt: int | None = None,
         banned_until: int = 0,
         banned: Sequence[int] = (),
+        num_logprobs: int = 0,
+        prompt_logprobs_from: int = 0,
+        **settings: Any,
     ) -> "PlanBuilder":
-        """A row in full; it still needs a chunk or a decode."""
+        """A row in full, all its tokens prompt unless told; it still needs a chunk or a decode."""
         draft = self._draft
         draft.rows.append(row)
         draft.tokens.append(tokens)
         draft.pages.append(pages)
         draft.first.append(first)
-        draft.temperature.append(temperature)
-        draft.seed.append(seed)
+        draft.num_prompt.append(len(tokens) if num_prompt is None else num_prompt)
+        draft.settings.append(Settings(**settings))
+        draft.num_logprobs.append(num_logprobs)
+        draft.prompt_logprobs_from.append(prompt_logprobs_from)
         draft.until.append(banned_until)
         draft.banned.append(banned)
         self._tables[row] = (first, list(pages))
@@ -92,7 +104,6 @@ class PlanBuilder:
     def build(self) -> pb.StepPlan:
         draft, self._draft = self._draft, _Draft()
         self._step += 1
-        n = len(draft.rows)
         plan = pb.StepPlan(generation=self._generation, step=self._step, checksum=table_checksum(self._tables))
         started = plan.started
         started.rows = int32(draft.rows)
@@ -101,12 +112,8 @@ class PlanBuilder:
         started.num_pages = int32([len(pages) for pages in draft.pages])
         started.pages = int32([page for pages in draft.pages for page in pages])
         started.first_position = int32(draft.first)
-        started.temperature = np.array(draft.temperature, dtype="<f4").tobytes()
-        started.top_p = np.ones(n, dtype="<f4").tobytes()
-        started.top_k = int32([0] * n)
-        started.min_p = np.zeros(n, dtype="<f4").tobytes()
-        started.seed = np.array(draft.seed, dtype="<u8").tobytes()
-        started.sample_idx = int32([0] * n)
+        started.num_prompt_tokens = int32(draft.num_prompt)
+        self._fill_settings(started, draft)
         started.banned_until = int32(draft.until)
         started.num_banned = int32([len(banned) for banned in draft.banned])
         started.banned = int32([token for banned in draft.banned for token in banned])
@@ -119,3 +126,27 @@ class PlanBuilder:
         plan.decode_rows = int32(draft.decode_rows)
         plan.zero_pages = int32(draft.zero_pages)
         return plan
+
+    def _fill_settings(self, started: pb.StartedRows, draft: _Draft) -> None:
+        all_settings = draft.settings
+        for name in ("temperature", "top_p", "min_p"):
+            setattr(started, name, float32([getattr(settings, name) for settings in all_settings]))
+        for name in ("top_k", "sample_idx"):
+            setattr(started, name, int32([getattr(settings, name) for settings in all_settings]))
+        started.seed = np.array([settings.seed for settings in all_settings], dtype="<u8").tobytes()
+        # What few ask for is empty where nobody does.
+        for name, none in (("presence_penalty", 0), ("frequency_penalty", 0), ("repetition_penalty", 1)):
+            values = [getattr(settings, name) for settings in all_settings]
+            if any(value != none for value in values):
+                setattr(started, name, float32(values))
+        if any(settings.biases for settings in all_settings):
+            started.num_biased = int32([len(settings.biases) for settings in all_settings])
+            started.biased = int32([token for settings in all_settings for token, _ in settings.biases])
+            started.biases = float32([bias for settings in all_settings for _, bias in settings.biases])
+        if any(settings.allowed for settings in all_settings):
+            started.num_allowed = int32([len(settings.allowed) for settings in all_settings])
+            started.allowed = int32([token for settings in all_settings for token in sorted(settings.allowed)])
+        if any(draft.num_logprobs):
+            started.num_logprobs = int32(draft.num_logprobs)
+        if any(draft.prompt_logprobs_from):
+            started.prompt_logprobs_from = int32(draft.prompt_logprobs_from)

@@ -39,11 +39,10 @@ class Row:
     pages: np.ndarray
     num_pages: int
     position: int
-    temperature: float
-    seed: int
-    sample_idx: int
-    banned_until: int
-    banned: frozenset[int]
+    started: StartedRow
+    # Of all that shapes its draws, and what a bias of minus infinity bans.
+    key: int
+    never: frozenset[int]
     page_set: set[int] = field(default_factory=set)
     page_terms: int = 0
     # It produced values that are not finite, and so will whatever it computes from now on.
@@ -97,11 +96,9 @@ class RowTables:
             pages=np.zeros(self._num_pages, dtype=np.int64),
             num_pages=0,
             position=started.first_position,
-            temperature=started.temperature,
-            seed=started.seed,
-            sample_idx=started.sample_idx,
-            banned_until=started.banned_until,
-            banned=started.banned,
+            started=started,
+            key=started.settings.key(started.num_prompt_tokens),
+            never=started.settings.banned(),
         )
         self.rows[idx] = row
         num_filled = started.first_position // self._page_size
@@ -120,8 +117,20 @@ class RowTables:
             raise PlanError(f"row {idx} starts at {started.first_position} with {num_tokens} tokens")
         if started.first_position > len(started.pages) * self._page_size:
             raise PlanError(f"row {idx} starts at {started.first_position} beyond its pages")
-        if any(not 0 <= token < self._vocab_size for token in started.banned):
-            raise PlanError(f"row {idx} bans a token outside 0 … {self._vocab_size - 1}")
+        for what, tokens in (
+            ("bans", started.banned),
+            ("biases", [token for token, _ in started.settings.biases]),
+            ("allows", started.settings.allowed),
+        ):
+            if any(not 0 <= token < self._vocab_size for token in tokens):
+                raise PlanError(f"row {idx} {what} a token outside 0 … {self._vocab_size - 1}")
+        prompt = started.num_prompt_tokens
+        if not 1 <= prompt <= num_tokens:
+            raise PlanError(f"row {idx} starts with {num_tokens} tokens, of which {prompt} are its prompt")
+        if started.prompt_logprobs_from and not 1 <= started.prompt_logprobs_from < prompt:
+            raise PlanError(f"row {idx} wants logprobs from {started.prompt_logprobs_from} of a prompt of {prompt}")
+        if started.prompt_logprobs_from and num_tokens > prompt:
+            raise PlanError(f"row {idx} has output already and wants its prompt's logprobs")
 
     def append(self, idx: int, page: int) -> None:
         """One more page at the end of a row's list."""

@@ -12,6 +12,7 @@ from tests.rigs.hashing import ROOT, extend, extend_array, mix, mix_array
 from tests.rigs.oracle import Reason, complete
 from tests.rigs.plan_builder import PlanBuilder, int32
 from tests.rigs.row_tables import table_checksum
+from tests.rigs.sampling import Settings
 
 SHAPE = Shape(page_size=4, num_pages=16, max_rows=4, max_length=40, token_budget=16)
 PROMPT = [7, 1, 2, 3, 4, 5]
@@ -22,7 +23,9 @@ def tokens_of(result: pb.StepResult) -> list[int]:
 
 
 def expected(prompt: list[int], num: int, **settings: object) -> list[int]:
-    completion = complete(prompt, max_new_tokens=num, vocab=SHAPE.sampled_vocab, ignore_eos=True, **settings)
+    completion = complete(
+        prompt, max_new_tokens=num, vocab=SHAPE.sampled_vocab, ignore_eos=True, settings=Settings(**settings)
+    )
     return list(completion.tokens)
 
 

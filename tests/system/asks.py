@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from tandem.v1 import inference_pb2 as pb
 
 from tests.rigs import byte_tokenizer
-from tests.rigs.oracle import Completion, complete
-from tests.rigs.transcript import Transcript
+from tests.rigs.oracle import Completion, complete, logprobs
+from tests.rigs.sampling import MINUS_INFINITY, Logprob, Settings
+from tests.rigs.transcript import SampleTranscript, Transcript
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,19 @@ class Ask:
     ignore_eos: bool = True
     priority: int = 0
     request_id: str = ""
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    banned_token_ids: tuple[int, ...] = ()
+    num_samples: int = 1
+    # None: no logprobs.
+    logprobs: int | None = None
+    prompt_logprobs_start: int | None = None
     extra: pb.GenerateRequest = field(default_factory=pb.GenerateRequest)
 
     def request(self) -> pb.GenerateRequest:
@@ -44,6 +58,10 @@ class Ask:
         request.token_ids.ids.extend(self.prompt)
         request.sampling.temperature = self.temperature
         request.sampling.seed = self.seed
+        self._fill_sampling(request.sampling)
+        for name in ("logprobs", "prompt_logprobs_start"):
+            if (value := getattr(self, name)) is not None:
+                setattr(request.output, name, value)
         request.stop.max_new_tokens = self.max_new_tokens
         if self.min_new_tokens:
             request.stop.min_new_tokens = self.min_new_tokens
@@ -54,22 +72,52 @@ class Ask:
         request.MergeFrom(self.extra)
         return request
 
-    def completion(self) -> Completion:
+    def _fill_sampling(self, sampling: pb.SamplingParams) -> None:
+        """Beyond temperature and seed, only what is asked for."""
+        unset = Ask(prompt=(), max_new_tokens=0)
+        for name in ("top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"):
+            if getattr(self, name) != getattr(unset, name):
+                setattr(sampling, name, getattr(self, name))
+        if self.num_samples > 1:
+            sampling.num_samples = self.num_samples
+        sampling.logit_bias.update(dict(self.logit_bias))
+        sampling.allowed_token_ids.ids.extend(self.allowed_token_ids)
+        if not self.allowed_token_ids:
+            sampling.ClearField("allowed_token_ids")
+        sampling.banned_token_ids.extend(self.banned_token_ids)
+
+    def settings(self, sample_idx: int = 0) -> Settings:
+        """As the oracle takes them; a ban wins over a bias."""
+        banned = dict.fromkeys(self.banned_token_ids, MINUS_INFINITY)
+        return Settings(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            seed=self.seed,
+            sample_idx=sample_idx,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            biases=tuple((dict(self.logit_bias) | banned).items()),
+            allowed=frozenset(self.allowed_token_ids),
+        )
+
+    def completion(self, sample_idx: int = 0) -> Completion:
         """The oracle's tokens, stop strings left aside."""
         return complete(
             self.prompt,
             max_new_tokens=self.max_new_tokens,
             vocab=byte_tokenizer.NUM_DRAWN,
             eos_token_ids=(byte_tokenizer.EOS_ID,),
-            temperature=self.temperature,
-            seed=self.seed,
+            settings=self.settings(sample_idx),
             min_new_tokens=self.min_new_tokens,
             stop_token_ids=self.stop_token_ids,
             ignore_eos=self.ignore_eos,
         )
 
-    def expected(self) -> Expected:
-        completion = self.completion()
+    def expected(self, sample_idx: int = 0) -> Expected:
+        completion = self.completion(sample_idx)
         tokens = list(completion.tokens)
         found = self._find_stop_string(tokens)
         if found is not None:
@@ -100,20 +148,32 @@ class Ask:
         return None
 
     def check(self, transcript: Transcript) -> None:
-        """The whole answer, against the oracle."""
-        expected = self.expected()
-        assert transcript.tokens == expected.tokens, _difference(transcript.tokens, expected.tokens)
-        assert transcript.text == expected.text, (
-            f"the text of {expected.tokens} is {transcript.text!r}, not {expected.text!r}"
-        )
-        assert transcript.reason == expected.reason
+        """The whole answer of every sample, against the oracle."""
         assert transcript.accepted is not None
-        assert transcript.finished is not None
         assert transcript.summary is not None
+        assert transcript.num_samples == self.num_samples
+        num_tokens = sum(self._check_sample(transcript.samples[idx], idx) for idx in range(self.num_samples))
         assert transcript.accepted.prompt_tokens == len(self.prompt)
-        assert transcript.finished.output_tokens == len(expected.tokens)
         usage = transcript.summary.usage
-        assert (usage.prompt_tokens, usage.output_tokens) == (len(self.prompt), len(expected.tokens))
+        assert (usage.prompt_tokens, usage.output_tokens) == (len(self.prompt), num_tokens)
+        start = self.prompt_logprobs_start
+        expected = [] if start is None else self._logprobs(self.prompt, max(1, start))
+        assert transcript.prompt_logprobs == expected
+        assert not expected or transcript.prompt_start == max(1, start or 0)
+
+    def _check_sample(self, sample: SampleTranscript, idx: int) -> int:
+        expected = self.expected(idx)
+        assert sample.tokens == expected.tokens, f"sample {idx}: {_difference(sample.tokens, expected.tokens)}"
+        assert sample.text == expected.text, f"the text of {expected.tokens} is {sample.text!r}, not {expected.text!r}"
+        assert sample.reason == expected.reason
+        assert sample.finished is not None
+        assert sample.finished.output_tokens == len(expected.tokens)
+        told = [] if self.logprobs is None else self._logprobs((*self.prompt, *expected.tokens), len(self.prompt))
+        assert sample.logprobs == told
+        return len(expected.tokens)
+
+    def _logprobs(self, tokens: Sequence[int], start: int) -> list[Logprob]:
+        return logprobs(tokens, start=start, vocab_size=byte_tokenizer.VOCAB_SIZE, top_k=self.logprobs or 0)
 
 
 def _difference(got: Sequence[int], wanted: Sequence[int]) -> str:

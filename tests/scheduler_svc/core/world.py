@@ -19,7 +19,8 @@ from scheduler_svc.core.plan import Plan
 from scheduler_svc.core.scheduler import CoreConfig, Scheduler
 from tests.rigs.executor import Executor, Shape
 from tests.rigs.faults import Faults
-from tests.rigs.oracle import Completion, complete
+from tests.rigs.oracle import Completion, complete, logprobs
+from tests.rigs.sampling import Logprob, Settings
 
 FRONTEND = "f-1"
 
@@ -42,29 +43,112 @@ def info_of(shape: Shape) -> ev.WorkerInfo:
     )
 
 
+def settings_of(submit: ev.Submit, sample_idx: int) -> Settings:
+    """A sample's settings as the oracle takes them."""
+    sampling, extras = submit.sampling, submit.sampling.extras or ev.Extras()
+    return Settings(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        seed=sampling.seed,
+        sample_idx=sample_idx,
+        presence_penalty=extras.presence_penalty,
+        frequency_penalty=extras.frequency_penalty,
+        repetition_penalty=extras.repetition_penalty,
+        biases=tuple(zip(extras.biased.tolist(), extras.biases.tolist(), strict=True)),
+        allowed=frozenset(extras.allowed.tolist()),
+    )
+
+
+def rows_of(values: fx.Logprobs, top_k: int | None = None) -> list[Logprob]:
+    """Logprobs of an effect, one per line, with as many alternatives as wanted, all unless told."""
+    lines = zip(values.logprobs.tolist(), values.top_token_ids.tolist(), values.top_logprobs.tolist(), strict=True)
+    return [
+        Logprob(logprob=own, top=tuple(zip(ids[:top_k], logprobs[:top_k], strict=True))) for own, ids, logprobs in lines
+    ]
+
+
 @dataclass(slots=True)
 class Stream:
-    """What one caller asked for and has heard."""
+    """What one caller asked for and has heard on one of its streams."""
 
     submit: ev.Submit
+    sample_idx: int = 0
     admitted: bool = False
     rejected: fx.Rejected | None = None
     tokens: list[int] = field(default_factory=list[int])
+    logprobs: list[Logprob] = field(default_factory=list[Logprob])
+    prompt_logprobs: list[Logprob] = field(default_factory=list[Logprob])
     end: fx.End | None = None
+    _expected: tuple[Shape, Completion] | None = None
 
     def expected(self, shape: Shape) -> Completion:
         """The oracle's answer, which knows nothing of the world."""
+        if self._expected is None or self._expected[0] != shape:
+            self._expected = shape, self._complete(shape)
+        return self._expected[1]
+
+    def _complete(self, shape: Shape) -> Completion:
         return complete(
             self.submit.prompt.tolist(),
             max_new_tokens=self.submit.max_new_tokens,
             vocab=shape.sampled_vocab,
             eos_token_ids=shape.eos_token_ids,
-            temperature=self.submit.sampling.temperature,
-            seed=self.submit.sampling.seed,
+            settings=settings_of(self.submit, self.sample_idx),
             min_new_tokens=self.submit.min_new_tokens,
             stop_token_ids=self.submit.stop_token_ids,
             ignore_eos=self.submit.ignore_eos,
         )
+
+    def take(self, output: fx.StepOutput, number: int) -> None:
+        """What an effect brings to this stream, in the promised order. Raises AssertionError where it is not."""
+        assert self.admitted and self.rejected is None
+        assert self.end is None, f"stream {number}: something after its end"
+        for piece in output.prompt_logprobs:
+            if piece.stream == number:
+                self._take_piece(piece)
+        entries = np.flatnonzero(output.streams == np.uint64(number)).tolist()
+        assert len(entries) <= 1, f"stream {number}: several tokens in one step"
+        for entry in entries:
+            offset = int(output.offsets[entry])
+            assert offset == len(self.tokens), f"stream {number}: offset {offset}, {len(self.tokens)} had come"
+            self.tokens.append(int(output.tokens[entry]))
+            self._take_logprobs(output.logprobs, entry)
+
+    def _take_piece(self, piece: fx.PromptLogprobs) -> None:
+        assert not self.tokens, "prompt logprobs after the first token"
+        following = self.submit.prompt_logprobs_from + len(self.prompt_logprobs)
+        assert self.sample_idx == 0 and self.submit.prompt_logprobs_from
+        assert piece.start == following, f"prompt logprobs from {piece.start} on, {following} come next"
+        self.prompt_logprobs += rows_of(piece.values)
+
+    def _take_logprobs(self, told: fx.TokenLogprobs | None, entry: int) -> None:
+        wanted = self.submit.sampling.num_logprobs
+        lines = [] if told is None else np.flatnonzero(told.entries == entry).tolist()
+        assert len(lines) == (wanted > 0), f"{len(lines)} logprobs of a token, {wanted} were wanted"
+        if told is not None and lines:
+            self.logprobs.append(rows_of(told.values, wanted - 1)[lines[0]])
+
+    def check_logprobs(self, shape: Shape) -> None:
+        """All that came are the oracle's; where a token came, all of the prompt's had come."""
+        prompt, vocab_size = self.submit.prompt.tolist(), shape.vocab_size
+        wanted, start = self.submit.sampling.num_logprobs, self.submit.prompt_logprobs_from
+        top_k = max(0, wanted - 1)
+        if wanted:
+            expected = logprobs([*prompt, *self.tokens], start=len(prompt), vocab_size=vocab_size, top_k=top_k)
+            assert self.logprobs == expected
+        if not start or self.sample_idx:
+            return
+        expected = logprobs(prompt, start=start, vocab_size=vocab_size, top_k=top_k)
+        assert self.prompt_logprobs == expected[: len(self.prompt_logprobs)]
+        assert not self.tokens or len(self.prompt_logprobs) == len(expected), "a token before all of the prompt's"
+
+
+def streams_in(output: fx.StepOutput) -> list[int]:
+    """Who hears something of the effect, besides ends."""
+    pieces = (piece.stream for piece in output.prompt_logprobs)
+    return list(dict.fromkeys([*pieces, *output.streams.tolist()]))
 
 
 class World:
@@ -106,23 +190,20 @@ class World:
             case fx.WorkerAccepted():
                 self.executor.begin(effect.generation)
             case fx.Admitted():
-                self.streams[effect.stream].admitted = True
+                for number in self.streams[effect.stream].submit.streams:
+                    self.streams[number].admitted = True
             case fx.Rejected():
-                assert not self.streams[effect.stream].admitted
-                self.streams[effect.stream].rejected = effect
+                for number in self.streams[effect.stream].submit.streams:
+                    assert not self.streams[number].admitted
+                    self.streams[number].rejected = effect
             case fx.StepOutput():
                 self._take_output(effect)
             case _:
                 pass
 
     def _take_output(self, output: fx.StepOutput) -> None:
-        for stream_id, offset, token in zip(
-            output.streams.tolist(), output.offsets.tolist(), output.tokens.tolist(), strict=True
-        ):
-            stream = self.streams[stream_id]
-            assert stream.end is None, f"stream {stream_id}: a token after its end"
-            assert offset == len(stream.tokens), f"stream {stream_id}: offset {offset}, {len(stream.tokens)} had come"
-            stream.tokens.append(token)
+        for number in streams_in(output):
+            self.streams[number].take(output, number)
         for end in output.ends:
             stream = self.streams[end.stream]
             assert stream.admitted
@@ -166,15 +247,18 @@ class World:
         max_time_seconds: float = 0.0,
         deadline_seconds: float = 0.0,
         request_id: str | None = None,
+        num_samples: int = 1,
+        extras: ev.Extras | None = None,
+        prompt_logprobs_from: int = 0,
     ) -> int:
-        """A request of a new stream; returns the stream."""
+        """A request of new streams; returns the first."""
         stream = len(self.streams) + 1
         event = ev.Submit(
             frontend=FRONTEND,
             stream=stream,
             request_id=request_id or f"r{stream}",
             prompt=np.array(prompt, np.int32),
-            sampling=ev.Sampling(temperature=temperature, top_p=1.0, top_k=0, min_p=0.0, seed=seed),
+            sampling=ev.Sampling(temperature=temperature, top_p=1.0, top_k=0, min_p=0.0, seed=seed, extras=extras),
             max_new_tokens=max_new_tokens,
             min_new_tokens=min_new_tokens,
             stop_token_ids=stop_token_ids,
@@ -182,8 +266,11 @@ class World:
             priority=priority,
             max_time_seconds=max_time_seconds,
             deadline_seconds=deadline_seconds,
+            num_samples=num_samples,
+            prompt_logprobs_from=prompt_logprobs_from,
         )
-        self.streams[stream] = Stream(event)
+        for sample_idx, number in enumerate(event.streams):
+            self.streams[number] = Stream(event, sample_idx)
         self.handle(event)
         return stream
 
@@ -242,6 +329,7 @@ class World:
         for number, stream in self.streams.items():
             expected = stream.expected(self.shape)
             assert stream.tokens == list(expected.tokens[: len(stream.tokens)]), f"stream {number}: another token"
+            stream.check_logprobs(self.shape)
             end = stream.end
             if end is None or end.reason is None:
                 continue

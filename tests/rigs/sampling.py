@@ -1,0 +1,109 @@
+"""The pretend model's sampling: which token follows a history under a request's settings, and how likely it was.
+
+Owns the settings and pure functions of them and a history's hash. Every setting that says anything enters the draw, so
+one that is lost or mixed up shows in the tokens; bans, biases of minus infinity and allowed tokens are kept exactly.
+Logprobs are pseudo-values of hash and token alone, as the model's own are before anything that sampling does; they are
+exact in f32. Knows nothing of pages, rows, plans or sockets.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from tests.rigs.hashing import MASK, extend, mix, mix_array
+
+_MAX_REDRAWS = 4096
+_LOGPROB_SALT, _LOGPROB_STEPS = 0x10960B5, 1 << 20
+MINUS_INFINITY = float("-inf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How a request's tokens are drawn; the defaults say nothing. Floats count as the f32 that the wire carries.
+
+    `biases` are (token, bias), minus infinity bans; `allowed` empty allows every token.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    sample_idx: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    biases: tuple[tuple[int, float], ...] = ()
+    allowed: frozenset[int] = frozenset()
+
+    def banned(self) -> frozenset[int]:
+        """Tokens that a bias of minus infinity bans."""
+        return frozenset(token for token, bias in self.biases if bias == MINUS_INFINITY)
+
+    def key(self, num_prompt_tokens: int) -> int:
+        """A hash of all settings that shape the draw; 0 where none does. Greedy ignores noise and filters."""
+        words: list[int] = []
+        if self.temperature > 0:
+            words += [_word(1, _bits(self.temperature)), _word(2, self.seed), _word(3, self.sample_idx)]
+            words += [_word(4, _bits(self.top_p)), _word(5, self.top_k), _word(6, _bits(self.min_p))]
+        if self.presence_penalty or self.frequency_penalty:
+            # They look at the output alone, so where it begins matters.
+            words += [_word(7, _bits(self.presence_penalty)), _word(8, _bits(self.frequency_penalty))]
+            words.append(_word(9, num_prompt_tokens))
+        if self.repetition_penalty != 1:
+            words.append(_word(10, _bits(self.repetition_penalty)))
+        for token, bias in sorted(self.biases):
+            words += [_word(11, token), _word(12, _bits(bias))]
+        if self.allowed:
+            words += [_word(13, token) for token in sorted(self.allowed)]
+        key = 0
+        for word in words:
+            key = extend(key, word)
+        return key
+
+
+def _bits(value: float) -> int:
+    return int(np.float32(value).view(np.uint32))
+
+
+def _word(place: int, value: int) -> int:
+    return mix(value ^ place << 56)
+
+
+def draw(prefix: int, key: int, *, vocab: int, allowed: Collection[int], banned: Collection[int]) -> int:
+    """The token that follows a history: one of `allowed`, or of [0, vocab) where that is empty; never one banned."""
+    start = prefix ^ key
+    if allowed:
+        open_to_it = sorted(set(allowed) - set(banned))
+        if not open_to_it:
+            raise ValueError(f"all of the {len(allowed)} tokens that are allowed are banned")
+        return open_to_it[mix(start) % len(open_to_it)]
+    for attempt in range(_MAX_REDRAWS):
+        token = mix((start + attempt) & MASK) % vocab
+        if token not in banned:
+            return token
+    raise ValueError(f"no token of {vocab} is allowed: {len(banned)} are banned")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logprob:
+    """Of a token after a history, and of the most probable ones, best first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@cache
+def _salted(vocab_size: int) -> np.ndarray:
+    return mix_array(np.arange(vocab_size, dtype=np.uint64) + np.uint64(_LOGPROB_SALT))
+
+
+def logprob_of(prefix: int, token: int, *, vocab_size: int, top_k: int) -> Logprob:
+    """Of `token` after a history; ties go to the smaller id."""
+    steps = mix_array(_salted(vocab_size) ^ np.uint64(prefix)) % np.uint64(_LOGPROB_STEPS)
+    logprobs = -(steps.astype(np.float32)) / 1024
+    best = np.argsort(steps, kind="stable")[:top_k]
+    top = tuple(zip(best.tolist(), logprobs[best].tolist(), strict=True))
+    return Logprob(logprob=float(logprobs[token]), top=top)
