@@ -71,6 +71,11 @@ class Geometry:
         return align_up(self.token_budget, self.chunk_align)
 
     @property
+    def history_places(self) -> int:
+        """Places for the tokens of rows with penalties, row 0's included."""
+        return (self.max_rows + 1) * self.max_length
+
+    @property
     def logit_rows(self) -> int:
         """Positions of one step whose logits may be wanted: every row's, and prompt tokens' with logprobs.
 

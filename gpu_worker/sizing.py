@@ -15,8 +15,8 @@ CHUNK_ALIGN = 64
 DEFAULT_CPU_POOL_BYTES = 1 << 30
 # Stays free unless told otherwise. GPU: kernels, workspaces of libraries, the allocator's slack.
 CPU_RESERVE_BYTES, GPU_RESERVE_BYTES = 256 << 20, 1 << 30
-# Of one logit and what sampling makes of it: 29 counted (noise and ranks, every row drawing with top-p), its float32
-# copies, the sort's workspace.
+# Of one logit and what sampling makes of it: 45 counted (every row drawing with top-p, penalties and allowed tokens),
+# the sort's workspace.
 SAMPLING_BYTES_PER_LOGIT = 64
 # A prompt's logprobs: logits, their float32 copy, their logarithms.
 PROMPT_BYTES_PER_LOGIT = 12
@@ -68,13 +68,13 @@ class Costs:
         return geometry.token_budget * self.activations_per_token + (sampled + told) * self.vocab_size
 
     def tables(self, geometry: Geometry) -> int:
-        """Page tables of rows on device and host, page lists of the kernels, the pages' own; int32 each.
+        """Page tables of rows on device and host, page lists of the kernels, the pages' own, rows' tokens; int32 each.
 
         On a CPU the tables are as wide as the pool, which is little beside the pages themselves.
         """
         tiles = geometry.prefill_tokens // geometry.chunk_align
         lists = (4 * (geometry.max_rows + 1) + 2 * tiles) * geometry.pages_per_row
-        return 4 * (lists + 2 * geometry.num_pages)
+        return 4 * (lists + 2 * geometry.num_pages + geometry.history_places)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

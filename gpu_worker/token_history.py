@@ -13,12 +13,8 @@ class TokenHistory:
     """int32 [rows, max_length]; a row's place for a position is row * max_length + position."""
 
     def __init__(self, geometry: Geometry, device: torch.device) -> None:
-        self._tokens = torch.zeros(geometry.max_rows + 1, geometry.max_length, dtype=torch.int32, device=device)
-
-    @staticmethod
-    def num_bytes(geometry: Geometry) -> int:
-        """Bytes that the history takes from start on."""
-        return 4 * (geometry.max_rows + 1) * geometry.max_length
+        places = torch.zeros(geometry.history_places, dtype=torch.int32, device=device)
+        self._tokens = places.view(-1, geometry.max_length)
 
     def write(self, places: Tensor, tokens: Tensor) -> None:
         """Both int64 [n]."""

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu_worker.geometry import Geometry, align_up
-from gpu_worker.started import StartedRows
+from gpu_worker.started import StartedFeatures, StartedRows
 from gpu_worker.wire import Plan
 
 
@@ -46,7 +46,7 @@ def warm_up_plan(*, num_rows: int, chunk: bool) -> Plan:
 
 
 def full_plan(geometry: Geometry) -> Plan:
-    """The largest step: every row draws, and chunks take what the decode rows leave of the budget. All on page 1."""
+    """The largest step, on page 1: every row asks for all it can, chunks take what decode rows leave of the budget."""
     num_rows = geometry.max_rows
     counts = _chunks(geometry)
     rows = np.arange(1, num_rows + 1, dtype=np.int32)
@@ -54,6 +54,19 @@ def full_plan(geometry: Geometry) -> Plan:
     lengths = ones.copy()
     lengths[: counts.size] = counts
     num_pages = align_up(lengths, geometry.page_size) // geometry.page_size
+    # The first row's prompt tells what may be told beside every row's sample.
+    told_from = zeros.copy()
+    told_from[0] = max(lengths[0] - (geometry.logit_rows - num_rows), 1) if lengths[0] > 1 else 0
+    features = StartedFeatures(
+        presence_penalty=np.ones(num_rows, np.float32),
+        frequency_penalty=np.ones(num_rows, np.float32),
+        repetition_penalty=np.full(num_rows, 1.5, np.float32),
+        biased=[zeros[:1]] * num_rows,
+        biases=[np.ones(1, np.float32)] * num_rows,
+        allowed=[zeros[:0]] * num_rows,
+        num_logprobs=ones + 1,
+        prompt_logprobs_from=told_from,
+    )
     started = StartedRows(
         rows=rows,
         tokens=[np.zeros(length, np.int32) for length in lengths],
@@ -61,13 +74,15 @@ def full_plan(geometry: Geometry) -> Plan:
         first_position=zeros,
         num_prompt_tokens=lengths,
         temperature=np.ones(num_rows, np.float32),
-        top_p=np.full(num_rows, 0.5, np.float32),
+        # So near 1 that few ranks do not settle it.
+        top_p=np.full(num_rows, 0.9999, np.float32),
         top_k=zeros,
         min_p=np.full(num_rows, 0.1, np.float32),
         seed=zeros.astype(np.uint64),
         sample_idx=zeros,
         banned_until=zeros,
         banned=[zeros[:0]] * num_rows,
+        features=features,
     )
     return Plan(
         generation=0,

@@ -144,6 +144,10 @@ def test_the_largest_step_uses_the_budget(max_rows: int, max_length: int, token_
     assert sorted([*plan.chunk_rows, *plan.decode_rows]) == list(range(1, max_rows + 1))
     assert plan.chunk_counts.max() <= max_length
     assert plan.chunk_samples.all()
+    # The first row's prompt tells of as many tokens as every row's sample leaves.
+    assert plan.started is not None and plan.started.features is not None
+    told = plan.chunk_counts[0] - plan.started.features.prompt_logprobs_from[0]
+    assert told == min(plan.chunk_counts[0] - 1, geometry.logit_rows - max_rows)
     # Nothing more fits: every row is full, or another tile is too much.
     assert geometry.token_budget - cost < 64 or plan.decode_rows.size == 0
 
