@@ -1,0 +1,254 @@
+"""How often sampled text differs from the same request's text alone: `python -m tests.benchmarks.divergence`.
+
+The bundled model behind its whole service, temperature 0.8 with penalties, a seed for each prompt. Every round asks the
+same: alone one after another, again, batched, with the worker killed in the middle, with a pool so small that requests
+give way. Floating point adds up differently in other batches and chunks, so a draw that is nearly a tie may fall the
+other way; from there on the text is another. Until there the logprobs tell how large the differences are. Owns the
+rounds, the comparison and the report.
+"""
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from client import Client
+from client.request import GenerateOptions
+from client.sync_stream import GenerateStream
+from client.types import TokenLogprob
+from tests.rigs.processes import REPOSITORY, Child, Rig
+
+BUNDLED = REPOSITORY / "gpu_worker" / "bundled"
+PATIENCE_SECONDS = 600.0
+TEMPERATURE = 0.8
+PENALTIES: GenerateOptions = {"presence_penalty": 0.3, "frequency_penalty": 0.2, "repetition_penalty": 1.1}
+TOP_K = 5
+MAX_ROWS = 12
+PAGE_SIZE = 16
+# Room for every row at its longest; and for less than half of that, but for one in any case.
+ROOMY_PAGES = 256
+SMALL_PAGES = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What one stream brought."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]
+    prompt_logprobs: tuple[TokenLogprob, ...]
+    preemptions: int = 0
+    worker_changes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """A round beside the one alone."""
+
+    name: str
+    streams: int
+    diverged: int
+    # Output tokens, those from the first that differs on, and the first such position in any stream.
+    tokens: int
+    tokens_beyond: int
+    earliest: int | None
+    # Between logprobs of the same token after the same text, and of the same alternative.
+    max_logprob_difference: float
+    max_prompt_logprob_difference: float
+    # Streams that were preempted, and that met the worker's death.
+    preempted: int
+    interrupted: int
+
+
+def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
+    """The first position where they are not the same; None where they are."""
+    if tuple(one) == tuple(other):
+        return None
+    pairs = zip(one, other, strict=False)
+    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+def logprob_difference(one: Sequence[TokenLogprob], other: Sequence[TokenLogprob]) -> float:
+    """The largest, over tokens and those alternatives that both tell; 0 where there is nothing to compare."""
+    largest = 0.0
+    for a, b in zip(one, other, strict=False):
+        others = dict(b.top)
+        pairs = [(a.logprob, b.logprob), *((value, others[token]) for token, value in a.top if token in others)]
+        largest = max(largest, *(abs(x - y) for x, y in pairs))
+    return largest
+
+
+def compare(name: str, alone: Sequence[Answer], answers: Sequence[Answer]) -> Difference:
+    """Two rounds of the same requests."""
+    pairs = list(zip(alone, answers, strict=True))
+    places = [first_difference(one.tokens, other.tokens) for one, other in pairs]
+    same = [
+        logprob_difference(one.logprobs[:place], other.logprobs[:place])
+        for (one, other), place in zip(pairs, places, strict=True)
+    ]
+    return Difference(
+        name=name,
+        streams=len(pairs),
+        diverged=sum(place is not None for place in places),
+        tokens=sum(len(other.tokens) for _, other in pairs),
+        tokens_beyond=sum(
+            len(other.tokens) - place for (_, other), place in zip(pairs, places, strict=True) if place is not None
+        ),
+        earliest=min((place for place in places if place is not None), default=None),
+        max_logprob_difference=max(same, default=0.0),
+        max_prompt_logprob_difference=max(
+            (logprob_difference(one.prompt_logprobs, other.prompt_logprobs) for one, other in pairs), default=0.0
+        ),
+        preempted=sum(other.preemptions > 0 for _, other in pairs),
+        interrupted=sum(other.worker_changes > 0 for _, other in pairs),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requests:
+    """What every round asks."""
+
+    texts: tuple[str, ...]
+    new_tokens: int
+
+    def start(self, client: Client, number: int) -> GenerateStream:
+        return client.generate(
+            self.texts[number],
+            temperature=TEMPERATURE,
+            seed=number,
+            max_new_tokens=self.new_tokens,
+            ignore_eos=True,
+            logprobs=TOP_K,
+            prompt_logprobs_start=0,
+            timeout=PATIENCE_SECONDS,
+            **PENALTIES,
+        )
+
+
+def read(stream: GenerateStream) -> Answer:
+    """To its end."""
+    for _ in stream:
+        pass
+    [sample] = stream.samples
+    assert stream.summary is not None
+    prompt = stream.prompt_info.logprobs if stream.prompt_info is not None else ()
+    return Answer(
+        tokens=tuple(sample.token_ids),
+        logprobs=tuple(sample.logprobs),
+        prompt_logprobs=prompt,
+        preemptions=stream.summary.timing.preemptions,
+        worker_changes=stream.summary.timing.worker_changes,
+    )
+
+
+def together(client: Client, requests: Requests, meanwhile: Callable[[Sequence[GenerateStream]], None]) -> list[Answer]:
+    """All at once; `meanwhile` is called once all are under way."""
+    streams = [requests.start(client, number) for number in range(len(requests.texts))]
+    with ThreadPoolExecutor(max_workers=len(streams)) as pool:
+        answers = [pool.submit(read, stream) for stream in streams]
+        meanwhile(streams)
+        return [answer.result() for answer in answers]
+
+
+class Service:
+    """A scheduler, and workers that serve one after another."""
+
+    def __init__(self, rig: Rig, model: Path, device: str, dtype: str) -> None:
+        self._rig = rig
+        self._flags = ["--runtime-dir", str(rig.runtime_dir), "--model", str(model), "--device", device]
+        self._flags += ["--dtype", dtype]
+        self._flags += ["--page-size", str(PAGE_SIZE), "--max-rows", str(MAX_ROWS), "--max-length", "512"]
+        self._flags += ["--token-budget", "128", "--exit-with-parent"]
+        self._serving = self.worker(ROOMY_PAGES)
+        self.client = Client(rig.scheduler().address)
+        self.client.wait_ready(PATIENCE_SECONDS)
+
+    def worker(self, num_pages: int) -> Child:
+        arguments = ["gpu_worker", *self._flags, "--num-pages", str(num_pages)]
+        child = Child(f"worker of {num_pages} pages", arguments, environment={"OMP_NUM_THREADS": "1"})
+        self._rig.children.append(child)
+        return child
+
+    def succeed(self, heir: Child) -> None:
+        """Kills the worker that serves; `heir`, which stands by, does from now on."""
+        self._serving.kill()
+        heir.wait_line("joined", PATIENCE_SECONDS)
+        self._serving = heir
+
+    def half_done(self, streams: Sequence[GenerateStream], total: int) -> None:
+        """Until the service has made half of `total` tokens, by its own count."""
+        limit = self.client.load().output_tokens + total // 2
+        while self.client.load().output_tokens < limit and any(stream.summary is None for stream in streams):
+            pass
+
+
+def measure(requests: Requests, *, model: Path, device: str, dtype: str) -> list[Difference]:
+    """Every round, in order."""
+
+    def undisturbed(_: Sequence[GenerateStream]) -> None: ...
+
+    with Rig() as rig:
+        service = Service(rig, model, device, dtype)
+        client = service.client
+        heir = service.worker(ROOMY_PAGES)
+        heir.wait_line("standing by", PATIENCE_SECONDS)
+
+        def kill(streams: Sequence[GenerateStream]) -> None:
+            service.half_done(streams, len(requests.texts) * requests.new_tokens)
+            service.succeed(heir)
+
+        alone, again = ([read(requests.start(client, n)) for n in range(len(requests.texts))] for _ in range(2))
+        found = [compare("alone again", alone, again)]
+        found.append(compare("batched", alone, together(client, requests, undisturbed)))
+        found.append(compare("worker killed", alone, together(client, requests, kill)))
+        small = service.worker(SMALL_PAGES)
+        small.wait_line("standing by", PATIENCE_SECONDS)
+        service.succeed(small)
+        found.append(compare("preempted", alone, together(client, requests, undisturbed)))
+        client.close()
+        return found
+
+
+def report(found: Sequence[Difference]) -> str:
+    """A line per round."""
+    head = f"{'round':<14}{'streams':>8}{'diverged':>9}{'rate':>8}{'tokens beyond':>15}{'earliest':>9}"
+    lines = [head + f"{'logprobs':>10}{'prompt':>10}{'preempted':>10}{'killed':>7}"]
+    for one in found:
+        beyond = f"{one.tokens_beyond} of {one.tokens}"
+        line = f"{one.name:<14}{one.streams:>8}{one.diverged:>9}{one.diverged / one.streams:>8.1%}{beyond:>15}"
+        line += f"{'-' if one.earliest is None else one.earliest:>9}{one.max_logprob_difference:>10.1e}"
+        line += f"{one.max_prompt_logprob_difference:>10.1e}{one.preempted:>10}{one.interrupted:>7}"
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """0 where every round was what its name says."""
+    parser = argparse.ArgumentParser(prog="divergence", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--prompts", type=int, default=64, help="how many of the bundled prompts")
+    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--model", type=Path, default=BUNDLED / "model")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    lines = (BUNDLED / "prompts.txt").read_text().splitlines()
+    count = min(args.prompts, len(lines))
+    texts = tuple(lines[i * len(lines) // count] for i in range(count))
+    found = measure(
+        Requests(texts=texts, new_tokens=args.new_tokens), model=args.model, device=args.device, dtype=args.dtype
+    )
+    print(json.dumps([dataclasses.asdict(one) for one in found]) if args.json else report(found))
+    *_, killed, preempted = found
+    if not killed.interrupted or not preempted.preempted:
+        print("no stream met the kill, or none was preempted: ask for more prompts or tokens", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

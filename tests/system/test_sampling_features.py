@@ -1,0 +1,195 @@
+"""Samples, penalties, biases, allowed and banned tokens, logprobs of outputs and prompts: same seed, same answer.
+
+Alone, batched, preempted and after a worker's death, token for token and logprob for logprob, by the oracle. The
+checking worker's draws depend on every setting, so that one that is lost or mixed up on the way shows.
+"""
+
+import random
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from client import Client
+from client.errors import InvalidArgument
+from client.types import AbortOutcome, FinishReason
+from tests.rigs.processes import Child, Rig
+from tests.rigs.sampling import Settings
+from tests.rigs.streams import Caller
+from tests.system.conftest import Served
+from tests.system.featured import Featured, Reading, random_featured
+
+SHAPE = (
+    "--num-pages",
+    "1024",
+    "--max-rows",
+    "32",
+    "--max-length",
+    "1024",
+    "--token-budget",
+    "128",
+    "--page-size",
+    "16",
+)
+NUM_KILLS = 15
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[Client]:
+    with Client(served.scheduler.address) as client:
+        yield client
+
+
+def assert_all_kinds(asks: list[Featured]) -> None:
+    """The random choice left nothing out."""
+    for name in (
+        "stop_token_ids",
+        "stop",
+        "logprobs",
+        "prompt_logprobs_start",
+        "logit_bias",
+        "banned_token_ids",
+        "allowed_token_ids",
+    ):
+        assert any(ask.options.get(name) is not None for ask in asks), name
+    for name in ("temperature", "presence_penalty", "frequency_penalty"):
+        assert any(ask.options.get(name) for ask in asks), name
+    assert any(ask.options.get("repetition_penalty") != 1 for ask in asks)
+    assert {ask.num_samples for ask in asks} == {1, 2, 3, 4}
+
+
+def test_alone_one_after_another(client: Client) -> None:
+    for ask in random_featured(16, seed=1, prompts=(1, 80), outputs=(1, 40)):
+        Reading(client, [ask]).check()
+
+
+def test_batched_twice_once_with_what_is_cached(client: Client) -> None:
+    asks = random_featured(48, seed=2, prompts=(1, 120), outputs=(1, 60))
+    assert_all_kinds(asks)
+    Reading(client, asks).check()
+    Reading(client, asks[::-1]).check()
+
+
+def test_the_first_of_several_samples_is_the_one_alone(client: Client) -> None:
+    asks = [ask for ask in random_featured(40, seed=3, prompts=(1, 60), outputs=(20, 40)) if ask.num_samples > 1]
+    together, alone = Reading(client, asks), Reading(client, [ask.single() for ask in asks])
+    together.check()
+    alone.check()
+    for several, one in zip(together.streams, alone.streams, strict=True):
+        assert several.samples[0].token_ids == one.samples[0].token_ids
+        assert several.samples[0].logprobs == one.samples[0].logprobs
+    # Noise is keyed by the sample, so those that are drawn differ.
+    drawn = [s.samples for s, ask in zip(together.streams, asks, strict=True) if ask.options.get("temperature")]
+    assert any(samples[0].token_ids != samples[1].token_ids for samples in drawn)
+
+
+def test_prompt_logprobs_of_a_prompt_that_is_cached(client: Client) -> None:
+    prompt = tuple(range(97, 97 + 20)) * 6
+    greedy = Settings(temperature=0.0, seed=0)
+    base = {"max_new_tokens": 4, "temperature": 0.0, "seed": 0, "ignore_eos": True}
+    plain = Featured(prompt=prompt, options={**base}, drawn=greedy)
+    Reading(client, [plain]).check()
+    for start in (0, 1, 15, 16, 17, 64, 118, 119):
+        told = Featured(prompt=prompt, options={**base, "prompt_logprobs_start": start, "logprobs": 3}, drawn=greedy)
+        Reading(client, [told, plain]).check()
+
+
+def test_preempted(rig: Rig) -> None:
+    scheduler, _, caller = rig.serve(
+        "--num-pages", "28", "--max-rows", "12", "--max-length", "256", "--page-size", "16"
+    )
+    with Client(scheduler.address) as client:
+        asks = random_featured(24, seed=4, prompts=(1, 100), outputs=(40, 80))
+        assert_all_kinds(asks)
+        reading = Reading(client, asks)
+        reading.check()
+        load = caller.wait_idle()
+    assert load.preemptions > 10
+    gave_way = [stream.summary for stream in reading.streams if stream.summary and stream.summary.timing.preemptions]
+    assert any(summary.usage.recomputed_tokens for summary in gave_way)
+
+
+def kill_serving(caller: Caller, workers: list[Child]) -> None:
+    """SIGKILL to the worker that serves now, once one does."""
+    pid = caller.wait_load(lambda load: load.worker_pid != 0).worker_pid
+    [serving] = [worker for worker in workers if worker.pid == pid]
+    workers.remove(serving)
+    serving.kill()
+    caller.wait_load(lambda load: load.worker_pid != pid)
+
+
+def test_a_worker_killed_again_and_again(rig: Rig) -> None:
+    rng = random.Random(5)
+    workers = [rig.worker(*SHAPE)]
+    record = rig.runtime_dir / "record.bin"
+    scheduler = rig.scheduler("--record", str(record))
+    caller = rig.caller(scheduler)
+    caller.wait_serving()
+    workers += [rig.worker(*SHAPE), rig.worker(*SHAPE)]
+    asks = random_featured(14, seed=5, prompts=(1, 200), outputs=(300, 400))
+    with Client(scheduler.address) as client:
+        reading = Reading(client, asks)
+        for number in range(NUM_KILLS):
+            # The first ones while prompts are computed, before their logprobs are told.
+            if number > 3:
+                reading.wait_more(rng.randrange(1, 300))
+            time.sleep(rng.random() * 0.01)
+            assert reading.num_running >= 4, "the kills are to hit streams that run"
+            kill_serving(caller, workers)
+            workers.append(rig.worker(*SHAPE))
+        reading.check()
+        load = caller.wait_idle()
+    assert load.lane_resets >= NUM_KILLS
+    met = [stream.summary.timing.worker_changes for stream in reading.streams if stream.summary]
+    assert sum(changes >= NUM_KILLS // 3 for changes in met) >= 4, met
+    assert scheduler.terminate() == 0
+    rig.check_record(record)
+
+
+def test_abort_ends_every_sample(client: Client) -> None:
+    stream = client.generate(
+        [97], request_id="many", num_samples=4, logprobs=2, max_new_tokens=480, ignore_eos=True, temperature=0.5
+    )
+    next(stream)
+    assert client.abort("many") == {"many": AbortOutcome.ABORTED}
+    for _ in stream:
+        pass
+    assert [sample.finished and sample.finished.reason for sample in stream.samples] == [FinishReason.ABORTED] * 4
+    assert stream.summary is not None
+    assert stream.summary.usage.output_tokens == sum(len(sample.token_ids) for sample in stream.samples)
+
+
+def test_leaving_frees_every_sample(served: Served, client: Client) -> None:
+    stream = client.generate([97], num_samples=4, logprobs=2, max_new_tokens=480, ignore_eos=True)
+    next(stream)
+    stream.close()
+    served.caller.wait_idle()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_samples": 65}, "sampling.num_samples is 65; it must be between 1 and 64"),
+        ({"logprobs": 21}, "output.logprobs is 21; it must be between 0 and 20"),
+        (
+            {"prompt_logprobs_start": 3},
+            "output.prompt_logprobs_start is 3; the limit is 2 (the prompt has 3 tokens)",
+        ),
+        ({"repetition_penalty": 0.0}, "sampling.repetition_penalty is 0.0; it must be between 0.01 and 100"),
+        ({"allowed_token_ids": []}, "sampling.allowed_token_ids.ids is empty; at least 1 token is needed"),
+        (
+            {"banned_token_ids": range(288)},
+            "the vocabulary has 288 tokens, and sampling.banned_token_ids bans them all; 1 must remain",
+        ),
+    ],
+)
+def test_refused_by_the_whole_service(client: Client, options: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        list(client.generate([1, 2, 3], **options))
+    assert caught.value.message == message
+
+
+def test_limits_are_told(client: Client) -> None:
+    info = client.model_info()
+    assert (info.max_num_samples, info.max_logprobs) == (64, 20)
+    assert (info.sampling_defaults.repetition_penalty, info.sampling_defaults.num_samples) == (1.0, 1)
