@@ -10,7 +10,7 @@ import pytest
 from scheduler_svc.core import effects as fx
 from scheduler_svc.core import events as ev
 from tests.rigs.executor import Shape
-from tests.scheduler_svc.core.world import Stream
+from tests.scheduler_svc.core.world import Stream, streams_in
 
 _OWN_ENDS = (fx.EndReason.EOS, fx.EndReason.STOP_TOKEN, fx.EndReason.LENGTH)
 
@@ -55,25 +55,25 @@ class Callers:
         if isinstance(effect, fx.StepOutput):
             self._take_output(effect, now)
             return
-        caller = self.by_key[effect.frontend, effect.stream]
-        assert not caller.admitted and caller.rejected is None, "a second first answer"
-        if isinstance(effect, fx.Admitted):
-            caller.admitted = True
-        else:
-            caller.rejected = effect
+        first = self.by_key[effect.frontend, effect.stream]
+        for number in first.submit.streams:
+            caller = self.by_key[effect.frontend, number]
+            assert not caller.admitted and caller.rejected is None, "a second first answer"
+            if isinstance(effect, fx.Admitted):
+                caller.admitted = True
+            else:
+                caller.rejected = effect
 
     def _take_output(self, output: fx.StepOutput, now: float) -> None:
-        for stream, offset, token in zip(
-            output.streams.tolist(), output.offsets.tolist(), output.tokens.tolist(), strict=True
-        ):
-            caller = self.by_key[output.frontend, stream]
-            assert caller.live, f"stream {stream}: a token after the end"
-            assert offset == len(caller.tokens), f"stream {stream}: offset {offset}, {len(caller.tokens)} had come"
-            caller.tokens.append(token)
+        for number in streams_in(output):
+            caller = self.by_key[output.frontend, number]
+            assert caller.live, f"stream {number}: something after the end"
+            caller.take(output, number)
             expected = caller.expected(self._shape).tokens[: len(caller.tokens)]
-            assert caller.tokens == list(expected), f"stream {stream}: another token"
-            caller.first_at = now if caller.first_at is None else caller.first_at
-            self.num_delivered += 1
+            assert caller.tokens == list(expected), f"stream {number}: another token"
+            if caller.tokens and caller.first_at is None:
+                caller.first_at = now
+        self.num_delivered += len(output.tokens)
         for end in output.ends:
             caller = self.by_key[output.frontend, end.stream]
             assert caller.live, f"stream {end.stream}: a second end"
@@ -83,6 +83,7 @@ class Callers:
 
     def _check_end(self, caller: Caller, end: fx.End) -> None:
         assert (end.reason is None) != (end.failure is None)
+        caller.check_logprobs(self._shape)
         if end.reason in _OWN_ENDS:
             expected = caller.expected(self._shape)
             assert caller.tokens == list(expected.tokens), f"stream {end.stream} ended early"
@@ -106,6 +107,7 @@ class Callers:
         """Nobody who still listens is forgotten."""
         for key, caller in self.by_key.items():
             assert caller.rejected or caller.end or caller.gone, f"{key} got no terminal answer"
+            caller.check_logprobs(self._shape)
 
 
 def poisoned(submit: ev.Submit, *tokens: int) -> bool:

@@ -17,6 +17,7 @@ from scheduler_svc.record import EffectsDigest
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
 from tests.simulation.callers import Caller, Callers, poisoned
+from tests.simulation.requests import random_submit
 from tests.simulation.worker import Joined, Worker
 
 # Tokens of prompts that are never drawn: logits behind the one are not finite, a step with the other fails.
@@ -40,6 +41,7 @@ class Episode:
             max_length=rng.choice([12, 24, 40]),
             chunk_align=align,
             token_budget=rows + align + rng.choice([0, 0, 1, 3, 7, 20]),
+            spare_logit_rows=rng.choice([0, 0, 2, 5, 20]),
             vocab_size=280,
             sampled_vocab=rng.choice([5, 8]),
             eos_token_ids=rng.choice([(0,), (0, 1)]),
@@ -129,29 +131,18 @@ class Episode:
             return
         # Streams are uint64.
         stream = len(self.callers.by_key) + rng.choice([0, 2**63])
-        prompt = [rng.randrange(4) for _ in range(rng.choice([1, 1, 2, 3, 4, 5, 8, rng.randint(1, 20)]))]
-        for token, share in ((POISON, self.poison_share), (KILLER, self.killer_share)):
-            if rng.random() < share:
-                prompt[rng.randrange(len(prompt))] = token
-        max_new_tokens = rng.choice([1, 1, 2, 3, 5, 8, 12])
-        submit = ev.Submit(
+        shares = ((POISON, self.poison_share), (KILLER, self.killer_share))
+        submit = random_submit(
+            rng,
+            self.shape,
             frontend=rng.choice(self.frontends),
             stream=stream,
-            request_id=f"r{stream}",
-            prompt=np.array(prompt, np.int32),
-            sampling=ev.Sampling(
-                temperature=rng.choice([0.0, 1.0]), top_p=1.0, top_k=0, min_p=0.0, seed=rng.randrange(5)
-            ),
-            max_new_tokens=max_new_tokens,
-            min_new_tokens=rng.choice([0, 0, min(1, max_new_tokens), max_new_tokens]),
-            stop_token_ids=rng.choice([(), (), (1,), (1, 2)]),
-            ignore_eos=rng.random() < 0.5,
-            priority=rng.choice([0, 0, 0, -1, 1, 2]),
-            max_time_seconds=rng.choice([0, 0, 0, 0, 0.5, 3.0]),
-            deadline_seconds=rng.choice([0, 0, 0, 0, 0.5, 3.0]),
+            doomed=[token for token, share in shares if rng.random() < share],
         )
         faulty = self.failing_share > 0 or self.nonfinite_token != POISON or poisoned(submit, POISON, KILLER)
-        self.callers.by_key[submit.frontend, stream] = Caller(submit, arrived_at=self.now, may_fail=faulty)
+        for idx, number in enumerate(submit.streams):
+            caller = Caller(submit, idx, arrived_at=self.now, may_fail=faulty)
+            self.callers.by_key[submit.frontend, number] = caller
         self.handle(submit)
 
     def _end_from_outside(self) -> None:
@@ -170,7 +161,8 @@ class Episode:
                 caller.kept = rng.choice([0, heard, max(0, heard - 1), 1, 100])
                 self.handle(ev.Finish(frontend=frontend, stream=stream, output_tokens=caller.kept))
             case _:
-                name, was_live = f"r{stream}", caller.live
+                name = caller.submit.request_id
+                was_live = any(self.callers.by_key[frontend, number].live for number in caller.submit.streams)
                 asker = rng.choice(self.frontends or ["nobody"])
                 effects = self.handle(ev.Abort(frontend=asker, query=1, request_ids=(name, "unknown", name)))
                 reply = next(effect for effect in effects if isinstance(effect, fx.AbortReply))
@@ -285,7 +277,7 @@ class Episode:
 
     def _corrupt(self, worker: Worker, result: pb.StepResult) -> bool:
         """Changes a result so that no core may believe it; False: it is lost."""
-        match self.rng.choice(["lost", "twice", "step", "generation", "short", "outside"]):
+        match self.rng.choice(["lost", "twice", "step", "generation", "short", "outside", "logprobs", "prompt"]):
             case "lost":
                 return False
             case "twice":
@@ -296,9 +288,24 @@ class Episode:
                 result.generation += 1
             case "short":
                 result.tokens = result.tokens[:-4]
+            case "logprobs":
+                self._corrupt_logprobs(result.logprobs)
+            case "prompt":
+                self._corrupt_logprobs(result.prompt_logprobs)
             case _:
                 result.nonfinite = np.array([self.rng.choice([-1, len(result.tokens) // 4])], "<i4").tobytes()
         return True
+
+    def _corrupt_logprobs(self, told: pb.Logprobs) -> None:
+        match self.rng.choice(["more", "less", "wider", "outside"]):
+            case "less" if told.logprobs:
+                told.logprobs = told.logprobs[:-4]
+            case "wider" if told.logprobs:
+                told.top_k += 1
+            case "outside" if told.top_token_ids:
+                told.top_token_ids = np.full(len(told.top_token_ids) // 4, self.shape.vocab_size, "<i4").tobytes()
+            case _:
+                told.logprobs += bytes(4)
 
     def _heartbeats(self) -> None:
         for worker in self.workers.values():

@@ -3,6 +3,7 @@
 The world audits the core after each event; at the end everything is let run and nobody may be forgotten.
 """
 
+import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -11,9 +12,24 @@ from scheduler_svc.core import events as ev
 from scheduler_svc.core.scheduler import CoreConfig
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
+from tests.rigs.sampling import MINUS_INFINITY
 from tests.scheduler_svc.core.world import FRONTEND, World
 
 _POISON = 272
+# One token, 3, is always allowed, never banned and ends nothing.
+_EXTRAS = [
+    None,
+    None,
+    ev.Extras(num_logprobs=1),
+    ev.Extras(num_logprobs=4, presence_penalty=1.5),
+    ev.Extras(
+        frequency_penalty=-0.5,
+        repetition_penalty=1.2,
+        biased=np.array([1, 2], np.int32),
+        biases=np.array([MINUS_INFINITY, 3.0], np.float32),
+    ),
+    ev.Extras(allowed=np.array([0, 2, 3], np.int32), num_logprobs=2),
+]
 
 
 class CoreMachine(RuleBasedStateMachine):
@@ -27,6 +43,7 @@ class CoreMachine(RuleBasedStateMachine):
         max_rows=st.integers(1, 4),
         chunk_align=st.sampled_from([1, 2, 4]),
         spare_budget=st.integers(0, 6),
+        spare_logit_rows=st.integers(0, 6),
         plans_in_flight=st.integers(1, 3),
         faults=st.sets(st.integers(1, 30), max_size=3),
     )
@@ -37,6 +54,7 @@ class CoreMachine(RuleBasedStateMachine):
         max_rows: int,
         chunk_align: int,
         spare_budget: int,
+        spare_logit_rows: int,
         plans_in_flight: int,
         faults: set[int],
     ) -> None:
@@ -47,6 +65,7 @@ class CoreMachine(RuleBasedStateMachine):
             max_length=24,
             chunk_align=chunk_align,
             token_budget=max_rows + chunk_align + spare_budget,
+            spare_logit_rows=spare_logit_rows,
             vocab_size=280,
             sampled_vocab=4,
             eos_token_ids=(0,),
@@ -65,6 +84,9 @@ class CoreMachine(RuleBasedStateMachine):
         stop=st.sampled_from([(), (1,), (1, 2)]),
         seconds=st.sampled_from([0.0, 0.0, 0.0, 3.0]),
         poison=st.sampled_from([False] * 7 + [True]),
+        num_samples=st.sampled_from([1, 1, 1, 2, 3]),
+        extras=st.sampled_from(_EXTRAS),
+        prompt_logprobs_from=st.sampled_from([0, 0, 1, 3, 9]),
     )
     def submit(
         self,
@@ -78,6 +100,9 @@ class CoreMachine(RuleBasedStateMachine):
         stop: tuple[int, ...],
         seconds: float,
         poison: bool,
+        num_samples: int,
+        extras: ev.Extras | None,
+        prompt_logprobs_from: int,
     ) -> None:
         prompt = [(first + i * i) % 4 for i in range(length)]
         if poison:
@@ -92,6 +117,9 @@ class CoreMachine(RuleBasedStateMachine):
             ignore_eos=ignore_eos,
             stop_token_ids=stop,
             max_time_seconds=seconds,
+            num_samples=num_samples,
+            extras=extras,
+            prompt_logprobs_from=prompt_logprobs_from,
         )
 
     @rule(count=st.integers(1, 3))
@@ -123,7 +151,8 @@ class CoreMachine(RuleBasedStateMachine):
             case "cancel":
                 self.world.cancel(stream)
             case "abort":
-                self.world.handle(ev.Abort(frontend=FRONTEND, query=1, request_ids=(f"r{stream}",)))
+                request_id = self.world.streams[stream].submit.request_id
+                self.world.handle(ev.Abort(frontend=FRONTEND, query=1, request_ids=(request_id,)))
             case _:
                 kept = data.draw(st.integers(0, len(self.world.streams[stream].tokens)))
                 self.world.handle(ev.Finish(frontend=FRONTEND, stream=stream, output_tokens=kept))
