@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
-from gpu_worker.examine import length_limit
+from gpu_worker.examine import default_length, in_bfloat16, length_limit
 from gpu_worker.kv_cache import pool_bytes
 from gpu_worker.layers import LayerMap
 from gpu_worker.probe import calls_without_masks
@@ -36,16 +36,19 @@ def estimate(twin: PreTrainedModel, layers: LayerMap, *, dtype: torch.dtype, pac
         kv_per_token=layers.elements_per_token * dtype.itemsize,
         sinks_per_token=pool_bytes(layers, num_pages=0, page_size=1, dtype=dtype),
         vocab_size=int(twin.config.get_text_config().vocab_size),
+        default_length=default_length(twin.config),
         length_limit=length_limit(twin.config),
     )
 
 
 def activation_bytes(twin: PreTrainedModel, layers: LayerMap, dtype: torch.dtype) -> int:
     """Bytes that a token of a step takes at the step's peak, logits not counted."""
-    with LiveBytes() as counted:
+    # Grouped experts have shapes without data in bfloat16 alone.
+    with in_bfloat16(twin), LiveBytes() as counted:
         calls_without_masks(twin, _NUM_TOKENS)
+    peak = counted.peak * dtype.itemsize // torch.bfloat16.itemsize
     around = max(kind.num_heads * kind.head_dim for kind in layers.kinds) * dtype.itemsize * _ATTENTION_COPIES
-    return counted.peak // _NUM_TOKENS + around
+    return peak // _NUM_TOKENS + around
 
 
 def twin_weight_bytes(twin: nn.Module, *, packs: bool) -> int:

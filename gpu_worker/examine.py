@@ -45,12 +45,20 @@ _HARMLESS_KEYWORDS = frozenset(
 _READ_KEYWORDS = frozenset({"softcap", "s_aux"})
 
 
-def length_limit(config: PreTrainedConfig) -> int:
+def default_length(config: PreTrainedConfig) -> int:
     """Positions that the model was made for. Raises ModelRefused where it does not say."""
-    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if not isinstance(limit, int) or limit < 2:
+    length = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if not isinstance(length, int) or length < 2:
         raise ModelRefused("no length limit: the config has no max_position_embeddings")
-    return limit
+    return length
+
+
+def length_limit(config: PreTrainedConfig) -> int:
+    """Positions that it can be served with: `dynamic` rotary tables stretch to a multiple, at a price for all texts."""
+    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    tables = [table for table in (rope, *rope.values()) if isinstance(table, dict)]
+    factors = [float(table["factor"]) for table in tables if table.get("rope_type") == "dynamic" and "factor" in table]
+    return int(default_length(config) * min(factors, default=1.0))
 
 
 def vocab_size_of(config: PreTrainedConfig) -> int:
@@ -76,7 +84,7 @@ def examine(twin: PreTrainedModel) -> LayerMap:
     """The attention layers of a model, in the order of its forward. Raises ModelRefused."""
     for module in twin.modules():
         undecorate(module)
-    with _in_bfloat16(twin):
+    with in_bfloat16(twin):
         heard = _run(twin)
         if not heard.calls:
             raise ModelRefused("no attention: the model never calls the attention interface")
@@ -100,7 +108,7 @@ def examine(twin: PreTrainedModel) -> LayerMap:
 
 
 @contextmanager
-def _in_bfloat16(twin: PreTrainedModel) -> Iterator[None]:
+def in_bfloat16(twin: PreTrainedModel) -> Iterator[None]:
     """The one dtype in which torch's grouped matrix product has shapes without data."""
     tensors = [tensor for tensor in (*twin.parameters(), *twin.buffers()) if tensor.is_floating_point()]
     dtypes = [tensor.dtype for tensor in tensors]

@@ -261,15 +261,19 @@ class Runner:
         self._may_compile = False
         return phases
 
-    def rehearse(self, plan: Plan) -> None:
-        """Runs a plan that writes to page 1 alone, before serving, and forgets it. Raises what the step raises."""
+    def rehearse(self, *plans: Plan) -> list[Outcome]:
+        """Runs plans whose rows start with all their pages, before serving; forgets them. Raises what they raise."""
         self.reset(0)
-        self._in_flight.append(self._run(plan, self._apply(plan), time.perf_counter()))
-        while self.collect() is not None:
-            pass
+        outcomes: list[Outcome] = []
+        for plan in plans:
+            self._in_flight.append(self._run(plan, self._apply(plan), time.perf_counter()))
+            while (outcome := self.collect()) is not None:
+                outcomes.append(outcome)
         self.reset(0)
-        self.cache.zero_pages(torch.ones(1, dtype=torch.int64, device=self.device))
+        pages = np.unique(np.concatenate([pages for plan in plans if plan.started for pages in plan.started.pages]))
+        self.cache.zero_pages(torch.from_numpy(pages.astype(np.int64)).to(self.device))
         self._pool_is_zero = True
+        return outcomes
 
     def _warm(self, *, num_rows: int, chunk: bool) -> float:
         """Runs one step of the shape; its seconds."""

@@ -58,7 +58,8 @@ class Costs:
     kv_per_token: int
     sinks_per_token: int
     vocab_size: int
-    # Positions that the model was made for.
+    # Positions that the model was made for, and those that it can be served with.
+    default_length: int
     length_limit: int
 
     def step(self, geometry: Geometry) -> int:
@@ -110,7 +111,7 @@ class _Choice:
         self.max_rows = settings.max_rows or (32 if on_cpu else 256)
         least_budget = self.max_rows + CHUNK_ALIGN
         self.token_budget = settings.token_budget or max(least_budget, 512 if on_cpu else 4096)
-        self.length = settings.max_length or costs.length_limit
+        self.length = settings.max_length or costs.default_length
         default = CPU_RESERVE_BYTES if on_cpu else GPU_RESERVE_BYTES
         self.reserve = default if settings.keep_free_bytes is None else settings.keep_free_bytes
 

@@ -20,13 +20,16 @@ from gpu_worker.device_memory import free_bytes, free_host_bytes, resident_growt
 from gpu_worker.estimate import estimate
 from gpu_worker.examine import examine, twin_of
 from gpu_worker.geometry import Geometry
+from gpu_worker.independence import check_independence
 from gpu_worker.layers import LayerMap
 from gpu_worker.ledger import Measured, ledger
 from gpu_worker.linear import PackedLinear, can_pack
 from gpu_worker.loading import load_weights
-from gpu_worker.model import check_config, weight_bytes
+from gpu_worker.model import weight_bytes
 from gpu_worker.model_files import ModelFiles, identity, locate, read_files
+from gpu_worker.rope import pin
 from gpu_worker.runner import Runner
+from gpu_worker.self_check import check_runner
 from gpu_worker.sizing import Costs, Sizes, check_passage, choose_sizes
 from gpu_worker.warm_up import full_plan
 
@@ -62,13 +65,20 @@ def start(settings: WorkerSettings) -> Worker:
     if not files.tokenizer_json:
         log.warning("%s has no tokenizer.json: prompts and outputs are token ids alone", files.folder)
     with phase("examination"):
-        check_config(files.config)
         twin = twin_of(files.config, dtype=dtype)
         layers = examine(twin)
         costs = estimate(twin, layers, dtype=dtype, packs=can_pack(device, dtype))
     sizes = plan_memory(settings, costs, device)
     model, sizes = load(settings, files, costs, sizes, device, dtype)
+    with phase("independence of a batch's tokens"):
+        pinned = pin(model, sizes.geometry.max_length)
+        check_independence(model, sizes.geometry.max_length)
+    for name in pinned:
+        log.info("rotary table of type %s pinned for texts of %d tokens", name, sizes.geometry.max_length)
     runner, measured = warm_runner(model, layers, sizes.geometry, device, dtype)
+    with phase("self-check against eager attention"):
+        error = check_runner(model, runner, dtype)
+    log.info("self-check: logits within %.2g of eager attention's", error)
     for line in ledger(sizes, str(device), costs.dtype, measured):
         log.info("%s", line)
     packed = sum(type(module) is PackedLinear for module in model.modules())

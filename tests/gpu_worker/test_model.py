@@ -1,7 +1,5 @@
-"""Models: what is refused and why, and the state they are loaded in."""
+"""Models: the state they are loaded in, and linear layers in oneDNN's layout."""
 
-import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -12,8 +10,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from gpu_worker.attention import ATTENTION_NAME
 from gpu_worker.linear import PackedLinear, can_pack
 from gpu_worker.loading import load_weights
-from gpu_worker.model import check_config, weight_bytes
-from gpu_worker.model_files import ModelRefused, read_files
+from gpu_worker.model import weight_bytes
+from gpu_worker.model_files import read_files
 
 
 @pytest.fixture(scope="module")
@@ -37,31 +35,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     (folder / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
     return folder
-
-
-def changed(saved: Path, tmp_path: Path, **config: object) -> Path:
-    folder = tmp_path / "changed"
-    shutil.copytree(saved, folder)
-    settings = json.loads((folder / "config.json").read_text()) | config
-    (folder / "config.json").write_text(json.dumps(settings))
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("config", "problem"),
-    [
-        ({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}, "model type gpt2 is not proven yet"),
-        (
-            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
-            "rope type dynamic chooses one table from the longest sequence",
-        ),
-        ({"head_dim": 24}, "head dimension 24 is not served"),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantised weights are not served yet"),
-    ],
-)
-def test_refused_with_the_reason(saved: Path, tmp_path: Path, config: dict[str, object], problem: str) -> None:
-    with pytest.raises(ModelRefused, match=problem):
-        check_config(read_files(changed(saved, tmp_path, **config)).config)
 
 
 def test_weights_load_with_paged_attention(saved: Path) -> None:

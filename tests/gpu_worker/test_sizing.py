@@ -29,6 +29,7 @@ COSTS = Costs(
     kv_per_token=32 * KIB,
     sinks_per_token=0,
     vocab_size=1000,
+    default_length=4096,
     length_limit=4096,
 )
 
