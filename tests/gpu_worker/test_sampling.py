@@ -104,16 +104,16 @@ def test_a_resumed_sequence_goes_on_as_if_it_never_stopped(wish: Wish, device: t
 
 
 def test_a_sequence_as_long_as_the_limit_with_penalties(device: torch.device) -> None:
-    """The token at max_length has no place in the history, and the next row's is not touched."""
+    """The token at max_length has no place in the history, and the next row's first is not touched."""
     rig = SamplingRig(vocab_size=VOCAB, max_rows=2, device=device)
-    wish = Wish(sampling={"repetition_penalty": 1.5})
-    rig.add(1, prompt(1) * 9, wish)
-    rig.add(2, prompt(2), wish)
+    rig.add(1, prompt(1) * 9, Wish(sampling={"repetition_penalty": 1.5}))
+    # The likeliest by far, were it not for its one place in the prompt.
+    rig.add(2, [5, *[6] * 6], Wish(sampling={"repetition_penalty": 1000.0}, biases={5: 30.0}))
     rig.step(lambda row, position: logits_of_sequence(row)(position), chunks={1: 63, 2: 7})
     rig.step(lambda row, position: logits_of_sequence(row)(position), decode=[1, 2])
     rig.step(lambda row, position: logits_of_sequence(row)(position), decode=[2])
-    assert len(rig.core.rows[1].tokens) == 65
-    assert rig.core.rows[2].tokens[7:] == generate(device, {2: (2, wish)}, 3)[2]
+    assert len(rig.core.rows[1].tokens) == 65 and rig.core.rows[1].tokens[64] != 5
+    assert 5 not in rig.core.rows[2].tokens[7:]
 
 
 def test_steps_whose_rows_ask_for_nothing_carry_nothing_more(device: torch.device) -> None:
