@@ -7,6 +7,7 @@ checking worker's draws depend on every setting, so that one that is lost or mix
 import random
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -14,10 +15,10 @@ from client import Client
 from client.errors import InvalidArgument
 from client.types import AbortOutcome, FinishReason
 from tests.rigs.processes import Child, Rig
-from tests.rigs.sampling import Settings
 from tests.rigs.streams import Caller
+from tests.system.asks import Ask
 from tests.system.conftest import Served
-from tests.system.featured import Featured, Reading, random_featured
+from tests.system.featured import Reading, random_featured
 
 SHAPE = (
     "--num-pages",
@@ -40,21 +41,12 @@ def client(served: Served) -> Iterator[Client]:
         yield client
 
 
-def assert_all_kinds(asks: list[Featured]) -> None:
+def assert_all_kinds(asks: list[Ask]) -> None:
     """The random choice left nothing out."""
-    for name in (
-        "stop_token_ids",
-        "stop",
-        "logprobs",
-        "prompt_logprobs_start",
-        "logit_bias",
-        "banned_token_ids",
-        "allowed_token_ids",
-    ):
-        assert any(ask.options.get(name) is not None for ask in asks), name
-    for name in ("temperature", "presence_penalty", "frequency_penalty"):
-        assert any(ask.options.get(name) for ask in asks), name
-    assert any(ask.options.get("repetition_penalty") != 1 for ask in asks)
+    plain = Ask(prompt=(), max_new_tokens=0)
+    for name in Ask.__slots__:
+        if name not in ("priority", "request_id", "include_stop", "extra"):
+            assert any(getattr(ask, name) != getattr(plain, name) for ask in asks), name
     assert {ask.num_samples for ask in asks} == {1, 2, 3, 4}
 
 
@@ -72,26 +64,23 @@ def test_batched_twice_once_with_what_is_cached(client: Client) -> None:
 
 def test_the_first_of_several_samples_is_the_one_alone(client: Client) -> None:
     asks = [ask for ask in random_featured(40, seed=3, prompts=(1, 60), outputs=(20, 40)) if ask.num_samples > 1]
-    together, alone = Reading(client, asks), Reading(client, [ask.single() for ask in asks])
+    together, alone = Reading(client, asks), Reading(client, [replace(ask, num_samples=1) for ask in asks])
     together.check()
     alone.check()
     for several, one in zip(together.streams, alone.streams, strict=True):
         assert several.samples[0].token_ids == one.samples[0].token_ids
         assert several.samples[0].logprobs == one.samples[0].logprobs
     # Noise is keyed by the sample, so those that are drawn differ.
-    drawn = [s.samples for s, ask in zip(together.streams, asks, strict=True) if ask.options.get("temperature")]
+    drawn = [s.samples for s, ask in zip(together.streams, asks, strict=True) if ask.temperature]
     assert any(samples[0].token_ids != samples[1].token_ids for samples in drawn)
 
 
 def test_prompt_logprobs_of_a_prompt_that_is_cached(client: Client) -> None:
     prompt = tuple(range(97, 97 + 20)) * 6
-    greedy = Settings(temperature=0.0, seed=0)
-    base = {"max_new_tokens": 4, "temperature": 0.0, "seed": 0, "ignore_eos": True}
-    plain = Featured(prompt=prompt, options={**base}, drawn=greedy)
+    plain = Ask(prompt=prompt, max_new_tokens=4)
     Reading(client, [plain]).check()
     for start in (0, 1, 15, 16, 17, 64, 118, 119):
-        told = Featured(prompt=prompt, options={**base, "prompt_logprobs_start": start, "logprobs": 3}, drawn=greedy)
-        Reading(client, [told, plain]).check()
+        Reading(client, [replace(plain, prompt_logprobs_start=start, logprobs=3), plain]).check()
 
 
 def test_preempted(rig: Rig) -> None:
