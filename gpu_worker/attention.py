@@ -121,6 +121,10 @@ class FlexKernel:
         return self._compiled(query, key, value, sinks)
 
 
+def _without_padding(out_THD: Tensor, kind: AttentionKind) -> Tensor:
+    return out_THD if out_THD.shape[2] == kind.value_dim else out_THD[..., : kind.value_dim].contiguous()
+
+
 class DecodeAttention:
     """One query position per slot. A group of query heads stands as query rows of its KV head: [B, K, G, D]."""
 
@@ -140,12 +144,12 @@ class DecodeAttention:
     def __call__(self, query_THD: Tensor, slots: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
         """Output [T, H, value dimension] of queries [T, H, key dimension] at `slots` int64 [T]; key and value
         [K, N, D]; sinks [H]."""
-        kind, num_tokens = self.kind, query_THD.shape[0]
-        self._written[slots] = query_THD.view(num_tokens, kind.num_kv_heads, kind.group, kind.key_dim)
+        num_tokens = query_THD.shape[0]
+        self._written[slots] = query_THD.view(num_tokens, *self._written.shape[1:])
         if sinks is not None:
-            sinks = sinks.view(kind.num_kv_heads, kind.group)
+            sinks = sinks.view(self.query.shape[1:3])
         out = self.kernel(self.query, key.unsqueeze(0), value.unsqueeze(0), sinks)
-        return out[slots].view(num_tokens, kind.num_heads, kind.head_dim)[..., : kind.value_dim].contiguous()
+        return _without_padding(out[slots].view(num_tokens, -1, out.shape[3]), self.kind)
 
 
 class PrefillAttention:
@@ -170,7 +174,7 @@ class PrefillAttention:
         self._written[places] = query_THD
         query = self.query.transpose(0, 1).unsqueeze(0)
         out = self.kernel(query, key.unsqueeze(0), value.unsqueeze(0), sinks)
-        return out.squeeze(0).transpose(0, 1)[places][..., : self.kind.value_dim].contiguous()
+        return _without_padding(out.squeeze(0).transpose(0, 1)[places], self.kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,10 +202,11 @@ class PagedLayer:
 
     def check(self, query: Tensor, scaling: float | None, softcap: float | None, sinks: Tensor | None) -> None:
         """The model calls as it was examined; a kernel that computes something else would be wrong silently."""
+        kind = self.kind
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        assert scale == self.kind.scale, f"scaling is {scale}, examined was {self.kind.scale}"
-        assert (softcap or None) == self.kind.softcap, f"softcap is {softcap}, examined was {self.kind.softcap}"
-        assert (sinks is not None) == self.kind.visibility.has_sinks, "sinks come where none were examined, or do not"
+        assert scale == kind.scale, f"scaling is {scale}, examined was {kind.scale}"
+        assert softcap == kind.softcap, f"softcap is {softcap}, examined was {kind.softcap}"
+        assert (sinks is not None) is kind.visibility.has_sinks, "sinks come where none were examined, or do not"
 
 
 def attach(model: nn.Module, layers: LayerMap) -> None:

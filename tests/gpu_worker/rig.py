@@ -71,8 +71,14 @@ _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, object]]] = {
     "gemma2": (Gemma2Config, {"query_pre_attn_scalar": 10, "attn_logit_softcapping": 2.0}),
     "gpt_oss": (
         GptOssConfig,
-        # Grouped experts want rows of a multiple of 16 bytes.
-        {"hidden_size": 80, "num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": None},
+        # Layers that share a kernel have sinks of their own. Grouped experts want rows of a multiple of 16 bytes.
+        {
+            "hidden_size": 80,
+            "num_hidden_layers": 4,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "rope_parameters": None,
+        },
     ),
 }
 
@@ -81,9 +87,8 @@ def config_of(spec: RigSpec) -> PreTrainedConfig:
     config_class, own = _FAMILIES[spec.family]
     num_kv_heads = 2 if spec.head_dim < 256 else 1
     window = {} if spec.window is None else {"sliding_window": spec.window}
-    common = {"hidden_size": 84, "intermediate_size": 80, "initializer_range": 0.15}
+    common = {"hidden_size": 84, "intermediate_size": 80, "num_hidden_layers": 2, "initializer_range": 0.15}
     return config_class(
-        num_hidden_layers=2,
         num_attention_heads=num_kv_heads * spec.group,
         num_key_value_heads=num_kv_heads,
         head_dim=spec.head_dim,
