@@ -198,7 +198,7 @@ def test_pages_go_to_the_best_first() -> None:
     ]
 
 
-def bare_request(handle: int, length: int, priority: int = 0) -> Request:
+def bare_request(handle: int, length: int, priority: int = 0, prompt_logprobs_from: int = 0) -> Request:
     return Request(
         handle=handle,
         frontend="f",
@@ -215,18 +215,26 @@ def bare_request(handle: int, length: int, priority: int = 0) -> Request:
         priority=priority,
         arrival=handle,
         arrived_at=0.0,
+        prompt_logprobs_from=prompt_logprobs_from,
     )
 
 
-def two_prompts_under_way(token_budget: int) -> Plan:
+def two_prompts_under_way(token_budget: int, prompt_logprobs_from: int = 0, spare_logit_rows: int = 0) -> Plan:
     """Row 1 holds a prompt of 9 tokens, row 2 a better one of 6, neither begun; a single token waits before both.
 
     More than one prompt is never under way by the planner's own doing; what it says of the order holds anyway.
     """
-    shape = Shape(page_size=4, num_pages=20, max_rows=3, chunk_align=4, token_budget=token_budget)
+    shape = Shape(
+        page_size=4,
+        num_pages=20,
+        max_rows=3,
+        chunk_align=4,
+        token_budget=token_budget,
+        spare_logit_rows=spare_logit_rows,
+    )
     lane, book = Lane(worker="w", info=World(shape, join=False).info(), generation=1, now=0.0), RequestBook()
     for handle, length, priority in [(1, 9, 0), (2, 6, 1)]:
-        request = bare_request(handle, length, priority)
+        request = bare_request(handle, length, priority, prompt_logprobs_from)
         request.move(Move.ADMIT)
         pages = lane.pool.allocate(lane.pages_for(length))
         assert pages is not None
@@ -247,3 +255,20 @@ def test_a_prompt_that_got_nothing_keeps_newcomers_out() -> None:
     assert seen(two_prompts_under_way(13)) == Expected(
         starts=((3, (6,)),), chunks=((2, 0, 6, True), (1, 0, 4, False)), decode=(3,)
     )
+
+
+@pytest.mark.parametrize(
+    ("logits", "chunks"),
+    [
+        # Three may sample; what is left is the better prompt's, then the other's.
+        (4, ((2, 0, 4, False),)),
+        (8, ((2, 0, 6, True),)),
+        (9, ((2, 0, 6, True), (1, 0, 4, False))),
+        (13, ((2, 0, 6, True), (1, 0, 9, True))),
+    ],
+)
+def test_a_prompt_that_waits_for_logits_keeps_nobody_out(
+    logits: int, chunks: tuple[tuple[int, int, int, bool], ...]
+) -> None:
+    plan = two_prompts_under_way(32, prompt_logprobs_from=1, spare_logit_rows=logits)
+    assert seen(plan) == Expected(starts=((3, (6,)),), chunks=chunks, decode=(3,))

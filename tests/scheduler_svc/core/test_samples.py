@@ -1,0 +1,239 @@
+"""Several samples of one request: in together or not at all, then each by itself."""
+
+import numpy as np
+import pytest
+
+from scheduler_svc.core import effects as fx
+from scheduler_svc.core import events as ev
+from scheduler_svc.core.scheduler import CoreConfig
+from tests.rigs.executor import Shape
+from tests.rigs.sampling import MINUS_INFINITY
+from tests.scheduler_svc.core.world import FRONTEND, World
+
+PROMPT = [1, 2, 3]
+
+
+def started(world: World) -> list[tuple[int, int]]:
+    """(row, sample) of every row started, in order."""
+    return [(start.row, start.sample_idx) for plan in world.sent for start in plan.starts]
+
+
+def refused(world: World, stream: int) -> fx.Rejected:
+    rejected = world.streams[stream].rejected
+    assert rejected is not None
+    return rejected
+
+
+def test_one_answer_at_the_door_then_a_row_and_an_end_for_each() -> None:
+    world = World()
+    stream = world.submit(PROMPT, num_samples=3, max_new_tokens=5, temperature=1.0, seed=4, ignore_eos=True)
+    admitted = [effect for effect in world.effects if isinstance(effect, fx.Admitted)]
+    assert admitted == [fx.Admitted(frontend=FRONTEND, stream=stream, requests_ahead=0)]
+    world.run()
+    world.check_all_ended()
+    assert started(world) == [(1, 0), (2, 1), (3, 2)]
+    tokens = [tuple(world.streams[number].tokens) for number in range(stream, stream + 3)]
+    assert len(set(tokens)) == 3, "the noise is keyed by the sample"
+    assert [world.end(number).stats.output_tokens for number in range(stream, stream + 3)] == [5, 5, 5]
+
+
+def test_the_first_sample_is_what_one_alone_would_be() -> None:
+    several, alone = World(), World()
+    for world, num_samples in ((several, 4), (alone, 1)):
+        world.submit(PROMPT, num_samples=num_samples, max_new_tokens=8, temperature=0.7, seed=9, ignore_eos=True)
+        world.run()
+    assert several.streams[1].tokens == alone.streams[1].tokens
+
+
+def test_samples_share_the_prompt() -> None:
+    world = World()
+    world.submit(PROMPT, num_samples=3)
+    samples = world.core.book.of_id("r1")
+    assert [sample.sample_idx for sample in samples] == [0, 1, 2]
+    assert all(sample.prompt is samples[0].prompt for sample in samples)
+    assert len({sample.handle for sample in samples}) == 3
+
+
+def test_those_that_do_not_fit_yet_wait_and_are_counted_ahead() -> None:
+    world = World(Shape(max_rows=2))
+    world.submit(PROMPT, num_samples=3, max_new_tokens=3, ignore_eos=True)
+    world.tick()
+    assert (world.core.book.num_waiting, world.core.book.waiting_tokens) == (1, 3)
+    world.submit(PROMPT, max_new_tokens=3, ignore_eos=True)
+    assert isinstance(world.effects[-1], fx.Admitted)
+    assert world.effects[-1].requests_ahead == 1
+    world.run()
+    world.check_all_ended()
+
+
+BOUNDED = CoreConfig(max_waiting=6, max_waiting_tokens=20)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "num_samples", "sentence"),
+    [
+        (1, 7, "num_samples is 7; the limit is 6"),
+        (5, 5, "num_samples is 5 and the prompt has 5 tokens, 25 together; the limit of tokens that wait is 20"),
+    ],
+)
+def test_what_no_patience_admits_is_invalid(prompt: int, num_samples: int, sentence: str) -> None:
+    world = World(config=BOUNDED)
+    rejected = refused(world, world.submit([1] * prompt, num_samples=num_samples))
+    assert (rejected.code, rejected.field) == (fx.RejectCode.INVALID, "sampling.num_samples")
+    assert rejected.message == sentence
+
+
+def test_a_prompt_that_no_patience_admits_is_invalid_too() -> None:
+    world = World(config=BOUNDED)
+    rejected = refused(world, world.submit([1] * 21))
+    assert (rejected.code, rejected.field) == (fx.RejectCode.INVALID, "token_ids")
+    assert rejected.message == "the prompt has 21 tokens; the limit of tokens that wait is 20"
+
+
+def test_sixty_four_samples_are_the_most() -> None:
+    world = World(config=CoreConfig(max_waiting=1000))
+    assert refused(world, world.submit([1], num_samples=65)).message == "num_samples is 65; the limit is 64"
+    world.submit([1], num_samples=64, max_new_tokens=2, ignore_eos=True)
+    world.run()
+    assert len([stream for stream in world.streams.values() if stream.end]) == 64
+
+
+def test_a_queue_with_room_for_some_takes_none() -> None:
+    world = World(config=BOUNDED)
+    world.submit([1], num_samples=4)
+    rejected = refused(world, world.submit([1], num_samples=3))
+    assert (rejected.code, rejected.message) == (
+        fx.RejectCode.QUEUE_FULL,
+        "4 requests are waiting and num_samples is 3; the limit is 6",
+    )
+    rejected = refused(world, world.submit([1] * 9, num_samples=2))
+    assert rejected.message == "4 tokens are waiting and the prompt has 9 for each of 2 samples; the limit is 20"
+    assert (len(world.core.book), world.core.book.num_waiting) == (4, 4)
+    world.submit([1] * 8, num_samples=2)
+    assert (world.core.book.num_waiting, world.core.book.waiting_tokens) == (6, 20)
+
+
+@pytest.mark.parametrize(("stream", "num_samples"), [(4, 1), (2, 2), (1, 8), (5, 1), (3, 1)])
+def test_a_stream_in_use_is_refused_wherever_it_lies_in_the_range(stream: int, num_samples: int) -> None:
+    world = World()
+    world.submit(PROMPT, num_samples=3)  # streams 1 to 3
+    submit = world.streams[1].submit
+    fields = {name: getattr(submit, name) for name in submit.__slots__}
+    fields |= {"stream": stream, "num_samples": num_samples, "request_id": "other"}
+    [answer] = world.core.handle(ev.Submit(**fields), 0.0)
+    if stream > 3:
+        assert isinstance(answer, fx.Admitted)
+    else:
+        assert isinstance(answer, fx.Rejected)
+        assert answer.code is fx.RejectCode.DUPLICATE
+        assert len(world.core.book) == 3
+
+
+def test_an_id_is_free_when_its_last_sample_has_ended() -> None:
+    world = World()
+    world.submit(PROMPT, num_samples=2, request_id="same")
+    world.cancel(1)
+    assert refused(world, world.submit(PROMPT, request_id="same")).code is fx.RejectCode.DUPLICATE
+    world.cancel(2)
+    again = world.submit(PROMPT, request_id="same")
+    assert world.streams[again].admitted
+
+
+def test_abort_ends_all_samples_with_one_outcome() -> None:
+    world = World(Shape(max_rows=2))
+    world.submit(PROMPT, num_samples=3, max_new_tokens=50, ignore_eos=True)
+    world.step()
+    # One is gone already, one runs, one waits.
+    world.cancel(1)
+    effects = world.handle(ev.Abort(frontend=FRONTEND, query=5, request_ids=("r1", "r1")))
+    assert [effect for effect in effects if isinstance(effect, fx.AbortReply)] == [
+        fx.AbortReply(frontend=FRONTEND, query=5, outcomes=(("r1", True), ("r1", False)))
+    ]
+    assert [world.end(number).reason for number in (2, 3)] == [fx.EndReason.ABORTED] * 2
+    assert world.streams[1].end is None
+    world.run()
+    world.check_empty()
+
+
+def test_cancel_and_finish_reach_one_sample_and_leave_the_others() -> None:
+    world = World()
+    world.submit(PROMPT, num_samples=3, max_new_tokens=6, temperature=1.0, ignore_eos=True)
+    for _ in range(3):
+        world.step()
+    world.cancel(2)
+    world.handle(ev.Finish(frontend=FRONTEND, stream=3, output_tokens=1))
+    world.run()
+    world.check_content()
+    world.check_empty()
+    assert world.streams[2].end is None
+    assert (world.end(3).reason, world.end(3).stats.output_tokens) == (fx.EndReason.STOP_STRING, 1)
+    assert len(world.streams[1].tokens) == 6
+
+
+def test_time_limits_and_deadlines_hold_for_each() -> None:
+    world = World(Shape(max_rows=2))
+    world.submit(PROMPT, num_samples=3, max_new_tokens=50, ignore_eos=True, max_time_seconds=2.0)
+    world.submit(PROMPT, num_samples=2, deadline_seconds=1.0)
+    world.step()
+    world.tick(1.0)
+    failures = [world.end(number).failure for number in (4, 5)]
+    assert [failure and failure.code for failure in failures] == [fx.FailureCode.DEADLINE] * 2
+    world.tick(1.0)
+    assert [world.end(number).reason for number in (1, 2, 3)] == [fx.EndReason.TIME_LIMIT] * 3
+
+
+def test_a_smaller_worker_ends_every_sample() -> None:
+    world = World()
+    world.submit([1] * 40, num_samples=2, max_new_tokens=30)
+    world.kill()
+    world.shape = Shape(max_length=64)
+    world.join()
+    failures = [world.end(number).failure for number in (1, 2)]
+    assert [failure and failure.code for failure in failures] == [fx.FailureCode.TOO_LARGE] * 2
+
+
+def test_samples_survive_preemption_and_a_lost_worker() -> None:
+    world = World(Shape(page_size=2, num_pages=7, max_rows=3))
+    world.submit(PROMPT, num_samples=3, max_new_tokens=6, temperature=1.0, seed=3, ignore_eos=True)
+    for _ in range(4):
+        world.step()
+    world.kill()
+    world.join()
+    world.run()
+    world.check_all_ended()
+    assert world.core.keeper.preemptions > 0
+    assert [len(world.streams[number].tokens) for number in (1, 2, 3)] == [6, 6, 6]
+
+
+# What goes with each sample ----------------------------------------------------------------------------------------
+
+
+def test_a_plan_brings_all_settings_of_a_row() -> None:
+    world = World()
+    extras = ev.Extras(
+        presence_penalty=0.5,
+        biased=np.array([3, 4], np.int32),
+        biases=np.array([1.5, MINUS_INFINITY], np.float32),
+        num_logprobs=3,
+    )
+    world.submit(PROMPT, num_samples=2, extras=extras, prompt_logprobs_from=2)
+    world.tick()
+    assert [start.sampling.extras for start in world.sent[0].starts] == [extras, extras]
+    assert [start.prompt_logprobs_from for start in world.sent[0].starts] == [2, 0]
+    assert [start.num_prompt_tokens for start in world.sent[0].starts] == [3, 3]
+    world.run()
+    world.check_all_ended()
+
+
+@pytest.mark.parametrize(
+    ("extras", "field"),
+    [
+        (ev.Extras(biased=np.array([0, 288], np.int32), biases=np.ones(2, np.float32)), "sampling.logit_bias"),
+        (ev.Extras(allowed=np.array([-1], np.int32)), "sampling.allowed_token_ids"),
+    ],
+)
+def test_tokens_outside_the_vocabulary_are_refused(extras: ev.Extras, field: str) -> None:
+    world = World()
+    rejected = refused(world, world.submit(PROMPT, extras=extras))
+    assert (rejected.code, rejected.field) == (fx.RejectCode.INVALID, field)
+    assert rejected.message == "a token id is outside 0 to 287"
