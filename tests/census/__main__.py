@@ -14,31 +14,36 @@ import transformers
 
 from tests.census.case import Outcome, Result, run_case
 from tests.census.population import population
-from tests.census.table import summary, write_table
+from tests.census.table import counts, table, write_table
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.census", description=__doc__)
     parser.add_argument("names", nargs="*", help="model types; default: all")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
     parser.add_argument("--write", action="store_true", help="put the table into gpu_worker/README.md")
     arguments = parser.parse_args()
+    if arguments.write and arguments.names:
+        parser.error("--write takes the whole census, not some names")
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)
     members = population()
     chosen = [m for m in members if m.declares and (not arguments.names or m.model_type in arguments.names)]
     outcomes: list[Outcome] = []
     for i, member in enumerate(chosen):
         begun = time.perf_counter()
-        outcome = run_case(member, torch.device(arguments.device))
+        outcome = run_case(member, torch.device(arguments.device), getattr(torch, arguments.dtype))
         outcomes.append(outcome)
         seconds = time.perf_counter() - begun
-        line = f"{i + 1:3}/{len(chosen)} {member.model_type:26} {outcome.result:8} {seconds:5.1f} s  {outcome.reason}"
+        told = f"{outcome.kind}: {outcome.detail}"
+        line = f"{i + 1:3}/{len(chosen)} {member.model_type:26} {outcome.result:8} {seconds:5.1f} s  {told}"
         print(line, flush=True)
     undeclared = [member for member in members if not member.declares]
-    print("\n".join(summary(outcomes, undeclared)))
+    print(f"\n{counts(outcomes, undeclared)}\n\n{table(outcomes, undeclared)}")
     if arguments.write:
         write_table(outcomes, undeclared)
     return any(outcome.result is Result.FAILED for outcome in outcomes)

@@ -20,7 +20,7 @@ from gpu_worker.loading import load_weights
 from gpu_worker.model_files import ModelRefused, read_files
 from gpu_worker.rope import pin
 from gpu_worker.runner import Runner
-from tests.census.hints import HINTS
+from tests.census.hints import HINTS, UNBUILDABLE
 from tests.census.population import Member
 from tests.census.reference import Reference
 from tests.census.shrink import MAX_LENGTH, tiny_config
@@ -38,11 +38,12 @@ class Result(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Of one class. `reason`: why it was refused, or failed; what its layers are where it is served."""
+    """Of one class: the sort of its attention where it is served, else why it is not; and the details."""
 
     member: Member
     result: Result
-    reason: str
+    kind: str
+    detail: str
 
 
 def run_case(member: Member, device: torch.device, dtype: torch.dtype = torch.float32) -> Outcome:
@@ -51,13 +52,20 @@ def run_case(member: Member, device: torch.device, dtype: torch.dtype = torch.fl
         config = tiny_config(member.config_class, HINTS.get(member.model_type, {}))
         layers, ratio = serve(config, device, dtype)
     except ModelRefused as error:
-        return Outcome(member=member, result=Result.REFUSED, reason=str(error))
+        kind, _, detail = str(error).partition(": ")
+        # Reasons that a wrong hint would have as well.
+        suspicious = kind.startswith(("the model cannot be built", "the model does not run"))
+        expected = detail.startswith(UNBUILDABLE.get(member.model_type, ()))
+        result = Result.FAILED if suspicious and not expected else Result.REFUSED
+        return Outcome(member=member, result=result, kind=kind, detail=detail)
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(frame.filename).name}:{frame.lineno}"
         first = (str(error).strip().splitlines() or [""])[0]
-        return Outcome(member=member, result=Result.FAILED, reason=f"{type(error).__name__} at {where}: {first}")
-    return Outcome(member=member, result=Result.SERVED, reason=f"{describe(layers)}; {ratio:.2f} of what is allowed")
+        kind = type(error).__name__
+        return Outcome(member=member, result=Result.FAILED, kind=kind, detail=f"{where}: {first}")
+    detail = f"errors are {ratio:.2f} of what is allowed"
+    return Outcome(member=member, result=Result.SERVED, kind=describe(layers), detail=detail)
 
 
 def serve(

@@ -38,7 +38,10 @@ HINTS: dict[str, dict[str, Any]] = {
     },
     "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
-    "dots3_note": {"vision_config": {"adapter_in_dim": HIDDEN_SIZE, "adapter_out_dim": HIDDEN_SIZE}},
+    "dots3_note": {
+        "vision_config": {"adapter_in_dim": HIDDEN_SIZE, "adapter_out_dim": HIDDEN_SIZE},
+        "audio_config": {"adapter_input_size": HIDDEN_SIZE, "adapter_out_dim": HIDDEN_SIZE},
+    },
     "gemma3n_text": _GEMMA3N,
     "gemma4": {"text_config": _GEMMA4},
     "gemma4_text": _GEMMA4,
@@ -73,4 +76,16 @@ HINTS: dict[str, dict[str, Any]] = {
     "recurrent_gemma": {"num_hidden_layers": 3},
     "xmod": {"default_language": "en_XX"},
     "zaya": {"num_experts_per_tok": 1},
+}
+
+# What cannot be built or run by itself here, and how Transformers says so.
+_LACKS_A_CACHE = (
+    "ValueError: The set of layer types producing a cache",
+    "ValueError: inputs_embeds and shared_kv_states cannot be None",
+)
+UNBUILDABLE: dict[str, tuple[str, ...]] = {
+    "gemma3n": ("ImportError: TimmWrapperModel requires the timm library",),
+    # Drafts for another model, whose cache they read.
+    "gemma4_assistant": _LACKS_A_CACHE,
+    "gemma4_unified_assistant": _LACKS_A_CACHE,
 }

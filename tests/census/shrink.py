@@ -75,7 +75,8 @@ def tiny_config(config_class: type[PreTrainedConfig], hint: dict[str, Any]) -> P
     for name in subs(config_class):
         sub = getattr(default, name, None)
         if isinstance(sub, PreTrainedConfig):
-            settings[name] = tiny_config(type(sub), hint.get(name, {})).to_dict()
+            small = tiny_config(type(sub), hint.get(name, {})).to_dict()
+            settings[name] = {k: v for k, v in small.items() if not k.startswith("_") and k != "output_attentions"}
     return config_class(**settings | given)
 
 
