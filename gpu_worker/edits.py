@@ -47,19 +47,22 @@ def lay_out_edits(
     if not edited.size:
         return None
     arrays = {"edited": edited}
-    _, draws_from, draws_to = np.intersect1d(edited, drawing, assume_unique=True, return_indices=True)
+    place = np.full(rows.size, -1, np.int64)
+    place[drawing] = np.arange(drawing.size)
+    draws_from = np.flatnonzero(place[edited] >= 0)
+    draws_to = place[edited[draws_from]]
     if draws_from.size:
         arrays["edited_draws_from"], arrays["edited_draws_to"] = draws_from, draws_to
     lists: list[tuple[int, Int64Array, Float64Array]] = []
     allowed: list[tuple[int, Int64Array]] = []
-    for at, sample in enumerate(edited.tolist()):
-        row = int(rows[sample])
-        if uses[sample] & Uses.BIASES:
+    owners = zip(edited.tolist(), rows[edited].tolist(), uses[edited].tolist(), strict=True)
+    for at, (sample, row, asked) in enumerate(owners):
+        if asked & Uses.BIASES:
             lists.append((at, *features.biases[row]))
         if bans[sample]:
             banned = features.banned[row]
             lists.append((at, banned, np.full(banned.size, -np.inf)))
-        if uses[sample] & Uses.ALLOWED:
+        if asked & Uses.ALLOWED:
             allowed.append((at, features.allowed[row]))
     if lists:
         arrays["biased_at"] = _owners([item[0] for item in lists], [item[1] for item in lists])

@@ -174,6 +174,31 @@ def test_penalties_with_two_plans_in_flight(rig: Rig) -> None:
         known.append(token)
 
 
+def test_submit_never_waits_for_the_device(rig: Rig) -> None:
+    """Whatever rows ask for; CUDA itself says where something would wait."""
+    if rig.device.type != "cuda":
+        pytest.skip("a CPU computes inside submit")
+    core = rig.core()
+    for row in (1, 2, 3):
+        everything = {"repetition_penalty": 1.2, "frequency_penalty": 0.5, "num_logprobs": 4, "prompt_logprobs_from": 1}
+        filters = {"temperature": row % 2, "top_p": 0.9, "min_p": 0.01, "banned_until": 99}
+        core.add(
+            row, rig.prompt(20, seed=row), biases={1: 2.0}, allowed=range(2, 90), banned=[5], **everything, **filters
+        )
+    plans = [core.plan(chunks={1: 20, 2: 20, 3: 20}), core.plan(decode=[1, 2, 3]), core.plan(decode=[3, 1])]
+    # The first makes buffers.
+    rig.submit(plans[0])
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        rig.runner.submit(plans[1])
+        rig.runner.submit(plans[2])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    outcomes = [rig.runner.collect(), rig.runner.collect()]
+    assert [outcome and outcome.status for outcome in outcomes] == [pb.STEP_STATUS_OK] * 2
+    assert [outcome and outcome.detail for outcome in outcomes] == ["", ""]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_softmax_is_in_float32_whatever_the_logits(
     dtype: torch.dtype, device: torch.device, monkeypatch: pytest.MonkeyPatch

@@ -160,19 +160,19 @@ def test_any_prefix_of_the_spread_order_is_even_over_two_halves(num_slots: int) 
 def test_what_a_row_uses_is_its_own_from_start_to_restart_or_reset() -> None:
     core, tables = TinyCore(GEOMETRY), RowTables(GEOMETRY)
 
-    def start(row: int, **asks: object) -> Uses:
+    def start(row: int, **asks: object) -> int:
         core.add(row, [1, 2, 3], **asks)
         tables.apply(read_plan(core.plan(chunks={row: 3}), GEOMETRY))
-        return Uses(int(tables.features.uses[row]))
+        return int(tables.features.uses[row])
 
-    assert start(1) == Uses(0)
+    assert start(1) == 0
     assert start(2, banned=[4], banned_until=9) == Uses.BANS
-    assert start(3, banned=[4]) == Uses(0)
+    assert start(3, banned=[4]) == 0
     assert start(4, biases={3: 1.0}, presence_penalty=0.1, allowed=[1]) == Uses.BIASES | Uses.PENALTIES | Uses.ALLOWED
     assert start(5, num_logprobs=1, prompt_logprobs_from=2) == Uses.LOGPROBS | Uses.PROMPT_LOGPROBS
-    assert start(6, repetition_penalty=1.0, frequency_penalty=0.0, num_logprobs=0) == Uses(0)
+    assert start(6, repetition_penalty=1.0, frequency_penalty=0.0, num_logprobs=0) == 0
     assert start(4, num_logprobs=2) == Uses.LOGPROBS
-    assert Uses(int(tables.features.uses[2])) == Uses.BANS
+    assert tables.features.uses[2] == Uses.BANS
     tables.reset()
     assert not tables.features.uses.any()
 
