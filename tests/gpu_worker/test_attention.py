@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from gpu_worker import attention
-from gpu_worker.attention import PagedLayer, UncompiledAttentionError, paged_attention
+from gpu_worker.attention import PagedLayer, paged_attention
+from gpu_worker.flex_kernel import UncompiledAttentionError
 from gpu_worker.geometry import Geometry
 from gpu_worker.kernels import Kernels
 from gpu_worker.kv_cache import KvCache
