@@ -12,7 +12,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpu_worker.config import SettingsRefused, load_settings
+from gpu_worker.config import SettingsRefused, WorkerSettings, load_settings
+from gpu_worker.failures import explain, is_expected
 
 _PR_SET_PDEATHSIG = 1
 
@@ -36,35 +37,32 @@ def main(arguments: Sequence[str]) -> int:
     keep_compiled_kernels()
     log = logging.getLogger("gpu_worker")
     try:
-        # Torch takes seconds to import; a wrong flag should not.
-        from gpu_worker.link import JoinRefused, Link
-        from gpu_worker.runner import MAX_IN_FLIGHT
-        from gpu_worker.startup import start
-    except ImportError as error:
-        print(f"gpu_worker: {error}; pip install 'tandem[worker]' brings what the worker needs", file=sys.stderr)
-        return 1
-    try:
-        log.info("%-36s %7.2f s", "imports", time.perf_counter() - begun)
-        own_runtime_dir(settings.runtime_dir)
-        worker = start(settings)
-        endpoint = f"ipc://{settings.runtime_dir}/worker.sock"
-        log.info("%-36s %7.2f s", "ready", time.perf_counter() - begun)
-        log.info("waiting for a scheduler at %s", endpoint)
-        Link(endpoint, worker.join, worker.runner, max_in_flight=MAX_IN_FLIGHT).serve()
+        serve(settings, begun, log)
     except KeyboardInterrupt:
         return 130
-    except JoinRefused as error:
-        print(f"gpu_worker: the scheduler refused this worker: {error}", file=sys.stderr)
-        return 1
     except Exception as error:
-        from gpu_worker.failures import explain, is_expected
-
         if not is_expected(error):
             log.exception("the worker cannot go on")
         print(f"gpu_worker: {explain(error)}", file=sys.stderr)
         return 1
     log.info("stopped")
     return 0
+
+
+def serve(settings: WorkerSettings, begun: float, log: logging.Logger) -> None:
+    """Starts and serves until a signal. Raises what stopped it."""
+    # Torch takes seconds to import; a wrong flag should not.
+    from gpu_worker.link import Link
+    from gpu_worker.runner import MAX_IN_FLIGHT
+    from gpu_worker.startup import start
+
+    log.info("%-36s %7.2f s", "imports", time.perf_counter() - begun)
+    own_runtime_dir(settings.runtime_dir)
+    worker = start(settings)
+    endpoint = f"ipc://{settings.runtime_dir}/worker.sock"
+    log.info("%-36s %7.2f s", "ready", time.perf_counter() - begun)
+    log.info("waiting for a scheduler at %s", endpoint)
+    Link(endpoint, worker.join, worker.runner, max_in_flight=MAX_IN_FLIGHT).serve()
 
 
 def own_runtime_dir(path: Path) -> None:

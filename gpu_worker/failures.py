@@ -1,11 +1,10 @@
 """Why the worker cannot go on, in one line: the cause, and what would help.
 
-Owns the wording for what the machine refuses. Exceptions of this package say both themselves.
+Owns the wording for what the machine refuses. Exceptions of this package say both themselves. Imports no torch, whose
+own import may be what fails: its exceptions go by name.
 """
 
 import errno
-
-import torch
 
 _MEMORY_SETTINGS = "a smaller pool_bytes, max_rows or token_budget needs less"
 # What the operating system says, and what helps.
@@ -23,13 +22,14 @@ _OF_FILES = {
 
 def is_expected(error: BaseException) -> bool:
     """Whether its one line tells all there is: no traceback would help."""
-    return isinstance(error, (ValueError, OSError, MemoryError, ImportError)) or _is_out_of_memory(error)
+    told = isinstance(error, (ValueError, OSError, MemoryError, ImportError)) or _is_out_of_memory(error)
+    return told or type(error).__name__ in ("AcceleratorError", "DeviceLost", "JoinRefused")
 
 
 def explain(error: BaseException) -> str:
     """`<cause>; <hint>` in one line."""
-    reason = first_line(error)
-    if isinstance(error, torch.OutOfMemoryError):
+    reason, kind = first_line(error), type(error).__name__
+    if kind == "OutOfMemoryError":
         return f"the GPU is out of memory: {reason}; {_MEMORY_SETTINGS}, nvidia-smi shows who else uses the GPU"
     if _is_out_of_memory(error):
         return f"main memory is used up: {reason}; {_MEMORY_SETTINGS}, as does dtype bfloat16"
@@ -38,13 +38,15 @@ def explain(error: BaseException) -> str:
         return f"{where}{(error.strerror or reason).lower()}; {_OF_FILES[error.errno]}"
     if isinstance(error, ImportError):
         return f"{reason}; pip install 'tandem[worker]' brings what the worker needs"
-    if "CxxCompiler" in type(error).__name__ or "No working C++ compiler" in reason:
+    if "CxxCompiler" in kind or "No working C++ compiler" in str(error):
         return f"{reason}; kernels for a CPU are compiled: install g++, or name a compiler in CXX"
-    if isinstance(error, torch.AcceleratorError):
+    if kind in ("AcceleratorError", "DeviceLost"):
         return f"the GPU failed: {reason}; start the worker again, nvidia-smi -q and dmesg show faults of the device"
+    if kind == "JoinRefused":
+        return f"the scheduler refused this worker: {reason}"
     if isinstance(error, (ValueError, OSError)):
         return reason
-    return f"{type(error).__name__}: {reason}; the lines above say where"
+    return f"{kind}: {reason}; the lines above say where"
 
 
 def first_line(error: BaseException) -> str:
@@ -54,7 +56,7 @@ def first_line(error: BaseException) -> str:
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM

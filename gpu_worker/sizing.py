@@ -20,7 +20,7 @@ CPU_RESERVE_BYTES, GPU_RESERVE_BYTES = 256 << 20, 1 << 30
 SAMPLING_BYTES_PER_LOGIT = 64
 # A prompt's logprobs: logits, their float32 copy, their logarithms.
 PROMPT_BYTES_PER_LOGIT = 12
-_UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
+_UNITS = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
 class DoesNotFit(ValueError):

@@ -30,6 +30,12 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("model"))
 
 
+@pytest.fixture(autouse=True)
+def threads_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads belong to the process, here to all tests."""
+    monkeypatch.setattr(startup, "set_threads", lambda _: None)
+
+
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Sets what is free; loading raises `Reached`."""

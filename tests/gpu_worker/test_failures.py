@@ -1,0 +1,160 @@
+"""A failed start: its last line is `gpu_worker: <cause>; <hint>`, whatever failed."""
+
+import builtins
+import errno
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpu_worker import __main__ as program
+from gpu_worker import startup
+from gpu_worker.failures import explain, is_expected
+from tests.gpu_worker.saved_model import changed, save_model
+
+
+class DeviceLost(RuntimeError):
+    pass
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(autouse=True)
+def threads_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads belong to the process, here to all tests."""
+    monkeypatch.setattr(startup, "set_threads", lambda _: None)
+
+
+def file_error(number: int) -> OSError:
+    return OSError(number, "As the system says", "/models/a/model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1 GiB.\nSee docs."),
+            "the GPU is out of memory: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1 GiB; ",
+        ),
+        (MemoryError(), "main memory is used up: MemoryError; a smaller pool_bytes"),
+        (
+            OSError(errno.ENOMEM, "Cannot allocate memory"),
+            "main memory is used up: [Errno 12] Cannot allocate memory; a",
+        ),
+        (file_error(errno.EACCES), "/models/a/model.safetensors: as the system says; it must be readable by"),
+        (file_error(errno.EIO), "/models/a/model.safetensors: as the system says; the disk or the network share"),
+        (file_error(errno.ENOSPC), "/models/a/model.safetensors: as the system says; TORCHINDUCTOR_CACHE_DIR"),
+        (ImportError("No module named 'torch'"), "No module named 'torch'; pip install 'tandem[worker]'"),
+        (
+            torch.AcceleratorError("CUDA error: unspecified launch failure\nmore"),
+            "the GPU failed: CUDA error: unspecified",
+        ),
+        (DeviceLost("the device is lost: x"), "the GPU failed: the device is lost: x; start the worker again"),
+        (ValueError("max_rows is 0; it must be 1"), "max_rows is 0; it must be 1"),
+    ],
+)
+def test_cause_and_hint_stand_in_one_line(error: Exception, line: str) -> None:
+    assert is_expected(error)
+    assert explain(error).startswith(line)
+    assert "\n" not in explain(error)
+
+
+def test_torchs_own_allocator_says_so_too() -> None:
+    with pytest.raises(RuntimeError) as error:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    assert is_expected(error.value)
+    assert explain(error.value).startswith("main memory is used up: ")
+
+
+def test_a_missing_compiler_is_named() -> None:
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    assert "install g++, or name a compiler in CXX" in explain(InvalidCxxCompiler())
+
+
+def test_a_fault_of_the_worker_keeps_its_traceback() -> None:
+    error = KeyError("x")
+    assert not is_expected(error)
+    assert explain(error) == "KeyError: 'x'; the lines above say where"
+
+
+def last_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], runtime_dir: Path, *flags: str
+) -> str:
+    monkeypatch.setattr(program, "keep_compiled_kernels", lambda: None)
+    assert program.main(["--runtime-dir", str(runtime_dir), "--device", "cpu", *flags]) == 1
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        MemoryError(),
+        file_error(errno.EIO),
+        KeyError("x"),
+        OSError("bare"),
+    ],
+)
+def test_whatever_loading_raises_is_the_last_line(
+    error: Exception,
+    saved: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def load(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(startup, "load_weights", load)
+    line = last_line(monkeypatch, capsys, tmp_path / "run", "--model", str(saved))
+    assert line == f"gpu_worker: {explain(error)}"
+
+
+def test_files_that_may_not_be_read_are_named(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real_open = Path.open
+
+    def denied(path: Path, *arguments: object, **keywords: object) -> object:
+        if path.name == "model.safetensors":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real_open(path, *arguments, **keywords)
+
+    monkeypatch.setattr(Path, "open", denied)
+    line = last_line(monkeypatch, capsys, tmp_path / "run", "--model", str(saved))
+    assert line.startswith(f"gpu_worker: {saved}/model.safetensors: permission denied; it must be readable by")
+
+
+def test_imports_that_fail_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real_import = builtins.__import__
+
+    def fails(name: str, *arguments: object, **keywords: object) -> object:
+        if name == "gpu_worker.startup":
+            raise ImportError("No module named 'torch'")
+        return real_import(name, *arguments, **keywords)
+
+    monkeypatch.setattr(builtins, "__import__", fails)
+    line = last_line(monkeypatch, capsys, tmp_path / "run")
+    assert line == "gpu_worker: No module named 'torch'; pip install 'tandem[worker]' brings what the worker needs"
+
+
+def test_corrupt_weights_are_the_last_line_of_the_process(saved: Path, tmp_path: Path) -> None:
+    folder = changed(saved, tmp_path / "m")
+    weights = (folder / "model.safetensors").read_bytes()
+    # A header that is whole and wrong: safetensors finds out itself.
+    (folder / "model.safetensors").write_bytes(weights.replace(b'"shape":[40,', b'"shape":[99,'))
+    flags = ["--model", str(folder), "--device", "cpu", "--runtime-dir", str(tmp_path / "run")]
+    run = subprocess.run([sys.executable, "-m", "gpu_worker", *flags], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 1
+    assert run.stdout == ""
+    last = run.stderr.splitlines()[-1]
+    assert last.startswith(f"gpu_worker: the weights in {folder} cannot be read: ")
+    assert last.endswith("; download them again")
