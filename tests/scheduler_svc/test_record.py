@@ -61,18 +61,20 @@ class Session:
         draw = random.Random(seed)
         self.put(frontend=frontend_pb2.FrontendToCore(hello=frontend_pb2.Hello()))
         self.put(worker=join_message())
-        for stream in range(1, 13):
+        for stream in range(1, 37, 3):
             self.now += draw.random()
             prompt = [draw.randrange(200) for _ in range(draw.randint(1, 20))]
             submit = frontend_pb2.Submit(
                 stream=stream, request_id=f"r{stream}", prompt=b"".join(t.to_bytes(4, "little") for t in prompt),
                 max_new_tokens=draw.randint(1, 9), temperature=draw.choice([0.0, 1.0]), top_p=1.0, seed=stream,
-                priority=draw.randint(-1, 1), num_samples=1, repetition_penalty=1.0,
+                priority=draw.randint(-1, 1), num_samples=draw.choice([1, 1, 3]),
+                repetition_penalty=draw.choice([1.0, 1.5]), num_logprobs=draw.choice([0, 0, 1, 3]),
+                prompt_logprobs_from=draw.choice([0, 1]), presence_penalty=draw.choice([0.0, 0.5]),
             )  # fmt: skip
             self.put(frontend=frontend_pb2.FrontendToCore(submit=submit))
             for _ in range(draw.randint(0, 5)):
                 self.step()
-            if stream == 6:
+            if stream == 19:
                 self.put(worker_lost=record_pb2.PeerLost(reason="killed"))
                 self.plans.clear()
                 self.put(worker=join_message())

@@ -10,12 +10,25 @@ from scheduler_svc import frontend_wire, worker_wire
 from scheduler_svc.core import effects as fx
 from scheduler_svc.core import events as ev
 from scheduler_svc.core.scheduler import CoreConfig, Scheduler
+from scheduler_svc.model_card import ModelCard
 from scheduler_svc.wire import WireError, array, packed
 
 JOIN = worker_pb2.Join(
     protocol=2, identity="i", model="m", vocab_size=100, page_size=4, num_pages=9, max_rows=3, max_length=32,
     token_budget=12, chunk_align=2, logit_rows=8, eos_token_ids=[0],
 )  # fmt: skip
+
+
+TOLD = worker_pb2.StepResult(
+    generation=1,
+    step=1,
+    status=worker_pb2.STEP_STATUS_OK,
+    tokens=b"\1\0\0\0",
+    logprobs=worker_pb2.Logprobs(
+        logprobs=b"\0\0\0\xc0", top_k=1, top_token_ids=b"\5\0\0\0", top_logprobs=b"\0\0\x80\xbf"
+    ),
+    prompt_logprobs=worker_pb2.Logprobs(logprobs=b"\0\0\0\xc0"),
+)
 
 
 def mutated(frame: bytes, draw: random.Random) -> bytes:
@@ -41,6 +54,7 @@ def sound_frames() -> tuple[list[bytes], list[bytes]]:
         worker_pb2.WorkerToCore(
             result=worker_pb2.StepResult(generation=1, step=1, status=worker_pb2.STEP_STATUS_OK, tokens=b"\1\0\0\0")
         ),
+        worker_pb2.WorkerToCore(result=TOLD),
         worker_pb2.WorkerToCore(leave=worker_pb2.Leave()),
     ]
     submit = frontend_pb2.Submit(
@@ -52,7 +66,13 @@ def sound_frames() -> tuple[list[bytes], list[bytes]]:
         num_samples=1,
         repetition_penalty=1.0,
     )
+    featured = frontend_pb2.Submit(
+        stream=9, request_id="f", prompt=b"\1\0\0\0\2\0\0\0", max_new_tokens=3, top_p=1.0, num_samples=2,
+        presence_penalty=0.5, repetition_penalty=1.5, biased_token_ids=b"\3\0\0\0", biases=b"\0\0\x80\xff",
+        allowed_token_ids=b"\4\0\0\0", num_logprobs=2, prompt_logprobs_from=1,
+    )  # fmt: skip
     frontends = [
+        frontend_pb2.FrontendToCore(submit=featured),
         frontend_pb2.FrontendToCore(hello=frontend_pb2.Hello()),
         frontend_pb2.FrontendToCore(submit=submit),
         frontend_pb2.FrontendToCore(cancel=frontend_pb2.Cancel(stream=1)),
@@ -126,3 +146,175 @@ def test_arrays_keep_their_values_over_the_wire() -> None:
     assert array(packed(values), np.int32, "x").tolist() == values.tolist()
     with pytest.raises(WireError, match="x has 5 bytes, no multiple of 4"):
         array(b"12345", np.int32, "x")
+
+
+# What few ask for -------------------------------------------------------------------------------------------------
+
+
+def a_submit(**fields: object) -> frontend_pb2.FrontendToCore:
+    plain = {"stream": 1, "request_id": "r", "prompt": b"\1\0\0\0", "max_new_tokens": 3, "top_p": 1.0}
+    none = {"num_samples": 1, "repetition_penalty": 1.0}
+    return frontend_pb2.FrontendToCore(submit=frontend_pb2.Submit(**plain | none | fields))  # type: ignore[arg-type]
+
+
+def submitted(**fields: object) -> ev.Submit:
+    event = frontend_wire.event_of(a_submit(**fields), "f")
+    assert isinstance(event, ev.Submit)
+    return event
+
+
+def test_a_plain_submit_has_no_extras() -> None:
+    event = submitted()
+    assert event.sampling.extras is None
+    assert (event.num_samples, event.prompt_logprobs_from, list(event.streams)) == (1, 0, [1])
+
+
+def test_a_submit_keeps_all_that_is_asked_for() -> None:
+    event = submitted(
+        stream=2**64 - 3,
+        presence_penalty=0.5,
+        frequency_penalty=-0.25,
+        repetition_penalty=1.5,
+        biased_token_ids=packed(np.array([3, 4], np.int32)),
+        biases=packed(np.array([-np.inf, 2.5], np.float32)),
+        allowed_token_ids=packed(np.array([7], np.int32)),
+        num_samples=3,
+        num_logprobs=21,
+        prompt_logprobs_from=5,
+    )
+    extras = event.sampling.extras
+    assert extras is not None
+    assert (extras.presence_penalty, extras.frequency_penalty, extras.repetition_penalty) == (0.5, -0.25, 1.5)
+    assert (extras.biased.tolist(), extras.biases.tolist(), extras.allowed.tolist()) == ([3, 4], [-np.inf, 2.5], [7])
+    assert (extras.num_logprobs, event.num_samples, event.prompt_logprobs_from) == (21, 3, 5)
+    assert event.streams[-1] == 2**64 - 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"num_samples": 0}, "num_samples is 0"),
+        ({"num_samples": 1025}, "num_samples is 1025"),
+        ({"stream": 2**64 - 1, "num_samples": 2}, "num_samples is 2, of streams from 18446744073709551615 on"),
+        ({"repetition_penalty": 0.0}, "penalty are"),
+        ({"presence_penalty": float("nan")}, "penalty are"),
+        ({"frequency_penalty": float("inf")}, "penalty are"),
+        ({"biased_token_ids": bytes(8), "biases": bytes(4)}, "1 biases for 2 tokens"),
+        ({"biased_token_ids": bytes(4 * 8193), "biases": bytes(4 * 8193)}, "the limit is 8192"),
+        ({"biased_token_ids": bytes(4), "biases": b"\0\0\x80\x7f"}, "neither finite nor minus infinity"),
+        ({"biased_token_ids": bytes(4), "biases": b"\0\0\xc0\x7f"}, "neither finite nor minus infinity"),
+        ({"allowed_token_ids": bytes(4 * 4097)}, "4097 allowed tokens; the limit is 4096"),
+        ({"allowed_token_ids": bytes(3)}, "allowed_token_ids has 3 bytes"),
+        ({"num_logprobs": 22}, "num_logprobs is 22; the limit is 21"),
+        ({"prompt_logprobs_from": 1 << 30}, "prompt_logprobs_from is 1073741824"),
+    ],
+)
+def test_what_would_hurt_the_core_is_refused(fields: dict[str, object], sentence: str) -> None:
+    with pytest.raises(WireError, match=sentence):
+        submitted(**fields)
+
+
+def plan_of(*submits: ev.Submit) -> worker_pb2.StartedRows:
+    core = Scheduler(CoreConfig())
+    core.handle(ev.FrontendJoined(frontend="f"), 0.0)
+    core.handle(worker_wire.event_of(worker_pb2.WorkerToCore(join=JOIN), "w"), 0.0)
+    for submit in submits:
+        [admitted] = core.handle(submit, 0.0)
+        assert isinstance(admitted, fx.Admitted)
+    [plan, *_] = [effect.plan for effect in core.handle(ev.Tick(), 0.0) if isinstance(effect, fx.SendPlan)]
+    return worker_pb2.CoreToWorker.FromString(worker_wire.plan_frame(plan)).plan.started
+
+
+RARE = {
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.5,
+    "repetition_penalty": 1.5,
+    "num_logprobs": 2,
+    "prompt_logprobs_from": 1,
+}
+
+
+def test_a_plan_without_extras_has_none_of_their_fields() -> None:
+    started = plan_of(submitted(), submitted(stream=2, request_id="s"))
+    named = {field.name for field, _ in started.ListFields()}
+    assert not named & {*RARE, "num_biased", "biased", "biases", "num_allowed", "allowed"}
+    assert array(started.num_prompt_tokens, np.int32, "x").tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("name", list(RARE))
+def test_a_field_that_one_row_asks_for_is_there_for_all_and_alone(name: str) -> None:
+    asking = submitted(stream=2, request_id="s", prompt=bytes(8), **{name: RARE[name]})
+    started = plan_of(submitted(), asking, submitted(stream=3, request_id="t"))
+    named = {field.name for field, _ in started.ListFields()}
+    assert named & {*RARE, "num_biased", "num_allowed"} == {name}
+    dtype = np.float32 if isinstance(RARE[name], float) else np.int32
+    none = 1 if name == "repetition_penalty" else 0
+    values = array(getattr(started, name), dtype, name).tolist()
+    assert values == [none, RARE[name], none]
+
+
+def test_lists_of_tokens_follow_their_counts() -> None:
+    asking = submitted(
+        stream=2,
+        request_id="s",
+        biased_token_ids=packed(np.array([3, 4], np.int32)),
+        biases=packed(np.array([-np.inf, 2.5], np.float32)),
+        allowed_token_ids=packed(np.array([7], np.int32)),
+    )
+    started = plan_of(submitted(), asking)
+    for name, dtype, values in [
+        ("num_biased", np.int32, [0, 2]),
+        ("biased", np.int32, [3, 4]),
+        ("biases", np.float32, [-np.inf, 2.5]),
+        ("num_allowed", np.int32, [0, 1]),
+        ("allowed", np.int32, [7]),
+    ]:
+        assert array(getattr(started, name), dtype, name).tolist() == values
+
+
+def test_results_and_outputs_keep_their_logprobs() -> None:
+    event = worker_wire.event_of(worker_pb2.WorkerToCore(result=TOLD), "w")
+    assert isinstance(event, ev.StepDone)
+    told = event.logprobs
+    assert (told.logprobs.tolist(), told.top_k) == ([-2.0], 1)
+    assert (told.top_token_ids.tolist(), told.top_logprobs.tolist()) == ([5], [-1.0])
+    assert (event.prompt_logprobs.logprobs.tolist(), event.prompt_logprobs.top_k) == ([-2.0], 0)
+    values = fx.Logprobs(
+        logprobs=np.array([-1.0, -2.0], np.float32),
+        top_token_ids=np.array([[1, 2, 3], [4, 5, 6]], np.int32),
+        top_logprobs=np.array([[-1, -2, -3], [-4, -5, -6]], np.float32),
+    )
+    one = fx.Logprobs(
+        logprobs=values.logprobs, top_token_ids=values.top_token_ids[:, :1], top_logprobs=values.top_logprobs[:, :1]
+    )
+    output = fx.StepOutput(
+        frontend="f",
+        streams=np.array([1, 2], np.uint64),
+        offsets=np.zeros(2, np.int32),
+        tokens=np.zeros(2, np.int32),
+        logprobs=fx.TokenLogprobs(entries=np.array([0, 1], np.int32), values=values),
+        prompt_logprobs=(fx.PromptLogprobs(frontend="f", stream=2**64 - 1, start=4, values=one),),
+        ends=(),
+    )
+    message = frontend_pb2.CoreToFrontend.FromString(frontend_wire.frame_of(output)).step_output
+    assert array(message.logprobs.entries, np.int32, "x").tolist() == [0, 1]
+    assert message.logprobs.top_k == 3
+    assert array(message.logprobs.top_token_ids, np.int32, "x").tolist() == [1, 2, 3, 4, 5, 6]
+    assert array(message.logprobs.top_logprobs, np.float32, "x").tolist() == [-1, -2, -3, -4, -5, -6]
+    [piece] = message.prompt_logprobs
+    assert (piece.stream, piece.start, piece.top_k) == (2**64 - 1, 4, 1)
+    # Of a table with three columns only the first.
+    assert array(piece.top_token_ids, np.int32, "x").tolist() == [1, 4]
+    assert array(piece.logprobs, np.float32, "x").tolist() == [-1.0, -2.0]
+
+
+def test_callers_are_told_what_one_request_may_ask_for() -> None:
+    join = worker_pb2.Join.FromString(JOIN.SerializeToString())
+    join.defaults.repetition_penalty = 1.25
+    for vocab_size, max_waiting, limits in [(100, 1000, (64, 20)), (7, 10, (10, 7))]:
+        join.vocab_size = vocab_size
+        card = ModelCard(default_max_new_tokens=8, max_waiting=max_waiting)
+        card.take(join)
+        info = card.state().info
+        assert (info.max_num_samples, info.max_logprobs) == limits
+        assert info.sampling_defaults.repetition_penalty == 1.25
