@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 import pytest
 
+from client.request import GenerateOptions
+from client.sync_stream import GenerateStream
+from client.types import TokenLogprob
 from tests.rigs.processes import Rig
 from tests.system.real_service import (
     BUNDLED,
@@ -86,6 +89,57 @@ def test_in_mixed_batches_with_more_requests_than_rows(served: Served, order: st
     assert after.steps - before.steps < len(cases) * NEW_TOKENS // 4, "they were to run in batches"
     if after.worker_pid == served.service.roomy.pid:
         assert after.preemptions == before.preemptions
+
+
+SAMPLED: GenerateOptions = {
+    "temperature": 0.8,
+    "presence_penalty": 0.3,
+    "frequency_penalty": 0.2,
+    "repetition_penalty": 1.1,
+    "max_new_tokens": 32,
+    "ignore_eos": True,
+    "logprobs": 3,
+    "prompt_logprobs_start": 0,
+}
+
+
+def sampled(served: Served, numbers: Sequence[int], *, num_samples: int) -> list[GenerateStream]:
+    """These cases' streams, started together and read to their ends; a case's number is its seed."""
+    options: GenerateOptions = {**SAMPLED, "num_samples": num_samples}
+    streams = [
+        served.service.client.generate(
+            served.cases[number].prompt_ids, seed=number, timeout=PATIENCE_SECONDS, **options
+        )
+        for number in numbers
+    ]
+    for stream in streams:
+        for _ in stream:
+            pass
+    return streams
+
+
+def all_logprobs(logprobs: Sequence[TokenLogprob]) -> list[float]:
+    return [value for one in logprobs for value in (one.logprob, *(logprob for _, logprob in one.top))]
+
+
+def test_sampled_text_and_its_logprobs_alone_and_batched(served: Served) -> None:
+    numbers = range(12)
+    alone = [sampled(served, [number], num_samples=1)[0] for number in numbers]
+    batched = sampled(served, numbers, num_samples=2)
+    for one, several in zip(alone, batched, strict=True):
+        assert several.samples[0].token_ids == one.samples[0].token_ids
+        assert all_logprobs(several.samples[0].logprobs) == pytest.approx(
+            all_logprobs(one.samples[0].logprobs), abs=1e-4
+        )
+    for case, stream in zip(served.cases[: len(numbers)], batched, strict=True):
+        first, second = stream.samples
+        assert first.token_ids != second.token_ids
+        assert stream.prompt_info is not None
+        assert (stream.prompt_info.start, len(stream.prompt_info.logprobs)) == (1, len(case.prompt_ids) - 1)
+        for told in (*first.logprobs, *second.logprobs, *stream.prompt_info.logprobs):
+            best = [logprob for _, logprob in told.top]
+            assert best == sorted(best, reverse=True)
+            assert told.logprob <= best[0] <= 0
 
 
 def test_a_worker_killed_in_the_middle_changes_no_token(served: Served) -> None:

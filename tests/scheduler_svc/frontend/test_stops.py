@@ -69,6 +69,15 @@ def test_a_string_that_ended_unarmed_is_not_held():
     assert finder.push("stop", armed=False) == ("stop", "")
 
 
+def test_a_fork_searches_a_text_of_its_own():
+    finder = StopFinder(["stop"], include_stop=False)
+    assert finder.push("a sto", armed=True) == ("a ", "")
+    other = finder.fork()
+    assert other.push("p", armed=True) == ("p", "")
+    assert other.push("stop", armed=True) == ("", "stop")
+    assert finder.push("p", armed=True) == ("", "stop")
+
+
 letters = st.text(alphabet="ab", max_size=4)
 
 
