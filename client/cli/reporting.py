@@ -36,9 +36,19 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
-# Fields whose limit is the model's length or its vocabulary, which `tandem info` tells; a single stop token, not how
-# many there may be.
-_LIMITS_IN_INFO = ("prompt", "text", "token_ids", "stop.stop_token_ids[", "stop.max_new_tokens")
+# Fields whose limit `tandem info` tells: the model's length, its vocabulary, how many samples or logprobs; a single token
+# of a list, not how many there may be.
+_LIMITS_IN_INFO = (
+    "prompt",
+    "text",
+    "token_ids",
+    "stop.stop_token_ids[",
+    "stop.max_new_tokens",
+    "sampling.num_samples",
+    "sampling.allowed_token_ids.ids[",
+    "sampling.banned_token_ids[",
+    "output.logprobs",
+)
 
 
 @contextmanager

@@ -175,6 +175,12 @@ def test_token_ids_are_numbers() -> None:
             2,
             "error: stop.max_new_tokens: is 3; the limit is 1 (tandem info says the limits)\n",
         ),
+        (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            [bad_request("sampling.num_samples", "")],
+            2,
+            "error: sampling.num_samples: is 3; the limit is 1 (tandem info says the limits)\n",
+        ),
         (grpc.StatusCode.NOT_FOUND, [], 2, "error: is 3; the limit is 1 (tandem info says what is served)\n"),
         (
             grpc.StatusCode.RESOURCE_EXHAUSTED,
