@@ -46,12 +46,12 @@ def _compare(mask: MaskFunction, queries: Tensor, keys: Tensor, window: int | No
     if window is not None:
         expected = expected & (k > q - window)
     if not torch.equal(seen, expected.expand_as(seen)):
-        wrong = (seen != expected).any(0).nonzero()[0]
-        query, key = int(queries[wrong[0]]), int(keys[wrong[1]])
-        raise UnreadableMask(
-            f"position {query} {'sees' if bool(seen[:, wrong[0], wrong[1]].any()) else 'does not see'} position {key}, "
-            f"unlike {'causal attention' if window is None else f'a window of {window}'}"
-        )
+        head, query, key = (seen != expected).nonzero()[0].tolist()
+        sees = "sees" if bool(seen[head, query, key]) else "does not see"
+        among = f" in head {head}" if num_heads > 1 else ""
+        usual = "causal attention" if window is None else f"a window of {window}"
+        place = f"position {int(queries[query])} {sees} position {int(keys[key])}{among}"
+        raise UnreadableMask(f"{place}, unlike {usual}")
 
 
 def _evaluate(mask: MaskFunction, queries: Tensor, keys: Tensor, num_heads: int) -> Tensor:

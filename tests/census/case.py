@@ -73,11 +73,12 @@ def serve(
 ) -> tuple[LayerMap, float]:
     """The layers of a model that matches eager, and the largest error as a part of the allowed one."""
     layers = examine(twin_of(config, dtype=dtype))
-    eager = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="eager", dtype=torch.float32)
+    eager = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="eager", dtype=dtype)
     if "Experts" in str(eager):
+        # One by one, as the model's own code has it.
         eager.set_experts_implementation("eager")
-    eager = eager.to(device).eval()
     randomize(eager, seed=5)
+    eager = eager.to(device).eval()
     model = _saved_and_loaded(eager, config, device, dtype)
     geometry = geometry_for(max_length)
     pin(model, geometry.max_length)

@@ -32,14 +32,14 @@ class Truth:
 
 
 class Reference:
-    """An eager model, and the same in float64 where its code lets it."""
+    """An eager model in the dtype that is served, and the same weights in float64 where its code lets it."""
 
     def __init__(self, model: PreTrainedModel, *, max_length: int) -> None:
         self._eager, self._max_length = model, max_length
         self._wide: PreTrainedModel | None = copy.deepcopy(model).double()
 
     def truth(self, tokens: list[int]) -> tuple[Truth, float]:
-        """The exact values, and the relative error of eager float32; 0 where float64 is not to be had."""
+        """The exact values, and the relative error of eager attention; 0 where float64 is not to be had."""
         eager = self._run(self._eager, tokens)
         if self._wide is not None:
             try:

@@ -1,0 +1,99 @@
+"""The families that must be served, through the census's own trial: prefill, chunks, decode, mixed steps against eager.
+
+Their kernels have one head geometry and are shared: full attention, windows, and both with soft-capping and with sinks.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, Phi3Config
+
+from gpu_worker.examine import default_length, length_limit
+from tests.census.case import describe, serve
+from tests.census.population import population
+from tests.census.reference import Reference, relative_error
+from tests.census.shrink import HEAD_DIM, HIDDEN_SIZE, MAX_LENGTH, NUM_HEADS, NUM_KV_HEADS, VOCAB_SIZE, tiny_config
+from tests.gpu_worker.reference import eager_model
+
+FAMILIES: dict[str, tuple[dict[str, Any], str]] = {
+    "llama": ({}, "full attention"),
+    "qwen2": ({}, "sliding windows and full attention"),
+    "qwen3": ({"use_sliding_window": False, "layer_types": ["full_attention"] * 2}, "full attention"),
+    "gemma2": ({"query_pre_attn_scalar": HEAD_DIM}, "sliding windows and full attention, soft-capping"),
+    "gemma3_text": ({"query_pre_attn_scalar": HEAD_DIM}, "sliding windows and full attention"),
+    "mistral": ({}, "sliding windows"),
+    "phi3": ({"sliding_window": None}, "full attention"),
+    "olmo2": ({}, "full attention"),
+    "qwen3_moe": ({"use_sliding_window": False, "sliding_window": None}, "full attention"),
+    "gpt_oss": ({}, "sliding windows and full attention, sinks"),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_matches_eager(family: str, device: torch.device) -> None:
+    hint, attention = FAMILIES[family]
+    member = next(member for member in population() if member.model_type == family)
+    layers, _ = serve(tiny_config(member.config_class, hint), device, torch.float32)
+    assert describe(layers) == attention
+
+
+def phi3(*, threshold: int) -> Phi3Config:
+    config = tiny_config(Phi3Config, {"sliding_window": None})
+    config.original_max_position_embeddings = threshold
+    config.rope_parameters = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "partial_rotary_factor": 1.0,
+        "original_max_position_embeddings": threshold,
+        "factor": MAX_LENGTH / threshold,
+        "short_factor": [1.0] * (HEAD_DIM // 2),
+        "long_factor": [1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0],
+    }
+    return config
+
+
+def dynamic(*, length: int) -> LlamaConfig:
+    return LlamaConfig(
+        hidden_size=HIDDEN_SIZE,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=NUM_HEADS,
+        num_key_value_heads=NUM_KV_HEADS,
+        head_dim=HEAD_DIM,
+        vocab_size=VOCAB_SIZE,
+        max_position_embeddings=length,
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0},
+    )
+
+
+@pytest.mark.parametrize(
+    ("threshold", "max_length"),
+    [
+        pytest.param(128, 128, id="short table"),
+        pytest.param(64, MAX_LENGTH, id="long table, texts on both sides"),
+        pytest.param(32, MAX_LENGTH, id="long table, texts beyond"),
+    ],
+)
+def test_longrope_is_pinned(threshold: int, max_length: int, device: torch.device) -> None:
+    serve(phi3(threshold=threshold), device, torch.float32, max_length)
+
+
+@pytest.mark.parametrize(
+    ("length", "max_length"),
+    [pytest.param(128, 128, id="as made"), pytest.param(60, 200, id="stretched, texts on both sides")],
+)
+def test_dynamic_is_pinned(length: int, max_length: int, device: torch.device) -> None:
+    config = dynamic(length=length)
+    assert (default_length(config), length_limit(config)) == (length, 4 * length)
+    serve(config, device, torch.float32, max_length)
+
+
+@pytest.mark.parametrize(
+    ("config", "lengths"), [(phi3(threshold=64), (64, MAX_LENGTH)), (dynamic(length=60), (60, 200))]
+)
+def test_the_tables_differ(config: Any, lengths: tuple[int, int]) -> None:
+    """Or the tests above would prove nothing."""
+    model = eager_model(config, seed=1)
+    one, other = (Reference(model, max_length=length).truth(list(range(2, 42)))[0] for length in lengths)
+    assert relative_error(one.hidden, other.hidden) > 1e-2
