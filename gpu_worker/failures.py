@@ -5,6 +5,9 @@ own import may be what fails: its exceptions go by name.
 """
 
 import errno
+import os
+import shutil
+import tempfile
 
 _MEMORY_SETTINGS = "a smaller pool_bytes, max_rows or token_budget needs less"
 # What the operating system says, and what helps.
@@ -40,6 +43,8 @@ def explain(error: BaseException) -> str:
         return f"{reason}; pip install 'tandem[worker]' brings what the worker needs"
     if "CxxCompiler" in kind or "No working C++ compiler" in str(error):
         return f"{reason}; kernels for a CPU are compiled: install g++, or name a compiler in CXX"
+    if type(error).__module__.startswith(("torch._inductor", "torch._dynamo")):
+        return f"a kernel cannot be compiled: {reason}; {_room_for_kernels()} and a working compiler are needed"
     if kind in ("AcceleratorError", "DeviceLost"):
         return f"the GPU failed: {reason}; start the worker again, nvidia-smi -q and dmesg show faults of the device"
     if kind == "JoinRefused":
@@ -47,6 +52,14 @@ def explain(error: BaseException) -> str:
     if isinstance(error, (ValueError, OSError)):
         return reason
     return f"{kind}: {reason}; the lines above say where"
+
+
+def _room_for_kernels() -> str:
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or tempfile.gettempdir()
+    try:
+        return f"room in TORCHINDUCTOR_CACHE_DIR ({folder} has {shutil.disk_usage(folder).free >> 20} MiB free)"
+    except OSError as error:
+        return f"a folder in TORCHINDUCTOR_CACHE_DIR ({folder}: {error.strerror})"
 
 
 def first_line(error: BaseException) -> str:

@@ -77,6 +77,17 @@ def test_a_missing_compiler_is_named() -> None:
     assert "install g++, or name a compiler in CXX" in explain(InvalidCxxCompiler())
 
 
+def test_kernels_that_do_not_compile_name_where_they_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor.exc import InductorError
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    line = explain(InductorError(AssertionError("no vectors"), None))
+    assert line.startswith("a kernel cannot be compiled: AssertionError: no vectors; room in TORCHINDUCTOR_CACHE_DIR")
+    assert f"({tmp_path} has " in line
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "none"))
+    assert f"({tmp_path}/none: No such file" in explain(InductorError(AssertionError("no vectors"), None))
+
+
 def test_a_fault_of_the_worker_keeps_its_traceback() -> None:
     error = KeyError("x")
     assert not is_expected(error)
