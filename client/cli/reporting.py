@@ -36,8 +36,8 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
-# Fields whose limit `tandem info` tells: the model's length, its vocabulary, how many samples or logprobs; a single token
-# of a list, not how many there may be.
+# Fields whose limit `tandem info` tells: the model's length, its vocabulary, how many samples or logprobs; a single
+# token of a list, not how many there may be.
 _LIMITS_IN_INFO = (
     "prompt",
     "text",
