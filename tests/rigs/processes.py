@@ -251,7 +251,7 @@ class Rig:
         return found
 
     def _prove(self) -> None:
-        assert self.violations() == []
+        assert self.violations() == [], "\n".join(self.violations())
         # What a killed scheduler's front end takes to notice.
         limit = time.monotonic() + 10
         while (left := self._left_behind()) and time.monotonic() < limit:

@@ -10,6 +10,7 @@ import random
 import time
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 
@@ -35,6 +36,7 @@ def _random_ask(rng: random.Random, number: int) -> tuple[Ask, bool]:
     prompt = tuple(rng.randrange(256) for _ in range(rng.choice([1, 3, 4, 8, 30, 60, 100])))
     is_poison = rng.random() < 0.03
     length = rng.choice([1, 2, 10, 40, 90])
+    wants_logprobs = rng.random() < 0.3
     ask = Ask(
         prompt=(*prompt, byte_tokenizer.POISON_ID if is_poison else ord("a")),
         max_new_tokens=length,
@@ -49,8 +51,27 @@ def _random_ask(rng: random.Random, number: int) -> tuple[Ask, bool]:
         include_stop=rng.random() < 0.5,
         priority=rng.choice([0, 0, 0, 5, -5]),
         request_id=f"soak-{number}",
+        num_samples=rng.choice([1, 1, 1, 1, 2, 5]),
+        logprobs=rng.choice([0, 1, 20]) if wants_logprobs else None,
+        prompt_logprobs_start=rng.randrange(len(prompt) + 1) if rng.random() < 0.2 else None,
+        **_random_settings(rng) if rng.random() < 0.3 else {},
     )
     return ask, is_poison
+
+
+def _random_settings(rng: random.Random) -> dict[str, Any]:
+    """Allowed tokens enough that some remain whatever is banned."""
+    return {
+        "top_p": rng.choice([1.0, 0.8]),
+        "top_k": rng.choice([0, 5]),
+        "min_p": rng.choice([0.0, 0.1]),
+        "presence_penalty": rng.choice([0.0, 0.5, -2.0]),
+        "frequency_penalty": rng.choice([0.0, 1.1]),
+        "repetition_penalty": rng.choice([1.0, 1.3]),
+        "logit_bias": tuple((token, rng.choice([-100.0, 1.5])) for token in rng.sample(range(256), 3)),
+        "banned_token_ids": tuple(rng.sample(range(256), 5)) if rng.random() < 0.5 else (),
+        "allowed_token_ids": tuple(rng.sample(range(256), 40)) if rng.random() < 0.5 else (),
+    }
 
 
 def _random_worker(rng: random.Random, rig: Rig) -> Child:
@@ -66,14 +87,15 @@ def _settle(live: _Live, counts: Counter[str]) -> None:
     error, transcript = live.stream.error, live.stream.transcript
     if live.stream.failure is not None:
         raise live.stream.failure
-    if error is None and transcript.reason != "ABORTED":
-        assert not live.is_poison or transcript.reason == "TIME_LIMIT", "a poisoned request ended well"
+    reasons = {sample.reason for sample in transcript.samples.values()} if error is None else set[str]()
+    if error is None and "ABORTED" not in reasons:
+        assert not live.is_poison or "TIME_LIMIT" in reasons, "a poisoned request ended well"
         live.ask.check(transcript)
         counts["equal to the oracle"] += 1
         return
     if not live.is_poison:
-        tokens = list(live.ask.completion().tokens)
-        assert transcript.tokens == tokens[: len(transcript.tokens)]
+        for idx, sample in transcript.samples.items():
+            assert sample.tokens == list(live.ask.completion(idx).tokens)[: len(sample.tokens)]
     if error is None:
         assert live.fate == "abort"
         counts["aborted"] += 1

@@ -165,7 +165,7 @@ class Ask:
         expected = self.expected(idx)
         assert sample.tokens == expected.tokens, f"sample {idx}: {_difference(sample.tokens, expected.tokens)}"
         assert sample.text == expected.text, f"the text of {expected.tokens} is {sample.text!r}, not {expected.text!r}"
-        assert sample.reason == expected.reason
+        assert sample.reason == expected.reason, f"sample {idx} of {self}: {sample.reason}, not {expected.reason}"
         assert sample.finished is not None
         assert sample.finished.output_tokens == len(expected.tokens)
         told = [] if self.logprobs is None else self._logprobs((*self.prompt, *expected.tokens), len(self.prompt))
