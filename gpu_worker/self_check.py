@@ -26,10 +26,10 @@ _NUM_DECODE = 4
 
 def check_runner(model: PreTrainedModel, runner: Runner, dtype: torch.dtype) -> float:
     """The median relative error of the logits. Raises ModelRefused where it is no rounding. Leaves both as before."""
-    prompts = _prompts(runner.geometry)
+    prompts = make_prompts(runner.geometry)
     kept: list[Tensor] = []
     hook = model.register_forward_hook(lambda module, args, output: kept.append(output.logits[0].float().cpu()))
-    plans = _plans(prompts, runner.geometry)
+    plans = make_plans(prompts, runner.geometry)
     try:
         outcomes = runner.rehearse(*plans)
     finally:
@@ -57,7 +57,7 @@ def check_runner(model: PreTrainedModel, runner: Runner, dtype: torch.dtype) -> 
     return error
 
 
-def _prompts(geometry: Geometry) -> list[np.ndarray[tuple[int], np.dtype[np.int32]]]:
+def make_prompts(geometry: Geometry) -> list[np.ndarray[tuple[int], np.dtype[np.int32]]]:
     """Two where rows, pages and length allow it; their chunks fit a step."""
     num_rows = min(2, geometry.max_rows, geometry.num_pages - 1)
     pages = min((geometry.num_pages - 1) // num_rows, geometry.pages_per_row)
@@ -69,7 +69,7 @@ def _prompts(geometry: Geometry) -> list[np.ndarray[tuple[int], np.dtype[np.int3
     return [generator.integers(0, geometry.vocab_size, length).astype(np.int32) for length in lengths]
 
 
-def _plans(prompts: list[np.ndarray[tuple[int], np.dtype[np.int32]]], geometry: Geometry) -> list[Plan]:
+def make_plans(prompts: list[np.ndarray[tuple[int], np.dtype[np.int32]]], geometry: Geometry) -> list[Plan]:
     """Row 1's prompt in two chunks; row 2's beside a decode step; decode steps of all."""
     pages: list[np.ndarray[tuple[int], np.dtype[np.int32]]] = []
     first_page = 1
@@ -83,12 +83,14 @@ def _plans(prompts: list[np.ndarray[tuple[int], np.dtype[np.int32]]], geometry: 
         _plan(1, started=_started([1], prompts[:1], pages[:1]), chunk=(1, 0, half, False)),
         _plan(2, chunk=(1, half, prompts[0].size - half, True)),
     ]
+    num_decode = min(_NUM_DECODE, geometry.max_length - prompts[0].size)
     if len(prompts) > 1:
         started = _started([2], prompts[1:], pages[1:])
-        plans.append(_plan(3, started=started, chunk=(2, 0, prompts[1].size, True), decode=[1]))
+        beside = [1] if num_decode else []
+        plans.append(_plan(3, started=started, chunk=(2, 0, prompts[1].size, True), decode=beside))
+        num_decode -= len(beside)
     rows = list(range(1, len(prompts) + 1))
-    left = min(_NUM_DECODE, geometry.max_length - prompts[0].size) - len(plans) + 2
-    return plans + [_plan(len(plans) + 1 + i, decode=rows) for i in range(max(0, left))]
+    return plans + [_plan(len(plans) + 1 + i, decode=rows) for i in range(num_decode)]
 
 
 def _plan(

@@ -24,8 +24,8 @@ _GEMMA4_ASSISTANT = {
     "layer_types": _SLIDING_AND_FULL,
 }
 _TWO_ROPES = {
-    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-    "full_attention": {"rope_type": "default", "rope_theta": 1e5},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [3, 3, 2]},
+    "full_attention": {"rope_type": "default", "rope_theta": 1e5, "mrope_section": [3, 3, 2]},
 }
 
 HINTS: dict[str, dict[str, Any]] = {

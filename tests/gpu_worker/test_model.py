@@ -61,4 +61,8 @@ def test_packed_linears_compute_what_plain_ones_do(bias: bool, num_tokens: int) 
     x = torch.randn(1, num_tokens, 48)
     with torch.inference_mode():
         exact = nn.functional.linear(x.double(), linear.weight.double(), linear.bias.double() if bias else None)
-        assert (PackedLinear(linear)(x).double() - exact).abs().max() < 1e-5
+        packed = PackedLinear(linear)
+        assert (packed(x).double() - exact).abs().max() < 1e-5
+        # Some models compute with a layer's weight themselves.
+        assert torch.equal(packed.weight, linear.weight)
+        assert (packed.in_features, packed.out_features) == (48, 80)
