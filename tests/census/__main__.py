@@ -23,9 +23,13 @@ def main() -> int:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
     parser.add_argument("--write", action="store_true", help="put the table into gpu_worker/README.md")
+    parser.add_argument("--part", default="1/1", metavar="K/N", help="every Nth of them, from the Kth; default: all")
     arguments = parser.parse_args()
-    if arguments.write and arguments.names:
-        parser.error("--write takes the whole census, not some names")
+    first, _, step = arguments.part.partition("/")
+    if not (first.isdecimal() and step.isdecimal() and 1 <= int(first) <= int(step)):
+        parser.error(f"--part is {arguments.part}; it must be K/N with K from 1 to N")
+    if arguments.write and (arguments.names or arguments.part != "1/1"):
+        parser.error("--write takes the whole census, not some of it")
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     transformers.logging.set_verbosity_error()
@@ -33,6 +37,7 @@ def main() -> int:
     torch.set_num_threads(1)
     members = population()
     chosen = [m for m in members if m.declares and (not arguments.names or m.model_type in arguments.names)]
+    chosen = chosen[int(first) - 1 :: int(step)]
     outcomes: list[Outcome] = []
     for i, member in enumerate(chosen):
         begun = time.perf_counter()
