@@ -20,10 +20,9 @@ from scheduler_svc.core import step_reports
 from scheduler_svc.core.book import RequestBook
 from scheduler_svc.core.config import CoreConfig
 from scheduler_svc.core.lane import Lane
-from scheduler_svc.core.logprobs import fits
-from scheduler_svc.core.plan import InFlight
 from scheduler_svc.core.planner import plan_step
 from scheduler_svc.core.results import Delivery, Ending, read_result
+from scheduler_svc.core.soundness import is_sound
 
 _RECENT_STEPS = 64
 _MAX_FRUITLESS_RESETS = 5
@@ -189,7 +188,7 @@ class LaneKeeper:
             return self._reset_or_send_away(lane, what, now, cause, event.compute_us), None, []
         if event.status is not ev.StepStatus.OK:
             return self._failed(lane, event, {int(handle) for handle in record.handles}, now)
-        if not _well_formed(event, record, lane.info.vocab_size):
+        if not is_sound(event, record, lane.info.vocab_size):
             what = f"its result for step {event.step} is malformed"
             return self._send_away(lane, what, now, fx.ResetCause.MALFORMED, event.compute_us), None, []
         lane.in_flight.popleft()
@@ -235,22 +234,3 @@ def _difference(ours: ev.WorkerInfo, theirs: ev.WorkerInfo) -> str:
     if ours.page_size != theirs.page_size:
         return f"pages of {theirs.page_size} tokens instead of {ours.page_size}"
     return "weights, config or tokenizer differ"
-
-
-def _well_formed(event: ev.StepDone, record: InFlight, vocab_size: int) -> bool:
-    """Whether the result has a token of the vocabulary for each sampled row, and the logprobs asked for.
-
-    What it has for rows that are not finite means nothing.
-    """
-    num_sampled = len(record.sampled)
-    if len(event.tokens) != num_sampled or not _within(event.nonfinite, num_sampled):
-        return False
-    if not fits(record, event, vocab_size):
-        return False
-    if not len(event.nonfinite):
-        return _within(event.tokens, vocab_size)
-    return _within(np.delete(event.tokens, event.nonfinite), vocab_size)
-
-
-def _within(values: ev.Int32Array, limit: int) -> bool:
-    return not len(values) or (int(values.min()) >= 0 and int(values.max()) < limit)

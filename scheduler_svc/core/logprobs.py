@@ -1,17 +1,15 @@
-"""Logprobs on their way: what a plan asks for, how many a step can tell, whether the answer fits, to whom it goes.
+"""Logprobs on their way: what a plan asks for, how many a step can tell, and to whom they go.
 
 Owns no state but a step's room. A position whose logits are wanted takes a logit row on the worker: one for each row
 that samples, one for each position of a prompt whose logprobs are told. Position p's logprob comes of the logits at
 p - 1, so a chunk of positions s to e - 1 tells those of s + 1 to e, as far as they are the prompt's and wanted.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 
 from scheduler_svc.core.effects import Logprobs, PromptLogprobs, TokenLogprobs
-from scheduler_svc.core.events import StepDone, ToldLogprobs
+from scheduler_svc.core.events import ToldLogprobs
 from scheduler_svc.core.plan import InFlight, PromptAsk
 from scheduler_svc.core.request import Request
 
@@ -61,35 +59,6 @@ def ask_of(request: Request, first: int, start: int, end: int) -> PromptAsk | No
 
 
 # After the step --------------------------------------------------------------------------------------------------
-
-
-def fits(record: InFlight, event: StepDone, vocab_size: int) -> bool:
-    """Whether a result tells exactly what its plan asked for; ids beside values that are not finite mean nothing."""
-    asks, prompt = record.prompt_asks, event.prompt_logprobs
-    if record.num_logprobs is None and not asks:
-        return not len(event.logprobs.logprobs) and not len(prompt.logprobs)
-    prompt_top_k = max((ask.top_k for ask in asks), default=0)
-    meaningless = np.flatnonzero(np.isnan(prompt.logprobs)).tolist()
-    if not _is_sound(prompt, sum(ask.count for ask in asks), prompt_top_k, vocab_size, meaningless):
-        return False
-    if record.num_logprobs is None:
-        return not len(event.logprobs.logprobs)
-    wanting = record.num_logprobs > 0
-    nonfinite = event.nonfinite[wanting[event.nonfinite]]
-    lines = (np.cumsum(wanting)[nonfinite] - 1).tolist()
-    return _is_sound(event.logprobs, int(wanting.sum()), int(record.num_logprobs.max()) - 1, vocab_size, lines)
-
-
-def _is_sound(told: ToldLogprobs, count: int, top_k: int, vocab_size: int, meaningless: Sequence[int]) -> bool:
-    cells = count * top_k
-    if (len(told.logprobs), len(told.top_token_ids), len(told.top_logprobs)) != (count, cells, cells):
-        return False
-    if not count:
-        return True
-    ids = told.top_token_ids
-    if len(meaningless):
-        ids = np.delete(ids.reshape(count, top_k), meaningless, axis=0)
-    return told.top_k == top_k and (not ids.size or (int(ids.min()) >= 0 and int(ids.max()) < vocab_size))
 
 
 def of_entries(record: InFlight, told: ToldLogprobs, sampled: npt.NDArray[np.int64]) -> TokenLogprobs | None:
