@@ -178,13 +178,13 @@ class Loop:
             self._outlet.send(self._workers, peer, worker_wire.refused_frame(str(error), retry=False))
             return self._peer_lost(self._workers, peer, f"it sent what is no message: {error}")
         if not message.HasField("join"):
-            return self._handle(event, peer=peer, worker=message)
+            return self._outlet.answer_worker(self._handle(event, peer=peer, worker=message))
         join = worker_pb2.Join()
         join.CopyFrom(message.join)
         # What the core does not read would fill the log: a worker that stands by joins twice a second.
         message.join.ClearField("tokenizer_json")
         message.join.ClearField("chat_template")
-        return self._outlet.answer_join(join, self._handle(event, peer=peer, worker=message))
+        return self._outlet.answer_worker(self._handle(event, peer=peer, worker=message), join)
 
     def _from_frontend(self, peer: str, frame: bytes) -> list[fx.Effect]:
         message = frontend_pb2.FrontendToCore()

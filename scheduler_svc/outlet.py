@@ -27,12 +27,17 @@ class Outlet:
         self._steps = steps
         self.lost: deque[tuple[RouterLink, str, str]] = deque()
 
-    def answer_join(self, join: worker_pb2.Join, effects: list[fx.Effect]) -> list[fx.Effect]:
-        """Answers a Join at once, while it is at hand; returns the other effects."""
+    def answer_worker(self, effects: list[fx.Effect], join: worker_pb2.Join | None = None) -> list[fx.Effect]:
+        """Answers a worker's message, perhaps a Join, at once; returns the other effects.
+
+        What it sent next may be in the same turn, and its answers must go out in the order of what they answer: after
+        Joined, a Rejoin for something before that would undo it.
+        """
         rest: list[fx.Effect] = []
         for effect in effects:
             match effect:
                 case fx.WorkerAccepted():
+                    assert join is not None, "a worker was accepted that did not join"
                     self._card.take(join)
                     log.info(
                         "worker %s serves %s on %s (%s): %d pages of %d, %d rows",
@@ -42,6 +47,8 @@ class Outlet:
                     self.send(self._workers, effect.worker, worker_wire.joined_frame(effect.generation))
                 case fx.WorkerRefused():
                     self._refuse(effect)
+                case fx.AskRejoin():
+                    self.send(self._workers, effect.worker, worker_wire.rejoin_frame())
                 case _:
                     rest.append(effect)
         return rest

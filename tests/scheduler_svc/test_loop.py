@@ -190,6 +190,17 @@ def test_join_leave_join_in_one_turn(bench: Bench) -> None:
     assert [worker.heard().WhichOneof("message") for _ in range(2)] == ["joined", "joined"]
 
 
+def test_a_worker_is_answered_in_the_order_of_what_it_sent(bench: Bench) -> None:
+    """A sign of life of one that is not known, its Join behind it: after Joined, a Rejoin would undo it."""
+    worker = bench.worker()
+    heartbeat = worker_pb2.WorkerToCore(heartbeat=worker_pb2.Heartbeat(phase="ready"))
+    void = worker_pb2.StepResult(generation=9, step=1, status=worker_pb2.STEP_STATUS_OK)
+    worker.send(heartbeat, worker_pb2.WorkerToCore(result=void), joining())
+    bench.await_frames(1)
+    bench.start()
+    assert [worker.heard().WhichOneof("message") for _ in range(3)] == ["rejoin", "rejoin", "joined"]
+
+
 def test_front_ends_are_told_of_the_model_that_is_served(bench: Bench) -> None:
     worker, frontend = bench.worker(), bench.frontend()
     worker.send(joining(), joining(identity="other", model="other"))

@@ -119,13 +119,14 @@ class Ask:
     def expected(self, sample_idx: int = 0) -> Expected:
         completion = self.completion(sample_idx)
         tokens = list(completion.tokens)
-        found = self._find_stop_string(tokens)
+        # A stop token is in the ids and, unless asked for, not in the text, so no stop string ends in it.
+        silent = completion.stop_token_id is not None and not self.include_stop
+        spoken = tokens[:-1] if silent else tokens
+        found = self._find_stop_string(spoken)
         if found is not None:
             num_tokens, text = found
             return Expected(tokens=tokens[:num_tokens], text=text, reason="STOP_STRING")
-        # A stop token is in the ids and, unless asked for, not in the text.
-        silent = completion.stop_token_id is not None and not self.include_stop
-        text = byte_tokenizer.decode(tokens[:-1] if silent else tokens)
+        text = byte_tokenizer.decode(spoken)
         return Expected(tokens=tokens, text=text, reason=completion.reason.upper())
 
     def _find_stop_string(self, tokens: list[int]) -> tuple[int, str] | None:
