@@ -41,7 +41,7 @@ BAR_ROWS, BAR_US = 256, 1000.0
 class Bench:
     """A core with `num_rows` requests running, and room for one more; every phase's microseconds in `us`."""
 
-    def __init__(self, num_rows: int, seed: int = 0, *, report_steps: bool = False) -> None:
+    def __init__(self, num_rows: int, seed: int = 0, *, report_steps: bool = False, num_logprobs: int = 0) -> None:
         self.us: dict[str, list[float]] = {}
         self._rng = np.random.default_rng(seed)
         self._lengths = random.Random(seed)
@@ -50,6 +50,7 @@ class Bench:
         self._plans: deque[Plan] = deque()
         self._now = 0.0
         self._streams = 0
+        self._extras = ev.Extras(num_logprobs=num_logprobs) if num_logprobs else None
         self.num_rows = num_rows
         self._handle(ev.FrontendJoined(frontend=FRONTEND))
         self._handle(ev.WorkerJoined(worker=WORKER, info=_info(num_rows)))
@@ -82,7 +83,7 @@ class Bench:
             stream=self._streams,
             request_id=f"r-{self._streams}",
             prompt=self._rng.integers(0, VOCAB_SIZE, num_tokens, np.int32),
-            sampling=ev.Sampling(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, seed=0),
+            sampling=ev.Sampling(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, seed=0, extras=self._extras),
             max_new_tokens=max_new_tokens,
             min_new_tokens=0,
             stop_token_ids=(),
@@ -125,6 +126,13 @@ class Bench:
         num_samples = int(plan.chunk_samples.sum()) + len(plan.decode_rows)
         result = pb.StepResult(generation=plan.generation, step=plan.step, status=pb.STEP_STATUS_OK, compute_us=1)
         result.tokens = self._rng.integers(0, VOCAB_SIZE, num_samples, np.int32).astype("<i4").tobytes()
+        if self._extras is not None:
+            top_k = self._extras.num_logprobs - 1
+            told = result.logprobs
+            told.logprobs = self._rng.random(num_samples, np.float32).tobytes()
+            told.top_k = top_k
+            told.top_token_ids = self._rng.integers(0, VOCAB_SIZE, num_samples * top_k, np.int32).tobytes()
+            told.top_logprobs = self._rng.random(num_samples * top_k, np.float32).tobytes()
         return pb.WorkerToCore(result=result).SerializeToString()
 
 
@@ -146,9 +154,9 @@ def _info(num_rows: int) -> ev.WorkerInfo:
     )
 
 
-def steady(num_rows: int, num_steps: int, *, report_steps: bool) -> dict[str, dict[str, float]]:
+def steady(num_rows: int, num_steps: int, *, report_steps: bool, num_logprobs: int) -> dict[str, dict[str, float]]:
     """Microseconds per phase, `core` being the result taken in and the tick, `frames` the three messages."""
-    bench = Bench(num_rows, report_steps=report_steps)
+    bench = Bench(num_rows, report_steps=report_steps, num_logprobs=num_logprobs)
     for _ in range(num_steps // 10):
         bench.step()
     bench.us.clear()
@@ -191,6 +199,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--report-steps", action="store_true", help="with the reports that --steps FILE asks for")
+    parser.add_argument("--logprobs", type=int, metavar="K", help="every row wants logprobs, with K alternatives")
     parser.add_argument("--profile", type=int, metavar="ROWS", help="profile so many rows instead")
     args = parser.parse_args()
     if not 20 <= args.steps <= MOST_STEPS // 2:
@@ -198,13 +207,14 @@ def main() -> int:
     if args.profile:
         profile(args.profile, args.steps)
         return 0
+    num_logprobs = 0 if args.logprobs is None else 1 + args.logprobs
     lines: list[dict[str, Any]] = []
     for num_rows in NUM_ROWS:
         lines.append(
             {
                 "what": "steady step",
                 "rows": num_rows,
-                "us": steady(num_rows, args.steps, report_steps=args.report_steps),
+                "us": steady(num_rows, args.steps, report_steps=args.report_steps, num_logprobs=num_logprobs),
             }
         )
         lines.append({"what": "admission", "rows": num_rows, "us": admission(num_rows, max(20, args.steps // 10))})
