@@ -154,7 +154,9 @@ def _info(num_rows: int) -> ev.WorkerInfo:
     )
 
 
-def steady(num_rows: int, num_steps: int, *, report_steps: bool, num_logprobs: int) -> dict[str, dict[str, float]]:
+def steady(
+    num_rows: int, num_steps: int, *, report_steps: bool = False, num_logprobs: int = 0
+) -> dict[str, dict[str, float]]:
     """Microseconds per phase, `core` being the result taken in and the tick, `frames` the three messages."""
     bench = Bench(num_rows, report_steps=report_steps, num_logprobs=num_logprobs)
     for _ in range(num_steps // 10):
