@@ -17,7 +17,7 @@ from typing import Protocol
 import zmq
 from tandem.internal.v1 import worker_pb2 as pb
 
-from gpu_worker.wire import FrameError, Outcome, parse_frame, result_frame
+from gpu_worker.wire.frames import FrameError, Outcome, parse_frame, result_frame
 
 log = logging.getLogger(__name__)
 

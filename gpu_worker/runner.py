@@ -16,19 +16,19 @@ from tandem.internal.v1 import worker_pb2 as pb
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from gpu_worker.attention import StepContext, attach
+from gpu_worker.attention.kernels import Kernels
+from gpu_worker.attention.kv_cache import KvCache
+from gpu_worker.attention.layers import LayerMap
+from gpu_worker.attention.paged import StepContext, attach
 from gpu_worker.geometry import Geometry
-from gpu_worker.kernels import Kernels
-from gpu_worker.kv_cache import KvCache
-from gpu_worker.layers import LayerMap
-from gpu_worker.sampling import Sampling, StepOutput
+from gpu_worker.sampling.output import Sampling, StepOutput
 from gpu_worker.shapes import Shapes
 from gpu_worker.slots import DeviceTables, RowTables
 from gpu_worker.staging import Staging
 from gpu_worker.step import Int64Array, StepLayout, lay_out
 from gpu_worker.upload import step_arrays
 from gpu_worker.warm_up import warm_up_plan
-from gpu_worker.wire import Outcome, Plan, PlanError, read_plan
+from gpu_worker.wire.frames import Outcome, Plan, PlanError, read_plan
 
 log = logging.getLogger(__name__)
 
@@ -264,6 +264,7 @@ class Runner:
     def rehearse(self, *plans: Plan) -> list[Outcome]:
         """Runs plans whose rows start with all their pages, before serving; forgets them. Raises what they raise."""
         self.reset(0)
+        was_zero = self._pool_is_zero
         outcomes: list[Outcome] = []
         for plan in plans:
             self._in_flight.append(self._run(plan, self._apply(plan), time.perf_counter()))
@@ -272,7 +273,7 @@ class Runner:
         self.reset(0)
         pages = np.unique(np.concatenate([pages for plan in plans if plan.started for pages in plan.started.pages]))
         self.cache.zero_pages(torch.from_numpy(pages.astype(np.int64)).to(self.device))
-        self._pool_is_zero = True
+        self._pool_is_zero = was_zero
         return outcomes
 
     def _warm(self, *, num_rows: int, chunk: bool) -> float:

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gpu_worker.features import RowFeatures
-from gpu_worker.fields import Int32Array, PlanError
 from gpu_worker.geometry import Geometry
-from gpu_worker.started import StartedRows
-from gpu_worker.wire import Plan
+from gpu_worker.sampling.features import RowFeatures
+from gpu_worker.wire.fields import Int32Array, PlanError
+from gpu_worker.wire.frames import Plan
+from gpu_worker.wire.started import StartedRows
 
 UInt64Array = NDArray[np.uint64]
 _MASK_64 = (1 << 64) - 1

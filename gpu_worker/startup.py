@@ -15,22 +15,22 @@ import torch
 from tandem.internal.v1 import worker_pb2 as pb
 from transformers import PreTrainedModel
 
+from gpu_worker.attention.layers import LayerMap
+from gpu_worker.checkpoint.files import ModelFiles, identity, locate, read_files
+from gpu_worker.checkpoint.linear import PackedLinear, can_pack
+from gpu_worker.checkpoint.loading import load_weights
+from gpu_worker.checkpoint.model import weight_bytes
 from gpu_worker.config import BUNDLED_MODEL, WorkerSettings
-from gpu_worker.device_memory import free_bytes, free_host_bytes, resident_growth
-from gpu_worker.estimate import estimate
-from gpu_worker.examine import examine, twin_of
+from gpu_worker.examination.examine import examine, twin_of
+from gpu_worker.examination.independence import check_independence
+from gpu_worker.examination.rope import pin
+from gpu_worker.examination.self_check import check_runner
 from gpu_worker.geometry import Geometry
-from gpu_worker.independence import check_independence
-from gpu_worker.layers import LayerMap
-from gpu_worker.ledger import Measured, ledger
-from gpu_worker.linear import PackedLinear, can_pack
-from gpu_worker.loading import load_weights
-from gpu_worker.model import weight_bytes
-from gpu_worker.model_files import ModelFiles, identity, locate, read_files
-from gpu_worker.rope import pin
+from gpu_worker.memory.device_memory import free_bytes, free_host_bytes, resident_growth
+from gpu_worker.memory.estimate import estimate
+from gpu_worker.memory.ledger import Measured, ledger
+from gpu_worker.memory.sizing import Costs, Sizes, check_passage, choose_sizes
 from gpu_worker.runner import Runner
-from gpu_worker.self_check import check_runner
-from gpu_worker.sizing import Costs, Sizes, check_passage, choose_sizes
 from gpu_worker.warm_up import full_plan
 
 log = logging.getLogger(__name__)

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from gpu_worker.attention.views import Int64Array, View
 from gpu_worker.geometry import align_up
-from gpu_worker.samples import SamplePart, lay_out_samples
+from gpu_worker.sampling.samples import SamplePart, lay_out_samples
 from gpu_worker.shapes import Shapes, bucket_for
 from gpu_worker.slots import RowTables, TableEdits
-from gpu_worker.views import Int64Array, View
-from gpu_worker.wire import Plan
+from gpu_worker.wire.frames import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ Owns the names of the arrays that attention and the page tables read. Knows noth
 
 from collections.abc import Sequence
 
-from gpu_worker.sampling_upload import sample_arrays
+from gpu_worker.sampling.upload import sample_arrays
 from gpu_worker.slots import RowTables
 from gpu_worker.step import Int64Array, StepLayout
 

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu_worker.geometry import Geometry, align_up
-from gpu_worker.started import StartedFeatures, StartedRows
-from gpu_worker.wire import Plan
+from gpu_worker.wire.frames import Plan
+from gpu_worker.wire.started import StartedFeatures, StartedRows
 
 
 def warm_up_plan(*, num_rows: int, chunk: bool) -> Plan:

@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from gpu_worker.examine import examine, twin_of
-from gpu_worker.independence import check_independence
-from gpu_worker.layers import LayerMap
-from gpu_worker.loading import load_weights
-from gpu_worker.model_files import ModelRefused, read_files
-from gpu_worker.rope import pin
+from gpu_worker.attention.layers import LayerMap
+from gpu_worker.checkpoint.files import ModelRefused, read_files
+from gpu_worker.checkpoint.loading import load_weights
+from gpu_worker.examination.examine import examine, twin_of
+from gpu_worker.examination.independence import check_independence
+from gpu_worker.examination.rope import pin
 from gpu_worker.runner import Runner
 from tests.census.hints import HINTS, UNBUILDABLE
 from tests.census.population import Member

@@ -21,12 +21,12 @@ from transformers import (
     Qwen3Config,
 )
 
-from gpu_worker.attention import ATTENTION_NAME, register
-from gpu_worker.examine import examine, twin_of
+from gpu_worker.attention.paged import ATTENTION_NAME, register
+from gpu_worker.checkpoint.model import prepare
+from gpu_worker.examination.examine import examine, twin_of
 from gpu_worker.geometry import Geometry
-from gpu_worker.model import prepare
 from gpu_worker.runner import Runner
-from gpu_worker.wire import Outcome
+from gpu_worker.wire.frames import Outcome
 from tests.gpu_worker.plans import TinyCore
 from tests.gpu_worker.reference import eager_model, float64_model, hidden_and_logits
 

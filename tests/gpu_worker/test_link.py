@@ -12,7 +12,7 @@ import zmq
 from tandem.internal.v1 import worker_pb2 as pb
 
 from gpu_worker.link import JoinRefused, Link
-from gpu_worker.wire import Outcome
+from gpu_worker.wire.frames import Outcome
 
 WAIT_MS = 10_000
 

@@ -11,7 +11,7 @@ from gpu_worker.runner import DeviceLost
 from tests.gpu_worker.plans import TinyCore, int32
 from tests.gpu_worker.reference import hidden_and_logits
 from tests.gpu_worker.rig import Rig
-from tests.gpu_worker.test_forward import SPECS
+from tests.gpu_worker.rig_specs import SPECS
 
 
 @pytest.fixture
@@ -287,3 +287,15 @@ def test_outcomes_are_plain_arrays(rig: Rig) -> None:
     outcome = rig.submit(core.plan(decode=[1]))
     assert outcome.tokens.dtype == np.int32
     assert outcome.compute_us > 0
+
+
+def test_what_the_process_imports_compiles_no_kernel_again(rig: Rig) -> None:
+    """Any import may teach pytree a class, and FlexAttention's traces ask how many it knows."""
+
+    class Imported: ...
+
+    torch.utils._pytree.register_pytree_node(Imported, lambda _: ([], None), lambda *_: Imported())
+    core = rig.core()
+    core.add(1, rig.prompt(20, seed=1))
+    rig.step(core, chunks={1: 20})
+    rig.step(core, decode=[1])

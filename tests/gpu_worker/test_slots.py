@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from gpu_worker.features import Uses
-from gpu_worker.fields import PlanError
 from gpu_worker.geometry import Geometry
+from gpu_worker.sampling.features import Uses
 from gpu_worker.slots import DeviceTables, RowTables, mix, spread_order
-from gpu_worker.wire import read_plan
+from gpu_worker.wire.fields import PlanError
+from gpu_worker.wire.frames import read_plan
 from tests.gpu_worker import plans
 from tests.gpu_worker.plans import TinyCore
 

@@ -12,7 +12,7 @@ import torch
 from gpu_worker import startup
 from gpu_worker.config import WorkerSettings
 from gpu_worker.geometry import Geometry, align_up
-from gpu_worker.sizing import DoesNotFit
+from gpu_worker.memory.sizing import DoesNotFit
 from gpu_worker.startup import choose_device, start
 from gpu_worker.warm_up import full_plan
 from tests.gpu_worker.rig import Rig, RigSpec
@@ -160,6 +160,8 @@ def test_the_largest_step_uses_the_budget(max_rows: int, max_length: int, token_
 
 def test_the_largest_step_runs_and_is_forgotten(rig_of: Callable[[RigSpec], Rig]) -> None:
     runner = rig_of(RigSpec(page_size=64, group=2, head_dim=64)).runner
+    # Other tests have used the rig.
+    runner.cache.zero()
     runner.rehearse(full_plan(runner.geometry))
     assert runner.num_in_flight == 0
     assert not np.any(runner.tables.num_known)

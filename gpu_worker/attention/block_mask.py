@@ -1,0 +1,221 @@
+"""BlockMasks over the paged pool: the general conversion, and the direct masks that the kernels run with.
+
+Owns which physical pages each query tile reads and where a page is cut. Knows nothing of rows' state, tensors of K
+and V, or models. "Block" is a BlockMask tile; its KV side is always one page.
+
+The conversion turns any logical mask (over positions of each sequence) into a physical one (over the pool) and is
+the oracle for the direct masks, which are updated in place each step and never rebuilt.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+
+from gpu_worker.attention.views import View
+
+
+def logical_to_physical(logical: BlockMask, page_table: Tensor, num_pages: int) -> BlockMask:
+    """The mask over the pool that shows each query what `logical` shows it over its own sequence's positions.
+
+    logical: [B, H, Q, KV], KV tile = page. page_table: int [B, >= KV tiles], the page of each logical tile, -1 where
+    there is none; a sequence's pages are distinct. Listed tiles must have a page.
+    Method: PyTorch's attention-gym, `PagedAttention.convert_logical_block_mask`.
+    """
+    batch, heads, num_q_blocks, _ = logical.kv_indices.shape
+    page_size = logical.BLOCK_SIZE[1]
+    page_table = page_table.to(torch.int64)
+    num_logical = page_table.shape[1]
+    logical_of_page = torch.full((batch, num_pages + 1), -1, dtype=torch.int64, device=page_table.device)
+    cols = torch.arange(num_logical, device=page_table.device).expand(batch, num_logical)
+    # Tiles without a page write past the pool's end, which is cut off.
+    logical_of_page.scatter_(1, torch.where(page_table < 0, num_pages, page_table), cols)
+    logical_of_page = logical_of_page[:, :num_pages].contiguous()
+
+    def translate(indices: Tensor) -> Tensor:
+        table = page_table[:, None, None, :].expand(batch, heads, num_q_blocks, num_logical)
+        listed = table.gather(3, indices.to(torch.int64).clamp(max=num_logical - 1)).clamp(min=0)
+        physical = torch.zeros(batch, heads, num_q_blocks, num_pages, dtype=torch.int32, device=listed.device)
+        width = min(num_pages, listed.shape[3])
+        physical[..., :width] = listed[..., :width]
+        return physical
+
+    logical_mod = logical.mask_mod
+
+    def physical_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        block = logical_of_page[b, kv_idx // page_size]
+        position = block.clamp(min=0) * page_size + kv_idx % page_size
+        return (block >= 0) & logical_mod(b, h, q_idx, position)
+
+    has_full = logical.full_kv_indices is not None
+    return BlockMask.from_kv_blocks(
+        logical.kv_num_blocks,
+        translate(logical.kv_indices),
+        logical.full_kv_num_blocks,
+        translate(logical.full_kv_indices) if has_full else None,
+        BLOCK_SIZE=logical.BLOCK_SIZE,
+        mask_mod=physical_mod,
+        seq_lengths=(logical.seq_lengths[0], num_pages * page_size),
+        compute_q_blocks=False,
+    )
+
+
+class DecodeEnds:
+    """Where each decode slot's last page is cut: the same for every visibility."""
+
+    def __init__(self, num_slots: int, device: torch.device) -> None:
+        # Token slots: the last that is seen, and the end of its page; what lies between is not computed yet.
+        self.last_slot = torch.zeros(num_slots, dtype=torch.int32, device=device)
+        self.page_end = torch.zeros(num_slots, dtype=torch.int32, device=device)
+
+    def update(self, last_slot: Tensor, page_end: Tensor) -> None:
+        """Both int64 [slots]."""
+        self.last_slot.copy_(last_slot)
+        self.page_end.copy_(page_end)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeBlocks:
+    """What a step's decode slots list; all int64 [slots]."""
+
+    # Pages: 0 for an idle slot; the sinks' page counts.
+    num_blocks: Tensor
+    # With a window: logical page of the first position seen, its token slot, and where its page starts.
+    first_page: Tensor | None = None
+    first_slot: Tensor | None = None
+    page_start: Tensor | None = None
+
+
+class DecodeMask:
+    """One query position per slot: every listed page is the slot's own, so only its first and last one are cut.
+
+    All pages are partial: with full blocks the GPU's decode kernel spreads each KV split over the whole pool, and a
+    row takes few mask evaluations anyway. Slots with no pages are skipped and yield zeros. Token slots are compared
+    without a division, which the CPU kernel would do for every score.
+    """
+
+    def __init__(self, view: View, *, page_lists: Tensor, ends: DecodeEnds) -> None:
+        """page_lists: int32 [slots, width] and ends are kept by reference."""
+        slots, device = page_lists.shape[0], page_lists.device
+        self.view, self.page_lists, self._ends = view, page_lists, ends
+        self.num_blocks = torch.zeros(slots, 1, 1, dtype=torch.int32, device=device)
+        self.first_slot = torch.zeros(slots, dtype=torch.int32, device=device)
+        self.page_start = torch.zeros(slots, dtype=torch.int32, device=device)
+        self._nth_page = torch.arange(view.max_decode, device=device)
+        if view.sink_slot is not None:
+            # The sinks' page comes first and stays there.
+            page_lists[:, 0] = view.sink_slot // view.page_size
+
+    def block_mask(self, group: int) -> BlockMask:
+        """For kernels with `group` query rows, the query heads per KV head."""
+        last_slot, page_end = self._ends.last_slot, self._ends.page_end
+        first_slot, page_start, sink_slot = self.first_slot, self.page_start, self.view.sink_slot
+        has_window = self.view.visibility.window is not None
+
+        def cut(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+            seen = (kv_idx <= last_slot[b]) | (kv_idx >= page_end[b])
+            if has_window:
+                seen = seen & ((kv_idx >= first_slot[b]) | (kv_idx < page_start[b]))
+            if sink_slot is not None:
+                # Their page is the pool's last.
+                seen = seen & (kv_idx <= sink_slot)
+            return seen
+
+        return BlockMask.from_kv_blocks(
+            self.num_blocks,
+            self.page_lists[:, None, None, :],
+            # At least the 16 query rows of a tensor-core tile.
+            BLOCK_SIZE=(max(16, 1 << (group - 1).bit_length()), self.view.page_size),
+            mask_mod=cut,
+            seq_lengths=(group, self.view.pool_pages * self.view.page_size),
+            compute_q_blocks=False,
+        )
+
+    def update(self, blocks: DecodeBlocks, table: Tensor, slots: Tensor | None) -> None:
+        """table: int32 [rows' slots, width], pages in logical order, as it stands in this step; slots: int64 [slots],
+        whose part of it each slot lists. None: the table's own slots."""
+        self.num_blocks.view(-1).copy_(blocks.num_blocks)
+        if self.page_lists is not table:
+            self._list_pages(blocks, table, slots)
+        if blocks.first_slot is not None:
+            self.first_slot.copy_(blocks.first_slot)
+            self.page_start.copy_(blocks.page_start)
+
+    def _list_pages(self, blocks: DecodeBlocks, table: Tensor, slots: Tensor | None) -> None:
+        if self.view.is_plain:
+            torch.index_select(table, 0, slots, out=self.page_lists)
+            return
+        begin, count = self.view.num_sink_pages, self.view.max_decode
+        if blocks.first_page is None:
+            listed = table[:, :count]
+            listed = listed if slots is None else listed.index_select(0, slots)
+        else:
+            cols = (blocks.first_page[:, None] + self._nth_page).clamp_(max=self.view.pages_per_row - 1)
+            listed = table.gather(1, cols) if slots is None else table[slots[:, None], cols]
+        self.page_lists[:, begin : begin + count] = listed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillBlocks:
+    """What a step's prefill tiles list; nq query tiles of q_block positions."""
+
+    # int64 [nq]: slot whose part of the page table the tile reads.
+    slots: Tensor
+    # int64 [nq]: pages that every query of the tile sees whole, and with a window the first of them (logical).
+    num_full: Tensor
+    first_full: Tensor | None = None
+    # int64 [nq] and [nq, w]: the other pages that it sees, each cut by position; the sinks' page is one.
+    num_partial: Tensor
+    partial_pages: Tensor
+
+
+class PrefillMask:
+    """Prompt chunks packed along the query axis, each aligned to the query tile."""
+
+    def __init__(self, view: View, *, q_positions: Tensor, logical_of_page: Tensor, list_width: int) -> None:
+        """q_positions: int32 [queries], the position of each, -1 for padding, which sees nothing it would not drop;
+        logical_of_page: int32 [pages of the pool]. Both are kept by reference."""
+        num_queries, device = q_positions.shape[0], q_positions.device
+        self.view, self.q_positions = view, q_positions
+        shape = (1, 1, num_queries // view.q_block, list_width)
+        # The GPU's kernel takes the strides of one list for both.
+        self.partial_lists, self.full_lists = (torch.zeros(shape, dtype=torch.int32, device=device) for _ in range(2))
+        self.num_partial, self.num_full = (torch.zeros(shape[:3], dtype=torch.int32, device=device) for _ in range(2))
+        self._nth_page = torch.arange(view.max_full, device=device)
+        page_size, window, sink_slot = view.page_size, view.visibility.window, view.sink_slot
+
+        def visible(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+            position = logical_of_page[kv_idx // page_size] * page_size + kv_idx % page_size
+            seen = position <= q_positions[q_idx]
+            if window is not None:
+                seen = seen & (position > q_positions[q_idx] - window)
+            if sink_slot is not None:
+                seen = (seen & (kv_idx < sink_slot)) | (kv_idx == sink_slot)
+            return seen
+
+        self.block_mask = BlockMask.from_kv_blocks(
+            self.num_partial,
+            self.partial_lists,
+            self.num_full,
+            self.full_lists,
+            BLOCK_SIZE=(view.q_block, page_size),
+            mask_mod=visible,
+            seq_lengths=(num_queries, view.pool_pages * page_size),
+            compute_q_blocks=False,
+        )
+
+    def update(self, blocks: PrefillBlocks, table: Tensor) -> None:
+        """table: int32 [rows' slots, width], pages in logical order, as it stands in this step."""
+        if self.view.is_plain:
+            torch.index_select(table, 0, blocks.slots, out=self.full_lists[0, 0])
+        elif blocks.first_full is None:
+            self.full_lists[0, 0, :, : self.view.max_full] = table[:, : self.view.max_full].index_select(
+                0, blocks.slots
+            )
+        elif self.view.max_full:
+            cols = (blocks.first_full[:, None] + self._nth_page).clamp_(max=self.view.pages_per_row - 1)
+            self.full_lists[0, 0, :, : self.view.max_full] = table[blocks.slots[:, None], cols]
+        self.num_full[0, 0].copy_(blocks.num_full)
+        self.num_partial[0, 0].copy_(blocks.num_partial)
+        self.partial_lists[0, 0, :, : blocks.partial_pages.shape[1]] = blocks.partial_pages

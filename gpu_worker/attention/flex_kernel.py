@@ -1,0 +1,120 @@
+"""One compiled FlexAttention call: its options by device, its changes to scores, its own compiled code.
+
+Knows nothing of steps or pages: masks come ready. FlexAttention that runs uncompiled ignores the block lists and trusts
+the mask function alone, which is wrong for these masks; `FlexKernel` raises instead.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._dynamo.types import GuardFilterEntry
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from gpu_worker.attention.layers import AttentionKind
+
+_kernel_numbers = count(1)
+
+
+class UncompiledAttentionError(RuntimeError):
+    """FlexAttention was about to run without its compiled kernel."""
+
+
+def decode_options(device: torch.device, dtype: torch.dtype, page_size: int, head_dim: int) -> dict[str, Any]:
+    """Kernel options of the decode call."""
+    if device.type == "cpu":
+        # Below the page size this selects the attention template: the CPU's decode template needs full blocks and
+        # walks the whole pool.
+        return {"PARTITION_SIZE": page_size // 2}
+    # Raises where the split-KV decode kernel cannot be used, instead of falling back silently.
+    options: dict[str, Any] = {"BACKEND": "TRITON_DECODE"}
+    bytes_per_position = head_dim * dtype.itemsize
+    if bytes_per_position > 1024:
+        # K and V tiles of the usual 64 positions would not fit shared memory.
+        options["BLOCK_N"] = min(32 if bytes_per_position <= 2048 else 16, page_size)
+    return options
+
+
+def prefill_options(
+    device: torch.device, dtype: torch.dtype, page_size: int, q_block: int, head_dim: int
+) -> dict[str, Any]:
+    """Kernel options of the prefill call. Tiles must divide page and query tile, and fit shared memory."""
+    if device.type == "cpu":
+        return {"PARTITION_SIZE": page_size // 2}
+    bytes_per_position = head_dim * dtype.itemsize
+    block_m = 64 if bytes_per_position <= 512 else 32
+    block_n = 64 if bytes_per_position <= 256 else 32 if bytes_per_position <= 512 else 16
+    return {"BACKEND": "TRITON", "BLOCK_M": min(block_m, q_block), "BLOCK_N": min(block_n, page_size)}
+
+
+def _with_own_code(function: FunctionType) -> FunctionType:
+    """A copy with a code object of its own. Dynamo keeps compiled entries, their guards and the limit of recompiles by
+    code object; kernels that shared one would use up each other's limit, past which FlexAttention runs uncompiled."""
+    code = function.__code__.replace(co_name=f"flex_kernel_{next(_kernel_numbers)}")
+    return FunctionType(code, function.__globals__, code.co_name, function.__defaults__, function.__closure__)
+
+
+def _guards_on_tensors(guards: Sequence[GuardFilterEntry]) -> list[bool]:
+    """Keeps what depends on a call's tensors. The rest never changes for a kernel, whose code and mask are its own; but
+    some of it follows the whole process (how many classes pytree knows grows with any import) and would compile the
+    kernel again in the middle of serving."""
+    return [guard.guard_type == "TENSOR_MATCH" for guard in guards]
+
+
+def _sink_of_row(sinks: Tensor, h: Tensor, q_idx: Tensor) -> Tensor:
+    return sinks[h, q_idx]
+
+
+def _sink_of_head(sinks: Tensor, h: Tensor, q_idx: Tensor) -> Tensor:
+    return sinks[h]
+
+
+class FlexKernel:
+    """One FlexAttention call at static shapes; compiled at its first call."""
+
+    def __init__(
+        self,
+        kind: AttentionKind,
+        mask: BlockMask,
+        *,
+        sink_slot: int | None,
+        rows_are_heads: bool,
+        options: dict[str, Any],
+    ) -> None:
+        """rows_are_heads: query rows are the heads of one KV head, whose sinks are [K, G] then; else [H]."""
+        softcap, scale = kind.softcap, kind.scale
+        grouped = not rows_are_heads and kind.group > 1
+        sink_of = _sink_of_row if rows_are_heads else _sink_of_head
+
+        def call(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
+            if not torch.compiler.is_dynamo_compiling():
+                raise UncompiledAttentionError("FlexAttention was called uncompiled; its result would be wrong")
+
+            def score_mod(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+                if softcap is not None:
+                    score = softcap * torch.tanh(score / softcap)
+                if sink_slot is not None:
+                    # Its value in the pool is zero, so that the sink takes its share and adds nothing.
+                    score = torch.where(kv_idx == sink_slot, sink_of(sinks, h, q_idx), score)
+                return score
+
+            return flex_attention(
+                query,
+                key,
+                value,
+                score_mod=None if softcap is None and sink_slot is None else score_mod,
+                block_mask=mask,
+                scale=scale,
+                enable_gqa=grouped,
+                kernel_options=options,
+            )
+
+        self._compiled: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor] = torch.compile(
+            _with_own_code(call), dynamic=False, fullgraph=True, options={"guard_filter_fn": _guards_on_tensors}
+        )
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
+        return self._compiled(query, key, value, sinks)

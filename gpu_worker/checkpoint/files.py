@@ -1,0 +1,220 @@
+"""The model's folder: found, read, refused or identified, before a weight is loaded.
+
+Owns everything Join says of the model, and which files are read: safetensors and JSON, nothing that can run code.
+Knows nothing of torch modules, pages, plans or sockets.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import transformers
+from tokenizers import Tokenizer
+from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from gpu_worker.checkpoint.weights import ModelRefused, WeightFiles, find_weights
+
+# Read of a model's weights for its identity, shared among the shards by size.
+_SAMPLE_BYTES, _NUM_SAMPLES = 4096, 1024
+_LEAST_SAMPLES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFiles:
+    """A model's folder, and what Join says of it beside the weights."""
+
+    folder: Path
+    config: PreTrainedConfig
+    weights: WeightFiles
+    eos_token_ids: tuple[int, ...]
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    # Empty where there is none: the model is served by token ids alone.
+    tokenizer_json: bytes
+    chat_template: str
+
+
+def locate(name: str) -> Path:
+    """The folder of a local path or of a hub name (downloaded: safetensors, no code). Raises ModelRefused."""
+    if Path(name).is_dir():
+        return Path(name).resolve()
+    if name.startswith((".", "/", "~")):
+        raise ModelRefused(f"model folder {name} does not exist; model is a folder or a hub name")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=["*.safetensors", "*.json", "*.jinja"]))
+    except (OSError, ValueError, HFValidationError) as error:
+        raise ModelRefused(
+            f"model {name} is no folder here and cannot be had from the hub: {_first_line(error)}; "
+            "check the name and the network, or give a folder"
+        ) from error
+
+
+def read_files(folder: Path) -> ModelFiles:
+    """Everything but the weights, whose headers are read. Raises ModelRefused, or OSError with the file's name."""
+    config = _read_config(folder)
+    try:
+        generation = _generation_config(folder)
+    except (OSError, ValueError, TypeError) as error:
+        raise ModelRefused(f"{folder}/generation_config.json cannot be used: {_first_line(error)}") from error
+    eos = generation.eos_token_id if generation.eos_token_id is not None else getattr(config, "eos_token_id", None)
+    eos_ids = eos if isinstance(eos, list) else [eos] if eos is not None else []
+    draws = bool(generation.do_sample)
+
+    def default(name: str, off: float) -> float:
+        value = getattr(generation, name, None)
+        return off if value is None or not draws else value
+
+    vocab_size = int(config.get_text_config().vocab_size)
+    for token in eos_ids:
+        if not 0 <= int(token) < vocab_size:
+            raise ModelRefused(
+                f"eos_token_id is {token}; it must be 0 to {vocab_size - 1}, the model's vocabulary: "
+                "correct generation_config.json or config.json"
+            )
+    tokenizer_json = _read_bytes(folder / "tokenizer.json")
+    if tokenizer_json:
+        check_tokenizer(tokenizer_json, vocab_size, folder / "tokenizer.json")
+    return ModelFiles(
+        folder=folder,
+        config=config,
+        weights=find_weights(folder),
+        eos_token_ids=tuple(int(token) for token in eos_ids),
+        temperature=default("temperature", 1.0) if draws else 0.0,
+        top_p=default("top_p", 1.0),
+        top_k=int(default("top_k", 0)),
+        min_p=default("min_p", 0.0),
+        # Not a matter of drawing: Transformers applies it to greedy decoding too.
+        repetition_penalty=generation.repetition_penalty or 1.0,
+        tokenizer_json=tokenizer_json,
+        chat_template=_chat_template(folder),
+    )
+
+
+def _read_config(folder: Path) -> PreTrainedConfig:
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ModelRefused(f"{folder} has no config.json; a model is a folder with config.json and safetensors")
+    _refuse_unknown_model(path, _read_json(path))
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except OSError:
+        raise
+    except Exception as error:  # whatever a config class of Transformers raises about its fields
+        raise ModelRefused(f"{path} cannot be used: {_first_line(error)}") from error
+
+
+def _refuse_unknown_model(path: Path, settings: dict[str, Any]) -> None:
+    """The checkpoint's own code is never run, so Transformers must know the model."""
+    kind, own_code = settings.get("model_type"), settings.get("auto_map") or {}
+    if kind in CONFIG_MAPPING and (kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or not own_code):
+        return
+    installed, written_by = transformers.__version__, settings.get("transformers_version")
+    if own_code:
+        raise ModelRefused(
+            f"{path}: model type {kind} needs code of its own (auto_map), which is never run; "
+            f"serve a checkpoint of a model that Transformers {installed} has"
+        )
+    if kind is None:
+        raise ModelRefused(f"{path} has no model_type; a checkpoint saved by Transformers has one")
+    newer = f", config.json was written by {written_by}" if isinstance(written_by, str) else ""
+    raise ModelRefused(
+        f"{path}: model type {kind} is unknown to Transformers, installed is {installed}{newer}; "
+        "a newer Transformers may have it"
+    )
+
+
+def check_tokenizer(tokenizer_json: bytes, vocab_size: int, path: Path) -> None:
+    """A tokenizer smaller than the vocabulary is fine: vocabularies are padded. Raises ModelRefused."""
+    try:
+        vocabulary = Tokenizer.from_str(tokenizer_json.decode()).get_vocab(with_added_tokens=True)
+    except Exception as error:  # tokenizers raises Exception itself
+        raise ModelRefused(
+            f"{path} cannot be read by tokenizers: {_first_line(error)}; "
+            "download it again, or remove it to serve token ids alone"
+        ) from error
+    token, largest = max(vocabulary.items(), key=lambda item: item[1], default=("", -1))
+    if largest >= vocab_size:
+        raise ModelRefused(
+            f"{path} has token {largest} ({token!r}); the model's vocabulary ends at {vocab_size - 1}: "
+            "tokenizer and model do not belong together, download both again"
+        )
+
+
+def identity(files: ModelFiles, page_size: int) -> str:
+    """SHA-256 over weights, config, tokenizer and page size: workers with equal ones continue each other's requests."""
+    digest = hashlib.sha256()
+
+    def add(name: str, data: bytes) -> None:
+        digest.update(f"{name}\0{len(data)}\0".encode())
+        digest.update(data)
+
+    sizes = {path: path.stat().st_size for path in files.weights.paths}
+    for path, size in sizes.items():
+        num_samples = max(_LEAST_SAMPLES, _NUM_SAMPLES * size // sum(sizes.values()))
+        add(path.name, hashlib.sha256(b"".join(_fingerprint(path, num_samples))).digest())
+    add("config.json", _canonical(files.folder / "config.json"))
+    add("tokenizer.json", files.tokenizer_json)
+    add("chat_template", files.chat_template.encode())
+    add("page_size", str(page_size).encode())
+    return digest.hexdigest()
+
+
+def _fingerprint(path: Path, num_samples: int) -> Iterator[bytes]:
+    """The header with every tensor's name and place, and evenly spaced samples; a model up to 4 MiB is read whole."""
+    size = path.stat().st_size
+    yield size.to_bytes(8, "little")
+    with path.open("rb") as file:
+        yield file.read(int.from_bytes(file.read(8), "little"))
+        start = file.tell()
+        stride = max(_SAMPLE_BYTES, (size - start) // num_samples)
+        for offset in range(start, size, stride):
+            file.seek(offset)
+            yield file.read(_SAMPLE_BYTES)
+
+
+def _canonical(path: Path) -> bytes:
+    return json.dumps(json.loads(path.read_text()), sort_keys=True).encode()
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        settings = json.loads(path.read_text())
+    except ValueError as error:
+        raise ModelRefused(f"{path} is no JSON: {_first_line(error)}; download it again") from error
+    if not isinstance(settings, dict):
+        raise ModelRefused(f"{path} is no JSON object; download it again")
+    return settings
+
+
+def _read_bytes(path: Path) -> bytes:
+    return path.read_bytes() if path.is_file() else b""
+
+
+def _generation_config(folder: Path) -> GenerationConfig:
+    if (folder / "generation_config.json").is_file():
+        return GenerationConfig.from_pretrained(folder)
+    return GenerationConfig()
+
+
+def _chat_template(folder: Path) -> str:
+    if (folder / "chat_template.jinja").is_file():
+        return (folder / "chat_template.jinja").read_text()
+    if (folder / "tokenizer_config.json").is_file():
+        template = _read_json(folder / "tokenizer_config.json").get("chat_template")
+        return template if isinstance(template, str) else ""
+    return ""
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

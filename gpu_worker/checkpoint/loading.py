@@ -1,0 +1,139 @@
+"""The weights: read through Transformers into a model on its device, all of them and nothing else.
+
+Transformers only warns of tensors that are missing, and makes them up at random; here that is refused. Owns the hook
+that sees how far Transformers is. Knows nothing of pages, plans or sockets.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from gpu_worker.attention.paged import ATTENTION_NAME, register
+from gpu_worker.checkpoint.files import ModelFiles, ModelRefused
+from gpu_worker.checkpoint.model import prepare
+from gpu_worker.checkpoint.progress import Progress
+
+log = logging.getLogger(__name__)
+
+# As Transformers calls its own bar, in 5.17 and 5.23.
+_BAR_OF_TRANSFORMERS = "Loading weights"
+_NUM_NAMED = 3
+
+
+def load_weights(files: ModelFiles, *, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+    """The model on its device, in evaluation mode, with paged attention. Raises ModelRefused."""
+    register()
+    progress = Progress("weights", files.weights.num_bytes)
+    try:
+        with _quiet_transformers() as warnings, _heard_by(progress, files.weights.tensor_bytes):
+            model, found = AutoModelForCausalLM.from_pretrained(
+                files.folder,
+                config=files.config,
+                dtype=dtype,
+                use_safetensors=True,
+                attn_implementation=ATTENTION_NAME,
+                trust_remote_code=False,
+                # Shapes that differ are collected with what else is wrong, and refused below.
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
+    except SafetensorError as error:
+        raise ModelRefused(f"the weights in {files.folder} cannot be read: {error}; download them again") from error
+    except RuntimeError as error:
+        if "conversion" not in str(error):
+            raise
+        for line in warnings:
+            log.error("Transformers: %s", line)
+        raise ModelRefused(
+            f"the weights in {files.folder} cannot be brought into the form of {files.config.model_type}; "
+            "checkpoint and config.json do not belong together"
+        ) from error
+    finally:
+        progress.close()
+    check_complete(found)
+    return prepare(model, device=device, dtype=dtype)
+
+
+def check_complete(found: Mapping[str, Any]) -> None:
+    """Raises ModelRefused where the checkpoint does not have exactly what the model wants.
+
+    found: Transformers' `output_loading_info`; tied weights and the model's own exceptions are already left out.
+    """
+    hint = "checkpoint and config.json do not belong together, download both again"
+    mismatched = sorted(found["mismatched_keys"])
+    if mismatched:
+        name, stored, wanted = mismatched[0]
+        raise ModelRefused(
+            f"{_some([entry[0] for entry in mismatched])} of another shape than config.json says: "
+            f"{name} is {list(stored)}, wanted {list(wanted)}; {hint}"
+        )
+    for problem, key in (("missing from the checkpoint", "missing_keys"), ("unknown to the model", "unexpected_keys")):
+        if found[key]:
+            raise ModelRefused(f"{_some(sorted(found[key]))} {problem}; {hint}")
+
+
+def _some(names: list[str]) -> str:
+    """How many tensors, the first by name."""
+    if len(names) == 1:
+        return f"1 tensor ({names[0]}) is"
+    more = ", …" if len(names) > _NUM_NAMED else ""
+    return f"{len(names)} tensors ({', '.join(names[:_NUM_NAMED])}{more}) are"
+
+
+@contextmanager
+def _heard_by(progress: Progress, tensor_bytes: Mapping[str, int]) -> Iterator[None]:
+    """Tells `progress` of every tensor that Transformers puts into the model within."""
+
+    def bar(factory: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        if keywords.get("desc") == _BAR_OF_TRANSFORMERS and args:
+            return _counted(args[0], progress, tensor_bytes)
+        return factory(*args, **keywords)
+
+    transformers_logging.disable_progress_bar()
+    set_hook = getattr(transformers_logging, "set_tqdm_hook", None)
+    if set_hook is None:
+        yield
+        return
+    before = set_hook(bar)
+    try:
+        yield
+    finally:
+        set_hook(before)
+
+
+def _counted(items: Iterable[Any], progress: Progress, tensor_bytes: Mapping[str, int]) -> Iterator[Any]:
+    """`items`, (name of a parameter, what makes it) each; every one counts as the tensor of its name when it is done.
+
+    Parameters that are made of several tensors share equally what no name accounts for.
+    """
+    pairs = list(items)
+    sizes = [tensor_bytes.get(name) for name, _ in pairs]
+    named = sum(size for size in sizes if size is not None)
+    share = (sum(tensor_bytes.values()) - named) // max(1, sizes.count(None))
+    for pair, size in zip(pairs, sizes, strict=True):
+        yield pair
+        progress.add(share if size is None else size)
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[list[str]]:
+    """Collects Transformers' warnings instead of printing them: what is wrong is told by an exception, in one line."""
+    lines: list[str] = []
+
+    class Collector(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.extend(record.getMessage().splitlines())
+
+    logger = logging.getLogger("transformers")
+    before, propagates = logger.handlers[:], logger.propagate
+    logger.handlers[:], logger.propagate = [Collector()], False
+    try:
+        yield lines
+    finally:
+        logger.handlers[:], logger.propagate = before, propagates

@@ -1,0 +1,100 @@
+"""Whether the tokens of a packed step are independent outside attention, tried on the real weights before serving.
+
+Owns the trial. Attention is replaced by a local one, in which a token meets only itself; whatever still passes between
+tokens would pass between requests. Found are convolutions, state spaces and token shifts; positions taken from the
+order of the batch instead of `position_ids`; tables and capacities chosen by the batch. Knows nothing of pages.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+
+from gpu_worker.checkpoint.files import ModelRefused
+from gpu_worker.examination.examine import vocab_size_of
+
+_LOCAL_NAME = "tandem_local"
+_NUM_TOKENS = 24
+# Relative error of a token's hidden state; rounding of the same numbers in another order.
+_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+# Tokens that must agree. Another order may round a router's near tie the other way, for a token or two.
+_AGREEING = 0.75
+
+
+def check_independence(model: PreTrainedModel, max_length: int) -> None:
+    """Raises ModelRefused, saying what passes between tokens. Leaves the model as it was."""
+    device, dtype = model.device, model.dtype
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(0, vocab_size_of(model.config), (_NUM_TOKENS,), generator=generator)
+    # Near and far positions: tables that batches choose differ in either.
+    spread = torch.logspace(0, 1, _NUM_TOKENS, base=max(max_length - 1, 2), dtype=torch.float64).long()
+    positions = spread.clamp(max=max_length - 1)[torch.randperm(_NUM_TOKENS, generator=generator)]
+    order = torch.randperm(_NUM_TOKENS, generator=generator)
+    half = _NUM_TOKENS // 2
+    near = torch.arange(_NUM_TOKENS).remainder(max_length)
+    other_ids = ids.clone()
+    other_ids[half:] = ids[half:].flip(0)
+    far = near.clone()
+    far[half:] = max_length - 1
+
+    def hidden(tokens: Tensor, at: Tensor) -> Tensor:
+        return _hidden(model, tokens.to(device), at.to(device))
+
+    with torch.inference_mode(), _local_attention(model):
+        _compare(
+            hidden(ids, positions)[order],
+            hidden(ids[order], positions[order]),
+            dtype,
+            "tokens that meet outside attention, or positions taken from the order of a batch: reordering a batch "
+            "changes its results",
+        )
+        _compare(
+            hidden(ids, near)[:half],
+            hidden(other_ids, far)[:half],
+            dtype,
+            "results that depend on the rest of the batch: with other tokens and positions beside them, tokens come "
+            "out otherwise",
+        )
+
+
+def _compare(one: Tensor, other: Tensor, dtype: torch.dtype, problem: str) -> None:
+    one, other = one.double().nan_to_num(), other.double().nan_to_num()
+    error = (one - other).norm(dim=-1) / one.norm(dim=-1).clamp(min=1e-30)
+    agreeing = float((error <= _TOLERANCE.get(dtype, 1e-3)).double().mean())
+    if agreeing < _AGREEING:
+        raise ModelRefused(f"{problem} ({agreeing:.0%} of tokens agree, median error {float(error.median()):.2g})")
+
+
+def _hidden(model: PreTrainedModel, ids: Tensor, positions: Tensor) -> Tensor:
+    """Last hidden states [tokens, hidden] of one packed step."""
+    return model.base_model(input_ids=ids[None], position_ids=positions[None], use_cache=False)[0][0]
+
+
+@contextmanager
+def _local_attention(model: PreTrainedModel) -> Iterator[None]:
+    AttentionInterface.register(_LOCAL_NAME, _attend_to_itself)
+    before = model.config._attn_implementation
+    model.set_attn_implementation(_LOCAL_NAME)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+def _attend_to_itself(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **_: Any
+) -> tuple[Tensor, None]:
+    """A token's own value, weighed by its query and key as they stand turned by its position."""
+    group = query.shape[1] // key.shape[1]
+    share = 1 + (_turn(query) + _turn(key.repeat_interleave(group, 1))) / 2
+    return (value.repeat_interleave(group, 1) * share).transpose(1, 2).contiguous(), None
+
+
+def _turn(x: Tensor) -> Tensor:
+    """In [-1, 1]: x along a fixed direction; a rotation of x changes it."""
+    direction = torch.linspace(0, 9, x.shape[-1], device=x.device, dtype=torch.float32).cos()
+    direction = (direction / direction.norm()).to(x.dtype)
+    return nn.functional.normalize(x, dim=-1).matmul(direction)[..., None]

@@ -1,0 +1,91 @@
+"""What a model will take, from its twin without weights: bytes of weights and of K and V, activations of a step.
+
+Owns the counting. Knows nothing of what memory there is, nor of what is chosen from it.
+"""
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import PreTrainedModel
+
+from gpu_worker.attention.kv_cache import pool_bytes
+from gpu_worker.attention.layers import LayerMap
+from gpu_worker.examination.examine import default_length, in_bfloat16, length_limit
+from gpu_worker.examination.probe import calls_without_masks
+from gpu_worker.memory.sizing import Costs
+
+# Of the step that is counted; what it takes grows with its tokens alone.
+_NUM_TOKENS = 512
+# Copies of queries and outputs around a kernel: padded to its shape, and back.
+_ATTENTION_COPIES = 4
+_HALF_BYTES = 2
+
+
+def estimate(twin: PreTrainedModel, layers: LayerMap, *, dtype: torch.dtype, packs: bool) -> Costs:
+    """What the model that `twin` stands for takes; packs: its linear layers will be packed."""
+    halves = sum(parameter.numel() for parameter in twin.parameters()) * _HALF_BYTES
+    return Costs(
+        weights=twin_weight_bytes(twin, packs=packs),
+        dtype=str(dtype).removeprefix("torch."),
+        smaller_weights=("bfloat16", halves) if dtype.itemsize > _HALF_BYTES else None,
+        activations_per_token=activation_bytes(twin, layers, dtype),
+        kv_per_token=layers.elements_per_token * dtype.itemsize,
+        sinks_per_token=pool_bytes(layers, num_pages=0, page_size=1, dtype=dtype),
+        vocab_size=int(twin.config.get_text_config().vocab_size),
+        default_length=default_length(twin.config),
+        length_limit=length_limit(twin.config),
+    )
+
+
+def activation_bytes(twin: PreTrainedModel, layers: LayerMap, dtype: torch.dtype) -> int:
+    """Bytes that a token of a step takes at the step's peak, logits not counted."""
+    # Grouped experts have shapes without data in bfloat16 alone.
+    with in_bfloat16(twin), LiveBytes() as counted:
+        calls_without_masks(twin, _NUM_TOKENS)
+    peak = counted.peak * dtype.itemsize // torch.bfloat16.itemsize
+    around = max(kind.num_heads * kind.head_dim for kind in layers.kinds) * dtype.itemsize * _ATTENTION_COPIES
+    return peak // _NUM_TOKENS + around
+
+
+def twin_weight_bytes(twin: nn.Module, *, packs: bool) -> int:
+    """Bytes of the weights that a twin on the meta device stands for, a tied one once.
+
+    packs: linear layers are packed; a tied one is packed as a copy.
+    """
+    total = sum(parameter.numel() * parameter.element_size() for parameter in twin.parameters())
+    if not packs:
+        return total
+    linear = {id(module.weight): module.weight for module in twin.modules() if type(module) is nn.Linear}
+    others = {id(module.weight) for module in twin.modules() if isinstance(module, nn.Embedding)}
+    return total + sum(linear[tied].numel() * linear[tied].element_size() for tied in linear.keys() & others)
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of the tensors made within, as if each operator took no workspace; on any device, meta too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live, self.peak = 0, 0
+        self._known: dict[int, weakref.finalize[..., Any]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        for leaf in tree_leaves(result):
+            if not isinstance(leaf, Tensor):
+                continue
+            storage = leaf.untyped_storage()
+            key, size = storage._cdata, storage.nbytes()
+            if key not in given and key not in self._known:
+                self.live += size
+                self.peak = max(self.peak, self.live)
+                self._known[key] = weakref.finalize(storage, self._forget, key, size)
+        return result
+
+    def _forget(self, key: int, size: int) -> None:
+        del self._known[key]
+        self.live -= size

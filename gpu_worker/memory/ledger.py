@@ -1,0 +1,43 @@
+"""Where the memory goes, as lines for the log: what was planned before loading, beside it what was measured after.
+
+Knows nothing of how anything is measured.
+"""
+
+from dataclasses import dataclass
+
+from gpu_worker.memory.sizing import Sizes, readable
+
+_NAME_WIDTH, _FIGURE_WIDTH = 40, 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Bytes after loading; None where the device cannot be asked."""
+
+    weights: int
+    step: int | None
+    tables: int | None
+    pool: int
+    free: int
+
+
+def ledger(sizes: Sizes, place: str, dtype: str, measured: Measured | None = None) -> list[str]:
+    """A line per item, in two columns once there are measured figures."""
+    geometry = sizes.geometry
+    left = sizes.free - sizes.weights - sizes.step - sizes.tables - sizes.pool
+    items: list[tuple[str, int, int | None]] = [
+        (f"weights, {dtype}", sizes.weights, measured and measured.weights),
+        (f"step, {geometry.token_budget} tokens, {geometry.max_rows} rows", sizes.step, measured and measured.step),
+        ("tables", sizes.tables, measured and measured.tables),
+        (f"KV, {geometry.num_pages - 1} pages of {geometry.page_size} tokens", sizes.pool, measured and measured.pool),
+        (f"free, {readable(sizes.reserve)} of it kept", left, measured and measured.free),
+    ]
+    lines = [_line(f"memory on {place}", "planned", "" if measured is None else "measured")]
+    for name, planned, found in items:
+        second = "" if measured is None else "-" if found is None else readable(found)
+        lines.append(_line(f"  {name}", readable(planned), second))
+    return lines
+
+
+def _line(name: str, first: str, second: str) -> str:
+    return f"{name:{_NAME_WIDTH}}{first:>{_FIGURE_WIDTH}}{second:>{_FIGURE_WIDTH}}".rstrip()

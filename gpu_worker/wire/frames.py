@@ -1,0 +1,136 @@
+"""Frames of worker.proto as validated arrays, and results back into frames.
+
+Owns every length and range check that needs no row state: hostile bytes raise `PlanError` (a plan whose generation
+and step are known) or `FrameError` (anything else), never another exception. Knows nothing of torch or of rows' state.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+from tandem.internal.v1 import worker_pb2 as pb
+
+from gpu_worker.geometry import Geometry, align_up
+from gpu_worker.wire.fields import Float32Array, Int32Array, PlanError, flags, int32_array
+from gpu_worker.wire.started import StartedRows, read_started
+
+_EMPTY = np.zeros(0, np.int32)
+
+
+class FrameError(ValueError):
+    """A frame that is not a message of worker.proto; there is nothing to answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One StepPlan, every number within the worker's sizes."""
+
+    generation: int
+    step: int
+    checksum: int
+    started: StartedRows | None = None
+    append_rows: Int32Array = field(default_factory=lambda: _EMPTY)
+    append_pages: Int32Array = field(default_factory=lambda: _EMPTY)
+    chunk_rows: Int32Array = field(default_factory=lambda: _EMPTY)
+    chunk_starts: Int32Array = field(default_factory=lambda: _EMPTY)
+    chunk_counts: Int32Array = field(default_factory=lambda: _EMPTY)
+    chunk_samples: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    decode_rows: Int32Array = field(default_factory=lambda: _EMPTY)
+    zero_pages: Int32Array = field(default_factory=lambda: _EMPTY)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs:
+    """Logprobs of m tokens, with the k most probable ones at the place of each."""
+
+    # [m].
+    logprobs: Float32Array
+    # [m, k], most probable first.
+    top_token_ids: Int32Array
+    top_logprobs: Float32Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of one plan."""
+
+    generation: int
+    step: int
+    status: "pb.StepStatus"
+    detail: str = ""
+    tokens: Int32Array = field(default_factory=lambda: _EMPTY)
+    # Indices into `tokens` whose logits were not finite.
+    nonfinite: Int32Array = field(default_factory=lambda: _EMPTY)
+    compute_us: int = 0
+    # Of the sampled rows that want them, and of prompt tokens, in worker.proto's orders.
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: TokenLogprobs | None = None
+
+
+def parse_frame(frame: bytes | memoryview) -> pb.CoreToWorker:
+    """The message in one frame. Raises FrameError."""
+    message = pb.CoreToWorker()
+    try:
+        message.ParseFromString(bytes(frame))
+    except DecodeError as error:
+        raise FrameError(f"frame of {len(frame)} bytes is no CoreToWorker message: {error}") from error
+    if message.WhichOneof("message") is None:
+        raise FrameError(f"frame of {len(frame)} bytes holds no message this worker knows")
+    return message
+
+
+def read_plan(message: pb.StepPlan, geometry: Geometry) -> Plan:
+    """The plan's arrays, checked against `geometry`. Raises PlanError."""
+    chunks = message.chunks
+    num_chunks = len(chunks.rows) // 4
+    plan = Plan(
+        generation=message.generation,
+        step=message.step,
+        checksum=message.checksum,
+        started=read_started(message.started, geometry) if message.HasField("started") else None,
+        append_rows=int32_array(message.appends.rows, "appends.rows", 1, geometry.max_rows),
+        append_pages=int32_array(
+            message.appends.pages, "appends.pages", 1, geometry.num_pages - 1, len(message.appends.rows) // 4
+        ),
+        chunk_rows=int32_array(chunks.rows, "chunks.rows", 1, geometry.max_rows),
+        chunk_starts=int32_array(chunks.starts, "chunks.starts", 0, geometry.max_length - 1, num_chunks),
+        chunk_counts=int32_array(chunks.counts, "chunks.counts", 1, geometry.token_budget, num_chunks),
+        chunk_samples=flags(chunks.samples, "chunks.samples", num_chunks),
+        decode_rows=int32_array(message.decode_rows, "decode_rows", 1, geometry.max_rows),
+        zero_pages=int32_array(message.zero_pages, "zero_pages", 1, geometry.num_pages - 1),
+    )
+    running = np.concatenate([plan.chunk_rows, plan.decode_rows])
+    if np.unique(running).size != running.size:
+        raise PlanError("a row stands twice among chunks.rows and decode_rows")
+    cost = plan.decode_rows.size + sum(align_up(int(n), geometry.chunk_align) for n in plan.chunk_counts)
+    if cost > geometry.token_budget:
+        raise PlanError(f"the plan costs {cost} tokens; token_budget is {geometry.token_budget}")
+    return plan
+
+
+def result_frame(outcome: Outcome) -> bytes:
+    """`outcome` as one WorkerToCore frame."""
+    result = pb.StepResult(
+        generation=outcome.generation,
+        step=outcome.step,
+        status=outcome.status,
+        detail=outcome.detail,
+        tokens=outcome.tokens.astype("<i4", copy=False).tobytes(),
+        nonfinite=outcome.nonfinite.astype("<i4", copy=False).tobytes(),
+        compute_us=outcome.compute_us,
+        logprobs=_logprobs_message(outcome.logprobs),
+        prompt_logprobs=_logprobs_message(outcome.prompt_logprobs),
+    )
+    return pb.WorkerToCore(result=result).SerializeToString()
+
+
+def _logprobs_message(values: TokenLogprobs | None) -> pb.Logprobs | None:
+    if values is None:
+        return None
+    return pb.Logprobs(
+        logprobs=values.logprobs.astype("<f4", copy=False).tobytes(),
+        top_k=values.top_token_ids.shape[1],
+        top_token_ids=values.top_token_ids.astype("<i4", copy=False).tobytes(),
+        top_logprobs=values.top_logprobs.astype("<f4", copy=False).tobytes(),
+    )

@@ -1,0 +1,223 @@
+"""Masks as what they let each query see: the conversion by example and definition, the direct ones by it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+
+from gpu_worker.attention.block_mask import logical_to_physical
+from gpu_worker.attention.kernels import Kernels
+from gpu_worker.attention.kv_cache import KvCache
+from gpu_worker.attention.layers import AttentionKind, AttentionLayer, LayerMap, Visibility
+from gpu_worker.attention.paged import StepContext
+from gpu_worker.geometry import Geometry
+from gpu_worker.shapes import Shapes
+from gpu_worker.slots import DeviceTables, RowTables
+from gpu_worker.step import lay_out
+from gpu_worker.upload import step_arrays
+from gpu_worker.wire.frames import read_plan
+from tests.gpu_worker.plans import TinyCore
+
+
+def visible(mask: BlockMask) -> Tensor:
+    """bool [B, H, Q, KV]: what a kernel that obeys the block lists shows each query."""
+    q_block, kv_block = mask.BLOCK_SIZE
+    num_q, num_kv = mask.seq_lengths
+    batch, heads, num_q_blocks = mask.kv_num_blocks.shape
+    out = torch.zeros(batch, heads, num_q, num_kv, dtype=torch.bool)
+    lists = [(mask.kv_num_blocks, mask.kv_indices, False)]
+    if mask.full_kv_num_blocks is not None:
+        lists.append((mask.full_kv_num_blocks, mask.full_kv_indices, True))
+    for counts, indices, is_full in lists:
+        for b in range(batch):
+            for h in range(heads):
+                for tile in range(num_q_blocks):
+                    q_idx = torch.arange(tile * q_block, min((tile + 1) * q_block, num_q))
+                    for block in indices[b, h, tile, : counts[b, h, tile]].tolist():
+                        kv_idx = torch.arange(block * kv_block, min((block + 1) * kv_block, num_kv))
+                        seen = torch.ones(len(q_idx), len(kv_idx), dtype=torch.bool)
+                        if not is_full:
+                            at = (torch.tensor(b), torch.tensor(h), q_idx[:, None], kv_idx[None, :])
+                            seen = mask.mask_mod(*at).expand(len(q_idx), len(kv_idx))
+                        region = out[b, h, q_idx[0] : q_idx[-1] + 1, kv_idx[0] : kv_idx[-1] + 1]
+                        assert not region.any(), "a block is listed twice for a tile"
+                        region |= seen
+    return out
+
+
+def test_worked_example() -> None:
+    """Pages of 128, four in the pool. A stands on pages 1 and 2, B on page 3. A's token 130 sees page 1 whole and page
+    2 up to its own place, offset 2, and never page 0 (padding) nor page 3 (B's)."""
+
+    def causal(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return q_idx >= kv_idx
+
+    logical = create_block_mask(causal, B=2, H=1, Q_LEN=256, KV_LEN=256, device="cpu", BLOCK_SIZE=128)
+    physical = logical_to_physical(logical, torch.tensor([[1, 2], [3, -1]]), num_pages=4)
+    seen = visible(physical)
+    assert seen.shape == (2, 1, 256, 512)
+    assert torch.nonzero(seen[0, 0, 130]).flatten().tolist() == [*range(128, 256), 256, 257, 258]
+    assert torch.nonzero(seen[1, 0, 5]).flatten().tolist() == list(range(384, 390))
+    # A's query tile 1 reads page 1 as a full block and page 2 as a partial one.
+    assert physical.full_kv_indices[0, 0, 1, : physical.full_kv_num_blocks[0, 0, 1]].tolist() == [1]
+    assert physical.kv_indices[0, 0, 1, : physical.kv_num_blocks[0, 0, 1]].tolist() == [2]
+
+
+@pytest.mark.parametrize("window", [None, 40])
+def test_conversion_shows_each_query_what_the_logical_mask_shows_it(window: int | None) -> None:
+    page_size, num_pages, length = 16, 24, 112
+    order = np.random.default_rng(1).permutation(np.arange(1, num_pages))
+    table = torch.from_numpy(np.stack([order[:7], order[7:14], order[14:21]]).astype(np.int64))
+    lengths = torch.tensor([112, 50, 3])
+
+    def rule(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        near = kv_idx > q_idx - window if window else kv_idx >= 0
+        return (q_idx >= kv_idx) & (kv_idx < lengths[b]) & near & (kv_idx % (h + 2) != 1)
+
+    logical = create_block_mask(rule, B=3, H=2, Q_LEN=length, KV_LEN=length, device="cpu", BLOCK_SIZE=(32, page_size))
+    seen = visible(logical_to_physical(logical, table, num_pages))
+    by_position = visible(logical)
+    expected = torch.zeros_like(seen)
+    for b in range(3):
+        for position in range(length):
+            slot = table[b, position // page_size] * page_size + position % page_size
+            expected[b, :, :, slot] = by_position[b, :, :, position]
+    assert by_position.any()
+    assert torch.equal(seen, expected)
+
+
+VISIBILITIES = [
+    Visibility(window=window, has_sinks=has_sinks)
+    for window, has_sinks in [(None, False), (1, False), (7, False), (16, True), (37, False), (96, True), (None, True)]
+]
+
+
+@pytest.mark.parametrize(("page_size", "chunk_align"), [(16, 16), (16, 64), (64, 32), (64, 64)])
+@pytest.mark.parametrize("on_cpu", [True, False], ids=["own-slots", "buckets"])
+def test_direct_masks_equal_the_conversion(page_size: int, chunk_align: int, on_cpu: bool) -> None:
+    """A mixed step of decode rows and chunks at odd places; both ways of bucketing, whatever the device."""
+    geometry = Geometry(
+        page_size=page_size,
+        num_pages=40,
+        max_rows=5,
+        max_length=6 * page_size,
+        token_budget=384,
+        chunk_align=chunk_align,
+        vocab_size=9,
+    )
+    order = np.random.default_rng(page_size).permutation(np.arange(1, 40)).tolist()
+    core, tables = TinyCore(geometry, page_order=order), RowTables(geometry)
+    cpu = torch.device("cpu")
+    shapes, on_device = Shapes.for_device(geometry, on_cpu=on_cpu), DeviceTables(geometry, cpu)
+    layers = layers_of(VISIBILITIES)
+    cache = KvCache(layers, num_pages=40, page_size=page_size, dtype=torch.float32, device=cpu)
+    kernels = Kernels(layers, geometry, shapes, cache, on_device)
+    lengths = {1: page_size, 2: 2 * page_size + 1, 3: page_size - 1, 4: 3 * page_size - 2, 5: 5 * page_size + 5}
+    for row, length in lengths.items():
+        core.add(row, [1] * length)
+    core.rows[5].position = 3 * page_size - 1
+    steps = [
+        {"chunks": {1: page_size, 3: page_size - 1}},
+        {"chunks": {2: page_size + 3}, "decode": [1, 3]},
+        {"chunks": {2: page_size - 2, 4: page_size + 5}, "decode": [3, 1]},
+        {"chunks": {5: 2 * page_size + 6, 4: 2 * page_size - 7}, "decode": [2, 3, 1]},
+        {"chunks": {}, "decode": [5, 2, 4]},
+    ]
+    for step in steps:
+        plan = read_plan(core.plan(**step), geometry)
+        edits = tables.apply(plan)
+        layout = lay_out(plan, edits, tables, on_device.slot_of_row, shapes, kernels.views)
+        arrays = step_arrays(layout, tables, on_device.slot_of_row)
+        staged = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        on_device.set_pages(staged["edit_slots"], staged["edit_cols"], staged["edit_pages"])
+        context = kernels.context(layout, staged)
+        rows = [(row, core.rows[row].pages, int(tables.position[row])) for row in plan.decode_rows.tolist()]
+        chunks = [
+            (core.rows[row].pages, start, count)
+            for row, start, count in zip(
+                plan.chunk_rows.tolist(), plan.chunk_starts.tolist(), plan.chunk_counts.tolist(), strict=True
+            )
+        ]
+        for index, visibility in enumerate(VISIBILITIES):
+            if context.decode is not None:
+                check_decode(context, index, rows, geometry, visibility)
+            if context.prefill is not None:
+                check_prefill(context, index, chunks, geometry, visibility)
+        tables.advance(plan)
+
+
+def layers_of(visibilities: list[Visibility]) -> LayerMap:
+    """A layer of one small head for each."""
+    kind = AttentionKind(num_heads=1, num_kv_heads=1, key_dim=16, value_dim=16, scale=1.0)
+    kinds = [replace(kind, visibility=visibility) for visibility in visibilities]
+    return LayerMap(layers=tuple(AttentionLayer(name=str(i), kind=kind) for i, kind in enumerate(kinds)))
+
+
+def check_decode(
+    context: StepContext,
+    index: int,
+    rows: list[tuple[int, list[int], int]],
+    geometry: Geometry,
+    visibility: Visibility,
+) -> None:
+    mask = context.decode[index].mask.block_mask(1)
+    seen = visible(mask)[:, 0, 0]
+    expected = torch.zeros_like(seen)
+    for (_, pages, position), slot in zip(rows, context.decode_slots.tolist(), strict=False):
+        expected[slot] = converted(pages, geometry, position, 1, visibility)
+    assert torch.equal(seen, expected)
+    # No page is read of which nothing is seen.
+    assert torch.equal(mask.kv_num_blocks[:, 0, 0].long(), pages_of(seen, geometry).sum(-1))
+
+
+def check_prefill(
+    context: StepContext,
+    index: int,
+    chunks: list[tuple[list[int], int, int]],
+    geometry: Geometry,
+    visibility: Visibility,
+) -> None:
+    mask, tile = context.prefill[index].mask.block_mask, geometry.chunk_align
+    seen = visible(mask)[0, 0]
+    expected = torch.zeros_like(seen)
+    places = context.prefill_places.tolist()
+    for pages, start, count in chunks:
+        own, places = places[:count], places[count:]
+        assert own[0] % tile == 0
+        expected[own] = converted(pages, geometry, start, count, visibility)
+    assert not places
+    # Padding inside a tile may see the tile's full pages, nobody reads it; tiles of padding alone see nothing.
+    used = torch.zeros(len(seen) // tile, dtype=torch.bool)
+    used[context.prefill_places // tile] = True
+    assert torch.equal(seen[context.prefill_places], expected[context.prefill_places])
+    assert not seen[~used.repeat_interleave(tile)].any()
+    listed = (mask.kv_num_blocks + mask.full_kv_num_blocks)[0, 0]
+    by_tile = expected.view(len(used), tile, -1).any(1)
+    assert torch.equal(listed.long(), pages_of(by_tile, geometry).sum(-1))
+
+
+def pages_of(slots: Tensor, geometry: Geometry) -> Tensor:
+    """bool [n, pages of the pool]: those that hold any of bool [n, slots]."""
+    return slots.view(len(slots), -1, geometry.page_size).any(-1)
+
+
+def converted(pages: list[int], geometry: Geometry, start: int, count: int, visibility: Visibility) -> Tensor:
+    """bool [count, pool tokens]: the conversion of the logical mask of positions start .. start + count - 1, and the
+    first slot after the plans' pages, where the sinks are."""
+    num_kv, window = len(pages) * geometry.page_size, visibility.window or geometry.max_length
+
+    def rule(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return (q_idx + start >= kv_idx) & (q_idx + start - window < kv_idx)
+
+    logical = create_block_mask(
+        rule, B=1, H=1, Q_LEN=count, KV_LEN=num_kv, device="cpu", BLOCK_SIZE=(16, geometry.page_size)
+    )
+    seen = visible(logical_to_physical(logical, torch.tensor([pages]), geometry.num_pages))[0, 0]
+    if not visibility.has_sinks:
+        return seen
+    sinks = torch.zeros(count, geometry.page_size, dtype=torch.bool)
+    sinks[:, 0] = True
+    return torch.cat([seen, sinks], 1)

@@ -1,0 +1,163 @@
+"""Attention alone: each query against a plain softmax in float64 over its own gathered keys and values."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from gpu_worker.attention import paged
+from gpu_worker.attention.flex_kernel import UncompiledAttentionError
+from gpu_worker.attention.kernels import Kernels
+from gpu_worker.attention.kv_cache import KvCache
+from gpu_worker.attention.layers import AttentionKind, AttentionLayer, LayerMap, Visibility
+from gpu_worker.attention.paged import PagedLayer, paged_attention
+from gpu_worker.geometry import Geometry
+from gpu_worker.shapes import Shapes
+from gpu_worker.slots import DeviceTables, RowTables
+from gpu_worker.step import lay_out
+from gpu_worker.upload import step_arrays
+from gpu_worker.wire.frames import read_plan
+from tests.gpu_worker.plans import TinyCore
+from tests.gpu_worker.reference import plain_attention
+from tests.gpu_worker.rig import ERROR_FLOOR, Rig, RigSpec
+from tests.gpu_worker.rig_specs import SPECS
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_each_query_sees_its_own_past(spec: RigSpec, rig_of: Callable[[RigSpec], Rig]) -> None:
+    runner = rig_of(spec).runner
+    kinds = [layer.kind for layer in next(iter(runner.kernels.decode.values()))]
+    for index in sorted({kinds.index(kind) for kind in kinds}):
+        check_mixed_step(runner.geometry, runner.shapes, runner.kernels, runner.cache, runner.device_tables, index)
+
+
+def test_heads_of_odd_and_unequal_sizes_with_everything_at_once(device: torch.device) -> None:
+    """Latent attention's dimensions, a window shorter than a page, soft-capping and sinks, in float16."""
+    kind = AttentionKind(
+        num_heads=3,
+        num_kv_heads=1,
+        key_dim=24,
+        value_dim=16,
+        scale=0.3,
+        softcap=2.0,
+        visibility=Visibility(window=5, has_sinks=True),
+    )
+    layers = LayerMap(layers=(AttentionLayer(name="attention", kind=kind),))
+    geometry = Geometry(
+        page_size=16, num_pages=14, max_rows=3, max_length=64, token_budget=96, chunk_align=32, vocab_size=9
+    )
+    shapes, tables = Shapes.for_device(geometry, on_cpu=device.type == "cpu"), DeviceTables(geometry, device)
+    cache = KvCache(layers, num_pages=14, page_size=16, dtype=torch.float16, device=device)
+    check_mixed_step(geometry, shapes, Kernels(layers, geometry, shapes, cache, tables), cache, tables, 0)
+
+
+def check_mixed_step(
+    geometry: Geometry, shapes: Shapes, kernels: Kernels, cache: KvCache, on_device: DeviceTables, index: int
+) -> None:
+    """Rows 2 and 1 decode beside a chunk of row 3, in layer `index`, over a pool of noise that has NaN wherever the
+    kernels have nothing to read: in page 0, in free pages, in pages behind the window."""
+    page_size, device = geometry.page_size, on_device.pages.device
+    core = TinyCore(geometry, page_order=range(geometry.num_pages - 1, 0, -1))
+    for row, start, end in (
+        (1, 3 * page_size, 3 * page_size + 1),
+        (2, 2 * page_size + 1, 2 * page_size + 2),
+        (3, 2 * page_size - 3, 3 * page_size + 3),
+    ):
+        core.add(row, [0] * end).position = start
+    plan = read_plan(core.plan(chunks={3: page_size + 6}, decode=[2, 1]), geometry)
+    tables = RowTables(geometry)
+    edits = tables.apply(plan)
+    set_pages(on_device, edits)
+    layout = lay_out(plan, edits, tables, on_device.slot_of_row, shapes, kernels.views)
+    arrays = step_arrays(layout, tables, on_device.slot_of_row)
+    context = kernels.context(layout, {name: torch.from_numpy(a).to(device) for name, a in arrays.items()})
+    kind = context.decode[index].kind
+    window, num_tokens = kind.visibility.window or geometry.max_length, layout.positions.size
+    # Packed tokens of each row: decode rows in the plan's order, their padding, then the chunk.
+    begin = layout.decode.rows.size
+    own_tokens = {2: [0], 1: [1], 3: list(range(begin, begin + page_size + 6))}
+
+    draw = torch.Generator().manual_seed(6)
+    readable = torch.zeros(geometry.num_pages, dtype=torch.bool)
+    for row, tokens in own_tokens.items():
+        first_seen = max(0, int(layout.positions[tokens[0]]) - window + 1)
+        last_seen = int(layout.positions[tokens[-1]])
+        readable[core.rows[row].pages[first_seen // page_size : last_seen // page_size + 1]] = True
+    behind = [page for row in core.rows.values() for page in row.pages if not readable[page]]
+    assert bool(behind) == (window < 2 * page_size - 2)
+    for pool, dim in ((cache.keys[index], kind.key_dim), (cache.values[index], kind.value_dim)):
+        noise = torch.randn(kind.num_kv_heads, geometry.pool_tokens, dim, generator=draw)
+        noise[:, ~readable.repeat_interleave(page_size)] = torch.nan
+        pool[:, : geometry.pool_tokens, :dim] = noise
+    query, key, value = (
+        torch.randn(1, heads, num_tokens, dim, generator=draw).to(device, cache.keys[index].dtype)
+        for heads, dim in (
+            (kind.num_heads, kind.key_dim),
+            (kind.num_kv_heads, kind.key_dim),
+            (kind.num_kv_heads, kind.value_dim),
+        )
+    )
+    sinks = torch.randn(kind.num_heads, generator=draw).to(query) if kind.visibility.has_sinks else None
+    module = SimpleNamespace(paged_layer=PagedLayer(index=index, kind=kind))
+    options = {"scaling": kind.scale, "softcap": kind.softcap, "s_aux": sinks}
+    with torch.inference_mode():
+        out, _ = paged_attention(module, query, key, value, None, step=context, **options)
+    assert out.shape == (1, num_tokens, kind.num_heads, kind.value_dim)
+    prefill, pools = context.prefill[index], (cache.keys[index][None], cache.values[index][None])
+    of_all_queries = prefill.kernel(prefill.query.transpose(0, 1)[None], *pools, sinks)
+    assert of_all_queries.isfinite().all(), "padding beside a chunk reads what it must not"
+    for row, tokens in own_tokens.items():
+        positions = torch.tensor(layout.positions[tokens], device=device)
+        first, last = max(0, int(positions[0]) - window + 1), int(positions[-1])
+        pages = torch.tensor(core.rows[row].pages, device=device)
+        slots = (pages[:, None] * page_size + torch.arange(page_size, device=device)).flatten()[first : last + 1]
+        keys = cache.keys[index][:, slots, : kind.key_dim]
+        values = cache.values[index][:, slots, : kind.value_dim]
+        assert torch.equal(keys[:, -1], key[0, :, tokens[-1]]), "the step's own key was not written"
+        seen = torch.arange(first, last + 1, device=device)
+        visible = (seen <= positions[:, None]) & (seen > positions[:, None] - window)
+        own = query[0][:, tokens]
+        rule = {"softcap": kind.softcap, "sinks": sinks}
+        exact = plain_attention(own.double(), keys.double(), values.double(), visible, kind.scale, **rule)
+        plain = plain_attention(own, keys, values, visible, kind.scale, **rule).double()
+        error = (out[0, tokens].transpose(0, 1).double() - exact).abs().max()
+        assert error <= 2 * (plain - exact).abs().max() + ERROR_FLOOR[query.dtype]
+    for pool in (cache.keys[index], cache.values[index]):
+        assert not pool[:, geometry.pool_tokens :].any(), "the sinks' page was written"
+        pool.zero_()
+
+
+def set_pages(tables: DeviceTables, edits: object) -> None:
+    device = tables.pages.device
+    columns = (tables.slot_of_row[edits.rows], edits.cols, edits.pages)
+    tables.set_pages(*(torch.from_numpy(column).to(device) for column in columns))
+
+
+def test_uncompiled_flex_attention_is_unreachable(rig_of: Callable[[RigSpec], Rig]) -> None:
+    """With compilation turned off the call raises, where FlexAttention itself would give a wrong answer."""
+    rig = rig_of(SPECS[0])
+    kernel = next(iter(rig.runner.kernels.decode.values()))[0]
+    slots = torch.zeros(1, dtype=torch.int64, device=rig.device)
+    query = kernel.query.new_zeros(1, kernel.query.shape[1] * kernel.query.shape[2], kernel.query.shape[3])
+    with torch.compiler.set_stance("force_eager"), pytest.raises(UncompiledAttentionError):
+        kernel(query, slots, rig.runner.cache.keys[0], rig.runner.cache.values[0], None)
+
+
+def test_nothing_compiles_after_the_warm_up(rig_of: Callable[[RigSpec], Rig]) -> None:
+    """A shape that was not warmed raises; it does not compile in the middle of serving."""
+    rig = rig_of(SPECS[0])
+    kernel = next(iter(rig.runner.kernels.decode.values()))[0]
+    wrong = kernel.query[:1, :, :, : kernel.query.shape[3] // 2]
+    key = rig.runner.cache.keys[0][None, :, :, : kernel.query.shape[3] // 2]
+    with torch.compiler.set_stance("fail_on_recompile"), pytest.raises(RuntimeError, match="fail_on_recompile"):
+        kernel.kernel(wrong, key, key, None)
+
+
+def test_the_registered_name_builds_no_mask() -> None:
+    paged.register()
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    assert ALL_ATTENTION_FUNCTIONS[paged.ATTENTION_NAME] is paged_attention
+    assert paged.ATTENTION_NAME not in ALL_MASK_ATTENTION_FUNCTIONS

@@ -1,0 +1,175 @@
+"""The model's folder: what Join says of it, what is refused, and its identity."""
+
+import json
+import shutil
+from dataclasses import replace
+from io import BufferedReader
+from pathlib import Path
+
+import pytest
+
+from gpu_worker.checkpoint.files import ModelRefused, identity, locate, read_files
+from tests.gpu_worker.saved_model import VOCAB_SIZE, changed, save_model, tokenizer_json
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("sharded"), shard_bytes=8000)
+
+
+def test_what_join_says_comes_from_the_files(saved: Path) -> None:
+    files = read_files(saved)
+    assert files.eos_token_ids == (3, 5)
+    assert (files.temperature, files.top_p, files.top_k, files.min_p) == (0.6, 0.95, 20, 0.0)
+    assert files.tokenizer_json == (saved / "tokenizer.json").read_bytes()
+    assert files.chat_template == "{{ messages }}"
+
+
+def test_without_do_sample_the_default_is_greedy(saved: Path, tmp_path: Path) -> None:
+    folder = changed(saved, tmp_path / "m")
+    (folder / "generation_config.json").unlink()
+    files = read_files(folder)
+    assert (files.temperature, files.top_p, files.top_k) == (0.0, 1.0, 0)
+    assert files.eos_token_ids == (3,)
+
+
+def test_a_repetition_penalty_is_a_default_whether_the_model_draws_or_not(saved: Path, tmp_path: Path) -> None:
+    assert read_files(saved).repetition_penalty == 1.0
+    folder = changed(saved, tmp_path / "m")
+    (folder / "generation_config.json").write_text(json.dumps({"repetition_penalty": 1.3}))
+    files = read_files(folder)
+    assert (files.repetition_penalty, files.temperature) == (1.3, 0.0)
+
+
+def test_a_missing_folder_is_named() -> None:
+    with pytest.raises(ModelRefused, match="/no/such/model does not exist"):
+        locate("/no/such/model")
+
+
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        (
+            {"model_type": "llama9", "transformers_version": "9.1.0"},
+            r"model type llama9 is unknown to Transformers, installed is [\d.]+, config.json was written by 9.1.0; ",
+        ),
+        (
+            {"model_type": "llama9", "auto_map": {"AutoConfig": "configuration_llama9.Llama9Config"}},
+            r"model type llama9 needs code of its own \(auto_map\), which is never run; serve",
+        ),
+        # Known to Transformers, but not as a language model.
+        (
+            {"model_type": "vit", "auto_map": {"AutoModelForCausalLM": "modeling_vit.VitLM"}},
+            "model type vit needs code of its own",
+        ),
+        ({"model_type": None}, "has no model_type"),
+        ({"hidden_size": "wide"}, "config.json cannot be used: .*hidden_size"),
+    ],
+)
+def test_unusable_configs_are_refused_with_the_reason(
+    saved: Path, tmp_path: Path, config: dict[str, object], problem: str
+) -> None:
+    with pytest.raises(ModelRefused, match=problem):
+        read_files(changed(saved, tmp_path / "m", **config))
+
+
+def test_code_beside_a_model_that_transformers_has_is_ignored(saved: Path, tmp_path: Path) -> None:
+    folder = changed(saved, tmp_path / "m", auto_map={"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.LM"})
+    (folder / "evil.py").write_text("raise SystemExit('code of a checkpoint was run')")
+    assert type(read_files(folder).config).__module__.startswith("transformers.")
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "generation_config.json"])
+def test_broken_json_is_named(saved: Path, tmp_path: Path, name: str) -> None:
+    folder = changed(saved, tmp_path / "m")
+    (folder / name).write_text('{"a": ')
+    with pytest.raises(ModelRefused, match=name):
+        read_files(folder)
+
+
+def test_tokenizers_of_other_models_are_refused(saved: Path, tmp_path: Path) -> None:
+    folder = changed(saved, tmp_path / "m")
+    tokenizer = folder / "tokenizer.json"
+    tokenizer.write_text(tokenizer_json(VOCAB_SIZE - 4))
+    read_files(folder)
+    tokenizer.write_text(tokenizer_json(VOCAB_SIZE, added="<extra>"))
+    with pytest.raises(ModelRefused, match=r"has token 40 \('<extra>'\); the model's vocabulary ends at 39"):
+        read_files(folder)
+    tokenizer.write_text('{"version": "1.0"}')
+    with pytest.raises(ModelRefused, match=r"tokenizer\.json cannot be read by tokenizers"):
+        read_files(folder)
+    tokenizer.unlink()
+    assert read_files(folder).tokenizer_json == b""
+
+
+@pytest.mark.parametrize("token", [VOCAB_SIZE, -1])
+def test_stop_tokens_outside_the_vocabulary_are_refused(saved: Path, tmp_path: Path, token: int) -> None:
+    folder = changed(saved, tmp_path / "m")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [3, token]}))
+    with pytest.raises(ModelRefused, match=f"eos_token_id is {token}; it must be 0 to 39"):
+        read_files(folder)
+
+
+def test_identity_follows_weights_config_tokenizer_and_page_size(saved: Path, tmp_path: Path) -> None:
+    def identity_of(folder: Path, page_size: int = 64) -> str:
+        return identity(read_files(folder), page_size)
+
+    base = identity_of(saved)
+    assert base == identity_of(saved)
+    assert base != identity_of(saved, page_size=128)
+    folder = changed(saved, tmp_path / "m")
+    assert identity_of(folder) == base
+    weights = bytearray((folder / "model.safetensors").read_bytes())
+    weights[-5] ^= 1
+    (folder / "model.safetensors").write_bytes(weights)
+    assert identity_of(folder) != base
+    shutil.copy(saved / "model.safetensors", folder)
+    assert identity_of(folder) == base
+    (folder / "tokenizer.json").write_text(tokenizer_json(VOCAB_SIZE - 1))
+    assert identity_of(folder) != base
+
+
+def test_identity_reads_every_shard_of_a_small_model(sharded: Path, tmp_path: Path) -> None:
+    base = identity(read_files(sharded), 64)
+    shards = sorted(path.name for path in sharded.glob("*.safetensors"))
+    assert len(shards) > 2
+    for name in shards:
+        folder = changed(sharded, tmp_path / name)
+        weights = bytearray((folder / name).read_bytes())
+        weights[-5] ^= 1
+        (folder / name).write_bytes(weights)
+        assert identity(read_files(folder), 64) != base
+
+
+def test_identity_is_as_cheap_for_many_shards_as_for_one(tmp_path: Path) -> None:
+    """Of sparse shards of 1 GiB, all together, no more is read than of one file."""
+    folder = save_model(tmp_path / "m")
+    files = read_files(folder)
+    paths = [folder / f"model-{i}.safetensors" for i in range(64)]
+    for path in paths:
+        shutil.copy(folder / "model.safetensors", path)
+        with path.open("r+b") as file:
+            file.truncate(1 << 30)
+    reads = 0
+    real_open = Path.open
+
+    class Counted(BufferedReader):
+        def read(self, size: int | None = -1) -> bytes:
+            nonlocal reads
+            reads += 1
+            return super().read(size)
+
+    def counted_open(path: Path, mode: str = "r", *arguments: object, **keywords: object) -> object:
+        file = real_open(path, mode, *arguments, **keywords)
+        return Counted(file.detach()) if mode == "rb" else file
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "open", counted_open)
+        identity(replace(files, weights=replace(files.weights, paths=tuple(paths))), 64)
+    # Each shard's header takes two, and its samples may end on one more.
+    assert 1024 <= reads <= 1024 + 64 * 4

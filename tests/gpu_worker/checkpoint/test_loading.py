@@ -1,0 +1,151 @@
+"""Weights: loaded whole, from one file or shards, with progress; a checkpoint that is not the config's is refused."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, MixtralConfig, MixtralForCausalLM
+
+from gpu_worker.attention.paged import ATTENTION_NAME
+from gpu_worker.checkpoint import loading
+from gpu_worker.checkpoint.files import ModelRefused, read_files
+from gpu_worker.checkpoint.loading import load_weights
+from gpu_worker.checkpoint.progress import Progress
+from tests.gpu_worker.saved_model import changed, save_model
+
+CPU = torch.device("cpu")
+HEAD, NORM = "lm_head.weight", "model.norm.weight"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("sharded"), shard_bytes=8000)
+
+
+class Counted(Progress):
+    """Remembers what it was told."""
+
+    told: list[int]
+
+    def __init__(self, what: str, total_bytes: int) -> None:
+        super().__init__(what, total_bytes)
+        Counted.told = []
+
+    def add(self, num_bytes: int) -> None:
+        Counted.told.append(num_bytes)
+
+
+def rewritten(saved: Path, folder: Path, **tensors: Tensor | None) -> Path:
+    """A copy with other tensors; None takes one away. Dots in names are written __."""
+    changed(saved, folder)
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    for name, tensor in tensors.items():
+        if tensor is None:
+            del weights[name.replace("__", ".")]
+        else:
+            weights[name.replace("__", ".")] = tensor
+    save_file(weights, file, metadata={"format": "pt"})
+    return folder
+
+
+def test_weights_load_with_paged_attention(saved: Path) -> None:
+    model = load_weights(read_files(saved), device=CPU, dtype=torch.bfloat16)
+    assert model.config._attn_implementation == ATTENTION_NAME
+    assert model.get_input_embeddings().weight.dtype is torch.bfloat16
+    assert not model.training
+
+
+def test_shards_are_the_same_model_and_every_byte_is_counted(
+    saved: Path, sharded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "Progress", Counted)
+    wanted = AutoModelForCausalLM.from_pretrained(saved, dtype=torch.bfloat16).state_dict()
+    files = read_files(sharded)
+    for name, tensor in load_weights(files, device=CPU, dtype=torch.bfloat16).state_dict().items():
+        assert torch.equal(tensor, wanted[name])
+    assert sorted(Counted.told) == sorted(files.weights.tensor_bytes.values())
+
+
+def test_experts_that_are_merged_are_counted_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "Progress", Counted)
+    config = MixtralConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        vocab_size=40,
+        num_local_experts=4,
+    )
+    MixtralForCausalLM(config).save_pretrained(tmp_path)
+    files = read_files(tmp_path)
+    load_weights(files, device=CPU, dtype=torch.bfloat16)
+    assert 0.99 * files.weights.num_bytes < sum(Counted.told) <= files.weights.num_bytes
+
+
+def test_a_tied_head_need_not_be_there(tmp_path: Path) -> None:
+    folder = save_model(tmp_path, tie_word_embeddings=True)
+    assert HEAD not in read_files(folder).weights.tensor_bytes
+    model = load_weights(read_files(folder), device=CPU, dtype=torch.bfloat16)
+    assert model.lm_head.weight is model.get_input_embeddings().weight
+
+
+@pytest.mark.parametrize(
+    ("tensors", "problem"),
+    [
+        (
+            {"lm_head__weight": None},
+            r"^1 tensor \(lm_head.weight\) is missing from the checkpoint; checkpoint and config",
+        ),
+        (
+            {f"model__layers__0__mlp__{name}_proj__weight": None for name in ("up", "down", "gate")}
+            | {"model__norm__weight": None},
+            r"^4 tensors \(model.layers.0.mlp.down_proj.weight, .*, …\) are missing from the checkpoint",
+        ),
+        (
+            {"model__layers__1__mlp__up_proj__weight": torch.zeros(48, 32)},
+            r"^1 tensor \(model.layers.1.mlp.up_proj.weight\) is unknown to the model; checkpoint and",
+        ),
+        (
+            {"model__norm__weight": torch.zeros(16)},
+            r"^1 tensor \(model.norm.weight\) is of another shape than config.json says: "
+            r"model.norm.weight is \[16\], wanted \[32\]; checkpoint and",
+        ),
+    ],
+)
+def test_a_checkpoint_that_is_not_the_configs_is_refused(
+    saved: Path, tmp_path: Path, tensors: dict[str, Tensor | None], problem: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ModelRefused, match=problem):
+        load_weights(read_files(rewritten(saved, tmp_path / "m", **tensors)), device=CPU, dtype=torch.float32)
+    # Transformers' own report would stand above the cause in colours.
+    assert "REPORT" not in capfd.readouterr().err
+
+
+def test_experts_of_other_shapes_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = MixtralConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        vocab_size=40,
+        num_local_experts=2,
+    )
+    MixtralForCausalLM(config).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    name = next(name for name in weights if "experts.1.w1" in name)
+    weights[name] = torch.zeros(47, 32)
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(ModelRefused, match="cannot be brought into the form of mixtral; checkpoint and config"):
+        load_weights(read_files(tmp_path), device=CPU, dtype=torch.float32)
+    assert "CONVERSION" in caplog.text

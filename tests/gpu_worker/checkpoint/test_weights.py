@@ -1,0 +1,106 @@
+"""Weights by their headers: whole in one file or in shards, or refused with what is wrong."""
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+
+from gpu_worker.checkpoint.weights import ModelRefused, find_weights
+from tests.gpu_worker.saved_model import changed, save_model
+
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("sharded"), shard_bytes=8000)
+
+
+def test_one_file_and_shards_have_the_same_tensors(saved: Path, sharded: Path) -> None:
+    one, several = find_weights(saved), find_weights(sharded)
+    assert [path.name for path in one.paths] == ["model.safetensors"]
+    assert len(several.paths) > 2
+    assert one.tensor_bytes == several.tensor_bytes
+    # Embedding and head of 40 × 32; q and o of 32 × 32, k and v of 32 × 16; three of 32 × 48; three norms of 32.
+    assert one.num_bytes == 4 * (2 * 1280 + 2 * 1024 + 2 * 512 + 3 * 1536 + 3 * 32)
+
+
+def test_a_missing_shard_is_named(sharded: Path, tmp_path: Path) -> None:
+    folder = changed(sharded, tmp_path / "m")
+    shards = sorted(folder.glob("*.safetensors"))
+    shards[1].unlink()
+    problem = rf"{shards[1].name} is named by .*{INDEX} and is not there \(1 of {len(shards)} shards are missing\)"
+    with pytest.raises(ModelRefused, match=problem):
+        find_weights(folder)
+
+
+def test_a_truncated_shard_is_named_with_its_sizes(sharded: Path, tmp_path: Path) -> None:
+    folder = changed(sharded, tmp_path / "m")
+    shard = sorted(folder.glob("*.safetensors"))[0]
+    whole = shard.read_bytes()
+    for kept in (len(whole) - 1, 40):
+        shard.write_bytes(whole[:kept])
+        with pytest.raises(ModelRefused, match=f"{shard.name} is truncated: {kept} bytes, its header says .*; down"):
+            find_weights(folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "is no safetensors file"),
+        (b"\x80\x02}q\x00.padded", "is no safetensors file"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer"),
+        (struct.pack("<Q", 4) + b"none", "has a corrupt header"),
+        (struct.pack("<Q", 8) + b'{"a": 1}', "has a corrupt header"),
+        (struct.pack("<Q", 2) + b"{}data", "has more than its tensors"),
+    ],
+)
+def test_what_is_no_safetensors_file_is_refused(saved: Path, tmp_path: Path, content: bytes, problem: str) -> None:
+    folder = changed(saved, tmp_path / "m")
+    (folder / "model.safetensors").write_bytes(content)
+    with pytest.raises(ModelRefused, match=problem):
+        find_weights(folder)
+
+
+def test_an_index_of_other_shards_is_refused(sharded: Path, tmp_path: Path) -> None:
+    folder = changed(sharded, tmp_path / "m")
+    index = json.loads((folder / INDEX).read_text())
+    index["weight_map"]["model.ghost.weight"] = sorted(index["weight_map"].values())[0]
+    (folder / INDEX).write_text(json.dumps(index))
+    with pytest.raises(ModelRefused, match=r"says that model.ghost.weight is in .*, which does not have it"):
+        find_weights(folder)
+
+
+@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "model.bin", 3])
+def test_an_index_may_name_only_safetensors_beside_it(sharded: Path, tmp_path: Path, name: object) -> None:
+    folder = changed(sharded, tmp_path / "m")
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"a": name}}))
+    with pytest.raises(ModelRefused, match=r"must be .*safetensors files beside it"):
+        find_weights(folder)
+
+
+@pytest.mark.parametrize("content", ["[]", '{"weight_map": {}}', '{"weight_map": []}', "{", "{}"])
+def test_a_broken_index_is_refused(sharded: Path, tmp_path: Path, content: str) -> None:
+    folder = changed(sharded, tmp_path / "m")
+    (folder / INDEX).write_text(content)
+    with pytest.raises(ModelRefused, match=f"{INDEX} (is no index|names no tensors)"):
+        find_weights(folder)
+
+
+def test_other_formats_are_refused(saved: Path, tmp_path: Path) -> None:
+    folder = changed(saved, tmp_path / "m")
+    weights = (folder / "model.safetensors").rename(folder / "consolidated.safetensors")
+    with pytest.raises(ModelRefused, match=r"has consolidated\.safetensors, but neither model\.safetensors nor"):
+        find_weights(folder)
+    weights.rename(folder / "pytorch_model.bin")
+    with pytest.raises(ModelRefused, match=r"has pytorch_model\.bin and no safetensors; pickled weights can run code"):
+        find_weights(folder)
+    (folder / "pytorch_model.bin").unlink()
+    with pytest.raises(ModelRefused, match="has no weights"):
+        find_weights(folder)

@@ -1,0 +1,34 @@
+"""Tiny configs of models whose rotary table follows the longest text of a batch."""
+
+from transformers import LlamaConfig, Phi3Config
+
+from tests.census.shrink import HEAD_DIM, HIDDEN_SIZE, MAX_LENGTH, NUM_HEADS, NUM_KV_HEADS, VOCAB_SIZE, tiny_config
+
+
+def phi3(*, threshold: int) -> Phi3Config:
+    config = tiny_config(Phi3Config, {"sliding_window": None})
+    config.original_max_position_embeddings = threshold
+    config.rope_parameters = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "partial_rotary_factor": 1.0,
+        "original_max_position_embeddings": threshold,
+        "factor": MAX_LENGTH / threshold,
+        "short_factor": [1.0] * (HEAD_DIM // 2),
+        "long_factor": [1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0],
+    }
+    return config
+
+
+def dynamic(*, length: int) -> LlamaConfig:
+    return LlamaConfig(
+        hidden_size=HIDDEN_SIZE,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=NUM_HEADS,
+        num_key_value_heads=NUM_KV_HEADS,
+        head_dim=HEAD_DIM,
+        vocab_size=VOCAB_SIZE,
+        max_position_embeddings=length,
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0},
+    )

@@ -1,0 +1,118 @@
+"""What the twin tells of a model, and what is refused in which words."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    DeepseekV3Config,
+    Gemma2Config,
+    GptOssConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedConfig,
+)
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from gpu_worker.attention.layers import AttentionKind, Visibility
+from gpu_worker.checkpoint.files import ModelRefused
+from gpu_worker.examination.examine import examine, twin_of
+from tests.census.hints import HINTS
+from tests.census.shrink import tiny_config
+
+
+def tiny(model_type: str, **settings: Any) -> PreTrainedConfig:
+    return tiny_config(CONFIG_MAPPING[model_type], HINTS.get(model_type, {}) | settings)
+
+
+def kinds_of(config: PreTrainedConfig, dtype: torch.dtype = torch.float32) -> list[AttentionKind]:
+    return [layer.kind for layer in examine(twin_of(config, dtype=dtype)).layers]
+
+
+def test_a_real_size_is_examined_without_its_memory() -> None:
+    """117 billion parameters."""
+    layers = examine(twin_of(GptOssConfig(), dtype=torch.bfloat16)).layers
+    full = AttentionKind(
+        num_heads=64, num_kv_heads=8, key_dim=64, value_dim=64, scale=0.125, visibility=Visibility(has_sinks=True)
+    )
+    sliding = replace(full, visibility=Visibility(window=128, has_sinks=True))
+    assert [layer.kind for layer in layers] == [sliding, full] * 18
+    assert [layer.name for layer in layers[:2]] == ["model.layers.0.self_attn", "model.layers.1.self_attn"]
+
+
+def test_softcap_and_scale_are_what_the_model_computes_with() -> None:
+    config = tiny_config(Gemma2Config, {"query_pre_attn_scalar": 10, "attn_logit_softcapping": 2.0})
+    first, second = kinds_of(config)
+    assert (first.softcap, first.scale, first.visibility.window) == (2.0, 10**-0.5, 21)
+    assert (second.softcap, second.scale, second.visibility.window) == (2.0, 10**-0.5, None)
+
+
+def test_latent_attention_has_keys_and_values_of_their_own_dimensions() -> None:
+    config = tiny_config(DeepseekV3Config, {"v_head_dim": 24, "num_hidden_layers": 2})
+    kind, _ = kinds_of(config)
+    assert (kind.key_dim, kind.value_dim, kind.head_dim) == (32, 24, 32)
+
+
+def test_the_twin_keeps_its_dtype() -> None:
+    twin = twin_of(tiny("mixtral"), dtype=torch.float32)
+    examine(twin)
+    assert {parameter.dtype for parameter in twin.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        (lambda: tiny("bert", is_decoder=False), "neither causal nor a sliding window: .*bidirectional"),
+        (lambda: tiny("lfm2"), "past is not in attention"),
+        (lambda: tiny("recurrent_gemma"), "past is not in attention, .*conv"),
+        (lambda: tiny("llama4_text"), r"positions taken from the order of a batch: modeling_llama4\.py, line \d+"),
+        (lambda: tiny("jetmoe"), r"branches on data: modeling_jetmoe\.py"),
+        (lambda: tiny("glm_moe_dsa"), "mask is read outside attention"),
+        (lambda: tiny("doge"), "a mask of its own"),
+        (lambda: tiny("diffllama"), r"attends several times in a step: model\.layers\.0\.self_attn"),
+        (lambda: tiny("nemotron"), "arguments that do not reach attention"),
+        (lambda: tiny("mamba"), "does not support attention of others"),
+        (lambda: tiny("llama", head_dim=520), r"heads larger than 512: model\.layers\.0\.self_attn"),
+        (lambda: tiny("llama", quantization_config={"quant_method": "gptq"}), "quantised weights"),
+    ],
+)
+def test_refused_with_the_reason(config: Any, problem: str) -> None:
+    with pytest.raises(ModelRefused, match=problem):
+        examine(twin_of(config(), dtype=torch.float32))
+
+
+def changed_llama(monkeypatch: pytest.MonkeyPatch, **keywords: object) -> PreTrainedConfig:
+    """A Llama whose layers pass more to attention."""
+    from transformers.models.llama import modeling_llama
+
+    plain = modeling_llama.LlamaAttention.forward
+
+    def forward(self: nn.Module, *args: Any, **given: Any) -> Any:
+        return plain(self, *args, **given, **keywords)
+
+    monkeypatch.setattr(modeling_llama.LlamaAttention, "forward", forward)
+    return tiny_config(LlamaConfig, {})
+
+
+@pytest.mark.parametrize(
+    ("keywords", "problem"),
+    [
+        ({"position_bias": torch.zeros(1)}, "not known here: .* passes position_bias"),
+        ({"s_aux": torch.zeros(3)}, "sinks of an unknown form"),
+        ({"s_aux": torch.zeros(4, 13)}, "sinks of an unknown form"),
+    ],
+)
+def test_unknown_arguments_are_refused(
+    keywords: dict[str, object], problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ModelRefused, match=problem):
+        examine(twin_of(changed_llama(monkeypatch, **keywords), dtype=torch.float32))
+
+
+def test_logits_for_every_token_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = LlamaForCausalLM.forward
+    monkeypatch.setattr(LlamaForCausalLM, "forward", lambda self, logits_to_keep=0, **given: plain(self, **given))
+    with pytest.raises(ModelRefused, match="no logits_to_keep"):
+        examine(twin_of(tiny_config(LlamaConfig, {}), dtype=torch.float32))

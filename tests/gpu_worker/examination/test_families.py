@@ -1,0 +1,72 @@
+"""The families that must be served, through the census's own trial: prefill, chunks, decode, mixed steps against eager.
+
+Their kernels have one head geometry and are shared: full attention, windows, and both with soft-capping and with sinks.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from gpu_worker.examination.examine import default_length, length_limit
+from tests.census.case import describe, serve
+from tests.census.population import population
+from tests.census.reference import Reference, relative_error
+from tests.census.shrink import HEAD_DIM, MAX_LENGTH, tiny_config
+from tests.census.weights import randomize
+from tests.gpu_worker.examination.rope_configs import dynamic, phi3
+
+FAMILIES: dict[str, tuple[dict[str, Any], str]] = {
+    "llama": ({}, "full attention"),
+    "qwen2": ({}, "sliding windows and full attention"),
+    "qwen3": ({"use_sliding_window": False, "layer_types": ["full_attention"] * 2}, "full attention"),
+    "gemma2": ({"query_pre_attn_scalar": HEAD_DIM}, "sliding windows and full attention, soft-capping"),
+    "gemma3_text": ({"query_pre_attn_scalar": HEAD_DIM}, "sliding windows and full attention"),
+    "mistral": ({}, "sliding windows"),
+    "phi3": ({"sliding_window": None}, "full attention"),
+    "olmo2": ({}, "full attention"),
+    "qwen3_moe": ({"use_sliding_window": False, "sliding_window": None}, "full attention"),
+    "gpt_oss": ({}, "sliding windows and full attention, sinks"),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_matches_eager(family: str, device: torch.device) -> None:
+    hint, attention = FAMILIES[family]
+    member = next(member for member in population() if member.model_type == family)
+    layers, _ = serve(tiny_config(member.config_class, hint), device, torch.float32)
+    assert describe(layers) == attention
+
+
+@pytest.mark.parametrize(
+    ("threshold", "max_length"),
+    [
+        pytest.param(128, 128, id="short table"),
+        pytest.param(64, MAX_LENGTH, id="long table, texts on both sides"),
+        pytest.param(32, MAX_LENGTH, id="long table, texts beyond"),
+    ],
+)
+def test_longrope_is_pinned(threshold: int, max_length: int, device: torch.device) -> None:
+    serve(phi3(threshold=threshold), device, torch.float32, max_length)
+
+
+@pytest.mark.parametrize(
+    ("length", "max_length"),
+    [pytest.param(128, 128, id="as made"), pytest.param(60, 200, id="stretched, texts on both sides")],
+)
+def test_dynamic_is_pinned(length: int, max_length: int, device: torch.device) -> None:
+    config = dynamic(length=length)
+    assert (default_length(config), length_limit(config)) == (length, 4 * length)
+    serve(config, device, torch.float32, max_length)
+
+
+@pytest.mark.parametrize(
+    ("config", "lengths"), [(phi3(threshold=64), (64, MAX_LENGTH)), (dynamic(length=60), (60, 200))]
+)
+def test_the_tables_differ(config: Any, lengths: tuple[int, int]) -> None:
+    """Or the tests above would prove nothing."""
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+    randomize(model, seed=5)
+    one, other = (Reference(model, max_length=length).truth(list(range(2, 42)))[0] for length in lengths)
+    assert relative_error(one.hidden, other.hidden) > 1e-2

@@ -1,0 +1,63 @@
+"""Mask functions are read by what they show, whatever they are made of."""
+
+import pytest
+import torch
+from transformers import masking_utils as masks
+
+from gpu_worker.attention.layers import Visibility
+from gpu_worker.examination.visibility import UnreadableMask, read_visibility
+
+
+@pytest.mark.parametrize("length", [2, 50, 1000])
+def test_causal(length: int) -> None:
+    assert read_visibility(masks.causal_mask_function, num_heads=4, length=length) == Visibility()
+
+
+@pytest.mark.parametrize("window", [1, 2, 21, 96, 97, 500, 999])
+def test_a_window_is_found_at_its_length(window: int) -> None:
+    mask = masks.sliding_window_causal_mask_function(window)
+    assert read_visibility(mask, num_heads=4, length=1000) == Visibility(window=window)
+
+
+def test_a_window_as_long_as_every_text_is_none() -> None:
+    mask = masks.sliding_window_causal_mask_function(1000)
+    assert read_visibility(mask, num_heads=4, length=1000) == Visibility()
+
+
+def by_head(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    return (k <= q) & ((h == 0) | (k > q - 8))
+
+
+def first_tokens_stay(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    return (k <= q) & ((k > q - 8) | (k < 4))
+
+
+def prefix_sees_itself(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    return (k <= q) | ((k < 10) & (q < 10))
+
+
+def chunks(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    return (k <= q) & (k // 300 == q // 300)
+
+
+def strict(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    return k < q
+
+
+@pytest.mark.parametrize(
+    ("mask", "problem"),
+    [
+        (masks.bidirectional_mask_function, "see those after them"),
+        (masks.sliding_window_bidirectional_mask_function(30), "see those after them"),
+        (prefix_sees_itself, "see those after them"),
+        (by_head, "position 8 does not see position 0 in head 1, unlike causal attention"),
+        (first_tokens_stay, "has gaps"),
+        (chunks, "unlike a window of 100"),
+        (strict, "does not see itself"),
+        (masks.chunked_causal_mask_function(300, torch.zeros(1, device="meta")), "within chunks"),
+        (masks.padding_mask_function(torch.zeros(1, 1000, dtype=torch.bool, device="meta")), "follows from data"),
+    ],
+)
+def test_anything_else_is_told(mask: masks.Callable, problem: str) -> None:
+    with pytest.raises(UnreadableMask, match=problem):
+        read_visibility(mask, num_heads=4, length=1000)

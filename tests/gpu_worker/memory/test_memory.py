@@ -1,0 +1,142 @@
+"""What memory there is and what a model will take: control groups, growth, weights and activations of twins."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen3Config
+
+from gpu_worker.checkpoint.linear import can_pack
+from gpu_worker.checkpoint.model import prepare, weight_bytes
+from gpu_worker.examination.examine import examine, twin_of
+from gpu_worker.memory.device_memory import free_bytes, free_host_bytes, resident_growth
+from gpu_worker.memory.estimate import LiveBytes, activation_bytes, estimate, twin_weight_bytes
+
+CPU = torch.device("cpu")
+MIB = 1 << 20
+
+
+def config_of(*, tied: bool = False, family: type[PreTrainedConfig] = LlamaConfig) -> PreTrainedConfig:
+    return family(
+        hidden_size=64,
+        intermediate_size=192,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        vocab_size=128,
+        tie_word_embeddings=tied,
+    )
+
+
+def machine(tmp_path: Path, *, available_mib: int, groups: str) -> tuple[Path, Path]:
+    proc, cgroups = tmp_path / "proc", tmp_path / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (proc / "meminfo").write_text(f"MemTotal: 99999999 kB\nMemAvailable:   {available_mib << 10} kB\n")
+    (proc / "self" / "cgroup").write_text(groups)
+    return proc, cgroups
+
+
+def group(folder: Path, *, limit: str, used_mib: int, inactive_mib: int, old: bool = False) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    names = (
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        if old
+        else ("memory.max", "memory.current", "inactive_file")
+    )
+    (folder / names[0]).write_text(f"{limit}\n")
+    (folder / names[1]).write_text(f"{used_mib * MIB}\n")
+    (folder / "memory.stat").write_text(f"anon 5\n{names[2]} {inactive_mib * MIB}\n")
+
+
+def test_without_groups_what_the_machine_has_is_free(tmp_path: Path) -> None:
+    proc, cgroups = machine(tmp_path, available_mib=700, groups="0::/\n")
+    assert free_host_bytes(proc, cgroups) == 700 * MIB
+
+
+def test_every_group_around_the_process_limits_it(tmp_path: Path) -> None:
+    proc, cgroups = machine(tmp_path, available_mib=700, groups="0::/user/worker\n")
+    group(cgroups / "user" / "worker", limit="max", used_mib=10, inactive_mib=0)
+    assert free_host_bytes(proc, cgroups) == 700 * MIB
+    group(cgroups / "user", limit=str(500 * MIB), used_mib=150, inactive_mib=50)
+    assert free_host_bytes(proc, cgroups) == 400 * MIB
+    group(cgroups / "user" / "worker", limit=str(90 * MIB), used_mib=100, inactive_mib=0)
+    assert free_host_bytes(proc, cgroups) == 0
+
+
+def test_in_a_namespace_the_mount_is_the_group(tmp_path: Path) -> None:
+    proc, cgroups = machine(tmp_path, available_mib=700, groups="0::/docker/abc\n")
+    group(cgroups, limit=str(300 * MIB), used_mib=100, inactive_mib=0)
+    assert free_host_bytes(proc, cgroups) == 200 * MIB
+
+
+def test_groups_of_the_first_kind_count_too(tmp_path: Path) -> None:
+    proc, cgroups = machine(tmp_path, available_mib=700, groups="4:cpu,cpuacct:/x\n3:memory:/docker/abc\n")
+    group(cgroups / "memory" / "docker" / "abc", limit=str(300 * MIB), used_mib=100, inactive_mib=10, old=True)
+    # What no limit looks like there.
+    group(cgroups / "memory", limit="9223372036854771712", used_mib=1, inactive_mib=0, old=True)
+    assert free_host_bytes(proc, cgroups) == 210 * MIB
+
+
+def test_this_machine_has_something_free(device: torch.device) -> None:
+    assert MIB < free_bytes(device) < 1 << 50
+
+
+def test_growth_is_that_of_the_peak(device: torch.device) -> None:
+    with resident_growth(device) as grown:
+        large = torch.ones(64 * MIB, dtype=torch.uint8, device=device)
+        del large
+    if device.type == "cpu" and not grown:
+        pytest.skip("this system does not tell")
+    assert 60 * MIB <= grown[0] <= 100 * MIB
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_twin_weighs_what_the_model_will(tied: bool, dtype: torch.dtype) -> None:
+    config = config_of(tied=tied)
+    packs = can_pack(CPU, dtype)
+    expected = twin_weight_bytes(twin_of(config, dtype=dtype), packs=packs)
+    model = prepare(AutoModelForCausalLM.from_config(config, dtype=dtype), device=CPU, dtype=dtype)
+    assert weight_bytes(model) == expected
+
+
+def test_live_bytes_count_what_is_alive_at_once() -> None:
+    for place in ("cpu", "meta"):
+        with LiveBytes() as counted:
+            first = torch.zeros(1000, device=place)
+            second = first + 1
+            # A view is no new memory, nor is what is written in place.
+            second.view(10, 100).add_(1)
+            del first
+            third = second * 2
+            del second
+            _ = third[:10]
+        assert (counted.peak, counted.live) == (8000, 4000), place
+    del third
+
+
+@pytest.mark.parametrize("family", [LlamaConfig, Qwen3Config])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_activations_of_a_twin_are_those_of_the_model(family: type[PreTrainedConfig], dtype: torch.dtype) -> None:
+    """The model itself, whose attention is another, takes no more, and at least half of it."""
+    config = config_of(family=family)
+    twin = twin_of(config, dtype=dtype)
+    per_token = activation_bytes(twin, examine(twin), dtype)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa").eval()
+    for num_tokens in (64, 512):
+        ids = torch.zeros(1, num_tokens, dtype=torch.int64)
+        with torch.inference_mode(), LiveBytes() as counted:
+            model.base_model(input_ids=ids, position_ids=ids, use_cache=False)
+        assert num_tokens * per_token / 2 <= counted.peak <= num_tokens * per_token
+
+
+def test_an_estimate_has_the_layers_and_the_smaller_dtype() -> None:
+    twin = twin_of(config_of(), dtype=torch.float32)
+    costs = estimate(twin, examine(twin), dtype=torch.float32, packs=False)
+    # K and V of 3 layers, 2 heads of 16, four bytes.
+    assert (costs.kv_per_token, costs.sinks_per_token) == (2 * 3 * 2 * 16 * 4, 0)
+    assert costs.smaller_weights == ("bfloat16", costs.weights // 2)
+    assert (costs.dtype, costs.vocab_size, costs.length_limit) == ("float32", 128, 2048)
+    half = twin_of(config_of(), dtype=torch.bfloat16)
+    assert estimate(half, examine(half), dtype=torch.bfloat16, packs=False).smaller_weights is None

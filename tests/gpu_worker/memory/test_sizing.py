@@ -1,0 +1,222 @@
+"""Sizes by settings and figures: what fits is taken, what does not is refused with the value that would. No memory."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from gpu_worker.config import WorkerSettings
+from gpu_worker.memory.ledger import Measured, ledger
+from gpu_worker.memory.sizing import (
+    CPU_RESERVE_BYTES,
+    GPU_RESERVE_BYTES,
+    Costs,
+    DoesNotFit,
+    Sizes,
+    check_passage,
+    choose_sizes,
+    readable,
+    settable,
+)
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+# 8 GiB in 16 bits; a token's activations take 100 KiB, its K and V 32 KiB: a page of 64 tokens is 2 MiB.
+COSTS = Costs(
+    weights=16 * GIB,
+    dtype="float32",
+    smaller_weights=("bfloat16", 8 * GIB),
+    activations_per_token=100 * KIB,
+    kv_per_token=32 * KIB,
+    sinks_per_token=0,
+    vocab_size=1000,
+    default_length=4096,
+    length_limit=4096,
+)
+
+
+def sizes(free: int = 64 * GIB, *, costs: Costs = COSTS, on_cpu: bool = True, **settings: object) -> Sizes:
+    return choose_sizes(
+        WorkerSettings(**settings), costs, free=free, place="cpu" if on_cpu else "cuda:0", on_cpu=on_cpu
+    )
+
+
+def refused(free: int = 64 * GIB, *, costs: Costs = COSTS, on_cpu: bool = True, **settings: object) -> str:
+    with pytest.raises(DoesNotFit) as error:
+        sizes(free, costs=costs, on_cpu=on_cpu, **settings)
+    return str(error.value)
+
+
+def test_defaults_by_device() -> None:
+    cpu = sizes()
+    assert (cpu.geometry.page_size, cpu.geometry.max_rows, cpu.geometry.token_budget) == (64, 32, 512)
+    assert (cpu.pool, cpu.reserve, cpu.geometry.max_length) == (GIB, CPU_RESERVE_BYTES, 4096)
+    gpu = sizes(on_cpu=False)
+    assert (gpu.geometry.page_size, gpu.geometry.max_rows, gpu.geometry.token_budget) == (128, 256, 4096)
+    # 256 rows of 4,096 tokens, 32 KiB each, and page 0.
+    assert (gpu.pool, gpu.reserve) == (32 * GIB + 4 * MIB, GPU_RESERVE_BYTES)
+
+
+def test_no_more_pages_than_the_rows_can_use() -> None:
+    assert sizes(max_rows=1, max_length=128, pool_bytes=GIB).geometry.num_pages == 3
+
+
+@pytest.mark.parametrize("keep", [None, 0, 5 * GIB])
+def test_a_gpus_pool_takes_what_is_free_but_for_what_is_kept(keep: int | None) -> None:
+    chosen = sizes(40 * GIB, on_cpu=False, keep_free_bytes=keep)
+    reserve = GPU_RESERVE_BYTES if keep is None else keep
+    left = 40 * GIB - chosen.weights - chosen.step - chosen.tables - chosen.pool
+    assert chosen.reserve == reserve
+    # Less than another page is left, beside tables counted for the longest row.
+    assert reserve <= left < reserve + 5 * MIB
+
+
+def test_a_cpus_pool_takes_what_is_free_where_asked() -> None:
+    chosen = sizes(20 * GIB, keep_free_bytes=GIB)
+    left = 20 * GIB - chosen.weights - chosen.step - chosen.tables - chosen.pool
+    assert GIB <= left < GIB + 3 * MIB
+
+
+def test_a_cpus_default_pool_takes_no_more_than_there_is() -> None:
+    chosen = sizes(17 * GIB)
+    assert 0 < chosen.pool < GIB
+    assert chosen.weights + chosen.step + chosen.tables + chosen.pool + chosen.reserve <= 17 * GIB
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"max_length": 5000}, "max_length is 5000; the model's limit is 4096"),
+        ({"page_size": 48}, "page_size is 48; it must be a power of two"),
+        ({"token_budget": 16}, "token_budget is 16; it must be at least 96"),
+        (
+            {"pool_bytes": 3 * MIB},
+            "pool_bytes is 3145728, which is too small; two pages of 2097152 bytes are the least",
+        ),
+        ({"pool_bytes": 0}, r"which is too small; .*: pool_bytes 4.0MiB would do"),
+        (
+            {"max_length": 4096, "num_pages": 3},
+            r"max_length is 4096, which needs num_pages 65 or pool_bytes 130.0MiB; the pool has 3 pages; "
+            "a larger pool, or max_length 128, would do",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_whatever_the_memory(settings: dict[str, object], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        sizes(**settings)
+
+
+def test_weights_that_do_not_fit() -> None:
+    assert refused(12 * GIB) == (
+        "weights take 16.0 GiB in float32; 12.0 GiB are free on cpu; dtype bfloat16 would take 8.0 GiB"
+    )
+    assert refused(4 * GIB).endswith("; only a smaller model, or more memory, would do")
+    half = replace(COSTS, weights=8 * GIB, dtype="bfloat16", smaller_weights=None)
+    assert refused(4 * GIB, costs=half).startswith("weights take 8.0 GiB in bfloat16; 4.0 GiB are free on cpu; only")
+
+
+def test_weights_for_a_gpu_pass_through_main_memory() -> None:
+    check_passage(COSTS, 16 * GIB)
+    with pytest.raises(
+        DoesNotFit, match=r"weights take 16\.0 GiB in float32, and pass through main memory, where 4\.0"
+    ):
+        check_passage(COSTS, 4 * GIB)
+
+
+@pytest.mark.parametrize("asked", [{"num_pages": 40_000}, {"pool_bytes": 40 * GIB}])
+def test_a_pool_that_does_not_fit_names_the_largest_that_does(asked: dict[str, int]) -> None:
+    rest = {"max_rows": 1000, "max_length": 4096}
+    message = refused(24 * GIB, **asked, **rest)
+    assert "of 24.0 GiB free on cpu, weights take 16.0 GiB, a step" in message
+    would = re.search(r"; pool_bytes (\S+) or num_pages (\d+) would$", message)
+    assert would is not None
+    assert sizes(24 * GIB, pool_bytes=would.group(1), **rest).pool <= 24 * GIB - 16 * GIB
+    num_pages = int(would.group(2))
+    assert sizes(24 * GIB, num_pages=num_pages, **rest).geometry.num_pages == num_pages
+    assert f"or num_pages {num_pages} would" in refused(24 * GIB, num_pages=num_pages + 1, **rest)
+
+
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_a_step_that_does_not_fit_names_the_budget_that_does(on_cpu: bool) -> None:
+    message = refused(20 * GIB, on_cpu=on_cpu, token_budget=65_536)
+    assert "do not fit beside a step of token_budget 65536" in message
+    would = re.search(r"; token_budget (\d+) would fit$", message)
+    assert would is not None
+    budget = int(would.group(1))
+    assert sizes(20 * GIB, on_cpu=on_cpu, token_budget=budget).geometry.token_budget == budget
+    assert f"token_budget {budget} would" in refused(20 * GIB, on_cpu=on_cpu, token_budget=budget + 64)
+
+
+def test_rows_that_do_not_fit_name_how_many_do() -> None:
+    costs = replace(COSTS, vocab_size=256_000)
+    message = refused(20 * GIB, costs=costs, max_rows=1024)
+    would = re.search(r"; max_rows (\d+) with token_budget (\d+) would fit$", message)
+    assert would is not None
+    rows, budget = map(int, would.groups())
+    assert sizes(20 * GIB, costs=costs, max_rows=rows, token_budget=budget).geometry.max_rows == rows
+    assert f"max_rows {rows} with" in refused(20 * GIB, costs=costs, max_rows=rows + 1, token_budget=budget + 1)
+
+
+def test_too_much_kept_free_names_what_may_be() -> None:
+    would = re.search(r"; keep_free_bytes (\S+) would fit$", refused(20 * GIB, keep_free_bytes=8 * GIB))
+    assert would is not None
+    assert sizes(20 * GIB, keep_free_bytes=would.group(1)).geometry.num_pages >= 2
+
+
+def test_where_no_step_helps_smaller_weights_do() -> None:
+    assert refused(16 * GIB + 300 * KIB).endswith("; dtype bfloat16 would take 8.0 GiB")
+    costs = replace(COSTS, smaller_weights=None)
+    assert refused(16 * GIB + 300 * KIB, costs=costs).endswith("; only a smaller model, or more memory, would do")
+
+
+def test_a_length_that_no_pool_holds_names_the_longest() -> None:
+    costs = replace(COSTS, length_limit=1 << 20)
+    message = refused(20 * GIB, costs=costs, max_length=1 << 20, max_rows=1)
+    assert message.startswith("max_length is 1048576, which needs num_pages 16385 or pool_bytes 32.1GiB; the pool has")
+    would = re.search(r"; max_length (\d+) would fit$", message)
+    assert would is not None
+    length = int(would.group(1))
+    chosen = sizes(20 * GIB, costs=costs, max_length=length, max_rows=1, keep_free_bytes=CPU_RESERVE_BYTES)
+    assert chosen.geometry.max_length == length
+
+
+def test_pages_for_sinks_are_counted() -> None:
+    costs = replace(COSTS, sinks_per_token=16 * KIB)
+    assert sizes(costs=costs, pool_bytes=GIB).pool == GIB - MIB
+    assert sizes(costs=costs, num_pages=10).pool == 10 * 2 * MIB + MIB
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text", "below", "above"),
+    [
+        (0, "0 bytes", "0", "0"),
+        (1023, "1023 bytes", "1023", "1023"),
+        (1536, "1.5 KiB", "1.5KiB", "1.5KiB"),
+        (GIB - 1, "1024.0 MiB", "1023.9MiB", "1024.0MiB"),
+        (5 * GIB + 1, "5.0 GiB", "5.0GiB", "5.1GiB"),
+    ],
+)
+def test_sizes_for_people_and_for_settings(num_bytes: int, text: str, below: str, above: str) -> None:
+    assert readable(num_bytes) == text
+    assert settable(num_bytes) == below
+    assert settable(num_bytes, at_least=True) == above
+    low, high = (WorkerSettings(pool_bytes=value).pool_bytes for value in (below, above))
+    assert low <= num_bytes <= high
+
+
+def test_the_ledger_is_a_table() -> None:
+    chosen = replace(sizes(), step=50 * MIB, tables=10 * KIB)
+    before = ledger(chosen, "cpu", "float32")
+    assert before == [
+        "memory on cpu                                planned",
+        "  weights, float32                          16.0 GiB",
+        "  step, 512 tokens, 32 rows                 50.0 MiB",
+        "  tables                                    10.0 KiB",
+        "  KV, 511 pages of 64 tokens                 1.0 GiB",
+        "  free, 256.0 MiB of it kept                47.0 GiB",
+    ]
+    measured = Measured(weights=GIB, step=None, tables=MIB, pool=2 * GIB, free=3 * GIB)
+    after = ledger(chosen, "cpu", "float32", measured)
+    assert [line.split()[-2:] for line in after[1:]] == [
+        ["1.0", "GiB"], ["MiB", "-"], ["1.0", "MiB"], ["2.0", "GiB"], ["3.0", "GiB"],
+    ]  # fmt: skip
+    assert all(line.startswith(other) for line, other in zip(after[1:], before[1:], strict=True))

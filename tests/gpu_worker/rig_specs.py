@@ -1,0 +1,19 @@
+"""The rigs that tests of the worker share; each costs a pair of kernels, or two."""
+
+import torch
+
+from tests.gpu_worker.rig import RigSpec
+
+SPECS = [
+    RigSpec(page_size=16, group=1, head_dim=64, family="llama", chunk_align=32),
+    RigSpec(page_size=64, group=2, head_dim=64),
+    RigSpec(page_size=128, group=3, head_dim=64, family="llama"),
+    RigSpec(page_size=16, group=7, head_dim=64),
+    RigSpec(page_size=64, group=1, head_dim=256),
+    RigSpec(page_size=128, group=2, head_dim=256, dtype=torch.float16),
+    RigSpec(page_size=64, group=2, head_dim=64, dtype=torch.bfloat16),
+    RigSpec(page_size=16, group=7, head_dim=64, family="mistral", window=37, dtype=torch.bfloat16),
+    # Each has a layer that slides and one that does not.
+    RigSpec(page_size=16, group=2, head_dim=24, family="gemma2", window=21, chunk_align=32),
+    RigSpec(page_size=16, group=3, head_dim=40, family="gpt_oss", window=9),
+]
