@@ -7,14 +7,16 @@ the mask function alone, which is wrong for these masks; `FlexKernel` raises ins
 from collections.abc import Callable, Sequence
 from itertools import count
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch._dynamo.types import GuardFilterEntry
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from gpu_worker.attention.layers import AttentionKind
+
+if TYPE_CHECKING:
+    from torch._dynamo.types import GuardFilterEntry
 
 _kernel_numbers = count(1)
 
@@ -57,7 +59,7 @@ def _with_own_code(function: FunctionType) -> FunctionType:
     return FunctionType(code, function.__globals__, code.co_name, function.__defaults__, function.__closure__)
 
 
-def _guards_on_tensors(guards: Sequence[GuardFilterEntry]) -> list[bool]:
+def _guards_on_tensors(guards: "Sequence[GuardFilterEntry]") -> list[bool]:
     """Keeps what depends on a call's tensors. The rest never changes for a kernel, whose code and mask are its own; but
     some of it follows the whole process (how many classes pytree knows grows with any import) and would compile the
     kernel again in the middle of serving."""
