@@ -2,7 +2,8 @@
 
 Owns the trial. Attention is replaced by a local one, in which a token meets only itself; whatever still passes between
 tokens would pass between requests. Found are convolutions, state spaces and token shifts; positions taken from the
-order of the batch instead of `position_ids`; tables and capacities chosen by the batch. Knows nothing of pages.
+order of the batch instead of `position_ids`; tables and capacities chosen by the batch; and texts that the model by
+itself numbers otherwise than 0, 1, 2. Knows nothing of pages.
 """
 
 from collections.abc import Iterator
@@ -57,6 +58,13 @@ def check_independence(model: PreTrainedModel, max_length: int) -> None:
             dtype,
             "results that depend on the rest of the batch: with other tokens and positions beside them, tokens come "
             "out otherwise",
+        )
+        alone = ids[: min(_NUM_TOKENS, max_length)].to(device)
+        _compare(
+            model.base_model(input_ids=alone[None], use_cache=False)[0][0],
+            hidden(alone, torch.arange(alone.shape[0])),
+            dtype,
+            "positions that do not count from 0: by itself the model numbers the tokens of a text otherwise",
         )
 
 

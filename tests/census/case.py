@@ -19,6 +19,7 @@ from gpu_worker.checkpoint.loading import load_weights
 from gpu_worker.examination.examine import examine, twin_of
 from gpu_worker.examination.independence import check_independence
 from gpu_worker.examination.rope import pin
+from gpu_worker.examination.self_check import check_runner
 from gpu_worker.runner import Runner
 from tests.census.hints import HINTS, UNBUILDABLE
 from tests.census.population import Member
@@ -85,6 +86,7 @@ def serve(
     check_independence(model, geometry.max_length)
     runner = Runner(model, layers, geometry, device=device, dtype=dtype)
     runner.warm_up()
+    check_runner(model, runner, dtype)
     return layers, run_trial(model, runner, Reference(eager, max_length=max_length))
 
 

@@ -78,5 +78,11 @@ def test_tables_that_follow_the_longest_text_are_found_unless_pinned(config: Any
     check_independence(model, LENGTH)
 
 
+@pytest.mark.parametrize("model_type", ["roberta", "camembert", "data2vec-text", "xlm-roberta-xl"])
+def test_texts_that_do_not_begin_at_position_0_are_found(model_type: str) -> None:
+    with pytest.raises(ModelRefused, match="positions that do not count from 0"):
+        check_independence(model_of(model_type), LENGTH)
+
+
 def test_nothing_is_pinned_where_nothing_moves() -> None:
     assert pin(model_of("gemma3_text"), LENGTH) == []
