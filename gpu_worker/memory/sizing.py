@@ -162,14 +162,14 @@ class _Choice:
             if self._pool(settings.num_pages) > self.room:
                 self._refuse_pool(f"num_pages {settings.num_pages}, {readable(self._pool(settings.num_pages))},")
             return settings.num_pages
-        # More than every row at full length is never used.
+        # More than every row at full length is not taken unasked.
         enough = min(MAX_PAGE_IDS, self.max_rows * self._pages() + 1)
         if settings.pool_bytes is None:
             automatic = self.room
             if self.on_cpu and settings.keep_free_bytes is None:
                 automatic = min(self.room, max(DEFAULT_CPU_POOL_BYTES, self._pool(2)))
             return min(enough, self._fitting(automatic))
-        num_pages = min(enough, self._fitting(settings.pool_bytes))
+        num_pages = min(MAX_PAGE_IDS, self._fitting(settings.pool_bytes))
         if num_pages < 2:
             page = self.page_size * self.costs.kv_per_token
             raise ValueError(

@@ -56,8 +56,12 @@ def test_defaults_by_device() -> None:
     assert (gpu.pool, gpu.reserve) == (32 * GIB + 4 * MIB, GPU_RESERVE_BYTES)
 
 
-def test_no_more_pages_than_the_rows_can_use() -> None:
-    assert sizes(max_rows=1, max_length=128, pool_bytes=GIB).geometry.num_pages == 3
+def test_unasked_no_more_pages_than_the_rows_can_use() -> None:
+    assert sizes(max_rows=1, max_length=128).geometry.num_pages == 3
+    assert sizes(max_rows=1, max_length=128, keep_free_bytes=GIB).geometry.num_pages == 3
+    asked = sizes(max_rows=1, max_length=128, pool_bytes=GIB)
+    assert asked.geometry.num_pages > 3
+    assert GIB - asked.pool < asked.pool / asked.geometry.num_pages
 
 
 @pytest.mark.parametrize("keep", [None, 0, 5 * GIB])
