@@ -76,7 +76,8 @@ def figure_of(log: StepsLog, summary: Summary, *, by_time: bool) -> Figure:
     _finish_left(sequences, strip, pages, times, log, x, by_time=by_time)
     _shares(figure.add_subplot(right[0]), summary)
     _spread(figure.add_subplot(right[1]), log, summary)
-    figure.suptitle(_title(log, summary), fontsize=14, x=0.01, ha="left")
+    # What stands in a file or is its name is no formula.
+    figure.suptitle(_title(log, summary), fontsize=14, x=0.01, ha="left", parse_math=False)
     return figure
 
 
@@ -170,7 +171,8 @@ def _say(axes: Axes, marks: Marks) -> None:
     for x, words in zip(marks.x, marks.words, strict=True):
         axes.annotate(
             words, (x, 1.0), xycoords=("data", "axes fraction"), xytext=(4, -4), textcoords="offset points",
-            va="top", fontsize=9, color=_MARK, bbox={"facecolor": "white", "alpha": 0.85, "linewidth": 0, "pad": 1.5},
+            va="top", fontsize=9, color=_MARK, parse_math=False,
+            bbox={"facecolor": "white", "alpha": 0.85, "linewidth": 0, "pad": 1.5},
         )  # fmt: skip
 
 

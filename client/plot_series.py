@@ -14,6 +14,8 @@ Floats = npt.NDArray[np.float64]
 
 # About one per pixel of the wide panels: up to so many points, each is drawn as it is.
 MOST_POINTS = 1200
+# Characters of a reset's cause; the service's own are shorter.
+_MOST_CAUSE = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -165,7 +167,7 @@ def marks_of(log: StepsLog, x: Floats, at: Floats) -> Marks:
     words: list[str] = []
     without_worker: list[tuple[float, float]] = []
     for i in resets.tolist():
-        cause = log.causes[i] or RESET
+        cause = log.causes[i][:_MOST_CAUSE] or RESET
         following = int(np.searchsorted(steps, i))
         pause = f"\n{at[steps[following]] - at[i]:,.2f} s to the next step" if following < len(steps) else ""
         words.append(f"{cause}{pause}")

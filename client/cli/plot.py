@@ -21,17 +21,18 @@ def plot(
         from client.plot_chart import draw
     except ModuleNotFoundError as error:
         raise fail(f"{error.name} is missing: pip install 'tandem[plot]'", Exit.ERROR) from None
-    target = output or file.with_suffix(".png")
-    if target.exists() and file.exists() and target.samefile(file):
-        raise fail(f"--output {target} is the file of steps itself; name another", Exit.USAGE)
+    target = output or file.parent / f"{file.stem}.png"
     try:
+        if target.exists() and file.exists() and target.samefile(file):
+            raise fail(f"--output {target} is the file of steps itself; name another", Exit.USAGE)
         log = read_steps(file)
         summary = summarize(log)
         target.write_bytes(draw(log, summary, width=width, by_time=by_time))
     except StepsFileError as error:
         raise fail(str(error), Exit.USAGE) from None
     except OSError as error:
-        raise fail(f"{error.filename}: {error.strerror}", Exit.ERROR) from None
+        # Only a write to a file that is open names none.
+        raise fail(f"{error.filename or target}: {error.strerror}", Exit.ERROR) from None
     for line in table(summary):
         print(line)
     if log.left_out:

@@ -329,6 +329,26 @@ def test_files_that_are_not_there_are_named(tmp_path: Path, file: Path) -> None:
     assert (nowhere.exit_code, nowhere.stderr) == (1, f"error: {target}: No such file or directory\n")
 
 
+@pytest.mark.parametrize("name", [".", "/", "x" * 300])
+def test_paths_that_are_no_files_are_refused_in_a_line(name: str) -> None:
+    result = run(name)
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert result.stderr.startswith(f"error: {name}")
+
+
+def test_a_disk_that_is_full_is_told_with_the_picture_s_path(file: Path) -> None:
+    full = run(file, "-o", "/dev/full")
+    assert (full.exit_code, full.stderr) == (1, "error: /dev/full: No space left on device\n")
+
+
+def test_names_and_causes_are_shown_as_they_are(tmp_path: Path) -> None:
+    lines = [LINES[1], LINES[4].replace("worker lost", "$x_{$" + "w" * 500)]
+    drawn = figure(written(tmp_path / "a$x_{$b.csv", lines))
+    assert "a$x_{$b.csv" in drawn.get_suptitle()
+    [words] = [text.get_text() for text in panels(drawn)[0].texts]
+    assert words == "$x_{$" + "w" * 35
+
+
 def test_columns_of_a_later_service_do_not_matter(tmp_path: Path) -> None:
     file = written(tmp_path / "steps.csv", [f"new,{line}" for line in LINES], header=f"later,{HEADER}")
     assert "\n".join(table(summarize(read_steps(file)))) == "\n".join(
