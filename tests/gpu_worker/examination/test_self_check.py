@@ -5,10 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, MistralConfig, PreTrainedModel
+from torch import Tensor
+from transformers import AutoModelForCausalLM, GptOssConfig, MistralConfig, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from gpu_worker.attention.layers import LayerMap, Visibility
-from gpu_worker.attention.paged import ATTENTION_NAME, register
+from gpu_worker.attention.paged import ATTENTION_NAME, PrefillAttention, register
 from gpu_worker.checkpoint.files import ModelRefused
 from gpu_worker.checkpoint.model import prepare
 from gpu_worker.examination import self_check
@@ -18,6 +20,7 @@ from gpu_worker.examination.self_check import check_runner
 from gpu_worker.geometry import Geometry, align_up
 from gpu_worker.runner import Runner
 from gpu_worker.slots import RowTables
+from tests.census.hints import HINTS
 from tests.census.shrink import tiny_config
 from tests.census.trial import geometry_for
 from tests.census.weights import randomize
@@ -27,16 +30,22 @@ LENGTH = 200
 
 
 def runner_of(
-    config: object, layers: LayerMap, geometry: Geometry, device: torch.device, *, pinned: bool = True
+    config: object,
+    layers: LayerMap,
+    geometry: Geometry,
+    device: torch.device,
+    *,
+    pinned: bool = True,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[PreTrainedModel, Runner]:
     register()
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     randomize(model, seed=4)
     model.set_attn_implementation(ATTENTION_NAME)
-    model = prepare(model, device=device, dtype=torch.float32)
+    model = prepare(model, device=device, dtype=dtype)
     if pinned:
         pin(model, geometry.max_length)
-    runner = Runner(model, layers, geometry, device=device, dtype=torch.float32)
+    runner = Runner(model, layers, geometry, device=device, dtype=dtype)
     runner.warm_up()
     return model, runner
 
@@ -98,3 +107,62 @@ def test_finds_a_table_that_moves_with_the_batch(device: torch.device) -> None:
     model, runner = runner_of(config, mapped(config), geometry_for(LENGTH), device, pinned=False)
     with pytest.raises(ModelRefused, match="the self-check failed"):
         check_runner(model, runner, torch.float32)
+
+
+def test_rounding_that_chooses_other_experts_is_no_mistake(device: torch.device) -> None:
+    """Sixteen layers of experts in bfloat16 turn one rounding into a fifth of the logits."""
+    config = tiny_config(GptOssConfig, {"num_hidden_layers": 16, "layer_types": ["sliding_attention"] * 16})
+    model, runner = runner_of(config, mapped(config), geometry_for(LENGTH), device, dtype=torch.bfloat16)
+    assert 0.05 < check_runner(model, runner, torch.bfloat16) < 0.5
+
+
+def test_finds_chunks_that_go_wrong_in_the_last_layer_alone(device: torch.device) -> None:
+    """Nothing reads what the last layer says of a prompt but its end."""
+    config = tiny_config(MistralConfig, {})
+    model, runner = runner_of(config, mapped(config), geometry_for(LENGTH), device)
+    for bucket, layers in runner.kernels.prefill.items():
+        right = layers[-1]
+
+        def wrong(*args: object, right: PrefillAttention = right) -> Tensor:
+            return right(*args).roll(1, 1)
+
+        runner.kernels.prefill[bucket] = (*layers[:-1], wrong)
+    with pytest.raises(ModelRefused, match="the self-check failed"):
+        check_runner(model, runner, torch.float32)
+
+
+def test_a_model_that_is_its_own_base_passes(device: torch.device) -> None:
+    """Its steps without samples have logits too."""
+    config = tiny_config(CONFIG_MAPPING["mllama"], HINTS["mllama"])
+    model, runner = runner_of(config, mapped(config), geometry_for(LENGTH), device)
+    assert model.base_model is model
+    assert check_runner(model, runner, torch.float32) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["model.norm", "model.layers.1.self_attn.k_proj"])
+def test_weights_that_are_not_finite_are_named(name: str, device: torch.device) -> None:
+    config = tiny_config(MistralConfig, {})
+    register()
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION_NAME, dtype=torch.float32)
+    # On a CPU the second one is packed, and no parameter any more.
+    model.get_submodule(name).weight.data.view(-1)[3] = torch.nan
+    model = prepare(model, device=device, dtype=torch.float32)
+    runner = Runner(model, mapped(config), geometry_for(LENGTH), device=device, dtype=torch.float32)
+    runner.warm_up()
+    with pytest.raises(ModelRefused, match=rf"{name}\.weight has values that are not finite"):
+        check_runner(model, runner, torch.float32)
+
+
+def test_values_that_do_not_fit_the_dtype_are_told(device: torch.device) -> None:
+    config = tiny_config(MistralConfig, {})
+    model, runner = runner_of(config, mapped(config), geometry_for(LENGTH), device, dtype=torch.float16)
+    model.model.norm.weight.fill_(60000.0)
+    with pytest.raises(ModelRefused, match=r"do not fit float16, another dtype may hold them"):
+        check_runner(model, runner, torch.float16)
+
+
+def test_constant_logits_pass(device: torch.device) -> None:
+    config = tiny_config(MistralConfig, {})
+    model, runner = runner_of(config, mapped(config), geometry_for(LENGTH), device)
+    model.model.norm.weight.zero_()
+    assert check_runner(model, runner, torch.float32) == 0
