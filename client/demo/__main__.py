@@ -100,9 +100,12 @@ async def _both_rounds(services: Services, client: AsyncClient, teller: Teller, 
     teller.say("demo", "round 2: the same prompts; the worker will be killed in the middle")
     arrivals = Arrivals()
     killing = asyncio.create_task(_kill_in_the_middle(services, client, teller, arrivals, undisturbed.num_tokens // 3))
-    disturbed = await services.guard(_round(client, teller, asked, arrivals))
-    await asyncio.wait([killing], timeout=_LAST_WORD_SECONDS)
-    killing.cancel()
+    try:
+        disturbed = await services.guard(_round(client, teller, asked, arrivals))
+        await asyncio.wait([killing], timeout=_LAST_WORD_SECONDS)
+    finally:
+        # Also where the demo is interrupted: it would ask on a service that has stopped.
+        killing.cancel()
     teller.say("demo", round_line("round 2", disturbed))
 
     services.quiet = False
