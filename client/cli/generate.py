@@ -56,7 +56,9 @@ def generate(
     repetition_penalty: Annotated[
         float | None, typer.Option(help="Divides the logits of tokens in prompt or output; 1 is none.")
     ] = None,
-    num_samples: Annotated[int | None, typer.Option(help="So many completions, one shown after another.")] = None,
+    num_samples: Annotated[
+        int | None, typer.Option(help="So many completions, one shown after another; greedy ones are alike.")
+    ] = None,
     logit_bias: Annotated[
         list[str] | None, typer.Option(metavar="ID=BIAS", help="Add BIAS to token ID's logit; may be repeated.")
     ] = None,
@@ -149,9 +151,12 @@ def parse_biases(given: Sequence[str]) -> dict[int, float]:
         try:
             if not is_pair:
                 raise ValueError
-            biases[int(token)] = float(bias)
+            token_id, value = int(token), float(bias)
         except ValueError:
             raise ValueError(f"--logit-bias is {word[:40]!r}; it must be ID=BIAS, like 17=-2.5") from None
+        if token_id in biases:
+            raise ValueError(f"--logit-bias names token {token_id} twice; one bias for each")
+        biases[token_id] = value
     return biases
 
 

@@ -86,7 +86,9 @@ def health(
         if wait is not None:
             client.wait_ready(wait)
         elif not client.health(timeout=timeout):
-            raise fail(f"{address} answers, but does not serve: no worker has joined yet", Exit.UNAVAILABLE)
+            raise fail(
+                f"{address} answers, but does not serve: no worker has joined yet, or it is stopping", Exit.UNAVAILABLE
+            )
         print("serving")
 
 
@@ -96,4 +98,5 @@ def _show(values: dict[str, Any], *, as_json: bool) -> None:
         return
     width = max(map(len, values))
     for name, value in values.items():
-        print(f"{name:<{width}}  {value if isinstance(value, str) else json.dumps(value)}")
+        shown = round(value, 3) if isinstance(value, float) else value
+        print(f"{name:<{width}}  {shown if isinstance(shown, str) else json.dumps(shown)}")

@@ -36,8 +36,8 @@ _JOINED = re.compile(r"\bjoined; generation \d+$")
 def serve(
     listen: Annotated[str, typer.Option(help="Where the service listens.")] = DEFAULT_ADDRESS,
     model: Annotated[str | None, typer.Option(help="A folder or a hub name; default: the bundled one.")] = None,
-    device: Annotated[str | None, typer.Option(help="cuda, cpu; default: CUDA if there is one.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: CUDA if there is one.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16; default: by device.")] = None,
     runtime_dir: Annotated[str | None, typer.Option(help="Folder of the sockets.")] = None,
     scheduler: Annotated[str, typer.Option(help='More flags: "--reflection --max-waiting 64".')] = "",
     worker: Annotated[str, typer.Option(help='More flags: "--page-size 64".')] = "",

@@ -67,14 +67,24 @@ def check_count(field: str, count: int, limit: int) -> None:
 def check_range(field: str, value: float, low: float, high: float) -> None:
     """Both bounds included."""
     if math.isnan(value) or not low <= value <= high:
-        raise status.invalid(field, f"{field} is {value}; it must be between {low:.7g} and {high}")
+        raise status.invalid(
+            field, f"{field} is {_as_given(value, low, high)}; it must be between {low:.7g} and {high}"
+        )
 
 
 def check_above_zero(field: str, value: float, high: float) -> None:
     """Above 0, and at most `high`."""
     # Not (0 < nan).
     if not 0 < value <= high:
-        raise status.invalid(field, f"{field} is {value}; it must be above 0, and at most {high}")
+        raise status.invalid(field, f"{field} is {_as_given(value, 0, high)}; it must be above 0, and at most {high}")
+
+
+def _as_given(value: float, low: float, high: float) -> str:
+    """Not 2.0999999046325684, which is what 32 bits make of 2.1; but never a number that would be within the bounds."""
+    if isinstance(value, int) or value.is_integer():
+        return str(value)
+    short = float(f"{value:.7g}")
+    return str(value if low <= short <= high else short)
 
 
 def refuse(field: str, number: object, limit: object) -> NoReturn:

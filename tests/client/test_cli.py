@@ -147,6 +147,12 @@ def test_a_bias_is_an_id_and_a_number(tandem, service: FakeService, word: str) -
     assert result.stderr == f"error: --logit-bias is {word!r}; it must be ID=BIAS, like 17=-2.5\n"
 
 
+def test_a_token_has_one_bias(tandem, service: FakeService) -> None:
+    result = tandem("generate", "hi", "--logit-bias", "17=1", "--logit-bias", "17=2")
+    assert (result.exit_code, service.requests) == (2, [])
+    assert result.stderr == "error: --logit-bias names token 17 twice; one bias for each\n"
+
+
 def test_prompt_from_stdin(tandem, service: FakeService) -> None:
     tandem("generate", "-", stdin="two\nlines\n")
     tandem("generate", "--token-ids", "-", stdin="[1, 2,3]\n")
@@ -316,6 +322,7 @@ def test_health_says_why_not(tandem, service: FakeService) -> None:
     service.serving(False)
     result = tandem("health")
     assert (result.exit_code, "no worker has joined yet" in result.stderr) == (3, True)
+    assert "or it is stopping" in result.stderr
     assert tandem("health", "--wait", "0.05").exit_code == 4
 
 

@@ -165,6 +165,7 @@ def test_leaving_frees_every_sample(served: Served, client: Client) -> None:
             "output.prompt_logprobs_start is 3; the limit is 2 (the prompt has 3 tokens)",
         ),
         ({"repetition_penalty": 0.0}, "sampling.repetition_penalty is 0.0; it must be between 0.01 and 100"),
+        ({"frequency_penalty": -2.1}, "sampling.frequency_penalty is -2.1; it must be between -2 and 2"),
         ({"allowed_token_ids": []}, "sampling.allowed_token_ids.ids is empty; at least 1 token is needed"),
         (
             {"banned_token_ids": range(288)},
