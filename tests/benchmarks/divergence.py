@@ -230,13 +230,15 @@ def report(found: Sequence[Difference]) -> str:
 def main() -> int:
     """0 where every round was what its name says."""
     parser = argparse.ArgumentParser(prog="divergence", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--prompts", type=int, default=64, help="how many of the bundled prompts")
-    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--prompts", type=int, default=64, help="how many of the bundled prompts (64)")
+    parser.add_argument("--new-tokens", type=int, default=64, help="of each (64)")
     parser.add_argument("--model", type=Path, default=BUNDLED / "model")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    if args.prompts < 1:
+        parser.error(f"--prompts is {args.prompts}; it must be at least 1")
     lines = (BUNDLED / "prompts.txt").read_text().splitlines()
     count = min(args.prompts, len(lines))
     texts = tuple(lines[i * len(lines) // count] for i in range(count))

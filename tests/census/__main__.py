@@ -36,8 +36,10 @@ def main() -> int:
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)
     members = population()
-    chosen = [m for m in members if m.declares and (not arguments.names or m.model_type in arguments.names)]
-    chosen = chosen[int(first) - 1 :: int(step)]
+    if unknown := set(arguments.names) - {member.model_type for member in members}:
+        parser.error(f"no causal-LM class of this Transformers is called {', '.join(sorted(unknown))}")
+    members = [member for member in members if not arguments.names or member.model_type in arguments.names]
+    chosen = [member for member in members if member.declares][int(first) - 1 :: int(step)]
     outcomes: list[Outcome] = []
     for i, member in enumerate(chosen):
         begun = time.perf_counter()
