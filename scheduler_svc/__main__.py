@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import time
+from pathlib import Path
 from types import FrameType
 
 import zmq
@@ -97,7 +98,7 @@ def _recorder(settings: config.SchedulerSettings, core_config: CoreConfig) -> Re
     try:
         return Recorder(settings.record, core_config)
     except OSError as error:
-        raise SystemExit(f"scheduler_svc: record: cannot make {settings.record}: {error.strerror}") from None
+        raise _cannot_make("record", settings.record, error) from None
 
 
 def _steps_file(settings: config.SchedulerSettings) -> StepsFile | None:
@@ -106,7 +107,12 @@ def _steps_file(settings: config.SchedulerSettings) -> StepsFile | None:
     try:
         return StepsFile(settings.steps)
     except OSError as error:
-        raise SystemExit(f"scheduler_svc: steps: cannot make {settings.steps}: {error.strerror}") from None
+        raise _cannot_make("steps", settings.steps, error) from None
+
+
+def _cannot_make(setting: str, path: Path, error: OSError) -> SystemExit:
+    hint = "; nothing is overwritten, so another name is needed" if isinstance(error, FileExistsError) else ""
+    return SystemExit(f"scheduler_svc: {setting}: cannot make {path}: {error.strerror}{hint}")
 
 
 def _frontend_flags(settings: config.SchedulerSettings, runtime_dir: RuntimeDir) -> list[str]:
