@@ -64,6 +64,8 @@ def start(settings: WorkerSettings) -> Worker:
         files = read_files(locate(settings.model))
     if not files.tokenizer_json:
         log.warning("%s has no tokenizer.json: prompts and outputs are token ids alone", files.folder)
+    if files.not_done:
+        log.warning("generation_config.json asks for %s: not done here", ", ".join(files.not_done)[:500])
     with phase("examination"):
         twin = twin_of(files.config, dtype=dtype)
         layers = examine(twin)

@@ -22,6 +22,27 @@ from gpu_worker.checkpoint.weights import ModelRefused, WeightFiles, find_weight
 # Read of a model's weights for its identity, shared among the shards by size.
 _SAMPLE_BYTES, _NUM_SAMPLES = 4096, 1024
 _LEAST_SAMPLES = 4
+# What generation_config.json may ask for that changes tokens and is not done here, and how it says that it does not.
+_NOT_DONE = {
+    "bad_words_ids": None,
+    "begin_suppress_tokens": None,
+    "encoder_repetition_penalty": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "exponential_decay_length_penalty": None,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "guidance_scale": 1.0,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "no_repeat_ngram_size": 0,
+    "num_beams": 1,
+    "penalty_alpha": 0.0,
+    "sequence_bias": None,
+    "stop_strings": None,
+    "suppress_tokens": None,
+    "typical_p": 1.0,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +58,8 @@ class ModelFiles:
     top_k: int
     min_p: float
     repetition_penalty: float
+    # What generation_config.json asks for that is not done, as `name value`.
+    not_done: tuple[str, ...]
     # Empty where there is none: the model is served by token ids alone.
     tokenizer_json: bytes
     chat_template: str
@@ -96,6 +119,7 @@ def read_files(folder: Path) -> ModelFiles:
         min_p=default("min_p", 0.0),
         # Not a matter of drawing: Transformers applies it to greedy decoding too.
         repetition_penalty=generation.repetition_penalty or 1.0,
+        not_done=_not_done(generation),
         tokenizer_json=tokenizer_json,
         chat_template=_chat_template(folder),
     )
@@ -107,11 +131,18 @@ def _read_config(folder: Path) -> PreTrainedConfig:
         raise ModelRefused(f"{folder} has no config.json; a model is a folder with config.json and safetensors")
     _refuse_unknown_model(path, _read_json(path))
     try:
-        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except OSError:
         raise
     except Exception as error:  # whatever a config class of Transformers raises about its fields
         raise ModelRefused(f"{path} cannot be used: {_first_line(error)}") from error
+    for part in (config, config.get_text_config()):
+        # What a forward hands out beside logits is nobody's here.
+        part.return_dict = True
+        for name in ("output_attentions", "output_hidden_states", "output_router_logits"):
+            if getattr(part, name, False):
+                setattr(part, name, False)
+    return config
 
 
 def _refuse_unknown_model(path: Path, settings: dict[str, Any]) -> None:
@@ -205,6 +236,11 @@ def _generation_config(folder: Path) -> GenerationConfig:
     if (folder / "generation_config.json").is_file():
         return GenerationConfig.from_pretrained(folder)
     return GenerationConfig()
+
+
+def _not_done(generation: GenerationConfig) -> tuple[str, ...]:
+    asked = {name: getattr(generation, name, None) for name in _NOT_DONE}
+    return tuple(f"{name} {value}" for name, value in asked.items() if value is not None and value != _NOT_DONE[name])
 
 
 def _chat_template(folder: Path) -> str:

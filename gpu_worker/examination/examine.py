@@ -72,7 +72,8 @@ def twin_of(config: PreTrainedConfig, *, dtype: torch.dtype) -> PreTrainedModel:
         raise ModelRefused("quantised weights: not served yet")
     try:
         with torch.device("meta"):
-            twin = AutoModelForCausalLM.from_config(config, dtype=dtype)
+            # Some configs name a kernel that is not installed; which one matters to nobody here.
+            twin = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager")
     except Exception as error:  # whatever a model's own code does with this config
         raise ModelRefused(f"the model cannot be built from its config: {_first_line(error)}") from error
     if not getattr(twin, "_supports_attention_backend", False):

@@ -46,6 +46,21 @@ def test_a_repetition_penalty_is_a_default_whether_the_model_draws_or_not(saved:
     assert (files.repetition_penalty, files.temperature) == (1.3, 0.0)
 
 
+def test_what_is_asked_for_and_not_done_is_told(saved: Path, tmp_path: Path) -> None:
+    assert read_files(saved).not_done == ()
+    folder = changed(saved, tmp_path / "m")
+    asked = {"no_repeat_ngram_size": 3, "suppress_tokens": [7], "num_beams": 1, "top_p": 0.5, "max_length": 20}
+    (folder / "generation_config.json").write_text(json.dumps(asked))
+    assert read_files(folder).not_done == ("no_repeat_ngram_size 3", "suppress_tokens [7]")
+
+
+def test_what_a_config_wants_of_a_forward_beside_logits_is_left_out(saved: Path, tmp_path: Path) -> None:
+    wants = {"return_dict": False, "output_attentions": True, "output_hidden_states": True}
+    config = read_files(changed(saved, tmp_path / "m", **wants)).config
+    assert config.return_dict
+    assert not (config.output_attentions or config.output_hidden_states)
+
+
 def test_a_missing_folder_is_named() -> None:
     with pytest.raises(ModelRefused, match="/no/such/model does not exist"):
         locate("/no/such/model")

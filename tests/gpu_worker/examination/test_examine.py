@@ -55,6 +55,12 @@ def test_latent_attention_has_keys_and_values_of_their_own_dimensions() -> None:
     assert (kind.key_dim, kind.value_dim, kind.head_dim) == (32, 24, 32)
 
 
+def test_a_kernel_that_the_config_names_and_nobody_has_matters_not() -> None:
+    config = tiny("llama")
+    config._attn_implementation_internal = "flash_attention_2"
+    assert len(kinds_of(config)) == 2
+
+
 def test_the_twin_keeps_its_dtype() -> None:
     twin = twin_of(tiny("mixtral"), dtype=torch.float32)
     examine(twin)
