@@ -91,8 +91,11 @@ def read_result(
         delivery = _joined(delivery, late)
     if record.num_logprobs is None and not record.prompt_asks:
         return delivery
-    ended = {ending.request.handle for ending in delivery.endings}
-    delivery.endings.extend(Ending.not_finite(request) for request in hopeless if request.handle not in ended)
+    if hopeless:
+        # Whatever the step's token says: the caller misses what was asked for.
+        lost = {request.handle for request in hopeless}
+        delivery.endings[:] = [ending for ending in delivery.endings if ending.request.handle not in lost]
+        delivery.endings.extend(map(Ending.not_finite, hopeless))
     sampled = np.concatenate([np.flatnonzero(good), np.array(late_sampled, np.int64)])
     logprobs = None if record.num_logprobs is None else of_entries(record, event.logprobs, sampled)
     return replace(delivery, logprobs=logprobs, prompt_logprobs=prompt_logprobs)

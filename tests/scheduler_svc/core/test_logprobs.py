@@ -249,6 +249,34 @@ def test_values_that_are_not_finite_end_a_prompt_before_it_has_sampled() -> None
     assert len(world.streams[other].tokens) == 4
 
 
+@pytest.mark.parametrize("max_new_tokens", [1, 2])
+def test_a_prompt_without_its_logprobs_fails_whatever_its_token_says(max_new_tokens: int) -> None:
+    world = World()
+    stream = world.submit(prompt(5), max_new_tokens=max_new_tokens, ignore_eos=True, prompt_logprobs_from=1)
+    world.tick()
+    world.apply()
+    told = world.results[0].prompt_logprobs
+    told.logprobs = np.array([-1, np.nan, -1, -1], "<f4").tobytes()
+    world.deliver()
+    failure = world.end(stream).failure
+    assert failure is not None and failure.code is fx.FailureCode.INTERNAL
+    world.check_empty()
+
+
+def test_what_a_step_tells_of_the_dead_is_passed_over() -> None:
+    """Both lists have lines of the first request, which left meanwhile; the others' own come after them."""
+    world = World(Shape(token_budget=64, spare_logit_rows=64))
+    for salt in range(3):
+        world.submit(prompt(5, salt), max_new_tokens=3, ignore_eos=True, extras=TWO_BEST, prompt_logprobs_from=1 + salt)
+    world.tick()
+    assert len(world.sent[0].chunk_rows) == 3
+    world.cancel(1)
+    world.run()
+    world.check_content()
+    assert [len(stream.logprobs) for stream in world.streams.values()] == [0, 3, 3]
+    assert [len(stream.prompt_logprobs) for stream in world.streams.values()] == [0, 3, 2]
+
+
 # Outputs -----------------------------------------------------------------------------------------------------------
 
 

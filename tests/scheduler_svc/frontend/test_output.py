@@ -125,6 +125,26 @@ def test_a_half_character_is_released_at_the_end():
     assert output.finish([], stop_token_id=None).text == "\ufffd"
 
 
+def test_what_is_released_at_the_end_is_no_stop_before_min_new_tokens():
+    for min_new_tokens, stop_string, text in ((2, "\ufffd", "a"), (3, "", "a\ufffd")):
+        piece = make("\ufffd", min_new_tokens=min_new_tokens).finish([ord("a"), 0xC3], stop_token_id=None)
+        assert (piece.stop_string, piece.text, len(piece.token_ids)) == (stop_string, text, 2)
+
+
+def test_a_stop_that_is_released_at_the_end_comes_before_the_silent_token():
+    output = make("\ufffd", stop_ids=(ord("."),))
+    piece = output.finish([ord("a"), 0xC3, ord(".")], stop_token_id=ord("."))
+    assert (piece.stop_string, piece.text, piece.token_ids) == ("\ufffd", "a", [ord("a"), 0xC3])
+
+
+def test_a_stop_token_that_completes_a_stop_string():
+    """Its text is none of the output's unless stops are included."""
+    for include_stop, stop_string, text in ((False, "", "ab"), (True, ".", "ab.")):
+        output = make(".", stop_ids=(ord("."),), include_stop=include_stop)
+        piece = output.finish(spell(b"ab."), stop_token_id=ord("."))
+        assert (piece.stop_string, piece.text, piece.token_ids) == (stop_string, text, spell(b"ab."))
+
+
 def test_the_stop_string_wins_over_an_end_at_a_later_position():
     piece = make("b").finish([*spell(b"abc"), EOS_ID], stop_token_id=EOS_ID)
     assert (piece.text, piece.stop_string, piece.token_ids) == ("a", "b", spell(b"ab"))

@@ -322,6 +322,14 @@ def test_unset_fields_take_the_models_defaults():
     assert (made.max_time_seconds, made.deadline_seconds) == (0.0, 1.5)
 
 
+def test_a_default_beyond_the_vocabulary_is_no_callers_fault():
+    state = model_state()
+    state.info.sampling_defaults.top_k = VOCAB + 5
+    model = models.load(state)
+    assert submit(model).top_k == VOCAB + 5
+    assert submit(model, **sampling(top_k=VOCAB)).top_k == VOCAB
+
+
 def test_set_fields_win_over_defaults_also_where_they_are_zero():
     made = submit(**sampling(temperature=0, top_k=0, min_p=0, seed=0))
     assert (made.temperature, made.top_k, made.min_p, made.seed) == (0.0, 0, 0.0, 0)
