@@ -173,8 +173,11 @@ def set_threads(threads: int | None) -> None:
     """Threads of one operation: as asked, else all physical cores but one; one operation at a time.
 
     Scheduler, front end and clients need a core: threads that wait for one of their number which does not get its own
-    made a step of 14 ms take 200.
+    made a step of 14 ms take 200. Raises ValueError.
     """
+    num_cpus = len(os.sched_getaffinity(0))
+    if threads is not None and threads > num_cpus:
+        raise ValueError(f"threads is {threads}; this process may use {num_cpus} CPUs")
     torch.set_num_threads(threads or max(1, num_physical_cores() - 1))
     if torch.get_num_interop_threads() != 1:
         torch.set_num_interop_threads(1)

@@ -1,6 +1,7 @@
 """Start-up: devices, what is refused before it is tried, the largest step, and what Join says."""
 
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
@@ -51,6 +52,13 @@ def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 def test_unknown_devices_are_named(name: str) -> None:
     with pytest.raises(ValueError, match=f"device is {name}"):
         choose_device(name)
+
+
+def test_threads_without_a_cpu_are_refused() -> None:
+    """Torch takes any number, and crashes where there is no room for their stacks."""
+    num_cpus = len(os.sched_getaffinity(0))
+    with pytest.raises(ValueError, match=f"threads is 100000; this process may use {num_cpus} CPUs"):
+        startup.set_threads(100000)
 
 
 def test_a_torch_without_cuda_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
