@@ -14,7 +14,7 @@ from gpu_worker import startup
 from gpu_worker.config import WorkerSettings
 from gpu_worker.geometry import Geometry, align_up
 from gpu_worker.memory.sizing import DoesNotFit
-from gpu_worker.startup import choose_device, start
+from gpu_worker.startup import choose_device, set_threads, start
 from gpu_worker.warm_up import full_plan
 from tests.gpu_worker.rig import Rig, RigSpec
 from tests.gpu_worker.saved_model import save_model
@@ -58,7 +58,7 @@ def test_threads_without_a_cpu_are_refused() -> None:
     """Torch takes any number, and crashes where there is no room for their stacks."""
     num_cpus = len(os.sched_getaffinity(0))
     with pytest.raises(ValueError, match=f"threads is 100000; this process may use {num_cpus} CPUs"):
-        startup.set_threads(100000)
+        set_threads(100000)
 
 
 def test_a_torch_without_cuda_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
