@@ -169,6 +169,22 @@ def test_a_plain_submit_has_no_extras() -> None:
     assert (event.num_samples, event.prompt_logprobs_from, list(event.streams)) == (1, 0, [1])
 
 
+@pytest.mark.parametrize(
+    ("asked", "kept"),
+    [
+        ({"presence_penalty": 0.5}, ev.Extras(presence_penalty=0.5)),
+        ({"frequency_penalty": -0.5}, ev.Extras(frequency_penalty=-0.5)),
+        ({"repetition_penalty": 0.5}, ev.Extras(repetition_penalty=0.5)),
+        ({"num_logprobs": 1}, ev.Extras(num_logprobs=1)),
+    ],
+)
+def test_each_setting_counts_where_it_is_the_only_one(asked: dict[str, object], kept: ev.Extras) -> None:
+    extras = submitted(**asked).sampling.extras
+    assert extras is not None
+    names = ("presence_penalty", "frequency_penalty", "repetition_penalty", "num_logprobs")
+    assert [getattr(extras, name) for name in names] == [getattr(kept, name) for name in names]
+
+
 def test_a_submit_keeps_all_that_is_asked_for() -> None:
     event = submitted(
         stream=2**64 - 3,

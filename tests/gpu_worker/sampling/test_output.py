@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from gpu_worker.sampling.samples import FEW_RANKS
 from gpu_worker.wire.fields import PlanError
 from tests.gpu_worker.sampling_rig import SamplingRig, Wish, chi_square, logits_by_oracle, probabilities
 
@@ -88,6 +89,21 @@ def test_a_row_handed_on_forgets_its_last_owner(device: torch.device) -> None:
         for _ in range(6):
             rig.step(lambda row, position: logits_of_sequence(3)(position), decode=[1])
         assert rig.core.rows[1].tokens[7:] == generate(device, {1: (3, wish)}, 7)[1]
+
+
+def test_what_lies_behind_a_rows_last_token_is_none_of_its_own(device: torch.device) -> None:
+    """Beside a longer row, where the last owner of its own was longer too."""
+    wish = Wish(sampling={"repetition_penalty": 3.0, "frequency_penalty": 1.0})
+    rig = SamplingRig(vocab_size=VOCAB, max_rows=2, device=device)
+    rig.add(1, range(VOCAB), wish)
+    rig.step(lambda row, position: logits_of_sequence(1)(position), chunks={1: VOCAB})
+    rig.core.free(rig.core.rows[1])
+    rig.add(1, prompt(3), wish)
+    rig.add(2, prompt(2) * 6, wish)
+    rig.step(lambda row, position: logits_of_sequence(3)(position), chunks={1: 7, 2: 42})
+    for _ in range(5):
+        rig.step(lambda row, position: logits_of_sequence(3)(position), decode=[1, 2])
+    assert rig.core.rows[1].tokens[7:] == generate(device, {1: (3, wish)}, 6)[1]
 
 
 @pytest.mark.parametrize("wish", FEATURED, ids=range(len(FEATURED)))
@@ -189,6 +205,57 @@ def test_draws_with_everything_combined_follow_the_exact_probabilities(vary: str
     shares = np.bincount(groups, weights=exact(), minlength=5)
     together = np.bincount(pairs[:, 0] * 5 + pairs[:, 1], minlength=25)
     assert chi_square(together, np.outer(shares, shares).ravel()) > 1e-3
+
+
+@pytest.mark.parametrize("top_k", [FEW_RANKS, FEW_RANKS + 1, 300])
+def test_top_k_keeps_as_many_as_it_says_on_either_side_of_the_few(top_k: int, device: torch.device) -> None:
+    """Nearly flat logits, the most probable first: the last that is kept is drawn, the next never is."""
+    num_draws = 20 * top_k
+    rig = SamplingRig(vocab_size=400, max_rows=num_draws, device=device)
+    for row in range(1, num_draws + 1):
+        rig.add(row, [1], Wish(sampling={"temperature": 1.0, "top_k": top_k, "seed": row}))
+    logits = -1e-4 * torch.arange(400)
+    drawn = rig.step(lambda row, position: logits, decode=range(1, num_draws + 1)).tokens[:num_draws]
+    assert int(drawn.max()) == top_k - 1
+
+
+def test_a_row_without_top_k_keeps_all_beside_rows_with_one(device: torch.device) -> None:
+    drawn = []
+    for seed in range(20):
+        rig = SamplingRig(vocab_size=400, max_rows=3, device=device)
+        for row, top_k in enumerate((2, 0, 3), 1):
+            rig.add(row, [1], Wish(sampling={"temperature": 1.0, "top_k": top_k, "seed": seed}))
+        drawn.append(rig.step(lambda row, position: -1e-4 * torch.arange(400), decode=[1, 2, 3]).tokens[:3].tolist())
+    first, second, third = np.array(drawn).T
+    assert set(first.tolist()) == {0, 1} and set(third.tolist()) == {0, 1, 2}
+    assert second.max() > FEW_RANKS
+
+
+def test_a_temperature_close_to_0_is_no_warmer_than_it_says(device: torch.device) -> None:
+    """The best is ahead by twenty temperatures."""
+    rig = SamplingRig(vocab_size=VOCAB, max_rows=200, device=device)
+    for row in range(1, 201):
+        rig.add(row, [1], Wish(sampling={"temperature": 1e-3, "seed": row}))
+    logits = torch.zeros(VOCAB)
+    logits[9] = 0.02
+    drawn = rig.step(lambda row, position: logits, decode=range(1, 201)).tokens[:200]
+    assert drawn.unique().tolist() == [9]
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("place", [3, 4])
+def test_logits_that_are_not_finite_are_told_whatever_hides_them(
+    value: float, place: int, device: torch.device
+) -> None:
+    """Token 3 is allowed, token 4 is not."""
+    rig = SamplingRig(vocab_size=VOCAB, max_rows=3, device=device)
+    allowing = Wish(allowed=[2, 3], sampling={"temperature": 1.0})
+    for row, wish in enumerate((allowing, Wish(banned=[4], sampling={"banned_until": 9}), allowing), 1):
+        rig.add(row, [1], wish)
+    sick, sound = torch.zeros(VOCAB), torch.zeros(VOCAB)
+    sick[place] = value
+    drawn = rig.step(lambda row, position: sound if row == 3 else sick, decode=[1, 2, 3]).tokens[:3].tolist()
+    assert drawn[:2] == [-1, -1] and drawn[2] in (2, 3)
 
 
 def test_logits_of_more_positions_than_promised_are_refused(device: torch.device) -> None:

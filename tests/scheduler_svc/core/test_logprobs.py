@@ -385,6 +385,18 @@ def test_logprobs_that_do_not_fit_send_the_worker_away_and_hurt_nobody(what: str
     assert len(world.streams[stream].tokens) == 3
 
 
+def test_a_row_that_is_not_finite_excuses_no_other_rows_logprobs() -> None:
+    world = World()
+    world.submit(prompt(5), ignore_eos=True)
+    world.submit(prompt(5, 1), ignore_eos=True, extras=TWO_BEST)
+    world.tick()
+    world.apply()
+    world.results[0].nonfinite = np.array([0], "<i4").tobytes()
+    world.results[0].logprobs.top_token_ids = np.full(2, 288, "<i4").tobytes()
+    world.deliver()
+    assert world.core.lane is None
+
+
 def test_logprobs_that_nobody_asked_for_send_the_worker_away() -> None:
     for what in ("logprobs", "prompt_logprobs"):
         world = World()
