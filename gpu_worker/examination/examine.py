@@ -5,6 +5,7 @@ the model on the meta device, which has shapes and no data, runs one step, and w
 tensors cannot branch on data, so a forward that does is refused here too. Knows nothing of weights, pages or kernels.
 """
 
+import copy
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -73,7 +74,8 @@ def twin_of(config: PreTrainedConfig, *, dtype: torch.dtype) -> PreTrainedModel:
     try:
         with torch.device("meta"):
             # Some configs name a kernel that is not installed; which one matters to nobody here.
-            twin = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager")
+            own = copy.deepcopy(config)
+            twin = AutoModelForCausalLM.from_config(own, dtype=dtype, attn_implementation="eager")
     except Exception as error:  # whatever a model's own code does with this config
         raise ModelRefused(f"the model cannot be built from its config: {_first_line(error)}") from error
     if not getattr(twin, "_supports_attention_backend", False):

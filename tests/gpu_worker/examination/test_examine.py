@@ -59,6 +59,7 @@ def test_a_kernel_that_the_config_names_and_nobody_has_matters_not() -> None:
     config = tiny("llama")
     config._attn_implementation_internal = "flash_attention_2"
     assert len(kinds_of(config)) == 2
+    assert config._attn_implementation == "flash_attention_2"
 
 
 def test_the_twin_keeps_its_dtype() -> None:
