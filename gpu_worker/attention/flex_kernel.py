@@ -114,11 +114,15 @@ class FlexKernel:
                 kernel_options=options,
             )
 
-        # A CPU's kernels are made for a number of threads; told so, a cache never gives them to a process with more.
-        settings = {"guard_filter_fn": _guards_on_tensors, "cpp.threads": torch.get_num_threads()}
+        # A CPU's kernels have buffers for so many threads; told so, a cache never gives them to a process with more.
+        self._num_threads = torch.get_num_threads()
+        settings = {"guard_filter_fn": _guards_on_tensors, "cpp.threads": self._num_threads}
         self._compiled: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor] = torch.compile(
             _with_own_code(call), dynamic=False, fullgraph=True, options=settings
         )
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
+        assert not query.is_cpu or torch.get_num_threads() <= self._num_threads, (
+            "more threads than the kernel is made for"
+        )
         return self._compiled(query, key, value, sinks)

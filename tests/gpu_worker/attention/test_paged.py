@@ -154,6 +154,20 @@ def test_nothing_compiles_after_the_warm_up(rig_of: Callable[[RigSpec], Rig]) ->
         kernel.kernel(wrong, key, key, None)
 
 
+def test_a_kernel_is_not_run_by_more_threads_than_it_has_buffers_for(
+    rig_of: Callable[[RigSpec], Rig], device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would write beyond them."""
+    if device.type != "cpu":
+        pytest.skip("threads are a CPU's")
+    rig = rig_of(SPECS[0])
+    kernel = next(iter(rig.runner.kernels.decode.values()))[0]
+    key = rig.runner.cache.keys[0][None]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    with pytest.raises(AssertionError, match="more threads than the kernel is made for"):
+        kernel.kernel(kernel.query, key, key, None)
+
+
 def test_the_registered_name_builds_no_mask() -> None:
     paged.register()
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
