@@ -126,7 +126,7 @@ gpu-wheels: $(INSTALLED) $(STUBS) ## Gather what a GPU machine without a registr
 	mv .wheels.new .wheels
 	@du -sh .wheels .stubs
 
-test-gpu: ## Run the worker's tests on CUDA with PYTHON=, installing nothing; PARTS="forward census-1" for some
+test-gpu: ## Run the worker's tests on CUDA with PYTHON=, installing nothing; PARTS="forward-1 census-1" for some
 	@test -f $(STUBS) && test -d .wheels || \
 	    { echo "test-gpu needs .stubs and .wheels, which make gpu-wheels makes where a registry is reached" >&2; exit 1; }
 	PYTHONPATH=$(CURDIR):$(CURDIR)/.stubs:$(CURDIR)/.wheels $(PYTHON) -m tests.gpu $(PARTS) $(ARGS)
