@@ -27,7 +27,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "sampling": ("sampling",),
     "runner": ("test_bundled_model.py", "test_runner.py", "test_startup.py"),
 }
-# Parts whose kernels would not all compile within the limit run in several: those of these families, and the rest.
+# Parts with more kernels than may compile within the limit run in several: those of these families, and the rest.
 SELECTIONS: dict[str, tuple[str, ...]] = {"forward": ("llama or mistral", "gemma2 or gpt_oss")}
 
 
