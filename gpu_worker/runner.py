@@ -1,8 +1,8 @@
-"""Carries plans out: the sole owner of device state.
+"""Carries plans out, one after another: the sole owner of the row tables, and through `DeviceStep` of the device.
 
-A plan goes: bytes → wire (numbers in range) → slots (row tables, checksum) → step (arrays) → upload → device: table
-edits, masks, model, sampling, newest tokens. `submit` only enqueues; `collect` yields outcomes in the order of the
-plans, so that two can be in flight. Knows nothing of sockets, of requests, or of why a plan is what it is.
+A plan goes: bytes → wire (numbers in range) → slots (row tables, checksum) → step (arrays) → device_step. `submit` only
+enqueues; `collect` yields outcomes in the order of the plans, so that two can be in flight. Knows nothing of sockets,
+of requests, or of why a plan is what it is.
 """
 
 import logging
@@ -13,20 +13,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from tandem.internal.v1 import worker_pb2 as pb
-from torch import Tensor
 from transformers import PreTrainedModel
 
-from gpu_worker.attention.kernels import Kernels
-from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.attention.layers import LayerMap
-from gpu_worker.attention.paged import StepContext, attach
+from gpu_worker.device_step import DeviceStep
 from gpu_worker.geometry import Geometry
-from gpu_worker.sampling.output import Sampling, StepOutput
+from gpu_worker.sampling.output import StepOutput
 from gpu_worker.shapes import Shapes
-from gpu_worker.slots import DeviceTables, RowTables
-from gpu_worker.staging import Staging
+from gpu_worker.slots import RowTables
 from gpu_worker.step import Int64Array, StepLayout, lay_out
-from gpu_worker.upload import step_arrays
 from gpu_worker.warm_up import warm_up_plan
 from gpu_worker.wire.frames import Outcome, Plan, PlanError, read_plan
 
@@ -65,19 +60,10 @@ class Runner:
         self.geometry, self.device = geometry, device
         self.shapes = Shapes.for_device(geometry, on_cpu=device.type == "cpu")
         self.tables = RowTables(geometry)
-        self._model = model
-        self.device_tables = DeviceTables(geometry, device)
-        self._sampling = Sampling(geometry, device)
-        self._staging = Staging(device, MAX_IN_FLIGHT + 1)
-        layers = layers.within(geometry.max_length)
-        attach(model, layers)
-        self.cache = KvCache(
-            layers, num_pages=geometry.num_pages, page_size=geometry.page_size, dtype=dtype, device=device
+        self.on_device = DeviceStep(
+            model, layers, geometry, self.shapes, device=device, dtype=dtype, num_buffers=MAX_IN_FLIGHT + 1
         )
-        self.kernels = Kernels(layers, geometry, self.shapes, self.cache, self.device_tables)
         self._in_flight: deque[_InFlight] = deque()
-        self._pool_is_zero = True
-        self._may_compile = True
         self._generation, self._step, self._failed = 0, 0, False
         # Why the device cannot be used any more.
         self._lost = ""
@@ -90,9 +76,7 @@ class Runner:
     def join(self, generation: int) -> None:
         """The scheduler took this worker: it knows nothing of what the pool holds, so that is zeroed."""
         self.reset(generation)
-        if not self._pool_is_zero:
-            self.cache.zero()
-            self._pool_is_zero = True
+        self.on_device.zero_pool()
 
     def reset(self, generation: int) -> None:
         """A new generation begins: every row is forgotten, plans start at step 1."""
@@ -145,8 +129,8 @@ class Runner:
         layout = None
         if plan.chunk_rows.size or plan.decode_rows.size:
             self.tables.check(plan)
-            slot_of_row = self.device_tables.slot_of_row
-            layout = lay_out(plan, edits, self.tables, slot_of_row, self.shapes, self.kernels.views)
+            slot_of_row = self.on_device.tables.slot_of_row
+            layout = lay_out(plan, edits, self.tables, slot_of_row, self.shapes, self.on_device.kernels.views)
         elif edits.rows.size:
             raise PlanError("the plan starts rows or appends pages and computes nothing")
         self.tables.advance(plan)
@@ -156,53 +140,19 @@ class Runner:
         """The device's part, enqueued in stream order."""
         outcome = Outcome(generation=plan.generation, step=plan.step, status=pb.STEP_STATUS_OK)
         if plan.zero_pages.size:
-            self.cache.zero_pages(torch.from_numpy(plan.zero_pages.astype(np.int64)).to(self.device))
+            self.on_device.zero_pages(plan.zero_pages)
         if layout is None:
             return _InFlight(outcome=outcome)
         if self.device.type == "cpu":
-            output = self._run_step(layout)
+            output = self.on_device.run(layout, self.tables)
             micros = int((time.perf_counter() - begun) * 1e6)
             outcome = Outcome(generation=plan.generation, step=plan.step, status=pb.STEP_STATUS_OK, compute_us=micros)
             return _InFlight(outcome=outcome, output=output, rows=layout.samples.rows)
         started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         started.record()
-        output = self._run_step(layout).to_host()
+        output = self.on_device.run(layout, self.tables).to_host()
         ended.record()
         return _InFlight(outcome=outcome, output=output, rows=layout.samples.rows, started=started, ended=ended)
-
-    @torch.inference_mode()
-    def _run_step(self, layout: StepLayout) -> StepOutput:
-        """Tokens and logprobs of one step, on the device."""
-        self._pool_is_zero = False
-        staged = self._staging.upload(step_arrays(layout, self.tables, self.device_tables.slot_of_row))
-        self.device_tables.set_pages(staged["edit_slots"], staged["edit_cols"], staged["edit_pages"])
-        context = self.kernels.context(layout, staged)
-        ids = staged["token_ids"]
-        if layout.decode is not None:
-            num_decode = layout.decode.rows.size
-            newest = self.device_tables.newest_token.index_select(0, staged["decode_rows"])
-            ids[:num_decode] = torch.where(ids[:num_decode] < 0, newest, ids[:num_decode])
-        logits = self._forward(ids, staged["positions"], staged["kept_tokens"], context)
-        if logits is None:
-            return StepOutput(tokens=ids[:0])
-        output = self._sampling.run(logits, layout.samples, staged, self.tables)
-        self.device_tables.newest_token.index_copy_(0, staged["sample_rows"], output.tokens.clamp(min=0))
-        return output
-
-    def _forward(self, ids: Tensor, positions: Tensor, keep: Tensor, context: StepContext) -> Tensor | None:
-        """Logits [kept, vocabulary] of the packed tokens `keep`; None where there are none."""
-        stance = "default" if self._may_compile else "fail_on_recompile"
-        arguments = {
-            "input_ids": ids[None],
-            "position_ids": positions[None],
-            "use_cache": False,
-            "step": context,
-        }
-        with torch.compiler.set_stance(stance):
-            if keep.numel() == 0:
-                self._model.base_model(**arguments)
-                return None
-            return self._model(**arguments, logits_to_keep=keep).logits[0]
 
     def collect(self, *, wait: bool = True) -> Outcome | None:
         """The oldest plan's outcome; None where there is none, or not yet.
@@ -256,15 +206,15 @@ class Runner:
             num_rows = min(bucket, self.geometry.max_rows)
             phases.append((f"decode kernel, {bucket} slots", self._warm(num_rows=num_rows, chunk=False)))
         self.reset(0)
-        self.cache.zero_pages(torch.ones(1, dtype=torch.int64, device=self.device))
-        self._pool_is_zero = True
-        self._may_compile = False
+        self.on_device.zero_pages(np.ones(1, np.int64))
+        self.on_device.pool_is_zero = True
+        self.on_device.may_compile = False
         return phases
 
     def rehearse(self, *plans: Plan) -> list[Outcome]:
         """Runs plans whose rows start with all their pages, before serving; forgets them. Raises what they raise."""
         self.reset(0)
-        was_zero = self._pool_is_zero
+        was_zero = self.on_device.pool_is_zero
         outcomes: list[Outcome] = []
         for plan in plans:
             self._in_flight.append(self._run(plan, self._apply(plan), time.perf_counter()))
@@ -272,8 +222,8 @@ class Runner:
                 outcomes.append(outcome)
         self.reset(0)
         pages = np.unique(np.concatenate([pages for plan in plans if plan.started for pages in plan.started.pages]))
-        self.cache.zero_pages(torch.from_numpy(pages.astype(np.int64)).to(self.device))
-        self._pool_is_zero = was_zero
+        self.on_device.zero_pages(pages)
+        self.on_device.pool_is_zero = was_zero
         return outcomes
 
     def _warm(self, *, num_rows: int, chunk: bool) -> float:

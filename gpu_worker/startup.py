@@ -124,7 +124,10 @@ def warm_runner(
     before = _allocated(device)
     with phase("page pool and tables"):
         runner = Runner(model, layers, geometry, device=device, dtype=dtype)
-    pool = sum(tensor.numel() * tensor.element_size() for tensor in (*runner.cache.keys, *runner.cache.values))
+    pool = sum(
+        tensor.numel() * tensor.element_size()
+        for tensor in (*runner.on_device.cache.keys, *runner.on_device.cache.values)
+    )
     tables = None if before is None else _allocated(device) - before - pool
     for name, seconds in runner.warm_up():
         log.info("%-36s %7.2f s", name, seconds)

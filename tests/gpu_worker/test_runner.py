@@ -111,7 +111,7 @@ def test_banned_tokens_come_out_only_from_their_position_on(rig: Rig) -> None:
 def poison(rig: Rig, pages: list[int]) -> None:
     for page in pages:
         start = page * rig.geometry.page_size
-        rig.runner.cache.values[0][:, start : start + rig.geometry.page_size] = torch.nan
+        rig.runner.on_device.cache.values[0][:, start : start + rig.geometry.page_size] = torch.nan
 
 
 def test_a_row_that_is_not_finite_is_named_and_harms_no_other(rig: Rig) -> None:
@@ -192,7 +192,7 @@ def test_a_step_that_fails_on_the_device(
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(rig.runner, "_forward", fail)
+        patch.setattr(rig.runner.on_device, "_forward", fail)
         outcome = rig.submit(core.plan(decode=[1]))
     assert (outcome.status, outcome.step) == (status, 2)
     expect_failure(rig, core, core.plan(decode=[1]), pb.STEP_STATUS_SKIPPED, "")
@@ -204,7 +204,7 @@ def test_a_lost_device_answers_its_plan_and_then_ends_the_worker(rig: Rig, monke
     def fail(*args: object, **kwargs: object) -> None:
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(rig.runner, "_forward", fail)
+    monkeypatch.setattr(rig.runner.on_device, "_forward", fail)
     monkeypatch.setattr(rig.runner, "_lost", "")
     outcome = rig.submit(core.plan(decode=[1]))
     assert outcome.status == pb.STEP_STATUS_FAILED
@@ -278,7 +278,7 @@ def test_joining_zeroes_the_pool(rig: Rig) -> None:
     rig.step(core, chunks={1: 20})
     poison(rig, [3])
     rig.runner.join(core.generation + 1)
-    for pool in (*rig.runner.cache.keys, *rig.runner.cache.values):
+    for pool in (*rig.runner.on_device.cache.keys, *rig.runner.on_device.cache.values):
         assert not pool.any()
 
 

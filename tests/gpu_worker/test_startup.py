@@ -169,8 +169,8 @@ def test_the_largest_step_uses_the_budget(max_rows: int, max_length: int, token_
 def test_the_largest_step_runs_and_is_forgotten(rig_of: Callable[[RigSpec], Rig]) -> None:
     runner = rig_of(RigSpec(page_size=64, group=2, head_dim=64)).runner
     # Other tests have used the rig.
-    runner.cache.zero()
+    runner.on_device.cache.zero()
     runner.rehearse(full_plan(runner.geometry))
     assert runner.num_in_flight == 0
     assert not np.any(runner.tables.num_known)
-    assert not any(tensor.any() for tensor in (*runner.cache.keys, *runner.cache.values))
+    assert not any(tensor.any() for tensor in (*runner.on_device.cache.keys, *runner.on_device.cache.values))

@@ -27,9 +27,16 @@ from tests.gpu_worker.rig_specs import SPECS
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_each_query_sees_its_own_past(spec: RigSpec, rig_of: Callable[[RigSpec], Rig]) -> None:
     runner = rig_of(spec).runner
-    kinds = [layer.kind for layer in next(iter(runner.kernels.decode.values()))]
+    kinds = [layer.kind for layer in next(iter(runner.on_device.kernels.decode.values()))]
     for index in sorted({kinds.index(kind) for kind in kinds}):
-        check_mixed_step(runner.geometry, runner.shapes, runner.kernels, runner.cache, runner.device_tables, index)
+        check_mixed_step(
+            runner.geometry,
+            runner.shapes,
+            runner.on_device.kernels,
+            runner.on_device.cache,
+            runner.on_device.tables,
+            index,
+        )
 
 
 def test_heads_of_odd_and_unequal_sizes_with_everything_at_once(device: torch.device) -> None:
@@ -137,19 +144,19 @@ def set_pages(tables: DeviceTables, edits: object) -> None:
 def test_uncompiled_flex_attention_is_unreachable(rig_of: Callable[[RigSpec], Rig]) -> None:
     """With compilation turned off the call raises, where FlexAttention itself would give a wrong answer."""
     rig = rig_of(SPECS[0])
-    kernel = next(iter(rig.runner.kernels.decode.values()))[0]
+    kernel = next(iter(rig.runner.on_device.kernels.decode.values()))[0]
     slots = torch.zeros(1, dtype=torch.int64, device=rig.device)
     query = kernel.query.new_zeros(1, kernel.query.shape[1] * kernel.query.shape[2], kernel.query.shape[3])
     with torch.compiler.set_stance("force_eager"), pytest.raises(UncompiledAttentionError):
-        kernel(query, slots, rig.runner.cache.keys[0], rig.runner.cache.values[0], None)
+        kernel(query, slots, rig.runner.on_device.cache.keys[0], rig.runner.on_device.cache.values[0], None)
 
 
 def test_nothing_compiles_after_the_warm_up(rig_of: Callable[[RigSpec], Rig]) -> None:
     """A shape that was not warmed raises; it does not compile in the middle of serving."""
     rig = rig_of(SPECS[0])
-    kernel = next(iter(rig.runner.kernels.decode.values()))[0]
+    kernel = next(iter(rig.runner.on_device.kernels.decode.values()))[0]
     wrong = kernel.query[:1, :, :, : kernel.query.shape[3] // 2]
-    key = rig.runner.cache.keys[0][None, :, :, : kernel.query.shape[3] // 2]
+    key = rig.runner.on_device.cache.keys[0][None, :, :, : kernel.query.shape[3] // 2]
     with torch.compiler.set_stance("fail_on_recompile"), pytest.raises(RuntimeError, match="fail_on_recompile"):
         kernel.kernel(wrong, key, key, None)
 
@@ -161,8 +168,8 @@ def test_a_kernel_is_not_run_by_more_threads_than_it_has_buffers_for(
     if device.type != "cpu":
         pytest.skip("threads are a CPU's")
     rig = rig_of(SPECS[0])
-    kernel = next(iter(rig.runner.kernels.decode.values()))[0]
-    key = rig.runner.cache.keys[0][None]
+    kernel = next(iter(rig.runner.on_device.kernels.decode.values()))[0]
+    key = rig.runner.on_device.cache.keys[0][None]
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     with pytest.raises(AssertionError, match="more threads than the kernel is made for"):
         kernel.kernel(kernel.query, key, key, None)

@@ -87,7 +87,7 @@ def test_passes_and_leaves_no_trace(device: torch.device) -> None:
     model, runner = runner_of(config, mapped(config), geometry_for(LENGTH), device)
     assert check_runner(model, runner, torch.float32) < 1e-4
     assert model.config._attn_implementation == ATTENTION_NAME
-    assert not any(pool.any() for pool in (*runner.cache.keys, *runner.cache.values))
+    assert not any(pool.any() for pool in (*runner.on_device.cache.keys, *runner.on_device.cache.values))
     assert not model._forward_hooks
 
 
@@ -120,13 +120,13 @@ def test_finds_chunks_that_go_wrong_in_the_last_layer_alone(device: torch.device
     """Nothing reads what the last layer says of a prompt but its end."""
     config = tiny_config(MistralConfig, {})
     model, runner = runner_of(config, mapped(config), geometry_for(LENGTH), device)
-    for bucket, layers in runner.kernels.prefill.items():
+    for bucket, layers in runner.on_device.kernels.prefill.items():
         right = layers[-1]
 
         def wrong(*args: object, right: PrefillAttention = right) -> Tensor:
             return right(*args).roll(1, 1)
 
-        runner.kernels.prefill[bucket] = (*layers[:-1], wrong)
+        runner.on_device.kernels.prefill[bucket] = (*layers[:-1], wrong)
     with pytest.raises(ModelRefused, match="the self-check failed"):
         check_runner(model, runner, torch.float32)
 
