@@ -15,20 +15,13 @@ def warm_up_plan(*, num_rows: int, chunk: bool) -> Plan:
     """Step 1 of rows that all stand on page 1, as chunks of one token or as decode rows; every other row draws."""
     rows = np.arange(1, num_rows + 1, dtype=np.int32)
     ones, zeros = np.ones(num_rows, np.int32), np.zeros(num_rows, np.int32)
-    started = StartedRows(
-        rows=rows,
-        tokens=[zeros[:1]] * num_rows,
-        pages=[ones[:1]] * num_rows,
-        first_position=zeros,
-        num_prompt_tokens=ones,
+    started = StartedRows.of_prompts(
+        rows,
+        [zeros[:1]] * num_rows,
+        [ones[:1]] * num_rows,
         temperature=(rows % 2).astype(np.float32),
-        top_p=np.full(num_rows, 0.5, np.float32),
-        top_k=zeros,
-        min_p=np.full(num_rows, 0.1, np.float32),
-        seed=zeros.astype(np.uint64),
-        sample_idx=zeros,
-        banned_until=zeros,
-        banned=[zeros[:0]] * num_rows,
+        top_p=0.5,
+        min_p=0.1,
     )
     running = {
         "chunk_rows": rows,
@@ -67,21 +60,14 @@ def full_plan(geometry: Geometry) -> Plan:
         num_logprobs=ones + 1,
         prompt_logprobs_from=told_from,
     )
-    started = StartedRows(
-        rows=rows,
-        tokens=[np.zeros(length, np.int32) for length in lengths],
-        pages=[np.ones(pages, np.int32) for pages in num_pages],
-        first_position=zeros,
-        num_prompt_tokens=lengths,
+    started = StartedRows.of_prompts(
+        rows,
+        [np.zeros(length, np.int32) for length in lengths],
+        [np.ones(pages, np.int32) for pages in num_pages],
         temperature=np.ones(num_rows, np.float32),
         # So near 1 that few ranks do not settle it.
-        top_p=np.full(num_rows, 0.9999, np.float32),
-        top_k=zeros,
-        min_p=np.full(num_rows, 0.1, np.float32),
-        seed=zeros.astype(np.uint64),
-        sample_idx=zeros,
-        banned_until=zeros,
-        banned=[zeros[:0]] * num_rows,
+        top_p=0.9999,
+        min_p=0.1,
         features=features,
     )
     return Plan(

@@ -185,23 +185,7 @@ def _started(
     pages: list[np.ndarray[tuple[int], np.dtype[np.int32]]],
 ) -> StartedRows:
     """Greedy rows."""
-    num = len(rows)
-    zeros = np.zeros(num, np.int32)
-    return StartedRows(
-        rows=np.array(rows, np.int32),
-        tokens=tokens,
-        pages=pages,
-        first_position=zeros,
-        num_prompt_tokens=np.array([text.size for text in tokens], np.int32),
-        temperature=np.zeros(num, np.float32),
-        top_p=np.ones(num, np.float32),
-        top_k=zeros,
-        min_p=np.zeros(num, np.float32),
-        seed=zeros.astype(np.uint64),
-        sample_idx=zeros,
-        banned_until=zeros,
-        banned=[zeros[:0]] * num,
-    )
+    return StartedRows.of_prompts(np.array(rows, np.int32), tokens, pages, temperature=np.zeros(len(rows), np.float32))
 
 
 @torch.inference_mode()

@@ -57,6 +57,37 @@ class StartedRows:
     # None: no row of the plan asks for any.
     features: StartedFeatures | None = None
 
+    @classmethod
+    def of_prompts(
+        cls,
+        rows: Int32Array,
+        tokens: Sequence[Int32Array],
+        pages: Sequence[Int32Array],
+        *,
+        temperature: Float32Array,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        features: StartedFeatures | None = None,
+    ) -> "StartedRows":
+        """Rows that hold their prompt alone and start at its first position, with seed 0 and no banned tokens."""
+        zeros = np.zeros(rows.size, np.int32)
+        return cls(
+            rows=rows,
+            tokens=tokens,
+            pages=pages,
+            first_position=zeros,
+            num_prompt_tokens=np.array([prompt.size for prompt in tokens], np.int32),
+            temperature=temperature,
+            top_p=np.full(rows.size, top_p, np.float32),
+            top_k=zeros,
+            min_p=np.full(rows.size, min_p, np.float32),
+            seed=zeros.astype(np.uint64),
+            sample_idx=zeros,
+            banned_until=zeros,
+            banned=[zeros[:0]] * rows.size,
+            features=features,
+        )
+
 
 def read_started(message: pb.StartedRows, geometry: Geometry) -> StartedRows:
     """The rows' arrays, checked against `geometry`. Raises PlanError."""

@@ -154,6 +154,15 @@ class Rig:
         self.allowed_errors: list[str] = []
         self._seed = 0
 
+    @staticmethod
+    def kill_serving(caller: Caller, workers: list[Child]) -> None:
+        """SIGKILL to the one of `workers` that serves now, once one does; returns when its death was noticed."""
+        pid = caller.wait_load(lambda load: load.worker_pid != 0).worker_pid
+        [serving] = [worker for worker in workers if worker.pid == pid]
+        workers.remove(serving)
+        serving.kill()
+        caller.wait_load(lambda load: load.worker_pid != pid)
+
     def __enter__(self) -> "Rig":
         return self
 

@@ -14,8 +14,7 @@ import pytest
 from client import Client
 from client.errors import InvalidArgument
 from client.types import AbortOutcome, FinishReason
-from tests.rigs.processes import Child, Rig
-from tests.rigs.streams import Caller
+from tests.rigs.processes import Rig
 from tests.system.asks import Ask
 from tests.system.conftest import Served
 from tests.system.featured import Reading, random_featured
@@ -98,15 +97,6 @@ def test_preempted(rig: Rig) -> None:
     assert any(summary.usage.recomputed_tokens for summary in gave_way)
 
 
-def kill_serving(caller: Caller, workers: list[Child]) -> None:
-    """SIGKILL to the worker that serves now, once one does."""
-    pid = caller.wait_load(lambda load: load.worker_pid != 0).worker_pid
-    [serving] = [worker for worker in workers if worker.pid == pid]
-    workers.remove(serving)
-    serving.kill()
-    caller.wait_load(lambda load: load.worker_pid != pid)
-
-
 def test_a_worker_killed_again_and_again(rig: Rig) -> None:
     rng = random.Random(5)
     workers = [rig.worker(*SHAPE)]
@@ -124,7 +114,7 @@ def test_a_worker_killed_again_and_again(rig: Rig) -> None:
                 reading.wait_more(rng.randrange(1, 300))
             time.sleep(rng.random() * 0.01)
             assert reading.num_running >= 4, "the kills are to hit streams that run"
-            kill_serving(caller, workers)
+            rig.kill_serving(caller, workers)
             workers.append(rig.worker(*SHAPE))
         reading.check()
         load = caller.wait_idle()

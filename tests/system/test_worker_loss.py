@@ -9,8 +9,8 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2
 
-from tests.rigs.processes import Child, Rig
-from tests.rigs.streams import Caller, Stream, code_of, details_of
+from tests.rigs.processes import Rig
+from tests.rigs.streams import Stream, code_of, details_of
 from tests.system.asks import Ask, random_asks
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -44,16 +44,6 @@ def _wait_total(streams: list[Stream], total: int) -> None:
     raise AssertionError(f"{_total(streams)} tokens of {total}")
 
 
-def _kill_serving(caller: Caller, workers: list[Child]) -> None:
-    """SIGKILL to the worker that serves now, once one does."""
-    pid = caller.wait_load(lambda load: load.worker_pid != 0).worker_pid
-    [serving] = [worker for worker in workers if worker.pid == pid]
-    workers.remove(serving)
-    serving.kill()
-    # Until the death is noticed the load still tells the old one.
-    caller.wait_load(lambda load: load.worker_pid != pid)
-
-
 def test_fifty_kills_at_random_moments_change_no_stream(rig: Rig) -> None:
     rng = random.Random(50)
     workers = [rig.worker(*SHAPE)]
@@ -70,7 +60,7 @@ def test_fifty_kills_at_random_moments_change_no_stream(rig: Rig) -> None:
             _wait_total(streams, _total(streams) + rng.randrange(1, 150))
         time.sleep(rng.random() * 0.004)
         assert sum(not stream.ended for stream in streams) >= 8, "the kills are to hit streams that run"
-        _kill_serving(caller, workers)
+        rig.kill_serving(caller, workers)
         workers.append(rig.worker(*SHAPE))
     transcripts = [stream.result(60) for stream in streams]
     for ask, transcript in zip(asks, transcripts, strict=True):

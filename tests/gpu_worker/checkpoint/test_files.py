@@ -12,16 +12,6 @@ from gpu_worker.checkpoint.files import ModelRefused, identity, locate, read_fil
 from tests.gpu_worker.saved_model import VOCAB_SIZE, changed, save_model, tokenizer_json
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("sharded"), shard_bytes=8000)
-
-
 def test_what_join_says_comes_from_the_files(saved: Path) -> None:
     files = read_files(saved)
     assert files.eos_token_ids == (3, 5)

@@ -19,14 +19,17 @@ CPU = torch.device("cpu")
 HEAD, NORM = "lm_head.weight", "model.norm.weight"
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("sharded"), shard_bytes=8000)
+def save_mixtral(folder: Path, *, num_experts: int) -> None:
+    config = MixtralConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        vocab_size=40,
+        num_local_experts=num_experts,
+    )
+    MixtralForCausalLM(config).save_pretrained(folder)
 
 
 class Counted(Progress):
@@ -76,16 +79,7 @@ def test_shards_are_the_same_model_and_every_byte_is_counted(
 
 def test_experts_that_are_merged_are_counted_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "Progress", Counted)
-    config = MixtralConfig(
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        vocab_size=40,
-        num_local_experts=4,
-    )
-    MixtralForCausalLM(config).save_pretrained(tmp_path)
+    save_mixtral(tmp_path, num_experts=4)
     files = read_files(tmp_path)
     load_weights(files, device=CPU, dtype=torch.bfloat16)
     assert 0.99 * files.weights.num_bytes < sum(Counted.told) <= files.weights.num_bytes
@@ -131,16 +125,7 @@ def test_a_checkpoint_that_is_not_the_configs_is_refused(
 
 
 def test_experts_of_other_shapes_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    config = MixtralConfig(
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        vocab_size=40,
-        num_local_experts=2,
-    )
-    MixtralForCausalLM(config).save_pretrained(tmp_path)
+    save_mixtral(tmp_path, num_experts=2)
     file = tmp_path / "model.safetensors"
     weights = load_file(file)
     name = next(name for name in weights if "experts.1.w1" in name)

@@ -7,19 +7,9 @@ from pathlib import Path
 import pytest
 
 from gpu_worker.checkpoint.weights import ModelRefused, find_weights
-from tests.gpu_worker.saved_model import changed, save_model
+from tests.gpu_worker.saved_model import changed
 
 INDEX = "model.safetensors.index.json"
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("sharded"), shard_bytes=8000)
 
 
 def test_one_file_and_shards_have_the_same_tensors(saved: Path, sharded: Path) -> None:

@@ -1,0 +1,17 @@
+"""One small checkpoint, in one file and in shards, for every module here; nobody writes to them."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.gpu_worker.saved_model import save_model
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("sharded"), shard_bytes=8000)
