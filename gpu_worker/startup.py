@@ -35,7 +35,7 @@ from gpu_worker.warm_up import full_plan
 
 log = logging.getLogger(__name__)
 
-PROTOCOL = 2
+PROTOCOL = 3
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 

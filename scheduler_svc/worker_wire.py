@@ -9,10 +9,10 @@ import numpy as np
 from tandem.internal.v1 import worker_pb2 as pb
 
 from scheduler_svc.core import events as ev
-from scheduler_svc.core.plan import Plan, RowStart
+from scheduler_svc.core.plan import NOTHING_MOVES, PageMoves, Plan, RowStart
 from scheduler_svc.wire import WireError, array, packed, parsed
 
-PROTOCOL = 2
+PROTOCOL = 3
 
 _STATUS = {
     pb.STEP_STATUS_OK: ev.StepStatus.OK,
@@ -57,6 +57,11 @@ def _info(join: pb.Join) -> ev.WorkerInfo:
         "chunk_align": (join.chunk_align, 1, 1 << 16),
         "token_budget": (join.token_budget, join.max_rows + join.chunk_align, 1 << 24),
         "logit_rows": (join.logit_rows, join.max_rows + join.chunk_align, 1 << 24),
+        "window": (join.window, 0, 1 << 24),
+        "sink_tokens": (join.sink_tokens, 0, join.max_length if join.window else 0),
+        "host_pages": (join.host_pages, 0, 1 << 24),
+        "page_copy_us": (join.page_copy_us, 0, 1e12),
+        "token_us": (join.token_us, 0, 1e12),
     }
     for name, (value, low, high) in bounds.items():
         if not low <= value <= high:
@@ -84,6 +89,11 @@ def _info(join: pb.Join) -> ev.WorkerInfo:
         logit_rows=join.logit_rows,
         eos_token_ids=tuple(join.eos_token_ids),
         pid=join.pid,
+        window=join.window,
+        sink_tokens=join.sink_tokens,
+        host_pages=join.host_pages,
+        page_copy_us=join.page_copy_us,
+        token_us=join.token_us,
     )
 
 
@@ -133,7 +143,19 @@ def plan_frame(plan: Plan) -> bytes:
         out.chunks.starts = packed(plan.chunk_starts)
         out.chunks.counts = packed(plan.chunk_counts)
         out.chunks.samples = plan.chunk_samples.tobytes()
+    if plan.moves is not NOTHING_MOVES:
+        _fill_moves(out, plan.moves)
     return message.SerializeToString()
+
+
+def _fill_moves(out: pb.StepPlan, moves: PageMoves) -> None:
+    if len(moves.saved_pages):
+        out.saves.pages, out.saves.slots = packed(moves.saved_pages), packed(moves.saved_slots)
+    if len(moves.copied_from):
+        out.copies.sources, out.copies.targets = packed(moves.copied_from), packed(moves.copied_to)
+        out.copies.counts = packed(moves.copied_tokens)
+    if len(moves.loaded_pages):
+        out.loads.pages, out.loads.slots = packed(moves.loaded_pages), packed(moves.loaded_slots)
 
 
 def _ints(values: Sequence[int]) -> bytes:

@@ -32,6 +32,7 @@ class EndReason(StrEnum):
     LENGTH = "length"
     TIME_LIMIT = "time limit"
     ABORTED = "aborted"
+    CONTEXT_FULL = "context full"
 
 
 class FailureCode(StrEnum):
@@ -59,6 +60,7 @@ class Stats:
     output_tokens: int
     discarded_tokens: int
     recomputed_tokens: int
+    cached_prompt_tokens: int
     queue_seconds: float
     prefill_seconds: float
     first_token_seconds: float
@@ -152,8 +154,23 @@ class AbortReply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLoad:
+    """How busy one worker is."""
+
+    pid: int
+    running: int
+    pages_used: int
+    pages_cached: int
+    pages_total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """How busy the core is; `step_ms` is the median of the last steps, plan sent to result read."""
+    """How busy the core is; `step_ms` is the median of the last steps, plan sent to result read.
+
+    `pages_cached` are kept and held by nobody. `prompt_tokens` of all admitted requests, `cached_prompt_tokens` of
+    these found in kept pages.
+    """
 
     running: int
     waiting: int
@@ -167,6 +184,12 @@ class Load:
     lane_resets: int
     output_tokens: int
     worker_pid: int
+    pages_cached: int
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    host_pages_used: int
+    host_pages_total: int
+    per_worker: tuple[WorkerLoad, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +199,15 @@ class LoadReply:
     frontend: str
     query: int
     load: Load
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlushReply:
+    """Answer to a FlushCache: pages that were kept, on devices and in host memory."""
+
+    frontend: str
+    query: int
+    pages: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,6 +319,7 @@ Effect = (
     | StepOutput
     | AbortReply
     | LoadReply
+    | FlushReply
     | ModelServed
     | WorkerAccepted
     | WorkerRefused

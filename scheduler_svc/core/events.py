@@ -56,7 +56,9 @@ class Submit:
     """A validated request. `prompt` is int32[at least 1]; seconds count from this event, 0 is none.
 
     Each of its samples is a stream: `stream` to `stream + num_samples - 1`. Logprobs of the prompt's tokens from
-    `prompt_logprobs_from` on are told on the first; 0 is none.
+    `prompt_logprobs_from` on are told on the first; 0 is none. `prefix_root` is 32 bytes, or empty: then no page is
+    shared; `page_hashes` are 32 bytes for each full page of the prompt (`page_hash.py`). Requests of one root are one
+    tenant's.
     """
 
     frontend: str
@@ -73,6 +75,10 @@ class Submit:
     deadline_seconds: float
     num_samples: int = 1
     prompt_logprobs_from: int = 0
+    prefix_root: bytes = b""
+    page_hashes: bytes = b""
+    cache_read: bool = True
+    cache_write: bool = True
 
     @property
     def streams(self) -> range:
@@ -115,6 +121,14 @@ class LoadQuery:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FlushCache:
+    """Forget every page that is kept for requests to come."""
+
+    frontend: str
+    query: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FrontendJoined:
     """A front end says hello; if it is known, it starts anew and its requests are freed."""
 
@@ -132,7 +146,9 @@ class FrontendLost:
 class WorkerInfo:
     """What a worker serves. Pages are numbered 0 to num_pages - 1, page 0 and row 0 are reserved.
 
-    `logit_rows`: positions of one step whose logits may be wanted, at least `max_rows + chunk_align`.
+    `logit_rows`: positions of one step whose logits may be wanted, at least `max_rows + chunk_align`. `window` 0:
+    some layer sees the whole past; else position p sees those from p - window + 1 on and the first `sink_tokens`.
+    `host_pages` fit the worker's host memory; `page_copy_us` moves one of them, `token_us` computes one prompt token.
     """
 
     identity: str
@@ -147,6 +163,11 @@ class WorkerInfo:
     logit_rows: int
     eos_token_ids: tuple[int, ...]
     pid: int
+    window: int = 0
+    sink_tokens: int = 0
+    host_pages: int = 0
+    page_copy_us: float = 0.0
+    token_us: float = 0.0
 
     @property
     def usable_pages(self) -> int:
@@ -245,6 +266,7 @@ Event = (
     | Finish
     | Abort
     | LoadQuery
+    | FlushCache
     | FrontendJoined
     | FrontendLost
     | WorkerJoined

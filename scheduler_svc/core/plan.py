@@ -4,7 +4,7 @@ A plan is complete and immutable once it is returned: arrays are made for it and
 Knows nothing of how it is encoded.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +14,34 @@ from scheduler_svc.core.events import Int32Array, Sampling
 Int64Array = npt.NDArray[np.int64]
 
 
+NO_PAGES = np.zeros(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PageMoves:
+    """Contents of pages on their way, before anything of the step is written; all int32.
+
+    `saved_pages[i]` goes to host page `saved_slots[i]`, first of all; the first `copied_tokens[i]` slots of page
+    `copied_from[i]` to `copied_to[i]`; host page `loaded_slots[i]` to page `loaded_pages[i]`.
+    """
+
+    saved_pages: Int32Array = field(default_factory=lambda: NO_PAGES)
+    saved_slots: Int32Array = field(default_factory=lambda: NO_PAGES)
+    copied_from: Int32Array = field(default_factory=lambda: NO_PAGES)
+    copied_to: Int32Array = field(default_factory=lambda: NO_PAGES)
+    copied_tokens: Int32Array = field(default_factory=lambda: NO_PAGES)
+    loaded_slots: Int32Array = field(default_factory=lambda: NO_PAGES)
+    loaded_pages: Int32Array = field(default_factory=lambda: NO_PAGES)
+
+
+NOTHING_MOVES = PageMoves()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowStart:
-    """A row in full: new, or resumed. `tokens` int32[known], `pages` int32[pages] in logical order.
+    """A row in full: new, or resumed. `tokens` int32[known], `pages` int32[pages] in logical order, 0 behind a window.
+
+    Pages before `first_position` come filled.
 
     Logprobs of the prompt's tokens are wanted from `prompt_logprobs_from` on; 0 is none.
     """
@@ -53,6 +78,7 @@ class Plan:
     chunk_counts: Int32Array
     chunk_samples: npt.NDArray[np.uint8]
     decode_rows: Int32Array
+    moves: PageMoves = NOTHING_MOVES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,6 +79,7 @@ class Request:
     first_token_at: float | None = None
     last_token_at: float | None = None
     recomputed_tokens: int = 0
+    cached_prompt_tokens: int = 0
     preemptions: int = 0
     worker_changes: int = 0
 
@@ -134,6 +135,7 @@ class Request:
             output_tokens=output_tokens,
             discarded_tokens=discarded_tokens,
             recomputed_tokens=self.recomputed_tokens,
+            cached_prompt_tokens=self.cached_prompt_tokens,
             queue_seconds=admitted - self.arrived_at,
             prefill_seconds=0.0 if first is None else first - admitted,
             first_token_seconds=0.0 if first is None else first - self.arrived_at,

@@ -211,6 +211,12 @@ class Scheduler:
             lane_resets=self.keeper.resets,
             output_tokens=self.output_tokens,
             worker_pid=lane.info.pid if lane else 0,
+            pages_cached=0,
+            prompt_tokens=0,
+            cached_prompt_tokens=0,
+            host_pages_used=0,
+            host_pages_total=0,
+            per_worker=(),
         )
         return [fx.LoadReply(frontend=event.frontend, query=event.query, load=load)]
 

@@ -41,7 +41,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--exit-with-parent", action="store_true")
     parser.add_argument("--model", default="checking")
     parser.add_argument("--identity", help="default: a hash of what is served")
-    parser.add_argument("--protocol", type=int, default=2)
+    parser.add_argument("--protocol", type=int, default=3)
     shape = Shape()
     for name in ("page_size", "num_pages", "max_rows", "max_length", "token_budget", "chunk_align", "spare_logit_rows"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(shape, name))
