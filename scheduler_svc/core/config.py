@@ -1,16 +1,43 @@
-"""Bounds and patience of the core. Owns their defaults."""
+"""Bounds, patience and policy of the core. Owns their defaults."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 
 MAX_NUM_SAMPLES = 64
 """Samples that one request may ask for; each waits and runs as a request of its own."""
 MAX_LOGPROBS = 20
 """Alternatives that may be told beside a token."""
+MAX_LANES = 64
+"""Workers that serve at once."""
+
+
+class Admission(StrEnum):
+    """What must be free beyond a request's own known tokens before it is admitted."""
+
+    HORIZON = "horizon"
+    """What the running will take over the next page of steps, exactly, and an estimate of what they will take after."""
+    WATERMARK = "watermark"
+    """A hundredth of the pool."""
+    KNOWN = "known"
+    """Nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """Choices that the simulator compares; the defaults are what gained there (scheduler_svc/simulator/README.md)."""
+
+    mixed_steps: bool = True
+    """Prompts and decodes share a step; else prompts go first and alone."""
+    admission: Admission = Admission.HORIZON
+    cache_aware: bool = True
+    """Among the first that wait, whoever finds most of its prompt kept goes first."""
+    fair_share: bool = True
+    """Tenants share the service alike; else all requests are one tenant's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreConfig:
-    """Bounds and patience of the core. Seconds are of its clock."""
+    """Bounds, patience and policy of the core. Seconds are of its clock."""
 
     max_waiting: int = 1024
     max_waiting_tokens: int = 4_194_304
@@ -20,3 +47,4 @@ class CoreConfig:
     """A worker with no plan in flight that says nothing for so long is lost."""
     report_steps: bool = False
     """Whether a StepReport comes of every step, lane reset and worker that joins."""
+    policy: Policy = field(default_factory=Policy)
