@@ -29,6 +29,12 @@ _MAX_MESSAGE_BYTES = 64 << 20
 _HIGH_WATER_MARK = 1000
 
 
+_SHAPE_FLAGS = (
+    "page_size", "num_pages", "max_rows", "max_length", "token_budget", "chunk_align", "spare_logit_rows",
+    "host_pages", "window", "sink_tokens", "page_copy_us", "token_us",
+)  # fmt: skip
+
+
 def _steps(text: str) -> frozenset[int]:
     return frozenset(int(part) for part in text.split(",") if part)
 
@@ -43,8 +49,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--identity", help="default: a hash of what is served")
     parser.add_argument("--protocol", type=int, default=3)
     shape = Shape()
-    for name in ("page_size", "num_pages", "max_rows", "max_length", "token_budget", "chunk_align", "spare_logit_rows"):
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(shape, name))
+    for name in _SHAPE_FLAGS:
+        default = getattr(shape, name)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
     parser.add_argument("--no-tokenizer", action="store_true")
     parser.add_argument("--lateness", type=int, metavar="SEED", help="apply and answer late, at random")
     parser.add_argument("--step-ms", type=float, default=0.0)
@@ -63,13 +70,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 def shape_of(args: argparse.Namespace) -> Shape:
     return Shape(
-        page_size=args.page_size,
-        num_pages=args.num_pages,
-        max_rows=args.max_rows,
-        max_length=args.max_length,
-        token_budget=args.token_budget,
-        chunk_align=args.chunk_align,
-        spare_logit_rows=args.spare_logit_rows,
+        **{name: getattr(args, name) for name in _SHAPE_FLAGS},
         vocab_size=byte_tokenizer.VOCAB_SIZE,
         sampled_vocab=byte_tokenizer.NUM_DRAWN,
         eos_token_ids=(byte_tokenizer.EOS_ID,),
@@ -92,6 +93,11 @@ def join_message(args: argparse.Namespace) -> pb.Join:
         token_budget=shape.token_budget,
         chunk_align=shape.chunk_align,
         logit_rows=shape.logit_rows,
+        window=shape.window,
+        sink_tokens=shape.sink_tokens,
+        host_pages=shape.host_pages,
+        page_copy_us=shape.page_copy_us,
+        token_us=shape.token_us,
         eos_token_ids=shape.eos_token_ids,
         defaults=pb.GenerationDefaults(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0),
         tokenizer_json=tokenizer,

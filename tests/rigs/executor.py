@@ -4,7 +4,7 @@ A pure machine: `apply(plan) -> result`, no sockets, no clock, no randomness. Th
 hash of its history as read back through the page list that the plans gave it, so a wrong page, a double
 allocation or a lost write changes the output or is noticed here. What breaks the contract is answered FAILED
 with the reason and kept in `violations`, which tests assert to be empty. Rows of a plan run in the plan's
-order, chunks first.
+order, chunks first, but that whoever writes a page comes before those that share it.
 """
 
 from collections.abc import Callable
@@ -14,33 +14,11 @@ import numpy as np
 from tandem.internal.v1 import worker_pb2 as pb
 
 from tests.rigs.faults import Faults
-from tests.rigs.hashing import extend
 from tests.rigs.page_pool import PagePool
-from tests.rigs.plan_arrays import Chunk, PlanArrays, PlanError, read_plan
+from tests.rigs.plan_arrays import Chunk, PlanArrays, PlanError, StartedRow, read_plan
 from tests.rigs.row_tables import Row, RowTables
 from tests.rigs.sampling import Logprob, draw, logprob_of
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """What the pretend worker has. Token ids from sampled_vocab on are valid in prompts and never drawn."""
-
-    page_size: int = 4
-    num_pages: int = 64
-    max_rows: int = 8
-    max_length: int = 256
-    token_budget: int = 64
-    chunk_align: int = 1
-    # Positions beyond one per row whose logits one step may tell; at least chunk_align.
-    spare_logit_rows: int = 16
-    vocab_size: int = 288
-    sampled_vocab: int = 273
-    eos_token_ids: tuple[int, ...] = (272,)
-
-    @property
-    def logit_rows(self) -> int:
-        """What a Join says of it."""
-        return self.max_rows + max(self.spare_logit_rows, self.chunk_align)
+from tests.rigs.shape import Shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,12 +39,11 @@ class _Work:
 
 @dataclass(slots=True)
 class _Outcome:
-    """What a step's rows gave, in the plan's order."""
+    """What one row's share gave. Logprobs are (Logprob, alternatives wanted); None where values are not finite."""
 
-    tokens: list[int] = field(default_factory=list)
-    nonfinite: list[int] = field(default_factory=list)
-    # (Logprob, alternatives wanted); None where the values are not finite.
-    logprobs: list[tuple[Logprob | None, int]] = field(default_factory=list)
+    token: int | None = None
+    nonfinite: bool = False
+    logprob: tuple[Logprob | None, int] | None = None
     prompt_logprobs: list[tuple[Logprob | None, int]] = field(default_factory=list)
 
 
@@ -85,19 +62,16 @@ class Executor:
         self.num_applied = 0
         self._faults = faults or Faults()
         self._on_violation = on_violation
-        self._pool = PagePool(num_pages=shape.num_pages, page_size=shape.page_size)
-        self._tables = RowTables(
-            max_rows=shape.max_rows,
+        self._pool = PagePool(
             num_pages=shape.num_pages,
             page_size=shape.page_size,
+            host_pages=shape.host_pages,
             max_length=shape.max_length,
-            vocab_size=shape.vocab_size,
         )
+        self._tables = RowTables(shape, self._pool)
         self._generation = 0
         self._step = 0
         self._broken = False
-        # Row → the positions that its last finite sample read: finite for certain, whatever comes after.
-        self._proven: dict[int, int] = {}
 
     @property
     def tables(self) -> dict[int, tuple[int, list[int]]]:
@@ -106,7 +80,7 @@ class Executor:
 
     def begin(self, generation: int) -> None:
         """The core said Joined: the pool is zeroed, plans of this generation follow, whatever came before."""
-        self._pool.zero(list(range(1, self.shape.num_pages)))
+        self._pool.reset()
         self._open(generation)
 
     def _open(self, generation: int) -> None:
@@ -125,11 +99,11 @@ class Executor:
             return result
         self.num_applied += 1
         self._step += 1
-        if self._commit_fault(result):
-            self._broken = True
-            return result
         try:
-            if plan.step != self._step:
+            if self._commit_fault(result):
+                if result.status != pb.STEP_STATUS_OUT_OF_SYNC:
+                    self._pool.spoil(read_plan(plan))
+            elif plan.step != self._step:
                 self._out_of_sync(result, f"step {plan.step} came where step {self._step} was due")
             else:
                 self._run(plan, read_plan(plan), result)
@@ -164,16 +138,8 @@ class Executor:
         self._note(result, text)
 
     def _run(self, plan: pb.StepPlan, arrays: PlanArrays, result: pb.StepResult) -> None:
-        if len({started.row for started in arrays.started}) != len(arrays.started):
-            raise PlanError("a row is started twice in one plan")
-        self._pool.zero(arrays.zero_pages)
-        for started in arrays.started:
-            self._pool.check_finite(started.row, started.pages)
-            self._tables.start(started)
-            self._proven[started.row] = started.first_position
-        for row_idx, page in arrays.appends:
-            self._pool.check_finite(row_idx, [page])
-            self._tables.append(row_idx, page)
+        filled = self._pool.move(arrays)
+        self._tables.apply(arrays.started, arrays.appends, filled)
         self._check_budget(arrays)
         work = self._order_work(arrays)
         self._check_logits(work)
@@ -184,17 +150,52 @@ class Executor:
         if any(self._faults.fail_token in item.row.tokens[item.start : item.start + item.count] for item in work):
             result.status = pb.STEP_STATUS_FAILED
             result.detail = f"token {self._faults.fail_token} was in the step"
+            self._pool.spoil(arrays)
             return
-        outcome = _Outcome()
-        for item in work:
-            self._compute(item, outcome)
-        self._tables.seal_filled(arrays.started)
-        result.tokens = np.array(outcome.tokens, dtype="<i4").tobytes()
-        result.nonfinite = np.array(outcome.nonfinite, dtype="<i4").tobytes()
-        if outcome.logprobs:
-            _tell(result.logprobs, outcome.logprobs)
-        if outcome.prompt_logprobs:
-            _tell(result.prompt_logprobs, outcome.prompt_logprobs)
+        outcomes = {idx: self._compute(work[idx]) for idx in self._writers_first(work, arrays.started)}
+        self._check_idle(work, arrays.started)
+        _fill(result, [outcomes[idx] for idx in range(len(work))])
+
+    def _writers_first(self, work: list[_Work], started: list[StartedRow]) -> list[int]:
+        """The order in which rows compute: who shares a page with one that writes it in this step comes after it."""
+        size = self.shape.page_size
+        shared = {one.row: self._shared_pages(one) for one in started if one.first_position >= size}
+        if not shared:
+            return list(range(len(work)))
+        writers: dict[int, int] = {}
+        for idx, item in enumerate(work):
+            pages = item.row.pages[item.start // size : (item.start + item.count - 1) // size + 1]
+            writers |= dict.fromkeys(pages.tolist(), idx)
+        order: list[int] = []
+        entered: set[int] = set()
+
+        def visit(idx: int) -> None:
+            if idx in entered:
+                if idx not in order:
+                    raise PlanError(f"row {work[idx].row.idx} shares pages that wait for its own")
+                return
+            entered.add(idx)
+            for page in shared.get(work[idx].row.idx, ()):
+                if page in writers:
+                    visit(writers[page])
+            order.append(idx)
+
+        for idx in range(len(work)):
+            visit(idx)
+        return order
+
+    def _shared_pages(self, started: StartedRow) -> list[int]:
+        """Full pages that came filled and that its first query reads."""
+        first, size = started.first_position, self.shape.page_size
+        full = started.pages[: first // size]
+        return [page for idx, page in enumerate(full) if not self.shape.is_behind(idx, first)]
+
+    def _check_idle(self, work: list[_Work], started: list[StartedRow]) -> None:
+        """What came filled to rows that do not run in this step must stand there too."""
+        running = {item.row.idx for item in work}
+        for one in started:
+            if one.row not in running:
+                self._read(self._tables.row(one.row), one.first_position)
 
     def _check_budget(self, arrays: PlanArrays) -> None:
         align = self.shape.chunk_align
@@ -217,7 +218,7 @@ class Executor:
         work = [self._order_chunk(chunk) for chunk in arrays.chunks]
         work += [self._order_decode(idx) for idx in arrays.decode_rows]
         for item in work:
-            self._tables.check_write(item.row, item.start, item.count)
+            self._tables.check_access(item.row, item.start, item.count)
             item.row.position = item.start + item.count
         return work
 
@@ -243,55 +244,64 @@ class Executor:
             )
         return _Work(row=row, start=row.position, count=1, samples=True)
 
-    def _compute(self, item: _Work, outcome: _Outcome) -> None:
+    def _read(self, row: Row, position: int) -> None:
+        """All that the row's query at this position sees of what came before it must stand there."""
+        row.hash_up_to(position)
+        first = self.shape.first_read(position)
+        for span in (slice(0, min(self.shape.sink_tokens, first)), slice(first, position)):
+            if span.start < span.stop and not self._pool.read(row.idx, row.pages, span, row.tokens, row.hashes[1:]):
+                row.nonfinite = True
+
+    def _compute(self, item: _Work) -> _Outcome:
         row, start, end = item.row, item.start, item.start + item.count
-        history = self._pool.read_history(row.idx, row.pages, row.tokens[:start])
+        outcome = _Outcome()
+        self._read(row, start)
         computed = row.tokens[start:end].tolist()
-        self._tell_prompt(item, computed, history, outcome)
-        history = self._pool.write(row.pages, start, computed, history)
-        if row.nonfinite or self._faults.nonfinite_token in computed:
-            row.nonfinite = True
-            self._taint(row, end)
+        row.hash_up_to(end)
+        poison = self._faults.nonfinite_token
+        bad = 0 if row.nonfinite else computed.index(poison) if poison in computed else len(computed)
+        self._tell_prompt(item, start + bad, outcome)
+        self._pool.write(row.idx, row.pages, start, computed, row.hashes[start + 1 : end + 1], bad)
+        row.nonfinite |= bad < len(computed)
         if not item.samples:
-            return
-        started = row.started
+            return outcome
+        started, history = row.started, int(row.hashes[end])
         banned = row.never | started.banned if end < started.banned_until else row.never
         allowed = started.settings.allowed
         token = draw(history, row.key, vocab=self.shape.sampled_vocab, allowed=allowed, banned=banned)
-        if row.nonfinite:
-            # The token means nothing then: an id that no code may look at.
-            outcome.nonfinite.append(len(outcome.tokens))
-            outcome.tokens.append(-1)
-        else:
-            self._proven[row.idx] = end
-            outcome.tokens.append(token)
+        # Where it is not finite the token means nothing: an id that no code may look at.
+        outcome.token, outcome.nonfinite = (-1, True) if row.nonfinite else (token, False)
         if started.num_logprobs:
             told = None if row.nonfinite else self._logprob(history, token, started.num_logprobs - 1)
-            outcome.logprobs.append((told, started.num_logprobs - 1))
+            outcome.logprob = told, started.num_logprobs - 1
         row.tokens[end] = token
         row.num_tokens = end + 1
+        return outcome
 
-    def _tell_prompt(self, item: _Work, computed: list[int], history: int, outcome: _Outcome) -> None:
-        """Logprobs of the prompt's tokens behind the computed ones; `history` is what came before these."""
-        row, told = item.row, item.told_positions()
+    def _tell_prompt(self, item: _Work, bad: int, outcome: _Outcome) -> None:
+        """Logprobs of the prompt's tokens behind the computed ones; positions from `bad` on are not finite."""
+        row = item.row
         top_k = max(0, row.started.num_logprobs - 1)
-        nonfinite = row.nonfinite
-        for position, token in enumerate(computed[: max(0, told.stop - item.start - 1)], start=item.start + 1):
-            history = extend(history, token)
-            nonfinite |= token == self._faults.nonfinite_token
-            if position in told:
-                following = int(row.tokens[position])
-                logprob = None if nonfinite else self._logprob(history, following, top_k)
-                outcome.prompt_logprobs.append((logprob, top_k))
+        for position in item.told_positions():
+            history, token = int(row.hashes[position]), int(row.tokens[position])
+            logprob = None if position > bad else self._logprob(history, token, top_k)
+            outcome.prompt_logprobs.append((logprob, top_k))
 
     def _logprob(self, history: int, token: int, top_k: int) -> Logprob:
         return logprob_of(history, token, vocab_size=self.shape.vocab_size, top_k=top_k)
 
-    def _taint(self, row: Row, end: int) -> None:
-        """Anything up to `end` that no finite sample has read may be what was not finite."""
-        size = self.shape.page_size
-        suspected = set(row.pages[self._proven[row.idx] // size : -(-end // size)].tolist())
-        self._pool.taint([page for page in self._tables.owned_pages(row) if page in suspected])
+
+def _fill(result: pb.StepResult, outcomes: list[_Outcome]) -> None:
+    """What the rows gave, in the plan's order."""
+    sampled = [outcome for outcome in outcomes if outcome.token is not None]
+    result.tokens = np.array([outcome.token for outcome in sampled], dtype="<i4").tobytes()
+    result.nonfinite = np.array([i for i, one in enumerate(sampled) if one.nonfinite], dtype="<i4").tobytes()
+    told = [outcome.logprob for outcome in sampled if outcome.logprob is not None]
+    if told:
+        _tell(result.logprobs, told)
+    told = [entry for outcome in outcomes for entry in outcome.prompt_logprobs]
+    if told:
+        _tell(result.prompt_logprobs, told)
 
 
 def _tell(out: pb.Logprobs, entries: list[tuple[Logprob | None, int]]) -> None:

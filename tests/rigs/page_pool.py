@@ -1,86 +1,168 @@
-"""The pretend KV memory: per slot a token, its position and the hash of the history up to it.
+"""The pretend KV memory, on the device and in host memory: per slot a token, its position and the hash up to it.
 
 Owns the slots' content, which outlives rows and generations as a real pool's does. Knows nothing of who may
-use a page; it only notices that what is read back is not what was written.
+use a page; it only notices that what is read back is not what was written, and that what is written stands already.
 """
 
 import numpy as np
 
-from tests.rigs.hashing import ROOT, extend, extend_array
-from tests.rigs.plan_arrays import PlanError
+from tests.rigs.plan_arrays import PlanArrays, PlanError
+
+
+class _Slots:
+    """Content of some pages. Positions are stored plus one: 0 marks a slot that holds nothing anyone may read."""
+
+    def __init__(self, num_pages: int, page_size: int) -> None:
+        shape = num_pages, page_size
+        self.tokens = np.zeros(shape, np.int32)
+        self.marks = np.zeros(shape, np.int32)
+        self.hashes = np.zeros(shape, np.uint64)
+        # Values that are not finite; only writing over them helps.
+        self.nonfinite = np.zeros(shape, np.bool_)
+
+    def zero(self, page: int) -> None:
+        for array in (self.tokens, self.marks, self.hashes, self.nonfinite):
+            array[page] = 0
+
+    def take(self, target: int, other: "_Slots", source: int, count: int) -> None:
+        """The first `count` slots of a page of another pool, or of this."""
+        for name in ("tokens", "marks", "hashes", "nonfinite"):
+            getattr(self, name)[target, :count] = getattr(other, name)[source, :count]
 
 
 class PagePool:
-    """num_pages × page_size slots. Positions are stored plus one: a zeroed slot is one never written."""
+    """num_pages x page_size slots, and host_pages x page_size of host memory."""
 
-    def __init__(self, *, num_pages: int, page_size: int) -> None:
+    def __init__(self, *, num_pages: int, page_size: int, host_pages: int, max_length: int) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
-        self._tokens = np.zeros(num_pages * page_size, dtype=np.int32)
-        self._marks = np.zeros(num_pages * page_size, dtype=np.int32)
-        self._hashes = np.zeros(num_pages * page_size, dtype=np.uint64)
-        # Pages that hold values that are not finite; only zeroing helps.
-        self._tainted: set[int] = set()
-        self._within = np.arange(page_size, dtype=np.int64)
-        self._marks_wanted = np.arange(1, num_pages * page_size + 1, dtype=np.int32)
+        self._device = _Slots(num_pages, page_size)
+        self._host = _Slots(host_pages, page_size)
+        self._saved = np.zeros(host_pages, np.bool_)
+        positions = np.arange(max_length + 1)
+        self._page_of, self._offset = positions // page_size, positions % page_size
+        self._marks_wanted = positions.astype(np.int32) + 1
+        # Whether a slot was ever not finite: else nobody looks.
+        self._suspicious = False
+        self._flat = tuple(
+            array.reshape(-1)
+            for array in (self._device.tokens, self._device.marks, self._device.hashes, self._device.nonfinite)
+        )
 
-    def read_history(self, row: int, pages: np.ndarray, known: np.ndarray) -> int:
-        """The hash of positions 0 … len(known) - 1, read through the page list.
+    # Reading and writing -----------------------------------------------------------------------------------------
 
-        pages: int64, the row's page list. known: int32, the tokens that ought to stand there. Every slot is
-        compared with its position, its token and its predecessor's hash; PlanError says where the first
-        difference is.
+    def read(self, row: int, pages: np.ndarray, span: slice, tokens: np.ndarray, hashes: np.ndarray) -> bool:
+        """Compares the slots of the positions in `span` with what ought to stand there; whether all are finite.
+
+        pages: int64, the row's page list. tokens: int32, hashes: uint64, those of all the row's positions. PlanError
+        says where the first difference is.
         """
-        length = len(known)
-        if length == 0:
-            return ROOT
-        needed = -(-length // self.page_size)
-        slots = (pages[:needed, None] * self.page_size + self._within).ravel()[:length]
-        hashes = self._hashes[slots]
-        before = np.empty_like(hashes)
-        before[0] = ROOT
-        before[1:] = hashes[:-1]
-        good = self._marks[slots] == self._marks_wanted[:length]
-        good &= self._tokens[slots] == known
-        good &= extend_array(before, known) == hashes
+        size = self.page_size
+        slots = pages[self._page_of[span]] * size + self._offset[span]
+        all_tokens, all_marks, all_hashes, nonfinite = self._flat
+        good = (all_marks[slots] == self._marks_wanted[span]) & (all_hashes[slots] == hashes[span])
         if not good.all():
-            position = int(np.argmin(good))
-            slot = int(slots[position])
+            idx = int(np.argmin(good))
+            position, slot = span.start + idx, int(slots[idx])
             raise PlanError(
-                f"row {row}: position {position} on page {slot // self.page_size} reads back token"
-                f" {int(self._tokens[slot])} of position {int(self._marks[slot]) - 1}, expected token"
-                f" {int(known[position])}: the page was overwritten, never written, or is not the row's"
+                f"row {row}: position {position} on page {slot // size} reads back token {int(all_tokens[slot])} of"
+                f" position {int(all_marks[slot]) - 1}, expected token {int(tokens[position])} behind the row's own"
+                " past: the page was overwritten, given out anew, never written, or is not the row's"
             )
-        return int(hashes[-1])
+        return not (self._suspicious and nonfinite[slots].any())
 
-    def zero(self, pages: list[int]) -> None:
-        """Forgets what the pages held, as after the start."""
+    def write(self, row: int, pages: np.ndarray, start: int, tokens: list[int], hashes: np.ndarray, bad: int) -> None:
+        """Writes positions `start` ..., of which those from index `bad` on are not finite. hashes: of the positions."""
+        all_tokens, all_marks, all_hashes, nonfinite = self._flat
+        size = self.page_size
+        for idx, token in enumerate(tokens):
+            position = start + idx
+            slot = int(pages[position // size]) * size + position % size
+            if all_marks[slot]:
+                raise PlanError(
+                    f"row {row} writes position {position} on page {slot // size}, whose slot holds position"
+                    f" {int(all_marks[slot]) - 1} since the page was given out: a page that was filled is written again"
+                )
+            all_tokens[slot], all_marks[slot], all_hashes[slot] = token, position + 1, hashes[idx]
+            nonfinite[slot] = idx >= bad
+        self._suspicious |= bad < len(tokens)
+
+    def give(self, row: int, page: int, first_slot: int) -> None:
+        """The page goes to a row that will write from `first_slot` on: what stands there means nothing any more."""
+        if self._suspicious and self._device.nonfinite[page, first_slot:].any():
+            # A masked position still multiplies.
+            raise PlanError(f"row {row} was given page {page}, which holds values that are not finite")
+        self._device.marks[page, first_slot:] = 0
+
+    # What a plan does before anything is written ------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """As after the start; nothing is in host memory."""
+        for page in range(1, self.num_pages):
+            self._device.zero(page)
+        self._saved[:] = False
+        self._suspicious = False
+
+    def move(self, arrays: PlanArrays) -> set[int]:
+        """Saves, zeroes, copies and loads, in this order; returns the pages that copies and loads filled."""
+        self._check_moves(arrays)
+        for page, slot in arrays.saves:
+            self._host.take(slot, self._device, page, self.page_size)
+            self._saved[slot] = True
+        for page in arrays.zero_pages:
+            self._device.zero(page)
+        for source, target, count in arrays.copies:
+            self._check_source(source, count)
+            self._device.take(target, self._device, source, count)
+            self._device.marks[target, count:] = 0
+        for page, slot in arrays.loads:
+            if not self._saved[slot]:
+                raise PlanError(f"page {page} is loaded from host page {slot}, which no save has written")
+            self._device.take(page, self._host, slot, self.page_size)
+        return {target for _, target, _ in arrays.copies} | {page for page, _ in arrays.loads}
+
+    def _check_moves(self, arrays: PlanArrays) -> None:
+        sources = {source for source, _, _ in arrays.copies}
+        targets = [target for _, target, _ in arrays.copies]
+        for what, pages in (
+            ("saved", [page for page, _ in arrays.saves]),
+            ("zeroed", arrays.zero_pages),
+            ("copied from", sources),
+            ("copied to", targets),
+            ("loaded", [page for page, _ in arrays.loads]),
+        ):
+            self._check_pages(what, list(pages), sources)
+        slots = [slot for _, slot in arrays.saves + arrays.loads]
+        for slot in slots:
+            if not 0 <= slot < len(self._saved):
+                raise PlanError(f"host page {slot} is outside 0 … {len(self._saved) - 1}")
+        if len({slot for _, slot in arrays.saves}) != len(arrays.saves):
+            raise PlanError("a host page is saved to twice in one plan")
+
+    def _check_pages(self, what: str, pages: list[int], sources: set[int]) -> None:
         for page in pages:
             if not 0 < page < self.num_pages:
-                raise PlanError(f"page {page} is to be zeroed, outside 1 … {self.num_pages - 1}")
-            span = slice(page * self.page_size, (page + 1) * self.page_size)
-            self._tokens[span] = 0
-            self._marks[span] = 0
-            self._hashes[span] = 0
-            self._tainted.discard(page)
+                raise PlanError(f"page {page} is to be {what}, outside 1 … {self.num_pages - 1}")
+            if page in sources and what in ("zeroed", "copied to", "loaded"):
+                raise PlanError(f"page {page} is {what} by the plan that copies from it")
+        if what in ("copied to", "loaded") and len(set(pages)) != len(pages):
+            raise PlanError(f"a page is {what} twice in one plan")
 
-    def taint(self, pages: list[int]) -> None:
-        """Values that are not finite were written to these pages."""
-        self._tainted.update(pages)
+    def _check_source(self, page: int, count: int) -> None:
+        if not 1 <= count <= self.page_size:
+            raise PlanError(f"{count} slots of page {page} are copied, a page has {self.page_size}")
+        marks = self._device.marks[page, :count]
+        if marks[0] == 0 or (marks != marks[0] + np.arange(count)).any():
+            written = int(np.argmin(np.append(marks != 0, False)))
+            raise PlanError(f"{count} slots of page {page} are copied, of which {written} were written")
 
-    def check_finite(self, row: int, pages: list[int]) -> None:
-        """A masked position still multiplies, so nobody may be given a tainted page."""
+    def spoil(self, arrays: PlanArrays) -> None:
+        """A step failed half-way: what it was to write over means nothing any more, and nothing of it is zeroed."""
+        pages = {page for page, _ in arrays.loads} | {target for _, target, _ in arrays.copies}
+        pages |= {page for _, page in arrays.appends}
+        for started in arrays.started:
+            pages.update(started.pages[started.first_position // self.page_size :])
         for page in pages:
-            if page in self._tainted:
-                raise PlanError(f"row {row} was given page {page}, which holds values that are not finite")
-
-    def write(self, pages: np.ndarray, start: int, tokens: list[int], history: int) -> int:
-        """Writes positions start … and returns the hash of the longer history."""
-        for offset, token in enumerate(tokens):
-            position = start + offset
-            slot = int(pages[position // self.page_size]) * self.page_size + position % self.page_size
-            history = extend(history, token)
-            self._tokens[slot] = token
-            self._marks[slot] = position + 1
-            self._hashes[slot] = history
-        return history
+            self._device.marks[page] = 0
+        for _, slot in arrays.saves:
+            self._saved[slot] = False

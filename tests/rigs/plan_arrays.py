@@ -40,7 +40,13 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanArrays:
+    # (page, host page)
+    saves: list[tuple[int, int]]
     zero_pages: list[int]
+    # (source, target, token slots)
+    copies: list[tuple[int, int, int]]
+    # (page, host page)
+    loads: list[tuple[int, int]]
     started: list[StartedRow]
     appends: list[tuple[int, int]]
     chunks: list[Chunk]
@@ -130,6 +136,18 @@ def _settings(message: pb.StartedRows, n: int) -> list[Settings]:
     ]
 
 
+def _host_copies(copies: pb.HostCopies, name: str) -> list[tuple[int, int]]:
+    pages = _array(copies.pages, "<i4", f"{name}.pages").tolist()
+    return list(zip(pages, _array(copies.slots, "<i4", f"{name}.slots", len(pages)).tolist(), strict=True))
+
+
+def _page_copies(copies: pb.PageCopies) -> list[tuple[int, int, int]]:
+    sources = _array(copies.sources, "<i4", "copies.sources").tolist()
+    targets = _array(copies.targets, "<i4", "copies.targets", len(sources)).tolist()
+    counts = _array(copies.counts, "<i4", "copies.counts", len(sources)).tolist()
+    return list(zip(sources, targets, counts, strict=True))
+
+
 def read_plan(plan: pb.StepPlan) -> PlanArrays:
     """Raises PlanError where an array's length is wrong."""
     append_rows = _array(plan.appends.rows, "<i4", "appends.rows").tolist()
@@ -139,7 +157,10 @@ def read_plan(plan: pb.StepPlan) -> PlanArrays:
     counts = _array(plan.chunks.counts, "<i4", "chunks.counts", len(rows)).tolist()
     samples = _array(plan.chunks.samples, "<u1", "chunks.samples", len(rows)).tolist()
     return PlanArrays(
+        saves=_host_copies(plan.saves, "saves"),
         zero_pages=_array(plan.zero_pages, "<i4", "zero_pages").tolist(),
+        copies=_page_copies(plan.copies),
+        loads=_host_copies(plan.loads, "loads"),
         started=_started(plan.started),
         appends=list(zip(append_rows, append_pages, strict=True)),
         chunks=[

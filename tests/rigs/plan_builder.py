@@ -35,6 +35,9 @@ class _Draft:
     chunks: list[tuple[int, int, int, bool]] = field(default_factory=list)
     decode_rows: list[int] = field(default_factory=list)
     zero_pages: list[int] = field(default_factory=list)
+    saves: list[tuple[int, int]] = field(default_factory=list)
+    loads: list[tuple[int, int]] = field(default_factory=list)
+    copies: list[tuple[int, int, int]] = field(default_factory=list)
 
 
 def float32(values: Sequence[float]) -> bytes:
@@ -101,6 +104,18 @@ class PlanBuilder:
         self._draft.zero_pages.extend(pages)
         return self
 
+    def save(self, page: int, slot: int) -> "PlanBuilder":
+        self._draft.saves.append((page, slot))
+        return self
+
+    def load(self, page: int, slot: int) -> "PlanBuilder":
+        self._draft.loads.append((page, slot))
+        return self
+
+    def copy(self, source: int, target: int, count: int) -> "PlanBuilder":
+        self._draft.copies.append((source, target, count))
+        return self
+
     def build(self) -> pb.StepPlan:
         draft, self._draft = self._draft, _Draft()
         self._step += 1
@@ -125,6 +140,14 @@ class PlanBuilder:
         plan.chunks.samples = bytes(chunk[3] for chunk in draft.chunks)
         plan.decode_rows = int32(draft.decode_rows)
         plan.zero_pages = int32(draft.zero_pages)
+        for name, moves in (("saves", draft.saves), ("loads", draft.loads)):
+            if moves:
+                getattr(plan, name).pages = int32([page for page, _ in moves])
+                getattr(plan, name).slots = int32([slot for _, slot in moves])
+        if draft.copies:
+            plan.copies.sources = int32([source for source, _, _ in draft.copies])
+            plan.copies.targets = int32([target for _, target, _ in draft.copies])
+            plan.copies.counts = int32([count for _, _, count in draft.copies])
         return plan
 
     def _fill_settings(self, started: pb.StartedRows, draft: _Draft) -> None:

@@ -1,15 +1,17 @@
 """Rows, their page lists, who owns a page, and the checksum over them.
 
-Owns the executor's view of a generation: which rows were started, with which tokens, pages and next position.
-Knows nothing of what the pages hold.
+Owns the executor's view of a generation: which rows were started, with which tokens, pages and next position. Tells the
+pool which pages are given out, and knows nothing of what they hold.
 """
 
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from tests.rigs.hashing import MASK, mix
+from tests.rigs.hashing import MASK, ROOT, extend, mix
+from tests.rigs.page_pool import PagePool
 from tests.rigs.plan_arrays import PlanError, StartedRow
+from tests.rigs.shape import Shape
 
 
 def _page_term(row: int, logical_idx: int, page: int) -> int:
@@ -36,7 +38,12 @@ class Row:
     idx: int
     tokens: np.ndarray
     num_tokens: int
+    # uint64[max_length + 2]: of the first n tokens, filled up to `num_hashed`.
+    hashes: np.ndarray
+    num_hashed: int = 0
     pages: np.ndarray
+    # Which giving-out of each page it was that the row came by.
+    gifts: np.ndarray
     num_pages: int
     position: int
     started: StartedRow
@@ -48,27 +55,33 @@ class Row:
     # It produced values that are not finite, and so will whatever it computes from now on.
     nonfinite: bool = False
 
+    def hash_up_to(self, length: int) -> None:
+        """Fills in the hashes of the first `length` tokens."""
+        history = int(self.hashes[self.num_hashed])
+        for n in range(self.num_hashed, length):
+            history = extend(history, int(self.tokens[n]))
+            self.hashes[n + 1] = history
+        self.num_hashed = max(self.num_hashed, length)
+
 
 class RowTables:
-    """The rows of one generation. `reset` begins the next."""
+    """The rows of one generation. `reset` begins the next.
 
-    def __init__(self, *, max_rows: int, num_pages: int, page_size: int, max_length: int, vocab_size: int) -> None:
-        self._max_rows = max_rows
-        self._num_pages = num_pages
-        self._page_size = page_size
-        self._max_length = max_length
-        self._vocab_size = vocab_size
+    A page is a row's own from being given to it (a start's pages from its first position on, an append) until it is
+    given out again, loaded or copied over. The pages before a start's first position are others', or filled by a move.
+    """
+
+    def __init__(self, shape: Shape, pool: PagePool) -> None:
+        self._shape = shape
+        self._pool = pool
         self.rows: dict[int, Row] = {}
-        # The row that may write a page: the one that was given it last.
-        self._owner: dict[int, int] = {}
-        # Pages that came filled to some row: never written again until given out anew.
-        self._sealed: set[int] = set()
+        # How often each page was given out or filled anew, and to whom last; -1: by a copy or a load.
+        self._gifts = np.zeros(shape.num_pages, np.int64)
+        self._owner = [0] * shape.num_pages
 
     def reset(self) -> None:
         """Drops every row; a new generation starts with no tables."""
         self.rows.clear()
-        self._owner.clear()
-        self._sealed.clear()
 
     def checksum(self) -> int:
         total = 0
@@ -83,17 +96,37 @@ class RowTables:
             raise PlanError(f"row {idx} was never started in this generation")
         return found
 
-    def start(self, started: StartedRow) -> None:
-        """Replaces a row in full."""
-        idx, num_tokens = started.row, len(started.tokens)
+    def apply(self, started: list[StartedRow], appends: list[tuple[int, int]], filled: set[int]) -> None:
+        """A plan's rows and page lists, after its moves; `filled` are the pages that copies and loads filled."""
+        if len({one.row for one in started}) != len(started):
+            raise PlanError("a row is started twice in one plan")
+        for page in filled:
+            self._gifts[page] += 1
+            self._owner[page] = -1
+        for one in started:
+            self._start(one, filled)
+        for idx, page in appends:
+            self._append(self.row(idx), page, 0)
+        # A row that computes a page may be started behind the one that shares it.
+        for one in started:
+            row, num_shared = self.rows[one.row], one.first_position // self._shape.page_size
+            pages = row.pages[:num_shared]
+            row.gifts[:num_shared] = np.where(pages > 0, self._gifts[pages], -1)
+
+    def _start(self, started: StartedRow, filled: set[int]) -> None:
         self._check_start(started)
-        tokens = np.zeros(self._max_length + 1, dtype=np.int32)
+        shape, idx, num_tokens = self._shape, started.row, len(started.tokens)
+        tokens = np.zeros(shape.max_length + 1, dtype=np.int32)
         tokens[:num_tokens] = started.tokens
+        hashes = np.zeros(shape.max_length + 2, dtype=np.uint64)
+        hashes[0] = ROOT
         row = Row(
             idx=idx,
             tokens=tokens,
             num_tokens=num_tokens,
-            pages=np.zeros(self._num_pages, dtype=np.int64),
+            hashes=hashes,
+            pages=np.zeros(shape.num_pages, dtype=np.int64),
+            gifts=np.zeros(shape.num_pages, dtype=np.int64),
             num_pages=0,
             position=started.first_position,
             started=started,
@@ -101,29 +134,32 @@ class RowTables:
             never=started.settings.banned(),
         )
         self.rows[idx] = row
-        num_filled = started.first_position // self._page_size
+        num_shared, slot = divmod(started.first_position, shape.page_size)
         for logical_idx, page in enumerate(started.pages):
-            self._append(row, page, owned=logical_idx >= num_filled)
+            if logical_idx < num_shared:
+                self._list(row, page, behind=shape.is_behind(logical_idx, started.first_position))
+            else:
+                self._append(row, page, slot if logical_idx == num_shared and page in filled else 0)
 
     def _check_start(self, started: StartedRow) -> None:
         idx, num_tokens = started.row, len(started.tokens)
-        if not 1 <= idx <= self._max_rows:
-            raise PlanError(f"started row {idx} is outside 1 … {self._max_rows}")
-        if not 1 <= num_tokens <= self._max_length:
-            raise PlanError(f"row {idx} starts with {num_tokens} tokens, outside 1 … {self._max_length}")
-        if int(started.tokens.min()) < 0 or int(started.tokens.max()) >= self._vocab_size:
-            raise PlanError(f"row {idx} starts with a token outside 0 … {self._vocab_size - 1}")
+        if not 1 <= idx <= self._shape.max_rows:
+            raise PlanError(f"started row {idx} is outside 1 … {self._shape.max_rows}")
+        if not 1 <= num_tokens <= self._shape.max_length:
+            raise PlanError(f"row {idx} starts with {num_tokens} tokens, outside 1 … {self._shape.max_length}")
+        if int(started.tokens.min()) < 0 or int(started.tokens.max()) >= self._shape.vocab_size:
+            raise PlanError(f"row {idx} starts with a token outside 0 … {self._shape.vocab_size - 1}")
         if not 0 <= started.first_position < num_tokens:
             raise PlanError(f"row {idx} starts at {started.first_position} with {num_tokens} tokens")
-        if started.first_position > len(started.pages) * self._page_size:
+        if started.first_position > len(started.pages) * self._shape.page_size:
             raise PlanError(f"row {idx} starts at {started.first_position} beyond its pages")
         for what, tokens in (
             ("bans", started.banned),
             ("biases", [token for token, _ in started.settings.biases]),
             ("allows", started.settings.allowed),
         ):
-            if any(not 0 <= token < self._vocab_size for token in tokens):
-                raise PlanError(f"row {idx} {what} a token outside 0 … {self._vocab_size - 1}")
+            if any(not 0 <= token < self._shape.vocab_size for token in tokens):
+                raise PlanError(f"row {idx} {what} a token outside 0 … {self._shape.vocab_size - 1}")
         prompt = started.num_prompt_tokens
         if not 1 <= prompt <= num_tokens:
             raise PlanError(f"row {idx} starts with {num_tokens} tokens, of which {prompt} are its prompt")
@@ -132,47 +168,56 @@ class RowTables:
         if started.prompt_logprobs_from and num_tokens > prompt:
             raise PlanError(f"row {idx} has output already and wants its prompt's logprobs")
 
-    def append(self, idx: int, page: int) -> None:
-        """One more page at the end of a row's list."""
-        self._append(self.row(idx), page, owned=True)
+    def _append(self, row: Row, page: int, first_slot: int) -> None:
+        """One more page at the end of a row's list, which is the row's own from `first_slot` on."""
+        self._list(row, page)
+        self._pool.give(row.idx, page, first_slot)
+        self._gifts[page] += 1
+        self._owner[page] = row.idx
+        row.gifts[row.num_pages - 1] = self._gifts[page]
 
-    def _append(self, row: Row, page: int, *, owned: bool) -> None:
-        if page == 0:
+    def _list(self, row: Row, page: int, *, behind: bool = False) -> None:
+        num_pages, logical_idx = self._shape.num_pages, row.num_pages
+        if page == 0 and not behind:
             raise PlanError(f"row {row.idx} was given page 0, which is reserved for padding")
-        if not 0 < page < self._num_pages:
-            raise PlanError(f"row {row.idx} was given page {page}, outside 1 … {self._num_pages - 1}")
-        if page in row.page_set:
+        if not 0 <= page < num_pages:
+            raise PlanError(f"row {row.idx} was given page {page}, outside 1 … {num_pages - 1}")
+        # A page behind the window may come back at the end of the same row.
+        if page in row.page_set and not self._shape.window:
             raise PlanError(f"row {row.idx} was given page {page} twice")
-        row.page_terms += _page_term(row.idx, row.num_pages, page)
-        row.pages[row.num_pages] = page
+        if logical_idx == num_pages:
+            raise PlanError(f"row {row.idx} was given more pages than there are")
+        row.page_terms += _page_term(row.idx, logical_idx, page)
+        row.pages[logical_idx] = page
+        # Page 0 was never given out.
+        row.gifts[logical_idx] = -1
         row.num_pages += 1
         row.page_set.add(page)
-        if owned:
-            self._owner[page] = row.idx
-            self._sealed.discard(page)
 
-    def owned_pages(self, row: Row) -> list[int]:
-        """Those of the row's pages that nobody else was given since."""
-        return [page for page in row.pages[: row.num_pages].tolist() if self._owner.get(page) == row.idx]
-
-    def check_write(self, row: Row, start: int, count: int) -> None:
-        """The row may write these positions: they have pages, and nobody else was given or reads them."""
-        end = start + count
-        if end > self._max_length:
-            raise PlanError(f"row {row.idx} computes position {end - 1} of at most {self._max_length}")
-        if end > row.num_pages * self._page_size:
+    def check_access(self, row: Row, start: int, count: int) -> None:
+        """The row may read what its queries at these positions see, and has pages of its own to write them to."""
+        shape, end = self._shape, start + count
+        if end > shape.max_length:
+            raise PlanError(f"row {row.idx} computes position {end - 1} of at most {shape.max_length}")
+        if end > row.num_pages * shape.page_size:
             raise PlanError(
-                f"row {row.idx} computes position {end - 1} with {row.num_pages} pages of {self._page_size}"
+                f"row {row.idx} computes position {end - 1} with {row.num_pages} pages of {shape.page_size}"
             )
-        for logical_idx in range(start // self._page_size, (end - 1) // self._page_size + 1):
-            page = int(row.pages[logical_idx])
-            owner = self._owner.get(page)
-            if owner != row.idx:
-                raise PlanError(f"row {row.idx} writes page {page}, which belongs to row {owner}")
-            if page in self._sealed:
-                raise PlanError(f"row {row.idx} writes page {page}, which came filled to another row")
+        size, num_used = shape.page_size, (end - 1) // shape.page_size + 1
+        first = shape.first_read(start) // size
+        if first:
+            num_sinks = -(-min(shape.sink_tokens, start) // size)
+            self._check_gifts(row, slice(0, min(num_sinks, first)))
+        self._check_gifts(row, slice(first, num_used))
 
-    def seal_filled(self, started: list[StartedRow]) -> None:
-        """After the step: pages that came filled to these rows are not written again."""
-        for row in started:
-            self._sealed.update(row.pages[: row.first_position // self._page_size])
+    def _check_gifts(self, row: Row, span: slice) -> None:
+        pages = row.pages[span]
+        wrong = np.flatnonzero(self._gifts[pages] != row.gifts[span])
+        if not len(wrong):
+            return
+        page = int(pages[wrong[0]])
+        if page == 0:
+            raise PlanError(f"row {row.idx} uses its page {span.start + int(wrong[0])}, which it does not have")
+        owner = self._owner[page]
+        whose = "was copied or loaded over" if owner < 0 else f"belongs to row {owner}"
+        raise PlanError(f"row {row.idx} uses page {page}, which {whose} since")

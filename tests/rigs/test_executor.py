@@ -1,6 +1,7 @@
 """The executor equals the oracle on right plans and notices every kind of wrong one."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -241,40 +242,298 @@ def test_a_wrong_plan_is_noticed(text: str, wrong: Callable[[PlanBuilder], pb.St
     assert len(executor.violations) == 1
 
 
-def test_a_page_overwritten_by_its_next_owner_is_noticed_by_a_reader() -> None:
+def test_who_lost_a_page_is_noticed_before_it_reads_anything_wrong() -> None:
     executor, plans = Executor(SHAPE), PlanBuilder()
     _two_rows(plans)
     ok(executor.apply(plans.build()))
-    # Page 1 is row 1's first; row 1 goes on writing page 2, its own.
-    ok(executor.apply(plans.start(3, [5, 5], [1]).chunk(3, 0, 2, samples=True).build()))
+    # Page 1 is row 1's first; row 3 gets it and does not write it in full.
+    ok(executor.apply(plans.start(3, PROMPT[:4], [1]).chunk(3, 0, 1, samples=False).build()))
     result = executor.apply(plans.decode(1).build())
-    assert result.status == pb.STEP_STATUS_FAILED
-    assert "position 0 on page 1 reads back token 5" in result.detail
+    assert "row 1 uses page 1, which belongs to row 3 since" in result.detail
 
 
-def test_a_page_that_came_filled_to_another_row_is_not_written_again() -> None:
+def test_a_row_shares_what_another_computes_in_the_same_plan_whatever_their_order() -> None:
+    executor, plans = Executor(SHAPE), PlanBuilder()
+    long, longer = [*PROMPT[:4], 8, 8, 8], [*PROMPT[:4], 8, 8, 8, 8, 9]
+    # Rows 1 and 2 stand before the one that writes page 5; row 1 waits for a page of row 2 as well.
+    plans.start(1, longer, [5, 6, 7], first=8).start(2, [*long, 8], [5, 6], first=4).start(3, PROMPT, [5, 9])
+    plans.chunk(2, 4, 4, samples=True).chunk(3, 0, 6, samples=True).decode(1)
+    got = ok(executor.apply(plans.build()))
+    assert got == [expected([*long, 8], 1)[0], expected(PROMPT, 1)[0], expected(longer, 1)[0]]
+    assert executor.violations == []
+
+
+def test_a_page_that_a_decode_fills_may_be_shared_in_that_plan() -> None:
+    executor, plans = Executor(SHAPE), PlanBuilder()
+    [fourth] = ok(executor.apply(plans.start(1, PROMPT[:3], [1]).chunk(1, 0, 3, samples=True).build()))
+    history = [*PROMPT[:3], fourth]
+    plans.start(2, [*history, 9], [1, 2], first=4).chunk(2, 4, 1, samples=True).decode(1)
+    assert ok(executor.apply(plans.build())) == [expected([*history, 9], 1)[0], expected(PROMPT[:3], 2)[1]]
+
+
+def test_a_page_is_shared_over_its_writers_end_and_given_out_when_nobody_has_it() -> None:
     executor, plans = Executor(SHAPE), PlanBuilder()
     ok(executor.apply(plans.start(1, PROMPT[:4], [1]).chunk(1, 0, 4, samples=True).build()))
-    executor.apply(plans.start(2, [*PROMPT[:4], 9], [1, 3], first=4).decode(2).build())
-    result = executor.apply(plans.start(3, PROMPT[:4], [1], first=3).decode(3).build())
-    # Row 3 was given page 1 anew, which unseals it; row 2 still reads it and finds it unchanged.
-    assert ok(result) == expected(PROMPT[:4], 1)
-    # The first owner writing on, which it may not: its page was sealed.
-    executor, plans = Executor(SHAPE), PlanBuilder()
-    ok(executor.apply(plans.start(1, PROMPT[:4], [1, 4]).chunk(1, 0, 2, samples=False).build()))
-    ok(executor.apply(plans.chunk(1, 2, 2, samples=True).build()))
-    executor.apply(plans.start(2, [*PROMPT[:4], 9], [1, 3], first=4).decode(2).build())
+    # Row 1 ended and its place is another's; page 1 is kept and found twice.
+    ok(executor.apply(plans.start(1, [5], [2]).decode(1).build()))
+    prompt = [*PROMPT[:4], 6]
+    plans.start(2, prompt, [1, 3], first=4).start(3, prompt, [1, 4], first=4).decode(2, 3)
+    assert ok(executor.apply(plans.build())) == expected(prompt, 1) * 2
+    # Both ended: it is given out and written.
+    assert ok(executor.apply(plans.start(4, [8, 8], [1]).chunk(4, 0, 2, samples=True).build())) == expected([8, 8], 1)
     assert executor.violations == []
+
+
+@pytest.mark.parametrize("first", [3, 2])
+def test_a_hit_that_ends_within_a_shared_page_is_noticed(first: int) -> None:
+    executor, plans = Executor(SHAPE), PlanBuilder()
+    ok(executor.apply(plans.start(1, PROMPT[:4], [1]).chunk(1, 0, 4, samples=True).build()))
+    plans.start(2, PROMPT[:4], [1], first=first).chunk(2, first, 4 - first, samples=True)
+    assert "given out anew" in executor.apply(plans.build()).detail
+
+
+def test_a_page_that_is_filled_is_not_written_again() -> None:
+    executor, plans = Executor(SHAPE), PlanBuilder()
+    ok(executor.apply(plans.start(1, PROMPT[:4], [1]).chunk(1, 0, 4, samples=True).build()))
     executor._tables.row(1).position = 3
+    plans._tables[1] = (3, plans._tables[1][1])
     executor._tables.row(1).num_tokens = 4
-    result = executor.apply(PlanBuilderAt(plans, 1, 3).decode(1).build())
-    assert "which came filled to another row" in result.detail
+    assert "a page that was filled is written again" in executor.apply(plans.decode(1).build()).detail
 
 
-def PlanBuilderAt(plans: PlanBuilder, row: int, position: int) -> PlanBuilder:
-    """The same plans with the sender's copy of a row's position moved, to agree with a doctored executor."""
-    plans._tables[row] = (position, plans._tables[row][1])
-    return plans
+def test_shared_pages_are_read_even_for_rows_that_wait() -> None:
+    executor, plans = Executor(SHAPE), PlanBuilder()
+    _two_rows(plans)
+    ok(executor.apply(plans.build()))
+    plans.start(3, [*PROMPT[:4], 1, 2], [9, 10], first=4).decode(1)
+    assert "row 3: position 0 on page 9" in executor.apply(plans.build()).detail
+
+
+def test_rows_that_wait_for_each_others_pages_are_noticed() -> None:
+    executor, plans = Executor(SHAPE), PlanBuilder()
+    plans.start(1, PROMPT, [1, 2], first=4).start(2, PROMPT, [2, 1], first=4)
+    plans.chunk(1, 4, 2, samples=True).chunk(2, 4, 2, samples=True)
+    assert "shares pages that wait for its own" in executor.apply(plans.build()).detail
+
+
+# Moves ---------------------------------------------------------------------------------------------------------------
+
+HOSTED = replace(SHAPE, host_pages=3)
+
+
+def _filled(shape: Shape = HOSTED, **faults: int) -> tuple[Executor, PlanBuilder]:
+    """Row 1 holds PROMPT on pages 1 and 2."""
+    executor, plans = Executor(shape, faults=Faults(**faults)), PlanBuilder()
+    ok(executor.apply(plans.start(1, PROMPT, [1, 2]).chunk(1, 0, 6, samples=True).build()))
+    return executor, plans
+
+
+def test_samples_fork_by_copying_part_of_a_page() -> None:
+    executor, plans = _filled()
+    for row in (2, 3):
+        plans.copy(2, row + 1, 1).start(row, PROMPT, [1, row + 1], first=5, temperature=1, sample_idx=row).decode(row)
+    got = ok(executor.apply(plans.build()))
+    assert got == [expected(PROMPT, 1, temperature=1, sample_idx=row)[0] for row in (2, 3)]
+    # All three write on, each on its own page.
+    want = [expected(PROMPT, 2, temperature=1, sample_idx=row)[1] for row in (2, 3)]
+    assert ok(executor.apply(plans.decode(1, 2, 3).build())) == [expected(PROMPT, 2)[1], *want]
+    assert executor.violations == []
+
+
+def test_pages_go_to_host_memory_and_come_back_elsewhere() -> None:
+    executor, plans = _filled()
+    known = [*PROMPT, *expected(PROMPT, 1)]
+    # In one plan: saved, given to another row, and written.
+    plans.save(1, 0).save(2, 2).start(2, [9] * 5, [2, 1]).chunk(2, 0, 5, samples=True)
+    assert ok(executor.apply(plans.build())) == expected([9] * 5, 1)
+    plans.load(5, 0).load(3, 2).start(1, known, [5, 3], first=6, num_prompt=6).decode(1, 2)
+    assert ok(executor.apply(plans.build())) == [expected(PROMPT, 2)[1], expected([9] * 5, 2)[1]]
+    # Saved, zeroed and loaded again in one plan; the host page that was saved first is as it was.
+    plans.save(5, 1).zero(5).load(5, 0)
+    plans.start(3, known[:5], [5, 6], first=4).decode(3)
+    assert ok(executor.apply(plans.build())) == expected(known[:5], 1)
+    assert executor.violations == []
+
+
+def test_what_a_load_brings_behind_the_first_position_is_forgotten() -> None:
+    executor, plans = _filled()
+    plans.save(1, 0).save(2, 1).decode(1)
+    ok(executor.apply(plans.build()))
+    # From position 5 on it is computed anew, over what was saved there.
+    plans.load(3, 0).load(4, 1).start(1, PROMPT, [3, 4], first=5).decode(1)
+    assert ok(executor.apply(plans.build())) == expected(PROMPT, 1)
+
+
+def test_host_memory_is_forgotten_when_the_worker_joins_again_and_not_with_a_generation() -> None:
+    executor, plans = _filled()
+    ok(executor.apply(plans.save(1, 0).decode(1).build()))
+    plans = PlanBuilder(generation=2).load(7, 0)
+    plans.start(1, [*PROMPT[:4], 3], [7, 2], first=4).decode(1)
+    assert ok(executor.apply(plans.build())) == expected([*PROMPT[:4], 3], 1)
+    executor.begin(3)
+    plans = PlanBuilder(generation=3).load(7, 0)
+    result = executor.apply(plans.start(1, PROMPT, [7, 2], first=4).chunk(1, 4, 2, samples=True).build())
+    assert "page 7 is loaded from host page 0, which no save has written" in result.detail
+
+
+def test_a_failed_step_leaves_nothing_behind_that_may_be_read() -> None:
+    executor, plans = Executor(HOSTED, faults=Faults(fail_steps=frozenset({2}))), PlanBuilder()
+    ok(executor.apply(plans.start(1, PROMPT, [1, 2]).chunk(1, 0, 6, samples=True).build()))
+    plans.save(2, 0).start(2, [9] * 4, [1]).chunk(2, 0, 4, samples=True)
+    assert executor.apply(plans.build()).status == pb.STEP_STATUS_FAILED
+    for plans in (
+        PlanBuilder(generation=2).start(1, [*PROMPT[:4], 9], [1, 3], first=4).decode(1),
+        PlanBuilder(generation=3).load(4, 0).start(1, PROMPT, [4]).chunk(1, 0, 1, samples=False),
+    ):
+        assert executor.apply(plans.build()).status == pb.STEP_STATUS_FAILED
+    assert ["reads back token" in executor.violations[0], "no save" in executor.violations[1]] == [True, True]
+
+
+WRONG_MOVES = [
+    ("page 3 is loaded from host page 1, which no save", lambda p: p.load(3, 1)),
+    ("host page 3 is outside 0 … 2", lambda p: p.save(1, 3)),
+    ("host page -1 is outside 0 … 2", lambda p: p.load(1, -1)),
+    ("page 0 is to be saved", lambda p: p.save(0, 1)),
+    ("page 16 is to be loaded", lambda p: p.save(1, 1).load(16, 1)),
+    ("page 0 is to be copied to", lambda p: p.copy(1, 0, 1)),
+    ("page 16 is to be copied from", lambda p: p.copy(16, 1, 1)),
+    ("saved to twice", lambda p: p.save(1, 1).save(2, 1)),
+    ("a page is loaded twice", lambda p: p.save(1, 1).load(3, 1).load(3, 1)),
+    ("a page is copied to twice", lambda p: p.copy(1, 3, 1).copy(2, 3, 1)),
+    ("page 1 is zeroed by the plan that copies from it", lambda p: p.zero(1).copy(1, 3, 1)),
+    ("page 1 is loaded by the plan that copies from it", lambda p: p.save(2, 0).load(1, 0).copy(1, 3, 1)),
+    ("page 3 is copied to by the plan that copies from it", lambda p: p.copy(1, 3, 1).copy(3, 4, 1)),
+    ("0 slots of page 1 are copied", lambda p: p.copy(1, 3, 0)),
+    ("5 slots of page 1 are copied", lambda p: p.copy(1, 3, 5)),
+    ("3 slots of page 2 are copied, of which 2 were written", lambda p: p.copy(2, 3, 3)),
+    ("1 slots of page 9 are copied, of which 0 were written", lambda p: p.copy(9, 3, 1)),
+    ("row 1 uses page 1, which was copied or loaded over", lambda p: p.copy(2, 1, 1)),
+    ("row 1 uses page 2, which was copied or loaded over", lambda p: p.save(1, 0).load(2, 0)),
+    (
+        "position 6 on page 4 reads back",
+        lambda p: p.copy(2, 4, 2).start(3, [*PROMPT, 1, 2], [1, 4], first=7).chunk(3, 7, 1, samples=True),
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "wrong"), WRONG_MOVES, ids=[text for text, _ in WRONG_MOVES])
+def test_a_wrong_move_is_noticed(text: str, wrong: Callable[[PlanBuilder], PlanBuilder]) -> None:
+    executor, plans = _filled()
+    result = executor.apply(wrong(plans).decode(1).build())
+    assert text in result.detail
+    assert result.status == pb.STEP_STATUS_FAILED and len(executor.violations) == 1
+
+
+def test_ragged_moves_are_noticed() -> None:
+    for name, leaf, text in (
+        ("saves", "slots", "saves.slots: 0 entries where 1"),
+        ("loads", "slots", "loads.slots: 0 entries where 1"),
+        ("copies", "counts", "copies.counts: 0 entries where 1"),
+    ):
+        executor, plans = _filled()
+        plan = plans.save(1, 0).load(5, 0).copy(1, 3, 1).decode(1).build()
+        setattr(getattr(plan, name), leaf, b"")
+        assert text in executor.apply(plan).detail
+
+
+@pytest.mark.parametrize("moved", ["copied", "loaded"])
+def test_what_is_not_finite_stays_so_wherever_it_is_moved(moved: str) -> None:
+    executor, plans = Executor(HOSTED, faults=Faults(nonfinite_token=280)), PlanBuilder()
+    prompt = [1, 2, 280]
+    executor.apply(plans.start(1, prompt, [1]).chunk(1, 0, 3, samples=True).build())
+    plans.copy(1, 2, 3) if moved == "copied" else plans.save(1, 0).load(2, 0)
+    # Read as its own past it makes the row what it is; given out for writing it is noticed.
+    result = executor.apply(plans.start(2, [*prompt, 4], [2], first=3).decode(2).build())
+    assert np.frombuffer(result.nonfinite, "<i4").tolist() == [0]
+    result = executor.apply(plans.start(3, [5], [2]).decode(3).build())
+    assert "row 3 was given page 2, which holds values that are not finite" in result.detail
+
+
+def test_what_stands_before_the_first_value_that_is_not_finite_may_be_shared() -> None:
+    executor, plans = Executor(SHAPE, faults=Faults(nonfinite_token=280)), PlanBuilder()
+    executor.apply(plans.start(1, [*PROMPT, 280], [1, 2]).chunk(1, 0, 7, samples=True).build())
+    prompt = [*PROMPT[:4], 9]
+    assert ok(executor.apply(plans.start(2, prompt, [1, 3], first=4).decode(2).build())) == expected(prompt, 1)
+    # A copy of the finite part too, on a page that holds nothing else.
+    prompt = [*PROMPT, 9]
+    plans.copy(2, 4, 2).start(3, prompt, [1, 4], first=6).decode(3)
+    assert ok(executor.apply(plans.build())) == expected(prompt, 1)
+
+
+# Windows -------------------------------------------------------------------------------------------------------------
+
+# Position p reads p - 4 … p and the first two.
+WINDOWED = replace(SHAPE, page_size=2, window=5, sink_tokens=2, num_pages=9)
+LONG = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
+
+
+def _windowed(**fields: int) -> tuple[Executor, PlanBuilder]:
+    """Row 1 holds the 12 tokens of LONG on pages 1 to 6; its next position is 12, which reads 8 on."""
+    executor, plans = Executor(replace(WINDOWED, **fields)), PlanBuilder()
+    ok(executor.apply(plans.start(1, LONG, list(range(1, 7))).chunk(1, 0, 12, samples=True).build()))
+    return executor, plans
+
+
+def test_pages_behind_the_window_are_given_to_others_and_to_the_row_itself() -> None:
+    executor, plans = _windowed()
+    # Positions 2 to 7 stand on pages 2 to 4.
+    plans.append(1, 3).start(2, [7, 7, 7], [2, 4]).chunk(2, 0, 3, samples=True).decode(1)
+    assert ok(executor.apply(plans.build())) == [expected([7, 7, 7], 1)[0], expected(LONG, 2)[1]]
+    ok(executor.apply(plans.decode(1, 2).build()))
+    assert executor.violations == []
+
+
+@pytest.mark.parametrize(("page", "sink_tokens"), [(5, 2), (1, 2), (1, 1), (2, 3)])
+def test_a_page_that_the_window_or_the_sinks_still_see_is_not_given_out(page: int, sink_tokens: int) -> None:
+    executor, plans = _windowed(sink_tokens=sink_tokens)
+    plans.append(1, 7).start(2, [7], [page]).decode(1, 2)
+    assert f"row 1 uses page {page}, which belongs to row 2 since" in executor.apply(plans.build()).detail
+
+
+def test_a_page_is_free_as_soon_as_no_position_to_come_sees_it() -> None:
+    # Page 5 holds positions 8 and 9. In a window of 4 position 12 sees 9, and 13 does not.
+    executor, plans = _windowed(window=4)
+    plans.append(1, 7).start(2, [7], [4]).decode(1, 2)
+    ok(executor.apply(plans.build()))
+    plans.append(2, 5).decode(1, 2)
+    ok(executor.apply(plans.build()))
+    # In a window of 5 it does.
+    executor, plans = _windowed(window=5)
+    ok(executor.apply(plans.append(1, 7).decode(1).build()))
+    result = executor.apply(plans.start(2, [7], [5]).decode(1, 2).build())
+    assert "row 1 uses page 5" in result.detail
+
+
+def test_a_row_resumes_without_the_pages_behind_its_window() -> None:
+    executor, plans = _windowed()
+    known = [*LONG, *expected(LONG, 1)]
+    plans.start(2, known, [1, 0, 0, 0, 5, 6, 7], first=12, num_prompt=12).decode(2)
+    assert ok(executor.apply(plans.build())) == [expected(LONG, 2)[1]]
+    assert executor.violations == []
+
+
+@pytest.mark.parametrize(
+    ("pages", "text"),
+    [
+        ([0, 2, 3, 4, 5, 6, 7], "row 2 was given page 0"),
+        ([1, 0, 0, 0, 0, 6, 7], "row 2 was given page 0"),
+        ([1, 0, 0, 0, 5, 6, 0], "row 2 was given page 0"),
+        ([1, 0, 0, 0, 4, 6, 7], "position 8 on page 4 reads back"),
+        ([2, 0, 0, 0, 5, 6, 7], "position 0 on page 2 reads back"),
+    ],
+)
+def test_a_row_that_resumes_needs_what_it_still_sees(pages: list[int], text: str) -> None:
+    executor, plans = _windowed()
+    known = [*LONG, *expected(LONG, 1)]
+    result = executor.apply(plans.start(2, known, pages, first=12, num_prompt=12).decode(2).build())
+    assert text in result.detail
+
+
+def test_the_same_tokens_behind_another_past_are_noticed_within_a_window() -> None:
+    executor, plans = _windowed(sink_tokens=0)
+    other = [7, *LONG[1:]]
+    plans.start(2, [*other, 1], [0, 0, 0, 0, 5, 6, 7], first=12).decode(2)
+    assert "expected token 5 behind the row's own past" in executor.apply(plans.build()).detail
 
 
 @pytest.mark.parametrize(

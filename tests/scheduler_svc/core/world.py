@@ -15,6 +15,7 @@ from scheduler_svc import worker_wire
 from scheduler_svc.core import effects as fx
 from scheduler_svc.core import events as ev
 from scheduler_svc.core.invariants import audit
+from scheduler_svc.core.page_hash import hash_pages, prefix_root
 from scheduler_svc.core.plan import Plan
 from scheduler_svc.core.scheduler import CoreConfig, Scheduler
 from tests.rigs.executor import Executor, Shape
@@ -23,6 +24,8 @@ from tests.rigs.oracle import Completion, complete, logprobs
 from tests.rigs.sampling import Logprob, Settings
 
 FRONTEND = "f-1"
+# What a service draws at its start.
+CACHE_ROOT = bytes(range(32))
 
 
 def info_of(shape: Shape) -> ev.WorkerInfo:
@@ -40,7 +43,18 @@ def info_of(shape: Shape) -> ev.WorkerInfo:
         logit_rows=shape.logit_rows,
         eos_token_ids=shape.eos_token_ids,
         pid=1,
+        window=shape.window,
+        sink_tokens=shape.sink_tokens,
+        host_pages=shape.host_pages,
+        page_copy_us=shape.page_copy_us,
+        token_us=shape.token_us,
     )
+
+
+def hashes_of(prompt: list[int], page_size: int, *, salt: str = "") -> dict[str, bytes]:
+    """What a front end tells of a prompt's pages: fields of a Submit."""
+    root = prefix_root(CACHE_ROOT, salt)
+    return {"prefix_root": root, "page_hashes": hash_pages(root, np.array(prompt, np.int32), page_size)}
 
 
 def settings_of(submit: ev.Submit, sample_idx: int) -> Settings:
@@ -250,6 +264,9 @@ class World:
         num_samples: int = 1,
         extras: ev.Extras | None = None,
         prompt_logprobs_from: int = 0,
+        salt: str = "",
+        cache_read: bool = True,
+        cache_write: bool = True,
     ) -> int:
         """A request of new streams; returns the first."""
         stream = len(self.streams) + 1
@@ -268,6 +285,9 @@ class World:
             deadline_seconds=deadline_seconds,
             num_samples=num_samples,
             prompt_logprobs_from=prompt_logprobs_from,
+            cache_read=cache_read,
+            cache_write=cache_write,
+            **hashes_of(prompt, self.shape.page_size, salt=salt),
         )
         for sample_idx, number in enumerate(event.streams):
             self.streams[number] = Stream(event, sample_idx)
