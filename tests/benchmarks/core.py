@@ -1,240 +1,221 @@
-"""What the core costs: `python -m tests.benchmarks.core [--json]`.
+"""What the core costs: `python -m tests.benchmarks.core [--json]`, and peers' schedulers beside it in the same run.
 
-Drives `scheduler_svc.core` alone, with a worker that answers every plan with random tokens at once. One steady step is
-one result taken in and one tick that plans; the protobuf frames beside it are measured on their own. Needs no torch.
+Owns the rounds, the figures, the bars and how they are printed; what is measured stands in `schedulers/`. Every
+scheduler runs in a process of its own for each number of rows, all on one CPU core, and they take turns: each round
+asks all of them for a few steps. Figures are process CPU time, medians over all rounds. Needs no torch.
 """
 
 import argparse
 import cProfile
 import json
+import os
 import platform
 import pstats
-import random
 import sys
-import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tandem.internal.v1 import worker_pb2 as pb
 
-from scheduler_svc import frontend_wire, worker_wire
-from scheduler_svc.core import effects as fx
-from scheduler_svc.core import events as ev
-from scheduler_svc.core.plan import Plan
-from scheduler_svc.core.scheduler import CoreConfig, Scheduler
-from scheduler_svc.steps import line_of
+from tests.benchmarks.core_bars import judged
+from tests.benchmarks.machine import description
 from tests.benchmarks.percentiles import percentiles
+from tests.benchmarks.schedulers.__main__ import PEERS
+from tests.benchmarks.schedulers.child import Child, ChildFailed, Series
+from tests.benchmarks.schedulers.tandem import MOST_STEPS, NUM_WAITING, LoadedCore
 
-FRONTEND, WORKER = "f-1", "w-1"
-VOCAB_SIZE = 32_000
-PAGE_SIZE = 128
-CONTEXT_TOKENS = 512
-ADMITTED_TOKENS = 1024
-# The running requests last longer than any measurement.
-MOST_STEPS = 8000
-NUM_ROWS = (32, 256, 1024)
-BAR_ROWS, BAR_US = 256, 1000.0
-
-
-class Bench:
-    """A core with `num_rows` requests running, and room for one more; every phase's microseconds in `us`."""
-
-    def __init__(self, num_rows: int, seed: int = 0, *, report_steps: bool = False, num_logprobs: int = 0) -> None:
-        self.us: dict[str, list[float]] = {}
-        self._rng = np.random.default_rng(seed)
-        self._lengths = random.Random(seed)
-        config = CoreConfig(max_waiting=num_rows + 1, max_waiting_tokens=1 << 30, report_steps=report_steps)
-        self._core = Scheduler(config)
-        self._plans: deque[Plan] = deque()
-        self._now = 0.0
-        self._streams = 0
-        self._extras = ev.Extras(num_logprobs=num_logprobs) if num_logprobs else None
-        self.num_rows = num_rows
-        self._handle(ev.FrontendJoined(frontend=FRONTEND))
-        self._handle(ev.WorkerJoined(worker=WORKER, info=_info(num_rows)))
-        for _ in range(num_rows):
-            # Half a page around the context, so that page edges are crossed all the time and not all at once.
-            spread = self._lengths.randint(-PAGE_SIZE // 2, PAGE_SIZE // 2)
-            self.submit(CONTEXT_TOKENS + spread, max_new_tokens=MOST_STEPS + PAGE_SIZE)
-        self._handle(ev.Tick())
-        while self._core.book.num_waiting or any(len(plan.chunk_rows) for plan in self._plans):
-            self.step()
-        self.us.clear()
-
-    def _handle(self, event: ev.Event) -> list[fx.Effect]:
-        self._now += 1e-5
-        effects = self._core.handle(event, self._now)
-        self._plans.extend(effect.plan for effect in effects if isinstance(effect, fx.SendPlan))
-        return effects
-
-    def _timed(self, phase: str, call: Callable[[], Any]) -> Any:
-        begun = time.perf_counter_ns()
-        value = call()
-        self.us.setdefault(phase, []).append((time.perf_counter_ns() - begun) / 1e3)
-        return value
-
-    def submit(self, num_tokens: int, max_new_tokens: int) -> int:
-        """Its stream."""
-        self._streams += 1
-        event = ev.Submit(
-            frontend=FRONTEND,
-            stream=self._streams,
-            request_id=f"r-{self._streams}",
-            prompt=self._rng.integers(0, VOCAB_SIZE, num_tokens, np.int32),
-            sampling=ev.Sampling(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, seed=0, extras=self._extras),
-            max_new_tokens=max_new_tokens,
-            min_new_tokens=0,
-            stop_token_ids=(),
-            ignore_eos=True,
-            priority=0,
-            max_time_seconds=0,
-            deadline_seconds=0,
-        )
-        self._timed("submit", lambda: self._handle(event))
-        return self._streams
-
-    def cancel(self, stream: int) -> None:
-        """Frees its row."""
-        self._handle(ev.Cancel(frontend=FRONTEND, stream=stream))
-
-    def take_result(self) -> None:
-        """The oldest plan's result comes in, and its tokens go out."""
-        frame = self._result(self._plans.popleft())
-        event = self._timed("decode result", lambda: worker_wire.event_of(worker_wire.parse(frame), WORKER))
-        effects = self._timed("step done", lambda: self._handle(event))
-        for effect in effects:
-            if isinstance(effect, fx.StepOutput):
-                self._timed("encode output", lambda effect=effect: frontend_wire.frame_of(effect))
-            elif isinstance(effect, fx.StepReport):
-                self._timed("format report", lambda effect=effect: line_of(effect, 0.0))
-
-    def tick(self, phase: str = "tick") -> None:
-        """The next plan is made and encoded."""
-        effects = self._timed(phase, lambda: self._handle(ev.Tick()))
-        for effect in effects:
-            if isinstance(effect, fx.SendPlan):
-                self._timed("encode plan", lambda effect=effect: worker_wire.plan_frame(effect.plan))
-
-    def step(self) -> None:
-        """One steady step: a result in, a plan out."""
-        self.take_result()
-        self.tick()
-
-    def _result(self, plan: Plan) -> bytes:
-        num_samples = int(plan.chunk_samples.sum()) + len(plan.decode_rows)
-        result = pb.StepResult(generation=plan.generation, step=plan.step, status=pb.STEP_STATUS_OK, compute_us=1)
-        result.tokens = self._rng.integers(0, VOCAB_SIZE, num_samples, np.int32).astype("<i4").tobytes()
-        if self._extras is not None:
-            top_k = self._extras.num_logprobs - 1
-            told = result.logprobs
-            told.logprobs = self._rng.random(num_samples, np.float32).tobytes()
-            told.top_k = top_k
-            told.top_token_ids = self._rng.integers(0, VOCAB_SIZE, num_samples * top_k, np.int32).tobytes()
-            told.top_logprobs = self._rng.random(num_samples * top_k, np.float32).tobytes()
-        return pb.WorkerToCore(result=result).SerializeToString()
+ROWS = (32, 256, 1024, 4096)
+CONTEXT = 512
+# Of a variant in one turn: few, so that a slow moment of the machine hits all alike.
+_TURN_STEPS, _TURN_ADMISSIONS = 20, 4
+# Before them in each turn, and not measured: the caches hold what the process before this one left.
+_WARM_STEPS, _WARM_ADMISSIONS = 4, 1
+# Cold and cached, each admission takes five steps, and its core has so many.
+_MOST_TURNS = MOST_STEPS // (10 * (_WARM_ADMISSIONS + _TURN_ADMISSIONS))
 
 
-def _info(num_rows: int) -> ev.WorkerInfo:
-    pages_per_row = (CONTEXT_TOKENS + MOST_STEPS) // PAGE_SIZE + 2
-    return ev.WorkerInfo(
-        identity="benchmark",
-        model="benchmark",
-        vocab_size=VOCAB_SIZE,
-        page_size=PAGE_SIZE,
-        num_pages=(num_rows + 1) * pages_per_row + 1,
-        max_rows=num_rows + 1,
-        max_length=1 << 20,
-        token_budget=num_rows + 8192,
-        chunk_align=64,
-        logit_rows=num_rows + 1 + 64,
-        eos_token_ids=(2,),
-        pid=0,
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One scheduler with so many rows: per variant the series of its figures, and the others' variants beside."""
+
+    name: str
+    rows: int
+    note: str
+    series: dict[str, Series]
 
 
-def steady(
-    num_rows: int, num_steps: int, *, report_steps: bool = False, num_logprobs: int = 0
-) -> dict[str, dict[str, float]]:
-    """Microseconds per phase, `core` being the result taken in and the tick, `frames` the three messages."""
-    bench = Bench(num_rows, report_steps=report_steps, num_logprobs=num_logprobs)
-    for _ in range(num_steps // 10):
-        bench.step()
-    bench.us.clear()
-    for _ in range(num_steps):
-        bench.step()
-    us = {phase: np.array(values) for phase, values in bench.us.items()}
-    us["core"] = us["step done"] + us["tick"]
-    us["frames"] = us["decode result"] + us["encode output"] + us["encode plan"]
-    return {phase: percentiles(values.tolist()) for phase, values in us.items()}
+def num_turns(num_steps: int) -> int:
+    """Rounds that give every variant so many steps."""
+    return -(-num_steps // _TURN_STEPS)
 
 
-def admission(num_rows: int, num_times: int) -> dict[str, dict[str, float]]:
-    """Microseconds of taking a prompt in, and of the tick that admits it beside `num_rows` decoding rows."""
-    bench = Bench(num_rows)
-    for _ in range(num_times):
-        bench.take_result()
-        stream = bench.submit(ADMITTED_TOKENS, max_new_tokens=100)
-        bench.tick("tick that admits")
-        bench.step()
-        bench.cancel(stream)
-        bench.step()
-    wanted = ("submit", "tick that admits")
-    return {phase: percentiles(values) for phase, values in bench.us.items() if phase in wanted}
+def steps_taken(num_steps: int) -> int:
+    """Steps that a scheduler takes for so many measured ones."""
+    return num_turns(num_steps) * (_TURN_STEPS + _WARM_STEPS)
+
+
+def measure(children: Sequence[tuple[int, Child]], num_steps: int) -> list[Measured]:
+    """All of them in turns, round after round; which variant comes first changes from round to round."""
+    loaded = [child.loaded() for _, child in children]
+    results = [
+        Measured(name=child.name, rows=rows, note=told["note"], series={variant: {} for variant in told["variants"]})
+        for (rows, child), told in zip(children, loaded, strict=True)
+    ]
+    for done in range(num_turns(num_steps)):
+        for (_, child), result in zip(children, results, strict=True):
+            variants = list(result.series)
+            first = done % len(variants)
+            for variant in variants[first:] + variants[:first]:
+                is_admit = variant == "admit"
+                child.run(variant, _WARM_ADMISSIONS if is_admit else _WARM_STEPS)
+                told = child.run(variant, _TURN_ADMISSIONS if is_admit else _TURN_STEPS)
+                for key, values in told.items():
+                    result.series[variant].setdefault(key, []).extend(values)
+    return results
+
+
+def figures(measured: Measured) -> dict[str, Any]:
+    """Tandem's line: medians in microseconds and bytes, and under `spread` their p10, p90 and mean."""
+    series = measured.series
+    step, admit = series["step"], series["admit"]
+    waiting = {name: series[f"{name}_waiting"]["step_us"] for name in ("rows_taken", "pool_full")}
+    plain = {"rows_taken": step["step_us"], "pool_full": series["rows_free"]["step_us"]}
+    adds = {name: float(np.median(waiting[name]) / np.median(plain[name])) - 1 for name in waiting}
+    worst = max(adds, key=adds.__getitem__)
+    values = {
+        "step_us": step["step_us"],
+        "plan_bytes": step["plan_bytes"],
+        "encode_us": step["encode_us"],
+        "decode_us": step["decode_us"],
+        "admit_cold_us": admit["admit_cold_us"],
+        "admit_cached_us": admit["admit_cached_us"],
+        f"step_us_{NUM_WAITING}_waiting": waiting[worst],
+        "hash_us": admit["hash_us"],
+        "output_us": step["output_us"],
+    }
+    return {
+        "rows": measured.rows,
+        **{name: float(np.median(of)) for name, of in values.items()},
+        "waiting_adds": adds[worst],
+        "waiting": {
+            name: {
+                "step_us": float(np.median(waiting[name])),
+                "without_us": float(np.median(plain[name])),
+                "adds": adds[name],
+            }
+            for name in waiting
+        },
+        "admit_cached_tokens": float(np.median(admit["admit_cached_tokens"])),
+        "plan_bytes_most": max(step["plan_bytes"]),
+        "spread": {name: {**percentiles(of, (10, 90)), "mean": float(np.mean(of))} for name, of in values.items()},
+    }
+
+
+def peer_figures(measured: Measured) -> dict[str, Any]:
+    """A peer's line: medians of whatever it tells of a step."""
+    series = measured.series["step"]
+    return {
+        "peer": measured.name,
+        "rows": measured.rows,
+        **{name: float(np.median(of)) for name, of in series.items()},
+        "spread": {name: {**percentiles(of, (10, 90)), "mean": float(np.mean(of))} for name, of in series.items()},
+        "note": measured.note,
+    }
 
 
 def profile(num_rows: int, num_steps: int) -> None:
     """Where a step's time goes, on stderr."""
-    bench = Bench(num_rows)
+    core = LoadedCore(num_rows, CONTEXT, num_steps)
     profiler = cProfile.Profile()
     profiler.enable()
     for _ in range(num_steps):
-        bench.step()
+        core.step()
     profiler.disable()
-    pstats.Stats(profiler, stream=sys.stderr).sort_stats("tottime").print_stats(22)
+    pstats.Stats(profiler, stream=sys.stderr).sort_stats("tottime").print_stats(30)
 
 
-def main() -> int:
-    """Exit code 1 where the bar is missed."""
+def report(
+    lines: Sequence[dict[str, Any]], peers: Sequence[dict[str, Any]], bars: Sequence[dict[str, Any]]
+) -> Iterator[str]:
+    """The same for a reader."""
+    for line in lines:
+        yield f"{line['rows']} rows running, about {CONTEXT} tokens each:"
+        yield from _table(line)
+        for name, of in line["waiting"].items():
+            change = f"{of['without_us']:.1f} -> {of['step_us']:.1f} us, {of['adds']:+.1%}"
+            yield f"  {NUM_WAITING} waiting, {name.replace('_', ' ')}: {change}"
+        yield f"  tokens found in kept pages by the cached admission: {line['admit_cached_tokens']:.0f}"
+    for line in peers:
+        ours = [own["step_us"] for own in lines if own["rows"] == line["rows"]]
+        times = f", {line['step_us'] / ours[0]:.1f} times Tandem's" if ours else ""
+        yield f"{line['peer']}, {line['rows']} rows: {line['step_us']:.1f} us a decode step{times} ({line['note']})"
+        yield from _table(line)
+    for bar in bars:
+        yield f"{bar['bar']}: {bar['value']:.4g}, {'met' if bar['met'] else 'MISSED'}"
+
+
+def _table(line: dict[str, Any]) -> Iterator[str]:
+    for name, of in line["spread"].items():
+        value, unit = line[name], "bytes" if name == "plan_bytes" else "us"
+        yield f"  {name:<24}{value:9.1f} {unit:<6} p10 {of['p10']:8.1f}  p90 {of['p90']:8.1f}  mean {of['mean']:8.1f}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 1 where a bar is missed, 2 where a peer does not run."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.core", allow_abbrev=False)
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=200, help="decode steps measured of each variant")
+    parser.add_argument("--rows", type=lambda value: [int(rows) for rows in value.split(",")], default=list(ROWS))
     parser.add_argument("--report-steps", action="store_true", help="with the reports that --steps FILE asks for")
     parser.add_argument("--logprobs", type=int, metavar="K", help="every row wants logprobs, with K alternatives")
     parser.add_argument("--profile", type=int, metavar="ROWS", help="profile so many rows instead")
-    args = parser.parse_args()
-    if not 20 <= args.steps <= MOST_STEPS // 2:
-        parser.error(f"--steps is {args.steps}; it must be 20 to {MOST_STEPS // 2}")
+    parser.add_argument("--peer-python", default=sys.executable, help="the peers' Python, with what they import")
+    for peer in PEERS:
+        parser.add_argument(f"--{peer}", type=Path, metavar="DIR", help=f"{peer}'s scheduler too, from this checkout")
+    args = parser.parse_args(argv)
+    if not 1 <= args.steps <= _MOST_TURNS * _TURN_STEPS:
+        parser.error(f"--steps is {args.steps}; it must be 1 to {_MOST_TURNS * _TURN_STEPS}")
+    if any(not 8 <= rows <= 16_384 for rows in args.rows):
+        parser.error(f"--rows is {args.rows}; each must be 8 to 16384")
     if args.profile:
         profile(args.profile, args.steps)
         return 0
-    num_logprobs = 0 if args.logprobs is None else 1 + args.logprobs
-    lines: list[dict[str, Any]] = []
-    for num_rows in NUM_ROWS:
-        lines.append(
-            {
-                "what": "steady step",
-                "rows": num_rows,
-                "us": steady(num_rows, args.steps, report_steps=args.report_steps, num_logprobs=num_logprobs),
-            }
-        )
-        lines.append({"what": "admission", "rows": num_rows, "us": admission(num_rows, max(20, args.steps // 10))})
-    for line in lines:
-        if args.json:
+    core = max(os.sched_getaffinity(0))
+    options = ["--num-logprobs", str(0 if args.logprobs is None else 1 + args.logprobs)]
+    options += ["--report-steps"] if args.report_steps else []
+    folders = {peer: getattr(args, peer.replace("-", "_")) for peer in PEERS}
+    with ExitStack() as stack:
+        children: list[tuple[int, Child]] = []
+        for rows in args.rows:
+            arguments = [str(rows), str(CONTEXT), str(steps_taken(args.steps)), str(core)]
+            children.append((rows, stack.enter_context(Child(["tandem", *arguments, *options]))))
+            for peer, folder in folders.items():
+                if folder is not None:
+                    child = Child([peer, *arguments, "--folder", str(folder)], args.peer_python)
+                    children.append((rows, stack.enter_context(child)))
+        try:
+            measured = measure(children, args.steps)
+        except ChildFailed as error:
+            print(error, file=sys.stderr)
+            return 2
+    lines = [figures(of) for of in measured if of.name == "tandem"]
+    peers = [peer_figures(of) for of in measured if of.name != "tandem"]
+    bars = judged(lines)
+    if args.json:
+        for line in [*lines, *peers, *bars]:
             print(json.dumps(line))
-            continue
-        tokens = f"{ADMITTED_TOKENS}-token prompt" if line["what"] == "admission" else f"~{CONTEXT_TOKENS} tokens each"
-        print(f"{line['what']}, {line['rows']} rows running, {tokens}:")
-        for phase, us in line["us"].items():
-            print(f"  {phase:<18} {us['p50']:8.0f} us   p90 {us['p90']:8.0f}   p99 {us['p99']:8.0f}")
-    [at_bar] = [line["us"]["core"]["p50"] for line in lines if line["rows"] == BAR_ROWS and "core" in line["us"]]
-    met = at_bar < BAR_US
-    bar = {"bar": f"core step at {BAR_ROWS} rows under {BAR_US:.0f} us", "median_us": at_bar, "met": met}
-    print(json.dumps(bar) if args.json else f"{bar['bar']}: {at_bar:.0f} us, {'met' if met else 'MISSED'}")
-    if not args.json:
-        print(f"Python {platform.python_version()}, numpy {np.__version__}, {platform.machine()}")
-    return 0 if met else 1
+    else:
+        for row in report(lines, peers, bars):
+            print(row)
+        about = description()
+        print(
+            f"{about['cpu']}, core {core}, load {about['load_1min']}; Python {platform.python_version()}, numpy "
+            f"{np.__version__}; process CPU time, the garbage collector on, {args.steps} steps of each"
+        )
+    return 0 if all(bar["met"] for bar in bars) else 1
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ import json
 import pytest
 from tokenizers import Tokenizer
 
-from tests.benchmarks import core
 from tests.benchmarks.result import EngineResult, different_tokens
 from tests.benchmarks.serving import comparisons
 from tests.benchmarks.workload import MODEL, full, tokenizer_json
@@ -68,10 +67,3 @@ def test_the_made_up_tokenizer_has_a_text_for_every_token() -> None:
     tokenizer = Tokenizer.from_str(tokenizer_json().decode())
     assert tokenizer.get_vocab_size() == MODEL["vocab_size"] == len(json.loads(tokenizer_json())["model"]["vocab"])
     assert tokenizer.decode([72, 105, 300]) == "Hi abs"
-
-
-def test_the_core_benchmark_measures_every_phase() -> None:
-    phases = core.steady(8, 20)
-    assert set(phases) == {"decode result", "step done", "encode output", "tick", "encode plan", "core", "frames"}
-    assert phases["core"]["p50"] >= phases["tick"]["p50"] > 0
-    assert set(core.admission(8, 5)) == {"submit", "tick that admits"}

@@ -1,0 +1,58 @@
+"""Stand-ins for modules that a peer's scheduler imports and never needs.
+
+Owns nothing. A fake module has every name that is asked of it: a class that takes anything.
+"""
+
+import importlib.util
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+class Fake:
+    """Can be called, inherited from, indexed and used as a decorator."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def __class_getitem__(cls, key: Any) -> type["Fake"]:
+        return cls
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Fake()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return args[0] if len(args) == 1 and callable(args[0]) else Fake()
+
+
+class _FakeModule(ModuleType):
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__ = list[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Fake
+
+
+def fake(names: Iterable[str]) -> None:
+    """Puts a stand-in where each of these modules would be; a dotted one beside its parent."""
+    for name in names:
+        sys.modules[name] = _FakeModule(name)
+
+
+def fake_missing(names: Iterable[str]) -> None:
+    """The same, for those that are not installed."""
+    fake(name for name in names if name not in sys.modules and importlib.util.find_spec(name) is None)
+
+
+def package(name: str, folder: Path) -> None:
+    """A package of that folder whose own __init__ is not run."""
+    module = ModuleType(name)
+    module.__path__ = [str(folder)]
+    sys.modules[name] = module
