@@ -1,8 +1,10 @@
-"""One step on the device: page tables, masks, model, sampling, newest tokens, all enqueued in stream order.
+"""One step on the device: page orders, page tables, masks, model, sampling, newest tokens, enqueued in stream order.
 
 Owns everything that lives on the device: the model, the KV pool, kernels, tables, staging buffers. Knows nothing of
 plans, generations or what is in flight.
 """
+
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -10,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from gpu_worker.attention.host_pages import HostPages
 from gpu_worker.attention.kernels import Kernels
 from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.attention.layers import LayerMap
@@ -20,7 +23,8 @@ from gpu_worker.shapes import Shapes
 from gpu_worker.slots import DeviceTables, RowTables
 from gpu_worker.staging import Staging
 from gpu_worker.step import StepLayout
-from gpu_worker.upload import step_arrays
+from gpu_worker.upload import order_arrays, step_arrays
+from gpu_worker.wire.page_orders import PageOrders
 
 
 class DeviceStep:
@@ -42,11 +46,11 @@ class DeviceStep:
         self.tables = DeviceTables(geometry, device)
         self._sampling = Sampling(geometry, device)
         self._staging = Staging(device, num_buffers)
-        layers = layers.within(geometry.max_length)
         attach(model, layers)
         self.cache = KvCache(
             layers, num_pages=geometry.num_pages, page_size=geometry.page_size, dtype=dtype, device=device
         )
+        self.host = HostPages(self.cache, geometry.host_pages)
         self.kernels = Kernels(layers, geometry, shapes, self.cache, self.tables)
         self.pool_is_zero = True
         self.may_compile = True
@@ -58,14 +62,34 @@ class DeviceStep:
             self.pool_is_zero = True
 
     def zero_pages(self, pages: NDArray[np.integer]) -> None:
-        """Zeroes these pages in every layer."""
+        """Zeroes these pages in every layer, outside any plan."""
         self.cache.zero_pages(torch.from_numpy(pages.astype(np.int64)).to(self.device))
 
     @torch.inference_mode()
-    def run(self, layout: StepLayout, tables: RowTables) -> StepOutput:
-        """Tokens and logprobs of one step, on the device. `tables` are the host's, the plan's differences applied."""
+    def run(self, orders: PageOrders, layout: StepLayout | None, tables: RowTables) -> StepOutput | None:
+        """Page orders, then tokens and logprobs of one step, on the device; None where nothing is computed.
+
+        `tables` are the host's, the plan's differences applied.
+        """
         self.pool_is_zero = False
-        staged = self._staging.upload(step_arrays(layout, tables, self.tables.slot_of_row))
+        arrays = {} if layout is None else step_arrays(layout, tables, self.tables.slot_of_row)
+        staged = self._staging.upload(arrays | order_arrays(orders) if orders else arrays)
+        if orders:
+            self._carry_out(orders, staged)
+        return None if layout is None else self._compute(layout, staged, tables)
+
+    def _carry_out(self, orders: PageOrders, staged: Mapping[str, Tensor]) -> None:
+        """In worker.proto's order. What a save takes may be zeroed and given to a row that loads, in one plan."""
+        if orders.saved_pages.size:
+            self.host.save(staged["saved_pages"], orders.saved_slots)
+        if orders.zeroed.size:
+            self.cache.zero_pages(staged["zeroed"])
+        if orders.copied_to.size:
+            self.cache.copy_pages(staged["copied_from"], staged["copied_to"], staged["copied_tokens"])
+        if orders.loaded_pages.size:
+            self.host.load(staged["loaded_pages"], orders.loaded_slots)
+
+    def _compute(self, layout: StepLayout, staged: Mapping[str, Tensor], tables: RowTables) -> StepOutput:
         self.tables.set_pages(staged["edit_slots"], staged["edit_cols"], staged["edit_pages"])
         context = self.kernels.context(layout, staged)
         ids = staged["token_ids"]

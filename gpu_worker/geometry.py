@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 # worker.proto's checksum packs (row << 40) ^ (logical page << 20) ^ page.
 MAX_PAGE_IDS = 1 << 20
+MAX_HOST_PAGES = 1 << 24
 # Prompt tokens with logprobs of one step, beside the rows that sample: each takes as much memory as the vocabulary.
 _PROMPT_LOGIT_ROWS = 256
 
@@ -33,6 +34,12 @@ class Geometry:
     # Query positions per tile of the prefill kernel; chunks are laid out in multiples of it.
     chunk_align: int
     vocab_size: int
+    # Pages of host memory, numbered from 0.
+    host_pages: int = 0
+    # Where no layer sees the whole past: no query sees further back than this many positions, its own included, but
+    # for the first sink_tokens. 0: some layer does.
+    window: int = 0
+    sink_tokens: int = 0
 
     def __post_init__(self) -> None:
         """Raises ValueError, naming the setting and the limit, where the sizes cannot work together."""
@@ -47,6 +54,8 @@ class Geometry:
             raise ValueError(f"max_length is {self.max_length}; it must be at least 2")
         if self.pages_per_row > MAX_PAGE_IDS - 1:
             raise ValueError(f"max_length is {self.max_length}; a row may have {MAX_PAGE_IDS - 1} pages at most")
+        if not 0 <= self.host_pages <= MAX_HOST_PAGES:
+            raise ValueError(f"host_pages is {self.host_pages}; it must be 0 to {MAX_HOST_PAGES}")
         # Every row decodes in a step, and still a prompt's chunk gets through.
         least_budget = self.max_rows + self.chunk_align
         if self.token_budget < least_budget:

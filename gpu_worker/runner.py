@@ -57,7 +57,9 @@ class Runner:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        self.geometry, self.device = geometry, device
+        layers = layers.within(geometry.max_length)
+        window, sink_tokens = layers.reach
+        self.geometry, self.device = replace(geometry, window=window, sink_tokens=sink_tokens), device
         self.shapes = Shapes.for_device(geometry, on_cpu=device.type == "cpu")
         self.tables = RowTables(geometry)
         self.on_device = DeviceStep(
@@ -65,6 +67,8 @@ class Runner:
         )
         self._in_flight: deque[_InFlight] = deque()
         self._generation, self._step, self._failed = 0, 0, False
+        # Host pages that hold what a plan saved.
+        self._is_saved = np.zeros(geometry.host_pages, np.bool_)
         # Why the device cannot be used any more.
         self._lost = ""
 
@@ -76,6 +80,7 @@ class Runner:
     def join(self, generation: int) -> None:
         """The scheduler took this worker: it knows nothing of what the pool holds, so that is zeroed."""
         self.reset(generation)
+        self._is_saved[:] = False
         self.on_device.zero_pool()
 
     def reset(self, generation: int) -> None:
@@ -125,6 +130,10 @@ class Runner:
 
     def _apply(self, plan: Plan) -> StepLayout | None:
         """The host's part: tables as they are after the plan. None where nothing is computed."""
+        self._is_saved[plan.page_orders.saved_slots] = True
+        unknown = plan.page_orders.loaded_slots[~self._is_saved[plan.page_orders.loaded_slots]]
+        if unknown.size:
+            raise PlanError(f"loads.slots holds {unknown[0]}, which nothing was saved to")
         edits = self.tables.apply(plan)
         layout = None
         if plan.chunk_rows.size or plan.decode_rows.size:
@@ -139,20 +148,19 @@ class Runner:
     def _run(self, plan: Plan, layout: StepLayout | None, begun: float) -> _InFlight:
         """The device's part, enqueued in stream order."""
         outcome = Outcome(generation=plan.generation, step=plan.step, status=pb.STEP_STATUS_OK)
-        if plan.zero_pages.size:
-            self.on_device.zero_pages(plan.zero_pages)
-        if layout is None:
+        if layout is None and not plan.page_orders:
             return _InFlight(outcome=outcome)
+        rows = None if layout is None else layout.samples.rows
         if self.device.type == "cpu":
-            output = self.on_device.run(layout, self.tables)
+            output = self.on_device.run(plan.page_orders, layout, self.tables)
             micros = int((time.perf_counter() - begun) * 1e6)
-            outcome = Outcome(generation=plan.generation, step=plan.step, status=pb.STEP_STATUS_OK, compute_us=micros)
-            return _InFlight(outcome=outcome, output=output, rows=layout.samples.rows)
+            return _InFlight(outcome=replace(outcome, compute_us=micros), output=output, rows=rows)
         started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         started.record()
-        output = self.on_device.run(layout, self.tables).to_host()
+        output = self.on_device.run(plan.page_orders, layout, self.tables)
+        output = None if output is None else output.to_host()
         ended.record()
-        return _InFlight(outcome=outcome, output=output, rows=layout.samples.rows, started=started, ended=ended)
+        return _InFlight(outcome=outcome, output=output, rows=rows, started=started, ended=ended)
 
     def collect(self, *, wait: bool = True) -> Outcome | None:
         """The oldest plan's outcome; None where there is none, or not yet.
@@ -177,12 +185,12 @@ class Runner:
             return replace(oldest.outcome, status=pb.STEP_STATUS_FAILED, detail=self._lost)
 
     def _finished(self, item: _InFlight) -> Outcome:
-        if item.output is None or item.rows is None:
-            return item.outcome
         compute_us = item.outcome.compute_us
         if item.started is not None and item.ended is not None:
             item.ended.synchronize()
             compute_us = int(item.started.elapsed_time(item.ended) * 1e3)
+        if item.output is None or item.rows is None:
+            return replace(item.outcome, compute_us=compute_us)
         num_samples = int(np.count_nonzero(item.rows))
         tokens, output = item.output.tokens.numpy()[:num_samples], item.output
         nonfinite = np.flatnonzero(tokens < 0).astype(np.int32)
@@ -212,7 +220,8 @@ class Runner:
         return phases
 
     def rehearse(self, *plans: Plan) -> list[Outcome]:
-        """Runs plans whose rows start with all their pages, before serving; forgets them. Raises what they raise."""
+        """Runs plans before serving, whose rows start with all their pages, and which save no page but zeroed ones;
+        forgets them. Raises what they raise."""
         self.reset(0)
         was_zero = self.on_device.pool_is_zero
         outcomes: list[Outcome] = []
@@ -221,8 +230,9 @@ class Runner:
             while (outcome := self.collect()) is not None:
                 outcomes.append(outcome)
         self.reset(0)
-        pages = np.unique(np.concatenate([pages for plan in plans if plan.started for pages in plan.started.pages]))
-        self.on_device.zero_pages(pages)
+        used = [pages for plan in plans if plan.started for pages in plan.started.pages]
+        if used:
+            self.on_device.zero_pages(np.unique(np.concatenate(used)))
         self.on_device.pool_is_zero = was_zero
         return outcomes
 

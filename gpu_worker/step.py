@@ -5,7 +5,7 @@ only: numpy in, numpy out, no torch; the host's tables know everything but the s
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +24,12 @@ class DecodeView:
 
     num_blocks: Int64Array
     # None without a window.
-    first_page: Int64Array | None = None
-    first_slot: Int64Array | None = None
-    page_start: Int64Array | None = None
+    skipped: Int64Array | None = None
+    gap_start: Int64Array | None = None
+    gap_end: Int64Array | None = None
+    # None where no leading positions end inside a page.
+    leading_gap_start: Int64Array | None = None
+    leading_gap_end: Int64Array | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +53,8 @@ class PrefillView:
     """What the tiles list in layers of one visibility; see block_mask.PrefillBlocks."""
 
     num_full: Int64Array
-    first_full: Int64Array | None
+    # None without a window.
+    skipped: Int64Array | None
     num_partial: Int64Array
     partial_pages: Int64Array
 
@@ -153,12 +157,21 @@ def _decode_view(
     num_blocks = _scattered(slots, (spans.num_pages + view.num_sink_pages) * (rows > 0), bucket)
     if view.visibility.window is None:
         return DecodeView(num_blocks=num_blocks)
-    first_slot = _token_slots(tables, rows, spans.first_position)
-    return DecodeView(
+    gap_start = _token_slots(tables, rows, spans.gap_start)
+    decode_view = DecodeView(
         num_blocks=num_blocks,
-        first_page=_scattered(slots, spans.first_page, bucket),
-        first_slot=_scattered(slots, first_slot, bucket),
-        page_start=_scattered(slots, _page_start(first_slot, tables), bucket),
+        skipped=_scattered(slots, spans.skipped, bucket),
+        gap_start=_scattered(slots, gap_start, bucket),
+        gap_end=_scattered(slots, gap_start + spans.gap_end - spans.gap_start, bucket),
+    )
+    if not view.cuts_leading:
+        return decode_view
+    leading_gap_start = _token_slots(tables, rows, np.full_like(rows, view.visibility.leading))
+    leading_gap_end = _page_start(leading_gap_start, tables) + view.page_size * spans.cuts_leading
+    return replace(
+        decode_view,
+        leading_gap_start=_scattered(slots, leading_gap_start, bucket),
+        leading_gap_end=_scattered(slots, leading_gap_end, bucket),
     )
 
 
@@ -217,12 +230,12 @@ def _prefill_view(
     # The pool's last page, where it is the sinks'.
     partial_pages[:, :sinks] = view.num_pages
     partial_pages[:used, sinks:] = tables.page_table[rows[:, None], spans.partial]
-    first_full = None
+    skipped = None
     if view.visibility.window is not None:
-        first_full = _scattered(np.arange(used), spans.first_full, num_tiles)
+        skipped = _scattered(np.arange(used), spans.skipped, num_tiles)
     return PrefillView(
         num_full=_scattered(np.arange(used), spans.num_full, num_tiles),
-        first_full=first_full,
+        skipped=skipped,
         num_partial=num_partial,
         partial_pages=partial_pages,
     )

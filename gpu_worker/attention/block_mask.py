@@ -81,14 +81,19 @@ class DecodeBlocks:
 
     # Pages: 0 for an idle slot; the sinks' page counts.
     num_blocks: Tensor
-    # With a window: logical page of the first position seen, its token slot, and where its page starts.
-    first_page: Tensor | None = None
-    first_slot: Tensor | None = None
-    page_start: Tensor | None = None
+    # With a window: pages not listed between the leading ones and the window's, and the token slots that are not seen
+    # of the page where the window begins: gap_start to gap_end - 1.
+    skipped: Tensor | None = None
+    gap_start: Tensor | None = None
+    gap_end: Tensor | None = None
+    # Where leading positions end inside a page: those that are not seen of that page.
+    leading_gap_start: Tensor | None = None
+    leading_gap_end: Tensor | None = None
 
 
 class DecodeMask:
-    """One query position per slot: every listed page is the slot's own, so only its first and last one are cut.
+    """One query position per slot: every listed page is the slot's own, so only the last one is cut, with a window the
+    one where it begins, and the one where leading positions end.
 
     All pages are partial: with full blocks the GPU's decode kernel spreads each KV split over the whole pool, and a
     row takes few mask evaluations anyway. Slots with no pages are skipped and yield zeros. Token slots are compared
@@ -100,9 +105,11 @@ class DecodeMask:
         slots, device = page_lists.shape[0], page_lists.device
         self.view, self.page_lists, self._ends = view, page_lists, ends
         self.num_blocks = torch.zeros(slots, 1, 1, dtype=torch.int32, device=device)
-        self.first_slot = torch.zeros(slots, dtype=torch.int32, device=device)
-        self.page_start = torch.zeros(slots, dtype=torch.int32, device=device)
+        self.gap_start, self.gap_end, self.leading_gap_start, self.leading_gap_end = (
+            torch.zeros(slots, dtype=torch.int32, device=device) for _ in range(4)
+        )
         self._nth_page = torch.arange(view.max_decode, device=device)
+        self._is_window = (self._nth_page >= view.leading_pages).long()
         if view.sink_slot is not None:
             # The sinks' page comes first and stays there.
             page_lists[:, 0] = view.sink_slot // view.page_size
@@ -110,13 +117,16 @@ class DecodeMask:
     def block_mask(self, group: int) -> BlockMask:
         """For kernels with `group` query rows, the query heads per KV head."""
         last_slot, page_end = self._ends.last_slot, self._ends.page_end
-        first_slot, page_start, sink_slot = self.first_slot, self.page_start, self.view.sink_slot
-        has_window = self.view.visibility.window is not None
+        gap_start, gap_end, sink_slot = self.gap_start, self.gap_end, self.view.sink_slot
+        leading_gap_start, leading_gap_end = self.leading_gap_start, self.leading_gap_end
+        has_window, cuts_leading = self.view.visibility.window is not None, self.view.cuts_leading
 
         def cut(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
             seen = (kv_idx <= last_slot[b]) | (kv_idx >= page_end[b])
             if has_window:
-                seen = seen & ((kv_idx >= first_slot[b]) | (kv_idx < page_start[b]))
+                seen = seen & ((kv_idx >= gap_end[b]) | (kv_idx < gap_start[b]))
+            if cuts_leading:
+                seen = seen & ((kv_idx >= leading_gap_end[b]) | (kv_idx < leading_gap_start[b]))
             if sink_slot is not None:
                 # Their page is the pool's last.
                 seen = seen & (kv_idx <= sink_slot)
@@ -138,20 +148,24 @@ class DecodeMask:
         self.num_blocks.view(-1).copy_(blocks.num_blocks)
         if self.page_lists is not table:
             self._list_pages(blocks, table, slots)
-        if blocks.first_slot is not None:
-            self.first_slot.copy_(blocks.first_slot)
-            self.page_start.copy_(blocks.page_start)
+        if blocks.gap_start is not None:
+            self.gap_start.copy_(blocks.gap_start)
+            self.gap_end.copy_(blocks.gap_end)
+        if blocks.leading_gap_start is not None:
+            self.leading_gap_start.copy_(blocks.leading_gap_start)
+            self.leading_gap_end.copy_(blocks.leading_gap_end)
 
     def _list_pages(self, blocks: DecodeBlocks, table: Tensor, slots: Tensor | None) -> None:
         if self.view.is_plain:
             torch.index_select(table, 0, slots, out=self.page_lists)
             return
         begin, count = self.view.num_sink_pages, self.view.max_decode
-        if blocks.first_page is None:
+        if blocks.skipped is None:
             listed = table[:, :count]
             listed = listed if slots is None else listed.index_select(0, slots)
         else:
-            cols = (blocks.first_page[:, None] + self._nth_page).clamp_(max=self.view.pages_per_row - 1)
+            cols = torch.addcmul(self._nth_page, blocks.skipped[:, None], self._is_window)
+            cols.clamp_(max=self.view.pages_per_row - 1)
             listed = table.gather(1, cols) if slots is None else table[slots[:, None], cols]
         self.page_lists[:, begin : begin + count] = listed
 
@@ -162,9 +176,10 @@ class PrefillBlocks:
 
     # int64 [nq]: slot whose part of the page table the tile reads.
     slots: Tensor
-    # int64 [nq]: pages that every query of the tile sees whole, and with a window the first of them (logical).
+    # int64 [nq]: pages that every query of the tile sees whole; with a window, those not listed between the leading
+    # ones and the window's.
     num_full: Tensor
-    first_full: Tensor | None = None
+    skipped: Tensor | None = None
     # int64 [nq] and [nq, w]: the other pages that it sees, each cut by position; the sinks' page is one.
     num_partial: Tensor
     partial_pages: Tensor
@@ -183,13 +198,16 @@ class PrefillMask:
         self.partial_lists, self.full_lists = (torch.zeros(shape, dtype=torch.int32, device=device) for _ in range(2))
         self.num_partial, self.num_full = (torch.zeros(shape[:3], dtype=torch.int32, device=device) for _ in range(2))
         self._nth_page = torch.arange(view.max_full, device=device)
-        page_size, window, sink_slot = view.page_size, view.visibility.window, view.sink_slot
+        self._is_window = (self._nth_page >= view.whole_leading_pages).long()
+        page_size, sink_slot = view.page_size, view.sink_slot
+        window, leading = view.visibility.window, view.visibility.leading
 
         def visible(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
             position = logical_of_page[kv_idx // page_size] * page_size + kv_idx % page_size
             seen = position <= q_positions[q_idx]
             if window is not None:
-                seen = seen & (position > q_positions[q_idx] - window)
+                near = position > q_positions[q_idx] - window
+                seen = seen & ((near | (position < leading)) if leading else near)
             if sink_slot is not None:
                 seen = (seen & (kv_idx < sink_slot)) | (kv_idx == sink_slot)
             return seen
@@ -209,12 +227,13 @@ class PrefillMask:
         """table: int32 [rows' slots, width], pages in logical order, as it stands in this step."""
         if self.view.is_plain:
             torch.index_select(table, 0, blocks.slots, out=self.full_lists[0, 0])
-        elif blocks.first_full is None:
+        elif blocks.skipped is None:
             self.full_lists[0, 0, :, : self.view.max_full] = table[:, : self.view.max_full].index_select(
                 0, blocks.slots
             )
         elif self.view.max_full:
-            cols = (blocks.first_full[:, None] + self._nth_page).clamp_(max=self.view.pages_per_row - 1)
+            cols = torch.addcmul(self._nth_page, blocks.skipped[:, None], self._is_window)
+            cols.clamp_(max=self.view.pages_per_row - 1)
             self.full_lists[0, 0, :, : self.view.max_full] = table[blocks.slots[:, None], cols]
         self.num_full[0, 0].copy_(blocks.num_full)
         self.num_partial[0, 0].copy_(blocks.num_partial)

@@ -87,9 +87,11 @@ class Kernels:
             for i, mask in enumerate(self.decode_masks[bucket]):
                 blocks = DecodeBlocks(
                     num_blocks=staged[f"decode_{i}_num_blocks"],
-                    first_page=staged.get(f"decode_{i}_first_page"),
-                    first_slot=staged.get(f"decode_{i}_first_slot"),
-                    page_start=staged.get(f"decode_{i}_page_start"),
+                    skipped=staged.get(f"decode_{i}_skipped"),
+                    gap_start=staged.get(f"decode_{i}_gap_start"),
+                    gap_end=staged.get(f"decode_{i}_gap_end"),
+                    leading_gap_start=staged.get(f"decode_{i}_leading_gap_start"),
+                    leading_gap_end=staged.get(f"decode_{i}_leading_gap_end"),
                 )
                 mask.update(blocks, self._tables.pages, staged.get("decode_list_slots"))
         if layout.prefill is not None:
@@ -100,7 +102,7 @@ class Kernels:
                 tile_blocks = PrefillBlocks(
                     slots=staged["prefill_slots"],
                     num_full=staged[f"prefill_{i}_num_full"],
-                    first_full=staged.get(f"prefill_{i}_first_full"),
+                    skipped=staged.get(f"prefill_{i}_skipped"),
                     num_partial=staged[f"prefill_{i}_num_partial"],
                     partial_pages=staged[f"prefill_{i}_partial_pages"],
                 )

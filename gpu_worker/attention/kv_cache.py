@@ -6,6 +6,7 @@ below 2^31 in the kernels, which do not widen.
 """
 
 import mmap
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -60,9 +61,52 @@ class KvCache:
 
     def zero_pages(self, pages: Tensor) -> None:
         """Zeroes pages int64 [n] in every layer."""
+        for pool in self._by_page():
+            pool[:, pages] = 0
+
+    def copy_pages(self, sources: Tensor, targets: Tensor, counts: Tensor) -> None:
+        """The first counts[i] tokens of page sources[i] become those of page targets[i], in every layer; all int64 [n].
+
+        The rest of a target becomes zero: what its last owner left there may not be finite, and a masked NaN counts.
+        """
+        is_rest = torch.arange(self.page_size, device=counts.device) >= counts[:, None]
+        for pool in self._by_page():
+            pages = pool[:, sources]
+            pool[:, targets] = pages.masked_fill_(is_rest[:, :, None], 0)
+
+    @property
+    def page_elements(self) -> int:
+        """Numbers of one page, K and V of all layers."""
+        shapes = [pool.shape for pool in (*self.keys, *self.values)]
+        return sum(heads * self.page_size * head_dim for heads, _, head_dim in shapes)
+
+    def gathered(self, pages: Tensor) -> Tensor:
+        """Contents of pages int64 [n] as [n, page_elements], K of every layer and then V."""
+        pool = self.keys[0]
+        out = pool.new_empty(pages.shape[0], self.page_elements)
+        for part, of_pages in self._parts(out):
+            part.copy_(of_pages[pages])
+        return out
+
+    def scatter(self, pages: Tensor, contents: Tensor) -> None:
+        """Contents [n, page_elements], as `gathered` gives them, become those of pages int64 [n]."""
+        for part, of_pages in self._parts(contents):
+            of_pages[pages] = part
+
+    def _by_page(self) -> Iterator[Tensor]:
+        """Each pool as [heads, pages, page size, head dimension]."""
         for pool in (*self.keys, *self.values):
             heads, _, head_dim = pool.shape
-            pool.view(heads, -1, self.page_size, head_dim)[:, pages] = 0
+            yield pool.view(heads, -1, self.page_size, head_dim)
+
+    def _parts(self, contents: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """What each pool has of `contents`, and the pool with its pages first."""
+        begin = 0
+        for pool in self._by_page():
+            heads, _, _, head_dim = pool.shape
+            size = heads * self.page_size * head_dim
+            yield contents[:, begin : begin + size].view(-1, heads, self.page_size, head_dim), pool.transpose(0, 1)
+            begin += size
 
 
 def _zeros(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -3,6 +3,7 @@
 Owns the types. Knows nothing of how they were found out, of masks or of pages.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 # Head dimensions are padded with zeros to a multiple of this in the pool and in queries, which changes no result.
@@ -15,13 +16,18 @@ class Visibility:
 
     # p - window < position <= p. None: every position up to p.
     window: int | None = None
+    # With a window: so many positions from 0 on are seen as well (StreamingLLM's attention sinks, arXiv 2309.17453).
+    leading: int = 0
     # A learned score per query head takes part in the softmax with no value (gpt-oss).
     has_sinks: bool = False
 
+    def __post_init__(self) -> None:
+        assert self.leading == 0 or self.window is not None, "without a window every position is seen"
+
     def within(self, max_length: int) -> "Visibility":
         """The same for sequences of at most `max_length` tokens: a window that never binds is none."""
-        if self.window is not None and self.window >= max_length:
-            return replace(self, window=None)
+        if self.window is not None and self.window + self.leading >= max_length:
+            return replace(self, window=None, leading=0)
         return self
 
 
@@ -73,12 +79,31 @@ class LayerMap:
 
     def within(self, max_length: int) -> "LayerMap":
         """The same for sequences of at most `max_length` tokens."""
+        return self._seeing(lambda visibility: visibility.within(max_length))
+
+    def bounded(self, window: int, leading: int) -> "LayerMap":
+        """Layers that see everything get this window and these leading positions; those that slide stay as they are."""
+        return self._seeing(
+            lambda own: replace(own, window=window, leading=leading) if own.window is None else own,
+        )
+
+    def _seeing(self, change: Callable[[Visibility], Visibility]) -> "LayerMap":
         return LayerMap(
             layers=tuple(
-                replace(layer, kind=replace(layer.kind, visibility=layer.kind.visibility.within(max_length)))
+                replace(layer, kind=replace(layer.kind, visibility=change(layer.kind.visibility)))
                 for layer in self.layers
             )
         )
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """(window, leading): no layer sees further back than `window` positions, its own included, but for the first
+        `leading`. (0, 0) where some layer sees the whole past."""
+        seen = [layer.kind.visibility for layer in self.layers]
+        windows = [visibility.window for visibility in seen if visibility.window is not None]
+        if len(windows) < len(seen):
+            return 0, 0
+        return max(windows), max(visibility.leading for visibility in seen)
 
     @property
     def elements_per_token(self) -> int:

@@ -4,6 +4,7 @@ Owns the arithmetic between positions, windows and pages, and with it how long p
 (0 holds positions 0 to page_size - 1); numpy only. Knows nothing of rows, page tables or tensors.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,20 +18,28 @@ Int64Array = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeSpans:
-    """Of each query: the first position it sees, that position's page, and the number of pages from it to its own."""
+    """Of each query: the pages that it lists, and the positions in them that it does not see.
 
-    first_position: Int64Array
-    first_page: Int64Array
+    Hidden are the positions from the leading ones' end to where the window begins. Each array is [n].
+    """
+
+    # Listed are num_pages pages: the leading ones, then, `skipped` pages later, the window's up to the query's own.
     num_pages: Int64Array
+    skipped: Int64Array
+    # Hidden positions in the page where the window begins: gap_start to gap_end - 1.
+    gap_start: Int64Array
+    gap_end: Int64Array
+    # Whether the last leading page is another one and hidden after its leading positions.
+    cuts_leading: NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileSpans:
     """Of each tile: the pages that all its queries see whole, and the others that some of them see."""
 
-    # Pages first_full to first_full + num_full - 1.
-    first_full: Int64Array
+    # The first num_full of: leading pages that are seen whole, then, `skipped` pages later, those of the window.
     num_full: Int64Array
+    skipped: Int64Array
     # int64 [n, max_partial], of which the first num_partial count.
     partial: Int64Array
     num_partial: Int64Array
@@ -81,59 +90,100 @@ class View:
         return self.visibility == Visibility()
 
     @property
+    def leading_pages(self) -> int:
+        """Pages that hold leading positions."""
+        return -(-self.visibility.leading // self.page_size)
+
+    @property
+    def whole_leading_pages(self) -> int:
+        """Pages that hold leading positions alone."""
+        return self.visibility.leading // self.page_size
+
+    @property
+    def cuts_leading(self) -> bool:
+        """Whether leading positions end inside a page."""
+        return self.whole_leading_pages < self.leading_pages
+
+    @property
     def max_decode(self) -> int:
         """Pages of its own that a decode row lists, at most."""
         window = self.visibility.window
+        if window is None:
+            return self.pages_per_row
         # A window begins at any place of its first page.
-        return (
-            self.pages_per_row
-            if window is None
-            else min((window + self.page_size - 2) // self.page_size + 1, self.pages_per_row)
-        )
+        return min(self.leading_pages + (window + self.page_size - 2) // self.page_size + 1, self.pages_per_row)
 
     @property
     def max_full(self) -> int:
         """Pages that a tile lists as seen whole, at most."""
         window = self.visibility.window
-        return self.pages_per_row if window is None else min(window // self.page_size, self.pages_per_row)
+        if window is None:
+            return self.pages_per_row
+        return min((window + self.visibility.leading) // self.page_size, self.pages_per_row)
 
     @property
     def max_partial(self) -> int:
         """Pages of its own that a tile lists as seen in part, at most: where its last positions lie, and with a window
-        as many where its queries' windows begin."""
+        as many where its queries' windows begin, and the last leading page."""
         per_edge = (self.page_size + self.q_block - 3) // self.page_size + 1
-        return min(per_edge if self.visibility.window is None else 2 * per_edge, self.pages_per_row)
+        if self.visibility.window is None:
+            return min(per_edge, self.pages_per_row)
+        return min(2 * per_edge + self.cuts_leading, self.pages_per_row)
 
-    def _first_seen(self, positions: Int64Array) -> Int64Array:
+    def _hidden_end(self, positions: Int64Array) -> Int64Array:
+        """Where what queries do not see ends, which begins after the leading positions; 0 where they see everything."""
         if self.visibility.window is None:
             return np.zeros_like(positions)
-        return np.maximum(positions - self.visibility.window + 1, 0)
+        window_start = positions - self.visibility.window + 1
+        return np.where(window_start > self.visibility.leading, window_start, 0)
 
     def decode_spans(self, positions: Int64Array) -> DecodeSpans:
         """What queries at `positions` [n] see."""
-        first_position = self._first_seen(positions)
-        first_page = first_position // self.page_size
-        num_pages = positions // self.page_size - first_page + 1
-        return DecodeSpans(first_position=first_position, first_page=first_page, num_pages=num_pages)
+        hidden_end = self._hidden_end(positions)
+        first_page = hidden_end // self.page_size
+        skipped = np.maximum(first_page - self.leading_pages, 0)
+        return DecodeSpans(
+            num_pages=positions // self.page_size - skipped + 1,
+            skipped=skipped,
+            gap_start=np.minimum(np.maximum(self.visibility.leading, first_page * self.page_size), hidden_end),
+            gap_end=hidden_end,
+            cuts_leading=(hidden_end > 0) & (first_page >= self.leading_pages),
+        )
 
     def tile_spans(self, first: Int64Array, last: Int64Array) -> TileSpans:
         """What tiles of queries at positions `first` to `last`, each [n], see."""
-        first_page, last_page = self._first_seen(first) // self.page_size, last // self.page_size
-        # Every query sees a page that begins where the last one's window does or later, and ends at the first one.
-        first_full = -(-self._first_seen(last) // self.page_size)
-        end_full = (first + 1) // self.page_size
+        page_size, num_leading, num_whole = self.page_size, self.leading_pages, self.whole_leading_pages
+        last_page = last // page_size
+        # The window's pages, of which the first query sees most.
+        first_page = np.maximum(self._hidden_end(first) // page_size, num_leading)
+        # Every query sees a page whole that ends at the first one, and begins where the last one's window does.
+        first_full = np.maximum(-(-self._hidden_end(last) // page_size), num_whole)
+        end_full = (first + 1) // page_size
         has_full = first_full < end_full
-        num_full = np.where(has_full, end_full - first_full, 0)
-        num_left = np.where(has_full, first_full - first_page, 0)
-        right = np.where(has_full, end_full, first_page)
-        num_partial = num_left + last_page - right + 1
-        nth = np.arange(self.max_partial)
-        left_part = first_page[:, None] + nth
-        partial = np.where(nth < num_left[:, None], left_part, left_part - (first_page + num_left - right)[:, None])
+        num_leading_full = np.minimum(num_whole, end_full)
+        # Runs of pages seen in part: of the leading ones, before the full pages, and after them.
+        sees_leading = has_full & (first_full <= num_whole) & self.cuts_leading
+        leading_start = np.where(sees_leading, num_leading, num_leading_full)
+        right_start = np.where(has_full, np.maximum(end_full, first_page), first_page)
+        runs = (
+            (leading_start, np.minimum(num_leading, last_page + 1)),
+            (first_page, np.where(has_full, first_full, first_page)),
+            (right_start, last_page + 1),
+        )
+        partial, num_partial = self._listed(runs)
         return TileSpans(
-            first_full=first_full,
-            num_full=num_full,
-            # What does not count stays a page that a row can have.
-            partial=np.minimum(partial, self.pages_per_row - 1),
+            num_full=num_leading_full + np.where(has_full, end_full - first_full, 0),
+            skipped=first_full - num_whole,
+            partial=partial,
             num_partial=num_partial,
         )
+
+    def _listed(self, runs: Sequence[tuple[Int64Array, Int64Array]]) -> tuple[Int64Array, Int64Array]:
+        """The pages of runs, each [start, end) by [n], one after another in [n, max_partial], and their number [n]."""
+        nth = np.arange(self.max_partial)
+        pages, num_listed = np.zeros((runs[0][0].size, nth.size), np.int64), np.zeros_like(runs[0][0])
+        for start, end in runs:
+            pages = np.where(nth >= num_listed[:, None], nth + (start - num_listed)[:, None], pages)
+            num_listed = num_listed + np.maximum(end - start, 0)
+        # What does not count stays a page that a row can have.
+        return np.clip(pages, 0, self.pages_per_row - 1), num_listed

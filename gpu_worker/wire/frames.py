@@ -13,6 +13,7 @@ from tandem.internal.v1 import worker_pb2 as pb
 
 from gpu_worker.geometry import Geometry, align_up
 from gpu_worker.wire.fields import Float32Array, Int32Array, PlanError, flags, int32_array
+from gpu_worker.wire.page_orders import NO_ORDERS, PageOrders, read_page_orders
 from gpu_worker.wire.started import StartedRows, read_started
 
 _EMPTY = np.zeros(0, np.int32)
@@ -37,7 +38,7 @@ class Plan:
     chunk_counts: Int32Array = field(default_factory=lambda: _EMPTY)
     chunk_samples: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
     decode_rows: Int32Array = field(default_factory=lambda: _EMPTY)
-    zero_pages: Int32Array = field(default_factory=lambda: _EMPTY)
+    page_orders: PageOrders = NO_ORDERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +99,7 @@ def read_plan(message: pb.StepPlan, geometry: Geometry) -> Plan:
         chunk_counts=int32_array(chunks.counts, "chunks.counts", 1, geometry.token_budget, num_chunks),
         chunk_samples=flags(chunks.samples, "chunks.samples", num_chunks),
         decode_rows=int32_array(message.decode_rows, "decode_rows", 1, geometry.max_rows),
-        zero_pages=int32_array(message.zero_pages, "zero_pages", 1, geometry.num_pages - 1),
+        page_orders=read_page_orders(message, geometry),
     )
     running = np.concatenate([plan.chunk_rows, plan.decode_rows])
     if np.unique(running).size != running.size:

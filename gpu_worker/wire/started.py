@@ -101,11 +101,15 @@ def read_started(message: pb.StartedRows, geometry: Geometry) -> StartedRows:
     num_pages = int32_array(message.num_pages, name + "num_pages", 0, geometry.pages_per_row, num)
     num_banned = int32_array(message.num_banned, name + "num_banned", 0, geometry.vocab_size, num)
     tokens = int32_array(message.tokens, name + "tokens", 0, geometry.vocab_size - 1, int(num_tokens.sum()))
-    pages = int32_array(message.pages, name + "pages", 1, geometry.num_pages - 1, int(num_pages.sum()))
+    # 0 stands for a page behind the window.
+    least_page = 0 if geometry.window else 1
+    pages = int32_array(message.pages, name + "pages", least_page, geometry.num_pages - 1, int(num_pages.sum()))
     banned = int32_array(message.banned, name + "banned", 0, geometry.vocab_size - 1, int(num_banned.sum()))
     first_position = int32_array(message.first_position, name + "first_position", 0, geometry.max_length - 1, num)
     if (first_position >= num_tokens).any():
         raise PlanError("started.first_position must lie below started.num_tokens")
+    if not pages.all():
+        _check_absent(rows, pages, num_pages, first_position, geometry)
     num_prompt = int32_array(message.num_prompt_tokens, name + "num_prompt_tokens", 1, geometry.max_length, num)
     if (num_prompt > num_tokens).any():
         raise PlanError("started.num_prompt_tokens must not exceed started.num_tokens")
@@ -125,6 +129,23 @@ def read_started(message: pb.StartedRows, geometry: Geometry) -> StartedRows:
         banned=split(banned, num_banned),
         features=_read_features(message, geometry, num_prompt),
     )
+
+
+def _check_absent(
+    rows: Int32Array, pages: Int32Array, num_pages: Int32Array, first_position: Int32Array, geometry: Geometry
+) -> None:
+    """Pages that are 0 lie wholly before what the row's next query sees, and after the first tokens that all see."""
+    of_row = np.repeat(np.arange(rows.size), num_pages)
+    col = np.arange(pages.size) - np.repeat(np.cumsum(num_pages) - num_pages, num_pages)
+    first_seen = first_position[of_row] - geometry.window + 1
+    behind = ((col + 1) * geometry.page_size <= first_seen) & (col * geometry.page_size >= geometry.sink_tokens)
+    wrong = np.flatnonzero((pages == 0) & ~behind)
+    if wrong.size:
+        at = wrong[0]
+        raise PlanError(
+            f"started.pages holds 0 for page {col[at]} of row {rows[of_row[at]]}, which its position "
+            f"{first_position[of_row[at]]} sees: the window is {geometry.window}, sink_tokens {geometry.sink_tokens}"
+        )
 
 
 def _read_features(message: pb.StartedRows, geometry: Geometry, num_prompt: Int32Array) -> StartedFeatures | None:

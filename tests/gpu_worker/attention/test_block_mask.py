@@ -90,8 +90,10 @@ def test_conversion_shows_each_query_what_the_logical_mask_shows_it(window: int 
 
 
 VISIBILITIES = [
-    Visibility(window=window, has_sinks=has_sinks)
-    for window, has_sinks in [(None, False), (1, False), (7, False), (16, True), (37, False), (96, True), (None, True)]
+    *(Visibility(window=window) for window in (None, 1, 7, 37)),
+    *(Visibility(window=window, has_sinks=True) for window in (None, 16, 96)),
+    *(Visibility(window=window, leading=leading) for window, leading in ((1, 1), (7, 16), (40, 5), (20, 70), (64, 64))),
+    Visibility(window=9, leading=17, has_sinks=True),
 ]
 
 
@@ -210,7 +212,7 @@ def converted(pages: list[int], geometry: Geometry, start: int, count: int, visi
     num_kv, window = len(pages) * geometry.page_size, visibility.window or geometry.max_length
 
     def rule(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return (q_idx + start >= kv_idx) & (q_idx + start - window < kv_idx)
+        return (q_idx + start >= kv_idx) & ((q_idx + start - window < kv_idx) | (kv_idx < visibility.leading))
 
     logical = create_block_mask(
         rule, B=1, H=1, Q_LEN=count, KV_LEN=num_kv, device="cpu", BLOCK_SIZE=(16, geometry.page_size)

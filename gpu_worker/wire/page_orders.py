@@ -1,0 +1,89 @@
+"""What a plan does to whole pages before it computes anything: saves, zeroing, copies, loads, in this order.
+
+Owns the checks of worker.proto's HostCopies, PageCopies and zero_pages, none of which needs row state. Knows nothing of
+torch, nor of what the pages hold.
+"""
+
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+from numpy.typing import NDArray
+from tandem.internal.v1 import worker_pb2 as pb
+
+from gpu_worker.geometry import Geometry
+from gpu_worker.wire.fields import Int32Array, PlanError, int32_array
+
+_EMPTY = np.zeros(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageOrders:
+    """Page saved_pages[i] goes to host page saved_slots[i]; `zeroed` become zero; the first copied_tokens[i] token
+    slots of page copied_from[i] go to copied_to[i]; host page loaded_slots[i] goes to page loaded_pages[i]."""
+
+    saved_pages: Int32Array = field(default_factory=lambda: _EMPTY)
+    saved_slots: Int32Array = field(default_factory=lambda: _EMPTY)
+    zeroed: Int32Array = field(default_factory=lambda: _EMPTY)
+    copied_from: Int32Array = field(default_factory=lambda: _EMPTY)
+    copied_to: Int32Array = field(default_factory=lambda: _EMPTY)
+    copied_tokens: Int32Array = field(default_factory=lambda: _EMPTY)
+    loaded_pages: Int32Array = field(default_factory=lambda: _EMPTY)
+    loaded_slots: Int32Array = field(default_factory=lambda: _EMPTY)
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to do."""
+        return any(getattr(self, part.name).size for part in fields(self))
+
+
+NO_ORDERS = PageOrders()
+
+
+def read_page_orders(message: pb.StepPlan, geometry: Geometry) -> PageOrders:
+    """The orders of a plan, checked against `geometry`. Raises PlanError."""
+    last_page = geometry.num_pages - 1
+    saves, copies, loads = message.saves, message.copies, message.loads
+    if not (message.zero_pages or saves.pages or saves.slots or loads.pages or loads.slots or copies.ByteSize()):
+        return NO_ORDERS
+    num_copies = len(copies.sources) // 4
+    saved_pages, saved_slots = _host_copies(saves, "saves", geometry)
+    loaded_pages, loaded_slots = _host_copies(loads, "loads", geometry)
+    orders = PageOrders(
+        saved_pages=saved_pages,
+        saved_slots=saved_slots,
+        zeroed=int32_array(message.zero_pages, "zero_pages", 1, last_page),
+        copied_from=int32_array(copies.sources, "copies.sources", 1, last_page),
+        copied_to=int32_array(copies.targets, "copies.targets", 1, last_page, num_copies),
+        copied_tokens=int32_array(copies.counts, "copies.counts", 1, geometry.page_size, num_copies),
+        loaded_pages=loaded_pages,
+        loaded_slots=loaded_slots,
+    )
+    # Of two that go to one place, neither is the last: they are carried out at once.
+    for name, places in (
+        ("saves.slots", orders.saved_slots),
+        ("copies.targets", orders.copied_to),
+        ("loads.pages", orders.loaded_pages),
+    ):
+        _distinct(name, places)
+    for name, taken in (
+        ("copies.targets", orders.copied_to),
+        ("zero_pages", orders.zeroed),
+        ("loads.pages", orders.loaded_pages),
+    ):
+        both = np.intersect1d(orders.copied_from, taken)
+        if both.size:
+            raise PlanError(f"copies.sources holds {both[0]}, which stands in {name} too")
+    return orders
+
+
+def _host_copies(message: pb.HostCopies, name: str, geometry: Geometry) -> tuple[Int32Array, Int32Array]:
+    if (message.pages or message.slots) and not geometry.host_pages:
+        raise PlanError(f"{name} names host pages; this worker has none (host_pages 0)")
+    pages = int32_array(message.pages, f"{name}.pages", 1, geometry.num_pages - 1)
+    return pages, int32_array(message.slots, f"{name}.slots", 0, geometry.host_pages - 1, pages.size)
+
+
+def _distinct(name: str, values: NDArray[np.int32]) -> None:
+    ordered = np.sort(values)
+    twice = ordered[1:][ordered[1:] == ordered[:-1]]
+    if twice.size:
+        raise PlanError(f"{name} holds {twice[0]} twice")
