@@ -220,9 +220,8 @@ class Loop:
             return
         # Not every turn: a peer that is slow, not gone, must not be flooded with probes.
         self._next_probe_at = now + _PROBE_EVERY_SECONDS
-        lane = self._core.lane
         for link, peers in (
-            (self._workers, [lane.worker] if lane else []),
+            (self._workers, list(self._core.lanes)),
             (self._frontends, list(self._core.frontends)),
         ):
             for peer, reason in link.gone(peers):

@@ -1,16 +1,18 @@
 """The live requests, found by handle, stream or id; the queue of those that wait; the deadlines ahead.
 
-Owns who is live and who waits. Knows nothing of workers.
+Owns who is live, who waits and whose turn it is. Knows nothing of workers.
 """
 
 import heapq
+from bisect import insort
 from collections.abc import Iterator
 from enum import StrEnum
 
 import numpy as np
 
-from scheduler_svc.core.policy import queue_key
+from scheduler_svc.core.policy import WINDOW, queue_key
 from scheduler_svc.core.request import Phase, Request
+from scheduler_svc.core.tenants import Tenants
 
 _Entry = tuple[tuple[int, int], Request]
 
@@ -29,9 +31,11 @@ class RequestBook:
         self._by_handle: dict[int, Request] = {}
         self._by_stream: dict[tuple[str, int], Request] = {}
         self._by_id: dict[str, list[Request]] = {}
-        # Those that want prompt logprobs queue apart: where a step can tell no more of them, the others go on.
-        self._plain: list[_Entry] = []
-        self._telling: list[_Entry] = []
+        # The first in order, all of them before any of the rest, which is a heap.
+        self._front: list[_Entry] = []
+        self._rest: list[_Entry] = []
+        self._parked: dict[int, Request] = {}
+        self.tenants = Tenants()
         self._due: list[tuple[float, int, Due]] = []
         self.num_waiting = 0
         self.waiting_tokens = 0
@@ -79,34 +83,66 @@ class RequestBook:
     def enqueue(self, request: Request) -> None:
         """Puts a waiting request in its place."""
         assert request.phase is Phase.WAITING
-        heapq.heappush(self._telling if request.prompt_logprobs_from else self._plain, (queue_key(request), request))
+        self._place((queue_key(request), request))
         self.num_waiting += 1
         self.waiting_tokens += request.known
 
-    def head(self, *, plain: bool = False) -> Request | None:
-        """Whoever goes next; with `plain` those that want prompt logprobs are passed over."""
-        first = _first(self._plain)
-        if plain or not self._telling:
-            return first[1] if first else None
-        heads = [entry for entry in (first, _first(self._telling)) if entry is not None]
-        return min(heads)[1] if heads else None
+    def _place(self, entry: _Entry) -> None:
+        if self._rest and (not self._front or entry > self._front[-1]):
+            heapq.heappush(self._rest, entry)
+            return
+        insort(self._front, entry)
+        if len(self._front) > WINDOW:
+            heapq.heappush(self._rest, self._front.pop())
+
+    def first(self) -> list[_Entry]:
+        """The first `WINDOW` that wait, next first; only until the queue changes."""
+        front, rest = self._front, self._rest
+        if any(entry[1].phase is not Phase.WAITING for entry in front):
+            front[:] = [entry for entry in front if entry[1].phase is Phase.WAITING]
+        while rest and len(front) < WINDOW:
+            entry = heapq.heappop(rest)
+            if entry[1].phase is Phase.WAITING:
+                front.append(entry)
+        return front
+
+    def head(self) -> Request | None:
+        """Whoever goes next."""
+        front = self._front if self._front and self._front[0][1].phase is Phase.WAITING else self.first()
+        return front[0][1] if front else None
 
     def take(self, request: Request) -> None:
-        """Removes a head, which is about to be admitted."""
-        # What it wanted when it was queued may have been told since.
-        queue = self._plain if self._plain and self._plain[0][1] is request else self._telling
-        entry = heapq.heappop(queue)
-        assert entry[1] is request, f"request {request.request_id} is no head of the queue"
+        """Removes one of the first, which is about to be admitted."""
+        self._drop(request)
+        self.tenants.admitted(request.tag)
         self.uncount(request)
 
+    def _drop(self, request: Request) -> None:
+        for i, entry in enumerate(self._front):
+            if entry[1] is request:
+                del self._front[i]
+                return
+        raise AssertionError(f"request {request.request_id} is none of the first that wait")
+
     def uncount(self, request: Request) -> None:
-        """Notes that a waiting request waits no longer; a dead entry may stay in the heap."""
+        """Notes that a waiting request waits no longer; a dead entry may stay in the queue."""
         self.num_waiting -= 1
         self.waiting_tokens -= request.known
-        if len(self._plain) + len(self._telling) > 2 * self.num_waiting + 64:
-            for queue in (self._plain, self._telling):
-                queue[:] = [entry for entry in queue if entry[1].phase is Phase.WAITING]
-                heapq.heapify(queue)
+        self._parked.pop(request.handle, None)
+        if len(self._rest) > 2 * self.num_waiting + 64:
+            self._rest[:] = [entry for entry in self._rest if entry[1].phase is Phase.WAITING]
+            heapq.heapify(self._rest)
+
+    def park(self, request: Request) -> None:
+        """Puts one of the first aside: no worker that serves can run it. It waits, in nobody's way, for another."""
+        self._drop(request)
+        self._parked[request.handle] = request
+
+    def unpark(self) -> None:
+        """Another worker serves: back into the queue with those who were put aside."""
+        for request in self._parked.values():
+            self._place((queue_key(request), request))
+        self._parked.clear()
 
     def add_late_output(self, request: Request, token: int) -> None:
         """Gives a waiting request a token that a plan from before its preemption brought."""
@@ -114,8 +150,9 @@ class RequestBook:
         self.waiting_tokens += 1
 
     def waiting(self) -> list[Request]:
-        """Who waits, next first; O(n log n), for audits and the rare look at all."""
-        return [entry[1] for entry in sorted(self._plain + self._telling) if entry[1].phase is Phase.WAITING]
+        """Who waits, next first, then who was put aside; O(n log n), for audits and the rare look at all."""
+        queued = [entry[1] for entry in sorted(self._front + self._rest) if entry[1].phase is Phase.WAITING]
+        return queued + list(self._parked.values())
 
     # Deadlines -----------------------------------------------------------------------------------------------
 
@@ -139,10 +176,3 @@ class RequestBook:
     def next_due(self) -> float | None:
         """When the next moment may come; may be early, never late."""
         return self._due[0][0] if self._due else None
-
-
-def _first(queue: list[_Entry]) -> _Entry | None:
-    """The queue's head, the dead before it dropped."""
-    while queue and queue[0][1].phase is not Phase.WAITING:
-        heapq.heappop(queue)
-    return queue[0] if queue else None

@@ -3,27 +3,21 @@
 Owns no state and decides nothing.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
+from scheduler_svc.core.draft import Draft
 from scheduler_svc.core.events import Int32Array
-from scheduler_svc.core.lane import Lane
 from scheduler_svc.core.logprobs import ask_of
-from scheduler_svc.core.plan import InFlight, Plan, PromptAsk, RowStart
+from scheduler_svc.core.plan import NO_PAGES, NOTHING_MOVES, InFlight, PageMoves, Plan, PromptAsk
 from scheduler_svc.core.rows import Rows
 
-_EMPTY = np.zeros(0, np.int32)
 
-
-def commit(
-    lane: Lane,
-    starts: list[RowStart],
-    appends: list[tuple[int, int]],
-    chunks: list[tuple[int, int]],
-    decode: npt.NDArray[np.int64],
-    now: float,
-) -> Plan:
+def commit(draft: Draft, decode: npt.NDArray[np.int64]) -> Plan:
     """Advances the rows, leaves the in-flight record and makes the plan."""
+    lane, chunks = draft.lane, draft.chunks
     rows = lane.rows
     chunk_rows = np.array([row for row, _ in chunks], np.int64)
     chunk_counts = np.array([count for _, count in chunks], np.int32)
@@ -40,32 +34,56 @@ def commit(
     lane.in_flight.append(
         InFlight(
             step=lane.step,
-            sent_at=now,
+            sent_at=draft.now,
             rows=all_rows.astype(np.int32),
             handles=rows.handle[all_rows],
             ends=rows.planned[all_rows],
             sampled=sampled,
-            zero_pages=zero_pages,
             prefill_tokens=sum(count for _, count in chunks),
             decode_tokens=len(decode),
             num_logprobs=num_logprobs,
             prompt_asks=prompt_asks,
+            kept=tuple(draft.kept),
+            saved=tuple(draft.saved),
         )
     )
+    append_rows, append_pages = _columns(draft.appends, 2)
     return Plan(
         generation=lane.generation,
         step=lane.step,
         checksum=rows.checksum,
         zero_pages=zero_pages,
-        starts=tuple(starts),
-        append_rows=np.array([row for row, _ in appends], np.int32) if appends else _EMPTY,
-        append_pages=np.array([page for _, page in appends], np.int32) if appends else _EMPTY,
+        starts=tuple(draft.starts),
+        append_rows=append_rows,
+        append_pages=append_pages,
         chunk_rows=chunk_rows.astype(np.int32),
         chunk_starts=chunk_starts,
         chunk_counts=chunk_counts,
         chunk_samples=chunk_samples.astype(np.uint8),
         decode_rows=decode.astype(np.int32),
+        moves=_moves(draft),
     )
+
+
+def _moves(draft: Draft) -> PageMoves:
+    if not (draft.saves or draft.copies or draft.loads):
+        return NOTHING_MOVES
+    saved_pages, saved_slots = _columns(draft.saves, 2)
+    copied_from, copied_to, copied_tokens = _columns(draft.copies, 3)
+    loaded_slots, loaded_pages = _columns(draft.loads, 2)
+    return PageMoves(
+        saved_pages=saved_pages,
+        saved_slots=saved_slots,
+        copied_from=copied_from,
+        copied_to=copied_to,
+        copied_tokens=copied_tokens,
+        loaded_slots=loaded_slots,
+        loaded_pages=loaded_pages,
+    )
+
+
+def _columns(entries: Sequence[tuple[int, ...]], width: int) -> list[Int32Array]:
+    return list(np.array(entries, np.int32).T.copy()) if entries else [NO_PAGES] * width
 
 
 def _asks(

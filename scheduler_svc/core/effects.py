@@ -307,6 +307,7 @@ class StepReport:
     decode_tokens: int
     output_tokens: int
     pages_used: int
+    pages_cached: int
     pages_total: int
     preemptions: int
     compute_us: int

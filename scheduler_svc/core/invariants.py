@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 
 from scheduler_svc.core.lane import Lane
-from scheduler_svc.core.request import Phase
+from scheduler_svc.core.request import Phase, Request
 from scheduler_svc.core.rows import Rows, mix
 from scheduler_svc.core.scheduler import Scheduler
 
@@ -16,13 +16,11 @@ from scheduler_svc.core.scheduler import Scheduler
 def audit(core: Scheduler) -> None:
     """Raises AssertionError at the first rule that does not hold."""
     _audit_book(core)
-    if core.lane is None:
-        running = [request.request_id for request in core.book if request.phase is Phase.RUNNING]
-        assert not running, f"no lane, but {running} run"
-        return
-    _audit_pages(core.lane)
-    _audit_rows(core, core.lane)
-    _audit_in_flight(core, core.lane)
+    for worker, lane in core.lanes.items():
+        assert lane.worker == worker
+        _audit_pages(lane)
+        _audit_rows(core, lane)
+        _audit_in_flight(core, lane)
 
 
 def _audit_book(core: Scheduler) -> None:
@@ -34,25 +32,32 @@ def _audit_book(core: Scheduler) -> None:
     for request in book:
         assert request.phase is not Phase.ENDED, f"{request.request_id} ended and is still live"
         assert (request.row > 0) == (request.phase is Phase.RUNNING), f"{request.request_id}: phase and row differ"
+        assert (request.worker in core.lanes) == (request.row > 0), f"{request.request_id}: row and lane differ"
         assert request.frontend in core.frontends, f"{request.request_id} belongs to a front end that is gone"
         assert request.num_outputs == sum(len(part) for part in request.outputs)
         assert request.known < request.total_length or request.phase is Phase.RUNNING
         assert request.late_samples <= request.late_plans or request.phase is Phase.RUNNING
-    assert all(book.by_handle(handle) for handle in core.keeper.suspects), "a suspect is not live"
+    assert all(book.by_handle(handle) for handle in core.suspects), "a suspect is not live"
 
 
 def _audit_pages(lane: Lane) -> None:
     pool, rows = lane.pool, lane.rows
-    held = Counter(page for row in map(int, rows.seated()) for page in rows.pages[row])
-    free = pool.free_pages()
-    assert len(free) == len(set(free)) == pool.num_free, "free list and its count differ"
-    assert 0 not in held and 0 not in free, "page 0 is in use"
-    assert not set(free) & set(held), "a free page is held"
-    assert pool.num_free + pool.num_used == pool.num_pages - 1
+    held = Counter(page for row in rows.seated().tolist() for page in lane.held_pages(row))
+    unused = pool.free_pages()
+    assert len(unused) == len(set(unused)) == pool.num_unused, "the list of unused pages and its count differ"
+    assert 0 not in held and 0 not in unused, "page 0 is in use"
+    assert not set(unused) & set(held), "an unused page is held"
+    assert pool.num_unused + pool.num_used == pool.num_pages - 1
     for page in range(1, pool.num_pages):
         assert pool.references(page) == held[page], (
             f"page {page}: {pool.references(page)} references, {held[page]} holders"
         )
+    names = [pool.name(page) for page in range(pool.num_pages)]
+    named = {page: name for page, name in enumerate(names) if name is not None}
+    assert len(named) == pool.num_indexed and len(set(named.values())) == len(named), "the index lost a page"
+    assert all(pool.page_named(name) == page for page, name in named.items()), "the index names another page"
+    assert pool.num_kept == sum(page in named for page in unused), "kept pages miscounted"
+    lane.host.audit()
 
 
 def _audit_rows(core: Scheduler, lane: Lane) -> None:
@@ -63,6 +68,7 @@ def _audit_rows(core: Scheduler, lane: Lane) -> None:
     for row in map(int, seated):
         request = rows.requests[row]
         assert request is not None and request.row == row and request.handle == rows.handle[row]
+        assert request.worker == lane.worker, f"row {row} runs a request of another lane"
         assert core.book.by_handle(request.handle) is request, f"row {row} runs a dead request"
         confirmed, planned, known, samples, last = (
             int(array[row]) for array in (rows.confirmed, rows.planned, rows.known, rows.samples, rows.last)
@@ -74,7 +80,8 @@ def _audit_rows(core: Scheduler, lane: Lane) -> None:
         assert known < request.total_length and last == request.total_length - 1
         assert rows.num_pages[row] == len(rows.pages[row])
         assert len(rows.pages[row]) * page_size >= planned, f"row {row} computes past its pages"
-        assert len(set(rows.pages[row])) == len(rows.pages[row]), f"row {row} lists a page twice"
+        assert len(set(lane.held_pages(row))) == len(lane.held_pages(row)), f"row {row} holds a page twice"
+        _audit_names(lane, row, request)
         assert rows.num_logprobs[row] == request.sampling.num_logprobs
         untold = _untold(int(rows.prompt_logprobs_from[row]), confirmed, request.prompt_tokens)
         assert request.prompt_logprobs_from == untold, (
@@ -83,6 +90,22 @@ def _audit_rows(core: Scheduler, lane: Lane) -> None:
     telling = (rows.num_logprobs[seated] > 0) | (rows.prompt_logprobs_from[seated] > 0)
     assert rows.num_telling == telling.sum(), "rows that want logprobs miscounted"
     assert rows.checksum == _slow_checksum(rows), "the incremental checksum drifted"
+
+
+def _audit_names(lane: Lane, row: int, request: Request) -> None:
+    """Nothing of a row will be written into a page that the index names, and what it holds of its window is there."""
+    rows, pool, page_size = lane.rows, lane.pool, lane.info.page_size
+    planned, held_from = int(rows.planned[row]), int(rows.held_from[row])
+    for page_idx, page in enumerate(rows.pages[row]):
+        is_held = page_idx < lane.sink_pages or page_idx >= held_from
+        if (page_idx + 1) * page_size > planned and is_held:
+            assert pool.name(page) is None, f"row {row} will write page {page}, which is kept for others"
+        if is_held and pool.name(page) is not None and page_idx < len(request.page_hashes):
+            assert pool.name(page) == request.page_hashes[page_idx], f"row {row}: page {page} has another past"
+    assert held_from <= max(lane.sink_pages, lane.first_seen_page(planned)), f"row {row} freed what it will read"
+    assert int(rows.sealed[row]) == int(rows.proven[row]) // page_size
+    sealed = [page for i, page in enumerate(rows.pages[row][: int(rows.sealed[row])]) if i >= held_from]
+    assert not any(pool.suspect[page] for page in sealed), f"row {row}: a page that was read is suspect"
 
 
 def _untold(first: int, computed: int, prompt_tokens: int) -> int:

@@ -1,73 +1,183 @@
-"""The core's view of one worker: its page pool, rows, plans in flight and generation.
+"""The core's view of one worker: its pages, what is kept of them, its rows, plans in flight and generation.
 
-Owns that state and its two moments of loss (a request leaves its row; the whole lane is reset). Decides nothing.
+Owns that state and its moments of loss (a request leaves its row; the whole lane is reset). Decides nothing.
 """
 
 from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from scheduler_svc.core.events import WorkerInfo
+from scheduler_svc.core.host_pool import HostPool
 from scheduler_svc.core.page_pool import PagePool
 from scheduler_svc.core.plan import InFlight
+from scheduler_svc.core.policy import FIRST_SHARE
 from scheduler_svc.core.request import Move, Request
 from scheduler_svc.core.rows import Rows
 
 
-class Lane:
-    """Opened when a worker joins, reset whenever what it holds can no longer be trusted."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocked:
+    """Too few pages for this request, at this step, with so many rows seated."""
 
-    def __init__(self, *, worker: str, info: WorkerInfo, generation: int, now: float) -> None:
+    handle: int
+    step: int
+    num_seated: int
+
+
+class Lane:
+    """Opened when a worker joins, reset whenever what it runs can no longer be trusted."""
+
+    def __init__(self, *, worker: str, number: int, info: WorkerInfo, generation: int, now: float) -> None:
         self.worker = worker
+        self.number = number
+        """Unique among the lanes of the core's life: the older lane has the lower one."""
         self.info = info
         self.heard_at = now
         self.result_at = now
         # Resets since a step was last confirmed.
         self.fruitless_resets = 0
-        # Freed pages that may hold values which are not finite; the next plan zeroes them. Kept over a reset.
-        self.zero_pages: list[int] = []
+        self.sink_pages = -(-info.sink_tokens // info.page_size)
+        """Leading pages that every position sees, whatever the window."""
+        self.pool = PagePool(info.num_pages)
+        self.host = HostPool(info.host_pages)
+        # The share of what it may yet say that a running request is expected to say (`policy.next_share`).
+        self.expected_share = FIRST_SHARE
         self._open(generation)
 
     def _open(self, generation: int) -> None:
         self.generation = generation
         self.step = 0
-        self.pool = PagePool(self.info.num_pages)
+        # Pages handed out that the next plan must zero first.
+        self.zero_pages: list[int] = []
+        # What kept the queue's head out when it was last looked at.
+        self.blocked: Blocked | None = None
         self.rows = Rows(self.info.max_rows)
         self.in_flight: deque[InFlight] = deque()
+
+    # Sizes ---------------------------------------------------------------------------------------------------------
 
     def pages_for(self, num_tokens: int) -> int:
         """Pages that so many positions take."""
         return -(-num_tokens // self.info.page_size)
 
-    def leave(self, request: Request, move: Move) -> None:
-        """Takes a running request off its row and frees its pages at once.
+    def pages_at_once(self, num_tokens: int) -> int:
+        """Pages that a sequence of so many positions ever holds at once."""
+        return pages_at_once(self.info, num_tokens)
 
-        Plans in flight may still read and write those pages; the worker applies plans in order, so whoever gets the
-        pages next writes them after that.
+    def first_seen_page(self, position: int) -> int:
+        """The first page past the sink pages that the position, or one after it, reads; 0 without a window."""
+        window = self.info.window
+        return max(0, position - window + 1) // self.info.page_size if window else 0
+
+    # Pages ---------------------------------------------------------------------------------------------------------
+
+    def hand_out(self, count: int) -> list[int] | None:
+        """Pages for somebody's own use, None where too few are left; the next plan zeroes those that need it."""
+        pages = self.pool.allocate(count)
+        if pages is not None:
+            self.zero_pages += self.pool.take_suspects(pages)
+        return pages
+
+    def held_pages(self, row: int) -> list[int]:
+        """What the row holds, in logical order: all but those behind a window."""
+        pages, held_from = self.rows.pages[row], int(self.rows.held_from[row])
+        if held_from <= self.sink_pages:
+            return pages
+        return pages[: self.sink_pages] + pages[held_from:]
+
+    def free_behind(self, row: int) -> None:
+        """Frees what no position from the row's next one on will read.
+
+        Plans in flight may still read it; the worker carries plans out in order, so whoever gets a page next writes it
+        after that.
         """
-        row, page_size = request.row, self.info.page_size
-        proven, planned = int(self.rows.proven[row]), int(self.rows.planned[row])
-        pages = self.rows.unseat(row)
-        # What is in flight may yet turn out not finite when nobody looks any more, and a page's next owner multiplies
-        # its stale tail by zero, which NaN survives. So what no finite sample has read is zeroed: a page per request.
-        # That covers a row that broke: the step which broke it was planned and proved nothing.
-        if proven < planned:
-            self.zero_pages.extend(pages[proven // page_size : self.pages_for(planned)])
-        self.pool.release(pages)
+        seen = self.first_seen_page(int(self.rows.planned[row]))
+        start = max(int(self.rows.held_from[row]), self.sink_pages)
+        seen = min(seen, int(self.rows.num_pages[row]))
+        if seen > start:
+            self.pool.release(self.rows.pages[row][start:seen])
+            self.rows.held_from[row] = seen
+
+    # Loss ----------------------------------------------------------------------------------------------------------
+
+    def leave(self, request: Request, move: Move) -> None:
+        """Takes a running request off its row and frees its pages at once; what the index names stays to be found.
+
+        Plans in flight may still read and write those pages, as in `free_behind`.
+        """
+        row, rows = request.row, self.rows
+        planned = int(rows.planned[row])
+        request.computed = max(request.computed, int(rows.confirmed[row]))
+        held = self.held_pages(row)
+        if held and planned and rows.proven[row] == planned == rows.confirmed[row]:
+            # All that was ever written there, a finite sample has read; full pages were sealed as they filled.
+            last = rows.pages[row][(planned - 1) // self.info.page_size]
+            self.pool.suspect[last] = 0
+        rows.unseat(row)
+        self.pool.release(held)
+        request.worker = ""
         request.move(move)
 
-    def preempt(self, request: Request) -> None:
-        """Takes it off its row, to be computed again later."""
-        request.recomputed_tokens += int(self.rows.confirmed[request.row])
-        request.preemptions += 1
-        self.leave(request, Move.PREEMPT)
+    def distrust(self, request: Request) -> None:
+        """Takes out of the index what no finite sample has read of a request whose values are not finite."""
+        pool = self.pool
+        for page_hash in request.page_hashes:
+            page = pool.page_named(page_hash)
+            if page and pool.suspect[page]:
+                pool.forget(page)
+            if self.host.is_suspect(page_hash):
+                self.host.forget(page_hash)
 
-    def reset(self, generation: int) -> list[Request]:
-        """Drops all rows, pages and plans in flight; returns the requests that ran, rows ascending."""
+    def reset(self, generation: int, *, keep_pages: bool) -> list[Request]:
+        """Drops all rows and plans in flight; returns the requests that ran, rows ascending.
+
+        The index keeps pages whose every step is confirmed, or none.
+        """
         requests = self.rows.requests_at(self.rows.seated())
         for request in requests:
-            request.recomputed_tokens += int(self.rows.confirmed[request.row])
             request.worker_changes += 1
             self.leave(request, Move.RESET)
-        unconfirmed = [int(page) for record in self.in_flight for page in record.zero_pages]
-        self.zero_pages = list(dict.fromkeys([*unconfirmed, *self.zero_pages]))
+        for record in self.in_flight:
+            self._void(record)
+        if not keep_pages:
+            self.pool.forget_all()
+            self.host.forget_all()
         self._open(generation)
         return requests
+
+    def _void(self, record: InFlight) -> None:
+        """Nobody knows how far the plan came."""
+        for page, page_hash in record.kept:
+            if self.pool.name(page) == page_hash:
+                self.pool.forget(page)
+        for page_hash in record.saved:
+            self.host.forget(page_hash)
+
+    def save(self, request: Request, moved: Sequence[int]) -> list[tuple[int, int, bytes]]:
+        """Room in host memory for the named pages of a running request: page, host page, hash.
+
+        `moved` are the host pages that this plan writes already, which may not be lost again.
+        """
+        saves: list[tuple[int, int, bytes]] = []
+        table = self.rows.pages[request.row]
+        for page_idx, page_hash in enumerate(request.page_hashes[: len(table)]):
+            if len(moved) + len(saves) >= self.host.num_slots:
+                break
+            page = table[page_idx]
+            # Only those that it alone holds: what others share stays on the device.
+            if self.pool.name(page) != page_hash or self.pool.references(page) != 1:
+                continue
+            slot = self.host.save(page_hash, self.pool.tokens(page), suspect=bool(self.pool.suspect[page]))
+            if slot is not None:
+                saves.append((page, slot, page_hash))
+        return saves
+
+
+def pages_at_once(info: WorkerInfo, num_tokens: int) -> int:
+    """Pages that a sequence of so many positions ever holds at once on such a worker."""
+    all_of_it = -(-num_tokens // info.page_size)
+    if not info.window:
+        return all_of_it
+    sinks = -(-info.sink_tokens // info.page_size)
+    return min(all_of_it, sinks + (info.window + info.chunk_align - 1) // info.page_size + 2)

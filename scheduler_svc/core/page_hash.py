@@ -6,8 +6,6 @@ last token, so two pages of one hash have the same logical index and the same pa
 
 from hashlib import sha256
 
-import numpy as np
-
 from scheduler_svc.core.events import Int32Array
 
 HASH_BYTES = 32
@@ -27,7 +25,7 @@ def next_hash(parent: bytes, tokens: bytes) -> bytes:
 
 def hash_pages(parent: bytes, tokens: Int32Array, page_size: int) -> bytes:
     """Hashes of the full pages in `tokens` int32[n], 32 bytes each, one after another."""
-    data = memoryview(np.ascontiguousarray(tokens, "<i4")).cast("B")
+    data = tokens.astype("<i4", copy=False).tobytes()
     size, hashes = 4 * page_size, list[bytes]()
     for end in range(size, len(data) + 1, size):
         parent = sha256(parent + data[end - size : end]).digest()

@@ -96,10 +96,10 @@ class InFlight:
     """What a sent plan will be read against when its result comes, whatever happened to the rows since.
 
     `rows`, `handles`, `ends` name every row of the plan: whose it was and the first position after those computed.
-    `sampled` are indices into them, in the order of the result's tokens. `zero_pages` are what the plan zeroes: that
-    it did so is known only once it is confirmed. `prefill_tokens` are those of its chunks, `decode_tokens` one per
-    decode row. `num_logprobs` int32[sampled] is what each sampled row wants, None where all want none; `prompt_asks`
-    are in the order of the chunks.
+    `sampled` are indices into them, in the order of the result's tokens. `prefill_tokens` are those of its chunks,
+    `decode_tokens` one per decode row. `num_logprobs` int32[sampled] is what each sampled row wants, None where all
+    want none; `prompt_asks` are in the order of the chunks. `kept` are the pages, and their hashes, that the index
+    names because this plan fills them; `saved` the hashes of the pages that it saves: void with the plan.
     """
 
     step: int
@@ -108,8 +108,9 @@ class InFlight:
     handles: Int64Array
     ends: Int32Array
     sampled: Int64Array
-    zero_pages: Int32Array
     prefill_tokens: int
     decode_tokens: int
     num_logprobs: Int32Array | None
     prompt_asks: tuple[PromptAsk, ...]
+    kept: tuple[tuple[int, bytes], ...]
+    saved: tuple[bytes, ...]

@@ -1,7 +1,7 @@
 """One admitted request: what it asked for, what it has, and the table of its phases.
 
-Owns the cold state. While a request runs, its hot counters live in the lane's `Rows`; they come back here when it
-leaves its row. Knows nothing of pages or plans.
+Owns the cold state, the hashes that name its pages among it. While a request runs, its hot counters live in the lane's
+`Rows`; they come back here when it leaves its row. Knows nothing of which pages it holds, or of plans.
 """
 
 from dataclasses import dataclass, field
@@ -11,6 +11,7 @@ import numpy as np
 
 from scheduler_svc.core.effects import Stats
 from scheduler_svc.core.events import Int32Array, Sampling
+from scheduler_svc.core.page_hash import next_hash
 
 
 class Phase(StrEnum):
@@ -53,7 +54,9 @@ class Request:
     sample_idx: int
     """Which sample of its submitted request this is; keys the noise."""
     total_length: int
-    """Prompt and output tokens at which it ends with LENGTH."""
+    """Prompt and output tokens at which it ends, with LENGTH unless `is_cut`."""
+    is_cut: bool = False
+    """The model's length is less than prompt and max_new_tokens: it ends with CONTEXT_FULL."""
     min_new_tokens: int
     stop_token_ids: frozenset[int]
     banned: tuple[int, ...]
@@ -62,9 +65,23 @@ class Request:
     priority: int
     arrival: int
     arrived_at: float
+    tag: int = 0
+    """Its place in the order, in tokens of service (`tenants.py`)."""
+    passed_over: int = 0
+    """Requests behind it that were admitted before it, because more of theirs was kept."""
+    prefix_root: bytes = b""
+    """What its pages' hashes are chained to; it also stands for the tenant. Empty: no page of it is shared."""
+    page_hashes: list[bytes] = field(default_factory=list[bytes])
+    """Of its full pages, as far as they were needed."""
+    cache_read: bool = True
+    cache_write: bool = True
     phase: Phase = Phase.WAITING
+    worker: str = ""
+    """Whose lane it runs on while RUNNING, else empty."""
     row: int = 0
-    """Its row while RUNNING, else 0."""
+    """Its row there while RUNNING, else 0."""
+    computed: int = 0
+    """Positions that were computed and confirmed before it lost its row, at most."""
     outputs: list[Int32Array] = field(default_factory=list[Int32Array])
     """Output tokens flushed from its row, in order; all of them while it has no row."""
     num_outputs: int = 0
@@ -118,6 +135,42 @@ class Request:
     def known_tokens(self) -> Int32Array:
         """int32[known], a fresh array; only while it has no row."""
         return np.concatenate([self.prompt, *self.outputs])
+
+    def tokens_between(self, start: int, end: int) -> Int32Array:
+        """int32[end - start] of the tokens that it holds, which its row's newest are not part of."""
+        prompt = self.prompt_tokens
+        if end <= prompt:
+            return self.prompt[start:end]
+        parts: list[Int32Array] = []
+        following = self.known
+        for part in reversed(self.outputs):
+            first = following - len(part)
+            if first < end:
+                parts.append(part[max(0, start - first) : end - first])
+            following = first
+            if first <= start:
+                break
+        if start < prompt:
+            parts.append(self.prompt[start:])
+        return np.concatenate(parts[::-1])
+
+    def page_tokens(self, page_idx: int, page_size: int) -> bytes:
+        """The tokens of its page of this logical index, little-endian int32."""
+        return self.tokens_between(page_idx * page_size, (page_idx + 1) * page_size).tobytes()
+
+    def hash_known(self, page_size: int) -> None:
+        """Brings the hashes up to all full pages that it knows; only while it has no row."""
+        if not self.prefix_root:
+            return
+        hashes = self.page_hashes
+        for page_idx in range(len(hashes), self.known // page_size):
+            self.add_hash(self.page_tokens(page_idx, page_size))
+
+    def add_hash(self, tokens: bytes) -> bytes:
+        """Names its next full page, whose tokens these are; returns the hash."""
+        page_hash = next_hash(self.page_hashes[-1] if self.page_hashes else self.prefix_root, tokens)
+        self.page_hashes.append(page_hash)
+        return page_hash
 
     def add_outputs(self, tokens: Int32Array) -> None:
         """Takes tokens over from its row."""

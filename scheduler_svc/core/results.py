@@ -116,8 +116,10 @@ def _seated(lane: Lane, rows_s: npt.NDArray[np.int64], tokens: Int32Array, eos: 
     for request in rows.requests_at(rows_s[offsets == 0]):
         request.first_token_at = now
     rows.samples[rows_s] -= 1
-    rows.proven[rows_s] = rows.confirmed[rows_s]
+    rows.proven[rows_s] = proven = rows.confirmed[rows_s]
     rows.add_tokens(rows_s, tokens)
+    for row in rows_s[proven >= rows.sealing_at[rows_s]].tolist():
+        _seal(lane, row)
     known = rows.known[rows_s]
 
     endings: list[Ending] = []
@@ -137,6 +139,29 @@ def _seated(lane: Lane, rows_s: npt.NDArray[np.int64], tokens: Int32Array, eos: 
     )
 
 
+def _seal(lane: Lane, row: int) -> None:
+    """A finite sample has read the row's full pages: they are finite, and kept for others."""
+    rows, pool, page_size = lane.rows, lane.pool, lane.info.page_size
+    request = rows.request_at(row)
+    table, hashes = rows.pages[row], request.page_hashes
+    first, full = int(rows.sealed[row]), int(rows.proven[row]) // page_size
+    held_from = int(rows.held_from[row])
+    is_named = bool(request.prefix_root) and request.cache_write
+    for page_idx in range(first, full):
+        is_held = page_idx >= held_from or page_idx < lane.sink_pages
+        page = table[page_idx]
+        if is_held:
+            pool.suspect[page] = 0
+        if not is_named or (page_idx < len(hashes) and (not is_held or pool.page_named(hashes[page_idx]))):
+            continue
+        tokens = rows.tokens_between(row, page_idx * page_size, (page_idx + 1) * page_size).tobytes()
+        page_hash = hashes[page_idx] if page_idx < len(hashes) else request.add_hash(tokens)
+        if is_held:
+            pool.keep(page, page_hash, tokens)
+    rows.sealed[row] = full
+    rows.sealing_at[row] = (full + 1) * page_size
+
+
 def _ending(request: Request, token: int, known: int, is_eos: bool) -> Ending | None:
     """How the token that made the request `known` long ends it, if it does. A stop wins over the length."""
     if known > request.prompt_tokens + request.min_new_tokens:
@@ -145,7 +170,7 @@ def _ending(request: Request, token: int, known: int, is_eos: bool) -> Ending | 
         if is_eos:
             return Ending(request=request, reason=EndReason.EOS, stop_token_id=token)
     if known == request.total_length:
-        return Ending(request=request, reason=EndReason.LENGTH)
+        return Ending(request=request, reason=EndReason.CONTEXT_FULL if request.is_cut else EndReason.LENGTH)
     return None
 
 

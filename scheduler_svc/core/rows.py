@@ -8,7 +8,11 @@ Counters per row (positions and tokens are counted from the start of the sequenc
 
 `known` token ids held by the core, `planned` positions in sent plans, `confirmed` positions in received results,
 `samples` tokens that plans in flight will bring, `proven` positions whose keys and values are finite, because a later
-finite sample read them. A row has work while planned < min(known + samples, last).
+finite sample read them. A row has work while planned < min(known + samples, last). `sealed` full pages are proven; the
+row's next is when `proven` reaches `sealing_at`.
+
+With a window the row no longer holds the pages that nothing of it reads: those from the lane's sink pages on and before
+`held_from`. Its page list still names them, as the worker's table does.
 
 `prompt_logprobs_from` is what the worker was told when the row was started; how far they were told since, the request
 knows.
@@ -67,7 +71,10 @@ class Rows:
         self.samples = np.zeros(n, np.int32)
         self.proven = np.zeros(n, np.int32)
         self.plans = np.zeros(n, np.int32)
+        self.sealed = np.zeros(n, np.int32)
+        self.sealing_at = np.zeros(n, np.int32)
         self.num_pages = np.zeros(n, np.int32)
+        self.held_from = np.zeros(n, np.int32)
         self.last = np.zeros(n, np.int32)
         self.prompt = np.zeros(n, np.int32)
         self.total = np.zeros(n, np.int32)
@@ -112,8 +119,10 @@ class Rows:
         """Who sits in these rows, all of them taken."""
         return [self.request_at(row) for row in rows.tolist()]
 
-    def seat(self, request: Request, pages: list[int], frontend_idx: int) -> int:
-        """Gives the request a row with its pages, nothing computed; returns the row."""
+    def seat(
+        self, request: Request, pages: list[int], frontend_idx: int, *, first_position: int, held_from: int
+    ) -> int:
+        """Gives the request a row with its pages, filled before `first_position`; returns the row."""
         row = self._free.pop()
         self.num_seated += 1
         known = request.known
@@ -121,8 +130,11 @@ class Rows:
         self.pages[row] = pages
         self.handle[row] = request.handle
         self.known[row] = self._flushed[row] = known
-        self.confirmed[row] = self.samples[row] = self.plans[row] = self.proven[row] = 0
+        self.samples[row] = self.plans[row] = self.proven[row] = self.sealed[row] = 0
+        self.confirmed[row] = first_position
+        self.sealing_at[row] = 1
         self.num_pages[row] = len(pages)
+        self.held_from[row] = held_from
         self.last[row] = request.last_position
         self.prompt[row] = request.prompt_tokens
         self.total[row] = request.total_length
@@ -134,7 +146,7 @@ class Rows:
         self.num_logprobs[row] = request.sampling.num_logprobs
         self.prompt_logprobs_from[row] = request.prompt_logprobs_from
         self.num_telling += self._is_telling(row)
-        self._replace_table(row, pages)
+        self._replace_table(row, pages, first_position)
         request.row = row
         return row
 
@@ -178,14 +190,23 @@ class Rows:
             self.request_at(row).add_outputs(self._tail[row].copy())
             self._flushed[row] += TAIL
 
+    def tokens_between(self, row: int, start: int, end: int) -> Int32Array:
+        """int32[end - start] of what the row knows, its newest tokens included."""
+        request, flushed = self.request_at(row), int(self._flushed[row])
+        if end <= flushed:
+            return request.tokens_between(start, end)
+        tail = self._tail[row, max(0, start - flushed) : end - flushed]
+        return tail if start >= flushed else np.concatenate([request.tokens_between(start, flushed), tail])
+
     def _is_telling(self, row: int) -> bool:
         return bool(self.num_logprobs[row] or self.prompt_logprobs_from[row])
 
-    def _replace_table(self, row: int, pages: list[int]) -> None:
+    def _replace_table(self, row: int, pages: list[int], first_position: int) -> None:
         weight = int(self._weight[row])
         old = int(self.planned[row]) * weight + self._page_sum[row]
         index = np.arange(len(pages), dtype=np.uint64) << np.uint64(20)
         words = np.array(pages, np.uint64) ^ index ^ np.uint64(row << 40)
         self._page_sum[row] = int(mix(words).sum()) & _MASK
-        self._checksum = (self._checksum - old + self._page_sum[row]) & _MASK
-        self.planned[row] = 0
+        new = first_position * weight + self._page_sum[row]
+        self._checksum = (self._checksum - old + new) & _MASK
+        self.planned[row] = first_position

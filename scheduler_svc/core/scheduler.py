@@ -1,10 +1,10 @@
 """The core: `handle(event, now) -> effects`, a pure state machine.
 
-Owns every request and front end, and with the lane keeper the one worker's lane. Knows nothing of sockets, clocks or
+Owns every request and front end, and through `Lanes` each worker's lane. Knows nothing of sockets, clocks or
 randomness: the same events at the same times give the same effects, always.
 
 Theory of operation. Events change state and answer at once; only `Tick`, sent when the inbox is drained, expires what
-is due and plans, until the lane has `plans_in_flight` plans out or nothing is left to run. A result is read against
+is due and plans, until each lane has `plans_in_flight` plans out or nothing is left to run. A result is read against
 the in-flight record of its plan. A token is emitted only when its step's result has come, so whatever becomes of a
 worker, nothing was emitted that a client could see twice. A request ends in exactly one terminal answer: Rejected, or
 an End.
@@ -16,14 +16,17 @@ from typing import Any
 
 from scheduler_svc.core import effects as fx
 from scheduler_svc.core import events as ev
-from scheduler_svc.core.admission import Refusal, misfit, new_requests, refusal
+from scheduler_svc.core.admission import Refusal, new_requests, refusal
 from scheduler_svc.core.book import Due, RequestBook
 from scheduler_svc.core.config import CoreConfig
+from scheduler_svc.core.draft import Counters
 from scheduler_svc.core.lane import Lane
-from scheduler_svc.core.lane_keeper import LaneKeeper
+from scheduler_svc.core.lanes import Lanes
+from scheduler_svc.core.load import load_of
 from scheduler_svc.core.outbox import Outbox
 from scheduler_svc.core.request import Move, Phase, Request
 from scheduler_svc.core.results import Ending
+from scheduler_svc.core.routing import fits
 
 
 class Scheduler:
@@ -32,7 +35,7 @@ class Scheduler:
     def __init__(self, config: CoreConfig) -> None:
         self.config = config
         self.book = RequestBook()
-        self.keeper = LaneKeeper(config, self.book)
+        self._lanes = Lanes(config, self.book)
         self.draining = False
         self.frontends: dict[str, int] = {}
         """Live front ends and their index; indices are never used twice."""
@@ -46,6 +49,7 @@ class Scheduler:
             ev.Finish: self._on_finish,
             ev.Abort: self._on_abort,
             ev.LoadQuery: self._on_load_query,
+            ev.FlushCache: self._on_flush_cache,
             ev.FrontendJoined: self._on_frontend_joined,
             ev.FrontendLost: self._on_frontend_lost,
             ev.WorkerJoined: self._on_worker_joined,
@@ -58,14 +62,24 @@ class Scheduler:
         }
 
     @property
-    def lane(self) -> Lane | None:
-        """The lane of the worker that serves; None while none does."""
-        return self.keeper.lane
+    def lanes(self) -> dict[str, Lane]:
+        """The lane of each worker that serves, by the worker's name, the longest joined first."""
+        return self._lanes.of
+
+    @property
+    def suspects(self) -> set[int]:
+        """Handles of live requests whose last step failed."""
+        return self._lanes.suspects
+
+    @property
+    def counters(self) -> Counters:
+        """Since the start."""
+        return self._lanes.counters
 
     @property
     def info(self) -> ev.WorkerInfo | None:
         """What is served; None until a worker has joined."""
-        return self.keeper.info
+        return self._lanes.info
 
     def handle(self, event: ev.Event, now: float) -> list[fx.Effect]:
         """Takes one event at time `now` (seconds, never backwards); returns what is to be done, in order."""
@@ -75,7 +89,7 @@ class Scheduler:
 
     def next_wake(self) -> float | None:
         """When a Tick is due although nothing happens; None: never."""
-        moments = [at for at in (self.book.next_due(), self.keeper.patience()) if at is not None]
+        moments = [at for at in (self.book.next_due(), self._lanes.patience()) if at is not None]
         return min(moments, default=None)
 
     # Requests ------------------------------------------------------------------------------------------------
@@ -97,11 +111,16 @@ class Scheduler:
             code, field, message = refusal
             return [fx.Rejected(frontend=event.frontend, stream=event.stream, code=code, message=message, field=field)]
         ahead = self.book.num_waiting
-        assert self.info is not None
         first_handle = self._next_handle
         self._next_handle += event.num_samples
-        eos = self.info.eos_token_ids
-        for request in new_requests(event, first_handle=first_handle, eos_token_ids=eos, now=now):
+        for request in new_requests(
+            event,
+            first_handle=first_handle,
+            offers=self._lanes.offers,
+            tenants=self.book.tenants,
+            fair=self.config.policy.fair_share,
+            now=now,
+        ):
             self.book.add(request)
             if event.max_time_seconds > 0:
                 self.book.add_due(now + event.max_time_seconds, request, Due.TIME_LIMIT)
@@ -115,7 +134,7 @@ class Scheduler:
             return fx.RejectCode.NOT_READY, "", "no worker has joined yet"
         if self.draining:
             return fx.RejectCode.NOT_READY, "", "the service is shutting down"
-        return refusal(event, info=self.info, book=self.book, config=self.config)
+        return refusal(event, offers=self._lanes.offers, book=self.book, config=self.config)
 
     def _on_cancel(self, event: ev.Cancel, now: float) -> list[fx.Effect]:
         request = self.book.by_stream(event.frontend, event.stream)
@@ -167,13 +186,12 @@ class Scheduler:
     def _forget(self, request: Request) -> int:
         """Frees a live request without an answer; returns how many samples are still in flight for it."""
         if request.phase is Phase.RUNNING:
-            assert self.lane is not None
-            self.lane.leave(request, Move.END)
+            self.lanes[request.worker].leave(request, Move.END)
         else:
             request.move(Move.END)
             self.book.uncount(request)
         self.book.remove(request)
-        self.keeper.suspects.discard(request.handle)
+        self.suspects.discard(request.handle)
         return request.late_samples
 
     # Front ends ----------------------------------------------------------------------------------------------
@@ -197,61 +215,48 @@ class Scheduler:
                 self._forget(request)
 
     def _on_load_query(self, event: ev.LoadQuery, now: float) -> list[fx.Effect]:
-        lane = self.lane
-        load = fx.Load(
-            running=lane.rows.num_seated if lane else 0,
-            waiting=self.book.num_waiting,
-            waiting_tokens=self.book.waiting_tokens,
-            pages_used=lane.pool.num_used if lane else 0,
-            pages_total=lane.info.usable_pages if lane else 0,
-            workers=1 if lane else 0,
-            steps=self.keeper.steps,
-            step_ms=self.keeper.step_ms,
-            preemptions=self.keeper.preemptions,
-            lane_resets=self.keeper.resets,
-            output_tokens=self.output_tokens,
-            worker_pid=lane.info.pid if lane else 0,
-            pages_cached=0,
-            prompt_tokens=0,
-            cached_prompt_tokens=0,
-            host_pages_used=0,
-            host_pages_total=0,
-            per_worker=(),
-        )
+        load = load_of(self._lanes, self.book, self.output_tokens)
         return [fx.LoadReply(frontend=event.frontend, query=event.query, load=load)]
+
+    def _on_flush_cache(self, event: ev.FlushCache, now: float) -> list[fx.Effect]:
+        return [fx.FlushReply(frontend=event.frontend, query=event.query, pages=self._lanes.flush())]
 
     # Workers -------------------------------------------------------------------------------------------------
 
     def _on_worker_joined(self, event: ev.WorkerJoined, now: float) -> list[fx.Effect]:
         before, info = self.info, event.info
-        effects = self.keeper.join(event, now)
+        effects = self._lanes.join(event, now)
         if not any(isinstance(effect, fx.WorkerAccepted) for effect in effects):
             return effects
         if before is None or replace(before, pid=info.pid) != info:
             effects += [fx.ModelServed(frontend=frontend, info=info) for frontend in self.frontends]
-        self._end_misfits(info, now)
+        self._end_misfits(now)
         return effects
 
-    def _end_misfits(self, info: ev.WorkerInfo, now: float) -> None:
-        """A worker that came back smaller cannot run what the one before it could."""
+    def _end_misfits(self, now: float) -> None:
+        """A worker that came back smaller cannot run what the one before it could, and nobody else may be there to."""
+        offers = self._lanes.offers
         for request in self.book.waiting():
-            reason = misfit(info, request.prompt_tokens, request.total_length - request.prompt_tokens)
-            if reason is not None:
-                message = f"the worker that joined is smaller than the one before it: {reason}"
+            if not any(fits(offer, request) for offer in offers):
+                total, most = request.total_length, offers[0]
+                message = (
+                    f"the worker that joined is smaller than the one before it: prompt and max_new_tokens make {total} "
+                    f"tokens; the limit is {min(most.max_length, most.usable_pages * most.page_size)}"
+                )
                 self._end(request, now, failure=fx.Failure(code=fx.FailureCode.TOO_LARGE, message=message))
 
     def _on_worker_lost(self, event: ev.WorkerLost, now: float) -> list[fx.Effect]:
-        return self.keeper.close(event.reason, now) if self.keeper.is_serving(event.worker) else []
+        return self._lanes.close(event.worker, event.reason, now) if event.worker in self.lanes else []
 
     def _on_worker_alive(self, event: ev.WorkerAlive, now: float) -> list[fx.Effect]:
-        lane = self.lane
-        if lane is None or lane.worker != event.worker:
+        lane = self.lanes.get(event.worker)
+        if lane is None:
             return [fx.AskRejoin(worker=event.worker)]
         lane.heard_at = now
         return []
 
     def _on_step_done(self, event: ev.StepDone, now: float) -> list[fx.Effect]:
-        effects, delivery, endings = self.keeper.read(event, self.frontends, now)
+        effects, delivery, endings = self._lanes.read(event, self.frontends, now)
         for ending in endings:
             self._end_by(ending, now)
         if delivery is not None:
@@ -272,8 +277,8 @@ class Scheduler:
         effects: list[fx.Effect] = []
         while (due := self.book.pop_due(now)) is not None:
             self._expire(*due, now)
-        effects += self.keeper.check_patience(now)
-        effects += self.keeper.plan(self.frontends, now)
+        effects += self._lanes.check_patience(now)
+        effects += self._lanes.plan(self.frontends, now)
         return effects
 
     def _expire(self, request: Request, due: Due, now: float) -> None:

@@ -101,8 +101,8 @@ class Episode:
         audit(self.core)
         for effect in effects:
             self._carry_out(effect)
-        lane = self.core.lane
-        if isinstance(event, ev.Tick) and lane is not None and not lane.in_flight:
+        lanes = self.core.lanes.values()
+        if isinstance(event, ev.Tick) and lanes and not any(lane.in_flight for lane in lanes):
             assert not len(self.core.book), "requests live, and nothing was planned"
         return effects
 
@@ -352,8 +352,9 @@ class Episode:
         core = self.core
         assert not len(core.book), f"{len(core.book)} requests live after {_FINALE_TICKS} steps"
         self.callers.check_answered()
-        assert not core.keeper.suspects
-        assert core.lane is None or (core.lane.pool.num_used, core.lane.rows.num_seated) == (0, 0)
+        assert not core.suspects
+        for lane in core.lanes.values():
+            assert (lane.pool.num_used, lane.rows.num_seated) == (0, 0)
 
     def _check_replay(self) -> None:
         again, digest = Scheduler(self.config), EffectsDigest()

@@ -109,7 +109,7 @@ def test_a_result_that_points_outside_itself_closes_the_lane_and_hurts_nobody(in
     world.apply()
     world.results[0].nonfinite = np.array([index], "<i4").tobytes()
     world.deliver()
-    assert world.core.lane is None
+    assert world.lane is None
     sent_away = world.effects[-1]
     assert isinstance(sent_away, fx.WorkerRefused)
     assert (sent_away.worker, sent_away.retry) == (world.worker, True)

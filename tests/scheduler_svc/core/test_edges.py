@@ -88,7 +88,7 @@ def test_preemption_takes_the_newest_and_its_late_token_counts() -> None:
     world.check_all_ended()
     ends = [world.streams[stream].end for stream in (first, second)]
     assert [end and end.stats.preemptions for end in ends] == [0, 1]
-    assert world.core.keeper.preemptions == 1
+    assert world.core.counters.preemptions == 1
     assert ends[1] is not None
     assert ends[1].stats.recomputed_tokens > 0
 
@@ -136,7 +136,7 @@ def test_a_worker_lost_at_any_step_costs_nobody_a_token(steps: int) -> None:
         world.apply()
         world.deliver()
     world.kill()
-    assert world.core.lane is None
+    assert world.lane is None
     world.join()
     world.run()
     world.check_all_ended()
@@ -192,7 +192,7 @@ def test_finish_counts_what_it_drops() -> None:
         world.deliver()
     delivered = len(world.streams[stream].tokens)
     assert delivered >= 4
-    in_flight = sum(len(record.sampled) for record in world.core.lane.in_flight) if world.core.lane else 0
+    in_flight = sum(len(record.sampled) for record in world.lane.in_flight) if world.lane else 0
     world.handle(ev.Finish(frontend=FRONTEND, stream=stream, output_tokens=2))
     end = world.streams[stream].end
     assert end is not None
@@ -208,7 +208,7 @@ def test_a_step_that_fails_once_costs_nobody_a_token(step: int) -> None:
     world.run()
     world.check_all_ended()
     assert all(len(stream.tokens) == 6 for stream in world.streams.values())
-    assert world.core.keeper.resets == 1
+    assert world.core.counters.resets == 1
 
 
 @pytest.mark.parametrize("position", [0, 2, 3])
@@ -226,7 +226,7 @@ def test_one_whose_step_always_fails_ends_alone(position: int) -> None:
     assert culprit.failure is not None
     assert culprit.failure.code is fx.FailureCode.INTERNAL
     assert f"r{position + 1}" in culprit.failure.message
-    assert world.core.keeper.resets <= 3
+    assert world.core.counters.resets <= 3
 
 
 def test_a_queue_that_is_full_refuses_with_the_limit() -> None:
@@ -335,7 +335,7 @@ def test_the_serving_worker_back_as_another_is_refused_and_changes_nothing() -> 
     effects = world.handle(ev.WorkerJoined(worker=world.worker, info=other))
     assert not any(isinstance(effect, fx.ModelServed) for effect in effects)
     assert [effect.retry for effect in effects if isinstance(effect, fx.WorkerRefused)] == [False]
-    assert world.core.lane is None
+    assert world.lane is None
     assert world.core.info == info
     world.join()
     world.run()
@@ -349,7 +349,7 @@ def test_a_worker_that_hangs_is_given_up_and_asked_to_join_again() -> None:
     world.tick(1.0)
     assert world.core.next_wake() == pytest.approx(4.0)
     world.tick(3.0)
-    assert world.core.lane is None
+    assert world.lane is None
     assert any(isinstance(effect, fx.AskRejoin) for effect in world.effects)
     late = ev.StepDone(
         worker=world.worker, generation=1, step=1, status=ev.StepStatus.OK, detail="",
@@ -395,7 +395,7 @@ def test_results_that_lie_hurt_nobody(wrong: str) -> None:
             result.generation += 5
     world.deliver()
     assert world.streams[1].tokens == []
-    if world.core.lane is None:
+    if world.lane is None:
         world.join()
     elif wrong == "generation":
         world.kill()
@@ -483,7 +483,7 @@ def test_a_worker_that_gets_nothing_right_is_sent_away_for_a_while() -> None:
     world = World()
     world.submit(prompt(3), max_new_tokens=4, ignore_eos=True)
     resets = 0
-    while world.core.lane is not None:
+    while world.lane is not None:
         world.tick()
         plan = world.sent[-1]
         empty = world.streams[1].submit.prompt[:0]

@@ -107,7 +107,7 @@ def test_offsets_go_on_after_a_second_preemption() -> None:
     world.cancel(1)
     hear(world, 4.0)
     world.tick()
-    assert world.core.lane is not None
+    assert world.lane is not None
     # It goes on with five tokens on two pages of three; the next request takes the third, then one of the two.
     world.kill()
     world.shape = replace(SHAPE, num_pages=4)

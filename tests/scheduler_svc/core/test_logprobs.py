@@ -295,7 +295,7 @@ def test_where_nobody_wants_them_nothing_is_kept() -> None:
     world = World()
     world.submit(prompt(3), extras=ev.Extras(presence_penalty=1.0))
     world.tick()
-    lane = world.core.lane
+    lane = world.lane
     assert lane is not None
     assert (lane.rows.num_telling, lane.in_flight[0].num_logprobs, lane.in_flight[0].prompt_asks) == (0, None, ())
 
@@ -375,7 +375,7 @@ def test_logprobs_that_do_not_fit_send_the_worker_away_and_hurt_nobody(what: str
         case _:
             told.top_token_ids = np.full(len(told.top_token_ids) // 4, 288, "<i4").tobytes()
     world.deliver()
-    assert world.core.lane is None
+    assert world.lane is None
     refused = world.effects[-1]
     assert isinstance(refused, fx.WorkerRefused)
     assert refused.retry
@@ -394,7 +394,7 @@ def test_a_row_that_is_not_finite_excuses_no_other_rows_logprobs() -> None:
     world.results[0].nonfinite = np.array([0], "<i4").tobytes()
     world.results[0].logprobs.top_token_ids = np.full(2, 288, "<i4").tobytes()
     world.deliver()
-    assert world.core.lane is None
+    assert world.lane is None
 
 
 def test_logprobs_that_nobody_asked_for_send_the_worker_away() -> None:
@@ -405,4 +405,4 @@ def test_logprobs_that_nobody_asked_for_send_the_worker_away() -> None:
         world.apply()
         getattr(world.results[0], what).logprobs = bytes(4)
         world.deliver()
-        assert world.core.lane is None
+        assert world.lane is None

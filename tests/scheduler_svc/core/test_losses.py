@@ -113,9 +113,9 @@ def test_idle_silence_ends_the_lane() -> None:
     world = World(config=PATIENT)
     assert world.core.next_wake() == pytest.approx(9.0)
     world.tick(8.9)
-    assert world.core.lane is not None
+    assert world.lane is not None
     world.tick(0.2)
-    assert world.core.lane is None
+    assert world.lane is None
     assert world.effects[-1] == fx.AskRejoin(worker=world.worker)
 
 
@@ -124,7 +124,7 @@ def test_a_heartbeat_prevents_it() -> None:
     world.now = 8.0
     world.handle(ev.WorkerAlive(worker=world.worker))
     world.tick(8.9)
-    assert world.core.lane is not None
+    assert world.lane is not None
     assert world.core.next_wake() == pytest.approx(17.0)
 
 
@@ -136,7 +136,7 @@ def test_a_result_is_a_sign_of_life() -> None:
     assert world.end(1).reason is fx.EndReason.LENGTH
     assert world.core.next_wake() == pytest.approx(17.0)
     world.tick(8.9)
-    assert world.core.lane is not None
+    assert world.lane is not None
 
 
 def test_a_long_first_step_does_not_time_the_second_out() -> None:
@@ -148,10 +148,10 @@ def test_a_long_first_step_does_not_time_the_second_out() -> None:
     world.deliver()
     # The second plan was sent at 0 too, but its step began when the first had ended.
     world.tick(2.9)
-    assert world.core.lane is not None
+    assert world.lane is not None
     assert world.core.next_wake() == pytest.approx(5.9)
     world.tick(0.2)
-    assert world.core.lane is None
+    assert world.lane is None
 
 
 # Steps that fail ----------------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ def test_suspects_run_alone_one_after_the_other_until_they_have_sampled() -> Non
     world.run()
     world.check_all_ended()
     assert rows_of(world) == [[1, 2], [1], [2], [1, 2], [1, 2]]
-    assert world.core.keeper.suspects == set()
+    assert world.core.suspects == set()
 
 
 def test_nobody_is_admitted_beside_a_suspect() -> None:
@@ -217,7 +217,7 @@ def test_a_suspect_is_not_admitted_along_with_others() -> None:
 @pytest.mark.parametrize("status", [pb.STEP_STATUS_OUT_OF_SYNC, pb.STEP_STATUS_SKIPPED])
 def test_a_step_that_was_not_run_makes_nobody_a_suspect(status: int) -> None:
     world = failed_once(status)
-    assert world.core.keeper.suspects == set()
+    assert world.core.suspects == set()
     world.run()
     world.check_all_ended()
     assert rows_of(world) == [[1, 2]] * 4

@@ -160,7 +160,7 @@ class CoreMachine(RuleBasedStateMachine):
     @rule(faults=st.sets(st.integers(1, 20), max_size=2))
     def worker_dies_and_another_joins(self, faults: set[int]) -> None:
         self.check_content()
-        if self.world.core.lane is not None:
+        if self.world.lane is not None:
             self.world.kill()
         self.world.join(Faults(fail_steps=frozenset(faults), nonfinite_token=_POISON))
 

@@ -201,7 +201,7 @@ def test_samples_survive_preemption_and_a_lost_worker() -> None:
     world.join()
     world.run()
     world.check_all_ended()
-    assert world.core.keeper.preemptions > 0
+    assert world.core.counters.preemptions > 0
     assert [len(world.streams[number].tokens) for number in (1, 2, 3)] == [6, 6, 6]
 
 

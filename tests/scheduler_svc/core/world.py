@@ -16,6 +16,7 @@ from scheduler_svc.core import effects as fx
 from scheduler_svc.core import events as ev
 from scheduler_svc.core.invariants import audit
 from scheduler_svc.core.page_hash import hash_pages, prefix_root
+from scheduler_svc.core.lane import Lane
 from scheduler_svc.core.plan import Plan
 from scheduler_svc.core.scheduler import CoreConfig, Scheduler
 from tests.rigs.executor import Executor, Shape
@@ -225,6 +226,11 @@ class World:
             stream.end = end
 
     @property
+    def lane(self) -> Lane | None:
+        """The newest worker's lane; None while it does not serve."""
+        return self.core.lanes.get(self.worker)
+
+    @property
     def worker(self) -> str:
         """The worker that joined last."""
         return f"w-{self._workers}"
@@ -370,6 +376,5 @@ class World:
         """No request, row or page is in use."""
         assert len(self.core.book) == 0
         assert self.core.book.num_waiting == 0
-        if self.core.lane is not None:
-            assert self.core.lane.pool.num_used == 0
-            assert self.core.lane.rows.num_seated == 0
+        for lane in self.core.lanes.values():
+            assert (lane.pool.num_used, lane.rows.num_seated) == (0, 0)

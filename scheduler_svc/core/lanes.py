@@ -1,11 +1,11 @@
-"""The worker's side of the core: who serves, what was sent, what came back, and the one recovery.
+"""The workers' side of the core: who serves, what was sent, what came back, and the one recovery.
 
-Owns the lane, the generation and the suspects. It ends no request: it says whom a step ends.
+Owns the lanes, the generations and the suspects. It ends no request: it says whom a step ends.
 
-Whatever goes wrong with a worker or a step (lost, failed, out of memory, out of step) is answered alike: the lane is
-reset, its requests go back to the queue with all they know. Requests whose step failed are suspects: one at a time runs
-while all others pause, until it has sampled; one whose step fails alone ends. A worker that gets nothing right is sent
-away for a while.
+Whatever goes wrong with a worker or a step (lost, failed, out of memory, out of step) is answered alike: its lane is
+reset, its requests go back to the queue with all they know, and whichever lane has room takes them over. Requests whose
+step failed are suspects: one at a time runs while all others of its lane pause, until it has sampled; one whose step
+fails alone ends. A worker that gets nothing right is sent away for a while.
 """
 
 from collections import deque
@@ -16,9 +16,10 @@ import numpy as np
 
 from scheduler_svc.core import effects as fx
 from scheduler_svc.core import events as ev
-from scheduler_svc.core import step_reports
+from scheduler_svc.core import routing, step_reports
 from scheduler_svc.core.book import RequestBook
-from scheduler_svc.core.config import CoreConfig
+from scheduler_svc.core.config import MAX_LANES, CoreConfig
+from scheduler_svc.core.draft import Counters
 from scheduler_svc.core.lane import Lane
 from scheduler_svc.core.planner import plan_step
 from scheduler_svc.core.results import Delivery, Ending, read_result
@@ -32,23 +33,24 @@ _CAUSES = {
     ev.StepStatus.OUT_OF_MEMORY: fx.ResetCause.OUT_OF_MEMORY,
     ev.StepStatus.OUT_OF_SYNC: fx.ResetCause.OUT_OF_SYNC,
 }
+# After these the worker holds what its confirmed steps wrote; after others nobody knows what it holds.
+_KEEPING_CAUSES = (fx.ResetCause.STEP_FAILED, fx.ResetCause.OUT_OF_MEMORY)
 
 
-class LaneKeeper:
-    """One worker serves at a time; others are told to stand by."""
+class Lanes:
+    """`of` worker: its lane. All serve one model, in one way."""
 
     def __init__(self, config: CoreConfig, book: RequestBook) -> None:
         self._config = config
         self._book = book
-        self.lane: Lane | None = None
+        self.of: dict[str, Lane] = {}
         self.info: ev.WorkerInfo | None = None
         """What is served, from the last worker that joined; its identity never changes."""
         self.suspects: set[int] = set()
         """Handles of live requests."""
-        self.steps = 0
-        self.preemptions = 0
-        self.resets = 0
+        self.counters = Counters()
         self._generation = 0
+        self._next_number = 1
         self._eos = np.zeros(0, np.int32)
         self._step_seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
 
@@ -57,78 +59,111 @@ class LaneKeeper:
         """Median of the last steps, plan sent to result read; 0 before the first."""
         return 1e3 * median(self._step_seconds) if self._step_seconds else 0.0
 
-    def _totals(self) -> step_reports.Totals:
-        return step_reports.Totals(self.steps, self.preemptions)
+    @property
+    def offers(self) -> list[ev.WorkerInfo]:
+        """What may come to run a request, the largest first: the workers that serve, else the last that did."""
+        infos = [lane.info for lane in self.of.values()] or ([self.info] if self.info else [])
+        return sorted(infos, key=lambda info: (-info.max_length, -info.usable_pages))
 
-    def is_serving(self, worker: str) -> bool:
-        """Whether this worker's lane is open."""
-        return self.lane is not None and self.lane.worker == worker
+    def _totals(self) -> step_reports.Totals:
+        return step_reports.Totals(self.counters.steps, self.counters.preemptions)
 
     # Workers -------------------------------------------------------------------------------------------------
 
     def join(self, event: ev.WorkerJoined, now: float) -> list[fx.Effect]:
         """Opens a lane for the worker, or says why not."""
-        info, lane = event.info, self.lane
-        if self.info is not None and info.identity != self.info.identity:
-            reason = (
-                f"this service serves {self.info.model} (identity {self.info.identity[:12]}); the worker brings "
-                f"{info.model} (identity {info.identity[:12]}): {_difference(self.info, info)}; bring the same, or "
-                "start the scheduler anew"
-            )
-            effects = self.close("it came back as another", now) if self.is_serving(event.worker) else []
-            note = fx.Note(message=f"worker {event.worker} refused: {reason}")
-            return [*effects, note, fx.WorkerRefused(worker=event.worker, reason=reason, retry=False)]
-        if lane is not None and lane.worker != event.worker:
-            reason = f"worker {lane.worker} serves already; this one may stand by"
-            return [fx.WorkerRefused(worker=event.worker, reason=reason, retry=True)]
-        effects = self.close("it joined again", now) if lane is not None else []
+        info, worker = event.info, event.worker
+        difference = self._difference(info, worker)
+        if difference:
+            effects = self.close(worker, "it came back as another", now) if worker in self.of else []
+            reason = f"{difference}; bring the same, or start the scheduler anew"
+            note = fx.Note(message=f"worker {worker} refused: {reason}")
+            return [*effects, note, fx.WorkerRefused(worker=worker, reason=reason, retry=False)]
+        effects = self.close(worker, "it joined again", now) if worker in self.of else []
+        if len(self.of) == MAX_LANES:
+            reason = f"{MAX_LANES} workers serve already; this one may stand by"
+            return [*effects, fx.WorkerRefused(worker=worker, reason=reason, retry=True)]
         self.info = info
         self._eos = np.array(info.eos_token_ids, np.int32)
         self._generation += 1
-        self.lane = Lane(worker=event.worker, info=info, generation=self._generation, now=now)
-        effects.append(fx.WorkerAccepted(worker=event.worker, generation=self._generation))
+        lane = Lane(worker=worker, number=self._next_number, info=info, generation=self._generation, now=now)
+        self._next_number += 1
+        self.of[worker] = lane
+        self._book.unpark()
+        effects.append(fx.WorkerAccepted(worker=worker, generation=self._generation))
         if self._config.report_steps:
-            effects.append(step_reports.joined(self._totals(), self.lane, self._book, now))
+            effects.append(step_reports.joined(self._totals(), lane, self._book, now))
         return effects
 
+    def _difference(self, info: ev.WorkerInfo, worker: str) -> str:
+        """Why the worker may not serve beside the others, or after those before it; empty: it may."""
+        ours = self.info
+        if ours is None:
+            return ""
+        if info.identity != ours.identity:
+            what = "weights, config or tokenizer differ"
+            if ours.page_size != info.page_size:
+                what = f"pages of {info.page_size} tokens instead of {ours.page_size}"
+            return (
+                f"this service serves {ours.model} (identity {ours.identity[:12]}); the worker brings "
+                f"{info.model} (identity {info.identity[:12]}): {what}"
+            )
+        others = [lane.info for name, lane in self.of.items() if name != worker]
+        if others and (info.window, info.sink_tokens) != (others[0].window, others[0].sink_tokens):
+            return (
+                f"the workers that serve see {_sight(others[0])}; this one sees {_sight(info)}, so the same request "
+                "would be answered differently"
+            )
+        return ""
+
     def close(
-        self, reason: str, now: float, cause: fx.ResetCause = fx.ResetCause.WORKER_LOST, compute_us: int = 0
+        self,
+        worker: str,
+        reason: str,
+        now: float,
+        cause: fx.ResetCause = fx.ResetCause.WORKER_LOST,
+        compute_us: int = 0,
     ) -> list[fx.Effect]:
         """The worker is gone: resets its lane and forgets it."""
-        lane = self.lane
-        assert lane is not None
-        effects = self._reset(lane, f"worker {lane.worker} lost: {reason}", now, cause, compute_us)
-        self.lane = None
+        lane = self.of[worker]
+        effects = self._reset(lane, f"worker {worker} lost: {reason}", now, cause, compute_us)
+        del self.of[worker]
+        if not self.of:
+            self._book.unpark()
         return effects
 
     def patience(self) -> float | None:
-        """When the worker has been silent for too long."""
-        lane, config = self.lane, self._config
-        if lane is None:
-            return None
+        """When the first worker has been silent for too long; None: nobody serves."""
+        return min(map(self._patience_with, self.of.values()), default=None)
+
+    def _patience_with(self, lane: Lane) -> float:
+        config = self._config
         if lane.in_flight:
             # The oldest plan may have been sent while others ran before it.
             return max(lane.in_flight[0].sent_at, lane.result_at) + config.step_timeout_seconds
         return lane.heard_at + config.silence_timeout_seconds
 
     def check_patience(self, now: float) -> list[fx.Effect]:
-        """Gives a worker up that has been silent for too long; if it still lives, it may join again."""
-        patience = self.patience()
-        if patience is None or now < patience:
-            return []
-        assert self.lane is not None
-        worker = self.lane.worker
-        what = "a step took too long" if self.lane.in_flight else "it has been silent for too long"
-        return [*self.close(what, now, fx.ResetCause.WORKER_SILENT), fx.AskRejoin(worker=worker)]
+        """Gives workers up that have been silent for too long; one that still lives may join again."""
+        effects: list[fx.Effect] = []
+        for worker, lane in list(self.of.items()):
+            if now >= self._patience_with(lane):
+                what = "a step took too long" if lane.in_flight else "it has been silent for too long"
+                effects += self.close(worker, what, now, fx.ResetCause.WORKER_SILENT)
+                effects.append(fx.AskRejoin(worker=worker))
+        return effects
 
     def _reset(self, lane: Lane, reason: str, now: float, cause: fx.ResetCause, compute_us: int) -> list[fx.Effect]:
         """The one recovery. Requests keep all they know; plans in flight are void; nothing is resent."""
         void = tuple(lane.in_flight)
         self._generation += 1
-        self.resets += 1
-        for request in self._book.waiting():
-            request.late_plans = request.late_samples = 0
-        requests = lane.reset(self._generation)
+        self.counters.resets += 1
+        # Whoever lost its row while plans named it waits for them no longer.
+        for handle in {handle for record in void for handle in record.handles.tolist()}:
+            request = self._book.by_handle(handle)
+            if request is not None and not request.row:
+                request.late_plans = request.late_samples = 0
+        requests = lane.reset(self._generation, keep_pages=cause in _KEEPING_CAUSES)
         for request in requests:
             request.late_plans = request.late_samples = 0
             self._book.enqueue(request)
@@ -150,32 +185,44 @@ class LaneKeeper:
     def _send_away(self, lane: Lane, reason: str, now: float, cause: fx.ResetCause, compute_us: int) -> list[fx.Effect]:
         """The worker may come back, but not at once."""
         refused = fx.WorkerRefused(worker=lane.worker, reason=reason, retry=True)
-        return [*self.close(reason, now, cause, compute_us), refused]
+        return [*self.close(lane.worker, reason, now, cause, compute_us), refused]
+
+    def flush(self) -> int:
+        """Forgets every page that is kept; returns how many there were."""
+        return sum(lane.pool.forget_all() + lane.host.forget_all() for lane in self.of.values())
 
     # Steps ---------------------------------------------------------------------------------------------------
 
     def plan(self, frontends: Mapping[str, int], now: float) -> list[fx.Effect]:
-        """Plans until enough are in flight or nothing can run."""
-        lane = self.lane
+        """Plans until each lane has enough in flight or nothing can run."""
         effects: list[fx.Effect] = []
-        while lane is not None and len(lane.in_flight) < self._config.plans_in_flight:
-            before = self._book.num_waiting
-            plan = plan_step(
-                lane=lane, book=self._book, suspects=self.suspects, frontend_idx=frontends.__getitem__, now=now
-            )
-            # A step that preempts admits nobody, so more waiting means so many preempted.
-            self.preemptions += max(0, self._book.num_waiting - before)
-            if plan is None:
-                break
-            effects.append(fx.SendPlan(worker=lane.worker, plan=plan))
+        has_planned = True
+        while has_planned:
+            has_planned = False
+            for lane in routing.by_backlog(self.of.values()):
+                if len(lane.in_flight) >= self._config.plans_in_flight:
+                    continue
+                plan = plan_step(
+                    lane=lane,
+                    book=self._book,
+                    suspects=self.suspects,
+                    rivals=[other for other in self.of.values() if other is not lane],
+                    frontend_idx=frontends.__getitem__,
+                    counters=self.counters,
+                    policy=self._config.policy,
+                    now=now,
+                )
+                if plan is not None:
+                    effects.append(fx.SendPlan(worker=lane.worker, plan=plan))
+                    has_planned = True
         return effects
 
     def read(
         self, event: ev.StepDone, frontends: Mapping[str, int], now: float
     ) -> tuple[list[fx.Effect], Delivery | None, list[Ending]]:
         """Reads a result: what is to be done, the step's tokens if it went well, and whom it ends."""
-        lane = self.lane
-        if lane is None or lane.worker != event.worker:
+        lane = self.of.get(event.worker)
+        if lane is None:
             return [fx.AskRejoin(worker=event.worker)], None, []
         lane.heard_at = lane.result_at = now
         if event.generation != lane.generation:
@@ -193,7 +240,7 @@ class LaneKeeper:
             return self._send_away(lane, what, now, fx.ResetCause.MALFORMED, event.compute_us), None, []
         lane.in_flight.popleft()
         lane.fruitless_resets = 0
-        self.steps += 1
+        self.counters.steps += 1
         self._step_seconds.append(now - record.sent_at)
         delivery = read_result(
             lane=lane,
@@ -204,6 +251,9 @@ class LaneKeeper:
             frontend_idx=frontends,
             now=now,
         )
+        for ending in delivery.endings:
+            if ending.failure is not None:
+                lane.distrust(ending.request)
         if self.suspects:
             self.suspects.difference_update(int(handle) for handle in record.handles[record.sampled])
         if not self._config.report_steps:
@@ -230,7 +280,7 @@ class LaneKeeper:
         return effects, None, []
 
 
-def _difference(ours: ev.WorkerInfo, theirs: ev.WorkerInfo) -> str:
-    if ours.page_size != theirs.page_size:
-        return f"pages of {theirs.page_size} tokens instead of {ours.page_size}"
-    return "weights, config or tokenizer differ"
+def _sight(info: ev.WorkerInfo) -> str:
+    if not info.window:
+        return "the whole past"
+    return f"{info.window} tokens back and the first {info.sink_tokens}"

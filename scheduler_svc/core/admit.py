@@ -1,0 +1,166 @@
+"""Whom a step admits: the next in order that a row, pages, budget and logits are there for.
+
+Owns no state. Whole sequences only: admission by the first chunk alone thrashes, prompts throwing each other out
+half-way. Beside them stays free what `policy.pages_to_spare` says. One that does not fit keeps those behind it out; one
+that waits for something of its own (logits, a sibling's prompt, another lane) is passed by.
+"""
+
+from collections.abc import Collection, Sequence
+
+from scheduler_svc.core import routing
+from scheduler_svc.core.config import Policy
+from scheduler_svc.core.draft import Draft
+from scheduler_svc.core.host_pool import HostPage
+from scheduler_svc.core.lane import Blocked, Lane
+from scheduler_svc.core.policy import MAX_PASSED_OVER, chunk_tokens, pages_to_spare
+from scheduler_svc.core.prefix import FROM_ZERO, Beginning, beginning
+from scheduler_svc.core.request import Request
+
+# While the queue's head does not fit, it is looked at again after so many steps, or when a row has been left.
+_LOOK_AGAIN_STEPS = 32
+
+
+def admit(draft: Draft, suspects: Collection[int], rivals: Sequence[Lane], policy: Policy) -> None:
+    """Seats waiting requests while anything fits."""
+    lane, book = draft.lane, draft.book
+    if not book.num_waiting or not lane.rows.num_free or draft.budget <= 0 or not lane.pool.num_unused:
+        return
+    head = book.head()
+    if head is None or _is_blocked(lane, head):
+        return
+    lane.blocked = None
+    chooser = _Chooser(draft, policy)
+    while lane.rows.num_free and draft.budget > 0:
+        request = chooser.next_up()
+        if request is None or request.handle in suspects or request.late_plans:
+            return
+        if not routing.fits(lane.info, request):
+            chooser.skip(request)
+            if not any(routing.fits(rival.info, request) for rival in rivals):
+                book.park(request)
+            continue
+        if request.prompt_logprobs_from and not draft.room.has(lane.info.chunk_align):
+            chooser.skip(request)
+            continue
+        begin = beginning(lane, request, book.of_id(request.request_id))
+        if begin is None or routing.is_better_elsewhere(lane, request, begin, rivals):
+            chooser.skip(request)
+            continue
+        count = _first_chunk(draft, request, begin)
+        if count == 0:
+            return
+        spare = pages_to_spare(policy.admission, lane.rows, lane.info, lane.expected_share)
+        if _pages_needed(lane, request, begin, count) + spare > lane.pool.num_unused:
+            lane.blocked = Blocked(handle=head.handle, step=lane.step, num_seated=lane.rows.num_seated)
+            return
+        chooser.took(request)
+        _seat(draft, request, begin, count)
+        if book.head() is not head:
+            lane.blocked = None
+
+
+def admit_alone(draft: Draft, request: Request) -> int:
+    """Seats a suspect, the queue's head, computing everything anew: what was kept may be what broke its step.
+
+    Returns its row; 0 where it does not fit. Its chunk is cut when its turn comes.
+    """
+    lane, info = draft.lane, draft.lane.info
+    if not lane.rows.num_free or request.late_plans or not routing.fits(info, request):
+        return 0
+    count = chunk_tokens(remaining=request.known, budget=info.token_budget, align=info.chunk_align)
+    if _pages_needed(lane, request, FROM_ZERO, count) > lane.pool.num_unused:
+        return 0
+    return draft.seat(request, FROM_ZERO, _end_of_pages(lane, request, FROM_ZERO, count))
+
+
+def _is_blocked(lane: Lane, head: Request) -> bool:
+    """Whether nothing has changed since the head did not fit: pages come back when a row is left."""
+    blocked = lane.blocked
+    return (
+        blocked is not None
+        and blocked.handle == head.handle
+        and blocked.num_seated == lane.rows.num_seated > 0
+        and lane.step < blocked.step + _LOOK_AGAIN_STEPS
+    )
+
+
+def _first_chunk(draft: Draft, request: Request, begin: Beginning) -> int:
+    """Positions that the request would compute in this step; 0: the budget has no room for it."""
+    remaining = request.known - begin.first_position
+    if remaining == 1:
+        return 1
+    count = chunk_tokens(remaining=remaining, budget=draft.budget, align=draft.lane.info.chunk_align)
+    if count and request.prompt_logprobs_from:
+        count = draft.room.cut(request, begin.first_position, count, draft.lane.info.chunk_align)
+    return count
+
+
+def _end_of_pages(lane: Lane, request: Request, begin: Beginning, count: int) -> int:
+    """Up to where pages are handed out at once: all that it knows; with a window, its first chunk."""
+    return begin.first_position + count if lane.info.window else request.known
+
+
+def _pages_needed(lane: Lane, request: Request, begin: Beginning, count: int) -> int:
+    """Unused pages that seating the request takes, with a window also those of its later chunks."""
+    shared = [page for page in begin.pages if isinstance(page, int)]
+    fetched = sum(isinstance(page, HostPage) for page in begin.pages)
+    own = lane.pages_for(_end_of_pages(lane, request, begin, count)) - len(begin.pages) + fetched
+    own = max(own, lane.pages_at_once(request.known) - len(shared))
+    return own + sum(lane.pool.references(page) == 0 for page in shared)
+
+
+def _seat(draft: Draft, request: Request, begin: Beginning, count: int) -> None:
+    row = draft.seat(request, begin, _end_of_pages(draft.lane, request, begin, count))
+    if request.known - begin.first_position == 1:
+        draft.decode_at_once(row)
+    else:
+        draft.chunk(row, begin.first_position, count)
+
+
+class _Chooser:
+    """The order in which one step looks at those who wait.
+
+    The queue's, but for this: of the first requests of the head's own tenant and priority, whoever finds most of its
+    prompt kept goes first, before that is evicted. Nobody is passed over more than `MAX_PASSED_OVER` times.
+    """
+
+    def __init__(self, draft: Draft, policy: Policy) -> None:
+        self._lane, self._book, self._policy = draft.lane, draft.book, policy
+        self._skipped: set[int] = set()
+        self._kept: dict[int, int] = {}
+
+    def next_up(self) -> Request | None:
+        """Whom to look at now; None: nobody is left among the first."""
+        waiting = [entry[1] for entry in self._book.first() if entry[1].handle not in self._skipped]
+        if not waiting:
+            return None
+        head = waiting[0]
+        if not self._policy.cache_aware or not head.prefix_root or head.passed_over >= MAX_PASSED_OVER:
+            return head
+        alike = [r for r in waiting if r.priority == head.priority and r.prefix_root == head.prefix_root]
+        return max(alike, key=self._kept_pages)  # the first of the best
+
+    def skip(self, request: Request) -> None:
+        """It waits for something that others do not."""
+        self._skipped.add(request.handle)
+
+    def took(self, request: Request) -> None:
+        """It is being admitted, before those of its kind that stand ahead of it."""
+        for _, other in self._book.first():
+            if other is request:
+                return
+            other.passed_over += other.prefix_root == request.prefix_root and other.handle not in self._skipped
+
+    def _kept_pages(self, request: Request) -> int:
+        """Leading pages of its that the lane has."""
+        known = self._kept.get(request.handle)
+        if known is None:
+            request.hash_known(self._lane.info.page_size)
+            known = 0
+            if request.cache_read:
+                for page_hash in request.page_hashes:
+                    if not self._lane.pool.page_named(page_hash):
+                        break
+                    known += 1
+            self._kept[request.handle] = known
+        return known

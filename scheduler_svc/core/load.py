@@ -1,0 +1,41 @@
+"""How busy the core is, summed over its lanes. A pure look; owns nothing."""
+
+from scheduler_svc.core.book import RequestBook
+from scheduler_svc.core.effects import Load, WorkerLoad
+from scheduler_svc.core.lane import Lane
+from scheduler_svc.core.lanes import Lanes
+
+
+def load_of(lanes: Lanes, book: RequestBook, output_tokens: int) -> Load:
+    """As of now; `output_tokens` were delivered since the start."""
+    counters, each = lanes.counters, [_of_lane(lane) for lane in lanes.of.values()]
+    return Load(
+        running=sum(one.running for one in each),
+        waiting=book.num_waiting,
+        waiting_tokens=book.waiting_tokens,
+        pages_used=sum(one.pages_used for one in each),
+        pages_total=sum(one.pages_total for one in each),
+        workers=len(each),
+        steps=counters.steps,
+        step_ms=lanes.step_ms,
+        preemptions=counters.preemptions,
+        lane_resets=counters.resets,
+        output_tokens=output_tokens,
+        worker_pid=each[0].pid if each else 0,
+        pages_cached=sum(one.pages_cached for one in each),
+        prompt_tokens=counters.prompt_tokens,
+        cached_prompt_tokens=counters.cached_prompt_tokens,
+        host_pages_used=sum(lane.host.num_used for lane in lanes.of.values()),
+        host_pages_total=sum(lane.host.num_slots for lane in lanes.of.values()),
+        per_worker=tuple(each),
+    )
+
+
+def _of_lane(lane: Lane) -> WorkerLoad:
+    return WorkerLoad(
+        pid=lane.info.pid,
+        running=lane.rows.num_seated,
+        pages_used=lane.pool.num_used,
+        pages_cached=lane.pool.num_kept,
+        pages_total=lane.info.usable_pages,
+    )

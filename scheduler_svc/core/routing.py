@@ -1,0 +1,55 @@
+"""Which lane a request goes to, where several could take it: where it would get its first token soonest.
+
+Pure functions over lanes; owns nothing. Requests wait in one queue, bound to no lane; a lane that plans leaves those to
+the others that have more of their prompt kept, or less to do.
+"""
+
+from collections.abc import Iterable
+
+from scheduler_svc.core.events import WorkerInfo
+from scheduler_svc.core.lane import Lane, pages_at_once
+from scheduler_svc.core.prefix import Beginning, beginning
+from scheduler_svc.core.request import Request
+
+ROW_TOKENS = 32
+"""What a row that runs delays a newcomer by, in prompt tokens."""
+
+
+def fits(info: WorkerInfo, request: Request) -> bool:
+    """Whether such a worker can ever run the request to its end."""
+    total = request.total_length
+    return total <= info.max_length and pages_at_once(info, total - 1) <= info.usable_pages
+
+
+def is_better_elsewhere(lane: Lane, request: Request, begin: Beginning, rivals: Iterable[Lane]) -> bool:
+    """Whether a rival that has room would start the request sooner; of equals the older lane does."""
+    mine: tuple[int, int] | None = None
+    for rival in rivals:
+        if not rival.rows.num_free or rival.blocked is not None or not fits(rival.info, request):
+            continue
+        there = beginning(rival, request, ())
+        assert there is not None, "only siblings make a request wait"
+        if rival.pages_at_once(request.known) - len(there.pages) > rival.pool.num_unused:
+            continue
+        mine = mine or (_delay(lane, request, begin), lane.number)
+        if (_delay(rival, request, there), rival.number) < mine:
+            return True
+    return False
+
+
+def backlog(lane: Lane) -> int:
+    """What the lane has to do, in prompt tokens."""
+    rows = lane.rows
+    seated = rows.seated()
+    return int((rows.known[seated] - rows.planned[seated]).clip(0).sum()) + ROW_TOKENS * len(seated)
+
+
+def _delay(lane: Lane, request: Request, begin: Beginning) -> int:
+    """Prompt tokens that the lane computes before the request's first token."""
+    return backlog(lane) + request.known - begin.first_position
+
+
+def by_backlog(lanes: Iterable[Lane]) -> list[Lane]:
+    """Who has least to do first."""
+    ordered = list(lanes)
+    return ordered if len(ordered) < 2 else sorted(ordered, key=lambda lane: (backlog(lane), lane.number))
