@@ -4,6 +4,7 @@ Owns nothing and changes nothing. Each broken rule is an AssertionError that nam
 """
 
 from collections import Counter
+from functools import cache
 
 import numpy as np
 
@@ -16,11 +17,35 @@ from scheduler_svc.core.scheduler import Scheduler
 def audit(core: Scheduler) -> None:
     """Raises AssertionError at the first rule that does not hold."""
     _audit_book(core)
+    in_flight = {worker: _InFlight(core, lane) for worker, lane in core.lanes.items()}
     for worker, lane in core.lanes.items():
         assert lane.worker == worker
         _audit_pages(lane)
-        _audit_rows(core, lane)
-        _audit_in_flight(core, lane)
+        _audit_rows(core, lane, in_flight[worker])
+        _audit_prompt_asks(core, lane)
+    for request in core.book:
+        if not request.row:
+            plans = sum(records.plans[request.handle] for records in in_flight.values())
+            samples = sum(records.samples[request.handle] for records in in_flight.values())
+            assert (request.late_plans, request.late_samples) == (plans, samples), (
+                f"{request.request_id}: plans and samples in flight counted "
+                f"{(request.late_plans, request.late_samples)}, recorded {(plans, samples)}"
+            )
+
+
+class _InFlight:
+    """How often each request stands in a lane's plans in flight, and among those that they sample."""
+
+    def __init__(self, core: Scheduler, lane: Lane) -> None:
+        assert len(lane.in_flight) <= core.config.plans_in_flight, "more plans in flight than allowed"
+        self.plans: Counter[int] = Counter()
+        self.samples: Counter[int] = Counter()
+        for record in lane.in_flight:
+            handles = record.handles.tolist()
+            self.plans.update(handles)
+            self.samples.update(handles[i] for i in record.sampled.tolist())
+            told = sum(ask.count for ask in record.prompt_asks)
+            assert len(record.sampled) + told <= lane.info.logit_rows, "a plan wants more logits than the worker tells"
 
 
 def _audit_book(core: Scheduler) -> None:
@@ -60,36 +85,54 @@ def _audit_pages(lane: Lane) -> None:
     lane.host.audit()
 
 
-def _audit_rows(core: Scheduler, lane: Lane) -> None:
+def _audit_rows(core: Scheduler, lane: Lane, in_flight: _InFlight) -> None:
     rows, page_size = lane.rows, lane.info.page_size
-    seated = rows.seated()
+    seated = rows.seated().tolist()
     assert rows.num_seated == len(seated) and rows.num_free + len(seated) == rows.max_rows
     assert rows.handle[0] == 0, "row 0 is seated"
-    for row in map(int, seated):
+    # Elements of lists: reading one of an array costs ten times as much, and there are many.
+    confirmed, planned, known, samples, last, proven, num_pages, plans, handles, telling, told_from = (
+        array.tolist()
+        for array in (
+            rows.confirmed,
+            rows.planned,
+            rows.known,
+            rows.samples,
+            rows.last,
+            rows.proven,
+            rows.num_pages,
+            rows.plans,
+            rows.handle,
+            rows.num_logprobs,
+            rows.prompt_logprobs_from,
+        )
+    )
+    for row in seated:
         request = rows.requests[row]
-        assert request is not None and request.row == row and request.handle == rows.handle[row]
+        assert request is not None and request.row == row and request.handle == handles[row]
         assert request.worker == lane.worker, f"row {row} runs a request of another lane"
         assert core.book.by_handle(request.handle) is request, f"row {row} runs a dead request"
-        confirmed, planned, known, samples, last = (
-            int(array[row]) for array in (rows.confirmed, rows.planned, rows.known, rows.samples, rows.last)
+        assert 0 <= confirmed[row] <= planned[row] <= min(known[row] + samples[row], last[row]), (
+            f"row {row}: confirmed {confirmed[row]}, planned {planned[row]}, known {known[row]}, "
+            f"samples {samples[row]}, last {last[row]}"
         )
-        assert 0 <= confirmed <= planned <= min(known + samples, last), (
-            f"row {row}: confirmed {confirmed}, planned {planned}, known {known}, samples {samples}, last {last}"
-        )
-        assert int(rows.proven[row]) <= confirmed
-        assert known < request.total_length and last == request.total_length - 1
-        assert rows.num_pages[row] == len(rows.pages[row])
-        assert len(rows.pages[row]) * page_size >= planned, f"row {row} computes past its pages"
-        assert len(set(lane.held_pages(row))) == len(lane.held_pages(row)), f"row {row} holds a page twice"
+        assert proven[row] <= confirmed[row]
+        counted, recorded = (plans[row], samples[row]), (in_flight.plans[handles[row]], in_flight.samples[handles[row]])
+        assert counted == recorded, f"row {row}: plans and samples in flight counted {counted}, recorded {recorded}"
+        assert known[row] < request.total_length and last[row] == request.total_length - 1
+        assert num_pages[row] == len(rows.pages[row])
+        assert num_pages[row] * page_size >= planned[row], f"row {row} computes past its pages"
+        held = lane.held_pages(row)
+        assert len(set(held)) == len(held), f"row {row} holds a page twice"
         _audit_names(lane, row, request)
-        assert rows.num_logprobs[row] == request.sampling.num_logprobs
-        untold = _untold(int(rows.prompt_logprobs_from[row]), confirmed, request.prompt_tokens)
+        assert telling[row] == request.sampling.num_logprobs
+        untold = _untold(told_from[row], confirmed[row], request.prompt_tokens)
         assert request.prompt_logprobs_from == untold, (
             f"row {row}: prompt logprobs told up to {request.prompt_logprobs_from}, confirmed up to {untold}"
         )
-    telling = (rows.num_logprobs[seated] > 0) | (rows.prompt_logprobs_from[seated] > 0)
-    assert rows.num_telling == telling.sum(), "rows that want logprobs miscounted"
-    assert rows.checksum == _slow_checksum(rows), "the incremental checksum drifted"
+    num_telling = sum(telling[row] > 0 or told_from[row] > 0 for row in seated)
+    assert rows.num_telling == num_telling, "rows that want logprobs miscounted"
+    assert rows.checksum == _slow_checksum(rows, planned, set(seated)), "the incremental checksum drifted"
 
 
 def _audit_names(lane: Lane, row: int, request: Request) -> None:
@@ -114,36 +157,20 @@ def _untold(first: int, computed: int, prompt_tokens: int) -> int:
     return following if first and following < prompt_tokens else 0
 
 
-def _slow_checksum(rows: Rows) -> int:
+def _slow_checksum(rows: Rows, planned: list[int], seated: set[int]) -> int:
     """The seated rows' part from worker.proto's formula; ended rows' part as kept, their page lists are gone."""
-    total = 0
-    for row in range(1, rows.max_rows + 1):
-        weight = int(mix(np.array([row << 40 ^ 0xFFFFF], np.uint64))[0]) | 1
-        pages = rows.page_sum(row)
-        if rows.handle[row]:
-            words = [row << 40 ^ i << 20 ^ page for i, page in enumerate(rows.pages[row])]
-            pages = int(mix(np.array(words, np.uint64)).sum())
-        total += int(rows.planned[row]) * weight + pages
+    words = [row << 40 ^ i << 20 ^ page for row in seated for i, page in enumerate(rows.pages[row])]
+    total = int(mix(np.array(words, np.uint64)).sum())
+    for row, weight in enumerate(_weights(rows.max_rows)):
+        total += planned[row] * weight + (0 if row in seated else rows.page_sum(row))
     return total % (1 << 64)
 
 
-def _audit_in_flight(core: Scheduler, lane: Lane) -> None:
-    assert len(lane.in_flight) <= core.config.plans_in_flight, "more plans in flight than allowed"
-    plans: Counter[int] = Counter()
-    samples: Counter[int] = Counter()
-    for record in lane.in_flight:
-        plans.update(int(handle) for handle in record.handles)
-        samples.update(int(handle) for handle in record.handles[record.sampled])
-        told = sum(ask.count for ask in record.prompt_asks)
-        assert len(record.sampled) + told <= lane.info.logit_rows, "a plan wants more logits than the worker tells"
-    _audit_prompt_asks(core, lane)
-    for request in core.book:
-        at = request.row
-        counted = (lane.rows.plans[at], lane.rows.samples[at]) if at else (request.late_plans, request.late_samples)
-        assert counted == (plans[request.handle], samples[request.handle]), (
-            f"{request.request_id}: plans and samples in flight counted {counted}, "
-            f"recorded {(plans[request.handle], samples[request.handle])}"
-        )
+@cache
+def _weights(max_rows: int) -> tuple[int, ...]:
+    """W of each row; row 0 has none."""
+    rows = np.arange(1, max_rows + 1, dtype=np.uint64)
+    return 0, *(mix(rows << np.uint64(40) ^ np.uint64(0xFFFFF)) | np.uint64(1)).tolist()
 
 
 def _audit_prompt_asks(core: Scheduler, lane: Lane) -> None:

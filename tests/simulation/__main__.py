@@ -1,25 +1,83 @@
-"""Runs an episode again, or episodes for a while: `python -m tests.simulation SEED [--seconds N]`."""
+"""Lives again, or many of them: `python -m tests.simulation SEED [--operations N] [--seeds N] [--jobs N]`.
+
+Prints how far it is. A seed that fails prints itself, its traceback and the command that replays it; nothing follows.
+"""
 
 import argparse
+import multiprocessing
 import time
+import traceback
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 
 from tests.simulation.episode import Episode
 
+_PROGRESS_SECONDS = 10.0
 
-def main() -> None:
-    """Ends with the failing episode's traceback and seed, or with a line of how many went well."""
-    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
-    parser.add_argument("seed", type=int, help="the first episode's seed")
-    parser.add_argument("--seconds", type=float, default=0.0, help="go on with the seeds that follow for so long")
-    args = parser.parse_args()
-    started, num_episodes, num_events = time.monotonic(), 0, 0
-    while not num_episodes or time.monotonic() - started < args.seconds:
-        episode = Episode(args.seed + num_episodes)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Life:
+    """What became of a seed; `failure` is empty where all promises held."""
+
+    seed: int
+    num_handled: int
+    seen: Counter[str]
+    failure: str
+
+
+def _live(operations: int, seed: int) -> _Life:
+    episode, failure = Episode(seed, operations=operations), ""
+    try:
         episode.run()
-        num_episodes += 1
-        num_events += len(episode.log)
-    print(f"{num_episodes} episodes, {num_events} events, {time.monotonic() - started:.1f} s: all promises held")
+    except Exception:
+        failure = traceback.format_exc()
+    return _Life(seed=seed, num_handled=episode.num_handled, seen=episode.seen, failure=failure)
+
+
+@contextmanager
+def _lives(seeds: Iterable[int], operations: int, jobs: int) -> Iterator[Iterable[_Life]]:
+    live = partial(_live, operations)
+    if jobs == 1:
+        yield map(live, seeds)
+        return
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        yield pool.imap(live, seeds)
+
+
+def main() -> int:
+    """1 where a seed fails; the first one in order is told."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__, allow_abbrev=False)
+    parser.add_argument("seed", type=int, help="the first seed")
+    parser.add_argument("--operations", type=int, default=1000, help="events of each seed's life (default 1000)")
+    parser.add_argument("--seeds", type=int, default=1, help="how many seeds, one after the other")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--seen", action="store_true", help="tell at the end what happened how often")
+    args = parser.parse_args()
+    started = told = time.monotonic()
+    num_seeds = num_handled = 0
+    seen: Counter[str] = Counter()
+    with _lives(range(args.seed, args.seed + args.seeds), args.operations, args.jobs) as lives:
+        for life in lives:
+            if life.failure:
+                print(f"{life.failure}\nseed {life.seed} failed after {num_handled + life.num_handled:,} operations")
+                return 1
+            num_seeds += 1
+            num_handled += life.num_handled
+            seen += life.seen
+            if (now := time.monotonic()) - told > _PROGRESS_SECONDS:
+                told = now
+                print(
+                    f"{num_seeds:,} of {args.seeds:,} seeds, {num_handled:,} operations, {now - started:.0f} s",
+                    flush=True,
+                )
+    if args.seen:
+        print("\n".join(f"{count:>12,} {what}" for what, count in sorted(seen.items())))
+    print(f"{num_seeds:,} seeds, {num_handled:,} operations, {time.monotonic() - started:.1f} s: all promises held")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

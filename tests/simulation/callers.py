@@ -31,6 +31,20 @@ class Caller(Stream):
         """Admitted, and the terminal answer is owed."""
         return self.admitted and self.end is None and not self.gone
 
+    @property
+    def frontend(self) -> str:
+        """Where it is connected."""
+        return self.submit.frontend
+
+    @property
+    def stream(self) -> int:
+        """Its number there."""
+        return self.submit.stream + self.sample_idx
+
+    def history(self) -> list[int]:
+        """What it asked and heard: what a talk goes on from."""
+        return [*self.submit.prompt.tolist(), *self.tokens]
+
 
 class Callers:
     """All streams by front end and number."""
@@ -38,12 +52,34 @@ class Callers:
     def __init__(self, shape: Shape, *, plans_in_flight: int) -> None:
         self.by_key: dict[tuple[str, int], Caller] = {}
         self.num_delivered = 0
+        self._order: list[Caller] = []
+        # Those that may yet be live, for `live` is asked often.
+        self._pending: list[Caller] = []
         self._shape = shape
         self._plans_in_flight = plans_in_flight
 
-    def live(self) -> list[tuple[str, int]]:
+    def next_stream(self) -> int:
+        """A number that no stream has."""
+        return len(self.by_key)
+
+    def add(self, number: int, caller: Caller) -> None:
+        """One that is about to ask."""
+        self.by_key[caller.frontend, number] = caller
+        self._order.append(caller)
+        self._pending.append(caller)
+
+    def recent(self, count: int) -> list[Caller]:
+        """Those that asked last."""
+        return self._order[-count:]
+
+    def siblings(self, caller: Caller) -> list[Caller]:
+        """All samples of its request."""
+        return [self.by_key[caller.frontend, number] for number in caller.submit.streams]
+
+    def live(self) -> list[Caller]:
         """Streams that are owed an answer, in order of arrival."""
-        return [key for key, caller in self.by_key.items() if caller.live]
+        self._pending = [caller for caller in self._pending if caller.live]
+        return list(self._pending)
 
     def hang_up(self, frontend: str) -> None:
         """All streams of a front end that died or starts anew."""
@@ -102,6 +138,9 @@ class Callers:
         assert stats.total_seconds == pytest.approx(now - caller.arrived_at)
         first = 0.0 if caller.first_at is None else caller.first_at - caller.arrived_at
         assert stats.first_token_seconds == pytest.approx(first)
+        submit = caller.submit
+        assert 0 <= stats.cached_prompt_tokens < stats.prompt_tokens == len(submit.prompt)
+        assert not stats.cached_prompt_tokens or submit.cache_read, "it found what it did not want to look for"
 
     def check_answered(self) -> None:
         """Nobody who still listens is forgotten."""

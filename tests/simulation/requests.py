@@ -4,25 +4,47 @@ Owns nothing; draws from the generator that it is given.
 """
 
 import random
+from collections.abc import Sequence
 
 import numpy as np
 
 from scheduler_svc.core import events as ev
 from tests.rigs.executor import Shape
 from tests.rigs.sampling import MINUS_INFINITY
+from tests.scheduler_svc.core.world import hashes_of
+from tests.simulation.setting import KILLER, POISON, Setting
 
 
-def random_submit(rng: random.Random, shape: Shape, *, frontend: str, stream: int, doomed: list[int]) -> ev.Submit:
-    """A request whose first stream is `stream`; the `doomed` tokens stand somewhere in its prompt."""
-    prompt = [rng.randrange(4) for _ in range(rng.choice([1, 1, 2, 3, 4, 5, 8, rng.randint(1, 20)]))]
-    for token in doomed:
-        prompt[rng.randrange(len(prompt))] = token
+def random_prompt(rng: random.Random, setting: Setting, histories: Sequence[Sequence[int]]) -> list[int]:
+    """Mostly it begins as others do: as a stem, whole, up to a page's end or anywhere, or as a talk went before."""
+    tail = [rng.randrange(4) for _ in range(rng.choice([0, 0, 1, 2, 4]))]
+    kind = rng.random()
+    if kind < 0.2:
+        prompt = [rng.randrange(4) for _ in range(rng.choice([1, 1, 2, 3, 4, 5, 8, rng.randint(1, 20)]))]
+    elif kind < 0.85 or not histories:
+        stem, size = rng.choice(setting.stems), setting.shape.page_size
+        end = rng.choice([len(stem), len(stem) // size * size, rng.randint(1, len(stem))])
+        prompt = [*stem[:end], *tail]
+    else:
+        prompt = [*rng.choice(histories), *tail]
+    for token, share in ((POISON, setting.poison_share), (KILLER, setting.killer_share)):
+        if prompt and rng.random() < share:
+            prompt[rng.randrange(len(prompt))] = token
+    return prompt[:40] or [rng.randrange(4)]
+
+
+def random_submit(
+    rng: random.Random, setting: Setting, *, frontend: str, stream: int, histories: Sequence[Sequence[int]]
+) -> ev.Submit:
+    """A request whose first stream is `stream`; `histories` are what earlier callers asked and heard."""
+    shape, prompt = setting.shape, random_prompt(rng, setting, histories)
     max_new_tokens = rng.choice([1, 1, 2, 3, 5, 8, 12])
     min_new_tokens = rng.choice([0, 0, min(1, max_new_tokens), max_new_tokens])
     stops, ignore_eos = rng.choice([(), (), (1,), (1, 2)]), rng.random() < 0.5
     too_early = {*stops, *(() if ignore_eos else shape.eos_token_ids)} if min_new_tokens else set[int]()
-    extras = random_extras(rng, shape, too_early) if rng.random() < 0.4 else None
-    plain = rng.random() < 0.5
+    extras = random_extras(rng, shape, too_early) if rng.random() < 0.3 else None
+    plain, is_shared = rng.random() < 0.5, rng.random() < 0.95
+    hashes = hashes_of(prompt, shape.page_size, salt=rng.choice(setting.salts)) if is_shared else {}
     return ev.Submit(
         frontend=frontend,
         stream=stream,
@@ -43,8 +65,11 @@ def random_submit(rng: random.Random, shape: Shape, *, frontend: str, stream: in
         priority=rng.choice([0, 0, 0, -1, 1, 2]),
         max_time_seconds=rng.choice([0, 0, 0, 0, 0.5, 3.0]),
         deadline_seconds=rng.choice([0, 0, 0, 0, 0.5, 3.0]),
-        num_samples=rng.choice([1, 1, 1, 1, 1, 1, 2, 3, 7]),
-        prompt_logprobs_from=rng.randint(1, len(prompt)) if rng.random() < 0.25 else 0,
+        num_samples=rng.choice([1, 1, 1, 1, 1, 2, 3, 7]),
+        prompt_logprobs_from=rng.randint(1, len(prompt)) if rng.random() < 0.2 else 0,
+        cache_read=rng.random() >= setting.bypass_share,
+        cache_write=rng.random() >= setting.bypass_share,
+        **hashes,
     )
 
 

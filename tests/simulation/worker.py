@@ -14,6 +14,7 @@ from scheduler_svc.core.plan import Plan
 from tests.rigs.executor import Executor, Shape
 from tests.rigs.faults import Faults
 from tests.scheduler_svc.core.world import info_of
+from tests.simulation.provenance import Provenance
 
 
 @dataclass(slots=True, kw_only=True)
@@ -25,7 +26,7 @@ class Joined:
 
 @dataclass(slots=True, kw_only=True)
 class Worker:
-    """Joined or not; whether its lane is the one that serves, only the core knows."""
+    """Joined or not; whether it has a lane, only the core knows."""
 
     name: str
     shape: Shape
@@ -34,13 +35,20 @@ class Worker:
     inbox: deque[Plan | Joined] = field(default_factory=deque[Plan | Joined])
     results: deque[pb.StepResult] = field(default_factory=deque[pb.StepResult])
     executor: Executor = field(init=False)
+    provenance: Provenance = field(init=False)
 
     def __post_init__(self) -> None:
         self.executor = Executor(self.shape, faults=self.faults)
+        self.provenance = Provenance(self.shape.page_size)
+
+    @property
+    def info(self) -> ev.WorkerInfo:
+        """What it offers."""
+        return info_of(self.shape)
 
     def joining(self) -> ev.WorkerJoined:
         """Its offer."""
-        return ev.WorkerJoined(worker=self.name, info=info_of(self.shape))
+        return ev.WorkerJoined(worker=self.name, info=self.info)
 
     def work(self) -> bool:
         """Takes in its oldest message, over the wire's format; False where there is none."""
@@ -51,7 +59,7 @@ class Worker:
             self.executor.begin(message.generation)
             return True
         self.results.append(self.executor.apply(pb.CoreToWorker.FromString(worker_wire.plan_frame(message)).plan))
-        assert self.executor.violations == []
+        assert not self.executor.violations, f"{self.name}: {self.executor.violations[0]}"
         return True
 
     def event_of(self, result: pb.StepResult) -> ev.Event:

@@ -1,0 +1,147 @@
+"""The callers' side of an episode: front ends, requests, and how they are ended from outside.
+
+Owns the front ends and, in `callers`, everything that was asked and heard. Knows nothing of workers, pages or plans.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Callable
+
+from scheduler_svc.core import effects as fx
+from scheduler_svc.core import events as ev
+from tests.simulation.callers import Caller, Callers, poisoned
+from tests.simulation.requests import random_submit
+from tests.simulation.setting import KILLER, POISON, Setting
+
+Handle = Callable[[ev.Event], list[fx.Effect]]
+_MAX_FRONTENDS, _MAX_HISTORIES = 4, 12
+
+
+class Demand:
+    """Each public method is a move; those that cannot be made do nothing."""
+
+    def __init__(self, rng: random.Random, setting: Setting, handle: Handle, seen: Counter[str]) -> None:
+        self.callers = Callers(setting.shape, plans_in_flight=setting.config.plans_in_flight)
+        self.frontends: list[str] = []
+        self._rng = rng
+        self._setting = setting
+        self._handle = handle
+        self._seen = seen
+        self._num_frontends = 0
+
+    # Requests ----------------------------------------------------------------------------------------------------
+
+    def submit(self, now: float) -> None:
+        """A new request."""
+        rng, setting, callers = self._rng, self._setting, self.callers
+        if not self.frontends:
+            return
+        submit = random_submit(
+            rng,
+            setting,
+            frontend=rng.choice(self.frontends),
+            # Streams are uint64.
+            stream=callers.next_stream() + rng.choice([0, 2**63]),
+            histories=[caller.history() for caller in callers.recent(_MAX_HISTORIES)],
+        )
+        faulty = setting.failing_share > 0 or setting.nonfinite_token != POISON or poisoned(submit, POISON, KILLER)
+        for idx, number in enumerate(submit.streams):
+            callers.add(number, Caller(submit, idx, arrived_at=now, may_fail=faulty))
+        self._handle(submit)
+
+    def end_from_outside(self) -> None:
+        """A cancel, a stop string or an Abort, mostly of somebody who is live."""
+        rng, live = self._rng, self.callers.live()
+        callers = live if live and rng.random() < 0.8 else self.callers.recent(20)
+        if not callers:
+            return
+        caller = rng.choice(callers)
+        match rng.choice(["cancel", "finish", "abort"]):
+            case "cancel":
+                caller.gone = True
+                self._handle(ev.Cancel(frontend=caller.frontend, stream=caller.stream))
+            case "finish":
+                heard = len(caller.tokens)
+                caller.kept = rng.choice([0, heard, max(0, heard - 1), 1, 100])
+                self._handle(ev.Finish(frontend=caller.frontend, stream=caller.stream, output_tokens=caller.kept))
+            case _:
+                self._abort(caller)
+
+    def _abort(self, caller: Caller) -> None:
+        name, asker = caller.submit.request_id, self._rng.choice(self.frontends or ["nobody"])
+        was_live = any(sibling.live for sibling in self.callers.siblings(caller))
+        effects = self._handle(ev.Abort(frontend=asker, query=1, request_ids=(name, "unknown", name)))
+        reply = next(effect for effect in effects if isinstance(effect, fx.AbortReply))
+        assert reply.outcomes == ((name, was_live), ("unknown", False), (name, False))
+
+    # Front ends --------------------------------------------------------------------------------------------------
+
+    def frontend_joins(self) -> None:
+        """One more, up to a few."""
+        if len(self.frontends) == _MAX_FRONTENDS:
+            return
+        self._num_frontends += 1
+        self.frontends.append(f"f-{self._num_frontends}")
+        self._handle(ev.FrontendJoined(frontend=self.frontends[-1]))
+
+    def frontend_dies(self) -> None:
+        """One of several; the last one starts anew."""
+        if len(self.frontends) > 1:
+            frontend = self.frontends.pop(self._rng.randrange(len(self.frontends)))
+            self.callers.hang_up(frontend)
+            self._handle(ev.FrontendLost(frontend=frontend))
+        else:
+            self.frontend_starts_anew()
+
+    def frontend_starts_anew(self) -> None:
+        """It says hello a second time."""
+        if self.frontends:
+            frontend = self._rng.choice(self.frontends)
+            self.callers.hang_up(frontend)
+            self._handle(ev.FrontendJoined(frontend=frontend))
+
+    def ask_load(self) -> None:
+        """The figures must be those that callers know."""
+        if not self.frontends:
+            return
+        [reply] = self._handle(ev.LoadQuery(frontend=self.frontends[0], query=3))
+        assert isinstance(reply, fx.LoadReply)
+        load = reply.load
+        assert load.output_tokens == self.callers.num_delivered
+        assert load.running + load.waiting == len(self.callers.live())
+        assert load.workers == len(load.per_worker)
+        assert load.running == sum(worker.running for worker in load.per_worker)
+        assert load.pages_used == sum(worker.pages_used for worker in load.per_worker)
+        assert load.pages_total == sum(worker.pages_total for worker in load.per_worker)
+        assert load.pages_cached == sum(worker.pages_cached for worker in load.per_worker)
+        assert load.pages_used + load.pages_cached <= load.pages_total
+        assert load.host_pages_used <= load.host_pages_total
+        assert 0 <= load.cached_prompt_tokens <= load.prompt_tokens
+
+    def flush(self) -> None:
+        """Nothing is kept any more."""
+        if self.frontends:
+            [reply] = self._handle(ev.FlushCache(frontend=self.frontends[0], query=4))
+            assert isinstance(reply, fx.FlushReply) and reply.query == 4
+            self._seen["page flushed"] += reply.pages
+
+    def drain(self) -> None:
+        """Nobody is admitted from now on."""
+        self._handle(ev.DrainStarted())
+
+    # Effects -----------------------------------------------------------------------------------------------------
+
+    def take(self, effect: fx.Admitted | fx.Rejected | fx.StepOutput, now: float) -> None:
+        """What some callers hear."""
+        assert effect.frontend in self.frontends
+        self.callers.take(effect, now)
+        if isinstance(effect, fx.StepOutput):
+            for end in effect.ends:
+                self._count(end)
+
+    def _count(self, end: fx.End) -> None:
+        seen, stats = self._seen, end.stats
+        seen[f"end: {end.reason or (end.failure and end.failure.code)}"] += 1
+        seen["end after a preemption"] += stats.preemptions > 0
+        seen["end after another worker took over"] += stats.worker_changes > 0
+        seen["end with cached prompt"] += stats.cached_prompt_tokens > 0

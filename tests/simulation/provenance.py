@@ -1,0 +1,77 @@
+"""Whose pages a request is given: nothing of another tenant, of one who keeps nothing, or against its own will.
+
+Owns, for one worker, which request each page was written for, as its plans say. The executor proves that content is
+right; that it was shared with those who may share it, only this shows. Knows nothing of rows' contents.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+
+from scheduler_svc.core import events as ev
+from scheduler_svc.core.plan import Plan, RowStart
+
+
+class Provenance:
+    """`follow` each plan in order; raises AssertionError where a page goes to somebody who may not have it."""
+
+    def __init__(self, page_size: int) -> None:
+        self._page_size = page_size
+        self._pages: dict[int, ev.Submit] = {}
+        self._host: dict[int, ev.Submit] = {}
+        self._rows: dict[int, ev.Submit] = {}
+
+    def follow(self, plan: Plan, submit_at: Callable[[int], ev.Submit], seen: Counter[str]) -> None:
+        """`submit_at` tells whose row it is; `seen` counts what the plan does."""
+        self._move(plan, seen)
+        for start in plan.starts:
+            self._rows[start.row] = submit_at(start.row)
+        written: set[int] = set()
+        for start in plan.starts:
+            written |= self._give(start)
+        for start in plan.starts:
+            self._share(start, written, seen)
+        for row, page in zip(plan.append_rows.tolist(), plan.append_pages.tolist(), strict=True):
+            seen["page given out again"] += page in self._pages
+            self._pages[page] = self._rows[row]
+        seen["page zeroed"] += len(plan.zero_pages)
+
+    def _move(self, plan: Plan, seen: Counter[str]) -> None:
+        moves = plan.moves
+        for page, slot in zip(moves.saved_pages.tolist(), moves.saved_slots.tolist(), strict=True):
+            seen["host page used again"] += slot in self._host
+            self._host[slot] = self._pages[page]
+            seen["page saved"] += 1
+        for source, target in zip(moves.copied_from.tolist(), moves.copied_to.tolist(), strict=True):
+            self._pages[target] = self._pages[source]
+            seen["page copied"] += 1
+        for slot, page in zip(moves.loaded_slots.tolist(), moves.loaded_pages.tolist(), strict=True):
+            self._pages[page] = self._host[slot]
+            seen["page loaded"] += 1
+
+    def _give(self, start: RowStart) -> set[int]:
+        """The pages that it will write; what a copy put in the first of them it must be allowed to read."""
+        reader, pages = self._rows[start.row], start.pages.tolist()
+        num_shared, rest = divmod(start.first_position, self._page_size)
+        if rest:
+            self._check(reader, pages[num_shared])
+        self._pages |= dict.fromkeys(pages[num_shared:], reader)
+        return set(pages[num_shared:])
+
+    def _share(self, start: RowStart, written: set[int], seen: Counter[str]) -> None:
+        reader = self._rows[start.row]
+        shared = [page for page in start.pages[: start.first_position // self._page_size].tolist() if page]
+        for page in shared:
+            self._check(reader, page)
+            seen["page shared in the step that writes it"] += page in written
+            seen["own page found again" if self._pages[page] is reader else "page shared"] += 1
+        seen["started behind a window"] += len(shared) < start.first_position // self._page_size
+
+    def _check(self, reader: ev.Submit, page: int) -> None:
+        writer = self._pages[page]
+        if writer is reader:
+            return
+        assert reader.cache_read, f"{reader.request_id} reads page {page}, and wants nothing that was kept"
+        assert writer.cache_write, f"page {page} was kept against the will of {writer.request_id}"
+        assert reader.prefix_root == writer.prefix_root != b"", (
+            f"page {page} of {writer.request_id} went to {reader.request_id}, another tenant's"
+        )

@@ -1,0 +1,119 @@
+"""What an episode is: sizes, bounds, shares of faults, what callers have in common. Drawn once, from its seed.
+
+Owns the draws and nothing else.
+"""
+
+import random
+from dataclasses import dataclass, replace
+
+from scheduler_svc.core.config import Admission, CoreConfig, Policy
+from tests.rigs.executor import Shape
+from tests.rigs.faults import Faults
+
+# Tokens of prompts that are never drawn: logits behind the one are not finite, a step with the other fails.
+POISON, KILLER = 272, 273
+_MAX_FAULTY_STEP = 400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """`stems` are what prompts begin with, `salts` the tenants; shares are of one."""
+
+    shape: Shape
+    config: CoreConfig
+    max_workers: int
+    stems: tuple[tuple[int, ...], ...]
+    salts: tuple[str, ...]
+    bypass_share: float
+    flush_share: float
+    # Sampled tokens too may be what is not finite, in some episodes.
+    nonfinite_token: int
+    failing_share: float
+    lying_share: float
+    poison_share: float
+    killer_share: float
+
+
+def draw_setting(rng: random.Random) -> Setting:
+    """Small pools and vocabularies, so that whatever can collide does."""
+    return Setting(
+        shape=_draw_shape(rng),
+        config=_draw_config(rng),
+        max_workers=rng.choice([1, 2, 2, 3]),
+        stems=tuple(tuple(rng.randrange(4) for _ in range(rng.randint(2, 24))) for _ in range(rng.randint(1, 4))),
+        salts=rng.choice([("",), ("", "a"), ("a", "b", "c")]),
+        bypass_share=rng.choice([0.0, 0.1, 0.4]),
+        flush_share=rng.choice([0.0, 0.3, 1.0]),
+        nonfinite_token=rng.choice([POISON, POISON, POISON, 2, 4]),
+        failing_share=rng.choice([0.0, 0.0, 0.01, 0.05]),
+        lying_share=rng.choice([0.0, 0.0, 0.01]),
+        poison_share=rng.choice([0.0, 0.05, 0.2]),
+        killer_share=rng.choice([0.0, 0.0, 0.03, 0.1]),
+    )
+
+
+def _draw_shape(rng: random.Random) -> Shape:
+    rows, align = rng.randint(1, 5), rng.choice([1, 1, 2, 4])
+    window = rng.choice([0, 0, 0, rng.randint(1, 12)])
+    host_pages = rng.choice([0, 0, 2, 5, 20])
+    return Shape(
+        page_size=rng.randint(1, 4),
+        num_pages=rng.choice([2, 3, 4, 6, 8, 10, 14, 20, 30, 60]),
+        max_rows=rows,
+        max_length=rng.choice([12, 24, 40]),
+        chunk_align=align,
+        token_budget=rows + align + rng.choice([0, 0, 1, 3, 7, 20]),
+        spare_logit_rows=rng.choice([0, 0, 2, 5, 20]),
+        vocab_size=280,
+        sampled_vocab=rng.choice([5, 8]),
+        eos_token_ids=rng.choice([(0,), (0, 1)]),
+        window=window,
+        sink_tokens=rng.choice([0, 0, 1, 2, 5]) if window else 0,
+        host_pages=host_pages,
+        # Moving a page pays, except where it does not.
+        page_copy_us=rng.choice([1.0, 1.0, 1.0, 1000.0]) if host_pages else 0.0,
+        token_us=50.0,
+    )
+
+
+def _draw_config(rng: random.Random) -> CoreConfig:
+    return CoreConfig(
+        max_waiting=rng.choice([2, 6, 20, 70]),
+        max_waiting_tokens=rng.choice([20, 60, 1000]),
+        plans_in_flight=rng.randint(1, 3),
+        step_timeout_seconds=5.0,
+        silence_timeout_seconds=3.0,
+        report_steps=True,
+        policy=Policy(
+            mixed_steps=rng.random() < 0.8,
+            admission=rng.choice([Admission.HORIZON, Admission.HORIZON, Admission.WATERMARK, Admission.KNOWN]),
+            cache_aware=rng.random() < 0.7,
+            fair_share=rng.random() < 0.7,
+        ),
+    )
+
+
+def draw_worker_shape(rng: random.Random, setting: Setting) -> Shape:
+    """The episode's, or now and then a smaller one."""
+    shape = setting.shape
+    if rng.random() < 0.7:
+        return shape
+    return replace(
+        shape,
+        num_pages=max(2, shape.num_pages - rng.randint(0, 4)),
+        max_rows=max(1, shape.max_rows - rng.randint(0, 2)),
+        max_length=shape.max_length - rng.choice([0, 0, 8]),
+        host_pages=max(0, shape.host_pages - rng.choice([0, 1, 20])),
+    )
+
+
+def draw_faults(rng: random.Random, setting: Setting) -> Faults:
+    """Steps that fail, of a worker's first few hundred."""
+    drawn = [step for step in range(1, _MAX_FAULTY_STEP) if rng.random() < setting.failing_share]
+    return Faults(
+        fail_steps=frozenset(drawn[::3]),
+        oom_steps=frozenset(drawn[1::3]),
+        out_of_sync_steps=frozenset(drawn[2::3]),
+        fail_token=KILLER,
+        nonfinite_token=setting.nonfinite_token,
+    )
