@@ -6,7 +6,7 @@ over time; external fragmentation is 1 − largest hole ÷ free, over the steps 
 """
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -63,14 +63,11 @@ class Figures:
     refused_by_fragmentation: int
     saved_mean_tokens: float
     saved_peak_tokens: int
-    saved_mean_bytes: float
-    saved_peak_bytes: int
     cached_mean_tokens: float
     prefill_tokens: int
     hit_tokens: int
     moves: int
     moved_tokens: int
-    moved_bytes: int
     decoded_tokens: int
     decoded_per_step: float
     read_full_per_token_bytes: float
@@ -82,10 +79,14 @@ class Figures:
     allocate: Spread
     grow: Spread
 
-    @property
-    def total_bytes(self) -> int:
-        """The memory."""
-        return self.total_tokens * self.token_bytes
+    def told(self) -> dict[str, object]:
+        """For JSON: beside every `…_tokens` stands its `…_bytes`."""
+        told: dict[str, object] = {}
+        for name, value in asdict(self).items():
+            told[name] = value
+            if name.endswith("_tokens"):
+                told[name.removesuffix("_tokens") + "_bytes"] = value * self.token_bytes
+        return told
 
 
 def figures(life: Life, layout: Layout, fits: int, geometry: Geometry) -> Figures:
@@ -132,14 +133,11 @@ def figures(life: Life, layout: Layout, fits: int, geometry: Geometry) -> Figure
         refused_by_fragmentation=layout.refused_by_fragmentation,
         saved_mean_tokens=_mean(saved[demand]),
         saved_peak_tokens=int(saved.max()),
-        saved_mean_bytes=_mean(saved[demand]) * size,
-        saved_peak_bytes=int(saved.max()) * size,
         cached_mean_tokens=_mean(_ints(steps.cached)[demand]),
         prefill_tokens=life.prefilled,
         hit_tokens=life.hit,
         moves=layout.moves,
         moved_tokens=layout.moved,
-        moved_bytes=layout.moved * size,
         decoded_tokens=life.decoded,
         decoded_per_step=life.decoded / len(used),
         read_full_per_token_bytes=_share(read_full, life.decoded) * size,
