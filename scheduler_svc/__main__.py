@@ -4,6 +4,7 @@ Owns start and stop, and nothing between.
 """
 
 import logging
+import secrets
 import signal
 import socket
 import sys
@@ -14,6 +15,7 @@ from types import FrameType
 import zmq
 
 from scheduler_svc import config
+from scheduler_svc.core.page_hash import HASH_BYTES
 from scheduler_svc.core.scheduler import CoreConfig, Scheduler
 from scheduler_svc.frontend_process import FrontendProcess
 from scheduler_svc.links import RouterLink
@@ -68,7 +70,11 @@ def main() -> int:
         frontends=frontends,
         child=child,
         wake=wake,
-        card=ModelCard(default_max_new_tokens=settings.default_max_new_tokens, max_waiting=settings.max_waiting),
+        card=ModelCard(
+            default_max_new_tokens=settings.default_max_new_tokens,
+            max_waiting=settings.max_waiting,
+            cache_root=secrets.token_bytes(HASH_BYTES),
+        ),
         recorder=recorder,
         steps=steps,
         grace_seconds=settings.grace_seconds,

@@ -12,6 +12,7 @@ from tandem.v1 import control_pb2, inference_pb2
 from scheduler_svc.core import effects as fx
 from scheduler_svc.core import events as ev
 from scheduler_svc.core.config import MAX_LOGPROBS
+from scheduler_svc.core.page_hash import HASH_BYTES
 from scheduler_svc.wire import WireError, array, packed, parsed
 
 _MAX_STOP_IDS = 1024
@@ -32,6 +33,7 @@ _REASON = {
     fx.EndReason.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
     fx.EndReason.TIME_LIMIT: inference_pb2.FINISH_REASON_TIME_LIMIT,
     fx.EndReason.ABORTED: inference_pb2.FINISH_REASON_ABORTED,
+    fx.EndReason.CONTEXT_FULL: inference_pb2.FINISH_REASON_CONTEXT_FULL,
 }
 _FAILURE = {
     fx.FailureCode.INTERNAL: pb.FAILURE_CODE_INTERNAL,
@@ -64,6 +66,8 @@ def event_of(message: pb.FrontendToCore, frontend: str) -> ev.Event:
             return ev.Abort(frontend=frontend, query=message.abort.query, request_ids=ids)
         case "load_query":
             return ev.LoadQuery(frontend=frontend, query=message.load_query.query)
+        case "flush_cache":
+            return ev.FlushCache(frontend=frontend, query=message.flush_cache.query)
         case _:
             raise WireError("the message is empty")
 
@@ -84,6 +88,7 @@ def _submit(submit: pb.Submit, frontend: str) -> ev.Submit:
         raise WireError(f"num_samples is {submit.num_samples}, of streams from {submit.stream} on")
     if submit.prompt_logprobs_from >= 1 << 30:
         raise WireError(f"prompt_logprobs_from is {submit.prompt_logprobs_from}")
+    _check_hashes(submit, len(prompt))
     return ev.Submit(
         frontend=frontend,
         stream=submit.stream,
@@ -106,7 +111,23 @@ def _submit(submit: pb.Submit, frontend: str) -> ev.Submit:
         deadline_seconds=submit.deadline_seconds,
         num_samples=submit.num_samples,
         prompt_logprobs_from=submit.prompt_logprobs_from,
+        prefix_root=submit.prefix_root,
+        page_hashes=submit.page_hashes,
+        cache_read=not submit.bypass_read,
+        cache_write=not submit.bypass_write,
     )
+
+
+def _check_hashes(submit: pb.Submit, num_prompt: int) -> None:
+    """The size of a page is not known here: the core compares the number of hashes with that of full pages."""
+    num_root, num_hashes = len(submit.prefix_root), len(submit.page_hashes)
+    if num_root not in (0, HASH_BYTES):
+        raise WireError(f"prefix_root has {num_root} bytes; it must have none or {HASH_BYTES}")
+    if num_hashes % HASH_BYTES:
+        raise WireError(f"page_hashes has {num_hashes} bytes, no multiple of {HASH_BYTES}")
+    limit = num_prompt if num_root else 0
+    if num_hashes > limit * HASH_BYTES:
+        raise WireError(f"page_hashes has {num_hashes // HASH_BYTES} hashes; the limit is {limit}")
 
 
 def _extras(submit: pb.Submit) -> ev.Extras | None:
@@ -138,7 +159,10 @@ def _extras(submit: pb.Submit) -> ev.Extras | None:
     )
 
 
-FrontendEffect = fx.Admitted | fx.Rejected | fx.StepOutput | fx.AbortReply | fx.LoadReply | fx.AnnounceDrain
+FrontendEffect = (
+    fx.Admitted | fx.Rejected | fx.StepOutput | fx.AbortReply | fx.LoadReply | fx.FlushReply | fx.AnnounceDrain
+)
+_SUMS = tuple(name for name in fx.Load.__slots__ if name != "per_worker")
 
 
 def frame_of(effect: FrontendEffect) -> bytes:
@@ -163,8 +187,13 @@ def frame_of(effect: FrontendEffect) -> bytes:
         case fx.LoadReply():
             message.load_reply.query = effect.query
             load = message.load_reply.load
-            for name in fx.Load.__slots__:
+            for name in _SUMS:
                 setattr(load, name, getattr(effect.load, name))
+            for worker in effect.load.per_worker:
+                load.per_worker.add(**{name: getattr(worker, name) for name in fx.WorkerLoad.__slots__})
+        case fx.FlushReply():
+            message.flush_reply.query = effect.query
+            message.flush_reply.pages = effect.pages
         case fx.AnnounceDrain():
             message.draining.SetInParent()
     return message.SerializeToString()
@@ -201,6 +230,7 @@ def _fill_output(out: pb.StepOutput, effect: fx.StepOutput) -> None:
         item.usage.output_tokens = stats.output_tokens
         item.usage.discarded_tokens = stats.discarded_tokens
         item.usage.recomputed_tokens = stats.recomputed_tokens
+        item.usage.cached_prompt_tokens = stats.cached_prompt_tokens
         item.timing.queue_seconds = stats.queue_seconds
         item.timing.prefill_seconds = stats.prefill_seconds
         item.timing.first_token_seconds = stats.first_token_seconds

@@ -93,5 +93,5 @@ class Outlet:
     def _frontend_frame(self, effect: frontend_wire.FrontendEffect | fx.ModelServed) -> bytes:
         if not isinstance(effect, fx.ModelServed):
             return frontend_wire.frame_of(effect)
-        state = frontend_pb2.ModelState(ready=False) if effect.info is None else self._card.state()
+        state = frontend_pb2.ModelState(ready=False) if effect.info is None else self._card.state(effect.info)
         return frontend_pb2.CoreToFrontend(model_state=state).SerializeToString()

@@ -20,12 +20,12 @@ from tandem.internal.v1 import record_pb2 as pb
 from scheduler_svc import frontend_wire, worker_wire
 from scheduler_svc.core import effects as fx
 from scheduler_svc.core import events as ev
-from scheduler_svc.core.scheduler import CoreConfig
+from scheduler_svc.core.config import Admission, CoreConfig, Policy
 from scheduler_svc.wire import WireError, parsed
 
 log = logging.getLogger("tandem.core")
 
-_VERSION = 2
+_VERSION = 3
 _LENGTH = struct.Struct("<I")
 _MAX_ENTRY = 1 << 28
 
@@ -79,6 +79,10 @@ class Recorder:
             step_timeout_seconds=config.step_timeout_seconds,
             silence_timeout_seconds=config.silence_timeout_seconds,
             report_steps=config.report_steps,
+            mixed_steps=config.policy.mixed_steps,
+            admission=config.policy.admission,
+            cache_aware=config.policy.cache_aware,
+            fair_share=config.policy.fair_share,
         )
         self._write(header.SerializeToString())
 
@@ -119,6 +123,8 @@ def read(path: Path) -> tuple[CoreConfig, Iterator[pb.RecordedEvent]]:
     header = parsed(pb.RecordedHeader, next(entries, b""))
     if header.version != _VERSION:
         raise WireError(f"{path} has version {header.version}; this program reads {_VERSION}")
+    if header.admission not in list(Admission):
+        raise WireError(f"{path} has admission {header.admission!r}; this program knows {', '.join(Admission)}")
     config = CoreConfig(
         max_waiting=header.max_waiting,
         max_waiting_tokens=header.max_waiting_tokens,
@@ -126,6 +132,12 @@ def read(path: Path) -> tuple[CoreConfig, Iterator[pb.RecordedEvent]]:
         step_timeout_seconds=header.step_timeout_seconds,
         silence_timeout_seconds=header.silence_timeout_seconds,
         report_steps=header.report_steps,
+        policy=Policy(
+            mixed_steps=header.mixed_steps,
+            admission=Admission(header.admission),
+            cache_aware=header.cache_aware,
+            fair_share=header.fair_share,
+        ),
     )
     return config, (parsed(pb.RecordedEvent, data) for data in entries)
 

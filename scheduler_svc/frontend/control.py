@@ -1,4 +1,4 @@
-"""Owns ControlService: Abort, GetModelInfo, GetLoad. The core decides and knows; here questions are matched to answers.
+"""Owns ControlService: Abort, GetModelInfo, GetLoad, FlushCache. The core decides and knows; here questions are matched to answers.
 
 Knows nothing of streams. Questions in flight are bounded; GetLoad calls that come together share one.
 """
@@ -20,7 +20,7 @@ MAX_ABORT_IDS = 1024
 MAX_QUERIES = 1024
 REPLY_SECONDS = 5.0
 
-Reply = control_pb2.AbortResponse | control_pb2.GetLoadResponse
+Reply = control_pb2.AbortResponse | control_pb2.GetLoadResponse | control_pb2.FlushCacheResponse
 
 
 class CoreQueries:
@@ -36,6 +36,11 @@ class CoreQueries:
         """Raises Refusal where the core does not answer."""
         abort = frontend_pb2.Abort(query=self._next(), request_ids=request_ids)
         return await self._ask(abort.query, frontend_pb2.FrontendToCore(abort=abort))
+
+    async def flush_cache(self) -> Reply:
+        """Raises Refusal where the core does not answer."""
+        flush = frontend_pb2.FlushCache(query=self._next())
+        return await self._ask(flush.query, frontend_pb2.FrontendToCore(flush_cache=flush))
 
     async def load(self) -> Reply:
         """Raises Refusal where the core does not answer."""
@@ -130,4 +135,16 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
             checks.check_known(request)
             reply = await self._queries.load()
             assert isinstance(reply, control_pb2.GetLoadResponse)
+            return reply
+
+    async def FlushCache(
+        self,
+        request: control_pb2.FlushCacheRequest,
+        context: "ServicerContext[control_pb2.FlushCacheRequest, control_pb2.FlushCacheResponse]",
+    ) -> control_pb2.FlushCacheResponse:
+        """Whatever is kept for requests to come is forgotten; how many pages that were."""
+        async with status.Answering(context):
+            checks.check_known(request)
+            reply = await self._queries.flush_cache()
+            assert isinstance(reply, control_pb2.FlushCacheResponse)
             return reply

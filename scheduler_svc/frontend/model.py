@@ -4,7 +4,7 @@ Knows nothing of requests. Made once from the core's ModelState; the identity of
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2, inference_pb2
@@ -23,6 +23,8 @@ class Model:
     defaults: inference_pb2.SamplingParams
     eos_token_ids: frozenset[int]
     text: Text | None
+    # What hashes of pages begin with; told to nobody, not even to the log.
+    cache_root: bytes = field(repr=False)
 
     def check_name(self, name: str) -> None:
         """Refuses another model than this one; empty means whatever is served."""
@@ -54,4 +56,10 @@ def load(state: frontend_pb2.ModelState) -> Model:
     defaults.MergeFrom(info.sampling_defaults)
     defaults.ClearField("seed")
     info.sampling_defaults.CopyFrom(defaults)
-    return Model(info=info, defaults=defaults, eos_token_ids=frozenset(info.eos_token_ids), text=text)
+    return Model(
+        info=info,
+        defaults=defaults,
+        eos_token_ids=frozenset(info.eos_token_ids),
+        text=text,
+        cache_root=state.cache_root,
+    )

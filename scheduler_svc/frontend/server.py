@@ -144,6 +144,9 @@ class FrontEnd:
                 self._queries.answer(message.abort_reply.query, reply)
             case "load_reply":
                 self._queries.answer(message.load_reply.query, message.load_reply.load)
+            case "flush_reply":
+                flushed = control_pb2.FlushCacheResponse(pages=message.flush_reply.pages)
+                self._queries.answer(message.flush_reply.query, flushed)
             case "model_state":
                 self._take_model(message.model_state)
             case "draining":

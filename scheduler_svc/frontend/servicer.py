@@ -103,7 +103,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             request_id=checked.request_id,
             sampling=checked.drawing.in_force,
             prompt_tokens=len(token_ids),
-            max_new_tokens=submit.max_new_tokens,
+            max_new_tokens=wire.new_tokens_in_force(submit.max_new_tokens, len(token_ids), model),
         )
         return Job(
             submit=submit,

@@ -18,6 +18,8 @@ def summarize(ends: Sequence[frontend_pb2.End], num_tokens: Sequence[int], *, pr
         output_tokens=sum(num_tokens),
         discarded_tokens=sum(max(0, all - told) for all, told in zip(num_sampled, num_tokens, strict=True)),
         recomputed_tokens=sum(end.usage.recomputed_tokens for end in ends),
+        # As the prompt counts once: the others find what the first sample computed.
+        cached_prompt_tokens=ends[0].usage.cached_prompt_tokens,
     )
     timings = [end.timing for end in ends]
     spoke = [timing for timing, count in zip(timings, num_sampled, strict=True) if count]

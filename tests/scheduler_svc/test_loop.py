@@ -84,7 +84,7 @@ class Bench:
             core=self.core,
             workers=self.links[0],
             frontends=self.links[1],
-            card=ModelCard(default_max_new_tokens=8, max_waiting=8),
+            card=ModelCard(default_max_new_tokens=8, max_waiting=8, cache_root=bytes(32)),
             child=self.child,
             recorder=None,
             steps=None,

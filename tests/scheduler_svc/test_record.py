@@ -4,14 +4,18 @@ import io
 import random
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tandem.internal.v1 import frontend_pb2, record_pb2, worker_pb2
 
 from scheduler_svc import frontend_wire, record, worker_wire
 from scheduler_svc.core import effects as fx
-from scheduler_svc.core.scheduler import CoreConfig, Scheduler
+from scheduler_svc.core.config import Admission, CoreConfig, Policy
+from scheduler_svc.core.page_hash import hash_pages
+from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.replay import replay
 from scheduler_svc.wire import WireError
 from tests.rigs.executor import Executor, Shape
@@ -40,6 +44,8 @@ class Session:
         self.plans: list[worker_pb2.StepPlan] = []
         self.now = 0.0
         self.tokens = 0
+        self.cached_tokens = 0
+        self.flushed = 0
         self.reports: list[fx.StepReport] = []
 
     def put(self, **event: object) -> None:
@@ -54,8 +60,11 @@ class Session:
                 self.plans.append(worker_pb2.CoreToWorker.FromString(worker_wire.plan_frame(effect.plan)).plan)
             elif isinstance(effect, fx.StepOutput):
                 self.tokens += len(effect.tokens)
+                self.cached_tokens += sum(end.stats.cached_prompt_tokens for end in effect.ends)
             elif isinstance(effect, fx.StepReport):
                 self.reports.append(effect)
+            elif isinstance(effect, fx.FlushReply):
+                self.flushed += effect.pages
 
     def run(self, seed: int) -> None:
         draw = random.Random(seed)
@@ -63,17 +72,25 @@ class Session:
         self.put(worker=join_message())
         for stream in range(1, 37, 3):
             self.now += draw.random()
-            prompt = [draw.randrange(200) for _ in range(draw.randint(1, 20))]
+            # Some begin alike, so that pages are found; what has no root shares none.
+            prompt = [draw.randrange(2) for _ in range(draw.randint(1, 20))]
+            root = draw.choice([b"", b"a" * 32, b"a" * 32, b"b" * 32])
+            hashes = hash_pages(root, np.array(prompt, np.int32), SHAPE.page_size) if root else b""
             submit = frontend_pb2.Submit(
                 stream=stream, request_id=f"r{stream}", prompt=b"".join(t.to_bytes(4, "little") for t in prompt),
                 max_new_tokens=draw.randint(1, 9), temperature=draw.choice([0.0, 1.0]), top_p=1.0, seed=stream,
                 priority=draw.randint(-1, 1), num_samples=draw.choice([1, 1, 3]),
                 repetition_penalty=draw.choice([1.0, 1.5]), num_logprobs=draw.choice([0, 0, 1, 3]),
                 prompt_logprobs_from=draw.choice([0, 1]), presence_penalty=draw.choice([0.0, 0.5]),
+                prefix_root=root, page_hashes=hashes, bypass_read=draw.random() < 0.2,
+                bypass_write=draw.random() < 0.2,
             )  # fmt: skip
             self.put(frontend=frontend_pb2.FrontendToCore(submit=submit))
             for _ in range(draw.randint(0, 5)):
                 self.step()
+            if stream in (13, 28):
+                self.put(frontend=frontend_pb2.FrontendToCore(flush_cache=frontend_pb2.FlushCache(query=stream)))
+                self.put(frontend=frontend_pb2.FrontendToCore(load_query=frontend_pb2.LoadQuery(query=stream)))
             if stream == 19:
                 self.put(worker_lost=record_pb2.PeerLost(reason="killed"))
                 self.plans.clear()
@@ -97,7 +114,38 @@ def test_a_replay_gives_the_same_effects(tmp_path: Path, seed: int) -> None:
     session = Session(path)
     session.run(seed)
     assert session.tokens > 20
+    assert session.cached_tokens > 0
+    assert session.flushed > 0
     assert replay(path, audited=True) > 40
+
+
+def test_every_setting_of_the_core_is_in_the_log(tmp_path: Path) -> None:
+    """None of them at its default, so that one which is left out shows."""
+    policy = Policy(mixed_steps=False, admission=Admission.KNOWN, cache_aware=False, fair_share=False)
+    config = CoreConfig(
+        max_waiting=1, max_waiting_tokens=2, plans_in_flight=3, step_timeout_seconds=4.0, silence_timeout_seconds=5.0,
+        report_steps=True, policy=policy,
+    )  # fmt: skip
+    for value, plain in ((config, CoreConfig()), (policy, Policy())):
+        assert not [f.name for f in fields(value) if getattr(value, f.name) == getattr(plain, f.name)]
+    record.Recorder(tmp_path / "log", config).close()
+    read, _ = record.read(tmp_path / "log")
+    assert read == config
+    assert isinstance(read.policy.admission, Admission)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "sentence"), [("version", 2, "version 2"), ("admission", "x", "admission 'x'")]
+)
+def test_a_log_of_another_program_is_refused(tmp_path: Path, field: str, value: object, sentence: str) -> None:
+    path = tmp_path / "log"
+    record.Recorder(path, CoreConfig()).close()
+    header = record_pb2.RecordedHeader.FromString(entries_of(path)[0])
+    setattr(header, field, value)
+    data = header.SerializeToString()
+    path.write_bytes(len(data).to_bytes(4, "little") + data)
+    with pytest.raises(WireError, match=sentence):
+        record.read(path)
 
 
 def test_a_replay_gives_the_same_step_reports(tmp_path: Path) -> None:

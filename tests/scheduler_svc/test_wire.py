@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 from tandem.internal.v1 import frontend_pb2, worker_pb2
+from tandem.v1 import inference_pb2
 
 from scheduler_svc import frontend_wire, worker_wire
 from scheduler_svc.core import effects as fx
@@ -71,7 +72,13 @@ def sound_frames() -> tuple[list[bytes], list[bytes]]:
         presence_penalty=0.5, repetition_penalty=1.5, biased_token_ids=b"\3\0\0\0", biases=b"\0\0\x80\xff",
         allowed_token_ids=b"\4\0\0\0", num_logprobs=2, prompt_logprobs_from=1,
     )  # fmt: skip
+    sharing = frontend_pb2.Submit(
+        stream=19, request_id="s", prompt=bytes(4 * 9), max_new_tokens=3, top_p=1.0, num_samples=1,
+        repetition_penalty=1.0, prefix_root=bytes(32), page_hashes=bytes(2 * 32), bypass_write=True,
+    )  # fmt: skip
     frontends = [
+        frontend_pb2.FrontendToCore(submit=sharing),
+        frontend_pb2.FrontendToCore(flush_cache=frontend_pb2.FlushCache(query=2)),
         frontend_pb2.FrontendToCore(submit=featured),
         frontend_pb2.FrontendToCore(hello=frontend_pb2.Hello()),
         frontend_pb2.FrontendToCore(submit=submit),
@@ -223,11 +230,26 @@ def test_a_submit_keeps_all_that_is_asked_for() -> None:
         ({"allowed_token_ids": bytes(3)}, "allowed_token_ids has 3 bytes"),
         ({"num_logprobs": 22}, "num_logprobs is 22; the limit is 21"),
         ({"prompt_logprobs_from": 1 << 30}, "prompt_logprobs_from is 1073741824"),
+        ({"prefix_root": bytes(31)}, "prefix_root has 31 bytes; it must have none or 32"),
+        ({"prefix_root": bytes(33)}, "prefix_root has 33 bytes"),
+        ({"prefix_root": bytes(32), "page_hashes": bytes(31)}, "page_hashes has 31 bytes, no multiple of 32"),
+        ({"prefix_root": bytes(32), "page_hashes": bytes(64)}, "page_hashes has 2 hashes; the limit is 1"),
+        ({"page_hashes": bytes(32)}, "page_hashes has 1 hashes; the limit is 0"),
     ],
 )
 def test_what_would_hurt_the_core_is_refused(fields: dict[str, object], sentence: str) -> None:
     with pytest.raises(WireError, match=sentence):
         submitted(**fields)
+
+
+def test_a_submit_keeps_what_names_its_pages_and_what_it_bypasses() -> None:
+    plain = submitted()
+    assert (plain.prefix_root, plain.page_hashes, plain.cache_read, plain.cache_write) == (b"", b"", True, True)
+    named = {"prefix_root": b"r" * 32, "page_hashes": b"h" * 32}
+    for read, write in [(True, False), (False, True)]:
+        event = submitted(**named, bypass_read=not read, bypass_write=not write)
+        assert (event.prefix_root, event.page_hashes) == (b"r" * 32, b"h" * 32)
+        assert (event.cache_read, event.cache_write) == (read, write)
 
 
 def plan_of(*submits: ev.Submit) -> worker_pb2.StartedRows:
@@ -329,8 +351,69 @@ def test_callers_are_told_what_one_request_may_ask_for() -> None:
     join.defaults.repetition_penalty = 1.25
     for vocab_size, max_waiting, limits in [(100, 1000, (64, 20)), (7, 10, (10, 7))]:
         join.vocab_size = vocab_size
-        card = ModelCard(default_max_new_tokens=8, max_waiting=max_waiting)
-        card.take(join)
-        info = card.state().info
+        info = state_of(join, join, max_waiting=max_waiting).info
         assert (info.max_num_samples, info.max_logprobs) == limits
         assert info.sampling_defaults.repetition_penalty == 1.25
+
+
+def state_of(join: worker_pb2.Join, served: worker_pb2.Join, *, max_waiting: int = 8) -> frontend_pb2.ModelState:
+    """What a front end is told where the last worker joined with `join` and the core goes by `served`."""
+    card = ModelCard(default_max_new_tokens=8, max_waiting=max_waiting, cache_root=b"c" * 32)
+    card.take(join)
+    event = worker_wire.event_of(worker_pb2.WorkerToCore(join=served), "w")
+    assert isinstance(event, ev.WorkerJoined)
+    return card.state(event.info)
+
+
+def test_sizes_are_the_cores_what_it_does_not_know_the_joins() -> None:
+    join, served = (worker_pb2.Join.FromString(JOIN.SerializeToString()) for _ in range(2))
+    join.tokenizer_json, join.chat_template, join.defaults.top_k = b"{}", "t", 7
+    served.num_pages, served.max_rows, served.max_length, served.window, served.sink_tokens = 17, 5, 64, 16, 4
+    served.token_budget, served.logit_rows = 20, 10
+    state = state_of(join, served)
+    assert (state.tokenizer_json, state.chat_template, state.cache_root) == (b"{}", "t", b"c" * 32)
+    info = state.info
+    assert (info.num_pages, info.max_rows, info.max_length, info.token_budget) == (16, 5, 64, 20)
+    assert (info.window, info.sink_tokens, info.sampling_defaults.top_k) == (16, 4, 7)
+
+
+def told(effect: frontend_wire.FrontendEffect) -> frontend_pb2.CoreToFrontend:
+    return frontend_pb2.CoreToFrontend.FromString(frontend_wire.frame_of(effect))
+
+
+def test_every_figure_of_the_load_is_told() -> None:
+    names = [name for name in fx.Load.__slots__ if name != "per_worker"]
+    figures = {name: 2.5 if name == "step_ms" else 100 + i for i, name in enumerate(names)}
+    workers = tuple(
+        fx.WorkerLoad(**{name: 10 * n + i for i, name in enumerate(fx.WorkerLoad.__slots__)}) for n in (1, 2)
+    )
+    reply = told(fx.LoadReply(frontend="f", query=9, load=fx.Load(**figures, per_worker=workers))).load_reply
+    assert reply.query == 9
+    assert {name: getattr(reply.load, name) for name in names} == figures
+    assert {field.name for field in reply.load.DESCRIPTOR.fields} == {*names, "per_worker"}
+    assert [[value for _, value in worker.ListFields()] for worker in reply.load.per_worker] == [
+        [10, 11, 12, 13, 14],
+        [20, 21, 22, 23, 24],
+    ]
+
+
+def test_a_flush_is_asked_for_and_answered() -> None:
+    message = frontend_pb2.FrontendToCore(flush_cache=frontend_pb2.FlushCache(query=7))
+    assert frontend_wire.event_of(message, "f") == ev.FlushCache(frontend="f", query=7)
+    reply = told(fx.FlushReply(frontend="f", query=7, pages=12)).flush_reply
+    assert (reply.query, reply.pages) == (7, 12)
+
+
+@pytest.mark.parametrize("reason", list(fx.EndReason))
+def test_every_end_is_told_with_its_account(reason: fx.EndReason) -> None:
+    figures = {name: 1 + i for i, name in enumerate(fx.Stats.__slots__)}
+    end = fx.End(stream=3, reason=reason, failure=None, stop_token_id=None, stats=fx.Stats(**figures))
+    none = np.zeros(0, np.int32)
+    output = fx.StepOutput(
+        frontend="f", streams=none.astype(np.uint64), offsets=none, tokens=none, logprobs=None, prompt_logprobs=(),
+        ends=(end,),
+    )  # fmt: skip
+    [item] = told(output).step_output.ends
+    assert inference_pb2.FinishReason.Name(item.reason) == f"FINISH_REASON_{reason.name}"
+    account = {field.name: value for part in (item.usage, item.timing) for field, value in part.ListFields()}
+    assert account == figures

@@ -19,6 +19,7 @@ from scheduler_svc.frontend.streams import StreamLimits
 from tests.scheduler_svc.frontend.tokenizers_for_tests import EOS, as_json, byte_level
 
 WAIT_SECONDS = 10.0
+CACHE_ROOT = bytes(range(32))
 
 
 def model_state(**changes: Any) -> frontend_pb2.ModelState:
@@ -45,7 +46,7 @@ def model_state(**changes: Any) -> frontend_pb2.ModelState:
     )
     for name, value in changes.items():
         setattr(info, name, value)
-    state = frontend_pb2.ModelState(ready=True, info=info)
+    state = frontend_pb2.ModelState(ready=True, info=info, cache_root=CACHE_ROOT)
     if info.has_tokenizer:
         state.tokenizer_json = as_json(tokenizer)
     return state

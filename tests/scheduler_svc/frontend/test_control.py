@@ -77,6 +77,12 @@ BAD = [
     ("Abort", control_pb2.AbortRequest(request_ids=["\n"]), "request_ids[0]", grpc.StatusCode.INVALID_ARGUMENT),
     ("GetLoad", GetLoadRequest.FromString(UNKNOWN), "GetLoadRequest.1000", grpc.StatusCode.INVALID_ARGUMENT),
     (
+        "FlushCache",
+        control_pb2.FlushCacheRequest.FromString(UNKNOWN),
+        "FlushCacheRequest.1000",
+        grpc.StatusCode.INVALID_ARGUMENT,
+    ),
+    (
         "GetModelInfo",
         control_pb2.GetModelInfoRequest.FromString(UNKNOWN),
         "GetModelInfoRequest.1000",
@@ -193,10 +199,22 @@ def test_load_is_told_before_a_worker_has_joined(run: Run):
     run(scenario, ready=False)
 
 
+def test_a_flush_tells_how_many_pages_were_kept(run: Run):
+    async def scenario(s: Service) -> None:
+        await s.core.expect("hello")
+        call: Any = asyncio.ensure_future(s.control.FlushCache(control_pb2.FlushCacheRequest()))
+        query = (await s.core.expect("flush_cache")).query
+        await s.core.send(flush_reply=frontend_pb2.FlushReply(query=query, pages=12))
+        assert (await call).pages == 12
+
+    run(scenario, ready=False)
+
+
 def test_a_core_that_does_not_answer(run: Run, monkeypatch: pytest.MonkeyPatch):
     async def scenario(s: Service) -> None:
         for call in (
             s.control.GetLoad(GetLoadRequest()),
+            s.control.FlushCache(control_pb2.FlushCacheRequest()),
             s.control.Abort(control_pb2.AbortRequest(request_ids=["a"])),
         ):
             error = await failure(call)

@@ -71,6 +71,23 @@ def test_accepted_deltas_finished_summary(run: Callable[..., None]):
     run(scenario)
 
 
+def test_a_stream_ends_where_the_models_length_does(run: Callable[..., None]):
+    async def scenario(s: Service) -> None:
+        ids = pb.TokenIds(ids=[1] * 510)
+        call = s.generate(token_ids=ids, stop=pb.StopParams(max_new_tokens=100_000))
+        submit = await s.core.admit()
+        assert submit.max_new_tokens == 512
+        # Two fit.
+        assert (await call.read()).accepted.max_new_tokens == 2
+        usage = pb.Usage(prompt_tokens=510, output_tokens=2, cached_prompt_tokens=496)
+        await s.core.output(submit.stream, spell(b"ab"), "CONTEXT_FULL", usage=usage)
+        _, finished, summary = await rest(call)
+        assert finished[1] == pb.Finished(reason=pb.FINISH_REASON_CONTEXT_FULL, output_tokens=2)
+        assert summary[1].usage == usage
+
+    run(scenario)
+
+
 def test_eos_is_told_and_has_no_text(run: Callable[..., None]):
     async def scenario(s: Service) -> None:
         output = pb.OutputParams(skip_special_tokens=False)

@@ -317,20 +317,34 @@ def test_far_too_much_pending_is_no_matter_of_time(run: Run):
     run(scenario, limits=StreamLimits(max_pending_bytes=100))
 
 
-def end(output_tokens: int, first: float, decode: float, **timing: Any) -> frontend_pb2.End:
+def end(output_tokens: int, first: float, decode: float, *, cached: int = 0, **timing: Any) -> frontend_pb2.End:
     return frontend_pb2.End(
-        usage=pb.Usage(prompt_tokens=3, output_tokens=output_tokens, discarded_tokens=1, recomputed_tokens=10),
+        usage=pb.Usage(
+            prompt_tokens=3,
+            output_tokens=output_tokens,
+            discarded_tokens=1,
+            recomputed_tokens=10,
+            cached_prompt_tokens=cached,
+        ),
         timing=pb.Timing(first_token_seconds=first, decode_seconds=decode, **timing),
     )
 
 
 def test_the_summary_of_several_samples():
     ends = [
-        end(5, 2.0, 4.0, queue_seconds=0.5, prefill_seconds=1.5, total_seconds=7.0, preemptions=1, worker_changes=2),
-        end(2, 1.0, 1.0, queue_seconds=0.25, prefill_seconds=0.75, total_seconds=2.5, preemptions=2, worker_changes=1),
-    ]
+        end(
+            5, 2.0, 4.0, cached=1, queue_seconds=0.5, prefill_seconds=1.5, total_seconds=7.0, preemptions=1,
+            worker_changes=2,
+        ),
+        end(
+            2, 1.0, 1.0, cached=2, queue_seconds=0.25, prefill_seconds=0.75, total_seconds=2.5, preemptions=2,
+            worker_changes=1,
+        ),
+    ]  # fmt: skip
     assert summarize(ends, [3, 2], prompt_tokens=3) == pb.Summary(
-        usage=pb.Usage(prompt_tokens=3, output_tokens=5, discarded_tokens=4, recomputed_tokens=20),
+        usage=pb.Usage(
+            prompt_tokens=3, output_tokens=5, discarded_tokens=4, recomputed_tokens=20, cached_prompt_tokens=1
+        ),
         timing=pb.Timing(
             queue_seconds=0.25,
             prefill_seconds=0.75,

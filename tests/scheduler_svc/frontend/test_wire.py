@@ -1,6 +1,7 @@
 """Every field at its edges and beyond: the right code, naming field, number and limit. No server, no sockets."""
 
 import asyncio
+import hashlib
 import math
 from typing import Any
 
@@ -14,11 +15,12 @@ from hypothesis import strategies as st
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
 
+from scheduler_svc.core import page_hash
 from scheduler_svc.frontend import model as models
 from scheduler_svc.frontend import wire
 from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.status import Refusal
-from tests.scheduler_svc.frontend.fake_core import model_state
+from tests.scheduler_svc.frontend.fake_core import CACHE_ROOT, model_state
 from tests.scheduler_svc.frontend.tokenizers_for_tests import BOS, EOS
 
 MODEL = models.load(model_state())
@@ -74,6 +76,10 @@ def allowed(*ids: int) -> dict[str, Any]:
 
 def output(**fields: Any) -> dict[str, Any]:
     return {"output": pb.OutputParams(**fields)}
+
+
+def cache(**fields: Any) -> dict[str, Any]:
+    return {"cache": pb.CacheParams(**fields)}
 
 
 def prompt(*ids: int) -> dict[str, Any]:
@@ -136,11 +142,12 @@ REFUSED = [
     ("output.prompt_logprobs_start", output(prompt_logprobs_start=3), ["is 3", "limit is 2 (the prompt has 3 tokens)"]),
     ("output.prompt_logprobs_start", output(prompt_logprobs_start=2**32 - 1), [2**32 - 1, "limit is 2"]),
     ("stop.max_new_tokens", stop(max_new_tokens=0), [0, 1]),
-    ("stop.max_new_tokens", stop(max_new_tokens=MAX_LENGTH - 2), [MAX_LENGTH - 2, MAX_LENGTH - 3, MAX_LENGTH, 3]),
-    ("stop.max_new_tokens", stop(max_new_tokens=MAX_LENGTH + 1), [MAX_LENGTH + 1, f"the limit is {MAX_LENGTH - 3}"]),
-    ("stop.max_new_tokens", stop(max_new_tokens=2**31), [2**31, f"the limit is {MAX_LENGTH - 3}"]),
-    ("stop.max_new_tokens", stop(max_new_tokens=2**32 - 1), [2**32 - 1, MAX_LENGTH]),
     ("stop.min_new_tokens", stop(max_new_tokens=5, min_new_tokens=6), [6, 5]),
+    (
+        "stop.min_new_tokens",
+        stop(max_new_tokens=2**32 - 1, min_new_tokens=MAX_LENGTH - 2),
+        [MAX_LENGTH - 2, f"here {MAX_LENGTH - 3}"],
+    ),
     ("stop.min_new_tokens", stop(min_new_tokens=101), [101, 100]),
     ("stop.min_new_tokens", stop(min_new_tokens=2**31), [2**31, 100]),
     ("stop.max_time_seconds", stop(max_time_seconds=0), [0, "above 0"]),
@@ -155,6 +162,7 @@ REFUSED = [
     ("stop.stop_strings", stop(stop_strings=["a"] * 17), [17, 16]),
     ("stop.stop_strings[1]", stop(stop_strings=["a", ""]), ["empty"]),
     ("stop.stop_strings[0]", stop(stop_strings=["é" * 257]), [257, 256]),
+    ("cache.salt", cache(salt="é" * 257), [257, 256]),
     ("priority", {"priority": 1001}, [1001, 1000]),
     ("priority", {"priority": -1001}, [-1001, -1000]),
     ("priority", {"priority": 2**31 - 1}, [2**31 - 1, 1000]),
@@ -217,6 +225,8 @@ ACCEPTED = [
     output(prompt_logprobs_start=2),
     stop(max_new_tokens=1),
     stop(max_new_tokens=MAX_LENGTH - 3),
+    stop(max_new_tokens=2**32 - 1, min_new_tokens=MAX_LENGTH - 3),
+    cache(salt="é" * 256, bypass_read=True, bypass_write=True),
     stop(max_new_tokens=5, min_new_tokens=5),
     stop(min_new_tokens=0),
     stop(max_time_seconds=1e-9),
@@ -343,6 +353,57 @@ def test_unset_max_new_tokens_is_what_fits():
     assert submit(**prompt(*[1] * (MAX_LENGTH - 5))).max_new_tokens == 5
 
 
+@pytest.mark.parametrize("asked", [MAX_LENGTH - 3, MAX_LENGTH - 2, MAX_LENGTH, 2**31, 2**32 - 1])
+def test_more_tokens_than_fit_are_the_cores_to_end(asked: int):
+    """What is sent says whether more were asked for than fit; what is in force is what fits."""
+    made = submit(**stop(max_new_tokens=asked))
+    assert made.max_new_tokens == min(asked, MAX_LENGTH)
+    assert (made.max_new_tokens > MAX_LENGTH - 3) == (asked > MAX_LENGTH - 3)
+    assert wire.new_tokens_in_force(made.max_new_tokens, 3, MODEL) == MAX_LENGTH - 3
+
+
+def test_pages_are_hashed_as_the_core_hashes_them():
+    ids = [token % VOCAB for token in range(5 * MODEL.info.page_size - 1)]
+    made = submit(**prompt(*ids))
+    chain = made.prefix_root
+    for page in range(4):
+        tokens = np.array(ids[16 * page : 16 * page + 16], "<i4").tobytes()
+        chain = hashlib.sha256(chain + tokens).digest()
+        assert made.page_hashes[32 * page : 32 * page + 32] == chain
+    assert len(made.page_hashes) == 4 * 32
+    assert (made.bypass_read, made.bypass_write) == (False, False)
+
+
+def test_hashes_are_of_the_root_and_the_salt():
+    ids = prompt(*[1] * 16)
+    other_root = model_state()
+    other_root.cache_root = bytes(32)
+    made = [
+        submit(**ids),
+        submit(**ids, **cache(salt="")),
+        submit(**ids, **cache(salt="a")),
+        submit(**ids, **cache(salt="b")),
+        submit(models.load(other_root), **ids),
+    ]
+    assert len({one.prefix_root for one in made}) == len({one.page_hashes for one in made}) == 4
+    assert made[0].prefix_root == made[1].prefix_root == page_hash.prefix_root(CACHE_ROOT, "")
+    # Two ways to cut one text into root and salt are two roots.
+    assert page_hash.prefix_root(b"ab", "c") != page_hash.prefix_root(b"a", "bc")
+
+
+@pytest.mark.parametrize(("read", "write"), [(True, False), (False, True), (True, True)])
+def test_bypasses_travel_and_change_no_hash(read: bool, write: bool):
+    ids = prompt(*[1] * 16)
+    made = submit(**ids, **cache(bypass_read=read, bypass_write=write))
+    assert (made.bypass_read, made.bypass_write) == (read, write)
+    assert made.page_hashes == submit(**ids).page_hashes
+
+
+def test_the_root_is_in_no_ones_words():
+    assert str(CACHE_ROOT) not in repr(MODEL)
+    assert CACHE_ROOT.hex() not in repr(MODEL)
+
+
 def test_request_ids_are_assigned_and_kept():
     assert submit(request_id="mine").request_id == "mine"
     assert submit().request_id != submit().request_id != ""
@@ -388,7 +449,7 @@ def test_unknown_fields_at_the_top():
     assert "field number 1000" in caught.value.message
 
 
-@pytest.mark.parametrize("inner", ["token_ids", "sampling", "stop", "output"])
+@pytest.mark.parametrize("inner", ["token_ids", "sampling", "stop", "output", "cache"])
 def test_unknown_fields_inside(inner: str):
     number = pb.GenerateRequest.DESCRIPTOR.fields_by_name[inner].number
     data = bytes([number << 3 | 2, len(UNKNOWN)]) + UNKNOWN
@@ -402,6 +463,7 @@ def test_every_field_with_limits_has_rows_here():
     """A field added to the proto must be added to the tables above."""
     covered = {field.partition("[")[0] for field, _, _ in REFUSED}
     unlimited = {"model", "sampling.seed", "stop.ignore_eos", "stop.include_stop"}
+    unlimited |= {"cache.bypass_read", "cache.bypass_write"}
     unlimited |= {f"output.{name}" for name in ("want_text", "want_token_ids", "skip_special_tokens")}
     # The length of a prompt, and what any prompt field is called in its own message.
     covered -= {"prompt", "sampling.allowed_token_ids.ids"}
@@ -444,6 +506,7 @@ requests = st.builds(
         max_time_seconds=st.floats(),
     ),
     priority=st.integers(-(2**31), 2**31 - 1),
+    cache=st.none() | st.builds(pb.CacheParams, salt=st.text(max_size=300)),
 )
 
 
@@ -460,7 +523,7 @@ def test_whatever_is_sent_is_accepted_or_refused(sent: pb.GenerateRequest | byte
         assert refused.code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND)
         assert len(refused.message) < 300
         return
-    assert 1 <= made.max_new_tokens <= MAX_LENGTH - len(made.prompt) // 4
+    assert 1 <= made.max_new_tokens <= MAX_LENGTH
     assert 0 <= made.temperature <= 100
     assert 0 < made.top_p <= 1
     assert 0 <= made.min_p <= 1
