@@ -99,6 +99,9 @@ class WorkerSettings(BaseSettings):
     keep_free_bytes: Annotated[
         Size | None, Field(description="the pool takes what is free but for this, such as 1GiB; the GPU's default")
     ] = None
+    host_pool_bytes: Annotated[
+        Size, Field(description="main memory for pages that rows had to give up, such as 4GiB; default none")
+    ] = 0
     max_rows: Annotated[PositiveInt | None, Field(description="sequences at once; default 32 on a CPU, else 256")] = (
         None
     )
@@ -106,6 +109,13 @@ class WorkerSettings(BaseSettings):
     token_budget: Annotated[
         PositiveInt | None, Field(description="tokens per step; default 512 on a CPU, else 4096")
     ] = None
+    window: Annotated[
+        PositiveInt | None,
+        Field(description="positions that layers which see everything are to see, the last ones; default: all"),
+    ] = None
+    window_sinks: Annotated[
+        int, Field(ge=0, description="with a window: so many first positions are seen as well; default none")
+    ] = 0
     threads: Annotated[PositiveInt | None, Field(description="CPU threads; default: physical cores but one")] = None
     runtime_dir: Annotated[
         Path,
@@ -122,6 +132,12 @@ class WorkerSettings(BaseSettings):
         given = [f"{name} is {value}" for name in POOL_SETTINGS if (value := getattr(self, name)) is not None]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)}; set one of them, each decides the size of the pool")
+        return self
+
+    @model_validator(mode="after")
+    def _sinks_beside_a_window(self) -> Self:
+        if self.window_sinks and self.window is None:
+            raise ValueError(f"window_sinks is {self.window_sinks} and there is no window; set window too")
         return self
 
     @classmethod

@@ -31,7 +31,9 @@ from gpu_worker.memory.estimate import estimate
 from gpu_worker.memory.ledger import Measured, ledger
 from gpu_worker.memory.sizing import Costs, Sizes, check_passage, choose_sizes
 from gpu_worker.runner import Runner
+from gpu_worker.timings import Timings, take_timings
 from gpu_worker.warm_up import full_plan
+from gpu_worker.windows import with_window
 
 log = logging.getLogger(__name__)
 
@@ -71,22 +73,28 @@ def start(settings: WorkerSettings) -> Worker:
         layers = examine(twin)
         costs = estimate(twin, layers, dtype=dtype, packs=can_pack(device, dtype))
     sizes = plan_memory(settings, costs, device)
+    seen = with_window(settings, layers, sizes.geometry.max_length)
     model, sizes = load(settings, files, costs, sizes, device, dtype)
     with phase("independence of a batch's tokens"):
         pinned = pin(model, sizes.geometry.max_length)
         check_independence(model, sizes.geometry.max_length)
     for name in pinned:
         log.info("rotary table of type %s pinned for texts of %d tokens", name, sizes.geometry.max_length)
-    runner, measured = warm_runner(model, layers, sizes.geometry, device, dtype)
+    runner, measured = warm_runner(model, seen, sizes.geometry, device, dtype)
     with phase("self-check against eager attention"):
-        error = check_runner(model, runner, dtype)
+        error = check_runner(model, runner, dtype, own=layers)
     log.info("self-check: logits within %.2g of eager attention's", error)
     for line in ledger(sizes, str(device), costs.dtype, measured):
         log.info("%s", line)
     packed = sum(type(module) is PackedLinear for module in model.modules())
     log.info("warm; %d linear layers in oneDNN's layout, %d threads", packed, torch.get_num_threads())
+    with phase("timings of prompts and pages"):
+        timings = take_timings(runner)
+    log.info("a prompt's token takes %.3g us", timings.token_us)
+    if runner.geometry.host_pages:
+        log.info("a page to host memory, or back, takes %.3g us", timings.page_copy_us)
     with phase("identity"):
-        join = introduce(settings, files, sizes.geometry, device, dtype)
+        join = introduce(settings, files, runner.geometry, timings, device, dtype)
     return Worker(runner=runner, join=join)
 
 
@@ -94,7 +102,10 @@ def plan_memory(settings: WorkerSettings, costs: Costs, device: torch.device) ->
     """Sizes that fit in what is free now, in the log. Raises ValueError."""
     if device.type == "cuda":
         check_passage(costs, free_host_bytes())
-    sizes = choose_sizes(settings, costs, free=free_bytes(device), place=str(device), on_cpu=device.type == "cpu")
+    on_cpu = device.type == "cpu"
+    free_host = 0 if on_cpu else free_host_bytes()
+    free = free_bytes(device)
+    sizes = choose_sizes(settings, costs, free=free, place=str(device), on_cpu=on_cpu, free_host=free_host)
     for line in ledger(sizes, str(device), costs.dtype):
         log.info("%s", line)
     return sizes
@@ -113,7 +124,8 @@ def load(
         model = load_weights(files, device=device, dtype=dtype)
     if device.type == "cuda":
         free = min(sizes.free, free_bytes(device) + costs.weights)
-        sizes = choose_sizes(settings, costs, free=free, place=str(device), on_cpu=False)
+        free_host = free_host_bytes()
+        sizes = choose_sizes(settings, costs, free=free, place=str(device), on_cpu=False, free_host=free_host)
     return model, sizes
 
 
@@ -138,6 +150,7 @@ def warm_runner(
         step=grown[0] if grown else None,
         tables=tables,
         pool=pool,
+        host_pool=runner.on_device.host.pages.nbytes,
         free=free_bytes(device),
     )
 
@@ -199,14 +212,20 @@ def num_physical_cores() -> int:
 
 
 def introduce(
-    settings: WorkerSettings, files: ModelFiles, geometry: Geometry, device: torch.device, dtype: torch.dtype
+    settings: WorkerSettings,
+    files: ModelFiles,
+    geometry: Geometry,
+    timings: Timings,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> pb.Join:
     """What Join says."""
     own_name = "bundled" if files.folder == BUNDLED_MODEL.resolve() else Path(settings.model).name
+    window = None if settings.window is None else (settings.window, settings.window_sinks)
     card = f" {torch.cuda.get_device_name(device)}" if device.type == "cuda" else ""
     return pb.Join(
         protocol=PROTOCOL,
-        identity=identity(files, geometry.page_size),
+        identity=identity(files, geometry.page_size, window),
         model=settings.served_name or own_name,
         vocab_size=geometry.vocab_size,
         page_size=geometry.page_size,
@@ -229,4 +248,9 @@ def introduce(
         pid=os.getpid(),
         device=f"{device}{card}",
         dtype=str(dtype).removeprefix("torch."),
+        window=geometry.window,
+        sink_tokens=geometry.sink_tokens,
+        host_pages=geometry.host_pages,
+        page_copy_us=timings.page_copy_us,
+        token_us=timings.token_us,
     )

@@ -38,6 +38,34 @@ def warm_up_plan(*, num_rows: int, chunk: bool) -> Plan:
     )
 
 
+def full_prompts_plan(geometry: Geometry) -> Plan:
+    """Prompts alone, as many tokens as a step takes and rows allow; each row greedy and on pages of its own while
+    there are any."""
+    counts: list[int] = []
+    left = geometry.token_budget - geometry.token_budget % geometry.chunk_align
+    while left > 0 and len(counts) < geometry.max_rows:
+        counts.append(min(left, geometry.max_length))
+        left -= align_up(counts[-1], geometry.chunk_align)
+    rows, starts = np.arange(1, len(counts) + 1, dtype=np.int32), np.zeros(len(counts), np.int32)
+    num_pages = [align_up(count, geometry.page_size) // geometry.page_size for count in counts]
+    pages = (1 + np.arange(sum(num_pages)) % (geometry.num_pages - 1)).astype(np.int32)
+    return Plan(
+        generation=0,
+        step=1,
+        checksum=0,
+        started=StartedRows.of_prompts(
+            rows,
+            [np.zeros(count, np.int32) for count in counts],
+            np.split(pages, np.cumsum(num_pages)[:-1]),
+            temperature=starts.astype(np.float32),
+        ),
+        chunk_rows=rows,
+        chunk_starts=starts,
+        chunk_counts=np.array(counts, np.int32),
+        chunk_samples=np.ones(len(counts), np.bool_),
+    )
+
+
 def full_plan(geometry: Geometry) -> Plan:
     """The largest step, on page 1: every row asks for all it can, chunks take what decode rows leave of the budget."""
     num_rows = geometry.max_rows

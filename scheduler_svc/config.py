@@ -27,6 +27,7 @@ OTHER_PROGRAMS_SETTINGS = frozenset(
         "device",
         "dtype",
         "exit_with_parent",
+        "host_pool_bytes",
         "keep_free_bytes",
         "max_length",
         "max_rows",
@@ -37,6 +38,8 @@ OTHER_PROGRAMS_SETTINGS = frozenset(
         "served_name",
         "threads",
         "token_budget",
+        "window",
+        "window_sinks",
     }
 )
 

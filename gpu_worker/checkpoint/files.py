@@ -182,8 +182,9 @@ def check_tokenizer(tokenizer_json: bytes, vocab_size: int, path: Path) -> None:
         )
 
 
-def identity(files: ModelFiles, page_size: int) -> str:
-    """SHA-256 over weights, config, tokenizer and page size: workers with equal ones continue each other's requests."""
+def identity(files: ModelFiles, page_size: int, window: tuple[int, int] | None = None) -> str:
+    """SHA-256 over weights, config, tokenizer, page size, and the window and sinks of the settings: workers with equal
+    ones continue each other's requests."""
     digest = hashlib.sha256()
 
     def add(name: str, data: bytes) -> None:
@@ -198,6 +199,8 @@ def identity(files: ModelFiles, page_size: int) -> str:
     add("tokenizer.json", files.tokenizer_json)
     add("chat_template", files.chat_template.encode())
     add("page_size", str(page_size).encode())
+    if window is not None:
+        add("window", "{} {}".format(*window).encode())
     return digest.hexdigest()
 
 

@@ -17,8 +17,10 @@ from tandem.internal.v1 import worker_pb2 as pb
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from gpu_worker.attention.layers import LayerMap
 from gpu_worker.checkpoint.files import ModelRefused
 from gpu_worker.checkpoint.linear import PackedLinear
+from gpu_worker.examination.bounded_eager import eager_name
 from gpu_worker.geometry import Geometry, align_up
 from gpu_worker.runner import Runner
 from gpu_worker.wire.frames import Plan
@@ -35,19 +37,23 @@ _LONGEST_PROMPT = 300
 _NUM_DECODE = 4
 
 
-def check_runner(model: PreTrainedModel, runner: Runner, dtype: torch.dtype) -> float:
-    """The median relative error of the logits. Raises ModelRefused where it is no rounding. Leaves both as before."""
+def check_runner(model: PreTrainedModel, runner: Runner, dtype: torch.dtype, *, own: LayerMap | None = None) -> float:
+    """The median relative error of the logits. Raises ModelRefused where it is no rounding. Leaves both as before.
+
+    own: the layers as the model has them. Where the runner's see less, by a setting, eager attention is shown less too.
+    """
+    reference = eager_name(model, own)
     prompts = make_prompts(runner.geometry)
     ours, texts = _served_logits(model, runner, prompts, dtype)
     errors, shaken, at_ends = list[float](), list[float](), list[float]()
     for text, found in zip(texts, ours, strict=True):
         if found:
-            eager = _eager_logits(model, text[:-1], len(found))
+            eager = _eager_logits(model, reference, text[:-1], len(found))
             of_text = _errors(torch.stack(found), eager)
             errors += of_text
             at_ends.append(of_text[0])
             with _shaken(model, torch.finfo(dtype).eps):
-                shaken += _errors(_eager_logits(model, text[:-1], len(found)), eager)
+                shaken += _errors(_eager_logits(model, reference, text[:-1], len(found)), eager)
     if not np.isfinite(errors).all():
         # A kernel may take scores that are no numbers for masked ones, and answer with numbers where eager has none.
         raise ModelRefused(_not_finite(model, dtype))
@@ -189,10 +195,10 @@ def _started(
 
 
 @torch.inference_mode()
-def _eager_logits(model: PreTrainedModel, text: list[int], count: int) -> Tensor:
+def _eager_logits(model: PreTrainedModel, implementation: str, text: list[int], count: int) -> Tensor:
     """Logits after each of the last `count` tokens."""
     before = model.config._attn_implementation
-    model.set_attn_implementation("eager")
+    model.set_attn_implementation(implementation)
     try:
         ids = torch.tensor([text], device=model.device)
         return model(input_ids=ids, use_cache=False, logits_to_keep=count).logits[0].float().cpu()

@@ -18,6 +18,7 @@ class Measured:
     step: int | None
     tables: int | None
     pool: int
+    host_pool: int
     free: int
 
 
@@ -25,11 +26,17 @@ def ledger(sizes: Sizes, place: str, dtype: str, measured: Measured | None = Non
     """A line per item, in two columns once there are measured figures."""
     geometry = sizes.geometry
     left = sizes.free - sizes.weights - sizes.step - sizes.tables - sizes.pool
+    saved: list[tuple[str, int, int | None]] = []
+    if geometry.host_pages:
+        where = "" if place == "cpu" else ", in main memory"
+        saved = [(f"saved KV, {geometry.host_pages} pages{where}", sizes.host_pool, measured and measured.host_pool)]
+        left -= sizes.host_pool if place == "cpu" else 0
     items: list[tuple[str, int, int | None]] = [
         (f"weights, {dtype}", sizes.weights, measured and measured.weights),
         (f"step, {geometry.token_budget} tokens, {geometry.max_rows} rows", sizes.step, measured and measured.step),
         ("tables", sizes.tables, measured and measured.tables),
         (f"KV, {geometry.num_pages - 1} pages of {geometry.page_size} tokens", sizes.pool, measured and measured.pool),
+        *saved,
         (f"free, {readable(sizes.reserve)} of it kept", left, measured and measured.free),
     ]
     lines = [_line(f"memory on {place}", "planned", "" if measured is None else "measured")]

@@ -4,11 +4,11 @@ Owns the arithmetic of what a worker takes and the defaults by device. Asks nobo
 nothing of torch, models or sockets.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from gpu_worker.config import WorkerSettings
-from gpu_worker.geometry import MAX_PAGE_IDS, Geometry, align_up
+from gpu_worker.geometry import MAX_HOST_PAGES, MAX_PAGE_IDS, Geometry, align_up
 
 # Query positions per tile of the prefill kernel.
 CHUNK_ALIGN = 64
@@ -87,25 +87,33 @@ class Sizes:
     step: int
     tables: int
     pool: int
+    # Main memory for saved pages, which on a CPU is the place's own.
+    host_pool: int
     # Kept free on purpose.
     reserve: int
     # What was free before any of it.
     free: int
 
 
-def choose_sizes(settings: WorkerSettings, costs: Costs, *, free: int, place: str, on_cpu: bool) -> Sizes:
+def choose_sizes(
+    settings: WorkerSettings, costs: Costs, *, free: int, place: str, on_cpu: bool, free_host: int = 0
+) -> Sizes:
     """Sizes as asked, else from the model and the memory there is.
 
-    free: bytes on `place` (cpu, cuda:0) before weights are loaded. Raises ValueError: DoesNotFit where more would do.
+    free: bytes on `place` (cpu, cuda:0) before weights are loaded; free_host: those of main memory, where that is
+    another place. Raises ValueError: DoesNotFit where more would do.
     """
-    return _Choice(settings, costs, free, place, on_cpu).made()
+    return _Choice(settings, costs, free, place, on_cpu, free_host).made()
 
 
 class _Choice:
-    """One choice, in the order in which things are refused: limits, weights, step, pool, length."""
+    """One choice, in the order in which things are refused: limits, weights, step, host memory, pool, length."""
 
-    def __init__(self, settings: WorkerSettings, costs: Costs, free: int, place: str, on_cpu: bool) -> None:
+    def __init__(
+        self, settings: WorkerSettings, costs: Costs, free: int, place: str, on_cpu: bool, free_host: int
+    ) -> None:
         self.settings, self.costs, self.free, self.place, self.on_cpu = settings, costs, free, place, on_cpu
+        self.free_host, self.host_pool = free_host, 0
         # CPU: pages of 64 and 128 are equally fast, 256 slower; smaller ones waste less.
         self.page_size = settings.page_size or (64 if on_cpu else 128)
         self.max_rows = settings.max_rows or (32 if on_cpu else 256)
@@ -128,17 +136,19 @@ class _Choice:
         self.room = self.free - costs.weights - self.step - self.tables - self.reserve
         if self.room < self._pool(2):
             self._refuse_step()
+        host_pages = self._host_pages()
         num_pages = self._num_pages()
         max_length = min(self.length, (num_pages - 1) * self.page_size)
         if max_length < (self.settings.max_length or 0):
             self._refuse_length(num_pages)
-        geometry = self._geometry(num_pages, max_length)
+        geometry = replace(self._geometry(num_pages, max_length), host_pages=host_pages)
         return Sizes(
             geometry=geometry,
             weights=costs.weights,
             step=costs.step(geometry),
             tables=costs.tables(geometry),
             pool=self._pool(num_pages),
+            host_pool=self.host_pool,
             reserve=self.reserve,
             free=self.free,
         )
@@ -180,6 +190,33 @@ class _Choice:
             self._refuse_pool(f"pool_bytes {readable(settings.pool_bytes)}")
         return num_pages
 
+    def _host_pages(self) -> int:
+        """Pages of main memory, as asked; on a CPU the pool has so much less."""
+        asked, page = self.settings.host_pool_bytes, self.page_size * self.costs.kv_per_token
+        if not asked:
+            return 0
+        if asked < page:
+            would = settable(page, at_least=True)
+            raise ValueError(
+                f"host_pool_bytes is {asked}, less than a page of {page} bytes; host_pool_bytes {would} would do, or 0"
+            )
+        num_pages = min(MAX_HOST_PAGES, asked // page)
+        fits = self.room - self._pool(2) if self.on_cpu else self.free_host - CPU_RESERVE_BYTES
+        if num_pages * page > fits:
+            because = (
+                self._breakdown()
+                if self.on_cpu
+                else (f"of {readable(self.free_host)} free in main memory, {readable(CPU_RESERVE_BYTES)} are kept free")
+            )
+            raise DoesNotFit(
+                f"host_pool_bytes {readable(asked)} does not fit: {because}; "
+                f"host_pool_bytes {settable(fits if fits >= page else 0)} would"
+            )
+        self.host_pool = num_pages * page
+        if self.on_cpu:
+            self.room -= self.host_pool
+        return num_pages
+
     def _pages(self) -> int:
         return align_up(self.length, self.page_size) // self.page_size
 
@@ -190,9 +227,10 @@ class _Choice:
         return max(0, (num_bytes - self._pool(0)) // (self.page_size * self.costs.kv_per_token))
 
     def _breakdown(self) -> str:
+        host = f", saved pages {readable(self.host_pool)}" if self.host_pool and self.on_cpu else ""
         return (
             f"of {readable(self.free)} free on {self.place}, weights take {readable(self.costs.weights)}, a step "
-            f"{readable(self.step)}, tables {readable(self.tables)}, and {readable(self.reserve)} are kept free"
+            f"{readable(self.step)}, tables {readable(self.tables)}{host}, and {readable(self.reserve)} are kept free"
         )
 
     def _refuse_weights(self) -> NoReturn:

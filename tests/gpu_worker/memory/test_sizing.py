@@ -34,15 +34,16 @@ COSTS = Costs(
 )
 
 
-def sizes(free: int = 64 * GIB, *, costs: Costs = COSTS, on_cpu: bool = True, **settings: object) -> Sizes:
-    return choose_sizes(
-        WorkerSettings(**settings), costs, free=free, place="cpu" if on_cpu else "cuda:0", on_cpu=on_cpu
-    )
+def sizes(
+    free: int = 64 * GIB, *, costs: Costs = COSTS, on_cpu: bool = True, free_host: int = 0, **settings: object
+) -> Sizes:
+    place = "cpu" if on_cpu else "cuda:0"
+    return choose_sizes(WorkerSettings(**settings), costs, free=free, place=place, on_cpu=on_cpu, free_host=free_host)
 
 
-def refused(free: int = 64 * GIB, *, costs: Costs = COSTS, on_cpu: bool = True, **settings: object) -> str:
+def refused(free: int = 64 * GIB, *, costs: Costs = COSTS, **settings: object) -> str:
     with pytest.raises(DoesNotFit) as error:
-        sizes(free, costs=costs, on_cpu=on_cpu, **settings)
+        sizes(free, costs=costs, **settings)
     return str(error.value)
 
 
@@ -207,6 +208,57 @@ def test_sizes_for_people_and_for_settings(num_bytes: int, text: str, below: str
     assert low <= num_bytes <= high
 
 
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_host_memory_holds_whole_pages_and_stands_in_the_ledger(on_cpu: bool) -> None:
+    """On a CPU the pool has so much less; beside a GPU it is main memory."""
+    asked, none = (
+        sizes(24 * GIB, on_cpu=on_cpu, free_host=9 * GIB, keep_free_bytes=GIB, host_pool_bytes=size, max_rows=500)
+        for size in ("4.001GiB", 0)
+    )
+    page = 2 * MIB if on_cpu else 4 * MIB
+    assert (asked.geometry.host_pages, asked.host_pool) == (4 * GIB // page, 4 * GIB)
+    assert (none.geometry.host_pages, none.host_pool) == (0, 0)
+    assert none.pool - asked.pool == (4 * GIB if on_cpu else 0)
+    place = "cpu" if on_cpu else "cuda:0"
+    lines = ledger(asked, place, "float32")
+    name = f"  saved KV, {asked.geometry.host_pages} pages" + ("" if on_cpu else ", in main memory")
+    assert f"{name:40}     4.0 GiB" in lines
+    # Less than a page beside what is kept.
+    assert re.fullmatch(r"  free, 1.0 GiB of it kept +1.0 GiB", lines[-1])
+    assert not any("saved" in line for line in ledger(none, place, "float32"))
+
+
+def test_host_memory_that_does_not_fit_names_what_does() -> None:
+    message = refused(24 * GIB, host_pool_bytes=8 * GIB)
+    assert message.startswith("host_pool_bytes 8.0 GiB does not fit: of 24.0 GiB free on cpu, weights take 16.0 GiB")
+    fits = fitting(message)
+    assert sizes(24 * GIB, host_pool_bytes=fits).geometry.num_pages >= 2
+    # What is left for the pool is told with what was taken.
+    assert f"saved pages {readable(sizes(24 * GIB, host_pool_bytes='4GiB').host_pool)}, and" in refused(
+        24 * GIB, host_pool_bytes="4GiB", pool_bytes="4GiB"
+    )
+    message = refused(64 * GIB, on_cpu=False, free_host=2 * GIB, host_pool_bytes=2 * GIB)
+    assert message.startswith(
+        "host_pool_bytes 2.0 GiB does not fit: of 2.0 GiB free in main memory, 256.0 MiB are kept"
+    )
+    assert sizes(64 * GIB, on_cpu=False, free_host=2 * GIB, host_pool_bytes=fitting(message)).geometry.host_pages > 400
+    message = refused(64 * GIB, on_cpu=False, free_host=257 * MIB, host_pool_bytes=2 * GIB)
+    assert sizes(64 * GIB, on_cpu=False, host_pool_bytes=fitting(message)).geometry.host_pages == 0
+
+
+def fitting(message: str) -> str:
+    would = re.search(r"; host_pool_bytes (\S+) would$", message)
+    assert would is not None
+    return would.group(1)
+
+
+def test_host_memory_below_a_page_is_refused() -> None:
+    problem = r"host_pool_bytes is 2097151, less than a page of 2097152 bytes; host_pool_bytes 2.0MiB would do, or 0"
+    with pytest.raises(ValueError, match=problem):
+        sizes(host_pool_bytes=2 * MIB - 1)
+    assert sizes(host_pool_bytes="2.0MiB").geometry.host_pages == 1
+
+
 def test_the_ledger_is_a_table() -> None:
     chosen = replace(sizes(), step=50 * MIB, tables=10 * KIB)
     before = ledger(chosen, "cpu", "float32")
@@ -218,7 +270,7 @@ def test_the_ledger_is_a_table() -> None:
         "  KV, 511 pages of 64 tokens                 1.0 GiB",
         "  free, 256.0 MiB of it kept                47.0 GiB",
     ]
-    measured = Measured(weights=GIB, step=None, tables=MIB, pool=2 * GIB, free=3 * GIB)
+    measured = Measured(weights=GIB, step=None, tables=MIB, pool=2 * GIB, host_pool=0, free=3 * GIB)
     after = ledger(chosen, "cpu", "float32", measured)
     assert [line.split()[-2:] for line in after[1:]] == [
         ["1.0", "GiB"], ["MiB", "-"], ["1.0", "MiB"], ["2.0", "GiB"], ["3.0", "GiB"],

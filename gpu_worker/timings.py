@@ -1,0 +1,55 @@
+"""What the scheduler weighs when a row has to give way: the time of a prompt's token, and of a page to host memory.
+
+Owns the plans that are timed, and what is made of their times. Knows nothing of devices or sockets.
+"""
+
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from gpu_worker.runner import Runner
+from gpu_worker.warm_up import full_prompts_plan
+from gpu_worker.wire.frames import Plan
+from gpu_worker.wire.page_orders import PageOrders
+
+_NUM_PAGES = 8
+_REPEATS = 5
+# A slow model's start is not drawn out for a better figure.
+_MOST_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timings:
+    """In microseconds: a prompt's token in a full step, and a page to host memory or back, 0 where there is none."""
+
+    token_us: float
+    page_copy_us: float
+
+
+def take_timings(runner: Runner) -> Timings:
+    """On a warm runner; leaves it as before."""
+    return Timings(token_us=_token_us(runner), page_copy_us=_page_copy_us(runner))
+
+
+def _token_us(runner: Runner) -> float:
+    plan = full_prompts_plan(runner.geometry)
+    times: list[int] = []
+    while len(times) < _REPEATS and sum(times) < _MOST_SECONDS * 1e6:
+        times += [outcome.compute_us for outcome in runner.rehearse(plan)]
+    return median(times) / int(plan.chunk_counts.sum())
+
+
+def _page_copy_us(runner: Runner) -> float:
+    """There and back; the pages are zero before and after."""
+    count = min(_NUM_PAGES, runner.geometry.host_pages, runner.geometry.num_pages - 1)
+    if not count:
+        return 0.0
+    pages, slots = np.arange(1, count + 1, dtype=np.int32), np.arange(count, dtype=np.int32)
+    save = PageOrders(saved_pages=pages, saved_slots=slots)
+    load = PageOrders(loaded_pages=pages, loaded_slots=slots)
+    plans = [Plan(generation=0, step=i, checksum=0, page_orders=orders) for i, orders in ((1, save), (2, load))]
+    # The first time, memory is touched that never was.
+    runner.rehearse(*plans)
+    moves = [outcome.compute_us for _ in range(_REPEATS) for outcome in runner.rehearse(*plans)]
+    return median(moves) / count
