@@ -29,7 +29,7 @@ def admit(draft: Draft, suspects: Collection[int], rivals: Sequence[Lane], polic
     if head is None or _is_blocked(lane, head):
         return
     lane.blocked = None
-    chooser = _Chooser(draft, policy)
+    chooser = _Chooser(draft, policy, suspects)
     while lane.rows.num_free and draft.budget > 0:
         request = chooser.next_up()
         if request is None or request.handle in suspects or request.late_plans:
@@ -124,8 +124,8 @@ class _Chooser:
     prompt kept goes first, before that is evicted. Nobody is passed over more than `MAX_PASSED_OVER` times.
     """
 
-    def __init__(self, draft: Draft, policy: Policy) -> None:
-        self._lane, self._book, self._policy = draft.lane, draft.book, policy
+    def __init__(self, draft: Draft, policy: Policy, suspects: Collection[int]) -> None:
+        self._lane, self._book, self._policy, self._suspects = draft.lane, draft.book, policy, suspects
         self._skipped: set[int] = set()
         self._kept: dict[int, int] = {}
 
@@ -137,8 +137,14 @@ class _Chooser:
         head = waiting[0]
         if not self._policy.cache_aware or not head.prefix_root or head.passed_over >= MAX_PASSED_OVER:
             return head
-        alike = [r for r in waiting if r.priority == head.priority and r.prefix_root == head.prefix_root]
-        return max(alike, key=self._kept_pages)  # the first of the best
+        if head.late_plans or head.handle in self._suspects:
+            return head  # nobody passes it
+        rivals = [request for request in waiting if self._may_pass(request, head)]
+        return max([head, *rivals], key=self._kept_pages)  # the first of the best
+
+    def _may_pass(self, request: Request, head: Request) -> bool:
+        alike = request.priority == head.priority and request.prefix_root == head.prefix_root
+        return alike and not request.late_plans and request.handle not in self._suspects
 
     def skip(self, request: Request) -> None:
         """It waits for something that others do not."""

@@ -7,10 +7,9 @@ import pytest
 
 from scheduler_svc.core import effects as fx
 from scheduler_svc.core import events as ev
-from scheduler_svc.core.scheduler import CoreConfig
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
-from tests.scheduler_svc.core.world import FRONTEND, World
+from tests.scheduler_svc.core.world import FRONTEND, World, greedy
 
 
 def load(world: World) -> fx.Load:
@@ -23,7 +22,7 @@ def load(world: World) -> fx.Load:
 
 
 def test_samples_in_flight_behind_values_that_are_not_finite_are_discarded() -> None:
-    world = World(config=CoreConfig(plans_in_flight=3), join=False)
+    world = World(config=greedy(plans_in_flight=3), join=False)
     world.join(Faults(nonfinite_token=280))
     stream = world.submit([1, 280], max_new_tokens=9)
     world.step()
@@ -34,7 +33,7 @@ def test_samples_in_flight_behind_values_that_are_not_finite_are_discarded() -> 
 
 @pytest.mark.parametrize(("output_tokens", "kept"), [(0, 0), (2, 2), (3, 3), (100, 3)])
 def test_a_finish_keeps_at_most_what_was_delivered(output_tokens: int, kept: int) -> None:
-    world = World(config=CoreConfig(plans_in_flight=2))
+    world = World(config=greedy(plans_in_flight=2))
     stream = world.submit([1, 2], max_new_tokens=50, ignore_eos=True)
     for _ in range(3):
         world.step()
@@ -46,7 +45,7 @@ def test_a_finish_keeps_at_most_what_was_delivered(output_tokens: int, kept: int
 
 
 def test_the_load_counts_tokens_that_were_delivered() -> None:
-    world = World(Shape(page_size=4, num_pages=9), CoreConfig(plans_in_flight=2))
+    world = World(Shape(page_size=4, num_pages=9), greedy(plans_in_flight=2))
     gone, stays, waits = (world.submit([i, i, i], max_new_tokens=5, ignore_eos=True) for i in range(3))
     world.step()
     assert load(world).output_tokens == 3
@@ -133,7 +132,7 @@ def test_what_was_cancelled_does_not_pile_up() -> None:
         core.handle(replace(submit, stream=stream, request_id=f"r{stream}", priority=0, deadline_seconds=1e6), 0.0)
         core.handle(ev.Cancel(frontend=FRONTEND, stream=stream), 0.0)
         core.handle(ev.Tick(), 0.0)
-        longest_queue = max(longest_queue, len(core.book._plain))
+        longest_queue = max(longest_queue, len(core.book._rest))
         longest_due = max(longest_due, len(core.book._due))
     assert core.book.num_waiting == 1
     # Twice what lives, and a little that is not worth the work.

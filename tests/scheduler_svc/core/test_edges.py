@@ -8,10 +8,9 @@ from tandem.internal.v1 import worker_pb2 as pb
 from scheduler_svc import worker_wire
 from scheduler_svc.core import effects as fx
 from scheduler_svc.core import events as ev
-from scheduler_svc.core.scheduler import CoreConfig
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
-from tests.scheduler_svc.core.world import FRONTEND, World
+from tests.scheduler_svc.core.world import FRONTEND, World, greedy
 
 
 def prompt(length: int, salt: int = 0) -> list[int]:
@@ -57,12 +56,12 @@ def test_a_pool_of_two_pages_serves_one_page_at_a_time() -> None:
 
 def test_what_can_never_fit_is_refused_with_the_arithmetic() -> None:
     world = World(Shape(page_size=4, num_pages=5, max_length=40))
-    too_long, too_big = world.submit(prompt(30), max_new_tokens=11), world.submit(prompt(10), max_new_tokens=8)
+    too_long, too_big = world.submit(prompt(40), max_new_tokens=1), world.submit(prompt(10), max_new_tokens=8)
     fits = world.submit(prompt(10), max_new_tokens=7, ignore_eos=True)
     rejected = [world.streams[stream].rejected for stream in (too_long, too_big)]
     assert [answer and answer.code for answer in rejected] == [fx.RejectCode.INVALID] * 2
     assert [answer and answer.message for answer in rejected] == [
-        "prompt (30 tokens) and max_new_tokens (11) make 41; the limit is 40",
+        "the prompt has 40 tokens, and a new one makes 41; the limit is 40",
         "prompt (10 tokens) and max_new_tokens (8) take 5 pages of 4 tokens; the pool has 4",
     ]
     world.run()
@@ -230,7 +229,7 @@ def test_one_whose_step_always_fails_ends_alone(position: int) -> None:
 
 
 def test_a_queue_that_is_full_refuses_with_the_limit() -> None:
-    world = World(Shape(max_rows=1), CoreConfig(max_waiting=2, max_waiting_tokens=100))
+    world = World(Shape(max_rows=1), greedy(max_waiting=2, max_waiting_tokens=100))
     streams = [world.submit(prompt(4, salt)) for salt in range(3)]
     rejected = world.streams[streams[2]].rejected
     assert rejected is not None
@@ -311,7 +310,7 @@ def test_values_that_are_not_finite_end_their_request_alone() -> None:
     assert any(len(plan.zero_pages) for plan in world.sent)
 
 
-def test_a_worker_of_another_identity_is_refused_for_good_and_a_second_one_may_stand_by() -> None:
+def test_a_worker_of_another_identity_is_refused_for_good_and_a_second_one_serves_too() -> None:
     world = World()
     info = world.info()
     other = ev.WorkerInfo(**{name: getattr(info, name) for name in info.__slots__} | {"identity": "else"})
@@ -319,9 +318,29 @@ def test_a_worker_of_another_identity_is_refused_for_good_and_a_second_one_may_s
     assert isinstance(note, fx.Note)
     assert isinstance(refused, fx.WorkerRefused)
     assert not refused.retry
-    spare = world.handle(ev.WorkerJoined(worker="w-y", info=info))[0]
-    assert isinstance(spare, fx.WorkerRefused)
-    assert spare.retry
+    second = world.handle(ev.WorkerJoined(worker="w-y", info=info))[0]
+    assert isinstance(second, fx.WorkerAccepted)
+    assert list(world.core.lanes) == [world.worker, "w-y"]
+
+
+def test_a_worker_that_would_answer_differently_is_refused_for_good() -> None:
+    world = World()
+    info = world.info()
+    other = ev.WorkerInfo(**{name: getattr(info, name) for name in info.__slots__} | {"window": 8})
+    note, refused = world.handle(ev.WorkerJoined(worker="w-x", info=other))
+    assert isinstance(note, fx.Note)
+    assert isinstance(refused, fx.WorkerRefused)
+    assert not refused.retry
+    assert "see the whole past; this one sees 8 tokens back and the first 0" in refused.reason
+
+
+def test_past_the_model_s_positions_the_context_is_full() -> None:
+    world = World(Shape(page_size=4, num_pages=20, max_length=12))
+    cut = world.submit(prompt(9), max_new_tokens=4, ignore_eos=True)
+    whole = world.submit(prompt(9, 1), max_new_tokens=3, ignore_eos=True)
+    world.run()
+    assert (world.end(cut).reason, len(world.streams[cut].tokens)) == (fx.EndReason.CONTEXT_FULL, 3)
+    assert (world.end(whole).reason, len(world.streams[whole].tokens)) == (fx.EndReason.LENGTH, 3)
 
 
 def test_the_serving_worker_back_as_another_is_refused_and_changes_nothing() -> None:
@@ -344,7 +363,7 @@ def test_the_serving_worker_back_as_another_is_refused_and_changes_nothing() -> 
 
 
 def test_a_worker_that_hangs_is_given_up_and_asked_to_join_again() -> None:
-    world = World(config=CoreConfig(step_timeout_seconds=3.0, silence_timeout_seconds=9.0))
+    world = World(config=greedy(step_timeout_seconds=3.0, silence_timeout_seconds=9.0))
     world.submit(prompt(3), ignore_eos=True)
     world.tick(1.0)
     assert world.core.next_wake() == pytest.approx(4.0)

@@ -5,11 +5,10 @@ from dataclasses import replace
 import pytest
 
 from scheduler_svc.core import effects as fx
-from scheduler_svc.core.scheduler import CoreConfig
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
 from tests.rigs.oracle import complete
-from tests.scheduler_svc.core.world import World
+from tests.scheduler_svc.core.world import World, greedy
 
 FIRST, VICTIM = [1, 2, 3], [4, 5, 6]
 SHAPE = Shape(page_size=4, num_pages=3, max_rows=2)
@@ -18,7 +17,7 @@ TOKENS = complete(VICTIM, max_new_tokens=6, vocab=SHAPE.sampled_vocab).tokens
 
 def preempted(shape: Shape = SHAPE, *, faults: Faults | None = None, max_new_tokens: int = 4, **wish: object) -> World:
     """Three plans are in flight; in the third, request 1 took the page of request 2, which has two samples to come."""
-    world = World(shape, CoreConfig(plans_in_flight=3), join=False)
+    world = World(shape, greedy(plans_in_flight=3), join=False)
     world.join(faults)
     world.submit(FIRST, max_new_tokens=6, ignore_eos=True)
     world.submit(VICTIM, max_new_tokens=max_new_tokens, **wish)

@@ -8,12 +8,11 @@ from scheduler_svc import worker_wire
 from scheduler_svc.core import effects as fx
 from scheduler_svc.core import events as ev
 from scheduler_svc.core.plan import Plan
-from scheduler_svc.core.scheduler import CoreConfig
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
-from tests.scheduler_svc.core.world import FRONTEND, World
+from tests.scheduler_svc.core.world import FRONTEND, World, greedy
 
-ONE = CoreConfig(plans_in_flight=1)
+ONE = greedy(plans_in_flight=1)
 TWO_BEST = ev.Extras(num_logprobs=3)
 
 
@@ -108,7 +107,7 @@ def test_the_best_prompt_takes_its_logits_and_others_without_pass_it() -> None:
     shape = Shape(page_size=4, num_pages=40, max_rows=4, chunk_align=4, token_budget=60, spare_logit_rows=4)
     world = World(shape, ONE)
     first, second = (world.submit(prompt(9, i), max_new_tokens=1, prompt_logprobs_from=1) for i in range(2))
-    plain = [world.submit(prompt(6, i), max_new_tokens=1, ignore_eos=True) for i in range(2)]
+    plain = [world.submit(prompt(6, 7 + i), max_new_tokens=1, ignore_eos=True) for i in range(2)]
     world.run()
     world.check_all_ended()
     # Eight logits, four rows that may sample, so four are left: the second waits, and nobody waits for it.
@@ -167,7 +166,7 @@ def test_a_failed_step_in_the_middle_of_a_prompt_repeats_nothing() -> None:
 
 def test_a_prompt_preempted_half_way_hears_its_late_pieces_and_goes_on_from_there() -> None:
     shape = Shape(page_size=4, num_pages=6, max_rows=2, chunk_align=2, token_budget=7)
-    world = World(shape, CoreConfig(plans_in_flight=3))
+    world = World(shape, greedy(plans_in_flight=3))
     world.submit([1, 2, 3], max_new_tokens=8, ignore_eos=True)
     world.submit(prompt(15), max_new_tokens=2, ignore_eos=True, prompt_logprobs_from=2, extras=TWO_BEST)
     world.tick()
@@ -186,16 +185,15 @@ def test_a_prompt_preempted_half_way_hears_its_late_pieces_and_goes_on_from_ther
 
 
 def test_late_pieces_may_be_the_last() -> None:
-    """Then it waits among those that want prompt logprobs, wants none any more, and is admitted all the same."""
+    """It waits, wants no prompt logprobs any more, and is admitted all the same."""
     shape = Shape(page_size=4, num_pages=4, max_rows=2, chunk_align=1, token_budget=12)
-    world = World(shape, CoreConfig(plans_in_flight=3))
+    world = World(shape, greedy(plans_in_flight=3))
     world.submit([1, 2, 3], max_new_tokens=8, ignore_eos=True)
     world.submit(prompt(8), max_new_tokens=2, ignore_eos=True, prompt_logprobs_from=1)
     world.tick()
     [victim] = world.core.book.of_id("r2")
     assert (victim.row, victim.late_samples, victim.prompt_logprobs_from) == (0, 1, 1)
     assert world.core.book.head() is victim
-    assert world.core.book.head(plain=True) is None
     world.run()
     world.check_all_ended()
     assert pieces_of(world, 2) == [(1, 7)]
@@ -336,7 +334,7 @@ def _event(world: World, result: object) -> ev.Event:
 
 
 def test_late_tokens_bring_their_logprobs_and_those_of_the_dead_are_dropped() -> None:
-    world = World(Shape(page_size=4, num_pages=3, max_rows=2), CoreConfig(plans_in_flight=3))
+    world = World(Shape(page_size=4, num_pages=3, max_rows=2), greedy(plans_in_flight=3))
     world.submit([1, 2, 3], max_new_tokens=6, ignore_eos=True, extras=ev.Extras(num_logprobs=5))
     world.submit([4, 5, 6], max_new_tokens=4, ignore_eos=True, extras=TWO_BEST)
     world.tick()

@@ -6,10 +6,9 @@ from tandem.internal.v1 import worker_pb2 as pb
 
 from scheduler_svc.core import effects as fx
 from scheduler_svc.core import events as ev
-from scheduler_svc.core.scheduler import CoreConfig
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
-from tests.scheduler_svc.core.world import World
+from tests.scheduler_svc.core.world import World, greedy
 
 POISON = 280
 ONE_PAGE = Shape(page_size=4, num_pages=2)
@@ -38,7 +37,7 @@ def test_a_normal_end_orders_no_zeroing() -> None:
 
 
 def test_who_left_before_its_result_leaves_a_page_to_be_zeroed() -> None:
-    world = World(ONE_PAGE, CoreConfig(plans_in_flight=1), join=False)
+    world = World(ONE_PAGE, greedy(plans_in_flight=1), join=False)
     world.join(Faults(nonfinite_token=POISON))
     poisoned = world.submit([1, POISON], max_new_tokens=3)
     heir = world.submit([2, 2], max_new_tokens=3, ignore_eos=True)
@@ -54,7 +53,7 @@ def test_a_page_that_finite_samples_read_in_part_is_zeroed_too() -> None:
     second = World()
     second.submit([1, 2], max_new_tokens=2, ignore_eos=True)
     second.run()
-    world = World(ONE_PAGE, CoreConfig(plans_in_flight=1), join=False)
+    world = World(ONE_PAGE, greedy(plans_in_flight=1), join=False)
     world.join(Faults(nonfinite_token=second.streams[1].tokens[1]))
     poisoned = world.submit([1, 2], max_new_tokens=3, ignore_eos=True)
     heir = world.submit([5, 5], max_new_tokens=3, ignore_eos=True)
@@ -81,8 +80,8 @@ def test_a_zero_order_that_no_plan_carried_yet_outlives_a_reset() -> None:
     world.deliver(), world.deliver()
     world.run()
     world.check_content()
-    # Page 2, the other's, was being written when the step failed.
-    assert zeroed(world)[:3] == [[], [], [1, 2]]
+    # Page 1 is nobody's; page 2, the other's, is its own again, and was being written when the step failed.
+    assert zeroed(world)[:3] == [[], [], [2]]
     assert len(world.streams[other].tokens) == 3
 
 
@@ -90,7 +89,7 @@ def test_a_zero_order_that_no_plan_carried_yet_outlives_a_reset() -> None:
 
 
 def test_a_lost_worker_is_on_the_account() -> None:
-    world = World(config=CoreConfig(plans_in_flight=3))
+    world = World(config=greedy(plans_in_flight=3))
     stream = world.submit([1, 2, 3, 4, 5], max_new_tokens=4, ignore_eos=True)
     world.step()
     world.tick()
@@ -106,7 +105,7 @@ def test_a_lost_worker_is_on_the_account() -> None:
 
 # Patience -----------------------------------------------------------------------------------------------------
 
-PATIENT = CoreConfig(step_timeout_seconds=3.0, silence_timeout_seconds=9.0)
+PATIENT = greedy(step_timeout_seconds=3.0, silence_timeout_seconds=9.0)
 
 
 def test_idle_silence_ends_the_lane() -> None:
@@ -159,7 +158,7 @@ def test_a_long_first_step_does_not_time_the_second_out() -> None:
 
 def failed_once(status: int = pb.STEP_STATUS_FAILED) -> World:
     """Two requests, whose first step has failed; one plan in flight at a time."""
-    world = World(config=CoreConfig(plans_in_flight=1))
+    world = World(config=greedy(plans_in_flight=1))
     for token in (1, 2):
         world.submit([token], max_new_tokens=3, ignore_eos=True)
     world.tick()
@@ -180,7 +179,7 @@ def test_suspects_run_alone_one_after_the_other_until_they_have_sampled() -> Non
 
 
 def test_nobody_is_admitted_beside_a_suspect() -> None:
-    world = World(config=CoreConfig(plans_in_flight=2), join=False)
+    world = World(config=greedy(plans_in_flight=2), join=False)
     world.join(Faults(fail_steps=frozenset({1})))
     suspect = world.submit([1], max_new_tokens=4, ignore_eos=True)
     world.tick()

@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from scheduler_svc.core import events as ev
-from scheduler_svc.core.scheduler import CoreConfig
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
 from tests.rigs.sampling import MINUS_INFINITY
-from tests.scheduler_svc.core.world import FRONTEND, World
+from tests.scheduler_svc.core.world import FRONTEND, World, greedy
 
 _POISON = 272
 # One token, 3, is always allowed, never banned and ends nothing.
@@ -70,7 +69,7 @@ class CoreMachine(RuleBasedStateMachine):
             sampled_vocab=4,
             eos_token_ids=(0,),
         )
-        self.world = World(shape, CoreConfig(plans_in_flight=plans_in_flight, max_waiting=6), join=False)
+        self.world = World(shape, greedy(plans_in_flight=plans_in_flight, max_waiting=6), join=False)
         self.world.join(Faults(fail_steps=frozenset(faults), nonfinite_token=_POISON))
 
     @rule(

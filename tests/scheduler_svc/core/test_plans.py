@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 
 from scheduler_svc.core.book import RequestBook
+from scheduler_svc.core.config import Admission, Policy
+from scheduler_svc.core.draft import Counters
 from scheduler_svc.core.events import Sampling
 from scheduler_svc.core.lane import Lane
 from scheduler_svc.core.plan import Plan
 from scheduler_svc.core.planner import plan_step
 from scheduler_svc.core.request import Move, Request
-from scheduler_svc.core.scheduler import CoreConfig
 from tests.rigs.executor import Shape
-from tests.scheduler_svc.core.world import World
+from tests.scheduler_svc.core.world import World, greedy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,12 +122,18 @@ def test_preemption_frees_a_page_in_the_same_step_and_the_victim_comes_back_whol
     assert len(tokens) == 3, "the token that was in flight when it gave way is known by then"
 
 
-def test_freed_pages_are_reused_oldest_first() -> None:
+def test_what_nobody_can_find_again_is_reused_first_then_what_was_left_longest_ago() -> None:
     world = World(Shape(page_size=2, num_pages=6, max_rows=1, token_budget=16))
-    for salt in range(3):
-        world.submit([salt, salt], max_new_tokens=2, ignore_eos=True)
+    for first in range(4):
+        world.submit([first, first], max_new_tokens=2, ignore_eos=True)
+        world.run()
+    # Each fills one page, which is kept, and begins another, which the next one gets.
+    assert [plan.starts[0].pages.tolist() for plan in world.sent if plan.starts] == [[1], [2], [3], [4]]
+    world.submit([0, 0, 9], max_new_tokens=1, ignore_eos=True)
+    world.submit([5, 5, 9], max_new_tokens=1, ignore_eos=True)
     world.run()
-    assert [plan.starts[0].pages.tolist() for plan in world.sent if plan.starts] == [[1], [3], [5]]
+    assert [plan.starts[0].pages.tolist() for plan in world.sent[-2:]] == [[1, 5], [5, 2]]
+    world.check_all_ended()
 
 
 @pytest.mark.parametrize(
@@ -169,7 +176,7 @@ def test_a_plan_is_not_changed_by_what_comes_after_it() -> None:
 
 
 def test_a_step_that_preempted_admits_nobody() -> None:
-    world = World(Shape(page_size=2, num_pages=4, max_rows=3), CoreConfig(plans_in_flight=1))
+    world = World(Shape(page_size=2, num_pages=4, max_rows=3), greedy(plans_in_flight=1))
     world.submit([1, 2], max_new_tokens=4, ignore_eos=True, priority=2)
     world.submit([3, 4, 5], max_new_tokens=2, ignore_eos=True)
     world.tick()
@@ -186,7 +193,7 @@ def test_a_step_that_preempted_admits_nobody() -> None:
 
 
 def test_pages_go_to_the_best_first() -> None:
-    world = World(Shape(page_size=4, num_pages=9), CoreConfig(plans_in_flight=1))
+    world = World(Shape(page_size=4, num_pages=9), greedy(plans_in_flight=1))
     world.submit([1, 2], max_new_tokens=5, ignore_eos=True)
     world.tick()
     world.submit([3, 4, 5], max_new_tokens=5, ignore_eos=True, priority=1)
@@ -232,15 +239,24 @@ def two_prompts_under_way(token_budget: int, prompt_logprobs_from: int = 0, spar
         token_budget=token_budget,
         spare_logit_rows=spare_logit_rows,
     )
-    lane, book = Lane(worker="w", info=World(shape, join=False).info(), generation=1, now=0.0), RequestBook()
+    lane, book = Lane(worker="w", number=1, info=World(shape, join=False).info(), generation=1, now=0.0), RequestBook()
     for handle, length, priority in [(1, 9, 0), (2, 6, 1)]:
         request = bare_request(handle, length, priority, prompt_logprobs_from)
         request.move(Move.ADMIT)
         pages = lane.pool.allocate(lane.pages_for(length))
         assert pages is not None
-        lane.rows.seat(request, pages, frontend_idx=1)
+        lane.rows.seat(request, pages, frontend_idx=1, first_position=0, held_from=0)
     book.add(bare_request(3, 1, priority=2))
-    plan = plan_step(lane=lane, book=book, suspects=(), frontend_idx=lambda frontend: 1, now=0.0)
+    plan = plan_step(
+        lane=lane,
+        book=book,
+        suspects=(),
+        rivals=(),
+        frontend_idx=lambda frontend: 1,
+        counters=Counters(),
+        policy=Policy(admission=Admission.KNOWN),
+        now=0.0,
+    )
     assert plan is not None
     return plan
 

@@ -5,10 +5,9 @@ import pytest
 
 from scheduler_svc.core import effects as fx
 from scheduler_svc.core import events as ev
-from scheduler_svc.core.scheduler import CoreConfig
 from tests.rigs.executor import Shape
 from tests.rigs.sampling import MINUS_INFINITY
-from tests.scheduler_svc.core.world import FRONTEND, World
+from tests.scheduler_svc.core.world import FRONTEND, World, greedy
 
 PROMPT = [1, 2, 3]
 
@@ -66,7 +65,7 @@ def test_those_that_do_not_fit_yet_wait_and_are_counted_ahead() -> None:
     world.check_all_ended()
 
 
-BOUNDED = CoreConfig(max_waiting=6, max_waiting_tokens=20)
+BOUNDED = greedy(max_waiting=6, max_waiting_tokens=20)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +90,7 @@ def test_a_prompt_that_no_patience_admits_is_invalid_too() -> None:
 
 
 def test_sixty_four_samples_are_the_most() -> None:
-    world = World(config=CoreConfig(max_waiting=1000))
+    world = World(config=greedy(max_waiting=1000))
     assert refused(world, world.submit([1], num_samples=65)).message == "num_samples is 65; the limit is 64"
     world.submit([1], num_samples=64, max_new_tokens=2, ignore_eos=True)
     world.run()
@@ -217,11 +216,11 @@ def test_a_plan_brings_all_settings_of_a_row() -> None:
         num_logprobs=3,
     )
     world.submit(PROMPT, num_samples=2, extras=extras, prompt_logprobs_from=2)
-    world.tick()
-    assert [start.sampling.extras for start in world.sent[0].starts] == [extras, extras]
-    assert [start.prompt_logprobs_from for start in world.sent[0].starts] == [2, 0]
-    assert [start.num_prompt_tokens for start in world.sent[0].starts] == [3, 3]
     world.run()
+    starts = [start for plan in world.sent for start in plan.starts]
+    assert [start.sampling.extras for start in starts] == [extras, extras]
+    assert [start.prompt_logprobs_from for start in starts] == [2, 0]
+    assert [start.num_prompt_tokens for start in starts] == [3, 3]
     world.check_all_ended()
 
 

@@ -7,6 +7,7 @@ being the only one.
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from tandem.internal.v1 import worker_pb2 as pb
@@ -14,9 +15,10 @@ from tandem.internal.v1 import worker_pb2 as pb
 from scheduler_svc import worker_wire
 from scheduler_svc.core import effects as fx
 from scheduler_svc.core import events as ev
+from scheduler_svc.core.config import Admission, Policy
 from scheduler_svc.core.invariants import audit
-from scheduler_svc.core.page_hash import hash_pages, prefix_root
 from scheduler_svc.core.lane import Lane
+from scheduler_svc.core.page_hash import hash_pages, prefix_root
 from scheduler_svc.core.plan import Plan
 from scheduler_svc.core.scheduler import CoreConfig, Scheduler
 from tests.rigs.executor import Executor, Shape
@@ -27,6 +29,11 @@ from tests.rigs.sampling import Logprob, Settings
 FRONTEND = "f-1"
 # What a service draws at its start.
 CACHE_ROOT = bytes(range(32))
+
+
+def greedy(**settings: Any) -> CoreConfig:
+    """A core that admits whatever fits now, so that small pools overflow."""
+    return CoreConfig(policy=Policy(admission=Admission.KNOWN), **settings)
 
 
 def info_of(shape: Shape) -> ev.WorkerInfo:
@@ -171,7 +178,7 @@ class World:
 
     def __init__(self, shape: Shape | None = None, config: CoreConfig | None = None, *, join: bool = True) -> None:
         self.shape = shape or Shape()
-        self.core = Scheduler(config or CoreConfig())
+        self.core = Scheduler(config or greedy())
         self.now = 0.0
         self.plans: deque[Plan] = deque()
         self.results: deque[pb.StepResult] = deque()
