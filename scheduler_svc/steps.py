@@ -15,7 +15,8 @@ from scheduler_svc.core import effects as fx
 
 log = logging.getLogger("tandem.core")
 
-# `step`, `preemptions`: since the service started, as in GetLoad. `running`, `waiting`, pages: while the step ran.
+# `step`, `preemptions`: since the service started, as in GetLoad. `running`, `waiting`, pages: while the step ran;
+# `pages_cached` are kept for requests to come and nobody's.
 # `ms`: the worker's own time. `span_ms`: plan sent to result read, waiting behind the step before it included.
 COLUMNS = (
     "step",
@@ -29,6 +30,7 @@ COLUMNS = (
     "decode_tokens",
     "output_tokens",
     "pages_used",
+    "pages_cached",
     "pages_total",
     "preemptions",
     "generation",
@@ -45,8 +47,8 @@ def line_of(report: fx.StepReport, origin: float) -> str:
     return (
         f"{report.step},{report.at - origin:.6f},{report.kind},{report.cause or ''},{report.running},{report.waiting},"
         f"{report.prefill_tokens + report.decode_tokens},{report.prefill_tokens},{report.decode_tokens},"
-        f"{report.output_tokens},{report.pages_used},{report.pages_total},{report.preemptions},{report.generation},"
-        f"{report.compute_us / 1e3:.3f},{report.span_seconds * 1e3:.3f}\n"
+        f"{report.output_tokens},{report.pages_used},{report.pages_cached},{report.pages_total},{report.preemptions},"
+        f"{report.generation},{report.compute_us / 1e3:.3f},{report.span_seconds * 1e3:.3f}\n"
     )
 
 

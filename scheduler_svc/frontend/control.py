@@ -1,6 +1,6 @@
-"""Owns ControlService: Abort, GetModelInfo, GetLoad, FlushCache. The core decides and knows; here questions are matched to answers.
+"""Owns ControlService: Abort, GetModelInfo, GetLoad, FlushCache. The core decides and knows.
 
-Knows nothing of streams. Questions in flight are bounded; GetLoad calls that come together share one.
+Questions are matched to answers here. Knows nothing of streams. Questions in flight are bounded; GetLoad calls that come together share one.
 """
 
 import asyncio
