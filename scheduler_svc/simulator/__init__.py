@@ -1,0 +1,1 @@
+"""The simulator: the real core, a cost model in place of the worker, virtual time."""

@@ -1,0 +1,155 @@
+"""Machines and models by name: public figures of public data sheets and configs, in SI units.
+
+Owns the two tables. Knows nothing of how a step's time is made of them (`roofline.py`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+GB = 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """One device: dense 16-bit FLOP/s, bytes/s of its own memory, bytes of it, bytes/s to the host and to a peer."""
+
+    name: str
+    flops: float
+    bandwidth: float
+    memory: float
+    host_bandwidth: float
+    peer_bandwidth: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A dense decoder. Of its layers `window_layers` see the newest `window` positions alone."""
+
+    name: str
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_length: int
+    tied: bool = False
+    window: int = 0
+    window_layers: int = 0
+
+    @property
+    def layer_parameters(self) -> int:
+        """Of all layers together: what every token is multiplied with."""
+        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        return self.layers * (attention + 3 * self.hidden * self.intermediate)
+
+    @property
+    def head_parameters(self) -> int:
+        """Of the last projection: what every sampled position is multiplied with."""
+        return self.vocab_size * self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """All of them; tied embeddings once."""
+        return self.layer_parameters + self.head_parameters * (1 if self.tied else 2)
+
+    @property
+    def kv_values(self) -> int:
+        """Numbers that the cache keeps per position, all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim
+
+    @property
+    def slides(self) -> bool:
+        """Every layer has the window, so that pages behind it may be freed."""
+        return self.window > 0 and self.window_layers == self.layers
+
+
+def _machine(
+    name: str, teraflops: float, bandwidth_gb: float, memory_gb: float, host_gb: float, peer_gb: float
+) -> Machine:
+    return Machine(
+        name=name,
+        flops=teraflops * 1e12,
+        bandwidth=bandwidth_gb * GB,
+        memory=memory_gb * GB,
+        host_bandwidth=host_gb * GB,
+        peer_bandwidth=peer_gb * GB,
+    )
+
+
+# Data sheets, dense 16-bit tensor throughput; host: PCIe in one direction; peer: NVLink in one direction, else PCIe.
+_MACHINES = (
+    _machine("b200", 2250, 8000, 180, 64, 900),
+    _machine("h200", 989, 4800, 141, 64, 450),
+    _machine("h100", 989, 3350, 80, 64, 450),
+    _machine("h100-pcie", 756, 2000, 80, 64, 64),
+    _machine("a100", 312, 2039, 80, 32, 300),
+    _machine("a100-40gb", 312, 1555, 40, 32, 300),
+    _machine("l40s", 362, 864, 48, 32, 32),
+    _machine("l4", 121, 300, 24, 32, 32),
+    _machine("a10g", 70, 600, 24, 32, 32),
+    _machine("rtx-4090", 165, 1008, 24, 32, 32),
+    # A server socket with 16-bit matrix instructions, eight channels of DDR5.
+    _machine("cpu", 10, 250, 256, 250, 30),
+)
+
+_MODELS = (
+    Model(name="llama-3.1-8b", layers=32, hidden=4096, intermediate=14336, heads=32, kv_heads=8, head_dim=128,
+          vocab_size=128256, max_length=131072),
+    Model(name="llama-3.1-70b", layers=80, hidden=8192, intermediate=28672, heads=64, kv_heads=8, head_dim=128,
+          vocab_size=128256, max_length=131072),
+    Model(name="llama-3.2-1b", layers=16, hidden=2048, intermediate=8192, heads=32, kv_heads=8, head_dim=64,
+          vocab_size=128256, max_length=131072, tied=True),
+    Model(name="llama-3.2-3b", layers=28, hidden=3072, intermediate=8192, heads=24, kv_heads=8, head_dim=128,
+          vocab_size=128256, max_length=131072, tied=True),
+    Model(name="qwen-2.5-0.5b", layers=24, hidden=896, intermediate=4864, heads=14, kv_heads=2, head_dim=64,
+          vocab_size=151936, max_length=32768, tied=True),
+    Model(name="qwen-2.5-7b", layers=28, hidden=3584, intermediate=18944, heads=28, kv_heads=4, head_dim=128,
+          vocab_size=152064, max_length=32768),
+    Model(name="qwen-2.5-32b", layers=64, hidden=5120, intermediate=27648, heads=40, kv_heads=8, head_dim=128,
+          vocab_size=152064, max_length=32768),
+    Model(name="qwen-3-0.6b", layers=28, hidden=1024, intermediate=3072, heads=16, kv_heads=8, head_dim=128,
+          vocab_size=151936, max_length=40960, tied=True),
+    Model(name="qwen-3-8b", layers=36, hidden=4096, intermediate=12288, heads=32, kv_heads=8, head_dim=128,
+          vocab_size=151936, max_length=40960),
+    Model(name="gemma-2-2b", layers=26, hidden=2304, intermediate=9216, heads=8, kv_heads=4, head_dim=256,
+          vocab_size=256000, max_length=8192, tied=True, window=4096, window_layers=13),
+    Model(name="gemma-2-9b", layers=42, hidden=3584, intermediate=14336, heads=16, kv_heads=8, head_dim=256,
+          vocab_size=256000, max_length=8192, tied=True, window=4096, window_layers=21),
+    Model(name="mistral-7b-v0.1", layers=32, hidden=4096, intermediate=14336, heads=32, kv_heads=8, head_dim=128,
+          vocab_size=32000, max_length=32768, window=4096, window_layers=32),
+    Model(name="mistral-7b-v0.3", layers=32, hidden=4096, intermediate=14336, heads=32, kv_heads=8, head_dim=128,
+          vocab_size=32768, max_length=32768),
+    Model(name="phi-4", layers=40, hidden=5120, intermediate=17920, heads=40, kv_heads=10, head_dim=128,
+          vocab_size=100352, max_length=16384),
+    Model(name="smollm2-135m", layers=30, hidden=576, intermediate=1536, heads=9, kv_heads=3, head_dim=64,
+          vocab_size=49152, max_length=8192, tied=True),
+)  # fmt: skip
+
+MACHINES: Mapping[str, Machine] = {machine.name: machine for machine in _MACHINES}
+MODELS: Mapping[str, Model] = {model.name: model for model in _MODELS}
+
+_Named = TypeVar("_Named")
+
+
+class UnknownName(ValueError):
+    """No machine or model has this name; the message lists those there are."""
+
+
+def machine_named(name: str) -> Machine:
+    """Raises UnknownName."""
+    return _named("machine", name, MACHINES)
+
+
+def model_named(name: str) -> Model:
+    """Raises UnknownName."""
+    return _named("model", name, MODELS)
+
+
+def _named(what: str, name: str, table: Mapping[str, _Named]) -> _Named:
+    found = table.get(name.lower())
+    if found is None:
+        raise UnknownName(f"no {what} is called {name!r}; there are {', '.join(table)}")
+    return found

@@ -1,0 +1,130 @@
+"""A worker without a device: takes plans, says when each would be done and which tokens it would bring.
+
+Owns the row tables that a worker must have to know how much a plan costs: positions, and where each sequence ends. It
+computes nothing: a token is a number made of row owner and position, until the request's recorded end, which is EOS.
+"""
+
+from collections import deque
+
+import numpy as np
+
+from scheduler_svc.core import events as ev
+from scheduler_svc.core.plan import Plan, RowStart
+from scheduler_svc.simulator.cost import CostModel, IntArray, StepShape
+from scheduler_svc.simulator.tokens import eos_of
+
+# A request's number in the low bits of its seed is its slot, above them its serial.
+SLOT_BITS = 24
+SLOT_MASK = (1 << SLOT_BITS) - 1
+_FACTOR = 2654435761
+
+
+class Targets:
+    """By slot: output tokens after which the request in it ends. Grows as slots are needed."""
+
+    def __init__(self) -> None:
+        self.outputs = np.zeros(1024, np.int64)
+
+    def set(self, slot: int, output_tokens: int) -> None:
+        """For the slot's new request."""
+        if slot >= len(self.outputs):
+            self.outputs = np.concatenate([self.outputs, np.zeros_like(self.outputs)])
+        self.outputs[slot] = output_tokens
+
+
+class SimulatedWorker:
+    """Carries plans out one after another, as they come."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        info: ev.WorkerInfo,
+        cost: CostModel,
+        targets: Targets,
+        link_seconds: float,
+        token_multiple: int,
+    ) -> None:
+        """`link_seconds` each way; a step's tokens are padded to `token_multiple`."""
+        self.name = name
+        self.info = info
+        self.results: deque[tuple[float, ev.StepDone]] = deque()
+        """When the core hears of each, in order."""
+        self.busy_seconds = 0.0
+        self.steps = 0
+        self.wanted_tokens = 0
+        """Positions that plans asked for."""
+        self.padding_tokens = 0
+        """Positions computed beside them."""
+        self._cost = cost
+        self._targets = targets
+        self._link_seconds = link_seconds
+        self._token_multiple = token_multiple
+        self._free_at = 0.0
+        self._eos = eos_of(info.vocab_size)
+        rows = info.max_rows + 1
+        # Positions computed; the position of the last token; what the row's tokens are made of.
+        self._position = np.zeros(rows, np.int64)
+        self._last = np.zeros(rows, np.int64)
+        self._key = np.zeros(rows, np.int64)
+
+    def take(self, plan: Plan, now: float) -> None:
+        """Sent at `now`; its result lies in `results` from here on."""
+        for start in plan.starts:
+            self._start(start)
+        chunk_starts, chunk_counts = plan.chunk_starts.astype(np.int64), plan.chunk_counts.astype(np.int64)
+        sampled = plan.decode_rows
+        if len(plan.chunk_rows):
+            self._position[plan.chunk_rows] = chunk_starts + chunk_counts
+            sampled = np.concatenate([plan.chunk_rows[plan.chunk_samples == 1], plan.decode_rows])
+        self._position[plan.decode_rows] += 1
+        step = self._shape(plan, chunk_starts, chunk_counts, len(sampled))
+        seconds = self._cost.seconds(step)
+        done = max(self._free_at, now + self._link_seconds) + seconds
+        self._free_at = done
+        self._account(step, seconds)
+        result = ev.StepDone(
+            worker=self.name,
+            generation=plan.generation,
+            step=plan.step,
+            status=ev.StepStatus.OK,
+            detail="",
+            tokens=self._tokens(sampled),
+            nonfinite=ev.NO_IDS,
+            compute_us=round(seconds * 1e6),
+        )
+        self.results.append((done + self._link_seconds, result))
+
+    def _start(self, start: RowStart) -> None:
+        row, seed = start.row, start.sampling.seed
+        self._position[row] = start.first_position
+        self._last[row] = start.num_prompt_tokens + self._targets.outputs[seed & SLOT_MASK] - 1
+        self._key[row] = seed >> SLOT_BITS
+
+    def _shape(self, plan: Plan, starts: IntArray, counts: IntArray, samples: int) -> StepShape:
+        align, multiple = self.info.chunk_align, self._token_multiple
+        aligned = int((-(-counts // align) * align).sum()) if len(counts) else 0
+        moves = plan.moves
+        return StepShape(
+            chunk_starts=starts,
+            chunk_counts=counts,
+            contexts=self._position[plan.decode_rows],
+            computed_tokens=-(-(len(plan.decode_rows) + aligned) // multiple) * multiple,
+            samples=samples,
+            pages_copied=len(moves.copied_from),
+            host_pages_moved=len(moves.saved_pages) + len(moves.loaded_pages),
+        )
+
+    def _account(self, step: StepShape, seconds: float) -> None:
+        wanted = int(step.chunk_counts.sum()) + len(step.contexts)
+        self.steps += 1
+        self.busy_seconds += seconds
+        self.wanted_tokens += wanted
+        self.padding_tokens += step.computed_tokens - wanted
+
+    def _tokens(self, sampled: ev.Int32Array) -> ev.Int32Array:
+        """The token at each row's next position: EOS where the sequence ends, and after it."""
+        following = self._position[sampled]
+        tokens = (following * _FACTOR + self._key[sampled] * 40503 >> 5) % (self.info.vocab_size - 1)
+        tokens[following >= self._last[sampled]] = self._eos
+        return tokens.astype(np.int32)
