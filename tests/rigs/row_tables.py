@@ -125,8 +125,8 @@ class RowTables:
             tokens=tokens,
             num_tokens=num_tokens,
             hashes=hashes,
-            pages=np.zeros(shape.num_pages, dtype=np.int64),
-            gifts=np.zeros(shape.num_pages, dtype=np.int64),
+            pages=np.zeros(shape.max_row_pages, dtype=np.int64),
+            gifts=np.zeros(shape.max_row_pages, dtype=np.int64),
             num_pages=0,
             position=started.first_position,
             started=started,
@@ -185,8 +185,8 @@ class RowTables:
         # A page behind the window may come back at the end of the same row.
         if page in row.page_set and not self._shape.window:
             raise PlanError(f"row {row.idx} was given page {page} twice")
-        if logical_idx == num_pages:
-            raise PlanError(f"row {row.idx} was given more pages than there are")
+        if logical_idx == self._shape.max_row_pages:
+            raise PlanError(f"row {row.idx} was given more than {logical_idx} pages, and can never use so many")
         row.page_terms += _page_term(row.idx, logical_idx, page)
         row.pages[logical_idx] = page
         # Page 0 was never given out.

@@ -30,6 +30,11 @@ class Shape:
         """What a Join says of it."""
         return self.max_rows + max(self.spare_logit_rows, self.chunk_align)
 
+    @property
+    def max_row_pages(self) -> int:
+        """Pages that positions up to max_length take."""
+        return -(-self.max_length // self.page_size)
+
     def first_read(self, position: int) -> int:
         """The first position that a query at `position` reads, the sinks aside."""
         return max(0, position - self.window + 1) if self.window else 0

@@ -28,11 +28,11 @@ class Provenance:
         written: set[int] = set()
         for start in plan.starts:
             written |= self._give(start)
+        for row, page in zip(plan.append_rows.tolist(), plan.append_pages.tolist(), strict=True):
+            self._pages[page] = self._rows[row]
+            written.add(page)
         for start in plan.starts:
             self._share(start, written, seen)
-        for row, page in zip(plan.append_rows.tolist(), plan.append_pages.tolist(), strict=True):
-            seen["page given out again"] += page in self._pages
-            self._pages[page] = self._rows[row]
         seen["page zeroed"] += len(plan.zero_pages)
 
     def _move(self, plan: Plan, seen: Counter[str]) -> None:
