@@ -6,9 +6,10 @@ import sys
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
+from scheduler_svc.simulator.hardware import MODELS, UnknownName, model_named
 from scheduler_svc.simulator.lab.comparison import Comparison, compare
 from scheduler_svc.simulator.lab.figures import Figures, figures
-from scheduler_svc.simulator.lab.geometry import DEFAULT_GEOMETRY, GEOMETRIES, Geometry
+from scheduler_svc.simulator.lab.geometry import Geometry
 from scheduler_svc.simulator.lab.layouts import LAYOUTS
 from scheduler_svc.simulator.lab.life import Life, fit, live
 from scheduler_svc.simulator.lab.measured import measure_apart
@@ -18,7 +19,7 @@ from scheduler_svc.simulator.lab.workload import draw
 
 _MAX_SIZE = 1_048_576
 _MAX_MEASURED = 4096
-_SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "element_bytes")
+_SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _whole(parser, "--samples", preset.samples, "sequences that share one prompt")
     parser.add_argument("--window", type=int, metavar="N", help="attention sees the last N tokens; default: all")
     _whole(parser, "--seed", preset.seed, "of everything that is drawn")
-    parser.add_argument("--model", choices=list(GEOMETRIES), default=DEFAULT_GEOMETRY, help="shape of the K/V")
+    parser.add_argument("--model", default="llama-3.1-8b", help=f"whose K/V: {', '.join(MODELS)} (llama-3.1-8b)")
     for name in _SIZES:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N", help="in place of the model's")
+    _whole(parser, "--element-bytes", 2, "bytes per number, in K/V and weights")
     _whole(parser, "--measure-tokens", 512, f"tokens generated on the clock, at most {_MAX_MEASURED}; 0: none")
     parser.add_argument("--png", type=Path, metavar="FILE", help="draw the figures (needs tandem[plot])")
     parser.add_argument("--json", action="store_true", help="one object per layout and line, and one of the comparison")
@@ -68,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         settings = _settings(args, geometry)
         if not 0 <= args.measure_tokens <= _MAX_MEASURED:
             raise SettingsError(f"--measure-tokens is {args.measure_tokens}; it must be from 0 to {_MAX_MEASURED:,}")
-    except SettingsError as error:
+    except (SettingsError, UnknownName) as error:
         return _fail(str(error), 2)
     picture: Path | None = args.png
     if picture is not None and (problem := _cannot_draw()):
@@ -110,13 +112,14 @@ def _share(parser: argparse.ArgumentParser, name: str, default: float, words: st
 
 
 def _geometry(args: argparse.Namespace) -> Geometry:
-    named = GEOMETRIES[args.model]
+    model = model_named(args.model)
     given: dict[str, int] = {name: getattr(args, name) for name in _SIZES if getattr(args, name) is not None}
-    for name, value in given.items():
+    for name, value in {**given, "element_bytes": args.element_bytes}.items():
         if not 1 <= value <= _MAX_SIZE:
-            option = name.replace("_", "-")
-            raise SettingsError(f"--{option} is {value}; it must be from 1 to {_MAX_SIZE:,}")
-    return replace(named, name=f"{named.name}, changed", **given) if given else named
+            raise SettingsError(f"--{name.replace('_', '-')} is {value}; it must be from 1 to {_MAX_SIZE:,}")
+    if given:
+        model = replace(model, name=f"{model.name}, changed", **given)
+    return Geometry(model=model, element_bytes=args.element_bytes)
 
 
 def _settings(args: argparse.Namespace, geometry: Geometry) -> Settings:

@@ -30,8 +30,6 @@ class Layout(ABC):
         """Reserved slots that hold a token, shared ones once."""
         self.saved: int = 0
         """Slots more that the same sequences would hold if none were shared."""
-        self.cached: int = 0
-        """Free slots whose tokens can still be hit."""
         self.moves: int = 0
         """Times that tokens were copied from one place to another."""
         self.moved: int = 0
@@ -43,6 +41,11 @@ class Layout(ABC):
     def free(self) -> int:
         """Slots that nobody holds and somebody could."""
         return self.total - self.overhead - self.reserved
+
+    @property
+    def cached(self) -> int:
+        """Free slots whose tokens can still be hit."""
+        return 0
 
     @abstractmethod
     def could_ever_hold(self, length: int) -> bool:

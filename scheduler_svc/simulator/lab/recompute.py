@@ -51,13 +51,14 @@ def attended(past: int, length: int, window: int | None) -> int:
 def forward(geometry: Geometry, past: int, new: int, window: int | None = None) -> Cost:
     """One forward that ends in one row of logits."""
     length = past + new
-    score_flops = 4 * geometry.layers * geometry.heads * geometry.head_dim
+    model = geometry.model
+    score_flops = 4 * model.layers * model.heads * model.head_dim
     seen = length if window is None else min(length, new + window - 1)
     return Cost(
-        flops=2 * geometry.layer_weights * new
+        flops=2 * model.layer_parameters * new
         + score_flops * attended(past, length, window)
-        + 2 * geometry.head_weights,
-        weight_bytes=(geometry.layer_weights + geometry.head_weights) * geometry.element_bytes,
+        + 2 * model.head_parameters,
+        weight_bytes=(model.layer_parameters + model.head_parameters) * geometry.element_bytes,
         kv_bytes=(new + seen) * geometry.token_bytes,
     )
 

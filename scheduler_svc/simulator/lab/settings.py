@@ -6,7 +6,7 @@ MAX_LENGTH = 1_048_576
 MAX_TOTAL_TOKENS = 20_000_000
 """Tokens of all sequences of one run: every one of them is a call into the layout."""
 MAX_MEMORY_TOKENS = 16_777_216
-MAX_GROWTH = 16.0
+MAX_GROWTH = 16
 
 
 class SettingsError(ValueError):
@@ -46,12 +46,12 @@ class Settings:
         _within("--reserve", self.reserve, 2, MAX_LENGTH)
         _within("--max-length", self.max_length, 2, MAX_LENGTH)
         _within("--min-length", self.min_length, 2, self.max_length)
-        _within("--prompt-share", self.prompt_share, 0.0, 1.0)
-        _within("--gap", self.gap, 0.0, 1e6)
+        _within("--prompt-share", self.prompt_share, 0, 1)
+        _within("--gap", self.gap, 0, 1_000_000)
         _within("--page-size", self.page_size, 1, 4096)
         # One page beside the padding page.
         _within("--memory-tokens", self.memory_tokens, 2 * self.page_size, MAX_MEMORY_TOKENS)
-        _within("--growth", self.growth, 1.0, MAX_GROWTH)
+        _within("--growth", self.growth, 1, MAX_GROWTH)
         _within("--prefix-groups", self.prefix_groups, 0, 100_000)
         _within("--prefix-length", self.prefix_length, 0, MAX_LENGTH)
         _within("--samples", self.samples, 1, 1024)

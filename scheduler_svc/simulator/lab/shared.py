@@ -1,12 +1,10 @@
-"""Pages that sequences share. Owns the index of hashes; the hashes are the core's own.
+"""Pages that sequences share. Owns who forks and who copies; hashes, index and eviction are the core's own.
 
 A full page is found again by the hash of all that stands before its end, while others hold it and after that until it
 is handed out anew. At least one token of a sequence is computed, in a page of its own, so an indexed page is never
 written again. Samples admitted before the first of them has generated anything hold all pages of its prompt, the
 partial one too: whoever writes into a page that others hold copies it first.
 """
-
-import numpy as np
 
 from scheduler_svc.core.page_hash import HASH_BYTES, hash_pages, prefix_root
 from scheduler_svc.simulator.lab.paged import Paged, Table
@@ -21,25 +19,27 @@ class Shared(Paged):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        num_pages = self._pool.num_pages
         self._root = prefix_root(settings.seed.to_bytes(8, "little"), "")
         self._chains: dict[int, bytes] = {}
-        self._page_of: dict[bytes, int] = {}
-        self._hash_of: list[bytes | None] = [None] * num_pages
-        self._written = [0] * num_pages
+        self._tokens: dict[int, bytes] = {}
+        self._written = [0] * self._pool.num_pages
         # By request: who of it was admitted last by itself, and so may be forked.
         self._newest: dict[int, int] = {}
 
+    @property
+    def cached(self) -> int:
+        return self._pool.num_kept * self._page_size
+
     def prepare(self, sequence: Sequence) -> None:
-        tokens = np.ascontiguousarray(sequence.tokens, np.int32)
-        self._chains[sequence.index] = hash_pages(self._root, tokens, self._page_size)
+        self._chains[sequence.index] = hash_pages(self._root, sequence.tokens, self._page_size)
+        self._tokens[sequence.index] = sequence.tokens.astype("<i4", copy=False).tobytes()
 
     def admit(self, sequence: Sequence, length: int) -> int | None:
         if length == sequence.prompt and self._fork(sequence):
             return length
         first, size = self._first(length), self._page_size
-        num_hit = self._num_hit(sequence, length)
-        hits = [self._page_of[self._hash(sequence, i)] for i in range(first, num_hit)]
+        num_hit, found = self._find(sequence, length)
+        hits = found[first:num_hit]
         # Before anything is allocated, or a hit could be evicted for it.
         for page in hits:
             self._hold(page)
@@ -51,7 +51,7 @@ class Shared(Paged):
         for i, page in enumerate(pages, start):
             self._take(page, min(size, length - i * size))
             if (i + 1) * size <= length:
-                self._index(page, self._hash(sequence, i))
+                self._pool.keep(page, *self._name(sequence, i))
         self._tables[sequence.index] = Table(hits + pages, first, length)
         self._newest[sequence.request] = sequence.index
         return num_hit * size
@@ -73,7 +73,7 @@ class Shared(Paged):
         self.used += 1
         table.length += 1
         if offset == size - 1:
-            self._index(table.pages[-1], self._hash(sequence, table.length // size - 1))
+            self._pool.keep(table.pages[-1], *self._name(sequence, table.length // size - 1))
         if self._window is not None:
             self._slide(table)
         return True
@@ -94,35 +94,33 @@ class Shared(Paged):
         self._tables[sequence.index] = Table(held.pages.copy(), held.first, held.length)
         return True
 
-    def _num_hit(self, sequence: Sequence, length: int) -> int:
-        """Pages from the start that need not be computed: those in the window of the first computed token are there."""
+    def _find(self, sequence: Sequence, length: int) -> tuple[int, list[int]]:
+        """Pages from the start that need not be computed, and the page of each; 0 where none is found.
+
+        Not computed is what stands before a token whose window is all there.
+        """
+        found: list[int] = []
         # A run of pages that are there starts here.
         start = best = 0
         for i in range((length - 1) // self._page_size):
-            if self._hash(sequence, i) not in self._page_of:
+            page = self._pool.find(*self._name(sequence, i))
+            found.append(page)
+            if not page:
                 if self._window is None:
                     break
                 start = i + 1
             elif start <= self._first((i + 1) * self._page_size):
                 best = i + 1
-        return best
+        return best, found
 
-    def _hash(self, sequence: Sequence, index: int) -> bytes:
-        return self._chains[sequence.index][index * HASH_BYTES : (index + 1) * HASH_BYTES]
-
-    def _index(self, page: int, name: bytes) -> None:
-        """The page can be hit; of two with the same tokens the one that was first."""
-        if name not in self._page_of:
-            self._page_of[name] = page
-            self._hash_of[page] = name
+    def _name(self, sequence: Sequence, index: int) -> tuple[bytes, bytes]:
+        """Hash and tokens of a full page."""
+        size = 4 * self._page_size
+        chain, tokens = self._chains[sequence.index], self._tokens[sequence.index]
+        return chain[index * HASH_BYTES : (index + 1) * HASH_BYTES], tokens[index * size : (index + 1) * size]
 
     def _take(self, page: int, written: int) -> None:
-        """A page that the pool handed out: what it held before can be hit no more."""
-        name = self._hash_of[page]
-        if name is not None:
-            del self._page_of[name]
-            self._hash_of[page] = None
-            self.cached -= self._page_size
+        """A page that the pool handed out."""
         self._written[page] = written
         self.reserved += self._page_size
         self.used += written
@@ -132,7 +130,6 @@ class Shared(Paged):
         if self._pool.references(page):
             self.saved += self._page_size
         else:
-            self.cached -= self._page_size
             self.reserved += self._page_size
             self.used += self._written[page]
         self._pool.share(page)
@@ -144,6 +141,4 @@ class Shared(Paged):
                 continue
             self.reserved -= self._page_size
             self.used -= self._written[page]
-            if self._hash_of[page] is not None:
-                self.cached += self._page_size
         self._pool.release(pages)
