@@ -7,9 +7,10 @@ import typer
 
 from client.cli.generate import generate
 from client.cli.plot import plot
-from client.cli.queries import abort, detokenize, health, info, load, tokenize
+from client.cli.queries import abort, detokenize, flush, health, info, load, tokenize
 from client.cli.reporting import Exit
 from client.cli.serve import serve
+from client.cli.simulate import simulate
 
 _HELP = {"help_option_names": ["-h", "--help"]}
 
@@ -22,8 +23,12 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (generate, tokenize, detokenize, abort, info, load, health, plot, serve):
+for command in (generate, tokenize, detokenize, abort, flush, info, load, health, plot, serve):
     app.command(context_settings=_HELP)(command)
+# Whatever is said behind it is the simulator's to read, --help too.
+app.command(
+    context_settings={"help_option_names": [], "allow_extra_args": True, "ignore_unknown_options": True},
+)(simulate)
 
 
 def main() -> None:
