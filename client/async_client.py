@@ -90,6 +90,11 @@ class AsyncClient:
         """How busy the service is."""
         return messages.load(await self._call(self._stubs.control.GetLoad, control_pb2.GetLoadRequest(), timeout))
 
+    async def flush_cache(self, *, timeout: float | None = None) -> int:
+        """Forgets every page that is kept for requests to come; how many those were."""
+        request = control_pb2.FlushCacheRequest()
+        return (await self._call(self._stubs.control.FlushCache, request, timeout)).pages
+
     async def health(self, *, timeout: float | None = None) -> bool:
         """Whether the service serves. Raises Unavailable where nothing answers."""
         response: health_pb2.HealthCheckResponse = await self._call(

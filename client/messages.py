@@ -25,9 +25,10 @@ from client.types import (
     Timing,
     TokenLogprob,
     Usage,
+    WorkerLoad,
 )
 
-_Flat = TypeVar("_Flat", Sampling, SamplingDefaults, Usage, Timing, Load)
+_Flat = TypeVar("_Flat", Sampling, SamplingDefaults, Usage, Timing, WorkerLoad)
 
 
 def _flat(cls: type[_Flat], message: Message) -> _Flat:
@@ -110,7 +111,10 @@ def model_info(message: control_pb2.GetModelInfoResponse) -> ModelInfo:
 
 def load(message: control_pb2.GetLoadResponse) -> Load:
     """The value of GetLoad's answer."""
-    return _flat(Load, message)
+    values: dict[str, Any] = {
+        field.name: getattr(message, field.name) for field in fields(Load) if field.name != "per_worker"
+    }
+    return Load(**values, per_worker=tuple(_flat(WorkerLoad, worker) for worker in message.per_worker))
 
 
 def abort_outcomes(message: control_pb2.AbortResponse) -> dict[str, AbortOutcome]:
@@ -125,6 +129,7 @@ _REASONS: dict[int, FinishReason] = {
     inference_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
     inference_pb2.FINISH_REASON_TIME_LIMIT: FinishReason.TIME_LIMIT,
     inference_pb2.FINISH_REASON_ABORTED: FinishReason.ABORTED,
+    inference_pb2.FINISH_REASON_CONTEXT_FULL: FinishReason.CONTEXT_FULL,
 }
 _OUTCOMES: dict[int, AbortOutcome] = {
     control_pb2.ABORT_OUTCOME_ABORTED: AbortOutcome.ABORTED,

@@ -54,6 +54,11 @@ class GenerateOptions(TypedDict, total=False):
     logprobs: int | None
     # Position in the prompt from which on its tokens' logprobs are told.
     prompt_logprobs_start: int | None
+    # Pages are shared only between requests of the same salt.
+    cache_salt: str | None
+    # Compute the whole prompt; keep nothing of it for others.
+    bypass_cache_read: bool | None
+    bypass_cache_write: bool | None
 
 
 # Name: path of the submessage of GenerateRequest ("" for itself), field in it.
@@ -92,6 +97,9 @@ _PLACES: Mapping[str, tuple[str, str]] = {
         name: ("output", name)
         for name in ("want_text", "want_token_ids", "skip_special_tokens", "logprobs", "prompt_logprobs_start")
     },
+    "cache_salt": ("cache", "salt"),
+    "bypass_cache_read": ("cache", "bypass_read"),
+    "bypass_cache_write": ("cache", "bypass_write"),
 }
 
 # What an integer field of each kind can hold.

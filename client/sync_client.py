@@ -83,6 +83,11 @@ class Client:
         """How busy the service is."""
         return messages.load(self._call(self._control.GetLoad, control_pb2.GetLoadRequest(), timeout))
 
+    def flush_cache(self, *, timeout: float | None = None) -> int:
+        """Forgets every page that is kept for requests to come; how many those were."""
+        request = control_pb2.FlushCacheRequest()
+        return self._call(self._control.FlushCache, request, timeout).pages
+
     def health(self, *, timeout: float | None = None) -> bool:
         """Whether the service serves. Raises Unavailable where nothing answers."""
         response: health_pb2.HealthCheckResponse = self._call(

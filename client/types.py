@@ -16,6 +16,8 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     TIME_LIMIT = "time_limit"
     ABORTED = "aborted"
+    # The model's length was reached before max_new_tokens.
+    CONTEXT_FULL = "context_full"
     # A reason that is newer than this client.
     UNKNOWN = "unknown"
 
@@ -50,6 +52,7 @@ class Accepted:
     request_id: str
     sampling: Sampling
     prompt_tokens: int
+    # In force: the model's length may leave fewer than were asked for.
     max_new_tokens: int
     requests_ahead: int
 
@@ -103,6 +106,8 @@ class Usage:
     output_tokens: int
     discarded_tokens: int
     recomputed_tokens: int
+    # Of the prompt's: found in pages that were kept, not computed.
+    cached_prompt_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +164,21 @@ class ModelInfo:
     has_tokenizer: bool
     max_num_samples: int
     max_logprobs: int
+    # Tokens that each one sees of those before it, itself included; 0: all.
+    window: int
+    # The first tokens of a sequence, which every token sees whatever the window.
+    sink_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLoad:
+    """How busy one worker is."""
+
+    pid: int
+    running: int
+    pages_used: int
+    pages_cached: int
+    pages_total: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,3 +197,17 @@ class Load:
     lane_resets: int
     output_tokens: int
     worker_pid: int
+    # Held by nobody and kept, because a request to come may begin alike.
+    pages_cached: int
+    # Of all requests since the service's start, and how many of them were found in kept pages.
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    # In the host memory of workers.
+    host_pages_used: int
+    host_pages_total: int
+    per_worker: tuple[WorkerLoad, ...]
+
+    @property
+    def hit_rate(self) -> float:
+        """The share of prompt tokens that were found in kept pages; 0 before the first prompt."""
+        return self.cached_prompt_tokens / self.prompt_tokens if self.prompt_tokens else 0.0

@@ -4,6 +4,7 @@ Owns the flags of a request; `show` owns how a stream is shown.
 """
 
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -16,6 +17,13 @@ from client.connection import DEFAULT_ADDRESS
 from client.request import Prompt
 from client.sync_client import Client
 from client.types import FinishReason
+
+
+class CacheUse(StrEnum):
+    """What a request does with pages that are kept."""
+
+    READ = "read"
+    WRITE = "write"
 
 
 def generate(
@@ -86,6 +94,13 @@ def generate(
     prompt_logprobs: Annotated[
         int | None, typer.Option(metavar="START", help="The same of the prompt's tokens, from position START on.")
     ] = None,
+    salt: Annotated[
+        str | None, typer.Option(help="Share cached pages only with requests of the same salt; default: an empty one.")
+    ] = None,
+    bypass_cache: Annotated[
+        list[CacheUse] | None,
+        typer.Option(help="read: compute the whole prompt; write: keep nothing of it. May be repeated."),
+    ] = None,
     retries: Annotated[int, typer.Option(min=0, help="Tries while the service is not ready yet.")] = 3,
     timeout: Timeout = None,
     as_json: Json = False,
@@ -124,6 +139,9 @@ def generate(
             skip_special_tokens=skip_special_tokens,
             logprobs=logprobs,
             prompt_logprobs_start=prompt_logprobs,
+            cache_salt=salt,
+            bypass_cache_read=CacheUse.READ in (bypass_cache or ()) or None,
+            bypass_cache_write=CacheUse.WRITE in (bypass_cache or ()) or None,
         )
         with stream:
             if as_json:

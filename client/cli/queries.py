@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -73,7 +73,15 @@ def info(address: Address = DEFAULT_ADDRESS, timeout: Timeout = 10.0, as_json: J
 def load(address: Address = DEFAULT_ADDRESS, timeout: Timeout = 10.0, as_json: Json = False) -> None:
     """Say how busy the service is."""
     with reported(address, timeout), Client(address) as client:
-        _show(dataclasses.asdict(client.load(timeout=timeout)), as_json=as_json)
+        told = client.load(timeout=timeout)
+        _show({**dataclasses.asdict(told), "hit_rate": told.hit_rate}, as_json=as_json)
+
+
+def flush(address: Address = DEFAULT_ADDRESS, timeout: Timeout = 10.0, as_json: Json = False) -> None:
+    """Forget the pages that are kept for prompts to come; say how many those were."""
+    with reported(address, timeout), Client(address) as client:
+        pages = client.flush_cache(timeout=timeout)
+        print(json.dumps({"pages": pages}) if as_json else f"{pages} pages")
 
 
 def health(
@@ -98,5 +106,15 @@ def _show(values: dict[str, Any], *, as_json: bool) -> None:
         return
     width = max(map(len, values))
     for name, value in values.items():
-        shown = round(value, 3) if isinstance(value, float) else value
-        print(f"{name:<{width}}  {shown if isinstance(shown, str) else json.dumps(shown)}")
+        for shown in _lines(value):
+            print(f"{name:<{width}}  {shown}")
+
+
+def _lines(value: Any) -> list[str]:
+    """A line; of several things that have parts, a line for each."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, tuple) and any(isinstance(part, dict) for part in cast(tuple[Any, ...], value)):
+        parts = cast(tuple[dict[str, Any], ...], value)
+        return [", ".join(f"{name} {number}" for name, number in part.items()) for part in parts]
+    return [json.dumps(round(value, 3) if isinstance(value, float) else value)]

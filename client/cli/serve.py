@@ -137,7 +137,7 @@ class _Pair:
             return True
         # A worker whose log level is above info does not say that it joined; its service knows.
         try:
-            return (await client.load()).worker_pid == self._worker.pid
+            return self._worker.pid in {worker.pid for worker in (await client.load()).per_worker}
         except Unavailable:
             return False
 

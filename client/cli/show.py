@@ -129,4 +129,8 @@ def _closing_line(stream: GenerateStream, first_seconds: float, decode_seconds: 
     num_tokens = sum(end.output_tokens for end in ends)
     rate = (num_tokens - 1) / decode_seconds if num_tokens > 1 and decode_seconds > 0 else 0.0
     reasons = ", ".join(dict.fromkeys(end.reason for end in ends))
-    return f"{num_tokens} tokens, ended by {reasons}; first after {first_seconds:.3f} s, then {rate:.1f} tokens/s"
+    line = f"{num_tokens} tokens, ended by {reasons}; first after {first_seconds:.3f} s, then {rate:.1f} tokens/s"
+    usage = stream.summary.usage if stream.summary is not None else None
+    if usage is None or not usage.cached_prompt_tokens:
+        return line
+    return f"{line}; {usage.cached_prompt_tokens} of {usage.prompt_tokens} prompt tokens were kept"

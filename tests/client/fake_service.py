@@ -70,7 +70,7 @@ def finished(
 
 
 def summary(num_tokens: int) -> inference_pb2.GenerateResponse:
-    usage = inference_pb2.Usage(prompt_tokens=3, output_tokens=num_tokens)
+    usage = inference_pb2.Usage(prompt_tokens=3, output_tokens=num_tokens, cached_prompt_tokens=2)
     timing = inference_pb2.Timing(total_seconds=0.5, worker_changes=1)
     return inference_pb2.GenerateResponse(summary=inference_pb2.Summary(usage=usage, timing=timing))
 
@@ -190,9 +190,21 @@ class FakeService(inference_pb2_grpc.InferenceServiceServicer, control_pb2_grpc.
             sampling_defaults=inference_pb2.SamplingParams(temperature=0.5, repetition_penalty=1.25),
             max_num_samples=16,
             max_logprobs=20,
+            window=4096,
+            sink_tokens=4,
         )
 
     def GetLoad(
         self, request: control_pb2.GetLoadRequest, context: grpc.ServicerContext
     ) -> control_pb2.GetLoadResponse:
-        return control_pb2.GetLoadResponse(running=2, steps=2**40, step_ms=1.5, worker_pid=77)
+        workers = [control_pb2.WorkerLoad(pid=77 + i, running=i, pages_total=99) for i in range(2)]
+        return control_pb2.GetLoadResponse(
+            running=2, steps=2**40, step_ms=1.5, worker_pid=77, prompt_tokens=800, cached_prompt_tokens=200,
+            per_worker=workers,
+        )  # fmt: skip
+
+    def FlushCache(
+        self, request: control_pb2.FlushCacheRequest, context: grpc.ServicerContext
+    ) -> control_pb2.FlushCacheResponse:
+        self.requests.append(request)
+        return control_pb2.FlushCacheResponse(pages=12)

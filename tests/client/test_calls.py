@@ -3,9 +3,10 @@
 import asyncio
 
 import pytest
+from tandem.v1 import control_pb2, inference_pb2
 
-from client import AsyncClient, Client
-from client.types import AbortOutcome
+from client import AsyncClient, Client, messages
+from client.types import AbortOutcome, FinishReason
 from tests.client.fake_service import FakeService
 
 
@@ -19,8 +20,12 @@ def test_short_calls(client: Client) -> None:
     info = client.model_info()
     assert (info.model, info.eos_token_ids, info.sampling_defaults.temperature) == ("fake", (0,), 0.5)
     assert (info.sampling_defaults.repetition_penalty, info.max_num_samples, info.max_logprobs) == (1.25, 16, 20)
+    assert (info.window, info.sink_tokens) == (4096, 4)
     load = client.load()
     assert (load.running, load.steps, load.worker_pid) == (2, 2**40, 77)
+    assert (load.cached_prompt_tokens, load.hit_rate) == (200, 0.25)
+    assert [(worker.pid, worker.pages_total) for worker in load.per_worker] == [(77, 99), (78, 99)]
+    assert client.flush_cache() == 12
     with pytest.raises(ValueError, match=r"token_ids is \[-1\]"):
         client.detokenize([-1])
 
@@ -35,11 +40,24 @@ def test_short_calls_async_from_a_client_made_before_the_loop(service: FakeServi
             assert await client.abort("live-1") == {"live-1": AbortOutcome.ABORTED}
             assert (await client.model_info()).vocab_size == 256
             assert (await client.load()).step_ms == 1.5
+            assert await client.flush_cache() == 12
             assert await client.health()
 
     asyncio.run(calls())
     # And again, on another loop.
     asyncio.run(calls())
+
+
+def test_nothing_is_found_before_the_first_prompt() -> None:
+    assert messages.load(control_pb2.GetLoadResponse()).hit_rate == 0
+
+
+def test_every_reason_of_the_api_has_a_name() -> None:
+    """Those that a newer service may tell are unknown; none of this one is."""
+    for name, number in inference_pb2.FinishReason.items():
+        reason = messages.finished(inference_pb2.Finished(reason=number)).reason
+        assert reason == name.removeprefix("FINISH_REASON_").lower() or number == 0
+    assert messages.finished(inference_pb2.Finished()).reason == FinishReason.UNKNOWN
 
 
 def test_requests_carry_what_was_given(service: FakeService, client: Client) -> None:

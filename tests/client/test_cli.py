@@ -14,7 +14,8 @@ from google.protobuf.json_format import ParseDict
 from tandem.v1 import inference_pb2
 from typer.testing import CliRunner, Result
 
-from client.cli import serve
+from client import Client
+from client.cli import serve, show
 from client.cli.__main__ import app
 from client.cli.generate import parse_token_ids
 from tests.client import fake_service
@@ -75,14 +76,16 @@ def test_every_flag_reaches_its_field(tandem, service: FakeService) -> None:
         "--stop-token-id": 3,
         "--max-time": 1.5,
         "--priority": -3,
+        "--salt": "s",
+        "--bypass-cache": "read",
     }
     arguments = [str(word) for pair in flags.items() for word in pair]
     switches = ["--ignore-eos", "--include-stop", "--no-want-text", "--want-token-ids", "--no-skip-special-tokens"]
-    repeated = ["--stop", "b", "--logit-bias", "3=1e1", "--allow", "8", "--ban", "10"]
+    repeated = ["--bypass-cache", "write", "--stop", "b", "--logit-bias", "3=1e1", "--allow", "8", "--ban", "10"]
     service.behaviour = fake_service.endless
     tandem("generate", "hi", *arguments, *repeated, *switches, "--timeout", "0.1")
     (request,) = service.requests
-    for part in (request, request.sampling, request.stop, request.output):
+    for part in (request, request.sampling, request.stop, request.output, request.cache):
         unset = {field.name for field in part.DESCRIPTOR.fields} - {field.name for field, _ in part.ListFields()}
         assert unset <= {"token_ids"}
     assert request.stop.stop_strings == ["a", "b"]
@@ -91,6 +94,27 @@ def test_every_flag_reaches_its_field(tandem, service: FakeService) -> None:
     assert list(request.sampling.banned_token_ids) == [9, 10]
     assert (request.output.logprobs, request.output.prompt_logprobs_start) == (2, 1)
     assert request.priority == -3
+
+
+def test_the_closing_line_says_what_was_kept_of_the_prompt(service: FakeService) -> None:
+    with Client(service.address) as client, client.generate("hi") as stream:
+        for _ in stream:
+            pass
+        line = show._closing_line(stream, 0.5, 2.0)
+    assert line == ("3 tokens, ended by length; first after 0.500 s, then 1.0 tokens/s; 2 of 3 prompt tokens were kept")
+
+
+@pytest.mark.parametrize(("use", "read", "write"), [("read", True, False), ("write", False, True)])
+def test_one_use_of_the_cache_is_bypassed_alone(
+    tandem, service: FakeService, use: str, read: bool, write: bool
+) -> None:
+    assert tandem("generate", "hi", "--bypass-cache", use).exit_code == 0
+    cache = service.requests[0].cache
+    assert (cache.bypass_read, cache.bypass_write, cache.salt) == (read, write, "")
+
+
+def test_a_use_of_the_cache_that_is_none_is_refused(tandem, service: FakeService) -> None:
+    assert (tandem("generate", "hi", "--bypass-cache", "both").exit_code, service.requests) == (2, [])
 
 
 def test_token_ids_are_shown_where_text_is_not_wanted(tandem) -> None:
@@ -314,7 +338,15 @@ def test_short_commands(tandem, service: FakeService) -> None:
     shown = tandem("info").stdout
     assert "max_num_samples         16\nmax_logprobs            20\n" in shown
     assert '"repetition_penalty": 1.25' in shown
-    assert json.loads(tandem("load", "--json").stdout)["worker_pid"] == 77
+    load = json.loads(tandem("load", "--json").stdout)
+    assert (load["worker_pid"], load["hit_rate"], load["per_worker"][1]["pid"]) == (77, 0.25, 78)
+    lines = tandem("load").stdout.splitlines()
+    assert "hit_rate              0.25" in lines
+    workers = [line.split(maxsplit=1)[1] for line in lines if line.startswith("per_worker")]
+    figures = "pages_used 0, pages_cached 0, pages_total 99"
+    assert workers == [f"pid {77 + i}, running {i}, {figures}" for i in range(2)]
+    assert tandem("flush").stdout == "12 pages\n"
+    assert json.loads(tandem("flush", "--json").stdout) == {"pages": 12}
     assert tandem("health").stdout == "serving\n"
 
 

@@ -24,7 +24,7 @@ from tests.client import fake_service
 from tests.client.fake_service import Ending, FakeService
 
 SUMMARY = Summary(
-    usage=Usage(prompt_tokens=3, output_tokens=3, discarded_tokens=0, recomputed_tokens=7),
+    usage=Usage(prompt_tokens=3, output_tokens=3, discarded_tokens=0, recomputed_tokens=7, cached_prompt_tokens=0),
     timing=Timing(
         queue_seconds=0,
         prefill_seconds=0,

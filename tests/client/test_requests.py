@@ -34,6 +34,9 @@ EVERY_OPTION = {
     "skip_special_tokens": False,
     "logprobs": 5,
     "prompt_logprobs_start": 2,
+    "cache_salt": "s",
+    "bypass_cache_read": True,
+    "bypass_cache_write": True,
 }
 
 
@@ -69,12 +72,13 @@ def test_every_keyword_lands_in_its_field() -> None:
         output=inference_pb2.OutputParams(
             want_text=False, want_token_ids=True, skip_special_tokens=False, logprobs=5, prompt_logprobs_start=2
         ),
+        cache=inference_pb2.CacheParams(salt="s", bypass_read=True, bypass_write=True),
     )
 
 
 def test_every_field_of_the_api_has_a_keyword() -> None:
     request = generate_request("hi", **EVERY_OPTION)
-    for part in (request, request.sampling, request.stop, request.output):
+    for part in (request, request.sampling, request.stop, request.output, request.cache):
         unset = {field.name for field in part.DESCRIPTOR.fields} - {field.name for field, _ in part.ListFields()}
         assert unset <= {"token_ids"}
 
