@@ -60,6 +60,23 @@ def int32(values: Sequence[int]) -> bytes:
     return np.asarray(list(values), "<i4").tobytes()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Moves:
+    """Page orders: (page, slot) of saves and loads, pages to zero, (source, target, count) of copies."""
+
+    saves: Sequence[tuple[int, int]] = ()
+    zero: Sequence[int] = ()
+    copies: Sequence[tuple[int, int, int]] = ()
+    loads: Sequence[tuple[int, int]] = ()
+
+    def write(self, plan: pb.StepPlan) -> None:
+        plan.zero_pages = int32(self.zero)
+        for message, pairs in ((plan.saves, self.saves), (plan.loads, self.loads)):
+            message.pages, message.slots = int32([page for page, _ in pairs]), int32([slot for _, slot in pairs])
+        columns = list(zip(*self.copies, strict=True)) or [(), (), ()]
+        plan.copies.sources, plan.copies.targets, plan.copies.counts = map(int32, columns)
+
+
 class TinyCore:
     """Builds plans in order; the caller says what runs."""
 
@@ -74,19 +91,25 @@ class TinyCore:
         row: int,
         tokens: Sequence[int],
         *,
+        shared: Sequence[int] = (),
+        position: int = 0,
         banned: Sequence[int] = (),
         biases: Mapping[int, float] | None = None,
         allowed: Sequence[int] = (),
         num_prompt: int = 0,
         **sampling: float,
     ) -> Sequence_:
-        """A sequence in `row`, with pages for its tokens, which are its prompt unless `num_prompt` says how many."""
+        """A sequence in `row`, with pages for its tokens, which are its prompt unless `num_prompt` says how many.
+
+        shared: its first pages, which come filled up to `position`, the first that is computed.
+        """
         num_pages = -(-len(tokens) // self.geometry.page_size)
-        pages = [self.free_pages.pop(0) for _ in range(num_pages)]
+        pages = [*shared, *(self.free_pages.pop(0) for _ in range(num_pages - len(shared)))]
         sequence = Sequence_(
             row=row,
             tokens=list(tokens),
             pages=pages,
+            position=position,
             sampling=sampling,
             banned=list(banned),
             biases=dict(biases or {}),
@@ -101,12 +124,19 @@ class TinyCore:
         self.free_pages.extend(sequence.pages)
 
     def plan(
-        self, *, chunks: dict[int, int] | None = None, decode: Sequence[int] = (), next_token: int = 0
+        self,
+        *,
+        chunks: dict[int, int] | None = None,
+        decode: Sequence[int] = (),
+        moves: Moves | None = None,
+        next_token: int = 0,
     ) -> pb.StepPlan:
         """One step: `chunks` {row: count} and `decode` rows; `next_token` stands in for tokens not yet known."""
         chunks = chunks or {}
         self.step += 1
         message = pb.StepPlan(generation=self.generation, step=self.step)
+        if moves is not None:
+            moves.write(message)
         fresh = [self.rows[row] for row in (*chunks, *decode) if not self.rows[row].started]
         if fresh:
             message.started.CopyFrom(self._started(fresh))

@@ -88,16 +88,44 @@ def float64_model(model: PreTrainedModel) -> PreTrainedModel:
     return twin.eval()
 
 
+def visible(num_tokens: int, window: int | None, leading: int = 0) -> Tensor:
+    """bool [q, k]: each query sees the last `window` positions, its own included, and the first `leading` ones."""
+    query, key = torch.arange(num_tokens)[:, None], torch.arange(num_tokens)[None, :]
+    near = key > query - (window or num_tokens)
+    return (key <= query) & (near | (key < leading))
+
+
+def _masks(model: PreTrainedModel, num_tokens: int, bound: tuple[int, int]) -> Tensor | dict[str, Tensor]:
+    """Additive masks [1, 1, q, k] in which layers that see everything see `bound`: a window and leading positions."""
+    weight = model.get_input_embeddings().weight
+
+    def additive(seen: Tensor) -> Tensor:
+        hidden = torch.zeros(1, 1, *seen.shape, dtype=weight.dtype)
+        return hidden.masked_fill(~seen, torch.finfo(weight.dtype).min).to(weight.device)
+
+    bounded = additive(visible(num_tokens, *bound))
+    if "sliding_attention" not in (getattr(model.config, "layer_types", None) or ()):
+        return bounded
+    return {
+        "full_attention": bounded,
+        "sliding_attention": additive(visible(num_tokens, model.config.sliding_window)),
+    }
+
+
 @torch.inference_mode()
-def hidden_and_logits(model: PreTrainedModel, tokens: list[int]) -> tuple[Tensor, Tensor]:
+def hidden_and_logits(
+    model: PreTrainedModel, tokens: list[int], bound: tuple[int, int] | None = None
+) -> tuple[Tensor, Tensor]:
     """Last hidden states [n, hidden] and logits [n, vocabulary] of one whole sequence, as float64 on the CPU.
 
-    Logits are the head's: what a model does to them afterwards (Gemma 2 caps them) changes no order."""
+    bound: layers that see everything see a window and the first so many positions instead. Logits are the head's: what
+    a model does to them afterwards (Gemma 2 caps them) changes no order."""
     weight = model.get_input_embeddings().weight
     ids = torch.tensor([tokens], device=weight.device)
+    masks = None if bound is None else _masks(model, len(tokens), bound)
 
     def run() -> Tensor:
-        return model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        return model.base_model(input_ids=ids, attention_mask=masks, use_cache=False).last_hidden_state
 
     if weight.dtype == torch.float64:
         with Float64Kept():

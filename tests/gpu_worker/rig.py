@@ -27,7 +27,7 @@ from gpu_worker.examination.examine import examine, twin_of
 from gpu_worker.geometry import Geometry
 from gpu_worker.runner import Runner
 from gpu_worker.wire.frames import Outcome
-from tests.gpu_worker.plans import TinyCore
+from tests.gpu_worker.plans import Moves, TinyCore
 from tests.gpu_worker.reference import eager_model, float64_model, hidden_and_logits
 
 VOCAB_SIZE = 131
@@ -45,12 +45,15 @@ class RigSpec:
     family: str = "qwen3"
     # Of the families that slide, in every second layer or in all.
     window: int | None = None
+    # As settings may have it: layers that see everything see a window and the first so many positions instead.
+    bound: tuple[int, int] | None = None
     dtype: torch.dtype = torch.float32
     max_rows: int = 3
     chunk_align: int = 64
 
     def __str__(self) -> str:
         window = "" if self.window is None else f"-window{self.window}"
+        window += "" if self.bound is None else "-bound{}and{}".format(*self.bound)
         head = f"page{self.page_size}-group{self.group}-dim{self.head_dim}"
         return f"{self.family}-{head}{window}-{str(self.dtype)[6:]}"
 
@@ -112,6 +115,7 @@ class Rig:
             token_budget=384,
             chunk_align=spec.chunk_align,
             vocab_size=VOCAB_SIZE,
+            host_pages=9,
         )
         register()
         self.eager = eager_model(config_of(spec), seed=7).to(device=device, dtype=spec.dtype)
@@ -120,6 +124,7 @@ class Rig:
         served = prepare(served, device=device, dtype=spec.dtype)
         # Shapes alone are read, and grouped experts have no other dtype without data.
         layers = examine(twin_of(config_of(spec), dtype=torch.bfloat16))
+        layers = layers if spec.bound is None else layers.bounded(*spec.bound)
         self.runner = Runner(served, layers, self.geometry, device=device, dtype=spec.dtype)
         self.warm_up_phases = self.runner.warm_up()
         self._generation = 0
@@ -156,11 +161,12 @@ class Rig:
         *,
         chunks: dict[int, int] | None = None,
         decode: Iterable[int] = (),
+        moves: Moves | None = None,
     ) -> Outcome:
         """Runs one step, tells the core its tokens, and records each computed position."""
         decode = list(decode)
         before = {row: core.rows[row].position for row in (*(chunks or {}), *decode)}
-        outcome = self.submit(core.plan(chunks=chunks, decode=decode))
+        outcome = self.submit(core.plan(chunks=chunks, decode=decode, moves=moves))
         assert outcome.status == pb.STEP_STATUS_OK, outcome.detail
         assert outcome.nonfinite.size == 0
         core.learn(outcome.tokens)
@@ -196,8 +202,8 @@ class Rig:
             positions = sorted(position for at, position in recording.hidden if at == row)
             tokens = core.rows[row].tokens[: positions[-1] + 1]
             ours = torch.stack([recording.hidden[row, position] for position in positions])
-            exact, _ = hidden_and_logits(self.float64, tokens)
-            eager, _ = hidden_and_logits(self.eager, tokens)
+            exact, _ = hidden_and_logits(self.float64, tokens, self.spec.bound)
+            eager, _ = hidden_and_logits(self.eager, tokens, self.spec.bound)
             assert_as_good(ours, eager[positions], exact[positions], ERROR_FLOOR[self.spec.dtype])
 
 

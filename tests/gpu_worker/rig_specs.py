@@ -16,4 +16,7 @@ SPECS = [
     # Each has a layer that slides and one that does not.
     RigSpec(page_size=16, group=2, head_dim=24, family="gemma2", window=21, chunk_align=32),
     RigSpec(page_size=16, group=3, head_dim=40, family="gpt_oss", window=9),
+    # Leading positions that end inside their second page; and inside their first, beside layers that slide anyway.
+    RigSpec(page_size=16, group=3, head_dim=64, family="llama", bound=(7, 17)),
+    RigSpec(page_size=64, group=2, head_dim=64, family="gemma2", window=21, bound=(50, 5)),
 ]

@@ -47,6 +47,13 @@ def test_sizes_may_have_units(text: str, num_bytes: int, tmp_path: Path, monkeyp
     assert load_settings([]).keep_free_bytes == num_bytes
 
 
+def test_nothing_is_saved_and_nothing_slides_unless_asked() -> None:
+    settings = load_settings([])
+    assert (settings.host_pool_bytes, settings.window, settings.window_sinks) == (0, None, 0)
+    settings = load_settings(["--host-pool-bytes", "4GiB", "--window", "1024", "--window-sinks", "4"])
+    assert (settings.host_pool_bytes, settings.window, settings.window_sinks) == (4 << 30, 1024, 4)
+
+
 def test_switches() -> None:
     assert load_settings(["--exit-with-parent"]).exit_with_parent
     assert not load_settings([]).exit_with_parent
@@ -63,6 +70,10 @@ def test_switches() -> None:
         (["--keep-free-bytes", "-1"], "keep_free_bytes: a size is"),
         (["--num-pages", "9", "--pool-bytes", "1KiB"], "^num_pages is 9 and pool_bytes is 1024; set one of them"),
         (["--keep-free-bytes", "0", "--pool-bytes", "9"], "^pool_bytes is 9 and keep_free_bytes is 0; set one of them"),
+        (["--host-pool-bytes", "-1"], "host_pool_bytes: a size is"),
+        (["--window", "0"], r"window: .* greater than or equal to 1 \(got '0'\)"),
+        (["--window", "9", "--window-sinks", "-1"], "window_sinks: .* greater than or equal to 0"),
+        (["--window-sinks", "4"], "^window_sinks is 4 and there is no window; set window too"),
         (["--config", "/nowhere.toml"], "config file /nowhere.toml does not exist"),
     ],
 )

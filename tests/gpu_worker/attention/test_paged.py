@@ -12,7 +12,7 @@ from gpu_worker.attention.kernels import Kernels
 from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.attention.layers import AttentionKind, AttentionLayer, LayerMap, Visibility
 from gpu_worker.attention.paged import PagedLayer, paged_attention
-from gpu_worker.geometry import Geometry
+from gpu_worker.geometry import Geometry, align_up
 from gpu_worker.shapes import Shapes
 from gpu_worker.slots import DeviceTables, RowTables
 from gpu_worker.step import lay_out
@@ -40,7 +40,8 @@ def test_each_query_sees_its_own_past(spec: RigSpec, rig_of: Callable[[RigSpec],
 
 
 def test_heads_of_odd_and_unequal_sizes_with_everything_at_once(device: torch.device) -> None:
-    """Latent attention's dimensions, a window shorter than a page, soft-capping and sinks, in float16."""
+    """Latent attention's dimensions, a window shorter than a page, leading positions, soft-capping and sinks, in
+    float16."""
     kind = AttentionKind(
         num_heads=3,
         num_kv_heads=1,
@@ -48,7 +49,7 @@ def test_heads_of_odd_and_unequal_sizes_with_everything_at_once(device: torch.de
         value_dim=16,
         scale=0.3,
         softcap=2.0,
-        visibility=Visibility(window=5, has_sinks=True),
+        visibility=Visibility(window=5, leading=3, has_sinks=True),
     )
     layers = LayerMap(layers=(AttentionLayer(name="attention", kind=kind),))
     geometry = Geometry(
@@ -81,6 +82,7 @@ def check_mixed_step(
     context = kernels.context(layout, {name: torch.from_numpy(a).to(device) for name, a in arrays.items()})
     kind = context.decode[index].kind
     window, num_tokens = kind.visibility.window or geometry.max_length, layout.positions.size
+    leading = kind.visibility.leading
     # Packed tokens of each row: decode rows in the plan's order, their padding, then the chunk.
     begin = layout.decode.rows.size
     own_tokens = {2: [0], 1: [1], 3: list(range(begin, begin + page_size + 6))}
@@ -91,8 +93,9 @@ def check_mixed_step(
         first_seen = max(0, int(layout.positions[tokens[0]]) - window + 1)
         last_seen = int(layout.positions[tokens[-1]])
         readable[core.rows[row].pages[first_seen // page_size : last_seen // page_size + 1]] = True
+        readable[core.rows[row].pages[: -(-leading // page_size)]] = True
     behind = [page for row in core.rows.values() for page in row.pages if not readable[page]]
-    assert bool(behind) == (window < 2 * page_size - 2)
+    assert bool(behind) == (window + align_up(leading, page_size) < 2 * page_size - 2)
     for pool, dim in ((cache.keys[index], kind.key_dim), (cache.values[index], kind.value_dim)):
         noise = torch.randn(kind.num_kv_heads, geometry.pool_tokens, dim, generator=draw)
         noise[:, ~readable.repeat_interleave(page_size)] = torch.nan
@@ -118,12 +121,13 @@ def check_mixed_step(
         positions = torch.tensor(layout.positions[tokens], device=device)
         first, last = max(0, int(positions[0]) - window + 1), int(positions[-1])
         pages = torch.tensor(core.rows[row].pages, device=device)
-        slots = (pages[:, None] * page_size + torch.arange(page_size, device=device)).flatten()[first : last + 1]
+        seen = torch.cat([torch.arange(min(leading, first)), torch.arange(first, last + 1)]).to(device)
+        slots = (pages[:, None] * page_size + torch.arange(page_size, device=device)).flatten()[seen]
         keys = cache.keys[index][:, slots, : kind.key_dim]
         values = cache.values[index][:, slots, : kind.value_dim]
         assert torch.equal(keys[:, -1], key[0, :, tokens[-1]]), "the step's own key was not written"
-        seen = torch.arange(first, last + 1, device=device)
-        visible = (seen <= positions[:, None]) & (seen > positions[:, None] - window)
+        near = (seen > positions[:, None] - window) | (seen < leading)
+        visible = (seen <= positions[:, None]) & near
         own = query[0][:, tokens]
         rule = {"softcap": kind.softcap, "sinks": sinks}
         exact = plain_attention(own.double(), keys.double(), values.double(), visible, kind.scale, **rule)
