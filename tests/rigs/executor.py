@@ -244,47 +244,64 @@ class Executor:
             )
         return _Work(row=row, start=row.position, count=1, samples=True)
 
-    def _read(self, row: Row, position: int) -> None:
-        """All that the row's query at this position sees of what came before it must stand there."""
+    def _read(self, row: Row, position: int) -> list[int]:
+        """What the row's query at this position sees of its past, which must stand there; the positions not finite."""
         row.hash_up_to(position)
-        first = self.shape.first_read(position)
+        first, bad = self.shape.first_read(position), list[int]()
         for span in (slice(0, min(self.shape.sink_tokens, first)), slice(first, position)):
-            if span.start < span.stop and not self._pool.read(row.idx, row.pages, span, row.tokens, row.hashes[1:]):
-                row.nonfinite = True
+            if span.start < span.stop:
+                bad += self._pool.read(row.idx, row.pages, span, row.tokens, row.hashes[1:])
+        return bad
 
     def _compute(self, item: _Work) -> _Outcome:
         row, start, end = item.row, item.start, item.start + item.count
-        outcome = _Outcome()
-        self._read(row, start)
+        outcome, bad = _Outcome(), self._read(row, start)
         computed = row.tokens[start:end].tolist()
         row.hash_up_to(end)
-        poison = self._faults.nonfinite_token
-        bad = 0 if row.nonfinite else computed.index(poison) if poison in computed else len(computed)
-        self._tell_prompt(item, start + bad, outcome)
-        self._pool.write(row.idx, row.pages, start, computed, row.hashes[start + 1 : end + 1], bad)
-        row.nonfinite |= bad < len(computed)
+        written = self._not_finite(start, computed, bad)
+        bad += written
+        self._tell_prompt(item, bad, outcome)
+        self._pool.write(row.idx, row.pages, start, computed, row.hashes[start + 1 : end + 1], written)
         if not item.samples:
             return outcome
         started, history = row.started, int(row.hashes[end])
         banned = row.never | started.banned if end < started.banned_until else row.never
         allowed = started.settings.allowed
         token = draw(history, row.key, vocab=self.shape.sampled_vocab, allowed=allowed, banned=banned)
+        outcome.nonfinite = self._sees(end - 1, bad)
         # Where it is not finite the token means nothing: an id that no code may look at.
-        outcome.token, outcome.nonfinite = (-1, True) if row.nonfinite else (token, False)
+        outcome.token = -1 if outcome.nonfinite else token
         if started.num_logprobs:
-            told = None if row.nonfinite else self._logprob(history, token, started.num_logprobs - 1)
+            told = None if outcome.nonfinite else self._logprob(history, token, started.num_logprobs - 1)
             outcome.logprob = told, started.num_logprobs - 1
         row.tokens[end] = token
         row.num_tokens = end + 1
         return outcome
 
-    def _tell_prompt(self, item: _Work, bad: int, outcome: _Outcome) -> None:
-        """Logprobs of the prompt's tokens behind the computed ones; positions from `bad` on are not finite."""
+    def _not_finite(self, start: int, computed: list[int], bad: list[int]) -> list[int]:
+        """The positions written whose values are not finite.
+
+        Without a window all are, from the first one on. Within one only what did it: as where the last layer did, whose
+        values no other position's follow from, so that who no longer sees it is finite again.
+        """
+        poison = self._faults.nonfinite_token
+        if self.shape.window:
+            return [start + idx for idx, token in enumerate(computed) if token == poison]
+        first = 0 if bad else computed.index(poison) if poison in computed else len(computed)
+        return list(range(start + first, start + len(computed)))
+
+    def _sees(self, position: int, bad: list[int]) -> bool:
+        """Whether the query at this position sees one of these."""
+        first, sinks = self.shape.first_read(position), self.shape.sink_tokens
+        return any(one <= position and (one >= first or one < sinks) for one in bad)
+
+    def _tell_prompt(self, item: _Work, bad: list[int], outcome: _Outcome) -> None:
+        """Logprobs of the prompt's tokens behind the computed ones; positions in `bad` are not finite."""
         row = item.row
         top_k = max(0, row.started.num_logprobs - 1)
         for position in item.told_positions():
             history, token = int(row.hashes[position]), int(row.tokens[position])
-            logprob = None if position > bad else self._logprob(history, token, top_k)
+            logprob = None if self._sees(position - 1, bad) else self._logprob(history, token, top_k)
             outcome.prompt_logprobs.append((logprob, top_k))
 
     def _logprob(self, history: int, token: int, top_k: int) -> Logprob:

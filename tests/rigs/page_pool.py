@@ -51,8 +51,8 @@ class PagePool:
 
     # Reading and writing -----------------------------------------------------------------------------------------
 
-    def read(self, row: int, pages: np.ndarray, span: slice, tokens: np.ndarray, hashes: np.ndarray) -> bool:
-        """Compares the slots of the positions in `span` with what ought to stand there; whether all are finite.
+    def read(self, row: int, pages: np.ndarray, span: slice, tokens: np.ndarray, hashes: np.ndarray) -> list[int]:
+        """Compares the slots of the positions in `span` with what ought to stand there; those that are not finite.
 
         pages: int64, the row's page list. tokens: int32, hashes: uint64, those of all the row's positions. PlanError
         says where the first difference is.
@@ -69,10 +69,12 @@ class PagePool:
                 f" position {int(all_marks[slot]) - 1}, expected token {int(tokens[position])} behind the row's own"
                 " past: the page was overwritten, given out anew, never written, or is not the row's"
             )
-        return not (self._suspicious and nonfinite[slots].any())
+        return (span.start + np.flatnonzero(nonfinite[slots])).tolist() if self._suspicious else []
 
-    def write(self, row: int, pages: np.ndarray, start: int, tokens: list[int], hashes: np.ndarray, bad: int) -> None:
-        """Writes positions `start` ..., of which those from index `bad` on are not finite. hashes: of the positions."""
+    def write(
+        self, row: int, pages: np.ndarray, start: int, tokens: list[int], hashes: np.ndarray, bad: list[int]
+    ) -> None:
+        """Writes positions `start` ..., of which those in `bad` are not finite. hashes: of the positions."""
         all_tokens, all_marks, all_hashes, nonfinite = self._flat
         size = self.page_size
         for idx, token in enumerate(tokens):
@@ -84,8 +86,8 @@ class PagePool:
                     f" {int(all_marks[slot]) - 1} since the page was given out: a page that was filled is written again"
                 )
             all_tokens[slot], all_marks[slot], all_hashes[slot] = token, position + 1, hashes[idx]
-            nonfinite[slot] = idx >= bad
-        self._suspicious |= bad < len(tokens)
+            nonfinite[slot] = position in bad
+        self._suspicious |= bool(bad)
 
     def give(self, row: int, page: int, first_slot: int) -> None:
         """The page goes to a row that will write from `first_slot` on: what stands there means nothing any more."""

@@ -52,8 +52,6 @@ class Row:
     never: frozenset[int]
     page_set: set[int] = field(default_factory=set)
     page_terms: int = 0
-    # It produced values that are not finite, and so will whatever it computes from now on.
-    nonfinite: bool = False
 
     def hash_up_to(self, length: int) -> None:
         """Fills in the hashes of the first `length` tokens."""

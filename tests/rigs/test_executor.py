@@ -609,6 +609,20 @@ def test_a_chunk_that_does_not_sample_taints_its_pages_too() -> None:
     assert "row 2 was given page 1, which holds values that are not finite" in result.detail
 
 
+def test_within_a_window_what_is_not_finite_is_left_behind_and_stays_where_it_is() -> None:
+    executor, plans = Executor(WINDOWED, faults=Faults(nonfinite_token=280)), PlanBuilder()
+    prompt = [280, *LONG]
+    # Position 0 is a sink, which all see.
+    result = executor.apply(plans.start(1, prompt, list(range(1, 8))).chunk(1, 0, 13, samples=True).build())
+    assert np.frombuffer(result.nonfinite, "<i4").tolist() == [0]
+    executor = Executor(replace(WINDOWED, sink_tokens=0), faults=Faults(nonfinite_token=280))
+    plans = PlanBuilder().start(1, prompt, list(range(1, 8))).chunk(1, 0, 5, samples=False)
+    ok(executor.apply(plans.build()))
+    assert ok(executor.apply(plans.chunk(1, 5, 8, samples=True).build())) == expected(prompt, 1)
+    ok(executor.apply(plans.start(2, [7], [2]).decode(2).build()))
+    assert "row 3 was given page 1, which holds" in executor.apply(plans.start(3, [7], [1]).decode(3).build()).detail
+
+
 def test_the_empty_history_is_the_root() -> None:
     want = complete([5], max_new_tokens=1, vocab=SHAPE.sampled_vocab).tokens[0]
     assert mix(extend(ROOT, 5)) % SHAPE.sampled_vocab == want
