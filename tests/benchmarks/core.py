@@ -29,12 +29,12 @@ from tests.benchmarks.schedulers.tandem import MOST_STEPS, NUM_WAITING, LoadedCo
 
 ROWS = (32, 256, 1024, 4096)
 CONTEXT = 512
-# Of a variant in one turn: few, so that a slow moment of the machine hits all alike.
-_TURN_STEPS, _TURN_ADMISSIONS = 20, 4
-# Before them in each turn, and not measured: the caches hold what the process before this one left.
-_WARM_STEPS, _WARM_ADMISSIONS = 4, 1
+# Measured in one turn, and warm ones before them: the caches hold what the process before this one left. A turn is as
+# long as the core's longest rhythm, which looks at a queue that does not move every 32 steps.
+_TURN, _WARM = 32, 4
+_OTHER_TURNS = {"admit": (4, 1), "pool_full_look": (8, 1)}
 # Cold and cached, each admission takes five steps, and its core has so many.
-_MOST_TURNS = MOST_STEPS // (10 * (_WARM_ADMISSIONS + _TURN_ADMISSIONS))
+_MOST_TURNS = MOST_STEPS // (10 * sum(_OTHER_TURNS["admit"]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +49,7 @@ class Measured:
 
 def num_turns(num_steps: int) -> int:
     """Rounds that give every variant so many steps."""
-    return -(-num_steps // _TURN_STEPS)
-
-
-def steps_taken(num_steps: int) -> int:
-    """Steps that a scheduler takes for so many measured ones."""
-    return num_turns(num_steps) * (_TURN_STEPS + _WARM_STEPS)
+    return -(-num_steps // _TURN)
 
 
 def measure(children: Sequence[tuple[int, Child]], num_steps: int) -> list[Measured]:
@@ -69,21 +64,29 @@ def measure(children: Sequence[tuple[int, Child]], num_steps: int) -> list[Measu
             variants = list(result.series)
             first = done % len(variants)
             for variant in variants[first:] + variants[:first]:
-                is_admit = variant == "admit"
-                child.run(variant, _WARM_ADMISSIONS if is_admit else _WARM_STEPS)
-                told = child.run(variant, _TURN_ADMISSIONS if is_admit else _TURN_STEPS)
-                for key, values in told.items():
+                turn, warm = _OTHER_TURNS.get(variant, (_TURN, _WARM))
+                child.run(variant, warm)
+                for key, values in child.run(variant, turn).items():
                     result.series[variant].setdefault(key, []).extend(values)
     return results
+
+
+def added(waiting: Sequence[float], without: Sequence[float]) -> float:
+    """What those who wait add to a step, as a fraction: the median of what each turn's mean says.
+
+    Means, so that what the core does once in many steps counts.
+    """
+    means = [np.array(of).reshape(-1, _TURN).mean(axis=1) for of in (waiting, without)]
+    return float(np.median(means[0] / means[1])) - 1
 
 
 def figures(measured: Measured) -> dict[str, Any]:
     """Tandem's line: medians in microseconds and bytes, and under `spread` their p10, p90 and mean."""
     series = measured.series
     step, admit = series["step"], series["admit"]
-    waiting = {name: series[f"{name}_waiting"]["step_us"] for name in ("rows_taken", "pool_full")}
-    plain = {"rows_taken": step["step_us"], "pool_full": series["rows_free"]["step_us"]}
-    adds = {name: float(np.median(waiting[name]) / np.median(plain[name])) - 1 for name in waiting}
+    without = {"rows_taken": step["step_us"], "pool_full": series["rows_free"]["step_us"]}
+    waiting = {name: series[f"{name}_waiting"]["step_us"] for name in without}
+    adds = {name: added(waiting[name], without[name]) for name in without}
     worst = max(adds, key=adds.__getitem__)
     values = {
         "step_us": step["step_us"],
@@ -103,11 +106,12 @@ def figures(measured: Measured) -> dict[str, Any]:
         "waiting": {
             name: {
                 "step_us": float(np.median(waiting[name])),
-                "without_us": float(np.median(plain[name])),
+                "without_us": float(np.median(without[name])),
                 "adds": adds[name],
             }
             for name in waiting
         },
+        "step_us_look": float(np.median(series["pool_full_look"]["step_us"])),
         "admit_cached_tokens": float(np.median(admit["admit_cached_tokens"])),
         "plan_bytes_most": max(step["plan_bytes"]),
         "spread": {name: {**percentiles(of, (10, 90)), "mean": float(np.mean(of))} for name, of in values.items()},
@@ -147,6 +151,7 @@ def report(
         for name, of in line["waiting"].items():
             change = f"{of['without_us']:.1f} -> {of['step_us']:.1f} us, {of['adds']:+.1%}"
             yield f"  {NUM_WAITING} waiting, {name.replace('_', ' ')}: {change}"
+        yield f"  a step that looks at the queue again, pool full: {line['step_us_look']:.1f} us"
         yield f"  tokens found in kept pages by the cached admission: {line['admit_cached_tokens']:.0f}"
     for line in peers:
         ours = [own["step_us"] for own in lines if own["rows"] == line["rows"]]
@@ -167,7 +172,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 1 where a bar is missed, 2 where a peer does not run."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.core", allow_abbrev=False)
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
-    parser.add_argument("--steps", type=int, default=200, help="decode steps measured of each variant")
+    parser.add_argument("--steps", type=int, default=320, help="decode steps measured of each variant")
     parser.add_argument("--rows", type=lambda value: [int(rows) for rows in value.split(",")], default=list(ROWS))
     parser.add_argument("--report-steps", action="store_true", help="with the reports that --steps FILE asks for")
     parser.add_argument("--logprobs", type=int, metavar="K", help="every row wants logprobs, with K alternatives")
@@ -176,8 +181,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for peer in PEERS:
         parser.add_argument(f"--{peer}", type=Path, metavar="DIR", help=f"{peer}'s scheduler too, from this checkout")
     args = parser.parse_args(argv)
-    if not 1 <= args.steps <= _MOST_TURNS * _TURN_STEPS:
-        parser.error(f"--steps is {args.steps}; it must be 1 to {_MOST_TURNS * _TURN_STEPS}")
+    if not 1 <= args.steps <= _MOST_TURNS * _TURN:
+        parser.error(f"--steps is {args.steps}; it must be 1 to {_MOST_TURNS * _TURN}")
     if any(not 8 <= rows <= 16_384 for rows in args.rows):
         parser.error(f"--rows is {args.rows}; each must be 8 to 16384")
     if args.profile:
@@ -190,7 +195,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with ExitStack() as stack:
         children: list[tuple[int, Child]] = []
         for rows in args.rows:
-            arguments = [str(rows), str(CONTEXT), str(steps_taken(args.steps)), str(core)]
+            arguments = [str(rows), str(CONTEXT), str(num_turns(args.steps) * (_TURN + _WARM)), str(core)]
             children.append((rows, stack.enter_context(Child(["tandem", *arguments, *options]))))
             for peer, folder in folders.items():
                 if folder is not None:

@@ -75,7 +75,7 @@ class LoadedCore:
         started = sum(-(-len(prompt) // PAGE_SIZE) for prompt in prompts)
         num_pages = num_rows * pages_per_row + 2 * ADMITTED_TOKENS // PAGE_SIZE
         # More than are free at any time.
-        self.huge_tokens = (num_pages - started + 1) * PAGE_SIZE
+        self._huge = self.tokens((num_pages - started + 1) * PAGE_SIZE)
         self._core = Scheduler(
             CoreConfig(max_waiting=2 * NUM_WAITING, max_waiting_tokens=1 << 40, report_steps=report_steps)
         )
@@ -124,11 +124,19 @@ class LoadedCore:
         assert isinstance(reply, fx.LoadReply)
         return reply.load
 
-    def submit(self, prompt: ev.Int32Array, max_new_tokens: int, hashes: bytes | None = None) -> int:
+    def submit(
+        self,
+        prompt: ev.Int32Array,
+        max_new_tokens: int,
+        hashes: bytes | None = None,
+        *,
+        root: bytes = _ROOT,
+        priority: int = 0,
+    ) -> int:
         """Its stream. Hashes of its pages come with it, as the front end makes them."""
         self._streams += 1
         if hashes is None:
-            hashes = self._timed("hash_us", lambda: hash_pages(_ROOT, prompt, PAGE_SIZE))
+            hashes = self._timed("hash_us", lambda: hash_pages(root, prompt, PAGE_SIZE))
         event = ev.Submit(
             frontend=_FRONTEND,
             stream=self._streams,
@@ -139,10 +147,10 @@ class LoadedCore:
             min_new_tokens=0,
             stop_token_ids=(),
             ignore_eos=False,
-            priority=0,
+            priority=priority,
             max_time_seconds=0,
             deadline_seconds=0,
-            prefix_root=_ROOT,
+            prefix_root=root,
             page_hashes=hashes,
         )
         effects = self._timed("submit_us", lambda: self._handle(event))
@@ -152,7 +160,7 @@ class LoadedCore:
     def submit_waiting(self, *, huge: bool) -> None:
         """`NUM_WAITING` more that cannot run: no row is free, or with `huge` the pool has no room for the first."""
         prompts = [self.tokens(ADMITTED_TOKENS) for _ in range(64)]
-        first = [self.tokens(self.huge_tokens) for _ in range(4)] if huge else []
+        first = [self.tokens(len(self._huge)) for _ in range(4)] if huge else []
         for prompt in [*prompts, *first]:
             prompt[: len(self.shared)] = self.shared
         chosen = [first[i % 4] for i in range(_NUM_HUGE)] if huge else []
@@ -162,6 +170,15 @@ class LoadedCore:
             self.submit(prompt, 100, hashes[id(prompt)])
         self._handle(ev.Tick())
         self.us.clear()
+
+    def change_head(self) -> None:
+        """The queue has another head for a step, and then the first one again, which is looked at anew."""
+        us, self.us = self.us, {}
+        # A tenant who never asked for anything is served first; priority settles what stands level.
+        stream = self.submit(self._huge, 100, root=prefix_root(b"benchmark", f"{self._streams}"), priority=1)
+        self.steady_step()
+        self._handle(ev.Cancel(frontend=_FRONTEND, stream=stream))
+        self.us = us
 
     def take_result(self) -> None:
         """The oldest plan's result comes in, and its tokens go out."""
@@ -250,7 +267,7 @@ class Tandem:
     Each variant has a core of its own, so that none runs in what another left behind.
     """
 
-    variants = ("step", "rows_free", "rows_taken_waiting", "pool_full_waiting", "admit")
+    variants = ("step", "rows_free", "rows_taken_waiting", "pool_full_waiting", "pool_full_look", "admit")
     note = "a result taken in and a plan made, for two processes; every page that fills is indexed"
 
     def __init__(
@@ -271,21 +288,25 @@ class Tandem:
             "rows_free": loaded(_SPARE_ROWS),
             "rows_taken_waiting": loaded(),
             "pool_full_waiting": loaded(_SPARE_ROWS),
+            "pool_full_look": loaded(_SPARE_ROWS),
             "admit": loaded(1, MOST_STEPS),
         }
         self._cores["rows_taken_waiting"].submit_waiting(huge=False)
         self._cores["pool_full_waiting"].submit_waiting(huge=True)
+        self._cores["pool_full_look"].submit_waiting(huge=True)
 
     def run(self, variant: str, times: int) -> Series:
         core = self._cores[variant]
         core.us.clear()
         if variant == "admit":
             return self._admissions(core, times)
-        waiting = core.load().waiting
         for _ in range(times):
+            if variant == "pool_full_look":
+                core.change_head()
             core.steady_step()
-        assert core.load().waiting == waiting == (NUM_WAITING if variant.endswith("waiting") else 0)
-        assert core.load().preemptions == 0
+        load = core.load()
+        assert load.waiting == (0 if variant in ("step", "rows_free") else NUM_WAITING)
+        assert load.preemptions == 0
         return {**core.us, "step_us": _sums(core.us["done_us"], core.us["tick_us"])}
 
     def _admissions(self, core: LoadedCore, times: int) -> Series:
