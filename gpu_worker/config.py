@@ -28,6 +28,7 @@ OTHER_PROGRAMS_SETTINGS = frozenset(
         "address",
         "config",
         "default_max_new_tokens",
+        "frontends",
         "grace_seconds",
         "listen",
         "log_level",

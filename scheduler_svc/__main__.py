@@ -1,4 +1,4 @@
-"""`python -m scheduler_svc`: the core in this process, the front end in a child.
+"""`python -m scheduler_svc`: the core in this process, the front ends in children.
 
 Owns start and stop, and nothing between.
 """
@@ -15,9 +15,10 @@ from types import FrameType
 import zmq
 
 from scheduler_svc import config
+from scheduler_svc.address import ListenError
 from scheduler_svc.core.page_hash import HASH_BYTES
 from scheduler_svc.core.scheduler import CoreConfig, Scheduler
-from scheduler_svc.frontend_process import FrontendProcess
+from scheduler_svc.frontend_process import FrontendProcesses
 from scheduler_svc.links import RouterLink
 from scheduler_svc.loop import Loop
 from scheduler_svc.model_card import ModelCard
@@ -52,6 +53,7 @@ def main() -> int:
     signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
 
     runtime_dir = RuntimeDir(settings.runtime_dir)
+    children = _children(settings, runtime_dir)
     core_config = CoreConfig(
         max_waiting=settings.max_waiting,
         max_waiting_tokens=settings.max_waiting_tokens,
@@ -63,12 +65,11 @@ def main() -> int:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     workers = RouterLink(context, runtime_dir.worker_endpoint, max_frame_bytes=_WORKER_FRAME_BYTES)
     frontends = RouterLink(context, runtime_dir.frontend_endpoint, max_frame_bytes=_FRONTEND_FRAME_BYTES)
-    child = FrontendProcess(listen=settings.listen, flags=_frontend_flags(settings, runtime_dir))
     loop = Loop(
         core=Scheduler(core_config),
         workers=workers,
         frontends=frontends,
-        child=child,
+        children=children,
         wake=wake,
         card=ModelCard(
             default_max_new_tokens=settings.default_max_new_tokens,
@@ -84,7 +85,7 @@ def main() -> int:
         loop.run(lambda: len(stops))
     finally:
         signal.set_wakeup_fd(-1)
-        child.stop()
+        children.stop()
         workers.close()
         frontends.close()
         context.term()
@@ -119,6 +120,14 @@ def _steps_file(settings: config.SchedulerSettings) -> StepsFile | None:
 def _cannot_make(setting: str, path: Path, error: OSError) -> SystemExit:
     hint = "; nothing is overwritten, so another name is needed" if isinstance(error, FileExistsError) else ""
     return SystemExit(f"scheduler_svc: {setting}: cannot make {path}: {error.strerror}{hint}")
+
+
+def _children(settings: config.SchedulerSettings, runtime_dir: RuntimeDir) -> FrontendProcesses:
+    flags = _frontend_flags(settings, runtime_dir)
+    try:
+        return FrontendProcesses(settings.frontends, listen=settings.listen, flags=flags)
+    except ListenError as error:
+        raise SystemExit(f"scheduler_svc: listen: {error}") from None
 
 
 def _frontend_flags(settings: config.SchedulerSettings, runtime_dir: RuntimeDir) -> list[str]:

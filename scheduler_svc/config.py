@@ -72,6 +72,9 @@ class SchedulerSettings(BaseSettings):
         ),
     ]
     config: Annotated[Path | None, Field(description="TOML file with any of these settings")] = None
+    frontends: Annotated[
+        int, Field(ge=1, le=64, description="front ends that share the address, a process each; several: on Linux")
+    ] = 1
     max_waiting: Annotated[int, Field(ge=1, le=1_000_000, description="requests that may wait")] = 1024
     max_waiting_tokens: Annotated[int, Field(ge=1, le=1 << 40, description="tokens that may wait")] = 4_194_304
     default_max_new_tokens: Annotated[

@@ -1,7 +1,7 @@
-"""The front end as a child process: started, watched, started again when it dies, stopped at the end.
+"""The front ends as child processes: started, watched, each started again when it dies, stopped at the end.
 
-Owns the child. Knows nothing of requests. The address of the first start is kept, so that a front end which comes back
-listens where callers expect it, also where the port was chosen by the system.
+Owns the children and the address that they share. Knows nothing of requests. The address of the first start is kept,
+so that a front end which comes back listens where callers expect it, also where the port was chosen by the system.
 """
 
 import logging
@@ -9,6 +9,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+
+from scheduler_svc.address import HeldAddress
 
 log = logging.getLogger("tandem.core")
 
@@ -18,16 +21,18 @@ _STOP_SECONDS = 5.0
 
 
 class FrontendProcess:
-    """`flags` are the front end's, without --listen."""
+    """One of them. `flags` are its own, without --listen; `on_ready` is called in a thread, whenever it listens."""
 
-    def __init__(self, *, listen: str, flags: list[str]) -> None:
-        self._listen = listen
+    def __init__(self, name: str, *, listen: str, flags: list[str], on_ready: Callable[[], None]) -> None:
+        self.listen = listen
+        self.is_listening = False
+        self._name = name
         self._flags = flags
+        self._on_ready = on_ready
         self._was_ready = False
         self._backoff_seconds = _FIRST_BACKOFF_SECONDS
         self._start_at = 0.0
         self._child: subprocess.Popen[str] | None = None
-        self._is_asked = False
 
     def watch(self, *, restart: bool) -> None:
         """Starts it where it does not run. Raises SystemExit where it never came up: the reason stands above.
@@ -38,57 +43,118 @@ class FrontendProcess:
         if child is not None:
             if (code := child.poll()) is None:
                 return
-            self._child = None
+            self._child, self.is_listening = None, False
             if restart and not self._was_ready:
-                raise SystemExit(f"scheduler_svc: the front end ended with code {code} before it listened; see above")
+                raise SystemExit(f"scheduler_svc: {self._name} ended with code {code} before it listened; see above")
             if restart:
-                log.warning("the front end ended with code %d; starting it again in %g s", code, self._backoff_seconds)
+                log.warning("%s ended with code %d; starting it again in %g s", self._name, code, self._backoff_seconds)
             self._start_at = time.monotonic() + self._backoff_seconds
             self._backoff_seconds = min(2 * self._backoff_seconds, _LAST_BACKOFF_SECONDS)
         if restart and time.monotonic() >= self._start_at:
             self._start()
 
     def _start(self) -> None:
-        command = [sys.executable, "-m", "scheduler_svc.frontend", "--listen", self._listen, *self._flags]
+        command = [sys.executable, "-m", "scheduler_svc.frontend", "--listen", self.listen, *self._flags]
         self._child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
-        threading.Thread(target=self._pass_on, args=(self._child,), daemon=True).start()
+        threading.Thread(target=self._read, args=(self._child,), daemon=True).start()
 
-    def _pass_on(self, child: subprocess.Popen[str]) -> None:
+    def _read(self, child: subprocess.Popen[str]) -> None:
         assert child.stdout is not None
         for line in child.stdout:
-            if line.startswith(_READY):
-                self._listen = line.removeprefix(_READY).strip()
-                self._was_ready = True
-                self._backoff_seconds = _FIRST_BACKOFF_SECONDS
-            print(line, end="", flush=True)
+            if not line.startswith(_READY):
+                print(line, end="", flush=True)
+                continue
+            self.listen = line.removeprefix(_READY).strip()
+            self._was_ready = self.is_listening = True
+            self._backoff_seconds = _FIRST_BACKOFF_SECONDS
+            self._on_ready()
 
-    def give_up(self, frontend: str) -> None:
-        """The core lost this front end (f-<pid>-…). If it lives it reads nothing, so it is killed and replaced."""
-        child = self._child
-        if child is not None and frontend.startswith(f"f-{child.pid}-"):
-            child.kill()
+    def is_pid(self, pid: str) -> bool:
+        """Whether it runs under this process id."""
+        return self._child is not None and pid == str(self._child.pid)
+
+    def kill(self) -> None:
+        """At once; `watch` replaces it."""
+        if self._child is not None:
+            self._child.kill()
 
     @property
     def is_running(self) -> bool:
         """Whether it runs."""
         return self._child is not None and self._child.poll() is None
 
-    def ask_to_stop(self) -> None:
-        """Lets it end once its streams have; only the first call does anything."""
-        if self._child is not None and not self._is_asked:
-            self._is_asked = True
+    def terminate(self) -> None:
+        """Lets it end once its streams have."""
+        if self._child is not None:
             self._child.terminate()
 
-    def stop(self) -> None:
-        """Ends it: asked first, then killed."""
+    def wait(self, seconds: float) -> None:
+        """Until it has ended; killed where that takes longer."""
         child, self._child = self._child, None
         if child is None:
             return
-        if not self._is_asked:
-            child.terminate()
         try:
-            child.wait(_STOP_SECONDS)
+            child.wait(seconds)
         except subprocess.TimeoutExpired:
-            log.warning("the front end did not stop within %g s; killing it", _STOP_SECONDS)
+            log.warning("%s did not stop within %g s; killing it", self._name, _STOP_SECONDS)
             child.kill()
             child.wait()
+
+
+class FrontendProcesses:
+    """`count` of them at one address. Says where they listen once all do, and again when one came back."""
+
+    def __init__(self, count: int, *, listen: str, flags: list[str]) -> None:
+        """Raises address.ListenError where several cannot share the address; one alone finds out by itself."""
+        self._held = HeldAddress(listen) if count > 1 else None
+        if self._held is not None:
+            listen, flags = self._held.listen, [*flags, "--share-port"]
+        self._children = [
+            FrontendProcess(
+                f"front end {number} of {count}" if count > 1 else "the front end",
+                listen=listen,
+                flags=flags,
+                on_ready=self._announce,
+            )
+            for number in range(1, count + 1)
+        ]
+        self._announcing = threading.Lock()
+        self._is_asked = False
+
+    def _announce(self) -> None:
+        with self._announcing:
+            if all(child.is_listening for child in self._children):
+                print(f"{_READY}{self._children[0].listen}", flush=True)
+
+    def watch(self, *, restart: bool) -> None:
+        """Each as `FrontendProcess.watch`."""
+        for child in self._children:
+            child.watch(restart=restart)
+
+    def give_up(self, frontend: str) -> None:
+        """The core lost this front end (f-<pid>-…). If it lives it reads nothing, so it is killed and replaced."""
+        _, _, rest = frontend.partition("-")
+        for child in self._children:
+            if child.is_pid(rest.partition("-")[0]):
+                child.kill()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether one of them runs."""
+        return any(child.is_running for child in self._children)
+
+    def ask_to_stop(self) -> None:
+        """Lets each end once its streams have; only the first call does anything."""
+        if not self._is_asked:
+            self._is_asked = True
+            for child in self._children:
+                child.terminate()
+
+    def stop(self) -> None:
+        """Ends them: asked first, then killed."""
+        self.ask_to_stop()
+        limit = time.monotonic() + _STOP_SECONDS
+        for child in self._children:
+            child.wait(max(0.0, limit - time.monotonic()))
+        if self._held is not None:
+            self._held.close()

@@ -33,12 +33,12 @@ _BATCH = 1024
 _PROBE_SECONDS = 1.0
 _PROBE_EVERY_SECONDS = 0.005
 _IDLE_SECONDS = 0.25
-# What a front end gets beyond the grace to hand the last answers over.
+# What front ends get beyond the grace to hand the last answers over.
 _FAREWELL_SECONDS = 5.0
 
 
-class Child(Protocol):
-    """The front end's process, as the loop needs it."""
+class Children(Protocol):
+    """The front ends' processes, as the loop needs them."""
 
     def watch(self, *, restart: bool) -> None:
         """Called every turn."""
@@ -49,12 +49,12 @@ class Child(Protocol):
         ...
 
     def ask_to_stop(self) -> None:
-        """Let it end once its streams have; may be called again."""
+        """Let each end once its streams have; may be called again."""
         ...
 
     @property
     def is_running(self) -> bool:
-        """Whether it runs."""
+        """Whether one of them runs."""
         ...
 
 
@@ -68,7 +68,7 @@ class Loop:
         workers: RouterLink,
         frontends: RouterLink,
         card: ModelCard,
-        child: Child,
+        children: Children,
         recorder: Recorder | None,
         steps: StepsFile | None,
         grace_seconds: float,
@@ -79,7 +79,7 @@ class Loop:
         self._workers = workers
         self._frontends = frontends
         self._outlet = Outlet(workers=workers, frontends=frontends, card=card, steps=steps)
-        self._child = child
+        self._children = children
         self._recorder = recorder
         self._grace_seconds = grace_seconds
         self._wake = wake
@@ -96,7 +96,7 @@ class Loop:
         while True:
             if self._wake.fileno() in dict(self._wait()):
                 self._wake.recv(64)
-            self._child.watch(restart=not asked)
+            self._children.watch(restart=not asked)
             self._probe()
             effects = self._take_in()
             if (now_asked := stop_asked()) > asked:
@@ -123,7 +123,7 @@ class Loop:
         if (wake := self._core.next_wake()) is not None:
             until.append(wake)
         if self._drain_deadline is not None:
-            # Then also the front end's end is waited for, which no socket tells.
+            # Then also the front ends' end is waited for, which no socket tells.
             until += [max(self._drain_deadline, now), now + _PROBE_EVERY_SECONDS]
         if now < self._probe_until:
             until.append(self._next_probe_at)
@@ -143,9 +143,9 @@ class Loop:
         return self._drain_deadline is not None and time.monotonic() >= self._drain_deadline + extra_seconds
 
     def _is_over(self) -> bool:
-        """Nobody is left in the core; whoever still comes is turned away until the front end has ended."""
-        self._child.ask_to_stop()
-        return not self._child.is_running or self._is_grace_over(_FAREWELL_SECONDS)
+        """Nobody is left in the core; whoever still comes is turned away until the front ends have ended."""
+        self._children.ask_to_stop()
+        return not self._children.is_running or self._is_grace_over(_FAREWELL_SECONDS)
 
     # In ---------------------------------------------------------------------------------------------------------
 
@@ -208,7 +208,7 @@ class Loop:
         if peer in self._core.frontends:
             if self._drain_deadline is None:
                 log.warning("front end %s lost: %s", peer, reason)
-            self._child.give_up(peer)
+            self._children.give_up(peer)
         return self._handle(ev.FrontendLost(frontend=peer), peer=peer, frontend_lost=lost)
 
     def _probe(self) -> None:

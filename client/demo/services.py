@@ -23,7 +23,7 @@ _LOOK_SECONDS = 0.05
 _STOP_SECONDS = 20.0
 # The demo has a clock of its own, and what is no warning needs no level.
 _STAMP = re.compile(r"^(?:[\d-]+ )?[\d:,.]+ (?=[\w.]+ [A-Z]|[A-Z]+ )")
-_INFO = re.compile(r"^(?:[\w.]+ )?INFO (?:frontend: )?")
+_INFO = re.compile(r"^(?:[\w.]+ )?INFO (?:frontend \d+: )?")
 
 _Result = TypeVar("_Result")
 # Who says it, and what.

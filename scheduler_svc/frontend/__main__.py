@@ -12,7 +12,7 @@ import signal
 import sys
 
 PR_SET_PDEATHSIG = 1
-LOG_FORMAT = "%(asctime)s %(levelname)s frontend: %(message)s"
+LOG_FORMAT = "%(asctime)s %(levelname)s frontend %(process)d: %(message)s"
 
 
 def main() -> int:
@@ -23,13 +23,14 @@ def main() -> int:
     logging.getLogger("grpc").setLevel(logging.INFO)
     # One text at a time per thread is what the front end wants; read when the tokenizer is first used.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    from scheduler_svc.frontend.listen import ListenError
+    from scheduler_svc.address import ListenError
     from scheduler_svc.frontend.server import FrontEnd, Settings
     from scheduler_svc.frontend.streams import StreamLimits
 
     settings = Settings(
         endpoint=flags.endpoint,
         listen=flags.listen,
+        share_port=flags.share_port,
         reflection=flags.reflection,
         max_message_bytes=flags.max_message_bytes,
         grace_seconds=flags.grace_seconds,
@@ -53,6 +54,7 @@ def parse_flags(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m scheduler_svc.frontend", allow_abbrev=False)
     parser.add_argument("--endpoint", required=True, help="the core's socket, ipc://...")
     parser.add_argument("--listen", default="127.0.0.1:50051")
+    parser.add_argument("--share-port", action="store_true", help="with other front ends of this service")
     parser.add_argument("--reflection", action="store_true")
     parser.add_argument("--max-message-bytes", type=int, default=4 * 1024 * 1024)
     parser.add_argument("--grace-seconds", type=float, default=30.0)

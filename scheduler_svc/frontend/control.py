@@ -1,6 +1,7 @@
 """Owns ControlService: Abort, GetModelInfo, GetLoad, FlushCache. The core decides and knows.
 
-Questions are matched to answers here. Knows nothing of streams. Questions in flight are bounded; GetLoad calls that come together share one.
+Questions are matched to answers here. Knows nothing of streams. Questions in flight are bounded; GetLoad calls that
+come together share one.
 """
 
 import asyncio

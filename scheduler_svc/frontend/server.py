@@ -41,6 +41,7 @@ class Settings:
 
     endpoint: str
     listen: str
+    share_port: bool
     reflection: bool
     max_message_bytes: int
     grace_seconds: float
@@ -95,7 +96,7 @@ class FrontEnd:
         self._loading: asyncio.Task[None] | None = None
 
     async def run(self, on_listening: Callable[[str], None]) -> None:
-        """Serves until `stop` is asked for and the streams have ended. Raises listen.ListenError.
+        """Serves until `stop` is asked for and the streams have ended. Raises address.ListenError.
 
         `on_listening` is told the address with the port that was bound.
         """
@@ -199,7 +200,7 @@ class FrontEnd:
                 ("grpc.max_receive_message_length", settings.max_message_bytes),
                 # Nothing larger than the caller's own limit is made: deltas are bounded by the model's length.
                 ("grpc.max_send_message_length", -1),
-                ("grpc.so_reuseport", 0),
+                ("grpc.so_reuseport", int(settings.share_port)),
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
                 ("grpc.keepalive_permit_without_calls", 1),
             ),

@@ -17,7 +17,7 @@ from tests.scheduler_svc.test_wire import JOIN
 
 
 class NoChild:
-    """Stands for the front end's process: runs until it is asked to stop."""
+    """Stands for the front ends' processes: runs until it is asked to stop."""
 
     def __init__(self) -> None:
         self.given_up: list[str] = []
@@ -85,7 +85,7 @@ class Bench:
             workers=self.links[0],
             frontends=self.links[1],
             card=ModelCard(default_max_new_tokens=8, max_waiting=8, cache_root=bytes(32)),
-            child=self.child,
+            children=self.child,
             recorder=None,
             steps=None,
             grace_seconds=5.0,

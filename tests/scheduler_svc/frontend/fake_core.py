@@ -213,6 +213,7 @@ async def service(tmp_path: Path, *, ready: bool = True, state: Any = None, **ch
     settings: dict[str, Any] = {
         "endpoint": endpoint,
         "listen": "127.0.0.1:0",
+        "share_port": False,
         "reflection": False,
         "max_message_bytes": 1 << 20,
         "grace_seconds": 5.0,

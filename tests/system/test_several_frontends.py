@@ -1,0 +1,143 @@
+"""Several front ends on one port: callers spread over them, and what becomes of one is no other's business."""
+
+import os
+import signal
+
+import grpc
+import psutil
+from tandem.v1 import control_pb2
+from tandem.v1 import inference_pb2 as pb
+
+from tests.rigs.processes import PATIENCE_SECONDS, Rig, SchedulerProcess
+from tests.rigs.streams import Caller, code_of
+from tests.system.asks import Ask, random_asks
+
+SHAPE = ("--max-rows", "8", "--max-length", "500", "--num-pages", "900")
+# Connections that all fall on one of two: once in 2^31.
+MOST_CALLERS = 32
+
+
+def frontend_pids(scheduler: SchedulerProcess) -> set[int]:
+    children = psutil.Process(scheduler.pid).children()
+    return {child.pid for child in children if "scheduler_svc.frontend" in child.cmdline()}
+
+
+def connections(pids: set[int], port: int) -> dict[int, int]:
+    """The callers' ports, and who has each."""
+    return {
+        one.raddr.port: pid
+        for pid in pids
+        for one in psutil.Process(pid).net_connections("tcp")
+        if one.laddr.port == port and one.raddr and one.status == psutil.CONN_ESTABLISHED
+    }
+
+
+def spread(rig: Rig, scheduler: SchedulerProcess, pids: set[int]) -> dict[int, Caller]:
+    """A new caller for each front end, which serves."""
+    port = int(scheduler.address.rpartition(":")[2])
+    callers: dict[int, Caller] = {}
+    before = connections(pids, port)
+    for _ in range(MOST_CALLERS):
+        caller = rig.caller(scheduler)
+        caller.wait_serving()
+        after = connections(pids, port)
+        [pid] = [after[new] for new in after.keys() - before.keys()]
+        callers.setdefault(pid, caller)
+        if callers.keys() == pids:
+            return callers
+        before = after
+    raise AssertionError(f"{MOST_CALLERS} connections reached {callers.keys()} of {pids}")
+
+
+def long_asks(count: int, seed: int) -> list[Ask]:
+    return random_asks(count, seed=seed, prompts=(1, 30), outputs=(300, 400))
+
+
+def test_one_dies_and_the_others_never_notice(rig: Rig) -> None:
+    rig.worker(*SHAPE)
+    scheduler = rig.scheduler("--frontends", "2")
+    pids = frontend_pids(scheduler)
+    assert len(pids) == 2
+    callers = spread(rig, scheduler, pids)
+    dying, living = sorted(pids)
+    asks = {pid: long_asks(3, seed=pid % 1000) for pid in pids}
+    streams = {pid: [callers[pid].generate(ask.request()) for ask in asks[pid]] for pid in pids}
+    for of_one in streams.values():
+        of_one[0].wait_tokens(5)
+    number = len(scheduler.lines)
+    os.kill(dying, signal.SIGKILL)
+    for stream in streams[dying]:
+        assert code_of(stream.failed()) == grpc.StatusCode.UNAVAILABLE
+    # Listens again, both of them at the address of the first start.
+    scheduler.wait_line(f"frontend listening on {scheduler.address}$", after=number)
+    scheduler.wait_line(r"front end [12] of 2 ended with code -9; starting it again", after=number)
+    back = frontend_pids(scheduler)
+    assert living in back
+    assert dying not in back
+    assert len(back) == 2
+    for ask, stream in zip(asks[living], streams[living], strict=True):
+        ask.check(stream.result())
+    # What it ran is free, its ids too, and callers reach the new one.
+    callers[living].wait_idle()
+    [new] = back - {living}
+    caller = spread(rig, scheduler, back)[new]
+    for ask in random_asks(3, seed=5, prompts=(1, 30), outputs=(1, 20)):
+        ask.check(caller.generate(ask.request()).result())
+
+
+def test_requests_of_one_are_known_to_the_others(rig: Rig) -> None:
+    rig.worker(*SHAPE, "--step-ms", "2")
+    scheduler = rig.scheduler("--frontends", "2")
+    pids = frontend_pids(scheduler)
+    first, second = spread(rig, scheduler, pids).values()
+    [ask] = long_asks(1, seed=3)
+    request = ask.request()
+    request.request_id = "mine"
+    stream = first.generate(request)
+    stream.wait_tokens(3)
+    again = second.generate(request)
+    assert code_of(again.failed()) == grpc.StatusCode.ALREADY_EXISTS
+    assert second.load().running == first.load().running == 1
+    assert second.abort("mine", "nobody's") == [
+        control_pb2.ABORT_OUTCOME_ABORTED,
+        control_pb2.ABORT_OUTCOME_NOT_FOUND,
+    ]
+    assert stream.result().finished.reason == pb.FINISH_REASON_ABORTED
+    # And free again, for whoever comes through either.
+    short = Ask(prompt=(1, 2, 3), max_new_tokens=4, request_id="mine")
+    short.check(second.generate(short.request()).result())
+    # Both hash pages with one root: what one's callers left, full pages of 8, is found by the other's.
+    shared = Ask(prompt=tuple(i % 100 for i in range(300)), max_new_tokens=4)
+    for caller, kept in ((first, 0), (second, 296)):
+        transcript = caller.generate(shared.request()).result()
+        shared.check(transcript)
+        assert transcript.summary.usage.cached_prompt_tokens == kept
+
+
+def test_all_stop_together_after_their_streams(rig: Rig) -> None:
+    rig.worker(*SHAPE, "--step-ms", "2")
+    scheduler = rig.scheduler("--frontends", "2")
+    pids = frontend_pids(scheduler)
+    callers = spread(rig, scheduler, pids)
+    asks = {pid: random_asks(1, seed=pid % 1000, prompts=(1, 30), outputs=(100, 120))[0] for pid in pids}
+    streams = {pid: callers[pid].generate(asks[pid].request()) for pid in pids}
+    for stream in streams.values():
+        stream.wait_tokens(3)
+    scheduler.signal(signal.SIGTERM)
+    for pid, stream in streams.items():
+        asks[pid].check(stream.result())
+    assert scheduler.wait() == 0
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    ready = [line for line in scheduler.lines if line.startswith("frontend listening on ")]
+    assert len(ready) == 1
+
+
+def test_a_second_service_is_turned_away_from_the_port(rig: Rig) -> None:
+    scheduler = rig.scheduler("--frontends", "2")
+    with Rig() as other:
+        late = other.launch_scheduler("--frontends", "2", listen=scheduler.address)
+        # Ends as it should and yet not in good order, which the rig would call a fault.
+        late.killed = True
+        assert late.wait(PATIENCE_SECONDS) == 1
+        late.wait_line(f"cannot listen on {scheduler.address}$")
+    assert len(frontend_pids(scheduler)) == 2
