@@ -46,21 +46,21 @@ def draw_setting(rng: random.Random) -> Setting:
         flush_share=rng.choice([0.0, 0.3, 1.0]),
         nonfinite_token=rng.choice([POISON, POISON, POISON, 2, 4]),
         failing_share=rng.choice([0.0, 0.0, 0.01, 0.05]),
-        lying_share=rng.choice([0.0, 0.0, 0.01]),
+        lying_share=rng.choice([0.0, 0.0, 0.02]),
         poison_share=rng.choice([0.0, 0.05, 0.2]),
         killer_share=rng.choice([0.0, 0.0, 0.03, 0.1]),
     )
 
 
 def _draw_shape(rng: random.Random) -> Shape:
-    rows, align = rng.randint(1, 5), rng.choice([1, 1, 2, 4])
+    rows, align = rng.choice([1, 2, 3, 4, 5, 8]), rng.choice([1, 1, 2, 4])
     window = rng.choice([0, 0, 0, rng.randint(1, 12)])
-    host_pages = rng.choice([0, 0, 2, 5, 20])
+    host_pages = rng.choice([0, 0, 2, 5, 20, 20])
     return Shape(
         page_size=rng.randint(1, 4),
-        num_pages=rng.choice([2, 3, 4, 6, 8, 10, 14, 20, 30, 60]),
+        num_pages=rng.choice([2, 3, 4, 6, 8, 8, 10, 10, 14, 14, 20, 30, 60]),
         max_rows=rows,
-        max_length=rng.choice([12, 24, 40]),
+        max_length=rng.choice([12, 24, 40, 40]),
         chunk_align=align,
         token_budget=rows + align + rng.choice([0, 0, 1, 3, 7, 20]),
         spare_logit_rows=rng.choice([0, 0, 2, 5, 20]),
@@ -86,7 +86,8 @@ def _draw_config(rng: random.Random) -> CoreConfig:
         report_steps=True,
         policy=Policy(
             mixed_steps=rng.random() < 0.8,
-            admission=rng.choice([Admission.HORIZON, Admission.HORIZON, Admission.WATERMARK, Admission.KNOWN]),
+            # The greediest preempts most.
+            admission=rng.choice([Admission.HORIZON, Admission.WATERMARK, Admission.KNOWN, Admission.KNOWN]),
             cache_aware=rng.random() < 0.7,
             fair_share=rng.random() < 0.7,
         ),

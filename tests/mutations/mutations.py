@@ -1,0 +1,271 @@
+"""The ways in which the core is broken on purpose, each a replacement of exact text.
+
+Owns the list. A text that is gone, or stands twice, is an error, so the list follows the core.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutation:
+    """`old` stands exactly once in the file at `path`, from the checkout's root."""
+
+    name: str
+    breaks: str
+    path: str
+    old: str
+    new: str
+
+
+def _core(name: str, breaks: str, module: str, old: str, new: str) -> Mutation:
+    return Mutation(name=name, breaks=breaks, path=f"scheduler_svc/core/{module}.py", old=old, new=new)
+
+
+MUTATIONS: tuple[Mutation, ...] = (
+    # References and the free list ----------------------------------------------------------------------------------
+    _core(
+        "a-reference-not-dropped",
+        "who leaves its row keeps its last page",
+        "lane",
+        "        self.pool.release(held)\n",
+        "        self.pool.release(held[:-1] if len(held) > 1 else held)\n",
+    ),
+    _core(
+        "a-reference-not-taken",
+        "a shared page is not counted for who shares it",
+        "draft",
+        "        for page in shared:\n            lane.pool.share(page)\n",
+        "        for page in shared:\n            lane.pool.references(page) or lane.pool.share(page)\n",
+    ),
+    _core(
+        "an-indexed-page-handed-out-and-still-named",
+        "a page that is handed out stays in the index",
+        "page_pool",
+        "                self.num_kept -= 1\n                self._unname(page)\n",
+        "                self.num_kept -= 1\n",
+    ),
+    # Hits ------------------------------------------------------------------------------------------------------------
+    _core(
+        "a-hit-one-page-too-long",
+        "a prompt that ends with a page is hit to its end",
+        "prefix",
+        "limit = min((request.known - 1) // page_size, len(request.page_hashes))",
+        "limit = min(request.known // page_size, len(request.page_hashes))",
+    ),
+    _core(
+        "a-hit-one-token-too-long",
+        "a fork copies a token that its source has not computed",
+        "prefix",
+        "fork=(table[full], rest) if rest else None)",
+        "fork=(table[full], rest + 1) if rest else None)",
+    ),
+    _core(
+        "a-fork-from-who-has-not-computed-it",
+        "a sample forks before its sibling has computed their prompt",
+        "prefix",
+        "        if rows.planned[row] < last:\n",
+        "        if rows.planned[row] < last - page_size:\n",
+    ),
+    _core(
+        "a-copy-forgotten",
+        "a fork starts in a page that nothing was copied to",
+        "draft",
+        "            self.copies.append((source, pages[len(begin.pages)], num_tokens))\n",
+        "            pass\n",
+    ),
+    _core(
+        "bypass-read-ignored",
+        "who wants nothing that was kept gets it",
+        "prefix",
+        "    if not request.cache_read:\n        return FROM_ZERO\n",
+        "",
+    ),
+    _core(
+        "bypass-write-ignored",
+        "the prompt of who wants nothing kept is kept",
+        "draft",
+        "        if not request.cache_write:\n            return\n",
+        "",
+    ),
+    _core(
+        "prompt-logprobs-skipped-by-a-hit",
+        "positions whose logprobs are wanted come from the cache",
+        "prefix",
+        "        limit = min(limit, (request.prompt_logprobs_from - 1) // page_size)\n",
+        "        limit = min(limit, (request.prompt_logprobs_from + page_size) // page_size)\n",
+    ),
+    _core(
+        "a-tenants-pages-found-by-others",
+        "the hash chain of a request that continues begins at no root",
+        "request",
+        "self.page_hashes[-1] if self.page_hashes else self.prefix_root, tokens)",
+        "self.page_hashes[-1] if self.page_hashes else bytes(32), tokens)",
+    ),
+    # What the index keeps ---------------------------------------------------------------------------------------------
+    _core(
+        "an-indexed-page-written",
+        "a page is kept for others before it is full",
+        "draft",
+        "min((start + count) // page_size, len(hashes))",
+        "min(-(-(start + count) // page_size), len(hashes))",
+    ),
+    _core(
+        "unconfirmed-entries-kept-over-a-reset",
+        "pages of a step that failed stay in the index",
+        "lane",
+        "        for page, page_hash in record.kept:\n            if self.pool.name(page) == page_hash:\n",
+        "        for page, page_hash in record.kept:\n            if not page:\n",
+    ),
+    _core(
+        "unconfirmed-saves-kept-over-a-reset",
+        "host pages of a step that failed stay in the index",
+        "lane",
+        "        for page_hash in record.saved:\n            self.host.forget(page_hash)\n",
+        "",
+    ),
+    _core(
+        "index-kept-over-another-loss",
+        "after a worker was out of step its index is kept",
+        "lane",
+        "        if not keep_pages:\n",
+        "        if not self.info.num_pages:\n",
+    ),
+    _core(
+        "flush-forgets-the-device-alone",
+        "what host memory holds survives a flush",
+        "lanes",
+        "lane.pool.forget_all() + lane.host.forget_all()",
+        "lane.pool.forget_all()",
+    ),
+    # Values that are not finite ------------------------------------------------------------------------------------
+    _core(
+        "zeroing-forgotten",
+        "pages that may hold values which are not finite are handed out as they are",
+        "lane",
+        "            self.zero_pages += self.pool.take_suspects(pages)\n",
+        "            self.pool.take_suspects(pages)\n",
+    ),
+    _core(
+        "zeroing-forgotten-by-a-reset",
+        "pages that a void plan was to zero are not zeroed later",
+        "page_pool",
+        "        for page in pages:\n            suspect[page] = 1\n",
+        "        for page in pages:\n            suspect[page] = 1 - suspect[page]\n",
+    ),
+    _core(
+        "what-was-not-read-is-finite",
+        "who leaves while a step of its own is in flight leaves a page that nobody zeroes",
+        "lane",
+        "rows.proven[row] == planned == rows.confirmed[row]:",
+        "rows.confirmed[row] == rows.confirmed[row]:",
+    ),
+    # Windows ---------------------------------------------------------------------------------------------------------
+    _core(
+        "window-freed-one-page-early",
+        "the oldest page that the window still sees is given to others",
+        "lane",
+        "return max(0, position - window + 1) // self.info.page_size if window else 0",
+        "return max(0, position - window + 1 + self.info.page_size) // self.info.page_size if window else 0",
+    ),
+    _core(
+        "sinks-freed-with-the-window",
+        "the first pages are given to others once the window has passed them",
+        "lane",
+        "self.sink_pages = -(-info.sink_tokens // info.page_size)",
+        "self.sink_pages = info.sink_tokens // info.page_size",
+    ),
+    # Host memory -----------------------------------------------------------------------------------------------------
+    _core(
+        "host-page-reused-before-its-load",
+        "a plan saves over what it loads",
+        "draft",
+        "        if not self.loads and saving_pays(lane.info):\n",
+        "        if saving_pays(lane.info):\n",
+    ),
+    _core(
+        "host-page-lost-within-a-plan",
+        "a plan saves two pages to one host page",
+        "lane",
+        "            if len(moved) + len(saves) >= self.host.num_slots:\n                break\n",
+        "",
+    ),
+    _core(
+        "a-load-forgotten",
+        "a page that host memory has is taken as filled and never loaded",
+        "draft",
+        "        self.loads.append((host_page.slot, page))\n",
+        "",
+    ),
+    # Results ---------------------------------------------------------------------------------------------------------
+    _core(
+        "a-stale-generation-accepted",
+        "the result of a plan that became void is read",
+        "lanes",
+        "        if event.generation != lane.generation:\n",
+        "        if event.generation > lane.generation:\n",
+    ),
+    _core(
+        "epoch-ignored",
+        "a result is read against whoever sits in the row now",
+        "results",
+        "    mine = rows.handle[named] == record.handles\n",
+        "    mine = rows.handle[named] != 0\n",
+    ),
+    _core(
+        "a-late-token-delivered-twice",
+        "a preempted request is admitted while a plan in flight samples for it",
+        "admit",
+        "request.handle in suspects or request.late_plans:\n            return\n        if not routing",
+        "request.handle in suspects:\n            return\n        if not routing",
+    ),
+    _core(
+        "a-late-token-dropped",
+        "a token that came after its request had lost its row is not kept",
+        "results",
+        "        book.add_late_output(request, token)\n",
+        "",
+    ),
+    _core(
+        "a-step-answered-twice",
+        "a result is read against the oldest plan whatever its step is",
+        "lanes",
+        "        if record is None or event.step != record.step:\n",
+        "        if record is None:\n",
+    ),
+    _core(
+        "an-unsound-result-believed",
+        "tokens outside the vocabulary and too few of them are taken",
+        "lanes",
+        "        if not is_sound(event, record, lane.info.vocab_size):\n",
+        "        if not is_sound(event, record, lane.info.vocab_size + 1) and len(event.tokens):\n",
+    ),
+    # Several workers and callers -----------------------------------------------------------------------------------
+    _core(
+        "a-front-ends-requests-outlive-it",
+        "one request of a front end that is gone goes on",
+        "scheduler",
+        "            for request in self.book.of_frontend(frontend):\n",
+        "            for request in self.book.of_frontend(frontend)[1:]:\n",
+    ),
+    _core(
+        "late-plans-of-a-lost-lane-awaited",
+        "who was preempted from a lane that is gone waits for its plans",
+        "lanes",
+        "            if request is not None and not request.row:\n",
+        "            if request is not None and request.row:\n",
+    ),
+    _core(
+        "a-lane-runs-what-does-not-fit",
+        "a request goes to a worker that is too small for it",
+        "routing",
+        "return total <= info.max_length and",
+        "return",
+    ),
+    _core(
+        "eos-one-token-early",
+        "a model's own end counts before min_new_tokens are out",
+        "results",
+        "    suspicious = (is_eos | rows.has_stops[rows_s]) & (known > rows.min_known[rows_s])\n",
+        "    suspicious = (is_eos | rows.has_stops[rows_s]) & (known > rows.min_known[rows_s] + 1)\n",
+    ),
+)

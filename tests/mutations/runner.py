@@ -1,0 +1,128 @@
+"""Applies a mutation to a copy of the source and lets the proofs run until one of them fails.
+
+Owns the copy, in a directory of its own, and the processes that run in it. The checkout is never touched.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tests.mutations.mutations import Mutation
+
+ROOT = Path(__file__).resolve().parents[2]
+# What the proofs below import, and no more.
+_COPIED = ("scheduler_svc", "tests/__init__.py", "tests/rigs", "tests/simulation", "tests/scheduler_svc")
+# A mutated core may never come to an end; the proofs of a sound one take far less.
+_LIMIT_SECONDS = 900.0
+_IGNORED = shutil.ignore_patterns("__pycache__")
+# Names whose code runs, so that a proof of the checkout's own source is no proof.
+_WHICH = "import scheduler_svc.core.scheduler as module; print(module.__file__)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """A command that exits with 0 where everything holds."""
+
+    name: str
+    command: tuple[str, ...]
+
+
+SIMULATION = Proof(name="simulation", command=("-m", "tests.simulation", "0", "--seeds", "200"))
+CORE_TESTS = Proof(
+    name="core tests",
+    command=("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=line", "tests/scheduler_svc/core"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """`caught_by` names the proof that failed, and `detail` how; empty: the mutation survived all of them."""
+
+    caught_by: str
+    detail: str
+    seconds: float
+
+
+class MisplacedText(Exception):
+    """The text that a mutation replaces does not stand in the source exactly once."""
+
+
+def mutated(mutation: Mutation, text: str) -> str:
+    """The module's text with the mutation in it. Raises MisplacedText."""
+    count = text.count(mutation.old)
+    if count != 1:
+        raise MisplacedText(f"mutation {mutation.name}: its text stands {count} times in {mutation.path}, not once")
+    if mutation.new == mutation.old:
+        raise MisplacedText(f"mutation {mutation.name} changes nothing")
+    return text.replace(mutation.old, mutation.new)
+
+
+def judge(mutation: Mutation | None, proofs: tuple[Proof, ...]) -> Verdict:
+    """Runs the proofs on the mutated source, or on the source as it is. Raises MisplacedText."""
+    with TemporaryDirectory(prefix="tandem-mutation-") as name:
+        copy = Path(name)
+        _make_copy(copy)
+        if mutation is not None:
+            path = copy / mutation.path
+            path.write_text(mutated(mutation, path.read_text()))
+        return _judge(copy, proofs)
+
+
+def _make_copy(copy: Path) -> None:
+    for part in _COPIED:
+        source, target = ROOT / part, copy / part
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=_IGNORED)
+        else:
+            shutil.copy(source, target)
+    shutil.copy(ROOT / "pyproject.toml", copy)
+    (copy / ".stubs").symlink_to(ROOT / ".stubs")
+
+
+def _judge(copy: Path, proofs: tuple[Proof, ...]) -> Verdict:
+    environment = os.environ | {"PYTHONPATH": f"{copy}:{copy / '.stubs'}", "OMP_NUM_THREADS": "1"}
+    which = _run(copy, environment, ("-c", _WHICH))
+    if which.returncode or not which.stdout.startswith(f"{copy}/"):
+        return Verdict(caught_by="import", detail=_last_line(which.stderr), seconds=0.0)
+    started = time.monotonic()
+    for proof in proofs:
+        try:
+            done = _run(copy, environment, proof.command)
+        except subprocess.TimeoutExpired:
+            detail = f"no end after {_LIMIT_SECONDS:.0f} s"
+            return Verdict(caught_by=proof.name, detail=detail, seconds=time.monotonic() - started)
+        if done.returncode:
+            detail = _reason(done.stdout) or _last_line(done.stderr)
+            return Verdict(caught_by=proof.name, detail=detail, seconds=time.monotonic() - started)
+    return Verdict(caught_by="", detail="", seconds=time.monotonic() - started)
+
+
+def _run(copy: Path, environment: dict[str, str], command: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=copy,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=_LIMIT_SECONDS,
+        check=False,
+    )
+
+
+def _reason(output: str) -> str:
+    """What was broken, and where: of a seed that failed, or a test."""
+    lines = [line.strip() for line in output.splitlines()]
+    errors = [line for line in lines if line.startswith(("AssertionError", "FAILED")) or "Error: " in line]
+    where = [line for line in lines if line.startswith("seed ") and "failed after" in line]
+    return "; ".join([*where[:1], *errors[-1:]])[:240]
+
+
+def _last_line(output: str) -> str:
+    lines = output.strip().splitlines()
+    return lines[-1][:240] if lines else "it printed nothing"
