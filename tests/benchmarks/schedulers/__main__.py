@@ -13,7 +13,7 @@ import os
 import sys
 from pathlib import Path
 
-PEERS = {"nano-vllm": "nano_vllm", "mini-sglang": "mini_sglang", "vllm": "vllm_v1", "sglang": "sglang_srt"}
+PEERS = {"nano-vllm": "nano_vllm", "mini-sglang": "mini_sglang", "vllm": "vllm_v1"}
 
 
 def main() -> None:
