@@ -20,6 +20,9 @@ _LOCAL_HOSTS = ("127.", "localhost:", "[::1]:", "unix:")
 def channel_options(address: str) -> Sequence[tuple[str, int]]:
     """Bounds for messages, quick reconnects, and no proxy on the way to this machine itself."""
     return [
+        # A connection of its own, where gRPC would have all clients of a process share one: behind one port there may
+        # be several front ends, and a connection stays with the one that took it.
+        ("grpc.use_local_subchannel_pool", 1),
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.initial_reconnect_backoff_ms", _RECONNECT_FIRST_MS),

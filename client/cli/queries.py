@@ -74,7 +74,9 @@ def load(address: Address = DEFAULT_ADDRESS, timeout: Timeout = 10.0, as_json: J
     """Say how busy the service is."""
     with reported(address, timeout), Client(address) as client:
         told = client.load(timeout=timeout)
-        _show({**dataclasses.asdict(told), "hit_rate": told.hit_rate}, as_json=as_json)
+        values = dataclasses.asdict(told)
+        each = values.pop("per_worker")
+        _show({**values, "hit_rate": told.hit_rate, "per_worker": each}, as_json=as_json)
 
 
 def flush(address: Address = DEFAULT_ADDRESS, timeout: Timeout = 10.0, as_json: Json = False) -> None:

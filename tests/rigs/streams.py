@@ -158,6 +158,10 @@ class Caller:
         request = control_pb2.AbortRequest(request_ids=request_ids)
         return [result.outcome for result in self._control.Abort(request, timeout=PATIENCE_SECONDS).results]
 
+    def flush_cache(self) -> int:
+        """Pages that were kept."""
+        return self._control.FlushCache(control_pb2.FlushCacheRequest(), timeout=PATIENCE_SECONDS).pages
+
     def load(self) -> control_pb2.GetLoadResponse:
         return self._control.GetLoad(control_pb2.GetLoadRequest(), timeout=PATIENCE_SECONDS)
 

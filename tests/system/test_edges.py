@@ -45,8 +45,6 @@ REFUSED: list[tuple[str, Any, str]] = [
     *[("sampling.min_p", value, "1") for value in (-1.0, -1e-6, 1.0001, NAN, INFINITY, -INFINITY)],
     *[("sampling.top_k", value, str(VOCAB)) for value in (VOCAB + 1, 2**31 - 1, 2**31, MAX32)],
     ("stop.max_new_tokens", 0, "1"),
-    *[("stop.max_new_tokens", value, str(ROOM)) for value in (ROOM + 1, MAX_LENGTH)],
-    *[("stop.max_new_tokens", value, str(MAX_LENGTH)) for value in (MAX_LENGTH + 1, 2**31 - 1, 2**31, MAX32)],
     *[("stop.min_new_tokens", value, "max_new_tokens, here 5") for value in (6, MAX_LENGTH + 1, 2**31, MAX32)],
     *[("stop.max_time_seconds", value, "0") for value in (-1.0, 0.0, -INFINITY)],
     *[("stop.max_time_seconds", value, "604800") for value in (604_800.1, 2.0**63, INFINITY, NAN)],
@@ -62,6 +60,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("text", "", "1"),
     ("request_id", "r" * 129, "128"),
     ("request_id", "a\nb", "printable"),
+    ("cache.salt", "s" * 257, "256"),
     ("text", "y" * (MAX_LENGTH + 1), str(MAX_LENGTH)),
 ]
 
@@ -78,6 +77,7 @@ ACCEPTED: list[tuple[str, Any]] = [
     ("stop.stop_strings", ["\0" * 256] * 16),
     *[("priority", value) for value in (-1000, 1000)],
     ("request_id", "é" * 128),
+    ("cache.salt", "é" * 256),
     *[("token_ids.ids", value) for value in ([0], [VOCAB - 1], [1] * (MAX_LENGTH - 5))],
     ("text", "y" * (MAX_LENGTH - 5)),
     ("model", "checking"),
@@ -118,6 +118,18 @@ def test_the_edge_itself_is_served(served: Served, case: tuple[str, Any]) -> Non
     assert transcript.finished.output_tokens >= 1
 
 
+@pytest.mark.parametrize("asked", [ROOM, ROOM + 1, MAX32])
+def test_more_tokens_than_fit_end_where_the_model_does(served: Served, asked: int) -> None:
+    whole = Ask(prompt=PROMPT, max_new_tokens=ROOM)
+    request = whole.request()
+    request.stop.max_new_tokens = asked
+    transcript = served.caller.generate(request).result()
+    assert transcript.accepted.max_new_tokens == ROOM
+    assert transcript.tokens == whole.expected().tokens
+    ended = pb.FINISH_REASON_LENGTH if asked == ROOM else pb.FINISH_REASON_CONTEXT_FULL
+    assert transcript.finished.reason == ended
+
+
 def test_a_prompt_is_required_and_may_not_fill_everything(served: Served) -> None:
     request = _base()
     request.ClearField("prompt")
@@ -146,7 +158,7 @@ def test_an_unknown_model_is_not_found(served: Served) -> None:
 UNKNOWN = b"\xc0\x3e\x01"
 
 
-@pytest.mark.parametrize("part", ["", "sampling", "stop", "output", "token_ids"])
+@pytest.mark.parametrize("part", ["", "sampling", "stop", "output", "token_ids", "cache"])
 def test_unknown_fields_are_refused_at_every_level(served: Served, part: str) -> None:
     request = _base()
     target = getattr(request, part) if part else request
