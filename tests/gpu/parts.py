@@ -21,11 +21,15 @@ class Part:
 FILES: dict[str, tuple[str, ...]] = {
     "host": ("wire", "memory", "checkpoint", "test_config.py", "test_failures.py", "test_link.py", "test_slots.py"),
     "forward": ("attention/test_forward.py",),
-    # After forward, whose kernels it uses again from the compiler's cache.
-    "attention": ("attention/test_block_mask.py", "attention/test_paged.py", "attention/test_views.py"),
+    # These after forward, whose kernels they use again from the compiler's cache.
+    "attention": (
+        *("attention/test_block_mask.py", "attention/test_page_contents.py", "attention/test_paged.py"),
+        "attention/test_views.py",
+    ),
+    "pages": ("test_page_orders.py", "test_prefix_hits.py", "test_sliding.py"),
     "examination": ("examination",),
     "sampling": ("sampling",),
-    "runner": ("test_bundled_model.py", "test_runner.py", "test_startup.py"),
+    "runner": ("test_bundled_model.py", "test_runner.py", "test_startup.py", "test_windows.py"),
 }
 # Parts with more kernels than may compile within the limit run in several: those of these families, and the rest.
 SELECTIONS: dict[str, tuple[str, ...]] = {"forward": ("llama or mistral", "gemma2 or gpt_oss")}

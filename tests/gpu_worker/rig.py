@@ -121,7 +121,7 @@ class Rig:
         self.eager = eager_model(config_of(spec), seed=7).to(device=device, dtype=spec.dtype)
         served = copy.deepcopy(self.eager)
         served.set_attn_implementation(ATTENTION_NAME)
-        served = prepare(served, device=device, dtype=spec.dtype)
+        self.served = served = prepare(served, device=device, dtype=spec.dtype)
         # Shapes alone are read, and grouped experts have no other dtype without data.
         layers = examine(twin_of(config_of(spec), dtype=torch.bfloat16))
         layers = layers if spec.bound is None else layers.bounded(*spec.bound)

@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -15,8 +16,10 @@ from gpu_worker.config import WorkerSettings
 from gpu_worker.geometry import Geometry, align_up
 from gpu_worker.memory.sizing import DoesNotFit
 from gpu_worker.startup import choose_device, set_threads, start
-from gpu_worker.warm_up import full_plan
+from gpu_worker.timings import Timings, take_timings
+from gpu_worker.warm_up import full_plan, full_prompts_plan
 from tests.gpu_worker.rig import Rig, RigSpec
+from tests.gpu_worker.rig_specs import SPECS
 from tests.gpu_worker.saved_model import save_model
 
 MIB = 1 << 20
@@ -164,6 +167,75 @@ def test_the_largest_step_uses_the_budget(max_rows: int, max_length: int, token_
     assert told == min(plan.chunk_counts[0] - 1, geometry.logit_rows - max_rows)
     # Nothing more fits: every row is full, or another tile is too much.
     assert geometry.token_budget - cost < 64 or plan.decode_rows.size == 0
+
+
+def test_join_says_what_was_set_and_measured(tmp_path: Path, device: torch.device) -> None:
+    """A whole start, with the kernels of a rig, which are compiled already."""
+    spec = next(spec for spec in SPECS if spec.family == "llama" and spec.bound)
+    window, sinks = spec.bound
+    heads = {"num_attention_heads": 2 * spec.group, "num_key_value_heads": 2, "head_dim": spec.head_dim}
+    saved = save_model(tmp_path, hidden_size=48, **heads)
+    settings = WorkerSettings(
+        model=str(saved),
+        device=str(device),
+        dtype="float32",
+        page_size=spec.page_size,
+        num_pages=40,
+        max_rows=spec.max_rows,
+        max_length=128,
+        token_budget=384,
+        window=window,
+        window_sinks=sinks,
+        # A page takes K and V of one layer, two heads of 64, four bytes: 16 KiB.
+        host_pool_bytes="80KiB",
+    )
+    worker = start(settings)
+    join = worker.join
+    assert (join.protocol, join.window, join.sink_tokens, join.host_pages) == (3, window, sinks, 5)
+    assert 0 < join.page_copy_us < 1e6
+    assert 0 < join.token_us < 1e6
+    # Another window, another text: such a worker cannot go on with this one's requests.
+    files, geometry, timings = startup.read_files(saved), worker.runner.geometry, Timings(token_us=1, page_copy_us=1)
+    others = [
+        startup.introduce(settings.model_copy(update=update), files, geometry, timings, device, torch.float32)
+        for update in ({}, {"window": None, "window_sinks": 0}, {"window_sinks": 0}, {"window": 71, "window_sinks": 7})
+    ]
+    assert len({other.identity for other in others}) == len(others)
+    assert join.identity == others[0].identity
+    # What was measured left no trace.
+    cache = worker.runner.on_device.cache
+    assert not any(pool.any() for pool in (*cache.keys, *cache.values))
+
+
+def test_without_host_memory_no_page_is_timed(
+    rig_of: Callable[[RigSpec], Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = rig_of(RigSpec(page_size=64, group=2, head_dim=64)).runner
+    monkeypatch.setattr(runner, "geometry", replace(runner.geometry, host_pages=0))
+    timings = take_timings(runner)
+    assert (timings.token_us > 0, timings.page_copy_us) == (True, 0)
+
+
+@pytest.mark.parametrize(("max_rows", "max_length", "token_budget"), [(1, 64, 65), (3, 80, 384), (256, 4096, 4096)])
+def test_prompts_alone_fill_a_step(max_rows: int, max_length: int, token_budget: int) -> None:
+    geometry = Geometry(
+        page_size=16,
+        num_pages=9,
+        max_rows=max_rows,
+        max_length=max_length,
+        token_budget=token_budget,
+        chunk_align=64,
+        vocab_size=9,
+    )
+    plan = full_prompts_plan(geometry)
+    cost = int(align_up(plan.chunk_counts, 64).sum())
+    assert cost <= token_budget
+    assert token_budget - cost < 64 or plan.chunk_rows.size == max_rows
+    assert plan.decode_rows.size == 0
+    assert plan.started is not None
+    for pages, tokens in zip(plan.started.pages, plan.started.tokens, strict=True):
+        assert pages.size == align_up(tokens.size, 16) // 16
+        assert 1 <= pages.min() <= pages.max() < 9
 
 
 def test_the_largest_step_runs_and_is_forgotten(rig_of: Callable[[RigSpec], Rig]) -> None:

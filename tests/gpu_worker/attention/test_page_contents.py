@@ -1,0 +1,106 @@
+"""Contents of pages on their way, in every layer: copied to other pages, to host memory and back."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from gpu_worker.attention import host_pages
+from gpu_worker.attention.host_pages import HostPages
+from gpu_worker.attention.kv_cache import KvCache
+from gpu_worker.attention.layers import AttentionKind, AttentionLayer, LayerMap, Visibility
+
+NUM_PAGES, PAGE_SIZE = 12, 16
+KIND = AttentionKind(num_heads=2, num_kv_heads=1, key_dim=16, value_dim=16, scale=1.0)
+# Heads of other sizes, padding, and a pool that is longer by the sinks' page.
+LAYERS = LayerMap(
+    layers=tuple(
+        AttentionLayer(name=str(i), kind=kind)
+        for i, kind in enumerate(
+            [
+                KIND,
+                replace(KIND, num_heads=6, num_kv_heads=3, key_dim=24, value_dim=8),
+                replace(KIND, visibility=Visibility(window=5, has_sinks=True)),
+            ]
+        )
+    )
+)
+
+
+@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=str)
+def cache(request: pytest.FixtureRequest, device: torch.device) -> KvCache:
+    """Every number another one, as far as the dtype tells them apart."""
+    made = KvCache(LAYERS, num_pages=NUM_PAGES, page_size=PAGE_SIZE, dtype=request.param, device=device)
+    draw = torch.Generator().manual_seed(1)
+    for pool in pools(made):
+        pool.copy_(torch.randn(pool.shape, generator=draw))
+    return made
+
+
+def pools(cache: KvCache) -> list[Tensor]:
+    return [*cache.keys, *cache.values]
+
+
+def page(pool: Tensor, number: int, count: int = PAGE_SIZE) -> Tensor:
+    return pool[:, number * PAGE_SIZE : number * PAGE_SIZE + count]
+
+
+def on(cache: KvCache, values: list[int]) -> Tensor:
+    return torch.tensor(values, device=cache.keys[0].device)
+
+
+def test_copies_take_the_first_tokens_and_clear_the_rest(cache: KvCache) -> None:
+    """One source may go to several; pages that no copy names stay; what a target held, NaN or not, is gone."""
+    before = [pool.clone() for pool in pools(cache)]
+    copies = [(3, 5, 1), (3, 11, PAGE_SIZE - 1), (2, 1, PAGE_SIZE), (4, 8, 7)]
+    targets = [target for _, target, _ in copies]
+    for pool in pools(cache):
+        for target in targets:
+            page(pool, target).fill_(torch.nan)
+    cache.copy_pages(*(on(cache, list(column)) for column in zip(*copies, strict=True)))
+    for pool, old in zip(pools(cache), before, strict=True):
+        for source, target, count in copies:
+            assert torch.equal(page(pool, target, count), page(old, source, count))
+            assert not page(pool, target)[:, count:].any()
+        others = [number for number in range(pool.shape[1] // PAGE_SIZE) if number not in targets]
+        assert all(torch.equal(page(pool, number), page(old, number)) for number in others)
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 100])
+def test_saved_pages_come_back_anywhere_bit_by_bit(
+    cache: KvCache, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many pass at once, in runs of slots or scattered, NaN included."""
+    page_bytes = cache.page_elements * cache.keys[0].element_size()
+    monkeypatch.setattr(host_pages, "_PASSAGE_BYTES", at_once * page_bytes)
+    host = HostPages(cache, 9)
+    cache.keys[1][:, 2 * PAGE_SIZE] = torch.nan
+    before = [pool.clone() for pool in pools(cache)]
+    saved, slots = [7, 2, 11, 1, 4], np.array([3, 4, 5, 8, 0], np.int32)
+    host.save(on(cache, saved), slots)
+    for pool in pools(cache):
+        pool.zero_()
+    # Each to another page than it came from, the slots in another order.
+    order, loaded = [3, 0, 4, 2, 1], [9, 10, 2, 1, 7]
+    host.load(on(cache, loaded), slots[order])
+    for pool, old in zip(pools(cache), before, strict=True):
+        for target, source in zip(loaded, (saved[i] for i in order), strict=True):
+            assert torch.equal(page(pool, target).view(torch.uint8), page(old, source).view(torch.uint8))
+        others = [number for number in range(pool.shape[1] // PAGE_SIZE) if number not in loaded]
+        assert not any(page(pool, number).any() for number in others)
+
+
+def test_a_host_page_may_be_saved_over(cache: KvCache) -> None:
+    host = HostPages(cache, 2)
+    for number in (3, 4):
+        host.save(on(cache, [number]), np.array([1], np.int32))
+    host.load(on(cache, [5, 6]), np.array([1, 0], np.int32))
+    for pool in pools(cache):
+        assert torch.equal(page(pool, 5), page(pool, 4))
+        assert not page(pool, 6).any()
+
+
+def test_without_host_memory_there_is_none(cache: KvCache) -> None:
+    assert HostPages(cache, 0).pages.nbytes == 0

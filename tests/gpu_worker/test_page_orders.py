@@ -1,0 +1,209 @@
+"""Page orders of plans on the runner: forks, pages that go to host memory and come back, their order within a plan."""
+
+from collections.abc import Callable
+from itertools import chain
+
+import pytest
+import torch
+from tandem.internal.v1 import worker_pb2 as pb
+from torch import Tensor
+
+from tests.gpu_worker.plans import Moves, TinyCore
+from tests.gpu_worker.rig import Recording, Rig, RigSpec
+from tests.gpu_worker.rig_specs import SPECS
+
+# Pages of 16 and 64, groups of 1, 2, 3 and 7 query heads, layers that slide, padded heads, sinks, leading positions.
+CHOSEN = [spec for spec in SPECS if spec.dtype == torch.float32 and spec.page_size < 128 and spec.head_dim < 256]
+
+
+@pytest.fixture(params=CHOSEN, ids=str)
+def rig(request: pytest.FixtureRequest, rig_of: Callable[[RigSpec], Rig]) -> Rig:
+    return rig_of(request.param)
+
+
+@pytest.fixture
+def plain_rig(rig_of: Callable[[RigSpec], Rig]) -> Rig:
+    return rig_of(SPECS[0])
+
+
+def pools(rig: Rig) -> list[Tensor]:
+    return [*rig.runner.on_device.cache.keys, *rig.runner.on_device.cache.values]
+
+
+def content(rig: Rig, page: int) -> list[Tensor]:
+    start = page * rig.geometry.page_size
+    return [pool[:, start : start + rig.geometry.page_size].clone() for pool in pools(rig)]
+
+
+def spoil(rig: Rig, page: int) -> None:
+    """NaN in a page, in all layers."""
+    start = page * rig.geometry.page_size
+    for pool in pools(rig):
+        pool[:, start : start + rig.geometry.page_size] = torch.nan
+
+
+def same(one: list[Tensor], other: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_a_fork_in_the_middle_of_a_page(rig: Rig) -> None:
+    """Row 2 goes its own way after 1 to page_size tokens of row 1's second page, whose later tokens it never sees."""
+    page_size = rig.geometry.page_size
+    for count in (1, page_size // 2, page_size - 1, page_size):
+        core, recording = rig.core(), Recording()
+        tokens = rig.prompt(2 * page_size + 3, seed=count)
+        first = core.add(1, tokens)
+        rig.step(core, chunks={1: len(tokens)})
+        known = page_size + count
+        fork = core.add(2, [*tokens[:known], (tokens[known] + 1) % 131], shared=first.pages[:1], position=known)
+        target = fork.pages[1]
+        spoil(rig, target)
+        moves = Moves(copies=[(first.pages[1], target, count)])
+        rig.step(core, recording, decode=[2, 1], moves=moves)
+        for _ in range(3):
+            rig.step(core, recording, decode=[1, 2])
+        rig.check(core, recording)
+
+
+def test_several_forks_of_a_prompt_that_is_still_being_computed(rig: Rig) -> None:
+    """num_samples: the prompt's last page is copied in the plan after the one that fills it; one plan, two copies."""
+    page_size = rig.geometry.page_size
+    length = page_size + page_size // 2
+    core, recording = rig.core(), Recording()
+    tokens = rig.prompt(length, seed=3)
+    first = core.add(1, tokens)
+    rig.runner.submit(core.plan(chunks={1: length}))
+    copies = []
+    for row, extra in ((2, 5), (3, 9)):
+        fork = core.add(row, [*tokens, extra], shared=first.pages[:1], position=length)
+        copies.append((first.pages[1], fork.pages[1], length - page_size))
+        spoil(rig, fork.pages[1])
+    core.sampled = [1]
+    core.learn(rig.runner.collect().tokens)
+    rig.step(core, recording, decode=[3, 1, 2], moves=Moves(copies=copies))
+    rig.step(core, recording, decode=[1, 2, 3])
+    rig.check(core, recording)
+
+
+def test_a_sequence_waits_in_host_memory_and_goes_on_elsewhere(rig: Rig) -> None:
+    """Its pages go to others in the plan that saves them; later it runs in another row, on other pages, as if never
+    interrupted."""
+    page_size = rig.geometry.page_size
+    length = 2 * page_size + 5
+    core, recording = rig.core(), Recording()
+    first = core.add(1, rig.prompt(length, seed=7))
+    rig.step(core, recording, chunks={1: length})
+    rig.step(core, recording, decode=[1])
+    slots = [8, 0, 1]
+    saved, contents = list(first.pages), [content(rig, page) for page in first.pages]
+    core.free_pages = [*reversed(first.pages), *core.free_pages]
+    other = core.add(2, rig.prompt(length + 9, seed=8))
+    assert set(other.pages) == set(saved)
+    # All of it is zeroed for its next owner, which writes there in this step.
+    moves = Moves(saves=list(zip(saved, slots, strict=True)), zero=saved)
+    rig.step(core, recording, chunks={2: length + 9}, moves=moves)
+    rig.check(core, recording)
+    resumed = core.add(3, first.tokens, position=len(first.tokens) - 1)
+    for page in resumed.pages:
+        spoil(rig, page)
+    recording = Recording()
+    loads = list(zip(resumed.pages, slots, strict=True))
+    rig.step(core, recording, decode=[2, 3], moves=Moves(loads=loads))
+    for page, expected in zip(resumed.pages[:2], contents, strict=False):
+        assert same(content(rig, page), expected)
+    for _ in range(2):
+        rig.step(core, recording, decode=[3, 2])
+    rig.check(core, recording)
+
+
+def test_a_part_of_the_pages_comes_back_and_the_rest_is_computed(rig: Rig) -> None:
+    page_size = rig.geometry.page_size
+    length = 3 * page_size + 2
+    core = rig.core()
+    first = core.add(1, rig.prompt(length, seed=17))
+    rig.step(core, chunks={1: length})
+    rig.step(core, decode=[1], moves=Moves(saves=[(first.pages[1], 5), (first.pages[0], 6)]))
+    recording = Recording()
+    again = core.add(2, first.tokens, position=2 * page_size)
+    loads = [(again.pages[0], 6), (again.pages[1], 5)]
+    for page in again.pages:
+        spoil(rig, page)
+    # All are zeroed, since their last owner was not finite; loads come after.
+    moves = Moves(loads=loads, zero=again.pages)
+    rig.step(core, recording, chunks={2: len(first.tokens) - 2 * page_size}, moves=moves)
+    rig.check(core, recording)
+
+
+def order_all(rig: Rig, core: TinyCore, moves: Moves) -> None:
+    outcome = rig.submit(core.plan(moves=moves))
+    assert outcome.status == pb.STEP_STATUS_OK, outcome.detail
+
+
+def test_one_plan_saves_zeroes_copies_and_loads_in_this_order(plain_rig: Rig) -> None:
+    """A plan may do nothing else. Page 4 is saved, zeroed, and takes what page 5 was; page 5 is saved and copied to."""
+    rig, core = plain_rig, plain_rig.core()
+    draw = torch.Generator().manual_seed(2)
+    for pool in pools(rig):
+        pool[:] = torch.randn(pool.shape, generator=draw)
+    four, five, six = (content(rig, page) for page in (4, 5, 6))
+    order_all(rig, core, Moves(saves=[(5, 3)]))
+    moves = Moves(saves=[(4, 0), (5, 2)], zero=[4, 5, 7], copies=[(6, 5, 16), (6, 7, 2)], loads=[(4, 3), (8, 0)])
+    order_all(rig, core, moves)
+    assert same(content(rig, 4), five)
+    assert same(content(rig, 8), four)
+    assert same(content(rig, 5), six)
+    assert all(not part[:, 2:].any() for part in content(rig, 7))
+    order_all(rig, core, Moves(loads=[(9, 2), (10, 0)]))
+    assert same(content(rig, 9), five)
+    assert same(content(rig, 10), four)
+    # Saved in this plan, loaded in this plan.
+    order_all(rig, core, Moves(saves=[(6, 0)], loads=[(3, 0)]))
+    assert same(content(rig, 3), six)
+    for pool in pools(rig):
+        pool.zero_()
+
+
+def test_orders_before_a_step_in_flight_is_collected(plain_rig: Rig) -> None:
+    """Saved while its last step is not collected, the page reused and loaded again: the stream keeps the order."""
+    rig, core = plain_rig, plain_rig.core()
+    prompt = rig.prompt(20, seed=3)
+    first = core.add(1, prompt)
+    rig.runner.submit(core.plan(chunks={1: 20}))
+    core.sampled = [1]
+    saved = list(first.pages)
+    core.free_pages = [*saved, *core.free_pages]
+    core.add(2, rig.prompt(30, seed=4))
+    rig.runner.submit(core.plan(chunks={2: 30}, moves=Moves(saves=[(saved[0], 1), (saved[1], 2)])))
+    core.learn(rig.runner.collect().tokens, sampled=[1])
+    core.learn(rig.runner.collect().tokens, sampled=[2])
+    again = core.add(3, first.tokens, position=20)
+    recording = Recording()
+    rig.step(core, recording, decode=[2, 3], moves=Moves(loads=[(again.pages[0], 1), (again.pages[1], 2)]))
+    rig.check(core, recording)
+
+
+def test_what_was_never_saved_is_not_loaded(plain_rig: Rig) -> None:
+    rig = plain_rig
+    rig.runner.join(rig.core().generation)
+    core = rig.core()
+    order_all(rig, core, Moves(saves=[(1, 0)], loads=[(2, 0)]))
+    # A lane that was reset still has what it saved.
+    core = rig.core()
+    order_all(rig, core, Moves(loads=[(2, 0)]))
+    outcome = rig.submit(core.plan(moves=Moves(loads=[(2, 4)])))
+    assert outcome.status == pb.STEP_STATUS_FAILED
+    assert outcome.detail == "loads.slots holds 4, which nothing was saved to"
+    # A scheduler that takes the worker anew has nothing there.
+    core = rig.core()
+    rig.runner.join(core.generation)
+    outcome = rig.submit(core.plan(moves=Moves(loads=[(2, 0)])))
+    assert "loads.slots holds 0, which nothing was saved to" in outcome.detail
+
+
+def test_a_step_tells_how_long_its_orders_took(plain_rig: Rig) -> None:
+    core = plain_rig.core()
+    pages = list(range(1, 10))
+    outcome = plain_rig.submit(core.plan(moves=Moves(saves=list(zip(pages, range(9), strict=True)))))
+    assert (outcome.status, outcome.tokens.size) == (pb.STEP_STATUS_OK, 0)
+    assert outcome.compute_us > 0
+    assert not list(chain(outcome.nonfinite, core.rows))

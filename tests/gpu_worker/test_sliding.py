@@ -1,0 +1,164 @@
+"""Rows whose pages behind the window are given to others while they run on: nothing reads such a page any more."""
+
+from collections.abc import Callable
+from itertools import count
+
+import numpy as np
+import pytest
+import torch
+from tandem.internal.v1 import worker_pb2 as pb
+
+from tests.gpu_worker.plans import Sequence_, TinyCore
+from tests.gpu_worker.rig import Recording, Rig, RigSpec
+from tests.gpu_worker.rig_specs import SPECS
+
+# Every layer slides: by itself, or by a setting that leaves the first positions in sight.
+SLIDING = [spec for spec in SPECS if spec.family == "mistral" or spec.bound]
+
+
+@pytest.fixture(params=SLIDING, ids=str)
+def rig(request: pytest.FixtureRequest, rig_of: Callable[[RigSpec], Rig]) -> Rig:
+    return rig_of(request.param)
+
+
+def reach(rig: Rig) -> tuple[int, int]:
+    """The window and the leading positions, from the spec alone."""
+    return rig.spec.bound or (rig.spec.window or 0, 0)
+
+
+def behind(rig: Rig, position: int) -> list[int]:
+    """Logical pages that no query at `position` or later sees anything of."""
+    window, leading = reach(rig)
+    page_size = rig.geometry.page_size
+    pages = range(-(-leading // page_size), rig.geometry.pages_per_row)
+    return [page for page in pages if (page + 1) * page_size <= position - window + 1]
+
+
+def spoil(rig: Rig, pages: list[int]) -> None:
+    for page in pages:
+        start = page * rig.geometry.page_size
+        for pool in (*rig.runner.on_device.cache.keys, *rig.runner.on_device.cache.values):
+            pool[:, start : start + rig.geometry.page_size] = torch.nan
+
+
+def forget(rig: Rig) -> None:
+    """What tests spoil in page 0 and others would stay for those that share the rig."""
+    rig.runner.join(rig.core().generation)
+
+
+def test_the_window_is_the_widest_of_all_layers(rig: Rig) -> None:
+    geometry = rig.runner.geometry
+    assert (geometry.window, geometry.sink_tokens) == reach(rig)
+
+
+def test_no_window_where_a_layer_sees_everything(rig_of: Callable[[RigSpec], Rig]) -> None:
+    for spec in (SPECS[0], next(spec for spec in SPECS if spec.family == "gemma2" and not spec.bound)):
+        geometry = rig_of(spec).runner.geometry
+        assert (geometry.window, geometry.sink_tokens) == (0, 0)
+
+
+def test_a_row_runs_on_while_others_have_its_first_pages(rig: Rig) -> None:
+    """Chunks, then decode steps to the longest sequence; before each step NaN stands wherever the row sees nothing of,
+    until another row writes there."""
+    page_size, length = rig.geometry.page_size, rig.geometry.max_length
+    core, recording = rig.core(), Recording()
+    first = core.add(1, rig.prompt(length - page_size - 1, seed=1))
+    given = 0
+    rows = count(2)
+
+    def give_away() -> list[int]:
+        """Rows that start on pages which row 1 just left behind."""
+        nonlocal given
+        free = [first.pages[col] for col in behind(rig, first.position)][given:]
+        given += len(free)
+        spoil(rig, free)
+        started = []
+        for page in free[: rig.geometry.max_rows - 1]:
+            core.free_pages.insert(0, page)
+            row = next(rows) % 2 + 2
+            core.add(row, rig.prompt(page_size, seed=page))
+            assert core.rows[row].pages == [page]
+            started.append(row)
+        return started
+
+    while (left := first.num_prompt - first.position) > 0:
+        size = min(page_size + 7, left)
+        others = give_away()
+        rig.step(core, recording, chunks={1: size, **dict.fromkeys(others, page_size)})
+    assert given
+    while len(first.tokens) < length:
+        others = give_away()
+        rig.step(core, recording, chunks=dict.fromkeys(others, page_size), decode=[1])
+    assert len(behind(rig, length - 1)) >= given > 1
+    rig.check(core, recording)
+    forget(rig)
+
+
+@pytest.mark.parametrize("as_decode_row", [True, False], ids=["decode", "chunk"])
+def test_a_row_starts_without_the_pages_behind_its_window(rig: Rig, as_decode_row: bool) -> None:
+    """Resumed on what is left of its pages: 0 stands for the others, and page 0 holds NaN like theirs."""
+    page_size = rig.geometry.page_size
+    length = rig.geometry.max_length - page_size // 2
+    core, recording = rig.core(), Recording()
+    first = core.add(1, rig.prompt(length, seed=2))
+    rig.step(core, chunks={1: length})
+    again = resumed(rig, core, first, length if as_decode_row else length - page_size - 3)
+    assert again.pages.count(0) == len(behind(rig, again.position)) > 0
+    spoil(rig, [0, *(first.pages[col] for col in behind(rig, again.position))])
+    if as_decode_row:
+        rig.step(core, recording, decode=[3])
+    else:
+        rig.step(core, recording, chunks={3: page_size})
+        rig.step(core, recording, chunks={3: len(again.tokens) - again.position})
+    for _ in range(3):
+        rig.step(core, recording, decode=[3])
+    rig.check(core, recording)
+    forget(rig)
+
+
+def resumed(rig: Rig, core: TinyCore, first: Sequence_, position: int) -> Sequence_:
+    """`first` in row 3, from `position` on, on its own pages but those behind the window."""
+    left = list(first.pages)
+    for col in behind(rig, position):
+        left[col] = 0
+    return core.add(3, first.tokens, shared=left, position=position)
+
+
+def test_a_page_that_is_missing_in_sight_is_refused(rig: Rig) -> None:
+    """One page too many behind the window, or a leading one."""
+    window, leading = reach(rig)
+    page_size = rig.geometry.page_size
+    length = rig.geometry.max_length - 2
+    hidden = behind(rig, length - 1)
+    for col in (0 if leading else hidden[-1] + 1, hidden[-1] + 1):
+        core = rig.core()
+        sequence = core.add(1, rig.prompt(length, seed=3), position=length - 1)
+        sequence.pages[col] = 0
+        outcome = rig.submit(core.plan(decode=[1]))
+        assert outcome.status == pb.STEP_STATUS_FAILED
+        expected = f"started.pages holds 0 for page {col} of row 1, which its position {length - 1} sees: the window "
+        assert outcome.detail == expected + f"is {window}, sink_tokens {leading}"
+    core = rig.core()
+    sequence = core.add(1, rig.prompt(length, seed=3), position=length - 1)
+    for col in hidden:
+        sequence.pages[col] = 0
+    assert np.count_nonzero(sequence.pages) * page_size >= window
+    assert rig.submit(core.plan(decode=[1])).status == pb.STEP_STATUS_OK
+
+
+def test_pages_are_shared_behind_and_before_the_window(rig: Rig) -> None:
+    """A hit of a long prefix, of which the window leaves little: the rest never comes."""
+    page_size = rig.geometry.page_size
+    tokens = rig.prompt(rig.geometry.max_length - 4, seed=4)
+    core, recording = rig.core(), Recording()
+    first = core.add(1, tokens)
+    rig.step(core, chunks={1: len(tokens)})
+    known = (len(tokens) - 1) // page_size * page_size
+    shared = [0 if col in behind(rig, known) else page for col, page in enumerate(first.pages[: known // page_size])]
+    assert 0 in shared
+    spoil(rig, [0, *(first.pages[col] for col in behind(rig, known))])
+    core.add(2, [*tokens[:known], *rig.prompt(2, seed=5)], shared=shared, position=known)
+    rig.step(core, recording, chunks={2: 2})
+    rig.step(core, recording, decode=[2, 1])
+    rig.check(core, recording)
+    forget(rig)
