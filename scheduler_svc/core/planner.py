@@ -38,7 +38,31 @@ def plan_step(
     `suspects` are handles of requests whose last step failed: when one's turn comes it runs alone and the others pause,
     until it has sampled. Where it does not fit yet, the others run on. `rivals` are the other lanes.
     """
-    draft = Draft(
+    draft = _draft(lane, book, frontend_idx, counters, now)
+    while True:
+        decode, is_starved = _decide(draft, suspects, rivals, policy)
+        lane.expected_share = next_share(lane.expected_share, has_preempted=draft.has_preempted)
+        if draft.chunks or len(decode):
+            plan = commit(draft, decode)
+            if lane.info.window:
+                _free_behind(lane)
+            return plan
+        # A preemption alone changes no table of the worker. Pages go to the best first and victims are the worst, so
+        # whoever got a page still decodes.
+        assert not draft.appends
+        if not is_starved or lane.in_flight:
+            for page_hash in draft.saved:
+                lane.host.forget(page_hash)  # no plan carries it there
+            return None
+        # Prompts under way, all of them, wait for pages of one another.
+        draft.preempt(max(lane.rows.requests_at(lane.rows.seated()), key=victim_key))
+        saves, saved = draft.saves, draft.saved
+        draft = _draft(lane, book, frontend_idx, counters, now)
+        draft.saves, draft.saved = saves, saved
+
+
+def _draft(lane: Lane, book: RequestBook, frontend_idx: Callable[[str], int], counters: Counters, now: float) -> Draft:
+    return Draft(
         lane=lane,
         book=book,
         frontend_idx=frontend_idx,
@@ -47,7 +71,13 @@ def plan_step(
         budget=lane.info.token_budget,
         room=_logit_room(lane, book),
     )
-    rows = lane.rows
+
+
+def _decide(
+    draft: Draft, suspects: Collection[int], rivals: Sequence[Lane], policy: Policy
+) -> tuple[npt.NDArray[np.int64], bool]:
+    """Who decodes in the step, and whether a prompt under way got no pages; the draft has the rest."""
+    rows = draft.lane.rows
     seated = rows.seated()
     solo = _solo_row(draft, seated, suspects) if suspects else 0
     if solo:
@@ -59,26 +89,14 @@ def plan_step(
         mask = rows.handle[seated] != 0
         seated, remaining = seated[mask], remaining[mask]
     draft.budget -= len(decode)
-    starved = _continue_chunks(draft, seated[remaining > 1])
+    is_starved = _continue_chunks(draft, seated[remaining > 1])
     if not draft.has_preempted and not solo:
         admit(draft, suspects, rivals, policy)
     if not policy.mixed_steps and not draft.starts and not draft.chunks:
         decode = _grow_decoding(draft, decoding)
     if draft.fresh:
         decode = np.concatenate([decode, np.array(draft.fresh, np.int64)])
-    lane.expected_share = next_share(lane.expected_share, has_preempted=draft.has_preempted)
-    if draft.chunks or len(decode):
-        plan = commit(draft, decode)
-        if lane.info.window:
-            _free_behind(lane)
-        return plan
-    # A preemption alone changes no table of the worker. Pages go to the best first and victims are the worst, so
-    # whoever got a page still decodes.
-    assert not draft.appends
-    if starved:
-        # Prompts under way, all of them, wait for pages of one another.
-        draft.preempt(max(rows.requests_at(rows.seated()), key=victim_key))
-    return None
+    return decode, is_starved
 
 
 def _free_behind(lane: Lane) -> None:
