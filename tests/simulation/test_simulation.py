@@ -1,19 +1,42 @@
-"""200,000 operations of fixed seeds; `python -m tests.simulation` goes on where they end."""
+"""200,000 operations of fixed seeds; `python -m tests.simulation 200 --seeds 800` goes on where they end."""
 
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 
 from tests.simulation.episode import Episode
 
-_SEEDS_EACH = 20
-# What the lives must have met, each of them often enough to be more than luck.
-_SEEN: Counter[str] = Counter()
+_FIRSTS = range(0, 200, 20)
+# What the lives must meet, or a proof of it would be empty. Few of a kind would be luck.
+_MUST_BE_SEEN = (
+    "page shared", "page shared in the step that writes it", "own page found again", "page copied", "page saved",
+    "page loaded", "host page used again", "page zeroed", "page flushed", "started behind a window",
+    "several lanes at work", "end with cached prompt", "end after a preemption",
+    "end after another worker took over", "end: eos", "end: stop token", "end: stop string", "end: length",
+    "end: context full", "end: time limit", "end: aborted", "end: deadline", "end: internal", "end: too large",
+    "end: shutdown", "reset: step failed", "reset: out of memory", "reset: out of sync", "reset: worker lost",
+    "reset: worker silent", "reset: wrong step", "reset: malformed result", "reset: skipped",
+)  # fmt: skip
+_FEW = 3
 
 
-@pytest.mark.parametrize("first", range(0, 200, _SEEDS_EACH))
-def test_random_lives(first: int) -> None:
-    for seed in range(first, first + _SEEDS_EACH):
+@pytest.fixture(scope="module")
+def seen() -> Iterator[dict[int, Counter[str]]]:
+    """What the lives of each test met, by its first seed."""
+    counted: dict[int, Counter[str]] = {}
+    yield counted
+    if set(counted) == set(_FIRSTS):
+        total = sum(counted.values(), Counter[str]())
+        rare = {what: total[what] for what in _MUST_BE_SEEN if total[what] < _FEW}
+        assert not rare, f"the lives hardly meet {rare}"
+
+
+@pytest.mark.parametrize("first", _FIRSTS)
+def test_random_lives(first: int, seen: dict[int, Counter[str]]) -> None:
+    counted = Counter[str]()
+    for seed in range(first, first + _FIRSTS.step):
         episode = Episode(seed)
         episode.run()
-        _SEEN.update(episode.seen)
+        counted += episode.seen
+    seen[first] = counted
