@@ -92,7 +92,7 @@ def _decide(
     is_starved = _continue_chunks(draft, seated[remaining > 1])
     if not draft.has_preempted and not solo:
         admit(draft, suspects, rivals, policy)
-    if not policy.mixed_steps and not draft.starts and not draft.chunks:
+    if not policy.mixed_steps and not draft.chunks and not draft.fresh:
         decode = _grow_decoding(draft, decoding)
     if draft.fresh:
         decode = np.concatenate([decode, np.array(draft.fresh, np.int64)])
