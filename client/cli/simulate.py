@@ -25,4 +25,5 @@ def simulate(context: typer.Context) -> None:
     while True:
         # The terminal's Ctrl-C reaches the simulator too; it says with which code it ends.
         with contextlib.suppress(KeyboardInterrupt):
-            raise typer.Exit(process.wait())
+            status = process.wait()
+            raise typer.Exit(status if status >= 0 else 128 - status)

@@ -22,10 +22,10 @@ def main(argv: Sequence[str]) -> int:
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             raise
-        print(f"{error.filename or 'simulate'}: {error.strerror or error}", file=sys.stderr)
+        print(f"error: {error.filename or 'simulate'}: {error.strerror or error}", file=sys.stderr)
         return _USAGE
     except ValueError as error:
-        print(error, file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return _USAGE
     except KeyboardInterrupt:
         return _INTERRUPTED

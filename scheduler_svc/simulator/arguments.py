@@ -166,6 +166,13 @@ def _add_output(add: Adder) -> None:
     add("--steps", type=Path, metavar="FILE", help="write a line per step, which tandem plot draws")
     add("--find-rate", action="store_true", help="find how many requests per second keep TTFT p99 under --ttft-p99")
     add("--ttft-p99", type=_number(1e-6, 1e6), metavar="SECONDS", help="the goal of --find-rate")
+    add(
+        "--precision",
+        type=_number(0.001, 1),
+        default=0.05,
+        metavar="SHARE",
+        help="how near the rate that holds is to one that fails (0.05)",
+    )
     add("--probes", type=_whole(1, 100), default=16, metavar="N", help="simulations at most (16)")
     add(
         "--write-trace",

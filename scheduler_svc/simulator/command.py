@@ -100,7 +100,8 @@ def _search(args: argparse.Namespace, setup: Setup, workload: Workload) -> None:
         return made
 
     with phase("searched"):
-        found, probes = find_rate(probe, start=args.rate or workload.own_rate, most_probes=args.probes)
+        start = args.rate or workload.own_rate
+        found, probes = find_rate(probe, start=start, most_probes=args.probes, precision=args.precision)
     if args.json:
         tried = [
             {"rate": each.rate, "holds": each.holds, "ttft_p99": each.ttft_p99 if each.is_whole else None}

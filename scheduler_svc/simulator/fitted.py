@@ -41,10 +41,14 @@ class RecordedSteps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedCost:
-    """`coefficients` are milliseconds per term; the rest says how well they do on what they were fitted to."""
+    """`coefficients` are milliseconds per term; from `steps` on: how well they do on what they were fitted to.
+
+    Page copies were not recorded: to and from host memory one costs `copy_us`, on the device nothing.
+    """
 
     coefficients: tuple[float, float, float, float]
     page_size: int
+    copy_us: float
     steps: int
     left_out: int
     r_squared: float
@@ -67,16 +71,16 @@ class FittedCost:
         )
 
     def seconds(self, step: StepShape) -> float:
-        """Of one step; copies of pages were not recorded and cost nothing."""
+        """Of one step."""
         fixed, per_prompt_token, per_row, per_page = self.coefficients
         pages = int((-(-step.contexts // self.page_size)).sum()) if per_page else 0
         prompt_tokens = int(step.chunk_counts.sum())
         ms = fixed + per_prompt_token * prompt_tokens + per_row * len(step.contexts) + per_page * pages
-        return 1e-3 * max(ms, _TINY)
+        return 1e-3 * max(ms, _TINY) + 1e-6 * self.copy_us * step.host_pages_moved
 
     def page_copy_us(self) -> float:
-        """Unknown from such a file: 0, which the core takes for no host memory."""
-        return 0.0
+        """As it was told."""
+        return self.copy_us
 
     def token_us(self) -> float:
         """Of a prompt."""
@@ -116,7 +120,7 @@ def _number(path: Path, line: int, row: dict[str, str], name: str) -> float:
     return value
 
 
-def fit(recorded: RecordedSteps, page_size: int) -> FittedCost:
+def fit(recorded: RecordedSteps, *, page_size: int, copy_us: float) -> FittedCost:
     """Least squares of relative errors, twice: the second time without the outliers of the first."""
     features, ms = recorded.features, recorded.ms
     coefficients = _coefficients(features, ms)
@@ -129,6 +133,7 @@ def fit(recorded: RecordedSteps, page_size: int) -> FittedCost:
     return FittedCost(
         coefficients=(fixed, prompt_token, row, page),
         page_size=page_size,
+        copy_us=copy_us,
         steps=int(kept.sum()),
         left_out=int((~kept).sum()),
         r_squared=1 - float((off**2).sum()) / spread if spread > 0 else 1.0,

@@ -27,16 +27,21 @@ class Histogram:
         """Takes float64[n] in."""
         if not len(seconds):
             return
-        logs = np.log(np.clip(seconds, _LEAST, _MOST) / _LEAST)
-        self._counts += np.bincount((logs / _GROWTH).astype(np.int64) + 1, minlength=_NUM)
+        least, most = float(seconds.min()), float(seconds.max())
+        bucket = _bucket(most)
+        if _bucket(least) == bucket:
+            # As a rule: who decodes in two steps running waited from one to the other.
+            self._counts[bucket] += len(seconds)
+        else:
+            logs = np.log(np.clip(seconds, _LEAST, _MOST) / _LEAST)
+            self._counts += np.bincount((logs / _GROWTH).astype(np.int64) + 1, minlength=_NUM)
         self.count += len(seconds)
         self.total += float(seconds.sum())
-        self.largest = max(self.largest, float(seconds.max()))
+        self.largest = max(self.largest, most)
 
     def add_one(self, seconds: float) -> None:
         """Takes one in."""
-        bounded = min(max(seconds, _LEAST), _MOST)
-        self._counts[int(math.log(bounded / _LEAST) / _GROWTH) + 1] += 1
+        self._counts[_bucket(seconds)] += 1
         self.count += 1
         self.total += seconds
         self.largest = max(self.largest, seconds)
@@ -53,3 +58,7 @@ class Histogram:
         rank = max(1, math.ceil(self.count * percent / 100))
         bucket = int(np.searchsorted(np.cumsum(self._counts), rank))
         return min(self.largest, _LEAST * math.exp((bucket - 0.5) * _GROWTH))
+
+
+def _bucket(seconds: float) -> int:
+    return int(math.log(min(max(seconds, _LEAST), _MOST) / _LEAST) / _GROWTH) + 1

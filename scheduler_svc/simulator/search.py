@@ -40,7 +40,7 @@ class Found:
 
 
 def find_rate(
-    probe: Callable[[float], Probe], *, start: float, most_probes: int, precision: float = 0.02
+    probe: Callable[[float], Probe], *, start: float, most_probes: int, precision: float
 ) -> tuple[Found, list[Probe]]:
     """Doubles or halves from `start` until one rate holds and one does not, then halves the gap, on a log scale."""
     best, failing = 0.0, math.inf

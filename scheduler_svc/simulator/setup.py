@@ -69,7 +69,7 @@ def setup_of(args: argparse.Namespace) -> Setup:
         bandwidth_efficiency=args.bandwidth_efficiency,
         overhead_seconds=args.overhead_us * 1e-6,
     )
-    fitted, recorded_pages = _fitted(args)
+    fitted, recorded_pages = _fitted(args, roofline)
     num_pages = args.num_pages or recorded_pages or _pages(roofline)
     cost = fitted or roofline
     max_length = args.max_length or model.max_length
@@ -104,12 +104,12 @@ def setup_of(args: argparse.Namespace) -> Setup:
     )
 
 
-def _fitted(args: argparse.Namespace) -> tuple[FittedCost | None, int]:
+def _fitted(args: argparse.Namespace, roofline: Roofline) -> tuple[FittedCost | None, int]:
     """The fit and the pages of the pool that it was recorded with, the reserved one included."""
     if args.fit is None:
         return None, 0
     recorded = read_steps(args.fit)
-    return fit(recorded, args.page_size), recorded.pages_total + 1
+    return fit(recorded, page_size=args.page_size, copy_us=roofline.page_copy_us()), recorded.pages_total + 1
 
 
 def _pages(roofline: Roofline) -> int:
