@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     except (SettingsError, UnknownName) as error:
         return _fail(str(error), 2)
     picture: Path | None = args.png
-    if picture is not None and (problem := _cannot_draw()):
+    if picture is not None and (problem := _cannot_draw(picture)):
         return _fail(problem, 1)
     names = list(LAYOUTS) if args.memory == "all" else [str(args.memory)]
     workload = draw(settings)
@@ -139,8 +139,10 @@ def _print_json(settings: Settings, geometry: Geometry, runs: list[Run], compari
     print(json.dumps(of | asdict(comparison)))
 
 
-def _cannot_draw() -> str | None:
+def _cannot_draw(picture: Path) -> str | None:
     """Asked before the work, which may be long."""
+    if not picture.parent.is_dir():
+        return f"--png {picture}: there is no folder {picture.parent}"
     try:
         from scheduler_svc.simulator.lab import chart
     except ModuleNotFoundError as error:
