@@ -147,7 +147,8 @@ def _audit_names(lane: Lane, row: int, request: Request) -> None:
             assert pool.name(page) == request.page_hashes[page_idx], f"row {row}: page {page} has another past"
     assert held_from <= max(lane.sink_pages, lane.first_seen_page(planned)), f"row {row} freed what it will read"
     assert int(rows.sealed[row]) == int(rows.proven[row]) // page_size
-    sealed = [page for i, page in enumerate(rows.pages[row][: int(rows.sealed[row])]) if i >= held_from]
+    first = max(held_from, -(-int(rows.read_from[row]) // page_size))
+    sealed = rows.pages[row][first : int(rows.sealed[row])]
     assert not any(pool.suspect[page] for page in sealed), f"row {row}: a page that was read is suspect"
 
 

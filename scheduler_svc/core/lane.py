@@ -110,10 +110,11 @@ class Lane:
         planned = int(rows.planned[row])
         request.computed = max(request.computed, int(rows.confirmed[row]))
         held = self.held_pages(row)
-        if held and planned and rows.proven[row] == planned == rows.confirmed[row]:
+        last = (planned - 1) // self.info.page_size
+        is_read = rows.proven[row] == planned == rows.confirmed[row] and last * self.info.page_size >= rows.read_from[row]
+        if held and planned and is_read:
             # All that was ever written there, a finite sample has read; full pages were sealed as they filled.
-            last = rows.pages[row][(planned - 1) // self.info.page_size]
-            self.pool.suspect[last] = 0
+            self.pool.suspect[rows.pages[row][last]] = 0
         rows.unseat(row)
         self.pool.release(held)
         request.worker = ""

@@ -145,12 +145,15 @@ def _seal(lane: Lane, row: int) -> None:
     request = rows.request_at(row)
     table, hashes = rows.pages[row], request.page_hashes
     first, full = int(rows.sealed[row]), int(rows.proven[row]) // page_size
+    if rows.sealing_at[row] == 1 and lane.info.window:
+        rows.read_from[row] = max(0, int(rows.proven[row]) - lane.info.window)
+    read_from = int(rows.read_from[row])
     held_from = int(rows.held_from[row])
     is_named = bool(request.prefix_root) and request.cache_write
     for page_idx in range(first, full):
         is_held = page_idx >= held_from or page_idx < lane.sink_pages
         page = table[page_idx]
-        if is_held:
+        if is_held and page_idx * page_size >= read_from:
             pool.suspect[page] = 0
         if not is_named or (page_idx < len(hashes) and (not is_held or pool.page_named(hashes[page_idx]))):
             continue

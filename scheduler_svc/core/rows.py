@@ -9,7 +9,8 @@ Counters per row (positions and tokens are counted from the start of the sequenc
 `known` token ids held by the core, `planned` positions in sent plans, `confirmed` positions in received results,
 `samples` tokens that plans in flight will bring, `proven` positions whose keys and values are finite, because a later
 finite sample read them. A row has work while planned < min(known + samples, last). `sealed` full pages are proven; the
-row's next is when `proven` reaches `sealing_at`.
+row's next is when `proven` reaches `sealing_at`. With a window a finite sample has not read all that was computed in
+its step: positions from `read_from` on are proven, those before it nobody knows.
 
 With a window the row no longer holds the pages that nothing of it reads: those from the lane's sink pages on and before
 `held_from`. Its page list still names them, as the worker's table does.
@@ -73,6 +74,7 @@ class Rows:
         self.plans = np.zeros(n, np.int32)
         self.sealed = np.zeros(n, np.int32)
         self.sealing_at = np.zeros(n, np.int32)
+        self.read_from = np.zeros(n, np.int32)
         self.num_pages = np.zeros(n, np.int32)
         self.held_from = np.zeros(n, np.int32)
         self.last = np.zeros(n, np.int32)
@@ -133,6 +135,7 @@ class Rows:
         self.samples[row] = self.plans[row] = self.proven[row] = self.sealed[row] = 0
         self.confirmed[row] = first_position
         self.sealing_at[row] = 1
+        self.read_from[row] = 0
         self.num_pages[row] = len(pages)
         self.held_from[row] = held_from
         self.last[row] = request.last_position
