@@ -60,14 +60,15 @@ class FrontendProcess:
 
     def _read(self, child: subprocess.Popen[str]) -> None:
         assert child.stdout is not None
-        for line in child.stdout:
-            if not line.startswith(_READY):
-                print(line, end="", flush=True)
-                continue
-            self.listen = line.removeprefix(_READY).strip()
-            self._was_ready = self.is_listening = True
-            self._backoff_seconds = _FIRST_BACKOFF_SECONDS
-            self._on_ready()
+        with child.stdout as lines:
+            for line in lines:
+                if not line.startswith(_READY):
+                    print(line, end="", flush=True)
+                    continue
+                self.listen = line.removeprefix(_READY).strip()
+                self._was_ready = self.is_listening = True
+                self._backoff_seconds = _FIRST_BACKOFF_SECONDS
+                self._on_ready()
 
     def is_pid(self, pid: str) -> bool:
         """Whether it runs under this process id."""

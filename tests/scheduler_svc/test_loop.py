@@ -1,5 +1,6 @@
 """The loop on real sockets: what comes in one turn, what comes at the end, what hostile peers send."""
 
+import logging
 import socket
 import threading
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 import zmq
 from tandem.internal.v1 import frontend_pb2, worker_pb2
+from tandem.v1 import control_pb2
 
 from scheduler_svc.core.scheduler import CoreConfig, Scheduler
 from scheduler_svc.links import RouterLink
@@ -224,6 +226,43 @@ def test_a_larger_worker_is_told_to_front_ends_an_equal_one_is_not(bench: Bench)
     worker.send(joining(max_rows=4))
     assert worker.heard().HasField("joined")
     assert frontend.told().model_state.info.max_rows == 4
+
+
+def load_of(frontend: Peer, query: int) -> control_pb2.GetLoadResponse:
+    frontend.send(frontend_pb2.FrontendToCore(load_query=frontend_pb2.LoadQuery(query=query)))
+    reply = frontend.told().load_reply
+    assert reply.query == query
+    return reply.load
+
+
+def test_two_workers_serve_and_one_that_dies_is_found_out(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    first, second, frontend = bench.worker("w-1"), bench.worker("w-2"), bench.frontend()
+    first.send(joining(pid=11))
+    bench.start()
+    assert first.heard().HasField("joined")
+    frontend.send(HELLO)
+    assert frontend.told().model_state.ready
+    second.send(joining(pid=22))
+    assert second.heard().HasField("joined")
+    # The model is the same, so front ends are told nothing: the next that comes is the answer.
+    assert [worker.pid for worker in load_of(frontend, 1).per_worker] == [11, 22]
+    first.socket.close(0)
+    query = 2
+    while len(workers := load_of(frontend, query).per_worker) == 2:
+        query += 1
+    assert [worker.pid for worker in workers] == [22]
+    said = [line for line in caplog.messages if line.startswith("worker w-")]
+    assert [line.split(" ")[1:3] for line in said] == [["w-1", "serves"], ["w-2", "serves"], ["w-1", "lost:"]]
+
+
+def test_a_flush_is_answered(bench: Bench) -> None:
+    frontend = bench.frontend()
+    frontend.send(HELLO, frontend_pb2.FrontendToCore(flush_cache=frontend_pb2.FlushCache(query=3)))
+    bench.start()
+    assert frontend.told().HasField("model_state")
+    reply = frontend.told().flush_reply
+    assert (reply.query, reply.pages) == (3, 0)
 
 
 def test_a_tokenizer_reaches_front_ends_whole(bench: Bench) -> None:

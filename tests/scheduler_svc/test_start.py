@@ -65,7 +65,10 @@ def test_a_variable_of_another_program_is_fine(monkeypatch: pytest.MonkeyPatch) 
     assert load(monkeypatch, TANDEM_MODEL="somewhere", TANDEM_ADDRESS="127.0.0.1:1").max_waiting == 1024
 
 
-@pytest.mark.parametrize(("name", "value"), [("max-waiting", "0"), ("grace-seconds", "-1"), ("log-level", "loud")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("max-waiting", "0"), ("frontends", "0"), ("frontends", "65"), ("grace-seconds", "-1"), ("log-level", "loud")],
+)
 def test_a_value_out_of_bounds_names_the_setting(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     with pytest.raises(SystemExit, match=name.replace("-", "_") + f".*{re.escape(value)}"):
         load(monkeypatch, f"--{name}={value}")
@@ -102,7 +105,9 @@ def test_a_taken_port_ends_the_service_with_the_address(tmp_path: Path) -> None:
     assert address in done.stderr
 
 
-def test_an_address_that_others_reach_is_refused(tmp_path: Path) -> None:
-    done = run(tmp_path, "--listen", "0.0.0.0:0")
+@pytest.mark.parametrize("count", ["1", "2"])
+def test_an_address_that_others_reach_is_refused(tmp_path: Path, count: str) -> None:
+    done = run(tmp_path, "--listen", "0.0.0.0:0", "--frontends", count)
     assert done.returncode != 0
     assert "loopback" in done.stderr
+    assert done.stderr.count("Traceback") == 0
