@@ -111,7 +111,9 @@ class Lane:
         request.computed = max(request.computed, int(rows.confirmed[row]))
         held = self.held_pages(row)
         last = (planned - 1) // self.info.page_size
-        is_read = rows.proven[row] == planned == rows.confirmed[row] and last * self.info.page_size >= rows.read_from[row]
+        is_read = (
+            rows.proven[row] == planned == rows.confirmed[row] and last * self.info.page_size >= rows.read_from[row]
+        )
         if held and planned and is_read:
             # All that was ever written there, a finite sample has read; full pages were sealed as they filled.
             self.pool.suspect[rows.pages[row][last]] = 0

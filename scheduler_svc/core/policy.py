@@ -96,7 +96,7 @@ def pages_of_next_page_of_steps(rows: Rows, seated: npt.NDArray[np.int64], page_
     begins = np.maximum(rows.planned[seated], rows.known[seated])
     left = rows.last[seated] - begins
     held = rows.num_pages[seated]
-    crosses_at = held * page_size - begins
+    crosses_at = np.maximum(held * page_size - begins, 0)
     takes = (crosses_at < page_size) & (crosses_at < left)
     change = np.bincount(crosses_at[takes], minlength=page_size + 1).astype(np.int64)[: page_size + 1]
     ends = left <= page_size
