@@ -153,7 +153,7 @@ def _where(axes: Axes, told: Sequence[Figures]) -> None:
             axes.text(100 - free / 2, place, f"{free:.0f} %", ha="center", va="center", fontsize=8)
         if saved >= 1:
             axes.barh(place, saved, left=100, fill=False, edgecolor=colour, linestyle="--", height=0.6)
-            axes.text(101 + saved, place, f"{saved:.0f} % saved\nby sharing", va="center", fontsize=8)
+            axes.text(102 + saved, place, f"{saved:.0f} % saved\nby sharing", va="center", fontsize=8)
             widest = max(widest, 130 + saved)
     axes.set_xlim(0, 1.02 * widest)
 
@@ -206,11 +206,15 @@ def _times(axes: Axes, told: Sequence[Figures]) -> None:
                 spread.median_us, place + shift, "o", color=COLOURS[figures.memory], markerfacecolor=fill, markersize=7
             )
             axes.annotate(
-                f"{spread.median_us:.2g} – {spread.p99_us:.2g}", (spread.p99_us, place + shift),
+                f"{_short(spread.median_us)} – {_short(spread.p99_us)}", (spread.p99_us, place + shift),
                 xytext=(5, 0), textcoords="offset points", va="center", fontsize=8,
             )  # fmt: skip
     axes.set_xscale("log")
     axes.margins(x=0.2)
+
+
+def _short(value: float) -> str:
+    return f"{value:.2g}" if value < 10 else f"{value:,.0f}"
 
 
 def _traffic(axes: Axes, comparison: Comparison) -> None:

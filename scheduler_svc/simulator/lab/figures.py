@@ -1,8 +1,9 @@
 """What a life came to. Owns the definitions of the figures, which are these; knows nothing of layouts and pictures.
 
-Means are over the steps in which somebody was waiting or still to come, so that a slow end does not flatter or spoil
-them; peaks and counts are of all steps. Internal fragmentation is the share of the reserved slots that hold no token,
-over time; external fragmentation is 1 − largest hole ÷ free, over the steps in which something was free.
+Means are over the steps up to the last in which somebody waited or no place had seen its last sequence: what comes
+after is an end, in which memory stands empty for want of sequences. Peaks and counts are of all steps. Internal
+fragmentation is the share of the reserved slots that hold no token, over time; external fragmentation is 1 − largest
+hole ÷ free, over the steps in which something was free.
 """
 
 from array import array

@@ -45,7 +45,7 @@ class Life:
 
     steps: Steps = field(default_factory=Steps)
     last_demand: int = 0
-    """The last step at whose end somebody waited, or before which somebody arrived."""
+    """The last step at whose end somebody waited, or before which every place had a sequence or one to come."""
     finished: int = 0
     rejected: int = 0
     preemptions: int = 0
@@ -86,6 +86,8 @@ class _Run:
         self._now = 0
         self._full = False
         """Somebody was preempted and nobody has ended since."""
+        self._is_ending = False
+        """A place has seen its last sequence."""
 
     def run(self) -> Life:
         while self._due or self._waiting or self._running:
@@ -106,7 +108,6 @@ class _Run:
             _, place = heappop(self._due)
             request = self._workload.places[place][self._lives[place]]
             self._unfinished[place] = len(request)
-            self.life.last_demand = self._now
             for sequence in request:
                 job = _Job(sequence, place, self._now, sequence.prompt)
                 if not self._layout.could_ever_hold(sequence.length):
@@ -179,6 +180,8 @@ class _Run:
         self._lives[job.place] += 1
         if self._lives[job.place] < len(self._workload.places[job.place]):
             heappush(self._due, (self._now + 1, job.place))
+        else:
+            self._is_ending = True
 
     def _look(self, running: int, read_full: int, read: int) -> None:
         layout, steps = self._layout, self.life.steps
@@ -193,7 +196,7 @@ class _Run:
         steps.waiting.append(len(self._waiting))
         steps.read_full.append(read_full)
         steps.read.append(read)
-        if self._waiting:
+        if self._waiting or not self._is_ending:
             self.life.last_demand = self._now
 
 

@@ -110,7 +110,7 @@ def layouts_table(runs: Sequence[Figures]) -> list[str]:
     return [
         *_aligned(rows),
         "µs are measured, of this lab's Python on this machine, the clock's own cost of a call among them; hashing is",
-        "done once when a sequence arrives. Means are over the steps in which somebody waits or is still to come.",
+        "done once when a sequence arrives. Means leave out the end, in which nobody waits and places stay empty.",
     ]
 
 

@@ -41,7 +41,7 @@ def test_one_after_another_in_one_reservation():
     assert list(life.steps.waiting) == [1, 1, 0, 0, 0]
     assert list(life.steps.read) == [3, 4, 3, 2, 3]
     assert list(life.waits) == [0, 2, 0]
-    assert (life.finished, life.decoded, life.prefilled, life.last_demand) == (3, 5, 5, 3)
+    assert (life.finished, life.decoded, life.prefilled, life.last_demand) == (3, 5, 5, 1)
 
 
 def test_the_youngest_makes_room_and_is_computed_again():
