@@ -89,9 +89,14 @@ def _first_chunk(draft: Draft, request: Request, begin: Beginning) -> int:
     remaining = request.known - begin.first_position
     if remaining == 1:
         return 1
-    count = chunk_tokens(remaining=remaining, budget=draft.budget, align=draft.lane.info.chunk_align)
+    lane, align = draft.lane, draft.lane.info.chunk_align
+    count = chunk_tokens(remaining=remaining, budget=draft.budget, align=align)
+    if lane.info.window:
+        # Its pages come chunk by chunk, so that a text may be longer than the pool.
+        pages = len(begin.pages) + lane.pool.num_unused - _num_unheld(lane, begin) - _num_fetched(begin)
+        count = min(count, max(0, pages * lane.info.page_size - begin.first_position) // align * align or count)
     if count and request.prompt_logprobs_from:
-        count = draft.room.cut(request, begin.first_position, count, draft.lane.info.chunk_align)
+        count = draft.room.cut(request, begin.first_position, count, align)
     return count
 
 
@@ -103,10 +108,18 @@ def _end_of_pages(lane: Lane, request: Request, begin: Beginning, count: int) ->
 def _pages_needed(lane: Lane, request: Request, begin: Beginning, count: int) -> int:
     """Unused pages that seating the request takes, with a window also those of its later chunks."""
     shared = [page for page in begin.pages if isinstance(page, int)]
-    fetched = sum(isinstance(page, HostPage) for page in begin.pages)
-    own = lane.pages_for(_end_of_pages(lane, request, begin, count)) - len(begin.pages) + fetched
-    own = max(own, lane.pages_at_once(request.known) - len(shared))
-    return own + sum(lane.pool.references(page) == 0 for page in shared)
+    own = lane.pages_for(_end_of_pages(lane, request, begin, count)) - len(begin.pages) + _num_fetched(begin)
+    return max(own, lane.pages_at_once(request.known) - len(shared)) + _num_unheld(lane, begin)
+
+
+def _num_unheld(lane: Lane, begin: Beginning) -> int:
+    """Kept pages that nobody holds: sharing them leaves fewer unused."""
+    return sum(isinstance(page, int) and lane.pool.references(page) == 0 for page in begin.pages)
+
+
+def _num_fetched(begin: Beginning) -> int:
+    """Pages that come from host memory."""
+    return sum(isinstance(page, HostPage) for page in begin.pages)
 
 
 def _seat(draft: Draft, request: Request, begin: Beginning, count: int) -> None:
