@@ -136,10 +136,11 @@ def _strip(axes: Axes, shares: Shares, *, by_time: bool) -> None:
 
 
 def _pages(axes: Axes, levels: Levels, total: int) -> None:
+    _line(axes, banded(levels.x, levels.kept), _PAGES, (0, (1, 1)), "pages used or kept")
     _line(axes, banded(levels.x, levels.pages), _PAGES, "-", "pages used")
     axes.set_ylim(0, 105)
     axes.set_ylabel("pages, %")
-    axes.set_title(f"pages in use, of {total:,}", fontsize=9, loc="left", pad=3)
+    axes.set_title(f"pages in use, and with those kept (dotted), of {total:,}", fontsize=9, loc="left", pad=3)
 
 
 def _times(axes: Axes, log: StepsLog, x: Floats) -> None:

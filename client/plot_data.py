@@ -21,6 +21,7 @@ NUMBERS = (
     "tokens",
     "output_tokens",
     "pages_used",
+    "pages_cached",
     "pages_total",
     "preemptions",
     "ms",
@@ -58,6 +59,7 @@ class StepsLog:
     tokens: "array[float]" = field(default_factory=_numbers)
     output_tokens: "array[float]" = field(default_factory=_numbers)
     pages_used: "array[float]" = field(default_factory=_numbers)
+    pages_cached: "array[float]" = field(default_factory=_numbers)
     pages_total: "array[float]" = field(default_factory=_numbers)
     preemptions: "array[float]" = field(default_factory=_numbers)
     ms: "array[float]" = field(default_factory=_numbers)

@@ -48,22 +48,25 @@ class Marks:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Levels:
-    """What holds up to each `x` from the one before it: sequences, and percent of the pages."""
+    """What holds up to each `x` from the one before it: sequences; percent of the pages in use, and those kept too."""
 
     x: Floats
     running: Floats
     waiting: Floats
     pages: Floats
+    kept: Floats
 
 
 def levels_by_step(log: StepsLog, step: Floats) -> Levels:
     """Per line, as it stands there."""
-    used, total = np.frombuffer(log.pages_used), np.frombuffer(log.pages_total)
+    used, cached = np.frombuffer(log.pages_used), np.frombuffer(log.pages_cached)
+    total = np.maximum(np.frombuffer(log.pages_total), 1)
     return Levels(
         x=step,
         running=np.frombuffer(log.running),
         waiting=np.frombuffer(log.waiting),
-        pages=100 * used / np.maximum(total, 1),
+        pages=100 * used / total,
+        kept=100 * (used + cached) / total,
     )
 
 
@@ -71,7 +74,7 @@ def levels_by_time(log: StepsLog, at: Floats) -> Levels:
     """A line tells of its own step alone, so what lies between steps is put in.
 
     Before a plan that was sent when none was in flight nothing ran: nobody was there, or whoever a mark says waited.
-    Up to a reset, what the step before it says holds.
+    Up to a reset, what the step before it says holds. Pages that are in use no more are kept, as far as is told.
     """
     levels = levels_by_step(log, at)
     is_step = np.frombuffer(log.kinds, np.uint8) < len(STEP_KINDS)
@@ -81,8 +84,8 @@ def levels_by_time(log: StepsLog, at: Floats) -> Levels:
     where = np.concatenate([gap, reset])
     order = np.argsort(where)
 
-    def filled(values: Floats) -> Floats:
-        before = np.concatenate([np.where(is_step[gap - 1], 0.0, values[gap - 1]), values[reset - 1]])
+    def filled(values: Floats, *, idle: float | Floats = 0.0) -> Floats:
+        before = np.concatenate([np.where(is_step[gap - 1], idle, values[gap - 1]), values[reset - 1]])
         return np.insert(values, where[order], before[order])
 
     return Levels(
@@ -90,6 +93,7 @@ def levels_by_time(log: StepsLog, at: Floats) -> Levels:
         running=filled(levels.running),
         waiting=filled(levels.waiting),
         pages=filled(levels.pages),
+        kept=filled(levels.kept, idle=levels.kept[gap - 1]),
     )
 
 

@@ -16,7 +16,8 @@ from scheduler_svc.core import effects as fx
 log = logging.getLogger("tandem.core")
 
 # `step`, `preemptions`: since the service started, as in GetLoad. `running`, `waiting`, pages: while the step ran;
-# `pages_cached` are kept for requests to come and nobody's.
+# `pages_cached` are kept for requests to come and nobody's. A line tells of one worker, that of `generation`, which no two
+# have in common; `step`, `waiting` and `preemptions` are of all.
 # `ms`: the worker's own time. `span_ms`: plan sent to result read, waiting behind the step before it included.
 COLUMNS = (
     "step",
