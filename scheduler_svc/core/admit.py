@@ -42,7 +42,8 @@ def admit(draft: Draft, suspects: Collection[int], rivals: Sequence[Lane], polic
         if request.prompt_logprobs_from and not draft.room.has(lane.info.chunk_align):
             chooser.skip(request)
             continue
-        begin = beginning(lane, request, book.of_id(request.request_id))
+        siblings = book.of_id(request.request_id)
+        begin = beginning(lane, request, siblings, [start.row for start in draft.starts] if len(siblings) > 1 else ())
         if begin is None or routing.is_better_elsewhere(lane, request, begin, rivals):
             chooser.skip(request)
             continue
@@ -67,7 +68,7 @@ def admit_alone(draft: Draft, request: Request) -> int:
     lane, info = draft.lane, draft.lane.info
     if not lane.rows.num_free or request.late_plans or not routing.fits(info, request):
         return 0
-    count = chunk_tokens(remaining=request.known, budget=info.token_budget, align=info.chunk_align)
+    count = _chunk_with_pages(lane, request, FROM_ZERO, info.token_budget)
     if _pages_needed(lane, request, FROM_ZERO, count) > lane.pool.num_unused:
         return 0
     return draft.seat(request, FROM_ZERO, _end_of_pages(lane, request, FROM_ZERO, count))
@@ -89,14 +90,20 @@ def _first_chunk(draft: Draft, request: Request, begin: Beginning) -> int:
     remaining = request.known - begin.first_position
     if remaining == 1:
         return 1
-    lane, align = draft.lane, draft.lane.info.chunk_align
-    count = chunk_tokens(remaining=remaining, budget=draft.budget, align=align)
+    count = _chunk_with_pages(draft.lane, request, begin, draft.budget)
+    if count and request.prompt_logprobs_from:
+        count = draft.room.cut(request, begin.first_position, count, draft.lane.info.chunk_align)
+    return count
+
+
+def _chunk_with_pages(lane: Lane, request: Request, begin: Beginning, budget: int) -> int:
+    """Positions of a first chunk that the budget, and with a window the unused pages, have room for."""
+    align = lane.info.chunk_align
+    count = chunk_tokens(remaining=request.known - begin.first_position, budget=budget, align=align)
     if lane.info.window:
         # Its pages come chunk by chunk, so that a text may be longer than the pool.
         pages = len(begin.pages) + lane.pool.num_unused - _num_unheld(lane, begin) - _num_fetched(begin)
         count = min(count, max(0, pages * lane.info.page_size - begin.first_position) // align * align or count)
-    if count and request.prompt_logprobs_from:
-        count = draft.room.cut(request, begin.first_position, count, align)
     return count
 
 

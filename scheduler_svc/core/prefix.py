@@ -8,7 +8,7 @@ one position is left to compute.
 With a window only what the first computed position sees must be kept: the sink pages and those of the window.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from scheduler_svc.core.host_pool import HostPage
@@ -31,19 +31,26 @@ class Beginning:
 FROM_ZERO = Beginning(first_position=0)
 
 
-def beginning(lane: Lane, request: Request, siblings: Iterable[Request]) -> Beginning | None:
-    """The longest there is; None: a sibling is computing their prompt, and will have it after the next plan."""
+def beginning(
+    lane: Lane, request: Request, siblings: Iterable[Request] = (), newly_seated: Collection[int] = ()
+) -> Beginning | None:
+    """The longest there is; None: a sibling is computing their prompt, and will have it after the next plan.
+
+    `newly_seated` rows are started by the plan that is being made: nothing can be copied from their pages yet.
+    """
     if not request.cache_read:
         return FROM_ZERO
     request.hash_known(lane.info.page_size)
     if not request.num_outputs:
-        forked = _forked(lane, request, siblings)
+        forked = _forked(lane, request, siblings, newly_seated)
         if forked is not FROM_ZERO:
             return forked
     return _kept(lane, request)
 
 
-def _forked(lane: Lane, request: Request, siblings: Iterable[Request]) -> Beginning | None:
+def _forked(
+    lane: Lane, request: Request, siblings: Iterable[Request], newly_seated: Collection[int]
+) -> Beginning | None:
     """As `beginning`, from a sibling on this lane; FROM_ZERO: none can serve."""
     if request.prompt_logprobs_from:
         return FROM_ZERO
@@ -56,7 +63,7 @@ def _forked(lane: Lane, request: Request, siblings: Iterable[Request]) -> Beginn
         row = sibling.row
         if rows.planned[row] < last:
             under_way = True
-        elif rows.held_from[row] <= max(seen, lane.sink_pages):
+        elif row not in newly_seated and rows.held_from[row] <= max(seen, lane.sink_pages):
             table = rows.pages[row]
             pages = tuple(table[i] if i < lane.sink_pages or i >= seen else None for i in range(full))
             return Beginning(first_position=last, pages=pages, fork=(table[full], rest) if rest else None)

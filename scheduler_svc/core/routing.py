@@ -27,7 +27,7 @@ def is_better_elsewhere(lane: Lane, request: Request, begin: Beginning, rivals: 
     for rival in rivals:
         if not rival.rows.num_free or rival.blocked is not None or not fits(rival.info, request):
             continue
-        there = beginning(rival, request, ())
+        there = beginning(rival, request)
         assert there is not None, "only siblings make a request wait"
         if rival.pages_at_once(request.known) - len(there.pages) > rival.pool.num_unused:
             continue
