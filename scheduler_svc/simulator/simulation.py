@@ -81,21 +81,24 @@ class Simulation:
             )
             for name in (f"worker-{number}" for number in range(1, setup.workers + 1))
         }
-        self._handle(ev.FrontendJoined(frontend=_FRONTEND))
-        for worker in self.workers.values():
-            self._handle(ev.WorkerJoined(worker=worker.name, info=setup.info))
 
     def run(self, on_turn: Callable[["Simulation"], bool] | None = None) -> bool:
-        """Until the last request has ended: True. `on_turn`, now and then: False ends the run, which gives False."""
-        turns = 0
+        """Once, until the last request has ended: True. `on_turn` is asked now and then; False ends the run: False."""
+        self._handle(ev.FrontendJoined(frontend=_FRONTEND))
+        for worker in self.workers.values():
+            self._handle(ev.WorkerJoined(worker=worker.name, info=self._setup.info))
+        turns, was_idle = 0, True
         while (at := self._next_moment()) is not None:
             self.now = max(self.now, at)
             self._deliver()
             self._submit_due()
             self._handle(ev.Tick())
             turns += 1
-            if turns % _LOOK_EVERY_TURNS == 1:
+            is_idle = not any(worker.results for worker in self.workers.values())
+            # What is seen holds until the next look, so none may be missing before and after a pause.
+            if is_idle != was_idle or turns % _LOOK_EVERY_TURNS == 0:
                 self._handle(ev.LoadQuery(frontend=_FRONTEND, query=0))
+            was_idle = is_idle
             if on_turn is not None and turns % _REPORT_EVERY_TURNS == 0 and not on_turn(self):
                 return False
         assert not self.tally.live, f"{self.tally.live} requests live and nothing is left that could happen"

@@ -114,13 +114,12 @@ def read_trace(path: Path, form: TraceFormat | None = None, limit: int | None = 
     """The first `limit` requests. Raises OSError, and WorkloadError with the line's number."""
     columns = _Columns()
     with path.open(encoding="utf-8", newline="") as file:
-        form = form or _format_of(file)
         lines: dict[TraceFormat, Callable[[str, TextIO, _Columns, int], None]] = {
             TraceFormat.MOONCAKE: _read_mooncake,
             TraceFormat.AZURE: _read_azure,
         }
         try:
-            lines[form](str(path), file, columns, limit or MOST_TOKENS)
+            lines[form or _format_of(file)](str(path), file, columns, limit or MOST_TOKENS)
         except UnicodeDecodeError:
             raise WorkloadError(f"{path} is no text") from None
     if not columns.at:
@@ -202,12 +201,16 @@ def _ids(where: str, value: object, inputs: int) -> list[int]:
 
 def _read_azure(name: str, file: TextIO, columns: _Columns, limit: int) -> None:
     lines = _lines(name, file)
-    _, header = next(lines, (0, ""))
+    first = next(lines, None)
+    if first is None:
+        return
+    number, header = first
     found = [column.strip().lstrip("\ufeff") for column in header.split(",")]
     missing = [column for column in _AZURE_COLUMNS if column not in found]
     if missing:
         raise WorkloadError(
-            f"{name}, line 1: no column {', '.join(missing)}; it is neither {','.join(_AZURE_COLUMNS)} nor JSON lines"
+            f"{name}, line {number}: no column {', '.join(missing)}; "
+            f"it is neither {','.join(_AZURE_COLUMNS)} nor JSON lines"
         )
     places = [found.index(column) for column in _AZURE_COLUMNS]
     for number, line in lines:

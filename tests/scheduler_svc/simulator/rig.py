@@ -1,0 +1,97 @@
+"""Small simulations: a cost model whose every step takes as long as told, and setups of few pages."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from scheduler_svc.core.config import CoreConfig
+from scheduler_svc.core.events import WorkerInfo
+from scheduler_svc.simulator.cost import StepShape
+from scheduler_svc.simulator.simulation import Setup, Simulation
+from scheduler_svc.simulator.synthetic import Synthetic
+from scheduler_svc.simulator.tally import Tally
+from scheduler_svc.simulator.tokens import eos_of
+from scheduler_svc.simulator.workload import Arrival
+
+VOCAB_SIZE = 1000
+PAGE_SIZE = 16
+ROOT_PATIENCE = 1e15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flat:
+    """`fixed` seconds per step and `each` per computed token."""
+
+    fixed: float = 0.010
+    each: float = 0.0
+    name: str = "flat"
+
+    def seconds(self, step: StepShape) -> float:
+        return self.fixed + self.each * step.computed_tokens
+
+    def page_copy_us(self) -> float:
+        return 1e6
+
+    def token_us(self) -> float:
+        return 1e6 * self.each
+
+
+def setup(
+    *,
+    cost: Flat | None = None,
+    num_pages: int = 1001,
+    max_rows: int = 8,
+    token_budget: int = 128,
+    workers: int = 1,
+    link_seconds: float = 0.0,
+    ask_tokens: int = 0,
+    shares_prefixes: bool = True,
+    max_waiting: int = 1024,
+) -> Setup:
+    cost = cost or Flat()
+    info = WorkerInfo(
+        identity="simulated",
+        model="model",
+        vocab_size=VOCAB_SIZE,
+        page_size=PAGE_SIZE,
+        num_pages=num_pages,
+        max_rows=max_rows,
+        max_length=4096,
+        token_budget=token_budget,
+        chunk_align=16,
+        logit_rows=max_rows + 16,
+        eos_token_ids=(eos_of(VOCAB_SIZE),),
+        pid=1,
+        page_copy_us=cost.page_copy_us(),
+        token_us=cost.token_us(),
+    )
+    config = CoreConfig(
+        max_waiting=max_waiting, step_timeout_seconds=ROOT_PATIENCE, silence_timeout_seconds=ROOT_PATIENCE
+    )
+    return Setup(
+        config=config,
+        info=info,
+        cost=cost,
+        workers=workers,
+        link_seconds=link_seconds,
+        ask_tokens=ask_tokens,
+        shares_prefixes=shares_prefixes,
+    )
+
+
+def arrival(at: float, prompt: int, outputs: int, *, first: int = 0, tenant: int = 0) -> Arrival:
+    """A prompt of tokens that count from `first` on."""
+    tokens = ((np.arange(prompt) + first) % (VOCAB_SIZE - 1)).astype(np.int32)
+    return Arrival(at=at, prompt=tokens, output_tokens=outputs, tenant=tenant)
+
+
+def arrivals(workload: Synthetic, rate: float = 0.0) -> Iterator[Arrival]:
+    return workload.arrivals(rate or workload.own_rate, VOCAB_SIZE)
+
+
+def simulated(made: Setup, coming: Iterator[Arrival], *, concurrency: int = 0, tenants: int = 1) -> Simulation:
+    """Run to its end."""
+    simulation = Simulation(made, coming, Tally(tenants=tenants), concurrency=concurrency)
+    assert simulation.run()
+    return simulation

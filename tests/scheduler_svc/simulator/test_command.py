@@ -1,0 +1,146 @@
+"""`tandem simulate` as it is called: what it prints, what it refuses and in which words."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scheduler_svc.simulator.__main__ import main
+from scheduler_svc.simulator.mooncake_like import write_trace
+
+SMALL = ["--requests", "60", "--rate", "20", "--input", "uniform:10:200", "--output", "uniform:1:30"]
+
+
+def printed(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert main(argv) == 0
+    return capsys.readouterr().out
+
+
+def figures(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
+    (line,) = printed(capsys, *argv, "--json").splitlines()
+    return json.loads(line)
+
+
+def test_the_table_and_the_last_line(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(capsys, *SMALL).splitlines()
+    labels = [line.split("  ")[0] for line in lines]
+    for label in ("TTFT", "ITL", "queue", "total", "requests", "throughput", "pages", "hit rate", "waste"):
+        assert label in labels
+    assert lines[-1].startswith("tandem simulate: llama-3.1-8b on h100: 60 requests of uniform:10:200 in")
+    assert lines[-1].endswith("seed 0") and "TTFT p50" in lines[-1]
+
+
+def test_json_is_the_same_every_time(capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = (figures(capsys, *SMALL, "--workers", "2") for _ in range(2))
+    assert first == second
+    assert first["requests"] == {"submitted": 60, "finished": 60, "rejected": 0}
+    assert first["ends"] == {"eos": 60}
+    for name in ("ttft_seconds", "itl_seconds"):
+        values = first[name]
+        assert 0 < values["p50"] <= values["p90"] <= values["p99"] <= values["max"]
+    assert len(first["timeline"]) > 2
+
+
+def test_machines_and_models_change_what_is_expected(capsys: pytest.CaptureFixture[str]) -> None:
+    h200, l4 = (figures(capsys, *SMALL, "--machine", machine) for machine in ("h200", "l4"))
+    assert l4["itl_seconds"]["p50"] > 5 * h200["itl_seconds"]["p50"]
+    small = figures(capsys, *SMALL, "--machine", "l4", "--model", "smollm2-135m")
+    assert small["itl_seconds"]["p50"] < l4["itl_seconds"]["p50"] / 10
+
+
+def test_policies_reach_the_core(capsys: pytest.CaptureFixture[str]) -> None:
+    heavy = ["--requests", "80", "--rate", "1000", "--input", "2000", "--output", "40", "--max-new-tokens", "0"]
+    mixed, apart = (figures(capsys, *heavy, flag) for flag in ("--mixed-steps", "--no-mixed-steps"))
+    assert mixed["itl_seconds"] != apart["itl_seconds"]
+
+
+def test_a_trace_by_its_own_blocks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "made.jsonl"
+    assert main(["--write-trace", str(path), "--requests", "60", "--seed", "3"]) == 0
+    run = ("--trace", str(path), "--rate", "4")
+    shared, alone = figures(capsys, *run), figures(capsys, *run, "--no-prefix-sharing")
+    assert shared["hit_rate"] > 0.1 and alone["hit_rate"] == 0
+    assert shared["ttft_seconds"]["mean"] < alone["ttft_seconds"]["mean"]
+    first = figures(capsys, *run, "--requests", "20", "--concurrency", "2")
+    assert first["requests"]["submitted"] == 20 and first["what"].endswith("with 2 at once")
+
+
+def test_steps_written_can_be_fitted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "steps.csv"
+    run = ["--requests", "150", "--rate", "8", "--input", "uniform:10:4000", "--output", "uniform:1:60"]
+    machine = figures(capsys, *run, "--steps", str(path))
+    assert len(path.read_text().splitlines()) == machine["steps"] + 2  # header, the worker that joined
+    capsys.readouterr()
+    assert main([*run, "--fit", str(path), "--json"]) == 0
+    captured = capsys.readouterr()
+    assert "fitted to" in captured.err and "R2 0.9" in captured.err
+    fitted = json.loads(captured.out)
+    assert fitted["what"].startswith("fitted: ")
+    assert fitted["pages"]["total"] == machine["pages"]["total"]
+    for name in ("ttft_seconds", "itl_seconds", "total_seconds"):
+        assert fitted[name]["mean"] == pytest.approx(machine[name]["mean"], rel=0.2)
+
+
+def test_the_highest_rate_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    goal = ["--find-rate", "--ttft-p99", "0.3"]
+    run = ["--requests", "300", "--input", "1000", "--output", "4", "--rate", "20"]
+    found = figures(capsys, *run, *goal)
+    assert 0 < found["rate"] < found["fails_at"] <= 1.05 * found["rate"]
+    assert figures(capsys, *run[:-1], str(found["rate"]))["ttft_seconds"]["p99"] <= 0.3 * 1.005
+    lines = printed(capsys, *run, *goal, "--probes", "3").splitlines()
+    assert len([line for line in lines if "requests/s  " in line]) == 3
+    assert "TTFT p99 under 300 ms" in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--machine", "abacus"], "no machine is called 'abacus'; there are b200, h200, h100"),
+        (["--model", "eliza"], "no model is called 'eliza'; there are llama-3.1-8b"),
+        (["--model", "llama-3.1-70b"], "weights of 141.1 GB leave no page in 90% of 80 GB; --devices 2"),
+        (["--find-rate"], "--find-rate and --ttft-p99 SECONDS go together"),
+        (["--ttft-p99", "1"], "--find-rate and --ttft-p99 SECONDS go together"),
+        (["--find-rate", "--ttft-p99", "1", "--concurrency", "3"], "it takes neither --concurrency nor --steps"),
+        (["--token-budget", "300"], "--token-budget is 300; --max-rows 256 and one chunk of 128 need 384"),
+        (["--trace", "nowhere.jsonl"], "nowhere.jsonl: No such file or directory"),
+        (["--fit", "nowhere.csv"], "nowhere.csv: No such file or directory"),
+        (["--prefix-groups", "1000000"], "1000000 prefixes of 1024 tokens make more than"),
+    ],
+)
+def test_what_cannot_be_is_refused(capsys: pytest.CaptureFixture[str], argv: list[str], message: str) -> None:
+    assert main(argv) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ") and message in captured.err and captured.out == ""
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--rate", "0"], "argument --rate: '0' is no number from 1e-06 to 1e+09"),
+        (["--rate", "nan"], "argument --rate: 'nan' is no number"),
+        (["--workers", "65"], "argument --workers: '65' is no whole number from 1 to 64"),
+        (["--input", "few"], "argument --input: 'few' is no distribution of lengths"),
+        (["--request", "5"], "unrecognized arguments: --request 5"),
+    ],
+)
+def test_flags_that_are_wrong(capsys: pytest.CaptureFixture[str], argv: list[str], message: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(argv)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_pages_must_divide_the_blocks_of_a_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "made.jsonl"
+    write_trace(path, requests=5)
+    assert main(["--trace", str(path), "--page-size", "96"]) == 2
+    assert "--page-size is 96; a trace with blocks of 512 tokens needs a divisor" in capsys.readouterr().err
+    assert main(["--trace", str(path), "--page-size", "96", "--no-prefix-sharing"]) == 0
+
+
+def test_the_lab_is_reached(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--memory", "paged", "--help"])
+    assert ended.value.code == 0
+    assert "--sequences" in capsys.readouterr().out

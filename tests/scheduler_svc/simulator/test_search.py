@@ -1,0 +1,40 @@
+"""The search brackets the rate, whatever the rate is and wherever it starts."""
+
+import math
+
+import pytest
+
+from scheduler_svc.simulator.search import Probe, find_rate
+
+
+def probe_of(limit: float):
+    def probe(rate: float) -> Probe:
+        return Probe(rate=rate, requests=1000, missed=0 if rate <= limit else 11, ttft_p99=0.0, is_whole=True)
+
+    return probe
+
+
+@pytest.mark.parametrize("start", [0.01, 1.0, 37.0, 37.1, 5000.0])
+def test_it_brackets_the_rate(start: float) -> None:
+    found, probes = find_rate(probe_of(37.0), start=start, most_probes=40, precision=0.05)
+    assert found.best <= 37.0 < found.least_failing <= 1.05 * found.best
+    assert [probe.rate for probe in probes] == list(dict.fromkeys(probe.rate for probe in probes))
+
+
+def test_it_ends_where_every_rate_holds_and_where_none_does() -> None:
+    found, probes = find_rate(probe_of(math.inf), start=1.0, most_probes=100, precision=0.05)
+    assert found.least_failing == math.inf and found.best == probes[-1].rate > 1e8
+    found, probes = find_rate(probe_of(0.0), start=1.0, most_probes=100, precision=0.05)
+    assert found.best == 0.0 and found.least_failing == probes[-1].rate < 1e-5
+
+
+def test_it_takes_no_more_probes_than_it_may() -> None:
+    found, probes = find_rate(probe_of(37.0), start=1.0, most_probes=7, precision=0.001)
+    assert len(probes) == 7 and found.best < 37 < found.least_failing
+
+
+def test_one_percent_may_miss_the_goal() -> None:
+    def holds(missed: int, is_whole: bool = True) -> bool:
+        return Probe(rate=1.0, requests=1000, missed=missed, ttft_p99=0.0, is_whole=is_whole).holds
+
+    assert (holds(0), holds(10), holds(11), holds(0, is_whole=False)) == (True, True, False, False)
