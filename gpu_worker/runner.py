@@ -24,6 +24,7 @@ from gpu_worker.slots import RowTables
 from gpu_worker.step import Int64Array, StepLayout, lay_out
 from gpu_worker.warm_up import warm_up_plan
 from gpu_worker.wire.frames import Outcome, Plan, PlanError, read_plan
+from gpu_worker.wire.page_orders import PageOrders
 
 log = logging.getLogger(__name__)
 
@@ -130,10 +131,8 @@ class Runner:
 
     def _apply(self, plan: Plan) -> StepLayout | None:
         """The host's part: tables as they are after the plan. None where nothing is computed."""
-        self._is_saved[plan.page_orders.saved_slots] = True
-        unknown = plan.page_orders.loaded_slots[~self._is_saved[plan.page_orders.loaded_slots]]
-        if unknown.size:
-            raise PlanError(f"loads.slots holds {unknown[0]}, which nothing was saved to")
+        if plan.page_orders:
+            self._check_loads(plan.page_orders)
         edits = self.tables.apply(plan)
         layout = None
         if plan.chunk_rows.size or plan.decode_rows.size:
@@ -144,6 +143,13 @@ class Runner:
             raise PlanError("the plan starts rows or appends pages and computes nothing")
         self.tables.advance(plan)
         return layout
+
+    def _check_loads(self, orders: PageOrders) -> None:
+        """Whatever is loaded was saved, by this plan or before."""
+        self._is_saved[orders.saved_slots] = True
+        unknown = orders.loaded_slots[~self._is_saved[orders.loaded_slots]]
+        if unknown.size:
+            raise PlanError(f"loads.slots holds {unknown[0]}, which nothing was saved to")
 
     def _run(self, plan: Plan, layout: StepLayout | None, begun: float) -> _InFlight:
         """The device's part, enqueued in stream order."""

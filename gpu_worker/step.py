@@ -153,10 +153,11 @@ def _lay_out_decode(
 def _decode_view(
     view: View, tables: RowTables, rows: Int64Array, positions: Int64Array, slots: Int64Array, bucket: int
 ) -> DecodeView:
+    if view.visibility.window is None:
+        num_pages = positions // view.page_size + (1 + view.num_sink_pages)
+        return DecodeView(num_blocks=_scattered(slots, num_pages * (rows > 0), bucket))
     spans = view.decode_spans(positions)
     num_blocks = _scattered(slots, (spans.num_pages + view.num_sink_pages) * (rows > 0), bucket)
-    if view.visibility.window is None:
-        return DecodeView(num_blocks=num_blocks)
     gap_start = _token_slots(tables, rows, spans.gap_start)
     decode_view = DecodeView(
         num_blocks=num_blocks,

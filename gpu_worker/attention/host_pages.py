@@ -61,5 +61,9 @@ def _host_zeros(num_pages: int, page_elements: int, like: Tensor) -> Tensor:
     pages = torch.frombuffer(memory, dtype=like.dtype, count=count).view(num_pages, page_elements)
     if like.is_cuda:
         code = torch.cuda.cudart().cudaHostRegister(pages.data_ptr(), count * like.element_size(), 0)
-        torch.cuda.check_error(code)
+        if code != 0:
+            raise ValueError(
+                f"host_pool_bytes: {count * like.element_size()} bytes of main memory cannot be locked for the GPU "
+                f"(CUDA error {int(code)}); a smaller host_pool_bytes, or 0, may do"
+            )
     return pages

@@ -4,7 +4,7 @@ Owns the checks of worker.proto's HostCopies, PageCopies and zero_pages, none of
 torch, nor of what the pages hold.
 """
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,7 @@ class PageOrders:
 
     def __bool__(self) -> bool:
         """Whether there is anything to do."""
-        return any(getattr(self, part.name).size for part in fields(self))
+        return bool(self.saved_pages.size or self.zeroed.size or self.copied_to.size or self.loaded_pages.size)
 
 
 NO_ORDERS = PageOrders()
@@ -41,9 +41,9 @@ NO_ORDERS = PageOrders()
 def read_page_orders(message: pb.StepPlan, geometry: Geometry) -> PageOrders:
     """The orders of a plan, checked against `geometry`. Raises PlanError."""
     last_page = geometry.num_pages - 1
-    saves, copies, loads = message.saves, message.copies, message.loads
-    if not (message.zero_pages or saves.pages or saves.slots or loads.pages or loads.slots or copies.ByteSize()):
+    if not (message.zero_pages or any(message.HasField(name) for name in ("saves", "copies", "loads"))):
         return NO_ORDERS
+    saves, copies, loads = message.saves, message.copies, message.loads
     num_copies = len(copies.sources) // 4
     saved_pages, saved_slots = _host_copies(saves, "saves", geometry)
     loaded_pages, loaded_slots = _host_copies(loads, "loads", geometry)
