@@ -38,7 +38,7 @@ def random_submit(
 ) -> ev.Submit:
     """A request whose first stream is `stream`; `histories` are what earlier callers asked and heard."""
     shape, prompt = setting.shape, random_prompt(rng, setting, histories)
-    max_new_tokens = rng.choice([1, 1, 2, 3, 5, 8, 12])
+    max_new_tokens = rng.choice(setting.max_new_tokens)
     min_new_tokens = rng.choice([0, 0, min(1, max_new_tokens), max_new_tokens])
     stops, ignore_eos = rng.choice([(), (), (1,), (1, 2)]), rng.random() < 0.5
     too_early = {*stops, *(() if ignore_eos else shape.eos_token_ids)} if min_new_tokens else set[int]()

@@ -13,6 +13,8 @@ from tests.rigs.faults import Faults
 # Tokens of prompts that are never drawn: logits behind the one are not finite, a step with the other fails.
 POISON, KILLER = 272, 273
 _MAX_FAULTY_STEP = 400
+# Long answers in a pool that few of them fit, with host memory beside it: what is preempted must come back.
+_CROWDED_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +24,7 @@ class Setting:
     shape: Shape
     config: CoreConfig
     max_workers: int
+    max_new_tokens: tuple[int, ...]
     stems: tuple[tuple[int, ...], ...]
     salts: tuple[str, ...]
     bypass_share: float
@@ -36,31 +39,33 @@ class Setting:
 
 def draw_setting(rng: random.Random) -> Setting:
     """Small pools and vocabularies, so that whatever can collide does."""
+    crowded = rng.random() < _CROWDED_SHARE
     return Setting(
-        shape=_draw_shape(rng),
-        config=_draw_config(rng),
-        max_workers=rng.choice([1, 2, 2, 3]),
+        shape=_draw_shape(rng, crowded),
+        config=_draw_config(rng, crowded),
+        max_workers=1 if crowded else rng.choice([1, 2, 2, 3]),
+        max_new_tokens=(12, 20) if crowded else (1, 1, 2, 3, 5, 8, 12),
         stems=tuple(tuple(rng.randrange(4) for _ in range(rng.randint(2, 24))) for _ in range(rng.randint(1, 4))),
         salts=rng.choice([("",), ("", "a"), ("a", "b", "c")]),
         bypass_share=rng.choice([0.0, 0.1, 0.4]),
         flush_share=rng.choice([0.0, 0.3, 1.0]),
         nonfinite_token=rng.choice([POISON, POISON, POISON, 2, 4]),
         failing_share=rng.choice([0.0, 0.0, 0.01, 0.05]),
-        lying_share=rng.choice([0.0, 0.0, 0.02]),
+        lying_share=rng.choice([0.0, 0.0, 0.05]),
         poison_share=rng.choice([0.0, 0.05, 0.2]),
         killer_share=rng.choice([0.0, 0.0, 0.03, 0.1]),
     )
 
 
-def _draw_shape(rng: random.Random) -> Shape:
-    rows, align = rng.choice([1, 2, 3, 4, 5, 8]), rng.choice([1, 1, 2, 4])
-    window = rng.choice([0, 0, 0, rng.randint(1, 12)])
-    host_pages = rng.choice([0, 0, 2, 5, 20, 20])
+def _draw_shape(rng: random.Random, crowded: bool) -> Shape:
+    rows, align = rng.choice([5, 8] if crowded else [1, 2, 3, 4, 5, 8]), rng.choice([1, 1, 2, 4])
+    window = 0 if crowded else rng.choice([0, 0, 0, rng.randint(1, 12)])
+    host_pages = rng.choice([5, 20, 40] if crowded else [0, 0, 2, 5, 20])
     return Shape(
-        page_size=rng.randint(1, 4),
-        num_pages=rng.choice([2, 3, 4, 6, 8, 8, 10, 10, 14, 14, 20, 30, 60]),
+        page_size=rng.randint(1, 2 if crowded else 4),
+        num_pages=rng.choice([20, 30, 42] if crowded else [2, 3, 4, 6, 8, 10, 14, 20, 30, 60]),
         max_rows=rows,
-        max_length=rng.choice([12, 24, 40, 40]),
+        max_length=40 if crowded else rng.choice([12, 24, 40]),
         chunk_align=align,
         token_budget=rows + align + rng.choice([0, 0, 1, 3, 7, 20]),
         spare_logit_rows=rng.choice([0, 0, 2, 5, 20]),
@@ -76,7 +81,9 @@ def _draw_shape(rng: random.Random) -> Shape:
     )
 
 
-def _draw_config(rng: random.Random) -> CoreConfig:
+def _draw_config(rng: random.Random, crowded: bool) -> CoreConfig:
+    # The greediest preempts most.
+    admissions = [Admission.KNOWN] if crowded else [Admission.HORIZON, Admission.WATERMARK, Admission.KNOWN]
     return CoreConfig(
         max_waiting=rng.choice([2, 6, 20, 70]),
         max_waiting_tokens=rng.choice([20, 60, 1000]),
@@ -86,8 +93,7 @@ def _draw_config(rng: random.Random) -> CoreConfig:
         report_steps=True,
         policy=Policy(
             mixed_steps=rng.random() < 0.8,
-            # The greediest preempts most.
-            admission=rng.choice([Admission.HORIZON, Admission.WATERMARK, Admission.KNOWN, Admission.KNOWN]),
+            admission=rng.choice(admissions),
             cache_aware=rng.random() < 0.7,
             fair_share=rng.random() < 0.7,
         ),
