@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from scheduler_svc.core.config import MAX_LANES, Admission
+from scheduler_svc.simulator.comparison import POLICIES
 from scheduler_svc.simulator.hardware import MACHINES, MODELS
 from scheduler_svc.simulator.lengths import GRAMMAR, Lengths, parse_lengths
 from scheduler_svc.simulator.synthetic import Spacing
@@ -164,6 +165,7 @@ def _add_policy(add: Adder) -> None:
 def _add_output(add: Adder) -> None:
     add("--json", action="store_true", help="one object instead of the table")
     add("--steps", type=Path, metavar="FILE", help="write a line per step, which tandem plot draws")
+    add("--compare", choices=list(POLICIES), help="the same requests under each value of one policy, side by side")
     add("--find-rate", action="store_true", help="find how many requests per second keep TTFT p99 under --ttft-p99")
     add("--ttft-p99", type=_number(1e-6, 1e6), metavar="SECONDS", help="the goal of --find-rate")
     add(

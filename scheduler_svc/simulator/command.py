@@ -7,10 +7,11 @@ import argparse
 import json
 from functools import partial
 
+from scheduler_svc.simulator.comparison import comparison_table, variants
 from scheduler_svc.simulator.fitted import FittedCost
 from scheduler_svc.simulator.mooncake_like import REQUESTS, write_trace
 from scheduler_svc.simulator.progress import Progress, phase, tell
-from scheduler_svc.simulator.report import duration, figures_of, last_line, table
+from scheduler_svc.simulator.report import Figures, duration, figures_of, last_line, table
 from scheduler_svc.simulator.search import LATE_SHARE, Found, Probe, find_rate
 from scheduler_svc.simulator.setup import SetupError, setup_of, workload_of
 from scheduler_svc.simulator.simulation import Setup, Simulation
@@ -29,6 +30,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.find_rate is not (args.ttft_p99 is not None):
         raise SetupError("--find-rate and --ttft-p99 SECONDS go together")
+    if args.compare and (args.find_rate or args.steps):
+        raise SetupError("--compare takes several runs: it takes neither --find-rate nor --steps")
     if args.find_rate and (args.concurrency or args.steps):
         raise SetupError("--find-rate finds the rate by several runs: it takes neither --concurrency nor --steps")
     setup = setup_of(args)
@@ -40,6 +43,8 @@ def run(args: argparse.Namespace) -> int:
         tell(_described(workload))
     if args.find_rate:
         _search(args, setup, workload)
+    elif args.compare:
+        _compare(args, workload)
     else:
         _simulate(args, setup, workload)
     return 0
@@ -58,7 +63,39 @@ def _what(setup: Setup, workload: Workload, how: str) -> str:
 
 
 def _simulate(args: argparse.Namespace, setup: Setup, workload: Workload) -> None:
+    with phase("simulated"):
+        figures = _run(args, setup, workload)
+    what = _what(setup, workload, _how(args, workload))
+    if args.json:
+        print(json.dumps({"what": what, "seed": args.seed, **figures}))
+        return
+    print(table(figures))
+    print()
+    print(last_line(what, figures, args.seed))
+
+
+def _compare(args: argparse.Namespace, workload: Workload) -> None:
+    columns: list[tuple[str, Figures]] = []
+    what = ""
+    for name, flags in variants(args):
+        setup = setup_of(flags)
+        with phase(f"simulated: {name}"):
+            columns.append((name, _run(flags, setup, workload)))
+        what = _what(setup, workload, _how(args, workload))
+        if args.json:
+            print(json.dumps({"what": what, "variant": name, "seed": args.seed, **columns[-1][1]}), flush=True)
+    if not args.json:
+        print(comparison_table(columns))
+        print()
+        print(f"tandem simulate: {what}; {args.compare} compared; seed {args.seed}")
+
+
+def _how(args: argparse.Namespace, workload: Workload) -> str:
     rate = args.rate or workload.own_rate
+    return f"with {args.concurrency} at once" if args.concurrency else f"at {rate:.4g}/s" if rate else "all at once"
+
+
+def _run(args: argparse.Namespace, setup: Setup, workload: Workload) -> Figures:
     tally = Tally(tenants=workload.num_tenants)
     progress = Progress(workload.num_requests)
 
@@ -66,25 +103,16 @@ def _simulate(args: argparse.Namespace, setup: Setup, workload: Workload) -> Non
         progress(simulation)
         return True
 
-    arrivals = workload.arrivals(rate, setup.info.vocab_size)
+    arrivals = workload.arrivals(args.rate or workload.own_rate, setup.info.vocab_size)
     simulation = Simulation(setup, arrivals, tally, concurrency=args.concurrency or 0)
-    with phase("simulated"):
-        if args.steps is None:
-            simulation.run(on_turn)
-        else:
-            steps = StepsFile(args.steps, clock=lambda: simulation.now)
-            simulation.on_step = steps.add
-            simulation.run(on_turn)
-            steps.close()
-    figures = figures_of(simulation, setup)
-    how = f"with {args.concurrency} at once" if args.concurrency else f"at {rate:.4g}/s" if rate else "all at once"
-    what = _what(setup, workload, how)
-    if args.json:
-        print(json.dumps({"what": what, "seed": args.seed, **figures}))
-        return
-    print(table(figures))
-    print()
-    print(last_line(what, figures, args.seed))
+    if args.steps is None:
+        simulation.run(on_turn)
+    else:
+        steps = StepsFile(args.steps, clock=lambda: simulation.now)
+        simulation.on_step = steps.add
+        simulation.run(on_turn)
+        steps.close()
+    return figures_of(simulation, setup)
 
 
 def _search(args: argparse.Namespace, setup: Setup, workload: Workload) -> None:

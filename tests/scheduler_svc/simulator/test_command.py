@@ -144,3 +144,15 @@ def test_the_lab_is_reached(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--memory", "paged", "--help"])
     assert ended.value.code == 0
     assert "--sequences" in capsys.readouterr().out
+
+
+def test_policies_stand_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+    shared = ["--prefix-groups", "1", "--prefix-tokens", "512", "--tenants", "3"]
+    lines = printed(capsys, *SMALL, *shared, "--compare", "prefix-sharing").splitlines()
+    assert lines[0].split() == ["prefix-sharing", "no", "prefix-sharing"]
+    hits = next(line for line in lines if line.startswith("hit rate")).split()
+    assert hits[3] == "0.0%" and hits[4] == "-100%"
+    assert any(line.startswith("other TTFT p99") for line in lines)
+    runs = printed(capsys, *SMALL, "--compare", "admission", "--json").splitlines()
+    assert [json.loads(line)["variant"] for line in runs] == ["horizon", "watermark", "known"]
+    assert json.loads(runs[0])["ttft_seconds"] == figures(capsys, *SMALL)["ttft_seconds"]
