@@ -56,8 +56,6 @@ def admit(draft: Draft, suspects: Collection[int], rivals: Sequence[Lane], polic
             return
         chooser.took(request)
         _seat(draft, request, begin, count)
-        if book.head() is not head:
-            lane.blocked = None
 
 
 def admit_alone(draft: Draft, request: Request) -> int:

@@ -18,6 +18,7 @@ from scheduler_svc.core.lane import Lane
 from scheduler_svc.core.logprobs import of_ask, of_entries
 from scheduler_svc.core.plan import InFlight
 from scheduler_svc.core.request import Request
+from scheduler_svc.core.sealing import seal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -119,7 +120,7 @@ def _seated(lane: Lane, rows_s: npt.NDArray[np.int64], tokens: Int32Array, eos: 
     rows.proven[rows_s] = proven = rows.confirmed[rows_s]
     rows.add_tokens(rows_s, tokens)
     for row in rows_s[proven >= rows.sealing_at[rows_s]].tolist():
-        _seal(lane, row)
+        seal(lane, row)
     known = rows.known[rows_s]
 
     endings: list[Ending] = []
@@ -137,32 +138,6 @@ def _seated(lane: Lane, rows_s: npt.NDArray[np.int64], tokens: Int32Array, eos: 
         tokens=tokens,
         endings=endings,
     )
-
-
-def _seal(lane: Lane, row: int) -> None:
-    """A finite sample has read the row's full pages: they are finite, and kept for others."""
-    rows, pool, page_size = lane.rows, lane.pool, lane.info.page_size
-    request = rows.request_at(row)
-    table, hashes = rows.pages[row], request.page_hashes
-    first, full = int(rows.sealed[row]), int(rows.proven[row]) // page_size
-    if rows.sealing_at[row] == 1 and lane.info.window:
-        rows.read_from[row] = max(0, int(rows.proven[row]) - lane.info.window)
-    read_from = int(rows.read_from[row])
-    held_from = int(rows.held_from[row])
-    is_named = bool(request.prefix_root) and request.cache_write
-    for page_idx in range(first, full):
-        is_held = page_idx >= held_from or page_idx < lane.sink_pages
-        page = table[page_idx]
-        if is_held and page_idx * page_size >= read_from:
-            pool.suspect[page] = 0
-        if not is_named or (page_idx < len(hashes) and (not is_held or pool.page_named(hashes[page_idx]))):
-            continue
-        tokens = rows.tokens_between(row, page_idx * page_size, (page_idx + 1) * page_size).tobytes()
-        page_hash = hashes[page_idx] if page_idx < len(hashes) else request.add_hash(tokens)
-        if is_held:
-            pool.keep(page, page_hash, tokens)
-    rows.sealed[row] = full
-    rows.sealing_at[row] = (full + 1) * page_size
 
 
 def _ending(request: Request, token: int, known: int, is_eos: bool) -> Ending | None:
