@@ -294,12 +294,14 @@ class StepReport:
     `step` and `preemptions` count from the core's start, as in Load; the decode rows' tokens are `decode_tokens`, all
     chunks' `prefill_tokens`, those delivered `output_tokens`. `span_seconds` is plan sent to result read. A reset has a
     `cause`, and the tokens and span of the plans that became void by it; it and a join repeat the last step's number.
+    `lane` numbers the worker's time with the core; running requests and pages are that lane's, all else is of all.
     """
 
     kind: StepKind
     cause: ResetCause | None
     at: float
     step: int
+    lane: int
     generation: int
     running: int
     waiting: int

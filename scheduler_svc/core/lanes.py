@@ -44,8 +44,7 @@ class Lanes:
         self._config = config
         self._book = book
         self.of: dict[str, Lane] = {}
-        self.info: ev.WorkerInfo | None = None
-        """What is served, from the last worker that joined; its identity never changes."""
+        self._last: ev.WorkerInfo | None = None
         self.suspects: set[int] = set()
         """Handles of live requests."""
         self.counters = Counters()
@@ -62,8 +61,13 @@ class Lanes:
     @property
     def offers(self) -> list[ev.WorkerInfo]:
         """What may come to run a request, the largest first: the workers that serve, else the last that did."""
-        infos = [lane.info for lane in self.of.values()] or ([self.info] if self.info else [])
+        infos = [lane.info for lane in self.of.values()] or ([self._last] if self._last else [])
         return sorted(infos, key=lambda info: (-info.max_length, -info.usable_pages))
+
+    @property
+    def info(self) -> ev.WorkerInfo | None:
+        """What is served: the largest offer; None until a worker has joined. Its identity never changes."""
+        return next(iter(self.offers), None)
 
     def _totals(self) -> step_reports.Totals:
         return step_reports.Totals(self.counters.steps, self.counters.preemptions)
@@ -83,7 +87,7 @@ class Lanes:
         if len(self.of) == MAX_LANES:
             reason = f"{MAX_LANES} workers serve already; this one may stand by"
             return [*effects, fx.WorkerRefused(worker=worker, reason=reason, retry=True)]
-        self.info = info
+        self._last = info
         self._eos = np.array(info.eos_token_ids, np.int32)
         self._generation += 1
         lane = Lane(worker=worker, number=self._next_number, info=info, generation=self._generation, now=now)
@@ -97,7 +101,7 @@ class Lanes:
 
     def _difference(self, info: ev.WorkerInfo, worker: str) -> str:
         """Why the worker may not serve beside the others, or after those before it; empty: it may."""
-        ours = self.info
+        ours = self._last
         if ours is None:
             return ""
         if info.identity != ours.identity:

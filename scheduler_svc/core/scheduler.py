@@ -224,11 +224,12 @@ class Scheduler:
     # Workers -------------------------------------------------------------------------------------------------
 
     def _on_worker_joined(self, event: ev.WorkerJoined, now: float) -> list[fx.Effect]:
-        before, info = self.info, event.info
+        before = self.info
         effects = self._lanes.join(event, now)
         if not any(isinstance(effect, fx.WorkerAccepted) for effect in effects):
             return effects
-        if before is None or replace(before, pid=info.pid) != info:
+        info = self.info
+        if info is not None and (before is None or replace(before, pid=info.pid) != info):
             effects += [fx.ModelServed(frontend=frontend, info=info) for frontend in self.frontends]
         self._end_misfits(now)
         return effects

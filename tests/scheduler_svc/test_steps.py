@@ -20,7 +20,7 @@ class Clock:
 
 def report(step: int = 7, **changes: object) -> fx.StepReport:
     values = {
-        "kind": fx.StepKind.MIXED, "cause": None, "at": 102.5, "step": step, "generation": 3, "running": 4,
+        "kind": fx.StepKind.MIXED, "cause": None, "at": 102.5, "step": step, "lane": 2, "generation": 3, "running": 4,
         "waiting": 5, "prefill_tokens": 60, "decode_tokens": 2, "output_tokens": 3, "pages_used": 11,
         "pages_cached": 22,
         "pages_total": 99, "preemptions": 1, "compute_us": 4567, "span_seconds": 0.0089126,

@@ -53,25 +53,26 @@ def test_every_step_is_reported_as_it_was() -> None:
     finish(at, 125)
     joined, *steps = reports(at)
     assert joined == fx.StepReport(
-        kind=fx.StepKind.JOINED, cause=None, at=0.0, step=0, generation=1, running=0, waiting=0, prefill_tokens=0,
+        kind=fx.StepKind.JOINED, cause=None, at=0.0, step=0, lane=1, generation=1, running=0, waiting=0,
+        prefill_tokens=0,
         decode_tokens=0, output_tokens=0, pages_used=0, pages_cached=0, pages_total=10, preemptions=0,
         compute_us=0, span_seconds=0.0,
     )  # fmt: skip
     # One prompt while the other waits; then the first decodes beside the second's prompt, on a page of its own.
     assert steps == [
         fx.StepReport(
-            kind=fx.StepKind.PREFILL, cause=None, at=1.25, step=1, generation=1, running=1, waiting=1,
+            kind=fx.StepKind.PREFILL, cause=None, at=1.25, step=1, lane=1, generation=1, running=1, waiting=1,
             prefill_tokens=7, decode_tokens=0, output_tokens=1, pages_used=2, pages_cached=0, pages_total=10,
             preemptions=0, compute_us=1500, span_seconds=0.25,
         ),
         fx.StepReport(
-            kind=fx.StepKind.MIXED, cause=None, at=2.0, step=2, generation=1, running=2, waiting=0,
+            kind=fx.StepKind.MIXED, cause=None, at=2.0, step=2, lane=1, generation=1, running=2, waiting=0,
             prefill_tokens=2, decode_tokens=1, output_tokens=2, pages_used=3, pages_cached=0, pages_total=10,
             preemptions=0, compute_us=250, span_seconds=0.5,
         ),
         # Both end with it, and still ran in it.
         fx.StepReport(
-            kind=fx.StepKind.DECODE, cause=None, at=2.0, step=3, generation=1, running=2, waiting=0,
+            kind=fx.StepKind.DECODE, cause=None, at=2.0, step=3, lane=1, generation=1, running=2, waiting=0,
             prefill_tokens=0, decode_tokens=2, output_tokens=2, pages_used=4, pages_cached=0, pages_total=10,
             preemptions=0, compute_us=125, span_seconds=0.0,
         ),
@@ -89,8 +90,8 @@ def test_a_worker_s_death_shows_what_became_void() -> None:
     at.join()
     _, reset, joined = reports(at)
     assert reset == fx.StepReport(
-        kind=fx.StepKind.RESET, cause=fx.ResetCause.WORKER_LOST, at=1.5, step=0, generation=2, running=0, waiting=1,
-        prefill_tokens=7, decode_tokens=1, output_tokens=0, pages_used=0, pages_cached=0, pages_total=10, preemptions=0,
+        kind=fx.StepKind.RESET, cause=fx.ResetCause.WORKER_LOST, at=1.5, step=0, lane=1, generation=2, running=0,
+        waiting=1, prefill_tokens=7, decode_tokens=1, output_tokens=0, pages_used=0, pages_cached=0, pages_total=10, preemptions=0,
         compute_us=0, span_seconds=0.5,
     )  # fmt: skip
     assert (joined.kind, joined.at, joined.generation, joined.waiting) == (fx.StepKind.JOINED, 4.0, 3, 1)
