@@ -91,7 +91,8 @@ def test_a_worker_s_death_shows_what_became_void() -> None:
     _, reset, joined = reports(at)
     assert reset == fx.StepReport(
         kind=fx.StepKind.RESET, cause=fx.ResetCause.WORKER_LOST, at=1.5, step=0, lane=1, generation=2, running=0,
-        waiting=1, prefill_tokens=7, decode_tokens=1, output_tokens=0, pages_used=0, pages_cached=0, pages_total=10, preemptions=0,
+        waiting=1, prefill_tokens=7, decode_tokens=1, output_tokens=0, pages_used=0, pages_cached=0, pages_total=10,
+        preemptions=0,
         compute_us=0, span_seconds=0.5,
     )  # fmt: skip
     assert (joined.kind, joined.at, joined.generation, joined.waiting) == (fx.StepKind.JOINED, 4.0, 3, 1)
