@@ -77,6 +77,7 @@ class RequestBook:
         samples.remove(request)
         if not samples:
             del self._by_id[request.request_id]
+        self.tenants.prune(len(self))
 
     # The queue -----------------------------------------------------------------------------------------------
 

@@ -235,8 +235,10 @@ class Scheduler:
         return effects
 
     def _end_misfits(self, now: float) -> None:
-        """A worker that came back smaller cannot run what the one before it could, and nobody else may be there to."""
+        """A worker that came back smaller cannot run what the one before it could. Beside others it means nothing."""
         offers = self._lanes.offers
+        if len(self.lanes) > 1:
+            return
         for request in self.book.waiting():
             if not any(fits(offer, request) for offer in offers):
                 total, most = request.total_length, offers[0]
