@@ -25,7 +25,7 @@ from tests.benchmarks.machine import description
 from tests.benchmarks.percentiles import percentiles
 from tests.benchmarks.schedulers.__main__ import PEERS
 from tests.benchmarks.schedulers.child import Child, ChildFailed, Series
-from tests.benchmarks.schedulers.tandem import MOST_STEPS, NUM_WAITING, LoadedCore
+from tests.benchmarks.schedulers.loaded_core import MOST_STEPS, NUM_WAITING, LoadedCore
 
 ROWS = (32, 256, 1024, 4096)
 CONTEXT = 512
@@ -98,6 +98,7 @@ def figures(measured: Measured) -> dict[str, Any]:
         f"step_us_{NUM_WAITING}_waiting": waiting[worst],
         "hash_us": admit["hash_us"],
         "output_us": step["output_us"],
+        **{"report_us": of for name, of in step.items() if name == "report_us"},
     }
     return {
         "rows": measured.rows,
@@ -196,11 +197,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         children: list[tuple[int, Child]] = []
         for rows in args.rows:
             arguments = [str(rows), str(CONTEXT), str(num_turns(args.steps) * (_TURN + _WARM)), str(core)]
-            children.append((rows, stack.enter_context(Child(["tandem", *arguments, *options]))))
             for peer, folder in folders.items():
                 if folder is not None:
                     child = Child([peer, *arguments, "--folder", str(folder)], args.peer_python)
                     children.append((rows, stack.enter_context(child)))
+            children.append((rows, stack.enter_context(Child(["tandem", *arguments, *options]))))
         try:
             measured = measure(children, args.steps)
         except ChildFailed as error:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.benchmarks import core
 from tests.benchmarks.core_bars import judged
-from tests.benchmarks.schedulers.tandem import ADMITTED_TOKENS, PAGE_SIZE, LoadedCore
+from tests.benchmarks.schedulers.loaded_core import ADMITTED_TOKENS, PAGE_SIZE, LoadedCore
 
 PROMISED = {
     "rows",

@@ -1,0 +1,261 @@
+"""Tandem's core under load: requests that run and wait, and a worker that answers every plan with random tokens.
+
+Owns how each call is timed; `tandem.py` says what is measured. Drives `handle` alone, with the events that a
+front end and a worker would send. Its pool is in the state that a busy service's is in for good: every free page holds
+an indexed page of somebody who ended, so whoever takes a page evicts one.
+"""
+
+import random
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from tandem.internal.v1 import worker_pb2 as pb
+
+from scheduler_svc import frontend_wire, worker_wire
+from scheduler_svc.core import effects as fx
+from scheduler_svc.core import events as ev
+from scheduler_svc.core.page_hash import hash_pages, prefix_root
+from scheduler_svc.core.plan import Plan
+from scheduler_svc.core.scheduler import CoreConfig, Scheduler
+from scheduler_svc.steps import line_of
+
+PAGE_SIZE = 128
+ADMITTED_TOKENS = 1024
+NUM_WAITING = 10_000
+# Steps of one core: its rows grow around the context, and not too far from it.
+MOST_STEPS = 700
+
+_FRONTEND, _WORKER = "f-1", "w-1"
+_VOCAB_SIZE, _EOS = 32_000, 2
+_ROOT = prefix_root(b"benchmark", "")
+# What all that wait begin with, and one running request too: looking for kept pages finds some.
+_SHARED_TOKENS = PAGE_SIZE
+_FILLER_TOKENS = 32 * PAGE_SIZE
+_PREFILL_TOKENS = 65_536
+# Requests at the head of the queue that the pool has no room for; whoever looks further finds ordinary ones.
+_NUM_HUGE = 64
+
+_T = TypeVar("_T")
+Series = dict[str, list[float]]
+
+
+class LoadedCore:
+    """A core with `num_rows` requests running, near `context` tokens each over the next `num_steps` steps."""
+
+    def __init__(
+        self,
+        num_rows: int,
+        context: int,
+        num_steps: int,
+        *,
+        spare_rows: int = 0,
+        num_logprobs: int = 0,
+        report_steps: bool = False,
+        seed: int = 0,
+    ) -> None:
+        assert num_steps <= MOST_STEPS
+        self.num_rows = num_rows
+        self.us: Series = {}
+        self._rng = np.random.default_rng(seed)
+        self._extras = ev.Extras(num_logprobs=num_logprobs) if num_logprobs else None
+        self._plans: deque[Plan] = deque()
+        self._now = 0.0
+        self._streams = 0
+        self.shared = self.tokens(_SHARED_TOKENS)
+        # Spread over a page, so that as many rows cross a page's edge in each step.
+        lengths = random.Random(seed)
+        first, spread = context - num_steps // 2, PAGE_SIZE // 2
+        prompts = [self.tokens(lengths.randint(first - spread, first + spread)) for _ in range(num_rows)]
+        prompts[0] = np.concatenate([self.shared, prompts[0][: first - PAGE_SIZE // 2]])
+        pages_per_row = -(-(first + spread + num_steps) // PAGE_SIZE) + 1
+        started = sum(-(-len(prompt) // PAGE_SIZE) for prompt in prompts)
+        num_pages = num_rows * pages_per_row + 2 * ADMITTED_TOKENS // PAGE_SIZE
+        # More than are free at any time.
+        self._huge = self.tokens((num_pages - started + 1) * PAGE_SIZE)
+        self._core = Scheduler(
+            CoreConfig(max_waiting=2 * NUM_WAITING, max_waiting_tokens=1 << 40, report_steps=report_steps)
+        )
+        self._handle(ev.FrontendJoined(frontend=_FRONTEND))
+        self._handle(ev.WorkerJoined(worker=_WORKER, info=_info(num_rows + spare_rows, num_pages)))
+        self._fill_index(num_pages)
+        for prompt in prompts:
+            self.submit(prompt, max_new_tokens=num_steps + 4 * PAGE_SIZE)
+        self._settle()
+        assert self.load().running == num_rows
+
+    def tokens(self, count: int) -> ev.Int32Array:
+        """Random ones, never the model's own stop."""
+        return self._rng.integers(_EOS + 1, _VOCAB_SIZE, count, np.int32)
+
+    def _fill_index(self, num_pages: int) -> None:
+        """Every page of the pool becomes a kept page of somebody who ended."""
+        for _ in range(-(-num_pages * PAGE_SIZE // _FILLER_TOKENS)):
+            self.submit(self.tokens(min(_FILLER_TOKENS, num_pages * PAGE_SIZE)), max_new_tokens=1)
+        self._handle(ev.Tick())
+        while self._plans:
+            self.step()
+
+    def _settle(self) -> None:
+        """Steps until nobody waits and prompts are computed."""
+        self._handle(ev.Tick())
+        while self.load().waiting or any(len(plan.chunk_rows) for plan in self._plans):
+            self.step()
+        self.us.clear()
+
+    def _handle(self, event: ev.Event) -> list[fx.Effect]:
+        self._now += 1e-5
+        effects = self._core.handle(event, self._now)
+        self._plans.extend(effect.plan for effect in effects if isinstance(effect, fx.SendPlan))
+        return effects
+
+    def _timed(self, phase: str, call: Callable[[], _T]) -> _T:
+        begun = time.process_time_ns()
+        value = call()
+        self.us.setdefault(phase, []).append((time.process_time_ns() - begun) / 1e3)
+        return value
+
+    def load(self) -> fx.Load:
+        """How busy it is, as it says itself."""
+        [reply] = self._handle(ev.LoadQuery(frontend=_FRONTEND, query=0))
+        assert isinstance(reply, fx.LoadReply)
+        return reply.load
+
+    def submit(
+        self,
+        prompt: ev.Int32Array,
+        max_new_tokens: int,
+        hashes: bytes | None = None,
+        *,
+        root: bytes = _ROOT,
+        priority: int = 0,
+    ) -> int:
+        """Its stream. Hashes of its pages come with it, as the front end makes them."""
+        self._streams += 1
+        if hashes is None:
+            hashes = self._timed("hash_us", lambda: hash_pages(root, prompt, PAGE_SIZE))
+        event = ev.Submit(
+            frontend=_FRONTEND,
+            stream=self._streams,
+            request_id=f"r-{self._streams}",
+            prompt=prompt,
+            sampling=ev.Sampling(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, seed=0, extras=self._extras),
+            max_new_tokens=max_new_tokens,
+            min_new_tokens=0,
+            stop_token_ids=(),
+            ignore_eos=False,
+            priority=priority,
+            max_time_seconds=0,
+            deadline_seconds=0,
+            prefix_root=root,
+            page_hashes=hashes,
+        )
+        effects = self._timed("submit_us", lambda: self._handle(event))
+        assert any(isinstance(effect, fx.Admitted) for effect in effects), effects
+        return self._streams
+
+    def submit_waiting(self, *, huge: bool) -> None:
+        """`NUM_WAITING` more that cannot run: no row is free, or with `huge` the pool has no room for the first."""
+        prompts = [self.tokens(ADMITTED_TOKENS) for _ in range(64)]
+        first = [self.tokens(len(self._huge)) for _ in range(4)] if huge else []
+        for prompt in [*prompts, *first]:
+            prompt[: len(self.shared)] = self.shared
+        chosen = [first[i % 4] for i in range(_NUM_HUGE)] if huge else []
+        chosen += [prompts[i % 64] for i in range(NUM_WAITING - len(chosen))]
+        hashes = {id(prompt): hash_pages(_ROOT, prompt, PAGE_SIZE) for prompt in [*prompts, *first]}
+        for prompt in chosen:
+            self.submit(prompt, 100, hashes[id(prompt)])
+        self._handle(ev.Tick())
+        self.us.clear()
+
+    def change_head(self) -> None:
+        """The queue has another head for a step, and then the first one again, which is looked at anew."""
+        us, self.us = self.us, {}
+        # Nothing of it is hashed, so that its going leaves the caches as they were.
+        stream = self.submit(self._huge, 100, b"", root=b"", priority=1_000_000)
+        self.steady_step()
+        self._handle(ev.Cancel(frontend=_FRONTEND, stream=stream))
+        self.us = us
+
+    def take_result(self) -> None:
+        """The oldest plan's result comes in, and its tokens go out."""
+        frame = self._result(self._plans.popleft())
+        event = self._timed("decode_us", lambda: worker_wire.event_of(worker_wire.parse(frame), _WORKER))
+        effects = self._timed("done_us", lambda: self._handle(event))
+        for effect in effects:
+            if isinstance(effect, fx.StepOutput):
+                self._timed("output_us", lambda effect=effect: frontend_wire.frame_of(effect))
+            elif isinstance(effect, fx.StepReport):
+                self._timed("report_us", lambda effect=effect: line_of(effect, 0.0))
+
+    def tick(self, phase: str = "tick_us") -> Plan | None:
+        """The next plan is made and encoded."""
+        effects = self._timed(phase, lambda: self._handle(ev.Tick()))
+        plans = [effect.plan for effect in effects if isinstance(effect, fx.SendPlan)]
+        for plan in plans:
+            frame = self._timed("encode_us", lambda plan=plan: worker_wire.plan_frame(plan))
+            self.us.setdefault("plan_bytes", []).append(len(frame))
+        return plans[0] if plans else None
+
+    def step(self) -> Plan | None:
+        """A result in, a plan out."""
+        self.take_result()
+        return self.tick()
+
+    def steady_step(self) -> None:
+        """One in which every row decodes and nothing else happens."""
+        plan = self.step()
+        assert plan is not None and len(plan.decode_rows) == self.num_rows
+        assert not plan.starts and not len(plan.chunk_rows)
+
+    def admit(self, prompt: ev.Int32Array, phase: str) -> int:
+        """Admits it beside the rows that run, and takes it off again; returns the tokens found in kept pages."""
+        self.steady_step()
+        self.take_result()
+        stream = self.submit(prompt, max_new_tokens=100)
+        plan = self.tick(phase)
+        assert plan is not None and len(plan.starts) == 1
+        # Its prompt's step is confirmed by the second.
+        self.step()
+        self.step()
+        self._handle(ev.Cancel(frontend=_FRONTEND, stream=stream))
+        self.step()
+        return plan.starts[0].first_position
+
+    def _result(self, plan: Plan) -> bytes:
+        num_samples = int(plan.chunk_samples.sum()) + len(plan.decode_rows)
+        result = pb.StepResult(generation=plan.generation, step=plan.step, status=pb.STEP_STATUS_OK, compute_us=1)
+        result.tokens = self.tokens(num_samples).astype("<i4").tobytes()
+        if self._extras is not None:
+            top_k = self._extras.num_logprobs - 1
+            told = result.logprobs
+            told.logprobs = _floats(self._rng, num_samples)
+            told.top_k = top_k
+            told.top_token_ids = self.tokens(num_samples * top_k).tobytes()
+            told.top_logprobs = _floats(self._rng, num_samples * top_k)
+        return pb.WorkerToCore(result=result).SerializeToString()
+
+
+def _floats(rng: np.random.Generator, count: int) -> bytes:
+    values: npt.NDArray[np.float32] = rng.random(count, np.float32)
+    return values.tobytes()
+
+
+def _info(max_rows: int, num_pages: int) -> ev.WorkerInfo:
+    return ev.WorkerInfo(
+        identity="benchmark",
+        model="benchmark",
+        vocab_size=_VOCAB_SIZE,
+        page_size=PAGE_SIZE,
+        num_pages=num_pages + 1,
+        max_rows=max_rows,
+        max_length=1 << 24,
+        token_budget=max_rows + _PREFILL_TOKENS,
+        chunk_align=64,
+        logit_rows=max_rows + 64,
+        eos_token_ids=(_EOS,),
+        pid=0,
+    )
