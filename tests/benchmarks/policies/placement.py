@@ -1,0 +1,43 @@
+"""Ways to spread requests over workers that look at nothing, to compare the core's routing with.
+
+Owns what stands in for `routing.is_better_elsewhere` while a run lasts.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+
+import numpy as np
+
+from scheduler_svc.core import routing
+
+
+class Placement(StrEnum):
+    """Decided when a request comes, but for `FIRST_FREE`."""
+
+    ROUND_ROBIN = "round robin"
+    RANDOM = "random"
+    FIRST_FREE = "first free"
+    """Whichever worker plans next takes the queue's head."""
+
+
+@contextmanager
+def placed(placement: Placement) -> Iterator[None]:
+    """Requests go where it says."""
+    original = routing.is_better_elsewhere
+
+    def is_better_elsewhere(lane, request, begin, rivals) -> bool:
+        lanes = 1 + len(rivals)
+        match placement:
+            case Placement.ROUND_ROBIN:
+                return lane.number != 1 + request.handle % lanes
+            case Placement.RANDOM:
+                return lane.number != 1 + int(np.random.default_rng(request.handle).integers(lanes))
+            case Placement.FIRST_FREE:
+                return False
+
+    routing.is_better_elsewhere = is_better_elsewhere
+    try:
+        yield
+    finally:
+        routing.is_better_elsewhere = original
