@@ -9,7 +9,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 from tests.mutations.mutations import MUTATIONS, Mutation
-from tests.mutations.runner import CORE_TESTS, SIMULATION, Verdict, judge
+from tests.mutations.runner import CORE_TESTS, ROOT, SIMULATION, Verdict, judge, mutated
 
 _BOTH = (SIMULATION, CORE_TESTS)
 
@@ -28,11 +28,13 @@ def main() -> int:
     if unknown:
         parser.error(f"no such mutation: {', '.join(sorted(unknown))}; --list tells all")
     if args.list:
-        print("\n".join(f"{mutation.name:34} {mutation.breaks}" for mutation in chosen))
+        print("\n".join(f"{mutation.name:46} {mutation.breaks}" for mutation in chosen))
         return 0
+    for mutation in chosen:
+        mutated(mutation, (ROOT / mutation.path).read_text())
     if not args.trust_the_source:
         verdict = judge(None, _BOTH)
-        print(f"{'the source as it is':34} {_told(verdict, 'holds')}", flush=True)
+        print(f"{'the source as it is':46} {_told(verdict, 'holds')}", flush=True)
         if verdict.caught_by:
             return 2
     # Each group of proofs is run until one of it fails.
@@ -47,7 +49,7 @@ def main() -> int:
             survivors += not any(verdict.caught_by for verdict in verdicts)
             for proofs, verdict in zip(groups, verdicts, strict=True):
                 told = _told(verdict, "SURVIVED " + " and ".join(proof.name for proof in proofs))
-                print(f"{mutation.name:34} {told}", flush=True)
+                print(f"{mutation.name:46} {told}", flush=True)
     print(f"{len(chosen)} mutations, {survivors} survived")
     return 1 if survivors else 0
 

@@ -1,4 +1,4 @@
-"""The ways in which the core is broken on purpose, each a replacement of exact text.
+"""The ways in which the core is broken on purpose, each one or more replacements of exact text.
 
 Owns the list. A text that is gone, or stands twice, is an error, so the list follows the core.
 """
@@ -8,17 +8,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutation:
-    """`old` stands exactly once in the file at `path`, from the checkout's root."""
+    """`edits` are (old, new); each old text stands exactly once in the file at `path`, from the checkout's root."""
 
     name: str
     breaks: str
     path: str
-    old: str
-    new: str
+    edits: tuple[tuple[str, str], ...]
 
 
-def _core(name: str, breaks: str, module: str, old: str, new: str) -> Mutation:
-    return Mutation(name=name, breaks=breaks, path=f"scheduler_svc/core/{module}.py", old=old, new=new)
+def _core(name: str, breaks: str, module: str, old: str, new: str, *more: tuple[str, str]) -> Mutation:
+    return Mutation(name=name, breaks=breaks, path=f"scheduler_svc/core/{module}.py", edits=((old, new), *more))
 
 
 MUTATIONS: tuple[Mutation, ...] = (
@@ -124,11 +123,21 @@ MUTATIONS: tuple[Mutation, ...] = (
         "",
     ),
     _core(
-        "index-kept-over-another-loss",
-        "after a worker was out of step its index is kept",
-        "lane",
-        "        if not keep_pages:\n",
-        "        if not self.info.num_pages:\n",
+        "index-kept-over-a-lost-worker",
+        "a worker that joins again, its pool zeroed, is taken to hold what it held",
+        "lanes",
+        "_KEEPING_CAUSES = (fx.ResetCause.STEP_FAILED, fx.ResetCause.OUT_OF_MEMORY)\n",
+        "_KEEPING_CAUSES = tuple(fx.ResetCause)\n",
+        (
+            '        effects = self.close(worker, "it joined again", now) if worker in self.of else []\n',
+            "        before = self.of.get(worker)\n"
+            '        effects = self.close(worker, "it joined again", now) if worker in self.of else []\n',
+        ),
+        (
+            "        self.of[worker] = lane\n",
+            "        self.of[worker] = lane\n"
+            "        lane.pool = before.pool if before and before.info == info else lane.pool\n",
+        ),
     ),
     _core(
         "flush-forgets-the-device-alone",
@@ -156,8 +165,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "what-was-not-read-is-finite",
         "who leaves while a step of its own is in flight leaves a page that nobody zeroes",
         "lane",
-        "rows.proven[row] == planned == rows.confirmed[row]:",
-        "rows.confirmed[row] == rows.confirmed[row]:",
+        "            rows.proven[row] == planned == rows.confirmed[row] and ",
+        "            rows.confirmed[row] == rows.confirmed[row] and ",
     ),
     # Windows ---------------------------------------------------------------------------------------------------------
     _core(

@@ -49,17 +49,19 @@ class Verdict:
 
 
 class MisplacedText(Exception):
-    """The text that a mutation replaces does not stand in the source exactly once."""
+    """A text that a mutation replaces does not stand in the source exactly once."""
 
 
 def mutated(mutation: Mutation, text: str) -> str:
     """The module's text with the mutation in it. Raises MisplacedText."""
-    count = text.count(mutation.old)
-    if count != 1:
-        raise MisplacedText(f"mutation {mutation.name}: its text stands {count} times in {mutation.path}, not once")
-    if mutation.new == mutation.old:
-        raise MisplacedText(f"mutation {mutation.name} changes nothing")
-    return text.replace(mutation.old, mutation.new)
+    for old, new in mutation.edits:
+        count = text.count(old)
+        if count != 1:
+            raise MisplacedText(
+                f"mutation {mutation.name}: its text stands {count} times in {mutation.path}, not once: {old.strip()}"
+            )
+        text = text.replace(old, new)
+    return text
 
 
 def judge(mutation: Mutation | None, proofs: tuple[Proof, ...]) -> Verdict:

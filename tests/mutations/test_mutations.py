@@ -16,7 +16,7 @@ def test_it_applies(mutation: Mutation) -> None:
 
 
 def test_text_that_is_gone_or_stands_twice_is_an_error() -> None:
-    mutation = Mutation(name="m", breaks="nothing", path="x.py", old="a = 1", new="a = 2")
+    mutation = Mutation(name="m", breaks="nothing", path="x.py", edits=(("a = 1", "a = 2"),))
     for text in ("b = 1", "a = 1\na = 1"):
         with pytest.raises(MisplacedText, match="its text stands"):
             mutated(mutation, text)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from scheduler_svc.core import effects as fx
 from scheduler_svc.core import events as ev
 from scheduler_svc.core.invariants import audit
+from scheduler_svc.core.page_hash import hash_pages
 from scheduler_svc.core.routing import fits
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.record import EffectsDigest
@@ -42,6 +43,7 @@ class Episode:
         self.fleet = Fleet(rng, self.setting, self.handle, self.seen)
         self.log: list[tuple[float, ev.Event]] = []
         self.digest = EffectsDigest()
+        self._num_hashed: dict[int, int] = {}
         self._replays = seed % _REPLAY_EVERY == 0
 
     def run(self) -> None:
@@ -84,11 +86,27 @@ class Episode:
             self.log.append((self.now, event))
             self.digest.add(effects)
         audit(self.core)
+        self._check_hashes()
         for effect in effects:
             self._carry_out(effect)
         if isinstance(event, ev.Tick):
             self._check_busy()
         return effects
+
+    def _check_hashes(self) -> None:
+        """The names of a request's pages are a chain from its tenant's root; each is looked at when it is new."""
+        page_size = self.setting.shape.page_size
+        for request in self.core.book:
+            count = len(request.page_hashes)
+            if count == self._num_hashed.get(request.handle, 0):
+                continue
+            self._num_hashed[request.handle] = count
+            known = self.core.lanes[request.worker].rows if request.row else None
+            end = count * page_size
+            tokens = known.tokens_between(request.row, 0, end) if known else request.tokens_between(0, end)
+            assert b"".join(request.page_hashes) == hash_pages(request.prefix_root, tokens, page_size), (
+                f"{request.request_id}: its pages are named by another past or another tenant's root"
+            )
 
     def _check_busy(self) -> None:
         lanes = self.core.lanes.values()
