@@ -1,7 +1,7 @@
 """The whole service with the bundled model, for tests of equality: real processes, real sockets, the real client.
 
-Owns the shapes of the workers, the reference, and reading many streams at once. Two workers serve in turn: a roomy one
-first, and, once that is killed, one whose pool is too small for its rows. Two shapes are four FlexAttention kernels.
+Owns the shapes of the workers, the reference, and reading many streams at once. Two workers serve: a roomy one first,
+beside it one whose pool is too small for its rows, which goes on alone. Two shapes are four FlexAttention kernels.
 """
 
 import json
@@ -131,7 +131,7 @@ class Reading:
 
 
 class RealService:
-    """`client` talks to it. Which worker serves is the tests' to say: `roomy` until `kill_roomy`."""
+    """`client` talks to it. `roomy` serves first, the small one beside it from when it is ready, and then alone."""
 
     def __init__(self, rig: Rig) -> None:
         self._rig = rig
@@ -147,19 +147,17 @@ class RealService:
         self._rig.children.append(child)
         return child
 
-    def stand_by(self) -> Child:
-        """Starts the small worker, which waits until the roomy one is gone."""
+    def start_small(self) -> Child:
+        """Starts the small worker, unless it runs."""
         if self._small is None:
             self._small = self._start("small", SMALL_PAGES)
         return self._small
 
-    def small_serves(self) -> None:
-        """The small worker serves from now on."""
-        small = self.stand_by()
+    def small_serves_alone(self) -> None:
+        """From now on, the roomy worker being killed."""
+        self.start_small().wait_line("joined", PATIENCE_SECONDS)
         if not self.roomy.killed:
-            small.wait_line("standing by", PATIENCE_SECONDS)
             self.roomy.kill()
-        small.wait_line("joined", PATIENCE_SECONDS)
 
     def read(self, cases: Sequence[Case]) -> Reading:
         """Starts all of them at once."""

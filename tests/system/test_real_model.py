@@ -42,7 +42,7 @@ def served() -> Iterator[Served]:
         service = RealService(rig)
         cases = cases_of(process, texts)
         # Compiles its kernels while the first tests run.
-        service.stand_by()
+        service.start_small()
         yield Served(service=service, cases=cases)
         service.client.close()
 
@@ -87,7 +87,7 @@ def test_in_mixed_batches_with_more_requests_than_rows(served: Served, order: st
     after = served.service.client.load()
     assert len(cases) > MAX_ROWS
     assert after.steps - before.steps < len(cases) * NEW_TOKENS // 4, "they were to run in batches"
-    if after.worker_pid == served.service.roomy.pid:
+    if after.workers == 1 and after.worker_pid == served.service.roomy.pid:
         assert after.preemptions == before.preemptions
 
 
@@ -144,24 +144,24 @@ def test_sampled_text_and_its_logprobs_alone_and_batched(served: Served) -> None
 
 def test_a_worker_killed_in_the_middle_changes_no_token(served: Served) -> None:
     service, cases = served.service, served.cases[::2]
-    service.stand_by().wait_line("standing by", PATIENCE_SECONDS)
+    service.start_small().wait_line("joined", PATIENCE_SECONDS)
     reading = service.read(cases)
     heard = reading.wait_tokens(MAX_ROWS * NEW_TOKENS // 2)
-    service.small_serves()
+    service.small_serves_alone()
     outputs = reading.result()
     for before, output in zip(heard, outputs, strict=True):
         assert output.tokens[: len(before)] == before
     interrupted = [output for output in outputs if output.summary and output.summary.timing.worker_changes]
     diverged = different(cases, outputs)
     print(f"{len(interrupted)} streams met the kill, {len(diverged)} of {len(cases)} diverged after it: {diverged}")
-    assert len(interrupted) >= MAX_ROWS // 2
+    assert len(interrupted) >= MAX_ROWS // 4
     assert diverged == []
 
 
 @pytest.mark.parametrize("order", ["first round", "second round, the other way round"])
 def test_with_a_pool_so_small_that_requests_give_way(served: Served, order: str) -> None:
     service = served.service
-    service.small_serves()
+    service.small_serves_alone()
     cases = served.cases if order == "first round" else served.cases[::-1]
     before = service.client.load()
     outputs = service.read(cases).result()
