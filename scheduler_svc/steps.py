@@ -16,8 +16,8 @@ from scheduler_svc.core import effects as fx
 log = logging.getLogger("tandem.core")
 
 # `step`, `preemptions`: since the service started, as in GetLoad. `running`, `waiting`, pages: while the step ran;
-# `pages_cached` are kept for requests to come and nobody's. A line tells of one worker, that of `generation`, which no two
-# have in common; `step`, `waiting` and `preemptions` are of all.
+# `pages_cached` are kept for requests to come and nobody's. `lane` numbers a worker's time with the service: one that
+# comes back has another. `running` and pages are of that lane; `step`, `waiting` and `preemptions` are of all.
 # `ms`: the worker's own time. `span_ms`: plan sent to result read, waiting behind the step before it included.
 COLUMNS = (
     "step",
@@ -34,6 +34,7 @@ COLUMNS = (
     "pages_cached",
     "pages_total",
     "preemptions",
+    "lane",
     "generation",
     "ms",
     "span_ms",
@@ -49,7 +50,7 @@ def line_of(report: fx.StepReport, origin: float) -> str:
         f"{report.step},{report.at - origin:.6f},{report.kind},{report.cause or ''},{report.running},{report.waiting},"
         f"{report.prefill_tokens + report.decode_tokens},{report.prefill_tokens},{report.decode_tokens},"
         f"{report.output_tokens},{report.pages_used},{report.pages_cached},{report.pages_total},{report.preemptions},"
-        f"{report.generation},{report.compute_us / 1e3:.3f},{report.span_seconds * 1e3:.3f}\n"
+        f"{report.lane},{report.generation},{report.compute_us / 1e3:.3f},{report.span_seconds * 1e3:.3f}\n"
     )
 
 

@@ -22,8 +22,7 @@ def report(step: int = 7, **changes: object) -> fx.StepReport:
     values = {
         "kind": fx.StepKind.MIXED, "cause": None, "at": 102.5, "step": step, "lane": 2, "generation": 3, "running": 4,
         "waiting": 5, "prefill_tokens": 60, "decode_tokens": 2, "output_tokens": 3, "pages_used": 11,
-        "pages_cached": 22,
-        "pages_total": 99, "preemptions": 1, "compute_us": 4567, "span_seconds": 0.0089126,
+        "pages_cached": 22, "pages_total": 99, "preemptions": 1, "compute_us": 4567, "span_seconds": 0.0089126,
     }  # fmt: skip
     return fx.StepReport(**{**values, **changes})  # type: ignore[arg-type]
 
@@ -37,8 +36,8 @@ def test_a_line_says_what_its_column_does(tmp_path: Path) -> None:
     assert dict(zip(header.split(","), step.split(","), strict=True)) == {
         "step": "7", "at_seconds": "2.500000", "kind": "mixed", "cause": "", "running": "4", "waiting": "5",
         "tokens": "62", "prefill_tokens": "60", "decode_tokens": "2", "output_tokens": "3", "pages_used": "11",
-        "pages_cached": "22",
-        "pages_total": "99", "preemptions": "1", "generation": "3", "ms": "4.567", "span_ms": "8.913",
+        "pages_cached": "22", "pages_total": "99", "preemptions": "1", "lane": "2", "generation": "3", "ms": "4.567",
+        "span_ms": "8.913",
     }  # fmt: skip
     assert header.split(",") == list(COLUMNS)
     assert reset.split(",")[2:4] == ["reset", "worker lost"]
