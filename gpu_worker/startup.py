@@ -72,9 +72,10 @@ def start(settings: WorkerSettings) -> Worker:
         twin = twin_of(files.config, dtype=dtype)
         layers = examine(twin)
         costs = estimate(twin, layers, dtype=dtype, packs=can_pack(device, dtype))
-    sizes = plan_memory(settings, costs, device)
-    seen = with_window(settings, layers, sizes.geometry.max_length)
-    model, sizes = load(settings, files, costs, sizes, device, dtype)
+    length = settings.max_length or costs.default_length
+    seen = with_window(settings, layers, length)
+    sizes = plan_memory(settings, costs, device, seen.within(length).reach)
+    model, sizes = load(settings, files, costs, sizes, device, dtype, seen.within(length).reach)
     with phase("independence of a batch's tokens"):
         pinned = pin(model, sizes.geometry.max_length)
         check_independence(model, sizes.geometry.max_length)
@@ -98,14 +99,14 @@ def start(settings: WorkerSettings) -> Worker:
     return Worker(runner=runner, join=join)
 
 
-def plan_memory(settings: WorkerSettings, costs: Costs, device: torch.device) -> Sizes:
+def plan_memory(settings: WorkerSettings, costs: Costs, device: torch.device, reach: tuple[int, int] = (0, 0)) -> Sizes:
     """Sizes that fit in what is free now, in the log. Raises ValueError."""
     if device.type == "cuda":
         check_passage(costs, free_host_bytes())
     on_cpu = device.type == "cpu"
     free_host = 0 if on_cpu else free_host_bytes()
     free = free_bytes(device)
-    sizes = choose_sizes(settings, costs, free=free, place=str(device), on_cpu=on_cpu, free_host=free_host)
+    sizes = choose_sizes(settings, costs, free=free, place=str(device), on_cpu=on_cpu, free_host=free_host, reach=reach)
     for line in ledger(sizes, str(device), costs.dtype):
         log.info("%s", line)
     return sizes
@@ -118,6 +119,7 @@ def load(
     sizes: Sizes,
     device: torch.device,
     dtype: torch.dtype,
+    reach: tuple[int, int] = (0, 0),
 ) -> tuple[PreTrainedModel, Sizes]:
     """The model, and sizes by what is free once it is there: a GPU's context and others on it take memory meanwhile."""
     with phase(f"weights, {costs.dtype} on {device}"):
@@ -125,7 +127,9 @@ def load(
     if device.type == "cuda":
         free = min(sizes.free, free_bytes(device) + costs.weights)
         free_host = free_host_bytes()
-        sizes = choose_sizes(settings, costs, free=free, place=str(device), on_cpu=False, free_host=free_host)
+        sizes = choose_sizes(
+            settings, costs, free=free, place=str(device), on_cpu=False, free_host=free_host, reach=reach
+        )
     return model, sizes
 
 

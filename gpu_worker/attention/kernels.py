@@ -48,7 +48,7 @@ class Kernels:
                     view,
                     q_positions=self._q_positions[bucket],
                     logical_of_page=tables.logical_of_page,
-                    list_width=tables.pages.shape[1] + view.num_sink_pages,
+                    list_width=self._list_width(view),
                 )
                 for view in self.views
             )
@@ -72,9 +72,13 @@ class Kernels:
         table = self._tables.pages
         if self._shapes.token_multiple is None and view.is_plain:
             return table
-        # As wide as the table, which on a CPU is as wide as the pool: its kernel insists. Few columns may be in use.
-        width = table.shape[1] + view.num_sink_pages
-        return torch.zeros(bucket, width, dtype=torch.int32, device=table.device)
+        return torch.zeros(bucket, self._list_width(view), dtype=torch.int32, device=table.device)
+
+    def _list_width(self, view: View) -> int:
+        """As wide as the pool on a CPU, whose kernel insists, else as what a row may have; few may be in use."""
+        if self._tables.pages.is_cpu:
+            return view.pool_pages
+        return self._tables.pages.shape[1] + view.num_sink_pages
 
     def context(self, layout: StepLayout, staged: Mapping[str, Tensor]) -> StepContext:
         """Updates the masks for `layout`, whose arrays `staged` holds on the device; table edits are done."""

@@ -110,8 +110,7 @@ class View:
         window = self.visibility.window
         if window is None:
             return self.pages_per_row
-        # A window begins at any place of its first page.
-        return min(self.leading_pages + (window + self.page_size - 2) // self.page_size + 1, self.pages_per_row)
+        return min(self.leading_pages + self._spanned(window), self.pages_per_row)
 
     @property
     def max_full(self) -> int:
@@ -125,10 +124,15 @@ class View:
     def max_partial(self) -> int:
         """Pages of its own that a tile lists as seen in part, at most: where its last positions lie, and with a window
         as many where its queries' windows begin, and the last leading page."""
-        per_edge = (self.page_size + self.q_block - 3) // self.page_size + 1
-        if self.visibility.window is None:
+        window, per_edge = self.visibility.window, self._spanned(self.q_block - 1)
+        if window is None:
             return min(per_edge, self.pages_per_row)
-        return min(2 * per_edge + self.cuts_leading, self.pages_per_row)
+        near = min(2 * per_edge, self._spanned(window + self.q_block - 1))
+        return min(near + self.cuts_leading, self.pages_per_row)
+
+    def _spanned(self, num_positions: int) -> int:
+        """Pages that so many positions touch, at most."""
+        return (num_positions + self.page_size - 2) // self.page_size + 1
 
     def _hidden_end(self, positions: Int64Array) -> Int64Array:
         """Where what queries do not see ends, which begins after the leading positions; 0 where they see everything."""

@@ -96,24 +96,39 @@ class Sizes:
 
 
 def choose_sizes(
-    settings: WorkerSettings, costs: Costs, *, free: int, place: str, on_cpu: bool, free_host: int = 0
+    settings: WorkerSettings,
+    costs: Costs,
+    *,
+    free: int,
+    place: str,
+    on_cpu: bool,
+    free_host: int = 0,
+    reach: tuple[int, int] = (0, 0),
 ) -> Sizes:
     """Sizes as asked, else from the model and the memory there is.
 
     free: bytes on `place` (cpu, cuda:0) before weights are loaded; free_host: those of main memory, where that is
-    another place. Raises ValueError: DoesNotFit where more would do.
+    another place; reach: `LayerMap.reach`, for a sequence that slides holds few pages at once. Raises ValueError:
+    DoesNotFit where more would do.
     """
-    return _Choice(settings, costs, free, place, on_cpu, free_host).made()
+    return _Choice(settings, costs, free, place, on_cpu, free_host, reach).made()
 
 
 class _Choice:
     """One choice, in the order in which things are refused: limits, weights, step, host memory, pool, length."""
 
     def __init__(
-        self, settings: WorkerSettings, costs: Costs, free: int, place: str, on_cpu: bool, free_host: int
+        self,
+        settings: WorkerSettings,
+        costs: Costs,
+        free: int,
+        place: str,
+        on_cpu: bool,
+        free_host: int,
+        reach: tuple[int, int],
     ) -> None:
         self.settings, self.costs, self.free, self.place, self.on_cpu = settings, costs, free, place, on_cpu
-        self.free_host, self.host_pool = free_host, 0
+        self.free_host, self.host_pool, self.reach = free_host, 0, reach
         # CPU: pages of 64 and 128 are equally fast, 256 slower; smaller ones waste less.
         self.page_size = settings.page_size or (64 if on_cpu else 128)
         self.max_rows = settings.max_rows or (32 if on_cpu else 256)
@@ -138,7 +153,8 @@ class _Choice:
             self._refuse_step()
         host_pages = self._host_pages()
         num_pages = self._num_pages()
-        max_length = min(self.length, (num_pages - 1) * self.page_size)
+        enough = self._held_pages() < num_pages
+        max_length = self.length if enough else (num_pages - 1) * self.page_size
         if max_length < (self.settings.max_length or 0):
             self._refuse_length(num_pages)
         geometry = replace(self._geometry(num_pages, max_length), host_pages=host_pages)
@@ -220,6 +236,14 @@ class _Choice:
     def _pages(self) -> int:
         return align_up(self.length, self.page_size) // self.page_size
 
+    def _held_pages(self) -> int:
+        """Of the longest sequence at once: where it slides, what a tile of its queries sees, and a page to write on."""
+        window, leading = self.reach
+        if not window:
+            return self._pages()
+        of_leading = align_up(leading, self.page_size) // self.page_size
+        return min(self._pages(), of_leading + (window + CHUNK_ALIGN - 1) // self.page_size + 2)
+
     def _pool(self, num_pages: int) -> int:
         return self.page_size * (self.costs.sinks_per_token + num_pages * self.costs.kv_per_token)
 
@@ -278,7 +302,7 @@ class _Choice:
         )
 
     def _refuse_length(self, num_pages: int) -> NoReturn:
-        pages = self._pages() + 1
+        pages = self._held_pages() + 1
         need, fits = self._pool(pages), (num_pages - 1) * self.page_size
         asked = f"max_length is {self.length}, which needs num_pages {pages} or pool_bytes "
         asked += f"{settable(need, at_least=True)}; the pool has {num_pages} pages"

@@ -50,6 +50,9 @@ class RigSpec:
     dtype: torch.dtype = torch.float32
     max_rows: int = 3
     chunk_align: int = 64
+    # Unless given, some rows' worth of pages, and a text of some pages.
+    num_pages: int | None = None
+    max_length: int | None = None
 
     def __str__(self) -> str:
         window = "" if self.window is None else f"-window{self.window}"
@@ -109,9 +112,9 @@ class Rig:
         self.spec, self.device = spec, device
         self.geometry = Geometry(
             page_size=spec.page_size,
-            num_pages=max(12, 640 // spec.page_size),
+            num_pages=spec.num_pages or max(12, 640 // spec.page_size),
             max_rows=spec.max_rows,
-            max_length=4 * spec.page_size + 64,
+            max_length=spec.max_length or 4 * spec.page_size + 64,
             token_budget=384,
             chunk_align=spec.chunk_align,
             vocab_size=VOCAB_SIZE,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tandem.internal.v1 import worker_pb2 as pb
 
-from tests.gpu_worker.plans import Sequence_, TinyCore
+from tests.gpu_worker.plans import Moves, Sequence_, TinyCore
 from tests.gpu_worker.rig import Recording, Rig, RigSpec
 from tests.gpu_worker.rig_specs import SPECS
 
@@ -32,6 +32,11 @@ def behind(rig: Rig, position: int) -> list[int]:
     page_size = rig.geometry.page_size
     pages = range(-(-leading // page_size), rig.geometry.pages_per_row)
     return [page for page in pages if (page + 1) * page_size <= position - window + 1]
+
+
+def middling(rig: Rig) -> int:
+    """Tokens of a text that slides and still fits the pool whole."""
+    return min(rig.geometry.max_length, (rig.geometry.num_pages - 3) * rig.geometry.page_size)
 
 
 def spoil(rig: Rig, pages: list[int]) -> None:
@@ -58,39 +63,47 @@ def test_no_window_where_a_layer_sees_everything(rig_of: Callable[[RigSpec], Rig
 
 
 def test_a_row_runs_on_while_others_have_its_first_pages(rig: Rig) -> None:
-    """Chunks, then decode steps to the longest sequence; before each step NaN stands wherever the row sees nothing of,
-    until another row writes there."""
+    """Chunks, then decode steps to the longest sequence, which may be longer than the pool; before each step NaN stands
+    wherever the row sees nothing of, until another row or itself writes there."""
     page_size, length = rig.geometry.page_size, rig.geometry.max_length
     core, recording = rig.core(), Recording()
-    first = core.add(1, rig.prompt(length - page_size - 1, seed=1))
+    first = core.add(1, [])
+    # Whole pages, so that what was spoiled in them is gone once they are computed.
+    first.num_prompt = (length - 2 * page_size) // page_size * page_size
+    first.tokens = rig.prompt(first.num_prompt, seed=1)
     given = 0
     rows = count(2)
 
     def give_away() -> list[int]:
         """Rows that start on pages which row 1 just left behind."""
         nonlocal given
-        free = [first.pages[col] for col in behind(rig, first.position)][given:]
+        free = [first.pages[col] for col in behind(rig, first.position) if col < len(first.pages)][given:]
         given += len(free)
         spoil(rig, free)
         started = []
-        for page in free[: rig.geometry.max_rows - 1]:
+        for page in free:
             core.free_pages.insert(0, page)
             row = next(rows) % 2 + 2
-            core.add(row, rig.prompt(page_size, seed=page))
+            if row in started:
+                continue
+            if row in core.rows:
+                core.free(core.rows[row])
+                spoil(rig, core.rows[row].pages)
+            core.add(row, rig.prompt(page_size, seed=given))
             assert core.rows[row].pages == [page]
             started.append(row)
         return started
 
-    while (left := first.num_prompt - first.position) > 0:
-        size = min(page_size + 7, left)
+    while first.position < first.num_prompt:
         others = give_away()
-        rig.step(core, recording, chunks={1: size, **dict.fromkeys(others, page_size)})
-    assert given
+        rig.step(core, recording, chunks={1: page_size, **dict.fromkeys(others, page_size)})
     while len(first.tokens) < length:
-        others = give_away()
-        rig.step(core, recording, chunks=dict.fromkeys(others, page_size), decode=[1])
-    assert len(behind(rig, length - 1)) >= given > 1
-    rig.check(core, recording)
+        others, at_edge = give_away(), len(first.tokens) - 1 == len(first.pages) * page_size
+        moves = Moves(zero=core.free_pages[:1]) if at_edge else None
+        rig.step(core, recording, chunks=dict.fromkeys(others, page_size), decode=[1], moves=moves)
+    assert given == len(behind(rig, length - 1)) > 1
+    assert (len(first.pages) > rig.geometry.num_pages) == (rig.spec.max_length is not None)
+    rig.check(core, Recording(hidden={at: state for at, state in recording.hidden.items() if at[0] == 1}))
     forget(rig)
 
 
@@ -98,7 +111,7 @@ def test_a_row_runs_on_while_others_have_its_first_pages(rig: Rig) -> None:
 def test_a_row_starts_without_the_pages_behind_its_window(rig: Rig, as_decode_row: bool) -> None:
     """Resumed on what is left of its pages: 0 stands for the others, and page 0 holds NaN like theirs."""
     page_size = rig.geometry.page_size
-    length = rig.geometry.max_length - page_size // 2
+    length = middling(rig) - page_size // 2
     core, recording = rig.core(), Recording()
     first = core.add(1, rig.prompt(length, seed=2))
     rig.step(core, chunks={1: length})
@@ -128,7 +141,7 @@ def test_a_page_that_is_missing_in_sight_is_refused(rig: Rig) -> None:
     """One page too many behind the window, or a leading one."""
     window, leading = reach(rig)
     page_size = rig.geometry.page_size
-    length = rig.geometry.max_length - 2
+    length = middling(rig) - 2
     hidden = behind(rig, length - 1)
     for col in (0 if leading else hidden[-1] + 1, hidden[-1] + 1):
         core = rig.core()
@@ -149,7 +162,7 @@ def test_a_page_that_is_missing_in_sight_is_refused(rig: Rig) -> None:
 def test_pages_are_shared_behind_and_before_the_window(rig: Rig) -> None:
     """A hit of a long prefix, of which the window leaves little: the rest never comes."""
     page_size = rig.geometry.page_size
-    tokens = rig.prompt(rig.geometry.max_length - 4, seed=4)
+    tokens = rig.prompt(middling(rig) - 4, seed=4)
     core, recording = rig.core(), Recording()
     first = core.add(1, tokens)
     rig.step(core, chunks={1: len(tokens)})

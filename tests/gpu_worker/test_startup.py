@@ -170,19 +170,19 @@ def test_the_largest_step_uses_the_budget(max_rows: int, max_length: int, token_
 
 
 def test_join_says_what_was_set_and_measured(tmp_path: Path, device: torch.device) -> None:
-    """A whole start, with the kernels of a rig, which are compiled already."""
+    """A whole start, with the kernels of a rig, which are compiled already. Texts may be longer than the pool."""
     spec = next(spec for spec in SPECS if spec.family == "llama" and spec.bound)
     window, sinks = spec.bound
     heads = {"num_attention_heads": 2 * spec.group, "num_key_value_heads": 2, "head_dim": spec.head_dim}
-    saved = save_model(tmp_path, hidden_size=48, **heads)
+    saved = save_model(tmp_path, hidden_size=48, max_position_embeddings=512, **heads)
     settings = WorkerSettings(
         model=str(saved),
         device=str(device),
         dtype="float32",
         page_size=spec.page_size,
-        num_pages=40,
+        num_pages=spec.num_pages,
         max_rows=spec.max_rows,
-        max_length=128,
+        max_length=spec.max_length,
         token_budget=384,
         window=window,
         window_sinks=sinks,
@@ -192,6 +192,7 @@ def test_join_says_what_was_set_and_measured(tmp_path: Path, device: torch.devic
     worker = start(settings)
     join = worker.join
     assert (join.protocol, join.window, join.sink_tokens, join.host_pages) == (3, window, sinks, 5)
+    assert join.max_length > join.num_pages * join.page_size
     assert 0 < join.page_copy_us < 1e6
     assert 0 < join.token_us < 1e6
     # Another window, another text: such a worker cannot go on with this one's requests.

@@ -35,10 +35,16 @@ COSTS = Costs(
 
 
 def sizes(
-    free: int = 64 * GIB, *, costs: Costs = COSTS, on_cpu: bool = True, free_host: int = 0, **settings: object
+    free: int = 64 * GIB,
+    *,
+    costs: Costs = COSTS,
+    on_cpu: bool = True,
+    free_host: int = 0,
+    reach: tuple[int, int] = (0, 0),
+    **settings: object,
 ) -> Sizes:
-    place = "cpu" if on_cpu else "cuda:0"
-    return choose_sizes(WorkerSettings(**settings), costs, free=free, place=place, on_cpu=on_cpu, free_host=free_host)
+    machine = {"free": free, "place": "cpu" if on_cpu else "cuda:0", "on_cpu": on_cpu, "free_host": free_host}
+    return choose_sizes(WorkerSettings(**settings), costs, **machine, reach=reach)
 
 
 def refused(free: int = 64 * GIB, *, costs: Costs = COSTS, **settings: object) -> str:
@@ -182,6 +188,20 @@ def test_a_length_that_no_pool_holds_names_the_longest() -> None:
     length = int(would.group(1))
     chosen = sizes(20 * GIB, costs=costs, max_length=length, max_rows=1, keep_free_bytes=CPU_RESERVE_BYTES)
     assert chosen.geometry.max_length == length
+
+
+def test_a_sequence_that_slides_may_be_longer_than_the_pool() -> None:
+    """At once it holds a page of leading positions, and 18 for a window of 1,024, a tile of 64 queries and what comes
+    next."""
+    long = replace(COSTS, length_limit=1 << 20)
+    chosen = sizes(costs=long, max_length=1 << 20, num_pages=20, max_rows=1, reach=(1024, 4))
+    assert (chosen.geometry.max_length, chosen.geometry.num_pages) == (1 << 20, 20)
+    problem = "max_length is 1048576, which needs num_pages 20 or pool_bytes 40.0MiB; the pool has 19 pages; a larger"
+    with pytest.raises(ValueError, match=problem):
+        sizes(costs=long, max_length=1 << 20, num_pages=19, max_rows=1, reach=(1024, 4))
+    # Unasked, it is as long as the pool then.
+    assert sizes(num_pages=19, max_rows=1, reach=(1024, 4)).geometry.max_length == 18 * 64
+    assert sizes(num_pages=20, max_rows=1, reach=(1024, 4)).geometry.max_length == 4096
 
 
 def test_pages_for_sinks_are_counted() -> None:
