@@ -156,7 +156,7 @@ def together(client: Client, requests: Requests, meanwhile: Callable[[Sequence[G
 
 
 class Service:
-    """A scheduler, and workers that serve one after another."""
+    """A scheduler, and workers that follow one another, the next beside the one before it for a while."""
 
     def __init__(self, rig: Rig, model: Path, device: str, dtype: str) -> None:
         self._rig = rig
@@ -175,9 +175,8 @@ class Service:
         return child
 
     def succeed(self, heir: Child) -> None:
-        """Kills the worker that serves; `heir`, which stands by, does from now on."""
+        """Kills the worker that served first; `heir` goes on alone."""
         self._serving.kill()
-        heir.wait_line("joined", PATIENCE_SECONDS)
         self._serving = heir
 
     def half_done(self, streams: Sequence[GenerateStream], total: int) -> None:
@@ -196,7 +195,7 @@ def measure(requests: Requests, *, model: Path, device: str, dtype: str) -> list
         service = Service(rig, model, device, dtype)
         client = service.client
         heir = service.worker(ROOMY_PAGES)
-        heir.wait_line("standing by", PATIENCE_SECONDS)
+        heir.wait_line("joined", PATIENCE_SECONDS)
 
         def kill(streams: Sequence[GenerateStream]) -> None:
             service.half_done(streams, len(requests.texts) * requests.new_tokens)
@@ -207,7 +206,7 @@ def measure(requests: Requests, *, model: Path, device: str, dtype: str) -> list
         found.append(compare("batched", alone, together(client, requests, undisturbed)))
         found.append(compare("worker killed", alone, together(client, requests, kill)))
         small = service.worker(SMALL_PAGES)
-        small.wait_line("standing by", PATIENCE_SECONDS)
+        small.wait_line("joined", PATIENCE_SECONDS)
         service.succeed(small)
         found.append(compare("preempted", alone, together(client, requests, undisturbed)))
         client.close()

@@ -84,7 +84,7 @@ def test_prompt_logprobs_of_a_prompt_that_is_cached(client: Client) -> None:
 
 def test_preempted(rig: Rig) -> None:
     scheduler, _, caller = rig.serve(
-        "--num-pages", "28", "--max-rows", "12", "--max-length", "256", "--page-size", "16"
+        "--num-pages", "20", "--max-rows", "12", "--max-length", "256", "--page-size", "16"
     )
     with Client(scheduler.address) as client:
         asks = random_featured(24, seed=4, prompts=(1, 100), outputs=(40, 80))
