@@ -59,8 +59,10 @@ def info_of(shape: Shape) -> ev.WorkerInfo:
     )
 
 
-def hashes_of(prompt: list[int], page_size: int, *, salt: str = "") -> dict[str, bytes]:
-    """What a front end tells of a prompt's pages: fields of a Submit."""
+def hashes_of(prompt: list[int], page_size: int, *, salt: str | None = "") -> dict[str, bytes]:
+    """What a front end tells of a prompt's pages: fields of a Submit. `salt` None: nothing, no page is shared."""
+    if salt is None:
+        return {}
     root = prefix_root(CACHE_ROOT, salt)
     return {"prefix_root": root, "page_hashes": hash_pages(root, np.array(prompt, np.int32), page_size)}
 
@@ -280,11 +282,15 @@ class World:
         num_samples: int = 1,
         extras: ev.Extras | None = None,
         prompt_logprobs_from: int = 0,
-        salt: str = "",
+        salt: str | None = "",
+        page_hashes: bytes | None = None,
         cache_read: bool = True,
         cache_write: bool = True,
     ) -> int:
-        """A request of new streams; returns the first."""
+        """A request of new streams; returns the first. `page_hashes` None: the prompt's own."""
+        hashes = hashes_of(prompt, self.shape.page_size, salt=salt)
+        if page_hashes is not None:
+            hashes["page_hashes"] = page_hashes
         stream = len(self.streams) + 1
         event = ev.Submit(
             frontend=FRONTEND,
@@ -303,7 +309,7 @@ class World:
             prompt_logprobs_from=prompt_logprobs_from,
             cache_read=cache_read,
             cache_write=cache_write,
-            **hashes_of(prompt, self.shape.page_size, salt=salt),
+            **hashes,
         )
         for sample_idx, number in enumerate(event.streams):
             self.streams[number] = Stream(event, sample_idx)

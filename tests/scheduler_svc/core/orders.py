@@ -1,0 +1,60 @@
+"""What plans order, as a reader writes it down. Pure looks at a world's plans; owns nothing."""
+
+from scheduler_svc.core import effects as fx
+from scheduler_svc.core import events as ev
+from scheduler_svc.core.events import Int32Array
+from scheduler_svc.core.plan import Plan
+from tests.scheduler_svc.core.world import FRONTEND, World
+
+
+def starts(world: World) -> list[tuple[int, list[int]]]:
+    """(first position, pages) of every row started, in order."""
+    return [(start.first_position, start.pages.tolist()) for plan in world.sent for start in plan.starts]
+
+
+def beginnings(world: World) -> list[int]:
+    """The first position of every row started, in order: what was kept of it, in tokens."""
+    return [first for first, _ in starts(world)]
+
+
+def prompts_started(world: World) -> list[list[int]]:
+    """The prompts of the rows started, in order."""
+    return [start.tokens[: start.num_prompt_tokens].tolist() for plan in world.sent for start in plan.starts]
+
+
+def chunks(plan: Plan) -> list[tuple[int, int, int]]:
+    """(row, start, count) of each chunk."""
+    return _rows(plan.chunk_rows, plan.chunk_starts, plan.chunk_counts)
+
+
+def saves(plan: Plan) -> list[tuple[int, int]]:
+    """(page, host page)."""
+    return _rows(plan.moves.saved_pages, plan.moves.saved_slots)
+
+
+def copies(plan: Plan) -> list[tuple[int, int, int]]:
+    """(from page, to page, tokens)."""
+    return _rows(plan.moves.copied_from, plan.moves.copied_to, plan.moves.copied_tokens)
+
+
+def loads(plan: Plan) -> list[tuple[int, int]]:
+    """(host page, page)."""
+    return _rows(plan.moves.loaded_slots, plan.moves.loaded_pages)
+
+
+def _rows(*columns: Int32Array) -> list[tuple[int, ...]]:
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def load(world: World) -> fx.Load:
+    """What the core tells of itself."""
+    [reply] = world.handle(ev.LoadQuery(frontend=FRONTEND, query=1))
+    assert isinstance(reply, fx.LoadReply)
+    return reply.load
+
+
+def flush(world: World) -> int:
+    """Forgets what is kept; how many pages, as told."""
+    [reply] = world.handle(ev.FlushCache(frontend=FRONTEND, query=2))
+    assert isinstance(reply, fx.FlushReply)
+    return reply.pages
