@@ -6,6 +6,7 @@ kernel that computes something else on this device. How much rounding may do is 
 chosen by a near tie make much of it. Knows nothing of pages' content or of sockets.
 """
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -26,6 +27,8 @@ from gpu_worker.runner import Runner
 from gpu_worker.wire.frames import Plan
 from gpu_worker.wire.started import StartedRows
 
+log = logging.getLogger(__name__)
+
 # Relative errors of a logit vector about its mean. What is wrong errs by a good part of 1, rounding by some times what
 # attention that is shaken by one rounding does to eager's own logits.
 _LEAST_TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -44,6 +47,8 @@ def check_runner(model: PreTrainedModel, runner: Runner, dtype: torch.dtype, *, 
     """
     reference = eager_name(model, own)
     prompts = make_prompts(runner.geometry)
+    if runner.geometry.window + runner.geometry.sink_tokens >= prompts[0].size + _NUM_DECODE:
+        log.info("self-check: its texts, %d tokens, are too short to slide", prompts[0].size)
     ours, texts = _served_logits(model, runner, prompts, dtype)
     errors, shaken, at_ends = list[float](), list[float](), list[float]()
     for text, found in zip(texts, ours, strict=True):

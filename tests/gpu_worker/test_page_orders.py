@@ -1,6 +1,7 @@
 """Page orders of plans on the runner: forks, pages that go to host memory and come back, their order within a plan."""
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterable
 from itertools import chain
 
 import pytest
@@ -159,6 +160,47 @@ def test_one_plan_saves_zeroes_copies_and_loads_in_this_order(plain_rig: Rig) ->
     # Saved in this plan, loaded in this plan.
     order_all(rig, core, Moves(saves=[(6, 0)], loads=[(3, 0)]))
     assert same(content(rig, 3), six)
+    for pool in pools(rig):
+        pool.zero_()
+
+
+def test_any_plans_do_what_their_orders_say_one_after_another(plain_rig: Rig) -> None:
+    """Random plans against a model that does one thing at a time, in the contract's sequence."""
+    rig, core, draw = plain_rig, plain_rig.core(), random.Random(5)
+    noise = torch.Generator().manual_seed(5)
+    for pool in pools(rig):
+        pool[:] = torch.randn(pool.shape, generator=noise)
+    num_pages, num_slots = rig.geometry.num_pages, rig.geometry.host_pages
+    pages = {page: content(rig, page) for page in range(1, num_pages)}
+    host: dict[int, list[Tensor]] = {}
+
+    def some(values: Iterable[int], most: int) -> list[int]:
+        values = list(values)
+        return draw.sample(values, draw.randint(0, min(most, len(values))))
+
+    for _ in range(60):
+        slots = some(range(num_slots), 4)
+        saves = [(draw.randrange(1, num_pages), slot) for slot in slots]
+        sources = some(pages, 3)
+        others = [page for page in pages if page not in sources]
+        targets = some(others, 5) if sources else []
+        copies = [(draw.choice(sources), target, draw.randint(1, 16)) for target in targets]
+        known = [*host, *slots]
+        loads = [(page, draw.choice(known)) for page in some(others, 3)] if known else []
+        moves = Moves(saves=saves, zero=some(others, 3), copies=copies, loads=loads)
+        order_all(rig, core, moves)
+        for page, slot in saves:
+            host[slot] = pages[page]
+        for page in moves.zero:
+            pages[page] = [torch.zeros_like(part) for part in pages[page]]
+        for source, target, count in copies:
+            pages[target] = [part.clone() for part in pages[source]]
+            for part in pages[target]:
+                part[:, count:] = 0
+        for page, slot in loads:
+            pages[page] = host[slot]
+        assert [page for page in pages if not same(content(rig, page), pages[page])] == []
+    assert len(host) == num_slots
     for pool in pools(rig):
         pool.zero_()
 
