@@ -54,13 +54,37 @@ def test_the_youngest_makes_room_and_is_computed_again():
     assert (life.preemptions, life.recomputed, life.prefilled, life.decoded) == (1, 4, 10, 5)
 
 
-def test_nobody_is_admitted_between_a_preemption_and_an_end():
+@pytest.mark.parametrize(("name", "found"), [("paged", 0), ("shared", 4)])
+def test_who_was_preempted_goes_before_who_came_later(name: str, found: int):
     asked = settings(memory_tokens=20, page_size=4, reserve=12, max_length=12)
-    old, young, late = sequence(0, [0] * 10, prompt=7), sequence(1, [1] * 12, prompt=7), sequence(2, [2] * 3, prompt=2)
-    life = live(places([old], [young], [late], arrivals=(0, 0, 1)), LAYOUTS["paged"](asked), asked)
-    # In step 1 the young one goes; its two pages are free, and neither it nor the late one has them before step 3.
-    assert list(life.steps.running)[:4] == [2, 1, 1, 2]
-    assert life.preemptions == 1
+    old, young, late = sequence(0, [0] * 9, prompt=7), sequence(1, [1] * 12, prompt=7), sequence(2, [2] * 12, prompt=9)
+    layout = LAYOUTS[name](asked)
+    life = live(places([old], [young], [late], arrivals=(0, 0, 1)), layout, asked)
+    # In step 1 the old one takes the young one's last page, and ends. Then there is room for the young one alone, in
+    # steps 2 to 5; of its two pages the pool still has the first.
+    assert list(life.steps.running) == [2, 1, 1, 1, 1, 1, 1, 1, 1]
+    assert list(life.steps.waiting) == [0, 2, 1, 1, 1, 1, 0, 0, 0]
+    assert list(life.waits) == [0, 0, 5]
+    assert (life.preemptions, life.recomputed, life.hit, life.last_demand) == (1, 8 - found, found, 5)
+    told = figures(life, layout, 0, GEOMETRY)
+    assert (told.delayed, told.wait_mean_steps, told.running_mean, told.read_saved) == (1, 5 / 3, 7 / 6, 0)
+
+
+def test_nobody_is_admitted_between_a_preemption_and_an_end():
+    asked = settings(memory_tokens=12, growth=1.0)
+    old, young = sequence(0, [0] * 6, prompt=3), sequence(1, [1] * 7, prompt=5)
+    life = live(places([old], [young]), LAYOUTS["growing"](asked), asked)
+    # Slots 3 to 7 are the young one's. The old one moves behind them; then the young one cannot grow and goes. Its
+    # place would be free in step 1, and be taken from it in the same step.
+    assert (life.preemptions, list(life.steps.running)) == (1, [1, 1, 1, 1, 1])
+
+
+def test_the_end_begins_when_a_place_has_seen_its_last():
+    asked = settings(memory_tokens=24, reserve=12, max_length=12)
+    short, long = sequence(0, [0] * 4, prompt=2), sequence(1, [0] * 6, prompt=2)
+    life = live(places([short], [long]), LAYOUTS["contiguous"](asked), asked)
+    assert list(life.steps.running) == [2, 2, 1, 1]
+    assert life.last_demand == 1
 
 
 def test_what_can_never_fit_is_rejected_and_its_place_goes_on():
@@ -114,7 +138,8 @@ def test_figures_are_those_of_the_raw_extents(name: str, window: int | None):
         hole = largest_hole(layout, held) if name == "growing" else free
         broken.append(1 - hole / free if free else None)
     demand = slice(0, told.demand_steps)
-    assert told.steps == len(seen)
+    assert told.steps == len(seen) > told.demand_steps == life.last_demand + 1
+    assert told.grow.calls == told.decoded_tokens and 0 < told.grow.median_us < told.grow.p99_us
     assert told.used_mean_tokens == pytest.approx(mean(used[demand]))
     assert (told.used_peak_tokens, told.reserved_peak_tokens) == (max(used), max(reserved))
     assert told.reserved_mean_tokens == pytest.approx(mean(reserved[demand]))

@@ -45,7 +45,7 @@ def test_prompts_begin_with_a_prefix_and_samples_share_them():
                 assert sample.tokens[: sample.prompt].tolist() == prompt
                 assert sample.length > sample.prompt
             heads.add(tuple(prompt[:6]))
-    assert len(heads) == 2
+    assert len(heads) == 2 and all(len(set(head)) == 6 for head in heads)
 
 
 @pytest.mark.parametrize(
