@@ -91,8 +91,10 @@ def _compare(args: argparse.Namespace, workload: Workload) -> None:
 
 
 def _how(args: argparse.Namespace, workload: Workload) -> str:
-    rate = args.rate or workload.own_rate
-    return f"with {args.concurrency} at once" if args.concurrency else f"at {rate:.4g}/s" if rate else "all at once"
+    if args.concurrency:
+        return f"with {args.concurrency} at once"
+    # Requests of one moment have no gaps to shorten.
+    return f"at {args.rate or workload.own_rate:.4g}/s" if workload.own_rate else "all at once"
 
 
 def _run(args: argparse.Namespace, setup: Setup, workload: Workload) -> Figures:

@@ -22,7 +22,7 @@ _WASTE = ("recomputed", "discarded", "padding")
 def figures_of(simulation: Simulation, setup: Setup) -> Figures:
     """As `--json` prints them. Seconds, tokens, pages; shares are 0 to 1."""
     tally, workers = simulation.tally, list(simulation.workers.values())
-    seconds = tally.last_at - tally.first_at
+    seconds = max(0.0, tally.last_at - tally.first_at)
     padding = sum(worker.padding_tokens for worker in workers)
     used, cached, running = tally.means()
     load = simulation.load

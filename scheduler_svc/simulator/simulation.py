@@ -31,7 +31,7 @@ _REPORT_EVERY_TURNS = 256
 class Setup:
     """What serves. `ask_tokens`: callers ask for so many and end by EOS before; 0: they ask for exactly what they get.
 
-    `token_multiple`: tokens of a step are padded to it. `shares_prefixes`: pages have hashes.
+    `token_multiple`: tokens of a step are padded to it. `shares_prefixes`: kept pages are found, and kept.
     """
 
     config: CoreConfig
@@ -135,7 +135,7 @@ class Simulation:
         self._targets.set(stream & SLOT_MASK, arrival.output_tokens)
         # Nobody asks for more than the model has room for.
         asked = max(arrival.output_tokens, min(setup.ask_tokens, info.max_length - len(prompt)))
-        root = self._root(arrival.tenant) if setup.shares_prefixes else b""
+        root = self._root(arrival.tenant)
         self._handle(
             ev.Submit(
                 frontend=_FRONTEND,
@@ -151,7 +151,9 @@ class Simulation:
                 max_time_seconds=0.0,
                 deadline_seconds=0.0,
                 prefix_root=root,
-                page_hashes=hash_pages(root, prompt, info.page_size) if root else b"",
+                page_hashes=hash_pages(root, prompt, info.page_size),
+                cache_read=setup.shares_prefixes,
+                cache_write=setup.shares_prefixes,
             )
         )
 

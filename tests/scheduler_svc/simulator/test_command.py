@@ -156,3 +156,17 @@ def test_policies_stand_side_by_side(capsys: pytest.CaptureFixture[str]) -> None
     runs = printed(capsys, *SMALL, "--compare", "admission", "--json").splitlines()
     assert [json.loads(line)["variant"] for line in runs] == ["horizon", "watermark", "known"]
     assert json.loads(runs[0])["ttft_seconds"] == figures(capsys, *SMALL)["ttft_seconds"]
+
+
+def test_requests_of_one_moment_have_no_rate(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "2024-05-10 00:00:00.009930+00:00,9,3\n" * 4)
+    assert printed(capsys, "--trace", str(path), "--rate", "5").splitlines()[-1].count("trace.csv all at once") == 1
+    assert main(["--trace", str(path), "--find-rate", "--ttft-p99", "1"]) == 2
+    assert "all requests of the trace come at once" in capsys.readouterr().err
+
+
+def test_nobody_may_enter(capsys: pytest.CaptureFixture[str]) -> None:
+    refused = figures(capsys, "--requests", "3", "--rate", "1", "--input", "9000", "--model", "gemma-2-2b")
+    assert refused["ends"] == {"rejected: invalid": 3} and refused["seconds"] == 0
+    assert "3 rejected: invalid" in printed(capsys, "--requests", "3", "--input", "9000", "--model", "gemma-2-2b")
