@@ -186,10 +186,24 @@ MUTATIONS: tuple[Mutation, ...] = (
     # Host memory -----------------------------------------------------------------------------------------------------
     _core(
         "host-page-reused-before-its-load",
-        "a plan saves over what it loads",
-        "draft",
-        "        if not self.loads and saving_pays(lane.info):\n",
-        "        if saving_pays(lane.info):\n",
+        "what a host page held is still found there after another was saved over it",
+        "host_pool",
+        "self._free.pop() if self._free else self._kept.popitem(last=False)[1].slot",
+        "self._free.pop() if self._free else next(iter(self._kept.values())).slot",
+    ),
+    _core(
+        "saves-of-no-plan",
+        "what a preemption was to save counts as saved though no plan was made",
+        "planner",
+        "                lane.host.forget(page_hash)  # no plan carries it there\n",
+        "                pass\n",
+    ),
+    _core(
+        "a-fork-of-what-the-plan-computes",
+        "a fork copies from pages that the same plan fills",
+        "prefix",
+        "        elif row not in newly_seated and rows.held_from[row] <=",
+        "        elif rows.held_from[row] <=",
     ),
     _core(
         "host-page-lost-within-a-plan",

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from scheduler_svc.core import effects as fx
 from scheduler_svc.core import events as ev
+from scheduler_svc.core.host_pool import HostPage
 from scheduler_svc.core.invariants import audit
 from scheduler_svc.core.page_hash import hash_pages
 from scheduler_svc.core.routing import fits
@@ -44,6 +45,7 @@ class Episode:
         self.log: list[tuple[float, ev.Event]] = []
         self.digest = EffectsDigest()
         self._num_hashed: dict[int, int] = {}
+        self._host_pages: dict[str, dict[bytes, HostPage]] = {}
         self._replays = seed % _REPLAY_EVERY == 0
 
     def run(self) -> None:
@@ -89,6 +91,7 @@ class Episode:
         self._check_hashes()
         for effect in effects:
             self._carry_out(effect)
+        self._check_host_pages(effects)
         if isinstance(event, ev.Tick):
             self._check_busy()
         return effects
@@ -107,6 +110,18 @@ class Episode:
             assert b"".join(request.page_hashes) == hash_pages(request.prefix_root, tokens, page_size), (
                 f"{request.request_id}: its pages are named by another past or another tenant's root"
             )
+
+    def _check_host_pages(self, effects: list[fx.Effect]) -> None:
+        """What counts as saved, a plan has saved: the index of a worker's host memory changes with its plans."""
+        for worker, lane in self.core.lanes.items():
+            if not lane.host.num_slots:
+                continue
+            plans = [effect.plan for effect in effects if isinstance(effect, fx.SendPlan) and effect.worker == worker]
+            saved = {slot for plan in plans for slot in plan.moves.saved_slots.tolist()}
+            before, kept = self._host_pages.get(worker, {}), dict(lane.host._kept)
+            new = {page.slot for page_hash, page in kept.items() if before.get(page_hash) is not page}
+            assert new <= saved, f"{worker}: host pages {new - saved} count as saved, and no plan saves them"
+            self._host_pages[worker] = kept
 
     def _check_busy(self) -> None:
         lanes = self.core.lanes.values()
