@@ -86,6 +86,10 @@ class Lane:
             return pages
         return pages[: self.sink_pages] + pages[held_from:]
 
+    def holds(self, row: int, page_idx: int) -> bool:
+        """Whether the row still holds its page of this logical index."""
+        return page_idx < self.sink_pages or page_idx >= self.rows.held_from[row]
+
     def free_behind(self, row: int) -> None:
         """Frees what no position from the row's next one on will read.
 
@@ -110,13 +114,11 @@ class Lane:
         planned = int(rows.planned[row])
         request.computed = max(request.computed, int(rows.confirmed[row]))
         held = self.held_pages(row)
-        last = (planned - 1) // self.info.page_size
-        is_read = (
-            rows.proven[row] == planned == rows.confirmed[row] and last * self.info.page_size >= rows.read_from[row]
-        )
-        if held and planned and is_read:
-            # All that was ever written there, a finite sample has read; full pages were sealed as they filled.
-            self.pool.suspect[rows.pages[row][last]] = 0
+        if planned and rows.proven[row] == planned == rows.confirmed[row]:
+            # All that was ever written to the last page, a finite sample has read; full ones were sealed as they filled.
+            last = (planned - 1) // self.info.page_size
+            if self.holds(row, last) and last * self.info.page_size >= rows.read_from[row]:
+                self.pool.suspect[rows.pages[row][last]] = 0
         rows.unseat(row)
         self.pool.release(held)
         request.worker = ""

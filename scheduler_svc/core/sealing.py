@@ -16,10 +16,9 @@ def seal(lane: Lane, row: int) -> None:
     if rows.sealing_at[row] == 1 and lane.info.window:
         rows.read_from[row] = max(0, int(rows.proven[row]) - lane.info.window)
     read_from = int(rows.read_from[row])
-    held_from = int(rows.held_from[row])
     is_named = bool(request.prefix_root) and request.cache_write
     for page_idx in range(first, full):
-        is_held = page_idx >= held_from or page_idx < lane.sink_pages
+        is_held = lane.holds(row, page_idx)
         page = table[page_idx]
         if is_held and page_idx * page_size >= read_from:
             pool.suspect[page] = 0
