@@ -18,6 +18,8 @@ from scheduler_svc.core.request import Request
 
 # While the queue's head does not fit, it is looked at again after so many steps, or when a row has been left.
 _LOOK_AGAIN_STEPS = 32
+# After so many where the pages that it takes are not there: only what was kept since could make it take fewer.
+_LOOK_WITHOUT_PAGES_STEPS = 128
 
 
 def admit(draft: Draft, suspects: Collection[int], rivals: Sequence[Lane], policy: Policy) -> None:
@@ -50,9 +52,10 @@ def admit(draft: Draft, suspects: Collection[int], rivals: Sequence[Lane], polic
         count = _first_chunk(draft, request, begin)
         if count == 0:
             return
-        spare = pages_to_spare(policy.admission, lane.rows, lane.info, lane.expected_share)
-        if _pages_needed(lane, request, begin, count) + spare > lane.pool.num_unused:
-            lane.blocked = Blocked(handle=head.handle, step=lane.step, num_seated=lane.rows.num_seated)
+        pages, unused = _pages_needed(lane, request, begin, count), lane.pool.num_unused
+        if pages > unused or pages + _spare(lane, policy) > unused:
+            seated = lane.rows.num_seated
+            lane.blocked = Blocked(handle=head.handle, step=lane.step, num_seated=seated, pages=pages)
             return
         chooser.took(request)
         _seat(draft, request, begin, count)
@@ -72,15 +75,18 @@ def admit_alone(draft: Draft, request: Request) -> int:
     return draft.seat(request, FROM_ZERO, _end_of_pages(lane, request, FROM_ZERO, count))
 
 
+def _spare(lane: Lane, policy: Policy) -> int:
+    return pages_to_spare(policy.admission, lane.rows, lane.info, lane.expected_share)
+
+
 def _is_blocked(lane: Lane, head: Request) -> bool:
     """Whether nothing has changed since the head did not fit: pages come back when a row is left."""
     blocked = lane.blocked
-    return (
-        blocked is not None
-        and blocked.handle == head.handle
-        and blocked.num_seated == lane.rows.num_seated > 0
-        and lane.step < blocked.step + _LOOK_AGAIN_STEPS
-    )
+    if blocked is None or blocked.handle != head.handle or not lane.rows.num_seated:
+        return False
+    if lane.pool.num_unused < blocked.pages:
+        return lane.step < blocked.step + _LOOK_WITHOUT_PAGES_STEPS
+    return blocked.num_seated == lane.rows.num_seated and lane.step < blocked.step + _LOOK_AGAIN_STEPS
 
 
 def _first_chunk(draft: Draft, request: Request, begin: Beginning) -> int:

@@ -125,6 +125,15 @@ class Draft:
             self.appends.append((row, page))
         return True
 
+    def grow_by_one(self, crossing: list[int]) -> bool:
+        """The next page for each of these rows, which need one; False, and no change, where too few are left."""
+        pages = self.lane.hand_out(len(crossing))
+        if pages is None:
+            return False
+        self.lane.rows.append_pages(crossing, pages)
+        self.appends += zip(crossing, pages, strict=True)
+        return True
+
     def preempt(self, victim: Request) -> None:
         """Takes it off its row, to go on later from what is kept; saves its pages where that pays."""
         lane = self.lane

@@ -23,6 +23,8 @@ class Blocked:
     handle: int
     step: int
     num_seated: int
+    pages: int
+    """What it takes at once, whatever stays free beside it."""
 
 
 class Lane:
@@ -52,7 +54,7 @@ class Lane:
         self.zero_pages: list[int] = []
         # What kept the queue's head out when it was last looked at.
         self.blocked: Blocked | None = None
-        self.rows = Rows(self.info.max_rows)
+        self.rows = Rows(self.info.max_rows, self.info.page_size)
         self.in_flight: deque[InFlight] = deque()
 
     # Sizes ---------------------------------------------------------------------------------------------------------
@@ -115,7 +117,7 @@ class Lane:
         request.computed = max(request.computed, int(rows.confirmed[row]))
         held = self.held_pages(row)
         if planned and rows.proven[row] == planned == rows.confirmed[row]:
-            # All that was ever written to the last page, a finite sample has read; full ones were sealed as they filled.
+            # All that was ever written to the last page, a finite sample has read; full ones were sealed before.
             last = (planned - 1) // self.info.page_size
             if self.holds(row, last) and last * self.info.page_size >= rows.read_from[row]:
                 self.pool.suspect[rows.pages[row][last]] = 0

@@ -129,7 +129,10 @@ def _grow_decoding(draft: Draft, decode: npt.NDArray[np.int64]) -> npt.NDArray[n
     crossing = decode[rows.planned[decode] == rows.num_pages[decode] * draft.lane.info.page_size]
     if not len(crossing):
         return decode
-    for request in sorted(rows.requests_at(crossing), key=queue_key):
+    requests = sorted(rows.requests_at(crossing), key=queue_key)
+    if draft.grow_by_one([request.row for request in requests]):
+        return decode
+    for request in requests:
         while request.row and not draft.grow(request.row, int(rows.planned[request.row]) + 1):
             draft.preempt(max(rows.requests_at(rows.seated()), key=victim_key))
     return decode[rows.handle[decode] != 0] if draft.has_preempted else decode

@@ -138,7 +138,9 @@ class Request:
 
     def tokens_between(self, start: int, end: int) -> Int32Array:
         """int32[end - start] of the tokens that it holds, which its row's newest are not part of."""
-        prompt = self.prompt_tokens
+        prompt = len(self.prompt)
+        if self.outputs and end == prompt + self.num_outputs and len(self.outputs[-1]) >= end - start:
+            return self.outputs[-1][start - end :]  # the page that just filled
         if end <= prompt:
             return self.prompt[start:end]
         parts: list[Int32Array] = []

@@ -76,6 +76,9 @@ def read_result(
     if not all_mine:
         _count_late_plans(book, record.handles[~mine])
 
+    if all_mine and not record.prefill_tokens and not len(event.nonfinite) and record.num_logprobs is None:
+        # The common step: all rows decode, sit where the plan saw them, and are finite.
+        return _seated(lane, named, tokens, eos, now)
     finite = np.ones(len(tokens), np.bool_)
     finite[event.nonfinite] = False
     sampled_rows, sampled_mine = named[record.sampled], mine[record.sampled]
@@ -124,7 +127,7 @@ def _seated(lane: Lane, rows_s: npt.NDArray[np.int64], tokens: Int32Array, eos: 
     known = rows.known[rows_s]
 
     endings: list[Ending] = []
-    is_eos = np.isin(tokens, eos) & ~rows.ignore_eos[rows_s]
+    is_eos = _any_of(tokens, eos) & ~rows.ignore_eos[rows_s]
     suspicious = (is_eos | rows.has_stops[rows_s]) & (known > rows.min_known[rows_s])
     for i in np.flatnonzero(suspicious | (known == rows.total[rows_s])).tolist():
         request = rows.request_at(int(rows_s[i]))
@@ -138,6 +141,16 @@ def _seated(lane: Lane, rows_s: npt.NDArray[np.int64], tokens: Int32Array, eos: 
         tokens=tokens,
         endings=endings,
     )
+
+
+def _any_of(tokens: Int32Array, eos: Int32Array) -> npt.NDArray[np.bool_]:
+    """np.isin of few: it costs more than a few comparisons."""
+    if len(eos) > 8:
+        return np.isin(tokens, eos)
+    found = tokens == eos[0] if len(eos) else np.zeros(len(tokens), np.bool_)
+    for one in eos[1:]:
+        found |= tokens == one
+    return found
 
 
 def _ending(request: Request, token: int, known: int, is_eos: bool) -> Ending | None:

@@ -55,7 +55,8 @@ def mix_one(x: int) -> int:
 class Rows:
     """Rows 1 to `max_rows`; row 0 is reserved and never seated."""
 
-    def __init__(self, max_rows: int) -> None:
+    def __init__(self, max_rows: int, page_size: int = TAIL) -> None:
+        """`page_size` only tells how many tokens to gather."""
         n = max_rows + 1
         self.max_rows = max_rows
         self.num_seated = 0
@@ -87,10 +88,12 @@ class Rows:
         self.has_stops = np.zeros(n, np.bool_)
         self.num_logprobs = np.zeros(n, np.int32)
         self.prompt_logprobs_from = np.zeros(n, np.int32)
-        self._tail = np.zeros((n, TAIL), np.int32)
+        # Whole pages where they are small, so that a full page's tokens are in one piece.
+        self._width = -(-TAIL // page_size) * page_size if page_size <= 4 * TAIL else TAIL
+        self._tail = np.zeros((n, self._width), np.int32)
         self._flushed = np.zeros(n, np.int32)
         self._weight = mix(np.arange(n, dtype=np.uint64) << np.uint64(40) ^ np.uint64(_POSITION_TAG)) | np.uint64(1)
-        self._page_sum = [0] * n
+        self._page_sum = np.zeros(n, np.uint64)
         self._checksum = 0
 
     @property
@@ -109,7 +112,7 @@ class Rows:
 
     def page_sum(self, row: int) -> int:
         """The row's pages' part of the checksum; an ended row keeps its own."""
-        return self._page_sum[row]
+        return int(self._page_sum[row])
 
     def request_at(self, row: int) -> Request:
         """Who sits there; somebody must."""
@@ -156,7 +159,8 @@ class Rows:
     def unseat(self, row: int) -> list[int]:
         """Takes the request out, its tokens and counts of what is in flight with it; returns the pages it held."""
         request = self.request_at(row)
-        request.add_outputs(self._tail[row, : self.known[row] - self._flushed[row]].copy())
+        first = int(self._flushed[row]) % self._width
+        request.add_outputs(self._tail[row, first : first + int(self.known[row] - self._flushed[row])].copy())
         request.late_plans = int(self.plans[row])
         request.late_samples = int(self.samples[row])
         request.row = 0
@@ -174,8 +178,24 @@ class Rows:
         term = mix_one(row << 40 ^ len(pages) << 20 ^ page)
         pages.append(page)
         self.num_pages[row] += 1
-        self._page_sum[row] = (self._page_sum[row] + term) & _MASK
+        self._page_sum[row] = (int(self._page_sum[row]) + term) & _MASK
         self._checksum = (self._checksum + term) & _MASK
+
+    def append_pages(self, to: list[int], pages: list[int]) -> None:
+        """Gives each of these rows, no row twice, its next page."""
+        if len(pages) < 4:
+            for row, page in zip(to, pages, strict=True):
+                self.append_page(row, page)
+            return
+        rows = np.array(to, np.int64)
+        idx = self.num_pages[rows].astype(np.uint64)
+        terms = mix(rows.astype(np.uint64) << np.uint64(40) ^ idx << np.uint64(20) ^ np.array(pages, np.uint64))
+        self.num_pages[rows] += 1
+        self._page_sum[rows] += terms
+        self._checksum = (self._checksum + int(terms.sum())) & _MASK
+        tables = self.pages
+        for row, page in zip(to, pages, strict=True):
+            tables[row].append(page)
 
     def advance(self, rows: npt.NDArray[np.int64], counts: Int32Array) -> None:
         """Notes that a plan computes `counts[i]` positions of `rows[i]`; no row twice."""
@@ -186,19 +206,23 @@ class Rows:
 
     def add_tokens(self, rows: npt.NDArray[np.int64], tokens: Int32Array) -> None:
         """Appends one token to each of `rows`, no row twice."""
-        used = self.known[rows] - self._flushed[rows]
+        width, known = self._width, self.known[rows]
+        used = known % width
         self._tail[rows, used] = tokens
-        self.known[rows] += 1
-        for row in rows[used == TAIL - 1].tolist():
-            self.request_at(row).add_outputs(self._tail[row].copy())
-            self._flushed[row] += TAIL
+        known += 1
+        self.known[rows] = known
+        for row in rows[used == width - 1].tolist():
+            flushed = int(self._flushed[row])
+            self.request_at(row).add_outputs(self._tail[row, flushed % width :].copy())
+            self._flushed[row] = flushed - flushed % width + width
 
     def tokens_between(self, row: int, start: int, end: int) -> Int32Array:
         """int32[end - start] of what the row knows, its newest tokens included."""
         request, flushed = self.request_at(row), int(self._flushed[row])
         if end <= flushed:
             return request.tokens_between(start, end)
-        tail = self._tail[row, max(0, start - flushed) : end - flushed]
+        first = flushed % self._width
+        tail = self._tail[row, first + max(0, start - flushed) : first + end - flushed]
         return tail if start >= flushed else np.concatenate([request.tokens_between(start, flushed), tail])
 
     def _is_telling(self, row: int) -> bool:
@@ -206,10 +230,11 @@ class Rows:
 
     def _replace_table(self, row: int, pages: list[int], first_position: int) -> None:
         weight = int(self._weight[row])
-        old = int(self.planned[row]) * weight + self._page_sum[row]
+        old = int(self.planned[row]) * weight + int(self._page_sum[row])
         index = np.arange(len(pages), dtype=np.uint64) << np.uint64(20)
         words = np.array(pages, np.uint64) ^ index ^ np.uint64(row << 40)
-        self._page_sum[row] = int(mix(words).sum()) & _MASK
-        new = first_position * weight + self._page_sum[row]
+        page_sum = int(mix(words).sum()) & _MASK
+        self._page_sum[row] = page_sum
+        new = first_position * weight + page_sum
         self._checksum = (self._checksum - old + new) & _MASK
         self.planned[row] = first_position
