@@ -25,6 +25,11 @@ class Tenants:
         self._served = max(self._served, tag)
 
     def prune(self, num_live: int) -> None:
-        """Forgets tenants who are no further than the service: they are as good as new."""
+        """Forgets tenants who are no further than the service: they are as good as new.
+
+        Where too many are further (each may have come once, with a salt of its own), the service is moved on to where
+        few are: what those behind it were ahead is forgiven.
+        """
         if len(self._next_tags) > 2 * num_live + 64:
+            self._served = max(self._served, sorted(self._next_tags.values(), reverse=True)[num_live + 32])
             self._next_tags = {tenant: tag for tenant, tag in self._next_tags.items() if tag > self._served}
