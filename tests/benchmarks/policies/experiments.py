@@ -30,7 +30,7 @@ def tight(percent: int, lengths: str = _CHAT, rows: int = 128, mean: int = 768, 
 _STEADY = Scenario(
     name="chat, steady",
     words="chat at four fifths of what the machine can do",
-    flags=f"{_CHAT} --rate 22 --max-rows 256",
+    flags=f"{_CHAT} --rate 23 --max-rows 256",
     requests=3_000,
 )
 _BURSTY = Scenario(
@@ -94,8 +94,8 @@ CACHE = Experiment(
 )
 _GREEDY = Scenario(
     name="one greedy tenant",
-    words="8 tenants, one sends 80 % of all requests, a fifth more than the machine can do",
-    flags=f"{_CHAT} --rate 34 --max-rows 128 --tenants 8 --greedy-share 0.8 --max-waiting 100000 "
+    words="8 tenants, one sends 80 % of all requests, all together a third more than the machine can do",
+    flags=f"{_CHAT} --rate 24 --max-rows 64 --tenants 8 --greedy-share 0.8 --max-waiting 100000 "
     "--max-waiting-tokens 1000000000",
     requests=4_000,
 )

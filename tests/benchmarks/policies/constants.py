@@ -1,0 +1,89 @@
+"""The core's constants, each with the workloads that feel it and values to try instead.
+
+Owns which. A sweep is an experiment whose first variant is the value that stands in the core.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scheduler_svc.core import policy, routing
+from tests.benchmarks.policies.experiments import ADMISSION, CACHE, FAIR, ROUTING
+from tests.benchmarks.policies.priorities import small_tenants_first
+from tests.benchmarks.policies.scenario import Change, Experiment, Judged, Scenario, Variant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """`standing` is the core's value; `flags` and `change` are of all variants."""
+
+    standing: float
+    values: Sequence[float]
+    scenarios: Sequence[Scenario]
+    figure: str
+    is_cost: bool
+    flags: str = ""
+    change: Change | None = None
+    figures: tuple[str, ...] = ()
+
+
+_TIGHT = tuple(each for each in ADMISSION.scenarios if "30 %" in each.name)
+SWEEPS = {
+    "WATERMARK": Sweep(
+        standing=policy.WATERMARK,
+        values=(0.005, 0.02, 0.03, 0.05, 0.1),
+        scenarios=ADMISSION.scenarios,
+        figure="tokens_per_second",
+        is_cost=False,
+        flags="--admission watermark",
+    ),
+    "WINDOW": Sweep(
+        standing=policy.WINDOW,
+        values=(8, 16, 64, 128),
+        scenarios=CACHE.scenarios,
+        figure="requests_per_second",
+        is_cost=False,
+    ),
+    "MAX_PASSED_OVER": Sweep(
+        standing=policy.MAX_PASSED_OVER,
+        values=(0, 4, 8, 16, 64, 128, 1024),
+        scenarios=CACHE.scenarios,
+        figure="requests_per_second",
+        is_cost=False,
+    ),
+    "AGEING_TOKENS": Sweep(
+        standing=policy.AGEING_TOKENS,
+        values=(0, 1024, 16_384, 262_144, 1_048_576),
+        scenarios=FAIR.scenarios,
+        figure="small_ttft_p99",
+        is_cost=True,
+        flags="--no-fair-share",
+        change=small_tenants_first,
+        figures=FAIR.figures,
+    ),
+    "ROW_TOKENS": Sweep(
+        standing=routing.ROW_TOKENS,
+        values=(0, 8, 16, 64, 128, 256, 1024),
+        scenarios=ROUTING.scenarios,
+        figure="ttft_p99",
+        is_cost=True,
+    ),
+}
+
+
+def sweep(name: str) -> Experiment:
+    """The constant's standing value against each other one."""
+    found = SWEEPS[name]
+    change = {} if found.change is None else {"change": found.change}
+    return Experiment(
+        name=name,
+        claim=f"its value {found.standing:g} against others",
+        scenarios=tuple(found.scenarios),
+        variants=tuple(
+            Variant(name=f"{value:g}", flags=found.flags, constants={name: value}, **change)
+            for value in (found.standing, *found.values)
+        ),
+        judged=tuple(
+            Judged(scenario=each.name, figure=found.figure, is_cost=found.is_cost) for each in found.scenarios
+        ),
+        figures=found.figures,
+    )

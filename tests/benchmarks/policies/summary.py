@@ -1,0 +1,128 @@
+"""Medians over seeds, what a claim gains, tables for people.
+
+Owns the arithmetic of a verdict: variants meet the same requests seed by seed, so a gain is the median of the ratios of
+pairs. A heuristic that gains nowhere 5 % does not stay.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from scheduler_svc.simulator.report import duration
+from tests.benchmarks.policies.scenario import Experiment, Judged, Scenario
+from tests.benchmarks.policies.trial import Figures
+
+LEAST_GAIN = 0.05
+_SHOWN = (
+    "tokens_per_second",
+    "ttft_p50",
+    "ttft_p99",
+    "itl_p99",
+    "preemptions",
+    "recomputed",
+    "hit_rate",
+    "page_use",
+)
+_LABELS = {
+    "tokens_per_second": "tokens/s",
+    "requests_per_second": "requests/s",
+    "ttft_p50": "TTFT p50",
+    "ttft_p99": "TTFT p99",
+    "itl_p99": "ITL p99",
+    "hit_rate": "hit rate",
+    "page_use": "page use",
+    "small_ttft_p50": "small p50",
+    "small_ttft_p99": "small p99",
+    "greedy_ttft_p99": "greedy p99",
+    "jain": "Jain",
+}
+_SHARES = {"recomputed", "hit_rate", "page_use"}
+_WIDTH = 21
+
+# By scenario, variant: figures of each seed, in the order of seeds.
+Runs = Mapping[tuple[str, str], Sequence[Figures]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """What the first variant gains over `rival` where it is judged; 0.05 is 5 % better. Least and most of the seeds."""
+
+    judged: Judged
+    rival: str
+    middle: float
+    least: float
+    most: float
+
+
+def gain(judged: Judged, ours: Sequence[Figures], rival: str, theirs: Sequence[Figures]) -> Gain:
+    """Of a cost, the part of the rival's that is saved; of a yield, what comes on top of the rival's."""
+    ratios = [
+        (1 - _ratio(mine[judged.figure], other[judged.figure]))
+        if judged.is_cost
+        else (_ratio(mine[judged.figure], other[judged.figure]) - 1)
+        for mine, other in zip(ours, theirs, strict=True)
+    ]
+    return Gain(judged=judged, rival=rival, middle=median(ratios), least=min(ratios), most=max(ratios))
+
+
+def _ratio(mine: float, other: float) -> float:
+    if other:
+        return mine / other
+    return 1.0 if not mine else float("inf")
+
+
+def gains(experiment: Experiment, runs: Runs) -> list[Gain]:
+    """Of the first variant over each other one, at every place where the claim is judged."""
+    first, *rivals = experiment.variants
+    return [
+        gain(judged, runs[judged.scenario, first.name], rival.name, runs[judged.scenario, rival.name])
+        for rival in rivals
+        for judged in experiment.judged
+    ]
+
+
+def verdict(experiment: Experiment, runs: Runs) -> str:
+    """One line per rival."""
+    first, *rivals = experiment.variants
+    lines: list[str] = []
+    for rival in rivals:
+        found = [each for each in gains(experiment, runs) if each.rival == rival.name]
+        best, worst = max(each.middle for each in found), min(each.middle for each in found)
+        word = "loses" if worst <= -LEAST_GAIN and best < LEAST_GAIN else "gains nothing"
+        if best >= LEAST_GAIN:
+            word = "gains" if worst > -LEAST_GAIN else "gains and loses"
+        where = "; ".join(
+            f"{_LABELS[each.judged.figure]} {each.middle:+.1%} ({each.least:+.1%} to {each.most:+.1%}) at "
+            f"{each.judged.scenario}"
+            for each in found
+        )
+        lines.append(f"{first.name} against {rival.name} {word}: {where}")
+    return "\n".join(lines)
+
+
+def table(experiment: Experiment, scenario: Scenario, runs: Runs) -> str:
+    """A line per variant: the median, and behind it half the range over seeds."""
+    shown = (*_SHOWN, *experiment.figures)
+    if any(each.figure == "requests_per_second" for each in experiment.judged):
+        shown = ("requests_per_second", *shown)
+    width = max(len(variant.name) for variant in experiment.variants) + 2
+    lines = [f"{scenario.name}: {scenario.words}"]
+    lines.append(" " * width + "".join(f"{_LABELS.get(name, name):>{_WIDTH}}" for name in shown))
+    for variant in experiment.variants:
+        of_seeds = runs[scenario.name, variant.name]
+        cells = "".join(f"{_cell(name, [each[name] for each in of_seeds]):>{_WIDTH}}" for name in shown)
+        lines.append(f"{variant.name:{width}}{cells}")
+    return "\n".join(lines)
+
+
+def _cell(name: str, values: Sequence[float]) -> str:
+    middle, spread = median(values), (max(values) - min(values)) / 2
+    return _text(name, middle) + (f" ±{spread / middle:.0%}" if middle and len(values) > 1 else "")
+
+
+def _text(name: str, value: float) -> str:
+    if "ttft" in name or "itl" in name:
+        return duration(value)
+    if name in _SHARES:
+        return f"{value:.1%}"
+    return f"{value:.3f}" if name == "jain" else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
