@@ -1,7 +1,9 @@
-"""Draws a file of steps as one PNG: who ran and waited, which kind each step was, pages, and the time per kind.
+"""Draws a file of steps as one PNG: who ran and waited, which kind each step was, pages, the time of each step.
 
-Owns the picture. Needs matplotlib, which the client does not: whoever imports this module says what to install. Knows
-nothing of the file's format.
+Owns the picture. With several workers, sequences and pages are summed over those that serve: what the service has.
+Milliseconds per step are those of all workers together, by kind: what a step does decides them first, and a worker that
+falls behind shows as a cloud of its own; `plot_sums` tells which one it is. Needs matplotlib, which the client does
+not: whoever imports this module says what to install. Knows nothing of the file's format.
 """
 
 # matplotlib types its keyword arguments as unknown, so every one of its methods is partially unknown.
@@ -11,37 +13,34 @@ from io import BytesIO
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from client.plot_data import KINDS, STEP_KINDS, StepsLog
-from client.plot_scales import log_if_wide, number_x
+from client.plot_data import STEP_KINDS, StepsLog
+from client.plot_lanes import lanes_of
+from client.plot_levels import Levels, levels_by_step, levels_by_time
+from client.plot_scales import GRID, KIND_COLOURS, log_if_wide, number_x
 from client.plot_series import (
     Band,
     Floats,
-    Levels,
     Marks,
     Shares,
     banded,
-    levels_by_step,
-    levels_by_time,
     marks_of,
     preemptions_at,
     shares_by_step,
     shares_by_time,
 )
 from client.plot_summary import Summary, counted
+from client.plot_sums import shares, spread
 
-# Okabe and Ito's colours, told apart by colour-blind eyes too; lines differ in their strokes as well.
-KIND_COLOURS = {"prefill": "#E69F00", "decode": "#56B4E9", "mixed": "#CC79A7"}
+# Of the same colours as the kinds; lines differ in their strokes as well.
 _RUNNING, _WAITING, _PREEMPTION, _PAGES, _MARK = "#000000", "#D55E00", "#0072B2", "#009E73", "#555555"
 _INCHES = (16.0, 10.0)
 # Marks that get words of their own; more would cover each other and the lines.
 _MOST_WORDS = 6
-_GRID: dict[str, Any] = {"color": "#DDDDDD", "linewidth": 0.6}
 
 
 def draw(log: StepsLog, summary: Summary, *, width: int, by_time: bool) -> bytes:
@@ -64,18 +63,19 @@ def figure_of(log: StepsLog, summary: Summary, *, by_time: bool) -> Figure:
     at = np.frombuffer(log.at_seconds)
     at = at - (at[0] - _before_first(log))
     x = at if by_time else np.frombuffer(log.step)
-    levels = levels_by_time(log, at) if by_time else levels_by_step(log, x)
+    spans = lanes_of(log)
+    levels = levels_by_time(log, at, spans) if by_time else levels_by_step(log, x, spans)
     _sequences(sequences, levels, preemptions_at(log, x))
-    _strip(strip, shares_by_time(log, at) if by_time else shares_by_step(log, x), by_time=by_time)
-    _pages(pages, levels, int(max(log.pages_total)))
+    _strip(strip, shares_by_time(log, at, spans) if by_time else shares_by_step(log, x), by_time=by_time)
+    _pages(pages, levels, summary.num_workers)
     _times(times, log, x)
-    marks = marks_of(log, x, at)
+    marks = marks_of(log, x, at, spans)
     for axes in (sequences, pages, times):
         _mark(axes, marks, by_time=by_time)
     _say(sequences, marks)
     _finish_left(sequences, strip, pages, times, log, x, by_time=by_time)
-    _shares(figure.add_subplot(right[0]), summary)
-    _spread(figure.add_subplot(right[1]), log, summary)
+    shares(figure.add_subplot(right[0]), summary)
+    spread(figure.add_subplot(right[1]), log, summary)
     # What stands in a file or is its name is no formula.
     figure.suptitle(_title(log, summary), fontsize=14, x=0.01, ha="left", parse_math=False)
     return figure
@@ -94,14 +94,16 @@ def _title(log: StepsLog, summary: Summary) -> str:
         counted(summary.output_tokens, "output token"),
         f"{summary.output_tokens_per_second:,.0f} tokens/s",
     ]
+    if summary.num_workers > 1:
+        parts.append(counted(summary.num_workers, "worker"))
     if summary.resets:
         parts.append(counted(summary.resets, "lane reset"))
     return "  ·  ".join(parts)
 
 
 def _sequences(axes: Axes, levels: Levels, preemptions: Floats) -> None:
-    _line(axes, banded(levels.x, levels.running), _RUNNING, "-", "running")
-    _line(axes, banded(levels.x, levels.waiting), _WAITING, (0, (4, 1.5)), "waiting")
+    _line(axes, levels.running, _RUNNING, "-", "running")
+    _line(axes, levels.waiting, _WAITING, (0, (4, 1.5)), "waiting")
     if len(preemptions):
         axes.plot(
             preemptions, np.full(len(preemptions), 0.015), "^", transform=axes.get_xaxis_transform(), markersize=5,
@@ -135,12 +137,15 @@ def _strip(axes: Axes, shares: Shares, *, by_time: bool) -> None:
     axes.set_ylabel("share\nof time" if by_time else "kind", rotation=0, ha="right", va="center")
 
 
-def _pages(axes: Axes, levels: Levels, total: int) -> None:
-    _line(axes, banded(levels.x, levels.kept), _PAGES, (0, (1, 1)), "pages used or kept")
-    _line(axes, banded(levels.x, levels.pages), _PAGES, "-", "pages used")
+def _pages(axes: Axes, levels: Levels, num_workers: int) -> None:
+    _line(axes, levels.kept, _PAGES, (0, (1, 1)), "pages used or kept")
+    _line(axes, levels.pages, _PAGES, "-", "pages used")
     axes.set_ylim(0, 105)
     axes.set_ylabel("pages, %")
-    axes.set_title(f"pages in use, and with those kept (dotted), of {total:,}", fontsize=9, loc="left", pad=3)
+    of = f"of {levels.most_pages:,}"
+    if num_workers > 1:
+        of = f"of all on the workers that serve, at most {of.removeprefix('of ')}"
+    axes.set_title(f"pages in use, and with those kept (dotted), {of}", fontsize=9, loc="left", pad=3)
 
 
 def _times(axes: Axes, log: StepsLog, x: Floats) -> None:
@@ -181,7 +186,7 @@ def _finish_left(
     sequences: Axes, strip: Axes, pages: Axes, times: Axes, log: StepsLog, x: Floats, *, by_time: bool
 ) -> None:
     for axes in (sequences, pages, times):
-        axes.grid(**_GRID)
+        axes.grid(**GRID)
         axes.set_axisbelow(True)
     for axes in (sequences, strip, pages):
         axes.tick_params(labelbottom=False)
@@ -200,47 +205,3 @@ def _finish_left(
     sequences.legend(
         handles, labels, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(labels), frameon=False, borderaxespad=0.3
     )
-
-
-def _shares(axes: Axes, summary: Summary) -> None:
-    """Seconds of each kind, the share in words."""
-    names = [kind.kind for kind in summary.kinds]
-    seconds = [kind.seconds for kind in summary.kinds]
-    bars = axes.barh(names, seconds, color=[KIND_COLOURS[name] for name in names], height=0.6)
-    words = [
-        f"{kind.share:.0%}  ({kind.seconds:,.2f} s)\n{counted(kind.steps, 'step')}\n{counted(kind.tokens, 'token')}"
-        for kind in summary.kinds
-    ]
-    axes.bar_label(bars, words, padding=4, fontsize=9)
-    axes.set_xlim(0, 1.9 * max(*seconds, 1e-6))
-    axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.set_xlabel("seconds of the worker")
-    number_x(axes, 4)
-    idle = max(0.0, summary.wall_seconds - summary.step_seconds)
-    axes.set_title(f"time per kind\n{summary.step_seconds:,.1f} s in steps, {idle:,.1f} s in none", fontsize=10)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def _spread(axes: Axes, log: StepsLog, summary: Summary) -> None:
-    """Milliseconds of a step per kind: middle half as a box, 1st to 99th percentile as whiskers."""
-    kinds, ms = np.frombuffer(log.kinds, np.uint8), np.frombuffer(log.ms)
-    boxes: list[dict[str, Any]] = []
-    for kind in summary.kinds:
-        mine = ms[kinds == KINDS.index(kind.kind)]
-        low, first, middle, third, high = np.percentile(mine, (1, 25, 50, 75, 99)).tolist()
-        label = f"{kind.kind}\n{middle:,.2f} ms"
-        boxes.append({"label": label, "whislo": low, "q1": first, "med": middle, "q3": third, "whishi": high})
-    drawn = axes.bxp(
-        boxes, orientation="horizontal", showfliers=False, patch_artist=True, widths=0.5,
-        medianprops={"color": "black", "linewidth": 1.6},
-    )  # fmt: skip
-    for box, kind in zip(drawn["boxes"], summary.kinds, strict=True):
-        box.set_facecolor(KIND_COLOURS[kind.kind])
-    axes.invert_yaxis()
-    values: npt.NDArray[np.float64] = ms[kinds < len(STEP_KINDS)]
-    log_if_wide(axes, values, "x")
-    axes.set_xlabel("ms per step")
-    axes.set_title("how long a step takes\nbox: middle half, ends: 1 and 99 %", fontsize=10)
-    axes.grid(axis="x", **_GRID)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)

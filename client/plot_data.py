@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TextIO
 
 # Kinds of steps, then of marks between them.
-STEP_KINDS = ("prefill", "decode", "mixed")
+DECODE = "decode"
+STEP_KINDS = ("prefill", DECODE, "mixed")
 RESET, JOINED = "reset", "joined"
 KINDS = (*STEP_KINDS, RESET, JOINED)
 NUMBERS = (
@@ -24,6 +25,7 @@ NUMBERS = (
     "pages_cached",
     "pages_total",
     "preemptions",
+    "lane",
     "ms",
     "span_ms",
 )
@@ -62,6 +64,7 @@ class StepsLog:
     pages_cached: "array[float]" = field(default_factory=_numbers)
     pages_total: "array[float]" = field(default_factory=_numbers)
     preemptions: "array[float]" = field(default_factory=_numbers)
+    lane: "array[float]" = field(default_factory=_numbers)
     ms: "array[float]" = field(default_factory=_numbers)
     span_ms: "array[float]" = field(default_factory=_numbers)
     left_out: int = 0

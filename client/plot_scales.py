@@ -1,12 +1,18 @@
-"""Scales and their numbers in the picture of steps. Needs matplotlib; knows nothing of steps."""
+"""Colours, scales and their numbers in the picture of steps. Needs matplotlib; knows nothing of the file."""
 
 # matplotlib types its keyword arguments as unknown, so every one of its methods is partially unknown.
 # pyright: reportUnknownMemberType=false
+
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from client.plot_series import Floats
+
+# Okabe and Ito's colours, told apart by colour-blind eyes too.
+KIND_COLOURS = {"prefill": "#E69F00", "decode": "#56B4E9", "mixed": "#CC79A7"}
+GRID: dict[str, Any] = {"color": "#DDDDDD", "linewidth": 0.6}
 
 
 def number_x(axes: Axes, most: int, *, integer: bool = False) -> None:

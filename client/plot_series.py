@@ -3,12 +3,14 @@
 Owns how much is put together. Needs numpy, which comes with matplotlib; knows nothing of drawing.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from client.plot_data import KINDS, RESET, STEP_KINDS, StepsLog
+from client.plot_data import JOINED, KINDS, RESET, STEP_KINDS, StepsLog
+from client.plot_lanes import LaneSpan, most_at_once, without_worker
 
 Floats = npt.NDArray[np.float64]
 
@@ -39,62 +41,11 @@ class Shares:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Marks:
-    """Lane resets: where, in words, and (in seconds) from when to when there was no worker."""
+    """Lane resets, and workers that joined others: where, in words; from when to when (in seconds) nobody served."""
 
     x: Floats
     words: list[str]
     without_worker: list[tuple[float, float]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Levels:
-    """What holds up to each `x` from the one before it: sequences; percent of the pages in use, and those kept too."""
-
-    x: Floats
-    running: Floats
-    waiting: Floats
-    pages: Floats
-    kept: Floats
-
-
-def levels_by_step(log: StepsLog, step: Floats) -> Levels:
-    """Per line, as it stands there."""
-    used, cached = np.frombuffer(log.pages_used), np.frombuffer(log.pages_cached)
-    total = np.maximum(np.frombuffer(log.pages_total), 1)
-    return Levels(
-        x=step,
-        running=np.frombuffer(log.running),
-        waiting=np.frombuffer(log.waiting),
-        pages=100 * used / total,
-        kept=100 * (used + cached) / total,
-    )
-
-
-def levels_by_time(log: StepsLog, at: Floats) -> Levels:
-    """A line tells of its own step alone, so what lies between steps is put in.
-
-    Before a plan that was sent when none was in flight nothing ran: nobody was there, or whoever a mark says waited.
-    Up to a reset, what the step before it says holds. Pages that are in use no more are kept, as far as is told.
-    """
-    levels = levels_by_step(log, at)
-    is_step = np.frombuffer(log.kinds, np.uint8) < len(STEP_KINDS)
-    sent = at - np.frombuffer(log.span_ms) / 1e3
-    gap = np.flatnonzero(is_step[1:] & (sent[1:] > at[:-1])) + 1
-    reset = np.flatnonzero(~is_step[1:] & is_step[:-1]) + 1
-    where = np.concatenate([gap, reset])
-    order = np.argsort(where)
-
-    def filled(values: Floats, *, idle: float | Floats = 0.0) -> Floats:
-        before = np.concatenate([np.where(is_step[gap - 1], idle, values[gap - 1]), values[reset - 1]])
-        return np.insert(values, where[order], before[order])
-
-    return Levels(
-        x=np.insert(at, where[order], np.concatenate([sent[gap], at[reset]])[order]),
-        running=filled(levels.running),
-        waiting=filled(levels.waiting),
-        pages=filled(levels.pages),
-        kept=filled(levels.kept, idle=levels.kept[gap - 1]),
-    )
 
 
 def preemptions_at(log: StepsLog, x: Floats) -> Floats:
@@ -139,8 +90,11 @@ def shares_by_step(log: StepsLog, step: Floats) -> Shares:
     return Shares(edges=edges, of=counts / np.maximum(counts.sum(axis=0), 1))
 
 
-def shares_by_time(log: StepsLog, at: Floats) -> Shares:
-    """Of a bin's seconds. A step lies between `at` minus its milliseconds and `at`; what is in no step stays free."""
+def shares_by_time(log: StepsLog, at: Floats, spans: Sequence[LaneSpan]) -> Shares:
+    """Of a bin's seconds, those of all lanes that serve in it. What is in no step stays free.
+
+    A step lies between `at` minus its milliseconds and `at`.
+    """
     kinds, seconds = np.frombuffer(log.kinds, np.uint8), np.frombuffer(log.ms) / 1e3
     edges = np.arange(MOST_POINTS + 1, dtype=np.float64) * (max(float(at[-1]), 1e-9) / MOST_POINTS)
     of = np.zeros((len(STEP_KINDS), MOST_POINTS))
@@ -148,7 +102,9 @@ def shares_by_time(log: StepsLog, at: Floats) -> Shares:
         mine = kinds == i
         # Seconds spent in steps before each edge: a ramp per step, summed.
         of[i] = np.diff(_spent(at[mine] - seconds[mine], at[mine], edges)) / np.diff(edges)
-    return Shares(edges=edges, of=of / np.maximum(of.sum(axis=0), 1.0))
+    served = np.array([(span.begin, span.end) for span in spans]) + (at[0] - log.at_seconds[0])
+    lanes = np.diff(_spent(served[:, 0], served[:, 1], edges)) / np.diff(edges)
+    return Shares(edges=edges, of=of / np.maximum(np.maximum(lanes, of.sum(axis=0)), 1.0))
 
 
 def _spent(begins: Floats, ends: Floats, edges: Floats) -> Floats:
@@ -163,18 +119,26 @@ def _since(moments: Floats, edges: Floats) -> Floats:
     return passed * edges - sums[passed]
 
 
-def marks_of(log: StepsLog, x: Floats, at: Floats) -> Marks:
-    """Every lane reset. Its pause lasts until the next step's result."""
+def marks_of(log: StepsLog, x: Floats, at: Floats, spans: Sequence[LaneSpan]) -> Marks:
+    """Every lane reset. The pause after it lasts until the next step's result, of any lane.
+
+    Where several lanes served at once, they are named, and each that joined after the first step is marked too.
+    """
     kinds = np.frombuffer(log.kinds, np.uint8)
-    resets = np.flatnonzero(kinds == KINDS.index(RESET))
     steps = np.flatnonzero(kinds < len(STEP_KINDS))
+    has_several = most_at_once(spans) > 1
+    is_marked = kinds == KINDS.index(RESET)
+    if has_several:
+        is_marked[steps[0] :] |= kinds[steps[0] :] == KINDS.index(JOINED)
+    marked = np.flatnonzero(is_marked)
     words: list[str] = []
-    without_worker: list[tuple[float, float]] = []
-    for i in resets.tolist():
-        cause = log.causes[i][:_MOST_CAUSE] or RESET
+    for i in marked.tolist():
+        kind = KINDS[int(kinds[i])]
+        what = log.causes[i][:_MOST_CAUSE] or kind
         following = int(np.searchsorted(steps, i))
-        pause = f"\n{at[steps[following]] - at[i]:,.2f} s to the next step" if following < len(steps) else ""
-        words.append(f"{cause}{pause}")
-        if i + 1 < len(kinds) and kinds[i + 1] > kinds[i]:
-            without_worker.append((float(at[i]), float(at[i + 1])))
-    return Marks(x=x[resets], words=words, without_worker=without_worker)
+        if kind == RESET and following < len(steps):
+            what += f"\n{at[steps[following]] - at[i]:,.2f} s to the next step"
+        words.append(f"lane {log.lane[i]:g}: {what}" if has_several else what)
+    to_x = float(at[0]) - log.at_seconds[0]
+    nobody = [(begin + to_x, end + to_x) for begin, end in without_worker(spans)]
+    return Marks(x=x[marked], words=words, without_worker=nobody)

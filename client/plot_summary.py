@@ -1,10 +1,16 @@
-"""What a file of steps comes to: steps, seconds, tokens per kind of step. Knows nothing of how it is drawn."""
+"""What a file of steps comes to: steps, seconds, tokens per kind of step and per lane. Knows nothing of its picture."""
 
-from collections.abc import Iterator
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from client.plot_data import KINDS, RESET, STEP_KINDS, StepsLog
+from client.plot_data import DECODE, KINDS, RESET, STEP_KINDS, StepsLog
+from client.plot_lanes import LaneSpan, lanes_of, most_at_once
+
+# Lanes that the table lists, those with most steps.
+_MOST_LANES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,10 +27,29 @@ class KindSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LaneSummary:
+    """A worker's time with the service: `served_seconds` of it, `seconds` of these in steps; 0 is no decode step."""
+
+    lane: float
+    served_seconds: float
+    steps: int
+    seconds: float
+    decode_median_ms: float
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """`wall_seconds` from the first line to the last, `step_seconds` of them in steps; kinds that occur, in order."""
+    """`wall_seconds` from the first line to the last; kinds that occur, in order.
+
+    `step_seconds` are those of all workers in steps, `worker_seconds` what these had: the wall's where one served at a
+    time. `num_workers` served at once, at most; `lanes` are told where it is more than one, those that ran a step.
+    """
 
     kinds: tuple[KindSummary, ...]
+    lanes: tuple[LaneSummary, ...]
+    num_workers: int
+    worker_seconds: float
     steps: int
     step_seconds: float
     wall_seconds: float
@@ -47,11 +72,15 @@ def summarize(log: StepsLog) -> Summary:
             ms[kind].append(log.ms[i])
             tokens[kind] += log.tokens[i]
             outputs[kind] += log.output_tokens[i]
+    spans = lanes_of(log)
+    num_workers = most_at_once(spans)
+    served = sum(span.end - span.begin for span in spans)
     step_ms = sum(map(sum, ms))
     # A line is written when its step is done, so the first step began before the first line.
     wall_seconds = log.at_seconds[-1] - log.at_seconds[0]
     if log.kinds[0] < len(STEP_KINDS):
         wall_seconds += log.ms[0] / 1e3
+    wall_seconds = max(0.0, wall_seconds)
     return Summary(
         kinds=tuple(
             KindSummary(
@@ -66,12 +95,40 @@ def summarize(log: StepsLog) -> Summary:
             for kind, name in enumerate(STEP_KINDS)
             if ms[kind]
         ),
+        lanes=_lanes(log, spans) if num_workers > 1 else (),
+        num_workers=num_workers,
+        worker_seconds=max(wall_seconds, served) if num_workers > 1 else wall_seconds,
         steps=sum(map(len, ms)),
         step_seconds=step_ms / 1e3,
-        wall_seconds=max(0.0, wall_seconds),
+        wall_seconds=wall_seconds,
         tokens=int(sum(tokens)),
         output_tokens=int(sum(outputs)),
         resets=log.kinds.count(KINDS.index(RESET)),
+    )
+
+
+def _lanes(log: StepsLog, spans: Sequence[LaneSpan]) -> tuple[LaneSummary, ...]:
+    steps, ms, outputs = Counter[float](), defaultdict[float, float](float), defaultdict[float, float](float)
+    decode_ms: dict[float, array[float]] = defaultdict(lambda: array("d"))
+    decode = STEP_KINDS.index(DECODE)
+    for lane, kind, took, output in zip(log.lane, log.kinds, log.ms, log.output_tokens, strict=True):
+        if kind < len(STEP_KINDS):
+            steps[lane] += 1
+            ms[lane] += took
+            outputs[lane] += output
+            if kind == decode:
+                decode_ms[lane].append(took)
+    return tuple(
+        LaneSummary(
+            lane=span.lane,
+            served_seconds=span.end - span.begin,
+            steps=steps[span.lane],
+            seconds=ms[span.lane] / 1e3,
+            decode_median_ms=median(decode_ms[span.lane] or [0.0]),
+            output_tokens=int(outputs[span.lane]),
+        )
+        for span in spans
+        if steps[span.lane]
     )
 
 
@@ -90,26 +147,43 @@ def table(summary: Summary) -> Iterator[str]:
         )
         for kind in summary.kinds
     ]
-    rows.append(
-        (
-            "all",
-            f"{summary.steps:,}",
-            f"{summary.step_seconds:.2f}",
-            "100%",
-            "",
-            f"{summary.tokens:,}",
-            f"{summary.output_tokens:,}",
-        )
-    )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for first, *rest in rows:
-        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))]
-        yield "  ".join(cells)
+    all_tokens = (f"{summary.tokens:,}", f"{summary.output_tokens:,}")
+    rows.append(("all", f"{summary.steps:,}", f"{summary.step_seconds:.2f}", "100%", "", *all_tokens))
+    yield from _aligned(rows)
+    if summary.lanes:
+        yield from _lane_lines(summary.lanes)
     resets = f"; {counted(summary.resets, 'lane reset')}" if summary.resets else ""
     yield (
         f"{summary.wall_seconds:.2f} s from the first line to the last, "
         f"{summary.output_tokens_per_second:,.1f} output tokens/s{resets}"
     )
+
+
+def _lane_lines(lanes: Sequence[LaneSummary]) -> Iterator[str]:
+    busiest = sorted(lanes, key=lambda lane: -lane.steps)[:_MOST_LANES]
+    rows = [("lane", "served s", "steps", "seconds", "busy", "decode ms", "output tokens")]
+    rows += [
+        (
+            f"{lane.lane:g}",
+            f"{lane.served_seconds:.2f}",
+            f"{lane.steps:,}",
+            f"{lane.seconds:.2f}",
+            f"{lane.seconds / lane.served_seconds if lane.served_seconds else 0:.0%}",
+            f"{lane.decode_median_ms:.2f}",
+            f"{lane.output_tokens:,}",
+        )
+        for lane in sorted(busiest, key=lambda lane: lane.lane)
+    ]
+    yield from _aligned(rows)
+    if len(lanes) > len(busiest):
+        yield f"and {counted(len(lanes) - len(busiest), 'lane')} with fewer steps"
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for first, *rest in rows:
+        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))]
+        yield "  ".join(cells)
 
 
 def counted(number: int, thing: str) -> str:

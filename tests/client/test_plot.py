@@ -24,19 +24,19 @@ ROOT = Path(__file__).resolve().parents[2]
 # As the service writes it; tests/system/test_steps.py holds the service to the same.
 HEADER = (
     "step,at_seconds,kind,cause,running,waiting,tokens,prefill_tokens,decode_tokens,output_tokens,"
-    "pages_used,pages_cached,pages_total,preemptions,generation,ms,span_ms"
+    "pages_used,pages_cached,pages_total,preemptions,lane,generation,ms,span_ms"
 )
 # Two prompts, a worker's death in the middle, an idle second before the last request.
 LINES = (
-    "0,1.000000,joined,,0,0,0,0,0,0,0,0,20,0,1,0.000,0.000",
-    "1,1.100000,prefill,,1,1,64,64,0,1,4,0,20,0,1,80.000,100.000",
-    "2,1.200000,mixed,,2,0,33,32,1,2,6,1,20,0,1,60.000,150.000",
-    "3,1.250000,decode,,2,0,2,0,2,2,10,3,20,1,1,20.000,90.000",
-    "3,1.300000,reset,worker lost,0,2,4,0,4,0,0,2,20,1,2,0.000,60.000",
-    "3,3.300000,joined,,0,2,0,0,0,0,0,0,20,1,3,0.000,0.000",
-    "4,3.400000,prefill,,2,0,102,102,0,2,7,2,20,1,3,90.000,100.000",
-    "5,3.440000,decode,,2,0,2,0,2,2,7,5,20,1,3,20.000,130.000",
-    "6,4.500000,decode,,1,0,1,0,1,1,1,9,20,1,3,10.000,40.000",
+    "0,1.000000,joined,,0,0,0,0,0,0,0,0,20,0,1,1,0.000,0.000",
+    "1,1.100000,prefill,,1,1,64,64,0,1,4,0,20,0,1,1,80.000,100.000",
+    "2,1.200000,mixed,,2,0,33,32,1,2,6,1,20,0,1,1,60.000,150.000",
+    "3,1.250000,decode,,2,0,2,0,2,2,10,3,20,1,1,1,20.000,90.000",
+    "3,1.300000,reset,worker lost,0,2,4,0,4,0,0,2,20,1,1,2,0.000,60.000",
+    "3,3.300000,joined,,0,2,0,0,0,0,0,0,20,1,2,3,0.000,0.000",
+    "4,3.400000,prefill,,2,0,102,102,0,2,7,2,20,1,2,3,90.000,100.000",
+    "5,3.440000,decode,,2,0,2,0,2,2,7,5,20,1,2,3,20.000,130.000",
+    "6,4.500000,decode,,1,0,1,0,1,1,1,9,20,1,2,3,10.000,40.000",
 )
 
 
@@ -136,7 +136,7 @@ def test_a_reset_is_marked_and_told(file: Path) -> None:
 def test_many_resets_are_marked_and_not_told(tmp_path: Path) -> None:
     lines = [LINES[0], LINES[1]]
     for _ in range(20):
-        lines.append("1,2.000000,reset,step failed,0,1,4,0,4,0,0,0,20,0,2,0.000,60.000")
+        lines.append("1,2.000000,reset,step failed,0,1,4,0,4,0,0,0,20,0,1,2,0.000,60.000")
     sequences = panels(figure(written(tmp_path / "steps.csv", lines)))[0]
     assert len(sequences.collections[0].get_segments()) == 20
     assert list(sequences.texts) == []
@@ -207,7 +207,7 @@ def test_no_words_leave_the_picture(file: Path, by_time: bool) -> None:
 def test_a_hundred_thousand_steps_keep_their_extremes(tmp_path: Path, by_time: bool) -> None:
     number, odd = 100_000, 54_321
     lines = [
-        f"{i},{i / 100:.6f},{'decode' if i % 10 else 'mixed'},,{999 if i == odd else 5},0,5,0,5,5,9,1,20,0,1,"
+        f"{i},{i / 100:.6f},{'decode' if i % 10 else 'mixed'},,{999 if i == odd else 5},0,5,0,5,5,9,1,20,0,1,1,"
         f"{700 if i == odd else 8}.000,9.000"
         for i in range(1, number + 1)
     ]
@@ -236,7 +236,7 @@ def test_what_is_put_together_keeps_least_mean_and_most() -> None:
 
 
 @pytest.mark.parametrize("by_time", [False, True])
-@pytest.mark.parametrize("lines", [LINES[1:2], LINES[:2], ["1,0.000000,decode,,1,0,1,0,1,1,1,0,20,0,1,0.000,0.000"]])
+@pytest.mark.parametrize("lines", [LINES[1:2], LINES[:2], ["1,0.000000,decode,,1,0,1,0,1,1,1,0,20,0,1,1,0.000,0.000"]])
 def test_one_step_is_enough(tmp_path: Path, lines: list[str], by_time: bool) -> None:
     sequences = panels(figure(written(tmp_path / "steps.csv", lines), by_time=by_time))[0]
     assert line(sequences, "running")[-1][1] == 1
@@ -279,7 +279,7 @@ def test_it_never_draws_over_what_it_reads(tmp_path: Path) -> None:
     assert file.read_text() == before
 
 
-@pytest.mark.parametrize("cut", ["", "7,4.6", "7,4.600000,decode,,1,0,1,0,1,1,1,0,20,1,3,10.000,4"])
+@pytest.mark.parametrize("cut", ["", "7,4.6", "7,4.600000,decode,,1,0,1,0,1,1,1,0,20,1,2,3,10.000,4"])
 def test_a_file_that_is_still_written_is_read_up_to_its_last_whole_line(tmp_path: Path, cut: str) -> None:
     file = written(tmp_path / "steps.csv", [*LINES, cut], end="")
     log = read_steps(file)
@@ -298,8 +298,8 @@ def test_a_file_that_is_still_written_is_read_up_to_its_last_whole_line(tmp_path
         (HEADER, "has no step yet"),
         ("a,b,c\n1,2,3\n", "line 1: there is no column step"),
         (HEADER.replace("waiting", "wating") + "\n", "line 1: there is no column waiting"),
-        (f"{HEADER}\n{LINES[1]}\n1,2,3\n", "line 3: it has 3 columns, the header 17"),
-        (f"{HEADER}\n{LINES[1]}\n\n{LINES[2]}\n", "line 3: it has 1 columns, the header 17"),
+        (f"{HEADER}\n{LINES[1]}\n1,2,3\n", "line 3: it has 3 columns, the header 18"),
+        (f"{HEADER}\n{LINES[1]}\n\n{LINES[2]}\n", "line 3: it has 1 columns, the header 18"),
         (f"{HEADER}\n{LINES[1].replace('prefill', 'refill')}\n", "line 2, column kind: 'refill' is none of prefill"),
         (f"{HEADER}\n{LINES[1].replace('80.000', 'x')}\n", "line 2, column ms: 'x' is no number"),
         (f"{HEADER}\n{LINES[1].replace('80.000', 'nan')}\n", "line 2, column ms: 'nan' is not within 0 to 1e+15"),

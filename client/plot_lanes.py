@@ -1,0 +1,61 @@
+"""Which lanes served from when to when: a lane is one worker's time with the service, another when it comes back.
+
+Owns when a lane begins and ends. Knows nothing of what it ran.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from client.plot_data import KINDS, RESET, STEP_KINDS, StepsLog
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneSpan:
+    """`begin` and `end` in the file's seconds; `is_over`: it served no more after that."""
+
+    lane: float
+    begin: float
+    end: float
+    is_over: bool
+
+
+def lanes_of(log: StepsLog) -> tuple[LaneSpan, ...]:
+    """In order of their first lines. A reset that no line of its lane follows ended it, whatever the cause.
+
+    A lane that was reset and has run nothing since may serve still, which only shows in what it could have run.
+    """
+    last = dict(zip(log.lane, range(len(log.lane)), strict=True))
+    first = dict(zip(reversed(log.lane), range(len(log.lane) - 1, -1, -1), strict=True))
+    reset = KINDS.index(RESET)
+    spans: list[LaneSpan] = []
+    for lane, i in sorted(first.items(), key=lambda item: item[1]):
+        j = last[lane]
+        # Whoever joined did so at its line; the file's first line has none before it.
+        ran = log.kinds[i] < len(STEP_KINDS)
+        begin = log.at_seconds[i] - (log.ms[i] if i == 0 else log.span_ms[i]) / 1e3 * ran
+        is_over = log.kinds[j] == reset
+        end = log.at_seconds[j] if is_over else log.at_seconds[-1]
+        spans.append(LaneSpan(lane=lane, begin=begin, end=max(begin, end), is_over=is_over))
+    return tuple(spans)
+
+
+def most_at_once(spans: Sequence[LaneSpan]) -> int:
+    """So many lanes served at the same time, at most. Who comes at the moment when another goes takes its place."""
+    changes = sorted([(span.begin, 1) for span in spans] + [(span.end, -1) for span in spans if span.is_over])
+    most = count = 0
+    for _, change in changes:
+        count += change
+        most = max(most, count)
+    return most
+
+
+def without_worker(spans: Sequence[LaneSpan]) -> list[tuple[float, float]]:
+    """From when to when nobody served, between the first lane and the last."""
+    found: list[tuple[float, float]] = []
+    first, *others = sorted(spans, key=lambda span: span.begin)
+    end = first.end
+    for span in others:
+        if span.begin > end:
+            found.append((end, span.begin))
+        end = max(end, span.end)
+    return found
