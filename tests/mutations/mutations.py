@@ -165,8 +165,15 @@ MUTATIONS: tuple[Mutation, ...] = (
         "what-was-not-read-is-finite",
         "who leaves while a step of its own is in flight leaves a page that nobody zeroes",
         "lane",
-        "            rows.proven[row] == planned == rows.confirmed[row] and ",
-        "            rows.confirmed[row] == rows.confirmed[row] and ",
+        "        if planned and rows.proven[row] == planned == rows.confirmed[row]:\n",
+        "        if planned:\n",
+    ),
+    _core(
+        "a-page-vouched-for-by-who-lost-it",
+        "who leaves its row says that a page is finite which it held no longer",
+        "lane",
+        "            if self.holds(row, last) and last * self.info.page_size",
+        "            if last * self.info.page_size",
     ),
     # Windows ---------------------------------------------------------------------------------------------------------
     _core(
