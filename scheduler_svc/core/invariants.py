@@ -87,7 +87,7 @@ def _audit_pages(lane: Lane) -> None:
 
 def _audit_rows(core: Scheduler, lane: Lane, in_flight: _InFlight) -> None:
     rows, page_size = lane.rows, lane.info.page_size
-    seated = rows.seated().tolist()
+    seated: list[int] = rows.seated().tolist()
     assert rows.num_seated == len(seated) and rows.num_free + len(seated) == rows.max_rows
     assert rows.handle[0] == 0, "row 0 is seated"
     # Elements of lists: reading one of an array costs ten times as much, and there are many.
