@@ -26,10 +26,11 @@ from gpu_worker.examination.independence import check_independence
 from gpu_worker.examination.rope import pin
 from gpu_worker.examination.self_check import check_runner
 from gpu_worker.geometry import Geometry
+from gpu_worker.memory.costs import Costs
 from gpu_worker.memory.device_memory import free_bytes, free_host_bytes, resident_growth
 from gpu_worker.memory.estimate import estimate
 from gpu_worker.memory.ledger import Measured, ledger
-from gpu_worker.memory.sizing import Costs, Sizes, check_passage, choose_sizes
+from gpu_worker.memory.sizing import Sizes, check_passage, choose_sizes
 from gpu_worker.runner import Runner
 from gpu_worker.timings import Timings, take_timings
 from gpu_worker.warm_up import full_plan

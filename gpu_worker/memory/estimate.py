@@ -16,7 +16,7 @@ from gpu_worker.attention.kv_cache import pool_bytes
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.examination.examine import default_length, in_bfloat16, length_limit
 from gpu_worker.examination.probe import calls_without_masks
-from gpu_worker.memory.sizing import Costs
+from gpu_worker.memory.costs import Costs
 
 # Of the step that is counted; what it takes grows with its tokens alone.
 _NUM_TOKENS = 512

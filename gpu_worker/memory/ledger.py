@@ -5,7 +5,8 @@ Knows nothing of how anything is measured.
 
 from dataclasses import dataclass
 
-from gpu_worker.memory.sizing import Sizes, readable
+from gpu_worker.memory.sizing import Sizes
+from gpu_worker.memory.units import readable
 
 _NAME_WIDTH, _FIGURE_WIDTH = 40, 12
 

@@ -9,73 +9,18 @@ from typing import NoReturn
 
 from gpu_worker.config import WorkerSettings
 from gpu_worker.geometry import MAX_HOST_PAGES, MAX_PAGE_IDS, Geometry, align_up
+from gpu_worker.memory.costs import Costs
+from gpu_worker.memory.units import readable, settable
 
 # Query positions per tile of the prefill kernel.
 CHUNK_ALIGN = 64
 DEFAULT_CPU_POOL_BYTES = 1 << 30
 # Stays free unless told otherwise. GPU: kernels, workspaces of libraries, the allocator's slack.
 CPU_RESERVE_BYTES, GPU_RESERVE_BYTES = 256 << 20, 1 << 30
-# Of one logit and what sampling makes of it: 45 counted (every row drawing with top-p, penalties and allowed tokens),
-# the sort's workspace.
-SAMPLING_BYTES_PER_LOGIT = 64
-# A prompt's logprobs: logits, their float32 copy, their logarithms.
-PROMPT_BYTES_PER_LOGIT = 12
-_UNITS = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
 class DoesNotFit(ValueError):
     """More memory is wanted than there is; the message names the value that would fit."""
-
-
-def readable(num_bytes: int) -> str:
-    """For people: 1.5 GiB."""
-    for unit, size in _UNITS:
-        if num_bytes >= size:
-            return f"{num_bytes / size:.1f} {unit}"
-    return f"{num_bytes} bytes"
-
-
-def settable(num_bytes: int, *, at_least: bool = False) -> str:
-    """For a setting: 1.5GiB, no more than `num_bytes`; or no less, where it is what is needed."""
-    for unit, size in _UNITS:
-        if num_bytes >= size:
-            tenths = -(-10 * num_bytes // size) if at_least else 10 * num_bytes // size
-            return f"{tenths / 10:.1f}{unit}"
-    return str(num_bytes)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Costs:
-    """What a model takes on a device, in bytes, before it is loaded."""
-
-    # As served; and, where another dtype takes less, its name and bytes.
-    weights: int
-    dtype: str
-    smaller_weights: tuple[str, int] | None
-    # Of one token of a step: everything between embedding and logits.
-    activations_per_token: int
-    # K and V of a token, all layers; and of one in the page that a pool has for sinks whatever its pages.
-    kv_per_token: int
-    sinks_per_token: int
-    vocab_size: int
-    # Positions that the model was made for, and those that it can be served with.
-    default_length: int
-    length_limit: int
-
-    def step(self, geometry: Geometry) -> int:
-        """The largest step: activations of the budget, logits and sampling of every row, logprobs of prompts."""
-        sampled = geometry.max_rows * SAMPLING_BYTES_PER_LOGIT
-        told = max(0, geometry.logit_rows - geometry.max_rows) * PROMPT_BYTES_PER_LOGIT
-        return geometry.token_budget * self.activations_per_token + (sampled + told) * self.vocab_size
-
-    def tables(self, geometry: Geometry) -> int:
-        """Page tables of rows on device and host, page lists of the kernels, the pages' own, rows' tokens; int32 each.
-
-        On a CPU the tables are as wide as the pool, which is little beside the pages themselves.
-        """
-        tiles = geometry.prefill_tokens // geometry.chunk_align
-        lists = (4 * (geometry.max_rows + 1) + 2 * tiles) * geometry.pages_per_row
-        return 4 * (lists + 2 * geometry.num_pages + geometry.history_places)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
