@@ -6,6 +6,7 @@ that waits for something of its own (logits, a sibling's prompt, another lane) i
 """
 
 from collections.abc import Collection, Sequence
+from itertools import takewhile
 
 from scheduler_svc.core import routing
 from scheduler_svc.core.config import Policy
@@ -144,8 +145,9 @@ def _seat(draft: Draft, request: Request, begin: Beginning, count: int) -> None:
 class _Chooser:
     """The order in which one step looks at those who wait.
 
-    The queue's, but for this: of the first requests of the head's own tenant and priority, whoever finds most of its
-    prompt kept goes first, before that is evicted. Nobody is passed over more than `MAX_PASSED_OVER` times.
+    The queue's, but for this: of the first requests, as long as they are of the head's own tenant and priority, whoever
+    finds most of its prompt kept goes first, before that is evicted. The head keeps its place, so passing it beyond a
+    request of another tenant would delay that one too. Nobody is passed over more than `MAX_PASSED_OVER` times.
     """
 
     def __init__(self, draft: Draft, policy: Policy, suspects: Collection[int]) -> None:
@@ -163,7 +165,7 @@ class _Chooser:
             return head
         if head.late_plans or head.handle in self._suspects:
             return head  # nobody passes it
-        rivals = [request for request in waiting if self._may_pass(request, head)]
+        rivals = takewhile(lambda request: self._may_pass(request, head), waiting[1:])
         return max([head, *rivals], key=self._kept_pages)  # the first of the best
 
     def _may_pass(self, request: Request, head: Request) -> bool:
