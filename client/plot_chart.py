@@ -39,8 +39,8 @@ from client.plot_sums import shares, spread
 # Of the same colours as the kinds; lines differ in their strokes as well.
 _RUNNING, _WAITING, _PREEMPTION, _PAGES, _MARK = "#000000", "#D55E00", "#0072B2", "#009E73", "#555555"
 _INCHES = (16.0, 10.0)
-# Marks that get words of their own; more would cover each other and the lines.
-_MOST_WORDS = 6
+# A letter's width in a mark's words, as a share of the panel's.
+_LETTER = 0.0068
 
 
 def draw(log: StepsLog, summary: Summary, *, width: int, by_time: bool) -> bytes:
@@ -72,8 +72,8 @@ def figure_of(log: StepsLog, summary: Summary, *, by_time: bool) -> Figure:
     marks = marks_of(log, x, at, spans)
     for axes in (sequences, pages, times):
         _mark(axes, marks, by_time=by_time)
-    _say(sequences, marks)
     _finish_left(sequences, strip, pages, times, log, x, by_time=by_time)
+    _say(sequences, marks)
     shares(figure.add_subplot(right[0]), summary)
     spread(figure.add_subplot(right[1]), log, summary)
     # What stands in a file or is its name is no formula.
@@ -116,12 +116,13 @@ def _sequences(axes: Axes, levels: Levels, preemptions: Floats) -> None:
 
 def _line(axes: Axes, band: Band, colour: str, stroke: Any, label: str) -> None:
     """The mean as a line; where points were put together, from the least to the most as a shade behind it."""
-    if band.is_thinned:
-        axes.fill_between(band.x, band.low, band.high, color=colour, alpha=0.18, linewidth=0)
     # A value holds for the whole step, which ends at x.
-    style = "default" if band.is_thinned else "steps-pre"
+    if band.is_thinned:
+        axes.fill_between(band.x, band.low, band.high, color=colour, alpha=0.18, linewidth=0, step="pre")
     marker = "o" if len(band.x) < 3 else None
-    axes.plot(band.x, band.mean, color=colour, linestyle=stroke, drawstyle=style, marker=marker, label=label, lw=1.5)
+    axes.plot(
+        band.x, band.mean, color=colour, linestyle=stroke, drawstyle="steps-pre", marker=marker, label=label, lw=1.5
+    )
 
 
 def _strip(axes: Axes, shares: Shares, *, by_time: bool) -> None:
@@ -171,15 +172,20 @@ def _mark(axes: Axes, marks: Marks, *, by_time: bool) -> None:
 
 
 def _say(axes: Axes, marks: Marks) -> None:
-    if not 0 < len(marks.words) <= _MOST_WORDS:
+    if not marks.words:
         return
-    axes.margins(y=0.12)
+    # Words that would cover the ones before them stand a row lower.
+    left, right = axes.get_xlim()
+    ends: list[float] = []
     for x, words in zip(marks.x, marks.words, strict=True):
+        row = next((row for row, end in enumerate(ends) if x >= end), len(ends))
+        ends[row : row + 1] = [x + _LETTER * max(map(len, words.split("\n"))) * (right - left)]
         axes.annotate(
-            words, (x, 1.0), xycoords=("data", "axes fraction"), xytext=(4, -4), textcoords="offset points",
+            words, (x, 1.0), xycoords=("data", "axes fraction"), xytext=(4, -4 - 25 * row), textcoords="offset points",
             va="top", fontsize=9, color=_MARK, parse_math=False,
             bbox={"facecolor": "white", "alpha": 0.85, "linewidth": 0, "pad": 1.5},
         )  # fmt: skip
+    axes.set_ylim(top=axes.get_ylim()[1] * (1 + 0.09 * len(ends)))
 
 
 def _finish_left(

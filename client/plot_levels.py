@@ -61,7 +61,7 @@ def levels_by_step(log: StepsLog, step: Floats, spans: Sequence[LaneSpan]) -> Le
 def levels_by_time(log: StepsLog, at: Floats, spans: Sequence[LaneSpan]) -> Levels:
     """A line tells of its own step alone, so what lies between a lane's steps is put in.
 
-    Before a plan that was sent when none was in flight nothing ran: nobody was there, or whoever a mark says waited.
+    Before a plan that was sent when none was in flight nothing ran.
     Up to a reset, what the step before it says holds, if plans were in flight. Pages that are in use no more are kept,
     as far as is told.
     """
@@ -97,7 +97,7 @@ def _moments_of(log: StepsLog, spans: Sequence[LaneSpan]) -> _Moments:
     pauses[0] = False
     still_ran = ~is_step & (sent < at) & (before != _NONE) & is_step[before]
     pause = np.flatnonzero(pauses)
-    mark = np.flatnonzero(still_ran | ~is_step & np.append(False, is_step[:-1]))
+    mark = np.flatnonzero(~is_step[1:]) + 1
     # Put in before these lines, the pauses' ends before marks of the same time.
     where, moment = np.concatenate([np.searchsorted(at, sent[pause]), mark]), np.concatenate([sent[pause], at[mark]])
     line = np.concatenate([pause, mark])
@@ -156,11 +156,12 @@ def _summed(moments: _Moments, values: Floats, ends: _Bools) -> Floats:
 
 
 def _waiting(moments: _Moments, log: StepsLog) -> Floats:
-    """Per moment. Lines tell of all lanes; where none ran, nobody waited unless a mark says so."""
+    """Per moment. Lines tell of all lanes; where none ran, only who waited before and after, or whoever a mark says."""
     waiting = np.frombuffer(log.waiting)
     is_step = np.frombuffer(log.kinds, np.uint8) < len(STEP_KINDS)
     following = np.cumsum(moments.is_line, dtype=np.int32) - moments.is_line
     before = np.maximum(following - 1, 0)
     is_busy = _ran(moments, np.ones(len(waiting))) > 0
     is_told = moments.is_line | is_busy & is_step[following]
-    return np.where(is_told, waiting[following], np.where(is_busy | ~is_step[before], waiting[before], 0.0))
+    between = np.where(is_busy | ~is_step[before], waiting[before], np.minimum(waiting[before], waiting[following]))
+    return np.where(is_told, waiting[following], between)

@@ -16,6 +16,8 @@ Floats = npt.NDArray[np.float64]
 
 # About one per pixel of the wide panels: up to so many points, each is drawn as it is.
 MOST_POINTS = 1200
+# Marks that get words of their own; more would cover each other and the lines.
+MOST_WORDS = 6
 # Characters of a reset's cause; the service's own are shorter.
 _MOST_CAUSE = 40
 
@@ -41,7 +43,10 @@ class Shares:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Marks:
-    """Lane resets, and workers that joined others: where, in words; from when to when (in seconds) nobody served."""
+    """Lane resets, and workers that joined others: where, in words; from when to when (in seconds) nobody served.
+
+    `words` are none where there would be too many.
+    """
 
     x: Floats
     words: list[str]
@@ -120,25 +125,28 @@ def _since(moments: Floats, edges: Floats) -> Floats:
 
 
 def marks_of(log: StepsLog, x: Floats, at: Floats, spans: Sequence[LaneSpan]) -> Marks:
-    """Every lane reset. The pause after it lasts until the next step's result, of any lane.
+    """Every lane reset, and the pause after it: until the next step's result.
 
-    Where several lanes served at once, they are named, and each that joined after the first step is marked too.
+    Where several lanes served at once, they are named, the pause is the lane's own (none is told of one that is over),
+    and each that joined after the first step is marked too.
     """
-    kinds = np.frombuffer(log.kinds, np.uint8)
-    steps = np.flatnonzero(kinds < len(STEP_KINDS))
+    kinds, lanes = np.frombuffer(log.kinds, np.uint8), np.frombuffer(log.lane)
+    is_step = kinds < len(STEP_KINDS)
     has_several = most_at_once(spans) > 1
     is_marked = kinds == KINDS.index(RESET)
     if has_several:
-        is_marked[steps[0] :] |= kinds[steps[0] :] == KINDS.index(JOINED)
+        is_marked |= (kinds == KINDS.index(JOINED)) & (np.cumsum(is_step) > 0)
     marked = np.flatnonzero(is_marked)
-    words: list[str] = []
-    for i in marked.tolist():
-        kind = KINDS[int(kinds[i])]
-        what = log.causes[i][:_MOST_CAUSE] or kind
-        following = int(np.searchsorted(steps, i))
-        if kind == RESET and following < len(steps):
-            what += f"\n{at[steps[following]] - at[i]:,.2f} s to the next step"
-        words.append(f"lane {log.lane[i]:g}: {what}" if has_several else what)
     to_x = float(at[0]) - log.at_seconds[0]
     nobody = [(begin + to_x, end + to_x) for begin, end in without_worker(spans)]
-    return Marks(x=x[marked], words=words, without_worker=nobody)
+    words: list[str] = []
+    for i in marked[: MOST_WORDS + 1].tolist():
+        name = f"lane {log.lane[i]:g}: " if has_several else ""
+        if kinds[i] == KINDS.index(JOINED):
+            words.append(f"{name}joined")
+            continue
+        name += log.causes[i][:_MOST_CAUSE] or RESET
+        following = is_step[i:] & (lanes[i:] == lanes[i]) if has_several else is_step[i:]
+        pause = at[i + int(following.argmax())] - at[i]
+        words.append(f"{name}\n{pause:,.2f} s to the next step" if following.any() else name)
+    return Marks(x=x[marked], words=words if len(words) <= MOST_WORDS else [], without_worker=nobody)

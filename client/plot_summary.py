@@ -168,7 +168,8 @@ def _lane_lines(lanes: Sequence[LaneSummary]) -> Iterator[str]:
             f"{lane.served_seconds:.2f}",
             f"{lane.steps:,}",
             f"{lane.seconds:.2f}",
-            f"{lane.seconds / lane.served_seconds if lane.served_seconds else 0:.0%}",
+            # A worker that takes its next plan up early counts some seconds twice.
+            f"{min(1.0, lane.seconds / lane.served_seconds) if lane.served_seconds else 0:.0%}",
             f"{lane.decode_median_ms:.2f}",
             f"{lane.output_tokens:,}",
         )

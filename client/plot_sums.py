@@ -55,7 +55,7 @@ def spread(axes: Axes, log: StepsLog, summary: Summary) -> None:
             if len(mine):
                 boxes.append(_box(f"lane {one.lane:g}", mine))
                 colours.append(KIND_COLOURS[commonest])
-        title += f", per lane: {commonest} steps"
+        title += f" (lanes: {commonest})"
     drawn = axes.bxp(
         boxes, orientation="horizontal", showfliers=False, patch_artist=True, widths=0.5,
         medianprops={"color": "black", "linewidth": 1.6},

@@ -1,6 +1,7 @@
 """`tandem plot`: what it reads, what it refuses and why, what it prints, and what stands in the picture."""
 
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -15,8 +16,11 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 from client.cli.__main__ import app
-from client.plot_chart import KIND_COLOURS, figure_of
-from client.plot_data import StepsFileError, read_steps
+from client.plot_chart import figure_of
+from client.plot_data import KINDS, STEP_KINDS, StepsFileError, StepsLog, read_steps
+from client.plot_lanes import lanes_of
+from client.plot_levels import levels_by_time
+from client.plot_scales import KIND_COLOURS
 from client.plot_series import MOST_POINTS, banded
 from client.plot_summary import summarize, table
 
@@ -37,6 +41,22 @@ LINES = (
     "4,3.400000,prefill,,2,0,102,102,0,2,7,2,20,1,2,3,90.000,100.000",
     "5,3.440000,decode,,2,0,2,0,2,2,7,5,20,1,2,3,20.000,130.000",
     "6,4.500000,decode,,1,0,1,0,1,1,1,9,20,1,2,3,10.000,40.000",
+)
+
+# Two workers; the second falls idle and dies, and comes back as a third lane while the first waits for work.
+LANES = (
+    "0,1.000000,joined,,0,0,0,0,0,0,0,0,20,0,1,1,0.000,0.000",
+    "0,1.050000,joined,,0,0,0,0,0,0,0,0,40,0,2,2,0.000,0.000",
+    "1,1.100000,prefill,,1,3,64,64,0,1,4,0,20,0,1,1,45.000,45.000",
+    "2,1.200000,decode,,2,0,2,0,2,2,8,2,40,0,2,2,40.000,60.000",
+    "3,1.250000,decode,,1,0,1,0,1,1,4,0,20,0,1,1,20.000,150.000",
+    "4,1.300000,decode,,2,0,2,0,2,2,8,4,40,0,2,2,60.000,100.000",
+    "5,1.400000,decode,,1,0,1,0,1,1,4,1,20,0,1,1,20.000,150.000",
+    "5,1.500000,reset,worker lost,0,0,0,0,0,0,0,0,40,0,2,3,0.000,0.000",
+    "6,1.600000,decode,,1,2,1,0,1,1,6,1,20,0,1,1,20.000,200.000",
+    "6,1.700000,joined,,0,2,0,0,0,0,0,0,40,0,3,4,0.000,0.000",
+    "7,1.800000,prefill,,3,0,90,90,0,3,10,0,40,0,3,4,70.000,80.000",
+    "8,1.900000,decode,,1,0,1,0,1,1,5,2,20,0,1,1,20.000,120.000",
 )
 
 
@@ -66,6 +86,11 @@ def panels(drawn: Figure) -> tuple[Axes, ...]:
 def line(axes: Axes, label: str) -> list[tuple[float, float]]:
     [found] = [one for one in axes.lines if one.get_label() == label]
     return [(round(float(x), 6), round(float(y), 6)) for x, y in zip(*found.get_data(), strict=True)]
+
+
+def held(points: list[tuple[float, float]], moment: float) -> float:
+    """What holds at the moment: up to a point, its value."""
+    return next(y for x, y in points if x > moment)
 
 
 def run(*arguments: str | Path) -> Result:
@@ -187,16 +212,147 @@ def test_legend_and_units_are_there(file: Path) -> None:
     ]
 
 
+def test_what_several_lanes_run_is_summed(tmp_path: Path) -> None:
+    sequences, _, pages, *_ = panels(figure(written(tmp_path / "steps.csv", LANES), by_time=True))
+    moments = {
+        0.02: (0, 0, 0.0, 0.0),
+        0.07: (1, 3, 100 * 4 / 60, 100 * 4 / 60),
+        0.12: (1, 0, 100 * 4 / 60, 100 * 4 / 60),  # the second lane's first plan is not sent yet
+        0.16: (3, 0, 100 * 12 / 60, 100 * 14 / 60),
+        0.27: (3, 0, 100 * 12 / 60, 100 * 17 / 60),
+        0.35: (1, 0, 100 * 4 / 60, 100 * 17 / 60),  # the second lane has nothing left to do
+        0.45: (1, 0, 100 * 6 / 60, 100 * 19 / 60),
+        0.55: (1, 2, 100 * 6 / 20, 100 * 7 / 20),  # only the first one is there
+        0.65: (0, 2, 0.0, 100 * 7 / 20),
+        0.71: (0, 2, 0.0, 100 * 7 / 60),
+        0.75: (3, 0, 100 * 10 / 60, 100 * 17 / 60),
+        0.79: (4, 0, 100 * 15 / 60, 100 * 17 / 60),
+        0.85: (1, 0, 100 * 5 / 60, 100 * 17 / 60),
+    }
+    drawn = [line(sequences, "running"), line(sequences, "waiting")]
+    drawn += [line(pages, "pages used"), line(pages, "pages used or kept")]
+    assert {moment: tuple(held(points, moment) for points in drawn) for moment in moments} == {
+        moment: pytest.approx(values) for moment, values in moments.items()
+    }
+    assert "of all on the workers that serve, at most 60" in pages.get_title("left")
+
+
+def test_a_step_of_one_lane_stands_beside_what_the_others_run(tmp_path: Path) -> None:
+    sequences, _, pages, *_ = panels(figure(written(tmp_path / "steps.csv", LANES)))
+    assert line(sequences, "running") == [
+        (0, 0), (0, 0), (1, 1), (2, 3), (3, 3), (4, 3), (5, 1), (5, 1), (6, 1), (6, 0), (7, 4), (8, 1),
+    ]  # fmt: skip
+    assert line(pages, "pages used")[3] == (2, pytest.approx(100 * 12 / 60))
+
+
+def test_lanes_are_named_where_several_serve(tmp_path: Path) -> None:
+    drawn = figure(written(tmp_path / "steps.csv", LANES), by_time=True)
+    sequences, strip, *_, shares, spread = panels(drawn)
+    assert [text.get_text() for text in sequences.texts] == ["lane 2: worker lost", "lane 3: joined"]
+    assert "2 workers" in drawn.get_suptitle()
+    assert [patch for patch in sequences.patches if patch.get_label() == "no worker"] == []
+    assert [label.get_text() for label in spread.get_yticklabels()] == [
+        "prefill\n57.50 ms",
+        "decode\n20.00 ms",
+        "lane 1\n20.00 ms",
+        "lane 2\n50.00 ms",
+    ]
+    # 0.9 s of the first, 0.45 of the second, 0.2 of the third.
+    assert "0.3 s in steps, 1.3 s in none" in shares.get_title()
+    # Where both serve, one that is busy all the time takes half of the strip.
+    top = max(float((patch.get_data().values - patch.get_data().baseline)[100]) for patch in strip.patches)
+    assert top == pytest.approx(0.5)
+
+
+def test_words_of_marks_that_are_close_stand_below_one_another(tmp_path: Path) -> None:
+    lines = [*LANES, *(f"8,1.9{i}0000,joined,,0,0,0,0,0,0,0,0,40,0,{i + 4},{i + 5},0.000,0.000" for i in range(4))]
+    drawn = figure(written(tmp_path / "steps.csv", lines), by_time=True)
+    boxes = [text.get_window_extent() for text in panels(drawn)[0].texts]
+    assert len(boxes) == 6
+    for i, box in enumerate(boxes):
+        assert not any(box.overlaps(other) for other in boxes[:i])
+
+
+def test_one_worker_that_comes_back_is_no_second(file: Path) -> None:
+    summary = summarize(read_steps(file))
+    assert (summary.num_workers, summary.lanes, summary.worker_seconds) == (1, (), summary.wall_seconds)
+
+
+def serving(log: StepsLog, lane: float, moment: float) -> tuple[float, float, float, float]:
+    """By the definition: running, pages used, used or kept and all of the lane at the moment."""
+    lines = [i for i in range(len(log.lane)) if log.lane[i] == lane]
+    before = [i for i in lines if log.at_seconds[i] < moment]
+    after = [i for i in lines if log.at_seconds[i] >= moment]
+    if not before or (not after and log.kinds[before[-1]] == KINDS.index("reset")):
+        return 0, 0, 0, 0
+    last = before[-1]
+    running = used = 0.0
+    if after and log.at_seconds[after[0]] - log.span_ms[after[0]] / 1e3 < moment:
+        # A mark tells what is left after it, so what its last step said holds until then.
+        told = after[0] if log.kinds[after[0]] < len(STEP_KINDS) else last
+        if log.kinds[told] < len(STEP_KINDS):
+            running, used = log.running[told], log.pages_used[told]
+    is_step = bool(after) and log.kinds[after[0]] < len(STEP_KINDS)
+    telling = after[0] if running and is_step else last
+    return running, used, log.pages_used[telling] + log.pages_cached[telling], log.pages_total[last]
+
+
+def random_lanes(seed: int) -> list[str]:
+    """Four places for workers; each lane serves for a while, is reset, falls idle, dies and comes back as another."""
+    rng = random.Random(seed)
+    events: list[tuple[int, str]] = []
+    number = 0
+    for _ in range(4):
+        now = rng.randrange(2000)
+        while now < 60_000:
+            number += 1
+            total = rng.choice([50, 90])
+            events.append((now, f"joined,,0,0,0,0,0,0,0,0,{total},0,{number},{number},0.000,0.000"))
+            sent = now + rng.randrange(1, 300)
+            for _ in range(rng.randrange(1, 12)):
+                now = sent + rng.randrange(50, 400)
+                kind = rng.choice(["decode", "decode", "prefill", "reset,step failed"])
+                is_step = "reset" not in kind
+                running, used = (rng.randrange(1, 9), rng.randrange(1, 30)) if is_step else (0, 0)
+                comma = "," if is_step else ""
+                events.append((now, f"{kind},{comma}{running},0,1,0,1,1,{used},{rng.randrange(20)},{total},0,{number},"
+                    f"{number},1.000,{now - sent}.000"))  # fmt: skip
+                # Sent before the result, or after a pause.
+                sent = now + rng.choice([-40, -10, 120, 3000])
+            now = max(now, sent) + 1
+            span = rng.choice([0, 30])
+            events.append((now, f"reset,worker lost,0,0,1,0,1,0,0,0,{total},0,{number},{number},0.000,{span}.000"))
+            now += rng.randrange(1, 3000)
+    return [f"{i},{at / 1e3:.6f},{rest}" for i, (at, rest) in enumerate(sorted(events), 1)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_sums_are_those_of_the_definition(tmp_path: Path, seed: int) -> None:
+    log = read_steps(written(tmp_path / "steps.csv", random_lanes(seed)))
+    levels = levels_by_time(log, np.frombuffer(log.at_seconds), lanes_of(log))
+    lanes = set(log.lane)
+    x = levels.running.x
+    assert len(lanes) > 10
+    for i in range(1, len(x)):
+        if x[i] - x[i - 1] < 1e-4:
+            continue
+        parts = [serving(log, lane, (x[i] + x[i - 1]) / 2) for lane in lanes]
+        running, used, kept, total = (sum(column) for column in zip(*parts, strict=True))
+        found = levels.running.mean[i], levels.pages.mean[i], levels.kept.mean[i]
+        assert found == pytest.approx((running, 100 * used / max(total, 1), 100 * kept / max(total, 1)))
+
+
 @pytest.mark.parametrize("by_time", [False, True])
-def test_no_words_leave_the_picture(file: Path, by_time: bool) -> None:
-    drawn = figure(file, by_time=by_time)
+@pytest.mark.parametrize("lines", [LINES, LANES])
+def test_no_words_leave_the_picture(tmp_path: Path, lines: tuple[str, ...], by_time: bool) -> None:
+    drawn = figure(written(tmp_path / "steps.csv", lines), by_time=by_time)
     legend = drawn.axes[0].get_legend()
     assert legend is not None and drawn._suptitle is not None
     words = [drawn._suptitle, *legend.get_texts()]
     for axes in drawn.axes:
         words += [axes.title, axes._left_title, axes.xaxis.label, axes.yaxis.label, *axes.texts]
     words = [text for text in words if text.get_text()]
-    assert len(words) > 20
+    assert len(words) > 15
     for text in words:
         box = text.get_window_extent()
         assert box.x0 >= 0 and box.y0 >= 0, text.get_text()
@@ -260,6 +416,24 @@ def test_it_prints_a_table_and_the_path(file: Path) -> None:
     assert lines[-1] == str(file.with_suffix(".png"))
     with Image.open(lines[-1]) as image:
         assert (image.format, image.size) == ("PNG", (1600, 1000))
+
+
+def test_it_prints_what_each_of_several_lanes_did(tmp_path: Path) -> None:
+    result = run(written(tmp_path / "steps.csv", LANES))
+    assert result.exit_code == 0, result.stderr
+    assert [row.split() for row in result.stdout.splitlines()[4:8]] == [
+        ["lane", "served", "s", "steps", "seconds", "busy", "decode", "ms", "output", "tokens"],
+        ["1", "0.90", "5", "0.12", "14%", "20.00", "5"],
+        ["2", "0.45", "2", "0.10", "22%", "50.00", "4"],
+        ["3", "0.20", "1", "0.07", "35%", "0.00", "3"],
+    ]
+
+
+def test_it_prints_no_more_lanes_than_one_can_read(tmp_path: Path) -> None:
+    steps = [f"{i},1.{i:03d}000,decode,,1,0,1,0,1,1,1,0,20,0,{i % 30},1,1.000,1.000" for i in range(1, 100)]
+    lines = run(written(tmp_path / "steps.csv", steps)).stdout.splitlines()
+    assert len(lines) == 23
+    assert lines[-3] == "and 14 lanes with fewer steps"
 
 
 def test_output_and_width_are_the_caller_s(file: Path, tmp_path: Path) -> None:

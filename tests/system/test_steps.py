@@ -3,6 +3,8 @@
 import csv
 from pathlib import Path
 
+from client.plot_data import read_steps
+from client.plot_summary import summarize
 from scheduler_svc.steps import COLUMNS
 from tests.rigs.processes import Rig
 from tests.system.asks import random_asks
@@ -45,6 +47,35 @@ def test_the_file_agrees_with_the_load(rig: Rig, tmp_path: Path) -> None:
     assert all(float(row["ms"]) <= float(row["span_ms"]) + 1 for row in steps)
     at = [float(row["at_seconds"]) for row in rows]
     assert at == sorted(at)
+
+
+def test_a_line_tells_of_its_worker_s_lane_alone(rig: Rig, tmp_path: Path) -> None:
+    path = tmp_path / "steps.csv"
+    shape = (*SHAPE, "--identity", "one model")
+    scheduler, _, caller = rig.serve(*shape, scheduler_flags=("--steps", str(path)))
+    second = rig.worker("--num-pages", "40", *shape[2:])
+    caller.wait_load(lambda load: load.workers == 2)
+    asks = random_asks(12, seed=23, prompts=(1, 60), outputs=(40, 90))
+    streams = [caller.generate(ask.request()) for ask in asks]
+    for stream in streams[:2]:
+        stream.wait_tokens(10)
+    caller.wait_load(lambda load: all(worker.running for worker in load.per_worker))
+    second.kill()
+    for ask, stream in zip(asks, streams, strict=True):
+        ask.check(stream.result())
+    steps = caller.wait_idle().steps
+    assert scheduler.terminate() == 0
+    rows = rows_of(path)
+    assert [(row["kind"], row["lane"]) for row in rows if row["kind"] in ("joined", "reset")] == [
+        ("joined", "1"),
+        ("joined", "2"),
+        ("reset", "2"),
+    ]
+    assert {(row["lane"], row["pages_total"]) for row in rows} == {("1", "59"), ("2", "39")}
+    assert all(int(row["pages_used"]) + int(row["pages_cached"]) <= int(row["pages_total"]) for row in rows)
+    assert [int(row["step"]) for row in rows if row["kind"] not in ("reset", "joined")] == list(range(1, steps + 1))
+    summary = summarize(read_steps(path))
+    assert (summary.num_workers, [lane.lane for lane in summary.lanes]) == (2, [1, 2])
 
 
 def test_a_killed_service_leaves_whole_lines(rig: Rig, tmp_path: Path) -> None:
