@@ -5,6 +5,7 @@ the others that have more of their prompt kept, or less to do.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from scheduler_svc.core.events import WorkerInfo
 from scheduler_svc.core.lane import Lane, pages_at_once
@@ -21,20 +22,44 @@ def fits(info: WorkerInfo, request: Request) -> bool:
     return total <= info.max_length and pages_at_once(info, total - 1) <= info.usable_pages
 
 
-def is_better_elsewhere(lane: Lane, request: Request, begin: Beginning, rivals: Iterable[Lane]) -> bool:
-    """Whether a rival that has room would start the request sooner; of equals the older lane does."""
-    mine: tuple[int, int] | None = None
+@dataclass(slots=True)
+class Left:
+    """What one lane has left to another while it made a plan."""
+
+    rows: int = 0
+    delay: int = 0
+
+
+_NOTHING = Left()
+
+
+def is_better_elsewhere(
+    lane: Lane, request: Request, begin: Beginning, rivals: Iterable[Lane], left: dict[int, Left]
+) -> bool:
+    """Whether a rival that has room would start the request sooner; of equals the older lane does.
+
+    `left` is kept here: who was left something counts as busy with it, else all that wait would be left to whoever is
+    the least busy now, one plan after the other.
+    """
+    best: tuple[int, int] | None = None
+    delay = 0
     for rival in rivals:
-        if not rival.rows.num_free or rival.blocked is not None or not fits(rival.info, request):
+        already = left.get(rival.number, _NOTHING)
+        if rival.rows.num_free <= already.rows or rival.blocked is not None or not fits(rival.info, request):
             continue
         there = beginning(rival, request)
         assert there is not None, "only siblings make a request wait"
         if rival.pages_at_once(request.known) - len(there.pages) > rival.pool.num_unused:
             continue
-        mine = mine or (_delay(lane, request, begin), lane.number)
-        if (_delay(rival, request, there), rival.number) < mine:
-            return True
-    return False
+        key = (_delay(rival, request, there) + already.delay, rival.number)
+        if best is None or key < best:
+            best, delay = key, request.known - there.first_position + ROW_TOKENS
+    if best is None or best > (_delay(lane, request, begin), lane.number):
+        return False
+    already = left.setdefault(best[1], Left())
+    already.rows += 1
+    already.delay += delay
+    return True
 
 
 def backlog(lane: Lane) -> int:

@@ -26,7 +26,7 @@ def placed(placement: Placement) -> Iterator[None]:
     """Requests go where it says."""
     original = routing.is_better_elsewhere
 
-    def is_better_elsewhere(lane, request, begin, rivals) -> bool:
+    def is_better_elsewhere(lane, request, begin, rivals, left) -> bool:
         lanes = 1 + len(rivals)
         match placement:
             case Placement.ROUND_ROBIN:

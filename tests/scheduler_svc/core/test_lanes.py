@@ -1,0 +1,416 @@
+"""Several workers: where requests go, what becomes of those of one that is lost, and that no lane touches another."""
+
+from dataclasses import replace
+
+import pytest
+from tandem.internal.v1 import worker_pb2 as pb
+
+from scheduler_svc.core import effects as fx
+from scheduler_svc.core import events as ev
+from scheduler_svc.core.config import MAX_LANES
+from scheduler_svc.core.routing import ROW_TOKENS
+from tests.rigs.executor import Shape
+from tests.rigs.faults import Faults
+from tests.scheduler_svc.core.fleet import Fleet
+from tests.scheduler_svc.core.orders import flush, load
+from tests.scheduler_svc.core.world import FRONTEND, greedy
+
+SHAPE = Shape(page_size=4, num_pages=128, max_rows=8, token_budget=256)
+
+
+def text(length: int, first: int = 0) -> list[int]:
+    return [(first + i) % 250 for i in range(length)]
+
+
+def ask(fleet: Fleet, prompt: list[int], **wish: object) -> int:
+    return fleet.submit(prompt, **({"max_new_tokens": 6, "ignore_eos": True} | wish))
+
+
+# Where requests go ------------------------------------------------------------------------------------------------
+
+
+def test_workers_that_are_alike_take_turns_within_one_plan_of_each() -> None:
+    fleet = Fleet(SHAPE, SHAPE)
+    streams = [ask(fleet, [i, i, i]) for i in range(6)]
+    fleet.tick()
+    assert [len(fleet.plans_of[name][0].starts) for name in "ab"] == [3, 3]
+    assert (fleet.running("a"), fleet.running("b")) == (streams[::2], streams[1::2])
+    assert [one.running for one in load(fleet).per_worker] == [3, 3]
+    fleet.run()
+    fleet.check_all_ended()
+
+
+@pytest.mark.parametrize("num_workers", [2, 3])
+def test_a_flood_fills_all_of_them_as_fast_as_one(num_workers: int) -> None:
+    """What one leaves to another counts as that one's work, so not all that waits is left to whoever is idle now."""
+    fleet = Fleet(*[SHAPE] * num_workers)
+    for i in range(8 * num_workers):
+        ask(fleet, [i, i, i])
+    fleet.tick()
+    assert fleet.core.book.num_waiting == 0
+    assert [len(fleet.running(name)) for name in fleet.workers] == [8] * num_workers
+    fleet.run()
+    fleet.check_all_ended()
+
+
+def test_what_is_left_of_a_prompt_is_work_to_do() -> None:
+    fleet = Fleet(replace(SHAPE, token_budget=64), SHAPE, config=greedy(plans_in_flight=1))
+    long, short = ask(fleet, text(200)), ask(fleet, [1])
+    fleet.tick()
+    assert (fleet.running("a"), fleet.running("b")) == ([long], [short])
+    # The first lane has 136 tokens to go, as much as four rows and a bit: its next plan would take nobody.
+    later = [ask(fleet, [2, i]) for i in range(4)]
+    for name in "ab":
+        fleet.work(name)
+        fleet.hear(name)
+    fleet.tick()
+    assert (fleet.running("a"), fleet.running("b")) == ([long], [short, *later])
+    fleet.run()
+    fleet.check_all_ended()
+
+
+@pytest.mark.parametrize("rows_ahead", [1, 2])
+def test_a_kept_prefix_is_weighed_against_the_load(rows_ahead: int) -> None:
+    """What is kept there is worth 48 tokens; each row that runs there costs as much as 32."""
+    stem = text(49, 100)
+    assert (len(stem) - 1) * 2 > 2 * ROW_TOKENS > len(stem) > ROW_TOKENS
+    fleet = Fleet(SHAPE, SHAPE)
+    ask(fleet, stem, max_new_tokens=1)
+    fleet.run()
+    assert (len(fleet.plans_of["a"]), len(fleet.plans_of["b"])) == (1, 0)
+    busy = [ask(fleet, [i]) for i in range(2 * rows_ahead)]
+    fleet.step()
+    for stream in busy[1::2]:
+        assert stream in fleet.running("b")
+        fleet.cancel(stream)
+    assert [len(fleet.running(name)) for name in "ab"] == [rows_ahead, 0]
+    again = ask(fleet, [*stem, 7])
+    fleet.step()
+    assert again in fleet.running("a" if rows_ahead == 1 else "b")
+    fleet.run()
+    fleet.check_content()
+    assert fleet.end(again).stats.cached_prompt_tokens == (48 if rows_ahead == 1 else 0)
+
+
+def test_what_is_kept_on_the_younger_lane_draws_too() -> None:
+    fleet = Fleet(SHAPE, SHAPE)
+    ask(fleet, text(9), max_new_tokens=1)
+    ask(fleet, text(9, 50), max_new_tokens=1)
+    fleet.run()
+    assert (fleet.started("a"), fleet.started("b")) == ([text(9)], [text(9, 50)])
+    again = ask(fleet, text(9, 50), max_new_tokens=1)
+    fleet.run()
+    fleet.check_all_ended()
+    assert fleet.end(again).stats.cached_prompt_tokens == 8
+    assert fleet.started("b") == [text(9, 50)] * 2
+
+
+def test_a_lane_without_room_gets_nobody_whatever_it_has() -> None:
+    small = replace(SHAPE, max_rows=1, num_pages=16)
+    fleet = Fleet(small, SHAPE)
+    ask(fleet, text(17), max_new_tokens=1)
+    fleet.run()
+    ask(fleet, text(17), max_new_tokens=9)
+    fleet.tick()
+    # The row of the first lane is taken.
+    again = ask(fleet, text(17), max_new_tokens=1)
+    fleet.step()
+    fleet.run()
+    fleet.check_all_ended()
+    assert (fleet.end(2).stats.cached_prompt_tokens, fleet.end(again).stats.cached_prompt_tokens) == (16, 0)
+
+
+def test_samples_of_one_request_may_run_on_both() -> None:
+    fleet = Fleet(replace(SHAPE, max_rows=2), replace(SHAPE, max_rows=2))
+    ask(fleet, text(10), num_samples=4, temperature=1.0, seed=3)
+    fleet.run()
+    fleet.check_all_ended()
+    assert len(fleet.started("a")) + len(fleet.started("b")) == 4
+
+
+# Who is lost ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 4])
+@pytest.mark.parametrize("gone", ["a", "b"])
+def test_requests_of_a_lost_worker_go_to_the_other_with_their_tokens(steps: int, gone: str) -> None:
+    fleet = Fleet(SHAPE, SHAPE)
+    streams = [ask(fleet, text(6, 20 * i), temperature=i % 2, seed=i) for i in range(4)]
+    for _ in range(steps):
+        fleet.step()
+    fleet.tick()
+    theirs = fleet.running(gone)
+    assert len(theirs) == 2
+    known = {stream: list(fleet.streams[stream].tokens) for stream in theirs}
+    fleet.lose(gone)
+    other = "b" if gone == "a" else "a"
+    number = len(fleet.plans_of[other])
+    fleet.run()
+    fleet.check_all_ended()
+    changes = [fleet.end(stream).stats.worker_changes for stream in streams]
+    assert changes == [int(stream in theirs) for stream in streams]
+    resumed = [start.tokens.tolist() for plan in fleet.plans_of[other][number:] for start in plan.starts]
+    assert resumed == [fleet.streams[stream].submit.prompt.tolist() + known[stream] for stream in theirs]
+
+
+def test_with_the_last_worker_they_wait_for_the_next() -> None:
+    fleet = Fleet(SHAPE, SHAPE)
+    for i in range(4):
+        ask(fleet, text(6, 20 * i))
+    fleet.step()
+    fleet.lose("a")
+    fleet.lose("b")
+    fleet.tick()
+    assert (load(fleet).workers, load(fleet).waiting, load(fleet).pages_total) == (0, 4, 0)
+    fleet.join_as(SHAPE)
+    fleet.run()
+    fleet.check_all_ended()
+    assert [fleet.end(stream).stats.worker_changes for stream in fleet.streams] == [1] * 4
+
+
+def test_what_the_dead_say_is_nobodys_business() -> None:
+    fleet = Fleet(SHAPE, SHAPE)
+    for i in range(4):
+        ask(fleet, text(6, 20 * i))
+    fleet.tick()
+    fleet.work("a")
+    dead = fleet.lose("a")
+    assert dead.results
+    tokens = {number: list(stream.tokens) for number, stream in fleet.streams.items()}
+    for result in dead.results:
+        assert fleet.handle(dead.event_of(result)) == [fx.AskRejoin(worker="a")]
+    assert tokens == {number: list(stream.tokens) for number, stream in fleet.streams.items()}
+    fleet.run()
+    fleet.check_all_ended()
+
+
+# No lane touches another ------------------------------------------------------------------------------------------
+
+
+def test_each_lane_has_its_own_generation_steps_and_rows() -> None:
+    fleet = Fleet(SHAPE, SHAPE, config=greedy(plans_in_flight=1))
+    for i in range(2):
+        ask(fleet, [i], max_new_tokens=9)
+    for _ in range(3):
+        fleet.step()
+    fleet.tick()
+    assert [(fleet.lane_of(name).generation, fleet.lane_of(name).step) for name in "ab"] == [(1, 4), (2, 4)]
+    # Both run row 1 and page 1.
+    assert [fleet.plans_of[name][0].starts[0].pages.tolist() for name in "ab"] == [[1], [1]]
+    fleet.work("a")
+    fleet.workers["a"].results[0].status = pb.STEP_STATUS_OUT_OF_SYNC
+    fleet.hear("a")
+    assert [(fleet.lane_of(name).generation, fleet.lane_of(name).step) for name in "ab"] == [(3, 0), (2, 4)]
+    assert fleet.running("b") == [2]
+    assert len(fleet.lane_of("b").in_flight) == 1
+
+
+def test_a_late_result_of_one_lane_reads_as_its_own() -> None:
+    """The same step and row numbers on both; each answer is given to whom its lane's plan named."""
+    fleet = Fleet(SHAPE, SHAPE, config=greedy(plans_in_flight=1))
+    streams = [ask(fleet, [i], max_new_tokens=3) for i in range(2)]
+    fleet.tick()
+    fleet.work("a")
+    fleet.work("b")
+    fleet.hear("b")
+    assert [len(fleet.streams[stream].tokens) for stream in streams] == [0, 1]
+    fleet.hear("a")
+    assert [len(fleet.streams[stream].tokens) for stream in streams] == [1, 1]
+    fleet.run()
+    fleet.check_all_ended()
+
+
+def test_a_result_under_anothers_name_is_not_believed() -> None:
+    fleet = Fleet(SHAPE, SHAPE, config=greedy(plans_in_flight=1))
+    for i in range(2):
+        ask(fleet, [i], max_new_tokens=3)
+    fleet.tick()
+    fleet.work("a")
+    event = fleet.workers["a"].event_of(fleet.workers["a"].results[0])
+    assert isinstance(event, ev.StepDone)
+    # Its generation is not the other lane's.
+    assert fleet.handle(replace(event, worker="b")) == []
+    assert [stream.tokens for stream in fleet.streams.values()] == [[], []]
+    fleet.run()
+    fleet.check_all_ended()
+
+
+def test_late_tokens_of_a_preempted_request_come_from_the_lane_that_it_left() -> None:
+    """Preempted on one lane with plans in flight, it may not go to the other before these are confirmed."""
+    tight = replace(SHAPE, num_pages=3, max_rows=2, max_length=12)
+    fleet = Fleet(tight, config=greedy(plans_in_flight=3))
+    for i in range(2):
+        ask(fleet, [i, i, i], max_new_tokens=4)
+    fleet.tick()
+    [victim] = fleet.core.book.of_id("r2")
+    assert (victim.row, victim.late_plans, victim.late_samples) == (0, 2, 2)
+    fleet.join_as(tight)
+    fleet.work("b")
+    fleet.tick()
+    assert fleet.plans_of["b"] == []
+    fleet.work("a")
+    fleet.hear("a")
+    fleet.hear("a")
+    assert len(fleet.streams[2].tokens) == 2
+    fleet.tick()
+    assert fleet.started("b") == [[1, 1, 1]]
+    fleet.run()
+    fleet.check_all_ended()
+
+
+@pytest.mark.parametrize(("requests", "elsewhere"), [(2, [2]), (4, [3])])
+def test_suspects_run_alone_each_on_a_lane_of_its_own(requests: int, elsewhere: list[int]) -> None:
+    """The first lane's step fails. One suspect runs there alone; a second one goes where rows pause for it."""
+    fleet = Fleet(config=greedy(plans_in_flight=1))
+    fleet.shape = SHAPE
+    fleet.join_as(SHAPE, Faults(fail_steps=frozenset({1})))
+    fleet.join_as(SHAPE)
+    streams = [ask(fleet, [i, 7], max_new_tokens=8) for i in range(requests)]
+    fleet.tick()
+    fleet.work("a")
+    fleet.hear("a")
+    assert len(fleet.core.suspects) == requests // 2
+    fleet.work("b")
+    fleet.hear("b")
+    fleet.tick()
+    records = [fleet.lane_of(name).in_flight[-1] for name in "ab"]
+    # Handles count requests as streams do.
+    assert [record.handles.tolist() for record in records] == [[streams[0]], elsewhere]
+    fleet.run()
+    fleet.check_all_ended()
+    assert fleet.core.counters.resets == 1
+
+
+# Joining ----------------------------------------------------------------------------------------------------------
+
+
+def test_workers_beside_one_another_must_see_alike() -> None:
+    fleet = Fleet(SHAPE)
+    info = fleet.lane_of("a").info
+    for other in (replace(info, window=8), replace(info, window=8, sink_tokens=2)):
+        refused = [
+            effect
+            for effect in fleet.handle(ev.WorkerJoined(worker="z", info=other))
+            if isinstance(effect, fx.WorkerRefused)
+        ]
+        assert [effect.retry for effect in refused] == [False]
+        assert "the workers that serve see the whole past" in refused[0].reason
+    assert list(fleet.core.lanes) == ["a"]
+
+
+def test_so_many_workers_serve_and_one_more_stands_by() -> None:
+    fleet = Fleet(*[SHAPE] * MAX_LANES)
+    refused = fleet.handle(ev.WorkerJoined(worker="more", info=fleet.lane_of("a").info))
+    assert refused == [
+        fx.WorkerRefused(worker="more", reason=f"{MAX_LANES} workers serve already; this one may stand by", retry=True)
+    ]
+    fleet.lose("a")
+    effects = fleet.core.handle(ev.WorkerJoined(worker="more", info=fleet.lane_of("b").info), fleet.now)
+    assert [type(effect) for effect in effects] == [fx.WorkerAccepted]
+
+
+def test_the_load_sums_over_all_and_tells_of_each() -> None:
+    fleet = Fleet(SHAPE, replace(SHAPE, num_pages=64, host_pages=3))
+    for i in range(3):
+        ask(fleet, text(9, 30 * i))
+    fleet.step()
+    told = load(fleet)
+    assert (told.workers, told.running, told.pages_total, told.host_pages_total) == (2, 3, 127 + 63, 3)
+    assert [(one.running, one.pages_used, one.pages_total) for one in told.per_worker] == [(2, 6, 127), (1, 3, 63)]
+    assert told.pages_used == 9
+    fleet.run()
+    assert [one.pages_cached for one in load(fleet).per_worker] == [6, 3]
+    # Each kept two pages of a prompt, and one of prompt and answer.
+    assert flush(fleet) == 9
+
+
+# Workers of different sizes ---------------------------------------------------------------------------------------
+
+LARGE, SMALL = replace(SHAPE, max_length=100), replace(SHAPE, max_length=40)
+
+
+def two_sizes() -> tuple[Fleet, int]:
+    """A large worker that runs what only it can, and a small one beside it."""
+    fleet = Fleet(LARGE, SMALL)
+    long = ask(fleet, text(30), max_new_tokens=40)
+    for _ in range(4):
+        fleet.step()
+    assert (fleet.running("a"), fleet.running("b")) == ([long], [])
+    return fleet, long
+
+
+def test_who_is_too_long_for_those_that_are_left_is_put_aside_until_another_comes() -> None:
+    fleet, long = two_sizes()
+    fleet.lose("a")
+    fleet.tick()
+    heard = len(fleet.streams[long].tokens)
+    others = [ask(fleet, text(6, 50 + i)) for i in range(3)]
+    fleet.run()
+    # It stands in nobody's way, and still counts as waiting.
+    assert [len(fleet.streams[stream].tokens) for stream in others] == [6] * 3
+    assert (load(fleet).waiting, load(fleet).waiting_tokens) == (1, 30 + heard)
+    fleet.join_as(LARGE)
+    fleet.run()
+    fleet.check_all_ended()
+    assert len(fleet.streams[long].tokens) == 40
+    assert fleet.end(long).stats.worker_changes == 1
+
+
+@pytest.mark.parametrize("how", ["cancel", "abort", "deadline"])
+def test_who_was_put_aside_may_end_there(how: str) -> None:
+    fleet, _ = two_sizes()
+    fleet.lose("a")
+    fleet.run()
+    aside = 2
+    fleet.join_as(LARGE)
+    assert ask(fleet, text(30, 60), max_new_tokens=40, deadline_seconds=9.0) == aside
+    fleet.lose("c")
+    fleet.run()
+    assert load(fleet).waiting == 2
+    match how:
+        case "cancel":
+            fleet.cancel(aside)
+        case "abort":
+            fleet.handle(ev.Abort(frontend=FRONTEND, query=1, request_ids=("r2",)))
+        case _:
+            fleet.tick(10.0)
+    assert load(fleet).waiting == 1
+    assert (fleet.streams[aside].end is None) == (how == "cancel")
+    fleet.join_as(LARGE)
+    fleet.run()
+    fleet.check_content()
+    fleet.check_empty()
+
+
+def test_a_small_worker_that_comes_beside_another_ends_nobody() -> None:
+    fleet, long = two_sizes()
+    fleet.lose("a")
+    fleet.join_as(SMALL)
+    fleet.run()
+    assert fleet.streams[long].end is None
+    fleet.join_as(LARGE)
+    fleet.run()
+    fleet.check_all_ended()
+
+
+def test_a_small_worker_that_comes_alone_ends_what_it_can_never_run() -> None:
+    fleet, long = two_sizes()
+    fleet.lose("a")
+    fleet.lose("b")
+    fleet.join_as(SMALL)
+    failure = fleet.end(long).failure
+    assert failure is not None
+    assert failure.code is fx.FailureCode.TOO_LARGE
+    assert failure.message.endswith("prompt and max_new_tokens make 70 tokens; the limit is 40")
+    fleet.check_empty()
+
+
+def test_the_largest_that_serves_is_the_limit_at_the_door() -> None:
+    fleet = Fleet(SMALL, LARGE)
+    fits, cut = ask(fleet, text(60), max_new_tokens=40), ask(fleet, text(60, 9), max_new_tokens=41)
+    fleet.run()
+    fleet.check_all_ended()
+    assert [fleet.end(stream).reason for stream in (fits, cut)] == [fx.EndReason.LENGTH, fx.EndReason.CONTEXT_FULL]
+    rejected = fleet.streams[ask(fleet, text(100))].rejected
+    assert rejected is not None
+    assert rejected.message == "the prompt has 100 tokens, and a new one makes 101; the limit is 100"
