@@ -38,14 +38,13 @@ def beginning(
 
     `newly_seated` rows are started by the plan that is being made: nothing can be copied from their pages yet.
     """
-    if not request.cache_read:
-        return FROM_ZERO
     request.hash_known(lane.info.page_size)
     if not request.num_outputs:
+        # Its own prompt, so it may be shared whatever the request says of others'.
         forked = _forked(lane, request, siblings, newly_seated)
         if forked is not FROM_ZERO:
             return forked
-    return _kept(lane, request)
+    return _kept(lane, request) if request.cache_read else FROM_ZERO
 
 
 def _forked(
