@@ -1,0 +1,76 @@
+"""Where the model's positions end: the stream ends with CONTEXT_FULL, unless something else ends it there."""
+
+import pytest
+
+from scheduler_svc.core import effects as fx
+from tests.rigs.executor import Shape
+from tests.rigs.oracle import complete
+from tests.scheduler_svc.core.world import World
+
+SHAPE = Shape(page_size=4, num_pages=16, max_length=16)
+TEN = list(range(10))
+TOKENS = complete(TEN, max_new_tokens=6, vocab=SHAPE.sampled_vocab).tokens
+
+
+@pytest.mark.parametrize(
+    ("max_new_tokens", "reason"),
+    [
+        (5, fx.EndReason.LENGTH),
+        (6, fx.EndReason.LENGTH),
+        (7, fx.EndReason.CONTEXT_FULL),
+        (1000, fx.EndReason.CONTEXT_FULL),
+    ],
+)
+def test_what_was_asked_for_beyond_the_last_position_is_cut(max_new_tokens: int, reason: fx.EndReason) -> None:
+    world = World(SHAPE)
+    stream = world.submit(TEN, max_new_tokens=max_new_tokens, ignore_eos=True)
+    world.run()
+    world.check_all_ended()
+    end = world.end(stream)
+    assert (end.reason, end.stop_token_id) == (reason, None)
+    assert world.streams[stream].tokens == list(TOKENS[:max_new_tokens])
+    # Length is foreseen: nothing was computed for nobody.
+    assert end.stats.discarded_tokens == 0
+
+
+def test_a_stop_at_the_last_position_is_a_stop() -> None:
+    assert TOKENS[-1] not in TOKENS[:-1]
+    world = World(SHAPE)
+    stream = world.submit(TEN, max_new_tokens=50, ignore_eos=True, stop_token_ids=(TOKENS[-1],))
+    world.run()
+    world.check_all_ended()
+    assert (world.end(stream).reason, world.end(stream).stop_token_id) == (fx.EndReason.STOP_TOKEN, TOKENS[-1])
+
+
+@pytest.mark.parametrize(("length", "told"), [(15, None), (16, "and a new one makes 17; the limit is 16")])
+def test_a_prompt_needs_room_for_one_token_more(length: int, told: str | None) -> None:
+    world = World(SHAPE)
+    stream = world.submit(list(range(length)), max_new_tokens=50, ignore_eos=True)
+    world.run()
+    rejected = world.streams[stream].rejected
+    if told is None:
+        assert (world.end(stream).reason, len(world.streams[stream].tokens)) == (fx.EndReason.CONTEXT_FULL, 1)
+    else:
+        assert rejected is not None
+        assert rejected.message.endswith(told)
+
+
+def test_every_sample_ends_there_and_only_what_the_cut_text_takes_is_asked_of_the_pool() -> None:
+    # Fifteen positions take the four pages that there are; what was asked for beyond them counts for nothing.
+    world = World(Shape(page_size=4, num_pages=5, max_length=16))
+    world.submit(TEN, max_new_tokens=1000, num_samples=2, temperature=1.0, ignore_eos=True)
+    world.run()
+    world.check_all_ended()
+    assert [world.end(stream).reason for stream in (1, 2)] == [fx.EndReason.CONTEXT_FULL] * 2
+
+
+def test_after_a_worker_was_lost_it_still_ends_there() -> None:
+    world = World(SHAPE)
+    stream = world.submit(TEN, max_new_tokens=1000, ignore_eos=True)
+    for _ in range(4):
+        world.step()
+    world.kill()
+    world.join()
+    world.run()
+    world.check_all_ended()
+    assert (world.end(stream).reason, world.end(stream).stats.output_tokens) == (fx.EndReason.CONTEXT_FULL, 6)
