@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from itertools import takewhile
 
 from scheduler_svc.core import routing
+from scheduler_svc.core.book import RequestBook
 from scheduler_svc.core.config import Policy
 from scheduler_svc.core.draft import Draft
 from scheduler_svc.core.host_pool import HostPage
@@ -40,7 +41,7 @@ def admit(draft: Draft, suspects: Collection[int], rivals: Sequence[Lane], polic
             return
         if not routing.fits(lane.info, request):
             chooser.skip(request)
-            if not any(routing.fits(rival.info, request) for rival in rivals):
+            if _is_misfit(request, lane, rivals):
                 book.park(request)
             continue
         if request.prompt_logprobs_from and not draft.room.has(lane.info.chunk_align):
@@ -61,6 +62,16 @@ def admit(draft: Draft, suspects: Collection[int], rivals: Sequence[Lane], polic
             return
         chooser.took(request)
         _seat(draft, request, begin, count)
+
+
+def park_misfits(book: RequestBook, lane: Lane, rivals: Sequence[Lane]) -> None:
+    """Puts the queue's head aside while no lane can ever run it, so that whoever is behind it is the head."""
+    while (head := book.head()) is not None and _is_misfit(head, lane, rivals):
+        book.park(head)
+
+
+def _is_misfit(request: Request, lane: Lane, rivals: Sequence[Lane]) -> bool:
+    return not any(routing.fits(one.info, request) for one in (lane, *rivals))
 
 
 def admit_alone(draft: Draft, request: Request) -> int:

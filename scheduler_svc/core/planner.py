@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_svc.core.admit import admit, admit_alone
+from scheduler_svc.core.admit import admit, admit_alone, park_misfits
 from scheduler_svc.core.book import RequestBook
 from scheduler_svc.core.commit import commit
 from scheduler_svc.core.config import Policy
@@ -38,6 +38,7 @@ def plan_step(
     `suspects` are handles of requests whose last step failed: when one's turn comes it runs alone and the others pause,
     until it has sampled. Where it does not fit yet, the others run on. `rivals` are the other lanes.
     """
+    park_misfits(book, lane, rivals)
     draft = _draft(lane, book, frontend_idx, counters, now)
     while True:
         decode, is_starved = _decide(draft, suspects, rivals, policy)
