@@ -4,47 +4,12 @@ Prints how far it is. A seed that fails prints itself, its traceback and the com
 """
 
 import argparse
-import multiprocessing
 import time
-import traceback
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
 
-from tests.simulation.episode import Episode
+from tests.simulation.lives import lives
 
 _PROGRESS_SECONDS = 10.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Life:
-    """What became of a seed; `failure` is empty where all promises held."""
-
-    seed: int
-    num_handled: int
-    seen: Counter[str]
-    failure: str
-
-
-def _live(operations: int, seed: int) -> _Life:
-    episode, failure = Episode(seed, operations=operations), ""
-    try:
-        episode.run()
-    except Exception:
-        failure = traceback.format_exc()
-    return _Life(seed=seed, num_handled=episode.num_handled, seen=episode.seen, failure=failure)
-
-
-@contextmanager
-def _lives(seeds: Iterable[int], operations: int, jobs: int) -> Iterator[Iterable[_Life]]:
-    live = partial(_live, operations)
-    if jobs == 1:
-        yield map(live, seeds)
-        return
-    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        yield pool.imap(live, seeds)
 
 
 def main() -> int:
@@ -59,8 +24,8 @@ def main() -> int:
     started = told = time.monotonic()
     num_seeds = num_handled = 0
     seen: Counter[str] = Counter()
-    with _lives(range(args.seed, args.seed + args.seeds), args.operations, args.jobs) as lives:
-        for life in lives:
+    with lives(range(args.seed, args.seed + args.seeds), args.operations, args.jobs) as living:
+        for life in living:
             if life.failure:
                 print(f"{life.failure}\nseed {life.seed} failed after {num_handled + life.num_handled:,} operations")
                 return 1

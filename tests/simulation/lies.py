@@ -8,7 +8,7 @@ from tandem.internal.v1 import worker_pb2 as pb
 
 def corrupt(rng: random.Random, result: pb.StepResult, *, vocab_size: int) -> None:
     """Changes a result so that it fits no plan, or is none of this model's."""
-    match rng.choice(["status", "step", "generation", "short", "token", "outside", "logprobs", "prompt"]):
+    match rng.choice(["status", "status", "step", "generation", "short", "token", "outside", "logprobs", "prompt"]):
         case "status":
             # Without a failed step before it.
             result.status = pb.STEP_STATUS_SKIPPED

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.simulation.episode import Episode
+from tests.simulation.lives import lives
 
 _FIRSTS = range(0, 200, 20)
 # What the lives must meet, or a proof of it would be empty. Few of a kind would be luck.
@@ -40,3 +41,20 @@ def test_random_lives(first: int, seen: dict[int, Counter[str]]) -> None:
         episode.run()
         counted += episode.seen
     seen[first] = counted
+
+
+def test_lives_in_several_processes_are_those_in_one() -> None:
+    told = []
+    for jobs in (1, 2):
+        with lives(range(3), 100, jobs) as living:
+            told.append(list(living))
+    assert told[0] == told[1] and [life.seed for life in told[0]] == [0, 1, 2]
+    assert all(life.num_handled >= 100 and not life.failure for life in told[0])
+
+
+def test_a_seed_that_fails_says_how_to_live_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.simulation.episode.audit", lambda core: 1 / 0)
+    with lives([7], 100, 1) as living:
+        [life] = living
+    assert "again: python -m tests.simulation 7 --operations 100" in life.failure
+    assert "ZeroDivisionError" in life.failure and life.num_handled == 1
