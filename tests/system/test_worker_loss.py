@@ -102,10 +102,15 @@ def test_a_worker_that_leaves_in_good_order_hands_over_at_once(rig: Rig) -> None
     second.wait_line("^joined")
     asks = random_asks(8, seed=8, prompts=(1, 30), outputs=(300, 400))
     streams = [caller.generate(ask.request()) for ask in asks]
-    streams[0].wait_tokens(20)
+    for stream in streams:
+        stream.wait_tokens(20)
+    theirs, others = caller.load().per_worker
+    assert (theirs.pid, others.pid, theirs.running + others.running) == (first.pid, second.pid, 8)
+    assert min(theirs.running, others.running) >= 3
     assert first.terminate() == 0
     for ask, stream in zip(asks, streams, strict=True):
         ask.check(stream.result())
+    assert sum(stream.transcript.summary.timing.worker_changes for stream in streams) == theirs.running
     assert caller.load().worker_pid == second.pid
 
 

@@ -1,0 +1,137 @@
+"""Two workers on one machine: both serve, each keeps what it computed, and one that dies is made good by the other."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.rigs.processes import Child, Rig
+from tests.rigs.streams import Caller, Stream
+from tests.system.asks import Ask, random_asks
+
+SHAPE = ("--page-size", "4", "--num-pages", "1024", "--max-rows", "16", "--max-length", "1024", "--token-budget", "128")
+SLOW = ("--step-ms", "2")
+
+
+def two_of(rig: Rig) -> tuple[Child, Child, Caller]:
+    """Two workers that serve, the longest joined first."""
+    _, first, caller = rig.serve(*SHAPE, *SLOW)
+    second = rig.worker(*SHAPE, *SLOW)
+    second.wait_line("^joined")
+    return first, second, caller
+
+
+@pytest.fixture(scope="module")
+def shared_rig() -> Iterator[Rig]:
+    with Rig() as rig:
+        yield rig
+
+
+@pytest.fixture(scope="module")
+def two(shared_rig: Rig) -> tuple[Child, Child, Caller]:
+    """Two that live as long as the module's tests."""
+    return two_of(shared_rig)
+
+
+def long_asks(count: int, seed: int) -> list[Ask]:
+    return random_asks(count, seed=seed, prompts=(1, 40), outputs=(150, 250))
+
+
+def generate(caller: Caller, asks: list[Ask]) -> list[Stream]:
+    return [caller.generate(ask.request()) for ask in asks]
+
+
+def check(asks: list[Ask], streams: list[Stream]) -> None:
+    for ask, stream in zip(asks, streams, strict=True):
+        ask.check(stream.result())
+
+
+def running(caller: Caller) -> dict[int, int]:
+    """Rows in use, by the worker's pid."""
+    return {one.pid: one.running for one in caller.load().per_worker}
+
+
+def test_both_serve_at_once_and_all_is_told_of_both(two: tuple[Child, Child, Caller]) -> None:
+    first, second, caller = two
+    asks = long_asks(16, seed=1)
+    streams = generate(caller, asks)
+    for stream in streams:
+        stream.wait_tokens(3)
+    load = caller.load()
+    each = {one.pid: one for one in load.per_worker}
+    assert each.keys() == {first.pid, second.pid}
+    assert load.workers == 2
+    assert min(one.running for one in each.values()) >= 6
+    assert load.running == sum(one.running for one in each.values()) == 16
+    assert load.pages_total == sum(one.pages_total for one in each.values()) == 2 * 1023
+    assert all(one.pages_used > 0 for one in each.values())
+    check(asks, streams)
+    assert all(stream.transcript.summary.timing.worker_changes == 0 for stream in streams)
+    caller.wait_idle()
+
+
+def test_a_prompt_goes_where_it_is_kept(two: tuple[Child, Child, Caller]) -> None:
+    _, _, caller = two
+    prompts = [tuple(range(first, first + 81)) for first in (0, 100)]
+    for hits in (0, 80, 80):
+        for prompt in prompts:
+            ask = Ask(prompt=prompt, max_new_tokens=3)
+            transcript = caller.generate(ask.request()).result()
+            ask.check(transcript)
+            assert transcript.summary.usage.cached_prompt_tokens == hits
+    caller.wait_idle()
+
+
+def test_a_worker_that_sees_otherwise_is_refused_beside_another(
+    two: tuple[Child, Child, Caller], shared_rig: Rig
+) -> None:
+    first, second, caller = two
+    identity = caller.model_info().identity
+    other = shared_rig.worker(*SHAPE, "--identity", identity, "--window", "64")
+    assert other.wait() == 3
+    assert "the workers that serve see the whole past" in other.wait_line("^stopped (.*)").group(1)
+    assert {one.pid for one in caller.load().per_worker} == {first.pid, second.pid}
+
+
+def test_one_is_killed_under_sixteen_streams_and_comes_back(rig: Rig) -> None:
+    first, second, caller = two_of(rig)
+    asks = long_asks(16, seed=2)
+    streams = generate(caller, asks)
+    for stream in streams:
+        stream.wait_tokens(5)
+    theirs = running(caller)[second.pid]
+    assert theirs >= 6
+    second.kill()
+    caller.wait_load(lambda load: load.workers == 1)
+    check(asks, streams)
+    assert sum(stream.transcript.summary.timing.worker_changes for stream in streams) == theirs
+    again = rig.worker(*SHAPE, *SLOW)
+    again.wait_line("^joined")
+    asks = long_asks(8, seed=3)
+    streams = generate(caller, asks)
+    for stream in streams:
+        stream.wait_tokens(3)
+    assert running(caller).keys() == {first.pid, again.pid}
+    assert min(running(caller).values()) >= 3
+    check(asks, streams)
+    caller.wait_idle()
+
+
+def test_what_only_the_one_that_died_could_run_waits_for_another(rig: Rig) -> None:
+    flags = ("--identity", "same", "--page-size", "4", "--num-pages", "256", "--max-rows", "8", *SLOW)
+    _, large, caller = rig.serve(*flags, "--max-length", "600")
+    rig.worker(*flags, "--max-length", "100").wait_line("^joined")
+    assert caller.model_info().max_length == 600
+    long = Ask(prompt=(1, 2, 3), max_new_tokens=400)
+    stream = caller.generate(long.request())
+    stream.wait_tokens(10)
+    large.kill()
+    caller.wait_load(lambda load: load.workers == 1 and load.waiting == 1)
+    # The small one serves what fits it.
+    asks = random_asks(6, seed=5, prompts=(1, 30), outputs=(20, 60))
+    check(asks, generate(caller, asks))
+    assert (caller.load().waiting, caller.load().running) == (1, 0)
+    assert not stream.ended
+    rig.worker(*flags, "--max-length", "600")
+    long.check(stream.result())
+    assert stream.transcript.summary.timing.worker_changes == 1
+    caller.wait_idle()
