@@ -76,8 +76,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "bypass-read-ignored",
         "who wants nothing that was kept gets it",
         "prefix",
-        "    if not request.cache_read:\n        return FROM_ZERO\n",
-        "",
+        "    return _kept(lane, request) if request.cache_read else FROM_ZERO\n",
+        "    return _kept(lane, request)\n",
     ),
     _core(
         "bypass-write-ignored",
