@@ -10,8 +10,11 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 
 PR_SET_PDEATHSIG = 1
+# Said to the parent, which replaces a front end that hangs.
+ALIVE, ALIVE_SECONDS = "frontend alive", 1.0
 LOG_FORMAT = "%(asctime)s %(levelname)s frontend %(process)d: %(message)s"
 
 
@@ -40,7 +43,9 @@ def main() -> int:
     async def serve() -> None:
         front_end = FrontEnd(settings)
         front_end.stop_on_signals()
+        alive = asyncio.create_task(say_alive(front_end.stop))
         await front_end.run(lambda address: print(f"frontend listening on {address}", flush=True))
+        alive.cancel()
 
     try:
         asyncio.run(serve())
@@ -48,6 +53,16 @@ def main() -> int:
         print(f"frontend: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+async def say_alive(on_deaf: Callable[[], None]) -> None:
+    """From the event loop, so that one that stands still falls silent. `on_deaf` is called where nobody listens."""
+    try:
+        while True:
+            await asyncio.sleep(ALIVE_SECONDS)
+            print(ALIVE, flush=True)
+    except OSError:
+        on_deaf()
 
 
 def parse_flags(words: list[str]) -> argparse.Namespace:

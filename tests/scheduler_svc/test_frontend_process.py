@@ -1,5 +1,8 @@
 """The front ends as children: which of them is replaced, and what is said where one never comes up."""
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from scheduler_svc import frontend_process
 from scheduler_svc.frontend_process import FrontendProcesses
 
 READY = "frontend listening on "
@@ -21,9 +25,14 @@ class Bench:
         self._printed = ""
         self._all: list[FrontendProcesses] = []
 
-    def of(self, count: int, *more_flags: str) -> FrontendProcesses:
-        self._all.append(FrontendProcesses(count, listen="127.0.0.1:0", flags=[*self._flags, *more_flags]))
+    def of(self, count: int, *more_flags: str, silence_seconds: float = 60.0) -> FrontendProcesses:
+        flags = [*self._flags, *more_flags]
+        self._all.append(FrontendProcesses(count, listen="127.0.0.1:0", flags=flags, silence_seconds=silence_seconds))
         return self._all[-1]
+
+    def has_printed(self, words: str) -> bool:
+        self._printed += self._capsys.readouterr().out
+        return words in self._printed
 
     def ready_lines(self) -> list[str]:
         self._printed += self._capsys.readouterr().out
@@ -76,6 +85,112 @@ def test_the_one_that_is_given_up_is_replaced_alone(bench: Bench) -> None:
         processes.watch(restart=False)
         time.sleep(0.01)
     assert not pids() - before
+
+
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
+    """What runs in place of front ends from now on."""
+    path = tmp_path / "front-end"
+    path.write_text("\n".join(["#!/bin/sh", f'echo "{READY}127.0.0.1:1"', *lines]))
+    path.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(path))
+
+
+def test_one_that_hangs_is_replaced(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = pids()
+    script(tmp_path, monkeypatch, "exec sleep 60")
+    processes = bench.of(1, silence_seconds=0.3)
+    bench.until(processes, lambda: len(bench.ready_lines()) == 1)
+    [hanging] = pids() - before
+    bench.until(processes, lambda: len(bench.ready_lines()) == 2)
+    assert not psutil.pid_exists(hanging)
+    assert caplog.messages[:2] == [
+        "the front end has been silent for 0.3 s; killing it",
+        "the front end ended with code -9; starting it again in 0.1 s",
+    ]
+
+
+class Clock:
+    """Stands for the module `time` in frontend_process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(frontend_process, "time", self)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def turns(self, processes: FrontendProcesses, count: int) -> None:
+        """Of the loop, 0.9 s each."""
+        for _ in range(count):
+            self.now += 0.9
+            processes.watch(restart=True)
+
+
+def test_one_that_says_that_it_lives_is_left_alone_and_that_is_no_output(
+    bench: Bench,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fifo = tmp_path / "says"
+    os.mkfifo(fifo)
+    script(tmp_path, monkeypatch, f"exec cat {fifo}")
+    clock, processes = Clock(monkeypatch), bench.of(1, silence_seconds=3.0)
+    bench.until(processes, lambda: len(bench.ready_lines()) == 1)
+    clock.turns(processes, 3)
+    with fifo.open("w") as says:
+        says.write("frontend alive\nand something else\n")
+        says.flush()
+        bench.until(processes, lambda: bench.has_printed("and something else\n"))
+        assert not bench.has_printed("alive")
+        clock.turns(processes, 3)
+        assert caplog.messages == []
+        clock.turns(processes, 1)
+    assert caplog.messages == ["the front end has been silent for 3 s; killing it"]
+
+
+def test_silence_means_nothing_after_a_pause_of_the_service_itself(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    script(tmp_path, monkeypatch, "exec sleep 60")
+    clock, processes = Clock(monkeypatch), bench.of(1, silence_seconds=3.0)
+    bench.until(processes, lambda: len(bench.ready_lines()) == 1)
+    clock.now += 100
+    clock.turns(processes, 3)
+    assert caplog.messages == []
+    clock.turns(processes, 2)
+    assert len(caplog.messages) == 1
+
+
+def test_one_that_ends_again_and_again_is_started_ever_later(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    script(tmp_path, monkeypatch, "exit 3")
+    bench.until(bench.of(1), lambda: len(caplog.messages) == 3)
+    ended = "the front end ended with code 3; starting it again in"
+    assert caplog.messages == [f"{ended} 0.1 s", f"{ended} 0.2 s", f"{ended} 0.4 s"]
+
+
+def test_a_machine_without_room_for_a_process_ends_no_service_that_serves(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    script(tmp_path, monkeypatch, "sleep 0.1", "exit 3")
+    processes = bench.of(1)
+    bench.until(processes, lambda: len(bench.ready_lines()) == 1)
+    with monkeypatch.context() as full:
+        full.setattr(subprocess, "Popen", refuse)
+        bench.until(processes, lambda: len(caplog.messages) == 2)
+    assert caplog.messages[1] == "the front end cannot be started: Resource temporarily unavailable; again in 0.2 s"
+    bench.until(processes, lambda: len(bench.ready_lines()) == 2)
+    with monkeypatch.context() as full:
+        full.setattr(subprocess, "Popen", refuse)
+        with pytest.raises(SystemExit, match=r"the front end cannot be started: Resource temporarily unavailable$"):
+            bench.of(1).watch(restart=True)
 
 
 @pytest.mark.parametrize(("count", "name"), [(1, "the front end"), (2, "front end [12] of 2")])

@@ -15,6 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from scheduler_svc.address import ListenError, split
+from scheduler_svc.frontend import __main__
 from tests.scheduler_svc.frontend.fake_core import FakeCore, Service, rest
 from tests.scheduler_svc.frontend.tokenizers_for_tests import spell
 
@@ -63,6 +64,8 @@ def test_a_stream_through_the_process_and_sigterm(tmp_path: Path):
                 pass
             call, submit = await s.start_stream()
             assert psutil.Process(process.pid).memory_info().rss < 120e6
+            assert process.stdout is not None
+            assert await asyncio.to_thread(process.stdout.readline) == "frontend alive\n"
             process.send_signal(signal.SIGINT)
             process.send_signal(signal.SIGTERM)
             assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
@@ -74,6 +77,27 @@ def test_a_stream_through_the_process_and_sigterm(tmp_path: Path):
         core.close()
 
     asyncio.run(main())
+
+
+def test_where_nobody_listens_it_ends(monkeypatch: pytest.MonkeyPatch):
+    reading, writing = os.pipe()
+    monkeypatch.setattr(__main__, "ALIVE_SECONDS", 0.001)
+    with os.fdopen(writing, "w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+
+        async def main() -> None:
+            is_over = asyncio.Event()
+            saying = asyncio.create_task(__main__.say_alive(is_over.set))
+            assert await asyncio.to_thread(os.read, reading, 15) == b"frontend alive\n"
+            assert not is_over.is_set()
+            os.close(reading)
+            await asyncio.wait_for(is_over.wait(), 10)
+            await saying
+
+        asyncio.run(main())
+        # Takes what is still to be written when it is closed.
+        with open(os.devnull, "w") as nothing:
+            os.dup2(nothing.fileno(), writing)
 
 
 def test_a_taken_port_is_named_last(tmp_path: Path):
