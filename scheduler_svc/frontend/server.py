@@ -93,6 +93,8 @@ class FrontEnd:
         self._queries = CoreQueries(self._link.send)
         self._server = self._make_server()
         self._stop = asyncio.Event()
+        # The newest model told and not looked at yet: workers of other sizes may join while one is loaded.
+        self._told: frontend_pb2.ModelState | None = None
         self._loading: asyncio.Task[None] | None = None
 
     async def run(self, on_listening: Callable[[str], None]) -> None:
@@ -160,22 +162,29 @@ class FrontEnd:
         """Everything that the core owed is failed; a new one serves anew."""
         if self._loading is not None:
             self._loading.cancel()
+        self._told = self._loading = None
         self._gate.shut()
         self._streams.fail_all(lambda: status.not_ready("the scheduler's core is gone"))
         self._queries.fail_all()
 
     def _take_model(self, state: frontend_pb2.ModelState) -> None:
-        if state.ready:
-            self._loading = asyncio.create_task(self._load(state))
-
-    async def _load(self, state: frontend_pb2.ModelState) -> None:
-        try:
-            served = await asyncio.to_thread(model.load, state)
-        except Exception:
-            logger.exception("the model that the core serves cannot be loaded")
+        if not state.ready:
             return
-        logger.info("serving %s", served.info.model)
-        self._gate.open(served)
+        self._told = state
+        if self._loading is None or self._loading.done():
+            self._loading = asyncio.create_task(self._load())
+
+    async def _load(self) -> None:
+        """One after another, so that the last one told is the one that is served."""
+        while self._told is not None:
+            state, self._told = self._told, None
+            try:
+                served = await asyncio.to_thread(model.load, state)
+            except Exception:
+                logger.exception("the model that the core serves cannot be loaded")
+                continue
+            logger.info("serving %s", served.info.model)
+            self._gate.open(served)
 
     async def _drained(self) -> None:
         await self._stop.wait()

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2, inference_pb2_grpc
 from tandem.v1 import inference_pb2 as pb
 
-from scheduler_svc.frontend import core_link, delivery
+from scheduler_svc.frontend import core_link, delivery, model
 from scheduler_svc.frontend.gate import SERVICES
 from scheduler_svc.frontend.status import Refusal
 from tests.scheduler_svc.frontend.failures import assert_retry_hint, failure
@@ -77,6 +78,47 @@ def test_draining_turns_new_requests_away_and_lets_running_ones_end(run: Run):
         watch.cancel()
 
     run(scenario)
+
+
+def test_the_last_model_told_is_served_however_long_each_takes_to_load(run: Run, monkeypatch: pytest.MonkeyPatch):
+    load, first_began, first_may_end, num_loads = model.load, threading.Event(), threading.Event(), 0
+
+    def slow_at_first(state: frontend_pb2.ModelState) -> model.Model:
+        nonlocal num_loads
+        num_loads += 1
+        if state.info.max_length == 101:
+            first_began.set()
+            assert first_may_end.wait(10)
+        if state.info.max_length == 104:
+            raise ValueError("no model")
+        return load(state)
+
+    async def scenario(s: Service) -> None:
+        await s.core.expect("hello")
+        await s.core.send(model_state=model_state(max_length=101))
+        assert await asyncio.to_thread(first_began.wait, 10)
+        # Workers of other sizes join while the first one's tokenizer is loaded.
+        for max_length in (102, 103, 104, 105):
+            await s.core.send(model_state=model_state(max_length=max_length))
+        load_query: Any = s.control.GetLoad(control_pb2.GetLoadRequest())
+        await s.core.expect("load_query")
+        # All have come: the core's frames are dealt out in order.
+        await s.core.send(load_reply=frontend_pb2.LoadReply(query=1))
+        await load_query
+        first_may_end.set()
+        await until_ready(s)
+        info = await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())
+        assert info.max_length == 105
+        assert num_loads == 2
+        # One that cannot be loaded leaves the one before it, and does not end the looking.
+        await s.core.send(model_state=model_state(max_length=104))
+        await until_ready(s)
+        await s.core.send(model_state=model_state(max_length=106))
+        while (await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())).max_length != 106:
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(model, "load", slow_at_first)
+    run(scenario, ready=False)
 
 
 def test_stop_lets_running_streams_end(tmp_path: Path):
