@@ -98,7 +98,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def _prepare(self, request: pb.GenerateRequest, context: "GenerateContext", model: Model) -> Job:
         checked = wire.check_request(request, model)
         token_ids = await wire.prompt_ids(request, model)
-        submit = wire.make_submit(checked, token_ids, model, deadline_seconds=seconds_left(context))
+        submit = await wire.make_submit(checked, token_ids, model, deadline_seconds=seconds_left(context))
         accepted = pb.Accepted(
             request_id=checked.request_id,
             sampling=checked.drawing.in_force,

@@ -2,9 +2,11 @@
 
 Every refusal is INVALID_ARGUMENT (an unknown model NOT_FOUND) and names the field, the number and the limit. The
 request is checked before its text is tokenized, and its length after. A prompt's pages are hashed here, once, so that
-the core, whose one thread all requests share, need not: 32,768 tokens in pages of 64 take 0.2 ms.
+the core, whose one thread all requests share, need not: 32,768 tokens in pages of 64 take 0.2 ms. The largest message
+may hold millions of tokens, so the event loop has a turn after every few thousand pages.
 """
 
+import asyncio
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +15,8 @@ import numpy as np
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2
 
-from scheduler_svc.core.page_hash import hash_pages, prefix_root
+from scheduler_svc.core.events import Int32Array
+from scheduler_svc.core.page_hash import HASH_BYTES, hash_pages, prefix_root
 from scheduler_svc.frontend import status
 from scheduler_svc.frontend.checks import (
     check_above_zero,
@@ -33,6 +36,8 @@ MAX_STOP_STRING_CHARS = 256
 MAX_STOP_TOKEN_IDS = 256
 MAX_PRIORITY = 1000
 MAX_SALT_CHARS = 256
+# About 1 ms of work.
+PAGES_AT_ONCE = 2048
 # A week.
 MAX_TIME_SECONDS = 604_800
 
@@ -104,12 +109,12 @@ async def text_ids(field: str, text: str, model: Model) -> list[int]:
     return token_ids
 
 
-def make_submit(
+async def make_submit(
     checked: Checked, token_ids: Sequence[int], model: Model, *, deadline_seconds: float
 ) -> frontend_pb2.Submit:
     """Checks the lengths and makes the core's order, but for its stream. `deadline_seconds` is 0 for none.
 
-    Raises Refusal.
+    The lengths are checked at once; raises Refusal.
     """
     stop, drawing, sampling = checked.stop, checked.drawing, checked.drawing.in_force
     max_new_tokens = _max_new_tokens(stop, len(token_ids), model)
@@ -143,10 +148,20 @@ def make_submit(
         num_logprobs=0 if checked.num_top is None else 1 + checked.num_top,
         prompt_logprobs_from=_prompt_logprobs_from(checked.prompt_logprobs_start, len(token_ids)),
         prefix_root=root,
-        page_hashes=hash_pages(root, prompt, model.info.page_size),
+        page_hashes=await _hash_pages(root, prompt, model.info.page_size),
         bypass_read=checked.cache.bypass_read,
         bypass_write=checked.cache.bypass_write,
     )
+
+
+async def _hash_pages(root: bytes, prompt: Int32Array, page_size: int) -> bytes:
+    parts, parent, num_at_once = list[bytes](), root, PAGES_AT_ONCE * page_size
+    for start in range(0, len(prompt), num_at_once):
+        if parts:
+            await asyncio.sleep(0)
+            parent = parts[-1][-HASH_BYTES:]
+        parts.append(hash_pages(parent, prompt[start : start + num_at_once], page_size))
+    return b"".join(parts)
 
 
 def new_tokens_in_force(max_new_tokens: int, num_prompt: int, model: Model) -> int:

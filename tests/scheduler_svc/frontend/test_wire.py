@@ -43,8 +43,12 @@ def submit(served: Model = MODEL, **fields: Any) -> frontend_pb2.Submit:
 
 def submit_message(request: pb.GenerateRequest, model: Model = MODEL) -> frontend_pb2.Submit:
     checked = wire.check_request(request, model)
-    ids = asyncio.run(wire.prompt_ids(request, model))
-    return wire.make_submit(checked, ids, model, deadline_seconds=1.5)
+
+    async def made() -> frontend_pb2.Submit:
+        ids = await wire.prompt_ids(request, model)
+        return await wire.make_submit(checked, ids, model, deadline_seconds=1.5)
+
+    return asyncio.run(made())
 
 
 def refusal(**fields: Any) -> Refusal:
@@ -372,6 +376,45 @@ def test_pages_are_hashed_as_the_core_hashes_them():
         assert made.page_hashes[32 * page : 32 * page + 32] == chain
     assert len(made.page_hashes) == 4 * 32
     assert (made.bypass_read, made.bypass_write) == (False, False)
+
+
+@pytest.mark.parametrize("num_tokens", [15, 16, 95, 96, 97, 191, 192, 193, 480])
+def test_others_have_turns_while_a_long_prompt_is_hashed(num_tokens: int, monkeypatch: pytest.MonkeyPatch):
+    """Whole and in parts, at their edges too, it is the same chain."""
+    ids = prompt(*[token % VOCAB for token in range(num_tokens)])
+    whole = submit(**ids).page_hashes
+    monkeypatch.setattr(wire, "PAGES_AT_ONCE", 6)
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def made() -> bytes:
+        request = pb.GenerateRequest(**ids)
+        checked = wire.check_request(request, MODEL)
+        counting = asyncio.create_task(others())
+        message = await wire.make_submit(checked, request.token_ids.ids, MODEL, deadline_seconds=0)
+        counting.cancel()
+        return message.page_hashes
+
+    assert asyncio.run(made()) == whole
+    assert turns == (num_tokens - 1) // 96
+
+
+@pytest.mark.parametrize("salt", ["x" * 256, "\U0001f6b2" * 256, "e\u0301" * 128, "\uffff" * 256, "\0" * 256])
+def test_a_salt_of_any_256_characters_is_one_of_its_own(salt: str):
+    ids, parsed = (
+        prompt(*[1] * 16),
+        pb.GenerateRequest.FromString(pb.GenerateRequest(**prompt(*[1] * 16), **cache(salt=salt)).SerializeToString()),
+    )
+    made = [submit_message(parsed), *(submit(**ids, **cache(salt=other)) for other in (salt[:-1], "\u00e9" * 128, ""))]
+    assert len({one.prefix_root for one in made}) == 4
+    refused = refusal(**cache(salt=salt + "y"))
+    assert field_of(refused) == "cache.salt"
+    assert refused.message == "cache.salt is 257 characters long; the limit is 256"
 
 
 def test_hashes_are_of_the_root_and_the_salt():
