@@ -15,7 +15,7 @@ class Admission(StrEnum):
     """What must be free beyond a request's own known tokens before it is admitted."""
 
     HORIZON = "horizon"
-    """What the running will take over the next page of steps, exactly, and an estimate of what they will take after."""
+    """What the running will take over the next steps, exactly, or an estimate of all that they will, if it is more."""
     WATERMARK = "watermark"
     """A hundredth of the pool."""
     KNOWN = "known"

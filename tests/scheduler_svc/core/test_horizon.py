@@ -1,5 +1,6 @@
 """What must stay free beside a newcomer: the exact near horizon against a simulation of all rows, step by step."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,9 +13,10 @@ from scheduler_svc.core.config import Admission, CoreConfig, Policy
 from scheduler_svc.core.policy import (
     FIRST_SHARE,
     LEAST_SHARE,
+    SHARE_DECAY,
     SHARE_RAISE,
     next_share,
-    pages_of_next_page_of_steps,
+    pages_of_next_steps,
     pages_to_spare,
 )
 from scheduler_svc.core.rows import Rows
@@ -41,11 +43,11 @@ def rows_of(running: Sequence[Running], page_size: int) -> Rows:
     return rows
 
 
-def brute_force(running: Sequence[Running], page_size: int) -> int:
-    """The most pages that are taken and not yet given back, over `page_size` steps."""
+def brute_force(running: Sequence[Running], page_size: int, steps: int = 0) -> int:
+    """The most pages that are taken and not yet given back, over so many steps; 0: a page of them."""
     held, most = [one.held for one in running], 0
     taken = 0
-    for step in range(page_size):
+    for step in range(steps or page_size):
         for i, one in enumerate(running):
             if step == one.left:
                 taken -= held[i]
@@ -57,9 +59,9 @@ def brute_force(running: Sequence[Running], page_size: int) -> int:
     return most
 
 
-def exact(running: Sequence[Running], page_size: int) -> int:
+def exact(running: Sequence[Running], page_size: int, steps: int = 0) -> int:
     rows = rows_of(running, page_size)
-    return pages_of_next_page_of_steps(rows, np.arange(1, len(running) + 1), page_size)
+    return pages_of_next_steps(rows, np.arange(1, len(running) + 1), page_size, steps or page_size)
 
 
 @pytest.mark.parametrize(
@@ -94,10 +96,11 @@ def crowds(draw: st.DrawFn) -> tuple[list[Running], int]:
     return running, page_size
 
 
-@given(crowds())
-def test_it_is_what_a_simulation_of_all_rows_takes(crowd: tuple[list[Running], int]) -> None:
+@given(crowds(), st.data())
+def test_it_is_what_a_simulation_of_all_rows_takes(crowd: tuple[list[Running], int], data: st.DataObject) -> None:
     running, page_size = crowd
-    assert exact(running, page_size) == brute_force(running, page_size)
+    steps = data.draw(st.integers(1, page_size))
+    assert exact(running, page_size, steps) == brute_force(running, page_size, steps)
 
 
 @given(crowds(), st.data())
@@ -129,14 +132,13 @@ def test_what_stays_free_under_each_rule() -> None:
 def test_the_expected_share_decays_and_a_preemption_raises_it() -> None:
     share = FIRST_SHARE
     assert next_share(share, has_preempted=True) == FIRST_SHARE + SHARE_RAISE
-    assert next_share(0.95, has_preempted=True) == 1.0
+    assert next_share(1.0 - SHARE_RAISE / 2, has_preempted=True) == 1.0
     steps = 0
     while share > LEAST_SHARE:
         following = next_share(share, has_preempted=False)
         assert LEAST_SHARE <= following < share
         share, steps = following, steps + 1
-    # 0.3 times 0.998 to that power is 0.02.
-    assert steps == 1353
+    assert steps == math.ceil(math.log(LEAST_SHARE / FIRST_SHARE) / math.log(SHARE_DECAY))
     assert next_share(share, has_preempted=False) == LEAST_SHARE
 
 
