@@ -12,7 +12,7 @@ from scheduler_svc.core.routing import ROW_TOKENS
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
 from tests.scheduler_svc.core.fleet import Fleet
-from tests.scheduler_svc.core.orders import flush, load
+from tests.scheduler_svc.core.orders import copies, flush, load
 from tests.scheduler_svc.core.world import FRONTEND, greedy
 
 SHAPE = Shape(page_size=4, num_pages=128, max_rows=8, token_budget=256)
@@ -128,6 +128,30 @@ def test_samples_of_one_request_may_run_on_both() -> None:
     assert len(fleet.started("a")) + len(fleet.started("b")) == 4
 
 
+def test_a_sample_forks_from_a_sibling_of_its_own_lane_and_not_from_one_that_begins_with_it() -> None:
+    """The first sample loses its worker before its first token; it and the third then fork from the second one."""
+    fleet = Fleet(replace(SHAPE, max_rows=3), config=greedy(plans_in_flight=1))
+    fillers = [ask(fleet, [i], max_new_tokens=30) for i in range(2)]
+    fleet.step()
+    fleet.join_as(replace(SHAPE, max_rows=1))
+    first = ask(fleet, text(10, 50), num_samples=3, temperature=1.0, seed=3)
+    fleet.tick()
+    assert (fleet.running("a"), fleet.running("b")) == ([*fillers, first + 1], [first])
+    fleet.work("a")
+    fleet.hear("a")
+    fleet.lose("b")
+    for filler in fillers:
+        fleet.cancel(filler)
+    fleet.tick()
+    plan = fleet.plans_of["a"][-1]
+    [source] = {page for page, _, _ in copies(plan)}
+    assert [start.sample_idx for start in plan.starts] == [0, 2]
+    assert source == fleet.lane_of("a").rows.pages[3][2], "the second sample's row is the third"
+    fleet.run()
+    fleet.check_content()
+    assert [len(fleet.streams[first + i].tokens) for i in range(3)] == [6, 6, 6]
+
+
 # Who is lost ------------------------------------------------------------------------------------------------------
 
 
@@ -235,8 +259,8 @@ def test_a_result_under_anothers_name_is_not_believed() -> None:
     fleet.check_all_ended()
 
 
-def test_late_tokens_of_a_preempted_request_come_from_the_lane_that_it_left() -> None:
-    """Preempted on one lane with plans in flight, it may not go to the other before these are confirmed."""
+def preempted_beside_another() -> Fleet:
+    """The second request was preempted with two plans in flight; then another worker joins."""
     tight = replace(SHAPE, num_pages=3, max_rows=2, max_length=12)
     fleet = Fleet(tight, config=greedy(plans_in_flight=3))
     for i in range(2):
@@ -245,9 +269,15 @@ def test_late_tokens_of_a_preempted_request_come_from_the_lane_that_it_left() ->
     [victim] = fleet.core.book.of_id("r2")
     assert (victim.row, victim.late_plans, victim.late_samples) == (0, 2, 2)
     fleet.join_as(tight)
-    fleet.work("b")
     fleet.tick()
+    # It may not go there before its own plans are confirmed.
     assert fleet.plans_of["b"] == []
+    return fleet
+
+
+def test_late_tokens_of_a_preempted_request_come_from_the_lane_that_it_left() -> None:
+    fleet = preempted_beside_another()
+    fleet.work("b")
     fleet.work("a")
     fleet.hear("a")
     fleet.hear("a")
@@ -256,6 +286,16 @@ def test_late_tokens_of_a_preempted_request_come_from_the_lane_that_it_left() ->
     assert fleet.started("b") == [[1, 1, 1]]
     fleet.run()
     fleet.check_all_ended()
+
+
+def test_nobody_waits_for_late_tokens_of_a_lane_that_is_lost() -> None:
+    fleet = preempted_beside_another()
+    fleet.lose("a")
+    fleet.tick()
+    assert fleet.started("b") == [[0, 0, 0], [1, 1, 1]]
+    fleet.run()
+    fleet.check_all_ended()
+    assert [fleet.end(stream).stats.worker_changes for stream in (1, 2)] == [1, 0]
 
 
 @pytest.mark.parametrize(("requests", "elsewhere"), [(2, [2]), (4, [3])])

@@ -88,6 +88,21 @@ def test_what_was_kept_while_a_prompt_was_under_way_is_found_by_who_comes_next()
     assert [chunks(plan) for plan in world.sent] == [[(1, 0, 12)], [(1, 12, 6), (2, 16, 2)]]
 
 
+def test_a_page_has_its_name_when_the_plan_that_fills_it_is_made_and_not_before() -> None:
+    world = World(Shape(num_pages=32, token_budget=6), greedy(plans_in_flight=1))
+    world.submit(text(13), max_new_tokens=1, ignore_eos=True)
+    named: list[list[int]] = []
+    for _ in range(3):
+        world.tick()
+        assert world.lane is not None
+        named.append([page for page in range(1, 32) if world.lane.pool.name(page)])
+        world.apply()
+        world.deliver()
+    assert [chunks(plan) for plan in world.sent] == [[(1, 0, 6)], [(1, 6, 6)], []]
+    assert named == [[1], [1, 2, 3], [1, 2, 3]]
+    world.check_all_ended()
+
+
 # Equal prompts in one step ----------------------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from scheduler_svc.core.lane import Lane
 from tests.rigs.executor import Shape
+from tests.rigs.faults import Faults
 from tests.scheduler_svc.core.orders import beginnings, chunks, flush, load, starts
 from tests.scheduler_svc.core.world import World, greedy
 
@@ -79,6 +80,21 @@ def test_without_a_window_nothing_is_given_up() -> None:
     for _ in range(19):
         world.step()
     assert held(world) == list(range(7))
+
+
+def test_who_gave_a_page_up_says_nothing_of_it_when_it_ends() -> None:
+    """One page, and a window of one token: it is free as soon as the first one's plan is made. The next one gets it,
+    and writes to it what is not finite, before the first one ends."""
+    world = World(shape(num_pages=2, window=1), greedy(plans_in_flight=2), join=False)
+    world.join(Faults(nonfinite_token=280))
+    world.submit(text(4), max_new_tokens=1, ignore_eos=True)
+    world.submit([1, 280], max_new_tokens=3, ignore_eos=True)
+    heir = world.submit([2, 2], max_new_tokens=3, ignore_eos=True)
+    world.run()
+    world.check_content()
+    assert starts(world) == [(0, [1])] * 3
+    assert [plan.zero_pages.tolist() for plan in world.sent if plan.starts] == [[], [1], [1]]
+    assert len(world.streams[heir].tokens) == 3
 
 
 # Longer than the pool ---------------------------------------------------------------------------------------------
