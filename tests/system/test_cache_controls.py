@@ -1,8 +1,15 @@
 """What a caller says of the cache, over real gRPC: whose pages it finds, what it leaves, and forgetting all of them."""
 
+import base64
+from pathlib import Path
+
+import psutil
 import pytest
+import zmq
+from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
 
+from tests.rigs.processes import Rig
 from tests.rigs.streams import Caller
 from tests.system.asks import Ask
 from tests.system.conftest import Served
@@ -73,3 +80,54 @@ def test_a_flush_forgets_everything_and_counts_it(caller: Caller) -> None:
 def test_samples_tell_what_the_first_one_found(caller: Caller) -> None:
     cached(caller, ask())
     assert cached(caller, ask(num_samples=3)) == WHOLE
+
+
+def root_of(rig: Rig) -> bytes:
+    """As the service tells it to its front ends, one of which this is for a moment."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as frontend:
+        frontend.setsockopt(zmq.LINGER, 0)
+        frontend.connect(f"ipc://{rig.runtime_dir}/frontend.sock")
+        frontend.send(frontend_pb2.FrontendToCore(hello=frontend_pb2.Hello()).SerializeToString())
+        assert frontend.poll(10_000)
+        told = frontend_pb2.CoreToFrontend.FromString(frontend.recv())
+    assert len(told.model_state.cache_root) == 32
+    return told.model_state.cache_root
+
+
+def test_nothing_is_kept_without_a_worker_and_that_is_no_error(rig: Rig) -> None:
+    scheduler = rig.scheduler()
+    caller = rig.caller(scheduler)
+    assert caller.flush_cache() == 0
+    worker = rig.worker("--num-pages", "40")
+    caller.wait_serving()
+    served = caller.model_info()
+    cached(caller, ask())
+    assert caller.load().pages_cached > 0
+    worker.kill()
+    gone = caller.wait_load(lambda load: load.workers == 0)
+    assert (gone.pages_total, gone.pages_used, gone.pages_cached, list(gone.per_worker)) == (0, 0, 0, [])
+    assert (gone.prompt_tokens, gone.worker_pid) == (len(PROMPT), 0)
+    assert caller.flush_cache() == 0
+    # Who comes next is served the same model, so that is told on.
+    assert caller.model_info() == served
+
+
+def test_the_root_of_hashes_is_told_to_nobody(rig: Rig, tmp_path: Path) -> None:
+    record, steps = tmp_path / "record", tmp_path / "steps.csv"
+    flags = ("--record", str(record), "--steps", str(steps), "--log-level", "debug", "--frontends", "2")
+    scheduler, worker, caller = rig.serve("--num-pages", "40", scheduler_flags=flags)
+    cached(caller, ask(salt="a tenant"))
+    root = root_of(rig)
+    told: list[bytes] = []
+    service = psutil.Process(scheduler.pid)
+    for process in (service, *service.children(), psutil.Process(worker.pid)):
+        told += [Path(f"/proc/{process.pid}/{what}").read_bytes() for what in ("cmdline", "environ")]
+    told += [answer.SerializeToString() for answer in (caller.model_info(), caller.load())]
+    assert scheduler.terminate() == 0
+    assert worker.terminate() in (0, 3)
+    files = [path for folder in (tmp_path, rig.runtime_dir) for path in folder.rglob("*") if path.is_file()]
+    assert {record, steps} <= set(files)
+    told += [path.read_bytes() for path in files]
+    told += ["\n".join(child.lines).encode() for child in rig.children]
+    shapes = [root, root.hex().encode(), base64.b64encode(root), repr(root)[2:-1].encode(), str(list(root)).encode()]
+    assert not [shape for shape in shapes for one in told if shape in one]
