@@ -1,10 +1,9 @@
-"""`tandem simulate`: the scheduler's own simulator, started in this terminal.
+"""`tandem simulate`: the scheduler's own simulator, in this terminal.
 
-Owns nothing of it: arguments, output and exit code pass through.
+Owns nothing of it: arguments, output, signals and exit code are the simulator's, whose program takes this process over.
 """
 
-import contextlib
-import subprocess
+import os
 import sys
 
 import typer
@@ -21,9 +20,4 @@ def simulate(context: typer.Context) -> None:
         raise fail(
             f"{PROGRAM} cannot be found: this environment has the client alone. The simulator runs from a checkout"
         )
-    process = subprocess.Popen([sys.executable, "-m", f"{PROGRAM}.simulator", *context.args])
-    while True:
-        # The terminal's Ctrl-C reaches the simulator too; it says with which code it ends.
-        with contextlib.suppress(KeyboardInterrupt):
-            status = process.wait()
-            raise typer.Exit(status if status >= 0 else 128 - status)
+    os.execv(sys.executable, [sys.executable, "-m", f"{PROGRAM}.simulator", *context.args])
