@@ -17,7 +17,14 @@ from client import messages, types
 from client.async_stream import AsyncCall, AsyncGenerateStream
 from client.connection import DEFAULT_ADDRESS, Tries, channel_options
 from client.errors import DeadlineExceeded, Unavailable, from_rpc_error, not_ready
-from client.request import GenerateOptions, Prompt, detokenize_request, generate_request, tokenize_request
+from client.request import (
+    GenerateOptions,
+    Prompt,
+    abort_request,
+    detokenize_request,
+    generate_request,
+    tokenize_request,
+)
 
 _Response = TypeVar("_Response")
 # Between two looks at a service that stopped answering.
@@ -78,7 +85,7 @@ class AsyncClient:
 
     async def abort(self, *request_ids: str, timeout: float | None = None) -> dict[str, types.AbortOutcome]:
         """Ends live requests, whoever started them; what became of each id."""
-        request = control_pb2.AbortRequest(request_ids=request_ids)
+        request = abort_request(request_ids)
         return messages.abort_outcomes(await self._call(self._stubs.control.Abort, request, timeout))
 
     async def model_info(self, *, timeout: float | None = None) -> types.ModelInfo:

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import Any, TypedDict, Unpack, cast
 
 from google.protobuf.descriptor import FieldDescriptor
-from tandem.v1 import inference_pb2
+from tandem.v1 import control_pb2, inference_pb2
 
 # Text, tokenized by the service, or token ids, used as they are.
 Prompt = str | Iterable[int]
@@ -116,11 +116,11 @@ def generate_request(prompt: Prompt, **options: Unpack[GenerateOptions]) -> infe
     """The message of these keywords.
 
     Raises TypeError for an unknown keyword or a value of the wrong type and ValueError for a number that its field
-    cannot hold, both naming the keyword.
+    cannot hold or a text with half a surrogate pair, both naming the keyword.
     """
     request = inference_pb2.GenerateRequest()
     if isinstance(prompt, str):
-        request.text = prompt
+        _assign("prompt", request, "text", prompt)
     elif isinstance(prompt, bytes | bytearray):
         raise TypeError("prompt is bytes: give text or token ids")
     else:
@@ -143,16 +143,27 @@ def generate_request(prompt: Prompt, **options: Unpack[GenerateOptions]) -> infe
 
 
 def tokenize_request(text: str, *, model: str | None) -> inference_pb2.TokenizeRequest:
-    """The message that asks for a text's token ids."""
-    return inference_pb2.TokenizeRequest(text=text, model=model or "")
+    """The message that asks for a text's token ids. Raises as `generate_request` does."""
+    request = inference_pb2.TokenizeRequest()
+    _assign("text", request, "text", text)
+    _assign("model", request, "model", model or "")
+    return request
 
 
 def detokenize_request(
     token_ids: Iterable[int], *, skip_special_tokens: bool | None, model: str | None
 ) -> inference_pb2.DetokenizeRequest:
     """The message that asks for token ids' text. Raises as `generate_request` does."""
-    request = inference_pb2.DetokenizeRequest(model=model or "", skip_special_tokens=skip_special_tokens)
+    request = inference_pb2.DetokenizeRequest(skip_special_tokens=skip_special_tokens)
+    _assign("model", request, "model", model or "")
     _assign("token_ids", request, "token_ids", token_ids)
+    return request
+
+
+def abort_request(request_ids: Iterable[str]) -> control_pb2.AbortRequest:
+    """The message that ends requests. Raises as `generate_request` does."""
+    request = control_pb2.AbortRequest()
+    _assign("request_ids", request, "request_ids", request_ids)
     return request
 
 
@@ -167,6 +178,10 @@ def _assign(name: str, message: Any, field: str, value: Any) -> None:
             getattr(message, field).extend([value] if isinstance(value, str) else value)
         else:
             setattr(message, field, value)
+    except UnicodeEncodeError as error:
+        # Python's strings may hold what no text has, and it makes such strings of bytes that are no UTF-8.
+        code = f"U+{ord(error.object[error.start]):04X}"
+        raise ValueError(f"{name} has {code} at character {error.start}; it is no Unicode text") from None
     except (TypeError, ValueError) as error:
         shown = repr(value)
         shown = shown if len(shown) <= 60 else f"{shown[:60]}…"

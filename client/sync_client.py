@@ -16,7 +16,14 @@ from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb
 from client import messages, types
 from client.connection import DEFAULT_ADDRESS, Tries, channel_options
 from client.errors import DeadlineExceeded, Unavailable, from_rpc_error, not_ready
-from client.request import GenerateOptions, Prompt, detokenize_request, generate_request, tokenize_request
+from client.request import (
+    GenerateOptions,
+    Prompt,
+    abort_request,
+    detokenize_request,
+    generate_request,
+    tokenize_request,
+)
 from client.sync_stream import Call, GenerateStream
 
 _Request = TypeVar("_Request")
@@ -71,7 +78,7 @@ class Client:
 
     def abort(self, *request_ids: str, timeout: float | None = None) -> dict[str, types.AbortOutcome]:
         """Ends live requests, whoever started them; what became of each id."""
-        request = control_pb2.AbortRequest(request_ids=request_ids)
+        request = abort_request(request_ids)
         return messages.abort_outcomes(self._call(self._control.Abort, request, timeout))
 
     def model_info(self, *, timeout: float | None = None) -> types.ModelInfo:

@@ -1,10 +1,13 @@
 """Keywords to messages: every field of the API has one, each lands in its place, and a wrong one raises."""
 
+import re
+from collections.abc import Callable
+
 import pytest
 from tandem.v1 import inference_pb2
 
 from client import Client
-from client.request import generate_request
+from client.request import abort_request, detokenize_request, generate_request, tokenize_request
 
 EVERY_OPTION = {
     "request_id": "r",
@@ -122,6 +125,33 @@ def test_one_stop_string_may_come_alone() -> None:
 def test_a_wrong_keyword_is_named(options: dict[str, object], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         generate_request("hi", **options)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: generate_request("ab\udcff"), "prompt has U+DCFF at character 2; it is no Unicode text"),
+        (lambda: generate_request("", cache_salt="\ud83d"), "cache_salt has U+D83D at character 0"),
+        (lambda: generate_request("", stop=["a", "b\ud800"]), "stop has U+D800 at character 1"),
+        (lambda: generate_request("", request_id="a\ud800"), "request_id has U+D800 at character 1"),
+        (lambda: tokenize_request("\ud800", model=None), "text has U+D800 at character 0"),
+        (lambda: tokenize_request("", model="\ud800"), "model has U+D800 at character 0"),
+        (
+            lambda: detokenize_request([], skip_special_tokens=None, model="\ud800"),
+            "model has U+D800 at character 0",
+        ),
+        (lambda: abort_request(["a", "\ud800"]), "request_ids has U+D800 at character 0"),
+    ],
+)
+def test_what_is_no_text_is_named(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make()
+
+
+@pytest.mark.parametrize("salt", ["\U0001f6b2" * 256, "\0" * 256, "\uffff"])
+def test_any_text_is_a_salt(salt: str) -> None:
+    sent = generate_request("", cache_salt=salt).SerializeToString()
+    assert inference_pb2.GenerateRequest.FromString(sent).cache.salt == salt
 
 
 @pytest.mark.parametrize("prompt", [b"bytes", 7, [1.5], [-1], ["a"]])
