@@ -86,8 +86,6 @@ def pages_to_spare(admission: Admission, rows: Rows, info: WorkerInfo, expected_
         return 0
     if admission is Admission.WATERMARK:
         return max(1, round(WATERMARK * info.usable_pages))
-    if info.window:
-        return rows.num_seated  # each gives up a page for one that it takes
     seated = rows.seated()
     near = pages_of_next_steps(rows, seated, info.page_size, min(NEAR_STEPS, info.page_size))
     return max(near, _expected(rows, seated, info, expected_share))
@@ -114,7 +112,11 @@ def pages_of_next_steps(rows: Rows, seated: npt.NDArray[np.int64], page_size: in
 
 def _expected(rows: Rows, seated: npt.NDArray[np.int64], info: WorkerInfo, share: float) -> int:
     """Pages that the seated rows will take if each says that share of what it may yet say (SGLang's estimate)."""
-    left = rows.last[seated] - np.maximum(rows.planned[seated], rows.known[seated])
+    begins = np.maximum(rows.planned[seated], rows.known[seated])
+    left = rows.last[seated] - begins
+    if info.window:
+        # Further on, each gives up a page for one that it takes.
+        left = np.minimum(left, np.maximum(info.window + info.sink_tokens - begins, 0))
     return int(left.sum() * share) // info.page_size
 
 

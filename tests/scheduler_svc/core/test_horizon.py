@@ -125,6 +125,9 @@ def test_what_stays_free_under_each_rule() -> None:
     # A page each for certain; half of what they may say is 60 tokens.
     assert pages_to_spare(Admission.HORIZON, rows, info, 0.0) == 2
     assert pages_to_spare(Admission.HORIZON, rows, info, 0.5) == 15
+    # With a window of 200, 80 and 40 tokens still; with one of 8 they take 2 and 3 before they give a page for each.
+    wide = info_of(Shape(page_size=4, num_pages=401, window=200))
+    assert pages_to_spare(Admission.HORIZON, rows, wide, 0.5) == 15
     sliding = info_of(Shape(page_size=4, num_pages=401, window=8))
     assert pages_to_spare(Admission.HORIZON, rows, sliding, 0.5) == 2
 
