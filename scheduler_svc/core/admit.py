@@ -57,8 +57,11 @@ def admit(draft: Draft, suspects: Collection[int], rivals: Sequence[Lane], polic
             return
         pages, unused = _pages_needed(lane, request, begin, count), lane.pool.num_unused
         if pages > unused or pages + _spare(lane, policy) > unused:
-            seated = lane.rows.num_seated
-            lane.blocked = Blocked(handle=head.handle, step=lane.step, num_seated=seated, pages=pages)
+            if chooser.go_by_the_queue(request):
+                continue
+            # Who was skipped may be ready by the next plan, so then everybody is looked at again.
+            handle, seated = 0 if chooser.has_skipped else head.handle, lane.rows.num_seated
+            lane.blocked = Blocked(handle=handle, step=lane.step, num_seated=seated, pages=pages)
             return
         chooser.took(request)
         _seat(draft, request, begin, count)
@@ -163,9 +166,23 @@ class _Chooser:
     """
 
     def __init__(self, draft: Draft, policy: Policy, suspects: Collection[int]) -> None:
-        self._lane, self._book, self._policy, self._suspects = draft.lane, draft.book, policy, suspects
+        self._lane, self._book, self._suspects = draft.lane, draft.book, suspects
         self._skipped: set[int] = set()
         self._kept: dict[int, int] = {}
+        self._may_be_passed = policy.cache_aware
+
+    @property
+    def has_skipped(self) -> bool:
+        """Whether somebody waits for something else than room."""
+        return bool(self._skipped)
+
+    def go_by_the_queue(self, request: Request) -> bool:
+        """From now on nobody passes anybody, since this one does not fit: it may not keep out whom it would pass.
+
+        False: it is next in the queue itself.
+        """
+        self._may_be_passed = False
+        return self.next_up() is not request
 
     def next_up(self) -> Request | None:
         """Whom to look at now; None: nobody is left among the first."""
@@ -173,7 +190,7 @@ class _Chooser:
         if not waiting:
             return None
         head = waiting[0]
-        if not self._policy.cache_aware or not head.prefix_root or head.passed_over >= MAX_PASSED_OVER:
+        if not self._may_be_passed or not head.prefix_root or head.passed_over >= MAX_PASSED_OVER:
             return head
         if head.late_plans or head.handle in self._suspects:
             return head  # nobody passes it

@@ -115,7 +115,8 @@ class RequestBook:
     def take(self, request: Request) -> None:
         """Removes one of the first, which is about to be admitted."""
         self._drop(request)
-        self.tenants.admitted(request.tag)
+        # A head start is not service that its tenant has had: what the tenant has waiting from before stands behind it.
+        self.tenants.admitted(min(request.tag, queue_key(request)[0]))
         self.uncount(request)
 
     def _drop(self, request: Request) -> None:

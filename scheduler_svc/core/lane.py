@@ -21,6 +21,7 @@ class Blocked:
     """Too few pages for this request, at this step, with so many rows seated."""
 
     handle: int
+    """The queue's head at that time; 0: whoever is the head by the next plan, it is looked at."""
     step: int
     num_seated: int
     pages: int

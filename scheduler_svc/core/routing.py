@@ -4,7 +4,7 @@ Pure functions over lanes; owns nothing. Requests wait in one queue, bound to no
 the others that have more of their prompt kept, or less to do.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from scheduler_svc.core.events import WorkerInfo
@@ -24,41 +24,44 @@ def fits(info: WorkerInfo, request: Request) -> bool:
 
 @dataclass(slots=True)
 class Left:
-    """What one lane has left to another while it made a plan."""
+    """What a rival has to do, and the rows that it has free: with what a plan has left to it so far."""
 
-    rows: int = 0
-    delay: int = 0
-
-
-_NOTHING = Left()
+    backlog: int
+    free_rows: int
 
 
 def is_better_elsewhere(
-    lane: Lane, request: Request, begin: Beginning, rivals: Iterable[Lane], left: dict[int, Left]
+    lane: Lane, request: Request, begin: Beginning, rivals: Sequence[Lane], left: dict[int, Left]
 ) -> bool:
     """Whether a rival that has room would start the request sooner; of equals the older lane does.
 
-    `left` is kept here: who was left something counts as busy with it, else all that wait would be left to whoever is
-    the least busy now, one plan after the other.
+    `left` is kept here, by lane: who was left something counts as busy with it, else all that wait would be left to
+    whoever is the least busy now, one plan after the other.
     """
-    best: tuple[int, int] | None = None
-    delay = 0
+    if not rivals:
+        return False
+    best, chosen, tokens = (_delay(lane, request, begin), lane.number), None, 0
     for rival in rivals:
-        already = left.get(rival.number, _NOTHING)
-        if rival.rows.num_free <= already.rows or rival.blocked is not None or not fits(rival.info, request):
+        of = left.get(rival.number)
+        if of is None:
+            of = left[rival.number] = Left(backlog=backlog(rival), free_rows=rival.rows.num_free)
+        # At least one token is left to compute: most rivals need no closer look.
+        if (of.backlog + 1, rival.number) > best or of.free_rows <= 0:
+            continue
+        if rival.blocked is not None or not fits(rival.info, request):
             continue
         there = beginning(rival, request)
         assert there is not None, "only siblings make a request wait"
         if rival.pages_at_once(request.known) - len(there.pages) > rival.pool.num_unused:
             continue
-        key = (_delay(rival, request, there) + already.delay, rival.number)
-        if best is None or key < best:
-            best, delay = key, request.known - there.first_position + ROW_TOKENS
-    if best is None or best > (_delay(lane, request, begin), lane.number):
+        remaining = request.known - there.first_position
+        key = (of.backlog + remaining, rival.number)
+        if key < best:
+            best, chosen, tokens = key, of, remaining
+    if chosen is None:
         return False
-    already = left.setdefault(best[1], Left())
-    already.rows += 1
-    already.delay += delay
+    chosen.free_rows -= 1
+    chosen.backlog += tokens + ROW_TOKENS
     return True
 
 

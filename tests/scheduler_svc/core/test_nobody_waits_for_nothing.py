@@ -1,0 +1,54 @@
+"""Who fits is not kept waiting by somebody else's want: of pages, of a sibling, of a worker that does not answer."""
+
+from scheduler_svc.core.config import CoreConfig
+from scheduler_svc.core.policy import AGEING_TOKENS
+from tests.rigs.executor import Shape
+from tests.scheduler_svc.core.orders import beginnings, prompts_started
+from tests.scheduler_svc.core.world import World, greedy
+
+
+def test_who_would_pass_the_head_and_does_not_fit_does_not_keep_it_out() -> None:
+    """A page of the long one is kept, so it would go first; it takes twelve, and the head one."""
+    world = World(Shape(page_size=4, num_pages=16), greedy())
+    world.submit([1, 2, 3, 4, 5], max_new_tokens=1, ignore_eos=True)
+    world.run()
+    world.submit([9] * 20, max_new_tokens=24, ignore_eos=True)
+    world.step()
+    head = world.submit([7, 7], max_new_tokens=2, ignore_eos=True)
+    world.submit([1, 2, 3, 4] + [8] * 44, max_new_tokens=2, ignore_eos=True)
+    world.step()
+    assert prompts_started(world)[-1] == [7, 7]
+    assert world.streams[head].admitted
+    world.run()
+    world.check_all_ended()
+
+
+def test_a_sample_forks_at_once_whoever_behind_it_does_not_fit() -> None:
+    """While the second sample waits for the first to compute their prompt, who is behind it is found too long."""
+    world = World(Shape(page_size=4, num_pages=24, token_budget=16, max_rows=8), greedy(plans_in_flight=1))
+    world.submit([1] * 4, max_new_tokens=40, ignore_eos=True)
+    world.step()
+    prompt = list(range(20))
+    world.submit(prompt, num_samples=2, max_new_tokens=4, ignore_eos=True)
+    world.submit([5] * 70, max_new_tokens=2, ignore_eos=True)
+    for _ in range(4):
+        world.step()
+    assert prompts_started(world) == [[1] * 4, prompt, prompt]
+    assert beginnings(world) == [0, 0, 19]
+    world.run()
+    world.check_all_ended()
+
+
+def test_one_urgent_request_of_a_tenant_does_not_put_others_behind_all_that_it_has_waiting() -> None:
+    world = World(Shape(max_rows=1, num_pages=16), CoreConfig(max_waiting=200))
+    for i in range(50):
+        world.submit([1, i], max_new_tokens=10, ignore_eos=True, salt="batch")
+    world.submit([2, 2], max_new_tokens=1, ignore_eos=True, salt="batch", priority=1)
+    world.step()
+    other = world.submit([3, 3], max_new_tokens=1, ignore_eos=True, salt="other")
+    world.run()
+    world.check_all_ended()
+    assert AGEING_TOKENS > 50 * 12
+    order = prompts_started(world)
+    assert order.index([3, 3]) < 4, f"it came as number {order.index([3, 3])} of {len(order)}"
+    assert world.streams[other].end
