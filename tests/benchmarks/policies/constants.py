@@ -26,16 +26,24 @@ class Sweep:
     figures: tuple[str, ...] = ()
 
 
-_TIGHT = tuple(each for each in ADMISSION.scenarios if "30 %" in each.name)
-SWEEPS = {
-    "WATERMARK": Sweep(
-        standing=policy.WATERMARK,
-        values=(0.005, 0.02, 0.03, 0.05, 0.1),
-        scenarios=ADMISSION.scenarios,
+def _of_admission(standing: float, values: Sequence[float], flags: str = "") -> Sweep:
+    return Sweep(
+        standing=standing,
+        values=values,
+        scenarios=ADMISSION.scenarios[:-1],
         figure="tokens_per_second",
         is_cost=False,
-        flags="--admission watermark",
-    ),
+        flags=flags,
+    )
+
+
+SWEEPS = {
+    "FIRST_SHARE": _of_admission(policy.FIRST_SHARE, (0.05, 0.1, 0.7)),
+    "LEAST_SHARE": _of_admission(policy.LEAST_SHARE, (0.0, 0.005, 0.02)),
+    "SHARE_DECAY": _of_admission(policy.SHARE_DECAY, (0.99, 0.995, 0.999)),
+    "SHARE_RAISE": _of_admission(policy.SHARE_RAISE, (0.001, 0.002, 0.01, 0.02, 0.1)),
+    "NEAR_STEPS": _of_admission(policy.NEAR_STEPS, (1, 8, 32, 128)),
+    "WATERMARK": _of_admission(policy.WATERMARK, (0.005, 0.02, 0.03, 0.05, 0.1), "--admission watermark"),
     "WINDOW": Sweep(
         standing=policy.WINDOW,
         values=(8, 16, 64, 128),

@@ -3,40 +3,54 @@
 Owns what is compared. Lengths are heavy-tailed: lognormal of sigma 1, so that one in a hundred is seven times the mean.
 """
 
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from functools import partial
 
 from tests.benchmarks.policies.placement import Placement, placed
 from tests.benchmarks.policies.scenario import Experiment, Judged, Scenario, Variant
 
 # Prompts of 512 tokens and answers of 256, which callers limit to 2,048.
-_CHAT = "--input lognormal:512:1.0:8192 --output lognormal:256:1.0:2048 --max-new-tokens 2048 --page-size 16"
+_ROWS = 128
+_CHAT = "--input lognormal:512:1.0:8192 --output lognormal:256:1.0:2048 --max-new-tokens 2048"
 # Little is asked, much is answered.
-_LONG_ANSWERS = "--input lognormal:128:1.0:2048 --output lognormal:512:0.8:2048 --max-new-tokens 2048 --page-size 16"
+_LONG_ANSWERS = "--input lognormal:128:1.0:2048 --output lognormal:512:0.8:2048 --max-new-tokens 2048"
 
 
-def tight(percent: int, lengths: str = _CHAT, rows: int = 128, mean: int = 768, extra: str = "") -> Scenario:
+_COSTS = ("ttft", "itl", "total")
+
+
+def at(figures: Sequence[str], *scenarios: Scenario) -> tuple[Judged, ...]:
+    """Each of the figures at each of the scenarios."""
+    return tuple(
+        Judged(scenario=each.name, figure=figure, is_cost=any(cost in figure for cost in _COSTS))
+        for figure in figures
+        for each in scenarios
+    )
+
+
+def tight(percent: int, lengths: str = _CHAT, page_size: int = 16) -> Scenario:
     """More callers than rows, and memory for so many percent of what all rows would take by their end."""
-    pages = rows * mean * percent // 100 // 16
-    kind = "chat" if lengths is _CHAT else "long answers"
+    kind, mean = ("chat", 768) if lengths is _CHAT else ("long answers", 640)
+    pages = _ROWS * mean * percent // 100 // page_size
+    paged = "" if page_size == 16 else f", pages of {page_size}"
     return Scenario(
-        name=f"{kind}, {percent} %",
-        words=f"{kind}: {2 * rows} callers at once, {rows} rows, memory for {percent} % of what these want",
-        flags=f"{lengths} --concurrency {2 * rows} --max-rows {rows} --num-pages {pages + 1} {extra}",
-        requests=2_000,
+        name=f"{kind}, {percent} %{paged}",
+        words=f"{kind}: {2 * _ROWS} callers at once, {_ROWS} rows, memory for {percent} % of what these want",
+        flags=f"{lengths} --page-size {page_size} --concurrency {2 * _ROWS} --max-rows {_ROWS} --num-pages {pages + 1}",
+        requests=1_000,
     )
 
 
 _STEADY = Scenario(
     name="chat, steady",
     words="chat at four fifths of what the machine can do",
-    flags=f"{_CHAT} --rate 23 --max-rows 256",
+    flags=f"{_CHAT} --page-size 16 --rate 23 --max-rows 256",
     requests=3_000,
 )
 _BURSTY = Scenario(
     name="chat, bursty",
     words="the same, in bursts",
-    flags=f"{_CHAT} --rate 20 --arrivals bursty --burstiness 3 --max-rows 256",
+    flags=f"{_CHAT} --page-size 16 --rate 20 --arrivals bursty --burstiness 3 --max-rows 256",
     requests=3_000,
 )
 _MOONCAKE = Scenario(
@@ -47,33 +61,54 @@ _MOONCAKE = Scenario(
     trace_requests=1_500,
     trace_seconds=460.0,
 )
-_ADMISSION = (*(tight(percent) for percent in (10, 30, 60)), *(tight(p, _LONG_ANSWERS, mean=640) for p in (10, 30, 60)))
+_TIGHT = (
+    *(tight(percent, _LONG_ANSWERS) for percent in (10, 30, 60)),
+    tight(30, _LONG_ANSWERS, page_size=128),
+    *(tight(percent) for percent in (10, 30)),
+)
+_JUST = Scenario(
+    name="long answers, at a rate",
+    words="long answers at a rate that just fits, memory for 30 % of what 128 rows want",
+    flags=f"{_LONG_ANSWERS} --page-size 16 --rate 9 --max-rows {_ROWS} --num-pages {_ROWS * 640 * 30 // 100 // 16 + 1}",
+    requests=1_500,
+)
 
 MIXED = Experiment(
     name="mixed",
     claim="prompts and decodes in one step beat prompts first and alone",
     scenarios=(_STEADY, _BURSTY, _MOONCAKE),
     variants=(Variant(name="mixed"), Variant(name="prefill first", flags="--no-mixed-steps")),
-    judged=tuple(Judged(scenario=each.name, figure="itl_p99", is_cost=True) for each in (_STEADY, _BURSTY, _MOONCAKE)),
+    judged=at(("itl_p99", "total_mean"), _STEADY, _BURSTY, _MOONCAKE),
+    figures=("total_mean",),
 )
 ADMISSION = Experiment(
     name="admission",
     claim="what stays free by an estimate beats a watermark, and nothing",
-    scenarios=_ADMISSION,
+    scenarios=(*_TIGHT, _JUST),
     variants=(
         Variant(name="horizon"),
-        Variant(name="watermark", flags="--admission watermark"),
+        Variant(name="watermark 1 %", flags="--admission watermark", constants={"WATERMARK": 0.01}),
+        Variant(name="watermark 3 %", flags="--admission watermark", constants={"WATERMARK": 0.03}),
         Variant(name="known", flags="--admission known"),
     ),
-    judged=tuple(Judged(scenario=each.name, figure="tokens_per_second", is_cost=False) for each in _ADMISSION),
+    judged=(*at(("tokens_per_second", "itl_p99"), *_TIGHT), *at(("ttft_p99", "itl_p99"), _JUST)),
 )
 
+_KINDS = (
+    "--input lognormal:128:1.0:2048 --output lognormal:64:1.0:512 --max-new-tokens 512 --page-size 64 "
+    "--prefix-groups 40 --prefix-tokens 2048 --num-pages 1000 --max-rows 32"
+)
 _GROUPS = Scenario(
     name="prompts of 40 kinds",
     words="40 prefixes of 2,048 tokens, memory for 16 of them beside what runs, more callers than rows",
-    flags="--input lognormal:128:1.0:2048 --output lognormal:64:1.0:512 --max-new-tokens 512 --page-size 64 "
-    "--prefix-groups 40 --prefix-tokens 2048 --num-pages 1000 --max-rows 32 --concurrency 96",
+    flags=f"{_KINDS} --concurrency 96",
     requests=2_000,
+)
+_GROUPS_AT_A_RATE = Scenario(
+    name="40 kinds, at a rate",
+    words="the same at a rate that first come, first served cannot hold",
+    flags=f"{_KINDS} --rate 28 --max-waiting 10000 --max-waiting-tokens 100000000",
+    requests=2_500,
 )
 _CROWDED_MOONCAKE = Scenario(
     name="Mooncake-like, crowded",
@@ -86,16 +121,17 @@ _CROWDED_MOONCAKE = Scenario(
 CACHE = Experiment(
     name="cache",
     claim="who finds most of its prompt kept goes first, against first come, first served",
-    scenarios=(_GROUPS, _CROWDED_MOONCAKE),
+    scenarios=(_GROUPS, _GROUPS_AT_A_RATE, _CROWDED_MOONCAKE),
     variants=(Variant(name="cache-aware"), Variant(name="FCFS", flags="--no-cache-aware")),
-    judged=tuple(
-        Judged(scenario=each.name, figure="requests_per_second", is_cost=False) for each in (_GROUPS, _CROWDED_MOONCAKE)
+    judged=(
+        *at(("requests_per_second",), _GROUPS, _CROWDED_MOONCAKE),
+        *at(("ttft_p99",), _GROUPS_AT_A_RATE),
     ),
 )
 _GREEDY = Scenario(
     name="one greedy tenant",
-    words="8 tenants, one sends 80 % of all requests, all together a third more than the machine can do",
-    flags=f"{_CHAT} --rate 24 --max-rows 64 --tenants 8 --greedy-share 0.8 --max-waiting 100000 "
+    words="8 tenants, one sends 80 % of all requests, all together twice what the machine can do",
+    flags=f"{_CHAT} --page-size 16 --rate 36 --max-rows 64 --tenants 8 --greedy-share 0.8 --max-waiting 100000 "
     "--max-waiting-tokens 1000000000",
     requests=4_000,
 )
@@ -104,22 +140,20 @@ FAIR = Experiment(
     claim="tenants share the service alike, against one queue of all",
     scenarios=(_GREEDY,),
     variants=(Variant(name="fair share"), Variant(name="FCFS", flags="--no-fair-share")),
-    judged=(
-        Judged(scenario=_GREEDY.name, figure="small_ttft_p99", is_cost=True),
-        Judged(scenario=_GREEDY.name, figure="jain", is_cost=False),
-    ),
-    figures=("small_ttft_p50", "small_ttft_p99", "greedy_ttft_p99", "jain"),
-)
-_SAVING = (
-    tight(30, _LONG_ANSWERS, mean=640, extra="--admission known"),
-    tight(10, extra="--admission known"),
+    judged=at(("small_ttft_p99", "small_served", "jain"), _GREEDY),
+    figures=("small_ttft_p50", "small_ttft_p99", "greedy_ttft_p99", "small_served", "jain"),
 )
 SAVING = Experiment(
     name="saving",
     claim="a preempted request's pages saved to host memory, against computing them again",
-    scenarios=_SAVING,
-    variants=(Variant(name="saved", flags="--host-pages 20000"), Variant(name="recomputed")),
-    judged=tuple(Judged(scenario=each.name, figure="tokens_per_second", is_cost=False) for each in _SAVING),
+    scenarios=(tight(30, _LONG_ANSWERS), tight(10, _LONG_ANSWERS)),
+    variants=(
+        Variant(name="saved", flags="--host-pages 20000"),
+        Variant(name="recomputed"),
+        Variant(name="saved, watermark", flags="--host-pages 20000 --admission watermark"),
+        Variant(name="recomputed, watermark", flags="--admission watermark"),
+    ),
+    judged=at(("tokens_per_second", "itl_p99"), tight(30, _LONG_ANSWERS), tight(10, _LONG_ANSWERS)),
 )
 _FOUR = Scenario(
     name="four workers",
@@ -138,19 +172,15 @@ _FOUR_MOONCAKE = Scenario(
 )
 
 
-def _placed(placement: Placement) -> AbstractContextManager[None]:
-    return placed(placement)
-
-
 ROUTING = Experiment(
     name="routing",
     claim="where prefix and load are best, against each worker in turn, at random, and whoever is free",
     scenarios=(_FOUR, _FOUR_MOONCAKE),
     variants=(
         Variant(name="routed"),
-        *(Variant(name=str(each), change=partial(_placed, each)) for each in Placement),
+        *(Variant(name=str(each), change=partial(placed, each)) for each in Placement),
     ),
-    judged=tuple(Judged(scenario=each.name, figure="ttft_p99", is_cost=True) for each in (_FOUR, _FOUR_MOONCAKE)),
+    judged=at(("ttft_p50", "ttft_p99"), _FOUR, _FOUR_MOONCAKE),
 )
 
 EXPERIMENTS = {each.name: each for each in (MIXED, ADMISSION, CACHE, FAIR, SAVING, ROUTING)}

@@ -34,9 +34,11 @@ _LABELS = {
     "small_ttft_p50": "small p50",
     "small_ttft_p99": "small p99",
     "greedy_ttft_p99": "greedy p99",
+    "total_mean": "total mean",
+    "small_served": "small served",
     "jain": "Jain",
 }
-_SHARES = {"recomputed", "hit_rate", "page_use"}
+_SHARES = {"recomputed", "hit_rate", "page_use", "small_served"}
 _WIDTH = 21
 
 # By scenario, variant: figures of each seed, in the order of seeds.
@@ -121,7 +123,7 @@ def _cell(name: str, values: Sequence[float]) -> str:
 
 
 def _text(name: str, value: float) -> str:
-    if "ttft" in name or "itl" in name:
+    if "ttft" in name or "itl" in name or "total" in name:
         return duration(value)
     if name in _SHARES:
         return f"{value:.1%}"

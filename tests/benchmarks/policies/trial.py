@@ -66,6 +66,7 @@ def run(scenario: Scenario, variant: Variant, seed: int, *, requests: int = 0) -
             "small_ttft_p50": told["other_tenants"]["ttft_seconds"]["p50"],
             "small_ttft_p99": told["other_tenants"]["ttft_seconds"]["p99"],
             "greedy_ttft_p99": told["first_tenant"]["ttft_seconds"]["p99"],
+            "small_served": float(tally.window_served[1:].sum() / max(1.0, tally.window_asked[1:].sum())),
             "jain": jain_index(tally.window_served, tally.window_asked),
         }
     return figures
