@@ -35,6 +35,7 @@ def admit(draft: Draft, suspects: Collection[int], rivals: Sequence[Lane], polic
     lane.blocked = None
     chooser = _Chooser(draft, policy, suspects)
     left: dict[int, routing.Left] = {}
+    in_time = [rival for rival in rivals if not rival.is_late(draft.now)]
     while lane.rows.num_free and draft.budget > 0:
         request = chooser.next_up()
         if request is None or request.handle in suspects or request.late_plans:
@@ -49,7 +50,7 @@ def admit(draft: Draft, suspects: Collection[int], rivals: Sequence[Lane], polic
             continue
         siblings = book.of_id(request.request_id)
         begin = beginning(lane, request, siblings, [start.row for start in draft.starts] if len(siblings) > 1 else ())
-        if begin is None or routing.is_better_elsewhere(lane, request, begin, rivals, left):
+        if begin is None or routing.is_better_elsewhere(lane, request, begin, in_time, left):
             chooser.skip(request)
             continue
         count = _first_chunk(draft, request, begin)

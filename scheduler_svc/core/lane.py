@@ -11,7 +11,7 @@ from scheduler_svc.core.events import WorkerInfo
 from scheduler_svc.core.host_pool import HostPool
 from scheduler_svc.core.page_pool import PagePool
 from scheduler_svc.core.plan import InFlight
-from scheduler_svc.core.policy import FIRST_SHARE
+from scheduler_svc.core.policy import FIRST_SHARE, LATE_SECONDS
 from scheduler_svc.core.request import Move, Request
 from scheduler_svc.core.rows import Rows
 
@@ -105,6 +105,17 @@ class Lane:
         if seen > start:
             self.pool.release(self.rows.pages[row][start:seen])
             self.rows.held_from[row] = seen
+
+    # Answers -------------------------------------------------------------------------------------------------------
+
+    def waits_since(self) -> float:
+        """Since when the answer to the oldest plan in flight, there must be one, is what the worker works at."""
+        # That plan may have been sent while others ran before it.
+        return max(self.in_flight[0].sent_at, self.result_at)
+
+    def is_late(self, now: float) -> bool:
+        """Whether its worker takes so long over a step that nobody is left to it until it answers."""
+        return bool(self.in_flight) and now - self.waits_since() > LATE_SECONDS
 
     # Loss ----------------------------------------------------------------------------------------------------------
 

@@ -143,8 +143,7 @@ class Lanes:
     def _patience_with(self, lane: Lane) -> float:
         config = self._config
         if lane.in_flight:
-            # The oldest plan may have been sent while others ran before it.
-            return max(lane.in_flight[0].sent_at, lane.result_at) + config.step_timeout_seconds
+            return lane.waits_since() + config.step_timeout_seconds
         return lane.heard_at + config.silence_timeout_seconds
 
     def check_patience(self, now: float) -> list[fx.Effect]:

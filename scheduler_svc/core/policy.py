@@ -20,6 +20,8 @@ WINDOW = 32
 """Waiting requests that are looked at when one is to be admitted."""
 MAX_PASSED_OVER = 32
 """So many may go before one that stands ahead of them."""
+LATE_SECONDS = 2.0
+"""A worker whose step takes longer may never answer: requests are not left to it while others have room."""
 WATERMARK = 0.01
 NEAR_STEPS = 16
 """Steps over which the running rows' pages are counted exactly, at most a page of them. The estimate is right for what

@@ -1,8 +1,9 @@
 """Who fits is not kept waiting by somebody else's want: of pages, of a sibling, of a worker that does not answer."""
 
 from scheduler_svc.core.config import CoreConfig
-from scheduler_svc.core.policy import AGEING_TOKENS
+from scheduler_svc.core.policy import AGEING_TOKENS, LATE_SECONDS
 from tests.rigs.executor import Shape
+from tests.scheduler_svc.core.fleet import Fleet
 from tests.scheduler_svc.core.orders import beginnings, prompts_started
 from tests.scheduler_svc.core.world import World, greedy
 
@@ -52,3 +53,23 @@ def test_one_urgent_request_of_a_tenant_does_not_put_others_behind_all_that_it_h
     order = prompts_started(world)
     assert order.index([3, 3]) < 4, f"it came as number {order.index([3, 3])} of {len(order)}"
     assert world.streams[other].end
+
+
+def test_nobody_is_left_to_a_worker_that_does_not_answer() -> None:
+    """The silent one has less to do, so it would start a newcomer sooner if it answered."""
+    fleet = Fleet(Shape(), Shape(), config=greedy(silence_timeout_seconds=1000.0))
+    for i in range(6):
+        fleet.submit([i, i], max_new_tokens=200, ignore_eos=True)
+    fleet.step()
+    for stream in fleet.running("b")[1:]:
+        fleet.cancel(stream)
+    fleet.tick()
+    newcomer = fleet.submit([9, 9], max_new_tokens=2, ignore_eos=True)
+    for _ in range(5):
+        fleet.tick(LATE_SECONDS / 2)
+        fleet.work("a")
+        fleet.hear("a")
+    assert fleet.end(newcomer).stats.output_tokens == 2
+    assert fleet.now < fleet.core.config.step_timeout_seconds
+    fleet.run()
+    fleet.check_content()
