@@ -32,7 +32,7 @@ import client, tandem
 for package in (client, tandem):
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         # What draws needs the extra "plot"; the command that uses it says so.
-        if module.name not in ("client.plot_chart", "client.plot_scales", "client.plot_series"):
+        if module.name not in {f"client.plot_{part}" for part in ("chart", "levels", "scales", "series", "sums")}:
             importlib.import_module(module.name)
 
 address = sys.argv[1]
