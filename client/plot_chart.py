@@ -1,9 +1,10 @@
 """Draws a file of steps as one PNG: who ran and waited, which kind each step was, pages, the time of each step.
 
 Owns the picture. With several workers, sequences and pages are summed over those that serve: what the service has.
-Milliseconds per step are those of all workers together, by kind: what a step does decides them first, and a worker that
-falls behind shows as a cloud of its own; `plot_sums` tells which one it is. Needs matplotlib, which the client does
-not: whoever imports this module says what to install. Knows nothing of the file's format.
+Milliseconds per step are those of all workers together, by kind: what a step does decides them first, and lanes, a new
+one whenever a worker comes back, would soon outnumber the colours. Which worker is slow the boxes of `plot_sums` tell,
+lane beside lane. Needs matplotlib, which the client does not: whoever imports this module says what to install. Knows
+nothing of the file's format.
 """
 
 # matplotlib types its keyword arguments as unknown, so every one of its methods is partially unknown.

@@ -59,10 +59,10 @@ class HeldAddress:
     """An address that front ends share with SO_REUSEPORT, and that no other service of this kind takes or shares.
 
     Alone that option lets every process of this user share a port in silence, a second Tandem too, whose callers would
-    then reach one or the other by chance; it holds an address first, and that fails while this is held, as it does for every
-    program that does not ask to share. One that does, as gRPC's servers do unless told otherwise, the kernel lets in
-    as long as it is this user's: no socket of ours can keep it out. The held sockets never listen, so no caller reaches
-    them.
+    then reach one or the other by chance; it holds an address first, and that fails while this is held, as it does for
+    every program that does not ask to share. One that does, as gRPC's servers do unless told otherwise, the kernel lets
+    in as long as it is this user's: no socket of ours can keep it out. The held sockets never listen, so no caller
+    reaches them.
     """
 
     def __init__(self, listen: str) -> None:
