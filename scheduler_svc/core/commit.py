@@ -31,6 +31,7 @@ def commit(draft: Draft, decode: npt.NDArray[np.int64]) -> Plan:
 
     zero_pages, lane.zero_pages = np.array(lane.zero_pages, np.int32), []
     lane.step += 1
+    lane.found.clear()
     lane.in_flight.append(
         InFlight(
             step=lane.step,

@@ -55,6 +55,8 @@ class Lane:
         self.zero_pages: list[int] = []
         # What kept the queue's head out when it was last looked at.
         self.blocked: Blocked | None = None
+        # What other lanes found when they looked whether a request would begin sooner here (`routing`).
+        self.found: dict[tuple[int, int], tuple[int, int]] = {}
         self.rows = Rows(self.info.max_rows, self.info.page_size)
         self.in_flight: deque[InFlight] = deque()
 
@@ -126,7 +128,10 @@ class Lane:
         """
         row, rows = request.row, self.rows
         planned = int(rows.planned[row])
-        request.computed = max(request.computed, int(rows.confirmed[row]))
+        confirmed = int(rows.confirmed[row])
+        # What it was to compute again was counted when it got its row.
+        request.recomputed_tokens -= max(0, request.computed - confirmed)
+        request.computed = max(request.computed, confirmed)
         held = self.held_pages(row)
         if planned and rows.proven[row] == planned == rows.confirmed[row]:
             # All that was ever written to the last page, a finite sample has read; full ones were sealed before.

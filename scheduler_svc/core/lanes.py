@@ -192,6 +192,8 @@ class Lanes:
 
     def flush(self) -> int:
         """Forgets every page that is kept; returns how many there were."""
+        for lane in self.of.values():
+            lane.found.clear()
         return sum(lane.pool.forget_all() + lane.host.forget_all() for lane in self.of.values())
 
     # Steps ---------------------------------------------------------------------------------------------------
@@ -242,6 +244,7 @@ class Lanes:
             what = f"its result for step {event.step} is malformed"
             return self._send_away(lane, what, now, fx.ResetCause.MALFORMED, event.compute_us), None, []
         lane.in_flight.popleft()
+        lane.found.clear()
         lane.fruitless_resets = 0
         self.counters.steps += 1
         self._step_seconds.append(now - record.sent_at)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from scheduler_svc.core.events import WorkerInfo
 from scheduler_svc.core.lane import Lane, pages_at_once
+from scheduler_svc.core.policy import WINDOW
 from scheduler_svc.core.prefix import Beginning, beginning
 from scheduler_svc.core.request import Request
 
@@ -50,11 +51,10 @@ def is_better_elsewhere(
             continue
         if rival.blocked is not None or not fits(rival.info, request):
             continue
-        there = beginning(rival, request)
-        assert there is not None, "only siblings make a request wait"
-        if rival.pages_at_once(request.known) - len(there.pages) > rival.pool.num_unused:
+        first, num_pages = _found(rival, request)
+        if rival.pages_at_once(request.known) - num_pages > rival.pool.num_unused:
             continue
-        remaining = request.known - there.first_position
+        remaining = request.known - first
         key = (of.backlog + remaining, rival.number)
         if key < best:
             best, chosen, tokens = key, of, remaining
@@ -63,6 +63,23 @@ def is_better_elsewhere(
     chosen.free_rows -= 1
     chosen.backlog += tokens + ROW_TOKENS
     return True
+
+
+def _found(rival: Lane, request: Request) -> tuple[int, int]:
+    """Where the request would begin on the rival, and how many pages it would find there.
+
+    Remembered until the rival plans or answers: of many lanes each looks at the others once for each that waits.
+    """
+    key = (request.handle, request.known)
+    found = rival.found.get(key)
+    if found is None:
+        there = beginning(rival, request)
+        assert there is not None, "only siblings make a request wait"
+        found = there.first_position, len(there.pages)
+        if len(rival.found) >= 2 * WINDOW:
+            rival.found.clear()
+        rival.found[key] = found
+    return found
 
 
 def backlog(lane: Lane) -> int:

@@ -31,7 +31,10 @@ def _within(values: Int32Array, limit: int) -> bool:
 
 
 def _tells_what_was_asked(record: InFlight, event: StepDone, vocab_size: int) -> bool:
-    """Whether a result tells exactly what its plan asked for; ids beside values that are not finite mean nothing."""
+    """Whether a result tells exactly what its plan asked for.
+
+    Ids beside values that are not finite mean nothing. A token's own logprob is a number where its row is finite.
+    """
     asks, prompt = record.prompt_asks, event.prompt_logprobs
     if record.num_logprobs is None and not asks:
         return not len(event.logprobs.logprobs) and not len(prompt.logprobs)
@@ -54,6 +57,8 @@ def _fits(told: ToldLogprobs, count: int, top_k: int, vocab_size: int, meaningle
     if not count:
         return True
     ids = told.top_token_ids
+    if np.isnan(np.delete(told.logprobs, meaningless)).any():
+        return False
     if len(meaningless):
         ids = np.delete(ids.reshape(count, top_k), meaningless, axis=0)
     return told.top_k == top_k and (not ids.size or (int(ids.min()) >= 0 and int(ids.max()) < vocab_size))

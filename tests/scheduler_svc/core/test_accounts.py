@@ -31,6 +31,19 @@ def test_samples_in_flight_behind_values_that_are_not_finite_are_discarded() -> 
     assert (stats.output_tokens, stats.discarded_tokens, stats.recomputed_tokens) == (0, 2, 0)
 
 
+def test_only_what_was_computed_again_counts() -> None:
+    """Lost with 24 positions, again when 8 of these are computed anew."""
+    world = World(Shape(token_budget=8, max_rows=4), greedy(plans_in_flight=1))
+    stream = world.submit(list(range(40)), max_new_tokens=1, ignore_eos=True)
+    for steps in (3, 1):
+        for _ in range(steps):
+            world.step()
+        world.kill()
+        world.join()
+    world.run()
+    assert world.end(stream).stats.recomputed_tokens == 8 + 24
+
+
 @pytest.mark.parametrize(("output_tokens", "kept"), [(0, 0), (2, 2), (3, 3), (100, 3)])
 def test_a_finish_keeps_at_most_what_was_delivered(output_tokens: int, kept: int) -> None:
     world = World(config=greedy(plans_in_flight=2))

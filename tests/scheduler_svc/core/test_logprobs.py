@@ -395,6 +395,16 @@ def test_a_row_that_is_not_finite_excuses_no_other_rows_logprobs() -> None:
     assert world.lane is None
 
 
+def test_a_logprob_that_is_no_number_needs_a_row_that_is_not_finite() -> None:
+    world = World()
+    world.submit(prompt(5), ignore_eos=True, extras=TWO_BEST)
+    world.tick()
+    world.apply()
+    world.results[0].logprobs.logprobs = np.array([np.nan], "<f4").tobytes()
+    world.deliver()
+    assert world.lane is None
+
+
 def test_logprobs_that_nobody_asked_for_send_the_worker_away() -> None:
     for what in ("logprobs", "prompt_logprobs"):
         world = World()
