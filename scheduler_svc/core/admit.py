@@ -38,8 +38,13 @@ def admit(draft: Draft, suspects: Collection[int], rivals: Sequence[Lane], polic
     in_time = [rival for rival in rivals if not rival.is_late(draft.now)]
     while lane.rows.num_free and draft.budget > 0:
         request = chooser.next_up()
-        if request is None or request.handle in suspects or request.late_plans:
+        if request is None or request.handle in suspects:
             return
+        if request.late_plans:
+            if lane.awaits(request):
+                return
+            chooser.skip(request)  # another lane's, which may never answer
+            continue
         if not routing.fits(lane.info, request):
             chooser.skip(request)
             if _is_misfit(request, lane, rivals):

@@ -119,6 +119,10 @@ class Lane:
         """Whether its worker takes so long over a step that nobody is left to it until it answers."""
         return bool(self.in_flight) and now - self.waits_since() > LATE_SECONDS
 
+    def awaits(self, request: Request) -> bool:
+        """Whether a plan in flight names the request."""
+        return any(request.handle in record.handles for record in self.in_flight)
+
     # Loss ----------------------------------------------------------------------------------------------------------
 
     def leave(self, request: Request, move: Move) -> None:

@@ -42,6 +42,7 @@ def is_better_elsewhere(
     if not rivals:
         return False
     best, chosen, tokens = (_delay(lane, request, begin), lane.number), None, 0
+    known = request.known
     for rival in rivals:
         of = left.get(rival.number)
         if of is None:
@@ -52,9 +53,9 @@ def is_better_elsewhere(
         if rival.blocked is not None or not fits(rival.info, request):
             continue
         first, num_pages = _found(rival, request)
-        if rival.pages_at_once(request.known) - num_pages > rival.pool.num_unused:
+        if rival.pages_at_once(known) - num_pages > rival.pool.num_unused:
             continue
-        remaining = request.known - first
+        remaining = known - first
         key = (of.backlog + remaining, rival.number)
         if key < best:
             best, chosen, tokens = key, of, remaining

@@ -2,6 +2,7 @@
 
 from scheduler_svc.core.config import CoreConfig
 from scheduler_svc.core.policy import AGEING_TOKENS, LATE_SECONDS
+from scheduler_svc.core.request import Request
 from tests.rigs.executor import Shape
 from tests.scheduler_svc.core.fleet import Fleet
 from tests.scheduler_svc.core.orders import beginnings, prompts_started
@@ -71,5 +72,33 @@ def test_nobody_is_left_to_a_worker_that_does_not_answer() -> None:
         fleet.hear("a")
     assert fleet.end(newcomer).stats.output_tokens == 2
     assert fleet.now < fleet.core.config.step_timeout_seconds
+    fleet.run()
+    fleet.check_content()
+
+
+def test_who_waits_for_tokens_of_one_worker_keeps_nobody_from_another() -> None:
+    """The queue's head was preempted, and the worker that has its last token to tell is silent."""
+    shape = Shape(page_size=4, max_rows=4, num_pages=8)
+    fleet = Fleet(shape, shape, config=greedy(silence_timeout_seconds=1000.0))
+    for i in range(6):
+        fleet.submit([i] * 6, max_new_tokens=20, ignore_eos=True)
+    late: list[Request] = []
+    while not late:
+        for name in fleet.workers:
+            fleet.work(name)
+            fleet.hear(name)
+        fleet.tick()
+        late = [request for request in fleet.core.book.waiting() if request.late_plans]
+    silent = "a" if fleet.lane_of("a").awaits(late[0]) else "b"
+    other = "b" if silent == "a" else "a"
+    for stream in fleet.running(other):
+        fleet.cancel(stream)
+    newcomer = fleet.submit([9, 9], max_new_tokens=2, ignore_eos=True)
+    for _ in range(40):
+        fleet.tick(1.0)
+        fleet.work(other)
+        fleet.hear(other)
+    assert late[0].late_plans
+    assert fleet.end(newcomer).stats.output_tokens == 2
     fleet.run()
     fleet.check_content()
