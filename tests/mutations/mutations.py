@@ -245,8 +245,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "a-late-token-delivered-twice",
         "a preempted request is admitted while a plan in flight samples for it",
         "admit",
-        "request.handle in suspects or request.late_plans:\n            return\n        if not routing",
-        "request.handle in suspects:\n            return\n        if not routing",
+        "        if request.late_plans:\n            if lane.awaits",
+        "        if False:\n            if lane.awaits",
     ),
     _core(
         "a-late-token-dropped",
