@@ -19,7 +19,7 @@ from tests.benchmarks.policies.scenario import Experiment, Scenario, Variant
 from tests.benchmarks.policies.summary import gains, table, verdict
 from tests.benchmarks.policies.trial import Figures, run
 
-SEEDS, QUICK_SEEDS, QUICK_REQUESTS = 3, 1, 400
+SEEDS, QUICK_SEEDS, QUICK_REQUESTS = 3, 1, 300
 
 
 def main(argv: Sequence[str]) -> int:

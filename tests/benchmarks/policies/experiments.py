@@ -59,7 +59,7 @@ _MOONCAKE = Scenario(
     flags="--page-size 128 --max-rows 128 --token-budget 4096",
     requests=1_500,
     trace_requests=1_500,
-    trace_seconds=460.0,
+    trace_seconds=650.0,
 )
 _TIGHT = (
     *(tight(percent, _LONG_ANSWERS) for percent in (10, 30, 60)),

@@ -84,22 +84,31 @@ def gains(experiment: Experiment, runs: Runs) -> list[Gain]:
 
 
 def verdict(experiment: Experiment, runs: Runs) -> str:
-    """One line per rival."""
+    """One line per rival: what the first variant gains in each figure, from the scenario where least to where most."""
     first, *rivals = experiment.variants
     lines: list[str] = []
     for rival in rivals:
         found = [each for each in gains(experiment, runs) if each.rival == rival.name]
-        best, worst = max(each.middle for each in found), min(each.middle for each in found)
-        word = "loses" if worst <= -LEAST_GAIN and best < LEAST_GAIN else "gains nothing"
-        if best >= LEAST_GAIN:
-            word = "gains" if worst > -LEAST_GAIN else "gains and loses"
-        where = "; ".join(
-            f"{_LABELS[each.judged.figure]} {each.middle:+.1%} ({each.least:+.1%} to {each.most:+.1%}) at "
-            f"{each.judged.scenario}"
-            for each in found
-        )
-        lines.append(f"{first.name} against {rival.name} {word}: {where}")
+        figures = dict.fromkeys(each.judged.figure for each in found)
+        parts = "; ".join(_range([each for each in found if each.judged.figure == figure]) for figure in figures)
+        lines.append(f"{first.name} against {rival.name} {_word(found)}: {parts}")
     return "\n".join(lines)
+
+
+def _word(found: Sequence[Gain]) -> str:
+    best, worst = max(each.middle for each in found), min(each.middle for each in found)
+    if best >= LEAST_GAIN:
+        return "gains" if worst > -LEAST_GAIN else "gains and loses"
+    return "loses" if worst <= -LEAST_GAIN else "gains nothing"
+
+
+def _range(found: Sequence[Gain]) -> str:
+    label = _LABELS[found[0].judged.figure]
+    if len(found) == 1:
+        (one,) = found
+        return f"{label} {one.middle:+.1%} (seeds {one.least:+.1%} to {one.most:+.1%})"
+    least, most = min(found, key=lambda each: each.middle), max(found, key=lambda each: each.middle)
+    return f"{label} {least.middle:+.1%} ({least.judged.scenario}) to {most.middle:+.1%} ({most.judged.scenario})"
 
 
 def table(experiment: Experiment, scenario: Scenario, runs: Runs) -> str:
