@@ -26,7 +26,7 @@ WATERMARK = 0.01
 NEAR_STEPS = 16
 """Steps over which the running rows' pages are counted exactly, at most a page of them. The estimate is right for what
 comes after; a whole page of 128 tokens for each row would leave a tenth of a tight pool idle."""
-FIRST_SHARE, LEAST_SHARE, SHARE_DECAY, SHARE_RAISE = 0.3, 0.002, 0.998, 0.005
+FIRST_SHARE, SHARE_DECAY, SHARE_RAISE = 0.3, 0.998, 0.005
 """Of the expected share. It settles where preemptions, `SHARE_RAISE` each, make up for what decays: at about one in
 a few hundred steps, which costs less than the rows that a higher share keeps out."""
 
@@ -126,4 +126,4 @@ def next_share(share: float, *, has_preempted: bool) -> float:
     """The expected share after one more step: it decays, and a preemption says that it was too small."""
     if has_preempted:
         return min(1.0, share + SHARE_RAISE)
-    return max(LEAST_SHARE, share * SHARE_DECAY)
+    return share * SHARE_DECAY

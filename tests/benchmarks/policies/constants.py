@@ -39,7 +39,6 @@ def _of_admission(standing: float, values: Sequence[float], flags: str = "") -> 
 
 SWEEPS = {
     "FIRST_SHARE": _of_admission(policy.FIRST_SHARE, (0.05, 0.1, 0.7)),
-    "LEAST_SHARE": _of_admission(policy.LEAST_SHARE, (0.0, 0.005, 0.02)),
     "SHARE_DECAY": _of_admission(policy.SHARE_DECAY, (0.99, 0.995, 0.999)),
     "SHARE_RAISE": _of_admission(policy.SHARE_RAISE, (0.001, 0.002, 0.01, 0.02, 0.1)),
     "NEAR_STEPS": _of_admission(policy.NEAR_STEPS, (1, 8, 32, 128)),
