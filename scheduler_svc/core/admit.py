@@ -14,7 +14,7 @@ from scheduler_svc.core.config import Policy
 from scheduler_svc.core.draft import Draft
 from scheduler_svc.core.host_pool import HostPage
 from scheduler_svc.core.lane import Blocked, Lane
-from scheduler_svc.core.policy import MAX_PASSED_OVER, chunk_tokens, pages_to_spare
+from scheduler_svc.core.policy import MAX_PASSED_OVER, chunk_tokens, most_to_spare, pages_to_spare
 from scheduler_svc.core.prefix import FROM_ZERO, Beginning, beginning
 from scheduler_svc.core.request import Request
 
@@ -62,7 +62,7 @@ def admit(draft: Draft, suspects: Collection[int], rivals: Sequence[Lane], polic
         if count == 0:
             return
         pages, unused = _pages_needed(lane, request, begin, count), lane.pool.num_unused
-        if pages > unused or pages + _spare(lane, policy) > unused:
+        if pages > unused or not _leaves_enough(lane, policy, unused - pages):
             if chooser.go_by_the_queue(request):
                 continue
             # Who was skipped may be ready by the next plan, so then everybody is looked at again.
@@ -97,8 +97,10 @@ def admit_alone(draft: Draft, request: Request) -> int:
     return draft.seat(request, FROM_ZERO, _end_of_pages(lane, request, FROM_ZERO, count))
 
 
-def _spare(lane: Lane, policy: Policy) -> int:
-    return pages_to_spare(policy.admission, lane.rows, lane.info, lane.expected_share)
+def _leaves_enough(lane: Lane, policy: Policy, num_left: int) -> bool:
+    """Whether so many unused pages are enough for those who run."""
+    standing = policy.admission, lane.rows, lane.info, lane.expected_share
+    return most_to_spare(*standing) <= num_left or pages_to_spare(*standing) <= num_left
 
 
 def _is_blocked(lane: Lane, head: Request) -> bool:

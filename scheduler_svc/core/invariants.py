@@ -90,6 +90,9 @@ def _audit_rows(core: Scheduler, lane: Lane, in_flight: _InFlight) -> None:
     seated: list[int] = rows.seated().tolist()
     assert rows.num_seated == len(seated) and rows.num_free + len(seated) == rows.max_rows
     assert rows.handle[0] == 0, "row 0 is seated"
+    assert rows.most_left >= sum(rows.last[row] - rows.known[row] for row in seated), (
+        "rows have more left than they had"
+    )
     # Elements of lists: reading one of an array costs ten times as much, and there are many.
     confirmed, planned, known, samples, last, proven, num_pages, plans, handles, telling, told_from = (
         array.tolist()

@@ -93,6 +93,14 @@ def pages_to_spare(admission: Admission, rows: Rows, info: WorkerInfo, expected_
     return max(near, _expected(rows, seated, info, expected_share))
 
 
+def most_to_spare(admission: Admission, rows: Rows, info: WorkerInfo, expected_share: float) -> int:
+    """No less than `pages_to_spare`, in O(1): where so much is free, nobody needs to count."""
+    if admission is not Admission.HORIZON:
+        return pages_to_spare(admission, rows, info, expected_share)
+    # In so few steps a row crosses one page edge at most.
+    return max(rows.num_seated, int(rows.most_left * expected_share) // info.page_size)
+
+
 def pages_of_next_steps(rows: Rows, seated: npt.NDArray[np.int64], page_size: int, steps: int) -> int:
     """The most pages that the seated rows take together within so many steps, at most `page_size`, exactly.
 

@@ -62,6 +62,8 @@ class Rows:
         self.num_seated = 0
         # Seated rows that want logprobs: where it is 0, nobody looks any further.
         self.num_telling = 0
+        # Positions that the seated rows had left when they were seated, together: no less than they have now.
+        self.most_left = 0
         # Lowest first, so that what runs stays packed at the front.
         self._free = list(range(max_rows, 0, -1))
         self.requests: list[Request | None] = [None] * n
@@ -76,6 +78,7 @@ class Rows:
         self.sealed = np.zeros(n, np.int32)
         self.sealing_at = np.zeros(n, np.int32)
         self.read_from = np.zeros(n, np.int32)
+        self._left_when_seated = [0] * n
         self.num_pages = np.zeros(n, np.int32)
         self.held_from = np.zeros(n, np.int32)
         self.last = np.zeros(n, np.int32)
@@ -152,6 +155,8 @@ class Rows:
         self.num_logprobs[row] = request.sampling.num_logprobs
         self.prompt_logprobs_from[row] = request.prompt_logprobs_from
         self.num_telling += self._is_telling(row)
+        self._left_when_seated[row] = request.last_position - known
+        self.most_left += self._left_when_seated[row]
         self._replace_table(row, pages, first_position)
         request.row = row
         return row
@@ -167,6 +172,7 @@ class Rows:
         self.requests[row] = None
         self.handle[row] = 0
         self.num_seated -= 1
+        self.most_left -= self._left_when_seated[row]
         self.num_telling -= self._is_telling(row)
         self._free.append(row)
         pages, self.pages[row] = self.pages[row], []
