@@ -26,6 +26,15 @@ class Sweep:
     figures: tuple[str, ...] = ()
 
 
+_ALIKE = Scenario(
+    name="all of one length",
+    words="prompts and answers of 256 tokens, which callers ask for, memory for 30 % of what 128 rows want",
+    flags="--input 256 --output 256 --max-new-tokens 0 --page-size 128 --max-rows 128 --concurrency 256 "
+    "--num-pages 154",
+    requests=1_000,
+)
+
+
 def _of_admission(standing: float, values: Sequence[float], flags: str = "") -> Sweep:
     return Sweep(
         standing=standing,
@@ -41,7 +50,13 @@ SWEEPS = {
     "FIRST_SHARE": _of_admission(policy.FIRST_SHARE, (0.05, 0.1, 0.7)),
     "SHARE_DECAY": _of_admission(policy.SHARE_DECAY, (0.99, 0.995, 0.999)),
     "SHARE_RAISE": _of_admission(policy.SHARE_RAISE, (0.001, 0.002, 0.01, 0.02, 0.1)),
-    "NEAR_STEPS": _of_admission(policy.NEAR_STEPS, (1, 8, 32, 128)),
+    "NEAR_STEPS": Sweep(
+        standing=policy.NEAR_STEPS,
+        values=(1, 8, 32, 128),
+        scenarios=(*ADMISSION.scenarios[:-1], _ALIKE),
+        figure="tokens_per_second",
+        is_cost=False,
+    ),
     "WATERMARK": _of_admission(policy.WATERMARK, (0.005, 0.02, 0.03, 0.05, 0.1), "--admission watermark"),
     "WINDOW": Sweep(
         standing=policy.WINDOW,
