@@ -12,7 +12,6 @@ from scheduler_svc.core import routing
 from scheduler_svc.core.book import RequestBook
 from scheduler_svc.core.config import Policy
 from scheduler_svc.core.draft import Draft
-from scheduler_svc.core.host_pool import HostPage
 from scheduler_svc.core.lane import Blocked, Lane
 from scheduler_svc.core.policy import MAX_PASSED_OVER, chunk_tokens, most_to_spare, pages_to_spare
 from scheduler_svc.core.prefix import FROM_ZERO, Beginning, beginning
@@ -130,7 +129,7 @@ def _chunk_with_pages(lane: Lane, request: Request, begin: Beginning, budget: in
     count = chunk_tokens(remaining=request.known - begin.first_position, budget=budget, align=align)
     if lane.info.window:
         # Its pages come chunk by chunk, so that a text may be longer than the pool.
-        pages = len(begin.pages) + lane.pool.num_unused - _num_unheld(lane, begin) - _num_fetched(begin)
+        pages = len(begin.pages) + lane.pool.num_unused - _num_unheld(lane, begin) - begin.num_loaded
         count = min(count, max(0, pages * lane.info.page_size - begin.first_position) // align * align or count)
     return count
 
@@ -142,19 +141,13 @@ def _end_of_pages(lane: Lane, request: Request, begin: Beginning, count: int) ->
 
 def _pages_needed(lane: Lane, request: Request, begin: Beginning, count: int) -> int:
     """Unused pages that seating the request takes, with a window also those of its later chunks."""
-    shared = [page for page in begin.pages if isinstance(page, int)]
-    own = lane.pages_for(_end_of_pages(lane, request, begin, count)) - len(begin.pages) + _num_fetched(begin)
-    return max(own, lane.pages_at_once(request.known) - len(shared)) + _num_unheld(lane, begin)
+    own = lane.pages_for(_end_of_pages(lane, request, begin, count)) - len(begin.pages) + begin.num_loaded
+    return max(own, lane.pages_at_once(request.known) - len(begin.shared)) + _num_unheld(lane, begin)
 
 
 def _num_unheld(lane: Lane, begin: Beginning) -> int:
     """Kept pages that nobody holds: sharing them leaves fewer unused."""
-    return sum(isinstance(page, int) and lane.pool.references(page) == 0 for page in begin.pages)
-
-
-def _num_fetched(begin: Beginning) -> int:
-    """Pages that come from host memory."""
-    return sum(isinstance(page, HostPage) for page in begin.pages)
+    return sum(lane.pool.references(page) == 0 for page in begin.shared)
 
 
 def _seat(draft: Draft, request: Request, begin: Beginning, count: int) -> None:

@@ -45,7 +45,7 @@ def commit(draft: Draft, decode: npt.NDArray[np.int64]) -> Plan:
             num_logprobs=num_logprobs,
             prompt_asks=prompt_asks,
             kept=tuple(draft.kept),
-            saved=tuple(draft.saved),
+            saved=tuple(page_hash for _, _, page_hash in draft.saves),
         )
     )
     append_rows, append_pages = _columns(draft.appends, 2)
@@ -69,7 +69,7 @@ def commit(draft: Draft, decode: npt.NDArray[np.int64]) -> Plan:
 def _moves(draft: Draft) -> PageMoves:
     if not (draft.saves or draft.copies or draft.loads):
         return NOTHING_MOVES
-    saved_pages, saved_slots = _columns(draft.saves, 2)
+    saved_pages, saved_slots = _columns([(page, slot) for page, slot, _ in draft.saves], 2)
     copied_from, copied_to, copied_tokens = _columns(draft.copies, 3)
     loaded_slots, loaded_pages = _columns(draft.loads, 2)
     return PageMoves(

@@ -49,14 +49,13 @@ class Draft:
     fresh: list[int] = field(default_factory=list[int])
     """Rows seated in this step that decode at once: one position of theirs is not computed yet."""
     has_preempted: bool = False
-    saves: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    """Page, host page."""
+    saves: list[tuple[int, int, bytes]] = field(default_factory=list[tuple[int, int, bytes]])
+    """Page, host page, hash."""
     copies: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
     """From page, to page, tokens."""
     loads: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """Host page, page."""
     kept: list[tuple[int, bytes]] = field(default_factory=list[tuple[int, bytes]])
-    saved: list[bytes] = field(default_factory=list[bytes])
 
     # Rows ----------------------------------------------------------------------------------------------------------
 
@@ -66,11 +65,9 @@ class Draft:
         book.take(request)
         request.move(Move.ADMIT)
         self._account(request, begin)
-        shared = [page for page in begin.pages if isinstance(page, int)]
-        for page in shared:
+        for page in begin.shared:
             lane.pool.share(page)
-        num_own = lane.pages_for(end) - len(begin.pages) + sum(isinstance(page, HostPage) for page in begin.pages)
-        own = lane.hand_out(num_own)
+        own = lane.hand_out(lane.pages_for(end) - len(begin.pages) + begin.num_loaded)
         assert own is not None, f"request {request.request_id} was seated without pages"
         following = iter(own)
         pages: list[int] = []
@@ -142,9 +139,7 @@ class Draft:
         self.has_preempted = True
         # A plan saves before it loads: what it loads may not be saved over.
         if not self.loads and saving_pays(lane.info):
-            for page, slot, page_hash in lane.save(victim, [slot for _, slot in self.saves]):
-                self.saves.append((page, slot))
-                self.saved.append(page_hash)
+            self.saves += lane.save(victim, len(self.saves))
         lane.leave(victim, Move.PREEMPT)
         self.book.enqueue(victim)
 

@@ -4,8 +4,9 @@ Owns that state and its moments of loss (a request leaves its row; the whole lan
 """
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from scheduler_svc.core.events import WorkerInfo
 from scheduler_svc.core.host_pool import HostPool
@@ -95,18 +96,21 @@ class Lane:
         """Whether the row still holds its page of this logical index."""
         return page_idx < self.sink_pages or page_idx >= self.rows.held_from[row]
 
-    def free_behind(self, row: int) -> None:
-        """Frees what no position from the row's next one on will read.
+    def free_behind_windows(self) -> None:
+        """Frees what no position from a row's next one on will read.
 
         Plans in flight may still read it; the worker carries plans out in order, so whoever gets a page next writes it
         after that.
         """
-        seen = self.first_seen_page(int(self.rows.planned[row]))
-        start = max(int(self.rows.held_from[row]), self.sink_pages)
-        seen = min(seen, int(self.rows.num_pages[row]))
-        if seen > start:
-            self.pool.release(self.rows.pages[row][start:seen])
-            self.rows.held_from[row] = seen
+        if not self.info.window:
+            return
+        rows, seated = self.rows, self.rows.seated()
+        seen = np.minimum((rows.planned[seated] - self.info.window + 1) // self.info.page_size, rows.num_pages[seated])
+        start = np.maximum(rows.held_from[seated], self.sink_pages)
+        for i in np.flatnonzero(seen > start).tolist():
+            row = int(seated[i])
+            self.pool.release(rows.pages[row][start[i] : seen[i]])
+            rows.held_from[row] = seen[i]
 
     # Answers -------------------------------------------------------------------------------------------------------
 
@@ -128,7 +132,7 @@ class Lane:
     def leave(self, request: Request, move: Move) -> None:
         """Takes a running request off its row and frees its pages at once; what the index names stays to be found.
 
-        Plans in flight may still read and write those pages, as in `free_behind`.
+        Plans in flight may still read and write those pages, as in `free_behind_windows`.
         """
         row, rows = request.row, self.rows
         planned = int(rows.planned[row])
@@ -182,15 +186,15 @@ class Lane:
         for page_hash in record.saved:
             self.host.forget(page_hash)
 
-    def save(self, request: Request, moved: Sequence[int]) -> list[tuple[int, int, bytes]]:
+    def save(self, request: Request, num_written: int) -> list[tuple[int, int, bytes]]:
         """Room in host memory for the named pages of a running request: page, host page, hash.
 
-        `moved` are the host pages that this plan writes already, which may not be lost again.
+        `num_written` host pages this plan writes already, which may not be lost again.
         """
         saves: list[tuple[int, int, bytes]] = []
         table = self.rows.pages[request.row]
         for page_idx, page_hash in enumerate(request.page_hashes[: len(table)]):
-            if len(moved) + len(saves) >= self.host.num_slots:
+            if num_written + len(saves) >= self.host.num_slots:
                 break
             page = table[page_idx]
             # Only those that it alone holds: what others share stays on the device.

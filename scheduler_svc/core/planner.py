@@ -45,21 +45,20 @@ def plan_step(
         lane.expected_share = next_share(lane.expected_share, has_preempted=draft.has_preempted)
         if draft.chunks or len(decode):
             plan = commit(draft, decode)
-            if lane.info.window:
-                _free_behind(lane)
+            lane.free_behind_windows()
             return plan
         # A preemption alone changes no table of the worker. Pages go to the best first and victims are the worst, so
         # whoever got a page still decodes.
         assert not draft.appends
         if not is_starved or lane.in_flight:
-            for page_hash in draft.saved:
+            for _, _, page_hash in draft.saves:
                 lane.host.forget(page_hash)  # no plan carries it there
             return None
         # Prompts under way, all of them, wait for pages of one another.
         draft.preempt(max(lane.rows.requests_at(lane.rows.seated()), key=victim_key))
-        saves, saved = draft.saves, draft.saved
+        saves = draft.saves
         draft = _draft(lane, book, frontend_idx, counters, now)
-        draft.saves, draft.saved = saves, saved
+        draft.saves = saves
 
 
 def _draft(lane: Lane, book: RequestBook, frontend_idx: Callable[[str], int], counters: Counters, now: float) -> Draft:
@@ -100,15 +99,6 @@ def _decide(
     return decode, is_starved
 
 
-def _free_behind(lane: Lane) -> None:
-    """Frees the pages that no row will read again."""
-    rows, window, page_size = lane.rows, lane.info.window, lane.info.page_size
-    seated = rows.seated()
-    seen = np.minimum((rows.planned[seated] - window + 1) // page_size, rows.num_pages[seated])
-    for row in seated[seen > np.maximum(rows.held_from[seated], lane.sink_pages)].tolist():
-        lane.free_behind(row)
-
-
 def _logit_room(lane: Lane, book: RequestBook) -> LogitRoom:
     """What a step has for prompt logprobs. No admission and no preemption of the step changes the sum of rows."""
     may_sample = min(lane.info.max_rows, lane.rows.num_seated + book.num_waiting)
@@ -142,24 +132,22 @@ def _grow_decoding(draft: Draft, decode: npt.NDArray[np.int64]) -> npt.NDArray[n
 def _continue_chunks(draft: Draft, chunking: npt.NDArray[np.int64]) -> bool:
     """Chunks of prompts under way, best first; True where one got no pages."""
     lane, align = draft.lane, draft.lane.info.chunk_align
-    starved = False
     for request in sorted(lane.rows.requests_at(chunking), key=queue_key):
         row, planned = request.row, int(lane.rows.planned[request.row])
         count = chunk_tokens(remaining=int(lane.rows.known[row]) - planned, budget=draft.budget, align=align)
         if count == 0:
             # A prompt under way that got nothing keeps newcomers out too: first come, first served.
             draft.budget = 0
-            return starved
+            return False
         if request.prompt_logprobs_from:
             count = draft.room.cut(request, planned, count, align)
         if count and not draft.grow(row, planned + count):
             # With a window pages come chunk by chunk, and others may have taken them.
             room = (int(lane.rows.num_pages[row]) + lane.pool.num_unused) * lane.info.page_size - planned
             count = min(count, room // align * align)
-            starved |= count <= 0 or not draft.grow(row, planned + count)
-            if starved:
+            if count <= 0 or not draft.grow(row, planned + count):
                 draft.budget = 0
                 return True
         if count:  # else it waits for logits, which nobody else does
             draft.chunk(row, planned, count)
-    return starved
+    return False

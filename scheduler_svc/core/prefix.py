@@ -8,7 +8,7 @@ one position is left to compute.
 With a window only what the first computed position sees must be kept: the sink pages and those of the window.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from scheduler_svc.core.host_pool import HostPage
@@ -26,6 +26,16 @@ class Beginning:
     first_position: int
     pages: tuple[int | HostPage | None, ...] = ()
     fork: tuple[int, int] | None = None
+
+    @property
+    def shared(self) -> list[int]:
+        """Pages of the lane."""
+        return [page for page in self.pages if isinstance(page, int)]
+
+    @property
+    def num_loaded(self) -> int:
+        """Pages that come from host memory, each into a page of the lane."""
+        return sum(isinstance(page, HostPage) for page in self.pages)
 
 
 FROM_ZERO = Beginning(first_position=0)
@@ -64,7 +74,7 @@ def _forked(
             under_way = True
         elif row not in newly_seated and rows.held_from[row] <= max(seen, lane.sink_pages):
             table = rows.pages[row]
-            pages = tuple(table[i] if i < lane.sink_pages or i >= seen else None for i in range(full))
+            pages = _that_are_seen(lane, table[:full], last)
             return Beginning(first_position=last, pages=pages, fork=(table[full], rest) if rest else None)
     return None if under_way else FROM_ZERO
 
@@ -103,9 +113,16 @@ def _kept_in_window(lane: Lane, request: Request, limit: int) -> Beginning:
             best = end
     if not best:
         return FROM_ZERO
-    seen = lane.first_seen_page(best * page_size)
-    pages = tuple(found[i] if i < lane.sink_pages or i >= seen else None for i in range(best))
-    return Beginning(first_position=best * page_size, pages=pages)
+    first = best * page_size
+    return Beginning(first_position=first, pages=_that_are_seen(lane, found[:best], first))
+
+
+def _that_are_seen(
+    lane: Lane, pages: Sequence[int | HostPage | None], position: int
+) -> tuple[int | HostPage | None, ...]:
+    """Without those that no position from this one on reads."""
+    seen = lane.first_seen_page(position)
+    return tuple(page if i < lane.sink_pages or i >= seen else None for i, page in enumerate(pages))
 
 
 def find(lane: Lane, request: Request, page_idx: int) -> int | HostPage | None:

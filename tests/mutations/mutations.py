@@ -33,8 +33,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "a-reference-not-taken",
         "a shared page is not counted for who shares it",
         "draft",
-        "        for page in shared:\n            lane.pool.share(page)\n",
-        "        for page in shared:\n            lane.pool.references(page) or lane.pool.share(page)\n",
+        "        for page in begin.shared:\n            lane.pool.share(page)\n",
+        "        for page in begin.shared:\n            lane.pool.references(page) or lane.pool.share(page)\n",
     ),
     _core(
         "an-indexed-page-handed-out-and-still-named",
@@ -216,7 +216,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "host-page-lost-within-a-plan",
         "a plan saves two pages to one host page",
         "lane",
-        "            if len(moved) + len(saves) >= self.host.num_slots:\n                break\n",
+        "            if num_written + len(saves) >= self.host.num_slots:\n                break\n",
         "",
     ),
     _core(
