@@ -57,7 +57,7 @@ def admit(draft: Draft, suspects: Collection[int], rivals: Sequence[Lane], polic
         if begin is None or routing.is_better_elsewhere(lane, request, begin, in_time, left):
             chooser.skip(request)
             continue
-        count = _first_chunk(draft, request, begin)
+        count = _first_chunk(draft, request, begin, policy)
         if count == 0:
             return
         pages, unused = _pages_needed(lane, request, begin, count), lane.pool.num_unused
@@ -90,7 +90,7 @@ def admit_alone(draft: Draft, request: Request) -> int:
     lane, info = draft.lane, draft.lane.info
     if not lane.rows.num_free or request.late_plans or not routing.fits(info, request):
         return 0
-    count = _chunk_with_pages(lane, request, FROM_ZERO, info.token_budget)
+    count = _chunk_with_pages(lane, request, FROM_ZERO, info.token_budget, 0)
     if _pages_needed(lane, request, FROM_ZERO, count) > lane.pool.num_unused:
         return 0
     return draft.seat(request, FROM_ZERO, _end_of_pages(lane, request, FROM_ZERO, count))
@@ -112,24 +112,27 @@ def _is_blocked(lane: Lane, head: Request) -> bool:
     return blocked.num_seated == lane.rows.num_seated and lane.step < blocked.step + _LOOK_AGAIN_STEPS
 
 
-def _first_chunk(draft: Draft, request: Request, begin: Beginning) -> int:
+def _first_chunk(draft: Draft, request: Request, begin: Beginning, policy: Policy) -> int:
     """Positions that the request would compute in this step; 0: the budget has no room for it."""
+    lane = draft.lane
     remaining = request.known - begin.first_position
     if remaining == 1:
         return 1
-    count = _chunk_with_pages(draft.lane, request, begin, draft.budget)
+    to_spare = pages_to_spare(policy.admission, lane.rows, lane.info, lane.expected_share) if lane.info.window else 0
+    count = _chunk_with_pages(lane, request, begin, draft.budget, to_spare)
     if count and request.prompt_logprobs_from:
-        count = draft.room.cut(request, begin.first_position, count, draft.lane.info.chunk_align)
+        count = draft.room.cut(request, begin.first_position, count, lane.info.chunk_align)
     return count
 
 
-def _chunk_with_pages(lane: Lane, request: Request, begin: Beginning, budget: int) -> int:
-    """Positions of a first chunk that the budget, and with a window the unused pages, have room for."""
+def _chunk_with_pages(lane: Lane, request: Request, begin: Beginning, budget: int, to_spare: int) -> int:
+    """Positions of a first chunk that the budget, and with a window the unused pages but those, have room for."""
     align = lane.info.chunk_align
     count = chunk_tokens(remaining=request.known - begin.first_position, budget=budget, align=align)
     if lane.info.window:
-        # Its pages come chunk by chunk, so that a text may be longer than the pool.
-        pages = len(begin.pages) + lane.pool.num_unused - _num_unheld(lane, begin) - begin.num_loaded
+        # Its pages come chunk by chunk, so that a text may be longer than the pool; one that took all that is unused
+        # would wait for the last of those who run.
+        pages = len(begin.pages) + lane.pool.num_unused - _num_unheld(lane, begin) - begin.num_loaded - to_spare
         count = min(count, max(0, pages * lane.info.page_size - begin.first_position) // align * align or count)
     return count
 

@@ -6,6 +6,7 @@ Pages have four tokens, the window is six where nothing else is said: position p
 import pytest
 
 from scheduler_svc.core.lane import Lane
+from scheduler_svc.core.scheduler import CoreConfig
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
 from tests.scheduler_svc.core.orders import beginnings, chunks, flush, load, starts
@@ -122,6 +123,19 @@ def test_many_long_texts_share_a_pool_that_none_of_them_fits(num_pages: int, sin
     world.run()
     world.check_all_ended()
     assert [len(stream.tokens) for stream in world.streams.values()] == [30] * 4
+
+
+def test_a_first_chunk_leaves_what_those_who_run_may_take() -> None:
+    """Ten pages, a row holds three. A chunk as large as what is unused would leave nothing, and so not get in."""
+    world = World(shape(num_pages=11, max_rows=4), CoreConfig(plans_in_flight=1))
+    for first in (0, 100):
+        world.submit(text(40, first), max_new_tokens=40, ignore_eos=True)
+    for _ in range(8):
+        world.step()
+    assert world.core.counters.preemptions == 0
+    assert lane(world).rows.num_seated == 2
+    world.run()
+    world.check_all_ended()
 
 
 def test_what_even_a_window_does_not_fit_is_refused_with_the_arithmetic() -> None:
