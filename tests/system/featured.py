@@ -5,8 +5,8 @@ Owns the random choice, and the client's keywords for an Ask. Knows nothing of p
 
 import random
 import threading
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from client import Client
@@ -17,6 +17,7 @@ from tests.rigs.transcript import Transcript
 from tests.system.asks import Ask
 
 PATIENCE_SECONDS = 60.0
+MAX_STREAMS = 128
 
 
 def random_featured(
@@ -78,16 +79,27 @@ def keywords(ask: Ask) -> GenerateOptions:
 
 
 class Reading:
-    """Streams that were started together, each read by a thread."""
+    """Streams that run at the same time, each read by a thread."""
 
-    def __init__(self, client: Client, asks: Sequence[Ask]) -> None:
-        self._asks = asks
-        self.streams = [client.generate(ask.prompt, timeout=PATIENCE_SECONDS, **keywords(ask)) for ask in asks]
+    def __init__(self, client: Client, asks: Iterable[Ask]) -> None:
+        self._client = client
+        self._asks: list[Ask] = []
+        self.streams: list[GenerateStream] = []
         self._num_tokens = 0
         self._num_ended = 0
         self._changed = threading.Condition()
-        self._pool = ThreadPoolExecutor(max_workers=len(asks))
-        self._tasks = [self._pool.submit(self._read, stream) for stream in self.streams]
+        self._pool = ThreadPoolExecutor(max_workers=MAX_STREAMS)
+        self._tasks: list[Future[Transcript]] = []
+        self.start(asks)
+
+    def start(self, asks: Iterable[Ask]) -> None:
+        """More of them."""
+        asks = list(asks)
+        streams = [self._client.generate(ask.prompt, timeout=PATIENCE_SECONDS, **keywords(ask)) for ask in asks]
+        self._asks += asks
+        self.streams += streams
+        assert len(self.streams) <= MAX_STREAMS
+        self._tasks += [self._pool.submit(self._read, stream) for stream in streams]
 
     def _read(self, stream: GenerateStream) -> Transcript:
         transcript = Transcript()

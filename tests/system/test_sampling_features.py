@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 
@@ -105,22 +106,23 @@ def test_a_worker_killed_again_and_again(rig: Rig) -> None:
     caller = rig.caller(scheduler)
     caller.wait_serving()
     workers += [rig.worker(*SHAPE), rig.worker(*SHAPE)]
-    asks = random_featured(14, seed=5, prompts=(1, 200), outputs=(300, 400))
+    asks = iter(random_featured(100, seed=5, prompts=(1, 200), outputs=(300, 400)))
     with Client(scheduler.address) as client:
-        reading = Reading(client, asks)
+        reading = Reading(client, islice(asks, 14))
         for number in range(NUM_KILLS):
             # The first ones while prompts are computed, before their logprobs are told.
             if number > 3:
                 reading.wait_more(rng.randrange(1, 300))
             time.sleep(rng.random() * 0.01)
-            assert reading.num_running >= 4, "the kills are to hit streams that run"
+            # However fast they run: the kills are to hit streams.
+            reading.start(islice(asks, max(0, 6 - reading.num_running)))
             rig.kill_serving(caller, workers)
             workers.append(rig.worker(*SHAPE))
         reading.check()
         load = caller.wait_idle()
     assert load.lane_resets >= NUM_KILLS
     met = [stream.summary.timing.worker_changes for stream in reading.streams if stream.summary]
-    assert sum(changes >= NUM_KILLS // 3 for changes in met) >= 4, met
+    assert sum(met) >= NUM_KILLS, met
     assert scheduler.terminate() == 0
     rig.check_record(record)
 

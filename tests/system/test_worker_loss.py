@@ -52,25 +52,32 @@ def test_fifty_kills_at_random_moments_change_no_stream(rig: Rig) -> None:
     caller = rig.caller(scheduler)
     caller.wait_serving()
     workers += [rig.worker(*SHAPE), rig.worker(*SHAPE)]
-    asks = random_asks(16, seed=6, prompts=(1, 60), outputs=(850, 950))
-    streams = [caller.generate(ask.request()) for ask in asks]
+    asks = random_asks(100, seed=6, prompts=(1, 60), outputs=(850, 950))
+    streams = [caller.generate(ask.request()) for ask in asks[:16]]
     for _ in range(NUM_KILLS):
         # Mostly in the middle of decoding, at times while the known tokens are being computed again.
         if rng.random() < 0.8:
             _wait_total(streams, _total(streams) + rng.randrange(1, 150))
         time.sleep(rng.random() * 0.004)
-        assert sum(not stream.ended for stream in streams) >= 8, "the kills are to hit streams that run"
+        # However fast they run: the kills are to hit streams.
+        num_missing = 8 - sum(not stream.ended for stream in streams)
+        if num_missing > 0:
+            more = asks[len(streams) : len(streams) + num_missing]
+            streams += [caller.generate(ask.request()) for ask in more]
         rig.kill_serving(caller, workers)
         workers.append(rig.worker(*SHAPE))
     transcripts = [stream.result(60) for stream in streams]
-    for ask, transcript in zip(asks, transcripts, strict=True):
+    for ask, transcript in zip(asks, transcripts, strict=False):
         ask.check(transcript)
     load = caller.wait_idle()
     assert load.lane_resets >= NUM_KILLS
     changes = [transcript.summary.timing.worker_changes for transcript in transcripts]
-    # All sixteen have rows from the start; a kill before a worker had seated one does not count for it.
-    assert all(NUM_KILLS // 3 <= changed <= load.lane_resets for changed in changes), changes
-    assert all(transcript.summary.usage.recomputed_tokens > 0 for transcript in transcripts)
+    # Each kill is of one worker of three; one before it had seated anybody counts for none.
+    assert sum(changes) >= NUM_KILLS, changes
+    assert max(changes) <= load.lane_resets
+    recomputed = [transcript.summary.usage.recomputed_tokens for transcript in transcripts]
+    assert sum(recomputed) > 0
+    assert not any(tokens for tokens, changed in zip(recomputed, changes, strict=True) if not changed)
     # What the core was told, told again, gives the same effects.
     assert scheduler.terminate() == 0
     rig.check_record(record)
