@@ -13,7 +13,8 @@ def corrupt(rng: random.Random, result: pb.StepResult, *, vocab_size: int) -> No
             # Without a failed step before it.
             result.status = pb.STEP_STATUS_SKIPPED
         case "step":
-            result.step += 1
+            # Not the next: a copy of what the core has heard, so stamped, is what that step might have said.
+            result.step += 2
         case "generation":
             result.generation += 1
         case "short":
