@@ -90,7 +90,7 @@ def admit_alone(draft: Draft, request: Request) -> int:
     lane, info = draft.lane, draft.lane.info
     if not lane.rows.num_free or request.late_plans or not routing.fits(info, request):
         return 0
-    count = _chunk_with_pages(lane, request, FROM_ZERO, info.token_budget, 0)
+    count = _chunk_with_pages(lane, request, FROM_ZERO, info.token_budget, to_spare=0)
     if _pages_needed(lane, request, FROM_ZERO, count) > lane.pool.num_unused:
         return 0
     return draft.seat(request, FROM_ZERO, _end_of_pages(lane, request, FROM_ZERO, count))
@@ -119,13 +119,13 @@ def _first_chunk(draft: Draft, request: Request, begin: Beginning, policy: Polic
     if remaining == 1:
         return 1
     to_spare = pages_to_spare(policy.admission, lane.rows, lane.info, lane.expected_share) if lane.info.window else 0
-    count = _chunk_with_pages(lane, request, begin, draft.budget, to_spare)
+    count = _chunk_with_pages(lane, request, begin, draft.budget, to_spare=to_spare)
     if count and request.prompt_logprobs_from:
         count = draft.room.cut(request, begin.first_position, count, lane.info.chunk_align)
     return count
 
 
-def _chunk_with_pages(lane: Lane, request: Request, begin: Beginning, budget: int, to_spare: int) -> int:
+def _chunk_with_pages(lane: Lane, request: Request, begin: Beginning, budget: int, *, to_spare: int) -> int:
     """Positions of a first chunk that the budget, and with a window the unused pages but those, have room for."""
     align = lane.info.chunk_align
     count = chunk_tokens(remaining=request.known - begin.first_position, budget=budget, align=align)

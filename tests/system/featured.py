@@ -85,8 +85,8 @@ class Reading:
         self._client = client
         self._asks: list[Ask] = []
         self.streams: list[GenerateStream] = []
+        self._ended: set[GenerateStream] = set()
         self._num_tokens = 0
-        self._num_ended = 0
         self._changed = threading.Condition()
         self._pool = ThreadPoolExecutor(max_workers=MAX_STREAMS)
         self._tasks: list[Future[Transcript]] = []
@@ -112,19 +112,20 @@ class Reading:
             return transcript
         finally:
             with self._changed:
-                self._num_ended += 1
+                self._ended.add(stream)
                 self._changed.notify_all()
 
     @property
-    def num_running(self) -> int:
-        return len(self.streams) - self._num_ended
+    def running(self) -> list[GenerateStream]:
+        """In the order in which they were started."""
+        return [stream for stream in self.streams if stream not in self._ended]
 
     def wait_more(self, num_tokens: int) -> None:
         """Until so many more tokens have come, or all have ended."""
         with self._changed:
             due = self._num_tokens + num_tokens
-            self._changed.wait_for(lambda: self._num_tokens >= due or not self.num_running, PATIENCE_SECONDS)
-            assert self._num_tokens >= due or not self.num_running, f"{self._num_tokens} tokens of {due}"
+            self._changed.wait_for(lambda: self._num_tokens >= due or not self.running, PATIENCE_SECONDS)
+            assert self._num_tokens >= due or not self.running, f"{self._num_tokens} tokens of {due}"
 
     def check(self) -> None:
         """All of them, whole, against the oracle; and what the client gathered of each is the same."""

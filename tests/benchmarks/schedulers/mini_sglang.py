@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from tests.benchmarks.schedulers.fakes import fake, fake_missing, package
+from tests.benchmarks.schedulers.steady import steady_steps
 
 _VOCAB_SIZE, _EOS = 32_000, 2
 # Its default.
@@ -105,7 +106,7 @@ class Peer:
         self._inputs_ns = time.process_time_ns() - begun
         return prepared
 
-    def _step(self) -> tuple[float, float, int]:
+    def _step(self) -> tuple[dict[str, float], int]:
         self._next_tokens = self._tokens(self._num_rows)
         begun = time.process_time_ns()
         forward_input = self._scheduler._schedule_next_batch()
@@ -113,19 +114,13 @@ class Peer:
         self._scheduler._process_last_data(data)
         spent = time.process_time_ns() - begun
         batch = forward_input.batch
-        return spent / 1e3, (spent - self._inputs_ns) / 1e3, batch.size if batch.is_decode else 0
+        figures = {"step_us": spent / 1e3, "without_inputs_us": (spent - self._inputs_ns) / 1e3}
+        return figures, batch.size if batch.is_decode else 0
 
     def run(self, variant: str, times: int) -> dict[str, list[float]]:
         """Microseconds of process CPU time of so many decode steps."""
-        us: list[float] = []
-        without_inputs: list[float] = []
         with torch.inference_mode():
-            for _ in range(times):
-                spent, without, num_decoding = self._step()
-                assert num_decoding == self._num_rows
-                us.append(spent)
-                without_inputs.append(without)
-        return {"step_us": us, "without_inputs_us": without_inputs}
+            return steady_steps(self._step, self._num_rows, times)
 
 
 class _Output(tuple[Any, ...]):

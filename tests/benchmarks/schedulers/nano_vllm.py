@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from tests.benchmarks.schedulers.fakes import fake, package
+from tests.benchmarks.schedulers.steady import steady_steps
 
 _VOCAB_SIZE, _EOS = 32_000, 2
 _BLOCK = 256
@@ -49,18 +50,14 @@ class Peer:
     def _tokens(self, count: int) -> list[int]:
         return [self._random.randrange(_EOS + 1, _VOCAB_SIZE) for _ in range(count)]
 
-    def _step(self) -> tuple[float, int]:
+    def _step(self) -> tuple[dict[str, float], int]:
         tokens = self._tokens(self._num_rows)
         begun = time.process_time_ns()
         sequences, is_prefill = self._scheduler.schedule()
         self._scheduler.postprocess(sequences, tokens, is_prefill)
-        return (time.process_time_ns() - begun) / 1e3, 0 if is_prefill else len(sequences)
+        us = (time.process_time_ns() - begun) / 1e3
+        return {"step_us": us}, 0 if is_prefill else len(sequences)
 
     def run(self, variant: str, times: int) -> dict[str, list[float]]:
         """Microseconds of process CPU time of so many decode steps."""
-        us: list[float] = []
-        for _ in range(times):
-            spent, num_decoding = self._step()
-            assert num_decoding == self._num_rows
-            us.append(spent)
-        return {"step_us": us}
+        return steady_steps(self._step, self._num_rows, times)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.schedulers.fakes import fake_missing
+from tests.benchmarks.schedulers.steady import steady_steps
 
 _VOCAB_SIZE, _EOS = 32_000, 2
 # Its default on CUDA.
@@ -85,8 +86,7 @@ class Peer:
     def _tokens(self, count: int) -> list[int]:
         return [self._random.randrange(_EOS + 1, _VOCAB_SIZE) for _ in range(count)]
 
-    def _step(self) -> tuple[float, int]:
-        """Microseconds, and the rows that decoded."""
+    def _step(self) -> tuple[dict[str, float], int]:
         begun = time.process_time_ns()
         while len(self._in_flight) < self._most_in_flight:
             self._in_flight.append(self._scheduler.schedule())
@@ -101,16 +101,12 @@ class Peer:
         begun = time.process_time_ns()
         self._scheduler.update_from_output(order, output)
         spent += time.process_time_ns() - begun
-        return spent / 1e3, order.scheduled_cached_reqs.num_reqs if order.total_num_scheduled_tokens == len(ids) else 0
+        num_decoding = order.scheduled_cached_reqs.num_reqs if order.total_num_scheduled_tokens == len(ids) else 0
+        return {"step_us": spent / 1e3}, num_decoding
 
     def run(self, variant: str, times: int) -> dict[str, list[float]]:
         """Microseconds of process CPU time of so many decode steps."""
-        us: list[float] = []
-        for _ in range(times):
-            spent, num_decoding = self._step()
-            assert num_decoding == self._num_rows
-            us.append(spent)
-        return {"step_us": us}
+        return steady_steps(self._step, self._num_rows, times)
 
 
 def _config(num_rows: int, longest: int) -> Any:

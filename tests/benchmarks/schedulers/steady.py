@@ -1,0 +1,17 @@
+"""The loop that every peer is measured in. Owns nothing."""
+
+from collections.abc import Callable
+
+
+def steady_steps(step: Callable[[], tuple[dict[str, float], int]], num_rows: int, times: int) -> dict[str, list[float]]:
+    """Series of what so many steps tell of themselves, beside the rows that decoded.
+
+    Raises AssertionError where one did not decode all rows.
+    """
+    series: dict[str, list[float]] = {}
+    for _ in range(times):
+        figures, num_decoding = step()
+        assert num_decoding == num_rows
+        for key, value in figures.items():
+            series.setdefault(key, []).append(value)
+    return series
