@@ -38,7 +38,7 @@ from gpu_worker.windows import with_window
 
 log = logging.getLogger(__name__)
 
-PROTOCOL = 3
+PROTOCOL = 4
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 

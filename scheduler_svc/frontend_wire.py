@@ -38,8 +38,8 @@ _REASON = {
 _FAILURE = {
     fx.FailureCode.INTERNAL: pb.FAILURE_CODE_INTERNAL,
     fx.FailureCode.DEADLINE: pb.FAILURE_CODE_DEADLINE,
-    fx.FailureCode.TOO_LARGE: pb.FAILURE_CODE_TOO_LARGE,
     fx.FailureCode.SHUTDOWN: pb.FAILURE_CODE_SHUTDOWN,
+    fx.FailureCode.NO_WORKER: pb.FAILURE_CODE_NO_WORKER,
 }
 
 

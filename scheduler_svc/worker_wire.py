@@ -12,7 +12,7 @@ from scheduler_svc.core import events as ev
 from scheduler_svc.core.plan import NOTHING_MOVES, PageMoves, Plan, RowStart
 from scheduler_svc.wire import WireError, array, packed, parsed
 
-PROTOCOL = 3
+PROTOCOL = 4
 
 _STATUS = {
     pb.STEP_STATUS_OK: ev.StepStatus.OK,

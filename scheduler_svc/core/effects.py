@@ -40,8 +40,8 @@ class FailureCode(StrEnum):
 
     INTERNAL = "internal"
     DEADLINE = "deadline"
-    TOO_LARGE = "too large"
     SHUTDOWN = "shutdown"
+    NO_WORKER = "no worker"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -246,7 +246,7 @@ class Scheduler:
                     f"the worker that joined is smaller than the one before it: prompt and max_new_tokens make {total} "
                     f"tokens; the limit is {min(most.max_length, most.usable_pages * most.page_size)}"
                 )
-                self._end(request, now, failure=fx.Failure(code=fx.FailureCode.TOO_LARGE, message=message))
+                self._end(request, now, failure=fx.Failure(code=fx.FailureCode.NO_WORKER, message=message))
 
     def _on_worker_lost(self, event: ev.WorkerLost, now: float) -> list[fx.Effect]:
         return self._lanes.close(event.worker, event.reason, now) if event.worker in self.lanes else []

@@ -108,9 +108,7 @@ def from_failure(failure: frontend_pb2.Failure, request_id: str) -> Refusal:
     match failure.code:
         case frontend_pb2.FAILURE_CODE_DEADLINE:
             return Refusal(grpc.StatusCode.DEADLINE_EXCEEDED, message, info)
-        case frontend_pb2.FAILURE_CODE_TOO_LARGE:
-            return Refusal(grpc.StatusCode.FAILED_PRECONDITION, message, info)
-        case frontend_pb2.FAILURE_CODE_SHUTDOWN:
+        case frontend_pb2.FAILURE_CODE_SHUTDOWN | frontend_pb2.FAILURE_CODE_NO_WORKER:
             return not_ready(message)
         case _:
             return Refusal(grpc.StatusCode.INTERNAL, message, info)

@@ -62,7 +62,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [*command, "--wheel-dir", str(folder), str(source)], capture_output=True, text=True, check=False
     )
     assert built.returncode == 0, built.stdout + built.stderr
-    (path,) = folder.glob("tandem-*.whl")
+    (path,) = folder.glob("tandem_inference-*.whl")
     return path
 
 

@@ -191,7 +191,7 @@ def test_join_says_what_was_set_and_measured(tmp_path: Path, device: torch.devic
     )
     worker = start(settings)
     join = worker.join
-    assert (join.protocol, join.window, join.sink_tokens, join.host_pages) == (3, window, sinks, 5)
+    assert (join.protocol, join.window, join.sink_tokens, join.host_pages) == (4, window, sinks, 5)
     assert join.max_length > join.num_pages * join.page_size
     assert 0 < join.page_copy_us < 1e6
     assert 0 < join.token_us < 1e6

@@ -47,7 +47,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--exit-with-parent", action="store_true")
     parser.add_argument("--model", default="checking")
     parser.add_argument("--identity", help="default: a hash of what is served")
-    parser.add_argument("--protocol", type=int, default=3)
+    parser.add_argument("--protocol", type=int, default=4)
     shape = Shape()
     for name in _SHAPE_FLAGS:
         default = getattr(shape, name)

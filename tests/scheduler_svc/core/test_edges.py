@@ -392,7 +392,7 @@ def test_a_smaller_worker_ends_what_it_cannot_run() -> None:
     end = world.streams[big].end
     assert end is not None
     assert end.failure is not None
-    assert end.failure.code is fx.FailureCode.TOO_LARGE
+    assert end.failure.code is fx.FailureCode.NO_WORKER
     assert len(world.streams[small].tokens) == 4
 
 

@@ -440,7 +440,7 @@ def test_a_small_worker_that_comes_alone_ends_what_it_can_never_run() -> None:
     fleet.join_as(SMALL)
     failure = fleet.end(long).failure
     assert failure is not None
-    assert failure.code is fx.FailureCode.TOO_LARGE
+    assert failure.code is fx.FailureCode.NO_WORKER
     assert failure.message.endswith("prompt and max_new_tokens make 70 tokens; the limit is 40")
     fleet.check_empty()
 

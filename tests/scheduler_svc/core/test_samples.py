@@ -188,7 +188,7 @@ def test_a_smaller_worker_ends_every_sample() -> None:
     world.shape = Shape(max_length=64)
     world.join()
     failures = [world.end(number).failure for number in (1, 2)]
-    assert [failure and failure.code for failure in failures] == [fx.FailureCode.TOO_LARGE] * 2
+    assert [failure and failure.code for failure in failures] == [fx.FailureCode.NO_WORKER] * 2
 
 
 def test_samples_survive_preemption_and_a_lost_worker() -> None:

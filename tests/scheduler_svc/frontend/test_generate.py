@@ -216,7 +216,7 @@ def test_rejections_become_statuses(run: Callable[..., None]):
 FAILED = [
     ("INTERNAL", grpc.StatusCode.INTERNAL),
     ("DEADLINE", grpc.StatusCode.DEADLINE_EXCEEDED),
-    ("TOO_LARGE", grpc.StatusCode.FAILED_PRECONDITION),
+    ("NO_WORKER", grpc.StatusCode.UNAVAILABLE),
     ("SHUTDOWN", grpc.StatusCode.UNAVAILABLE),
 ]
 
