@@ -112,9 +112,16 @@ def model_info(message: control_pb2.GetModelInfoResponse) -> ModelInfo:
 def load(message: control_pb2.GetLoadResponse) -> Load:
     """The value of GetLoad's answer."""
     values: dict[str, Any] = {
-        field.name: getattr(message, field.name) for field in fields(Load) if field.name != "per_worker"
+        field.name: getattr(message, field.name)
+        for field in fields(Load)
+        if field.name not in ("per_worker", "worker_lost_seconds")
     }
-    return Load(**values, per_worker=tuple(_flat(WorkerLoad, worker) for worker in message.per_worker))
+    lost = message.HasField("worker_lost_seconds")
+    return Load(
+        **values,
+        worker_lost_seconds=message.worker_lost_seconds if lost else None,
+        per_worker=tuple(_flat(WorkerLoad, worker) for worker in message.per_worker),
+    )
 
 
 def abort_outcomes(message: control_pb2.AbortResponse) -> dict[str, AbortOutcome]:

@@ -172,18 +172,20 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLoad:
-    """How busy one worker is."""
+    """The load of one worker."""
 
     pid: int
     running: int
     pages_used: int
     pages_cached: int
     pages_total: int
+    # For people: "cpu", "cuda:0 NVIDIA H200".
+    device: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """How busy the service is."""
+    """The service's load: requests, pages and workers; and whether it serves."""
 
     running: int
     waiting: int
@@ -206,6 +208,11 @@ class Load:
     host_pages_used: int
     host_pages_total: int
     per_worker: tuple[WorkerLoad, ...]
+    # Why the service does not serve, one sentence; empty while it serves.
+    not_serving: str
+    # Seconds since a worker was last lost, and why; None and empty if none was lost.
+    worker_lost_seconds: float | None
+    worker_lost_reason: str
 
     @property
     def hit_rate(self) -> float:
