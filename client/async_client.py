@@ -158,7 +158,7 @@ class AsyncClient:
         return Tries(retries_left=self._max_retries, timeout=timeout)
 
     def _watch(self, timeout: float | None) -> AsyncIterable[health_pb2.HealthCheckResponse]:
-        return self._stubs.health.Watch(health_pb2.HealthCheckRequest(), timeout=timeout, wait_for_ready=True)
+        return self._stubs.health.Watch(health_pb2.HealthCheckRequest(), timeout=timeout)
 
     async def _call(
         self,

@@ -143,7 +143,7 @@ class Client:
         return Tries(retries_left=self._max_retries, timeout=timeout)
 
     def _watch(self, timeout: float | None) -> Iterable[health_pb2.HealthCheckResponse]:
-        return self._health.Watch(health_pb2.HealthCheckRequest(), timeout=timeout, wait_for_ready=True)
+        return self._health.Watch(health_pb2.HealthCheckRequest(), timeout=timeout)
 
     def _call(
         self,
