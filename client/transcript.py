@@ -28,7 +28,7 @@ class Sample:
 
     def __repr__(self) -> str:
         state = f"ended by {self.finished.reason}" if self.finished else "running"
-        return f"<Sample {self.idx} {state}, {self.num_tokens} tokens>"
+        return f"<Sample {self.idx} {state}, {_tokens(self.num_tokens)}>"
 
     @property
     def text(self) -> str:
@@ -81,9 +81,9 @@ class Transcript:
             state = "closed"
         else:
             state = "running" if self.accepted else "not accepted yet"
-        num_tokens = sum(sample.num_tokens for sample in self.samples)
         # Tokens that come without their ids are counted at a sample's end.
-        counted = f", {num_tokens} tokens" if self._with_ids or self.summary else ""
+        counts = self._with_ids or self.summary is not None
+        counted = f", {_tokens(sum(sample.num_tokens for sample in self.samples))}" if counts else ""
         return f"<{name}{request_id} {state}{counted}>"
 
     def absorb(self, message: inference_pb2.GenerateResponse) -> Delta | None:
@@ -144,3 +144,7 @@ class Transcript:
                     f" {num_logprobs} belong there"
                 )
         sample.add(delta)
+
+
+def _tokens(count: int) -> str:
+    return f"{count} token{'' if count == 1 else 's'}"

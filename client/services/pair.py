@@ -65,7 +65,7 @@ class ServicePair:
         """Returns the address once the running scheduler serves there and the running worker serves it."""
         while True:
             address = await self.listening()
-            async with AsyncClient(address) as client:
+            async with AsyncClient(address, max_retries=0) as client:
                 while self._address == address:
                     self._down.clear()
                     if await self._serves(client) and not self._down.is_set():

@@ -17,8 +17,8 @@ def test_a_stream_shows_its_request_state_and_tokens(service: FakeService, clien
     with client.generate("hi", request_id="req-7") as stream:
         assert repr(stream) == "<GenerateStream not accepted yet, 0 tokens>"
         next(stream)
-        assert repr(stream) == "<GenerateStream req-7 running, 1 tokens>"
-        assert repr(stream.samples) == "(<Sample 0 running, 1 tokens>,)"
+        assert repr(stream) == "<GenerateStream req-7 running, 1 token>"
+        assert repr(stream.samples) == "(<Sample 0 running, 1 token>,)"
         for _ in stream:
             pass
         assert repr(stream) == "<GenerateStream req-7 ended, 3 tokens>"
@@ -40,7 +40,7 @@ def test_an_async_stream_shows_the_same(service: FakeService) -> None:
 
     assert asyncio.run(read()) == [
         "<AsyncGenerateStream not accepted yet, 0 tokens>",
-        "<AsyncGenerateStream req-9 running, 1 tokens>",
+        "<AsyncGenerateStream req-9 running, 1 token>",
         "<AsyncGenerateStream req-9 running, 3 tokens>",
         "<AsyncGenerateStream req-9 ended, 3 tokens>",
     ]

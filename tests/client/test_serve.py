@@ -133,6 +133,18 @@ def test_a_crash_loop_of_a_worker_that_has_served_goes_on(service: FakeService, 
     assert (code, sum("worker | pid" in line for line in output.lines)) == (0, 9)
 
 
+def test_a_second_interrupt_kills_a_program_that_does_not_stop(service: FakeService, programs: Programs) -> None:
+    programs(scheduler=listens(service, "say('up'); signal.sigwait([signal.SIGUSR1])"), worker=STAYS)
+
+    async def play(output: Output) -> None:
+        await output.until("scheduler | up")
+        os.kill(os.getpid(), signal.SIGINT)
+        await output.until("once more to stop at once")
+
+    code, cause, output = run_serve(service, play)
+    assert (code, cause, output.lines[-1]) == (0, "", "own | stopping at once")
+
+
 @contextmanager
 def serve_process(folder: Path, *flags: str, **options: object) -> Iterator[subprocess.Popen[str]]:
     """The command itself, with the fakes of the folder."""
