@@ -7,7 +7,8 @@ import random
 from collections import deque
 from dataclasses import dataclass, field
 
-# Both programs exit with it when their settings are wrong: the same settings will fail again.
+# Both programs exit with it when their settings are wrong. Settings that once served may meet a port that is taken for
+# a moment, so it means this only before a child has served.
 WRONG_SETTINGS = 2
 
 
@@ -61,10 +62,9 @@ class RestartPolicy:
 
     def decide(self, end: End) -> Restart | GiveUp:
         """What to do about an end. Ends are given in order of time."""
-        if end.status == WRONG_SETTINGS:
-            return GiveUp("", wrong_settings=True)
         if not end.ever_served:
-            return GiveUp(" before it served")
+            wrong_settings = end.status == WRONG_SETTINGS
+            return GiveUp("" if wrong_settings else " before it served", wrong_settings=wrong_settings)
         self._ends.append(end.at)
         while self._ends[0] <= end.at - self.window_seconds:
             self._ends.popleft()
