@@ -93,12 +93,12 @@ def _title(log: StepsLog, summary: Summary) -> str:
         counted(summary.steps, "step"),
         f"{summary.wall_seconds:,.1f} s",
         counted(summary.output_tokens, "output token"),
-        f"{summary.output_tokens_per_second:,.0f} tokens/s",
+        f"{summary.tokens_per_second:,.0f} tokens/s while stepping",
     ]
     if summary.num_workers > 1:
         parts.append(counted(summary.num_workers, "worker"))
-    if summary.resets:
-        parts.append(counted(summary.resets, "lane reset"))
+    if summary.losses:
+        parts.append(summary.losses)
     return "  ·  ".join(parts)
 
 

@@ -13,6 +13,8 @@ from typing import TextIO
 DECODE = "decode"
 STEP_KINDS = ("prefill", DECODE, "mixed")
 RESET, JOINED = "reset", "joined"
+# The cause of a reset whose worker is gone.
+WORKER_LOST = "worker lost"
 KINDS = (*STEP_KINDS, RESET, JOINED)
 NUMBERS = (
     "step",

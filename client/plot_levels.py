@@ -22,9 +22,11 @@ _NONE = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Levels:
-    """What holds up to each x from the one before it, over all lanes that serve there.
+    """The values between each x and the one before it, summed over all lanes that serve there.
 
-    Sequences; percent of the lanes' pages in use, and those kept too; `most_pages` that these lanes had at once.
+    Sequences; percent of the lanes' pages in use, and percent in use or kept; `most_pages` is the largest number of
+    pages that these lanes had at once. Running requests and pages in use end at 0: after the last result of a file no
+    plan is known to be in flight.
     """
 
     running: Band
@@ -71,7 +73,7 @@ def levels_by_time(log: StepsLog, at: Floats, spans: Sequence[LaneSpan]) -> Leve
 
 def _levels(log: StepsLog, moments: _Moments, x: Floats, shown: _Bools | slice) -> Levels:
     # Each is made few points before the next is made: a million lines of all of them take much room.
-    running = banded(x, _ran(moments, np.frombuffer(log.running))[shown])
+    running = _ended(banded(x, _ran(moments, np.frombuffer(log.running))[shown]))
     waiting = banded(x, _waiting(moments, log)[shown])
     used = np.frombuffer(log.pages_used)
     total = _held(moments, np.frombuffer(log.pages_total))[shown]
@@ -80,10 +82,16 @@ def _levels(log: StepsLog, moments: _Moments, x: Floats, shown: _Bools | slice) 
     return Levels(
         running=running,
         waiting=waiting,
-        pages=banded(x, _ran(moments, used)[shown] * percent),
+        pages=_ended(banded(x, _ran(moments, used)[shown] * percent)),
         kept=banded(x, _held(moments, used + np.frombuffer(log.pages_cached))[shown] * percent),
         most_pages=most_pages,
     )
+
+
+def _ended(band: Band) -> Band:
+    """With a last point, at the same x as the one before it, where nothing is left."""
+    low, mean, high = (np.append(values, 0.0) for values in (band.low, band.mean, band.high))
+    return Band(x=np.append(band.x, band.x[-1]), low=low, mean=mean, high=high, is_thinned=band.is_thinned)
 
 
 def _moments_of(log: StepsLog, spans: Sequence[LaneSpan]) -> _Moments:

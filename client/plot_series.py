@@ -125,10 +125,9 @@ def _since(moments: Floats, edges: Floats) -> Floats:
 
 
 def marks_of(log: StepsLog, x: Floats, at: Floats, spans: Sequence[LaneSpan]) -> Marks:
-    """Every lane reset, and the pause after it: until the next step's result.
+    """Every lane reset and how it went on: when another worker joined, or when the lane's next step was done.
 
-    Where several lanes served at once, they are named, the pause is the lane's own (none is told of one that is over),
-    and each that joined after the first step is marked too.
+    If several lanes served at once, the marks name them; each lane that joined after the first step has its own mark.
     """
     kinds, lanes = np.frombuffer(log.kinds, np.uint8), np.frombuffer(log.lane)
     is_step = kinds < len(STEP_KINDS)
@@ -146,7 +145,14 @@ def marks_of(log: StepsLog, x: Floats, at: Floats, spans: Sequence[LaneSpan]) ->
             words.append(f"{name}joined")
             continue
         name += log.causes[i][:_MOST_CAUSE] or RESET
-        following = is_step[i:] & (lanes[i:] == lanes[i]) if has_several else is_step[i:]
-        pause = at[i + int(following.argmax())] - at[i]
-        words.append(f"{name}\n{pause:,.2f} s to the next step" if following.any() else name)
+        went_on = is_step[i:] & (lanes[i:] == lanes[i])
+        what = "next step done"
+        if not has_several and not went_on.any():
+            went_on, what = kinds[i:] == KINDS.index(JOINED), "another joined"
+        seconds = at[i + int(went_on.argmax())] - at[i]
+        words.append(f"{name}\n{what} {_seconds(seconds)} later" if went_on.any() else name)
     return Marks(x=x[marked], words=words if len(words) <= MOST_WORDS else [], without_worker=nobody)
+
+
+def _seconds(value: float) -> str:
+    return f"{value:,.0f} s" if value >= 10 else f"{value:,.1f} s"

@@ -1,4 +1,4 @@
-"""What a file of steps comes to: steps, seconds, tokens per kind of step and per lane. Knows nothing of its picture."""
+"""Sums of a file of steps: steps, seconds and tokens per kind of step and per lane. Knows nothing of the picture."""
 
 from array import array
 from collections import Counter, defaultdict
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from client.plot_data import DECODE, KINDS, RESET, STEP_KINDS, StepsLog
+from client.plot_data import DECODE, KINDS, RESET, STEP_KINDS, WORKER_LOST, StepsLog
 from client.plot_lanes import LaneSpan, lanes_of, most_at_once
 
 # Lanes that the table lists, those with most steps.
@@ -42,8 +42,10 @@ class LaneSummary:
 class Summary:
     """`wall_seconds` from the first line to the last; kinds that occur, in order.
 
-    `step_seconds` are those of all workers in steps, `worker_seconds` what these had: the wall's where one served at a
-    time. `num_workers` served at once, at most; `lanes` are told where it is more than one, those that ran a step.
+    `step_seconds` adds up the steps of all workers; `stepping_seconds` is the time in which at least one worker ran a
+    step. `worker_seconds` is the time that the workers were present: `wall_seconds` if only one served at a time.
+    `num_workers` is the largest number that served at once; if it is above one, `lanes` has each that ran a step.
+    `resets` counts the lane resets other than lost workers.
     """
 
     kinds: tuple[KindSummary, ...]
@@ -52,19 +54,27 @@ class Summary:
     worker_seconds: float
     steps: int
     step_seconds: float
+    stepping_seconds: float
     wall_seconds: float
     tokens: int
     output_tokens: int
+    workers_lost: int
     resets: int
 
     @property
-    def output_tokens_per_second(self) -> float:
-        """Over the wall's seconds; 0 where there are none."""
-        return self.output_tokens / self.wall_seconds if self.wall_seconds else 0.0
+    def tokens_per_second(self) -> float:
+        """Output tokens per second while a worker stepped, so idle time does not count; 0 for steps of no length."""
+        return self.output_tokens / self.stepping_seconds if self.stepping_seconds else 0.0
+
+    @property
+    def losses(self) -> str:
+        """ "2 workers lost, 1 lane reset"; empty if nothing was lost or reset."""
+        lost = f"{counted(self.workers_lost, 'worker')} lost" if self.workers_lost else ""
+        return ", ".join(filter(None, (lost, counted(self.resets, "lane reset") if self.resets else "")))
 
 
 def summarize(log: StepsLog) -> Summary:
-    """Of a log with at least one step."""
+    """The sums of a log with at least one step."""
     ms: list[list[float]] = [[] for _ in STEP_KINDS]
     tokens, outputs = [0.0] * len(STEP_KINDS), [0.0] * len(STEP_KINDS)
     for i, kind in enumerate(log.kinds):
@@ -81,6 +91,7 @@ def summarize(log: StepsLog) -> Summary:
     if log.kinds[0] < len(STEP_KINDS):
         wall_seconds += log.ms[0] / 1e3
     wall_seconds = max(0.0, wall_seconds)
+    workers_lost = list(log.causes.values()).count(WORKER_LOST)
     return Summary(
         kinds=tuple(
             KindSummary(
@@ -100,11 +111,25 @@ def summarize(log: StepsLog) -> Summary:
         worker_seconds=max(wall_seconds, served) if num_workers > 1 else wall_seconds,
         steps=sum(map(len, ms)),
         step_seconds=step_ms / 1e3,
+        stepping_seconds=_stepping_seconds(log),
         wall_seconds=wall_seconds,
         tokens=int(sum(tokens)),
         output_tokens=int(sum(outputs)),
-        resets=log.kinds.count(KINDS.index(RESET)),
+        workers_lost=workers_lost,
+        resets=log.kinds.count(KINDS.index(RESET)) - workers_lost,
     )
+
+
+def _stepping_seconds(log: StepsLog) -> float:
+    """The length of the union of all steps, each of which lasts from `at` minus its milliseconds to `at`."""
+    total, left = 0.0, float("inf")
+    # Lines are in order of their ends, so going backwards everything right of `left` is already counted.
+    for at, ms, kind in zip(reversed(log.at_seconds), reversed(log.ms), reversed(log.kinds), strict=True):
+        begin = at - ms / 1e3
+        if kind < len(STEP_KINDS) and begin < left:
+            total += min(at, left) - begin
+            left = begin
+    return total
 
 
 def _lanes(log: StepsLog, spans: Sequence[LaneSpan]) -> tuple[LaneSummary, ...]:
@@ -133,7 +158,7 @@ def _lanes(log: StepsLog, spans: Sequence[LaneSpan]) -> tuple[LaneSummary, ...]:
 
 
 def table(summary: Summary) -> Iterator[str]:
-    """The summary in lines, for people."""
+    """The summary as lines for people."""
     rows = [("kind", "steps", "seconds", "share", "median ms", "tokens", "output tokens")]
     rows += [
         (
@@ -152,10 +177,10 @@ def table(summary: Summary) -> Iterator[str]:
     yield from _aligned(rows)
     if summary.lanes:
         yield from _lane_lines(summary.lanes)
-    resets = f"; {counted(summary.resets, 'lane reset')}" if summary.resets else ""
+    losses = f"; {summary.losses}" if summary.losses else ""
     yield (
-        f"{summary.wall_seconds:.2f} s from the first line to the last, "
-        f"{summary.output_tokens_per_second:,.1f} output tokens/s{resets}"
+        f"{summary.stepping_seconds:,.2f} of {summary.wall_seconds:,.2f} s spent stepping, "
+        f"{summary.tokens_per_second:,.1f} output tokens/s while stepping{losses}"
     )
 
 

@@ -36,7 +36,7 @@ def shares(axes: Axes, summary: Summary) -> None:
     axes.set_xlabel(f"seconds of the worker{'s' if summary.num_workers > 1 else ''}")
     number_x(axes, 4)
     idle = max(0.0, summary.worker_seconds - summary.step_seconds)
-    axes.set_title(f"time per kind\n{summary.step_seconds:,.1f} s in steps, {idle:,.1f} s in none", fontsize=10)
+    axes.set_title(f"time per kind\n{summary.step_seconds:,.1f} s in steps, {idle:,.1f} s idle", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
 
 
@@ -65,7 +65,7 @@ def spread(axes: Axes, log: StepsLog, summary: Summary) -> None:
     axes.invert_yaxis()
     log_if_wide(axes, ms[kinds < len(STEP_KINDS)], "x")
     axes.set_xlabel("ms per step")
-    axes.set_title(f"{title}\nbox: middle half, ends: 1 and 99 %", fontsize=10)
+    axes.set_title(f"{title}\nbox: 25–75 %, whiskers: 1–99 %", fontsize=10)
     axes.grid(axis="x", **GRID)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
