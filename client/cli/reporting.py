@@ -32,8 +32,9 @@ class Exit(IntEnum):
     # Nobody there, not ready yet, or full; the same may work later.
     UNAVAILABLE = 3
     DEADLINE = 4
-    # 128 + SIGINT.
+    # 128 + SIGINT, 128 + SIGPIPE: what a shell sees of programs that these signals end.
     INTERRUPTED = 130
+    CLOSED_OUTPUT = 141
 
 
 # Fields whose limit `tandem info` tells: the model's length, its vocabulary, how many samples or logprobs; a single

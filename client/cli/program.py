@@ -1,0 +1,98 @@
+"""From arguments to an exit code: the parts of a command that typer's own `main` does otherwise.
+
+Owns the line for a wrong argument and the end of a run: its exit code, and output that cannot be written. Knows
+nothing of what the commands do.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from client.cli.help import flag_of, render
+from client.cli.reporting import Exit
+
+PROGRAM = "tandem"
+
+
+class TandemCommand(TyperCommand):
+    """A command whose help is drawn by `help`."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Writes the help to the formatter."""
+        formatter.write(render(self, ctx))
+
+
+class TandemGroup(TyperGroup):
+    """All commands together. Errors are one line, and every end has one of the exit codes of `Exit`."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Writes the help to the formatter."""
+        formatter.write(render(self, ctx))
+
+    def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **_: Any) -> NoReturn:
+        """Runs the command that the arguments name, and exits."""
+        try:
+            code = self._run(sys.argv[1:] if args is None else args)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            _discard_output()
+            code = Exit.CLOSED_OUTPUT
+        except OSError as error:
+            # Commands report errors of files and sockets; what remains is output that cannot be written.
+            _discard_output()
+            print(f"error: standard output: {error.strerror}", file=sys.stderr)
+            code = Exit.ERROR
+        sys.exit(code)
+
+    def _run(self, arguments: Sequence[str]) -> int:
+        try:
+            with self.make_context(PROGRAM, list(arguments)) as context:
+                self.invoke(context)
+        except typer.Exit as end:
+            return end.exit_code
+        except (KeyboardInterrupt, typer.Abort):
+            return Exit.INTERRUPTED
+        except typer.TyperException as error:
+            print(f"error: {usage_error(error)}", file=sys.stderr)
+            return error.exit_code
+        return Exit.OK
+
+
+def usage_error(error: typer.TyperException) -> str:
+    """What is wrong with the arguments, in one line that ends with the way to the help."""
+    context: Any = getattr(error, "ctx", None)
+    hint = f" ({context.command_path} --help)" if context is not None else ""
+    parameter: Any = getattr(error, "param", None)
+    if parameter is not None and error.__cause__ is not None:
+        return f"{flag_of(parameter)}{_wrong_value(error)}{hint}"
+    if parameter is not None and not getattr(error, "message", ""):
+        return f"{flag_of(parameter)} is missing{hint}"
+    message = " ".join(error.format_message().split()).rstrip(".")
+    return f"{message[:1].lower()}{message[1:]}{hint}"
+
+
+def _wrong_value(error: typer.TyperException) -> str:
+    """In words of ours what pydantic, which reads typer's values, says of one."""
+    problem: dict[str, Any] = error.__cause__.errors()[0]  # pyright: ignore[reportOptionalMemberAccess, reportUnknownMemberType, reportAttributeAccessIssue]
+    limits: dict[str, Any] = problem.get("ctx", {})
+    match problem["type"]:
+        case "int_parsing" | "int_type" | "int_from_float":
+            needed = "it must be a whole number"
+        case "float_parsing" | "float_type":
+            needed = "it must be a number"
+        case "greater_than_equal":
+            needed = f"it must be at least {limits['ge']:g}"
+        case "less_than_equal":
+            needed = f"it must be at most {limits['le']:g}"
+        case _:
+            return f": {problem['msg'].removeprefix('Value error, ').rstrip('.')}"
+    return f" is {str(problem['input'])[:40]!r}; {needed}"
+
+
+def _discard_output() -> None:
+    """What is still buffered has nowhere to go, not even when the interpreter exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
