@@ -16,8 +16,9 @@ from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb
 from client import messages, types
 from client.async_stream import AsyncCall, AsyncGenerateStream
 from client.connection import DEFAULT_ADDRESS, Tries, channel_options
-from client.errors import DeadlineExceeded, Unavailable, from_rpc_error, not_ready
+from client.errors import DeadlineExceeded, Unavailable
 from client.request import (
+    FIELD_KEYWORDS,
     GenerateOptions,
     Prompt,
     abort_request,
@@ -25,6 +26,7 @@ from client.request import (
     generate_request,
     tokenize_request,
 )
+from client.rpc_errors import ErrorReader
 
 _Response = TypeVar("_Response")
 # Between two looks at a service that stopped answering.
@@ -64,7 +66,8 @@ class AsyncClient:
             return self._stubs.inference.Generate(request, timeout=remaining)
 
         request = generate_request(prompt, **options)
-        return AsyncGenerateStream(request, start=start, tries=self._tries(timeout))
+        errors = ErrorReader(address=self.address, timeout=timeout, keywords=FIELD_KEYWORDS)
+        return AsyncGenerateStream(request, start=start, tries=self._tries(timeout), errors=errors)
 
     async def tokenize(self, text: str, *, model: str | None = None, timeout: float | None = None) -> list[int]:
         """The token ids that `generate` would make of the text."""
@@ -112,7 +115,8 @@ class AsyncClient:
     async def wait_ready(self, timeout: float | None = None) -> None:
         """Returns once the service serves; it may start later than this call. Raises DeadlineExceeded."""
         tries = Tries(retries_left=0, timeout=timeout)
-        last = "nothing answers there"
+        errors = ErrorReader(address=self.address, timeout=timeout)
+        last = "it has not answered"
         while True:
             try:
                 async for response in self._watch(tries.remaining()):
@@ -120,13 +124,14 @@ class AsyncClient:
                         return
                     last = "it answers, but does not serve yet"
             except grpc.RpcError as rpc_error:
-                error = from_rpc_error(rpc_error)
+                error = errors.read(rpc_error)
                 if isinstance(error, DeadlineExceeded):
-                    raise not_ready(self.address, timeout, last) from None
+                    raise errors.not_ready(last) from None
                 if not isinstance(error, Unavailable):
                     raise error from None
+                last = error.message
             if tries.remaining() == 0:
-                raise not_ready(self.address, timeout, last)
+                raise errors.not_ready(last)
             await asyncio.sleep(_POLL_SECONDS)
 
     async def close(self) -> None:
@@ -153,7 +158,7 @@ class AsyncClient:
         return Tries(retries_left=self._max_retries, timeout=timeout)
 
     def _watch(self, timeout: float | None) -> AsyncIterable[health_pb2.HealthCheckResponse]:
-        return self._stubs.health.Watch(health_pb2.HealthCheckRequest(), timeout=timeout, wait_for_ready=True)
+        return self._stubs.health.Watch(health_pb2.HealthCheckRequest(), timeout=timeout)
 
     async def _call(
         self,
@@ -161,12 +166,12 @@ class AsyncClient:
         request: object,
         timeout: float | None,
     ) -> _Response:
-        tries = self._tries(timeout)
+        tries, errors = self._tries(timeout), ErrorReader(address=self.address, timeout=timeout)
         while True:
             try:
                 return await method(request, timeout=tries.remaining())
             except grpc.RpcError as rpc_error:
-                error = from_rpc_error(rpc_error)
+                error = errors.read(rpc_error)
                 pause_seconds = tries.pause_seconds(error)
                 if pause_seconds is None:
                     raise error from None

@@ -14,6 +14,8 @@ DEFAULT_ADDRESS = "127.0.0.1:50051"
 MAX_MESSAGE_BYTES = 64 * 2**20
 _RECONNECT_FIRST_MS = 100
 _RECONNECT_LAST_MS = 1_000
+# For TCP, and for the service to say the first word of HTTP/2: gRPC's own default.
+CONNECT_TIMEOUT_MS = 20_000
 _LOCAL_HOSTS = ("127.", "localhost:", "[::1]:", "unix:")
 
 
@@ -26,7 +28,8 @@ def channel_options(address: str) -> Sequence[tuple[str, int]]:
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.initial_reconnect_backoff_ms", _RECONNECT_FIRST_MS),
-        ("grpc.min_reconnect_backoff_ms", _RECONNECT_FIRST_MS),
+        # Despite its name this is how long gRPC lets one attempt to connect take.
+        ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),
         ("grpc.max_reconnect_backoff_ms", _RECONNECT_LAST_MS),
         ("grpc.enable_http_proxy", 0 if address.startswith(_LOCAL_HOSTS) else 1),
     ]

@@ -102,6 +102,15 @@ _PLACES: Mapping[str, tuple[str, str]] = {
     "bypass_cache_write": ("cache", "bypass_write"),
 }
 
+# Path of a field of GenerateRequest to the keyword that sets it, as errors need it.
+FIELD_KEYWORDS: Mapping[str, str] = {
+    **{f"{path}.{field}" if path else field: name for name, (path, field) in _PLACES.items()},
+    "text": "prompt",
+    "token_ids": "prompt",
+    "token_ids.ids": "prompt",
+    "sampling.allowed_token_ids": "allowed_token_ids",
+}
+
 # What an integer field of each kind can hold.
 _RANGES: Mapping[int, tuple[int, int]] = {
     FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),

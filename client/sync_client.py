@@ -15,8 +15,9 @@ from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb
 
 from client import messages, types
 from client.connection import DEFAULT_ADDRESS, Tries, channel_options
-from client.errors import DeadlineExceeded, Unavailable, from_rpc_error, not_ready
+from client.errors import DeadlineExceeded, Unavailable
 from client.request import (
+    FIELD_KEYWORDS,
     GenerateOptions,
     Prompt,
     abort_request,
@@ -24,6 +25,7 @@ from client.request import (
     generate_request,
     tokenize_request,
 )
+from client.rpc_errors import ErrorReader
 from client.sync_stream import Call, GenerateStream
 
 _Request = TypeVar("_Request")
@@ -57,7 +59,8 @@ class Client:
             return self._inference.Generate(request, timeout=remaining)
 
         request = generate_request(prompt, **options)
-        return GenerateStream(request, start=start, tries=self._tries(timeout))
+        errors = ErrorReader(address=self.address, timeout=timeout, keywords=FIELD_KEYWORDS)
+        return GenerateStream(request, start=start, tries=self._tries(timeout), errors=errors)
 
     def tokenize(self, text: str, *, model: str | None = None, timeout: float | None = None) -> list[int]:
         """The token ids that `generate` would make of the text."""
@@ -105,7 +108,8 @@ class Client:
     def wait_ready(self, timeout: float | None = None) -> None:
         """Returns once the service serves; it may start later than this call. Raises DeadlineExceeded."""
         tries = Tries(retries_left=0, timeout=timeout)
-        last = "nothing answers there"
+        errors = ErrorReader(address=self.address, timeout=timeout)
+        last = "it has not answered"
         while True:
             try:
                 for response in self._watch(tries.remaining()):
@@ -113,13 +117,14 @@ class Client:
                         return
                     last = "it answers, but does not serve yet"
             except grpc.RpcError as rpc_error:
-                error = from_rpc_error(rpc_error)
+                error = errors.read(rpc_error)
                 if isinstance(error, DeadlineExceeded):
-                    raise not_ready(self.address, timeout, last) from None
+                    raise errors.not_ready(last) from None
                 if not isinstance(error, Unavailable):
                     raise error from None
+                last = error.message
             if tries.remaining() == 0:
-                raise not_ready(self.address, timeout, last)
+                raise errors.not_ready(last)
             time.sleep(_POLL_SECONDS)
 
     def close(self) -> None:
@@ -138,7 +143,7 @@ class Client:
         return Tries(retries_left=self._max_retries, timeout=timeout)
 
     def _watch(self, timeout: float | None) -> Iterable[health_pb2.HealthCheckResponse]:
-        return self._health.Watch(health_pb2.HealthCheckRequest(), timeout=timeout, wait_for_ready=True)
+        return self._health.Watch(health_pb2.HealthCheckRequest(), timeout=timeout)
 
     def _call(
         self,
@@ -146,12 +151,12 @@ class Client:
         request: _Request,
         timeout: float | None,
     ) -> _Response:
-        tries = self._tries(timeout)
+        tries, errors = self._tries(timeout), ErrorReader(address=self.address, timeout=timeout)
         while True:
             try:
                 return method(request, timeout=tries.remaining())
             except grpc.RpcError as rpc_error:
-                error = from_rpc_error(rpc_error)
+                error = errors.read(rpc_error)
                 pause_seconds = tries.pause_seconds(error)
                 if pause_seconds is None:
                     raise error from None

@@ -12,7 +12,7 @@ import grpc
 from tandem.v1 import inference_pb2
 
 from client.connection import Tries
-from client.errors import from_rpc_error
+from client.rpc_errors import ErrorReader
 from client.transcript import Sample, Transcript
 from client.types import Accepted, Delta, Finished, PromptInfo, Summary
 
@@ -40,10 +40,12 @@ class GenerateStream:
         *,
         start: Callable[[inference_pb2.GenerateRequest, float | None], Call],
         tries: Tries,
+        errors: ErrorReader,
     ) -> None:
         self._request = request
         self._start = start
         self._tries = tries
+        self._errors = errors
         self._transcript = Transcript(request)
         self._closed = threading.Event()
         self._begin()
@@ -134,8 +136,7 @@ class GenerateStream:
             except grpc.RpcError as rpc_error:
                 if self._closed.is_set():
                     break
-                error = from_rpc_error(rpc_error)
-                error.stream_began = self.accepted is not None
+                error = self._errors.read(rpc_error, stream_began=self.accepted is not None)
                 pause_seconds = None if error.stream_began else self._tries.pause_seconds(error)
                 if pause_seconds is None:
                     self._closed.set()

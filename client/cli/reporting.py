@@ -12,10 +12,11 @@ import typer
 
 from client.errors import (
     AlreadyExists,
+    AnswersTooSlowly,
     DeadlineExceeded,
     InvalidArgument,
-    MessageTooLarge,
     NotFound,
+    NothingAnswers,
     QueueFull,
     TandemError,
     Unavailable,
@@ -86,27 +87,26 @@ def exit_code(error: TandemError) -> Exit:
 def describe(error: TandemError, address: str, timeout: float | None = None) -> str:
     """The error and what to do about it, in one line."""
     message = " ".join(error.message.split())
-    if error.field and error.field not in message:
-        message = f"{error.field}: {message}"
+    if error.keyword and error.keyword not in message:
+        message = f"{error.keyword}: {message}"
     hint = _hint(error, address, timeout)
     return f"{message} ({hint})" if hint else message
 
 
 def _hint(error: TandemError, address: str, timeout: float | None) -> str:
     match error:
-        case Unavailable(retry_after_seconds=None, stream_began=True):
-            return "the service went away"
+        case NothingAnswers():
+            return "start it with tandem serve, or name another service with --address or TANDEM_ADDRESS"
+        case AnswersTooSlowly():
+            return "try again, or check the service with tandem health"
         case Unavailable(retry_after_seconds=None):
-            start = "start it with make run-scheduler and make run-worker"
-            return f"nothing answers at {address}: {start}, or name another with --address or TANDEM_ADDRESS"
+            return "the service went away"
         case Unavailable():
             return "tandem health --wait 60 returns when the service is ready"
         case QueueFull(retry_after_seconds=float() as seconds):
             return f"try again in {seconds:g} s"
         case NotFound():
             return "tandem info says what is served"
-        case MessageTooLarge():
-            return "the limit is the service's max_message_bytes"
         case InvalidArgument() if (error.field or "").startswith(_LIMITS_IN_INFO) and "empty" not in error.message:
             return "tandem info says the limits"
         case DeadlineExceeded() if timeout is not None:
