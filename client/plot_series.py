@@ -149,7 +149,7 @@ def marks_of(log: StepsLog, x: Floats, at: Floats, spans: Sequence[LaneSpan]) ->
         what = "next step done"
         if not has_several and not went_on.any():
             went_on, what = kinds[i:] == KINDS.index(JOINED), "another joined"
-        seconds = at[i + int(went_on.argmax())] - at[i]
+        seconds = float(at[i + int(went_on.argmax())] - at[i])
         words.append(f"{name}\n{what} {_seconds(seconds)} later" if went_on.any() else name)
     return Marks(x=x[marked], words=words if len(words) <= MOST_WORDS else [], without_worker=nobody)
 

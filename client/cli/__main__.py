@@ -6,10 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from client.cli import generate as generating
 from client.cli import serve as serving
-from client.cli import simulate as simulating
-from client.cli.generate import generate
+from client.cli.generate import EXAMPLES, generate
 from client.cli.plot import plot
 from client.cli.program import TandemCommand, TandemGroup
 from client.cli.queries import abort, detokenize, flush, tokenize
@@ -20,16 +18,19 @@ from client.cli.status import health, info, load
 from client.processes import missing_programs
 from client.version import version
 
-_HELP = {"help_option_names": ["-h", "--help"]}
+_HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 _TEXT, _SERVICE, _LOCAL = "Generate", "Look at a service", "Run and analyse"
-_END = """\
+# A command of programs that are not installed stays callable, to say what is missing, but is not listed.
+_HAS_PROGRAMS = not missing_programs(serving.PROGRAMS)
+_START = "  tandem serve                         in one terminal, then in another:\n" if _HAS_PROGRAMS else ""
+_END = f"""
 Examples:
-  tandem health --wait 60
+{_START}  tandem health --wait 60
   tandem generate "Return the" -n 32
   tandem generate --help
 
-Exit codes: 0 done, 1 failed, 2 the request is wrong, 3 not available or full, 4 timed out, 130 interrupted,
-141 the reader of the output has closed it."""
+Exit codes: 0 done, 1 failed, 2 the request is wrong, 3 not available or full, 4 timed out, 130 interrupted, \
+141 the output was closed by its reader."""
 
 app = typer.Typer(
     name="tandem",
@@ -57,24 +58,28 @@ def tandem(
 ) -> None:
     """Talk to a Tandem service: generate text, and look at the service itself."""
     if context.invoked_subcommand is None:
-        print(context.get_help(), end="")
+        print(context.get_help())
         raise typer.Exit(Exit.USAGE)
 
 
 def _add(
-    command: Callable[..., Any], panel: str, *, examples: str | None = None, programs: tuple[str, ...] = ()
+    command: Callable[..., Any],
+    panel: str,
+    *,
+    hidden: bool = False,
+    epilog: str | None = None,
+    context_settings: dict[str, Any] = _HELP,
 ) -> None:
-    """A command of programs that are not installed stays callable, to say what is missing, but is not listed."""
     app.command(
         cls=TandemCommand,
-        context_settings=_HELP,
         rich_help_panel=panel,
-        epilog=examples,
-        hidden=bool(missing_programs(programs)),
+        hidden=hidden,
+        epilog=epilog,
+        context_settings=context_settings,
     )(command)
 
 
-_add(generate, _TEXT, examples=generating.EXAMPLES)
+_add(generate, _TEXT, epilog=EXAMPLES)
 _add(tokenize, _TEXT)
 _add(detokenize, _TEXT)
 _add(abort, _TEXT)
@@ -82,14 +87,10 @@ _add(health, _SERVICE)
 _add(load, _SERVICE)
 _add(info, _SERVICE)
 _add(flush, _SERVICE)
-_add(serve, _LOCAL, programs=serving.PROGRAMS)
+_add(serve, _LOCAL, hidden=not _HAS_PROGRAMS)
 # Its arguments are the simulator's to read, --help too.
-app.command(
-    cls=TandemCommand,
-    context_settings={"help_option_names": [], "allow_extra_args": True, "ignore_unknown_options": True},
-    rich_help_panel=_LOCAL,
-    hidden=bool(missing_programs([simulating.PROGRAM])),
-)(simulate)
+_PASS_ON: dict[str, Any] = {"help_option_names": [], "allow_extra_args": True, "ignore_unknown_options": True}
+_add(simulate, _LOCAL, hidden=not _HAS_PROGRAMS, context_settings=_PASS_ON)
 _add(plot, _LOCAL)
 
 

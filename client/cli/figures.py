@@ -59,7 +59,8 @@ def of_load(load: Load) -> Iterator[str]:
     yield f"cache     {rate} of {_counted(load.prompt_tokens, 'prompt token')}"
     pace = f"{_milliseconds(load.step_ms)} a step" if load.steps else "no step yet"
     yield f"steps     {pace}; {load.steps:,} since start, {_counted(load.output_tokens, 'output token')}"
-    yield f"events    {_counted(load.preemptions, 'preemption')}, {_counted(load.lane_resets, 'lane reset')} since start"
+    resets = _counted(load.lane_resets, "lane reset")
+    yield f"events    {_counted(load.preemptions, 'preemption')}, {resets} since start"
     workers = [_worker(worker, alone=len(load.per_worker) == 1) for worker in load.per_worker]
     if len(workers) == 1:
         yield f"workers   1 ({workers[0]})"

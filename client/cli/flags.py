@@ -4,6 +4,8 @@ from typing import Annotated, Any
 
 import typer
 
+from client.connection import DEFAULT_ADDRESS
+
 PROMPT, SAMPLING, STOPPING, OUTPUT, CACHE, CONNECTION = (
     "Prompt", "Sampling", "Stopping", "Output", "Cache", "Connection",
 )  # fmt: skip
@@ -19,8 +21,24 @@ def switch(panel: str, description: str, *names: str) -> Any:
     return typer.Option(*names, rich_help_panel=panel, help=description)
 
 
+def _with_port(address: str) -> str:
+    # gRPC would take port 443, and report a refused connection.
+    if ":" not in address:
+        raise typer.BadParameter(f"is {address[:40]!r}; it must be HOST:PORT, like {DEFAULT_ADDRESS}")
+    return address
+
+
 Address = Annotated[
-    str, option(CONNECTION, "HOST:PORT", "Address of the service.", "--address", "-a", envvar="TANDEM_ADDRESS")
+    str,
+    option(
+        CONNECTION,
+        "HOST:PORT",
+        "Address of the service.",
+        "--address",
+        "-a",
+        envvar="TANDEM_ADDRESS",
+        callback=_with_port,
+    ),
 ]
 Json = Annotated[bool, switch(OUTPUT, "Print JSON, for programs.", "--json")]
 Model = Annotated[str | None, option(PROMPT, "NAME", "Fail unless this model is served.")]

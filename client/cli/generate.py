@@ -1,6 +1,6 @@
 """`tandem generate`: the completions of a prompt, streamed as text or as JSON lines.
 
-Owns the flags of a request. `show` prints the stream; `fields` maps the API's fields to these flags.
+Owns the flags of a request. `show` prints the stream; `flag_names` has the API's names for them.
 """
 
 from enum import StrEnum
@@ -29,7 +29,7 @@ from client.connection import DEFAULT_ADDRESS
 from client.sync_client import Client
 from client.types import FinishReason
 
-EXAMPLES = """\
+EXAMPLES = """
 Examples:
   tandem generate "Return the" -n 32 --temperature 0
   git diff | tandem generate - --stop "." --json"""
@@ -206,7 +206,7 @@ def generate(
     """Complete a text and print the output as it is generated."""
     if prompt is None:
         raise fail('PROMPT is missing: tandem generate "Return the", or - to read it from standard input', Exit.USAGE)
-    with reported(address, timeout), Client(address, max_retries=retries) as client:
+    with reported(timeout, of_generate=True), Client(address, max_retries=retries) as client:
         stream = client.generate(
             read_prompt(prompt, token_ids=token_ids),
             timeout=timeout,

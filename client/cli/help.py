@@ -36,11 +36,10 @@ def render(command: Any, context: Any) -> str:
         console.print()
         for title, rows in _panels(command, context).items():
             console.print(_panel(title, rows, console.width))
-        if command.epilog:
-            console.print()
-            for line in command.epilog.splitlines():
-                console.print(_described(line), soft_wrap=line.startswith(" "))
-    return captured.get()
+        for line in (command.epilog or "").splitlines():
+            # Examples are indented, and stay whole to be pasted.
+            console.print(_described(line), soft_wrap=line.startswith(" "))
+    return captured.get().rstrip()
 
 
 def flag_of(parameter: Any) -> str:

@@ -33,7 +33,7 @@ class TandemGroup(TyperGroup):
         """Writes the help to the formatter."""
         formatter.write(render(self, ctx))
 
-    def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **_: Any) -> NoReturn:
+    def main(self, args: Sequence[str] | None = None, *_: Any, **__: Any) -> NoReturn:
         """Runs the command that the arguments name, and exits."""
         try:
             code = self._run(sys.argv[1:] if args is None else args)
@@ -42,9 +42,8 @@ class TandemGroup(TyperGroup):
             _discard_output()
             code = Exit.CLOSED_OUTPUT
         except OSError as error:
-            # Commands report errors of files and sockets; what remains is output that cannot be written.
             _discard_output()
-            print(f"error: standard output: {error.strerror}", file=sys.stderr)
+            print(f"error: {error.filename or 'standard output'}: {error.strerror}", file=sys.stderr)
             code = Exit.ERROR
         sys.exit(code)
 
@@ -67,30 +66,36 @@ def usage_error(error: typer.TyperException) -> str:
     context: Any = getattr(error, "ctx", None)
     hint = f" ({context.command_path} --help)" if context is not None else ""
     parameter: Any = getattr(error, "param", None)
-    if parameter is not None and error.__cause__ is not None:
-        return f"{flag_of(parameter)}{_wrong_value(error)}{hint}"
-    if parameter is not None and not getattr(error, "message", ""):
-        return f"{flag_of(parameter)} is missing{hint}"
+    if parameter is not None:
+        return f"{flag_of(parameter)} {_wrong_value(error)}{hint}"
     message = " ".join(error.format_message().split()).rstrip(".")
-    return f"{message[:1].lower()}{message[1:]}{hint}"
+    similar: list[str] | None = getattr(error, "possibilities", None)
+    if similar:
+        message = f"{message.partition(' (')[0]}; similar: {', '.join(similar)}"
+    elif message.startswith("Got unexpected extra argument"):
+        words = message.partition("(")[2].partition("(")[2].rstrip(")")
+        message = f"unexpected: {words}; put quotes around a text of several words"
+    return f"{message[:1].lower()}{message[1:].replace('. Did you', '; did you')}{hint}"
 
 
 def _wrong_value(error: typer.TyperException) -> str:
-    """In words of ours what pydantic, which reads typer's values, says of one."""
-    problem: dict[str, Any] = error.__cause__.errors()[0]  # pyright: ignore[reportOptionalMemberAccess, reportUnknownMemberType, reportAttributeAccessIssue]
-    limits: dict[str, Any] = problem.get("ctx", {})
+    """What is wrong with a parameter. Its value was read by pydantic if the error has a cause."""
+    cause: Any = error.__cause__
+    if cause is None:
+        return error.message or "is missing"
+    problem: dict[str, Any] = cause.errors()[0]
+    value, limits = str(problem["input"])[:40], problem.get("ctx", {})
     match problem["type"]:
         case "int_parsing" | "int_type" | "int_from_float":
-            needed = "it must be a whole number"
+            return f"is {value!r}; it must be a whole number"
         case "float_parsing" | "float_type":
-            needed = "it must be a number"
+            return f"is {value!r}; it must be a number"
         case "greater_than_equal":
-            needed = f"it must be at least {limits['ge']:g}"
+            return f"is {value}; it must be at least {limits['ge']:g}"
         case "less_than_equal":
-            needed = f"it must be at most {limits['le']:g}"
+            return f"is {value}; it must be at most {limits['le']:g}"
         case _:
-            return f": {problem['msg'].removeprefix('Value error, ').rstrip('.')}"
-    return f" is {str(problem['input'])[:40]!r}; {needed}"
+            return f"is wrong: {problem['msg'].removeprefix('Value error, ').rstrip('.')}"
 
 
 def _discard_output() -> None:

@@ -25,7 +25,7 @@ def tokenize(
     as_json: Json = False,
 ) -> None:
     """Print the token ids of a text."""
-    with reported(address, timeout), Client(address) as client:
+    with reported(timeout), Client(address) as client:
         given = read_text().removesuffix("\n") if text == "-" else text
         ids = client.tokenize(given, model=model, timeout=timeout)
         print(json.dumps({"token_ids": ids}) if as_json else " ".join(map(str, ids)))
@@ -43,7 +43,7 @@ def detokenize(
     as_json: Json = False,
 ) -> None:
     """Print the text of token ids."""
-    with reported(address, timeout), Client(address) as client:
+    with reported(timeout), Client(address) as client:
         given = read_text() if token_ids == ["-"] else " ".join(token_ids)
         text = client.detokenize(
             parse_token_ids(given), skip_special_tokens=skip_special_tokens, model=model, timeout=timeout
@@ -61,7 +61,7 @@ def abort(
     as_json: Json = False,
 ) -> None:
     """Cancel running or waiting requests; exit code 1 if an id is unknown."""
-    with reported(address, timeout), Client(address) as client:
+    with reported(timeout), Client(address) as client:
         outcomes = client.abort(*request_ids, timeout=timeout)
         if as_json:
             print(json.dumps(outcomes))
@@ -74,6 +74,6 @@ def abort(
 
 def flush(address: Address = DEFAULT_ADDRESS, timeout: Timeout = 10.0, as_json: Json = False) -> None:
     """Empty the prefix cache and print how many pages were freed."""
-    with reported(address, timeout), Client(address) as client:
+    with reported(timeout), Client(address) as client:
         pages = client.flush_cache(timeout=timeout)
         print(json.dumps({"pages": pages}) if as_json else f"{pages} pages")

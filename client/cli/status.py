@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from client.cli import figures
-from client.cli.flags import CONNECTION, Address, Json, Timeout, option
 from client.cli.figures import Health, State
+from client.cli.flags import CONNECTION, Address, Json, Timeout, option
 from client.cli.reporting import Exit, describe, exit_code, reported
 from client.connection import DEFAULT_ADDRESS
 from client.errors import DeadlineExceeded, TandemError, Unavailable
@@ -23,7 +23,7 @@ _LOAD_SECONDS = 2.0
 
 def info(address: Address = DEFAULT_ADDRESS, timeout: Timeout = 10.0, as_json: Json = False) -> None:
     """Show the served model, its limits and default settings."""
-    with reported(address, timeout), Client(address) as client:
+    with reported(timeout), Client(address) as client:
         model = client.model_info(timeout=timeout)
         if as_json:
             print(json.dumps(dataclasses.asdict(model), ensure_ascii=False))
@@ -33,7 +33,7 @@ def info(address: Address = DEFAULT_ADDRESS, timeout: Timeout = 10.0, as_json: J
 
 def load(address: Address = DEFAULT_ADDRESS, timeout: Timeout = 10.0, as_json: Json = False) -> None:
     """Show the current load: requests, pages, workers."""
-    with reported(address, timeout), Client(address) as client:
+    with reported(timeout), Client(address) as client:
         found = client.load(timeout=timeout)
         if as_json:
             values = dataclasses.asdict(found)
@@ -53,7 +53,7 @@ def health(
 ) -> None:
     """Check whether the service is ready; exit code 3 if not."""
     limit = timeout if wait is None else None
-    with reported(address, limit), Client(address, max_retries=0) as client:
+    with reported(limit), Client(address, max_retries=0) as client:
         failure: TandemError | None = None
         if wait is not None:
             try:
@@ -66,7 +66,7 @@ def health(
             failure = failure or error
             if not as_json:
                 raise failure from None
-            found = Health(state=State.UNREACHABLE, reason=describe(failure, address, limit))
+            found = Health(state=State.UNREACHABLE, reason=describe(failure, limit))
         print(json.dumps(dataclasses.asdict(found), ensure_ascii=False) if as_json else figures.of_health(found))
         if found.state != State.SERVING:
             raise typer.Exit(exit_code(failure) if failure else Exit.UNAVAILABLE)
