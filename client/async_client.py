@@ -57,6 +57,9 @@ class AsyncClient:
         # Made at first use: a channel belongs to the loop that runs when it is made.
         self._opened: _Stubs | None = None
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.address}>"
+
     def generate(
         self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
     ) -> AsyncGenerateStream:

@@ -50,6 +50,9 @@ class Client:
         # Its stub has no types.
         self._health = cast(Any, health_pb2_grpc.HealthStub(self._channel))
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.address}>"
+
     def generate(
         self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
     ) -> GenerateStream:

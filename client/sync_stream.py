@@ -50,6 +50,9 @@ class GenerateStream:
         self._closed = threading.Event()
         self._begin()
 
+    def __repr__(self) -> str:
+        return self._transcript.face(type(self).__name__, closed=self._closed.is_set())
+
     @property
     def accepted(self) -> Accepted | None:
         """The first message; None until it came."""

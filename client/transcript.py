@@ -1,4 +1,4 @@
-"""What one stream has told so far, and whether it keeps the API's order.
+"""What has been read of one stream, and the check that it keeps the API's order.
 
 Shared by the blocking and the async stream; knows nothing of either.
 """
@@ -25,6 +25,10 @@ class Sample:
         self.finished: Finished | None = None
         self.num_tokens = 0
         self._texts: list[str] = []
+
+    def __repr__(self) -> str:
+        state = f"ended by {self.finished.reason}" if self.finished else "running"
+        return f"<Sample {self.idx} {state}, {self.num_tokens} tokens>"
 
     @property
     def text(self) -> str:
@@ -67,6 +71,20 @@ class Transcript:
         if not self._prompt_logprobs:
             return None
         return PromptInfo(start=self._prompt_start, logprobs=tuple(self._prompt_logprobs))
+
+    def face(self, name: str, *, closed: bool) -> str:
+        """The `repr` of a stream whose class is `name`; `closed`: nothing more will be read."""
+        request_id = f" {self.accepted.request_id}" if self.accepted else ""
+        if self.summary is not None:
+            state = "ended"
+        elif closed:
+            state = "closed"
+        else:
+            state = "running" if self.accepted else "not accepted yet"
+        num_tokens = sum(sample.num_tokens for sample in self.samples)
+        # Tokens that come without their ids are counted at a sample's end.
+        counted = f", {num_tokens} tokens" if self._with_ids or self.summary else ""
+        return f"<{name}{request_id} {state}{counted}>"
 
     def absorb(self, message: inference_pb2.GenerateResponse) -> Delta | None:
         """Takes in one message; returns what it adds to the completion.

@@ -366,54 +366,6 @@ def test_serve_without_the_services(tandem, monkeypatch: pytest.MonkeyPatch) -> 
     assert "scheduler_svc_of_nobody and gpu_worker_of_nobody cannot be found" in result.stderr
 
 
-FAKE_PROGRAM = "import os, sys, time\nprint(os.environ['SAYS_{name}'], flush=True)\n{then}\n"
-STAYS, FAILS = "time.sleep(60)", "time.sleep(1); sys.exit(3)"
-
-
-def serve_fakes(folder: Path, listen: str, says: dict[str, str], then: dict[str, str]) -> subprocess.Popen[str]:
-    """`tandem serve` with two programs that say one line each and then stay or end."""
-    for name in ("scheduler_svc", "gpu_worker"):
-        (folder / f"{name}.py").write_text(FAKE_PROGRAM.format(name=name, then=then[name]))
-    # The client is found behind the fakes, which hide the real programs.
-    path = os.pathsep.join([str(folder), str(ROOT), str(ROOT / ".stubs")])
-    return subprocess.Popen(
-        [sys.executable, "-m", "client.cli", "serve", "--listen", listen],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": path, **{f"SAYS_{name}": line for name, line in says.items()}},
-    )
-
-
-def test_serve_is_ready_when_its_own_two_are(service: FakeService, tmp_path: Path) -> None:
-    says = {
-        "scheduler_svc": f"frontend listening on {service.address}",
-        "gpu_worker": "12:00:00 worker INFO joined; generation 1",
-    }
-    process = serve_fakes(tmp_path, service.address, says, {"scheduler_svc": STAYS, "gpu_worker": STAYS})
-    assert process.stdout is not None
-    line = ""
-    for line in process.stdout:
-        if "ready:" in line:
-            break
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=fake_service.WAIT_SECONDS)
-    assert (process.returncode, f"ready: tandem generate --address {service.address}" in line) == (0, True)
-
-
-@pytest.mark.parametrize("ends", ["scheduler_svc", "gpu_worker"])
-def test_serve_is_not_ready_for_the_sake_of_another_service(service: FakeService, tmp_path: Path, ends: str) -> None:
-    says = {
-        "scheduler_svc": "cannot listen" if ends == "scheduler_svc" else f"frontend listening on {service.address}",
-        "gpu_worker": "cannot load" if ends == "gpu_worker" else "worker INFO joined; generation 1",
-    }
-    process = serve_fakes(tmp_path, service.address, says, {"scheduler_svc": STAYS, "gpu_worker": STAYS, ends: FAILS})
-    out, _ = process.communicate(timeout=fake_service.WAIT_SECONDS)
-    assert process.returncode == 1
-    assert says["scheduler_svc"] in out
-    assert "ready" not in out
-
-
 def test_ctrl_c_cancels_and_exits_130(service: FakeService) -> None:
     service.behaviour = fake_service.endless
     process = subprocess.Popen(

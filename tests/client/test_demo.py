@@ -143,12 +143,11 @@ def test_a_child_that_ends_by_itself_is_an_error_with_its_last_words(monkeypatch
             scheduler_flags=["--no-such-flag"],
             say=lambda who, what: said.append((who, what)),
         )
-        async with AsyncClient(services.listen) as client:
-            try:
-                with pytest.raises(ServiceEnded, match="ended with status 2"):
-                    await services.start(client)
-            finally:
-                await services.stop()
+        try:
+            with pytest.raises(ServiceEnded, match=r"ended with exit code 2: .*no-such-flag"):
+                await services.start()
+        finally:
+            await services.stop()
 
     asyncio.run(start())
     assert any("no-such-flag" in what for _, what in said)
