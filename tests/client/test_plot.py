@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 from typer.testing import CliRunner, Result
 
+from client.cli import plot
 from client.cli.__main__ import app
 from client.plot_chart import figure_of
 from client.plot_data import KINDS, STEP_KINDS, StepsFileError, StepsLog, read_steps
@@ -596,7 +597,16 @@ def test_without_matplotlib_it_says_what_to_install(file: Path) -> None:
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / ".stubs")])},
         check=False,
     )
-    assert (done.returncode, done.stderr) == (1, "error: matplotlib is missing: pip install 'tandem[plot]'\n")
+    line = "error: tandem plot needs matplotlib, which is not installed: make install\n"
+    assert (done.returncode, done.stderr) == (1, line)
+
+
+@pytest.mark.parametrize(("known", "name"), [("1.2.3", "1.2.3-py3-none-any"), ("unknown", "…")])
+def test_outside_a_checkout_the_wheel_s_file_is_named(monkeypatch: pytest.MonkeyPatch, known: str, name: str) -> None:
+    """Never a name on the package index: what it has under a similar name is not ours."""
+    monkeypatch.setattr(plot, "missing_programs", lambda modules: list(modules))
+    monkeypatch.setattr(plot, "version", lambda: known)
+    assert plot._install() == f"pip install 'dist/tandem_inference-{name}.whl[plot]'"
 
 
 def test_other_commands_never_load_matplotlib() -> None:
