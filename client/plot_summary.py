@@ -2,8 +2,9 @@
 
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from statistics import median
 
 from client.plot_data import DECODE, KINDS, RESET, STEP_KINDS, WORKER_LOST, StepsLog
@@ -28,10 +29,11 @@ class KindSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneSummary:
-    """A worker's time with the service: `served_seconds` of it, `seconds` of these in steps; 0 is no decode step."""
+    """A worker's time with the service; a `decode_median_ms` of 0 stands for no decode step."""
 
     lane: float
     served_seconds: float
+    busy_seconds: float
     steps: int
     seconds: float
     decode_median_ms: float
@@ -42,8 +44,9 @@ class LaneSummary:
 class Summary:
     """`wall_seconds` from the first line to the last; kinds that occur, in order.
 
-    `step_seconds` adds up the steps of all workers; `stepping_seconds` is the time in which at least one worker ran a
-    step. `worker_seconds` is the time that the workers were present: `wall_seconds` if only one served at a time.
+    `step_seconds` adds up the steps of all workers, as each measured them: those that overlap count twice.
+    `stepping_seconds` is the time in which at least one worker ran a step. `worker_seconds` is the time that the
+    workers were present (`wall_seconds` if only one served at a time), `busy_seconds` the part of it spent in steps.
     `num_workers` is the largest number that served at once; if it is above one, `lanes` has each that ran a step.
     `resets` counts the lane resets other than lost workers.
     """
@@ -52,6 +55,7 @@ class Summary:
     lanes: tuple[LaneSummary, ...]
     num_workers: int
     worker_seconds: float
+    busy_seconds: float
     steps: int
     step_seconds: float
     stepping_seconds: float
@@ -83,6 +87,7 @@ def summarize(log: StepsLog) -> Summary:
             tokens[kind] += log.tokens[i]
             outputs[kind] += log.output_tokens[i]
     spans = lanes_of(log)
+    stepping, busy = _stepping_seconds(log)
     num_workers = most_at_once(spans)
     served = sum(span.end - span.begin for span in spans)
     step_ms = sum(map(sum, ms))
@@ -106,12 +111,13 @@ def summarize(log: StepsLog) -> Summary:
             for kind, name in enumerate(STEP_KINDS)
             if ms[kind]
         ),
-        lanes=_lanes(log, spans) if num_workers > 1 else (),
+        lanes=_lanes(log, spans, busy) if num_workers > 1 else (),
         num_workers=num_workers,
         worker_seconds=max(wall_seconds, served) if num_workers > 1 else wall_seconds,
+        busy_seconds=sum(busy.values()),
         steps=sum(map(len, ms)),
         step_seconds=step_ms / 1e3,
-        stepping_seconds=_stepping_seconds(log),
+        stepping_seconds=stepping,
         wall_seconds=wall_seconds,
         tokens=int(sum(tokens)),
         output_tokens=int(sum(outputs)),
@@ -120,19 +126,26 @@ def summarize(log: StepsLog) -> Summary:
     )
 
 
-def _stepping_seconds(log: StepsLog) -> float:
-    """The length of the union of all steps, each of which lasts from `at` minus its milliseconds to `at`."""
-    total, left = 0.0, float("inf")
+def _stepping_seconds(log: StepsLog) -> tuple[float, dict[float, float]]:
+    """Seconds in which any lane ran a step, and per lane. A step lasts from `at` minus its milliseconds to `at`."""
+    total, left = 0.0, inf
+    of_lane: dict[float, float] = defaultdict(float)
+    left_of_lane: dict[float, float] = defaultdict(lambda: inf)
     # Lines are in order of their ends, so going backwards everything right of `left` is already counted.
-    for at, ms, kind in zip(reversed(log.at_seconds), reversed(log.ms), reversed(log.kinds), strict=True):
+    for at, ms, kind, lane in zip(*map(reversed, (log.at_seconds, log.ms, log.kinds, log.lane)), strict=True):
         begin = at - ms / 1e3
-        if kind < len(STEP_KINDS) and begin < left:
+        if kind >= len(STEP_KINDS):
+            continue
+        if begin < left:
             total += min(at, left) - begin
             left = begin
-    return total
+        if begin < left_of_lane[lane]:
+            of_lane[lane] += min(at, left_of_lane[lane]) - begin
+            left_of_lane[lane] = begin
+    return total, of_lane
 
 
-def _lanes(log: StepsLog, spans: Sequence[LaneSpan]) -> tuple[LaneSummary, ...]:
+def _lanes(log: StepsLog, spans: Sequence[LaneSpan], busy: Mapping[float, float]) -> tuple[LaneSummary, ...]:
     steps, ms, outputs = Counter[float](), defaultdict[float, float](float), defaultdict[float, float](float)
     decode_ms: dict[float, array[float]] = defaultdict(lambda: array("d"))
     decode = STEP_KINDS.index(DECODE)
@@ -147,6 +160,7 @@ def _lanes(log: StepsLog, spans: Sequence[LaneSpan]) -> tuple[LaneSummary, ...]:
         LaneSummary(
             lane=span.lane,
             served_seconds=span.end - span.begin,
+            busy_seconds=busy[span.lane],
             steps=steps[span.lane],
             seconds=ms[span.lane] / 1e3,
             decode_median_ms=median(decode_ms[span.lane] or [0.0]),
@@ -193,8 +207,7 @@ def _lane_lines(lanes: Sequence[LaneSummary]) -> Iterator[str]:
             f"{lane.served_seconds:.2f}",
             f"{lane.steps:,}",
             f"{lane.seconds:.2f}",
-            # A worker that takes its next plan up early counts some seconds twice.
-            f"{min(1.0, lane.seconds / lane.served_seconds) if lane.served_seconds else 0:.0%}",
+            f"{min(1.0, lane.busy_seconds / lane.served_seconds) if lane.served_seconds else 0:.0%}",
             f"{lane.decode_median_ms:.2f}",
             f"{lane.output_tokens:,}",
         )

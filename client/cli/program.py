@@ -19,7 +19,7 @@ PROGRAM = "tandem"
 
 
 class TandemCommand(TyperCommand):
-    """A command whose help is drawn by `help`."""
+    """One command; `help` draws its help."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Writes the help to the formatter."""

@@ -39,7 +39,7 @@ class Exit(IntEnum):
     CLOSED_OUTPUT = 141
 
 
-# Fields whose limits are the model's or the service's, so that `tandem info` shows them.
+# Fields with limits of the model or the service, which `tandem info` shows.
 _LIMITS_IN_INFO = (
     "text",
     "token_ids",
@@ -50,7 +50,7 @@ _LIMITS_IN_INFO = (
     "sampling.logit_bias[",
     "output.logprobs",
 )
-# Problems whose limit is the same for every service and stands in the message.
+# Problems with a limit that is the same for every service and stands in the message.
 _FIXED_LIMITS = ("is empty", "at least 1", "between -100 and 100")
 
 

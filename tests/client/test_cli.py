@@ -100,12 +100,12 @@ def test_every_flag_reaches_its_field(tandem, service: FakeService) -> None:
     assert request.priority == -3
 
 
-def test_the_closing_line_says_what_was_kept_of_the_prompt(service: FakeService) -> None:
+def test_the_closing_line_counts_cached_prompt_tokens(service: FakeService) -> None:
     with Client(service.address) as client, client.generate("hi") as stream:
         for _ in stream:
             pass
         line = show._closing_line(stream, 0.5, 2.0)
-    assert line == ("3 tokens, ended by length; first after 0.500 s, then 1.0 tokens/s; 2 of 3 prompt tokens were kept")
+    assert line == ("3 tokens, ended by length; first after 0.500 s, then 1.0 tokens/s; 2 of 3 prompt tokens cached")
 
 
 @pytest.mark.parametrize(("use", "read", "write"), [("read", True, False), ("write", False, True)])

@@ -191,7 +191,11 @@ def test_the_rate_counts_the_time_in_which_a_worker_steps(tmp_path: Path) -> Non
     assert summary.tokens_per_second == pytest.approx(11 / 0.29)
     both = [f"{i},1.100000,decode,,1,0,1,0,1,1,4,0,20,0,{i},{i},{ms}.000,90.000" for i, ms in ((1, 80), (2, 50))]
     summary = summarize(read_steps(written(tmp_path / "both.csv", both)))
-    assert (summary.step_seconds, summary.stepping_seconds) == pytest.approx((0.13, 0.08))
+    assert (summary.step_seconds, summary.stepping_seconds, summary.busy_seconds) == pytest.approx((0.13, 0.08, 0.13))
+    # One worker that starts a plan while the one before still runs.
+    early = [f"{i},{1 + i / 100},decode,,1,0,1,0,1,1,4,0,20,0,1,1,19.000,19.000" for i in range(1, 101)]
+    summary = summarize(read_steps(written(tmp_path / "early.csv", early)))
+    assert (summary.step_seconds, summary.busy_seconds) == pytest.approx((1.9, 1.009))
 
 
 def test_the_title_gives_the_rate_while_stepping(file: Path) -> None:
@@ -225,7 +229,7 @@ def test_time_per_kind_is_seconds_and_share(file: Path) -> None:
         "18%  (0.05 s)",
         "21%  (0.06 s)",
     ]
-    assert "0.3 s in steps, 3.2 s idle" in shares.get_title()
+    assert "0.3 s busy, 3.2 s idle" in shares.get_title()
     assert [label.get_text() for label in spread.get_yticklabels()] == [
         "prefill\n85.00 ms",
         "decode\n20.00 ms",
@@ -300,7 +304,7 @@ def test_lanes_are_named_where_several_serve(tmp_path: Path) -> None:
         "lane 2\n50.00 ms",
     ]
     # 0.9 s of the first, 0.45 of the second, 0.2 of the third.
-    assert "0.3 s in steps, 1.3 s idle" in shares.get_title()
+    assert "0.3 s busy, 1.3 s idle" in shares.get_title()
     # Where both serve, one that is busy all the time takes half of the strip.
     top = max(float((patch.get_data().values - patch.get_data().baseline)[100]) for patch in strip.patches)
     assert top == pytest.approx(0.5)
