@@ -30,6 +30,9 @@ from client.services.toy import TOY_NOTICE, is_toy
 _STOP_SECONDS = 45.0
 # For a reader of standard output to take what is left.
 _FLUSH_SECONDS = 1.0
+_ANSWER_SECONDS = 5.0
+# What a user may paste follows it.
+_READY = "ready: tandem generate"
 
 
 class LogFormat(StrEnum):
@@ -66,7 +69,7 @@ def serve(
         scheduler_policy=RestartPolicy(),
         # The service goes on without a worker, and its health says why.
         worker_policy=RestartPolicy(max_ends=None),
-        on_line=screen.show,
+        on_line=screen.show_child,
         say=screen.say,
     )
     code, cause = asyncio.run(_serve(pair, screen.say))
@@ -113,19 +116,21 @@ async def _serve(pair: ServicePair, say: Callable[[str], None]) -> tuple[Exit, s
 
 async def _announce(pair: ServicePair, say: Callable[[str], None]) -> None:
     """Prints a command to paste whenever both processes serve: after the start, and after each restart."""
+    noticed = False
     while True:
         address = await pair.ready()
-        if await _serves_toy(address):
+        if not noticed and await _serves_toy(address):
             say(TOY_NOTICE)
+        noticed = True
         named = "" if address == DEFAULT_ADDRESS else f"--address {address} "
-        say(f'ready: tandem generate {named}"Return the"')
+        say(f'{_READY} {named}"Return the"')
         await pair.down()
 
 
 async def _serves_toy(address: str) -> bool:
     try:
         async with AsyncClient(address) as client:
-            return is_toy(await client.model_info(timeout=_FLUSH_SECONDS))
+            return is_toy(await client.model_info(timeout=_ANSWER_SECONDS))
     except TandemError:
         return False
 
@@ -144,18 +149,23 @@ class _Screen:
         self._as_json = as_json
         self._writer = LineWriter(sys.stdout)
 
-    def show(self, name: str, line: str) -> None:
-        """Prints one line of a child; an object of a JSON log names its process itself."""
+    def show_child(self, name: str, line: str) -> None:
+        """Prints one line of a child. Its own `ready` is left out: this command's comes once both serve."""
+        if _READY not in line:
+            self._show(name, line)
+
+    def say(self, line: str) -> None:
+        """Prints one line of this command."""
+        self._show("serve", line)
+
+    def _show(self, name: str, line: str) -> None:
+        # An object of a JSON log names its process itself.
         if not self._as_json:
             self._writer.write(f"{name:>9} | {line}")
         elif line.startswith("{"):
             self._writer.write(line)
         else:
             self._writer.write(_json_line(name, line))
-
-    def say(self, line: str) -> None:
-        """Prints one line of this command."""
-        self.show("serve", line)
 
     def close(self) -> None:
         """Waits a moment for what is not written yet."""

@@ -60,27 +60,27 @@ class Supervisor:
     async def run(self) -> Failure:
         """Starts the child and keeps it running; returns when it is given up."""
         while True:
-            status, ended = await self._live()
+            status, ended, cause = await self._live()
             decision = self._policy.decide(self._end(status))
             self._on_end()
             if isinstance(decision, GiveUp):
-                message = f"the {self.child.name} {ended}{decision.why}: {_last_line(self.child)}"
+                message = f"the {self.child.name} {ended}{decision.why}: {cause}"
                 return Failure(name=self.child.name, message=message, wrong_settings=decision.wrong_settings)
             when = f"in {decision.pause_seconds:.1f} s" if decision.pause_seconds else "at once"
             self._say(f"the {self.child.name} {ended}; it starts again {when}")
             await self._sleep(decision.pause_seconds)
 
-    async def _live(self) -> tuple[int, str]:
-        """One life of the child: its exit status, and how it ended in words."""
+    async def _live(self) -> tuple[int, str, str]:
+        """One life of the child: its exit status, how it ended in words, and the cause as far as it said one."""
         self._served_at = None
         try:
             await self.child.start()
         except OSError as error:
-            return _NOT_STARTED, f"could not be started ({error.strerror})"
+            return _NOT_STARTED, "could not be started", str(error.strerror)
         self.next_start.set()
         self.next_start = asyncio.Event()
         status = await self.child.wait()
-        return status, _how_it_ended(status)
+        return status, _how_it_ended(status), _last_line(self.child)
 
     def _end(self, status: int) -> End:
         now = self._clock()

@@ -188,13 +188,16 @@ def test_serve_runs_without_a_standard_output(service: FakeService, tmp_path: Pa
 
 
 def test_the_cause_stands_after_the_lines_of_the_children(service: FakeService, tmp_path: Path) -> None:
-    write_programs(tmp_path, scheduler="say('scheduler_svc: listen: port is taken'); sys.exit(2)", worker=STAYS)
+    """A child's own `ready` is not shown: it says nothing of the other one."""
+    said = "say('core INFO ready: tandem generate x'); say('scheduler_svc: listen: port is taken'); sys.exit(2)"
+    write_programs(tmp_path, scheduler=said, worker=STAYS)
     with serve_process(tmp_path, stderr=subprocess.STDOUT) as process:
         out, _ = process.communicate(timeout=WAIT_SECONDS)
     assert process.returncode == 2
     last = "error: the scheduler ended with exit code 2: scheduler_svc: listen: port is taken"
     assert out.splitlines()[-1] == last
     assert "scheduler | scheduler_svc: listen: port is taken\n" in out
+    assert "ready" not in out
 
 
 def test_the_json_format_reaches_both_programs_and_every_line(service: FakeService, tmp_path: Path) -> None:
