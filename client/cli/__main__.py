@@ -6,26 +6,21 @@ from typing import Annotated, Any
 
 import typer
 
-from client.cli import serve as serving
 from client.cli.generate import EXAMPLES, generate
 from client.cli.plot import plot
-from client.cli.program import TandemCommand, TandemGroup
+from client.cli.program import CheckoutCommand, TandemCommand, TandemGroup
 from client.cli.queries import abort, detokenize, flush, tokenize
 from client.cli.reporting import Exit
 from client.cli.serve import serve
 from client.cli.simulate import simulate
 from client.cli.status import health, info, load
-from client.processes import missing_programs
 from client.version import version
 
 _HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 _TEXT, _SERVICE, _LOCAL = "Generate", "Look at a service", "Run and analyse"
-# A command of programs that are not installed stays callable, to say what is missing, but is not listed.
-_HAS_PROGRAMS = not missing_programs(serving.PROGRAMS)
-_START = "  tandem serve                         in one terminal, then in another:\n" if _HAS_PROGRAMS else ""
-_END = f"""
+_END = """
 Examples:
-{_START}  tandem health --wait 60
+  tandem health --wait 60
   tandem generate "Return the" -n 32
   tandem generate --help
 
@@ -65,18 +60,12 @@ def tandem(
 def _add(
     command: Callable[..., Any],
     panel: str,
+    cls: type[TandemCommand] = TandemCommand,
     *,
-    hidden: bool = False,
     epilog: str | None = None,
     context_settings: dict[str, Any] = _HELP,
 ) -> None:
-    app.command(
-        cls=TandemCommand,
-        rich_help_panel=panel,
-        hidden=hidden,
-        epilog=epilog,
-        context_settings=context_settings,
-    )(command)
+    app.command(cls=cls, rich_help_panel=panel, epilog=epilog, context_settings=context_settings)(command)
 
 
 _add(generate, _TEXT, epilog=EXAMPLES)
@@ -87,10 +76,10 @@ _add(health, _SERVICE)
 _add(load, _SERVICE)
 _add(info, _SERVICE)
 _add(flush, _SERVICE)
-_add(serve, _LOCAL, hidden=not _HAS_PROGRAMS)
+_add(serve, _LOCAL, CheckoutCommand)
 # Its arguments are the simulator's to read, --help too.
 _PASS_ON: dict[str, Any] = {"help_option_names": [], "allow_extra_args": True, "ignore_unknown_options": True}
-_add(simulate, _LOCAL, hidden=not _HAS_PROGRAMS, context_settings=_PASS_ON)
+_add(simulate, _LOCAL, CheckoutCommand, context_settings=_PASS_ON)
 _add(plot, _LOCAL)
 
 

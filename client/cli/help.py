@@ -14,6 +14,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from client.processes import missing_programs
+
 # Longer lines are hard to read.
 _MAX_WIDTH = 100
 # Below this many columns a description stands under its name.
@@ -60,7 +62,7 @@ def _panels(command: Any, context: Any) -> dict[str, list[tuple[Text, Text]]]:
     """Rows per panel, in the order in which the command declares them."""
     panels: dict[str, list[tuple[Text, Text]]] = {}
     for sub_command in getattr(command, "commands", {}).values():
-        if not sub_command.hidden:
+        if not sub_command.hidden and not missing_programs(getattr(sub_command, "programs", ())):
             row = Text(sub_command.name, style=_NAME), _described(sub_command.short_help or sub_command.help or "")
             panels.setdefault(sub_command.rich_help_panel or _COMMANDS_PANEL, []).append(row)
     for parameter in command.get_params(context):

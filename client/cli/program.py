@@ -14,8 +14,9 @@ from typer.core import TyperCommand, TyperGroup
 
 from client.cli.help import flag_of, render
 from client.cli.reporting import Exit
+from client.services.pair import PROGRAMS
 
-PROGRAM = "tandem"
+_NAME = "tandem"
 
 
 class TandemCommand(TyperCommand):
@@ -24,6 +25,12 @@ class TandemCommand(TyperCommand):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Writes the help to the formatter."""
         formatter.write(render(self, ctx))
+
+
+class CheckoutCommand(TandemCommand):
+    """A command of programs that the wheel lacks: callable, to say what is missing, but listed only where they are."""
+
+    programs = PROGRAMS
 
 
 class TandemGroup(TyperGroup):
@@ -37,7 +44,8 @@ class TandemGroup(TyperGroup):
         """Runs the command that the arguments name, and exits."""
         try:
             code = self._run(sys.argv[1:] if args is None else args)
-            sys.stdout.flush()
+            # Unlike sys.stdout.flush(), this works in a process that was started without a standard output.
+            print(end="", flush=True)
         except BrokenPipeError:
             _discard_output()
             code = Exit.CLOSED_OUTPUT
@@ -49,7 +57,7 @@ class TandemGroup(TyperGroup):
 
     def _run(self, arguments: Sequence[str]) -> int:
         try:
-            with self.make_context(PROGRAM, list(arguments)) as context:
+            with self.make_context(_NAME, list(arguments)) as context:
                 self.invoke(context)
         except typer.Exit as end:
             return end.exit_code
