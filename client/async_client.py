@@ -63,7 +63,7 @@ class AsyncClient:
     def generate(
         self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
     ) -> AsyncGenerateStream:
-        """Starts a completion of text or token ids; iterate what is returned. Options as in `GenerateOptions`."""
+        """Starts a completion of a text or of token ids; iterate over the stream. Options as in `GenerateOptions`."""
 
         def start(request: inference_pb2.GenerateRequest, remaining: float | None) -> AsyncCall:
             return self._stubs.inference.Generate(request, timeout=remaining)
@@ -90,33 +90,33 @@ class AsyncClient:
         return (await self._call(self._stubs.inference.Detokenize, request, timeout)).text
 
     async def abort(self, *request_ids: str, timeout: float | None = None) -> dict[str, types.AbortOutcome]:
-        """Ends live requests, whoever started them; what became of each id."""
+        """Cancels waiting or running requests of any client; the outcome for each id."""
         request = abort_request(request_ids)
         return messages.abort_outcomes(await self._call(self._stubs.control.Abort, request, timeout))
 
     async def model_info(self, *, timeout: float | None = None) -> types.ModelInfo:
-        """What is served, its limits and defaults."""
+        """The served model, its limits and default settings."""
         request = control_pb2.GetModelInfoRequest()
         return messages.model_info(await self._call(self._stubs.control.GetModelInfo, request, timeout))
 
     async def load(self, *, timeout: float | None = None) -> types.Load:
-        """How busy the service is."""
+        """The service's load: requests, pages, workers; and whether it serves."""
         return messages.load(await self._call(self._stubs.control.GetLoad, control_pb2.GetLoadRequest(), timeout))
 
     async def flush_cache(self, *, timeout: float | None = None) -> int:
-        """Forgets every page that is kept for requests to come; how many those were."""
+        """Empties the prefix cache; the number of pages that it held."""
         request = control_pb2.FlushCacheRequest()
         return (await self._call(self._stubs.control.FlushCache, request, timeout)).pages
 
     async def health(self, *, timeout: float | None = None) -> bool:
-        """Whether the service serves. Raises Unavailable where nothing answers."""
+        """Whether the service is ready. Raises Unavailable if it cannot be reached."""
         response: health_pb2.HealthCheckResponse = await self._call(
             self._stubs.health.Check, health_pb2.HealthCheckRequest(), timeout
         )
         return response.status == health_pb2.HealthCheckResponse.SERVING
 
     async def wait_ready(self, timeout: float | None = None) -> None:
-        """Returns once the service serves; it may start later than this call. Raises DeadlineExceeded."""
+        """Waits until the service is ready; it may be started after this call. Raises DeadlineExceeded."""
         tries = Tries(retries_left=0, timeout=timeout)
         errors = ErrorReader(address=self.address, timeout=timeout)
         last = "it has not answered"
@@ -138,7 +138,7 @@ class AsyncClient:
             await asyncio.sleep(_POLL_SECONDS)
 
     async def close(self) -> None:
-        """Ends every call and the connection."""
+        """Cancels every call and closes the connection."""
         if self._opened is not None:
             await self._opened.channel.close()
             self._opened = None

@@ -1,4 +1,4 @@
-"""Messages to values: what the service sends, as `types` names it.
+"""Protobuf messages to the values of `types`.
 
 Owns the mapping. Knows nothing of calls.
 """
@@ -32,7 +32,7 @@ _Flat = TypeVar("_Flat", Sampling, SamplingDefaults, Usage, Timing, WorkerLoad)
 
 
 def _flat(cls: type[_Flat], message: Message) -> _Flat:
-    """A value whose fields are named and typed as the message's are."""
+    """A value of a class with the same fields as the message."""
     values: dict[str, Any] = {field.name: getattr(message, field.name) for field in fields(cls)}
     return cls(**values)
 

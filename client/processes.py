@@ -21,7 +21,7 @@ _LAST_OUTPUT_SECONDS = 1.0
 
 
 def missing_programs(modules: Sequence[str]) -> list[str]:
-    """Those of the modules that `python -m` would not find here."""
+    """The modules that `python -m` would not find here."""
     return [module for module in modules if importlib.util.find_spec(module) is None]
 
 
@@ -59,7 +59,7 @@ class Child:
     async def start(self) -> None:
         """Starts it, again if it ended. Raises OSError."""
         self._lines.clear()
-        # A pipe of our own: asyncio's would end `wait` only when whatever else holds the pipe has ended too.
+        # Not asyncio's pipe: with that, `wait` lasts until every process that inherited the pipe has ended.
         output, its_end = os.pipe()
         try:
             self._process = await asyncio.create_subprocess_exec(
@@ -82,7 +82,7 @@ class Child:
         self._reading = asyncio.create_task(self._read(reader))
 
     async def wait(self) -> int:
-        """Returns its exit status once it has ended and its output is read. Whatever it had started is killed."""
+        """Returns its exit status once it has ended and its output is read; kills the processes that it had started."""
         status = await self._running().wait()
         self.kill_group()
         if self._reading is not None:
@@ -106,7 +106,7 @@ class Child:
             return await self.wait()
 
     def kill_group(self) -> None:
-        """SIGKILL to it and to what it started."""
+        """Sends SIGKILL to it and to the processes that it started."""
         with contextlib.suppress(ProcessLookupError):  # All of them are gone already.
             os.killpg(self.pid, signal.SIGKILL)
 

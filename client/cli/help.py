@@ -83,7 +83,8 @@ def _name(parameter: Any) -> Text:
         names = [f"--[no-]{names[0].removeprefix('--')}"]
     text = Text(", ".join(names), style=_NAME)
     if not parameter.is_flag:
-        text.append(f" {parameter.metavar or 'TEXT'}", style=_METAVAR)
+        choices = getattr(getattr(parameter, "type_descriptor", None), "choices", None) or ("TEXT",)
+        text.append(f" {parameter.metavar or '|'.join(choices)}", style=_METAVAR)
     return text
 
 

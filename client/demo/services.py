@@ -25,7 +25,7 @@ _STOP_SECONDS = 20.0
 _KERNELS = Path("tandem") / "inductor"
 
 _Result = TypeVar("_Result")
-# Who says it, and what.
+# The speaker and the line.
 Say = Callable[[str, str], None]
 
 

@@ -1,4 +1,4 @@
-"""Lines to a file descriptor from a thread of its own, so that a reader who stops reading stops nothing else.
+"""Lines to a file descriptor from a thread of its own, so that output which is not read blocks nothing else.
 
 Owns the queue between. When the queue is full, lines are dropped and counted. A descriptor that fails is not used
 again.
@@ -23,7 +23,7 @@ class LineWriter:
         self._num_dropped = 0
         self._closing = False
         self._changed = threading.Condition()
-        # A daemon: one that waits for a reader must not keep this process.
+        # A daemon, so that a blocked write does not keep this process alive.
         self._thread = threading.Thread(target=self._run, name="line-writer", daemon=True)
         self._thread.start()
 
@@ -59,7 +59,7 @@ class LineWriter:
             lines = list(self._lines)
             self._lines.clear()
             if self._num_dropped:
-                lines.append(f"{self._num_dropped} lines were dropped because nobody read them in time")
+                lines.append(f"{self._num_dropped} lines were dropped because the output was not read in time")
                 self._num_dropped = 0
         return "".join(f"{line}\n" for line in lines)
 

@@ -1,4 +1,4 @@
-"""The lines that the services print: their log, as text or JSON, and whatever libraries print beside it.
+"""The lines that the services print: their log, as text or JSON, and the output of libraries.
 
 Owns the log's format as it is read here.
 """

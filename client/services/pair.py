@@ -90,7 +90,7 @@ class ServicePair:
         return wrong
 
     def kill(self) -> None:
-        """Kills both at once, with whatever they started."""
+        """Kills both at once, and the processes that they started."""
         for child in (self.scheduler.child, self.worker.child):
             if child.running:
                 child.kill_group()

@@ -13,7 +13,7 @@ WRONG_SETTINGS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """One end of a child that nobody asked for."""
+    """One unexpected end of a child."""
 
     # Monotonic clock, in seconds.
     at: float

@@ -1,4 +1,4 @@
-"""Stand-ins for the two services of a checkout: programs of the same names whose lives a test writes as Python.
+"""Stand-ins for the two services of a checkout: programs of the same names; a test writes their code.
 
 A life may use `say(line)`, `stay()`, `life` (0 for the first) and what its own lines import.
 """

@@ -1,4 +1,4 @@
-"""TCP listeners with bad manners: they accept a connection and answer late, never, or in another protocol.
+"""TCP listeners that accept a connection and answer late or never.
 
 Own their sockets and threads. Know nothing of gRPC: bytes are passed on as they come.
 """
@@ -18,7 +18,7 @@ def closed_address() -> str:
 
 @contextmanager
 def silent_listener() -> Iterator[str]:
-    """Completes TCP's handshake and never says a word."""
+    """Completes TCP's handshake and sends nothing."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()

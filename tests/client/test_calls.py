@@ -68,7 +68,7 @@ def test_load_says_why_the_service_does_not_serve_and_what_became_of_a_worker() 
 
 
 def test_every_reason_of_the_api_has_a_name() -> None:
-    """Those that a newer service may tell are unknown; none of this one is."""
+    """Only a reason that is newer than this client is unknown."""
     for name, number in inference_pb2.FinishReason.items():
         reason = messages.finished(inference_pb2.Finished(reason=number)).reason
         assert reason == name.removeprefix("FINISH_REASON_").lower() or number == 0

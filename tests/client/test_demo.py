@@ -1,4 +1,4 @@
-"""The demo's own judgement: what it counts, when it calls two rounds equal, and that a dead child is no silence."""
+"""The demo: its counts, its comparison of two rounds, and its error when a process ends."""
 
 import asyncio
 import io

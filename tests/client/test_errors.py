@@ -18,7 +18,7 @@ from tests.client.fake_service import Ending, FakeService, bad_request, retry_in
 
 
 class Failing:
-    """Fails so many calls, then works."""
+    """Fails the first `times` calls, then works."""
 
     def __init__(self, times: int, code: grpc.StatusCode, message: str, *details: Message, late: bool = False):
         self.calls = 0
@@ -84,7 +84,7 @@ def test_details_are_read_in_both_clients(service: FakeService, client: Client) 
         assert caught.value.retry_after_seconds == 1.5
 
 
-def test_pushback_metadata_is_as_good_as_details(service: FakeService, client: Client) -> None:
+def test_pushback_metadata_sets_the_retry_time(service: FakeService, client: Client) -> None:
     def full(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
         ending.context.set_trailing_metadata((("grpc-retry-pushback-ms", "250"),))
         ending.context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "1024 requests wait; the limit is 1024")
@@ -96,7 +96,7 @@ def test_pushback_metadata_is_as_good_as_details(service: FakeService, client: C
     assert caught.value.retry_after_seconds == 0.25
 
 
-def test_a_message_beyond_the_limit_is_no_full_queue(service: FakeService, client: Client) -> None:
+def test_a_message_over_the_limit_is_not_a_full_queue(service: FakeService, client: Client) -> None:
     too_long = "x" * (4 * 2**20 + 1)
 
     async def read() -> None:
@@ -163,7 +163,7 @@ def test_the_timeout_ends_a_stream_at_both_ends(service: FakeService, client: Cl
     assert service.endings[0].wait()
 
 
-def test_nobody_there(service: FakeService) -> None:
+def test_a_stopped_service_is_unavailable_and_not_ready(service: FakeService) -> None:
     service.stop()
     with Client(service.address) as client, pytest.raises(errors.Unavailable) as caught:
         client.load()
@@ -196,7 +196,7 @@ def test_waiting_for_a_service_that_does_not_serve_yet(service: FakeService, cli
     assert time.monotonic() - started < fake_service.WAIT_SECONDS
 
 
-def test_bytes_that_are_no_details_are_no_details(service: FakeService, client: Client) -> None:
+def test_malformed_details_are_ignored(service: FakeService, client: Client) -> None:
     def garbled(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
         ending.context.set_trailing_metadata((("grpc-status-details-bin", b"\xff\xff"),))
         ending.context.abort(grpc.StatusCode.INTERNAL, "broken")

@@ -33,7 +33,7 @@ def test_children_are_stopped_and_started_again() -> None:
 
 
 def test_a_child_that_ends_takes_along_what_it_had_started(programs: Callable[..., None]) -> None:
-    """Also if that holds the child's output open: else nobody would learn of the end."""
+    """Also a grandchild that holds the output open, which would hide the child's end."""
     lines: list[str] = []
     starts = "import subprocess\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\nsys.exit(3)"
     programs(scheduler=starts, worker=STAYS)
@@ -93,7 +93,7 @@ def test_a_writer_without_a_reader_drops_and_counts() -> None:
         num_dropped = 0
         while len(written) + num_dropped < 20_000:
             line = reader.readline().rstrip()
-            dropped = re.fullmatch(r"(\d+) lines were dropped because nobody read them in time", line)
+            dropped = re.fullmatch(r"(\d+) lines were dropped because the output was not read in time", line)
             if dropped is None:
                 written.append(int(line))
             else:

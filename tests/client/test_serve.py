@@ -155,7 +155,7 @@ def serve_process(folder: Path, *flags: str, **options: object) -> Iterator[subp
 
 def test_kill_9_of_serve_leaves_nothing_behind(service: FakeService, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "alive")
-    # Open in both until they end, whatever ends them.
+    # Both hold it open until they end.
     holds = f"alive = open({str(tmp_path / 'alive')!r}, 'w'); alive.write('x'); alive.flush()\n"
     write_programs(tmp_path, scheduler=holds + listens(service), worker=holds + STAYS)
     with serve_process(tmp_path, stdout=subprocess.DEVNULL) as process, open(tmp_path / "alive") as alive:
