@@ -133,6 +133,8 @@ class FakeService(inference_pb2_grpc.InferenceServiceServicer, control_pb2_grpc.
         self.endings: list[Ending] = []
         # Of the workers in GetLoad's answer.
         self.worker_pids = [77, 78]
+        # GetLoad's answer, if it is not the default; a status is the call's failure.
+        self.load: control_pb2.GetLoadResponse | grpc.StatusCode | None = None
         self.model = "fake"
         self.health = health.HealthServicer()
         self._server = grpc.server(ThreadPoolExecutor(max_workers=16))
@@ -200,6 +202,10 @@ class FakeService(inference_pb2_grpc.InferenceServiceServicer, control_pb2_grpc.
     def GetLoad(
         self, request: control_pb2.GetLoadRequest, context: grpc.ServicerContext
     ) -> control_pb2.GetLoadResponse:
+        if isinstance(self.load, grpc.StatusCode):
+            fail(context, self.load, "the scheduler's core cannot be reached")
+        if self.load is not None:
+            return self.load
         workers = [control_pb2.WorkerLoad(pid=pid, running=i, pages_total=99) for i, pid in enumerate(self.worker_pids)]
         return control_pb2.GetLoadResponse(
             running=2, steps=2**40, step_ms=1.5, worker_pid=77, prompt_tokens=800, cached_prompt_tokens=200,
