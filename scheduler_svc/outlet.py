@@ -5,22 +5,38 @@ Owns the list of peers that could not be reached, until the loop tells the core 
 
 import logging
 from collections import deque
+from collections.abc import Callable
 
 from tandem.internal.v1 import frontend_pb2, worker_pb2
 
 from scheduler_svc import frontend_wire, worker_wire
 from scheduler_svc.core import effects as fx
 from scheduler_svc.links import PeerLostError, RouterLink
+from scheduler_svc.logs import announce
 from scheduler_svc.model_card import ModelCard
 from scheduler_svc.steps import StepsFile
 
 log = logging.getLogger("tandem.core")
 
+# The client's default: a command needs no --address for it.
+_DEFAULT_ADDRESS = "127.0.0.1:50051"
+
 
 class Outlet:
     """`lost`: (link, peer, reason), oldest first."""
 
-    def __init__(self, *, workers: RouterLink, frontends: RouterLink, card: ModelCard, steps: StepsFile | None) -> None:
+    def __init__(
+        self,
+        *,
+        workers: RouterLink,
+        frontends: RouterLink,
+        card: ModelCard,
+        steps: StepsFile | None,
+        address: Callable[[], str],
+    ) -> None:
+        """`address` returns where callers reach the service, host:port."""
+        self._address = address
+        self._was_ready = False
         self._workers = workers
         self._frontends = frontends
         self._card = card
@@ -44,7 +60,10 @@ class Outlet:
                         effect.worker, join.model, join.device, join.dtype,
                         join.num_pages - 1, join.page_size, join.max_rows,
                     )  # fmt: skip
-                    self.send(self._workers, effect.worker, worker_wire.joined_frame(effect.generation))
+                    self._workers.limit_frames(effect.worker, join.max_frame_bytes)
+                    self.send(
+                        self._workers, effect.worker, worker_wire.joined_frame(effect.generation, self._address())
+                    )
                 case fx.WorkerRefused():
                     self._refuse(effect)
                 case fx.AskRejoin():
@@ -93,5 +112,15 @@ class Outlet:
     def _frontend_frame(self, effect: frontend_wire.FrontendEffect | fx.ModelServed) -> bytes:
         if not isinstance(effect, fx.ModelServed):
             return frontend_wire.frame_of(effect)
+        if effect.info is not None:
+            self._announce_ready()
         state = frontend_pb2.ModelState(ready=False) if effect.info is None else self._card.state(effect.info)
         return frontend_pb2.CoreToFrontend(model_state=state).SerializeToString()
+
+    def _announce_ready(self) -> None:
+        """Logs once, when the first model is served, the command that tries the service."""
+        if not self._was_ready:
+            self._was_ready = True
+            address = self._address()
+            flag = "" if address == _DEFAULT_ADDRESS else f" --address {address}"
+            announce('ready: tandem generate%s "Return the"', flag)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from scheduler_svc import private_file
 from scheduler_svc.core import effects as fx
 
 log = logging.getLogger("tandem.core")
@@ -60,7 +61,7 @@ class StepsFile:
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` is the core's. Raises OSError, FileExistsError where the file exists."""
         # Unbuffered: a buffer of its own would cut lines where it happens to be full.
-        self._file = path.open("xb", buffering=0)
+        self._file = private_file.create(path, buffering=0)
         self._clock = clock
         self._origin = self._written_at = clock()
         self._held: list[str] = [",".join(COLUMNS) + "\n"]

@@ -208,9 +208,9 @@ def _fill_extras(out: pb.StartedRows, extras: list[ev.Extras]) -> None:
         out.num_logprobs = _ints([one.num_logprobs for one in extras])
 
 
-def joined_frame(generation: int) -> bytes:
-    """The worker serves; its plans will have this generation."""
-    return pb.CoreToWorker(joined=pb.Joined(generation=generation)).SerializeToString()
+def joined_frame(generation: int, listen: str = "") -> bytes:
+    """The worker serves; its plans will have this generation. `listen` is the address that callers reach."""
+    return pb.CoreToWorker(joined=pb.Joined(generation=generation, listen=listen)).SerializeToString()
 
 
 def refused_frame(reason: str, *, retry: bool) -> bytes:
