@@ -41,7 +41,7 @@ class RuntimeDir:
         except OSError as error:
             raise SettingError(f"runtime_dir {path} cannot be used: {error.strerror}") from None
         self.path = path
-        self._inodes: dict[Path, int] = {}
+        self._marks: dict[Path, tuple[int, ...] | None] = {}
         self._missing: Path | None = None
 
     @property
@@ -57,11 +57,11 @@ class RuntimeDir:
     def sockets_bound(self) -> None:
         """Call it once both sockets are bound; from then on `watch` looks whether all is still there."""
         names = (*_SOCKETS, worker_key.NAME)
-        self._inodes = {path: _inode(path) for path in (self.path, *(self.path / name for name in names))}
+        self._marks = {path: _mark(path) for path in (self.path, *(self.path / name for name in names))}
 
     def watch(self) -> None:
         """Logs when the folder, a socket or the key was removed or replaced, and when it is back."""
-        missing = next((path for path, inode in self._inodes.items() if _inode(path) != inode), None)
+        missing = next((path for path, mark in self._marks.items() if _mark(path) != mark), None)
         if missing is not None and self._missing is None:
             log.error(
                 "%s was removed or replaced: connected workers and front ends continue, but no worker can join and no "
@@ -93,9 +93,12 @@ def _check_access(path: Path) -> None:
         )
 
 
-def _inode(path: Path) -> int:
-    """0 where there is nothing."""
+def _mark(path: Path) -> tuple[int, ...] | None:
+    """What tells this file from another one at the same path; None where there is nothing."""
     try:
-        return path.lstat().st_ino
+        status = path.lstat()
     except OSError:
-        return 0
+        return None
+    # A number is used again soon. The time of a folder changes with what is in it; that of a socket never does.
+    time = () if stat.S_ISDIR(status.st_mode) else (status.st_mtime_ns,)
+    return status.st_dev, status.st_ino, *time
