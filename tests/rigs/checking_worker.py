@@ -222,8 +222,10 @@ def main(arguments: list[str] | None = None) -> int:
     signal.set_wakeup_fd(waker.fileno())
     context = zmq.Context()
     dealer = _dealer(context, args.runtime_dir)
+    session = _session(args)
+    _say("waits for a scheduler")
     try:
-        return _serve(_session(args), dealer, wake)
+        return _serve(session, dealer, wake)
     except zmq.Again:
         # SIGTERM while no core is there to be told.
         return 0
