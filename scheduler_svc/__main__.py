@@ -85,6 +85,8 @@ class _Service:
             max_waiting_tokens=settings.max_waiting_tokens,
             step_timeout_seconds=settings.step_timeout_seconds,
             silence_timeout_seconds=settings.silence_timeout_seconds,
+            max_worker_wait_seconds=settings.max_worker_wait_seconds,
+            prove_workers=True,
             report_steps=settings.steps is not None,
         )
         self._recorder = self._steps = None

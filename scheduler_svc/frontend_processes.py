@@ -43,8 +43,8 @@ class FrontendProcesses:
         self._is_asked = False
 
     @property
-    def address(self) -> str:
-        """Where callers reach them, host:port. Port 0 until one listens, where the system chooses and is not Linux."""
+    def listen(self) -> str:
+        """The address that callers reach, host:port. Outside Linux a port 0 is known only once a front end listens."""
         return self._children[0].listen
 
     def _start_sharing(self) -> None:
@@ -57,7 +57,7 @@ class FrontendProcesses:
             if all(child.is_listening for child in self._children):
                 if self._held is not None:
                     self._held.stop_sharing()
-                announce("%s%s", READY, self.address)
+                announce("%s%s", READY, self.listen)
 
     def watch(self, *, restart: bool) -> None:
         """Each as `FrontendProcess.watch`."""

@@ -56,8 +56,8 @@ class Children(Protocol):
         ...
 
     @property
-    def address(self) -> str:
-        """Where callers reach them, host:port."""
+    def listen(self) -> str:
+        """The address that callers reach, host:port."""
         ...
 
     @property
@@ -92,7 +92,12 @@ class Loop:
         self._workers = workers
         self._frontends = frontends
         self._outlet = Outlet(
-            workers=workers, frontends=frontends, card=card, steps=steps, address=lambda: children.address
+            workers=workers,
+            frontends=frontends,
+            card=card,
+            steps=steps,
+            listen=lambda: children.listen,
+            joined=lambda: core.lanes,
         )
         self._children = children
         self._credentials = credentials

@@ -5,7 +5,7 @@ Owns the list of peers that could not be reached, until the loop tells the core 
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from tandem.internal.v1 import frontend_pb2, worker_pb2
 
@@ -32,12 +32,14 @@ class Outlet:
         frontends: RouterLink,
         card: ModelCard,
         steps: StepsFile | None,
-        address: Callable[[], str],
+        listen: Callable[[], str],
+        joined: Callable[[], Collection[str]],
     ) -> None:
-        """`address` returns where callers reach the service, host:port."""
-        self._address = address
+        """`listen` gives the address that callers reach, `joined` the workers that the core has accepted."""
         self._was_ready = False
         self._workers = workers
+        self._listen = listen
+        self._joined = joined
         self._frontends = frontends
         self._card = card
         self._steps = steps
@@ -54,16 +56,16 @@ class Outlet:
             match effect:
                 case fx.WorkerAccepted():
                     assert join is not None, "a worker was accepted that did not join"
-                    self._card.take(join)
+                    self._card.joined(effect.worker, join, self._joined())
                     log.info(
-                        "worker %s serves %s on %s (%s): %d pages of %d, %d rows",
+                        "worker %s joined with %s on %s (%s): %d pages of %d, %d rows",
                         effect.worker, join.model, join.device, join.dtype,
                         join.num_pages - 1, join.page_size, join.max_rows,
                     )  # fmt: skip
                     self._workers.limit_frames(effect.worker, join.max_frame_bytes)
-                    self.send(
-                        self._workers, effect.worker, worker_wire.joined_frame(effect.generation, self._address())
-                    )
+                    self.send(self._workers, effect.worker, worker_wire.joined_frame(effect.generation, self._listen()))
+                case fx.WorkerProven():
+                    self._card.proven(effect.worker)
                 case fx.WorkerRefused():
                     self._refuse(effect)
                 case fx.AskRejoin():
@@ -88,8 +90,8 @@ class Outlet:
                     log.warning("%s", effect.message)
                 case fx.StepReport():
                     reports.append(effect)
-                case fx.WorkerAccepted():
-                    raise AssertionError("a worker was accepted that did not join")
+                case fx.WorkerAccepted() | fx.WorkerProven():
+                    raise AssertionError(f"{effect} answers a worker's message, and none came")
                 case _:
                     later.append(effect)
         for effect in later:
@@ -114,13 +116,12 @@ class Outlet:
             return frontend_wire.frame_of(effect)
         if effect.info is not None:
             self._announce_ready()
-        state = frontend_pb2.ModelState(ready=False) if effect.info is None else self._card.state(effect.info)
-        return frontend_pb2.CoreToFrontend(model_state=state).SerializeToString()
+        return frontend_pb2.CoreToFrontend(model_state=self._card.state(effect)).SerializeToString()
 
     def _announce_ready(self) -> None:
         """Logs once, when the first model is served, the command that tries the service."""
         if not self._was_ready:
             self._was_ready = True
-            address = self._address()
+            address = self._listen()
             flag = "" if address == _DEFAULT_ADDRESS else f" --address {address}"
             announce('ready: tandem generate%s "Return the"', flag)

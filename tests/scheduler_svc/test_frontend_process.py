@@ -222,7 +222,7 @@ def test_the_port_of_one_front_end_is_held_while_it_is_replaced(bench: Bench) ->
     before = pids()
     processes = bench.of(1)
     bench.until(processes, lambda: len(bench.ready_lines()) == 1)
-    port = int(processes.address.rpartition(":")[2])
+    port = int(processes.listen.rpartition(":")[2])
     [frontend] = pids() - before
 
     def bind(*options: int) -> None:
@@ -242,7 +242,7 @@ def test_the_port_of_one_front_end_is_held_while_it_is_replaced(bench: Bench) ->
         with pytest.raises(OSError, match="in use"):
             bind(*options)
     bench.until(processes, lambda: len(bench.ready_lines()) == 2)
-    assert processes.address.endswith(f":{port}")
+    assert processes.listen.endswith(f":{port}")
 
 
 def test_a_taken_address_is_refused_before_anything_is_started(bench: Bench) -> None:

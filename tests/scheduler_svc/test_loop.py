@@ -13,7 +13,7 @@ from tandem.v1 import control_pb2
 
 from scheduler_svc import record
 from scheduler_svc.core.scheduler import CoreConfig, Scheduler
-from scheduler_svc.links import RouterLink
+from scheduler_svc.links import FrameTooLargeError, RouterLink
 from scheduler_svc.loop import Loop
 from scheduler_svc.model_card import ModelCard
 from scheduler_svc.peers import Credentials
@@ -40,7 +40,9 @@ class NoChild:
     def ask_to_stop(self) -> None:
         self.asked.set()
 
-    address = "127.0.0.1:4711"
+    @property
+    def listen(self) -> str:
+        return "127.0.0.1:4711"
 
     @property
     def is_running(self) -> bool:
@@ -71,7 +73,10 @@ class Peer:
         return worker_pb2.CoreToWorker.FromString(self.receive())
 
     def told(self) -> frontend_pb2.CoreToFrontend:
-        return frontend_pb2.CoreToFrontend.FromString(self.receive())
+        """The next message that is not the core's status, which comes whenever a worker joins or leaves."""
+        while (message := frontend_pb2.CoreToFrontend.FromString(self.receive())).HasField("core_status"):
+            pass
+        return message
 
 
 class Bench:
@@ -266,7 +271,7 @@ def test_two_workers_serve_and_one_that_dies_is_found_out(bench: Bench, caplog: 
         query += 1
     assert [worker.pid for worker in workers] == [22]
     said = [line for line in caplog.messages if line.startswith("worker w-")]
-    assert [line.split(" ")[1:3] for line in said] == [["w-1", "serves"], ["w-2", "serves"], ["w-1", "lost:"]]
+    assert [line.split(" ")[1:3] for line in said] == [["w-1", "joined"], ["w-2", "joined"], ["w-1", "lost:"]]
 
 
 def test_a_flush_is_answered(bench: Bench) -> None:
@@ -367,7 +372,7 @@ def test_a_worker_without_the_key_is_refused_and_changes_nothing(bench: Bench, t
     stray.send(joining(key=b"x" * 32, model="stray", identity="stray"))
     worker.send(joining())
     joined = worker.heard().joined
-    assert (joined.generation, joined.listen) == (1, NoChild.address)
+    assert (joined.generation, joined.listen) == (1, "127.0.0.1:4711")
     frontend.send(HELLO)
     assert frontend.told().model_state.info.model == "m"
     bench.recorder.flush()
@@ -395,14 +400,19 @@ def test_a_worker_that_cannot_take_a_frame_is_lost_with_the_reason(
 ) -> None:
     caplog.set_level(logging.INFO)
     worker, frontend = bench.worker(), bench.frontend()
-    frontend.send(HELLO)
+    worker.send(joining(max_frame_bytes=1 << 20))
     bench.start()
-    assert frontend.told().HasField("model_state")
-    worker.send(joining(max_frame_bytes=10))
+    assert worker.heard().HasField("joined")
+    frontend.send(HELLO)
+    assert frontend.told().model_state.ready
+    with pytest.raises(FrameTooLargeError, match="it takes at most 1,048,576"):
+        bench.links[0].send("w-1", bytes((1 << 20) + 1))
+    # As if it had joined with this limit; the core refuses workers whose plans would not fit.
+    bench.links[0].limit_frames("w-1", 10)
+    frontend.send(submit(1))
+    assert frontend.told().HasField("admitted")
     while "worker w-1 lost: a frame for it has" not in " ".join(caplog.messages):
-        frontend.send(frontend_pb2.FrontendToCore(flush_cache=frontend_pb2.FlushCache(query=1)))
-        while not frontend.told().HasField("flush_reply"):
-            pass
+        assert load_of(frontend, 1).waiting <= 1
     assert bench.core.lanes == {}
 
 
@@ -439,8 +449,7 @@ def test_a_connection_that_ends_floods_nobody_with_probes(bench: Bench) -> None:
         assert busy.told().load_reply.query == query
     probes = 0
     while slow.socket.poll(0):
-        assert slow.socket.recv() == b""
-        probes += 1
+        probes += slow.socket.recv() == b""
     assert 0 < probes <= 250
     assert "f-1" in bench.core.frontends
     assert bench.core.lanes
