@@ -12,7 +12,7 @@ import sys
 
 # Attempts with ports that the system chose: another program may take one before it is held.
 _TRIES = 16
-# Any address of this machine that nobody serves; see `HeldAddress.stop_sharing`.
+# An address of this machine at which no program listens; see `HeldAddress.stop_sharing`.
 _UNUSED_LOOPBACK = "127.255.255.254"
 _REASONS = {
     errno.EADDRINUSE: "the port is taken",
@@ -28,7 +28,7 @@ class ListenError(Exception):
 def split(listen: str) -> tuple[str, int]:
     """Host and port of `host:port`. Raises ListenError if it is malformed or not a loopback address.
 
-    Everybody who reaches the port may use the service, because it has neither TLS nor authentication yet.
+    Every program that reaches the port can use the service, which has neither TLS nor authentication yet.
     """
     host, colon, port = listen.rpartition(":")
     if not colon or not host or not (port.isascii() and port.isdecimal()) or int(port) > 65_535:
@@ -113,7 +113,7 @@ class HeldAddress:
         """Refuses every program from now on; front ends that listen are not affected.
 
         The kernel compares a new socket with each of those bound only where the last one bound did not share; so one
-        that does not share is bound for a moment, at an address that nobody uses.
+        that does not share is bound for a moment, at an address that no program uses.
         """
         self._set_sharing(0)
         # If that address is in use after all, sharing stays possible, as it would without this method.
@@ -150,7 +150,7 @@ def _hold_all(host: str, port: int) -> list[socket.socket]:
             try:
                 held.append(_hold(family, where))
             except OSError as error:
-                # localhost is ::1 by name also where there is no IPv6.
+                # The name localhost stands for ::1 also on machines without IPv6.
                 if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                     raise
         if not held:

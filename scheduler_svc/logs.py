@@ -1,6 +1,6 @@
 """One log format for every process of the service, written to stderr by a thread of its own.
 
-Owns the queue of lines, the writer thread and the format. Nothing that logs ever waits for stderr: when nobody reads it
+Owns the queue of lines, the writer thread and the format. Logging never waits for stderr: if it is not read,
 the queue fills, further records are dropped and counted, and a line says how many once there is room. Knows nothing of
 what is logged.
 """

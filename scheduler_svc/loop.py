@@ -67,7 +67,7 @@ class Children(Protocol):
 
 
 class Loop:
-    """Runs until `stop_asked` and nobody is left, or the grace is over."""
+    """Runs until `stop_asked` and no request is left, or the grace is over."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class Loop:
         if (wake := self._core.next_wake()) is not None:
             until.append(wake)
         if self._drain_deadline is not None:
-            # Then also the front ends' end is waited for, which no socket tells.
+            # No socket reports that a front end has ended.
             until += [max(self._drain_deadline, now), now + _PROBE_EVERY_SECONDS]
         if now < self._probe_until:
             until.append(self._next_probe_at)
@@ -160,7 +160,7 @@ class Loop:
         if at_once:
             self._drain_deadline = time.monotonic()
             return []
-        log.info("stopping: admitting nobody, running requests have %g s", self._grace_seconds)
+        log.info("stopping: no new requests are admitted, running ones have %g s", self._grace_seconds)
         self._drain_deadline = time.monotonic() + self._grace_seconds
         return self._handle(ev.DrainStarted(), drain_started=record_pb2.DrainStarted())
 
@@ -168,7 +168,7 @@ class Loop:
         return self._drain_deadline is not None and time.monotonic() >= self._drain_deadline + extra_seconds
 
     def _is_over(self) -> bool:
-        """Nobody is left in the core; whoever still comes is turned away until the front ends have ended."""
+        """No request is left in the core; new ones are refused until the front ends have ended."""
         self._children.ask_to_stop()
         return not self._children.is_running or self._is_grace_over(_FAREWELL_SECONDS)
 
@@ -267,7 +267,7 @@ class Loop:
             self._workers.keep_limits(self._core.lanes)
 
     def _probe(self) -> None:
-        """Finds out who is gone, for a while after any connection ended."""
+        """Finds lost peers, for a while after any connection ended."""
         now = time.monotonic()
         if self._workers.somebody_left() | self._frontends.somebody_left():
             self._probe_until = now + _PROBE_SECONDS

@@ -1,6 +1,6 @@
 """Carries the core's effects out: frames to workers and front ends, lines to the log and the steps' file.
 
-Owns the list of peers that could not be reached, until the loop tells the core of them. Decides nothing.
+Owns the list of peers that could not be reached, until the loop reports them to the core. Decides nothing.
 """
 
 import logging

@@ -94,7 +94,7 @@ def _check_access(path: Path) -> None:
 
 
 def _mark(path: Path) -> tuple[int, ...] | None:
-    """What tells this file from another one at the same path; None where there is nothing."""
+    """Differs for another file at the same path; None if there is none."""
     try:
         status = path.lstat()
     except OSError:

@@ -32,7 +32,7 @@ def read_or_create(folder: Path) -> bytes:
 
 
 def _create(path: Path) -> None:
-    """Writes the key beside its place and links it there, so that nobody ever reads a part of it."""
+    """Writes the key to another name and links it to `path`, so that a reader never finds a part of it."""
     draft = path.with_name(f".{NAME}-{secrets.token_hex(8)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:

@@ -349,6 +349,9 @@ def test_a_stranger_without_the_secret_neither_submits_nor_harms_the_true_front_
         stranger.send(submit(1), frontend_pb2.FrontendToCore(load_query=frontend_pb2.LoadQuery(query=1)), b"\xff")
     while not [line for line in caplog.messages if line.startswith("front end f-77-0b")]:
         assert load_of(frontend, 2).waiting == 0
+    # Its other frames came with that one; none was answered.
+    load_of(frontend, 3)
+    assert not bench.peers[-1].socket.poll(0)
     for stranger in bench.peers[1:]:
         stranger.socket.close(0)
     frontend.send(submit(7))
@@ -400,13 +403,13 @@ def test_a_worker_that_cannot_take_a_frame_is_lost_with_the_reason(
 ) -> None:
     caplog.set_level(logging.INFO)
     worker, frontend = bench.worker(), bench.frontend()
-    worker.send(joining(max_frame_bytes=1 << 20))
+    worker.send(joining(max_frame_bytes=17 << 20))
     bench.start()
     assert worker.heard().HasField("joined")
     frontend.send(HELLO)
     assert frontend.told().model_state.ready
-    with pytest.raises(FrameTooLargeError, match="it takes at most 1,048,576"):
-        bench.links[0].send("w-1", bytes((1 << 20) + 1))
+    with pytest.raises(FrameTooLargeError, match="it takes at most 17,825,792"):
+        bench.links[0].send("w-1", bytes((17 << 20) + 1))
     # As if it had joined with this limit; the core refuses workers whose plans would not fit.
     bench.links[0].limit_frames("w-1", 10)
     frontend.send(submit(1))

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from scheduler_svc import config
@@ -167,3 +168,20 @@ def test_a_start_that_cannot_succeed_ends_with_one_line_and_exit_code_2(tmp_path
 def test_version_is_that_of_the_distribution(tmp_path: Path) -> None:
     done = run(tmp_path, "--version", stdout=subprocess.PIPE)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"tandem {version()}\n", "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's end")
+def test_a_service_that_was_asked_to_ends_with_its_parent(tmp_path: Path) -> None:
+    starter = "import subprocess, sys; subprocess.Popen(sys.argv[1:]).wait()"
+    command = [sys.executable, "-m", "scheduler_svc", "--runtime-dir", str(tmp_path / "run"), "--exit-with-parent"]
+    with subprocess.Popen(
+        [sys.executable, "-c", starter, *command, "--listen", "127.0.0.1:0"], stderr=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stderr is not None
+        while "frontend listening on" not in parent.stderr.readline():
+            pass
+        family = psutil.Process(parent.pid).children(recursive=True)
+        assert len(family) == 2
+        parent.kill()
+        _, alive = psutil.wait_procs(family, timeout=10)
+        assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
