@@ -1,8 +1,8 @@
 """One log format for every process of the service, written to stderr by a thread of its own.
 
-Owns the queue of lines, the writer thread and the format. Logging never waits for stderr: if it is not read,
-the queue fills, further records are dropped and counted, and a line says how many once there is room. Knows nothing of
-what is logged.
+Owns the queue of lines, the writer thread and the format. Logging never waits for stderr: if it is not read, the queue
+fills, further records are dropped and counted, and a line says how many once there is room. Knows nothing of what is
+logged.
 """
 
 import contextlib

@@ -79,7 +79,7 @@ def serve(flags: argparse.Namespace) -> None:
 
 
 async def say_alive(on_deaf: Callable[[], None]) -> None:
-    """Prints from the event loop, so that one that hangs falls silent. `on_deaf` is called when the parent no longer reads."""
+    """Prints from the event loop, so that one that hangs falls silent. Calls `on_deaf` when the parent is gone."""
     try:
         while True:
             await asyncio.sleep(ALIVE_SECONDS)
