@@ -1,6 +1,6 @@
-"""`python -m scheduler_svc`: the core in this process, the front ends in children.
+"""`python -m scheduler_svc`: the core in this process, the front ends in child processes.
 
-Owns start and stop, and nothing between.
+Owns start and stop. What cannot start ends with one line on stderr, the cause and what to do, and exit code 2.
 """
 
 import logging
@@ -8,127 +8,169 @@ import secrets
 import signal
 import socket
 import sys
-import time
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
 import zmq
 
-from scheduler_svc import config
+from scheduler_svc import config, logs
 from scheduler_svc.address import ListenError
 from scheduler_svc.core.page_hash import HASH_BYTES
 from scheduler_svc.core.scheduler import CoreConfig, Scheduler
-from scheduler_svc.frontend_process import FrontendProcesses
+from scheduler_svc.flags import SettingError
+from scheduler_svc.frontend_process import FrontendFailed
+from scheduler_svc.frontend_processes import FrontendProcesses
 from scheduler_svc.links import RouterLink
 from scheduler_svc.loop import Loop
 from scheduler_svc.model_card import ModelCard
+from scheduler_svc.parent import die_with_parent
+from scheduler_svc.peers import Credentials
 from scheduler_svc.record import Recorder
 from scheduler_svc.runtime_dir import RuntimeDir
 from scheduler_svc.steps import StepsFile
+from scheduler_svc.worker_key import NAME as KEY_NAME
 
 log = logging.getLogger("tandem.core")
 
 # A Join carries the tokenizer, a Submit a prompt.
 _WORKER_FRAME_BYTES, _FRONTEND_FRAME_BYTES = 128 << 20, 64 << 20
+# What a front end takes: a ModelState carries the tokenizer too.
+_TO_FRONTEND_BYTES = 256 << 20
 
 
 def main() -> int:
-    """Runs the service until SIGTERM or SIGINT; the exit code is 0 where it stopped in good order."""
-    settings = config.load(sys.argv[1:])
-    logging.basicConfig(
-        level=settings.log_level.upper(), format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr
-    )
-    stops: list[float] = []
-
-    def on_signal(signum: int, frame: FrameType | None) -> None:
-        stops.append(time.monotonic())
-
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, on_signal)
-
-    # A poll goes on after a signal; a readable socket ends it.
-    wake, woken = socket.socketpair()
-    wake.setblocking(False)
-    woken.setblocking(False)
-    signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
-
-    runtime_dir = RuntimeDir(settings.runtime_dir)
-    children = _children(settings, runtime_dir)
-    core_config = CoreConfig(
-        max_waiting=settings.max_waiting,
-        max_waiting_tokens=settings.max_waiting_tokens,
-        step_timeout_seconds=settings.step_timeout_seconds,
-        silence_timeout_seconds=settings.silence_timeout_seconds,
-        prove_workers=True,
-        report_steps=settings.steps is not None,
-    )
-    recorder, steps = _recorder(settings, core_config), _steps_file(settings)
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    workers = RouterLink(context, runtime_dir.worker_endpoint, max_frame_bytes=_WORKER_FRAME_BYTES)
-    frontends = RouterLink(context, runtime_dir.frontend_endpoint, max_frame_bytes=_FRONTEND_FRAME_BYTES)
-    loop = Loop(
-        core=Scheduler(core_config),
-        workers=workers,
-        frontends=frontends,
-        children=children,
-        wake=wake,
-        card=ModelCard(
-            default_max_new_tokens=settings.default_max_new_tokens,
-            max_waiting=settings.max_waiting,
-            cache_root=secrets.token_bytes(HASH_BYTES),
-        ),
-        recorder=recorder,
-        steps=steps,
-        grace_seconds=settings.grace_seconds,
-    )
-    log.info("workers connect to %s", runtime_dir.worker_endpoint)
-    try:
-        loop.run(lambda: len(stops))
-    finally:
-        signal.set_wakeup_fd(-1)
-        children.stop()
-        workers.close()
-        frontends.close()
-        context.term()
-        if recorder is not None:
-            recorder.close()
-        if steps is not None:
-            steps.close()
-        wake.close()
-        woken.close()
+    """Runs the service until SIGTERM or SIGINT. The exit code: 0 after those, 2 for settings, 1 for other failures."""
+    logs.open_closed_streams()
+    with ExitStack() as stack:
+        try:
+            settings = config.load(sys.argv[1:])
+            if settings.exit_with_parent:
+                die_with_parent()
+            service = _Service(settings, stack)
+        except (SettingError, ListenError) as error:
+            prefix = "listen: " if isinstance(error, ListenError) else ""
+            for line in str(error).splitlines():
+                with suppress(OSError):
+                    print(f"scheduler_svc: {prefix}{line}", file=sys.stderr)
+            return 2
+        logs.start("core", level=settings.log_level, log_format=settings.log_format)
+        try:
+            service.run()
+        except FrontendFailed as error:
+            failure = error
+        else:
+            failure = None
+    if failure is not None:
+        log.error("%s", failure)
+        return 2 if failure.exit_code == 2 else 1
     log.info("stopped")
     return 0
 
 
-def _recorder(settings: config.SchedulerSettings, core_config: CoreConfig) -> Recorder | None:
-    if settings.record is None:
-        return None
+class _Service:
+    """What the process holds while it runs; `stack` closes it. Nothing is started before `run`."""
+
+    def __init__(self, settings: config.SchedulerSettings, stack: ExitStack) -> None:
+        """Raises SettingError, ListenError."""
+        self._settings = settings
+        self._stack = stack
+        self._runtime_dir = RuntimeDir(settings.runtime_dir)
+        self._children = FrontendProcesses(
+            settings.frontends, listen=settings.listen, flags=_frontend_flags(settings, self._runtime_dir)
+        )
+        self._core_config = CoreConfig(
+            max_waiting=settings.max_waiting,
+            max_waiting_tokens=settings.max_waiting_tokens,
+            step_timeout_seconds=settings.step_timeout_seconds,
+            silence_timeout_seconds=settings.silence_timeout_seconds,
+            max_worker_wait_seconds=settings.max_worker_wait_seconds,
+            prove_workers=True,
+            report_steps=settings.steps is not None,
+        )
+        self._recorder = self._steps = None
+        if settings.record is not None:
+            with _making("record", settings.record):
+                self._recorder = Recorder(settings.record, self._core_config)
+            stack.callback(self._recorder.close)
+        if settings.steps is not None:
+            with _making("steps", settings.steps):
+                self._steps = StepsFile(settings.steps)
+            stack.callback(self._steps.close)
+
+    def run(self) -> None:
+        """Until it was asked to stop and has. Raises FrontendFailed."""
+        runtime_dir = self._runtime_dir
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._stack.callback(context.term)
+        workers = self._link(context, runtime_dir.worker_endpoint, _WORKER_FRAME_BYTES)
+        frontends = self._link(context, runtime_dir.frontend_endpoint, _FRONTEND_FRAME_BYTES, _TO_FRONTEND_BYTES)
+        runtime_dir.sockets_bound()
+        stop_asked, wake = self._signals()
+        self._stack.callback(self._children.stop)
+        log.info("workers connect to %s", runtime_dir.worker_endpoint)
+        self._loop(workers, frontends, wake).run(stop_asked)
+
+    def _loop(self, workers: RouterLink, frontends: RouterLink, wake: socket.socket) -> Loop:
+        settings, runtime_dir = self._settings, self._runtime_dir
+        return Loop(
+            core=Scheduler(self._core_config),
+            workers=workers,
+            frontends=frontends,
+            children=self._children,
+            credentials=Credentials(
+                worker_key=runtime_dir.worker_key,
+                key_path=runtime_dir.path / KEY_NAME,
+                frontend_secret=self._children.secret,
+            ),
+            watch=runtime_dir.watch,
+            wake=wake,
+            card=ModelCard(
+                default_max_new_tokens=settings.default_max_new_tokens,
+                max_waiting=settings.max_waiting,
+                cache_root=secrets.token_bytes(HASH_BYTES),
+            ),
+            recorder=self._recorder,
+            steps=self._steps,
+            grace_seconds=settings.grace_seconds,
+        )
+
+    def _link(
+        self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, received: int, sent: int = 64 << 20
+    ) -> RouterLink:
+        link = RouterLink(context, endpoint, max_frame_bytes=received, max_sent_bytes=sent)
+        self._stack.callback(link.close)
+        return link
+
+    def _signals(self) -> tuple[Callable[[], int], socket.socket]:
+        """How many SIGTERM and SIGINT have come, and a socket that becomes readable with each: a poll ignores them."""
+        num_asked = 0
+
+        def on_signal(signum: int, frame: FrameType | None) -> None:
+            nonlocal num_asked
+            num_asked += 1
+
+        wake, woken = socket.socketpair()
+        wake.setblocking(False)
+        woken.setblocking(False)
+        for end in (wake, woken):
+            self._stack.callback(end.close)
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, on_signal)
+        signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
+        self._stack.callback(signal.set_wakeup_fd, -1)
+        return lambda: num_asked, wake
+
+
+@contextmanager
+def _making(setting: str, path: Path) -> Generator[None]:
+    """Raises SettingError where the setting's file cannot be created."""
     try:
-        return Recorder(settings.record, core_config)
+        yield
     except OSError as error:
-        raise _cannot_make("record", settings.record, error) from None
-
-
-def _steps_file(settings: config.SchedulerSettings) -> StepsFile | None:
-    if settings.steps is None:
-        return None
-    try:
-        return StepsFile(settings.steps)
-    except OSError as error:
-        raise _cannot_make("steps", settings.steps, error) from None
-
-
-def _cannot_make(setting: str, path: Path, error: OSError) -> SystemExit:
-    hint = "; nothing is overwritten, so another name is needed" if isinstance(error, FileExistsError) else ""
-    return SystemExit(f"scheduler_svc: {setting}: cannot make {path}: {error.strerror}{hint}")
-
-
-def _children(settings: config.SchedulerSettings, runtime_dir: RuntimeDir) -> FrontendProcesses:
-    flags = _frontend_flags(settings, runtime_dir)
-    try:
-        return FrontendProcesses(settings.frontends, listen=settings.listen, flags=flags)
-    except ListenError as error:
-        raise SystemExit(f"scheduler_svc: listen: {error}") from None
+        hint = "; nothing is overwritten, choose another name" if isinstance(error, FileExistsError) else ""
+        raise SettingError(f"{setting}: {path} cannot be created: {error.strerror}{hint}") from None
 
 
 def _frontend_flags(settings: config.SchedulerSettings, runtime_dir: RuntimeDir) -> list[str]:
@@ -137,6 +179,7 @@ def _frontend_flags(settings: config.SchedulerSettings, runtime_dir: RuntimeDir)
         "--max-message-bytes": settings.max_message_bytes,
         "--grace-seconds": settings.grace_seconds,
         "--log-level": settings.log_level,
+        "--log-format": settings.log_format,
     }
     listed = [str(word) for pair in flags.items() for word in pair]
     return [*listed, "--reflection"] if settings.reflection else listed

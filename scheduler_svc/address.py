@@ -1,15 +1,24 @@
-"""The address that callers reach: which are allowed, and holding one for several front ends.
+"""The address that callers reach: which ones are allowed, and holding one for the front ends that listen on it.
 
-Owns the rule that only loopback will do, and the sockets that keep a port for this service. Knows nothing of gRPC.
+Owns the rule that only loopback addresses are used, and the sockets that keep a port for this service. Knows nothing of
+gRPC.
 """
 
+import contextlib
 import errno
 import ipaddress
 import socket
 import sys
 
-# Of ports that the system chose: another may take one before it is held.
+# Attempts with ports that the system chose: another program may take one before it is held.
 _TRIES = 16
+# An address of this machine at which no program listens; see `HeldAddress.stop_sharing`.
+_UNUSED_LOOPBACK = "127.255.255.254"
+_REASONS = {
+    errno.EADDRINUSE: "the port is taken",
+    errno.EADDRNOTAVAIL: "the address does not belong to this machine",
+    errno.EACCES: "this user may not use the port",
+}
 
 
 class ListenError(Exception):
@@ -17,29 +26,47 @@ class ListenError(Exception):
 
 
 def split(listen: str) -> tuple[str, int]:
-    """Host and port of `host:port`. Raises ListenError where it is none, or not this machine's alone.
+    """Host and port of `host:port`. Raises ListenError if it is malformed or not a loopback address.
 
-    Only loopback addresses: anybody who reaches the port may use the service, until TLS and tokens are built.
+    Every program that reaches the port can use the service, which has neither TLS nor authentication yet.
     """
     host, colon, port = listen.rpartition(":")
     if not colon or not host or not (port.isascii() and port.isdecimal()) or int(port) > 65_535:
-        raise ListenError(
-            f"an address looks like 127.0.0.1:50051, with a port between 0 and 65535; this does not: {listen}"
-        )
+        raise ListenError(f"an address looks like 127.0.0.1:50051, with a port from 0 to 65535; it is {listen}")
     if not _is_loopback(host):
         raise ListenError(
-            f"this version has neither TLS nor tokens, so it listens on loopback addresses only"
-            f" (127.0.0.1, [::1], localhost), not on {listen}"
+            "this version has neither TLS nor authentication, so it listens on loopback addresses only"
+            f" (127.0.0.1, [::1] or localhost); it cannot listen on {listen}"
         )
     return host, int(port)
 
 
-def taken(listen: str) -> ListenError:
-    """What to raise where it cannot be bound."""
+def taken(listen: str, error: OSError | None = None) -> ListenError:
+    """The exception for an address that cannot be bound; without `error` the cause is not known."""
+    reason = "the port is taken, or the address does not belong to this machine"
+    if error is not None and error.errno is not None:
+        reason = _REASONS.get(error.errno) or error.strerror or reason
     return ListenError(
-        f"the port is taken, or the address is not this machine's; choose another with --listen (127.0.0.1:0 lets"
-        f" the system choose): cannot listen on {listen}"
+        f"{reason}; choose another with --listen (127.0.0.1:0 takes a free port): cannot listen on {listen}"
     )
+
+
+def hold(listen: str, *, num_sharing: int) -> "HeldAddress | None":
+    """Holds the address for `num_sharing` front ends; outside Linux only checks it and returns None.
+
+    Raises ListenError.
+    """
+    if sys.platform == "linux":
+        return HeldAddress(listen)
+    if num_sharing > 1:
+        raise ListenError(f"several front ends can share an address on Linux only: cannot listen on {listen}")
+    host, port = split(listen)
+    try:
+        for one in _hold_all(host, port) if port else []:
+            one.close()
+    except OSError as error:
+        raise taken(listen, error) from None
+    return None
 
 
 def _is_loopback(host: str) -> bool:
@@ -56,40 +83,55 @@ def _bare(host: str) -> str:
 
 
 class HeldAddress:
-    """An address that front ends share with SO_REUSEPORT, and that no other service of this kind takes or shares.
+    """An address that front ends bind with SO_REUSEPORT, and that stays with this service while none of them lives.
 
-    Alone that option lets every process of this user share a port in silence, a second Tandem too, whose callers would
-    then reach one or the other by chance; it holds an address first, and that fails while this is held, as it does for
-    every program that does not ask to share. One that does, as gRPC's servers do unless told otherwise, the kernel lets
-    in as long as it is this user's: no socket of ours can keep it out. The held sockets never listen, so no caller
-    reaches them.
+    The held sockets never listen, so no caller reaches them. Programs that do not ask to share, and another Tandem,
+    which holds an address first, are refused for as long as this is held. A program that does ask, as other gRPC
+    servers of the same user do by default, is let in only while front ends are started: see `stop_sharing`.
     """
 
     def __init__(self, listen: str) -> None:
-        """`listen` as for `split`; of port 0 the system makes one port for all front ends. Raises ListenError."""
-        if sys.platform != "linux":
-            raise ListenError(f"several front ends share an address on Linux alone: cannot listen on {listen}")
+        """`listen` as for `split`; for port 0 the system chooses one port for all front ends. Raises ListenError."""
         host, port = split(listen)
         self._sockets: list[socket.socket] = []
         for attempt in range(_TRIES):
             try:
-                chosen = port or _free_port(host)
-                self._sockets = _hold_all(host, chosen)
-            except OSError:
+                self._port = port or _free_port(host)
+                self._sockets = _hold_all(host, self._port)
+            except OSError as error:
                 if port or attempt == _TRIES - 1:
-                    raise taken(listen) from None
+                    raise taken(listen, error) from None
                 continue
-            self.listen = f"{host}:{chosen}"
+            self.listen = f"{host}:{self._port}"
             return
 
+    def start_sharing(self) -> None:
+        """Lets front ends bind the address."""
+        self._set_sharing(1)
+
+    def stop_sharing(self) -> None:
+        """Refuses every program from now on; front ends that listen are not affected.
+
+        The kernel compares a new socket with each of those bound only where the last one bound did not share; so one
+        that does not share is bound for a moment, at an address that no program uses.
+        """
+        self._set_sharing(0)
+        # If that address is in use after all, sharing stays possible, as it would without this method.
+        with contextlib.suppress(OSError), socket.socket() as unshared:
+            unshared.bind((_UNUSED_LOOPBACK, self._port))
+
     def close(self) -> None:
-        """Lets go of it."""
+        """Frees the address."""
         for one in self._sockets:
             one.close()
 
+    def _set_sharing(self, value: int) -> None:
+        for one in self._sockets:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, value)
+
 
 def _resolved(host: str, port: int) -> list[tuple[int, tuple[str, int]]]:
-    """Family and address of each that the host's name stands for: gRPC binds them all."""
+    """Family and address of each address that the host name stands for: gRPC binds all of them."""
     found = socket.getaddrinfo(_bare(host), port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys((int(family), (str(where[0]), port)) for family, _, _, _, where in found))
 
@@ -108,7 +150,7 @@ def _hold_all(host: str, port: int) -> list[socket.socket]:
             try:
                 held.append(_hold(family, where))
             except OSError as error:
-                # localhost is ::1 by name also where there is no IPv6.
+                # The name localhost stands for ::1 also on machines without IPv6.
                 if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                     raise
         if not held:
@@ -121,10 +163,11 @@ def _hold_all(host: str, port: int) -> list[socket.socket]:
 
 
 def _hold(family: int, where: tuple[str, int]) -> socket.socket:
-    """A bound socket beside which only sockets with SO_REUSEPORT can be bound. Raises OSError where the port is taken.
+    """A bound socket beside which only sockets with SO_REUSEPORT can be bound. Raises OSError if the port is taken.
 
-    SO_REUSEADDR, because the connections of a service that just ended linger. It lets two bind at the same moment, but
-    only one of them listen; from then on it is off, and nobody else can bind either. What stops to listen stays bound.
+    SO_REUSEADDR is needed because the connections of a service that just ended linger. It lets two sockets bind at the
+    same moment, but only one of them can listen; then the option is turned off, and no other socket can bind. A socket
+    that stops listening stays bound.
     """
     held = socket.socket(family)
     try:

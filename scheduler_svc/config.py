@@ -1,24 +1,33 @@
 """The scheduler service's settings: flags over environment (TANDEM_…) over a TOML file over defaults.
 
 Owns names, defaults and bounds. Unknown flags, file keys and TANDEM_ variables are refused by name; a variable that
-belongs to another of the programs is fine, so one environment can serve them all.
+belongs to another of the programs is accepted, so one environment can serve all of them.
 """
 
 import os
 from pathlib import Path
 from tomllib import TOMLDecodeError
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
-    CliSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     TomlConfigSettingsSource,
 )
 
+from scheduler_svc import flags
+from scheduler_svc.flags import SettingError
+from scheduler_svc.logs import LogFormat
+from scheduler_svc.version import version
+
 ENV_PREFIX = "TANDEM_"
+_PROGRAM = "python -m scheduler_svc"
+_DESCRIPTION = f"""\
+Runs Tandem's scheduler service: the scheduler and its gRPC front ends. Each flag is also an environment variable
+({ENV_PREFIX}MAX_WAITING) and a key of the TOML file (max_waiting); flags win over variables, variables over the
+file."""
 
 # What the worker and the client read; the architecture tests hold this list against theirs.
 OTHER_PROGRAMS_SETTINGS = frozenset(
@@ -26,7 +35,6 @@ OTHER_PROGRAMS_SETTINGS = frozenset(
         "address",
         "device",
         "dtype",
-        "exit_with_parent",
         "host_pool_bytes",
         "keep_free_bytes",
         "max_length",
@@ -45,7 +53,7 @@ OTHER_PROGRAMS_SETTINGS = frozenset(
 
 
 def default_runtime_dir() -> Path:
-    """Where the sockets are unless told: $XDG_RUNTIME_DIR/tandem, else /tmp/tandem-<uid>."""
+    """The default folder of the sockets: $XDG_RUNTIME_DIR/tandem, else /tmp/tandem-<uid>."""
     base = os.environ.get("XDG_RUNTIME_DIR")
     return Path(base) / "tandem" if base else Path(f"/tmp/tandem-{os.getuid()}")
 
@@ -53,51 +61,73 @@ def default_runtime_dir() -> Path:
 class SchedulerSettings(BaseSettings):
     """Every setting of `python -m scheduler_svc`."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=ENV_PREFIX,
-        extra="forbid",
-        cli_kebab_case=True,
-        cli_implicit_flags=True,
-        cli_hide_none_type=True,
-        cli_avoid_json=True,
-        cli_prog_name="python -m scheduler_svc",
-    )
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, env_ignore_empty=True, extra="forbid")
 
-    listen: Annotated[str, Field(description="address of the gRPC surface; loopback only")] = "127.0.0.1:50051"
+    listen: Annotated[
+        str, Field(title="HOST:PORT", description="address of the gRPC services; loopback addresses only")
+    ] = "127.0.0.1:50051"
     runtime_dir: Annotated[
         Path,
         Field(
+            title="DIR",
             default_factory=default_runtime_dir,
-            description="folder of the sockets, mode 0700; default $XDG_RUNTIME_DIR/tandem, else /tmp/tandem-<uid>",
+            description="folder of the sockets, mode 0700 (default: $XDG_RUNTIME_DIR/tandem, else /tmp/tandem-<uid>)",
         ),
     ]
-    config: Annotated[Path | None, Field(description="TOML file with any of these settings")] = None
+    config: Annotated[Path | None, Field(title="FILE", description="TOML file with any of these settings")] = None
     frontends: Annotated[
-        int, Field(ge=1, le=64, description="front ends that share the address, a process each; several: on Linux")
+        int,
+        Field(ge=1, le=64, title="N", description="front end processes that share the address; several: Linux only"),
     ] = 1
-    max_waiting: Annotated[int, Field(ge=1, le=1_000_000, description="requests that may wait")] = 1024
-    max_waiting_tokens: Annotated[int, Field(ge=1, le=1 << 40, description="tokens that may wait")] = 4_194_304
+    max_waiting: Annotated[
+        int, Field(ge=1, le=1_000_000, title="N", description="requests that may wait in the queue")
+    ] = 1024
+    max_waiting_tokens: Annotated[
+        int, Field(ge=1, le=1 << 40, title="N", description="tokens of all requests that wait in the queue")
+    ] = 4_194_304
+    max_worker_wait_seconds: Annotated[
+        float,
+        Field(
+            ge=1,
+            le=86_400,
+            title="SECONDS",
+            description="how long a request waits for a worker that can hold it before it ends UNAVAILABLE",
+        ),
+    ] = 600.0
     default_max_new_tokens: Annotated[
-        int, Field(ge=1, le=1 << 30, description="max_new_tokens of a request that sets none")
+        int, Field(ge=1, le=1 << 30, title="N", description="max_new_tokens of a request that sets none")
     ] = 256
     max_message_bytes: Annotated[
-        int, Field(ge=1024, le=1 << 30, description="size of one gRPC message that is read")
+        int, Field(ge=1024, le=1 << 30, title="BYTES", description="largest gRPC message that is accepted")
     ] = 4 << 20
     reflection: Annotated[bool, Field(description="serve gRPC reflection")] = False
-    record: Annotated[Path | None, Field(description="write every event of the core to this new file")] = None
+    record: Annotated[
+        Path | None, Field(title="FILE", description="write every event of the scheduler to this new file")
+    ] = None
     steps: Annotated[
-        Path | None, Field(description="write a line per step to this new file, CSV; tandem plot draws it")
+        Path | None, Field(title="FILE", description="write one CSV line per step to this new file, for tandem plot")
     ] = None
     grace_seconds: Annotated[
-        float, Field(ge=0, le=3600, description="how long running streams may go on after SIGTERM")
+        float, Field(ge=0, le=3600, title="SECONDS", description="how long running streams may continue after SIGTERM")
     ] = 30.0
     step_timeout_seconds: Annotated[
-        float, Field(gt=0, le=3600, description="a worker whose step takes longer is given up")
+        float,
+        Field(gt=0, le=3600, title="SECONDS", description="a worker whose step takes longer is treated as lost"),
     ] = 120.0
     silence_timeout_seconds: Annotated[
-        float, Field(gt=0, le=3600, description="an idle worker silent for longer is given up")
+        float,
+        Field(gt=0, le=3600, title="SECONDS", description="an idle worker that is silent longer is treated as lost"),
     ] = 15.0
-    log_level: Annotated[str, Field(pattern="^(debug|info|warning|error)$", description="debug to error")] = "info"
+    exit_with_parent: Annotated[
+        bool, Field(description="end when the process that started this one ends; Linux only")
+    ] = False
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        Field(title="LEVEL", description="lowest level that is logged: debug, info, warning or error"),
+    ] = "info"
+    log_format: Annotated[
+        LogFormat, Field(title="FORMAT", description="text, or json for one JSON object per line")
+    ] = "text"
 
     @classmethod
     def settings_customise_sources(
@@ -109,34 +139,31 @@ class SchedulerSettings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Flags (as init arguments), then the environment, then the file."""
-        flags = cast("dict[str, object]", cast("Any", init_settings).init_kwargs)
-        name = str(flags.get("config") or "") or os.environ.get(f"{ENV_PREFIX}CONFIG")
-        if name and not Path(name).is_file():
-            raise SystemExit(f"scheduler_svc: config: {name} is no file")
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, name or None)
+        named = cast("dict[str, object]", cast("Any", init_settings).init_kwargs)
+        file = _file(named)
+        if file is not None and not Path(file).is_file():
+            raise SettingError(f"config file {file} does not exist, or is not a file")
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, file)
 
 
 def load(arguments: list[str]) -> SchedulerSettings:
-    """Settings from flags, environment and file. Raises SystemExit with one line for each setting that is wrong."""
+    """Settings from flags, environment and file. Raises SettingError with one line for each setting that is wrong."""
     _refuse_unknown_variables()
-    flags = CliSettingsSource[SchedulerSettings](SchedulerSettings, cli_parse_args=arguments)
+    fields = SchedulerSettings.model_fields
+    named = flags.parse(_PROGRAM, f"tandem {version()}", _DESCRIPTION, fields, arguments)
     try:
-        return SchedulerSettings(**flags())
+        return SchedulerSettings(**cast("dict[str, Any]", named))
     except ValidationError as error:
-        lines = [
-            f"{'.'.join(map(str, item['loc']))}: {_plain(item['type'], item['msg'], item['input'])}"
-            for item in error.errors()
-        ]
-        raise SystemExit("scheduler_svc: " + "\nscheduler_svc: ".join(lines)) from None
-    except TOMLDecodeError as error:
-        name = flags().get("config") or os.environ.get(f"{ENV_PREFIX}CONFIG")
-        raise SystemExit(f"scheduler_svc: config: {name} is no TOML: {error}") from None
+        raise SettingError("\n".join(flags.message(problem, fields) for problem in error.errors())) from None
+    except (TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingError(f"config file {_file(named)} is not TOML: {error}") from None
+    except OSError as error:
+        raise SettingError(f"config file {_file(named)} cannot be read: {error.strerror}") from None
 
 
-def _plain(kind: str, message: str, value: object) -> str:
-    if kind == "extra_forbidden":
-        return "there is no such setting; see --help"
-    return f"{message} (got {value!r})"
+def _file(named: dict[str, object]) -> str | None:
+    """The path of the TOML file; None where there is none."""
+    return str(named.get("config") or "") or os.environ.get(f"{ENV_PREFIX}CONFIG") or None
 
 
 def _refuse_unknown_variables() -> None:
@@ -145,6 +172,4 @@ def _refuse_unknown_variables() -> None:
         name for name in os.environ if name.startswith(ENV_PREFIX) and name.removeprefix(ENV_PREFIX) not in known
     )
     if unknown:
-        raise SystemExit(
-            f"scheduler_svc: unknown environment variable {', '.join(unknown)}; see --help for the settings"
-        )
+        raise SettingError(f"unknown environment variable {', '.join(unknown)} (--help lists the settings)")

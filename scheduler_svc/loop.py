@@ -21,6 +21,7 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.links import RouterLink
 from scheduler_svc.model_card import ModelCard
 from scheduler_svc.outlet import Outlet
+from scheduler_svc.peers import Credentials, DroppedFrames
 from scheduler_svc.record import Recorder
 from scheduler_svc.steps import StepsFile
 from scheduler_svc.wire import WireError
@@ -33,6 +34,8 @@ _BATCH = 1024
 _PROBE_SECONDS = 1.0
 _PROBE_EVERY_SECONDS = 0.005
 _IDLE_SECONDS = 0.25
+# How often what nothing announces is looked at: removed files, counts to log.
+_LOOK_SECONDS = 1.0
 # What front ends get beyond the grace to hand the last answers over.
 _FAREWELL_SECONDS = 5.0
 
@@ -64,7 +67,7 @@ class Children(Protocol):
 
 
 class Loop:
-    """Runs until `stop_asked` and nobody is left, or the grace is over."""
+    """Runs until `stop_asked` and no request is left, or the grace is over."""
 
     def __init__(
         self,
@@ -74,12 +77,17 @@ class Loop:
         frontends: RouterLink,
         card: ModelCard,
         children: Children,
+        credentials: Credentials,
+        watch: Callable[[], None],
         recorder: Recorder | None,
         steps: StepsFile | None,
         grace_seconds: float,
         wake: socket.socket,
     ) -> None:
-        """`wake` becomes readable when a signal came: a poll alone goes on after one."""
+        """`wake` becomes readable when a signal came: a poll alone continues after one.
+
+        `watch` is called about once a second.
+        """
         self._core = core
         self._workers = workers
         self._frontends = frontends
@@ -92,11 +100,15 @@ class Loop:
             joined=lambda: core.lanes,
         )
         self._children = children
+        self._credentials = credentials
+        self._watch = watch
+        self._dropped = DroppedFrames()
         self._recorder = recorder
         self._grace_seconds = grace_seconds
         self._wake = wake
         self._probe_until = 0.0
         self._next_probe_at = 0.0
+        self._next_look_at = 0.0
         self._drain_deadline: float | None = None
         self._poller = zmq.Poller()
         for one in (workers.socket, frontends.socket, workers.monitor, frontends.monitor, wake):
@@ -110,6 +122,7 @@ class Loop:
                 self._wake.recv(64)
             self._children.watch(restart=not asked)
             self._probe()
+            self._look()
             effects = self._take_in()
             if (now_asked := stop_asked()) > asked:
                 effects += self._begin_stop(at_once=now_asked > 1)
@@ -135,7 +148,7 @@ class Loop:
         if (wake := self._core.next_wake()) is not None:
             until.append(wake)
         if self._drain_deadline is not None:
-            # Then also the front ends' end is waited for, which no socket tells.
+            # No socket reports that a front end has ended.
             until += [max(self._drain_deadline, now), now + _PROBE_EVERY_SECONDS]
         if now < self._probe_until:
             until.append(self._next_probe_at)
@@ -147,7 +160,7 @@ class Loop:
         if at_once:
             self._drain_deadline = time.monotonic()
             return []
-        log.info("stopping: admitting nobody, running requests have %g s", self._grace_seconds)
+        log.info("stopping: no new requests are admitted, running ones have %g s", self._grace_seconds)
         self._drain_deadline = time.monotonic() + self._grace_seconds
         return self._handle(ev.DrainStarted(), drain_started=record_pb2.DrainStarted())
 
@@ -155,7 +168,7 @@ class Loop:
         return self._drain_deadline is not None and time.monotonic() >= self._drain_deadline + extra_seconds
 
     def _is_over(self) -> bool:
-        """Nobody is left in the core; whoever still comes is turned away until the front ends have ended."""
+        """No request is left in the core; new ones are refused until the front ends have ended."""
         self._children.ask_to_stop()
         return not self._children.is_running or self._is_grace_over(_FAREWELL_SECONDS)
 
@@ -181,16 +194,18 @@ class Loop:
             effects += self._from_frontend(peer, frame)
         return effects
 
-    def _from_worker(self, peer: str, frame: bytes) -> list[fx.Effect]:
+    def _from_worker(self, peer: str, frame: bytes | None) -> list[fx.Effect]:
         try:
-            message = worker_wire.parse(frame)
+            message = worker_wire.parse(_whole(frame))
             event = worker_wire.event_of(message, peer)
         except WireError as error:
-            log.warning("worker %s: dropped what it sent: %s", peer, error)
-            self._outlet.send(self._workers, peer, worker_wire.refused_frame(str(error), retry=False))
-            return self._peer_lost(self._workers, peer, f"it sent what is no message: {error}")
+            return self._refuse_worker(peer, str(error), f"it sent a malformed message: {error}")
         if not message.HasField("join"):
             return self._outlet.answer_worker(self._handle(event, peer=peer, worker=message))
+        if not self._credentials.admit_worker(message.join.key):
+            return self._refuse_worker(peer, self._credentials.refusal, "its key is another one")
+        # Neither recorded nor kept.
+        message.join.ClearField("key")
         join = worker_pb2.Join()
         join.CopyFrom(message.join)
         # What the core does not read would fill the log: a worker that stands by joins twice a second.
@@ -198,14 +213,21 @@ class Loop:
         message.join.ClearField("chat_template")
         return self._outlet.answer_worker(self._handle(event, peer=peer, worker=message), join)
 
-    def _from_frontend(self, peer: str, frame: bytes) -> list[fx.Effect]:
+    def _refuse_worker(self, peer: str, answer: str, reason: str) -> list[fx.Effect]:
+        """Drops what it sent. It is answered for its first bad frame, not for each of a flood."""
+        if self._dropped.add(f"worker {peer}", reason) or peer in self._core.lanes:
+            self._outlet.send(self._workers, peer, worker_wire.refused_frame(answer, retry=False))
+        return self._peer_lost(self._workers, peer, reason)
+
+    def _from_frontend(self, peer: str, frame: bytes | None) -> list[fx.Effect]:
         message = frontend_pb2.FrontendToCore()
         try:
-            message = frontend_wire.parse(frame)
+            message = frontend_wire.parse(_whole(frame))
+            self._check_frontend(peer, message)
             event = frontend_wire.event_of(message, peer)
         except WireError as error:
-            log.warning("front end %s: dropped what it sent: %s", peer, error)
-            if message.HasField("submit"):
+            self._dropped.add(f"front end {peer}", str(error))
+            if message.HasField("submit") and peer in self._core.frontends:
                 stream = message.submit.stream
                 return [
                     fx.Rejected(frontend=peer, stream=stream, code=fx.RejectCode.INVALID, message=str(error), field="")
@@ -213,18 +235,39 @@ class Loop:
             return []
         return self._handle(event, peer=peer, frontend=message)
 
+    def _check_frontend(self, peer: str, message: frontend_pb2.FrontendToCore) -> None:
+        """Raises WireError if the peer has not proved that this service started it."""
+        if message.HasField("hello"):
+            if not self._credentials.admit_frontend(message.hello.secret):
+                raise WireError("a Hello without this service's secret")
+            # Not recorded.
+            message.hello.ClearField("secret")
+        elif peer not in self._core.frontends:
+            raise WireError("a message before its Hello")
+
     def _peer_lost(self, link: RouterLink, peer: str, reason: str) -> list[fx.Effect]:
         lost = record_pb2.PeerLost(reason=reason)
         if link is self._workers:
+            if peer not in self._core.lanes:
+                return []
             return self._handle(ev.WorkerLost(worker=peer, reason=reason), peer=peer, worker_lost=lost)
-        if peer in self._core.frontends:
-            if self._drain_deadline is None:
-                log.warning("front end %s lost: %s", peer, reason)
-            self._children.give_up(peer)
+        if peer not in self._core.frontends:
+            return []
+        if self._drain_deadline is None:
+            log.warning("front end %s lost: %s", peer, reason)
+        self._children.give_up(peer)
         return self._handle(ev.FrontendLost(frontend=peer), peer=peer, frontend_lost=lost)
 
+    def _look(self) -> None:
+        now = time.monotonic()
+        if now >= self._next_look_at:
+            self._next_look_at = now + _LOOK_SECONDS
+            self._watch()
+            self._dropped.report(now)
+            self._workers.keep_limits(self._core.lanes)
+
     def _probe(self) -> None:
-        """Finds out who is gone, for a while after any connection ended."""
+        """Finds lost peers, for a while after any connection ended."""
         now = time.monotonic()
         if self._workers.somebody_left() | self._frontends.somebody_left():
             self._probe_until = now + _PROBE_SECONDS
@@ -238,3 +281,10 @@ class Loop:
         ):
             for peer, reason in link.gone(peers):
                 self._outlet.lost.append((link, peer, reason))
+
+
+def _whole(frame: bytes | None) -> bytes:
+    """The frame. Raises WireError where a message of several parts came instead."""
+    if frame is None:
+        raise WireError("a message of several parts")
+    return frame

@@ -1,6 +1,6 @@
 """Carries the core's effects out: frames to workers and front ends, lines to the log and the steps' file.
 
-Owns the list of peers that could not be reached, until the loop tells the core of them. Decides nothing.
+Owns the list of peers that could not be reached, until the loop reports them to the core. Decides nothing.
 """
 
 import logging
@@ -12,10 +12,14 @@ from tandem.internal.v1 import frontend_pb2, worker_pb2
 from scheduler_svc import frontend_wire, worker_wire
 from scheduler_svc.core import effects as fx
 from scheduler_svc.links import PeerLostError, RouterLink
+from scheduler_svc.logs import announce
 from scheduler_svc.model_card import ModelCard
 from scheduler_svc.steps import StepsFile
 
 log = logging.getLogger("tandem.core")
+
+# The client's default: a command needs no --address for it.
+_DEFAULT_ADDRESS = "127.0.0.1:50051"
 
 
 class Outlet:
@@ -32,6 +36,7 @@ class Outlet:
         joined: Callable[[], Collection[str]],
     ) -> None:
         """`listen` gives the address that callers reach, `joined` the workers that the core has accepted."""
+        self._was_ready = False
         self._workers = workers
         self._listen = listen
         self._joined = joined
@@ -57,6 +62,7 @@ class Outlet:
                         effect.worker, join.model, join.device, join.dtype,
                         join.num_pages - 1, join.page_size, join.max_rows,
                     )  # fmt: skip
+                    self._workers.limit_frames(effect.worker, join.max_frame_bytes)
                     self.send(self._workers, effect.worker, worker_wire.joined_frame(effect.generation, self._listen()))
                 case fx.WorkerProven():
                     self._card.proven(effect.worker)
@@ -108,4 +114,14 @@ class Outlet:
     def _frontend_frame(self, effect: frontend_wire.FrontendEffect | fx.ModelServed) -> bytes:
         if not isinstance(effect, fx.ModelServed):
             return frontend_wire.frame_of(effect)
+        if effect.info is not None:
+            self._announce_ready()
         return frontend_pb2.CoreToFrontend(model_state=self._card.state(effect)).SerializeToString()
+
+    def _announce_ready(self) -> None:
+        """Logs once, when the first model is served, the command that tries the service."""
+        if not self._was_ready:
+            self._was_ready = True
+            address = self._listen()
+            flag = "" if address == _DEFAULT_ADDRESS else f" --address {address}"
+            announce('ready: tandem generate%s "Return the"', flag)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from tandem.internal.v1 import record_pb2 as pb
 
-from scheduler_svc import frontend_wire, worker_wire
+from scheduler_svc import frontend_wire, private_file, worker_wire
 from scheduler_svc.core import effects as fx
 from scheduler_svc.core import events as ev
 from scheduler_svc.core.config import Admission, CoreConfig, Policy
@@ -68,7 +68,7 @@ class Recorder:
 
     def __init__(self, path: Path, config: CoreConfig) -> None:
         """Raises OSError, FileExistsError where the file exists."""
-        self._file = path.open("xb")
+        self._file = private_file.create(path)
         self._is_broken = False
         self._digest = EffectsDigest()
         header = pb.RecordedHeader(

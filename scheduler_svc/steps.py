@@ -1,8 +1,8 @@
 """What each step did, one line per step: the CSV file that --steps writes and `tandem plot` draws.
 
 Owns the file. Lines are gathered and handed to the system whole, about once a second and at the end, so a service that
-is killed loses the last second at most. A disk that takes no more, or a file that somebody removed, ends the writing
-with one line in the log and never the service. Knows nothing of how a step came about.
+is killed loses the last second at most. If the disk is full or the file is removed, the writing ends with
+one line in the log, and the service continues. Knows nothing of how a step came about.
 """
 
 import logging
@@ -11,13 +11,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from scheduler_svc import private_file
 from scheduler_svc.core import effects as fx
 
 log = logging.getLogger("tandem.core")
 
 # `step`, `preemptions`: since the service started, as in GetLoad. `running`, `waiting`, pages: while the step ran;
-# `pages_cached` are kept for requests to come and nobody's. `lane` numbers a worker's time with the service: one that
-# comes back has another. `running` and pages are of that lane; `step`, `waiting` and `preemptions` are of all.
+# `pages_cached` belong to no request and are kept for later ones. `lane` numbers a worker's time with the service: one
+# that comes back has another. `running` and pages are of that lane; `step`, `waiting` and `preemptions` are of all.
 # `ms`: the worker's own time. `span_ms`: plan sent to result read, waiting behind the step before it included.
 COLUMNS = (
     "step",
@@ -60,7 +61,7 @@ class StepsFile:
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` is the core's. Raises OSError, FileExistsError where the file exists."""
         # Unbuffered: a buffer of its own would cut lines where it happens to be full.
-        self._file = path.open("xb", buffering=0)
+        self._file = private_file.create(path, buffering=0)
         self._clock = clock
         self._origin = self._written_at = clock()
         self._held: list[str] = [",".join(COLUMNS) + "\n"]

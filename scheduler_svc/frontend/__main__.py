@@ -1,29 +1,53 @@
 """The front end's process: flags, logging, and an end that comes with the parent's.
 
-Started by the scheduler service, which owns the settings; the flags are no interface for people.
+Started by the scheduler service, which owns the settings; the flags are not an interface for people. Lines on stdout
+are for the parent: where it listens, that it is alive, and why it cannot go on.
 """
 
 import argparse
 import asyncio
-import ctypes
 import logging
 import os
-import signal
 import sys
 from collections.abc import Callable
+from typing import NoReturn
 
-PR_SET_PDEATHSIG = 1
-# Said to the parent, which replaces a front end that hangs.
+from scheduler_svc import logs
+from scheduler_svc.parent import die_with_parent
+
+log = logging.getLogger("tandem.frontend")
+
+READY, FAILED = "frontend listening on ", "frontend failed: "
+# Printed for the parent, which replaces a front end that hangs.
 ALIVE, ALIVE_SECONDS = "frontend alive", 1.0
-LOG_FORMAT = "%(asctime)s %(levelname)s frontend %(process)d: %(message)s"
+_SECRET_BYTES = 32
 
 
 def main() -> int:
-    flags = parse_flags(sys.argv[1:])
-    die_with_parent()
-    logging.basicConfig(level=flags.log_level.upper(), format=LOG_FORMAT, stream=sys.stderr)
-    # It says nothing of use, at every call.
-    logging.getLogger("grpc").setLevel(logging.INFO)
+    """Serves until SIGTERM or the parent's end. The exit code: 2 where starting it again cannot help."""
+    try:
+        flags = parse_flags(sys.argv[1:])
+        die_with_parent()
+        logs.start(flags.name, level=flags.log_level, log_format=flags.log_format)
+        # It says nothing of use, at every call.
+        logging.getLogger("grpc").setLevel(logging.INFO)
+        serve(flags)
+    except _Refused as error:
+        return _fail(str(error), 2)
+    except Exception as error:
+        log.exception("the front end cannot go on")
+        return _fail(f"{type(error).__name__}: {error}", 1)
+    return 0
+
+
+class _Refused(Exception):
+    """Flags or an address with which this process can never serve."""
+
+
+def serve(flags: argparse.Namespace) -> None:
+    """Serves until it is asked to stop."""
+    # gRPC's C library writes lines of its own to stderr.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # One text at a time per thread is what the front end wants; read when the tokenizer is first used.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     from scheduler_svc.address import ListenError
@@ -32,6 +56,7 @@ def main() -> int:
 
     settings = Settings(
         endpoint=flags.endpoint,
+        secret=read_secret(flags.secret_fd),
         listen=flags.listen,
         share_port=flags.share_port,
         reflection=flags.reflection,
@@ -40,23 +65,21 @@ def main() -> int:
         limits=StreamLimits(),
     )
 
-    async def serve() -> None:
+    async def run() -> None:
         front_end = FrontEnd(settings)
         front_end.stop_on_signals()
         alive = asyncio.create_task(say_alive(front_end.stop))
-        await front_end.run(lambda address: print(f"frontend listening on {address}", flush=True))
+        await front_end.run(lambda address: print(f"{READY}{address}", flush=True))
         alive.cancel()
 
     try:
-        asyncio.run(serve())
+        asyncio.run(run())
     except ListenError as error:
-        print(f"frontend: {error}", file=sys.stderr)
-        return 2
-    return 0
+        raise _Refused(str(error)) from None
 
 
 async def say_alive(on_deaf: Callable[[], None]) -> None:
-    """From the event loop, so that one that stands still falls silent. `on_deaf` is called where nobody listens."""
+    """Prints from the event loop, so that one that hangs falls silent. Calls `on_deaf` when the parent is gone."""
     try:
         while True:
             await asyncio.sleep(ALIVE_SECONDS)
@@ -65,28 +88,39 @@ async def say_alive(on_deaf: Callable[[], None]) -> None:
         on_deaf()
 
 
+def read_secret(descriptor: int | None) -> bytes:
+    """The 32 bytes that the parent put into the pipe, which is closed; empty without one, then no core listens."""
+    if descriptor is None:
+        return b""
+    with os.fdopen(descriptor, "rb") as pipe:
+        return pipe.read(_SECRET_BYTES)
+
+
+def _fail(reason: str, code: int) -> int:
+    """Says why to the parent, which logs it."""
+    print(f"{FAILED}{logs.escaped(reason)}", flush=True)
+    return code
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise _Refused(message)
+
+
 def parse_flags(words: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m scheduler_svc.frontend", allow_abbrev=False)
+    """The parent's flags. Raises _Refused."""
+    parser = _Parser(prog="python -m scheduler_svc.frontend", allow_abbrev=False)
     parser.add_argument("--endpoint", required=True, help="the core's socket, ipc://...")
+    parser.add_argument("--secret-fd", type=int, metavar="N", help="a pipe with the secret that the core expects")
+    parser.add_argument("--name", default="frontend", help="what its log lines call it")
     parser.add_argument("--listen", default="127.0.0.1:50051")
     parser.add_argument("--share-port", action="store_true", help="with other front ends of this service")
     parser.add_argument("--reflection", action="store_true")
     parser.add_argument("--max-message-bytes", type=int, default=4 * 1024 * 1024)
     parser.add_argument("--grace-seconds", type=float, default=30.0)
     parser.add_argument("--log-level", default="info", type=str.lower, choices=("debug", "info", "warning", "error"))
+    parser.add_argument("--log-format", default="text", choices=("text", "json"))
     return parser.parse_args(words)
-
-
-def die_with_parent() -> None:
-    """Asks the kernel to kill this process when its parent dies, however that dies."""
-    parent = os.getppid()
-    if sys.platform != "linux":
-        return
-    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    # It may have died before the call.
-    if os.getppid() != parent:
-        sys.exit(1)
 
 
 if __name__ == "__main__":

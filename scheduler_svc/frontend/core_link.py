@@ -38,8 +38,9 @@ class Listener(Protocol):
 class CoreLink:
     """Connects to `endpoint` for as long as `run` runs."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, secret: bytes = b"") -> None:
         self._endpoint = endpoint
+        self._secret = secret
         self._context = zmq.asyncio.Context()
         self._socket: zmq.asyncio.Socket | None = None
         self._given_up = asyncio.Event()
@@ -78,7 +79,7 @@ class CoreLink:
         socket.connect(self._endpoint)
         self._socket = socket
         self._given_up.clear()
-        self.send(frontend_pb2.FrontendToCore(hello=frontend_pb2.Hello()))
+        self.send(frontend_pb2.FrontendToCore(hello=frontend_pb2.Hello(secret=self._secret)))
         receiver = asyncio.create_task(self._receive(socket, listener))
         ends = [asyncio.create_task(self._disconnected(monitor)), asyncio.create_task(self._given_up.wait())]
         try:

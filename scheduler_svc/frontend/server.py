@@ -8,7 +8,7 @@ import functools
 import logging
 import signal
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -46,6 +46,8 @@ class Settings:
     max_message_bytes: int
     grace_seconds: float
     limits: StreamLimits
+    # What proves to the core that this process is its front end.
+    secret: bytes = field(default=b"", repr=False)
 
 
 OWN_METHODS = tuple(f"/{name}/" for name in SERVICES if name)
@@ -86,7 +88,7 @@ class FrontEnd:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._link = CoreLink(settings.endpoint)
+        self._link = CoreLink(settings.endpoint, settings.secret)
         self._health = health.aio.HealthServicer()
         self._gate = Gate(self._health)
         self._streams = Streams(self._link.send, settings.limits)

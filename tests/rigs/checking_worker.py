@@ -5,6 +5,7 @@ Violations go to the file given by --violations, a line each, flushed at once.
 """
 
 import argparse
+import contextlib
 import ctypes
 import hashlib
 import os
@@ -26,6 +27,7 @@ from tests.rigs.worker_session import Phase, WorkerSession
 
 _PR_SET_PDEATHSIG = 1
 _MAX_MESSAGE_BYTES = 64 << 20
+_KEY_BYTES = 32
 _HIGH_WATER_MARK = 1000
 
 
@@ -47,6 +49,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--exit-with-parent", action="store_true")
     parser.add_argument("--model", default="checking")
     parser.add_argument("--identity", help="default: a hash of what is served")
+    parser.add_argument("--without-key", action="store_true", help="join as a stray process would")
     parser.add_argument("--protocol", type=int, default=4)
     shape = Shape()
     for name in _SHAPE_FLAGS:
@@ -105,7 +108,20 @@ def join_message(args: argparse.Namespace) -> pb.Join:
         max_frame_bytes=_MAX_MESSAGE_BYTES,
         device="none (content checking)",
         dtype="uint64",
+        key=b"" if args.without_key else worker_key(Path(args.runtime_dir)),
     )
+
+
+def worker_key(runtime_dir: Path) -> bytes:
+    """The content of worker.key, which this process creates if it starts before the scheduler."""
+    path = runtime_dir / "worker.key"
+    draft = runtime_dir / f".worker.key-{secrets.token_hex(8)}"
+    draft.touch(0o600, exist_ok=False)
+    draft.write_bytes(secrets.token_bytes(_KEY_BYTES))
+    with contextlib.suppress(FileExistsError):
+        os.link(draft, path)
+    draft.unlink()
+    return path.read_bytes()
 
 
 def _say(line: str) -> None:
@@ -206,8 +222,10 @@ def main(arguments: list[str] | None = None) -> int:
     signal.set_wakeup_fd(waker.fileno())
     context = zmq.Context()
     dealer = _dealer(context, args.runtime_dir)
+    session = _session(args)
+    _say("waits for a scheduler")
     try:
-        return _serve(_session(args), dealer, wake)
+        return _serve(session, dealer, wake)
     except zmq.Again:
         # SIGTERM while no core is there to be told.
         return 0

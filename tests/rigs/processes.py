@@ -26,7 +26,8 @@ PATIENCE_SECONDS = 30.0
 _LISTENING = re.compile(r"frontend listening on (\S+:\d+)")
 
 
-def _environment() -> dict[str, str]:
+def child_environment() -> dict[str, str]:
+    """What a child of the tests inherits: nothing of Tandem's settings."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TANDEM_")}
     kept["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / ".stubs")])
     kept["PYTHONUNBUFFERED"] = "1"
@@ -47,7 +48,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             cwd=REPOSITORY,
-            env=_environment() | (environment or {}),
+            env=child_environment() | (environment or {}),
             text=True,
             errors="replace",
         )

@@ -1,21 +1,24 @@
-"""An address for several front ends: theirs to share, nobody else's to take or to share."""
+"""An address that is held for front ends: they share it, and no other program can take or share it."""
 
+import errno
+import os
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from scheduler_svc.address import HeldAddress, ListenError
+from scheduler_svc.address import HeldAddress, ListenError, hold, taken
 
 
 @contextmanager
-def bound(port: int, *, share: bool, listen: bool = True) -> Iterator[socket.socket]:
+def bound(port: int, *, share: bool, listen: bool = True, address: str = "127.0.0.1") -> Iterator[socket.socket]:
     """What another program, or a front end of ours, binds: as gRPC does, with SO_REUSEADDR."""
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(share))
-        other.bind(("127.0.0.1", port))
+        other.bind((address, port))
         if listen:
             other.listen()
         yield other
@@ -59,6 +62,23 @@ def test_front_ends_share_it_and_get_every_connection(held: HeldAddress) -> None
         assert min(counts) > 0
 
 
+def test_a_program_that_shares_is_refused_once_sharing_has_stopped(held: HeldAddress) -> None:
+    port = port_of(held)
+    with bound(port, share=True) as front_end:
+        held.stop_sharing()
+        for address in ("127.0.0.1", "0.0.0.0"):
+            with pytest.raises(OSError, match="in use"), bound(port, share=True, address=address):
+                pass
+        with socket.create_connection(("127.0.0.1", port), timeout=10):
+            front_end.accept()[0].close()
+    # Nor while no front end lives.
+    with pytest.raises(OSError, match="in use"), bound(port, share=True):
+        pass
+    held.start_sharing()
+    with bound(port, share=True), pytest.raises(OSError, match="in use"), bound(port, share=False):
+        pass
+
+
 def test_nobody_listens_before_the_first_front_end_does(held: HeldAddress) -> None:
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port_of(held)), timeout=10)
@@ -69,7 +89,10 @@ def test_a_port_that_another_program_listens_on_is_refused(share: bool) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    with bound(port, share=share), pytest.raises(ListenError, match=f"taken.* cannot listen on 127.0.0.1:{port}$"):
+    with (
+        bound(port, share=share),
+        pytest.raises(ListenError, match=f"the port is taken.* cannot listen on 127.0.0.1:{port}$"),
+    ):
         HeldAddress(f"127.0.0.1:{port}")
 
 
@@ -121,3 +144,19 @@ def test_localhost_is_every_address_of_that_name() -> None:
 def test_only_loopback(listen: str) -> None:
     with pytest.raises(ListenError, match=f"loopback.*{listen}$"):
         HeldAddress(listen)
+
+
+@pytest.mark.parametrize(("code", "reason"), [(errno.EADDRINUSE, "the port is taken"), (errno.EMFILE, "Too many open")])
+def test_the_cause_of_a_failed_bind_is_named(code: int, reason: str) -> None:
+    message = str(taken("127.0.0.1:1", OSError(code, os.strerror(code))))
+    assert message.startswith(reason)
+    assert message.endswith("cannot listen on 127.0.0.1:1")
+
+
+def test_outside_linux_the_address_of_one_front_end_is_checked_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert hold("127.0.0.1:0", num_sharing=1) is None
+    with bound(0, share=False) as other, pytest.raises(ListenError, match="the port is taken"):
+        hold(f"127.0.0.1:{other.getsockname()[1]}", num_sharing=1)
+    with pytest.raises(ListenError, match="on Linux only"):
+        hold("127.0.0.1:0", num_sharing=2)

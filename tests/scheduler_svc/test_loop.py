@@ -1,4 +1,4 @@
-"""The loop on real sockets: what comes in one turn, what comes at the end, what hostile peers send."""
+"""The loop on real sockets: what comes in one turn, what comes at the end, what strangers send."""
 
 import logging
 import socket
@@ -11,11 +11,16 @@ import zmq
 from tandem.internal.v1 import frontend_pb2, worker_pb2
 from tandem.v1 import control_pb2
 
+from scheduler_svc import record
 from scheduler_svc.core.scheduler import CoreConfig, Scheduler
-from scheduler_svc.links import RouterLink
+from scheduler_svc.links import FrameTooLargeError, RouterLink
 from scheduler_svc.loop import Loop
 from scheduler_svc.model_card import ModelCard
+from scheduler_svc.peers import Credentials
+from scheduler_svc.record import Recorder
 from tests.scheduler_svc.test_wire import JOIN
+
+KEY, SECRET = b"k" * 32, b"s" * 32
 
 
 class NoChild:
@@ -84,6 +89,7 @@ class Bench:
         self.child, self.stops = NoChild(), 0
         self.wake, self.woken = socket.socketpair()
         self.core = Scheduler(CoreConfig())
+        self.recorder: Recorder | None = None
         self.failure: BaseException | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.peers: list[Peer] = []
@@ -95,7 +101,9 @@ class Bench:
             frontends=self.links[1],
             card=ModelCard(default_max_new_tokens=8, max_waiting=8, cache_root=bytes(32)),
             children=self.child,
-            recorder=None,
+            credentials=Credentials(worker_key=KEY, key_path=Path("/run/worker.key"), frontend_secret=SECRET),
+            watch=lambda: None,
+            recorder=self.recorder,
             steps=None,
             grace_seconds=5.0,
             wake=self.wake,
@@ -136,6 +144,8 @@ class Bench:
             peer.socket.close(0)
         for link in self.links:
             link.close()
+        if self.recorder is not None:
+            self.recorder.close()
         self.context.term()
         self.wake.close()
         self.woken.close()
@@ -151,12 +161,13 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 def joining(**changes: object) -> worker_pb2.WorkerToCore:
     join = worker_pb2.Join.FromString(JOIN.SerializeToString())
+    join.key = KEY
     for name, value in changes.items():
         setattr(join, name, value)
     return worker_pb2.WorkerToCore(join=join)
 
 
-HELLO = frontend_pb2.FrontendToCore(hello=frontend_pb2.Hello())
+HELLO = frontend_pb2.FrontendToCore(hello=frontend_pb2.Hello(secret=SECRET))
 LEAVE = worker_pb2.WorkerToCore(leave=worker_pb2.Leave())
 
 
@@ -310,20 +321,117 @@ def test_whoever_comes_while_the_service_stops_is_answered(bench: Bench) -> None
     assert not bench.thread.is_alive()
 
 
-def test_a_submit_that_is_malformed_or_from_a_stranger_is_answered(bench: Bench) -> None:
-    frontend, stranger = bench.frontend(), bench.frontend("f-2")
+def test_a_malformed_submit_is_answered(bench: Bench) -> None:
+    frontend = bench.frontend()
     frontend.send(HELLO)
     bad = submit(5)
     bad.submit.prompt = b"123"
     frontend.send(bad)
-    stranger.send(submit(6))
     bench.start()
     assert frontend.told().HasField("model_state")
     rejected = frontend.told().rejected
     assert (rejected.stream, rejected.code) == (5, frontend_pb2.REJECT_CODE_INVALID)
     assert "prompt has 3 bytes" in rejected.message
-    rejected = stranger.told().rejected
-    assert (rejected.stream, rejected.code) == (6, frontend_pb2.REJECT_CODE_NOT_READY)
+
+
+def test_a_stranger_without_the_secret_neither_submits_nor_harms_the_true_front_end(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    frontend = bench.frontend("f-77-0a")
+    frontend.send(HELLO)
+    bench.start()
+    assert frontend.told().HasField("model_state")
+    # One under the true one's identity, one under a name with its process id, as when its end kills that process.
+    for name in ("f-77-0a", "f-77-0b\x1b[2J"):
+        stranger = bench.frontend(name)
+        for secret in (b"", b"x" * 32):
+            stranger.send(frontend_pb2.FrontendToCore(hello=frontend_pb2.Hello(secret=secret)))
+        stranger.send(submit(1), frontend_pb2.FrontendToCore(load_query=frontend_pb2.LoadQuery(query=1)), b"\xff")
+    while not [line for line in caplog.messages if line.startswith("front end f-77-0b")]:
+        assert load_of(frontend, 2).waiting == 0
+    # Its other frames came with that one; none was answered.
+    load_of(frontend, 3)
+    assert not bench.peers[-1].socket.poll(0)
+    for stranger in bench.peers[1:]:
+        stranger.socket.close(0)
+    frontend.send(submit(7))
+    # Refused because no worker is there, which only a front end that is known is answered.
+    assert frontend.told().rejected.stream == 7
+    assert list(bench.core.frontends) == ["f-77-0a"]
+    assert bench.child.given_up == []
+    # One line for all of the stranger's frames.
+    assert len(caplog.messages) == 1
+
+
+def test_a_worker_without_the_key_is_refused_and_changes_nothing(bench: Bench, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    bench.recorder = Recorder(log, CoreConfig())
+    stray, worker, frontend = bench.worker("w-1"), bench.worker("w-2"), bench.frontend()
+    stray.send(joining(key=b"", model="stray", identity="stray"))
+    bench.start()
+    refused = stray.heard().refused
+    assert not refused.retry
+    assert "its key is not the one in /run/worker.key" in refused.reason
+    stray.send(joining(key=b"x" * 32, model="stray", identity="stray"))
+    worker.send(joining())
+    joined = worker.heard().joined
+    assert (joined.generation, joined.listen) == (1, "127.0.0.1:4711")
+    frontend.send(HELLO)
+    assert frontend.told().model_state.info.model == "m"
+    bench.recorder.flush()
+    events = list(record.read(log)[1])
+    assert [entry.peer for entry in events if entry.HasField("worker")] == ["w-2"]
+    assert not [secret for secret in (KEY, SECRET, b"x" * 32) if secret in log.read_bytes()]
+
+
+def test_a_flood_of_bad_frames_is_answered_and_logged_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    stray, frontend = bench.worker(), bench.frontend()
+    frontend.send(HELLO)
+    bench.start()
+    assert frontend.told().HasField("model_state")
+    for _ in range(5000):
+        stray.send(b"\xff\xff")
+    stray.socket.send_multipart([b"in", b"parts"])
+    stray.send(joining())
+    heard = [stray.heard().WhichOneof("message") for _ in range(2)]
+    assert heard == ["refused", "joined"]
+    assert len([line for line in caplog.messages if "w-1" in line and "dropped" in line]) <= 2
+
+
+def test_a_worker_that_cannot_take_a_frame_is_lost_with_the_reason(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    worker, frontend = bench.worker(), bench.frontend()
+    worker.send(joining(max_frame_bytes=17 << 20))
+    bench.start()
+    assert worker.heard().HasField("joined")
+    frontend.send(HELLO)
+    assert frontend.told().model_state.ready
+    with pytest.raises(FrameTooLargeError, match="it takes at most 17,825,792"):
+        bench.links[0].send("w-1", bytes((17 << 20) + 1))
+    # As if it had joined with this limit; the core refuses workers whose plans would not fit.
+    bench.links[0].limit_frames("w-1", 10)
+    frontend.send(submit(1))
+    assert frontend.told().HasField("admitted")
+    while "worker w-1 lost: a frame for it has" not in " ".join(caplog.messages):
+        assert load_of(frontend, 1).waiting <= 1
+    assert bench.core.lanes == {}
+
+
+def test_the_first_served_model_is_announced_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR, "tandem")
+    caplog.handler.setLevel(logging.NOTSET)
+    frontends = [bench.frontend(f"f-{number}") for number in range(2)]
+    worker = bench.worker()
+    worker.send(joining())
+    bench.start()
+    assert worker.heard().HasField("joined")
+    for frontend in frontends:
+        frontend.send(HELLO)
+        assert frontend.told().model_state.ready
+    ready = [line for line in caplog.messages if line.startswith("ready: ")]
+    assert ready == ['ready: tandem generate --address 127.0.0.1:4711 "Return the"']
 
 
 def test_a_connection_that_ends_floods_nobody_with_probes(bench: Bench) -> None:

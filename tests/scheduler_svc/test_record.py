@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tandem.internal.v1 import frontend_pb2, record_pb2, worker_pb2
 
-from scheduler_svc import frontend_wire, record, worker_wire
+from scheduler_svc import frontend_wire, private_file, record, worker_wire
 from scheduler_svc.core import effects as fx
 from scheduler_svc.core.config import Admission, CoreConfig, Policy
 from scheduler_svc.core.page_hash import hash_pages
@@ -211,8 +211,8 @@ def test_an_event_is_on_disk_before_it_is_handled(tmp_path: Path) -> None:
 def test_a_disk_that_takes_no_more_ends_the_recording_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    full = io.FileIO("/dev/full", "wb")
-    monkeypatch.setattr(Path, "open", lambda *_: full)
+    full = io.BufferedWriter(io.FileIO("/dev/full", "wb"))
+    monkeypatch.setattr(private_file, "create", lambda *_: full)
     recorder = record.Recorder(tmp_path / "log", CoreConfig())
     for _ in range(3):
         recorder.add_event(record_pb2.RecordedEvent(now=1.0, tick=record_pb2.Tick()))
@@ -229,6 +229,11 @@ def test_an_entry_cut_short_is_left_out(tmp_path: Path) -> None:
     end_mark = 4 + len(entries_of(path)[-1])
     path.write_bytes(path.read_bytes()[: -end_mark - 3])
     assert replay(path, audited=False) == whole - 1
+
+
+def test_only_this_user_may_read_the_log(tmp_path: Path) -> None:
+    record.Recorder(tmp_path / "log", CoreConfig()).close()
+    assert (tmp_path / "log").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_log_never_overwrites_another(tmp_path: Path) -> None:

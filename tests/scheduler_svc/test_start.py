@@ -1,16 +1,19 @@
-"""What a person meets before anything runs: settings, the runtime folder, a port that is taken."""
+"""What a person meets before anything runs: settings, the runtime folder, addresses that cannot be used."""
 
 import os
-import re
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from scheduler_svc import config
+from scheduler_svc.flags import SettingError
 from scheduler_svc.runtime_dir import RuntimeDir
+from scheduler_svc.version import version
 
 
 def load(monkeypatch: pytest.MonkeyPatch, *flags: str, **variables: str) -> config.SchedulerSettings:
@@ -33,27 +36,30 @@ def test_flags_beat_the_environment_which_beats_the_file(monkeypatch: pytest.Mon
     assert by_variable.max_waiting == 1
 
 
-def test_unknown_names_are_refused_by_name(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit, match="TANDEM_MAX_WAITNG"):
-        load(monkeypatch, TANDEM_MAX_WAITNG="2")
+def refusal(monkeypatch: pytest.MonkeyPatch, *flags: str, **variables: str) -> str:
+    with pytest.raises(SettingError) as caught:
+        load(monkeypatch, *flags, **variables)
+    return str(caught.value)
+
+
+def test_unknown_names_are_refused_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert refusal(monkeypatch, TANDEM_MAX_WAITNG="2").startswith("unknown environment variable TANDEM_MAX_WAITNG")
     file = tmp_path / "tandem.toml"
     file.write_text("max_waitng = 1\n")
-    with pytest.raises(SystemExit, match="max_waitng"):
-        load(monkeypatch, "--config", str(file))
-    with pytest.raises(SystemExit):
-        load(monkeypatch, "--max-waitng", "1")
-    assert "max-waitng" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="is no file"):
-        load(monkeypatch, "--config", str(tmp_path / "none.toml"))
+    named = "there is no setting max_waitng; did you mean max_waiting?"
+    assert refusal(monkeypatch, "--config", str(file)) == named
+    assert refusal(monkeypatch, "--max-waitng", "1") == "there is no flag --max-waitng; did you mean --max-waiting?"
+    assert "there is no flag --qq" in refusal(monkeypatch, "--qq")
+    assert "none.toml does not exist" in refusal(monkeypatch, "--config", str(tmp_path / "none.toml"))
 
 
-def test_a_file_that_is_no_toml_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b'max_waiting = "x\n', b"\xff\xfe"])
+def test_a_config_file_that_is_not_toml_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: bytes
+) -> None:
     file = tmp_path / "tandem.toml"
-    file.write_text('max_waiting = "x\n')
-    with pytest.raises(SystemExit, match=r"tandem\.toml is no TOML: .*line 1"):
-        load(monkeypatch, "--config", str(file))
+    file.write_bytes(content)
+    assert "tandem.toml is not TOML: " in refusal(monkeypatch, "--config", str(file))
 
 
 def test_switches_take_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,53 +67,121 @@ def test_switches_take_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not load(monkeypatch, "--no-reflection").reflection
 
 
-def test_a_variable_of_another_program_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert load(monkeypatch, TANDEM_MODEL="somewhere", TANDEM_ADDRESS="127.0.0.1:1").max_waiting == 1024
+def test_variables_of_other_programs_and_empty_ones_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = load(monkeypatch, TANDEM_MODEL="somewhere", TANDEM_ADDRESS="127.0.0.1:1", TANDEM_MAX_WAITING="")
+    assert settings.max_waiting == 1024
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("max-waiting", "0"), ("frontends", "0"), ("frontends", "65"), ("grace-seconds", "-1"), ("log-level", "loud")],
+    ("name", "value", "said"),
+    [
+        ("max-waiting", "lots", "max_waiting is 'lots'; it must be a whole number from 1 to 1,000,000"),
+        ("max-waiting", "0", "max_waiting is 0; it must be a whole number from 1 to 1,000,000"),
+        ("max-waiting", "1.5", "max_waiting is 1.5; it must be a whole number from 1 to 1,000,000"),
+        ("frontends", "65", "frontends is 65; it must be a whole number from 1 to 64"),
+        ("grace-seconds", "-1", "grace_seconds is -1; it must be a number from 0 to 3,600"),
+        ("grace-seconds", "nan", "grace_seconds is nan; it must be a number from 0 to 3,600"),
+        ("step-timeout-seconds", "0", "step_timeout_seconds is 0; it must be a number above 0 and at most 3,600"),
+        ("max-worker-wait-seconds", "0.5", "max_worker_wait_seconds is 0.5; it must be a number from 1 to 86,400"),
+        ("log-level", "loud", "log_level is 'loud'; it must be one of debug, info, warning, error"),
+        ("log-format", "xml", "log_format is 'xml'; it must be one of text, json"),
+    ],
 )
-def test_a_value_out_of_bounds_names_the_setting(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
-    with pytest.raises(SystemExit, match=name.replace("-", "_") + f".*{re.escape(value)}"):
-        load(monkeypatch, f"--{name}={value}")
+def test_a_refused_value_is_named_with_its_bounds(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str
+) -> None:
+    assert refusal(monkeypatch, f"--{name}={value}") == said
+    assert refusal(monkeypatch, **{f"TANDEM_{name.upper().replace('-', '_')}": value}) == said
+
+
+def test_a_file_with_values_of_wrong_types_is_refused_line_by_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "tandem.toml"
+    file.write_text("listen = 5\nreflection = 'perhaps'\nsteps = 1\n")
+    assert set(refusal(monkeypatch, "--config", str(file)).splitlines()) == {
+        "listen is 5; it must be text",
+        "steps is 1; it must be a path",
+        "reflection is 'perhaps'; it must be true or false",
+    }
+
+
+def test_help_says_each_default_once_and_in_plain_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        load(monkeypatch, "--help")
+    said = " ".join(capsys.readouterr().out.split())
+    for name in config.SchedulerSettings.model_fields:
+        assert f"--{name.replace('_', '-')}" in said
+    assert "(default: $XDG_RUNTIME_DIR/tandem, else /tmp/tandem-<uid>)" in said
+    assert not [word for word in ("factory", "None", "False", "float", "default default") if word in said]
 
 
 def test_the_runtime_folder_is_ours_alone_and_held_once(tmp_path: Path) -> None:
     folder = RuntimeDir(tmp_path / "run")
     assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
     assert folder.worker_endpoint == f"ipc://{tmp_path}/run/worker.sock"
-    with pytest.raises(SystemExit, match="another scheduler holds"):
+    with pytest.raises(SettingError, match="another scheduler holds"):
         RuntimeDir(tmp_path / "run")
     (tmp_path / "open").mkdir(mode=0o755)
-    with pytest.raises(SystemExit, match="has mode 0755; it must be 0700"):
+    with pytest.raises(SettingError, match="has mode 0755; it must be 0700"):
         RuntimeDir(tmp_path / "open")
     (tmp_path / "link").symlink_to(tmp_path / "run")
-    with pytest.raises(SystemExit, match="no folder of this user's"):
+    with pytest.raises(SettingError, match="not a folder of this user"):
         RuntimeDir(tmp_path / "link")
-    with pytest.raises(SystemExit, match="the limit is 107"):
+    with pytest.raises(SettingError, match="the limit is 107"):
         RuntimeDir(tmp_path / ("x" * 120))
+    (tmp_path / "file").touch()
+    with pytest.raises(SettingError, match="file/run cannot be used: Not a directory"):
+        RuntimeDir(tmp_path / "file" / "run")
 
 
-def run(tmp_path: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+def run(tmp_path: Path, *flags: str, **options: Any) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "scheduler_svc", "--runtime-dir", str(tmp_path / "run"), *flags]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, check=False, **options)
 
 
-def test_a_taken_port_ends_the_service_with_the_address(tmp_path: Path) -> None:
+def test_a_start_that_cannot_succeed_ends_with_one_line_and_exit_code_2(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        done = run(tmp_path, "--listen", address)
-    assert done.returncode != 0
-    assert address in done.stderr
+        refused = [
+            (["--listen", address], f"cannot listen on {address}"),
+            (["--listen", address, "--frontends", "2"], f"cannot listen on {address}"),
+            (["--listen", "0.0.0.0:0"], "it listens on loopback addresses only (127.0.0.1, [::1] or localhost)"),
+            (["--listen", "here"], "an address looks like 127.0.0.1:50051"),
+            (["--max-waiting", "lots"], "max_waiting is 'lots'"),
+            (["--record", str(tmp_path)], "nothing is overwritten, choose another name"),
+            (["--steps", str(tmp_path / "no" / "steps")], "No such file or directory"),
+        ]
+        for flags, cause in refused:
+            done = run(tmp_path, *flags)
+            assert done.returncode == 2, done.stderr
+            [line] = done.stderr.splitlines()
+            assert line.startswith("scheduler_svc: ")
+            assert cause in line
+    assert not list(tmp_path.glob("steps*"))
 
 
-@pytest.mark.parametrize("count", ["1", "2"])
-def test_an_address_that_others_reach_is_refused(tmp_path: Path, count: str) -> None:
-    done = run(tmp_path, "--listen", "0.0.0.0:0", "--frontends", count)
-    assert done.returncode != 0
-    assert "loopback" in done.stderr
-    assert done.stderr.count("Traceback") == 0
+def test_version_is_that_of_the_distribution(tmp_path: Path) -> None:
+    done = run(tmp_path, "--version", stdout=subprocess.PIPE)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"tandem {version()}\n", "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's end")
+def test_a_service_that_was_asked_to_ends_with_its_parent(tmp_path: Path) -> None:
+    starter = "import subprocess, sys; subprocess.Popen(sys.argv[1:]).wait()"
+    command = [sys.executable, "-m", "scheduler_svc", "--runtime-dir", str(tmp_path / "run"), "--exit-with-parent"]
+    with subprocess.Popen(
+        [sys.executable, "-c", starter, *command, "--listen", "127.0.0.1:0"], stderr=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stderr is not None
+        while "frontend listening on" not in parent.stderr.readline():
+            pass
+        family = psutil.Process(parent.pid).children(recursive=True)
+        assert len(family) == 2
+        parent.kill()
+        _, alive = psutil.wait_procs(family, timeout=10)
+        assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []

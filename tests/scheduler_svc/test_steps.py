@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from scheduler_svc import private_file
 from scheduler_svc.core import effects as fx
 from scheduler_svc.steps import COLUMNS, StepsFile
 
@@ -79,11 +80,17 @@ def test_a_file_never_overwrites_another(tmp_path: Path) -> None:
     assert path.read_text() == "mine"
 
 
+def test_only_this_user_may_read_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "steps.csv"
+    StepsFile(path).close()
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
 def test_a_disk_that_takes_no_more_ends_the_writing_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     full = io.FileIO("/dev/full", "wb")
-    monkeypatch.setattr(Path, "open", lambda *_, **__: full)
+    monkeypatch.setattr(private_file, "create", lambda *_, **__: full)
     clock = Clock()
     file = StepsFile(tmp_path / "steps.csv", clock)
     for step in range(3000):

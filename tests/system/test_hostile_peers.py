@@ -1,10 +1,11 @@
-"""Strangers on the internal sockets: what they send is dropped or refused, and the streams that run do not notice."""
+"""Strangers on the internal sockets: what they send is dropped or refused, and the streams that run go on."""
 
 import random
 from collections.abc import Iterator
 
 import pytest
 import zmq
+from grpc_health.v1 import health_pb2
 from tandem.internal.v1 import frontend_pb2, worker_pb2
 
 from tests.rigs.processes import Rig
@@ -66,7 +67,7 @@ def _frames(rng: random.Random) -> Iterator[list[bytes]]:
 
 
 @pytest.mark.parametrize("name", ["worker.sock", "frontend.sock"])
-def test_frames_of_strangers_disturb_nobody(rig: Rig, name: str) -> None:
+def test_frames_of_strangers_disturb_no_stream(rig: Rig, name: str) -> None:
     flags = ("--max-rows", "8", "--num-pages", "1200", "--max-length", "500")
     scheduler, worker, caller = rig.serve(*flags, scheduler_flags=("--log-level", "error"))
     asks = random_asks(10, seed=20, prompts=(1, 30), outputs=(200, 300))
@@ -87,3 +88,65 @@ def test_frames_of_strangers_disturb_nobody(rig: Rig, name: str) -> None:
         ask.check(stream.result())
     assert caller.wait_idle().worker_pid == worker.pid
     assert scheduler.exit_code is None
+
+
+def test_a_forged_hello_leaves_the_true_front_end_alone(rig: Rig) -> None:
+    scheduler, _, caller = rig.serve("--max-rows", "4", "--max-length", "500", "--num-pages", "600")
+    before = scheduler.frontend_pid()
+    asks = random_asks(4, seed=21, prompts=(1, 30), outputs=(200, 300))
+    streams = [caller.generate(ask.request()) for ask in asks]
+    streams[0].wait_tokens(1)
+    hello = frontend_pb2.FrontendToCore(hello=frontend_pb2.Hello(secret=b"x" * 32))
+    submit = frontend_pb2.Submit(
+        stream=1, request_id="stray", prompt=b"\1\0\0\0", max_new_tokens=9, top_p=1.0, num_samples=1,
+        repetition_penalty=1.0,
+    )  # fmt: skip
+    context = zmq.Context()
+    # A name with the true one's process id: its end must not be taken for the end of that process.
+    stranger = context.socket(zmq.DEALER)
+    stranger.setsockopt(zmq.ROUTING_ID, f"f-{before}-\x1b[2J".encode())
+    stranger.connect(f"ipc://{rig.runtime_dir}/frontend.sock")
+    for message in (hello, frontend_pb2.FrontendToCore(submit=submit)):
+        stranger.send(message.SerializeToString())
+    line = scheduler.wait_line(r"front end f-\d+-.*dropped a frame: a Hello without this service's secret")
+    assert r"-\x1b[2J: dropped" in line.string
+    stranger.close(0)
+    context.term()
+    for ask, stream in zip(asks, streams, strict=True):
+        ask.check(stream.result())
+    caller.wait_idle()
+    assert scheduler.frontend_pid() == before
+
+
+def test_a_worker_without_the_key_never_joins(rig: Rig) -> None:
+    scheduler, worker, caller = rig.serve()
+    stray = rig.worker("--without-key", "--max-length", "100000", "--model", "stray", late=False)
+    stray.wait_line(r"stopped its key is not the one in .*/worker\.key: ")
+    assert stray.wait() == 3
+    assert caller.model_info().model == "checking"
+    assert caller.load().worker_pid == worker.pid
+    # One that starts before the scheduler creates the key; both read the same.
+    scheduler.terminate()
+    (rig.runtime_dir / "worker.key").unlink()
+    first = rig.worker()
+    first.wait_line("waits for a scheduler")
+    caller = rig.caller(rig.scheduler())
+    caller.wait_serving()
+    assert caller.load().worker_pid == first.pid
+    assert (rig.runtime_dir / "worker.key").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_removed_runtime_folder_is_logged_and_what_is_connected_serves_on(rig: Rig) -> None:
+    scheduler, worker, caller = rig.serve()
+    away = rig.runtime_dir.with_name(f"{rig.runtime_dir.name}-away")
+    rig.runtime_dir.rename(away)
+    try:
+        scheduler.wait_line(f"{rig.runtime_dir} was removed or replaced: .* no worker can join")
+        for ask in random_asks(3, seed=22, prompts=(1, 30), outputs=(1, 20)):
+            ask.check(caller.generate(ask.request()).result())
+        assert caller.health() == health_pb2.HealthCheckResponse.SERVING
+    finally:
+        away.rename(rig.runtime_dir)
+    scheduler.wait_line(f"{rig.runtime_dir} is back: workers can join again")
+    second = rig.worker()
+    caller.wait_load(lambda load: {one.pid for one in load.per_worker} == {worker.pid, second.pid})

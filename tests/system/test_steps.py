@@ -100,6 +100,6 @@ def test_a_file_that_is_there_is_refused_by_name(rig: Rig, tmp_path: Path) -> No
     path.write_text("mine")
     scheduler = rig.launch_scheduler("--steps", str(path))
     scheduler.killed = True
-    assert scheduler.wait() == 1
-    scheduler.wait_line(f"steps: cannot make {path}: File exists")
+    assert scheduler.wait() == 2
+    scheduler.wait_line(f"steps: {path} cannot be created: File exists")
     assert path.read_text() == "mine"

@@ -19,6 +19,8 @@ from scheduler_svc.simulator.lab.workload import draw
 
 _MAX_SIZE = 1_048_576
 _MAX_MEASURED = 4096
+# This program is part of a checkout, never of the wheel.
+_INSTALL = "make install"
 _SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab_size")
 
 
@@ -59,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N", help="in place of the model's")
     _whole(parser, "--element-bytes", 2, "bytes per number, in K/V and weights")
     _whole(parser, "--measure-tokens", 512, f"tokens generated on the clock, at most {_MAX_MEASURED}; 0: none")
-    parser.add_argument("--png", type=Path, metavar="FILE", help="draw the figures (needs tandem[plot])")
+    parser.add_argument("--png", type=Path, metavar="FILE", help="draw the figures (needs matplotlib)")
     parser.add_argument("--json", action="store_true", help="one object per layout and line, and one of the comparison")
 
 
@@ -146,7 +148,7 @@ def _cannot_draw(picture: Path) -> str | None:
     try:
         from scheduler_svc.simulator.lab import chart
     except ModuleNotFoundError as error:
-        return f"{error.name} is missing: pip install 'tandem[plot]'"
+        return f"{error.name} is missing: {_INSTALL}"
     del chart
     return None
 

@@ -139,4 +139,4 @@ def test_without_matplotlib_it_says_what_to_install(
     monkeypatch.delattr("scheduler_svc.simulator.lab.chart")
     assert main("--png", str(tmp_path / "lab.png")) == 1
     told = capsys.readouterr()
-    assert told.out == "" and re.fullmatch(r"error: matplotlib\S* is missing: pip install 'tandem\[plot\]'\n", told.err)
+    assert told.out == "" and re.fullmatch(r"error: matplotlib\S* is missing: make install\n", told.err)

@@ -1,0 +1,176 @@
+"""One log format for every process of the service, written to stderr by a thread of its own.
+
+Owns the queue of lines, the writer thread and the format. Logging never waits for stderr: if it is not read, the queue
+fills, further records are dropped and counted, and a line says how many once there is room. Knows nothing of what is
+logged.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import queue
+import re
+import select
+import sys
+import textwrap
+import threading
+from datetime import datetime
+from types import TracebackType
+from typing import Literal
+
+LogFormat = Literal["text", "json"]
+log = logging.getLogger("tandem")
+
+# Records that wait for the writer.
+_CAPACITY = 1024
+# Characters of one message; a peer may have chosen some of them.
+_MAX_MESSAGE = 4096
+_FLUSH_SECONDS = 1.0
+# Control characters, line separators, marks that change the direction of text, and halves of surrogate pairs.
+_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def start(process: str, *, level: str, log_format: LogFormat) -> None:
+    """Sends all records of this process to stderr from now on; `process` is its name in every line.
+
+    The lines that wait are written when the interpreter exits (`logging.shutdown`), for at most a second.
+    """
+    handler = QueuedStderr(Formatter(process, log_format))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.captureWarnings(True)
+    sys.excepthook = _log_uncaught
+    threading.excepthook = lambda failed: _log_uncaught(
+        failed.exc_type, failed.exc_value or failed.exc_type(), failed.exc_traceback
+    )
+
+
+def announce(message: str, *arguments: object) -> None:
+    """Logs a line that appears at every log level: programs and people wait for it."""
+    log.handle(log.makeRecord(log.name, logging.INFO, "", 0, message, arguments, None))
+
+
+def open_closed_streams() -> None:
+    """Opens /dev/null in place of stdin, stdout and stderr where they are closed. Call it before anything is opened.
+
+    Without it the next file or socket gets the number 2, and log lines would be written into it.
+    """
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # The lowest free number: those below it are open.
+            os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(descriptor, True)
+
+
+def escaped(text: str) -> str:
+    """The text with control characters as escapes, so that it stays in its line and cannot steer a terminal."""
+    return _UNSAFE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
+
+
+class Formatter(logging.Formatter):
+    """`2026-11-22 02:12:58.026 core INFO message`, or one JSON object per record."""
+
+    def __init__(self, process: str, log_format: LogFormat) -> None:
+        super().__init__()
+        self._process = process
+        self._is_json = log_format == "json"
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record's line, without its newline. A traceback follows in lines of its own, or under `error`."""
+        message = escaped(record.getMessage())
+        if len(message) > _MAX_MESSAGE:
+            message = f"{message[:_MAX_MESSAGE]}… ({len(message) - _MAX_MESSAGE:,} characters more)"
+        error = self._traceback(record)
+        at = datetime.fromtimestamp(record.created)
+        if self._is_json:
+            fields: dict[str, object] = {
+                "time": at.astimezone().isoformat(timespec="milliseconds"),
+                "process": self._process,
+                "pid": record.process,
+                "level": record.levelname,
+                "message": message,
+            }
+            return json.dumps(fields | {"error": error} if error else fields)
+        time = f"{at:%Y-%m-%d %H:%M:%S}.{at.microsecond // 1000:03d}"
+        line = f"{time} {self._process} {record.levelname} {message}"
+        return f"{line}\n{textwrap.indent(error, '    ')}" if error else line
+
+    def _traceback(self, record: logging.LogRecord) -> str:
+        if not record.exc_info or record.exc_info[0] is None:
+            return ""
+        return "\n".join(map(escaped, self.formatException(record.exc_info).split("\n")))
+
+
+class QueuedStderr(logging.Handler):
+    """Hands lines to a thread that writes them to `descriptor`, each in one write."""
+
+    def __init__(self, formatter: logging.Formatter, descriptor: int = 2, capacity: int = _CAPACITY) -> None:
+        super().__init__()
+        self.setFormatter(formatter)
+        self._descriptor = descriptor
+        self._room_again = capacity // 2
+        self._lines: queue.Queue[str | None] = queue.Queue(capacity)
+        self._num_dropped = 0
+        self._counting = threading.Lock()
+        self._is_closing = False
+        self._writer = threading.Thread(target=self._write_all, name="log writer", daemon=True)
+        self._writer.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queues the record's line, or counts it as dropped."""
+        try:
+            if self._lines.full():
+                raise queue.Full
+            self._lines.put_nowait(self.format(record))
+        except queue.Full:
+            self._count(1)
+
+    def close(self) -> None:
+        """Waits until the lines are written, for at most a second."""
+        self._is_closing = True
+        with contextlib.suppress(queue.Full):
+            self._lines.put_nowait(None)
+        self._writer.join(_FLUSH_SECONDS)
+        super().close()
+
+    def _write_all(self) -> None:
+        while (line := self._lines.get()) is not None:
+            if not self._write(line):
+                self._count(1)
+            if self._lines.qsize() <= self._room_again:
+                self._report_dropped()
+            if self._is_closing and self._lines.empty():
+                return
+
+    def _report_dropped(self) -> None:
+        with self._counting:
+            num_dropped, self._num_dropped = self._num_dropped, 0
+        if not num_dropped:
+            return
+        text = "%s log records were dropped because stderr was not read fast enough"
+        record = log.makeRecord(log.name, logging.WARNING, "", 0, text, (f"{num_dropped:,}",), None)
+        if not self._write(self.format(record)):
+            self._count(num_dropped)
+
+    def _count(self, number: int) -> None:
+        with self._counting:
+            self._num_dropped += number
+
+    def _write(self, line: str) -> bool:
+        """Whether it was written; a reader that is gone or a full disk must not end this process."""
+        data = f"{line}\n".encode(errors="backslashreplace")
+        try:
+            while data:
+                try:
+                    data = data[os.write(self._descriptor, data) :]
+                except BlockingIOError:
+                    select.select([], [self._descriptor], [])
+        except OSError:
+            return False
+        return True
+
+
+def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    log.critical("uncaught exception", exc_info=(kind, error, trace))

@@ -1,0 +1,20 @@
+"""Ties the life of this process to its parent's. Owns nothing."""
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Asks the kernel to kill this process when its parent dies, however that dies. Does nothing outside Linux."""
+    parent = os.getppid()
+    if sys.platform != "linux":
+        return
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    # The parent may have died before the call.
+    if os.getppid() != parent:
+        sys.exit(1)

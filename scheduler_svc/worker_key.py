@@ -1,0 +1,56 @@
+"""The key by which workers prove that they belong to a runtime folder. Owns the file worker.key.
+
+Whichever of scheduler and worker starts first creates it: 32 random bytes, mode 0600. It guards against a stray process
+that joins by mistake, not against another program of the same user.
+"""
+
+import contextlib
+import os
+import secrets
+import stat
+import time
+from pathlib import Path
+
+from scheduler_svc.flags import SettingError
+
+NAME = "worker.key"
+KEY_BYTES = 32
+# How often a file is read again that the other program has created and not written yet.
+_TRIES, _PAUSE_SECONDS = 50, 0.02
+
+
+def read_or_create(folder: Path) -> bytes:
+    """The key of the folder. Raises SettingError if the file is not this user's alone, OSError."""
+    path = folder / NAME
+    with contextlib.suppress(FileExistsError):
+        _create(path)
+    for _ in range(_TRIES):
+        if len(key := _read(path)) == KEY_BYTES:
+            return key
+        time.sleep(_PAUSE_SECONDS)
+    raise SettingError(f"{path} does not have {KEY_BYTES} bytes; remove it, then start scheduler and workers again")
+
+
+def _create(path: Path) -> None:
+    """Writes the key to another name and links it to `path`, so that a reader never finds a part of it."""
+    draft = path.with_name(f".{NAME}-{secrets.token_hex(8)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(secrets.token_bytes(KEY_BYTES))
+        os.link(draft, path)
+    finally:
+        draft.unlink()
+
+
+def _read(path: Path) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        mode = stat.S_IMODE(status.st_mode)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid() or mode & 0o077:
+            raise SettingError(
+                f"{path} must be a file of user {os.getuid()} with mode 0600; it belongs to user {status.st_uid} and "
+                f"has mode {mode:04o}"
+            )
+        return file.read(KEY_BYTES + 1)

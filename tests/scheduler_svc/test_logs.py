@@ -1,0 +1,181 @@
+"""The log: its two formats, what it escapes, and that nothing waits for a stderr that is not read."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from scheduler_svc import logs
+from scheduler_svc.logs import Formatter, QueuedStderr, escaped
+
+ESCAPES = "\x1b[2J\r\n2026-11-22 core INFO forged\x00\x9b\u2028\u202e\udc80"
+
+
+def record(message: str, *arguments: object, error: BaseException | None = None) -> logging.LogRecord:
+    made = logging.LogRecord("tandem.core", logging.INFO, "", 0, message, arguments, None)
+    made.created = 1_795_313_578.026
+    made.exc_info = (type(error), error, error.__traceback__) if error is not None else None
+    return made
+
+
+def raised(message: str) -> ValueError:
+    try:
+        raise ValueError(message)
+    except ValueError as error:
+        return error
+
+
+def test_a_text_line_has_time_process_level_and_message() -> None:
+    at = datetime.fromtimestamp(1_795_313_578.026).strftime("%Y-%m-%d %H:%M:%S")
+    assert Formatter("core", "text").format(record("%d of %s", 3, "four")) == f"{at}.026 core INFO 3 of four"
+
+
+def test_a_json_line_is_one_object_with_the_same_parts() -> None:
+    line = Formatter("frontend-2", "json").format(record("message", error=raised("cause\nin two lines")))
+    assert "\n" not in line
+    fields = json.loads(line)
+    at = datetime.fromisoformat(fields.pop("time"))
+    assert (at.timestamp(), at.utcoffset() is not None) == (1_795_313_578.026, True)
+    assert fields.pop("error").endswith("ValueError: cause\nin two lines")
+    assert fields == {"process": "frontend-2", "pid": os.getpid(), "level": "INFO", "message": "message"}
+    assert "error" not in json.loads(Formatter("core", "json").format(record("message")))
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_control_characters_of_a_peer_reach_no_terminal(log_format: logs.LogFormat) -> None:
+    formatter = Formatter("core", log_format)
+    line = formatter.format(record("worker %s", ESCAPES))
+    shown = json.loads(line)["message"] if log_format == "json" else line
+    assert shown.endswith(r"\x1b[2J\r\n2026-11-22 core INFO forged\x00\x9b\u2028\u202e\udc80")
+    assert line.isprintable()
+    line = formatter.format(record("failed", error=raised(ESCAPES)))
+    assert "\x1b" not in line.encode().decode()
+    # A forged line is indented like the rest of its traceback.
+    assert not [one for one in line.split("\n")[1:] if not one.startswith("    ")]
+
+
+def test_a_text_without_control_characters_stays_as_it_is() -> None:
+    text = "Zürich, 東京: \\x1b, 50 %, “quoted”"
+    assert escaped(text) == text
+
+
+def test_a_message_is_bounded() -> None:
+    line = Formatter("core", "text").format(record("x" * 1_000_000))
+    assert len(line) < 5000
+    assert line.endswith("x… (995,904 characters more)")
+
+
+class Pipe:
+    """A stderr of the test's own, which it may leave unread."""
+
+    def __init__(self) -> None:
+        self.reading, self.writing = os.pipe()
+
+    def fill(self) -> None:
+        """Until a writer has to wait."""
+        os.set_blocking(self.writing, False)
+        try:
+            while True:
+                os.write(self.writing, b"\n" * 4096)
+        except BlockingIOError:
+            os.set_blocking(self.writing, True)
+
+    def read_until(self, words: str) -> list[str]:
+        """The lines up to one with these words, without what filled the pipe."""
+        data = b""
+        while words not in data.decode():
+            data += os.read(self.reading, 65_536)
+        return [line for line in data.decode().splitlines() if line]
+
+
+@pytest.fixture
+def pipe() -> Iterator[Pipe]:
+    pipe = Pipe()
+    yield pipe
+    os.close(pipe.reading)
+    os.close(pipe.writing)
+
+
+def test_what_finds_no_room_is_dropped_and_counted(pipe: Pipe) -> None:
+    pipe.fill()
+    handler = QueuedStderr(Formatter("core", "text"), descriptor=pipe.writing, capacity=10)
+    for number in range(1000):
+        handler.handle(record("record %d", number))
+    lines = pipe.read_until("were dropped")
+    handler.handle(record("after"))
+    lines += pipe.read_until("after")
+    [said] = [line for line in lines if "dropped" in line]
+    kept = [line for line in lines[:-1] if line != said]
+    numbers = [int(line.split()[-1]) for line in kept]
+    assert numbers[:10] == list(range(10))
+    # The writer holds one beside the queue, whose place another record takes, sooner or later.
+    assert numbers[10:] == numbers[10:11]
+    assert f"WARNING {1000 - len(kept)} log records were dropped" in said
+    handler.close()
+
+
+def test_nothing_is_dropped_where_all_is_read(pipe: Pipe) -> None:
+    handler = QueuedStderr(Formatter("core", "text"), descriptor=pipe.writing)
+    for number in range(500):
+        handler.handle(record("record %d", number))
+    lines = pipe.read_until("record 499")
+    assert [line.split()[-1] for line in lines] == [str(number) for number in range(500)]
+    handler.close()
+
+
+def test_closing_ends_although_nobody_reads(pipe: Pipe) -> None:
+    pipe.fill()
+    handler = QueuedStderr(Formatter("core", "text"), descriptor=pipe.writing, capacity=2)
+    for _ in range(10):
+        handler.handle(record("lost"))
+    closing = threading.Thread(target=handler.close)
+    closing.start()
+    closing.join(30)
+    assert not closing.is_alive()
+
+
+PROGRAM = """
+import logging, sys, threading
+from scheduler_svc import logs
+logs.open_closed_streams()
+file = open(sys.argv[1], "w")
+logs.start("core", level="error", log_format="text")
+logging.getLogger("a").info("below the level")
+logs.announce("ready: %s", "at every level")
+thread = threading.Thread(target=lambda: 1 / 0)
+thread.start()
+thread.join()
+raise SystemExit("the end") if sys.argv[2:] else ValueError("the end")
+"""
+
+
+def started(tmp_path: Path, *words: str, shell: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "file"), *words]
+    if shell:
+        command = ["sh", "-c", f'exec "$@" {shell}', "sh", *command]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_announcements_and_uncaught_exceptions_are_logged_at_every_level(tmp_path: Path) -> None:
+    done = started(tmp_path)
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("    ")]
+    assert [line.split(" core ")[1] for line in lines] == [
+        "INFO ready: at every level",
+        "CRITICAL uncaught exception",
+        "CRITICAL uncaught exception",
+    ]
+    assert "    ZeroDivisionError: division by zero" in done.stderr.splitlines()
+    assert done.stderr.splitlines()[-1] == "    ValueError: the end"
+
+
+def test_lines_are_never_written_into_a_file_in_place_of_a_closed_stderr(tmp_path: Path) -> None:
+    done = started(tmp_path, shell="0<&- 1>&- 2>&-")
+    assert done.returncode == 1
+    assert (tmp_path / "file").read_text() == ""

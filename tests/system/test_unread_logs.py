@@ -1,0 +1,113 @@
+"""A service whose stderr nobody reads: it serves on, and counts the lines that found no room."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.rigs.processes import PATIENCE_SECONDS, REPOSITORY, Rig, child_environment
+from tests.rigs.streams import Caller
+from tests.system.asks import Ask
+
+# More than the records that wait in the queue of one process; each request is one line of the front end.
+NUM_REQUESTS, BATCH = 1_200, 40
+
+
+class UnreadPipe:
+    """A pipe as full as it can be."""
+
+    def __init__(self) -> None:
+        self.reading, self.writing = os.pipe()
+        self.fill()
+
+    def fill(self) -> None:
+        # A description of its own: the service's writes must wait, as those of any program do.
+        filling = os.open(f"/proc/self/fd/{self.writing}", os.O_WRONLY | os.O_NONBLOCK)
+        for size in (4096, 1):
+            try:
+                while True:
+                    os.write(filling, b"\n" * size)
+            except BlockingIOError:
+                pass
+        os.close(filling)
+
+    def lines(self) -> Iterator[str]:
+        """What comes, line by line, without what filled the pipe."""
+        with open(os.dup(self.reading)) as file:
+            yield from (line.rstrip("\n") for line in file if line != "\n")
+
+    def close(self) -> None:
+        os.close(self.reading)
+        os.close(self.writing)
+
+
+@pytest.fixture
+def pipe() -> Iterator[UnreadPipe]:
+    pipe = UnreadPipe()
+    yield pipe
+    pipe.close()
+
+
+def free_address() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+def test_requests_go_through_although_nobody_reads_stderr(rig: Rig, pipe: UnreadPipe) -> None:
+    address = free_address()
+    flags = ["--runtime-dir", str(rig.runtime_dir), "--listen", address, "--log-format", "json"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "scheduler_svc", *flags],
+        stdin=subprocess.DEVNULL, stdout=pipe.writing, stderr=pipe.writing, cwd=REPOSITORY, env=child_environment(),
+    ) as scheduler:  # fmt: skip
+        rig.worker("--max-rows", "32", late=False)
+        caller = Caller(address)
+        rig.callers.append(caller)
+        caller.wait_serving()
+        ask = Ask(prompt=(1, 2, 3), max_new_tokens=2)
+        for _ in range(NUM_REQUESTS // BATCH):
+            streams = [caller.generate(ask.request()) for _ in range(BATCH)]
+            for stream in streams:
+                ask.check(stream.result())
+        assert scheduler.poll() is None
+        counted = 0
+        for line in pipe.lines():
+            record = json.loads(line)
+            counted += record["process"] == "frontend"
+            if "were dropped" in record["message"]:
+                break
+        assert record["process"] == "frontend"
+        dropped = int(record["message"].split()[0].replace(",", ""))
+        # The lines of requests, of start and model, and the count itself.
+        assert 0 < dropped < NUM_REQUESTS
+        assert counted + dropped <= NUM_REQUESTS + 10
+        ask.check(caller.generate(ask.request()).result())
+        pipe.fill()
+        scheduler.send_signal(signal.SIGTERM)
+        assert scheduler.wait(PATIENCE_SECONDS) == 0
+
+
+def test_closed_streams_are_no_reason_to_end(rig: Rig) -> None:
+    address = free_address()
+    recorded = rig.runtime_dir / "record"
+    command = [sys.executable, "-m", "scheduler_svc", "--runtime-dir", str(rig.runtime_dir), "--listen", address]
+    with subprocess.Popen(
+        ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command, "--record", str(recorded)],
+        cwd=REPOSITORY, env=child_environment(),
+    ) as scheduler:  # fmt: skip
+        rig.worker(late=False)
+        caller = Caller(address)
+        rig.callers.append(caller)
+        caller.wait_serving()
+        ask = Ask(prompt=(1, 2, 3), max_new_tokens=20)
+        ask.check(caller.generate(ask.request()).result())
+        scheduler.send_signal(signal.SIGTERM)
+        assert scheduler.wait(PATIENCE_SECONDS) == 0
+    # No log line was written into a file that took the number of stderr.
+    rig.check_record(recorded)
