@@ -29,7 +29,7 @@ _NUM_NAMED = 3
 def load_weights(files: ModelFiles, *, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
     """The model on its device, in evaluation mode, with paged attention. Raises ModelRefused."""
     register()
-    progress = Progress("weights", files.weights.num_bytes)
+    progress = Progress.of_this_process("weights", files.weights.num_bytes)
     try:
         with _quiet_transformers() as warnings, _heard_by(progress, files.weights.tensor_bytes):
             model, found = AutoModelForCausalLM.from_pretrained(

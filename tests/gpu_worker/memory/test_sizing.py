@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from gpu_worker.config import WorkerSettings
-from gpu_worker.memory.costs import Costs
+from gpu_worker.memory.costs import Costs, PoolTensor
 from gpu_worker.memory.ledger import Measured, ledger
 from gpu_worker.memory.sizing import (
     CPU_RESERVE_BYTES,
@@ -27,6 +27,8 @@ COSTS = Costs(
     activations_per_token=100 * KIB,
     kv_per_token=32 * KIB,
     sinks_per_token=0,
+    # 32 layers, K and V, 8 heads of 16 in four bytes.
+    pool_tensors=(PoolTensor(elements_per_token=128, extra_pages=0),),
     vocab_size=1000,
     default_length=4096,
     length_limit=4096,
