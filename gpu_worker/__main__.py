@@ -15,10 +15,11 @@ from pathlib import Path
 
 from gpu_worker import logs
 from gpu_worker.command_line import load_settings
-from gpu_worker.config import SettingsRefused, WorkerSettings
+from gpu_worker.config import BUNDLED_MODEL, SettingsRefused, WorkerSettings
 from gpu_worker.failures import explain, is_expected
 from gpu_worker.preflight import check_before_imports
 from gpu_worker.runtime_dir import KeyFile, worker_endpoint
+from gpu_worker.version import version_line
 
 log = logging.getLogger("gpu_worker")
 
@@ -46,6 +47,8 @@ def run(settings: WorkerSettings, begun: float) -> int:
     """Checks, starts and serves. The exit code."""
     try:
         folder = check_before_imports(settings)
+        model = "the bundled model" if settings.model == str(BUNDLED_MODEL) else settings.model
+        log.info("%s: worker %d starts with %s", version_line(), os.getpid(), model)
         keep_compiled_kernels()
         serve(settings, folder, begun)
     except KeyboardInterrupt:
@@ -71,13 +74,13 @@ def serve(settings: WorkerSettings, folder: Path, begun: float) -> None:
     worker = start(settings, folder)
     endpoint = worker_endpoint(settings.runtime_dir)
     link = Link(endpoint, worker.join, worker.runner, key=KeyFile(settings.runtime_dir), max_in_flight=MAX_IN_FLIGHT)
-    log_phase("all of the start", time.perf_counter() - begun)
+    log_phase("whole start", time.perf_counter() - begun)
     log.info("waiting for a scheduler at %s", endpoint)
     link.serve()
 
 
 def last_line(cause: str, log_format: str) -> None:
-    """Writes why the worker ends, whatever the log level."""
+    """Writes why the worker ends, at every log level."""
     if log_format == "json":
         logs.announce(log, cause, level=logging.CRITICAL)
     else:

@@ -53,7 +53,7 @@ class PlanRunner(Protocol):
 
 def ready_line(listen: str) -> str:
     """A command that can be pasted once the service at `listen` serves."""
-    address = "" if listen in ("", _DEFAULT_LISTEN) else f" --address {listen}"
+    address = "" if listen == _DEFAULT_LISTEN else f" --address {listen}"
     return f'ready: tandem generate{address} "Return the"'
 
 
@@ -204,7 +204,7 @@ class Link:
                 self._runner.submit(message.plan)
         elif kind == "joined":
             self._joined, self._join_at, self._last_problem = True, None, ""
-            self._ready_line = ready_line(message.joined.listen)
+            self._ready_line = ready_line(message.joined.listen) if message.joined.listen else ""
             self._runner.join(message.joined.generation)
             log.info("joined; generation %d", message.joined.generation)
         elif kind == "rejoin":

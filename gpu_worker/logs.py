@@ -172,7 +172,7 @@ def stop() -> None:
 
 
 def announce(log: logging.Logger, message: str, *, level: int = logging.INFO) -> None:
-    """Logs `message` whatever the level of `log`."""
+    """Logs `message` at every level of `log`."""
     log.handle(log.makeRecord(log.name, level, __file__, 0, message, (), None))
 
 

@@ -83,7 +83,7 @@ def start(settings: WorkerSettings, folder: Path) -> Worker:
         log.warning(
             "generation_config.json asks for %s, which is not supported and ignored", ", ".join(files.not_done)[:500]
         )
-    with phase("examination"):
+    with phase("examination of the model"):
         twin = twin_of(files.config, dtype=dtype)
         layers = examine(twin)
         if device.type == "cuda":
@@ -93,24 +93,25 @@ def start(settings: WorkerSettings, folder: Path) -> Worker:
     seen = with_window(settings, layers, length)
     sizes = plan_memory(settings, costs, device, seen.within(length).reach)
     model, sizes = load(settings, files, costs, sizes, device, dtype, seen.within(length).reach)
-    with phase("independence of a batch's tokens"):
+    with phase("check that rows are independent"):
         pinned = pin(model, sizes.geometry.max_length)
         check_independence(model, sizes.geometry.max_length)
     for name in pinned:
-        log.info("rotary table of type %s pinned for texts of %d tokens", name, sizes.geometry.max_length)
+        log.info("rotary table of type %s fixed for sequences of %d tokens", name, sizes.geometry.max_length)
     runner, measured = warm_runner(model, seen, sizes.geometry, device, dtype)
     with phase("self-check against eager attention"):
         error = check_runner(model, runner, dtype, own=layers)
-    log.info("self-check: logits within %.2g of eager attention's", error)
+    log.info("self-check passed: logits differ from eager attention's by %.2g", error)
     for line in ledger(sizes, str(device), costs.dtype, measured):
         log.info("%s", line)
     packed = sum(type(module) is PackedLinear for module in model.modules())
-    log.info("warm; %d linear layers repacked for oneDNN, %d threads", packed, torch.get_num_threads())
-    with phase("timings of prompts and pages"):
+    if device.type == "cpu":
+        log.info("%d linear layers repacked for oneDNN; threads: %d", packed, torch.get_num_threads())
+    with phase("timing of prompts and page copies"):
         timings = take_timings(runner)
-    log.info("a prompt's token takes %.3g us", timings.token_us)
+    log.info("a prompt takes %.3g us per token", timings.token_us)
     if runner.geometry.host_pages:
-        log.info("a page to host memory, or back, takes %.3g us", timings.page_copy_us)
+        log.info("a page copy to or from host memory takes %.3g us", timings.page_copy_us)
     with phase("identity"):
         join = introduce(settings, files, runner.geometry, timings, device, dtype)
     return Worker(runner=runner, join=join)

@@ -61,13 +61,13 @@ class ModelFiles:
     repetition_penalty: float
     # What generation_config.json asks for that is not done, as `name value`.
     not_done: tuple[str, ...]
-    # Empty where there is none: the model is served by token ids alone.
+    # Empty without a tokenizer.json: the model is served by token ids only.
     tokenizer_json: bytes
     chat_template: str
 
 
 def read_files(folder: Path) -> ModelFiles:
-    """Everything but the weights, whose headers are read. Raises ModelRefused, or OSError with the file's name."""
+    """Everything but the weights, of which the headers are read. Raises ModelRefused, or OSError with the file's name."""
     config = _read_config(folder)
     try:
         generation = _generation_config(folder)
@@ -118,7 +118,7 @@ def _read_config(folder: Path) -> PreTrainedConfig:
     except Exception as error:  # whatever a config class of Transformers raises about its fields
         raise ModelRefused(f"{path} cannot be used: {_first_line(error)}") from error
     for part in (config, config.get_text_config()):
-        # What a forward hands out beside logits is nobody's here.
+        # A forward is to return logits and nothing else.
         part.return_dict = True
         for name in ("output_attentions", "output_hidden_states", "output_router_logits"):
             if getattr(part, name, False):

@@ -4,10 +4,14 @@ Owns the look at a folder that needs neither torch nor Transformers, so that a w
 """
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
+from gpu_worker import logs
 from gpu_worker.checkpoint.weights import ModelRefused, find_weights
+
+log = logging.getLogger(__name__)
 
 # Beside config.json itself, the parts of it that may say how weights are stored.
 _PARTS = ("text_config",)
@@ -22,8 +26,13 @@ def locate(name: str) -> Path:
         raise ModelRefused(f"model {name} is a file; give the folder with config.json and safetensors")
     if name.startswith((".", "/", "~")):
         raise ModelRefused(f"model folder {name} does not exist; model is a folder or a hub name")
+    log.info("fetching %s from the hub, unless it is in the hub's cache already", name)
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
+    from huggingface_hub.utils import disable_progress_bars
+
+    if not logs.can_draw():
+        disable_progress_bars()
 
     neither = f"model {name} is neither a local folder nor reachable on the hub"
     hint = "check the spelling, or download it and give the folder"

@@ -17,7 +17,7 @@ _GIB = 1 << 30
 
 
 class Progress:
-    """`add` takes the bytes as they come; `now` gives seconds; `draw` writes to the terminal, None: there is none."""
+    """Counts bytes as they come. `now` gives seconds; `draw` writes to the terminal and is None without one."""
 
     def __init__(
         self,
