@@ -6,6 +6,7 @@ MAXMSGSIZE, so the link replaces this object, with a routing id of its own each 
 
 import os
 import secrets
+import socket
 
 import zmq
 import zmq.utils.monitor
@@ -49,6 +50,21 @@ class Connection:
                 self.is_open = True
             else:
                 self.is_open, self.has_ended = False, True
+
+    def poller(self, wake: socket.socket) -> zmq.Poller:
+        """Wakes for frames, for what the monitor has to say, and for `wake`."""
+        poller = zmq.Poller()
+        for readable in (self.socket, self.monitor, wake):
+            poller.register(readable, zmq.POLLIN)
+        return poller
+
+    def send(self, frame: bytes) -> bool:
+        """False where there is no scheduler, or one that does not read: the monitor or a Rejoin will say so."""
+        try:
+            self.socket.send(frame, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
 
     def close(self, *, linger_ms: int) -> None:
         """Closes both sockets; frames not yet sent have `linger_ms`."""

@@ -7,7 +7,6 @@ Rejoin leads to another Join, and what belonged to the former one is neither kep
 
 import logging
 import math
-import socket
 import time
 from typing import Protocol
 
@@ -88,12 +87,12 @@ class Link:
         """Serves until a signal asks to stop. Raises JoinRefused, ValueError for a key that cannot be trusted, and
         whatever the runner cannot survive."""
         with signals_wake(self._stop) as wake:
-            poller = self._poller(wake)
+            poller = self._connection.poller(wake)
             try:
                 while not self._stopping:
                     if self._connection.has_ended:
                         self._connect_again()
-                        poller = self._poller(wake)
+                        poller = self._connection.poller(wake)
                     self._keep_in_touch()
                     if self._runner.num_in_flight == 0:
                         self._wait(poller)
@@ -108,12 +107,6 @@ class Link:
 
     def _stop(self) -> None:
         self._stopping = True
-
-    def _poller(self, wake: socket.socket) -> zmq.Poller:
-        poller = zmq.Poller()
-        for readable in (self._socket, self._connection.monitor, wake):
-            poller.register(readable, zmq.POLLIN)
-        return poller
 
     def _wait(self, poller: zmq.Poller) -> None:
         for readable, _ in poller.poll(self._idle_ms()):
@@ -247,10 +240,7 @@ class Link:
         self._ready_line, self._pause = "", 0.0
 
     def _send(self, frame: bytes) -> bool:
-        try:
-            self._socket.send(frame, zmq.NOBLOCK)
-        except zmq.Again:
-            # No scheduler, or one that does not read: it will lose this worker, and the connection or a Rejoin says so.
+        if not self._connection.send(frame):
             return False
         self._last_sent = time.monotonic()
         return True

@@ -67,7 +67,7 @@ class ModelFiles:
 
 
 def read_files(folder: Path) -> ModelFiles:
-    """Everything but the weights, of which the headers are read. Raises ModelRefused, or OSError with the file's name."""
+    """Everything but the weights, of which only headers are read. Raises ModelRefused, or OSError naming the file."""
     config = _read_config(folder)
     try:
         generation = _generation_config(folder)
