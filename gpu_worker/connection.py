@@ -22,7 +22,7 @@ _FAILED_HANDSHAKES = (
 class Connection:
     """Connects at once, and goes on trying while no scheduler is there."""
 
-    def __init__(self, context: zmq.Context, endpoint: str) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
         self.socket = context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.ROUTING_ID, f"w-{os.getpid()}-{secrets.token_hex(4)}".encode())
         self.socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)

@@ -14,7 +14,7 @@ import zmq
 from tandem.internal.v1 import worker_pb2 as pb
 
 from gpu_worker.connection import MAX_FRAME_BYTES, Connection
-from gpu_worker.logs import announce
+from gpu_worker.logs import announce, is_worth_a_line
 from gpu_worker.runtime_dir import KeyFile
 from gpu_worker.signals import signals_wake
 from gpu_worker.wire.frames import FrameError, Outcome, join_frame, parse_frame, result_frame
@@ -31,7 +31,7 @@ _BUSY_MONITOR_SECONDS = 0.02
 # How often a Join is tried that could not be sent.
 _JOIN_RETRY_SECONDS = 0.02
 # Between connections that ended before a step was confirmed on them.
-_FIRST_PAUSE_SECONDS, _LAST_PAUSE_SECONDS = 0.05, 2.0
+_FIRST_PAUSE_SECONDS, _LAST_PAUSE_SECONDS = 0.02, 2.0
 # Where callers look for the service unless they name another address.
 _DEFAULT_LISTEN = "127.0.0.1:50051"
 
@@ -68,7 +68,8 @@ class Link:
         self._context = zmq.Context()
         self._connection = Connection(self._context, endpoint)
         self._socket = self._connection.socket
-        self._pause = 0.0
+        # Connections that ended since a step succeeded.
+        self._num_ended = 0
         self._next_look_at = 0.0
         # When the next Join is due; None: one was sent on this connection.
         self._join_at: float | None = 0.0
@@ -127,12 +128,17 @@ class Link:
         self._connection.close(linger_ms=0)
         self._void_session()
         self._last_problem = ""
-        log.warning("the connection to the scheduler ended; waiting for one at %s", self._endpoint)
-        until = time.monotonic() + self._pause
+        self._num_ended += 1
+        if is_worth_a_line(self._num_ended):
+            times = f" {self._num_ended} times before a step succeeded" if self._num_ended > 1 else ""
+            log.warning("the connection to the scheduler ended%s; waiting for one at %s", times, self._endpoint)
+        pause = 0.0
+        if self._num_ended > 1:
+            pause = min(_FIRST_PAUSE_SECONDS * 2.0 ** min(self._num_ended, 16), _LAST_PAUSE_SECONDS)
+        until = time.monotonic() + pause
         # A signal ends the pause early.
         while not self._stopping and (left := until - time.monotonic()) > 0:
             time.sleep(min(left, _FIRST_PAUSE_SECONDS))
-        self._pause = min(max(2 * self._pause, _FIRST_PAUSE_SECONDS), _LAST_PAUSE_SECONDS)
         self._connection = Connection(self._context, self._endpoint)
         self._socket = self._connection.socket
 
@@ -185,9 +191,8 @@ class Link:
             self._send_done()
 
     def _count_bad_frame(self, error: FrameError) -> None:
-        """Logs the first bad frame and each time their number has doubled: a peer must not fill the log."""
         self._num_bad_frames += 1
-        if self._num_bad_frames & (self._num_bad_frames - 1) == 0:
+        if is_worth_a_line(self._num_bad_frames):
             log.warning("dropped %d bad frames so far, the last one: %s", self._num_bad_frames, error)
 
     def _handle(self, message: pb.CoreToWorker) -> None:
@@ -232,12 +237,11 @@ class Link:
                 self._num_void -= 1
                 continue
             self._send(result_frame(outcome))
-            if self._ready_line and outcome.status == pb.STEP_STATUS_OK:
-                self._first_step_done()
-
-    def _first_step_done(self) -> None:
-        announce(log, self._ready_line)
-        self._ready_line, self._pause = "", 0.0
+            if outcome.status == pb.STEP_STATUS_OK:
+                self._num_ended = 0
+                if self._ready_line:
+                    announce(log, self._ready_line)
+                    self._ready_line = ""
 
     def _send(self, frame: bytes) -> bool:
         if not self._connection.send(frame):

@@ -176,6 +176,11 @@ def announce(log: logging.Logger, message: str, *, level: int = logging.INFO) ->
     log.handle(log.makeRecord(log.name, level, __file__, 0, message, (), None))
 
 
+def is_worth_a_line(count: int) -> bool:
+    """Whether to log the `count`-th event of a kind: the 1st, 2nd, 4th, 8th, so that a peer cannot fill the log."""
+    return count & (count - 1) == 0
+
+
 def can_draw() -> bool:
     """Whether a progress bar may be drawn: stderr is a terminal and the log is text."""
     return _draws_on_terminal

@@ -210,6 +210,34 @@ def test_a_frame_above_the_limit_leads_to_a_new_connection_that_serves(served: S
     assert served.runner.joined == [1, 2, 3]
 
 
+@pytest.fixture
+def small_frames(monkeypatch: pytest.MonkeyPatch) -> int:
+    """A frame limit that costs no memory to exceed."""
+    monkeypatch.setattr("gpu_worker.connection.MAX_FRAME_BYTES", 1 << 16)
+    return 1 << 16
+
+
+def test_connections_that_end_again_and_again_are_repeated_with_few_lines(
+    served: Served, core: Core, small_frames: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each Join is answered with a frame above the limit, five times."""
+
+    def script() -> None:
+        for _ in range(5):
+            core.expect("join")
+            core.socket.send_multipart([core.worker, bytes(small_frames + 1)])
+        core.expect("join")
+
+    served.run(script)
+    assert len(set(core.joins)) == 6
+    lines = [record.getMessage() for record in caplog.records if "the connection to the scheduler" in record.message]
+    assert [line.partition("ended")[2].split(";")[0] for line in lines] == [
+        "",
+        " 2 times before a step succeeded",
+        " 4 times before a step succeeded",
+    ]
+
+
 def test_a_frame_as_large_as_the_limit_is_taken(served: Served, core: Core) -> None:
     def script() -> None:
         core.expect("join")
@@ -223,7 +251,9 @@ def test_a_frame_as_large_as_the_limit_is_taken(served: Served, core: Core) -> N
     assert len(core.joins) == 1
 
 
-def test_plans_of_a_broken_connection_are_not_answered_on_the_next(served: Served, core: Core) -> None:
+def test_plans_of_a_broken_connection_are_not_answered_on_the_next(
+    served: Served, core: Core, small_frames: int
+) -> None:
     runner = LateRunner()
     served.runner = runner
     results: list[tuple[int, int]] = []
@@ -235,7 +265,7 @@ def test_plans_of_a_broken_connection_are_not_answered_on_the_next(served: Serve
             core.say(plan=pb.StepPlan(generation=1, step=step))
         while runner.num_in_flight < 2:
             core.expect("heartbeat")
-        core.socket.send_multipart([core.worker, bytes(MAX_FRAME_BYTES + 1)])
+        core.socket.send_multipart([core.worker, bytes(small_frames + 1)])
         core.expect("join")
         core.say(joined=pb.Joined(generation=2))
         core.say(plan=pb.StepPlan(generation=2, step=1))
@@ -306,9 +336,14 @@ def test_the_command_to_paste_names_an_address_only_where_it_is_not_the_default(
     assert ready_line("[::1]:50051") == 'ready: tandem generate --address [::1]:50051 "Return the"'
 
 
-def test_a_join_that_no_scheduler_takes_is_refused_before_it_is_sent(endpoint: str, tmp_path: Path) -> None:
-    join = pb.Join(model="echo", tokenizer_json=bytes(MAX_JOIN_BYTES))
-    with pytest.raises(ValueError, match=rf"Join has \d+ bytes \(tokenizer.json {MAX_JOIN_BYTES}, .*takes 134217728"):
+def test_a_join_that_no_scheduler_takes_is_refused_before_it_is_sent(
+    endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert MAX_JOIN_BYTES == 128 << 20
+    monkeypatch.setattr("gpu_worker.wire.frames.MAX_JOIN_BYTES", 1000)
+    join = pb.Join(model="echo", tokenizer_json=bytes(1000))
+    problem = r"Join has 10\d\d bytes \(tokenizer.json 1000, chat template 0\) and the scheduler takes 1000; serve a"
+    with pytest.raises(ValueError, match=problem):
         Link(endpoint, join, EchoRunner(), key=KeyFile(tmp_path), max_in_flight=2)
 
 

@@ -119,6 +119,15 @@ def test_a_model_without_a_tokenizer_is_said(
     assert "has no tokenizer.json: prompts and outputs are token ids only" in caplog.text
 
 
+def test_a_tokenizer_too_large_for_a_join_is_refused_before_loading(
+    saved: Path, free: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free(900 * MIB)
+    monkeypatch.setattr("gpu_worker.wire.frames.MAX_JOIN_BYTES", 100)
+    with pytest.raises(ValueError, match=r"Join has \d+ bytes \(tokenizer.json \d+, .*the scheduler takes 100; serve"):
+        start(WorkerSettings(model=str(saved), device="cpu"), saved)
+
+
 def test_a_gpus_pool_follows_what_is_free_after_loading(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Someone else took memory meanwhile."""
     card = mock.Mock(spec=torch.device, type="cuda")
