@@ -35,9 +35,13 @@ class Connection:
         self.monitor = self.socket.get_monitor_socket(
             zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _FAILED_HANDSHAKES
         )
+        # Polled in place of the monitor's socket, for which libzmq makes system calls of its own at every poll.
+        self.monitor_fd = int(self.monitor.getsockopt(zmq.FD))
         # Whether a scheduler is there, and whether one was and went.
         self.is_open, self.has_ended = False, False
         self.socket.connect(endpoint)
+        # The descriptor becomes readable only after one look at the monitor has found nothing.
+        self.read_monitor()
 
     def read_monitor(self) -> None:
         """Takes in what the monitor has to say; costs little when that is nothing."""
@@ -54,7 +58,7 @@ class Connection:
     def poller(self, wake: socket.socket) -> zmq.Poller:
         """Wakes for frames, for what the monitor has to say, and for `wake`."""
         poller = zmq.Poller()
-        for readable in (self.socket, self.monitor, wake):
+        for readable in (self.socket, self.monitor_fd, wake):
             poller.register(readable, zmq.POLLIN)
         return poller
 

@@ -111,7 +111,7 @@ class Link:
 
     def _wait(self, poller: zmq.Poller) -> None:
         for readable, _ in poller.poll(self._idle_ms()):
-            if readable is self._connection.monitor:
+            if readable == self._connection.monitor_fd:
                 self._connection.read_monitor()
 
     def _idle_ms(self) -> int:
