@@ -1,6 +1,7 @@
-"""`python -m gpu_worker`: settings, start-up, then serving until a signal.
+"""`python -m gpu_worker`: settings, checks that need no torch, start-up, then serving until a signal.
 
-Owns the process: its logging, its exit code and its last line, which for a failed start is `<cause>; <hint>`.
+Owns the process: the start and end of its log, its exit code, and its last line, which for a failed start is
+`gpu_worker: <cause>; <hint>`.
 """
 
 import ctypes
@@ -12,8 +13,15 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpu_worker.config import SettingsRefused, WorkerSettings, load_settings
+from gpu_worker import logs
+from gpu_worker.command_line import load_settings
+from gpu_worker.config import BUNDLED_MODEL, SettingsRefused, WorkerSettings
 from gpu_worker.failures import explain, is_expected
+from gpu_worker.preflight import check_before_imports
+from gpu_worker.runtime_dir import KeyFile, worker_endpoint
+from gpu_worker.version import version_line
+
+log = logging.getLogger("gpu_worker")
 
 _PR_SET_PDEATHSIG = 1
 
@@ -28,73 +36,71 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     if settings.exit_with_parent:
         die_with_parent()
-    logging.basicConfig(
-        level=settings.log_level.upper(),
-        format="%(asctime)s worker %(levelname)s %(message)s",
-        datefmt="%H:%M:%S",
-        stream=sys.stderr,
-    )
-    keep_compiled_kernels()
-    log = logging.getLogger("gpu_worker")
+    logs.start(settings.log_level, settings.log_format)
     try:
-        serve(settings, begun, log)
+        return run(settings, begun)
+    finally:
+        logs.stop()
+
+
+def run(settings: WorkerSettings, begun: float) -> int:
+    """Checks, starts and serves. The exit code."""
+    try:
+        folder = check_before_imports(settings)
+        model = "the bundled model" if settings.model == str(BUNDLED_MODEL) else settings.model
+        log.info("%s: worker %d starts with %s", version_line(), os.getpid(), model)
+        keep_compiled_kernels()
+        serve(settings, folder, begun)
     except KeyboardInterrupt:
         return 130
     except Exception as error:
         if not is_expected(error):
             log.exception("the worker cannot go on")
-        print(f"gpu_worker: {explain(error)}", file=sys.stderr)
-        return 1
+        last_line(explain(error), settings.log_format)
+        return 2 if isinstance(error, SettingsRefused) else 1
     log.info("stopped")
     return 0
 
 
-def serve(settings: WorkerSettings, begun: float, log: logging.Logger) -> None:
+def serve(settings: WorkerSettings, folder: Path, begun: float) -> None:
     """Starts and serves until a signal. Raises what stopped it."""
-    # Torch takes seconds to import; a wrong flag should not.
+    # Torch takes seconds to import; a wrong setting is refused without it.
     from gpu_worker.link import Link
     from gpu_worker.runner import MAX_IN_FLIGHT
-    from gpu_worker.startup import start
+    from gpu_worker.startup import log_phase, start
 
-    log.info("%-36s %7.2f s", "imports", time.perf_counter() - begun)
-    own_runtime_dir(settings.runtime_dir)
-    worker = start(settings)
-    endpoint = f"ipc://{settings.runtime_dir}/worker.sock"
-    log.info("%-36s %7.2f s", "ready", time.perf_counter() - begun)
+    logs.adopt_libraries()
+    log_phase("imports", time.perf_counter() - begun)
+    worker = start(settings, folder)
+    endpoint = worker_endpoint(settings.runtime_dir)
+    link = Link(endpoint, worker.join, worker.runner, key=KeyFile(settings.runtime_dir), max_in_flight=MAX_IN_FLIGHT)
+    log_phase("whole start", time.perf_counter() - begun)
     log.info("waiting for a scheduler at %s", endpoint)
-    Link(endpoint, worker.join, worker.runner, max_in_flight=MAX_IN_FLIGHT).serve()
+    link.serve()
 
 
-def own_runtime_dir(path: Path) -> None:
-    """Makes the folder of the sockets, or checks that it is this user's alone: whoever owns it can be the core.
-
-    Raises ValueError or OSError.
-    """
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = path.stat()
-    if found.st_uid != os.getuid():
-        raise ValueError(f"runtime_dir {path} belongs to user {found.st_uid}; it must belong to {os.getuid()}")
-    if found.st_mode & 0o077:
-        raise ValueError(f"runtime_dir {path} has mode {found.st_mode & 0o777:o}; it must be 700")
+def last_line(cause: str, log_format: str) -> None:
+    """Writes why the worker ends, at every log level."""
+    if log_format == "json":
+        logs.announce(log, cause, level=logging.CRITICAL)
+    else:
+        logs.draw(f"gpu_worker: {logs.escaped(cause)}\n")
 
 
 def die_with_parent() -> None:
-    """Has the kernel kill this process when its parent ends, so that no orphan holds a device."""
+    """Asks the kernel to kill this process when its parent ends, so that no orphan holds a device."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
 
 
 def keep_compiled_kernels() -> None:
-    """Compiled kernels outlive the process: in the user's cache folder, or where TORCHINDUCTOR_CACHE_DIR says."""
+    """Keeps compiled kernels beyond the process: in the user's cache folder, or in TORCHINDUCTOR_CACHE_DIR."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tandem" / "inductor"
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
 
 
 if __name__ == "__main__":
     exit_code = main(sys.argv[1:])
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
     # The interpreter's own teardown takes seconds once torch is loaded, and a device is wanted back at once.
     os._exit(exit_code)

@@ -1,7 +1,7 @@
-"""Why the worker cannot go on, in one line: the cause, and what would help.
+"""Why the worker cannot go on, in one line: the cause, then a hint.
 
-Owns the wording for what the machine refuses. Exceptions of this package say both themselves. Imports no torch, whose
-own import may be what fails: its exceptions go by name.
+Owns the wording for failures of the machine. Exceptions of this package carry both themselves. Imports no torch, whose
+own import may be what fails: its exceptions are known by name.
 """
 
 import errno
@@ -10,6 +10,10 @@ import shutil
 import tempfile
 
 _MEMORY_SETTINGS = "a smaller pool_bytes, max_rows or token_budget needs less"
+_INSTALL = (
+    "make install in the checkout brings what the worker needs, as does "
+    "pip install 'dist/tandem_inference-….whl[worker]'"
+)
 # What the operating system says, and what helps.
 _OF_FILES = {
     errno.EACCES: "it must be readable by the user that runs the worker",
@@ -24,23 +28,23 @@ _OF_FILES = {
 
 
 def is_expected(error: BaseException) -> bool:
-    """Whether its one line tells all there is: no traceback would help."""
-    told = isinstance(error, (ValueError, OSError, MemoryError, ImportError)) or _is_out_of_memory(error)
-    return told or type(error).__name__ in ("AcceleratorError", "DeviceLost", "JoinRefused")
+    """Whether one line explains it: a traceback would not help."""
+    is_plain = isinstance(error, (ValueError, OSError, MemoryError, ImportError)) or _is_out_of_memory(error)
+    return is_plain or type(error).__name__ in ("AcceleratorError", "DeviceLost", "JoinRefused")
 
 
 def explain(error: BaseException) -> str:
     """`<cause>; <hint>` in one line."""
     reason, kind = first_line(error), type(error).__name__
     if kind == "OutOfMemoryError":
-        return f"the GPU is out of memory: {reason}; {_MEMORY_SETTINGS}, nvidia-smi shows who else uses the GPU"
+        return f"the GPU is out of memory: {reason}; {_MEMORY_SETTINGS}, nvidia-smi shows what else uses the GPU"
     if _is_out_of_memory(error):
         return f"main memory is used up: {reason}; {_MEMORY_SETTINGS}, as does dtype bfloat16"
     if isinstance(error, OSError) and error.errno in _OF_FILES:
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{(error.strerror or reason).lower()}; {_OF_FILES[error.errno]}"
     if isinstance(error, ImportError):
-        return f"{reason}; pip install 'tandem[worker]' brings what the worker needs"
+        return f"{reason}; {_INSTALL}"
     if "CxxCompiler" in kind or "No working C++ compiler" in str(error):
         return f"{reason}; kernels for a CPU are compiled: install g++, or name a compiler in CXX"
     if type(error).__module__.startswith(("torch._inductor", "torch._dynamo")):
@@ -51,7 +55,7 @@ def explain(error: BaseException) -> str:
         return f"the scheduler refused this worker: {reason}"
     if isinstance(error, (ValueError, OSError)):
         return reason
-    return f"{kind}: {reason}; the lines above say where"
+    return f"{kind}: {reason}; this is a fault of the worker, its traceback is in the log"
 
 
 def _room_for_kernels() -> str:
@@ -63,7 +67,7 @@ def _room_for_kernels() -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line that says something, without its end's stop."""
+    """The first line that is not empty, without its full stop."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines or [type(error).__name__])[0][:500].rstrip(".")
 

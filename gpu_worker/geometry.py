@@ -8,6 +8,8 @@ from dataclasses import dataclass
 # worker.proto's checksum packs (row << 40) ^ (logical page << 20) ^ page.
 MAX_PAGE_IDS = 1 << 20
 MAX_HOST_PAGES = 1 << 24
+# Query positions per tile of the prefill kernel.
+CHUNK_ALIGN = 64
 # Prompt tokens with logprobs of one step, beside the rows that sample: each takes as much memory as the vocabulary.
 _PROMPT_LOGIT_ROWS = 256
 

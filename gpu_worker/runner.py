@@ -8,6 +8,7 @@ of requests, or of why a plan is what it is.
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,6 +18,7 @@ from transformers import PreTrainedModel
 
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.device_step import DeviceStep
+from gpu_worker.failures import first_line
 from gpu_worker.geometry import Geometry
 from gpu_worker.sampling.output import StepOutput
 from gpu_worker.shapes import Shapes
@@ -113,12 +115,12 @@ class Runner:
         except PlanError as error:
             self._refuse(message, pb.STEP_STATUS_FAILED, str(error))
         except (torch.OutOfMemoryError, MemoryError) as error:
-            self._refuse(message, pb.STEP_STATUS_OUT_OF_MEMORY, _first_line(error))
-        except Exception as error:  # whatever a step meets, its plan must be answered
+            self._refuse(message, pb.STEP_STATUS_OUT_OF_MEMORY, first_line(error))
+        except Exception as error:  # the plan must be answered whatever happened to its step
             log.exception("step %d failed", message.step)
             no_memory = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
             status = pb.STEP_STATUS_OUT_OF_MEMORY if no_memory else pb.STEP_STATUS_FAILED
-            detail = f"{type(error).__name__}: {_first_line(error)}"
+            detail = f"{type(error).__name__}: {first_line(error)}"
             if isinstance(error, torch.AcceleratorError):
                 self._lost = detail
             self._refuse(message, status, detail)
@@ -185,7 +187,7 @@ class Runner:
             return self._finished(oldest)
         except torch.AcceleratorError as error:
             # Kernels report their errors late; a context that had one answers nothing else any more.
-            self._lost = _first_line(error)
+            self._lost = first_line(error)
             if self._in_flight and self._in_flight[0] is oldest:
                 self._in_flight.popleft()
             return replace(oldest.outcome, status=pb.STEP_STATUS_FAILED, detail=self._lost)
@@ -211,19 +213,19 @@ class Runner:
             prompt_logprobs=None if output.prompt_logprobs is None else output.prompt_logprobs.arrays(),
         )
 
-    def warm_up(self) -> list[tuple[str, float]]:
-        """Compiles every kernel; afterwards nothing may compile. (phase, seconds) each."""
-        phases: list[tuple[str, float]] = []
-        for bucket in reversed(self.shapes.prefill_buckets):
-            phases.append((f"prefill kernel, {bucket} tokens", self._warm(num_rows=1, chunk=True)))
-        for bucket in reversed(self.shapes.decode_buckets):
-            num_rows = min(bucket, self.geometry.max_rows)
-            phases.append((f"decode kernel, {bucket} slots", self._warm(num_rows=num_rows, chunk=False)))
+    def warm_up(self, on_kernel: Callable[[str, float], None] | None = None) -> None:
+        """Compiles every kernel; afterwards nothing may compile. `on_kernel` hears of each: (name, seconds)."""
+        steps = [(f"prefill kernel, {size} tokens", 1, True) for size in reversed(self.shapes.prefill_buckets)]
+        for size in reversed(self.shapes.decode_buckets):
+            steps.append((f"decode kernel, {size} slots", min(size, self.geometry.max_rows), False))
+        for name, num_rows, is_chunk in steps:
+            seconds = self._warm(num_rows=num_rows, chunk=is_chunk)
+            if on_kernel is not None:
+                on_kernel(name, seconds)
         self.reset(0)
         self.on_device.zero_pages(np.ones(1, np.int64))
         self.on_device.pool_is_zero = True
         self.on_device.may_compile = False
-        return phases
 
     def rehearse(self, *plans: Plan) -> list[Outcome]:
         """Runs plans before serving, whose rows start with all their pages, and which save no page but zeroed ones;
@@ -250,7 +252,3 @@ class Runner:
         self._in_flight.append(self._run(plan, self._apply(plan), begun))
         self.collect()
         return time.perf_counter() - begun
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [""])[0][:500]

@@ -1,4 +1,4 @@
-"""From settings to a runner that is ready: device, sizes, ledger, warm-up, and what Join will say.
+"""From settings to a runner that is ready: device, sizes, ledger, warm-up, and the contents of Join.
 
 Owns the order of start-up and its timed lines. Knows nothing of sockets.
 """
@@ -16,11 +16,13 @@ from tandem.internal.v1 import worker_pb2 as pb
 from transformers import PreTrainedModel
 
 from gpu_worker.attention.layers import LayerMap
-from gpu_worker.checkpoint.files import ModelFiles, identity, locate, read_files
+from gpu_worker.checkpoint.files import ModelFiles, identity, read_files
 from gpu_worker.checkpoint.linear import PackedLinear, can_pack
 from gpu_worker.checkpoint.loading import load_weights
 from gpu_worker.checkpoint.model import weight_bytes
 from gpu_worker.config import BUNDLED_MODEL, WorkerSettings
+from gpu_worker.device import choose_device, set_threads
+from gpu_worker.examination.cuda_shapes import check_cuda_shapes
 from gpu_worker.examination.examine import examine, twin_of
 from gpu_worker.examination.independence import check_independence
 from gpu_worker.examination.rope import pin
@@ -30,11 +32,13 @@ from gpu_worker.memory.costs import Costs
 from gpu_worker.memory.device_memory import free_bytes, free_host_bytes, resident_growth
 from gpu_worker.memory.estimate import estimate
 from gpu_worker.memory.ledger import Measured, ledger
+from gpu_worker.memory.pool import WHY_CAPPED
 from gpu_worker.memory.sizing import Sizes, check_passage, choose_sizes
 from gpu_worker.runner import Runner
 from gpu_worker.timings import Timings, take_timings
 from gpu_worker.warm_up import full_plan
 from gpu_worker.windows import with_window
+from gpu_worker.wire.frames import join_frame
 
 log = logging.getLogger(__name__)
 
@@ -55,46 +59,59 @@ def phase(name: str) -> Iterator[None]:
     """Logs how long `name` took."""
     begun = time.perf_counter()
     yield
-    log.info("%-36s %7.2f s", name, time.perf_counter() - begun)
+    log_phase(name, time.perf_counter() - begun)
 
 
-def start(settings: WorkerSettings) -> Worker:
-    """Raises ModelRefused or ValueError, saying which setting and which value would do; and what the machine raises."""
+def log_phase(name: str, seconds: float) -> None:
+    """One line, aligned with those of the other phases."""
+    log.info("%-36s %7.2f s", name, seconds)
+
+
+def start(settings: WorkerSettings, folder: Path) -> Worker:
+    """The worker of the model in `folder`. Raises ModelRefused or ValueError, which name the setting and a value that
+    would do, and whatever the machine raises."""
     device = choose_device(settings.device)
     set_threads(settings.threads)
     dtype = _DTYPES.get(settings.dtype) or (torch.float32 if device.type == "cpu" else torch.bfloat16)
     with phase("model files"):
-        files = read_files(locate(settings.model))
+        files = read_files(folder)
+        # The largest parts of the Join; a Join that is too large is refused before weights are loaded.
+        join_frame(pb.Join(tokenizer_json=files.tokenizer_json, chat_template=files.chat_template))
     if not files.tokenizer_json:
-        log.warning("%s has no tokenizer.json: prompts and outputs are token ids alone", files.folder)
+        log.warning("%s has no tokenizer.json: prompts and outputs are token ids only", files.folder)
     if files.not_done:
-        log.warning("generation_config.json asks for %s: not done here", ", ".join(files.not_done)[:500])
-    with phase("examination"):
+        log.warning(
+            "generation_config.json asks for %s, which is not supported and ignored", ", ".join(files.not_done)[:500]
+        )
+    with phase("examination of the model"):
         twin = twin_of(files.config, dtype=dtype)
         layers = examine(twin)
+        if device.type == "cuda":
+            check_cuda_shapes(layers, dtype)
         costs = estimate(twin, layers, dtype=dtype, packs=can_pack(device, dtype))
     length = settings.max_length or costs.default_length
     seen = with_window(settings, layers, length)
     sizes = plan_memory(settings, costs, device, seen.within(length).reach)
     model, sizes = load(settings, files, costs, sizes, device, dtype, seen.within(length).reach)
-    with phase("independence of a batch's tokens"):
+    with phase("check that rows are independent"):
         pinned = pin(model, sizes.geometry.max_length)
         check_independence(model, sizes.geometry.max_length)
     for name in pinned:
-        log.info("rotary table of type %s pinned for texts of %d tokens", name, sizes.geometry.max_length)
+        log.info("rotary table of type %s fixed for sequences of %d tokens", name, sizes.geometry.max_length)
     runner, measured = warm_runner(model, seen, sizes.geometry, device, dtype)
     with phase("self-check against eager attention"):
         error = check_runner(model, runner, dtype, own=layers)
-    log.info("self-check: logits within %.2g of eager attention's", error)
+    log.info("self-check passed: logits differ from eager attention's by %.2g", error)
     for line in ledger(sizes, str(device), costs.dtype, measured):
         log.info("%s", line)
     packed = sum(type(module) is PackedLinear for module in model.modules())
-    log.info("warm; %d linear layers in oneDNN's layout, %d threads", packed, torch.get_num_threads())
-    with phase("timings of prompts and pages"):
+    if device.type == "cpu":
+        log.info("%d linear layers repacked for oneDNN; threads: %d", packed, torch.get_num_threads())
+    with phase("timing of prompts and page copies"):
         timings = take_timings(runner)
-    log.info("a prompt's token takes %.3g us", timings.token_us)
+    log.info("a prompt takes %.3g us per token", timings.token_us)
     if runner.geometry.host_pages:
-        log.info("a page to host memory, or back, takes %.3g us", timings.page_copy_us)
+        log.info("a page copy to or from host memory takes %.3g us", timings.page_copy_us)
     with phase("identity"):
         join = introduce(settings, files, runner.geometry, timings, device, dtype)
     return Worker(runner=runner, join=join)
@@ -110,6 +127,8 @@ def plan_memory(settings: WorkerSettings, costs: Costs, device: torch.device, re
     sizes = choose_sizes(settings, costs, free=free, place=str(device), on_cpu=on_cpu, free_host=free_host, reach=reach)
     for line in ledger(sizes, str(device), costs.dtype):
         log.info("%s", line)
+    if sizes.is_capped:
+        log.info("the KV pool is capped at %d pages: %s", sizes.geometry.num_pages, WHY_CAPPED)
     return sizes
 
 
@@ -146,8 +165,8 @@ def warm_runner(
         for tensor in (*runner.on_device.cache.keys, *runner.on_device.cache.values)
     )
     tables = None if before is None else _allocated(device) - before - pool
-    for name, seconds in runner.warm_up():
-        log.info("%-36s %7.2f s", name, seconds)
+    log.info("compiling kernels; they are kept in %s", os.environ.get("TORCHINDUCTOR_CACHE_DIR", "a temporary folder"))
+    runner.warm_up(log_phase)
     with phase(f"largest step, {geometry.token_budget} tokens"), resident_growth(device) as grown:
         runner.rehearse(full_plan(geometry))
     return runner, Measured(
@@ -164,58 +183,6 @@ def _allocated(device: torch.device) -> int | None:
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else None
 
 
-def choose_device(name: str) -> torch.device:
-    """`name`, or CUDA where there is one. Raises ValueError."""
-    if not name:
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ValueError(f"device is {name}; it must be cpu, cuda or cuda:N") from error
-    if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"device is {name}; it must be cpu, cuda or cuda:N")
-    if device.type == "cuda":
-        if torch.version.cuda is None and torch.version.hip is None:
-            raise ValueError(
-                f"device is {name}; this torch ({torch.__version__}) is built without CUDA: "
-                "install a CUDA build of it, or set device cpu"
-            )
-        count = torch.cuda.device_count()
-        index = device.index or 0
-        if index >= count:
-            hint = f"set cuda:0 to cuda:{count - 1}" if count else "nvidia-smi and CUDA_VISIBLE_DEVICES show why"
-            raise ValueError(f"device is {name}; this machine shows {count} CUDA devices: {hint}")
-        device = torch.device("cuda", index)
-        torch.cuda.set_device(device)
-    return device
-
-
-def set_threads(threads: int | None) -> None:
-    """Threads of one operation: as asked, else all physical cores but one; one operation at a time.
-
-    Scheduler, front end and clients need a core: threads that wait for one of their number which does not get its own
-    made a step of 14 ms take 200. Raises ValueError.
-    """
-    num_cpus = len(os.sched_getaffinity(0))
-    if threads is not None and threads > num_cpus:
-        raise ValueError(f"threads is {threads}; this process may use {num_cpus} CPUs")
-    torch.set_num_threads(threads or max(1, num_physical_cores() - 1))
-    if torch.get_num_interop_threads() != 1:
-        torch.set_num_interop_threads(1)
-
-
-def num_physical_cores() -> int:
-    """Physical cores among the CPUs this process may use; a thread per hyperthread would only contend."""
-    cores = set()
-    for cpu in os.sched_getaffinity(0):
-        topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
-        try:
-            cores.add(tuple((topology / name).read_text() for name in ("physical_package_id", "core_id")))
-        except OSError:
-            cores.add((str(cpu),))
-    return len(cores)
-
-
 def introduce(
     settings: WorkerSettings,
     files: ModelFiles,
@@ -224,7 +191,7 @@ def introduce(
     device: torch.device,
     dtype: torch.dtype,
 ) -> pb.Join:
-    """What Join says."""
+    """Everything in Join that describes the model and the sizes; the link adds what belongs to the connection."""
     own_name = "bundled" if files.folder == BUNDLED_MODEL.resolve() else Path(settings.model).name
     window = None if settings.window is None else (settings.window, settings.window_sinks)
     card = f" {torch.cuda.get_device_name(device)}" if device.type == "cuda" else ""

@@ -19,9 +19,14 @@ def with_window(settings: WorkerSettings, layers: LayerMap, max_length: int) -> 
             f"window is {window}; every layer of this model slides already (the widest window is {widest}), "
             "so that it would change nothing: leave it out"
         )
+    check_window(window, sinks, max_length)
+    return layers.bounded(window, sinks)
+
+
+def check_window(window: int, sinks: int, max_length: int) -> None:
+    """Raises ValueError where a sequence of `max_length` tokens would never reach the window's end."""
     if window + sinks >= max_length:
         raise ValueError(
             f"window is {window} and window_sinks {sinks}; together they must be less than max_length {max_length}, "
             "or nothing would ever be out of sight"
         )
-    return layers.bounded(window, sinks)

@@ -34,7 +34,12 @@ def decode_options(device: torch.device, dtype: torch.dtype, page_size: int, hea
     # Raises where the split-KV decode kernel cannot be used, instead of falling back silently.
     options: dict[str, Any] = {"BACKEND": "TRITON_DECODE"}
     bytes_per_position = head_dim * dtype.itemsize
-    if bytes_per_position > 1024:
+    if dtype.itemsize == 4 and 64 < head_dim <= 256:
+        # With the usual 64 positions and 2 warps the compiler runs out of registers, and the kernel takes 2 to 3 GB of
+        # local memory: more than is left beside the pool.
+        block_n, num_warps = (32, 4) if head_dim <= 128 else (16, 8)
+        options |= {"BLOCK_N": min(block_n, page_size), "num_warps": num_warps, "num_stages": 1}
+    elif bytes_per_position > 1024:
         # K and V tiles of the usual 64 positions would not fit shared memory.
         options["BLOCK_N"] = min(32 if bytes_per_position <= 2048 else 16, page_size)
     return options

@@ -1,26 +1,31 @@
 """The paged pool: K and V of every layer.
 
-Owns the tensors and how new keys and values reach them. Knows nothing of sequences; a slot number is page times page
-size plus offset, decided elsewhere. K and V are separate per layer and head-major, so that token times stride stays
-below 2^31 in the kernels, which do not widen.
+Owns the tensors, their shape, and how new keys and values reach them. Knows nothing of sequences; a slot number is page
+times page size plus offset, decided elsewhere. K and V are separate per layer and head-major. On a GPU each must have
+fewer than 2^31 elements, which `memory/sizing.py` sees to: the decode kernel does not compile beyond.
 """
 
+import math
 import mmap
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from gpu_worker.attention.layers import LayerMap
+from gpu_worker.attention.layers import AttentionKind, LayerMap
 
 _HUGE_PAGE_BYTES = 2 << 20
 
 
+def tensor_shape(kind: AttentionKind, *, num_pages: int, page_size: int) -> tuple[int, int, int]:
+    """(KV heads, tokens, head dimension) of a layer's K, and of its V; with sinks they have one page more."""
+    return kind.num_kv_heads, (num_pages + kind.visibility.has_sinks) * page_size, kind.head_dim
+
+
 def pool_bytes(layers: LayerMap, *, num_pages: int, page_size: int, dtype: torch.dtype) -> int:
     """Bytes of a pool of `num_pages`, and of the sinks' pages, which come on top."""
-    kinds = [layer.kind for layer in layers.layers]
-    per_token = [2 * kind.num_kv_heads * kind.head_dim * (num_pages + kind.visibility.has_sinks) for kind in kinds]
-    return sum(per_token) * page_size * dtype.itemsize
+    shapes = [tensor_shape(layer.kind, num_pages=num_pages, page_size=page_size) for layer in layers.layers]
+    return sum(2 * math.prod(shape) for shape in shapes) * dtype.itemsize
 
 
 class KvCache:
@@ -38,8 +43,7 @@ class KvCache:
         # Their leading dimensions that a layer writes; what pads them stays zero.
         self._written: list[tuple[Tensor, Tensor]] = []
         for kind in (layer.kind for layer in layers.layers):
-            num_tokens = (num_pages + kind.visibility.has_sinks) * page_size
-            shape = (kind.num_kv_heads, num_tokens, kind.head_dim)
+            shape = tensor_shape(kind, num_pages=num_pages, page_size=page_size)
             keys, values = _zeros(shape, dtype, device), _zeros(shape, dtype, device)
             self.keys.append(keys)
             self.values.append(values)

@@ -1,4 +1,4 @@
-"""The model's folder: found, read, refused or identified, before a weight is loaded.
+"""The model's folder: read, refused or identified, before a weight is loaded.
 
 Owns everything Join says of the model, and which files are read: safetensors and JSON, nothing that can run code.
 Knows nothing of torch modules, pages, plans or sockets.
@@ -17,6 +17,7 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from gpu_worker.checkpoint.locate import read_json, read_settings
 from gpu_worker.checkpoint.weights import ModelRefused, WeightFiles, find_weights
 
 # Read of a model's weights for its identity, shared among the shards by size.
@@ -60,31 +61,13 @@ class ModelFiles:
     repetition_penalty: float
     # What generation_config.json asks for that is not done, as `name value`.
     not_done: tuple[str, ...]
-    # Empty where there is none: the model is served by token ids alone.
+    # Empty without a tokenizer.json: the model is served by token ids only.
     tokenizer_json: bytes
     chat_template: str
 
 
-def locate(name: str) -> Path:
-    """The folder of a local path or of a hub name (downloaded: safetensors, no code). Raises ModelRefused."""
-    if Path(name).is_dir():
-        return Path(name).resolve()
-    if name.startswith((".", "/", "~")):
-        raise ModelRefused(f"model folder {name} does not exist; model is a folder or a hub name")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=["*.safetensors", "*.json", "*.jinja"]))
-    except (OSError, ValueError, HFValidationError) as error:
-        raise ModelRefused(
-            f"model {name} is no folder here and cannot be had from the hub: {_first_line(error)}; "
-            "check the name and the network, or give a folder"
-        ) from error
-
-
 def read_files(folder: Path) -> ModelFiles:
-    """Everything but the weights, whose headers are read. Raises ModelRefused, or OSError with the file's name."""
+    """Everything but the weights, of which only headers are read. Raises ModelRefused, or OSError naming the file."""
     config = _read_config(folder)
     try:
         generation = _generation_config(folder)
@@ -127,9 +110,7 @@ def read_files(folder: Path) -> ModelFiles:
 
 def _read_config(folder: Path) -> PreTrainedConfig:
     path = folder / "config.json"
-    if not path.is_file():
-        raise ModelRefused(f"{folder} has no config.json; a model is a folder with config.json and safetensors")
-    _refuse_unknown_model(path, _read_json(path))
+    _refuse_unknown_model(path, read_settings(folder))
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except OSError:
@@ -137,7 +118,7 @@ def _read_config(folder: Path) -> PreTrainedConfig:
     except Exception as error:  # whatever a config class of Transformers raises about its fields
         raise ModelRefused(f"{path} cannot be used: {_first_line(error)}") from error
     for part in (config, config.get_text_config()):
-        # What a forward hands out beside logits is nobody's here.
+        # A forward is to return logits and nothing else.
         part.return_dict = True
         for name in ("output_attentions", "output_hidden_states", "output_router_logits"):
             if getattr(part, name, False):
@@ -221,16 +202,6 @@ def _canonical(path: Path) -> bytes:
     return json.dumps(json.loads(path.read_text()), sort_keys=True).encode()
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        settings = json.loads(path.read_text())
-    except ValueError as error:
-        raise ModelRefused(f"{path} is no JSON: {_first_line(error)}; download it again") from error
-    if not isinstance(settings, dict):
-        raise ModelRefused(f"{path} is no JSON object; download it again")
-    return settings
-
-
 def _read_bytes(path: Path) -> bytes:
     return path.read_bytes() if path.is_file() else b""
 
@@ -250,7 +221,7 @@ def _chat_template(folder: Path) -> str:
     if (folder / "chat_template.jinja").is_file():
         return (folder / "chat_template.jinja").read_text()
     if (folder / "tokenizer_config.json").is_file():
-        template = _read_json(folder / "tokenizer_config.json").get("chat_template")
+        template = read_json(folder / "tokenizer_config.json").get("chat_template")
         return template if isinstance(template, str) else ""
     return ""
 

@@ -29,7 +29,7 @@ _NUM_NAMED = 3
 def load_weights(files: ModelFiles, *, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
     """The model on its device, in evaluation mode, with paged attention. Raises ModelRefused."""
     register()
-    progress = Progress("weights", files.weights.num_bytes)
+    progress = Progress.of_this_process("weights", files.weights.num_bytes)
     try:
         with _quiet_transformers() as warnings, _heard_by(progress, files.weights.tensor_bytes):
             model, found = AutoModelForCausalLM.from_pretrained(
@@ -88,7 +88,7 @@ def _some(names: list[str]) -> str:
 
 @contextmanager
 def _heard_by(progress: Progress, tensor_bytes: Mapping[str, int]) -> Iterator[None]:
-    """Tells `progress` of every tensor that Transformers puts into the model within."""
+    """Counts in `progress` every tensor that Transformers puts into the model within."""
 
     def bar(factory: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         if keywords.get("desc") == _BAR_OF_TRANSFORMERS and args:
@@ -123,7 +123,7 @@ def _counted(items: Iterable[Any], progress: Progress, tensor_bytes: Mapping[str
 
 @contextmanager
 def _quiet_transformers() -> Iterator[list[str]]:
-    """Collects Transformers' warnings instead of printing them: what is wrong is told by an exception, in one line."""
+    """Collects Transformers' warnings instead of logging them: an exception says in one line what is wrong."""
     lines: list[str] = []
 
     class Collector(logging.Handler):

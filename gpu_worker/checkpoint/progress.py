@@ -1,13 +1,13 @@
-"""How far loading is, for whoever waits: one line kept up to date on a terminal, else a log line every few seconds.
+"""How far loading is: a bar on a terminal, else a log line every few seconds.
 
-Knows nothing of models: it is told bytes.
+Counts bytes; knows nothing of models.
 """
 
 import logging
-import sys
 import time
 from collections.abc import Callable
-from typing import TextIO
+
+from gpu_worker import logs
 
 log = logging.getLogger(__name__)
 
@@ -17,41 +17,47 @@ _GIB = 1 << 30
 
 
 class Progress:
-    """Told the bytes as they come; `now` gives seconds."""
+    """Counts bytes as they come. `now` gives seconds; `draw` writes to the terminal and is None without one."""
 
     def __init__(
-        self, what: str, total_bytes: int, *, stream: TextIO | None = None, now: Callable[[], float] = time.monotonic
+        self,
+        what: str,
+        total_bytes: int,
+        *,
+        draw: Callable[[str], None] | None = None,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._what, self._total, self._now = what, max(1, total_bytes), now
-        self._stream = sys.stderr if stream is None else stream
-        self._on_terminal = self._stream.isatty()
-        self._interval = _TERMINAL_SECONDS if self._on_terminal else _LOG_SECONDS
+        self._what, self._total, self._draw, self._now = what, max(1, total_bytes), draw, now
+        self._interval = _LOG_SECONDS if draw is None else _TERMINAL_SECONDS
         self._done = 0
-        self._begun = self._told = now()
+        self._begun = self._shown = now()
+
+    @classmethod
+    def of_this_process(cls, what: str, total_bytes: int) -> "Progress":
+        """Draws a bar where stderr is a terminal."""
+        return cls(what, total_bytes, draw=logs.draw if logs.can_draw() else None)
 
     def add(self, num_bytes: int) -> None:
         """`num_bytes` more are there."""
         self._done = min(self._total, self._done + num_bytes)
-        if self._now() - self._told >= self._interval:
-            self._told = self._now()
-            self._tell()
+        if self._now() - self._shown >= self._interval:
+            self._shown = self._now()
+            self._show()
 
     def close(self) -> None:
         """Leaves the terminal's line empty for what comes next."""
-        if self._on_terminal:
-            self._stream.write("\r\x1b[K")
-            self._stream.flush()
+        if self._draw is not None:
+            self._draw("\r\x1b[K")
 
-    def _tell(self) -> None:
-        rate = self._done / max(1e-9, self._told - self._begun)
+    def _show(self) -> None:
+        rate = self._done / max(1e-9, self._shown - self._begun)
         figures = (
             f"{100 * self._done // self._total:3d} %, {self._done / _GIB:.2f} of {self._total / _GIB:.2f} GiB, "
             f"{rate / _GIB:.2f} GiB/s"
         )
-        if self._on_terminal:
+        if self._draw is not None:
             filled = _BAR_WIDTH * self._done // self._total
             bar = "#" * filled + "-" * (_BAR_WIDTH - filled)
-            self._stream.write(f"\r\x1b[K{self._what} [{bar}] {figures}")
-            self._stream.flush()
+            self._draw(f"\r\x1b[K{self._what} [{bar}] {figures}")
         else:
             log.info("%s: %s", self._what, figures.strip())

@@ -69,8 +69,6 @@ def vocab_size_of(config: PreTrainedConfig) -> int:
 
 def twin_of(config: PreTrainedConfig, *, dtype: torch.dtype) -> PreTrainedModel:
     """The model as it would be loaded, without data: parameters have shapes and dtypes. Raises ModelRefused."""
-    if getattr(config, "quantization_config", None) is not None:
-        raise ModelRefused("quantised weights: not served yet")
     try:
         with torch.device("meta"):
             # Some configs name a kernel that is not installed; which one matters to nobody here.

@@ -12,6 +12,18 @@ from gpu_worker.geometry import Geometry
 SAMPLING_BYTES_PER_LOGIT = 64
 # A prompt's logprobs: logits, their float32 copy, their logarithms.
 PROMPT_BYTES_PER_LOGIT = 12
+# Inductor indexes tensors of up to this many elements with 32 bits. With 64 bits FlexAttention's decode kernel does
+# not compile for CUDA: it mixes both widths in one expression (torch 2.11 to 2.13).
+MAX_TENSOR_ELEMENTS = (1 << 31) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolTensor:
+    """K, or V, of one layer in the pool: both have the same shape."""
+
+    elements_per_token: int
+    # Pages that the tensor has besides those of the pool.
+    extra_pages: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +39,8 @@ class Costs:
     # K and V of a token, all layers; and of one in the page that a pool has for sinks whatever its pages.
     kv_per_token: int
     sinks_per_token: int
+    # The different shapes of K and V among the layers.
+    pool_tensors: tuple[PoolTensor, ...]
     vocab_size: int
     # Positions that the model was made for, and those that it can be served with.
     default_length: int
@@ -46,3 +60,10 @@ class Costs:
         tiles = geometry.prefill_tokens // geometry.chunk_align
         lists = (4 * (geometry.max_rows + 1) + 2 * tiles) * geometry.pages_per_row
         return 4 * (lists + 2 * geometry.num_pages + geometry.history_places)
+
+    def addressable_pages(self, page_size: int) -> int:
+        """Pages of a pool in which every tensor has MAX_TENSOR_ELEMENTS at most."""
+        return min(
+            MAX_TENSOR_ELEMENTS // (tensor.elements_per_token * page_size) - tensor.extra_pages
+            for tensor in self.pool_tensors
+        )

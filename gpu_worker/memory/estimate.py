@@ -3,6 +3,7 @@
 Owns the counting. Knows nothing of what memory there is, nor of what is chosen from it.
 """
 
+import math
 import weakref
 from typing import Any
 
@@ -12,11 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
-from gpu_worker.attention.kv_cache import pool_bytes
+from gpu_worker.attention.kv_cache import pool_bytes, tensor_shape
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.examination.examine import default_length, in_bfloat16, length_limit
 from gpu_worker.examination.probe import calls_without_masks
-from gpu_worker.memory.costs import Costs
+from gpu_worker.memory.costs import Costs, PoolTensor
 
 # Of the step that is counted; what it takes grows with its tokens alone.
 _NUM_TOKENS = 512
@@ -35,10 +36,21 @@ def estimate(twin: PreTrainedModel, layers: LayerMap, *, dtype: torch.dtype, pac
         activations_per_token=activation_bytes(twin, layers, dtype),
         kv_per_token=layers.elements_per_token * dtype.itemsize,
         sinks_per_token=pool_bytes(layers, num_pages=0, page_size=1, dtype=dtype),
+        pool_tensors=pool_tensors(layers),
         vocab_size=int(twin.config.get_text_config().vocab_size),
         default_length=default_length(twin.config),
         length_limit=length_limit(twin.config),
     )
+
+
+def pool_tensors(layers: LayerMap) -> tuple[PoolTensor, ...]:
+    """The shapes that the pool's tensors have, each once."""
+    shapes: dict[PoolTensor, None] = {}
+    for kind in layers.kinds:
+        extra_tokens = tensor_shape(kind, num_pages=0, page_size=1)[1]
+        elements = math.prod(tensor_shape(kind, num_pages=1 - extra_tokens, page_size=1))
+        shapes[PoolTensor(elements_per_token=elements, extra_pages=extra_tokens)] = None
+    return tuple(shapes)
 
 
 def activation_bytes(twin: PreTrainedModel, layers: LayerMap, dtype: torch.dtype) -> int:

@@ -5,6 +5,7 @@ Knows nothing of how anything is measured.
 
 from dataclasses import dataclass
 
+from gpu_worker.memory.pool import WHY_CAPPED
 from gpu_worker.memory.sizing import Sizes
 from gpu_worker.memory.units import readable
 
@@ -32,11 +33,12 @@ def ledger(sizes: Sizes, place: str, dtype: str, measured: Measured | None = Non
         where = "" if place == "cpu" else ", in main memory"
         saved = [(f"saved KV, {geometry.host_pages} pages{where}", sizes.host_pool, measured and measured.host_pool)]
         left -= sizes.host_pool if place == "cpu" else 0
+    pages = f"KV, {geometry.num_pages - 1} pages of {geometry.page_size} tokens"
     items: list[tuple[str, int, int | None]] = [
         (f"weights, {dtype}", sizes.weights, measured and measured.weights),
         (f"step, {geometry.token_budget} tokens, {geometry.max_rows} rows", sizes.step, measured and measured.step),
         ("tables", sizes.tables, measured and measured.tables),
-        (f"KV, {geometry.num_pages - 1} pages of {geometry.page_size} tokens", sizes.pool, measured and measured.pool),
+        (f"{pages}{', capped' if sizes.is_capped else ''}", sizes.pool, measured and measured.pool),
         *saved,
         (f"free, {readable(sizes.reserve)} of it kept", left, measured and measured.free),
     ]
@@ -44,6 +46,8 @@ def ledger(sizes: Sizes, place: str, dtype: str, measured: Measured | None = Non
     for name, planned, found in items:
         second = "" if measured is None else "-" if found is None else readable(found)
         lines.append(_line(f"  {name}", readable(planned), second))
+    if sizes.is_capped:
+        lines.append(f"  capped: {WHY_CAPPED}")
     return lines
 
 

@@ -1,26 +1,21 @@
 """From settings and figures to sizes that fit, or to a refusal that names the value that would.
 
-Owns the arithmetic of what a worker takes and the defaults by device. Asks nobody: every figure is an argument. Knows
-nothing of torch, models or sockets.
+Owns what a worker takes together and the defaults by device. Every figure is an argument. Knows nothing of torch,
+models or sockets.
 """
 
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from gpu_worker.config import WorkerSettings
-from gpu_worker.geometry import MAX_HOST_PAGES, MAX_PAGE_IDS, Geometry, align_up
+from gpu_worker.geometry import CHUNK_ALIGN, MAX_HOST_PAGES, Geometry, align_up
 from gpu_worker.memory.costs import Costs
+from gpu_worker.memory.pool import WHY_CAPPED, DoesNotFit, Pool, pages_as_asked
 from gpu_worker.memory.units import readable, settable
 
-# Query positions per tile of the prefill kernel.
-CHUNK_ALIGN = 64
 DEFAULT_CPU_POOL_BYTES = 1 << 30
-# Stays free unless told otherwise. GPU: kernels, workspaces of libraries, the allocator's slack.
+# Stays free unless settings say otherwise. GPU: kernels, workspaces of libraries, the allocator's slack.
 CPU_RESERVE_BYTES, GPU_RESERVE_BYTES = 256 << 20, 1 << 30
-
-
-class DoesNotFit(ValueError):
-    """More memory is wanted than there is; the message names the value that would fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +33,13 @@ class Sizes:
     reserve: int
     # What was free before any of it.
     free: int
+    # Whether the pool is smaller than memory and rows allow, because of `WHY_CAPPED`.
+    is_capped: bool = False
+
+
+def default_max_rows(*, on_cpu: bool) -> int:
+    """Sequences at once where the settings do not say."""
+    return 32 if on_cpu else 256
 
 
 def choose_sizes(
@@ -76,7 +78,9 @@ class _Choice:
         self.free_host, self.host_pool, self.reach = free_host, 0, reach
         # CPU: pages of 64 and 128 are equally fast, 256 slower; smaller ones waste less.
         self.page_size = settings.page_size or (64 if on_cpu else 128)
-        self.max_rows = settings.max_rows or (32 if on_cpu else 256)
+        self.max_rows = settings.max_rows or default_max_rows(on_cpu=on_cpu)
+        self.pool = Pool(costs=costs, page_size=self.page_size, on_cpu=on_cpu)
+        self.is_capped = False
         least_budget = self.max_rows + CHUNK_ALIGN
         self.token_budget = settings.token_budget or max(least_budget, 512 if on_cpu else 4096)
         self.length = settings.max_length or costs.default_length
@@ -94,7 +98,7 @@ class _Choice:
         self.step, self.tables = costs.step(widest), costs.tables(widest)
         # Left for the pool.
         self.room = self.free - costs.weights - self.step - self.tables - self.reserve
-        if self.room < self._pool(2):
+        if self.room < self.pool.num_bytes(2):
             self._refuse_step()
         host_pages = self._host_pages()
         num_pages = self._num_pages()
@@ -108,10 +112,11 @@ class _Choice:
             weights=costs.weights,
             step=costs.step(geometry),
             tables=costs.tables(geometry),
-            pool=self._pool(num_pages),
+            pool=self.pool.num_bytes(num_pages),
             host_pool=self.host_pool,
             reserve=self.reserve,
             free=self.free,
+            is_capped=self.is_capped,
         )
 
     def _geometry(
@@ -128,32 +133,21 @@ class _Choice:
         )
 
     def _num_pages(self) -> int:
-        settings = self.settings
-        if settings.num_pages is not None:
-            if self._pool(settings.num_pages) > self.room:
-                self._refuse_pool(f"num_pages {settings.num_pages}, {readable(self._pool(settings.num_pages))},")
-            return settings.num_pages
-        # More than every row at full length is not taken unasked.
-        enough = min(MAX_PAGE_IDS, self.max_rows * self._pages() + 1)
-        if settings.pool_bytes is None:
-            automatic = self.room
-            if self.on_cpu and settings.keep_free_bytes is None:
-                automatic = min(self.room, max(DEFAULT_CPU_POOL_BYTES, self._pool(2)))
-            return min(enough, self._fitting(automatic))
-        num_pages = min(MAX_PAGE_IDS, self._fitting(settings.pool_bytes))
-        if num_pages < 2:
-            page = self.page_size * self.costs.kv_per_token
-            raise ValueError(
-                f"pool_bytes is {settings.pool_bytes}, which is too small; two pages of {page} bytes are the least: "
-                f"pool_bytes {settable(self._pool(2), at_least=True)} would do"
-            )
-        if self._pool(num_pages) > self.room:
-            self._refuse_pool(f"pool_bytes {readable(settings.pool_bytes)}")
-        return num_pages
+        # By default no more than every row takes at full length.
+        enough = self.max_rows * self._pages() + 1
+        automatic = self.room
+        if self.on_cpu and self.settings.keep_free_bytes is None:
+            automatic = min(self.room, max(DEFAULT_CPU_POOL_BYTES, self.pool.num_bytes(2)))
+        num_pages = min(enough, self.pool.fitting(automatic))
+        asked = self.settings.num_pages, self.settings.pool_bytes
+        if asked != (None, None):
+            return pages_as_asked(*asked, self.pool, room=self.room, breakdown=self._breakdown())
+        self.is_capped = not self.on_cpu and num_pages > self.pool.max_pages
+        return min(num_pages, self.pool.max_pages)
 
     def _host_pages(self) -> int:
         """Pages of main memory, as asked; on a CPU the pool has so much less."""
-        asked, page = self.settings.host_pool_bytes, self.page_size * self.costs.kv_per_token
+        asked, page = self.settings.host_pool_bytes, self.pool.page_bytes
         if not asked:
             return 0
         if asked < page:
@@ -162,7 +156,7 @@ class _Choice:
                 f"host_pool_bytes is {asked}, less than a page of {page} bytes; host_pool_bytes {would} would do, or 0"
             )
         num_pages = min(MAX_HOST_PAGES, asked // page)
-        fits = self.room - self._pool(2) if self.on_cpu else self.free_host - CPU_RESERVE_BYTES
+        fits = self.room - self.pool.num_bytes(2) if self.on_cpu else self.free_host - CPU_RESERVE_BYTES
         if num_pages * page > fits:
             because = (
                 self._breakdown()
@@ -189,12 +183,6 @@ class _Choice:
         of_leading = align_up(leading, self.page_size) // self.page_size
         return min(self._pages(), of_leading + (window + CHUNK_ALIGN - 1) // self.page_size + 2)
 
-    def _pool(self, num_pages: int) -> int:
-        return self.page_size * (self.costs.sinks_per_token + num_pages * self.costs.kv_per_token)
-
-    def _fitting(self, num_bytes: int) -> int:
-        return max(0, (num_bytes - self._pool(0)) // (self.page_size * self.costs.kv_per_token))
-
     def _breakdown(self) -> str:
         host = f", saved pages {readable(self.host_pool)}" if self.host_pool and self.on_cpu else ""
         return (
@@ -217,7 +205,7 @@ class _Choice:
     def _fits(self, max_rows: int, token_budget: int) -> bool:
         smaller = self._geometry(2, self.length, max_rows=max_rows, token_budget=token_budget)
         step, tables = self.costs.step(smaller), self.costs.tables(smaller)
-        return self.free >= self.costs.weights + step + tables + self.reserve + self._pool(2)
+        return self.free >= self.costs.weights + step + tables + self.reserve + self.pool.num_bytes(2)
 
     def _refuse_step(self) -> NoReturn:
         """Two pages do not fit beside a step: fewer tokens or rows, less kept free, or smaller weights."""
@@ -229,35 +217,30 @@ class _Choice:
             would = f"token_budget {budget} would fit"
         elif fewer is not None:
             would = f"max_rows {fewer} with token_budget {fewer + CHUNK_ALIGN} would fit"
-        elif self.room + self.reserve >= self._pool(2):
-            would = f"keep_free_bytes {settable(self.room + self.reserve - self._pool(2))} would fit"
+        elif self.room + self.reserve >= self.pool.num_bytes(2):
+            would = f"keep_free_bytes {settable(self.room + self.reserve - self.pool.num_bytes(2))} would fit"
         else:
-            smaller = self._smaller_dtype(self.room + self.costs.weights - self._pool(2))
+            smaller = self._smaller_dtype(self.room + self.costs.weights - self.pool.num_bytes(2))
             would = smaller or "only a smaller model, or more memory, would do"
         raise DoesNotFit(
             f"two pages of {self.page_size} tokens do not fit beside a step of token_budget {self.token_budget} "
             f"and max_rows {self.max_rows}: {self._breakdown()}; {would}"
         )
 
-    def _refuse_pool(self, asked: str) -> NoReturn:
-        most = self._fitting(self.room)
-        raise DoesNotFit(
-            f"{asked} does not fit: {self._breakdown()}; "
-            f"pool_bytes {settable(self._pool(most))} or num_pages {most} would"
-        )
-
     def _refuse_length(self, num_pages: int) -> NoReturn:
         pages = self._held_pages() + 1
-        need, fits = self._pool(pages), (num_pages - 1) * self.page_size
+        need, fits = self.pool.num_bytes(pages), (num_pages - 1) * self.page_size
         asked = f"max_length is {self.length}, which needs num_pages {pages} or pool_bytes "
         asked += f"{settable(need, at_least=True)}; the pool has {num_pages} pages"
+        if pages > self.pool.max_pages:
+            raise DoesNotFit(f"{asked} and {WHY_CAPPED}; max_length {self._longest()} would fit")
         if need <= self.room:
             raise ValueError(f"{asked}; a larger pool, or max_length {fits}, would do")
         raise DoesNotFit(f"{asked}, and {self._breakdown()}; max_length {self._longest()} would fit")
 
     def _longest(self) -> int:
         """Of one sequence in the largest pool."""
-        return (self._fitting(self.room) - 1) * self.page_size
+        return (min(self.pool.max_pages, self.pool.fitting(self.room)) - 1) * self.page_size
 
 
 def check_passage(costs: Costs, free_host: int) -> None:

@@ -16,6 +16,8 @@ from gpu_worker.wire.fields import Float32Array, Int32Array, PlanError, flags, i
 from gpu_worker.wire.page_orders import NO_ORDERS, PageOrders, read_page_orders
 from gpu_worker.wire.started import StartedRows, read_started
 
+# The largest frame that the scheduler takes of a worker.
+MAX_JOIN_BYTES = 128 << 20
 _EMPTY = np.zeros(0, np.int32)
 
 
@@ -79,6 +81,19 @@ def parse_frame(frame: bytes | memoryview) -> pb.CoreToWorker:
     if message.WhichOneof("message") is None:
         raise FrameError(f"frame of {len(frame)} bytes holds no message this worker knows")
     return message
+
+
+def join_frame(join: pb.Join) -> bytes:
+    """`join` as one WorkerToCore frame. Raises ValueError where the scheduler would not take it."""
+    message = pb.WorkerToCore(join=join)
+    num_bytes = message.ByteSize()
+    if num_bytes > MAX_JOIN_BYTES:
+        raise ValueError(
+            f"Join has {num_bytes} bytes (tokenizer.json {len(join.tokenizer_json)}, chat template "
+            f"{len(join.chat_template.encode())}) and the scheduler takes {MAX_JOIN_BYTES}; "
+            "serve a model with a smaller tokenizer.json, or remove it to serve token ids alone"
+        )
+    return message.SerializeToString()
 
 
 def read_plan(message: pb.StepPlan, geometry: Geometry) -> Plan:

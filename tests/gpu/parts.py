@@ -19,7 +19,10 @@ class Part:
 
 # Folders and files of the worker's tests; each file is in exactly one part, which an architecture test watches.
 FILES: dict[str, tuple[str, ...]] = {
-    "host": ("wire", "memory", "checkpoint", "test_config.py", "test_failures.py", "test_link.py", "test_slots.py"),
+    "host": (
+        *("wire", "memory", "checkpoint", "test_config.py", "test_failures.py", "test_link.py", "test_logs.py"),
+        *("test_runtime_dir.py", "test_preflight.py", "test_slots.py"),
+    ),
     "forward": ("attention/test_forward.py",),
     # These after forward, whose kernels they use again from the compiler's cache.
     "attention": (

@@ -129,7 +129,7 @@ class Rig:
         layers = examine(twin_of(config_of(spec), dtype=torch.bfloat16))
         layers = layers if spec.bound is None else layers.bounded(*spec.bound)
         self.runner = Runner(served, layers, self.geometry, device=device, dtype=spec.dtype)
-        self.warm_up_phases = self.runner.warm_up()
+        self.runner.warm_up()
         self._generation = 0
         self._packed_hidden: Tensor | None = None
         self._kept_logits: Tensor | None = None

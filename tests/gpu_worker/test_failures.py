@@ -49,7 +49,7 @@ def file_error(number: int) -> OSError:
         (file_error(errno.EACCES), "/models/a/model.safetensors: as the system says; it must be readable by"),
         (file_error(errno.EIO), "/models/a/model.safetensors: as the system says; the disk or the network share"),
         (file_error(errno.ENOSPC), "/models/a/model.safetensors: as the system says; TORCHINDUCTOR_CACHE_DIR"),
-        (ImportError("No module named 'torch'"), "No module named 'torch'; pip install 'tandem[worker]'"),
+        (ImportError("No module named 'torch'"), "No module named 'torch'; make install in the checkout"),
         (
             torch.AcceleratorError("CUDA error: unspecified launch failure\nmore"),
             "the GPU failed: CUDA error: unspecified",
@@ -91,7 +91,7 @@ def test_kernels_that_do_not_compile_name_where_they_are_kept(tmp_path: Path, mo
 def test_a_fault_of_the_worker_keeps_its_traceback() -> None:
     error = KeyError("x")
     assert not is_expected(error)
-    assert explain(error) == "KeyError: 'x'; the lines above say where"
+    assert explain(error) == "KeyError: 'x'; this is a fault of the worker, its traceback is in the log"
 
 
 def last_line(
@@ -154,7 +154,10 @@ def test_imports_that_fail_are_told(
 
     monkeypatch.setattr(builtins, "__import__", fails)
     line = last_line(monkeypatch, capsys, tmp_path / "run")
-    assert line == "gpu_worker: No module named 'torch'; pip install 'tandem[worker]' brings what the worker needs"
+    assert line == (
+        "gpu_worker: No module named 'torch'; make install in the checkout brings what the worker needs, as does "
+        "pip install 'dist/tandem_inference-….whl[worker]'"
+    )
 
 
 def test_corrupt_weights_are_the_last_line_of_the_process(saved: Path, tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Start-up: devices, what is refused before it is tried, the largest step, and what Join says."""
 
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +12,10 @@ import torch
 
 from gpu_worker import startup
 from gpu_worker.config import WorkerSettings
+from gpu_worker.device import choose_device
 from gpu_worker.geometry import Geometry, align_up
 from gpu_worker.memory.sizing import DoesNotFit
-from gpu_worker.startup import choose_device, set_threads, start
+from gpu_worker.startup import start
 from gpu_worker.timings import Timings, take_timings
 from gpu_worker.warm_up import full_plan, full_prompts_plan
 from tests.gpu_worker.rig import Rig, RigSpec
@@ -51,17 +51,9 @@ def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return lambda num_bytes: monkeypatch.setattr(startup, "free_bytes", lambda _: num_bytes)
 
 
-@pytest.mark.parametrize("name", ["tpu", "cuda:99", "meta"])
-def test_unknown_devices_are_named(name: str) -> None:
-    with pytest.raises(ValueError, match=f"device is {name}"):
-        choose_device(name)
-
-
-def test_threads_without_a_cpu_are_refused() -> None:
-    """Torch takes any number, and crashes where there is no room for their stacks."""
-    num_cpus = len(os.sched_getaffinity(0))
-    with pytest.raises(ValueError, match=f"threads is 100000; this process may use {num_cpus} CPUs"):
-        set_threads(100000)
+def test_a_device_that_the_machine_lacks_is_named() -> None:
+    with pytest.raises(ValueError, match="device is cuda:99"):
+        choose_device("cuda:99")
 
 
 def test_a_torch_without_cuda_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +84,7 @@ def test_a_machine_without_cards_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
         (
             900 * MIB,
             {"num_pages": 500_000},
-            r"num_pages 500000, .* does not fit: .*; pool_bytes \S+ or num_pages \d+ would",
+            r"num_pages is 500000, which does not fit \(.*\): .*; pool_bytes \S+ or num_pages \d+ would",
         ),
     ],
 )
@@ -101,7 +93,7 @@ def test_what_does_not_fit_is_refused_before_loading(
 ) -> None:
     free(free_now)
     with pytest.raises(DoesNotFit, match=problem):
-        start(WorkerSettings(model=str(saved), device="cpu", **settings))
+        start(WorkerSettings(model=str(saved), device="cpu", **settings), saved)
 
 
 def test_the_ledger_stands_in_the_log_before_loading(
@@ -110,7 +102,7 @@ def test_the_ledger_stands_in_the_log_before_loading(
     caplog.set_level(logging.INFO, "gpu_worker")
     free(900 * MIB)
     with pytest.raises(Reached):
-        start(WorkerSettings(model=str(saved), device="cpu", num_pages=65))
+        start(WorkerSettings(model=str(saved), device="cpu", num_pages=65), saved)
     lines = [record.getMessage() for record in caplog.records]
     # 65 pages of 64 tokens; K and V of one layer, one head of 16, four bytes.
     assert "  KV, 64 pages of 64 tokens                520.0 KiB" in lines
@@ -123,8 +115,17 @@ def test_a_model_without_a_tokenizer_is_said(
     free(900 * MIB)
     (save_model(tmp_path) / "tokenizer.json").unlink()
     with pytest.raises(Reached):
-        start(WorkerSettings(model=str(tmp_path), device="cpu"))
-    assert "has no tokenizer.json: prompts and outputs are token ids alone" in caplog.text
+        start(WorkerSettings(model=str(tmp_path), device="cpu"), tmp_path)
+    assert "has no tokenizer.json: prompts and outputs are token ids only" in caplog.text
+
+
+def test_a_tokenizer_too_large_for_a_join_is_refused_before_loading(
+    saved: Path, free: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free(900 * MIB)
+    monkeypatch.setattr("gpu_worker.wire.frames.MAX_JOIN_BYTES", 100)
+    with pytest.raises(ValueError, match=r"Join has \d+ bytes \(tokenizer.json \d+, .*the scheduler takes 100; serve"):
+        start(WorkerSettings(model=str(saved), device="cpu"), saved)
 
 
 def test_a_gpus_pool_follows_what_is_free_after_loading(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +190,7 @@ def test_join_says_what_was_set_and_measured(tmp_path: Path, device: torch.devic
         # A page takes K and V of one layer, two heads of 64, four bytes: 16 KiB.
         host_pool_bytes="80KiB",
     )
-    worker = start(settings)
+    worker = start(settings, saved)
     join = worker.join
     assert (join.protocol, join.window, join.sink_tokens, join.host_pages) == (4, window, sinks, 5)
     assert join.max_length > join.num_pages * join.page_size

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker.checkpoint.files import ModelRefused, identity, locate, read_files
+from gpu_worker.checkpoint.files import ModelRefused, identity, read_files
 from tests.gpu_worker.saved_model import VOCAB_SIZE, changed, save_model, tokenizer_json
 
 
@@ -49,11 +49,6 @@ def test_what_a_config_wants_of_a_forward_beside_logits_is_left_out(saved: Path,
     config = read_files(changed(saved, tmp_path / "m", **wants)).config
     assert config.return_dict
     assert not (config.output_attentions or config.output_hidden_states)
-
-
-def test_a_missing_folder_is_named() -> None:
-    with pytest.raises(ModelRefused, match="/no/such/model does not exist"):
-        locate("/no/such/model")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Weights: loaded whole, from one file or shards, with progress; a checkpoint that is not the config's is refused."""
 
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -33,16 +34,17 @@ def save_mixtral(folder: Path, *, num_experts: int) -> None:
 
 
 class Counted(Progress):
-    """Remembers what it was told."""
+    """Remembers the bytes of every call."""
 
-    told: list[int]
+    added: ClassVar[list[int]] = []
 
-    def __init__(self, what: str, total_bytes: int) -> None:
-        super().__init__(what, total_bytes)
-        Counted.told = []
+    @classmethod
+    def of_this_process(cls, what: str, total_bytes: int) -> "Counted":
+        cls.added = []
+        return cls(what, total_bytes)
 
     def add(self, num_bytes: int) -> None:
-        Counted.told.append(num_bytes)
+        Counted.added.append(num_bytes)
 
 
 def rewritten(saved: Path, folder: Path, **tensors: Tensor | None) -> Path:
@@ -74,7 +76,7 @@ def test_shards_are_the_same_model_and_every_byte_is_counted(
     files = read_files(sharded)
     for name, tensor in load_weights(files, device=CPU, dtype=torch.bfloat16).state_dict().items():
         assert torch.equal(tensor, wanted[name])
-    assert sorted(Counted.told) == sorted(files.weights.tensor_bytes.values())
+    assert sorted(Counted.added) == sorted(files.weights.tensor_bytes.values())
 
 
 def test_experts_that_are_merged_are_counted_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +84,7 @@ def test_experts_that_are_merged_are_counted_too(tmp_path: Path, monkeypatch: py
     save_mixtral(tmp_path, num_experts=4)
     files = read_files(tmp_path)
     load_weights(files, device=CPU, dtype=torch.bfloat16)
-    assert 0.99 * files.weights.num_bytes < sum(Counted.told) <= files.weights.num_bytes
+    assert 0.99 * files.weights.num_bytes < sum(Counted.added) <= files.weights.num_bytes
 
 
 def test_a_tied_head_need_not_be_there(tmp_path: Path) -> None:

@@ -82,7 +82,6 @@ def test_the_twin_keeps_its_dtype() -> None:
         (lambda: tiny("nemotron"), "arguments that do not reach attention"),
         (lambda: tiny("mamba"), "does not support attention of others"),
         (lambda: tiny("llama", head_dim=520), r"heads larger than 512: model\.layers\.0\.self_attn"),
-        (lambda: tiny("llama", quantization_config={"quant_method": "gptq"}), "quantised weights"),
     ],
 )
 def test_refused_with_the_reason(config: Any, problem: str) -> None:

@@ -4,8 +4,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    GptOssConfig,
+    LlamaConfig,
+    Olmo2Config,
+    PreTrainedConfig,
+    Qwen3Config,
+)
 
+from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.checkpoint.linear import can_pack
 from gpu_worker.checkpoint.model import prepare, weight_bytes
 from gpu_worker.examination.examine import examine, twin_of
@@ -140,3 +148,50 @@ def test_an_estimate_has_the_layers_and_the_smaller_dtype() -> None:
     assert (costs.dtype, costs.vocab_size, costs.length_limit) == ("float32", 128, 2048)
     half = twin_of(config_of(), dtype=torch.bfloat16)
     assert estimate(half, examine(half), dtype=torch.bfloat16, packs=False).smaller_weights is None
+
+
+WIDE = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16}
+LLAMA_3_2_1B = LlamaConfig(
+    **WIDE,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    head_dim=64,
+    vocab_size=128_256,
+    max_position_embeddings=131_072,
+    tie_word_embeddings=True,
+)
+OLMO_2_1B = Olmo2Config(
+    **WIDE, num_attention_heads=16, num_key_value_heads=16, vocab_size=100_352, max_position_embeddings=4096
+)
+WITH_SINKS = GptOssConfig(
+    hidden_size=64,
+    intermediate_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=8,
+    num_key_value_heads=2,
+    head_dim=40,
+    vocab_size=128,
+    num_local_experts=2,
+    num_experts_per_tok=1,
+)
+
+
+@pytest.mark.parametrize(
+    ("config", "kv_per_token", "page_size", "addressable"),
+    [(LLAMA_3_2_1B, 32_768, 128, 32_767), (OLMO_2_1B, 131_072, 128, 8191), (WITH_SINKS, 768, 16, 1_398_100)],
+)
+def test_the_pages_that_can_be_addressed_are_those_of_the_pool_as_it_is_allocated(
+    config: PreTrainedConfig, kv_per_token: int, page_size: int, addressable: int
+) -> None:
+    """Real shapes, without data: with one page more, K of some layer would have 2^31 elements."""
+    twin = twin_of(config, dtype=torch.bfloat16)
+    layers = examine(twin)
+    costs = estimate(twin, layers, dtype=torch.bfloat16, packs=False)
+    assert (costs.kv_per_token, costs.addressable_pages(page_size)) == (kv_per_token, addressable)
+
+    def largest(num_pages: int) -> int:
+        meta = torch.device("meta")
+        cache = KvCache(layers, num_pages=num_pages, page_size=page_size, dtype=torch.bfloat16, device=meta)
+        return max(pool.numel() for pool in (*cache.keys, *cache.values))
+
+    assert largest(addressable) < 1 << 31 <= largest(addressable + 1)

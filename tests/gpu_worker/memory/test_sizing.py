@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from gpu_worker.config import WorkerSettings
-from gpu_worker.memory.costs import Costs
+from gpu_worker.memory.costs import Costs, PoolTensor
 from gpu_worker.memory.ledger import Measured, ledger
 from gpu_worker.memory.sizing import (
     CPU_RESERVE_BYTES,
@@ -27,6 +27,8 @@ COSTS = Costs(
     activations_per_token=100 * KIB,
     kv_per_token=32 * KIB,
     sinks_per_token=0,
+    # 32 layers, K and V, 8 heads of 16 in four bytes.
+    pool_tensors=(PoolTensor(elements_per_token=128, extra_pages=0),),
     vocab_size=1000,
     default_length=4096,
     length_limit=4096,
@@ -276,6 +278,103 @@ def test_host_memory_below_a_page_is_refused() -> None:
     with pytest.raises(ValueError, match=problem):
         sizes(host_pool_bytes=2 * MIB - 1)
     assert sizes(host_pool_bytes="2.0MiB").geometry.host_pages == 1
+
+
+# As `estimate` counts them; see test_memory.py. An H200 shows some 139 GiB to a process.
+H200 = 139 * GIB
+LLAMA_1B = Costs(
+    weights=2_471_645_184,
+    dtype="bfloat16",
+    smaller_weights=None,
+    activations_per_token=100 * KIB,
+    # K and V of 16 layers, 8 heads of 64, two bytes.
+    kv_per_token=2 * 16 * 8 * 64 * 2,
+    sinks_per_token=0,
+    pool_tensors=(PoolTensor(elements_per_token=8 * 64, extra_pages=0),),
+    vocab_size=128_256,
+    default_length=131_072,
+    length_limit=131_072,
+)
+OLMO_1B = replace(
+    LLAMA_1B,
+    weights=2_969_817_088,
+    kv_per_token=2 * 16 * 16 * 128 * 2,
+    pool_tensors=(PoolTensor(elements_per_token=16 * 128, extra_pages=0),),
+    vocab_size=100_352,
+    default_length=4096,
+    length_limit=4096,
+)
+
+
+@pytest.mark.parametrize(("costs", "num_pages"), [(LLAMA_1B, 32_767), (OLMO_1B, 8191)])
+def test_a_gpus_default_pool_stays_below_2_to_the_31_elements_of_a_tensor(costs: Costs, num_pages: int) -> None:
+    chosen = sizes(H200, costs=costs, on_cpu=False)
+    assert (chosen.geometry.num_pages, chosen.is_capped) == (num_pages, True)
+    elements = costs.pool_tensors[0].elements_per_token * 128
+    assert num_pages * elements < 1 << 31 <= (num_pages + 1) * elements
+    # There is room for more, and rows that could use it.
+    left = H200 - chosen.weights - chosen.step - chosen.tables - chosen.pool - chosen.reserve
+    assert left > 128 * costs.kv_per_token
+    lines = ledger(chosen, "cuda:0", "bfloat16")
+    assert any(f"KV, {num_pages - 1} pages of 128 tokens, capped" in line for line in lines)
+    assert lines[-1] == (
+        "  capped: K (or V) of one layer must have fewer than 2^31 elements, or its decode kernel does not compile for "
+        "a GPU"
+    )
+
+
+def test_keeping_memory_free_is_capped_as_the_default_is() -> None:
+    assert sizes(H200, costs=LLAMA_1B, on_cpu=False, keep_free_bytes=0).geometry.num_pages == 32_767
+
+
+def test_pools_that_need_no_cap_have_none() -> None:
+    small = sizes(80 * GIB, costs=LLAMA_1B, on_cpu=False)
+    assert not small.is_capped and small.geometry.num_pages < 32_767
+    few_rows = sizes(H200, costs=OLMO_1B, on_cpu=False, max_rows=64)
+    assert (few_rows.is_capped, few_rows.geometry.num_pages) == (False, 64 * 32 + 1)
+    assert not any("capped" in line for line in ledger(few_rows, "cuda:0", "bfloat16"))
+    # A CPU's kernels index with 64 bits.
+    on_cpu = sizes(400 * GIB, costs=LLAMA_1B, keep_free_bytes=GIB)
+    assert on_cpu.geometry.num_pages * 64 * 8 * 64 > 1 << 31
+
+
+@pytest.mark.parametrize(
+    ("asked", "start"),
+    [
+        ({"num_pages": 32_768}, "num_pages is 32768; K (or V) of one layer must have fewer than 2^31 elements, or"),
+        ({"pool_bytes": 128 * GIB}, "pool_bytes is 137438953472 (32768 pages); K (or V) of one layer must have fewer"),
+    ],
+)
+def test_an_explicit_pool_beyond_the_cap_names_the_largest_that_compiles(asked: dict[str, int], start: str) -> None:
+    message = refused(H200, costs=LLAMA_1B, on_cpu=False, **asked)
+    assert message.startswith(start)
+    would = re.search(r": pool_bytes (\S+) or num_pages 32767 would$", message)
+    assert would is not None
+    assert sizes(H200, costs=LLAMA_1B, on_cpu=False, num_pages=32_767).geometry.num_pages == 32_767
+    assert sizes(H200, costs=LLAMA_1B, on_cpu=False, pool_bytes=would.group(1)).geometry.num_pages <= 32_767
+
+
+def test_beyond_the_cap_the_largest_pool_named_also_fits() -> None:
+    message = refused(40 * GIB, costs=LLAMA_1B, on_cpu=False, num_pages=40_000)
+    would = re.search(r"or num_pages (\d+) would$", message)
+    assert would is not None
+    assert sizes(40 * GIB, costs=LLAMA_1B, on_cpu=False, num_pages=int(would.group(1))).pool < 40 * GIB
+
+
+def test_a_length_beyond_the_cap_names_the_longest() -> None:
+    costs = replace(LLAMA_1B, length_limit=1 << 23)
+    message = refused(H200, costs=costs, on_cpu=False, max_length=1 << 22, max_rows=1)
+    assert "K (or V) of one layer must have fewer than 2^31 elements" in message
+    would = re.search(r"; max_length (\d+) would fit$", message)
+    assert would is not None and int(would.group(1)) == 32_766 * 128
+    assert sizes(H200, costs=costs, on_cpu=False, max_length=32_766 * 128, max_rows=1).geometry.num_pages == 32_767
+
+
+def test_pages_for_sinks_count_toward_the_cap() -> None:
+    tensors = (PoolTensor(elements_per_token=64, extra_pages=0), PoolTensor(elements_per_token=512, extra_pages=1))
+    assert replace(LLAMA_1B, pool_tensors=tensors).addressable_pages(128) == 32_766
+    assert LLAMA_1B.addressable_pages(128) == 32_767
+    assert LLAMA_1B.addressable_pages(64) == 65_535
 
 
 def test_the_ledger_is_a_table() -> None:

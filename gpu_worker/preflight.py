@@ -1,0 +1,54 @@
+"""Checks of settings and paths that need no torch: what is wrong is refused before anything heavy is imported.
+
+Owns the order of these checks. The limits themselves belong to `geometry`, `windows`, `checkpoint` and `runtime_dir`.
+"""
+
+import os
+from pathlib import Path
+
+from gpu_worker.checkpoint.locate import check_folder, locate
+from gpu_worker.config import SettingsRefused, WorkerSettings
+from gpu_worker.geometry import CHUNK_ALIGN, Geometry
+from gpu_worker.memory.sizing import default_max_rows
+from gpu_worker.runtime_dir import KeyFile, own_runtime_dir
+from gpu_worker.windows import check_window
+
+
+def check_before_imports(settings: WorkerSettings) -> Path:
+    """The model's folder, once nothing that can be seen without torch speaks against a start.
+
+    Raises SettingsRefused for settings, ModelRefused for the model, ValueError or OSError for the runtime folder.
+    """
+    try:
+        _check_numbers(settings)
+        check_threads(settings.threads)
+    except ValueError as error:
+        raise SettingsRefused(str(error)) from error
+    own_runtime_dir(settings.runtime_dir)
+    KeyFile(settings.runtime_dir).read()
+    folder = locate(settings.model)
+    check_folder(folder)
+    return folder
+
+
+def check_threads(threads: int | None) -> None:
+    """Raises ValueError: torch takes any number, and crashes where there is no room for their stacks."""
+    num_cpus = len(os.sched_getaffinity(0))
+    if threads is not None and threads > num_cpus:
+        raise ValueError(f"threads is {threads}; this process may use {num_cpus} CPUs")
+
+
+def _check_numbers(settings: WorkerSettings) -> None:
+    """What is wrong whatever the model and the memory; sizes that were not given take the most lenient value."""
+    rows = settings.max_rows or default_max_rows(on_cpu=not settings.device.startswith("cuda"))
+    Geometry(
+        page_size=settings.page_size or 128,
+        num_pages=settings.num_pages or 2,
+        max_rows=rows,
+        max_length=settings.max_length or 2,
+        token_budget=settings.token_budget or rows + CHUNK_ALIGN,
+        chunk_align=CHUNK_ALIGN,
+        vocab_size=1,
+    )
+    if settings.window is not None and settings.max_length is not None:
+        check_window(settings.window, settings.window_sinks, settings.max_length)

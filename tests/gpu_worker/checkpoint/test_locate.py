@@ -1,0 +1,95 @@
+"""The model's folder: found here or on the hub, and refused at first sight, cause first."""
+
+import socket
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+from gpu_worker.checkpoint.files import read_files
+from gpu_worker.checkpoint.locate import check_folder, locate
+from gpu_worker.checkpoint.weights import ModelRefused
+from tests.gpu_worker.saved_model import changed
+
+
+def test_a_local_folder_is_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m").mkdir()
+    assert locate("m") == tmp_path / "m"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert locate("~/m") == tmp_path / "m"
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("/no/such/model", "model folder /no/such/model does not exist; model is a folder or a hub name"),
+        ("./model", r"model folder \./model does not exist"),
+        (__file__, "is a file; give the folder with config.json and safetensors"),
+    ],
+)
+def test_paths_that_are_not_folders_are_named(name: str, problem: str) -> None:
+    with pytest.raises(ModelRefused, match=problem):
+        locate(name)
+
+
+def raised_by_the_hub(monkeypatch: pytest.MonkeyPatch, error: Exception, cause: Exception | None = None) -> str:
+    def download(*_: object, **__: object) -> str:
+        raise error from cause
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with pytest.raises(ModelRefused) as refused:
+        locate("Qwen/Nope")
+    return str(refused.value)
+
+
+def test_a_hub_out_of_reach_is_said_with_the_first_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = socket.gaierror(-2, "Name or service not known")
+    wrapped = LocalEntryNotFoundError("Got: ConnectError: [Errno -2] Name or service not known\nAn error happened …")
+    assert raised_by_the_hub(monkeypatch, wrapped, network) == (
+        "model Qwen/Nope is neither a local folder nor reachable on the hub: Name or service not known; "
+        "check the spelling, or download it and give the folder"
+    )
+
+
+def test_a_name_that_no_hub_has_is_said_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = raised_by_the_hub(monkeypatch, HFValidationError("Repo id must be …, use `repo_type` argument"))
+    assert "reachable on the hub: a hub name has the form name or owner/name; check the spelling" in message
+    message = raised_by_the_hub(monkeypatch, ValueError("no space left."))
+    assert "reachable on the hub: no space left; check the spelling" in message
+
+
+@pytest.mark.parametrize(
+    ("config", "method"),
+    [
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
+        ({"text_config": {"quantization_config": {"quant_method": "fp8"}}}, "fp8"),
+        ({"quantization_config": {"bits": 4}}, "an unnamed method"),
+    ],
+)
+def test_quantised_weights_are_refused_with_folder_method_and_what_would_do(
+    saved: Path, tmp_path: Path, config: dict[str, object], method: str
+) -> None:
+    folder = changed(saved, tmp_path / "m", **config)
+    problem = (
+        f"^{folder} holds weights quantised with {method} \\(quantization_config in config.json\\), "
+        "which are not served; use the unquantised checkpoint$"
+    )
+    for look in (check_folder, read_files):
+        with pytest.raises(ModelRefused, match=problem):
+            look(folder)
+
+
+def test_a_folder_without_weights_or_config_is_refused(saved: Path, tmp_path: Path) -> None:
+    check_folder(saved)
+    folder = changed(saved, tmp_path / "m")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelRefused, match="has no weights"):
+        check_folder(folder)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ModelRefused, match=r"config\.json is not JSON: .*; download it again"):
+        check_folder(folder)
+    (folder / "config.json").unlink()
+    with pytest.raises(ModelRefused, match=r"has no config\.json"):
+        check_folder(folder)

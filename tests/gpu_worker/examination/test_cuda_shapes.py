@@ -1,0 +1,100 @@
+"""Shapes that do not compile for CUDA are refused by name; no device and no Triton is needed to know."""
+
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+
+from gpu_worker import startup
+from gpu_worker.attention.flex_kernel import decode_options
+from gpu_worker.attention.layers import AttentionKind, AttentionLayer, LayerMap
+from gpu_worker.checkpoint.files import ModelRefused
+from gpu_worker.config import WorkerSettings
+from gpu_worker.examination.cuda_shapes import check_cuda_shapes
+from gpu_worker.startup import start
+from tests.gpu_worker.saved_model import save_model
+
+PLAIN = AttentionKind(num_heads=32, num_kv_heads=8, key_dim=128, value_dim=128, scale=1.0)
+CUDA = torch.device("cuda")
+
+
+def layers_of(*kinds: AttentionKind) -> LayerMap:
+    return LayerMap(
+        layers=tuple(AttentionLayer(name=f"layers.{i}.self_attn", kind=kind) for i, kind in enumerate(kinds))
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "dtype"),
+    [
+        ({}, torch.bfloat16),
+        ({}, torch.float32),
+        ({"num_heads": 64, "num_kv_heads": 1}, torch.bfloat16),
+        ({"key_dim": 512, "value_dim": 512}, torch.float16),
+        ({"key_dim": 256, "value_dim": 192}, torch.float32),
+    ],
+)
+def test_shapes_that_compile_pass(change: dict[str, int], dtype: torch.dtype) -> None:
+    check_cuda_shapes(layers_of(PLAIN, replace(PLAIN, **change)), dtype)
+
+
+@pytest.mark.parametrize(
+    ("change", "dtype", "problem"),
+    [
+        (
+            {"num_heads": 71, "num_kv_heads": 1},
+            torch.bfloat16,
+            "layers.1.self_attn has 71 query heads per KV head; the decode kernel for CUDA takes at most 64: "
+            "device cpu would do",
+        ),
+        (
+            {"key_dim": 257, "value_dim": 64},
+            torch.float32,
+            "layers.1.self_attn has heads of 272 dimensions; the decode kernel for CUDA takes at most 256 in float32: "
+            "dtype bfloat16 would do, or device cpu",
+        ),
+    ],
+)
+def test_shapes_that_do_not_compile_are_refused_by_name(
+    change: dict[str, int], dtype: torch.dtype, problem: str
+) -> None:
+    with pytest.raises(ModelRefused) as refused:
+        check_cuda_shapes(layers_of(PLAIN, replace(PLAIN, **change)), dtype)
+    assert str(refused.value) == problem
+
+
+def test_a_start_on_cuda_refuses_them_before_weights_are_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_model(tmp_path, hidden_size=80, num_attention_heads=80, num_key_value_heads=1)
+    card = mock.Mock(spec=torch.device, type="cuda")
+    load = mock.Mock()
+    monkeypatch.setattr(startup, "choose_device", lambda _: card)
+    monkeypatch.setattr(startup, "set_threads", lambda _: None)
+    monkeypatch.setattr(startup, "can_pack", lambda *_: False)
+    monkeypatch.setattr(startup, "load_weights", load)
+    with pytest.raises(ModelRefused, match=r"model\.layers\.0\.self_attn has 80 query heads per KV head"):
+        start(WorkerSettings(model=str(folder), device="cuda"), folder)
+    load.assert_not_called()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "options"),
+    [
+        (torch.bfloat16, 128, {}),
+        (torch.bfloat16, 512, {}),
+        (torch.float32, 64, {}),
+        (torch.float32, 80, {"BLOCK_N": 32, "num_warps": 4, "num_stages": 1}),
+        (torch.float32, 128, {"BLOCK_N": 32, "num_warps": 4, "num_stages": 1}),
+        (torch.float32, 256, {"BLOCK_N": 16, "num_warps": 8, "num_stages": 1}),
+    ],
+)
+def test_wide_heads_in_float32_have_options_that_do_not_spill(
+    dtype: torch.dtype, head_dim: int, options: dict[str, int]
+) -> None:
+    assert decode_options(CUDA, dtype, 128, head_dim) == {"BACKEND": "TRITON_DECODE", **options}
+    # A tile never reaches beyond a page.
+    small = decode_options(CUDA, dtype, 16, head_dim)
+    assert small.get("BLOCK_N", 16) == 16

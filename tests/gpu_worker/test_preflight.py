@@ -1,0 +1,138 @@
+"""What is wrong without torch is refused without torch: asked of a fresh interpreter, which lists what it imported."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpu_worker.checkpoint.weights import ModelRefused
+from gpu_worker.config import BUNDLED_MODEL, SettingsRefused, WorkerSettings
+from gpu_worker.preflight import check_before_imports, check_threads
+from gpu_worker.runtime_dir import KEY_NAME
+from tests.architecture.source import ROOT
+from tests.gpu_worker.saved_model import changed, save_model
+
+HEAVY = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub")
+# Runs the program as __main__ does, then lists what of HEAVY is loaded.
+PROBE = f"""
+import json, sys
+from gpu_worker.__main__ import main
+try:
+    code = main(sys.argv[1:])
+except SystemExit as exit:
+    code = exit.code
+print(json.dumps([code, [name for name in {HEAVY!r} if name in sys.modules]]))
+"""
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("model"))
+
+
+def run(*arguments: str, **environment: str) -> tuple[int, list[str], str, str]:
+    """(exit code, heavy modules that were loaded, stdout before the probe's line, stderr)."""
+    paths = os.pathsep.join([str(ROOT), str(ROOT / ".stubs")])
+    own = {name: value for name, value in os.environ.items() if not name.startswith("TANDEM_")}
+    process = subprocess.run(
+        [sys.executable, "-c", PROBE, *arguments],
+        capture_output=True,
+        text=True,
+        env={**own, "PYTHONPATH": paths, **environment},
+        timeout=60,
+    )
+    assert process.returncode == 0, process.stderr
+    *shown, last = process.stdout.splitlines()
+    code, loaded = json.loads(last)
+    return code, loaded, "\n".join(shown), process.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "problem"),
+    [
+        (["--page-size", "100"], 2, "page_size is 100; it must be a power of two, at least 16"),
+        (["--device", "tpu"], 2, "--device is 'tpu'; it must be cpu, cuda or cuda:N"),
+        (["--max-rows", "lots"], 2, "--max-rows is 'lots'; it must be a whole number"),
+        (["--nope", "3"], 2, "unrecognized arguments: --nope 3; --help lists the settings"),
+        (["--model", "/no/such/model"], 1, "model folder /no/such/model does not exist; model is a folder or a hub"),
+        (["--runtime-dir", "/etc/passwd"], 1, "runtime_dir /etc/passwd is not a folder"),
+    ],
+)
+def test_a_wrong_setting_ends_in_one_line_before_torch(
+    arguments: list[str], code: int, problem: str, tmp_path: Path
+) -> None:
+    found, loaded, shown, stderr = run("--runtime-dir", str(tmp_path / "run"), *arguments)
+    assert (found, loaded, shown) == (code, [], "")
+    assert stderr.startswith(f"gpu_worker: {problem}")
+    assert stderr.count("\n") == 1
+
+
+def test_a_refused_start_is_an_object_where_the_log_is_json(tmp_path: Path) -> None:
+    flags = ["--runtime-dir", str(tmp_path / "run"), "--model", "/no/such/model", "--log-level", "error"]
+    *_, stderr = run(*flags, TANDEM_LOG_FORMAT="json")
+    entry = json.loads(stderr)
+    assert (entry["level"], entry["process"]) == ("CRITICAL", "worker")
+    assert entry["message"].startswith("model folder /no/such/model does not exist; ")
+
+
+def test_version_and_help_are_shown_without_torch() -> None:
+    code, loaded, shown, stderr = run("--version")
+    assert (code, loaded, shown, stderr) == (0, [], "tandem 0.1.0", "")
+    code, loaded, shown, stderr = run("--help", COLUMNS="100")
+    assert (code, loaded, stderr) == (0, [], "")
+    assert shown.startswith("usage: python -m gpu_worker [settings]\n\nA Tandem worker: ")
+    # Types are words for people, and no default stands twice.
+    assert "ByteSize" not in shown
+    assert "(default" not in shown
+    for name in WorkerSettings.model_fields:
+        assert shown.count(f"--{name.replace('_', '-')} ") + shown.count(f"--{name.replace('_', '-')},") >= 1, name
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"page_size": 8}, "page_size is 8; it must be a power of two, at least 16"),
+        ({"num_pages": 1}, "num_pages is 1; it must be 2 to 1048576"),
+        ({"max_rows": 70_000}, "max_rows is 70000; it must be 1 to 65536"),
+        ({"max_length": 1}, "max_length is 1; it must be at least 2"),
+        ({"token_budget": 95}, r"token_budget is 95; it must be at least 96 \(max_rows 32 and one chunk of 64\)"),
+        ({"token_budget": 319, "device": "cuda:1"}, r"must be at least 320 \(max_rows 256 and one chunk of 64\)"),
+        ({"token_budget": 100, "max_rows": 37}, "token_budget is 100; it must be at least 101"),
+        ({"window": 60, "window_sinks": 4, "max_length": 64}, "window is 60 and window_sinks 4; together they must be"),
+        ({"threads": 100_000}, r"threads is 100000; this process may use \d+ CPUs"),
+    ],
+)
+def test_numbers_that_cannot_work_are_refused_by_name(
+    settings: dict[str, object], problem: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SettingsRefused, match=problem):
+        check_before_imports(WorkerSettings(runtime_dir=tmp_path / "run", **settings))
+    assert not (tmp_path / "run").exists()
+
+
+def test_settings_that_may_work_pass(tmp_path: Path) -> None:
+    settings = WorkerSettings(
+        runtime_dir=tmp_path / "run", token_budget=96, page_size=16, max_length=65, window=60, window_sinks=4, threads=1
+    )
+    assert check_before_imports(settings) == BUNDLED_MODEL.resolve()
+    check_threads(None)
+
+
+def test_the_runtime_folder_and_its_key_are_made_at_once(tmp_path: Path) -> None:
+    """A worker that starts before its scheduler makes both; what is wrong with them is said before torch is loaded."""
+    settings = WorkerSettings(runtime_dir=tmp_path / "run")
+    check_before_imports(settings)
+    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
+    assert len((tmp_path / "run" / KEY_NAME).read_bytes()) == 32
+    (tmp_path / "run" / KEY_NAME).chmod(0o644)
+    with pytest.raises(ValueError, match="has mode 644; it must be 600"):
+        check_before_imports(settings)
+
+
+def test_a_quantised_model_is_refused(saved: Path, tmp_path: Path) -> None:
+    folder = changed(saved, tmp_path / "m", quantization_config={"quant_method": "awq"})
+    with pytest.raises(ModelRefused, match=f"{folder} holds weights quantised with awq"):
+        check_before_imports(WorkerSettings(model=str(folder), runtime_dir=tmp_path / "run"))
