@@ -83,7 +83,7 @@ def test_draining_turns_new_requests_away_and_lets_running_ones_end(run: Run):
 def test_the_last_model_told_is_served_however_long_each_takes_to_load(run: Run, monkeypatch: pytest.MonkeyPatch):
     load, first_began, first_may_end, num_loads = model.load, threading.Event(), threading.Event(), 0
 
-    def slow_at_first(state: frontend_pb2.ModelState) -> model.Model:
+    def slow_at_first(state: frontend_pb2.ModelState, before: model.Model | None) -> model.Model:
         nonlocal num_loads
         num_loads += 1
         if state.info.max_length == 101:
@@ -91,7 +91,7 @@ def test_the_last_model_told_is_served_however_long_each_takes_to_load(run: Run,
             assert first_may_end.wait(10)
         if state.info.max_length == 104:
             raise ValueError("no model")
-        return load(state)
+        return load(state, before)
 
     async def scenario(s: Service) -> None:
         await s.core.expect("hello")
