@@ -22,7 +22,7 @@ from scheduler_svc.frontend.release import Releaser
 
 logger = logging.getLogger(__name__)
 
-# An answer is on its way for a moment at least; only one that is not taken for so long is counted.
+# Every answer is on its way for a moment; one that is not taken for so long is counted.
 UNREAD_SECONDS = 1.0
 
 
@@ -32,12 +32,12 @@ class CallLimits:
 
     # A call may lack its message for so long,
     message_seconds: float = 10.0
-    # and so many at once; the next is refused.
-    max_without_message: int = 8192
+    # and so many at once; the next is refused. Each takes 24 KB.
+    max_without_message: int = 2048
     # A finished call whose answer is not taken for so long is cancelled,
     answer_seconds: float = 60.0
-    # and when there are so many of them calls are refused.
-    max_unread: int = 8192
+    # and when there are so many of them, 25 to 80 KB each, every call is refused.
+    max_unread: int = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,9 +117,9 @@ class Calls:
             )
 
     async def _serve(self, method: Method, context: Any) -> None:
-        if len(self._finished) >= self._limits.max_unread:
+        if self.num_unread >= self._limits.max_unread:
             raise status.overloaded(
-                f"{len(self._finished)} finished calls have answers that their callers have not taken; the limit is"
+                f"{self.num_unread} finished calls have answers that their callers have not taken; the limit is"
                 f" {self._limits.max_unread}"
             )
         method.admit()
@@ -129,6 +129,7 @@ class Calls:
         del data
         answer = await method.answer(request, context)
         if answer is not None:
+            self._finish()
             await context.write(answer)
 
     async def _read(self, context: Any) -> bytes:
@@ -161,10 +162,12 @@ class Calls:
             return
 
     def _finish(self) -> None:
+        """What is left of the running task's call is its last answer's way to the caller."""
         task = asyncio.current_task()
         assert task is not None
-        self._finished[task] = asyncio.get_running_loop().time()
-        task.add_done_callback(self._forget)
+        if task not in self._finished:
+            self._finished[task] = asyncio.get_running_loop().time()
+            task.add_done_callback(self._forget)
 
     def _forget(self, task: "asyncio.Task[Any]") -> None:
         self._finished.pop(task, None)

@@ -9,7 +9,6 @@ from typing import Any
 import grpc
 import grpc.aio
 from google.protobuf import message_factory
-from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
 
@@ -75,6 +74,6 @@ def add_reflection(server: grpc.aio.Server) -> None:
     reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], server)
 
 
-def _service(full_name: str) -> ServiceDescriptor:
-    services: list[ServiceDescriptor] = [file.services_by_name[name] for file in FILES for name in file.services_by_name]
+def _service(full_name: str) -> Any:
+    services: list[Any] = [file.services_by_name[name] for file in FILES for name in file.services_by_name]
     return next(service for service in services if service.full_name == full_name)

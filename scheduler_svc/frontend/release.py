@@ -2,8 +2,9 @@
 
 grpc.aio has no way to cancel a call from the server. A call is released, which resets its HTTP/2 stream, once the two
 tasks that serve it have ended: the handler's, and one that waits for gRPC to report the call's end. gRPC's core writes
-that report into objects that only these tasks hold, so the objects are kept alive until it has been written. Knows the
-names of grpcio 1.85.1; where another version has other names nothing is released, and the log says so.
+that report into objects that only these tasks hold, so the objects are kept alive until it has been written. grpc.aio
+itself holds on to its first call and to the newest one, which are reset later. Knows the names of grpcio 1.85.1; with
+another version that has other names nothing is released, and the log says so.
 """
 
 import asyncio
