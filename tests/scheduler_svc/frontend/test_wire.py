@@ -506,6 +506,57 @@ def test_unknown_fields_inside(inner: str):
     assert field_of(caught.value) == f"{name}.1000"
 
 
+def field(number: int, data: bytes) -> bytes:
+    """A field of this number that holds `data`, as the wire has it."""
+    size = bytearray()
+    left = len(data)
+    while left > 127:
+        size.append(left & 127 | 128)
+        left >>= 7
+    size.append(left)
+    return bytes([number << 3 | 2]) + bytes(size) + data
+
+
+SAMPLING = pb.GenerateRequest.DESCRIPTOR.fields_by_name["sampling"].number
+LOGIT_BIAS = pb.SamplingParams.DESCRIPTOR.fields_by_name["logit_bias"].number
+
+
+def test_unknown_fields_in_an_entry_of_a_map():
+    entry = pb.SamplingParams(logit_bias={5: 1.0}).SerializeToString()[2:]
+    with pytest.raises(Refusal) as caught:
+        submit_bytes(field(SAMPLING, field(LOGIT_BIAS, entry + UNKNOWN)))
+    assert field_of(caught.value) == f"SamplingParams.{LOGIT_BIAS}"
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        UNKNOWN * 30_000,
+        field(SAMPLING, UNKNOWN * 30_000),
+        field(SAMPLING, field(LOGIT_BIAS, b"\x08\x05" + UNKNOWN) * 12_000),
+    ],
+    ids=["top", "nested", "map"],
+)
+def test_many_unknown_fields_become_no_objects(monkeypatch: pytest.MonkeyPatch, hostile: bytes):
+    made: list[object] = []
+    monkeypatch.setattr(parsing, "UnknownFieldSet", made.append)
+    assert len(hostile) > parsing.MAX_SMALL_BYTES
+    with pytest.raises(Refusal) as caught:
+        submit_bytes(hostile)
+    assert field_of(caught.value) == "GenerateRequest"
+    # The outer fields' own headers are known.
+    told = int(caught.value.message.split()[2].replace(",", ""))
+    assert len(hostile) - 8 <= told <= len(hostile)
+    assert made == []
+
+
+def test_fields_in_another_order_or_form_are_known():
+    ids = pb.TokenIds(ids=[300]).SerializeToString()
+    # One id at a time, twice; a field that is there twice; the last field first.
+    loose = field(SAMPLING, b"") + field(4, b"\x08\xac\x02\x08\x01") + field(4, ids) + field(2, b"x") + field(2, b"toy")
+    assert list(parsing.parse(pb.GenerateRequest, loose).token_ids.ids) == [300, 1, 300]
+
+
 def test_every_field_with_limits_has_rows_here():
     """A field added to the proto must be added to the tables above."""
     covered = {field.partition("[")[0] for field, _, _ in REFUSED}
