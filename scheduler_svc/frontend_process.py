@@ -182,6 +182,11 @@ class FrontendProcesses:
                 child.kill()
 
     @property
+    def listen(self) -> str:
+        """The address that they share; port 0 until the first listens, where the system chooses."""
+        return self._children[0].listen
+
+    @property
     def is_running(self) -> bool:
         """Whether one of them runs."""
         return any(child.is_running for child in self._children)

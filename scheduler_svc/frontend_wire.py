@@ -160,9 +160,16 @@ def _extras(submit: pb.Submit) -> ev.Extras | None:
 
 
 FrontendEffect = (
-    fx.Admitted | fx.Rejected | fx.StepOutput | fx.AbortReply | fx.LoadReply | fx.FlushReply | fx.AnnounceDrain
+    fx.Admitted
+    | fx.Rejected
+    | fx.StepOutput
+    | fx.AbortReply
+    | fx.LoadReply
+    | fx.FlushReply
+    | fx.CoreStatus
+    | fx.AnnounceDrain
 )
-_SUMS = tuple(name for name in fx.Load.__slots__ if name != "per_worker")
+_SUMS = tuple(name for name in fx.Load.__slots__ if name not in ("per_worker", "worker_lost_seconds"))
 
 
 def frame_of(effect: FrontendEffect) -> bytes:
@@ -189,11 +196,17 @@ def frame_of(effect: FrontendEffect) -> bytes:
             load = message.load_reply.load
             for name in _SUMS:
                 setattr(load, name, getattr(effect.load, name))
+            if effect.load.worker_lost_seconds is not None:
+                load.worker_lost_seconds = effect.load.worker_lost_seconds
             for worker in effect.load.per_worker:
                 load.per_worker.add(**{name: getattr(worker, name) for name in fx.WorkerLoad.__slots__})
         case fx.FlushReply():
             message.flush_reply.query = effect.query
             message.flush_reply.pages = effect.pages
+        case fx.CoreStatus():
+            message.core_status.queue_full = effect.queue_full
+            message.core_status.not_serving = effect.not_serving
+            message.core_status.workers = effect.workers
         case fx.AnnounceDrain():
             message.draining.SetInParent()
     return message.SerializeToString()

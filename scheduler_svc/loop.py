@@ -53,6 +53,11 @@ class Children(Protocol):
         ...
 
     @property
+    def listen(self) -> str:
+        """The address that callers reach, host:port."""
+        ...
+
+    @property
     def is_running(self) -> bool:
         """Whether one of them runs."""
         ...
@@ -78,7 +83,14 @@ class Loop:
         self._core = core
         self._workers = workers
         self._frontends = frontends
-        self._outlet = Outlet(workers=workers, frontends=frontends, card=card, steps=steps)
+        self._outlet = Outlet(
+            workers=workers,
+            frontends=frontends,
+            card=card,
+            steps=steps,
+            listen=lambda: children.listen,
+            joined=lambda: core.lanes,
+        )
         self._children = children
         self._recorder = recorder
         self._grace_seconds = grace_seconds

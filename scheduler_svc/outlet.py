@@ -5,6 +5,7 @@ Owns the list of peers that could not be reached, until the loop tells the core 
 
 import logging
 from collections import deque
+from collections.abc import Callable, Collection
 
 from tandem.internal.v1 import frontend_pb2, worker_pb2
 
@@ -20,8 +21,20 @@ log = logging.getLogger("tandem.core")
 class Outlet:
     """`lost`: (link, peer, reason), oldest first."""
 
-    def __init__(self, *, workers: RouterLink, frontends: RouterLink, card: ModelCard, steps: StepsFile | None) -> None:
+    def __init__(
+        self,
+        *,
+        workers: RouterLink,
+        frontends: RouterLink,
+        card: ModelCard,
+        steps: StepsFile | None,
+        listen: Callable[[], str],
+        joined: Callable[[], Collection[str]],
+    ) -> None:
+        """`listen` gives the address that callers reach, `joined` the workers that the core has accepted."""
         self._workers = workers
+        self._listen = listen
+        self._joined = joined
         self._frontends = frontends
         self._card = card
         self._steps = steps
@@ -38,13 +51,15 @@ class Outlet:
             match effect:
                 case fx.WorkerAccepted():
                     assert join is not None, "a worker was accepted that did not join"
-                    self._card.take(join)
+                    self._card.joined(effect.worker, join, self._joined())
                     log.info(
-                        "worker %s serves %s on %s (%s): %d pages of %d, %d rows",
+                        "worker %s joined with %s on %s (%s): %d pages of %d, %d rows",
                         effect.worker, join.model, join.device, join.dtype,
                         join.num_pages - 1, join.page_size, join.max_rows,
                     )  # fmt: skip
-                    self.send(self._workers, effect.worker, worker_wire.joined_frame(effect.generation))
+                    self.send(self._workers, effect.worker, worker_wire.joined_frame(effect.generation, self._listen()))
+                case fx.WorkerProven():
+                    self._card.proven(effect.worker)
                 case fx.WorkerRefused():
                     self._refuse(effect)
                 case fx.AskRejoin():
@@ -69,8 +84,8 @@ class Outlet:
                     log.warning("%s", effect.message)
                 case fx.StepReport():
                     reports.append(effect)
-                case fx.WorkerAccepted():
-                    raise AssertionError("a worker was accepted that did not join")
+                case fx.WorkerAccepted() | fx.WorkerProven():
+                    raise AssertionError(f"{effect} answers a worker's message, and none came")
                 case _:
                     later.append(effect)
         for effect in later:
@@ -93,5 +108,4 @@ class Outlet:
     def _frontend_frame(self, effect: frontend_wire.FrontendEffect | fx.ModelServed) -> bytes:
         if not isinstance(effect, fx.ModelServed):
             return frontend_wire.frame_of(effect)
-        state = frontend_pb2.ModelState(ready=False) if effect.info is None else self._card.state(effect.info)
-        return frontend_pb2.CoreToFrontend(model_state=state).SerializeToString()
+        return frontend_pb2.CoreToFrontend(model_state=self._card.state(effect)).SerializeToString()

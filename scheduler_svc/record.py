@@ -25,7 +25,7 @@ from scheduler_svc.wire import WireError, parsed
 
 log = logging.getLogger("tandem.core")
 
-_VERSION = 3
+_VERSION = 4
 _LENGTH = struct.Struct("<I")
 _MAX_ENTRY = 1 << 28
 
@@ -78,6 +78,9 @@ class Recorder:
             plans_in_flight=config.plans_in_flight,
             step_timeout_seconds=config.step_timeout_seconds,
             silence_timeout_seconds=config.silence_timeout_seconds,
+            max_worker_wait_seconds=config.max_worker_wait_seconds,
+            max_plan_bytes=config.max_plan_bytes,
+            prove_workers=config.prove_workers,
             report_steps=config.report_steps,
             mixed_steps=config.policy.mixed_steps,
             admission=config.policy.admission,
@@ -131,6 +134,9 @@ def read(path: Path) -> tuple[CoreConfig, Iterator[pb.RecordedEvent]]:
         plans_in_flight=header.plans_in_flight,
         step_timeout_seconds=header.step_timeout_seconds,
         silence_timeout_seconds=header.silence_timeout_seconds,
+        max_worker_wait_seconds=header.max_worker_wait_seconds,
+        max_plan_bytes=header.max_plan_bytes,
+        prove_workers=header.prove_workers,
         report_steps=header.report_steps,
         policy=Policy(
             mixed_steps=header.mixed_steps,

@@ -38,7 +38,7 @@ def event_of(message: pb.WorkerToCore, worker: str) -> ev.Event:
         case "heartbeat":
             return ev.WorkerAlive(worker=worker)
         case "leave":
-            return ev.WorkerLost(worker=worker, reason="it stops")
+            return ev.WorkerLost(worker=worker, reason="it stops", is_orderly=True)
         case "result":
             return _step_done(message.result, worker)
         case _:
@@ -62,6 +62,7 @@ def _info(join: pb.Join) -> ev.WorkerInfo:
         "host_pages": (join.host_pages, 0, 1 << 24),
         "page_copy_us": (join.page_copy_us, 0, 1e12),
         "token_us": (join.token_us, 0, 1e12),
+        "max_frame_bytes": (join.max_frame_bytes, 1 << 20, 1 << 40),
     }
     for name, (value, low, high) in bounds.items():
         if not low <= value <= high:
@@ -94,6 +95,15 @@ def _info(join: pb.Join) -> ev.WorkerInfo:
         host_pages=join.host_pages,
         page_copy_us=join.page_copy_us,
         token_us=join.token_us,
+        max_frame_bytes=join.max_frame_bytes,
+        device=join.device[:_MAX_NAME],
+        defaults=ev.GenerationDefaults(
+            temperature=join.defaults.temperature,
+            top_p=join.defaults.top_p,
+            top_k=join.defaults.top_k,
+            min_p=join.defaults.min_p,
+            repetition_penalty=join.defaults.repetition_penalty,
+        ),
     )
 
 
@@ -208,9 +218,9 @@ def _fill_extras(out: pb.StartedRows, extras: list[ev.Extras]) -> None:
         out.num_logprobs = _ints([one.num_logprobs for one in extras])
 
 
-def joined_frame(generation: int) -> bytes:
-    """The worker serves; its plans will have this generation."""
-    return pb.CoreToWorker(joined=pb.Joined(generation=generation)).SerializeToString()
+def joined_frame(generation: int, listen: str) -> bytes:
+    """The worker may serve; its plans will have this generation. `listen` is the address that callers reach."""
+    return pb.CoreToWorker(joined=pb.Joined(generation=generation, listen=listen)).SerializeToString()
 
 
 def refused_frame(reason: str, *, retry: bool) -> bytes:

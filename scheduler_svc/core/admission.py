@@ -10,7 +10,8 @@ from scheduler_svc.core.book import RequestBook
 from scheduler_svc.core.config import MAX_NUM_SAMPLES, CoreConfig
 from scheduler_svc.core.effects import RejectCode
 from scheduler_svc.core.events import Int32Array, Submit, WorkerInfo
-from scheduler_svc.core.lane import pages_at_once
+from scheduler_svc.core.lane import holds, pages_at_once
+from scheduler_svc.core.offers import Offers
 from scheduler_svc.core.page_hash import HASH_BYTES
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.tenants import Tenants
@@ -19,20 +20,61 @@ from scheduler_svc.core.tenants import Tenants
 Refusal = tuple[RejectCode, str, str]
 
 
-def refusal(event: Submit, *, offers: Sequence[WorkerInfo], book: RequestBook, config: CoreConfig) -> Refusal | None:
-    """Why the request may not enter; None: it may. `offers`, at least one, are the workers that may come to run it."""
+def refusal(event: Submit, *, offers: Offers, book: RequestBook, config: CoreConfig) -> Refusal | None:
+    """Why the request may not enter; None: it may. A worker has been proven at least once."""
     if book.of_id(event.request_id) or any(book.by_stream(event.frontend, stream) for stream in event.streams):
         return RejectCode.DUPLICATE, "request_id", f"request_id {event.request_id!r} is live already"
-    return _never(event, offers, config) or _not_now(event, book, config)
+    prompt, new = len(event.prompt), event.max_new_tokens
+    return _misfit(offers, prompt, new) or _never(event, offers, config) or _not_now(event, book, config)
 
 
-def _never(event: Submit, offers: Sequence[WorkerInfo], config: CoreConfig) -> Refusal | None:
+def total_tokens(offers: Offers, prompt: int, max_new_tokens: int) -> int:
+    """Tokens at which such a request ends: as it asks, or where the longest recent worker has no position left."""
+    longest = max(info.max_length for info in (*offers.present, *offers.recent))
+    return min(prompt + max_new_tokens, longest)
+
+
+def _misfit(offers: Offers, prompt: int, max_new_tokens: int) -> Refusal | None:
+    """Why no worker can run such a request to its end; None: one that serves can, or none serves and the last could.
+
+    What only a worker that left a short while ago could hold is refused for the moment, not as invalid.
+    """
+    present, recent = offers.present, offers.recent
+    total = total_tokens(offers, prompt, max_new_tokens)
+    if prompt < total and any(holds(info, total) for info in present or recent):
+        return None
+    if prompt < total and any(holds(info, total) for info in recent):
+        reason = (
+            f"prompt ({prompt} tokens) and max_new_tokens make {total} tokens; the workers that serve now hold "
+            f"{_most_tokens(present)}, and a larger one left a short while ago"
+        )
+        return RejectCode.NOT_READY, "", reason
+    # The last word is the one of what serves, where anything does.
+    info = max(present or recent, key=lambda info: (info.max_length, info.usable_pages))
+    if prompt >= info.max_length:
+        reason = f"the prompt has {prompt} tokens, and a new one makes {prompt + 1}; the limit is {info.max_length}"
+        return RejectCode.INVALID, "token_ids", reason
+    new = min(max_new_tokens, info.max_length - prompt)
+    reason = (
+        f"prompt ({prompt} tokens) and max_new_tokens ({new}) take {pages_at_once(info, prompt + new - 1)} pages of "
+        f"{info.page_size} tokens; the pool has {info.usable_pages}"
+    )
+    return RejectCode.INVALID, "stop.max_new_tokens", reason
+
+
+def _most_tokens(infos: Sequence[WorkerInfo]) -> int:
+    """The longest sequence that one of these workers can hold."""
+    return max(info.max_length if info.window else min(info.max_length, _pool_tokens(info)) for info in infos)
+
+
+def _pool_tokens(info: WorkerInfo) -> int:
+    """The last token of a sequence is sampled and never computed, so it takes no slot."""
+    return info.usable_pages * info.page_size + 1
+
+
+def _never(event: Submit, offers: Offers, config: CoreConfig) -> Refusal | None:
     """What no patience helps."""
-    prompt, samples, info = len(event.prompt), event.num_samples, offers[0]
-    misfits = [misfit(offer, prompt, event.max_new_tokens) for offer in offers]
-    if None not in misfits:
-        field, reason = misfits[0] or ("", "")
-        return RejectCode.INVALID, field, reason
+    prompt, samples, info = len(event.prompt), event.num_samples, (*offers.present, *offers.recent)[0]
     limit = most_samples(config)
     if samples > limit:
         return RejectCode.INVALID, "sampling.num_samples", f"num_samples is {samples}; the limit is {limit}"
@@ -71,37 +113,18 @@ def _not_now(event: Submit, book: RequestBook, config: CoreConfig) -> Refusal | 
     return None
 
 
-def misfit(info: WorkerInfo, prompt: int, max_new_tokens: int) -> tuple[str, str] | None:
-    """Why such a request can never run on such a worker: the field, and the arithmetic; None: it can.
-
-    More new tokens than the model has positions for are no reason: the stream ends where these do.
-    """
-    if prompt >= info.max_length:
-        reason = f"the prompt has {prompt} tokens, and a new one makes {prompt + 1}; the limit is {info.max_length}"
-        return "token_ids", reason
-    new = min(max_new_tokens, info.max_length - prompt)
-    # The last token is sampled, never computed.
-    pages = pages_at_once(info, prompt + new - 1)
-    if pages > info.usable_pages:
-        reason = (
-            f"prompt ({prompt} tokens) and max_new_tokens ({new}) take {pages} pages of "
-            f"{info.page_size} tokens; the pool has {info.usable_pages}"
-        )
-        return "stop.max_new_tokens", reason
-    return None
-
-
 def new_requests(
-    event: Submit, *, first_handle: int, offers: Sequence[WorkerInfo], tenants: Tenants, fair: bool, now: float
+    event: Submit, *, first_handle: int, offers: Offers, tenants: Tenants, fair: bool, now: float
 ) -> list[Request]:
     """The admitted samples, a request each; a handle is also its place in the order of arrival.
 
     They share the prompt and all settings. What the prompt's tokens are likely to be is told once, with the first.
     """
-    prompt_tokens, page_size = len(event.prompt), offers[0].page_size
-    eos_token_ids = offers[0].eos_token_ids
-    wanted = prompt_tokens + event.max_new_tokens
-    total = min(wanted, max(offer.max_length for offer in offers))
+    # Page size and stop ids belong to the identity, which all workers share.
+    info = (*offers.present, *offers.recent)[0]
+    page_size, eos_token_ids = info.page_size, info.eos_token_ids
+    wanted = len(event.prompt) + event.max_new_tokens
+    total = total_tokens(offers, len(event.prompt), event.max_new_tokens)
     hashes = _page_hashes(event, page_size)
     tenant = event.prefix_root if fair else b""
     banned: tuple[int, ...] = ()

@@ -57,6 +57,8 @@ def admit(draft: Draft, suspects: Collection[int], rivals: Sequence[Lane], polic
         if begin is None or routing.is_better_elsewhere(lane, request, begin, in_time, left):
             chooser.skip(request)
             continue
+        if not draft.has_bytes_for(request, lane.pages_for(request.known)):
+            return  # the next plan starts it
         count = _first_chunk(draft, request, begin, policy)
         if count == 0:
             return

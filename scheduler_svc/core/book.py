@@ -22,6 +22,7 @@ class Due(StrEnum):
 
     TIME_LIMIT = "time limit"
     DEADLINE = "deadline"
+    WORKER_WAIT = "worker wait"
 
 
 class RequestBook:

@@ -45,6 +45,12 @@ class CoreConfig:
     step_timeout_seconds: float = 120.0
     silence_timeout_seconds: float = 15.0
     """A worker with no plan in flight that says nothing for so long is lost."""
+    max_worker_wait_seconds: float = 600.0
+    """How long a request waits while no worker is there that can hold it."""
+    max_plan_bytes: int = 16 << 20
+    """Encoded size at which a plan starts no further row; one row is always started."""
+    prove_workers: bool = False
+    """Whether a worker has to confirm a step before it gets requests and before callers learn its sizes."""
     report_steps: bool = False
     """Whether a StepReport comes of every step, lane reset and worker that joins."""
     policy: Policy = field(default_factory=Policy)

@@ -14,6 +14,7 @@ from scheduler_svc.core.host_pool import HostPage
 from scheduler_svc.core.lane import Lane
 from scheduler_svc.core.logprobs import LogitRoom
 from scheduler_svc.core.plan import RowStart
+from scheduler_svc.core.plan_size import start_bytes
 from scheduler_svc.core.policy import saving_pays
 from scheduler_svc.core.prefix import Beginning
 from scheduler_svc.core.request import Move, Request
@@ -42,6 +43,8 @@ class Draft:
     counters: Counters
     now: float
     budget: int
+    bytes_left: int
+    """Encoded bytes that the plan has for further started rows."""
     room: LogitRoom
     starts: list[RowStart] = field(default_factory=list[RowStart])
     appends: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
@@ -91,7 +94,12 @@ class Draft:
         )
         request.worker = lane.worker
         self.starts.append(_start(request, row, pages, first))
+        self.bytes_left -= start_bytes(request, len(pages))
         return row
+
+    def has_bytes_for(self, request: Request, num_pages: int) -> bool:
+        """Whether the plan stays within its size when it starts the request; the first row always may."""
+        return not self.starts or start_bytes(request, num_pages) <= self.bytes_left
 
     def _account(self, request: Request, begin: Beginning) -> None:
         first = begin.first_position
@@ -136,7 +144,7 @@ class Draft:
         lane = self.lane
         victim.preemptions += 1
         self.counters.preemptions += 1
-        self.has_preempted = True
+        self.has_preempted = lane.has_preempted = True
         # A plan saves before it loads: what it loads may not be saved over.
         if not self.loads and saving_pays(lane.info):
             self.saves += lane.save(victim, len(self.saves))

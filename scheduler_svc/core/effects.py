@@ -155,9 +155,10 @@ class AbortReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLoad:
-    """How busy one worker is."""
+    """How busy one worker is; `device` is text for people."""
 
     pid: int
+    device: str
     running: int
     pages_used: int
     pages_cached: int
@@ -190,6 +191,9 @@ class Load:
     host_pages_used: int
     host_pages_total: int
     per_worker: tuple[WorkerLoad, ...]
+    worker_lost_seconds: float | None
+    """Since the last loss of a worker; None: none was lost."""
+    worker_lost_reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,10 +216,29 @@ class FlushReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelServed:
-    """Tell this front end what is served; `info` is None until a worker has joined."""
+    """What callers of this front end may ask for; `info` is None until a worker is proven.
+
+    `recent_max_length`: the longest sequence of a worker that is present or left less than `max_worker_wait_seconds`
+    ago.
+    """
 
     frontend: str
     info: WorkerInfo | None
+    recent_max_length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreStatus:
+    """What this front end needs to know before it spends work on a request.
+
+    `queue_full` is a sentence while no request can be queued, `not_serving` one while the core serves nobody; both are
+    empty otherwise. `workers` have joined.
+    """
+
+    frontend: str
+    queue_full: str
+    not_serving: str
+    workers: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +247,13 @@ class WorkerAccepted:
 
     worker: str
     generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerProven:
+    """The worker has confirmed a step, or need not: its sizes reach callers and it gets requests."""
+
+    worker: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,7 +354,9 @@ Effect = (
     | LoadReply
     | FlushReply
     | ModelServed
+    | CoreStatus
     | WorkerAccepted
+    | WorkerProven
     | WorkerRefused
     | AskRejoin
     | SendPlan

@@ -143,12 +143,24 @@ class FrontendLost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationDefaults:
+    """Sampling settings of requests that set none, as the model's own configuration gives them."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerInfo:
     """What a worker serves. Pages are numbered 0 to num_pages - 1, page 0 and row 0 are reserved.
 
     `logit_rows`: positions of one step whose logits may be wanted, at least `max_rows + chunk_align`. `window` 0:
     some layer sees the whole past; else position p sees those from p - window + 1 on and the first `sink_tokens`.
     `host_pages` fit the worker's host memory; `page_copy_us` moves one of them, `token_us` computes one prompt token.
+    `max_frame_bytes`: the largest message that the worker takes. `device` is text for people.
     """
 
     identity: str
@@ -168,6 +180,9 @@ class WorkerInfo:
     host_pages: int = 0
     page_copy_us: float = 0.0
     token_us: float = 0.0
+    max_frame_bytes: int = 64 << 20
+    device: str = ""
+    defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
 
     @property
     def usable_pages(self) -> int:
@@ -185,10 +200,11 @@ class WorkerJoined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLost:
-    """A worker is gone."""
+    """A worker is gone. `is_orderly`: it said so itself, after a signal; that is not a death."""
 
     worker: str
     reason: str
+    is_orderly: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

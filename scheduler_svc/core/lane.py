@@ -47,6 +47,10 @@ class Lane:
         self.host = HostPool(info.host_pages)
         # The share of what it may yet say that a running request is expected to say (`policy.next_share`).
         self.expected_share = FIRST_SHARE
+        self.has_preempted = False
+        """Whether a row was preempted since the last planned step, also where no step came of it."""
+        self.is_proven = False
+        """Whether the worker has confirmed a step, or need not."""
         self._open(generation)
 
     def _open(self, generation: int) -> None:
@@ -213,3 +217,8 @@ def pages_at_once(info: WorkerInfo, num_tokens: int) -> int:
         return all_of_it
     sinks = -(-info.sink_tokens // info.page_size)
     return min(all_of_it, sinks + (info.window + info.chunk_align - 1) // info.page_size + 2)
+
+
+def holds(info: WorkerInfo, total: int) -> bool:
+    """Whether such a worker can run a sequence of so many tokens to its end. The last one is sampled, not computed."""
+    return total <= info.max_length and pages_at_once(info, total - 1) <= info.usable_pages

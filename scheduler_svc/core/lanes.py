@@ -19,9 +19,13 @@ from scheduler_svc.core import events as ev
 from scheduler_svc.core import routing, step_reports
 from scheduler_svc.core.book import RequestBook
 from scheduler_svc.core.config import MAX_LANES, CoreConfig
+from scheduler_svc.core.crash_loop import CrashLoop
 from scheduler_svc.core.draft import Counters
 from scheduler_svc.core.lane import Lane
+from scheduler_svc.core.offers import Offers
+from scheduler_svc.core.plan_size import largest_plan_bytes
 from scheduler_svc.core.planner import plan_step
+from scheduler_svc.core.probation import probation_plan
 from scheduler_svc.core.results import Delivery, Ending, read_result
 from scheduler_svc.core.soundness import is_sound
 
@@ -44,7 +48,10 @@ class Lanes:
         self._config = config
         self._book = book
         self.of: dict[str, Lane] = {}
-        self._last: ev.WorkerInfo | None = None
+        self.offers = Offers(config.max_worker_wait_seconds)
+        self.crash_loop = CrashLoop()
+        self.last_loss: tuple[float, str] | None = None
+        """When a worker was last lost, and why."""
         self.suspects: set[int] = set()
         """Handles of live requests."""
         self.counters = Counters()
@@ -58,17 +65,6 @@ class Lanes:
         """Median of the last steps, plan sent to result read; 0 before the first."""
         return 1e3 * median(self._step_seconds) if self._step_seconds else 0.0
 
-    @property
-    def offers(self) -> list[ev.WorkerInfo]:
-        """What may come to run a request, the largest first: the workers that serve, else the last that did."""
-        infos = [lane.info for lane in self.of.values()] or ([self._last] if self._last else [])
-        return sorted(infos, key=lambda info: (-info.max_length, -info.usable_pages))
-
-    @property
-    def info(self) -> ev.WorkerInfo | None:
-        """What is served: the largest offer; None until a worker has joined. Its identity never changes."""
-        return next(iter(self.offers), None)
-
     def _totals(self) -> step_reports.Totals:
         return step_reports.Totals(self.counters.steps, self.counters.preemptions)
 
@@ -77,46 +73,66 @@ class Lanes:
     def join(self, event: ev.WorkerJoined, now: float) -> list[fx.Effect]:
         """Opens a lane for the worker, or says why not."""
         info, worker = event.info, event.worker
-        difference = self._difference(info, worker)
-        if difference:
-            effects = self.close(worker, "it came back as another", now) if worker in self.of else []
-            reason = f"{difference}; bring the same, or start the scheduler anew"
-            note = fx.Note(message=f"worker {worker} refused: {reason}")
-            return [*effects, note, fx.WorkerRefused(worker=worker, reason=reason, retry=False)]
-        effects = self.close(worker, "it joined again", now) if worker in self.of else []
+        effects: list[fx.Effect] = []
+        refusal = self._frame_too_large(info) or self._difference(info, worker)
+        if worker in self.of:
+            what = "it came back as another" if refusal else "it joined again"
+            effects += self.close(worker, what, now, is_death=False)
+        if refusal:
+            return [*effects, *_refused_for_good(worker, refusal)]
         if len(self.of) == MAX_LANES:
             reason = f"{MAX_LANES} workers serve already; this one may stand by"
             return [*effects, fx.WorkerRefused(worker=worker, reason=reason, retry=True)]
-        self._last = info
-        self._eos = np.array(info.eos_token_ids, np.int32)
         self._generation += 1
         lane = Lane(worker=worker, number=self._next_number, info=info, generation=self._generation, now=now)
         self._next_number += 1
         self.of[worker] = lane
-        self._book.unpark()
         effects.append(fx.WorkerAccepted(worker=worker, generation=self._generation))
         if self._config.report_steps:
             effects.append(step_reports.joined(self._totals(), lane, self._book, now))
+        if not self._config.prove_workers:
+            effects += self._prove(lane)
         return effects
+
+    def _prove(self, lane: Lane) -> list[fx.Effect]:
+        """From now on the lane takes requests, and its sizes count."""
+        lane.is_proven = True
+        self._eos = np.array(lane.info.eos_token_ids, np.int32)
+        self.offers.update(self._proven_infos())
+        self._book.unpark()
+        return [fx.WorkerProven(worker=lane.worker)]
+
+    def _proven_infos(self) -> list[ev.WorkerInfo]:
+        return [lane.info for lane in self.of.values() if lane.is_proven]
+
+    def _frame_too_large(self, info: ev.WorkerInfo) -> str:
+        """Why no plan bound can keep every plan within the worker's frames; empty: it can."""
+        needed = largest_plan_bytes(info, self._config.max_plan_bytes)
+        if needed <= info.max_frame_bytes:
+            return ""
+        return (
+            f"max_length is {info.max_length} and num_pages {info.num_pages}: a plan for them may have {needed} bytes; "
+            f"the worker takes frames of {info.max_frame_bytes}; choose a smaller max_length"
+        )
 
     def _difference(self, info: ev.WorkerInfo, worker: str) -> str:
         """Why the worker may not serve beside the others, or after those before it; empty: it may."""
-        ours = self._last
-        if ours is None:
+        if self.offers.served is None:
             return ""
+        ours = self.offers.served.info
         if info.identity != ours.identity:
             what = "weights, config or tokenizer differ"
             if ours.page_size != info.page_size:
                 what = f"pages of {info.page_size} tokens instead of {ours.page_size}"
             return (
                 f"this service serves {ours.model} (identity {ours.identity[:12]}); the worker brings "
-                f"{info.model} (identity {info.identity[:12]}): {what}"
+                f"{info.model} (identity {info.identity[:12]}): {what}; bring the same, or start the scheduler anew"
             )
-        others = [lane.info for name, lane in self.of.items() if name != worker]
+        others = [lane.info for name, lane in self.of.items() if name != worker and lane.is_proven]
         if others and (info.window, info.sink_tokens) != (others[0].window, others[0].sink_tokens):
             return (
                 f"the workers that serve see {_sight(others[0])}; this one sees {_sight(info)}, so the same request "
-                "would be answered differently"
+                "would be answered differently; bring the same, or start the scheduler anew"
             )
         return ""
 
@@ -127,12 +143,20 @@ class Lanes:
         now: float,
         cause: fx.ResetCause = fx.ResetCause.WORKER_LOST,
         compute_us: int = 0,
+        *,
+        is_death: bool = True,
     ) -> list[fx.Effect]:
-        """The worker is gone: resets its lane and forgets it."""
+        """The worker is gone: resets its lane and forgets it. `is_death`: it did not say goodbye."""
         lane = self.of[worker]
         effects = self._reset(lane, f"worker {worker} lost: {reason}", now, cause, compute_us)
         del self.of[worker]
-        if not self.of:
+        self.last_loss = now, reason
+        if is_death:
+            self.crash_loop.died(reason, now)
+        if lane.is_proven:
+            self.offers.left(lane.info, now)
+            self.offers.update(self._proven_infos())
+        if not self.offers.present:
             self._book.unpark()
         return effects
 
@@ -207,14 +231,20 @@ class Lanes:
             for lane in routing.by_backlog(self.of.values()):
                 if len(lane.in_flight) >= self._config.plans_in_flight:
                     continue
+                if not lane.is_proven:
+                    if not lane.in_flight:
+                        plan = probation_plan(lane, max_bytes=self._config.max_plan_bytes, now=now)
+                        effects.append(fx.SendPlan(worker=lane.worker, plan=plan))
+                    continue
                 plan = plan_step(
                     lane=lane,
                     book=self._book,
                     suspects=self.suspects,
-                    rivals=[other for other in self.of.values() if other is not lane],
+                    rivals=[other for other in self.of.values() if other is not lane and other.is_proven],
                     frontend_idx=frontends.__getitem__,
                     counters=self.counters,
                     policy=self._config.policy,
+                    max_bytes=self._config.max_plan_bytes,
                     now=now,
                 )
                 if plan is not None:
@@ -246,6 +276,8 @@ class Lanes:
         lane.in_flight.popleft()
         lane.found.clear()
         lane.fruitless_resets = 0
+        if not lane.is_proven:
+            return self._end_probation(lane, now), None, []
         self.counters.steps += 1
         self._step_seconds.append(now - record.sent_at)
         delivery = read_result(
@@ -260,6 +292,8 @@ class Lanes:
         for ending in delivery.endings:
             if ending.failure is not None:
                 lane.distrust(ending.request)
+        if len(delivery.tokens):
+            self.crash_loop.confirmed()
         if self.suspects:
             self.suspects.difference_update(int(handle) for handle in record.handles[record.sampled])
         if not self._config.report_steps:
@@ -267,6 +301,13 @@ class Lanes:
         num_tokens = len(delivery.tokens)
         report = step_reports.confirmed(self._totals(), lane, self._book, now, record, num_tokens, event.compute_us)
         return [report], delivery, delivery.endings
+
+    def _end_probation(self, lane: Lane, now: float) -> list[fx.Effect]:
+        """The lane's first step went well. Another worker may have been proven since it joined."""
+        difference = self._difference(lane.info, lane.worker)
+        if not difference:
+            return self._prove(lane)
+        return [*self.close(lane.worker, difference, now), *_refused_for_good(lane.worker, difference)]
 
     def _failed(
         self, lane: Lane, event: ev.StepDone, handles: set[int], now: float
@@ -284,6 +325,11 @@ class Lanes:
             return effects, None, [Ending.broken(culprit, message)]
         self.suspects.update(handle for handle in handles if self._book.by_handle(handle) is not None)
         return effects, None, []
+
+
+def _refused_for_good(worker: str, reason: str) -> list[fx.Effect]:
+    note = fx.Note(message=f"worker {worker} refused: {reason}")
+    return [note, fx.WorkerRefused(worker=worker, reason=reason, retry=False)]
 
 
 def _sight(info: ev.WorkerInfo) -> str:

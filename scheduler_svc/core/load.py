@@ -6,8 +6,9 @@ from scheduler_svc.core.lane import Lane
 from scheduler_svc.core.lanes import Lanes
 
 
-def load_of(lanes: Lanes, book: RequestBook, output_tokens: int) -> Load:
-    """As of now; `output_tokens` were delivered since the start."""
+def load_of(lanes: Lanes, book: RequestBook, output_tokens: int, now: float) -> Load:
+    """As of `now`; `output_tokens` were delivered since the start."""
+    lost_at, lost_reason = lanes.last_loss or (None, "")
     counters, each = lanes.counters, [_of_lane(lane) for lane in lanes.of.values()]
     return Load(
         running=sum(one.running for one in each),
@@ -28,12 +29,15 @@ def load_of(lanes: Lanes, book: RequestBook, output_tokens: int) -> Load:
         host_pages_used=sum(lane.host.num_used for lane in lanes.of.values()),
         host_pages_total=sum(lane.host.num_slots for lane in lanes.of.values()),
         per_worker=tuple(each),
+        worker_lost_seconds=None if lost_at is None else now - lost_at,
+        worker_lost_reason=lost_reason,
     )
 
 
 def _of_lane(lane: Lane) -> WorkerLoad:
     return WorkerLoad(
         pid=lane.info.pid,
+        device=lane.info.device,
         running=lane.rows.num_seated,
         pages_used=lane.pool.num_used,
         pages_cached=lane.pool.num_kept,

@@ -31,19 +31,23 @@ def plan_step(
     frontend_idx: Callable[[str], int],
     counters: Counters,
     policy: Policy,
+    max_bytes: int,
     now: float,
 ) -> Plan | None:
     """The lane's next plan, or None where nothing can run. The lane already holds its in-flight record.
 
     `suspects` are handles of requests whose last step failed: when one's turn comes it runs alone and the others pause,
-    until it has sampled. Where it does not fit yet, the others run on. `rivals` are the other lanes.
+    until it has sampled. Where it does not fit yet, the others run on. `rivals` are the other lanes. Rows are started
+    up to `max_bytes` of the encoded plan.
     """
     park_misfits(book, lane, rivals)
-    draft = _draft(lane, book, frontend_idx, counters, now)
+    draft = _draft(lane, book, frontend_idx, counters, max_bytes, now)
     while True:
         decode, is_starved = _decide(draft, suspects, rivals, policy)
-        lane.expected_share = next_share(lane.expected_share, has_preempted=draft.has_preempted)
         if draft.chunks or len(decode):
+            # Once per planned step: calls that plan nothing, as those of an idle core, leave the estimate alone.
+            lane.expected_share = next_share(lane.expected_share, has_preempted=lane.has_preempted)
+            lane.has_preempted = False
             plan = commit(draft, decode)
             lane.free_behind_windows()
             return plan
@@ -57,11 +61,18 @@ def plan_step(
         # Prompts under way, all of them, wait for pages of one another.
         draft.preempt(max(lane.rows.requests_at(lane.rows.seated()), key=victim_key))
         saves = draft.saves
-        draft = _draft(lane, book, frontend_idx, counters, now)
+        draft = _draft(lane, book, frontend_idx, counters, max_bytes, now)
         draft.saves = saves
 
 
-def _draft(lane: Lane, book: RequestBook, frontend_idx: Callable[[str], int], counters: Counters, now: float) -> Draft:
+def _draft(
+    lane: Lane,
+    book: RequestBook,
+    frontend_idx: Callable[[str], int],
+    counters: Counters,
+    max_bytes: int,
+    now: float,
+) -> Draft:
     return Draft(
         lane=lane,
         book=book,
@@ -69,6 +80,7 @@ def _draft(lane: Lane, book: RequestBook, frontend_idx: Callable[[str], int], co
         counters=counters,
         now=now,
         budget=lane.info.token_budget,
+        bytes_left=max_bytes,
         room=_logit_room(lane, book),
     )
 

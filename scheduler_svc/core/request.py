@@ -99,6 +99,10 @@ class Request:
     cached_prompt_tokens: int = 0
     preemptions: int = 0
     worker_changes: int = 0
+    unheld_since: float | None = None
+    """Since when no worker that serves could hold it; None: one can."""
+    is_wait_due: bool = False
+    """Whether the end of that wait is among the deadlines ahead."""
 
     def move(self, move: Move) -> None:
         """Takes a transition of the table; any other is a broken invariant."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from scheduler_svc.core.events import WorkerInfo
-from scheduler_svc.core.lane import Lane, pages_at_once
+from scheduler_svc.core.lane import Lane, holds
 from scheduler_svc.core.policy import WINDOW
 from scheduler_svc.core.prefix import Beginning, beginning
 from scheduler_svc.core.request import Request
@@ -19,8 +19,7 @@ ROW_TOKENS = 32
 
 def fits(info: WorkerInfo, request: Request) -> bool:
     """Whether such a worker can ever run the request to its end."""
-    total = request.total_length
-    return total <= info.max_length and pages_at_once(info, total - 1) <= info.usable_pages
+    return holds(info, request.total_length)
 
 
 @dataclass(slots=True)

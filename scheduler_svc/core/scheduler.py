@@ -11,12 +11,12 @@ an End.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from scheduler_svc.core import effects as fx
 from scheduler_svc.core import events as ev
 from scheduler_svc.core.admission import Refusal, new_requests, refusal
+from scheduler_svc.core.announcer import Announcer
 from scheduler_svc.core.book import Due, RequestBook
 from scheduler_svc.core.config import CoreConfig
 from scheduler_svc.core.draft import Counters
@@ -42,6 +42,8 @@ class Scheduler:
         self.output_tokens = 0
         self._next_handle = 1
         self._next_frontend = 1
+        self._announcer = Announcer(config, self.book, self._lanes)
+        self._seen_revision = self._lanes.offers.revision
         self._outbox = Outbox()
         self._handlers: dict[type[Any], Callable[[Any, float], list[fx.Effect]]] = {
             ev.Submit: self._on_submit,
@@ -78,19 +80,22 @@ class Scheduler:
 
     @property
     def info(self) -> ev.WorkerInfo | None:
-        """What is served; None until a worker has joined."""
-        return self._lanes.info
+        """The largest worker that serves, or the last one; None until a worker is proven."""
+        served = self._lanes.offers.served
+        return None if served is None else served.info
 
     def handle(self, event: ev.Event, now: float) -> list[fx.Effect]:
         """Takes one event at time `now` (seconds, never backwards); returns what is to be done, in order."""
         effects = self._handlers[type(event)](event, now)
+        if self._lanes.offers.revision != self._seen_revision:
+            effects += self._on_offers_changed(now)
         effects += self._outbox.flush(self.frontends)
         return effects
 
     def next_wake(self) -> float | None:
         """When a Tick is due although nothing happens; None: never."""
-        moments = [at for at in (self.book.next_due(), self._lanes.patience()) if at is not None]
-        return min(moments, default=None)
+        moments = (self.book.next_due(), self._lanes.patience(), self._lanes.offers.next_expiry())
+        return min((at for at in moments if at is not None), default=None)
 
     # Requests ------------------------------------------------------------------------------------------------
 
@@ -106,7 +111,7 @@ class Scheduler:
                     field="",
                 )
             ]
-        refusal = self._refusal(event)
+        refusal = self._refusal(event, now)
         if refusal is not None:
             code, field, message = refusal
             return [fx.Rejected(frontend=event.frontend, stream=event.stream, code=code, message=message, field=field)]
@@ -126,14 +131,17 @@ class Scheduler:
                 self.book.add_due(now + event.max_time_seconds, request, Due.TIME_LIMIT)
             if event.deadline_seconds > 0:
                 self.book.add_due(now + event.deadline_seconds, request, Due.DEADLINE)
+            self._note_whether_held(request, now)
         return [fx.Admitted(frontend=event.frontend, stream=event.stream, requests_ahead=ahead)]
 
-    def _refusal(self, event: ev.Submit) -> Refusal | None:
+    def _refusal(self, event: ev.Submit, now: float) -> Refusal | None:
         """Why the request may not enter: code, field, sentence. None: it may."""
         if self.info is None:
             return fx.RejectCode.NOT_READY, "", "no worker has joined yet"
         if self.draining:
             return fx.RejectCode.NOT_READY, "", "the service is shutting down"
+        if cause := self._lanes.crash_loop.cause(now):
+            return fx.RejectCode.NOT_READY, "", cause
         return refusal(event, offers=self._lanes.offers, book=self.book, config=self.config)
 
     def _on_cancel(self, event: ev.Cancel, now: float) -> list[fx.Effect]:
@@ -198,9 +206,10 @@ class Scheduler:
 
     def _on_frontend_joined(self, event: ev.FrontendJoined, now: float) -> list[fx.Effect]:
         self._drop_frontend(event.frontend)
+        effects = self._announcer.changed_status(self.frontends, now)
         self.frontends[event.frontend] = self._next_frontend
         self._next_frontend += 1
-        effects: list[fx.Effect] = [fx.ModelServed(frontend=event.frontend, info=self.info)]
+        effects += self._announcer.greeting(event.frontend)
         if self.draining:
             effects.append(fx.AnnounceDrain(frontend=event.frontend))
         return effects
@@ -215,7 +224,7 @@ class Scheduler:
                 self._forget(request)
 
     def _on_load_query(self, event: ev.LoadQuery, now: float) -> list[fx.Effect]:
-        load = load_of(self._lanes, self.book, self.output_tokens)
+        load = load_of(self._lanes, self.book, self.output_tokens, now)
         return [fx.LoadReply(frontend=event.frontend, query=event.query, load=load)]
 
     def _on_flush_cache(self, event: ev.FlushCache, now: float) -> list[fx.Effect]:
@@ -224,32 +233,30 @@ class Scheduler:
     # Workers -------------------------------------------------------------------------------------------------
 
     def _on_worker_joined(self, event: ev.WorkerJoined, now: float) -> list[fx.Effect]:
-        before = self.info
-        effects = self._lanes.join(event, now)
-        if not any(isinstance(effect, fx.WorkerAccepted) for effect in effects):
-            return effects
-        info = self.info
-        if info is not None and (before is None or replace(before, pid=info.pid) != info):
-            effects += [fx.ModelServed(frontend=frontend, info=info) for frontend in self.frontends]
-        self._end_misfits(now)
-        return effects
-
-    def _end_misfits(self, now: float) -> None:
-        """A worker that came back smaller cannot run what the one before it could. Beside others it means nothing."""
-        offers = self._lanes.offers
-        if len(self.lanes) > 1:
-            return
-        for request in self.book.waiting():
-            if not any(fits(offer, request) for offer in offers):
-                total, most = request.total_length, offers[0]
-                message = (
-                    f"the worker that joined is smaller than the one before it: prompt and max_new_tokens make {total} "
-                    f"tokens; the limit is {min(most.max_length, most.usable_pages * most.page_size)}"
-                )
-                self._end(request, now, failure=fx.Failure(code=fx.FailureCode.NO_WORKER, message=message))
+        return self._lanes.join(event, now)
 
     def _on_worker_lost(self, event: ev.WorkerLost, now: float) -> list[fx.Effect]:
-        return self._lanes.close(event.worker, event.reason, now) if event.worker in self.lanes else []
+        if event.worker not in self.lanes:
+            return []
+        return self._lanes.close(event.worker, event.reason, now, is_death=not event.is_orderly)
+
+    def _on_offers_changed(self, now: float) -> list[fx.Effect]:
+        """A worker serves, one left, or one that left is not waited for any longer."""
+        self._seen_revision = self._lanes.offers.revision
+        for request in self.book:
+            self._note_whether_held(request, now)
+        return self._announcer.changed_model(self.frontends)
+
+    def _note_whether_held(self, request: Request, now: float) -> None:
+        """Keeps since when no worker could hold the request, and the moment at which that was too long."""
+        if request.phase is Phase.RUNNING or any(fits(info, request) for info in self._lanes.offers.present):
+            request.unheld_since = None
+            return
+        if request.unheld_since is None:
+            request.unheld_since = now
+            if not request.is_wait_due:
+                request.is_wait_due = True
+                self.book.add_due(now + self.config.max_worker_wait_seconds, request, Due.WORKER_WAIT)
 
     def _on_worker_alive(self, event: ev.WorkerAlive, now: float) -> list[fx.Effect]:
         lane = self.lanes.get(event.worker)
@@ -280,16 +287,37 @@ class Scheduler:
         effects: list[fx.Effect] = []
         while (due := self.book.pop_due(now)) is not None:
             self._expire(*due, now)
+        self._lanes.offers.expire(now)
         effects += self._lanes.check_patience(now)
         effects += self._lanes.plan(self.frontends, now)
+        effects += self._announcer.changed_status(self.frontends, now)
         return effects
 
     def _expire(self, request: Request, due: Due, now: float) -> None:
-        if due is Due.TIME_LIMIT:
-            self._end(request, now, reason=fx.EndReason.TIME_LIMIT)
+        match due:
+            case Due.TIME_LIMIT:
+                self._end(request, now, reason=fx.EndReason.TIME_LIMIT)
+            case Due.DEADLINE:
+                message = f"request {request.request_id}: its deadline passed after {now - request.arrived_at:.3f} s"
+                self._end(request, now, failure=fx.Failure(code=fx.FailureCode.DEADLINE, message=message))
+            case Due.WORKER_WAIT:
+                self._end_worker_wait(request, now)
+
+    def _end_worker_wait(self, request: Request, now: float) -> None:
+        """Ends a request that no worker could hold for too long; one that was held meanwhile waits anew."""
+        limit, since = self.config.max_worker_wait_seconds, request.unheld_since
+        request.is_wait_due = False
+        if since is None:
             return
-        message = f"request {request.request_id}: its deadline passed after {now - request.arrived_at:.3f} s"
-        self._end(request, now, failure=fx.Failure(code=fx.FailureCode.DEADLINE, message=message))
+        if now < since + limit:
+            request.is_wait_due = True
+            self.book.add_due(since + limit, request, Due.WORKER_WAIT)
+            return
+        message = (
+            f"no worker that can hold its {request.total_length} tokens (prompt and max_new_tokens) was there for "
+            f"{now - since:.0f} s; the limit is {limit:g} s (max_worker_wait_seconds)"
+        )
+        self._end(request, now, failure=fx.Failure(code=fx.FailureCode.NO_WORKER, message=message))
 
     # The end -------------------------------------------------------------------------------------------------
 

@@ -129,9 +129,9 @@ MUTATIONS: tuple[Mutation, ...] = (
         "_KEEPING_CAUSES = (fx.ResetCause.STEP_FAILED, fx.ResetCause.OUT_OF_MEMORY)\n",
         "_KEEPING_CAUSES = tuple(fx.ResetCause)\n",
         (
-            '        effects = self.close(worker, "it joined again", now) if worker in self.of else []\n',
+            "        refusal = self._frame_too_large(info) or self._difference(info, worker)\n",
             "        before = self.of.get(worker)\n"
-            '        effects = self.close(worker, "it joined again", now) if worker in self.of else []\n',
+            "        refusal = self._frame_too_large(info) or self._difference(info, worker)\n",
         ),
         (
             "        self.of[worker] = lane\n",
@@ -287,7 +287,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _core(
         "a-lane-runs-what-does-not-fit",
         "a request goes to a worker that is too small for it",
-        "routing",
+        "lane",
         "return total <= info.max_length and",
         "return",
     ),
@@ -297,5 +297,33 @@ MUTATIONS: tuple[Mutation, ...] = (
         "results",
         "    suspicious = (is_eos | rows.has_stops[rows_s]) & (known > rows.min_known[rows_s])\n",
         "    suspicious = (is_eos | rows.has_stops[rows_s]) & (known > rows.min_known[rows_s] + 1)\n",
+    ),
+    _core(
+        "plan-without-a-size",
+        "a plan starts every row that fits, however many bytes they take",
+        "draft",
+        "        self.bytes_left -= start_bytes(request, len(pages))\n",
+        "",
+    ),
+    _core(
+        "requests-for-a-worker-on-probation",
+        "a worker gets requests before it has confirmed a step",
+        "lanes",
+        "        if not self._config.prove_workers:\n",
+        "        if True:\n",
+    ),
+    _core(
+        "queue-full-not-announced",
+        "front ends are not told that the queue is full",
+        "announcer",
+        "        if book.num_waiting >= config.max_waiting:\n",
+        "        if book.num_waiting > config.max_waiting:\n",
+    ),
+    _core(
+        "sizes-of-the-lost-stay",
+        "callers are told the sizes of a worker that left",
+        "lanes",
+        "            self.offers.update(self._proven_infos())\n        if not",
+        "        if not",
     ),
 )

@@ -102,6 +102,7 @@ def join_message(args: argparse.Namespace) -> pb.Join:
         defaults=pb.GenerationDefaults(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0),
         tokenizer_json=tokenizer,
         pid=os.getpid(),
+        max_frame_bytes=_MAX_MESSAGE_BYTES,
         device="none (content checking)",
         dtype="uint64",
     )

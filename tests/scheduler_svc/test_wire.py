@@ -1,6 +1,7 @@
 """Hostile bytes on the core's sockets: a typed error or a sound event, never anything else."""
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from scheduler_svc.wire import WireError, array, packed
 
 JOIN = worker_pb2.Join(
     protocol=4, identity="i", model="m", vocab_size=100, page_size=4, num_pages=9, max_rows=3, max_length=32,
-    token_budget=12, chunk_align=2, logit_rows=8, eos_token_ids=[0],
+    token_budget=12, chunk_align=2, logit_rows=8, eos_token_ids=[0], max_frame_bytes=64 << 20,
 )  # fmt: skip
 
 
@@ -357,24 +358,38 @@ def test_callers_are_told_what_one_request_may_ask_for() -> None:
 
 
 def state_of(join: worker_pb2.Join, served: worker_pb2.Join, *, max_waiting: int = 8) -> frontend_pb2.ModelState:
-    """What a front end is told where the last worker joined with `join` and the core goes by `served`."""
+    """What a front end is told where the first proven worker joined with `join` and the core serves `served`."""
     card = ModelCard(default_max_new_tokens=8, max_waiting=max_waiting, cache_root=b"c" * 32)
-    card.take(join)
+    card.joined("w", join, {"w"})
+    card.proven("w")
     event = worker_wire.event_of(worker_pb2.WorkerToCore(join=served), "w")
     assert isinstance(event, ev.WorkerJoined)
-    return card.state(event.info)
+    return card.state(fx.ModelServed(frontend="f", info=event.info, recent_max_length=99))
 
 
-def test_sizes_are_the_cores_what_it_does_not_know_the_joins() -> None:
+def test_model_state_takes_sizes_and_defaults_from_the_core_and_the_tokenizer_from_the_join() -> None:
     join, served = (worker_pb2.Join.FromString(JOIN.SerializeToString()) for _ in range(2))
-    join.tokenizer_json, join.chat_template, join.defaults.top_k = b"{}", "t", 7
+    join.tokenizer_json, join.chat_template = b"{}", "t"
     served.num_pages, served.max_rows, served.max_length, served.window, served.sink_tokens = 17, 5, 64, 16, 4
-    served.token_budget, served.logit_rows = 20, 10
+    served.token_budget, served.logit_rows, served.defaults.top_k = 20, 10, 7
     state = state_of(join, served)
     assert (state.tokenizer_json, state.chat_template, state.cache_root) == (b"{}", "t", b"c" * 32)
+    assert state.recent_max_length == 99
     info = state.info
     assert (info.num_pages, info.max_rows, info.max_length, info.token_budget) == (16, 5, 64, 20)
     assert (info.window, info.sink_tokens, info.sampling_defaults.top_k) == (16, 4, 7)
+
+
+def test_the_tokenizer_is_the_first_proven_workers() -> None:
+    card = ModelCard(default_max_new_tokens=8, max_waiting=8, cache_root=b"c" * 32)
+    for name in ("w-1", "w-2", "w-3"):
+        card.joined(name, worker_pb2.Join(tokenizer_json=name.encode()), {"w-1", "w-2", "w-3"})
+    card.proven("w-2")
+    card.proven("w-1")
+    event = worker_wire.event_of(worker_pb2.WorkerToCore(join=JOIN), "w")
+    assert isinstance(event, ev.WorkerJoined)
+    state = card.state(fx.ModelServed(frontend="f", info=event.info, recent_max_length=99))
+    assert state.tokenizer_json == b"w-2"
 
 
 def told(effect: frontend_wire.FrontendEffect) -> frontend_pb2.CoreToFrontend:
@@ -383,18 +398,36 @@ def told(effect: frontend_wire.FrontendEffect) -> frontend_pb2.CoreToFrontend:
 
 def test_every_figure_of_the_load_is_told() -> None:
     names = [name for name in fx.Load.__slots__ if name != "per_worker"]
-    figures = {name: 2.5 if name == "step_ms" else 100 + i for i, name in enumerate(names)}
+    figures: dict[str, Any] = {name: 100 + i for i, name in enumerate(names)}
+    figures |= {"step_ms": 2.5, "worker_lost_seconds": 12.5, "worker_lost_reason": "its connection is gone"}
     workers = tuple(
-        fx.WorkerLoad(**{name: 10 * n + i for i, name in enumerate(fx.WorkerLoad.__slots__)}) for n in (1, 2)
-    )
+        fx.WorkerLoad(
+            pid=10 * n, device=f"cuda:{n}", running=10 * n + 1, pages_used=10 * n + 2, pages_cached=10 * n + 3,
+            pages_total=10 * n + 4,
+        )
+        for n in (1, 2)
+    )  # fmt: skip
     reply = told(fx.LoadReply(frontend="f", query=9, load=fx.Load(**figures, per_worker=workers))).load_reply
     assert reply.query == 9
     assert {name: getattr(reply.load, name) for name in names} == figures
-    assert {field.name for field in reply.load.DESCRIPTOR.fields} == {*names, "per_worker"}
+    # The front end adds not_serving.
+    assert {field.name for field in reply.load.DESCRIPTOR.fields} == {*names, "per_worker", "not_serving"}
     assert [[value for _, value in worker.ListFields()] for worker in reply.load.per_worker] == [
-        [10, 11, 12, 13, 14],
-        [20, 21, 22, 23, 24],
+        [10, 11, 12, 13, 14, "cuda:1"],
+        [20, 21, 22, 23, 24, "cuda:2"],
     ]
+
+
+def test_a_load_without_a_lost_worker_leaves_its_seconds_unset() -> None:
+    figures: dict[str, Any] = dict.fromkeys(fx.Load.__slots__, 0)
+    figures |= {"per_worker": (), "worker_lost_seconds": None, "worker_lost_reason": ""}
+    load = told(fx.LoadReply(frontend="f", query=9, load=fx.Load(**figures))).load_reply.load
+    assert not load.HasField("worker_lost_seconds")
+
+
+def test_the_core_status_reaches_the_frame() -> None:
+    status = told(fx.CoreStatus(frontend="f", queue_full="full", not_serving="a loop", workers=3)).core_status
+    assert (status.queue_full, status.not_serving, status.workers) == ("full", "a loop", 3)
 
 
 def test_a_flush_is_asked_for_and_answered() -> None:

@@ -8,6 +8,10 @@ import random
 from collections import Counter
 from collections.abc import Callable
 
+import numpy as np
+from tandem.internal.v1 import worker_pb2
+
+from scheduler_svc import worker_wire
 from scheduler_svc.core import effects as fx
 from scheduler_svc.core import events as ev
 from scheduler_svc.core.host_pool import HostPage
@@ -25,6 +29,22 @@ _FINALE_STEPS = 3000
 _DRAIN_SHARE, _DRAINS_AFTER = 0.2, 0.9
 # A replay costs as much as the life: of every so many seeds, one.
 _REPLAY_EVERY = 5
+# Stands for the owner of a row that a worker proves itself with: its page may go to no request unwritten.
+_PROBATION = ev.Submit(
+    frontend="",
+    stream=0,
+    request_id="probation",
+    prompt=np.zeros(1, np.int32),
+    sampling=ev.Sampling(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, seed=0),
+    max_new_tokens=1,
+    min_new_tokens=0,
+    stop_token_ids=(),
+    ignore_eos=True,
+    priority=0,
+    max_time_seconds=0.0,
+    deadline_seconds=0.0,
+    cache_write=False,
+)
 
 
 class Episode:
@@ -47,6 +67,7 @@ class Episode:
         self._num_hashed: dict[int, int] = {}
         self._host_pages: dict[str, dict[bytes, HostPage]] = {}
         self._replays = seed % _REPLAY_EVERY == 0
+        self._status: dict[str, fx.CoreStatus] = {}
 
     def run(self) -> None:
         """The whole life; then, for some seeds, the check that the same events give the same effects."""
@@ -94,7 +115,23 @@ class Episode:
         self._check_host_pages(effects)
         if isinstance(event, ev.Tick):
             self._check_busy()
+            self._check_status()
         return effects
+
+    def _check_status(self) -> None:
+        """Front ends know whether the queue is full, for they refuse requests by that alone."""
+        book, config = self.core.book, self.setting.config
+        is_full = book.num_waiting >= config.max_waiting or book.waiting_tokens >= config.max_waiting_tokens
+        for frontend in self.core.frontends:
+            assert bool(self._status[frontend].queue_full) == is_full, f"{frontend} does not know the queue's state"
+            assert self._status[frontend].workers == len(self.core.lanes)
+            self.seen["queue full"] += is_full
+
+    def _check_size(self, sent: fx.SendPlan) -> None:
+        """A plan starts one row, or as many as its size allows."""
+        frame = worker_pb2.CoreToWorker.FromString(worker_wire.plan_frame(sent.plan))
+        size, limit = frame.plan.started.ByteSize(), self.setting.config.max_plan_bytes
+        assert len(sent.plan.starts) < 2 or size <= limit, f"{len(sent.plan.starts)} rows start in {size} bytes"
 
     def _check_hashes(self) -> None:
         """The names of a request's pages are a chain from its tenant's root; each is looked at when it is new."""
@@ -136,6 +173,12 @@ class Episode:
         match effect:
             case fx.SendPlan() | fx.WorkerAccepted() | fx.WorkerRefused() | fx.AskRejoin():
                 self.fleet.take(effect, self._submit_at)
+                if isinstance(effect, fx.SendPlan):
+                    self._check_size(effect)
+            case fx.CoreStatus():
+                self._status[effect.frontend] = effect
+            case fx.WorkerProven():
+                self.seen["worker proven"] += 1
             case fx.Admitted() | fx.Rejected() | fx.StepOutput():
                 self.demand.take(effect, self.now)
             case fx.StepReport() if effect.cause is not None:
@@ -147,6 +190,8 @@ class Episode:
         """Whose row of a plan that was just made it is."""
         [record] = [record for record in self.core.lanes[sent.worker].in_flight if record.step == sent.plan.step]
         handle = int(record.handles[record.rows == row][0])
+        if handle < 0:
+            return _PROBATION
         request = self.core.book.by_handle(handle)
         assert request is not None
         return self.demand.callers.by_key[request.frontend, request.stream].submit

@@ -57,8 +57,11 @@ class Fleet:
         if info is None:
             return
         effects = self._handle(ev.WorkerJoined(worker="stranger", info=info))
+        if any(isinstance(effect, fx.WorkerAccepted) for effect in effects):
+            # On probation: no worker has been proven yet, so none has the better claim.
+            self._handle(ev.WorkerLost(worker="stranger", reason="killed"))
+            return
         assert [effect.retry for effect in effects if isinstance(effect, fx.WorkerRefused)] == [False]
-        assert not any(isinstance(effect, fx.WorkerAccepted) for effect in effects)
 
     def _join(self, worker: Worker) -> None:
         worker.wants_to_join = False
@@ -140,7 +143,7 @@ class Fleet:
         worker = self.workers.get(effect.worker)
         if worker is None:
             # To the dead and to strangers it says nothing that matters.
-            assert isinstance(effect, fx.WorkerRefused | fx.AskRejoin)
+            assert isinstance(effect, fx.WorkerRefused | fx.AskRejoin) or effect.worker == "stranger"
             return
         match effect:
             case fx.SendPlan():

@@ -90,6 +90,9 @@ def _draw_config(rng: random.Random, crowded: bool) -> CoreConfig:
         plans_in_flight=rng.randint(1, 3),
         step_timeout_seconds=5.0,
         silence_timeout_seconds=3.0,
+        max_worker_wait_seconds=rng.choice([2.0, 10.0, 600.0]),
+        max_plan_bytes=rng.choice([1, 300, 2000, 1 << 24]),
+        prove_workers=rng.random() < 0.6,
         report_steps=True,
         policy=Policy(
             mixed_steps=rng.random() < 0.8,

@@ -15,9 +15,10 @@ _MUST_BE_SEEN = (
     "page loaded", "host page used again", "page zeroed", "page flushed", "started behind a window",
     "several lanes at work", "end with cached prompt", "end after a preemption",
     "end after another worker took over", "end: eos", "end: stop token", "end: stop string", "end: length",
-    "end: context full", "end: time limit", "end: aborted", "end: deadline", "end: internal", "end: too large",
+    "end: context full", "end: time limit", "end: aborted", "end: deadline", "end: internal", "end: no worker",
     "end: shutdown", "reset: step failed", "reset: out of memory", "reset: out of sync", "reset: worker lost",
     "reset: worker silent", "reset: wrong step", "reset: malformed result", "reset: skipped",
+    "worker proven", "queue full",
 )  # fmt: skip
 _FEW = 3
 

@@ -190,21 +190,42 @@ def test_a_worker_with_another_model_is_refused_and_told_why(rig: Rig) -> None:
     ask.check(caller.generate(ask.request()).result())
 
 
-def test_a_worker_that_comes_back_smaller_ends_what_no_longer_fits(rig: Rig) -> None:
-    flags = ("--identity", "same", "--max-rows", "4")
-    _, worker, caller = rig.serve(*flags, "--num-pages", "64", "--max-length", "200", "--step-ms", "2")
+SIZED = ("--identity", "same", "--max-rows", "4", "--max-length", "200", "--step-ms", "2")
+
+
+def test_a_stream_waits_while_only_a_smaller_worker_serves(rig: Rig) -> None:
+    _, worker, caller = rig.serve(*SIZED, "--num-pages", "64")
     big, small = Ask(prompt=(1, 2), max_new_tokens=190), Ask(prompt=(3, 4), max_new_tokens=60)
     streams = [caller.generate(ask.request()) for ask in (big, small)]
     for stream in streams:
         stream.wait_tokens(5)
     worker.kill()
-    rig.worker(*flags, "--num-pages", "32", "--max-length", "200")
+    rig.worker(*SIZED, "--num-pages", "32")
     small.check(streams[1].result())
-    error = streams[0].failed()
-    assert code_of(error) == grpc.StatusCode.FAILED_PRECONDITION
-    assert "make 192 tokens" in error.details()
-    assert "the limit is 124" in error.details()
-    assert streams[0].transcript.tokens == big.expected().tokens[: len(streams[0].transcript.tokens)]
+    assert caller.model_info().num_pages == 31
+    # What only the worker before could hold is refused for the moment, with a hint when to come back.
+    error = caller.generate(Ask(prompt=(5,), max_new_tokens=190).request()).failed()
+    assert code_of(error) == grpc.StatusCode.UNAVAILABLE
+    assert "191 tokens" in error.details() and "a larger one left a short while ago" in error.details()
+    rig.worker(*SIZED, "--num-pages", "64")
+    big.check(streams[0].result())
+    caller.wait_idle()
+
+
+def test_a_stream_ends_unavailable_once_no_worker_could_hold_it_for_too_long(rig: Rig) -> None:
+    _, worker, caller = rig.serve(*SIZED, "--num-pages", "64", scheduler_flags=("--max-worker-wait-seconds", "1"))
+    big = Ask(prompt=(1, 2), max_new_tokens=190)
+    stream = caller.generate(big.request())
+    stream.wait_tokens(5)
+    worker.kill()
+    rig.worker(*SIZED, "--num-pages", "32")
+    error = stream.failed()
+    assert code_of(error) == grpc.StatusCode.UNAVAILABLE
+    assert "192 tokens" in error.details() and "the limit is 1 s (max_worker_wait_seconds)" in error.details()
+    assert stream.transcript.tokens == big.expected().tokens[: len(stream.transcript.tokens)]
+    # By now the smaller worker is all that there is, and the request can never run.
+    refused = caller.generate(Ask(prompt=(5,), max_new_tokens=190).request()).failed()
+    assert code_of(refused) == grpc.StatusCode.INVALID_ARGUMENT
     caller.wait_idle()
 
 

@@ -252,7 +252,7 @@ def _info(max_rows: int, num_pages: int) -> ev.WorkerInfo:
         page_size=PAGE_SIZE,
         num_pages=num_pages + 1,
         max_rows=max_rows,
-        max_length=1 << 24,
+        max_length=1 << 22,
         token_budget=max_rows + _PREFILL_TOKENS,
         chunk_align=64,
         logit_rows=max_rows + 64,

@@ -75,13 +75,22 @@ def test_the_load_counts_tokens_that_were_delivered() -> None:
 # Who hears what -----------------------------------------------------------------------------------------------
 
 
+def greeting(world: World, frontend: str = FRONTEND) -> list[fx.Effect]:
+    """The answer to a Hello: what is served, and the core's status as of its last plan."""
+    info = world.info()
+    return [
+        fx.ModelServed(frontend=frontend, info=info, recent_max_length=info.max_length),
+        fx.CoreStatus(frontend=frontend, queue_full="", not_serving="", workers=1),
+    ]
+
+
 def test_a_front_end_that_says_hello_again_starts_anew() -> None:
     world = World()
     world.submit([1, 2], max_new_tokens=50, ignore_eos=True)
     world.step()
     world.submit([3, 4])
     effects = world.handle(ev.FrontendJoined(frontend=FRONTEND))
-    assert effects == [fx.ModelServed(frontend=FRONTEND, info=world.info())]
+    assert effects == greeting(world)
     world.check_empty()
     world.streams.clear()
     again = world.submit([1, 2], ignore_eos=True)
@@ -92,12 +101,15 @@ def test_a_front_end_that_says_hello_again_starts_anew() -> None:
 
 def test_a_front_end_that_comes_first_is_told_what_is_served() -> None:
     world = World(join=False)
-    assert world.effects == [fx.ModelServed(frontend=FRONTEND, info=None)]
+    assert world.effects == [
+        fx.ModelServed(frontend=FRONTEND, info=None, recent_max_length=0),
+        fx.CoreStatus(frontend=FRONTEND, queue_full="", not_serving="", workers=0),
+    ]
     world.handle(ev.FrontendJoined(frontend="f-2"))
     world.effects.clear()
     world.join()
     served = [effect for effect in world.effects if isinstance(effect, fx.ModelServed)]
-    assert served == [fx.ModelServed(frontend=name, info=world.info()) for name in (FRONTEND, "f-2")]
+    assert served == [greeting(world, name)[0] for name in (FRONTEND, "f-2")]
     world.kill()
     world.effects.clear()
     world.join()
@@ -106,9 +118,10 @@ def test_a_front_end_that_comes_first_is_told_what_is_served() -> None:
 
 def test_a_drain_is_told_to_all_and_to_who_comes_later() -> None:
     world = World()
+    world.tick()
     assert world.handle(ev.DrainStarted()) == [fx.AnnounceDrain(frontend=FRONTEND)]
     assert world.handle(ev.FrontendJoined(frontend="f-2")) == [
-        fx.ModelServed(frontend="f-2", info=world.info()),
+        *greeting(world, "f-2"),
         fx.AnnounceDrain(frontend="f-2"),
     ]
 

@@ -380,22 +380,6 @@ def test_a_worker_that_hangs_is_given_up_and_asked_to_join_again() -> None:
     world.check_all_ended()
 
 
-def test_a_smaller_worker_ends_what_it_cannot_run() -> None:
-    world = World(Shape(page_size=4, num_pages=16))
-    big = world.submit(prompt(20), max_new_tokens=9, ignore_eos=True)
-    small = world.submit(prompt(4), max_new_tokens=4, ignore_eos=True)
-    world.kill()
-    world.shape = Shape(page_size=4, num_pages=4)
-    world.join()
-    world.run()
-    world.check_all_ended()
-    end = world.streams[big].end
-    assert end is not None
-    assert end.failure is not None
-    assert end.failure.code is fx.FailureCode.NO_WORKER
-    assert len(world.streams[small].tokens) == 4
-
-
 @pytest.mark.parametrize("wrong", ["short", "range", "step", "generation"])
 def test_results_that_lie_hurt_nobody(wrong: str) -> None:
     world = World()

@@ -162,3 +162,31 @@ def test_who_is_let_in_without_looking_ahead_is_thrown_out_again() -> None:
     assert known[0] == 16
     assert horizon[0] < known[0]
     assert horizon[1] < known[1]
+
+
+def test_an_idle_core_keeps_its_expected_share() -> None:
+    """The estimate counts planned steps; a service ticks several times a second while nothing runs."""
+    world = World(config=CoreConfig(silence_timeout_seconds=1e6))
+    world.submit([1, 2], max_new_tokens=6, ignore_eos=True)
+    world.run()
+    assert world.lane is not None
+    steps, share = world.lane.step, world.lane.expected_share
+    assert share == pytest.approx(FIRST_SHARE * SHARE_DECAY**steps)
+    for _ in range(2400):
+        world.tick(0.25)
+    assert world.lane.expected_share == share
+
+
+def test_the_preemption_that_resolves_starvation_raises_the_expected_share() -> None:
+    """Two prompts under way wait for pages of one another; the newer one gives way in the plan's own tick."""
+    shape = Shape(page_size=4, num_pages=5, window=6, max_rows=2, spare_logit_rows=4)
+    world = World(shape, CoreConfig(plans_in_flight=1, policy=Policy(admission=Admission.KNOWN)))
+    world.submit(list(range(20)), max_new_tokens=3, ignore_eos=True, prompt_logprobs_from=1)
+    world.submit(list(range(100, 120)), max_new_tokens=3, ignore_eos=True)
+    for _ in range(2):
+        world.step()
+    assert world.lane is not None
+    share = world.lane.expected_share
+    world.tick()
+    assert (world.lane.step, world.core.counters.preemptions) == (3, 1)
+    assert world.lane.expected_share == next_share(share, has_preempted=True) > share

@@ -346,7 +346,7 @@ def test_so_many_workers_serve_and_one_more_stands_by() -> None:
     ]
     fleet.lose("a")
     effects = fleet.core.handle(ev.WorkerJoined(worker="more", info=fleet.lane_of("b").info), fleet.now)
-    assert [type(effect) for effect in effects] == [fx.WorkerAccepted]
+    assert [type(effect) for effect in effects] == [fx.WorkerAccepted, fx.WorkerProven]
 
 
 def test_the_load_sums_over_all_and_tells_of_each() -> None:
@@ -433,16 +433,19 @@ def test_a_small_worker_that_comes_beside_another_ends_nobody() -> None:
     fleet.check_all_ended()
 
 
-def test_a_small_worker_that_comes_alone_ends_what_it_can_never_run() -> None:
+def test_a_request_waits_while_only_a_smaller_worker_serves() -> None:
     fleet, long = two_sizes()
     fleet.lose("a")
     fleet.lose("b")
     fleet.join_as(SMALL)
-    failure = fleet.end(long).failure
-    assert failure is not None
-    assert failure.code is fx.FailureCode.NO_WORKER
-    assert failure.message.endswith("prompt and max_new_tokens make 70 tokens; the limit is 40")
-    fleet.check_empty()
+    short = ask(fleet, text(5), max_new_tokens=4)
+    fleet.run()
+    assert fleet.streams[long].end is None
+    assert len(fleet.streams[short].tokens) == 4
+    fleet.join_as(LARGE)
+    fleet.run()
+    fleet.check_all_ended()
+    assert fleet.end(long).failure is None
 
 
 def test_the_largest_that_serves_is_the_limit_at_the_door() -> None:

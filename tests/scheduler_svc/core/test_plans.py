@@ -255,6 +255,7 @@ def two_prompts_under_way(token_budget: int, prompt_logprobs_from: int = 0, spar
         frontend_idx=lambda frontend: 1,
         counters=Counters(),
         policy=Policy(admission=Admission.KNOWN),
+        max_bytes=1 << 20,
         now=0.0,
     )
     assert plan is not None

@@ -181,12 +181,15 @@ def test_time_limits_and_deadlines_hold_for_each() -> None:
     assert [world.end(number).reason for number in (1, 2, 3)] == [fx.EndReason.TIME_LIMIT] * 3
 
 
-def test_a_smaller_worker_ends_every_sample() -> None:
-    world = World()
+def test_every_sample_ends_once_no_worker_can_hold_it_for_too_long() -> None:
+    world = World(config=greedy(max_worker_wait_seconds=50.0))
     world.submit([1] * 40, num_samples=2, max_new_tokens=30)
     world.kill()
     world.shape = Shape(max_length=64)
     world.join()
+    world.tick(49.0)
+    assert [world.streams[number].end for number in (1, 2)] == [None, None]
+    world.tick(2.0)
     failures = [world.end(number).failure for number in (1, 2)]
     assert [failure and failure.code for failure in failures] == [fx.FailureCode.NO_WORKER] * 2
 

@@ -1,0 +1,70 @@
+"""What front ends are sent without asking: the served model, and whether requests can be taken at all.
+
+Owns what was sent last, so that each change is sent once. Front ends refuse by the status alone, before they parse a
+request: under overload a refusal must cost next to nothing.
+"""
+
+from collections.abc import Iterable
+
+from scheduler_svc.core.book import RequestBook
+from scheduler_svc.core.config import CoreConfig
+from scheduler_svc.core.effects import CoreStatus, Effect, ModelServed
+from scheduler_svc.core.lanes import Lanes
+from scheduler_svc.core.offers import Served
+
+
+class Announcer:
+    """Looks at the queue and the lanes; changes neither."""
+
+    def __init__(self, config: CoreConfig, book: RequestBook, lanes: Lanes) -> None:
+        self._config = config
+        self._book = book
+        self._lanes = lanes
+        self._sent_served: Served | None = None
+        # Queue full, not serving, workers.
+        self._sent_status = ("", "", 0)
+
+    def greeting(self, frontend: str) -> list[Effect]:
+        """What a front end is sent when it joins."""
+        return [_model(frontend, self._lanes.offers.served), self._status(frontend)]
+
+    def changed_model(self, frontends: Iterable[str]) -> list[Effect]:
+        """The served model for every front end, if callers see a difference."""
+        served = self._lanes.offers.served
+        if served is self._sent_served:
+            return []
+        self._sent_served = served
+        return [_model(frontend, served) for frontend in frontends]
+
+    def changed_status(self, frontends: Iterable[str], now: float) -> list[Effect]:
+        """The core's status for every front end, if it changed.
+
+        The numbers in a sentence change all the time; only whether there is a sentence counts as a change.
+        """
+        queue_full, not_serving = self._queue_full(), self._lanes.crash_loop.cause(now)
+        before = self._sent_status
+        is_same = (bool(queue_full), bool(not_serving)) == (bool(before[0]), bool(before[1]))
+        if is_same and before[2] == len(self._lanes.of):
+            return []
+        self._sent_status = (queue_full, not_serving, len(self._lanes.of))
+        return [self._status(frontend) for frontend in frontends]
+
+    def _queue_full(self) -> str:
+        """One sentence while no request can be queued, else empty."""
+        book, config = self._book, self._config
+        if book.num_waiting >= config.max_waiting:
+            return f"{book.num_waiting} requests are waiting; the limit is {config.max_waiting} (max_waiting)"
+        limit = config.max_waiting_tokens
+        if book.waiting_tokens >= limit:
+            return f"{book.waiting_tokens} tokens are waiting; the limit is {limit} (max_waiting_tokens)"
+        return ""
+
+    def _status(self, frontend: str) -> CoreStatus:
+        queue_full, not_serving, workers = self._sent_status
+        return CoreStatus(frontend=frontend, queue_full=queue_full, not_serving=not_serving, workers=workers)
+
+
+def _model(frontend: str, served: Served | None) -> ModelServed:
+    if served is None:
+        return ModelServed(frontend=frontend, info=None, recent_max_length=0)
+    return ModelServed(frontend=frontend, info=served.info, recent_max_length=served.recent_max_length)

@@ -1,0 +1,125 @@
+"""The status that front ends refuse by: a full queue, workers that crash in a loop."""
+
+from scheduler_svc.core import effects as fx
+from scheduler_svc.core import events as ev
+from scheduler_svc.core.crash_loop import DEATHS, WINDOW_SECONDS
+from tests.rigs.executor import Shape
+from tests.scheduler_svc.core.world import World, greedy
+
+TWO_ROWS = Shape(max_rows=2, max_length=64)
+
+
+def statuses(world: World) -> list[fx.CoreStatus]:
+    """What front ends were sent since the last look."""
+    sent = [effect for effect in world.effects if isinstance(effect, fx.CoreStatus)]
+    world.effects.clear()
+    return sent
+
+
+def crash(world: World, times: int, seconds: float = 1.0) -> None:
+    for _ in range(times):
+        world.kill()
+        world.tick(seconds)
+        world.join()
+        world.tick()
+
+
+def test_a_full_queue_is_announced_once_and_so_is_its_end() -> None:
+    world = World(TWO_ROWS, config=greedy(max_waiting=2))
+    for i in range(4):
+        world.submit([i], max_new_tokens=8, ignore_eos=True)
+        world.tick()
+    world.submit([9])
+    world.tick()
+    sent = [status.queue_full for status in statuses(world)]
+    assert sent[-1] == "2 requests are waiting; the limit is 2 (max_waiting)"
+    assert [bool(text) for text in sent if text] == [True]
+    world.run()
+    assert [status.queue_full for status in statuses(world)] == [""]
+    world.check_all_ended()
+
+
+def test_many_waiting_tokens_fill_the_queue() -> None:
+    world = World(TWO_ROWS, config=greedy(max_waiting_tokens=20))
+    for _ in range(3):
+        world.submit([1] * 20, max_new_tokens=2)
+        world.tick()
+    assert statuses(world)[-1].queue_full == "20 tokens are waiting; the limit is 20 (max_waiting_tokens)"
+
+
+def test_no_row_is_free_while_the_queue_is_announced_as_full() -> None:
+    world = World(TWO_ROWS, config=greedy(max_waiting=1))
+    is_full = False
+    for i in range(60):
+        if not is_full:
+            world.submit([i], max_new_tokens=3, ignore_eos=True)
+        world.step(0.01)
+        for status in statuses(world):
+            is_full = bool(status.queue_full)
+        assert world.lane is not None
+        # Read as of the last plan: results that came after it free rows, the next plan gives them away.
+        if is_full:
+            world.tick()
+            assert world.lane.rows.num_free == 0 or not world.core.book.num_waiting
+
+
+def test_the_number_of_workers_is_announced() -> None:
+    world = World(TWO_ROWS)
+    world.tick()
+    world.kill()
+    world.tick()
+    assert [status.workers for status in statuses(world)] == [0, 1, 0]
+
+
+def test_workers_that_die_without_a_token_make_the_core_stop_serving() -> None:
+    world = World(TWO_ROWS)
+    kept = world.submit([1, 2], max_new_tokens=4, ignore_eos=True)
+    crash(world, DEATHS - 1)
+    assert not any(status.not_serving for status in statuses(world))
+    crash(world, 1)
+    status = statuses(world)[-1]
+    assert status.not_serving == (
+        "workers crash in a loop: 5 died within 60 s and no token was computed in between; the last one: killed"
+    )
+    refused = world.streams[world.submit([3])].rejected
+    assert refused is not None
+    assert (refused.code, refused.message) == (fx.RejectCode.NOT_READY, status.not_serving)
+    # What was admitted is kept, and its first token ends the state.
+    world.run()
+    assert statuses(world)[-1].not_serving == ""
+    assert len(world.streams[kept].tokens) == 4
+
+
+def test_an_idle_core_serves_again_once_the_deaths_are_long_ago() -> None:
+    world = World(TWO_ROWS, config=greedy(silence_timeout_seconds=1e6))
+    crash(world, DEATHS)
+    assert statuses(world)[-1].not_serving
+    world.tick(WINDOW_SECONDS)
+    assert statuses(world)[-1].not_serving == ""
+
+
+def test_workers_that_say_goodbye_are_no_crash_loop() -> None:
+    world = World(TWO_ROWS)
+    for _ in range(2 * DEATHS):
+        world.handle(ev.WorkerLost(worker=world.worker, reason="it stops", is_orderly=True))
+        world.join()
+        world.tick(0.1)
+    assert not any(status.not_serving for status in statuses(world))
+
+
+def test_slow_deaths_are_no_crash_loop() -> None:
+    world = World(TWO_ROWS, config=greedy(silence_timeout_seconds=1e6))
+    crash(world, 2 * DEATHS, seconds=WINDOW_SECONDS / (DEATHS - 1) + 1)
+    assert not any(status.not_serving for status in statuses(world))
+
+
+def test_the_load_names_the_last_loss() -> None:
+    world = World(TWO_ROWS)
+    [reply] = world.handle(ev.LoadQuery(frontend="f-1", query=1))
+    assert isinstance(reply, fx.LoadReply)
+    assert (reply.load.worker_lost_seconds, reply.load.worker_lost_reason) == (None, "")
+    world.kill()
+    world.tick(12.5)
+    [reply] = world.handle(ev.LoadQuery(frontend="f-1", query=2))
+    assert isinstance(reply, fx.LoadReply)
+    assert (reply.load.worker_lost_seconds, reply.load.worker_lost_reason) == (12.5, "killed")

@@ -1,0 +1,155 @@
+"""Requests that no present worker can hold: how long they wait, what new ones are answered, what callers are told."""
+
+from dataclasses import replace
+
+import pytest
+
+from scheduler_svc.core import effects as fx
+from scheduler_svc.core import events as ev
+from tests.rigs.executor import Shape
+from tests.scheduler_svc.core.fleet import Fleet
+from tests.scheduler_svc.core.world import FRONTEND, World, greedy
+
+LARGE = Shape(page_size=4, num_pages=40, max_length=100)
+SMALL = replace(LARGE, num_pages=20, max_length=40)
+WAIT = greedy(max_worker_wait_seconds=100.0, silence_timeout_seconds=1e6)
+
+
+def served(world: World) -> list[tuple[int, int]]:
+    """(max_length, recent_max_length) of each model state that the front end was sent since the last look."""
+    sent = [effect for effect in world.effects if isinstance(effect, fx.ModelServed)]
+    world.effects.clear()
+    return [(effect.info.max_length if effect.info else 0, effect.recent_max_length) for effect in sent]
+
+
+def two_sizes() -> Fleet:
+    fleet = Fleet(LARGE, SMALL, config=WAIT)
+    assert served(fleet)[-1] == (100, 100)
+    return fleet
+
+
+def test_front_ends_learn_the_present_sizes_when_the_larger_worker_leaves() -> None:
+    fleet = two_sizes()
+    fleet.lose("a")
+    assert served(fleet) == [(40, 100)]
+    fleet.tick(99.0)
+    assert served(fleet) == []
+    assert fleet.core.next_wake() == pytest.approx(100.0)
+    fleet.tick(1.0)
+    assert served(fleet) == [(40, 40)]
+
+
+def test_front_ends_learn_the_larger_sizes_when_the_larger_worker_is_back() -> None:
+    fleet = two_sizes()
+    fleet.lose("a")
+    served(fleet)
+    fleet.join_as(LARGE)
+    assert served(fleet) == [(100, 100)]
+
+
+def test_the_last_workers_sizes_stay_served_while_none_is_there() -> None:
+    world = World(LARGE, config=WAIT)
+    served(world)
+    world.kill()
+    world.tick(1000.0)
+    assert world.core.info is not None and world.core.info.max_length == 100
+    world.join()
+    assert served(world) == []
+
+
+def test_a_prompt_that_fitted_the_worker_before_is_refused_as_not_ready_and_later_as_invalid() -> None:
+    fleet = two_sizes()
+    fleet.lose("a")
+    rejected = fleet.streams[fleet.submit([1] * 50)].rejected
+    assert rejected is not None and rejected.code is fx.RejectCode.NOT_READY
+    assert "54 tokens" in rejected.message and "hold 40" in rejected.message
+    fleet.tick(100.0)
+    rejected = fleet.streams[fleet.submit([1] * 50)].rejected
+    assert rejected is not None and rejected.code is fx.RejectCode.INVALID
+    assert rejected.message == "the prompt has 50 tokens, and a new one makes 51; the limit is 40"
+
+
+def test_an_output_that_fitted_the_worker_before_is_not_cut_with_context_full() -> None:
+    fleet = two_sizes()
+    fleet.lose("a")
+    refused = fleet.streams[fleet.submit([1] * 30, max_new_tokens=30)].rejected
+    assert refused is not None and refused.code is fx.RejectCode.NOT_READY
+    fleet.tick(100.0)
+    # Nothing larger is waited for: the output ends where the model that is served ends.
+    stream = fleet.submit([1] * 30, max_new_tokens=30, ignore_eos=True)
+    fleet.run()
+    assert fleet.end(stream).reason is fx.EndReason.CONTEXT_FULL
+    assert len(fleet.streams[stream].tokens) == 10
+
+
+def test_a_running_request_ends_unavailable_after_its_tokens_once_the_wait_is_over() -> None:
+    fleet = two_sizes()
+    long = fleet.submit([1] * 50, max_new_tokens=40, ignore_eos=True)
+    for _ in range(5):
+        fleet.step(0.01)
+    heard = len(fleet.streams[long].tokens)
+    assert heard > 0
+    fleet.lose("a")
+    fleet.now += 99.0
+    fleet.run()
+    assert fleet.streams[long].end is None
+    fleet.tick(2.0)
+    failure = fleet.end(long).failure
+    assert failure is not None and failure.code is fx.FailureCode.NO_WORKER
+    assert "90 tokens" in failure.message and failure.message.endswith("the limit is 100 s (max_worker_wait_seconds)")
+    assert len(fleet.streams[long].tokens) == heard
+    fleet.check_all_ended()
+
+
+def test_the_deadline_of_a_waiting_request_comes_first() -> None:
+    fleet = two_sizes()
+    long = fleet.submit([1] * 50, max_new_tokens=40, deadline_seconds=30.0)
+    fleet.lose("a")
+    fleet.tick(31.0)
+    failure = fleet.end(long).failure
+    assert failure is not None and failure.code is fx.FailureCode.DEADLINE
+
+
+def test_the_wait_begins_anew_after_a_worker_could_hold_the_request() -> None:
+    fleet = two_sizes()
+    long = fleet.submit([1] * 50, max_new_tokens=40, ignore_eos=True)
+    fleet.lose("a")
+    fleet.tick(60.0)
+    back = fleet.join_as(LARGE)
+    fleet.lose(back)
+    fleet.tick(60.0)
+    assert fleet.streams[long].end is None
+    fleet.tick(40.0)
+    assert fleet.end(long).failure is not None
+
+
+def test_the_wait_of_a_request_adds_one_deadline_however_often_workers_die() -> None:
+    fleet = two_sizes()
+    long = fleet.submit([1] * 50, max_new_tokens=40, ignore_eos=True)
+    fleet.lose("a")
+    for _ in range(20):
+        fleet.lose(fleet.join_as(LARGE))
+    assert len(fleet.core.book._due) == 1
+    fleet.join_as(LARGE)
+    fleet.run()
+    assert fleet.end(long).failure is None
+
+
+def test_requests_wait_for_a_worker_at_most_so_long_where_none_is_there() -> None:
+    world = World(LARGE, config=WAIT)
+    world.kill()
+    stream = world.submit([1, 2, 3])
+    world.tick(99.0)
+    assert world.streams[stream].admitted and world.streams[stream].end is None
+    world.tick(2.0)
+    failure = world.end(stream).failure
+    assert failure is not None and failure.code is fx.FailureCode.NO_WORKER
+
+
+def test_a_new_front_end_learns_the_sizes_of_the_moment() -> None:
+    fleet = two_sizes()
+    fleet.lose("a")
+    fleet.tick(50.0)
+    [model] = [e for e in fleet.handle(ev.FrontendJoined(frontend=FRONTEND)) if isinstance(e, fx.ModelServed)]
+    assert model.info is not None
+    assert (model.info.max_length, model.recent_max_length) == (40, 100)
