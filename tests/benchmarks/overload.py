@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from tests.benchmarks.machine import cpu_seconds, description
+from tests.benchmarks.machine import cpu_seconds, description, waited_seconds
 from tests.benchmarks.overload_client import MAX_NEW_TOKENS
 from tests.benchmarks.percentiles import percentiles
 from tests.rigs.processes import Child, Rig, SchedulerProcess
@@ -59,9 +59,11 @@ def run_part(rig: Rig, scheduler: SchedulerProcess, worker: Child, steps: Path, 
     # The steps file's clock starts with the service.
     origin = psutil.Process(scheduler.pid).create_time()
     before, begun = {name: sum(map(cpu_seconds, ids)) for name, ids in pids.items()}, time.time()
+    waited = sum(map(waited_seconds, pids["front ends"]))
     answers = json.loads(caller.wait_line(r'^\{"ended_at".*\}$', seconds + PATIENCE_SECONDS).group())
     wall = time.time() - begun
     used = {name: sum(map(cpu_seconds, ids)) - before[name] for name, ids in pids.items()}
+    waited = sum(map(waited_seconds, pids["front ends"])) - waited
     probed = json.loads(probe.wait_line(r'^\{"health_seconds".*\}$', PATIENCE_SECONDS).group())
     in_time = [at for at in answers["ended_at"] if EDGE_SECONDS <= at <= seconds]
     goodput = len(in_time) / (seconds - EDGE_SECONDS)
@@ -82,6 +84,8 @@ def run_part(rig: Rig, scheduler: SchedulerProcess, worker: Child, steps: Path, 
             **{name: seconds_used / wall for name, seconds_used in used.items()},
             "client": answers["cpu_seconds"] / seconds,
         },
+        # Ready, but the machine ran something else.
+        "front_ends_kept_waiting_share": waited / wall,
         "others": answers["others"],
     }
 
@@ -128,6 +132,7 @@ def print_part(part: Any) -> None:
     print(f"  client late, ms:      {_pair(part['client_late_ms'])}")
     shares = ", ".join(f"{name} {share:.0%}" for name, share in part["cpu_share"].items())
     print(f"  CPU of one core:      {shares}")
+    print(f"  kept waiting for CPU: front ends {part['front_ends_kept_waiting_share']:.1%} of the time")
     for what, count in part["others"].items():
         print(f"  other answers:        {count} x {what}")
 
