@@ -76,7 +76,7 @@ async def _generate(stub: Any, request: inference_pb2.GenerateRequest, answers: 
 
 
 async def load(address: str, rate: float, seconds: float) -> dict[str, Any]:
-    """Requests with exponential gaps, `rate` a second."""
+    """Exactly `rate` requests a second, each at a random moment of its share of time."""
     rng, answers, tasks = random.Random(1), Answers(), set[asyncio.Task[None]]()
     options = [("grpc.use_local_subchannel_pool", 1)]
     channels = [grpc.aio.insecure_channel(address, options=options) for _ in range(NUM_CHANNELS)]
@@ -85,8 +85,9 @@ async def load(address: str, rate: float, seconds: float) -> dict[str, Any]:
         await channel.channel_ready()
     # So that no first call is measured.
     await asyncio.gather(*(_generate(stub, _request(rng), Answers(), 0.0) for stub in stubs))
-    cpu, origin, due = cpu_seconds(), time.perf_counter(), 0.0
-    while (due := due + rng.expovariate(rate)) < seconds:
+    cpu, origin = cpu_seconds(), time.perf_counter()
+    for idx in range(round(rate * seconds)):
+        due = (idx + rng.random()) / rate
         await asyncio.sleep(max(0.0, origin + due - time.perf_counter()))
         answers.lateness.append(time.perf_counter() - origin - due)
         task = asyncio.create_task(
