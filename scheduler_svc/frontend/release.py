@@ -34,22 +34,27 @@ class Releaser:
         """Ends these calls; returns how many of them it could end. To be called at most every second or so."""
         # A second is a thousand times what the core takes to report the end of a call.
         self._kept = []
+        overdue = {task for task in overdue if not task.done()}
         if not overdue:
             return 0
-        num_released = 0
+        num_found = num_released = 0
         for task in asyncio.all_tasks():
             handler = _handler_of(task, overdue)
             if handler is None:
                 continue
-            self._kept += _operations(task.get_coro()) + _operations(handler.get_coro())
-            handler.cancel()
-            task.cancel()
-            num_released += 1
-        if num_released < len(overdue) and not self._has_warned:
+            num_found += 1
+            waited_for = _operations(task.get_coro())
+            # None: gRPC has reported the call's end, and both tasks are about to end by themselves.
+            if waited_for:
+                self._kept += waited_for + _operations(handler.get_coro())
+                handler.cancel()
+                task.cancel()
+                num_released += 1
+        if num_found < len(overdue) and not self._has_warned:
             self._has_warned = True
             logger.error(
-                "%d of %d calls whose answer nobody takes cannot be ended with this version of grpcio",
-                len(overdue) - num_released,
+                "%d of %d calls whose answer is not taken cannot be ended with this version of grpcio",
+                len(overdue) - num_found,
                 len(overdue),
             )
         return num_released
