@@ -16,8 +16,9 @@ from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb
 from client import messages, types
 from client.async_stream import AsyncCall, AsyncGenerateStream
 from client.connection import DEFAULT_ADDRESS, Tries, channel_options
-from client.errors import DeadlineExceeded, Unavailable, from_rpc_error, not_ready
+from client.errors import DeadlineExceeded, Unavailable
 from client.request import (
+    FIELD_KEYWORDS,
     GenerateOptions,
     Prompt,
     abort_request,
@@ -25,6 +26,7 @@ from client.request import (
     generate_request,
     tokenize_request,
 )
+from client.rpc_errors import ErrorReader
 
 _Response = TypeVar("_Response")
 # Between two looks at a service that stopped answering.
@@ -55,16 +57,20 @@ class AsyncClient:
         # Made at first use: a channel belongs to the loop that runs when it is made.
         self._opened: _Stubs | None = None
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.address}>"
+
     def generate(
         self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
     ) -> AsyncGenerateStream:
-        """Starts a completion of text or token ids; iterate what is returned. Options as in `GenerateOptions`."""
+        """Starts a completion of a text or of token ids; iterate over the stream. Options as in `GenerateOptions`."""
 
         def start(request: inference_pb2.GenerateRequest, remaining: float | None) -> AsyncCall:
             return self._stubs.inference.Generate(request, timeout=remaining)
 
         request = generate_request(prompt, **options)
-        return AsyncGenerateStream(request, start=start, tries=self._tries(timeout))
+        errors = ErrorReader(address=self.address, timeout=timeout, keywords=FIELD_KEYWORDS)
+        return AsyncGenerateStream(request, start=start, tries=self._tries(timeout), errors=errors)
 
     async def tokenize(self, text: str, *, model: str | None = None, timeout: float | None = None) -> list[int]:
         """The token ids that `generate` would make of the text."""
@@ -84,35 +90,36 @@ class AsyncClient:
         return (await self._call(self._stubs.inference.Detokenize, request, timeout)).text
 
     async def abort(self, *request_ids: str, timeout: float | None = None) -> dict[str, types.AbortOutcome]:
-        """Ends live requests, whoever started them; what became of each id."""
+        """Cancels waiting or running requests of any client; the outcome for each id."""
         request = abort_request(request_ids)
         return messages.abort_outcomes(await self._call(self._stubs.control.Abort, request, timeout))
 
     async def model_info(self, *, timeout: float | None = None) -> types.ModelInfo:
-        """What is served, its limits and defaults."""
+        """The served model, its limits and default settings."""
         request = control_pb2.GetModelInfoRequest()
         return messages.model_info(await self._call(self._stubs.control.GetModelInfo, request, timeout))
 
     async def load(self, *, timeout: float | None = None) -> types.Load:
-        """How busy the service is."""
+        """The service's load: requests, pages, workers; and whether it serves."""
         return messages.load(await self._call(self._stubs.control.GetLoad, control_pb2.GetLoadRequest(), timeout))
 
     async def flush_cache(self, *, timeout: float | None = None) -> int:
-        """Forgets every page that is kept for requests to come; how many those were."""
+        """Empties the prefix cache; the number of pages that it held."""
         request = control_pb2.FlushCacheRequest()
         return (await self._call(self._stubs.control.FlushCache, request, timeout)).pages
 
     async def health(self, *, timeout: float | None = None) -> bool:
-        """Whether the service serves. Raises Unavailable where nothing answers."""
+        """Whether the service is ready. Raises Unavailable if it cannot be reached."""
         response: health_pb2.HealthCheckResponse = await self._call(
             self._stubs.health.Check, health_pb2.HealthCheckRequest(), timeout
         )
         return response.status == health_pb2.HealthCheckResponse.SERVING
 
     async def wait_ready(self, timeout: float | None = None) -> None:
-        """Returns once the service serves; it may start later than this call. Raises DeadlineExceeded."""
+        """Waits until the service is ready; it may be started after this call. Raises DeadlineExceeded."""
         tries = Tries(retries_left=0, timeout=timeout)
-        last = "nothing answers there"
+        errors = ErrorReader(address=self.address, timeout=timeout)
+        last = "it has not answered"
         while True:
             try:
                 async for response in self._watch(tries.remaining()):
@@ -120,17 +127,18 @@ class AsyncClient:
                         return
                     last = "it answers, but does not serve yet"
             except grpc.RpcError as rpc_error:
-                error = from_rpc_error(rpc_error)
+                error = errors.read(rpc_error)
                 if isinstance(error, DeadlineExceeded):
-                    raise not_ready(self.address, timeout, last) from None
+                    raise errors.not_ready(last) from None
                 if not isinstance(error, Unavailable):
                     raise error from None
+                last = error.message
             if tries.remaining() == 0:
-                raise not_ready(self.address, timeout, last)
+                raise errors.not_ready(last)
             await asyncio.sleep(_POLL_SECONDS)
 
     async def close(self) -> None:
-        """Ends every call and the connection."""
+        """Cancels every call and closes the connection."""
         if self._opened is not None:
             await self._opened.channel.close()
             self._opened = None
@@ -153,7 +161,7 @@ class AsyncClient:
         return Tries(retries_left=self._max_retries, timeout=timeout)
 
     def _watch(self, timeout: float | None) -> AsyncIterable[health_pb2.HealthCheckResponse]:
-        return self._stubs.health.Watch(health_pb2.HealthCheckRequest(), timeout=timeout, wait_for_ready=True)
+        return self._stubs.health.Watch(health_pb2.HealthCheckRequest(), timeout=timeout)
 
     async def _call(
         self,
@@ -161,12 +169,12 @@ class AsyncClient:
         request: object,
         timeout: float | None,
     ) -> _Response:
-        tries = self._tries(timeout)
+        tries, errors = self._tries(timeout), ErrorReader(address=self.address, timeout=timeout)
         while True:
             try:
                 return await method(request, timeout=tries.remaining())
             except grpc.RpcError as rpc_error:
-                error = from_rpc_error(rpc_error)
+                error = errors.read(rpc_error)
                 pause_seconds = tries.pause_seconds(error)
                 if pause_seconds is None:
                     raise error from None

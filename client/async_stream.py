@@ -12,13 +12,13 @@ import grpc
 from tandem.v1 import inference_pb2
 
 from client.connection import Tries
-from client.errors import from_rpc_error
+from client.rpc_errors import ErrorReader
 from client.transcript import Sample, Transcript
 from client.types import Accepted, Delta, Finished, PromptInfo, Summary
 
 
 class AsyncCall(Protocol):
-    """What is needed of a gRPC call: its messages, and an end to it."""
+    """The part of a gRPC call that a stream uses: its messages, and cancellation."""
 
     def __aiter__(self) -> AsyncIterator[inference_pb2.GenerateResponse]: ...
 
@@ -30,9 +30,9 @@ class AsyncGenerateStream:
 
     Deltas of several samples come mixed, each with its `sample_idx`; `samples` holds what was read, sample by sample.
 
-    The request is on its way when this object exists. It is cancelled when the loop over it is left early, when it is
-    closed, when its `async with` block ends, when the task that reads it is cancelled, and when nobody holds it any
-    more; after its natural end none of these matters.
+    The request is sent when this object is made. It is cancelled when the loop over it ends early, when it is closed,
+    when its `async with` block ends, when the task that reads it is cancelled, and when the object is
+    garbage-collected; after its natural end none of these matters.
     """
 
     def __init__(
@@ -41,17 +41,22 @@ class AsyncGenerateStream:
         *,
         start: Callable[[inference_pb2.GenerateRequest, float | None], AsyncCall],
         tries: Tries,
+        errors: ErrorReader,
     ) -> None:
         self._request = request
         self._start = start
         self._tries = tries
+        self._errors = errors
         self._transcript = Transcript(request)
         self._closed = asyncio.Event()
         self._begin()
 
+    def __repr__(self) -> str:
+        return self._transcript.face(type(self).__name__, closed=self._closed.is_set())
+
     @property
     def accepted(self) -> Accepted | None:
-        """The first message; None until it came."""
+        """The first message; None until it has come."""
         return self._transcript.accepted
 
     @property
@@ -61,17 +66,17 @@ class AsyncGenerateStream:
 
     @property
     def finished(self) -> Finished | None:
-        """How the completion, or the first of several, ended; None until it did."""
+        """How the completion, or the first of several, ended; None before that."""
         return self._transcript.samples[0].finished
 
     @property
     def prompt_info(self) -> PromptInfo | None:
-        """The prompt's logprobs, where asked for; all of them once a delta came."""
+        """The prompt's logprobs, if requested; complete once the first delta has come."""
         return self._transcript.prompt_info
 
     @property
     def summary(self) -> Summary | None:
-        """The last message; None until it came."""
+        """The last message; None until it has come."""
         return self._transcript.summary
 
     def __aiter__(self) -> AsyncIterator[Delta]:
@@ -85,7 +90,7 @@ class AsyncGenerateStream:
         raise StopAsyncIteration
 
     async def messages(self) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        """Every message as it came, for those who pass them on; instead of the deltas, not beside them."""
+        """Every message as it came, for programs that pass them on. Use either this or the deltas."""
         try:
             while (message := await self._next_message()) is not None:
                 self._transcript.absorb(message)
@@ -94,7 +99,7 @@ class AsyncGenerateStream:
             self.close()
 
     def close(self) -> None:
-        """Ends the call; the service frees the request at once. Idempotent."""
+        """Cancels the call; the service frees the request at once. Idempotent."""
         self._closed.set()
         self._call.cancel()
 
@@ -134,8 +139,7 @@ class AsyncGenerateStream:
             except grpc.RpcError as rpc_error:
                 if self._closed.is_set():
                     break
-                error = from_rpc_error(rpc_error)
-                error.stream_began = self.accepted is not None
+                error = self._errors.read(rpc_error, stream_began=self.accepted is not None)
                 pause_seconds = None if error.stream_began else self._tries.pause_seconds(error)
                 if pause_seconds is None:
                     self._closed.set()

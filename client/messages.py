@@ -1,4 +1,4 @@
-"""Messages to values: what the service sends, as `types` names it.
+"""Protobuf messages to the values of `types`.
 
 Owns the mapping. Knows nothing of calls.
 """
@@ -32,7 +32,7 @@ _Flat = TypeVar("_Flat", Sampling, SamplingDefaults, Usage, Timing, WorkerLoad)
 
 
 def _flat(cls: type[_Flat], message: Message) -> _Flat:
-    """A value whose fields are named and typed as the message's are."""
+    """A value of a class with the same fields as the message."""
     values: dict[str, Any] = {field.name: getattr(message, field.name) for field in fields(cls)}
     return cls(**values)
 
@@ -112,9 +112,16 @@ def model_info(message: control_pb2.GetModelInfoResponse) -> ModelInfo:
 def load(message: control_pb2.GetLoadResponse) -> Load:
     """The value of GetLoad's answer."""
     values: dict[str, Any] = {
-        field.name: getattr(message, field.name) for field in fields(Load) if field.name != "per_worker"
+        field.name: getattr(message, field.name)
+        for field in fields(Load)
+        if field.name not in ("per_worker", "worker_lost_seconds")
     }
-    return Load(**values, per_worker=tuple(_flat(WorkerLoad, worker) for worker in message.per_worker))
+    lost = message.HasField("worker_lost_seconds")
+    return Load(
+        **values,
+        worker_lost_seconds=message.worker_lost_seconds if lost else None,
+        per_worker=tuple(_flat(WorkerLoad, worker) for worker in message.per_worker),
+    )
 
 
 def abort_outcomes(message: control_pb2.AbortResponse) -> dict[str, AbortOutcome]:

@@ -1,10 +1,9 @@
-"""Draws a file of steps as one PNG: who ran and waited, which kind each step was, pages, the time of each step.
+"""Draws a step log as one PNG: running and waiting requests, step kinds, pages, the time of each step.
 
-Owns the picture. With several workers, sequences and pages are summed over those that serve: what the service has.
-Milliseconds per step are those of all workers together, by kind: what a step does decides them first, and lanes, a new
-one whenever a worker comes back, would soon outnumber the colours. Which worker is slow the boxes of `plot_sums` tell,
-lane beside lane. Needs matplotlib, which the client does not: whoever imports this module says what to install. Knows
-nothing of the file's format.
+Owns the picture. With several workers, sequences and pages are summed over those that serve. Milliseconds per step are
+those of all workers, by kind, because the kind decides them first, and lanes (a new one for each worker that joins)
+would outnumber the colours; the boxes of `plot_sums` compare lanes. Needs matplotlib, which the client does not depend
+on: the importer says what to install. Knows nothing of the file's format.
 """
 
 # matplotlib types its keyword arguments as unknown, so every one of its methods is partially unknown.
@@ -77,7 +76,7 @@ def figure_of(log: StepsLog, summary: Summary, *, by_time: bool) -> Figure:
     _say(sequences, marks)
     shares(figure.add_subplot(right[0]), summary)
     spread(figure.add_subplot(right[1]), log, summary)
-    # What stands in a file or is its name is no formula.
+    # A file's name and the causes in it are not formulas.
     figure.suptitle(_title(log, summary), fontsize=14, x=0.01, ha="left", parse_math=False)
     return figure
 
@@ -93,12 +92,12 @@ def _title(log: StepsLog, summary: Summary) -> str:
         counted(summary.steps, "step"),
         f"{summary.wall_seconds:,.1f} s",
         counted(summary.output_tokens, "output token"),
-        f"{summary.output_tokens_per_second:,.0f} tokens/s",
+        f"{summary.tokens_per_second:,.0f} tokens/s while stepping",
     ]
     if summary.num_workers > 1:
         parts.append(counted(summary.num_workers, "worker"))
-    if summary.resets:
-        parts.append(counted(summary.resets, "lane reset"))
+    if summary.losses:
+        parts.append(summary.losses)
     return "  ·  ".join(parts)
 
 
@@ -116,7 +115,7 @@ def _sequences(axes: Axes, levels: Levels, preemptions: Floats) -> None:
 
 
 def _line(axes: Axes, band: Band, colour: str, stroke: Any, label: str) -> None:
-    """The mean as a line; where points were put together, from the least to the most as a shade behind it."""
+    """The mean as a line; if points were merged, a shade behind it from the least to the greatest."""
     # A value holds for the whole step, which ends at x.
     if band.is_thinned:
         axes.fill_between(band.x, band.low, band.high, color=colour, alpha=0.18, linewidth=0, step="pre")
@@ -127,7 +126,7 @@ def _line(axes: Axes, band: Band, colour: str, stroke: Any, label: str) -> None:
 
 
 def _strip(axes: Axes, shares: Shares, *, by_time: bool) -> None:
-    """Which kind: the share of each among a bin's steps, or of its time; where a bin is one step, one colour."""
+    """The share of each kind among a bin's steps, or of its time; a bin of one step has one colour."""
     floor = np.zeros(shares.of.shape[1])
     for kind, row in zip(STEP_KINDS, shares.of, strict=True):
         top = floor + row

@@ -13,6 +13,8 @@ from typing import TextIO
 DECODE = "decode"
 STEP_KINDS = ("prefill", DECODE, "mixed")
 RESET, JOINED = "reset", "joined"
+# The cause of a reset after which the worker is gone.
+WORKER_LOST = "worker lost"
 KINDS = (*STEP_KINDS, RESET, JOINED)
 NUMBERS = (
     "step",
@@ -76,7 +78,7 @@ class StepsLog:
 
 
 def read_steps(path: Path) -> StepsLog:
-    """Raises StepsFileError where it is no such file or has no step yet, OSError where it cannot be read."""
+    """Raises StepsFileError if it is not a step log or has no step yet, OSError if it cannot be read."""
     with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
         header = file.readline(_LONGEST_LINE)
         if not header:

@@ -1,6 +1,6 @@
-"""Which lanes served from when to when: a lane is one worker's time with the service, another when it comes back.
+"""When each lane served. A lane is one worker's time with the service; a worker that joins again is another lane.
 
-Owns when a lane begins and ends. Knows nothing of what it ran.
+Owns the begin and end of lanes. Knows nothing of their steps.
 """
 
 from collections.abc import Sequence
@@ -20,9 +20,9 @@ class LaneSpan:
 
 
 def lanes_of(log: StepsLog) -> tuple[LaneSpan, ...]:
-    """In order of their first lines. A reset that no line of its lane follows ended it, whatever the cause.
+    """In order of their first lines. A reset that is a lane's last line ended the lane, whichever its cause.
 
-    A lane that was reset and has run nothing since may serve still, which only shows in what it could have run.
+    A lane that was reset and has not run a step since may still serve; the file does not say.
     """
     last = dict(zip(log.lane, range(len(log.lane)), strict=True))
     first = dict(zip(reversed(log.lane), range(len(log.lane) - 1, -1, -1), strict=True))
@@ -30,7 +30,7 @@ def lanes_of(log: StepsLog) -> tuple[LaneSpan, ...]:
     spans: list[LaneSpan] = []
     for lane, i in sorted(first.items(), key=lambda item: item[1]):
         j = last[lane]
-        # Whoever joined did so at its line; the file's first line has none before it.
+        # A lane that joined began at that line. A step began earlier, but not before the file's first line.
         ran = log.kinds[i] < len(STEP_KINDS)
         begin = log.at_seconds[i] - (log.ms[i] if i == 0 else log.span_ms[i]) / 1e3 * ran
         is_over = log.kinds[j] == reset
@@ -40,7 +40,7 @@ def lanes_of(log: StepsLog) -> tuple[LaneSpan, ...]:
 
 
 def most_at_once(spans: Sequence[LaneSpan]) -> int:
-    """So many lanes served at the same time, at most. Who comes at the moment when another goes takes its place."""
+    """The largest number of lanes that served at once. A lane that begins when another ends replaces it."""
     changes = sorted([(span.begin, 1) for span in spans] + [(span.end, -1) for span in spans if span.is_over])
     most = count = 0
     for _, change in changes:
@@ -50,7 +50,7 @@ def most_at_once(spans: Sequence[LaneSpan]) -> int:
 
 
 def without_worker(spans: Sequence[LaneSpan]) -> list[tuple[float, float]]:
-    """From when to when nobody served, between the first lane and the last."""
+    """Intervals without a worker, between the first lane and the last."""
     found: list[tuple[float, float]] = []
     first, *others = sorted(spans, key=lambda span: span.begin)
     end = first.end

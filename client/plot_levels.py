@@ -1,7 +1,7 @@
-"""How many sequences ran and waited and how full the pages were, at every moment of a file of steps.
+"""The numbers of running and waiting sequences and of pages at every moment of a step log.
 
-Owns what holds between the lines. A line tells of one lane alone, so running requests and pages are summed over the
-lanes that serve at that moment. Needs numpy, which comes with matplotlib; knows nothing of drawing.
+Owns the values between the lines. A line describes one lane, so running requests and pages are summed over the lanes
+that serve at that moment. Needs numpy, which comes with matplotlib; knows nothing of drawing.
 """
 
 from collections.abc import Sequence
@@ -22,9 +22,11 @@ _NONE = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Levels:
-    """What holds up to each x from the one before it, over all lanes that serve there.
+    """The values between each x and the one before it, summed over all lanes that serve there.
 
-    Sequences; percent of the lanes' pages in use, and those kept too; `most_pages` that these lanes had at once.
+    Sequences; percent of the lanes' pages in use, and percent in use or kept; `most_pages` is the largest number of
+    pages that these lanes had at once. Running requests and pages in use end at 0: after the last result of a file no
+    plan is known to be in flight.
     """
 
     running: Band
@@ -38,8 +40,8 @@ class Levels:
 class _Moments:
     """Every line, and the moments before it at which something of its lane changes, in order of time.
 
-    A moment tells what held in its lane since the lane's moment before it: `runs` is the step's line that ran until
-    then, `holds` the line that tells of pages. `by_lane` are the moments in order of their lanes, then of time;
+    A moment has the values of its lane since the lane's moment before it: `runs` is the line of the step that ran until
+    then, `holds` the line with the number of pages. `by_lane` are the moments in order of their lanes, then of time;
     `begins` (in that order) is each lane's first, `is_over` (per lane) says that it ended with its last.
     """
 
@@ -53,17 +55,16 @@ class _Moments:
 
 
 def levels_by_step(log: StepsLog, step: Floats, spans: Sequence[LaneSpan]) -> Levels:
-    """Per line, as it stands there; of the other lanes, what they held when it was written."""
+    """Per line: its own values, and those that the other lanes had when it was written."""
     moments = _moments_of(log, spans)
     return _levels(log, moments, step, moments.is_line)
 
 
 def levels_by_time(log: StepsLog, at: Floats, spans: Sequence[LaneSpan]) -> Levels:
-    """A line tells of its own step alone, so what lies between a lane's steps is put in.
+    """A line describes its own step, so the time between a lane's steps is filled in.
 
-    Before a plan that was sent when none was in flight nothing ran.
-    Up to a reset, what the step before it says holds, if plans were in flight. Pages that are in use no more are kept,
-    as far as is told.
+    Before a plan that was sent while none was in flight, nothing ran. Up to a reset, the values of the step before it
+    hold if plans were in flight. Pages that are not in use any more count as cached if the file does not say otherwise.
     """
     moments = _moments_of(log, spans)
     return _levels(log, moments, moments.at - log.at_seconds[0] + at[0], slice(None))
@@ -71,7 +72,7 @@ def levels_by_time(log: StepsLog, at: Floats, spans: Sequence[LaneSpan]) -> Leve
 
 def _levels(log: StepsLog, moments: _Moments, x: Floats, shown: _Bools | slice) -> Levels:
     # Each is made few points before the next is made: a million lines of all of them take much room.
-    running = banded(x, _ran(moments, np.frombuffer(log.running))[shown])
+    running = _ended(banded(x, _ran(moments, np.frombuffer(log.running))[shown]))
     waiting = banded(x, _waiting(moments, log)[shown])
     used = np.frombuffer(log.pages_used)
     total = _held(moments, np.frombuffer(log.pages_total))[shown]
@@ -80,10 +81,16 @@ def _levels(log: StepsLog, moments: _Moments, x: Floats, shown: _Bools | slice) 
     return Levels(
         running=running,
         waiting=waiting,
-        pages=banded(x, _ran(moments, used)[shown] * percent),
+        pages=_ended(banded(x, _ran(moments, used)[shown] * percent)),
         kept=banded(x, _held(moments, used + np.frombuffer(log.pages_cached))[shown] * percent),
         most_pages=most_pages,
     )
+
+
+def _ended(band: Band) -> Band:
+    """With a last point, at the same x as the one before it, where nothing is left."""
+    low, mean, high = (np.append(values, 0.0) for values in (band.low, band.mean, band.high))
+    return Band(x=np.append(band.x, band.x[-1]), low=low, mean=mean, high=high, is_thinned=band.is_thinned)
 
 
 def _moments_of(log: StepsLog, spans: Sequence[LaneSpan]) -> _Moments:
@@ -93,7 +100,7 @@ def _moments_of(log: StepsLog, spans: Sequence[LaneSpan]) -> _Moments:
     at = np.maximum.accumulate(np.frombuffer(log.at_seconds))
     sent = np.maximum(at - np.frombuffer(log.span_ms) / 1e3, at[0])
     pauses = np.where(before == _NONE, is_step, sent > at[before])
-    # What was before the first line nobody knows.
+    # The time before the first line is not known.
     pauses[0] = False
     still_ran = ~is_step & (sent < at) & (before != _NONE) & is_step[before]
     pause = np.flatnonzero(pauses)
@@ -151,12 +158,12 @@ def _summed(moments: _Moments, values: Floats, ends: _Bools) -> Floats:
     last = np.append(np.flatnonzero(moments.begins)[1:], len(mine)) - 1
     np.subtract.at(result, moments.by_lane[last[ends]] + 1, mine[last[ends]])
     np.cumsum(result, out=result)
-    # Sums of what is no whole number, in a damaged file, may end just below nothing.
+    # Sums of fractions, in a damaged file, may end just below zero.
     return np.maximum(result[:-1], 0.0, out=result[:-1])
 
 
 def _waiting(moments: _Moments, log: StepsLog) -> Floats:
-    """Per moment. Lines tell of all lanes; where none ran, only who waited before and after, or whoever a mark says."""
+    """Per moment. A line counts for all lanes. Between steps: the smaller of the numbers around, or a mark's."""
     waiting = np.frombuffer(log.waiting)
     is_step = np.frombuffer(log.kinds, np.uint8) < len(STEP_KINDS)
     following = np.cumsum(moments.is_line, dtype=np.int32) - moments.is_line

@@ -10,13 +10,13 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from client.plot_series import Floats
 
-# Okabe and Ito's colours, told apart by colour-blind eyes too.
+# Okabe and Ito's colours, which colour-blind readers can distinguish too.
 KIND_COLOURS = {"prefill": "#E69F00", "decode": "#56B4E9", "mixed": "#CC79A7"}
 GRID: dict[str, Any] = {"color": "#DDDDDD", "linewidth": 0.6}
 
 
 def number_x(axes: Axes, most: int, *, integer: bool = False) -> None:
-    """At most so many numbers along x, with commas and never as powers."""
+    """Limits the numbers along x, which have commas and never powers."""
     axes.xaxis.set_major_locator(MaxNLocator(most, steps=[1, 2, 5, 10], integer=integer))
     axes.xaxis.set_major_formatter(FuncFormatter(_with_commas))
 

@@ -1,6 +1,6 @@
-"""Columns of a file of steps made few enough to draw: bins with their least, mean and most, shares of kinds, marks.
+"""Columns of a step log reduced to what can be drawn: bins with minimum, mean and maximum, shares of kinds, marks.
 
-Owns how much is put together. Needs numpy, which comes with matplotlib; knows nothing of drawing.
+Owns how many points are merged. Needs numpy, which comes with matplotlib; knows nothing of drawing.
 """
 
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ from client.plot_lanes import LaneSpan, most_at_once, without_worker
 
 Floats = npt.NDArray[np.float64]
 
-# About one per pixel of the wide panels: up to so many points, each is drawn as it is.
+# About one per pixel of the wide panels; up to this number each point is drawn as it is.
 MOST_POINTS = 1200
-# Marks that get words of their own; more would cover each other and the lines.
+# If there are more marks, none has words, which would cover each other and the lines.
 MOST_WORDS = 6
 # Characters of a reset's cause; the service's own are shorter.
 _MOST_CAUSE = 40
@@ -43,9 +43,9 @@ class Shares:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Marks:
-    """Lane resets, and workers that joined others: where, in words; from when to when (in seconds) nobody served.
+    """Lane resets and workers that joined others: places and words; and the intervals, in seconds, without a worker.
 
-    `words` are none where there would be too many.
+    `words` is empty if there would be too many.
     """
 
     x: Floats
@@ -54,7 +54,7 @@ class Marks:
 
 
 def preemptions_at(log: StepsLog, x: Floats) -> Floats:
-    """Where somebody gave way, at most MOST_POINTS places."""
+    """Steps at which requests were preempted, at most MOST_POINTS places."""
     places = x[1:][np.diff(np.frombuffer(log.preemptions)) > 0]
     return banded(places, places).x if len(places) else places
 
@@ -125,10 +125,9 @@ def _since(moments: Floats, edges: Floats) -> Floats:
 
 
 def marks_of(log: StepsLog, x: Floats, at: Floats, spans: Sequence[LaneSpan]) -> Marks:
-    """Every lane reset, and the pause after it: until the next step's result.
+    """Every lane reset and how it went on: when another worker joined, or when the lane's next step was done.
 
-    Where several lanes served at once, they are named, the pause is the lane's own (none is told of one that is over),
-    and each that joined after the first step is marked too.
+    If several lanes served at once, the marks name them; each lane that joined after the first step has its own mark.
     """
     kinds, lanes = np.frombuffer(log.kinds, np.uint8), np.frombuffer(log.lane)
     is_step = kinds < len(STEP_KINDS)
@@ -146,7 +145,14 @@ def marks_of(log: StepsLog, x: Floats, at: Floats, spans: Sequence[LaneSpan]) ->
             words.append(f"{name}joined")
             continue
         name += log.causes[i][:_MOST_CAUSE] or RESET
-        following = is_step[i:] & (lanes[i:] == lanes[i]) if has_several else is_step[i:]
-        pause = at[i + int(following.argmax())] - at[i]
-        words.append(f"{name}\n{pause:,.2f} s to the next step" if following.any() else name)
+        went_on = is_step[i:] & (lanes[i:] == lanes[i])
+        what = "next step done"
+        if not has_several and not went_on.any():
+            went_on, what = kinds[i:] == KINDS.index(JOINED), "another joined"
+        seconds = float(at[i + int(went_on.argmax())] - at[i])
+        words.append(f"{name}\n{what} {_seconds(seconds)} later" if went_on.any() else name)
     return Marks(x=x[marked], words=words if len(words) <= MOST_WORDS else [], without_worker=nobody)
+
+
+def _seconds(value: float) -> str:
+    return f"{value:,.0f} s" if value >= 10 else f"{value:,.1f} s"

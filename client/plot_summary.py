@@ -1,12 +1,13 @@
-"""What a file of steps comes to: steps, seconds, tokens per kind of step and per lane. Knows nothing of its picture."""
+"""Sums of a file of steps: steps, seconds and tokens per kind of step and per lane. Knows nothing of the picture."""
 
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from statistics import median
 
-from client.plot_data import DECODE, KINDS, RESET, STEP_KINDS, StepsLog
+from client.plot_data import DECODE, KINDS, RESET, STEP_KINDS, WORKER_LOST, StepsLog
 from client.plot_lanes import LaneSpan, lanes_of, most_at_once
 
 # Lanes that the table lists, those with most steps.
@@ -28,10 +29,11 @@ class KindSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneSummary:
-    """A worker's time with the service: `served_seconds` of it, `seconds` of these in steps; 0 is no decode step."""
+    """A worker's time with the service; a `decode_median_ms` of 0 stands for no decode step."""
 
     lane: float
     served_seconds: float
+    busy_seconds: float
     steps: int
     seconds: float
     decode_median_ms: float
@@ -42,29 +44,41 @@ class LaneSummary:
 class Summary:
     """`wall_seconds` from the first line to the last; kinds that occur, in order.
 
-    `step_seconds` are those of all workers in steps, `worker_seconds` what these had: the wall's where one served at a
-    time. `num_workers` served at once, at most; `lanes` are told where it is more than one, those that ran a step.
+    `step_seconds` adds up the steps of all workers, as each measured them: those that overlap count twice.
+    `stepping_seconds` is the time in which at least one worker ran a step. `worker_seconds` is the time that the
+    workers were present (`wall_seconds` if only one served at a time), `busy_seconds` the part of it spent in steps.
+    `num_workers` is the largest number that served at once; if it is above one, `lanes` has each that ran a step.
+    `resets` counts the lane resets other than lost workers.
     """
 
     kinds: tuple[KindSummary, ...]
     lanes: tuple[LaneSummary, ...]
     num_workers: int
     worker_seconds: float
+    busy_seconds: float
     steps: int
     step_seconds: float
+    stepping_seconds: float
     wall_seconds: float
     tokens: int
     output_tokens: int
+    workers_lost: int
     resets: int
 
     @property
-    def output_tokens_per_second(self) -> float:
-        """Over the wall's seconds; 0 where there are none."""
-        return self.output_tokens / self.wall_seconds if self.wall_seconds else 0.0
+    def tokens_per_second(self) -> float:
+        """Output tokens per second while a worker stepped, so idle time does not count; 0 for steps of no length."""
+        return self.output_tokens / self.stepping_seconds if self.stepping_seconds else 0.0
+
+    @property
+    def losses(self) -> str:
+        """ "2 workers lost, 1 lane reset"; empty if nothing was lost or reset."""
+        lost = f"{counted(self.workers_lost, 'worker')} lost" if self.workers_lost else ""
+        return ", ".join(filter(None, (lost, counted(self.resets, "lane reset") if self.resets else "")))
 
 
 def summarize(log: StepsLog) -> Summary:
-    """Of a log with at least one step."""
+    """The sums of a log with at least one step."""
     ms: list[list[float]] = [[] for _ in STEP_KINDS]
     tokens, outputs = [0.0] * len(STEP_KINDS), [0.0] * len(STEP_KINDS)
     for i, kind in enumerate(log.kinds):
@@ -73,6 +87,7 @@ def summarize(log: StepsLog) -> Summary:
             tokens[kind] += log.tokens[i]
             outputs[kind] += log.output_tokens[i]
     spans = lanes_of(log)
+    stepping, busy = _stepping_seconds(log)
     num_workers = most_at_once(spans)
     served = sum(span.end - span.begin for span in spans)
     step_ms = sum(map(sum, ms))
@@ -81,6 +96,7 @@ def summarize(log: StepsLog) -> Summary:
     if log.kinds[0] < len(STEP_KINDS):
         wall_seconds += log.ms[0] / 1e3
     wall_seconds = max(0.0, wall_seconds)
+    workers_lost = list(log.causes.values()).count(WORKER_LOST)
     return Summary(
         kinds=tuple(
             KindSummary(
@@ -95,19 +111,41 @@ def summarize(log: StepsLog) -> Summary:
             for kind, name in enumerate(STEP_KINDS)
             if ms[kind]
         ),
-        lanes=_lanes(log, spans) if num_workers > 1 else (),
+        lanes=_lanes(log, spans, busy) if num_workers > 1 else (),
         num_workers=num_workers,
         worker_seconds=max(wall_seconds, served) if num_workers > 1 else wall_seconds,
+        busy_seconds=sum(busy.values()),
         steps=sum(map(len, ms)),
         step_seconds=step_ms / 1e3,
+        stepping_seconds=stepping,
         wall_seconds=wall_seconds,
         tokens=int(sum(tokens)),
         output_tokens=int(sum(outputs)),
-        resets=log.kinds.count(KINDS.index(RESET)),
+        workers_lost=workers_lost,
+        resets=log.kinds.count(KINDS.index(RESET)) - workers_lost,
     )
 
 
-def _lanes(log: StepsLog, spans: Sequence[LaneSpan]) -> tuple[LaneSummary, ...]:
+def _stepping_seconds(log: StepsLog) -> tuple[float, dict[float, float]]:
+    """Seconds in which any lane ran a step, and per lane. A step lasts from `at` minus its milliseconds to `at`."""
+    total, left = 0.0, inf
+    of_lane: dict[float, float] = defaultdict(float)
+    left_of_lane: dict[float, float] = defaultdict(lambda: inf)
+    # Lines are in order of their ends, so going backwards everything right of `left` is already counted.
+    for at, ms, kind, lane in zip(*map(reversed, (log.at_seconds, log.ms, log.kinds, log.lane)), strict=True):
+        begin = at - ms / 1e3
+        if kind >= len(STEP_KINDS):
+            continue
+        if begin < left:
+            total += min(at, left) - begin
+            left = begin
+        if begin < left_of_lane[lane]:
+            of_lane[lane] += min(at, left_of_lane[lane]) - begin
+            left_of_lane[lane] = begin
+    return total, of_lane
+
+
+def _lanes(log: StepsLog, spans: Sequence[LaneSpan], busy: Mapping[float, float]) -> tuple[LaneSummary, ...]:
     steps, ms, outputs = Counter[float](), defaultdict[float, float](float), defaultdict[float, float](float)
     decode_ms: dict[float, array[float]] = defaultdict(lambda: array("d"))
     decode = STEP_KINDS.index(DECODE)
@@ -122,6 +160,7 @@ def _lanes(log: StepsLog, spans: Sequence[LaneSpan]) -> tuple[LaneSummary, ...]:
         LaneSummary(
             lane=span.lane,
             served_seconds=span.end - span.begin,
+            busy_seconds=busy[span.lane],
             steps=steps[span.lane],
             seconds=ms[span.lane] / 1e3,
             decode_median_ms=median(decode_ms[span.lane] or [0.0]),
@@ -133,7 +172,7 @@ def _lanes(log: StepsLog, spans: Sequence[LaneSpan]) -> tuple[LaneSummary, ...]:
 
 
 def table(summary: Summary) -> Iterator[str]:
-    """The summary in lines, for people."""
+    """The summary as lines for people."""
     rows = [("kind", "steps", "seconds", "share", "median ms", "tokens", "output tokens")]
     rows += [
         (
@@ -152,10 +191,10 @@ def table(summary: Summary) -> Iterator[str]:
     yield from _aligned(rows)
     if summary.lanes:
         yield from _lane_lines(summary.lanes)
-    resets = f"; {counted(summary.resets, 'lane reset')}" if summary.resets else ""
+    losses = f"; {summary.losses}" if summary.losses else ""
     yield (
-        f"{summary.wall_seconds:.2f} s from the first line to the last, "
-        f"{summary.output_tokens_per_second:,.1f} output tokens/s{resets}"
+        f"{summary.stepping_seconds:,.2f} of {summary.wall_seconds:,.2f} s spent stepping, "
+        f"{summary.tokens_per_second:,.1f} output tokens/s while stepping{losses}"
     )
 
 
@@ -168,8 +207,7 @@ def _lane_lines(lanes: Sequence[LaneSummary]) -> Iterator[str]:
             f"{lane.served_seconds:.2f}",
             f"{lane.steps:,}",
             f"{lane.seconds:.2f}",
-            # A worker that takes its next plan up early counts some seconds twice.
-            f"{min(1.0, lane.seconds / lane.served_seconds) if lane.served_seconds else 0:.0%}",
+            f"{min(1.0, lane.busy_seconds / lane.served_seconds) if lane.served_seconds else 0:.0%}",
             f"{lane.decode_median_ms:.2f}",
             f"{lane.output_tokens:,}",
         )

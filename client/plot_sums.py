@@ -1,4 +1,4 @@
-"""The right side of the picture of steps: seconds of each kind, and how long a step of each takes.
+"""The right side of the picture of steps: seconds of each kind, and the duration of a step of each.
 
 With several workers also how long a step of the commonest kind takes on each: they do the same work, so a box that lies
 apart is a worker that is slower than the others. Needs matplotlib; knows nothing of the file's format.
@@ -35,8 +35,8 @@ def shares(axes: Axes, summary: Summary) -> None:
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_xlabel(f"seconds of the worker{'s' if summary.num_workers > 1 else ''}")
     number_x(axes, 4)
-    idle = max(0.0, summary.worker_seconds - summary.step_seconds)
-    axes.set_title(f"time per kind\n{summary.step_seconds:,.1f} s in steps, {idle:,.1f} s in none", fontsize=10)
+    idle = max(0.0, summary.worker_seconds - summary.busy_seconds)
+    axes.set_title(f"time per kind\n{summary.busy_seconds:,.1f} s busy, {idle:,.1f} s idle", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
 
 
@@ -65,7 +65,7 @@ def spread(axes: Axes, log: StepsLog, summary: Summary) -> None:
     axes.invert_yaxis()
     log_if_wide(axes, ms[kinds < len(STEP_KINDS)], "x")
     axes.set_xlabel("ms per step")
-    axes.set_title(f"{title}\nbox: middle half, ends: 1 and 99 %", fontsize=10)
+    axes.set_title(f"{title}\nbox: 25–75 %, whiskers: 1–99 %", fontsize=10)
     axes.grid(axis="x", **GRID)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

@@ -1,7 +1,7 @@
-"""Child processes: started, listened to, stopped.
+"""Child processes: start, output, end.
 
-Owns a child's life and its output. Knows the services' names only as words after `python -m`: they are another part
-of a checkout, never imported here.
+Owns one process and its output at a time; `services.supervisor` decides about restarts. The services are names after
+`python -m` here: they are another part of a checkout, never imported.
 """
 
 import asyncio
@@ -16,10 +16,12 @@ from collections.abc import Callable, Sequence
 # Name of the child, one line that it printed.
 OnLine = Callable[[str, str], None]
 _KEPT_LINES = 40
+# For output that is under way when a child has ended.
+_LAST_OUTPUT_SECONDS = 1.0
 
 
 def missing_programs(modules: Sequence[str]) -> list[str]:
-    """Those of the modules that `python -m` would not find here."""
+    """The modules that `python -m` would not find here."""
     return [module for module in modules if importlib.util.find_spec(module) is None]
 
 
@@ -32,16 +34,16 @@ class Child:
         self._on_line = on_line
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._process: asyncio.subprocess.Process | None = None
-        self._reader: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[None] | None = None
 
     @property
-    def started(self) -> bool:
-        """Whether it ever ran."""
-        return self._process is not None
+    def running(self) -> bool:
+        """Whether it has started and not ended."""
+        return self._process is not None and self._process.returncode is None
 
     @property
     def pid(self) -> int:
-        """Of the process that runs, or ran last."""
+        """The id of the process that runs, or ran last."""
         return self._running().pid
 
     @property
@@ -55,27 +57,42 @@ class Child:
         return list(self._lines)
 
     async def start(self) -> None:
-        """Starts it, again if it ended."""
-        self._process = await asyncio.create_subprocess_exec(
-            *self._command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        """Starts it, again if it ended. Raises OSError."""
+        self._lines.clear()
+        # Not asyncio's pipe: with that, `wait` lasts until every process that inherited the pipe has ended.
+        output, its_end = os.pipe()
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=its_end,
+                stderr=its_end,
+                start_new_session=True,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            )
+        except BaseException:
+            os.close(output)
+            raise
+        finally:
+            os.close(its_end)
+        reader = asyncio.StreamReader()
+        await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(output, "rb", buffering=0)
         )
-        self._reader = asyncio.create_task(self._read(self._process))
+        self._reading = asyncio.create_task(self._read(reader))
 
     async def wait(self) -> int:
-        """Returns its exit status once it has ended and its output is read."""
+        """Returns its exit status once it has ended and its output is read; kills the processes that it had started."""
         status = await self._running().wait()
-        if self._reader is not None:
-            await self._reader
+        self.kill_group()
+        if self._reading is not None:
+            # A process that left the group may keep the pipe open.
+            await asyncio.wait([self._reading], timeout=_LAST_OUTPUT_SECONDS)
         return status
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends a signal to the process alone, not to its children."""
-        if self.returncode is None:
+        """Sends a signal to the process alone, not to its children; nothing where it has ended."""
+        if self.running:
             self._running().send_signal(number)
 
     async def stop(self, grace_seconds: float) -> int:
@@ -89,7 +106,7 @@ class Child:
             return await self.wait()
 
     def kill_group(self) -> None:
-        """SIGKILL to it and to what it started."""
+        """Sends SIGKILL to it and to the processes that it started."""
         with contextlib.suppress(ProcessLookupError):  # All of them are gone already.
             os.killpg(self.pid, signal.SIGKILL)
 
@@ -97,11 +114,10 @@ class Child:
         assert self._process is not None, f"{self.name} was never started"
         return self._process
 
-    async def _read(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdout is not None
+    async def _read(self, output: asyncio.StreamReader) -> None:
         while True:
             try:
-                raw = await process.stdout.readline()
+                raw = await output.readline()
             except ValueError:
                 continue  # A line beyond the reader's bound; the reader has dropped it.
             if not raw:

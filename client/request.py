@@ -1,7 +1,7 @@
 """Keywords to a GenerateRequest.
 
-Owns the names that `generate` takes and where each stands in the message. Checks only what a message cannot hold;
-every limit is the service's to know.
+Owns the keywords of `generate` and the field that each one sets. Checks only what a message cannot hold; the service
+checks every limit.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ Prompt = str | Iterable[int]
 
 
 class GenerateOptions(TypedDict, total=False):
-    """What `generate` takes beside the prompt. None is as good as absent: the service's default."""
+    """The options of `generate`. None means the service's default, as if the option were absent."""
 
     request_id: str | None
     model: str | None
@@ -30,13 +30,13 @@ class GenerateOptions(TypedDict, total=False):
     seed: int | None
     presence_penalty: float | None
     frequency_penalty: float | None
-    # 1 is none.
+    # 1 switches it off.
     repetition_penalty: float | None
     # Completions of one prompt.
     num_samples: int | None
-    # Token id to what is added to its logit.
+    # Token id to the number that is added to its logit.
     logit_bias: Mapping[int, float] | None
-    # No other token is drawn; an empty list is refused.
+    # Sample only from these token ids; an empty list is refused.
     allowed_token_ids: Iterable[int] | None
     banned_token_ids: Iterable[int] | None
     max_new_tokens: int | None
@@ -50,13 +50,13 @@ class GenerateOptions(TypedDict, total=False):
     want_text: bool | None
     want_token_ids: bool | None
     skip_special_tokens: bool | None
-    # How many of the most probable tokens are told beside each; 0 tells the token's own logprob alone.
+    # Number of the most probable tokens to return with each token; 0 returns only the token's own logprob.
     logprobs: int | None
-    # Position in the prompt from which on its tokens' logprobs are told.
+    # First position in the prompt whose logprob is returned.
     prompt_logprobs_start: int | None
     # Pages are shared only between requests of the same salt.
     cache_salt: str | None
-    # Compute the whole prompt; keep nothing of it for others.
+    # Compute the whole prompt; do not cache its pages.
     bypass_cache_read: bool | None
     bypass_cache_write: bool | None
 
@@ -102,13 +102,22 @@ _PLACES: Mapping[str, tuple[str, str]] = {
     "bypass_cache_write": ("cache", "bypass_write"),
 }
 
+# Path of a field of GenerateRequest to the keyword that sets it, as errors need it.
+FIELD_KEYWORDS: Mapping[str, str] = {
+    **{f"{path}.{field}" if path else field: name for name, (path, field) in _PLACES.items()},
+    "text": "prompt",
+    "token_ids": "prompt",
+    "token_ids.ids": "prompt",
+    "sampling.allowed_token_ids": "allowed_token_ids",
+}
+
 # What an integer field of each kind can hold.
 _RANGES: Mapping[int, tuple[int, int]] = {
     FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
     FieldDescriptor.CPPTYPE_UINT32: (0, 2**32 - 1),
     FieldDescriptor.CPPTYPE_UINT64: (0, 2**64 - 1),
 }
-# Those whose 0 no service takes.
+# Options for which every service refuses 0.
 _FROM_ONE = frozenset({"max_new_tokens", "num_samples"})
 
 
@@ -179,9 +188,9 @@ def _assign(name: str, message: Any, field: str, value: Any) -> None:
         else:
             setattr(message, field, value)
     except UnicodeEncodeError as error:
-        # Python's strings may hold what no text has, and it makes such strings of bytes that are no UTF-8.
+        # Python's strings may hold half a surrogate pair; it decodes bytes that are not UTF-8 into such strings.
         code = f"U+{ord(error.object[error.start]):04X}"
-        raise ValueError(f"{name} has {code} at character {error.start}; it is no Unicode text") from None
+        raise ValueError(f"{name} has {code} at character {error.start}; it is not Unicode text") from None
     except (TypeError, ValueError) as error:
         shown = repr(value)
         shown = shown if len(shown) <= 60 else f"{shown[:60]}…"

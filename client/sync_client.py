@@ -15,8 +15,9 @@ from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb
 
 from client import messages, types
 from client.connection import DEFAULT_ADDRESS, Tries, channel_options
-from client.errors import DeadlineExceeded, Unavailable, from_rpc_error, not_ready
+from client.errors import DeadlineExceeded, Unavailable
 from client.request import (
+    FIELD_KEYWORDS,
     GenerateOptions,
     Prompt,
     abort_request,
@@ -24,6 +25,7 @@ from client.request import (
     generate_request,
     tokenize_request,
 )
+from client.rpc_errors import ErrorReader
 from client.sync_stream import Call, GenerateStream
 
 _Request = TypeVar("_Request")
@@ -48,16 +50,20 @@ class Client:
         # Its stub has no types.
         self._health = cast(Any, health_pb2_grpc.HealthStub(self._channel))
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.address}>"
+
     def generate(
         self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
     ) -> GenerateStream:
-        """Starts a completion of text or token ids; iterate what is returned. Options as in `GenerateOptions`."""
+        """Starts a completion of a text or of token ids; iterate over the stream. Options as in `GenerateOptions`."""
 
         def start(request: inference_pb2.GenerateRequest, remaining: float | None) -> Call:
             return self._inference.Generate(request, timeout=remaining)
 
         request = generate_request(prompt, **options)
-        return GenerateStream(request, start=start, tries=self._tries(timeout))
+        errors = ErrorReader(address=self.address, timeout=timeout, keywords=FIELD_KEYWORDS)
+        return GenerateStream(request, start=start, tries=self._tries(timeout), errors=errors)
 
     def tokenize(self, text: str, *, model: str | None = None, timeout: float | None = None) -> list[int]:
         """The token ids that `generate` would make of the text."""
@@ -77,35 +83,36 @@ class Client:
         return self._call(self._inference.Detokenize, request, timeout).text
 
     def abort(self, *request_ids: str, timeout: float | None = None) -> dict[str, types.AbortOutcome]:
-        """Ends live requests, whoever started them; what became of each id."""
+        """Cancels waiting or running requests of any client; the outcome for each id."""
         request = abort_request(request_ids)
         return messages.abort_outcomes(self._call(self._control.Abort, request, timeout))
 
     def model_info(self, *, timeout: float | None = None) -> types.ModelInfo:
-        """What is served, its limits and defaults."""
+        """The served model, its limits and default settings."""
         request = control_pb2.GetModelInfoRequest()
         return messages.model_info(self._call(self._control.GetModelInfo, request, timeout))
 
     def load(self, *, timeout: float | None = None) -> types.Load:
-        """How busy the service is."""
+        """The service's load: requests, pages, workers; and whether it serves."""
         return messages.load(self._call(self._control.GetLoad, control_pb2.GetLoadRequest(), timeout))
 
     def flush_cache(self, *, timeout: float | None = None) -> int:
-        """Forgets every page that is kept for requests to come; how many those were."""
+        """Empties the prefix cache; the number of pages that it held."""
         request = control_pb2.FlushCacheRequest()
         return self._call(self._control.FlushCache, request, timeout).pages
 
     def health(self, *, timeout: float | None = None) -> bool:
-        """Whether the service serves. Raises Unavailable where nothing answers."""
+        """Whether the service is ready. Raises Unavailable if it cannot be reached."""
         response: health_pb2.HealthCheckResponse = self._call(
             self._health.Check, health_pb2.HealthCheckRequest(), timeout
         )
         return response.status == health_pb2.HealthCheckResponse.SERVING
 
     def wait_ready(self, timeout: float | None = None) -> None:
-        """Returns once the service serves; it may start later than this call. Raises DeadlineExceeded."""
+        """Waits until the service is ready; it may be started after this call. Raises DeadlineExceeded."""
         tries = Tries(retries_left=0, timeout=timeout)
-        last = "nothing answers there"
+        errors = ErrorReader(address=self.address, timeout=timeout)
+        last = "it has not answered"
         while True:
             try:
                 for response in self._watch(tries.remaining()):
@@ -113,17 +120,18 @@ class Client:
                         return
                     last = "it answers, but does not serve yet"
             except grpc.RpcError as rpc_error:
-                error = from_rpc_error(rpc_error)
+                error = errors.read(rpc_error)
                 if isinstance(error, DeadlineExceeded):
-                    raise not_ready(self.address, timeout, last) from None
+                    raise errors.not_ready(last) from None
                 if not isinstance(error, Unavailable):
                     raise error from None
+                last = error.message
             if tries.remaining() == 0:
-                raise not_ready(self.address, timeout, last)
+                raise errors.not_ready(last)
             time.sleep(_POLL_SECONDS)
 
     def close(self) -> None:
-        """Ends every call and the connection."""
+        """Cancels every call and closes the connection."""
         self._channel.close()
 
     def __enter__(self) -> Self:
@@ -138,7 +146,7 @@ class Client:
         return Tries(retries_left=self._max_retries, timeout=timeout)
 
     def _watch(self, timeout: float | None) -> Iterable[health_pb2.HealthCheckResponse]:
-        return self._health.Watch(health_pb2.HealthCheckRequest(), timeout=timeout, wait_for_ready=True)
+        return self._health.Watch(health_pb2.HealthCheckRequest(), timeout=timeout)
 
     def _call(
         self,
@@ -146,12 +154,12 @@ class Client:
         request: _Request,
         timeout: float | None,
     ) -> _Response:
-        tries = self._tries(timeout)
+        tries, errors = self._tries(timeout), ErrorReader(address=self.address, timeout=timeout)
         while True:
             try:
                 return method(request, timeout=tries.remaining())
             except grpc.RpcError as rpc_error:
-                error = from_rpc_error(rpc_error)
+                error = errors.read(rpc_error)
                 pause_seconds = tries.pause_seconds(error)
                 if pause_seconds is None:
                     raise error from None

@@ -12,13 +12,13 @@ import grpc
 from tandem.v1 import inference_pb2
 
 from client.connection import Tries
-from client.errors import from_rpc_error
+from client.rpc_errors import ErrorReader
 from client.transcript import Sample, Transcript
 from client.types import Accepted, Delta, Finished, PromptInfo, Summary
 
 
 class Call(Protocol):
-    """What is needed of a gRPC call: its messages, and an end to it."""
+    """The part of a gRPC call that a stream uses: its messages, and cancellation."""
 
     def __iter__(self) -> Iterator[inference_pb2.GenerateResponse]: ...
 
@@ -30,8 +30,8 @@ class GenerateStream:
 
     Deltas of several samples come mixed, each with its `sample_idx`; `samples` holds what was read, sample by sample.
 
-    The request is on its way when this object exists. It is cancelled when the loop over it is left early, when it is
-    closed, when its `with` block ends, and when nobody holds it any more; after its natural end none of these matters.
+    The request is sent when this object is made. It is cancelled when the loop over it ends early, when it is closed,
+    when its `with` block ends, and when the object is garbage-collected; after its natural end none of these matters.
     """
 
     def __init__(
@@ -40,17 +40,22 @@ class GenerateStream:
         *,
         start: Callable[[inference_pb2.GenerateRequest, float | None], Call],
         tries: Tries,
+        errors: ErrorReader,
     ) -> None:
         self._request = request
         self._start = start
         self._tries = tries
+        self._errors = errors
         self._transcript = Transcript(request)
         self._closed = threading.Event()
         self._begin()
 
+    def __repr__(self) -> str:
+        return self._transcript.face(type(self).__name__, closed=self._closed.is_set())
+
     @property
     def accepted(self) -> Accepted | None:
-        """The first message; None until it came."""
+        """The first message; None until it has come."""
         return self._transcript.accepted
 
     @property
@@ -60,17 +65,17 @@ class GenerateStream:
 
     @property
     def finished(self) -> Finished | None:
-        """How the completion, or the first of several, ended; None until it did."""
+        """How the completion, or the first of several, ended; None before that."""
         return self._transcript.samples[0].finished
 
     @property
     def prompt_info(self) -> PromptInfo | None:
-        """The prompt's logprobs, where asked for; all of them once a delta came."""
+        """The prompt's logprobs, if requested; complete once the first delta has come."""
         return self._transcript.prompt_info
 
     @property
     def summary(self) -> Summary | None:
-        """The last message; None until it came."""
+        """The last message; None until it has come."""
         return self._transcript.summary
 
     def __iter__(self) -> Iterator[Delta]:
@@ -88,7 +93,7 @@ class GenerateStream:
         return delta
 
     def messages(self) -> Iterator[inference_pb2.GenerateResponse]:
-        """Every message as it came, for those who pass them on; instead of the deltas, not beside them."""
+        """Every message as it came, for programs that pass them on. Use either this or the deltas."""
         try:
             while (message := self._next_message()) is not None:
                 self._transcript.absorb(message)
@@ -97,7 +102,7 @@ class GenerateStream:
             self.close()
 
     def close(self) -> None:
-        """Ends the call; the service frees the request at once. Idempotent, and fit for another thread."""
+        """Cancels the call; the service frees the request at once. Idempotent, and safe from another thread."""
         self._closed.set()
         self._call.cancel()
 
@@ -134,8 +139,7 @@ class GenerateStream:
             except grpc.RpcError as rpc_error:
                 if self._closed.is_set():
                     break
-                error = from_rpc_error(rpc_error)
-                error.stream_began = self.accepted is not None
+                error = self._errors.read(rpc_error, stream_began=self.accepted is not None)
                 pause_seconds = None if error.stream_began else self._tries.pause_seconds(error)
                 if pause_seconds is None:
                     self._closed.set()

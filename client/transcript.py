@@ -1,4 +1,4 @@
-"""What one stream has told so far, and whether it keeps the API's order.
+"""What has been read of one stream, and the check that it keeps the API's order.
 
 Shared by the blocking and the async stream; knows nothing of either.
 """
@@ -17,14 +17,18 @@ class Sample:
 
     def __init__(self, idx: int) -> None:
         self.idx = idx
-        # Empty where the ids are not wanted; `num_tokens` counts all the same once the sample is finished.
+        # Empty if ids were not requested; `num_tokens` is right all the same once the sample is finished.
         self.token_ids: list[int] = []
-        # One per token; empty where they were not asked for.
+        # One per token; empty if they were not requested.
         self.logprobs: list[TokenLogprob] = []
         # None until the sample ended.
         self.finished: Finished | None = None
         self.num_tokens = 0
         self._texts: list[str] = []
+
+    def __repr__(self) -> str:
+        state = f"ended by {self.finished.reason}" if self.finished else "running"
+        return f"<Sample {self.idx} {state}, {_tokens(self.num_tokens)}>"
 
     @property
     def text(self) -> str:
@@ -32,7 +36,7 @@ class Sample:
         return "".join(self._texts)
 
     def add(self, delta: Delta) -> None:
-        """What is new of it."""
+        """Appends a delta of this sample."""
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs
         self.num_tokens += len(delta.token_ids)
@@ -40,7 +44,7 @@ class Sample:
             self._texts.append(delta.text)
 
     def finish(self, finished: Finished) -> None:
-        """It is whole."""
+        """Notes how the sample ended."""
         self.finished = finished
         self.num_tokens = finished.output_tokens
 
@@ -63,16 +67,29 @@ class Transcript:
 
     @property
     def prompt_info(self) -> PromptInfo | None:
-        """All that has come of the prompt's logprobs; None where nothing has."""
+        """The prompt's logprobs that have come so far; None before the first."""
         if not self._prompt_logprobs:
             return None
         return PromptInfo(start=self._prompt_start, logprobs=tuple(self._prompt_logprobs))
 
-    def absorb(self, message: inference_pb2.GenerateResponse) -> Delta | None:
-        """Takes in one message; returns what it adds to the completion.
+    def face(self, name: str, *, closed: bool) -> str:
+        """The `repr` of a stream of class `name`; `closed`: nothing more will be read."""
+        request_id = f" {self.accepted.request_id}" if self.accepted else ""
+        if self.summary is not None:
+            state = "ended"
+        elif closed:
+            state = "closed"
+        else:
+            state = "running" if self.accepted else "not accepted yet"
+        # Tokens that come without their ids are counted at a sample's end.
+        counts = self._with_ids or self.summary is not None
+        counted = f", {_tokens(sum(sample.num_tokens for sample in self.samples))}" if counts else ""
+        return f"<{name}{request_id} {state}{counted}>"
 
-        Raises ProtocolError where something is missing or repeated: the caller must not take such a completion for
-        whole.
+    def absorb(self, message: inference_pb2.GenerateResponse) -> Delta | None:
+        """Reads one message; returns the delta in it, if there is one.
+
+        Raises ProtocolError if something is missing or repeated: such a completion is not complete.
         """
         match message.WhichOneof("event"):
             case "accepted":
@@ -95,7 +112,7 @@ class Transcript:
         return None
 
     def end(self) -> None:
-        """The stream is over. Raises ProtocolError where what belongs at its end is missing."""
+        """Checks the end of the stream. Raises ProtocolError if a message that belongs there is missing."""
         if self.summary is None:
             raise ProtocolError("the stream ended without its Summary")
         missing = next((sample.idx for sample in self.samples if sample.finished is None), None)
@@ -104,7 +121,7 @@ class Transcript:
 
     def _sample(self, idx: int) -> Sample:
         if idx >= len(self.samples):
-            raise ProtocolError(f"something of sample {idx} came; there are {len(self.samples)}")
+            raise ProtocolError(f"a message names sample {idx}; the request has {len(self.samples)}")
         return self.samples[idx]
 
     def _absorb_prompt(self, info: PromptInfo) -> None:
@@ -127,3 +144,7 @@ class Transcript:
                     f" {num_logprobs} belong there"
                 )
         sample.add(delta)
+
+
+def _tokens(count: int) -> str:
+    return f"{count} token{'' if count == 1 else 's'}"

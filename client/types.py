@@ -1,4 +1,4 @@
-"""What the service answers, as frozen values that need no protobuf to read.
+"""The service's answers as frozen values, independent of protobuf.
 
 Owns their names. Knows nothing of messages or calls.
 """
@@ -23,7 +23,7 @@ class FinishReason(StrEnum):
 
 
 class AbortOutcome(StrEnum):
-    """What became of one id of an Abort."""
+    """The outcome of an Abort for one id."""
 
     ABORTED = "aborted"
     NOT_FOUND = "not_found"
@@ -47,12 +47,12 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
-    """The request is in; tokens follow."""
+    """The service has accepted the request; tokens follow."""
 
     request_id: str
     sampling: Sampling
     prompt_tokens: int
-    # In force: the model's length may leave fewer than were asked for.
+    # In force: fewer than requested if the model's length leaves fewer.
     max_new_tokens: int
     requests_ahead: int
 
@@ -83,7 +83,7 @@ class Delta:
     token_ids: tuple[int, ...]
     text: str
     sample_idx: int = 0
-    # Of the new tokens, one each; empty where they were not asked for.
+    # One for each new token; empty if they were not requested.
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
@@ -100,13 +100,13 @@ class Finished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Tokens, counted."""
+    """Numbers of tokens."""
 
     prompt_tokens: int
     output_tokens: int
     discarded_tokens: int
     recomputed_tokens: int
-    # Of the prompt's: found in pages that were kept, not computed.
+    # Prompt tokens that were found in the prefix cache and not computed.
     cached_prompt_tokens: int
 
 
@@ -133,7 +133,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingDefaults:
-    """What unset sampling fields become."""
+    """The values of sampling options that a request leaves unset."""
 
     temperature: float
     top_p: float
@@ -147,7 +147,7 @@ class SamplingDefaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """What is served, its limits and defaults."""
+    """The served model, its limits and default settings."""
 
     model: str
     identity: str
@@ -164,26 +164,28 @@ class ModelInfo:
     has_tokenizer: bool
     max_num_samples: int
     max_logprobs: int
-    # Tokens that each one sees of those before it, itself included; 0: all.
+    # Each token attends to this many tokens up to itself; 0: to all.
     window: int
-    # The first tokens of a sequence, which every token sees whatever the window.
+    # The first tokens of a sequence, to which every token attends besides its window.
     sink_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLoad:
-    """How busy one worker is."""
+    """The load of one worker."""
 
     pid: int
     running: int
     pages_used: int
     pages_cached: int
     pages_total: int
+    # For people: "cpu", "cuda:0 NVIDIA H200".
+    device: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """How busy the service is."""
+    """The service's load: requests, pages and workers; and whether it serves."""
 
     running: int
     waiting: int
@@ -197,17 +199,22 @@ class Load:
     lane_resets: int
     output_tokens: int
     worker_pid: int
-    # Held by nobody and kept, because a request to come may begin alike.
+    # In the prefix cache and not in use.
     pages_cached: int
-    # Of all requests since the service's start, and how many of them were found in kept pages.
+    # Of all requests since the service started, and how many of them were found in the prefix cache.
     prompt_tokens: int
     cached_prompt_tokens: int
     # In the host memory of workers.
     host_pages_used: int
     host_pages_total: int
     per_worker: tuple[WorkerLoad, ...]
+    # Why the service does not serve, one sentence; empty while it serves.
+    not_serving: str
+    # Seconds since a worker was last lost, and why; None and empty if none was lost.
+    worker_lost_seconds: float | None
+    worker_lost_reason: str
 
     @property
     def hit_rate(self) -> float:
-        """The share of prompt tokens that were found in kept pages; 0 before the first prompt."""
+        """The share of prompt tokens that were found in the prefix cache; 0 before the first prompt."""
         return self.cached_prompt_tokens / self.prompt_tokens if self.prompt_tokens else 0.0

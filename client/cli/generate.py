@@ -1,26 +1,42 @@
-"""`tandem generate`: a prompt's completions, streamed to the terminal or as JSON lines.
+"""`tandem generate`: the completions of a prompt, streamed as text or as JSON lines.
 
-Owns the flags of a request; `show` owns how a stream is shown.
+Owns the flags of a request. `show` prints the stream; `flag_names` has the API's names for them.
 """
 
-from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
-from client.cli.flags import Address, Json, Model, Timeout
+from client.cli.flags import (
+    CACHE,
+    CONNECTION,
+    OUTPUT,
+    PROMPT,
+    SAMPLING,
+    STOPPING,
+    Address,
+    Model,
+    SkipSpecialTokens,
+    Timeout,
+    option,
+    switch,
+)
 from client.cli.reporting import Exit, fail, reported
 from client.cli.show import print_json, print_text
-from client.cli.stdin import read_text
+from client.cli.values import parse_biases, read_prompt
 from client.connection import DEFAULT_ADDRESS
-from client.request import Prompt
 from client.sync_client import Client
 from client.types import FinishReason
 
+EXAMPLES = """
+Examples:
+  tandem generate "Return the" -n 32 --temperature 0
+  git diff | tandem generate - --stop "." --json"""
+
 
 class CacheUse(StrEnum):
-    """What a request does with pages that are kept."""
+    """How a request uses the prefix cache."""
 
     READ = "read"
     WRITE = "write"
@@ -28,89 +44,171 @@ class CacheUse(StrEnum):
 
 def generate(
     prompt: Annotated[
-        str | None, typer.Argument(metavar="PROMPT", help="The text to continue; - reads it from standard input.")
+        str | None,
+        typer.Argument(
+            metavar="PROMPT", rich_help_panel=PROMPT, help="Text to complete; - reads it from standard input."
+        ),
     ] = None,
-    address: Address = DEFAULT_ADDRESS,
-    token_ids: Annotated[bool, typer.Option("--token-ids", help="PROMPT is token ids, not text.")] = False,
+    token_ids: Annotated[
+        bool,
+        switch(PROMPT, 'PROMPT is token ids, such as "17 4 256".', "--token-ids"),
+    ] = False,
     model: Model = None,
-    request_id: Annotated[str | None, typer.Option(help="Your name for the request.")] = None,
+    request_id: Annotated[
+        str | None,
+        option(PROMPT, "NAME", "Id of the request, for tandem abort; at most 128 characters. Default: a random one."),
+    ] = None,
+    priority: Annotated[
+        int | None,
+        option(PROMPT, "N", "Higher runs first, -1000 to 1000. Default: 0."),
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        option(
+            SAMPLING,
+            "X",
+            "0 always takes the most probable token; higher is more random, up to 100. Default: the model's.",
+            "--temperature",
+            "-t",
+        ),
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        option(
+            SAMPLING,
+            "P",
+            "Sample from the most probable tokens that together reach probability P, above 0 to 1. "
+            "Default: the model's.",
+        ),
+    ] = None,
+    top_k: Annotated[
+        int | None,
+        option(SAMPLING, "K", "Sample from the K most probable tokens; 0 means all. Default: the model's."),
+    ] = None,
+    min_p: Annotated[
+        float | None,
+        option(
+            SAMPLING, "P", "Drop tokens less probable than P times the most probable one, 0 to 1. Default: the model's."
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        option(SAMPLING, "N", "The same seed gives the same tokens; at least 0. Default: random."),
+    ] = None,
+    num_samples: Annotated[
+        int | None,
+        option(
+            SAMPLING, "N", "Number of completions, printed one after another (identical at temperature 0). Default: 1."
+        ),
+    ] = None,
+    presence_penalty: Annotated[
+        float | None,
+        option(SAMPLING, "X", "Subtracted from the logits of tokens already generated, -2 to 2."),
+    ] = None,
+    frequency_penalty: Annotated[
+        float | None,
+        option(SAMPLING, "X", "Like --presence-penalty, but once per occurrence, -2 to 2."),
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None,
+        option(
+            SAMPLING,
+            "X",
+            "Divides positive and multiplies negative logits of tokens in prompt and output, 0.01 to 100; "
+            "1 changes nothing.",
+        ),
+    ] = None,
+    logit_bias: Annotated[
+        list[str] | None,
+        option(SAMPLING, "ID=X", "Add X, -100 to 100, to the logit of token ID. Repeatable."),
+    ] = None,
+    allow: Annotated[
+        list[int] | None,
+        option(SAMPLING, "ID", "Sample only from these token ids. Repeatable."),
+    ] = None,
+    ban: Annotated[
+        list[int] | None,
+        option(SAMPLING, "ID", "Never sample this token id. Repeatable."),
+    ] = None,
     max_new_tokens: Annotated[
         int | None,
-        typer.Option(
-            "--max-new-tokens", "-n", help="End after so many tokens; default: the service's, in tandem info."
+        option(
+            STOPPING,
+            "N",
+            "Stop after N tokens, at least 1. Default: the service's, see tandem info.",
+            "--max-new-tokens",
+            "-n",
         ),
     ] = None,
     min_new_tokens: Annotated[
-        int | None, typer.Option(help="No token and no stop string ends it before so many; default 0.")
+        int | None,
+        option(STOPPING, "N", "Generate at least N tokens before EOS or a stop string may end the output. Default: 0."),
     ] = None,
-    temperature: Annotated[float | None, typer.Option("--temperature", "-t", help="0 is greedy.")] = None,
-    top_p: Annotated[
-        float | None, typer.Option(help="Keep the likeliest tokens that make up this much; default: the model's.")
+    stop: Annotated[
+        list[str] | None,
+        option(STOPPING, "TEXT", "Stop at this text. Repeatable."),
     ] = None,
-    top_k: Annotated[int | None, typer.Option(help="0 keeps all.")] = None,
-    min_p: Annotated[
+    stop_token_id: Annotated[
+        list[int] | None,
+        option(STOPPING, "ID", "Stop at this token id. Repeatable."),
+    ] = None,
+    include_stop: Annotated[
+        bool,
+        switch(STOPPING, "Keep the text that matched --stop.", "--include-stop"),
+    ] = False,
+    ignore_eos: Annotated[
+        bool,
+        switch(STOPPING, "Continue past the model's end-of-sequence tokens.", "--ignore-eos"),
+    ] = False,
+    max_time: Annotated[
         float | None,
-        typer.Option(help="Drop tokens below this share of the likeliest one's probability; default: the model's."),
+        option(STOPPING, "SECONDS", "Stop this long after the request was accepted; above 0. The text so far is kept."),
     ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="The same seed draws the same tokens; default: a random one.")
-    ] = None,
-    presence_penalty: Annotated[
-        float | None, typer.Option(help="Taken off the logits of tokens in the output, -2 to 2.")
-    ] = None,
-    frequency_penalty: Annotated[
-        float | None, typer.Option(help="The same, once for each time they are there, -2 to 2.")
-    ] = None,
-    repetition_penalty: Annotated[
-        float | None, typer.Option(help="Divides the logits of tokens in prompt or output; 1 is none.")
-    ] = None,
-    num_samples: Annotated[
-        int | None, typer.Option(help="So many completions, one shown after another; greedy ones are alike.")
-    ] = None,
-    logit_bias: Annotated[
-        list[str] | None, typer.Option(metavar="ID=BIAS", help="Add BIAS to token ID's logit; may be repeated.")
-    ] = None,
-    allow: Annotated[
-        list[int] | None, typer.Option(metavar="ID", help="Draw this token and no other; may be repeated.")
-    ] = None,
-    ban: Annotated[list[int] | None, typer.Option(metavar="ID", help="Never draw this token; may be repeated.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="End at this text; may be repeated.")] = None,
-    stop_token_id: Annotated[list[int] | None, typer.Option(help="End at this token; may be repeated.")] = None,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end of sequence.")] = False,
-    include_stop: Annotated[bool, typer.Option("--include-stop", help="Keep what matched in the text.")] = False,
-    max_time: Annotated[float | None, typer.Option(help="End after so many seconds.")] = None,
-    priority: Annotated[int | None, typer.Option(help="Higher goes first.")] = None,
+    as_json: Annotated[bool, switch(OUTPUT, "Print one JSON message per line.", "--json")] = False,
     want_text: Annotated[
         bool | None,
-        typer.Option("--want-text/--no-want-text", help="Stream text; default: yes, where the model has a tokenizer."),
+        switch(
+            OUTPUT,
+            "Stream text; --no-want-text prints token ids. Default: text if the model has a tokenizer.",
+            "--want-text/--no-want-text",
+        ),
     ] = None,
     want_token_ids: Annotated[
-        bool | None, typer.Option("--want-token-ids/--no-want-token-ids", help="Stream token ids; default: yes.")
+        bool | None,
+        switch(OUTPUT, "Stream token ids, which --json shows (default).", "--want-token-ids/--no-want-token-ids"),
     ] = None,
-    skip_special_tokens: Annotated[bool | None, typer.Option("--skip-special-tokens/--no-skip-special-tokens")] = None,
+    skip_special_tokens: SkipSpecialTokens = None,
     logprobs: Annotated[
-        int | None, typer.Option(metavar="K", help="Table of logprobs, with the K likeliest tokens beside each.")
+        int | None,
+        option(OUTPUT, "K", "Print the log probability of each token and of the K most probable ones."),
     ] = None,
     prompt_logprobs: Annotated[
-        int | None, typer.Option(metavar="START", help="The same of the prompt's tokens, from position START on.")
+        int | None,
+        option(OUTPUT, "START", "Print those of the prompt's tokens too, from position START."),
     ] = None,
     salt: Annotated[
-        str | None, typer.Option(help="Share cached pages only with requests of the same salt; default: an empty one.")
+        str | None,
+        option(CACHE, "TEXT", "Share cached pages only with requests of the same salt; at most 256 characters."),
     ] = None,
     bypass_cache: Annotated[
         list[CacheUse] | None,
-        typer.Option(help="read: compute the whole prompt; write: keep nothing of it. May be repeated."),
+        option(
+            CACHE, "read|write", "read: compute the whole prompt; write: cache nothing of this request. Repeatable."
+        ),
     ] = None,
-    retries: Annotated[int, typer.Option(min=0, help="Tries while the service is not ready yet.")] = 3,
+    address: Address = DEFAULT_ADDRESS,
     timeout: Timeout = None,
-    as_json: Json = False,
+    retries: Annotated[
+        int,
+        option(CONNECTION, "N", "Retries while the service is not ready; at least 0.", min=0),
+    ] = 3,
 ) -> None:
-    """Complete a text and stream what comes."""
+    """Complete a text and print the output as it is generated."""
     if prompt is None:
-        raise fail("no prompt is given: tandem generate TEXT, or - to read it from standard input", Exit.USAGE)
-    with reported(address, timeout), Client(address, max_retries=retries) as client:
+        raise fail('PROMPT is missing: tandem generate "Return the", or - to read it from standard input', Exit.USAGE)
+    with reported(timeout, of_generate=True), Client(address, max_retries=retries) as client:
         stream = client.generate(
-            _prompt(prompt, token_ids=token_ids),
+            read_prompt(prompt, token_ids=token_ids),
             timeout=timeout,
             model=model,
             request_id=request_id,
@@ -150,38 +248,3 @@ def generate(
                 print_text(stream, ids=want_text is False)
         if any(sample.finished and sample.finished.reason == FinishReason.ABORTED for sample in stream.samples):
             raise fail("the request was aborted")
-
-
-def parse_token_ids(text: str) -> Sequence[int]:
-    """Numbers with blanks or commas between them, in brackets or not. Raises ValueError."""
-    words = text.strip().strip("[]").replace(",", " ").split()
-    wrong = next((word for word in words if not word.isdecimal()), None)
-    if wrong is not None:
-        raise ValueError(f"token ids are numbers from 0: {wrong[:40]!r} is none")
-    return [int(word) for word in words]
-
-
-def parse_biases(given: Sequence[str]) -> dict[int, float]:
-    """Words like 17=-2.5. Raises ValueError."""
-    biases: dict[int, float] = {}
-    for word in given:
-        token, is_pair, bias = word.partition("=")
-        try:
-            if not is_pair:
-                raise ValueError
-            token_id, value = int(token), float(bias)
-        except ValueError:
-            raise ValueError(f"--logit-bias is {word[:40]!r}; it must be ID=BIAS, like 17=-2.5") from None
-        if token_id in biases:
-            raise ValueError(f"--logit-bias names token {token_id} twice; one bias for each")
-        biases[token_id] = value
-    return biases
-
-
-def _prompt(argument: str, *, token_ids: bool) -> Prompt:
-    # The shell's last line break is not part of the text.
-    text = read_text().removesuffix("\n") if argument == "-" else argument
-    if not text:
-        # The service would call it text, the name of its field.
-        raise ValueError("the prompt is empty; at least 1 character is needed")
-    return parse_token_ids(text) if token_ids else text

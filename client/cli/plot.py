@@ -1,26 +1,39 @@
-"""`tandem plot`: a picture of what each step did, from the file that the scheduler's --steps wrote."""
+"""`tandem plot`: a picture of what each step did, from the file that the scheduler's --steps wrote.
+
+Owns the command's messages. `plot_data` reads the file, `plot_chart` draws it.
+"""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from client.cli.flags import OUTPUT, PROMPT, option, switch
 from client.cli.reporting import Exit, fail
 from client.plot_data import StepsFileError, read_steps
 from client.plot_summary import summarize, table
+from client.processes import missing_programs
+from client.version import version
 
 
 def plot(
-    file: Annotated[Path, typer.Argument(help="What the scheduler service wrote with --steps FILE.")],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="The PNG; default: FILE with .png.")] = None,
-    by_time: Annotated[bool, typer.Option("--by-time", help="Seconds to the right, not step numbers.")] = False,
-    width: Annotated[int, typer.Option(min=600, max=8000, help="Pixels; the height follows.")] = 1600,
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", rich_help_panel=PROMPT, help="Step log: what the service's --steps FILE wrote."),
+    ],
+    output: Annotated[
+        Path | None, option(OUTPUT, "FILE", "The PNG to write. Default: the log's name with .png.", "--output", "-o")
+    ] = None,
+    by_time: Annotated[bool, switch(OUTPUT, "Use time, not step number, as the x axis.", "--by-time")] = False,
+    width: Annotated[
+        int, option(OUTPUT, "PIXELS", "Width of the picture, 600 to 8000; the height follows.", min=600, max=8000)
+    ] = 1600,
 ) -> None:
-    """Draw who ran and waited, which kind each step was, and how long each kind took."""
+    """Plot a step log: running and waiting requests, step types and times."""
     try:
         from client.plot_chart import draw
     except ModuleNotFoundError as error:
-        raise fail(f"{error.name} is missing: pip install 'tandem[plot]'", Exit.ERROR) from None
+        raise fail(f"tandem plot needs {error.name}, which is not installed: {_install()}", Exit.ERROR) from None
     target = output or file.parent / f"{file.stem}.png"
     try:
         if target.exists() and file.exists() and target.samefile(file):
@@ -31,10 +44,19 @@ def plot(
     except StepsFileError as error:
         raise fail(str(error), Exit.USAGE) from None
     except OSError as error:
-        # Only a write to a file that is open names none.
+        # Writes to an open file do not name it.
         raise fail(f"{error.filename or target}: {error.strerror}", Exit.ERROR) from None
     for line in table(summary):
         print(line)
     if log.left_out:
         print("the last line is cut short and left out: the service still writes, or was killed")
     print(target)
+
+
+def _install() -> str:
+    """The command that installs what the picture needs."""
+    if not missing_programs(["scheduler_svc"]):
+        return "make install"
+    number = version()
+    name = f"{number}-py3-none-any" if number[0].isdigit() else "…"
+    return f"pip install 'dist/tandem_inference-{name}.whl[plot]'"

@@ -1,6 +1,6 @@
 """How a command ends: one line for people, one exit code for scripts.
 
-Owns exit codes and hints. Knows nothing of what the commands do.
+Owns exit codes and hints. Knows nothing of the commands themselves.
 """
 
 import sys
@@ -10,12 +10,14 @@ from enum import IntEnum
 
 import typer
 
+from client.cli.flag_names import keyword_in_flags, refusal_in_flags
 from client.errors import (
     AlreadyExists,
+    AnswersTooSlowly,
     DeadlineExceeded,
     InvalidArgument,
-    MessageTooLarge,
     NotFound,
+    NothingAnswers,
     QueueFull,
     TandemError,
     Unavailable,
@@ -23,50 +25,55 @@ from client.errors import (
 
 
 class Exit(IntEnum):
-    """What the shell sees."""
+    """Exit codes of the command."""
 
     OK = 0
     ERROR = 1
-    # The request is wrong; the same again will fail again. Also typer's own code for wrong flags.
+    # The request is wrong and would fail again. Also typer's own code for wrong flags.
     USAGE = 2
-    # Nobody there, not ready yet, or full; the same may work later.
+    # Nothing answers, not ready yet, or full; the same request may succeed later.
     UNAVAILABLE = 3
     DEADLINE = 4
-    # 128 + SIGINT.
+    # 128 + SIGINT, 128 + SIGPIPE: what a shell sees of programs that these signals end.
     INTERRUPTED = 130
+    CLOSED_OUTPUT = 141
 
 
-# Fields whose limit `tandem info` tells: the model's length, its vocabulary, how many samples or logprobs; a single
-# token of a list, not how many there may be.
+# Fields with limits of the model or the service, which `tandem info` shows.
 _LIMITS_IN_INFO = (
-    "prompt",
     "text",
     "token_ids",
     "stop.stop_token_ids[",
-    "stop.max_new_tokens",
     "sampling.num_samples",
     "sampling.allowed_token_ids.ids[",
     "sampling.banned_token_ids[",
+    "sampling.logit_bias[",
     "output.logprobs",
 )
+# Problems with a limit that is the same for every service and stands in the message.
+_FIXED_LIMITS = ("is empty", "at least 1", "between -100 and 100")
 
 
 @contextmanager
-def reported(address: str, timeout: float | None = None) -> Generator[None, None, None]:
-    """Turns what a command's body raises into one line on stderr and an exit code. `timeout` in seconds, if given."""
+def reported(timeout: float | None = None, *, of_generate: bool = False) -> Generator[None, None, None]:
+    """Turns exceptions of a command's body into one line on stderr and an exit code.
+
+    `timeout` is the limit in seconds that the call had, if any. `of_generate`: messages name that command's flags.
+    """
     try:
         yield
     except KeyboardInterrupt:
         raise typer.Exit(Exit.INTERRUPTED) from None
     except TandemError as error:
-        raise _failure(describe(error, address, timeout), exit_code(error)) from None
+        raise fail(describe(error, timeout, of_generate=of_generate), exit_code(error)) from None
     except (TypeError, ValueError) as error:
-        raise _failure(str(error), Exit.USAGE) from None
+        raise fail(keyword_in_flags(str(error)) if of_generate else str(error), Exit.USAGE) from None
 
 
 def fail(message: str, code: Exit = Exit.ERROR) -> typer.Exit:
-    """Says it and gives what to raise."""
-    return _failure(message, code)
+    """Prints the line and returns what the caller raises."""
+    print(f"error: {message}", file=sys.stderr)
+    return typer.Exit(code)
 
 
 def exit_code(error: TandemError) -> Exit:
@@ -82,38 +89,36 @@ def exit_code(error: TandemError) -> Exit:
             return Exit.ERROR
 
 
-def describe(error: TandemError, address: str, timeout: float | None = None) -> str:
+def describe(error: TandemError, timeout: float | None = None, *, of_generate: bool = False) -> str:
     """The error and what to do about it, in one line."""
-    message = " ".join(error.message.split())
-    if error.field and error.field not in message:
-        message = f"{error.field}: {message}"
-    hint = _hint(error, address, timeout)
+    message = refusal_in_flags(error) if of_generate else error.message
+    message = " ".join(message.split())
+    hint = _hint(error, timeout)
     return f"{message} ({hint})" if hint else message
 
 
-def _hint(error: TandemError, address: str, timeout: float | None) -> str:
+def _hint(error: TandemError, timeout: float | None) -> str:
     match error:
-        case Unavailable(retry_after_seconds=None, stream_began=True):
-            return "the service went away"
+        case NothingAnswers():
+            return "start one with tandem serve, or name another address with --address or TANDEM_ADDRESS"
+        case AnswersTooSlowly():
+            return "try again, or check the service with tandem health"
         case Unavailable(retry_after_seconds=None):
-            start = "start it with make run-scheduler and make run-worker"
-            return f"nothing answers at {address}: {start}, or name another with --address or TANDEM_ADDRESS"
+            return "the service went away"
         case Unavailable():
             return "tandem health --wait 60 returns when the service is ready"
         case QueueFull(retry_after_seconds=float() as seconds):
             return f"try again in {seconds:g} s"
         case NotFound():
-            return "tandem info says what is served"
-        case MessageTooLarge():
-            return "the limit is the service's max_message_bytes"
-        case InvalidArgument() if (error.field or "").startswith(_LIMITS_IN_INFO) and "empty" not in error.message:
-            return "tandem info says the limits"
-        case DeadlineExceeded() if timeout is not None:
+            return "tandem info shows what is served"
+        case InvalidArgument() if _is_limit_in_info(error):
+            return "tandem info shows the limits"
+        case DeadlineExceeded() if timeout is not None and f"{timeout:g} s" not in error.message:
             return f"--timeout was {timeout:g} s"
         case _:
             return ""
 
 
-def _failure(message: str, code: Exit) -> typer.Exit:
-    print(f"error: {message}", file=sys.stderr)
-    return typer.Exit(code)
+def _is_limit_in_info(error: InvalidArgument) -> bool:
+    is_fixed = any(words in error.message for words in _FIXED_LIMITS)
+    return (error.field or "").startswith(_LIMITS_IN_INFO) and not is_fixed

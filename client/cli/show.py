@@ -1,6 +1,6 @@
-"""How a stream is shown: as text that grows, with tables of logprobs below, or as JSON lines.
+"""Prints a stream: as text that grows, with tables of log probabilities below it, or as JSON lines.
 
-Of several samples the first streams; the others follow one after another, as far as they have come.
+Of several samples the first is printed as it streams; the others follow one after another.
 """
 
 import json
@@ -18,7 +18,7 @@ from client.types import Delta, TokenLogprob
 
 
 def json_line(message: inference_pb2.GenerateResponse) -> str:
-    """The protobuf JSON mapping with the fields' own names; fields without presence are always there."""
+    """The protobuf JSON mapping with the fields' own names; fields without presence are always included."""
     values: dict[str, Any] = MessageToDict(
         message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
@@ -26,13 +26,13 @@ def json_line(message: inference_pb2.GenerateResponse) -> str:
 
 
 def print_json(stream: GenerateStream) -> None:
-    """One message per line, as they come."""
+    """Prints one message per line, each as it arrives."""
     for message in stream.messages():
         print(json_line(message), flush=True)
 
 
 def print_text(stream: GenerateStream, *, ids: bool) -> None:
-    """The text, or the token ids, as they come; then the logprobs. On a terminal a line of figures too."""
+    """Prints the text or the token ids as they arrive, then log probabilities; on a terminal also a summary line."""
     started = time.monotonic()
     samples = _Samples(stream, ids=ids)
     try:
@@ -48,19 +48,19 @@ def print_text(stream: GenerateStream, *, ids: bool) -> None:
 
 
 class _Samples:
-    """One sample is shown as it grows; what comes of later ones waits for its end."""
+    """Prints one sample as it grows; what arrives of later samples waits for its end."""
 
     def __init__(self, stream: GenerateStream, *, ids: bool) -> None:
         self._stream = stream
         self._ids = ids
-        # The sample that is shown now, and whether anything of it was.
+        # The sample that is printed now, and whether any of it has been.
         self._idx = 0
         self._has_begun = False
-        # When the first delta came.
+        # When the first delta arrived.
         self.first: float | None = None
 
     def show(self, delta: Delta) -> None:
-        """`delta` was read."""
+        """Prints what the delta adds, if its sample is the current one or has become it."""
         self.first = self.first or time.monotonic()
         is_shown = False
         while self._has_next() and self._stream.samples[self._idx].finished is not None:
@@ -74,7 +74,7 @@ class _Samples:
             self._begin()
 
     def end(self) -> None:
-        """Whatever has come is shown, also of a stream that broke off."""
+        """Prints what has arrived and is not printed yet, also if the stream failed."""
         if self.first is None:
             return
         while self._has_next():
@@ -92,7 +92,7 @@ class _Samples:
         self._begin()
 
     def _begin(self) -> None:
-        """Shows all that was read of the sample."""
+        """Prints all of the sample that was read so far."""
         self._has_begun = True
         if len(self._stream.samples) > 1:
             self._print(f"--- sample {self._idx} ---\n")
@@ -116,12 +116,12 @@ def _tables(stream: GenerateStream) -> Iterator[str]:
 
 
 def _table(name: str, start: int, token_ids: Sequence[int], logprobs: Iterable[TokenLogprob]) -> Iterator[str]:
-    """A line per token: position, its id where it is known, its logprob, the likeliest ids with theirs."""
+    """A line per token: position, id if known, log probability, and the most probable ids with theirs."""
     yield f"{name}: position, {'token, ' if token_ids else ''}logprob, most probable"
-    for idx, told in enumerate(logprobs):
+    for idx, entry in enumerate(logprobs):
         token = f"{token_ids[idx]:>8}" if token_ids else ""
-        top = "".join(f"  {other}={logprob:.3f}" for other, logprob in told.top)
-        yield f"{start + idx:>8}{token}{told.logprob:>10.3f}{top}"
+        top = "".join(f"  {other}={logprob:.3f}" for other, logprob in entry.top)
+        yield f"{start + idx:>8}{token}{entry.logprob:>10.3f}{top}"
 
 
 def _closing_line(stream: GenerateStream, first_seconds: float, decode_seconds: float) -> str:
@@ -133,4 +133,4 @@ def _closing_line(stream: GenerateStream, first_seconds: float, decode_seconds: 
     usage = stream.summary.usage if stream.summary is not None else None
     if usage is None or not usage.cached_prompt_tokens:
         return line
-    return f"{line}; {usage.cached_prompt_tokens} of {usage.prompt_tokens} prompt tokens were kept"
+    return f"{line}; {usage.cached_prompt_tokens} of {usage.prompt_tokens} prompt tokens cached"

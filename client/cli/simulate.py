@@ -1,6 +1,6 @@
 """`tandem simulate`: the scheduler's own simulator, in this terminal.
 
-Owns nothing of it: arguments, output, signals and exit code are the simulator's, whose program takes this process over.
+Owns only the start: the simulator's program replaces this process, so arguments, output, signals and exit code are its.
 """
 
 import os
@@ -15,9 +15,9 @@ PROGRAM = "scheduler_svc"
 
 
 def simulate(context: typer.Context) -> None:
-    """Say what to expect of a machine, model and workload: the real core on virtual time. See simulate --help."""
+    """Predict speed and latency for a machine, model and workload, with the real scheduler on virtual time."""
     if missing_programs([PROGRAM]):
         raise fail(
-            f"{PROGRAM} cannot be found: this environment has the client alone. The simulator runs from a checkout"
+            f"{PROGRAM} is not installed: this environment has only the client. Run tandem simulate in a checkout"
         )
     os.execv(sys.executable, [sys.executable, "-m", f"{PROGRAM}.simulator", *context.args])

@@ -1,6 +1,6 @@
-"""What a command reads from standard input.
+"""Reads a command's standard input.
 
-Owns its decoding. Knows nothing of what the text is for.
+Owns its decoding. Knows nothing of the text's use.
 """
 
 import io
@@ -8,7 +8,7 @@ import sys
 
 
 def read_text() -> str:
-    """All of it, line breaks as \\n. Raises ValueError where it is not UTF-8, whatever the locale says."""
+    """All of standard input, line breaks as \\n. Raises ValueError if it is not UTF-8, in every locale."""
     try:
         text = sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:

@@ -1,7 +1,7 @@
-"""`python -m client.demo`: what the two processes promise, shown in half a minute.
+"""`python -m client.demo`: a worker is killed while it streams, and no completion changes.
 
-Asks the same questions twice. In the second round the worker is killed with SIGKILL in the middle and another one is
-started; every completion must come out as in the first. Exits 0 only then.
+Sends the same prompts in two rounds. In the second the worker is killed with SIGKILL in the middle and another one is
+started; each completion must equal that of the first round. The exit code is 0 only then.
 """
 
 import asyncio
@@ -22,9 +22,10 @@ from client.demo.services import Places, ServiceEnded, Services, free_address
 from client.demo.show import Board, Teller, make_console, result_table, round_line
 from client.errors import TandemError
 from client.processes import missing_programs
+from client.services.pair import PROGRAMS
+from client.services.toy import TOY_NOTICE, is_toy
 
 _INTERRUPTED = 130
-_LOOK_SECONDS = 0.05
 # For the report of the kill to end, once every stream has.
 _LAST_WORD_SECONDS = 1.0
 
@@ -45,7 +46,7 @@ def main(
     """Serve, stream, kill the worker, compare."""
     # Else gRPC's library logs between the demo's lines.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    missing = missing_programs(["scheduler_svc", "gpu_worker"])
+    missing = missing_programs(PROGRAMS)
     if missing:
         print(f"error: {' and '.join(missing)} cannot be found: the demo runs in a checkout", file=sys.stderr)
         raise typer.Exit(1)
@@ -76,7 +77,7 @@ async def _demo(services: Services, teller: Teller, asked: list[Question]) -> in
     problems: list[str] = []
     try:
         async with AsyncClient(services.listen) as client:
-            await services.start(client)
+            await services.start()
             problems += await _both_rounds(services, client, teller, asked)
     except (ServiceEnded, TandemError) as error:
         problems.append(str(error))
@@ -93,13 +94,15 @@ async def _both_rounds(services: Services, client: AsyncClient, teller: Teller, 
     info = await client.model_info()
     services.quiet = True
     teller.say("demo", f"serving {info.model}: {info.num_pages} pages of {info.page_size} tokens, {info.max_rows} rows")
+    if is_toy(info):
+        teller.say("demo", TOY_NOTICE)
     teller.say("demo", f"round 1, undisturbed: {len(asked)} prompts at once")
     undisturbed = await services.guard(_round(client, teller, asked, Arrivals()))
     teller.say("demo", round_line("round 1", undisturbed))
 
     teller.say("demo", "round 2: the same prompts; the worker will be killed in the middle")
     arrivals = Arrivals()
-    killing = asyncio.create_task(_kill_in_the_middle(services, client, teller, arrivals, undisturbed.num_tokens // 3))
+    killing = asyncio.create_task(_kill_in_the_middle(services, teller, arrivals, undisturbed.num_tokens // 3))
     try:
         disturbed = await services.guard(_round(client, teller, asked, arrivals))
         await asyncio.wait([killing], timeout=_LAST_WORD_SECONDS)
@@ -122,17 +125,15 @@ async def _round(client: AsyncClient, teller: Teller, asked: list[Question], arr
         return await run_round(client, asked, arrivals=arrivals, on_delta=board.on_delta, on_done=board.on_done)
 
 
-async def _kill_in_the_middle(
-    services: Services, client: AsyncClient, teller: Teller, arrivals: Arrivals, num_tokens: int
-) -> None:
+async def _kill_in_the_middle(services: Services, teller: Teller, arrivals: Arrivals, num_tokens: int) -> None:
     await arrivals.wait_for(num_tokens)
-    pid = await services.kill_worker()
-    teller.say("demo", f"kill -9 {pid}: the worker is dead after {arrivals.num_tokens} tokens; the streams wait")
     killed_at = teller.seconds
-    await services.restart_worker()
+    teller.say(
+        "demo", f"kill -9 {services.worker_pid}, the worker, after {arrivals.num_tokens} tokens; the streams wait"
+    )
+    await services.kill_worker()
     teller.say("demo", f"another worker starts from nothing, process {services.worker_pid}")
-    while (await client.load()).worker_pid != services.worker_pid:
-        await asyncio.sleep(_LOOK_SECONDS)
+    await services.ready()
     # Tokens that the dead worker had sent may have come meanwhile; one more is the new one's.
     await arrivals.wait_for(arrivals.num_tokens + 1)
     teller.say("demo", f"tokens flow again, {teller.seconds - killed_at:.2f} s after the kill")

@@ -1,4 +1,4 @@
-"""What the demo asks. The bundled model has read Python's documentation, so the prompts begin like it."""
+"""The demo's prompts. The bundled model was trained on Python's documentation, so the prompts begin like it."""
 
 from dataclasses import dataclass
 
@@ -7,19 +7,19 @@ from client.request import GenerateOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A prompt and how to draw the tokens after it."""
+    """A prompt and its sampling options."""
 
     prompt: str
     options: GenerateOptions
 
 
 _GREEDY: GenerateOptions = {"temperature": 0.0}
-# The noise is keyed by seed and position, so this one too must come out the same each time.
+# The noise depends on seed and position only, so this completion too must be the same each time.
 _SEEDED: GenerateOptions = {"temperature": 0.8, "top_p": 0.95, "seed": 2026}
 
 
 def questions(max_new_tokens: int) -> list[Question]:
-    """The demo's requests, each with so many tokens."""
+    """The demo's requests, each for `max_new_tokens` tokens."""
     prompts = [
         ("Return the number of", _GREEDY),
         ("Raise ValueError if the", _GREEDY),

@@ -1,6 +1,6 @@
-"""One round of the demo: every question asked at once, each stream read to its end, the load watched meanwhile.
+"""One round of the demo: all prompts sent at once, each stream read to its end, the load sampled meanwhile.
 
-Owns what is measured of a round and how two rounds are compared. Knows nothing of processes or terminals.
+Owns the measurements of a round and the comparison of two. Knows nothing of processes or terminals.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ _LOOK_SECONDS = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """One question's answer."""
+    """The completion of one prompt."""
 
     prompt: str
     token_ids: tuple[int, ...]
@@ -30,14 +30,14 @@ class Completion:
 
     @property
     def tokens_per_second(self) -> float:
-        """After the first token; 0 where there is no second."""
+        """The rate after the first token; 0 if there is only one token."""
         num_after = len(self.token_ids) - 1
         return num_after / self.decode_seconds if num_after > 0 and self.decode_seconds > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """All answers, and what the service said meanwhile."""
+    """All completions, and the service's load meanwhile."""
 
     completions: tuple[Completion, ...]
     seconds: float
@@ -49,25 +49,25 @@ class Round:
 
     @property
     def num_tokens(self) -> int:
-        """Of all completions."""
+        """The tokens of all completions."""
         return sum(len(completion.token_ids) for completion in self.completions)
 
 
 @dataclass(slots=True)
 class Arrivals:
-    """Tokens as they come in, for those who wait for the middle of a round."""
+    """The number of tokens so far, which a task can wait on."""
 
     num_tokens: int = 0
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def add(self, num_tokens: int) -> None:
-        """So many more."""
+        """Counts new tokens."""
         async with self._changed:
             self.num_tokens += num_tokens
             self._changed.notify_all()
 
     async def wait_for(self, num_tokens: int) -> None:
-        """Returns once so many have come in all."""
+        """Waits until at least `num_tokens` tokens have come."""
         async with self._changed:
             await self._changed.wait_for(lambda: self.num_tokens >= num_tokens)
 
@@ -84,7 +84,7 @@ async def run_round(
     on_delta: OnDelta,
     on_done: OnDone,
 ) -> Round:
-    """Asks everything at once and reads it all. Raises the first stream's error, and leaves the others."""
+    """Sends all prompts at once and reads every stream. Raises the first stream's error and cancels the others."""
     before = await client.load()
     watch = _Watch(client)
     watching = asyncio.create_task(watch.run())
@@ -110,7 +110,7 @@ async def run_round(
 
 
 def differing(undisturbed: Round, disturbed: Round) -> list[int]:
-    """The questions whose answers are not the same, token for token."""
+    """The indices of prompts whose two completions differ in any token."""
     pairs = zip(undisturbed.completions, disturbed.completions, strict=True)
     return [index for index, (one, other) in enumerate(pairs) if not _same(one, other)]
 
@@ -150,7 +150,7 @@ async def _ask(
 
 
 class _Watch:
-    """Asks for the load again and again: what is used at once shows nowhere else."""
+    """Polls the load, because the number of pages in use at one time is reported only there."""
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client

@@ -1,37 +1,36 @@
-"""The demo's scheduler service and worker: started with a line per phase, the worker killed and started again, both
+"""The demo's scheduler service and worker: a line for each phase of their start, the worker killed and replaced, both
 stopped in good order.
 
-Owns the two processes and their settings. Knows nothing of what they are asked.
+Owns what the demo says of the two; `client.services.pair` owns the processes. Knows nothing of the prompts.
 """
 
 import asyncio
-import re
+import os
 import signal
 import socket
+import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from client.async_client import AsyncClient
-from client.errors import Unavailable
-from client.processes import Child
+from client.services.log_lines import parse
+from client.services.pair import ServicePair
+from client.services.restarts import RestartPolicy
 
 # A cold start compiles kernels.
 _READY_SECONDS = 240.0
-_LOOK_SECONDS = 0.05
 _STOP_SECONDS = 20.0
-# The demo has a clock of its own, and what is no warning needs no level.
-_STAMP = re.compile(r"^(?:[\d-]+ )?[\d:,.]+ (?=[\w.]+ [A-Z]|[A-Z]+ )")
-_INFO = re.compile(r"^(?:[\w.]+ )?INFO (?:frontend \d+: )?")
+# Where the worker keeps its compiled kernels, below the user's folder for caches.
+_KERNELS = Path("tandem") / "inductor"
 
 _Result = TypeVar("_Result")
-# Who says it, and what.
+# The speaker and the line.
 Say = Callable[[str, str], None]
 
 
 class ServiceEnded(Exception):
-    """A process ended that should have gone on; the message carries its last lines."""
+    """A process ended that should have gone on, or did not come to serve; the message ends with the cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +42,7 @@ class Places:
 
 
 class Services:
-    """Both processes."""
+    """Both processes. A death that the demo did not cause is a failure, except that a killed worker is replaced."""
 
     def __init__(
         self,
@@ -58,41 +57,39 @@ class Services:
         self.listen = places.listen
         # Leaves out the scheduler service's line per request.
         self.quiet = False
-        self._failed = asyncio.Event()
-        # Children whose end is no failure.
-        self._expected: set[Child] = set()
-        self._supervisors: list[asyncio.Task[None]] = []
         shared = f"--runtime-dir={places.runtime_dir}"
         settings = [f"--{name}={value}" for name, value in worker_settings.items() if value is not None]
-        self._scheduler = Child(
-            "scheduler",
-            "scheduler_svc",
-            [f"--listen={places.listen}", shared, *scheduler_flags],
+        self._pair = ServicePair(
+            scheduler_flags=[f"--listen={places.listen}", shared, *scheduler_flags],
+            worker_flags=[shared, *settings, *worker_flags],
+            scheduler_policy=RestartPolicy(max_ends=1),
+            # The demo kills it once.
+            worker_policy=RestartPolicy(max_ends=2, first_pause_seconds=0.0),
             on_line=self._on_line,
-        )
-        self._worker = Child(
-            "worker",
-            "gpu_worker",
-            [shared, "--exit-with-parent", *settings, *worker_flags],
-            on_line=self._on_line,
+            say=lambda line: say("demo", line),
         )
 
     @property
     def worker_pid(self) -> int:
-        """Of the worker that was started last."""
-        return self._worker.pid
+        """The process id of the worker that was started last."""
+        return self._pair.worker.child.pid
 
-    async def start(self, client: AsyncClient) -> None:
+    async def start(self) -> None:
         """Starts both at once; returns when the service serves. Raises ServiceEnded."""
         self._say("demo", "starting the scheduler service and the worker, two processes")
-        await self._start(self._scheduler)
-        await self._start(self._worker)
-        await self.guard(self._ready(client))
+        if not _has_compiled_kernels():
+            self._say("demo", "compiling kernels, once, about 30 s")
+        self._pair.start()
+        try:
+            async with asyncio.timeout(_READY_SECONDS):
+                await self.guard(self._ready())
+        except TimeoutError:
+            raise ServiceEnded(f"the service is not ready after {_READY_SECONDS:g} s") from None
 
     async def guard(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """Does the work while both processes run. Raises ServiceEnded where one ends that nobody stopped."""
+        """Does the work while both processes run. Raises ServiceEnded where one is given up."""
         working = asyncio.create_task(work)
-        failing = asyncio.create_task(self._failed.wait())
+        failing = asyncio.create_task(self._pair.failed())
         try:
             await asyncio.wait([working, failing], return_when=asyncio.FIRST_COMPLETED)
             if working.done():
@@ -101,65 +98,49 @@ class Services:
             failing.cancel()
             working.cancel()
         await asyncio.wait([working])
-        child = self._worker if self._worker.returncode is not None else self._scheduler
-        last = "\n".join(child.last_lines) or "it printed nothing"
-        raise ServiceEnded(f"the {child.name} ended with status {child.returncode}; its last lines:\n{last}")
+        raise ServiceEnded(failing.result().message)
 
-    async def kill_worker(self) -> int:
-        """SIGKILL, no time to say goodbye; the process's id, once it is gone."""
-        self._expected.add(self._worker)
-        self._worker.signal(signal.SIGKILL)
-        await self._worker.wait()
-        return self._worker.pid
+    async def kill_worker(self) -> None:
+        """Kills the worker with SIGKILL; returns once another one has been started."""
+        next_start = self._pair.worker.next_start
+        self._pair.worker.child.signal(signal.SIGKILL)
+        await next_start.wait()
 
-    async def restart_worker(self) -> None:
-        """Starts a worker in the place of the one that was killed; does not wait for it to join."""
-        self._expected.discard(self._worker)
-        await self._start(self._worker)
+    async def ready(self) -> None:
+        """Returns once the service serves with the worker that was started last."""
+        await self._pair.ready()
 
     async def stop(self) -> list[str]:
         """Stops both, the worker last; what was wrong with how they ended."""
-        wrong: list[str] = []
-        for child in (self._scheduler, self._worker):
-            self._expected.add(child)
-            if child.started:
-                status = await child.stop(_STOP_SECONDS)
-                self._say("demo", f"the {child.name} has ended with status {status}")
-                wrong += [f"the {child.name} ended with status {status}"] if status != 0 else []
+        self._say("demo", "stopping both")
+        began = time.monotonic()
+        wrong = await self._pair.stop(_STOP_SECONDS)
+        self._say("demo", f"both have ended ({time.monotonic() - began:.1f} s)")
         return wrong
 
-    async def _start(self, child: Child) -> None:
-        await child.start()
-        self._supervisors.append(asyncio.create_task(self._supervise(child)))
-
-    async def _supervise(self, child: Child) -> None:
-        await child.wait()
-        if child not in self._expected:
-            self._failed.set()
-
-    async def _ready(self, client: AsyncClient) -> None:
-        while not await _answers(client):
-            await asyncio.sleep(_LOOK_SECONDS)
-        self._say("demo", "the scheduler service answers; it waits for a worker")
-        await client.wait_ready(_READY_SECONDS)
-        self._say("demo", "the worker has joined: ready")
+    async def _ready(self) -> None:
+        began = time.monotonic()
+        await self._pair.listening()
+        self._say("demo", f"the scheduler service listens ({time.monotonic() - began:.1f} s); it waits for a worker")
+        await self._pair.ready()
+        self._say("demo", f"the worker has joined ({time.monotonic() - began:.1f} s): ready")
 
     def _on_line(self, name: str, line: str) -> None:
-        plain = _STAMP.sub("", line)
-        if not (self.quiet and _INFO.match(plain) and name == "scheduler"):
-            self._say(name, _INFO.sub("", plain))
+        read = parse(line)
+        if self.quiet and name == "scheduler" and read.level == "INFO":
+            return
+        # The demo has a clock of its own, and what is not a warning needs no level.
+        self._say(name, read.message if read.level in ("", "INFO") else f"{read.level} {read.message}")
 
 
 def free_address() -> str:
-    """A port of this machine that nobody listens on now."""
+    """A port of this machine that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
-async def _answers(client: AsyncClient) -> bool:
-    try:
-        await client.health()
-    except Unavailable:
-        return False
-    return True
+def _has_compiled_kernels() -> bool:
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or caches / _KERNELS)
+    return folder.is_dir() and any(folder.iterdir())

@@ -1,6 +1,6 @@
-"""What the demo prints: timed lines, the streams as they grow, the closing table.
+"""The demo's output: timed lines, the streams as they grow, the closing table.
 
-Owns the terminal. On a terminal the streams are shown live; elsewhere a line tells of each that is done.
+Owns the terminal. On a terminal the streams are shown live; elsewhere one line is printed for each that has ended.
 """
 
 import time
@@ -24,13 +24,13 @@ _COMPLETION_WIDTH = 70
 
 
 def make_console() -> Console:
-    """The terminal; where there is none, lines wide enough for the table."""
+    """The terminal; without one, lines wide enough for the table."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=_WIDTH_WITHOUT_TERMINAL)
 
 
 class Teller:
-    """Prints lines with the seconds since the demo began and who speaks."""
+    """Prints lines with the seconds since the demo began and the name of the speaker."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -38,7 +38,7 @@ class Teller:
 
     @property
     def seconds(self) -> float:
-        """Since the beginning."""
+        """Seconds since the demo began."""
         return time.monotonic() - self._began
 
     def say(self, who: str, what: str) -> None:
@@ -109,7 +109,7 @@ def one_line(text: str) -> str:
 
 
 def round_line(name: str, result: Round) -> str:
-    """A round's figures."""
+    """The measurements of a round in one line."""
     firsts = sorted(completion.first_token_seconds for completion in result.completions)
     return (
         f"{name}: {len(result.completions)} completions, {result.num_tokens} tokens in {result.seconds:.2f} s "
@@ -119,7 +119,7 @@ def round_line(name: str, result: Round) -> str:
 
 
 def result_table(undisturbed: Round, disturbed: Round, differing: Sequence[int]) -> Table:
-    """One line per question: what came, how fast undisturbed, what the second round lived through."""
+    """One row per prompt: the completion, its undisturbed speed, and the kills of the second round."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("tokens", "first token", "tokens/s", "kills survived", "recomputed", "equal"):
         table.add_column(name, justify="right", no_wrap=True, min_width=len(name))

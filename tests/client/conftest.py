@@ -1,10 +1,12 @@
-"""A fake service for each test, and clients of it."""
+"""A fake service for each test, a client of it, and fake programs."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from client import Client
+from tests.client import fake_programs
 from tests.client.fake_service import FakeService
 
 
@@ -19,3 +21,15 @@ def service() -> Iterator[FakeService]:
 def client(service: FakeService) -> Iterator[Client]:
     with Client(service.address) as made:
         yield made
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Called with the lives of both programs: from then on they are what `python -m` finds."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", fake_programs.environment(tmp_path)["PYTHONPATH"])
+
+    def write(*, scheduler: str, worker: str) -> None:
+        fake_programs.write_programs(tmp_path, scheduler=scheduler, worker=worker)
+
+    return write

@@ -131,6 +131,11 @@ class FakeService(inference_pb2_grpc.InferenceServiceServicer, control_pb2_grpc.
         self.behaviour: Behaviour = one_completion
         self.requests: list[Message] = []
         self.endings: list[Ending] = []
+        # Of the workers in GetLoad's answer.
+        self.worker_pids = [77, 78]
+        # GetLoad's answer, if it is not the default; a status is the call's failure.
+        self.load: control_pb2.GetLoadResponse | grpc.StatusCode | None = None
+        self.model = "fake"
         self.health = health.HealthServicer()
         self._server = grpc.server(ThreadPoolExecutor(max_workers=16))
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self, self._server)
@@ -183,7 +188,7 @@ class FakeService(inference_pb2_grpc.InferenceServiceServicer, control_pb2_grpc.
         self, request: control_pb2.GetModelInfoRequest, context: grpc.ServicerContext
     ) -> control_pb2.GetModelInfoResponse:
         return control_pb2.GetModelInfoResponse(
-            model="fake",
+            model=self.model,
             vocab_size=256,
             max_length=1024,
             eos_token_ids=[0],
@@ -197,7 +202,11 @@ class FakeService(inference_pb2_grpc.InferenceServiceServicer, control_pb2_grpc.
     def GetLoad(
         self, request: control_pb2.GetLoadRequest, context: grpc.ServicerContext
     ) -> control_pb2.GetLoadResponse:
-        workers = [control_pb2.WorkerLoad(pid=77 + i, running=i, pages_total=99) for i in range(2)]
+        if isinstance(self.load, grpc.StatusCode):
+            fail(context, self.load, "the scheduler's core cannot be reached")
+        if self.load is not None:
+            return self.load
+        workers = [control_pb2.WorkerLoad(pid=pid, running=i, pages_total=99) for i, pid in enumerate(self.worker_pids)]
         return control_pb2.GetLoadResponse(
             running=2, steps=2**40, step_ms=1.5, worker_pid=77, prompt_tokens=800, cached_prompt_tokens=200,
             per_worker=workers,

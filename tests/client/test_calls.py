@@ -52,8 +52,23 @@ def test_nothing_is_found_before_the_first_prompt() -> None:
     assert messages.load(control_pb2.GetLoadResponse()).hit_rate == 0
 
 
+def test_load_says_why_the_service_does_not_serve_and_what_became_of_a_worker() -> None:
+    worker = control_pb2.WorkerLoad(pid=7, device="cuda:0 NVIDIA H200")
+    message = control_pb2.GetLoadResponse(
+        not_serving="no worker has joined", worker_lost_seconds=0.0, worker_lost_reason="killed", per_worker=[worker]
+    )
+    load = messages.load(message)
+    assert (load.not_serving, load.worker_lost_seconds, load.worker_lost_reason) == (
+        "no worker has joined",
+        0.0,
+        "killed",
+    )
+    assert load.per_worker[0].device == "cuda:0 NVIDIA H200"
+    assert messages.load(control_pb2.GetLoadResponse()).worker_lost_seconds is None
+
+
 def test_every_reason_of_the_api_has_a_name() -> None:
-    """Those that a newer service may tell are unknown; none of this one is."""
+    """Only a reason that is newer than this client is unknown."""
     for name, number in inference_pb2.FinishReason.items():
         reason = messages.finished(inference_pb2.Finished(reason=number)).reason
         assert reason == name.removeprefix("FINISH_REASON_").lower() or number == 0

@@ -10,18 +10,22 @@ from pathlib import Path
 
 import grpc
 import pytest
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.json_format import ParseDict
 from tandem.v1 import inference_pb2
+from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from client import Client
 from client.cli import serve, show
 from client.cli.__main__ import app
-from client.cli.generate import parse_token_ids
+from client.cli.flag_names import FLAGS
+from client.cli.values import parse_token_ids
 from tests.client import fake_service
 from tests.client.fake_service import Ending, FakeService, bad_request, retry_info
 
 ROOT = Path(__file__).resolve().parents[2]
+PATH = os.pathsep.join([str(ROOT), str(ROOT / ".stubs")])
 
 
 @pytest.fixture
@@ -96,12 +100,12 @@ def test_every_flag_reaches_its_field(tandem, service: FakeService) -> None:
     assert request.priority == -3
 
 
-def test_the_closing_line_says_what_was_kept_of_the_prompt(service: FakeService) -> None:
+def test_the_closing_line_counts_cached_prompt_tokens(service: FakeService) -> None:
     with Client(service.address) as client, client.generate("hi") as stream:
         for _ in stream:
             pass
         line = show._closing_line(stream, 0.5, 2.0)
-    assert line == ("3 tokens, ended by length; first after 0.500 s, then 1.0 tokens/s; 2 of 3 prompt tokens were kept")
+    assert line == ("3 tokens, ended by length; first after 0.500 s, then 1.0 tokens/s; 2 of 3 prompt tokens cached")
 
 
 @pytest.mark.parametrize(("use", "read", "write"), [("read", True, False), ("write", False, True)])
@@ -168,13 +172,13 @@ def test_a_later_sample_streams_once_the_one_before_has_ended(tandem, service: F
 def test_a_bias_is_an_id_and_a_number(tandem, service: FakeService, word: str) -> None:
     result = tandem("generate", "hi", "--logit-bias", word)
     assert (result.exit_code, service.requests) == (2, [])
-    assert result.stderr == f"error: --logit-bias is {word!r}; it must be ID=BIAS, like 17=-2.5\n"
+    assert result.stderr == f"error: --logit-bias is {word!r}; it must be ID=X, like 17=-2.5\n"
 
 
 def test_a_token_has_one_bias(tandem, service: FakeService) -> None:
     result = tandem("generate", "hi", "--logit-bias", "17=1", "--logit-bias", "17=2")
     assert (result.exit_code, service.requests) == (2, [])
-    assert result.stderr == "error: --logit-bias names token 17 twice; one bias for each\n"
+    assert result.stderr == "error: --logit-bias names token 17 twice; each token has one bias\n"
 
 
 def test_prompt_from_stdin(tandem, service: FakeService) -> None:
@@ -186,7 +190,7 @@ def test_prompt_from_stdin(tandem, service: FakeService) -> None:
 
 def test_token_ids_are_numbers() -> None:
     assert parse_token_ids("") == []
-    with pytest.raises(ValueError, match="'-1' is none"):
+    with pytest.raises(ValueError, match="'-1'; it must be a whole number from 0"):
         parse_token_ids("3 -1")
 
 
@@ -197,21 +201,21 @@ def test_token_ids_are_numbers() -> None:
             grpc.StatusCode.INVALID_ARGUMENT,
             [bad_request("sampling.top_p", "")],
             2,
-            "error: sampling.top_p: is 3; the limit is 1\n",
+            "error: --top-p: is 3; the limit is 1\n",
         ),
         (
             grpc.StatusCode.INVALID_ARGUMENT,
             [bad_request("stop.max_new_tokens", "")],
             2,
-            "error: stop.max_new_tokens: is 3; the limit is 1 (tandem info says the limits)\n",
+            "error: --max-new-tokens: is 3; the limit is 1\n",
         ),
         (
             grpc.StatusCode.INVALID_ARGUMENT,
             [bad_request("sampling.num_samples", "")],
             2,
-            "error: sampling.num_samples: is 3; the limit is 1 (tandem info says the limits)\n",
+            "error: --num-samples: is 3; the limit is 1 (tandem info shows the limits)\n",
         ),
-        (grpc.StatusCode.NOT_FOUND, [], 2, "error: is 3; the limit is 1 (tandem info says what is served)\n"),
+        (grpc.StatusCode.NOT_FOUND, [], 2, "error: is 3; the limit is 1 (tandem info shows what is served)\n"),
         (
             grpc.StatusCode.RESOURCE_EXHAUSTED,
             [retry_info(0.5)],
@@ -232,6 +236,67 @@ def test_an_error_is_one_line_and_a_code(
     service.behaviour = failing
     result = tandem("generate", "hi")
     assert (result.exit_code, result.stdout, result.stderr) == (exit_code, "", line)
+
+
+@pytest.mark.parametrize(
+    ("field", "message", "line"),
+    [
+        ("stop.max_new_tokens", "{} is 0; it must be at least 1", "--max-new-tokens is 0; it must be at least 1"),
+        ("stop.stop_strings[0]", "{} is empty; a character is needed", "--stop is empty; a character is needed"),
+        (
+            "sampling.logit_bias[7]",
+            "{} is 300.0; it must be between -100 and 100",
+            "--logit-bias of token 7 is 300.0; it must be between -100 and 100",
+        ),
+        (
+            "token_ids.ids[3]",
+            "{} is 999; the vocabulary has 256 tokens",
+            "token 3 of the prompt is 999; the vocabulary has 256 tokens (tandem info shows the limits)",
+        ),
+        (
+            "text",
+            "{} has 9 tokens; the model takes 8",
+            "the prompt has 9 tokens; the model takes 8 (tandem info shows the limits)",
+        ),
+        (
+            "stop.min_new_tokens",
+            "{} is 9; stop.max_new_tokens is 8",
+            "--min-new-tokens is 9; --max-new-tokens is 8",
+        ),
+    ],
+)
+def test_a_refusal_names_the_flag_not_the_field(
+    tandem, service: FakeService, field: str, message: str, line: str
+) -> None:
+    def refusing(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
+        said = message.format(field)
+        fake_service.fail(ending.context, grpc.StatusCode.INVALID_ARGUMENT, said, bad_request(field, said))
+        yield from ()
+
+    service.behaviour = refusing
+    assert tandem("generate", "hi").stderr == f"error: {line}\n"
+
+
+def fields_of(descriptor: Descriptor, path: str = "") -> Iterator[str]:
+    """Paths of a message's fields; those of a message that is not a map entry are its own fields."""
+    for field in descriptor.fields:
+        kind = field.message_type
+        if kind is not None and not kind.GetOptions().map_entry and kind.name != "TokenIds":
+            yield from fields_of(kind, f"{path}{field.name}.")
+        else:
+            yield f"{path}{field.name}"
+
+
+def test_every_field_of_a_request_is_mapped_to_a_flag_that_exists() -> None:
+    flags = {name for parameter in get_command(app).commands["generate"].params for name in parameter.opts}
+    assert {"--max-new-tokens", "--stop", "--ban"} <= flags
+    assert set(fields_of(inference_pb2.GenerateRequest.DESCRIPTOR)) <= set(FLAGS)
+    assert {flag.split()[0] for flag in FLAGS.values()} - {"the"} <= flags
+    # Flags without a field decide how the client connects, reads the prompt and prints the stream.
+    unmapped = flags - {flag.split()[0] for flag in FLAGS.values()}
+    assert {flag for flag in unmapped if flag.startswith("--")} == {
+        "--address", "--json", "--retries", "--timeout", "--token-ids",
+    }  # fmt: skip
 
 
 def test_what_came_before_an_error_stays(tandem, service: FakeService) -> None:
@@ -263,13 +328,16 @@ def test_wrong_flags_and_numbers(tandem) -> None:
     assert tandem("generate", "hi", "--no-such-flag").exit_code == 2
     result = tandem("generate", "hi", "--max-new-tokens", "-1")
     assert result.exit_code == 2
-    assert result.stderr == "error: max_new_tokens is -1; it must be 1 to 4294967295\n"
+    assert result.stderr == "error: --max-new-tokens is -1; it must be 1 to 4294967295\n"
 
 
 @pytest.mark.parametrize("arguments", [("generate",), ("generate", "--token-ids")])
-def test_without_a_prompt_the_way_to_stdin_is_said(tandem, service: FakeService, arguments: tuple[str, ...]) -> None:
+def test_generate_without_a_prompt_names_standard_input(
+    tandem, service: FakeService, arguments: tuple[str, ...]
+) -> None:
     result = tandem(*arguments, stdin="x\n")
-    assert (result.exit_code, "or - to read it from standard input" in result.stderr) == (2, True)
+    assert (result.exit_code, "PROMPT is missing" in result.stderr) == (2, True)
+    assert result.stderr.endswith("or - to read it from standard input\n")
     assert service.requests == []
 
 
@@ -285,18 +353,19 @@ def test_stdin_that_is_no_utf_8_is_one_line(tandem, command: str) -> None:
 
 
 def test_a_message_beyond_the_limit_is_a_wrong_request(tandem, service: FakeService) -> None:
-    # The fake service has gRPC's own limit of 4 MiB, and gRPC's own words.
+    # The fake service has gRPC's own limit of 4 MiB.
     result = tandem("generate", "-", stdin="x" * (4 * 2**20 + 1))
     assert (result.exit_code, service.requests) == (2, [])
-    assert "larger than max" in result.stderr
-    assert result.stderr.endswith("(the limit is the service's max_message_bytes)\n")
+    assert result.stderr == (
+        "error: the request has 4,194,310 bytes; the service takes 4,194,304 (max_message_bytes)\n"
+    )
 
 
 def test_a_timeout_is_named(tandem, service: FakeService) -> None:
     service.behaviour = fake_service.endless
     for seconds in ("0", "0.1"):
         result = tandem("generate", "hi", "--timeout", seconds)
-        assert (result.exit_code, f"(--timeout was {seconds} s)" in result.stderr) == (4, True)
+        assert (result.exit_code, f" {seconds} s" in result.stderr, result.stderr.count("\n")) == (4, True, 1)
 
 
 def test_only_a_stream_that_had_begun_can_lose_its_service(tandem, service: FakeService) -> None:
@@ -309,12 +378,6 @@ def test_only_a_stream_that_had_begun_can_lose_its_service(tandem, service: Fake
     # An address that can never be one, so that no name server is asked.
     result = tandem("generate", "hi", "--address", "127.0.0.1:99999")
     assert (result.exit_code, "nothing answers at 127.0.0.1:99999" in result.stderr) == (3, True)
-
-
-@pytest.mark.parametrize("flag", ["-h", "--help"])
-def test_help(tandem, flag: str) -> None:
-    result = tandem(flag)
-    assert (result.exit_code, "130 interrupted" in " ".join(result.stdout.split())) == (0, True)
 
 
 def test_nobody_there(tandem, service: FakeService) -> None:
@@ -334,28 +397,8 @@ def test_short_commands(tandem, service: FakeService) -> None:
     aborted = tandem("abort", "live-1", "gone")
     assert (aborted.exit_code, aborted.stdout) == (1, "live-1 aborted\ngone not_found\n")
     assert tandem("abort", "live-1").exit_code == 0
-    assert json.loads(tandem("info", "--json").stdout)["max_length"] == 1024
-    shown = tandem("info").stdout
-    assert "max_num_samples         16\nmax_logprobs            20\n" in shown
-    assert '"repetition_penalty": 1.25' in shown
-    load = json.loads(tandem("load", "--json").stdout)
-    assert (load["worker_pid"], load["hit_rate"], load["per_worker"][1]["pid"]) == (77, 0.25, 78)
-    lines = tandem("load").stdout.splitlines()
-    assert "hit_rate              0.25" in lines
-    workers = [line.split(maxsplit=1)[1] for line in lines if line.startswith("per_worker")]
-    figures = "pages_used 0, pages_cached 0, pages_total 99"
-    assert workers == [f"pid {77 + i}, running {i}, {figures}" for i in range(2)]
     assert tandem("flush").stdout == "12 pages\n"
     assert json.loads(tandem("flush", "--json").stdout) == {"pages": 12}
-    assert tandem("health").stdout == "serving\n"
-
-
-def test_health_says_why_not(tandem, service: FakeService) -> None:
-    service.serving(False)
-    result = tandem("health")
-    assert (result.exit_code, "no worker has joined yet" in result.stderr) == (3, True)
-    assert "or it is stopping" in result.stderr
-    assert tandem("health", "--wait", "0.05").exit_code == 4
 
 
 def test_serve_without_the_services(tandem, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,54 +408,6 @@ def test_serve_without_the_services(tandem, monkeypatch: pytest.MonkeyPatch) -> 
     assert "scheduler_svc_of_nobody and gpu_worker_of_nobody cannot be found" in result.stderr
 
 
-FAKE_PROGRAM = "import os, sys, time\nprint(os.environ['SAYS_{name}'], flush=True)\n{then}\n"
-STAYS, FAILS = "time.sleep(60)", "time.sleep(1); sys.exit(3)"
-
-
-def serve_fakes(folder: Path, listen: str, says: dict[str, str], then: dict[str, str]) -> subprocess.Popen[str]:
-    """`tandem serve` with two programs that say one line each and then stay or end."""
-    for name in ("scheduler_svc", "gpu_worker"):
-        (folder / f"{name}.py").write_text(FAKE_PROGRAM.format(name=name, then=then[name]))
-    # The client is found behind the fakes, which hide the real programs.
-    path = os.pathsep.join([str(folder), str(ROOT), str(ROOT / ".stubs")])
-    return subprocess.Popen(
-        [sys.executable, "-m", "client.cli", "serve", "--listen", listen],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": path, **{f"SAYS_{name}": line for name, line in says.items()}},
-    )
-
-
-def test_serve_is_ready_when_its_own_two_are(service: FakeService, tmp_path: Path) -> None:
-    says = {
-        "scheduler_svc": f"frontend listening on {service.address}",
-        "gpu_worker": "12:00:00 worker INFO joined; generation 1",
-    }
-    process = serve_fakes(tmp_path, service.address, says, {"scheduler_svc": STAYS, "gpu_worker": STAYS})
-    assert process.stdout is not None
-    line = ""
-    for line in process.stdout:
-        if "ready:" in line:
-            break
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=fake_service.WAIT_SECONDS)
-    assert (process.returncode, f"ready: tandem generate --address {service.address}" in line) == (0, True)
-
-
-@pytest.mark.parametrize("ends", ["scheduler_svc", "gpu_worker"])
-def test_serve_is_not_ready_for_the_sake_of_another_service(service: FakeService, tmp_path: Path, ends: str) -> None:
-    says = {
-        "scheduler_svc": "cannot listen" if ends == "scheduler_svc" else f"frontend listening on {service.address}",
-        "gpu_worker": "cannot load" if ends == "gpu_worker" else "worker INFO joined; generation 1",
-    }
-    process = serve_fakes(tmp_path, service.address, says, {"scheduler_svc": STAYS, "gpu_worker": STAYS, ends: FAILS})
-    out, _ = process.communicate(timeout=fake_service.WAIT_SECONDS)
-    assert process.returncode == 1
-    assert says["scheduler_svc"] in out
-    assert "ready" not in out
-
-
 def test_ctrl_c_cancels_and_exits_130(service: FakeService) -> None:
     service.behaviour = fake_service.endless
     process = subprocess.Popen(
@@ -420,7 +415,7 @@ def test_ctrl_c_cancels_and_exits_130(service: FakeService) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / ".stubs")])},
+        env={**os.environ, "PYTHONPATH": PATH},
     )
     assert process.stdout is not None
     assert process.stdout.read(1) == b"R"
@@ -428,3 +423,38 @@ def test_ctrl_c_cancels_and_exits_130(service: FakeService) -> None:
     out, err = process.communicate(timeout=fake_service.WAIT_SECONDS)
     assert (process.returncode, out, err) == (130, b"\n", b"")
     assert service.endings[0].wait()
+
+
+@pytest.mark.parametrize("arguments", [("generate", "hi", "--json"), ("info",), ("generate", "--help")])
+def test_closed_output_ends_the_command_with_141_and_frees_the_request(
+    service: FakeService, arguments: tuple[str, ...]
+) -> None:
+    """As a shell reports a program that SIGPIPE ended, without a word on stderr."""
+    service.behaviour = fake_service.endless
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "client.cli", *arguments],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+        env={**os.environ, "TANDEM_ADDRESS": service.address, "PYTHONPATH": PATH},
+        timeout=fake_service.WAIT_SECONDS,
+        check=False,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
+    assert all(ending.wait() for ending in service.endings)
+
+
+def test_output_that_cannot_be_written_is_an_error_of_one_line(service: FakeService) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "client.cli", "info", "--address", service.address],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": PATH},
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (1, b"error: standard output: No space left on device\n")

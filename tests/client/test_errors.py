@@ -6,16 +6,19 @@ from collections.abc import Iterator
 
 import grpc
 import pytest
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 from tandem.v1 import inference_pb2
 
 from client import AsyncClient, Client, errors
+from client.field_names import name_of, with_names
+from client.request import FIELD_KEYWORDS, GenerateOptions
 from tests.client import fake_service
 from tests.client.fake_service import Ending, FakeService, bad_request, retry_info
 
 
 class Failing:
-    """Fails so many calls, then works."""
+    """Fails the first `times` calls, then works."""
 
     def __init__(self, times: int, code: grpc.StatusCode, message: str, *details: Message, late: bool = False):
         self.calls = 0
@@ -76,12 +79,12 @@ def test_details_are_read_in_both_clients(service: FakeService, client: Client) 
     for attempt in (lambda: list(client.generate("hi")), lambda: asyncio.run(read())):
         with pytest.raises(errors.InvalidArgument) as caught:
             attempt()
-        assert caught.value.field == "sampling.top_p"
+        assert (caught.value.field, caught.value.keyword) == ("sampling.top_p", "top_p")
         assert caught.value.violations[0].description == "top_p is 3; at most 1"
         assert caught.value.retry_after_seconds == 1.5
 
 
-def test_pushback_metadata_is_as_good_as_details(service: FakeService, client: Client) -> None:
+def test_pushback_metadata_sets_the_retry_time(service: FakeService, client: Client) -> None:
     def full(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
         ending.context.set_trailing_metadata((("grpc-retry-pushback-ms", "250"),))
         ending.context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "1024 requests wait; the limit is 1024")
@@ -93,7 +96,7 @@ def test_pushback_metadata_is_as_good_as_details(service: FakeService, client: C
     assert caught.value.retry_after_seconds == 0.25
 
 
-def test_a_message_beyond_the_limit_is_no_full_queue(service: FakeService, client: Client) -> None:
+def test_a_message_over_the_limit_is_not_a_full_queue(service: FakeService, client: Client) -> None:
     too_long = "x" * (4 * 2**20 + 1)
 
     async def read() -> None:
@@ -102,8 +105,11 @@ def test_a_message_beyond_the_limit_is_no_full_queue(service: FakeService, clien
                 pass
 
     for attempt in (lambda: list(client.generate(too_long)), lambda: asyncio.run(read())):
-        with pytest.raises(errors.MessageTooLarge, match="larger than max") as caught:
+        with pytest.raises(errors.MessageTooLarge) as caught:
             attempt()
+        # The text, its field's tag and its length.
+        size = f"{len(too_long) + 5:,}"
+        assert str(caught.value) == f"the request has {size} bytes; the service takes 4,194,304 (max_message_bytes)"
         assert caught.value.code == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert not caught.value.stream_began
 
@@ -157,14 +163,14 @@ def test_the_timeout_ends_a_stream_at_both_ends(service: FakeService, client: Cl
     assert service.endings[0].wait()
 
 
-def test_nobody_there(service: FakeService) -> None:
+def test_a_stopped_service_is_unavailable_and_not_ready(service: FakeService) -> None:
     service.stop()
-    with Client(service.address) as client:
-        with pytest.raises(errors.Unavailable) as caught:
-            client.load()
-        assert caught.value.retry_after_seconds is None
-        with pytest.raises(errors.DeadlineExceeded, match=r"not ready after 0\.05 s: nothing answers"):
-            client.wait_ready(0.05)
+    with Client(service.address) as client, pytest.raises(errors.Unavailable) as caught:
+        client.load()
+    assert caught.value.retry_after_seconds is None
+    expected = r"not ready after 0\.5 s: nothing answers"
+    with Client(service.address) as client, pytest.raises(errors.DeadlineExceeded, match=expected):
+        client.wait_ready(0.5)
 
 
 def test_waiting_for_a_service_that_does_not_serve_yet(service: FakeService, client: Client) -> None:
@@ -190,7 +196,7 @@ def test_waiting_for_a_service_that_does_not_serve_yet(service: FakeService, cli
     assert time.monotonic() - started < fake_service.WAIT_SECONDS
 
 
-def test_bytes_that_are_no_details_are_no_details(service: FakeService, client: Client) -> None:
+def test_malformed_details_are_ignored(service: FakeService, client: Client) -> None:
     def garbled(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
         ending.context.set_trailing_metadata((("grpc-status-details-bin", b"\xff\xff"),))
         ending.context.abort(grpc.StatusCode.INTERNAL, "broken")
@@ -199,3 +205,53 @@ def test_bytes_that_are_no_details_are_no_details(service: FakeService, client: 
     service.behaviour = garbled
     with pytest.raises(errors.Internal, match="broken"):
         list(client.generate("hi"))
+
+
+def test_an_error_names_keywords_and_keeps_the_service_s_own_words(service: FakeService, client: Client) -> None:
+    said = "stop.min_new_tokens is 9; the limit is max_new_tokens, here 3"
+    service.behaviour = Failing(
+        ALWAYS, grpc.StatusCode.INVALID_ARGUMENT, said, bad_request("stop.min_new_tokens", said)
+    )
+    with pytest.raises(errors.InvalidArgument) as caught:
+        list(client.generate("hi"))
+    assert str(caught.value) == "min_new_tokens is 9; the limit is max_new_tokens, here 3"
+    assert (caught.value.keyword, caught.value.field) == ("min_new_tokens", "stop.min_new_tokens")
+    assert caught.value.service_message == said
+
+
+@pytest.mark.parametrize(
+    ("field", "said", "keyword", "message"),
+    [
+        ("stop.stop_strings[0]", "stop.stop_strings[0] is empty", "stop[0]", "stop[0] is empty"),
+        ("text", "text has 0 characters; a text is needed", "prompt", "prompt has 0 characters; a text is needed"),
+        ("token_ids.ids[3]", "token_ids.ids[3] is 9", "prompt[3]", "prompt[3] is 9"),
+        (
+            "sampling.allowed_token_ids",
+            "sampling.allowed_token_ids has 1 tokens, and sampling.banned_token_ids bans them all",
+            "allowed_token_ids",
+            "allowed_token_ids has 1 tokens, and banned_token_ids bans them all",
+        ),
+        ("sampling.logit_bias[7]", "sampling.logit_bias[7] is nan", "logit_bias[7]", "logit_bias[7] is nan"),
+        # A field that is newer than this client keeps its path.
+        ("sampling.newer", "sampling.newer is 3", "sampling.newer", "sampling.newer is 3"),
+        ("prompt", "prompt is missing; give text or token_ids", "prompt", "prompt is missing; give text or token_ids"),
+    ],
+)
+def test_paths_become_keywords(field: str, said: str, keyword: str, message: str) -> None:
+    assert name_of(field, FIELD_KEYWORDS) == keyword
+    assert with_names(said, FIELD_KEYWORDS, field=field) == message
+
+
+def test_each_field_of_a_request_has_a_keyword_that_generate_takes() -> None:
+    def paths(descriptor: Descriptor, prefix: str = "") -> Iterator[str]:
+        for field in descriptor.fields:
+            path = prefix + field.name
+            # A map is one field here, although protobuf makes a message of its entries.
+            if field.message_type is None or field.message_type.GetOptions().map_entry:
+                yield path
+            else:
+                yield from paths(field.message_type, f"{path}.")
+
+    fields = set(paths(inference_pb2.GenerateRequest.DESCRIPTOR))
+    assert fields <= set(FIELD_KEYWORDS)
+    assert {FIELD_KEYWORDS[path] for path in fields} == set(GenerateOptions.__annotations__) | {"prompt"}

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 from typer.testing import CliRunner, Result
 
+from client.cli import plot
 from client.cli.__main__ import app
 from client.plot_chart import figure_of
 from client.plot_data import KINDS, STEP_KINDS, StepsFileError, StepsLog, read_steps
@@ -102,7 +103,9 @@ def run(*arguments: str | Path) -> Result:
 
 def test_running_and_waiting_stand_at_their_steps(file: Path) -> None:
     sequences = panels(figure(file))[0]
-    assert line(sequences, "running") == [(0, 0), (1, 1), (2, 2), (3, 2), (3, 0), (3, 0), (4, 2), (5, 2), (6, 1)]
+    assert line(sequences, "running") == [
+        (0, 0), (1, 1), (2, 2), (3, 2), (3, 0), (3, 0), (4, 2), (5, 2), (6, 1), (6, 0),
+    ]  # fmt: skip
     assert line(sequences, "waiting") == [(0, 0), (1, 1), (2, 0), (3, 0), (3, 2), (3, 2), (4, 0), (5, 0), (6, 0)]
     # A step's value holds from its begin to its end.
     assert {one.get_drawstyle() for one in sequences.lines if one.get_label() in ("running", "waiting")} == {
@@ -117,7 +120,7 @@ def test_over_time_nothing_runs_where_no_plan_was_out(file: Path) -> None:
     # What ran up to the reset falls at the reset, not at the last result before it; the idle second is empty.
     assert (0.3, 2.0) in running
     assert running.index((0.3, 2.0)) < running.index((0.3, 0.0))
-    assert running[-3:] == [(2.44, 2.0), (3.46, 0.0), (3.5, 1.0)]
+    assert running[-4:] == [(2.44, 2.0), (3.46, 0.0), (3.5, 1.0), (3.5, 0.0)]
     assert (2.3, 2.0) in line(sequences, "waiting")
     assert (3.46, 0.0) in line(pages, "pages used")
     # What the last step before used or kept is kept while nobody is there.
@@ -148,14 +151,57 @@ def test_the_strip_over_time_has_each_kind_s_seconds(file: Path) -> None:
     assert seconds == pytest.approx({"prefill": 0.17, "decode": 0.05, "mixed": 0.06})
 
 
-def test_a_reset_is_marked_and_told(file: Path) -> None:
+def test_running_and_used_pages_end_at_zero_with_the_last_step(tmp_path: Path) -> None:
+    """Nine requests end in the last step, so no later line says that they are gone."""
+    long = [f"{i},{i / 100:.6f},decode,,9,0,9,0,9,9,9,1,20,0,1,1,8.000,9.000" for i in range(1, 5_001)]
+    for lines in (LINES, LANES, long):
+        for by_time in (False, True):
+            sequences, _, pages, *_ = panels(figure(written(tmp_path / "steps.csv", lines), by_time=by_time))
+            for points in (line(sequences, "running"), line(pages, "pages used")):
+                assert points[-2][0] == points[-1][0] and points[-2][1] > 0 and points[-1][1] == 0
+
+
+def test_a_lost_worker_s_mark_says_when_another_joined(file: Path) -> None:
     sequences, _, pages, times, *_ = panels(figure(file))
     for axes in (sequences, pages, times):
         [mark] = axes.collections
         [segment] = mark.get_segments()
         assert segment[:, 0].tolist() == [3, 3]
     [words] = [text.get_text() for text in sequences.texts]
-    assert words == "worker lost\n2.10 s to the next step"
+    assert words == "worker lost\nanother joined 2.0 s later"
+
+
+def test_a_mark_says_only_what_the_file_knows(tmp_path: Path) -> None:
+    """A lost worker without a replacement, a reset of a lane that continued, and a late replacement."""
+    failed = LINES[4].replace("worker lost", "step failed")
+    for lines, expected in (
+        ([*LINES[:5]], "worker lost"),
+        ([*LINES[:4], failed, LINES[6].replace(",2,3,", ",1,2,")], "step failed\nnext step done 2.1 s later"),
+        ([*LINES[:5], LINES[5].replace("3.300000", "79.300000")], "worker lost\nanother joined 78 s later"),
+    ):
+        [words] = [text.get_text() for text in panels(figure(written(tmp_path / "steps.csv", lines)))[0].texts]
+        assert words == expected
+
+
+def test_the_rate_counts_the_time_in_which_a_worker_steps(tmp_path: Path) -> None:
+    """An hour without requests does not lower it, and two workers that step at once do not count twice."""
+    idle = [*LINES, "7,3604.500000,decode,,1,0,1,0,1,1,1,9,20,1,2,3,10.000,40.000"]
+    summary = summarize(read_steps(written(tmp_path / "idle.csv", idle)))
+    assert summary.stepping_seconds == pytest.approx(0.29) and summary.wall_seconds > 3600
+    assert summary.tokens_per_second == pytest.approx(11 / 0.29)
+    both = [f"{i},1.100000,decode,,1,0,1,0,1,1,4,0,20,0,{i},{i},{ms}.000,90.000" for i, ms in ((1, 80), (2, 50))]
+    summary = summarize(read_steps(written(tmp_path / "both.csv", both)))
+    assert (summary.step_seconds, summary.stepping_seconds, summary.busy_seconds) == pytest.approx((0.13, 0.08, 0.13))
+    # One worker that starts a plan while the one before still runs.
+    early = [f"{i},{1 + i / 100},decode,,1,0,1,0,1,1,4,0,20,0,1,1,19.000,19.000" for i in range(1, 101)]
+    summary = summarize(read_steps(written(tmp_path / "early.csv", early)))
+    assert (summary.step_seconds, summary.busy_seconds) == pytest.approx((1.9, 1.009))
+
+
+def test_the_title_gives_the_rate_while_stepping(file: Path) -> None:
+    title = figure(file)._suptitle
+    assert title is not None
+    assert "10 output tokens  ·  36 tokens/s while stepping  ·  1 worker lost" in title.get_text()
 
 
 def test_many_resets_are_marked_and_not_told(tmp_path: Path) -> None:
@@ -183,7 +229,7 @@ def test_time_per_kind_is_seconds_and_share(file: Path) -> None:
         "18%  (0.05 s)",
         "21%  (0.06 s)",
     ]
-    assert "0.3 s in steps, 3.2 s in none" in shares.get_title()
+    assert "0.3 s busy, 3.2 s idle" in shares.get_title()
     assert [label.get_text() for label in spread.get_yticklabels()] == [
         "prefill\n85.00 ms",
         "decode\n20.00 ms",
@@ -240,7 +286,7 @@ def test_what_several_lanes_run_is_summed(tmp_path: Path) -> None:
 def test_a_step_of_one_lane_stands_beside_what_the_others_run(tmp_path: Path) -> None:
     sequences, _, pages, *_ = panels(figure(written(tmp_path / "steps.csv", LANES)))
     assert line(sequences, "running") == [
-        (0, 0), (0, 0), (1, 1), (2, 3), (3, 3), (4, 3), (5, 1), (5, 1), (6, 1), (6, 0), (7, 4), (8, 1),
+        (0, 0), (0, 0), (1, 1), (2, 3), (3, 3), (4, 3), (5, 1), (5, 1), (6, 1), (6, 0), (7, 4), (8, 1), (8, 0),
     ]  # fmt: skip
     assert line(pages, "pages used")[3] == (2, pytest.approx(100 * 12 / 60))
 
@@ -258,7 +304,7 @@ def test_lanes_are_named_where_several_serve(tmp_path: Path) -> None:
         "lane 2\n50.00 ms",
     ]
     # 0.9 s of the first, 0.45 of the second, 0.2 of the third.
-    assert "0.3 s in steps, 1.3 s in none" in shares.get_title()
+    assert "0.3 s busy, 1.3 s idle" in shares.get_title()
     # Where both serve, one that is busy all the time takes half of the strip.
     top = max(float((patch.get_data().values - patch.get_data().baseline)[100]) for patch in strip.patches)
     assert top == pytest.approx(0.5)
@@ -369,7 +415,7 @@ def test_a_hundred_thousand_steps_keep_their_extremes(tmp_path: Path, by_time: b
     ]
     sequences, strip, _, times, *_ = panels(figure(written(tmp_path / "steps.csv", lines), by_time=by_time))
     running = line(sequences, "running")
-    assert len(running) <= MOST_POINTS
+    assert len(running) <= MOST_POINTS + 1
     assert sequences.dataLim.y1 == 999
     assert times.dataLim.y1 == 700
     assert sum(len(one.get_xdata()) for one in times.lines) <= 2 * MOST_POINTS
@@ -395,7 +441,7 @@ def test_what_is_put_together_keeps_least_mean_and_most() -> None:
 @pytest.mark.parametrize("lines", [LINES[1:2], LINES[:2], ["1,0.000000,decode,,1,0,1,0,1,1,1,0,20,0,1,1,0.000,0.000"]])
 def test_one_step_is_enough(tmp_path: Path, lines: list[str], by_time: bool) -> None:
     sequences = panels(figure(written(tmp_path / "steps.csv", lines), by_time=by_time))[0]
-    assert line(sequences, "running")[-1][1] == 1
+    assert line(sequences, "running")[-2][1] == 1
 
 
 # The command -----------------------------------------------------------------------------------------------------
@@ -412,7 +458,7 @@ def test_it_prints_a_table_and_the_path(file: Path) -> None:
         ["mixed", "1", "0.06", "21%", "60.00", "33", "2"],
         ["all", "6", "0.28", "100%", "204", "10"],
     ]
-    assert lines[5] == "3.50 s from the first line to the last, 2.9 output tokens/s; 1 lane reset"
+    assert lines[5] == "0.28 of 3.50 s spent stepping, 35.7 output tokens/s while stepping; 1 worker lost"
     assert lines[-1] == str(file.with_suffix(".png"))
     with Image.open(lines[-1]) as image:
         assert (image.format, image.size) == ("PNG", (1600, 1000))
@@ -555,7 +601,16 @@ def test_without_matplotlib_it_says_what_to_install(file: Path) -> None:
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / ".stubs")])},
         check=False,
     )
-    assert (done.returncode, done.stderr) == (1, "error: matplotlib is missing: pip install 'tandem[plot]'\n")
+    line = "error: tandem plot needs matplotlib, which is not installed: make install\n"
+    assert (done.returncode, done.stderr) == (1, line)
+
+
+@pytest.mark.parametrize(("known", "name"), [("1.2.3", "1.2.3-py3-none-any"), ("unknown", "…")])
+def test_outside_a_checkout_the_wheel_s_file_is_named(monkeypatch: pytest.MonkeyPatch, known: str, name: str) -> None:
+    """Never a name on the package index: what it has under a similar name is not ours."""
+    monkeypatch.setattr(plot, "missing_programs", lambda modules: list(modules))
+    monkeypatch.setattr(plot, "version", lambda: known)
+    assert plot._install() == f"pip install 'dist/tandem_inference-{name}.whl[plot]'"
 
 
 def test_other_commands_never_load_matplotlib() -> None:

@@ -93,7 +93,7 @@ def test_what_is_not_given_stays_unset() -> None:
     # Set, though it equals the type's zero: 0 is greedy, unset is the model's default.
     assert generate_request("", temperature=0).sampling.HasField("temperature")
     assert generate_request("", logprobs=0).output.HasField("logprobs")
-    # To allow nothing is an error that the service tells; it must not become "everything".
+    # An empty list is an error that the service reports; it must not become "all tokens".
     assert generate_request("", allowed_token_ids=[]).sampling.HasField("allowed_token_ids")
     assert not generate_request("", allowed_token_ids=None, logit_bias=None).HasField("sampling")
 
@@ -130,7 +130,7 @@ def test_a_wrong_keyword_is_named(options: dict[str, object], error: type[Except
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: generate_request("ab\udcff"), "prompt has U+DCFF at character 2; it is no Unicode text"),
+        (lambda: generate_request("ab\udcff"), "prompt has U+DCFF at character 2; it is not Unicode text"),
         (lambda: generate_request("", cache_salt="\ud83d"), "cache_salt has U+D83D at character 0"),
         (lambda: generate_request("", stop=["a", "b\ud800"]), "stop has U+D800 at character 1"),
         (lambda: generate_request("", request_id="a\ud800"), "request_id has U+D800 at character 1"),

@@ -49,4 +49,4 @@ def test_without_a_checkout_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: 
     with pytest.raises(typer.Exit) as ended:
         simulate.simulate(context)
     assert ended.value.exit_code == 1
-    assert "scheduler_svc_of_nobody cannot be found" in capsys.readouterr().err
+    assert "scheduler_svc_of_nobody is not installed" in capsys.readouterr().err

@@ -234,7 +234,7 @@ def test_a_stream_may_outlive_its_loop(service: FakeService) -> None:
 
     stream = asyncio.run(begin())
     assert service.endings[0].wait()
-    # Nothing may be raised here, where nobody could catch it: pytest makes that an error.
+    # An exception here could not be caught; pytest makes it an error.
     del stream
     gc.collect()
 
@@ -272,7 +272,7 @@ def of_two(
 @pytest.mark.parametrize(
     ("messages", "said"),
     [
-        ([fake_service.delta(0, [5], "R", sample_idx=2)], "something of sample 2 came; there are 2$"),
+        ([fake_service.delta(0, [5], "R", sample_idx=2)], "a message names sample 2; the request has 2$"),
         (
             [
                 fake_service.delta(0, [5], "R", logprobs=fake_service.logprobs(-1)),

@@ -98,6 +98,24 @@ def test_who_gave_a_page_up_says_nothing_of_it_when_it_ends() -> None:
     assert len(world.streams[heir].tokens) == 3
 
 
+def test_a_row_does_not_declare_a_page_finite_that_it_gave_up() -> None:
+    """Pages and window of one token: the first row's page is free once its plan is made. The second row gets it and
+    writes values that are not finite; the first row ends in between. The third row must find the page zeroed."""
+    world = World(shape(num_pages=6, page_size=1, window=1, max_rows=3), greedy(plans_in_flight=2), join=False)
+    world.join(Faults(nonfinite_token=280))
+    for prompt in ([7], [280]):
+        world.submit(prompt, max_new_tokens=1, ignore_eos=True, salt=None)
+        world.tick()
+    while world.apply() or world.deliver():
+        pass
+    heir = world.submit([2], max_new_tokens=1, ignore_eos=True, salt=None)
+    world.run()
+    world.check_content()
+    assert starts(world) == [(0, [1])] * 3
+    assert [plan.zero_pages.tolist() for plan in world.sent] == [[], [1], [1]]
+    assert len(world.streams[heir].tokens) == 1
+
+
 # Longer than the pool ---------------------------------------------------------------------------------------------
 
 

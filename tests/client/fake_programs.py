@@ -1,0 +1,87 @@
+"""Stand-ins for the two services of a checkout: programs of the same names; a test writes their code.
+
+A life may use `say(line)`, `stay()`, `life` (0 for the first) and what its own lines import.
+"""
+
+import asyncio
+import os
+from pathlib import Path
+
+from client.services.pair import ServicePair
+from client.services.restarts import RestartPolicy
+from tests.client.fake_service import WAIT_SECONDS, FakeService
+
+ROOT = Path(__file__).resolve().parents[2]
+STAYS = "stay()"
+_PROGRAM = """
+import ctypes, os, pathlib, signal, sys
+if "--exit-with-parent" in sys.argv:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+# Waits for `stay` if it comes before that.
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+lives = pathlib.Path(__file__).with_suffix(".lives")
+life = len(lives.read_text()) if lives.exists() else 0
+lives.write_text("x" * (life + 1))
+def say(line):
+    print(line, flush=True)
+def stay():
+    say(f"up {os.getpid()}")
+    signal.sigwait([signal.SIGTERM])
+    os._exit(0)
+say("flags " + " ".join(sys.argv[1:]))
+say(f"pid {os.getpid()}")
+"""
+
+
+def write_programs(folder: Path, *, scheduler: str, worker: str) -> None:
+    """Makes both programs in the folder."""
+    for name, life in (("scheduler_svc", scheduler), ("gpu_worker", worker)):
+        (folder / f"{name}.py").write_text(_PROGRAM + life)
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """In which the fakes hide the real programs, and the client is found behind them."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT), str(ROOT / ".stubs")])}
+
+
+class Output:
+    """The lines of both programs and of what runs them, as they come."""
+
+    def __init__(self, service: FakeService) -> None:
+        self.lines: list[str] = []
+        self._service = service
+        self._more = asyncio.Event()
+
+    def show(self, name: str, line: str) -> None:
+        self.lines.append(f"{name} | {line}")
+        if name == "worker" and line.startswith("up "):
+            # It has joined as the service's only worker.
+            self._service.worker_pids = [int(line.removeprefix("up "))]
+        self._more.set()
+
+    def say(self, line: str) -> None:
+        self.show("own", line)
+
+    async def until(self, text: str, *, times: int = 1) -> str:
+        """The line in which the text comes for the given time."""
+        async with asyncio.timeout(WAIT_SECONDS):
+            while len(found := [line for line in self.lines if text in line]) < times:
+                self._more.clear()
+                await self._more.wait()
+        return found[times - 1]
+
+
+def quick_policy(max_ends: int | None = 5) -> RestartPolicy:
+    """As `tandem serve` has it, with pauses too short to wait for."""
+    return RestartPolicy(max_ends=max_ends, first_pause_seconds=0.01, last_pause_seconds=0.01)
+
+
+def make_pair(output: Output) -> ServicePair:
+    return ServicePair(
+        scheduler_flags=["--of-scheduler"],
+        worker_flags=["--of-worker"],
+        scheduler_policy=quick_policy(),
+        worker_policy=quick_policy(max_ends=None),
+        on_line=output.show,
+        say=output.say,
+    )

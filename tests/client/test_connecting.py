@@ -1,0 +1,114 @@
+"""How long the client waits for a connection, and whether a failure says "slow" or "not there"."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from client import AsyncClient, Client, connection, errors
+from client.rpc_errors import ErrorReader
+from tests.client import fake_service
+from tests.client.fake_service import FakeService
+from tests.client.listeners import closed_address, silent_listener, slow_proxy
+
+# Passes while the client waits for the first byte of HTTP/2; far above the pause before a second attempt.
+DELAY_SECONDS = 1.0
+
+
+def test_a_service_that_answers_late_is_reached_by_both_clients(service: FakeService) -> None:
+    async def call(address: str) -> list[str]:
+        async with AsyncClient(address, max_retries=0) as client:
+            return [delta.text async for delta in client.generate("hi")]
+
+    def call_blocking(address: str) -> list[str]:
+        with Client(address, max_retries=0) as client:
+            return [delta.text for delta in client.generate("hi")]
+
+    async def both(address: str) -> list[list[str]]:
+        return list(await asyncio.gather(call(address), asyncio.to_thread(call_blocking, address)))
+
+    with slow_proxy(service.address, delay_seconds=DELAY_SECONDS) as address:
+        assert asyncio.run(both(address)) == [["Ré", "turn"]] * 2
+
+
+def test_an_attempt_to_connect_has_20_seconds() -> None:
+    options = dict(connection.channel_options("there:1"))
+    assert options["grpc.min_reconnect_backoff_ms"] == 20_000
+    assert (options["grpc.initial_reconnect_backoff_ms"], options["grpc.max_reconnect_backoff_ms"]) == (100, 1_000)
+
+
+@pytest.mark.parametrize("timeout", [None, 0.2])
+def test_a_listener_that_never_answers_is_too_slow(monkeypatch: pytest.MonkeyPatch, timeout: float | None) -> None:
+    """The error is the connection's if that gives up first, else the caller's own timeout."""
+    monkeypatch.setattr(connection, "CONNECT_TIMEOUT_MS", 300)
+    kind = errors.AnswersTooSlowly if timeout is None else errors.DeadlineExceeded
+
+    async def call(address: str) -> None:
+        async with AsyncClient(address) as client:
+            await client.load(timeout=timeout)
+
+    with silent_listener() as address:
+        with pytest.raises(kind, match=f"^{address} answers too slowly: ") as caught:
+            asyncio.run(call(address))
+        assert not caught.value.stream_began
+        with Client(address) as client, pytest.raises(kind, match=f"^{address} answers too slowly: "):
+            list(client.generate("hi", timeout=timeout))
+        expected = f"^{address} is not ready after 0.1 s: it has not answered"
+        with Client(address) as client, pytest.raises(errors.DeadlineExceeded, match=expected):
+            client.wait_ready(0.1)
+
+
+def test_an_address_without_a_listener_answers_nothing() -> None:
+    address = closed_address()
+
+    async def call() -> None:
+        async with AsyncClient(address) as client:
+            await client.load()
+
+    expected = f"^nothing answers at {address}: Connection refused$"
+    with pytest.raises(errors.NothingAnswers, match=expected) as caught:
+        asyncio.run(call())
+    assert caught.value.code == grpc.StatusCode.UNAVAILABLE
+    with Client(address) as client, pytest.raises(errors.NothingAnswers, match=expected):
+        list(client.generate("hi"))
+
+
+class GrpcError(grpc.RpcError):
+    """An error as gRPC's library makes it, without details of the service."""
+
+    def __init__(self, code: grpc.StatusCode, said: str) -> None:
+        self.code, self.details, self.trailing_metadata = lambda: code, lambda: said, lambda: None
+
+
+REFUSED = (
+    "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Failed to connect to remote host: "
+)
+TEXTS = [
+    (f"{REFUSED}Connection timed out", errors.AnswersTooSlowly, "a:1 answers too slowly: Connection timed out"),
+    (f"{REFUSED}No route to host", errors.NothingAnswers, "nothing answers at a:1: No route to host"),
+    (
+        "errors resolving a:1: [field:hostname lookup error:address lookup failed for a:1: Domain name not found]",
+        errors.NothingAnswers,
+        "nothing answers at a:1: Domain name not found",
+    ),
+    ("failed to connect to all addresses", errors.NothingAnswers, "nothing answers at a:1"),
+    ("Socket closed", errors.Unavailable, "Socket closed"),
+    ("ping timeout", errors.Unavailable, "ping timeout"),
+]
+
+
+@pytest.mark.parametrize(("said", "kind", "message"), TEXTS)
+def test_the_texts_of_grpc_are_told_apart(said: str, kind: type[errors.TandemError], message: str) -> None:
+    error = ErrorReader(address="a:1", timeout=None).read(GrpcError(grpc.StatusCode.UNAVAILABLE, said))
+    assert (type(error), str(error)) == (kind, message)
+
+
+def test_a_refusal_of_a_service_that_is_there_is_neither(service: FakeService, client: Client) -> None:
+    def refuses(request: object, ending: fake_service.Ending):
+        fake_service.fail(ending.context, grpc.StatusCode.UNAVAILABLE, "no worker", fake_service.retry_info(60))
+        yield from ()
+
+    service.behaviour = refuses
+    with pytest.raises(errors.Unavailable, match=r"^no worker$") as caught:
+        list(client.generate("hi", timeout=1))
+    assert type(caught.value) is errors.Unavailable
