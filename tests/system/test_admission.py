@@ -1,6 +1,7 @@
 """Who gets in: the queue's bound, requests that can never fit, shutting down. Nobody else notices."""
 
 import csv
+import itertools
 import os
 import signal
 
@@ -58,10 +59,12 @@ def test_rows_stay_taken_while_refusals_go_out(rig: Rig) -> None:
     assert scheduler.terminate() == 0
     with steps.open() as file:
         planned = [row for row in csv.DictReader(file) if int(row["output_tokens"])]
-    # While the queue is full, which is when requests are refused, no row is free: none of them could have run.
-    full = [row["running"] for row in planned if int(row["waiting"]) == 4]
+    # While the queue is full, which is when requests are refused, no row stays free: it is taken again within the two
+    # steps that were planned before the end of its request was known.
+    full = [int(row["running"]) for row in planned if int(row["waiting"]) == 4]
     assert len(full) > 5
-    assert set(full) == {"2"}
+    free = [len(list(steps)) for running, steps in itertools.groupby(full) if running < 2]
+    assert max(free, default=0) <= 2
 
 
 def test_the_queue_is_bounded_in_tokens_too(rig: Rig) -> None:
