@@ -5,11 +5,9 @@ Knows nothing of what a request means. Every refusal is INVALID_ARGUMENT.
 
 import math
 from collections.abc import Sequence
-from typing import Any, NoReturn, cast
+from typing import NoReturn
 
 import numpy as np
-from google.protobuf.message import Message
-from google.protobuf.unknown_fields import UnknownFieldSet
 
 from scheduler_svc.frontend import status
 from scheduler_svc.frontend.model import Model
@@ -17,33 +15,11 @@ from scheduler_svc.frontend.model import Model
 MAX_REQUEST_ID_CHARS = 128
 
 
-class Malformed:
-    """Stands where a request would, had its bytes been one."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-
-def check_known(message: Message | Malformed) -> None:
-    """Refuses bytes that are no such message, and fields that this server does not know, at every level."""
-    if isinstance(message, Malformed):
-        raise status.invalid(message.name, f"the bytes sent are no {message.name}")
-    name = message.DESCRIPTOR.name
-    for unknown in UnknownFieldSet(message):
-        number = unknown.field_number
-        raise status.invalid(f"{name}.{number}", f"{name} has field number {number}, which this server does not know")
-    for field, value in cast(Any, message).ListFields():
-        # A map's entries are messages only on the wire; what they know is their key and value.
-        if field.message_type is not None and not field.message_type.GetOptions().map_entry:
-            for part in value if field.is_repeated else (value,):
-                check_known(part)
-
-
 def check_token_ids(field: str, token_ids: Sequence[int], model: Model) -> None:
     """Refuses an empty list, and ids outside the vocabulary."""
     if not token_ids:
         raise status.invalid(field, f"{field} is empty; at least 1 token is needed")
-    # Of a message's millions it takes 0.2 ms; max() took 35, in which the event loop stood still.
+    # 0.2 ms for a million ids, where max() takes 35 ms in which the event loop stands still.
     is_beyond = np.asarray(token_ids) >= model.info.vocab_size
     if is_beyond.any():
         idx = int(is_beyond.argmax())

@@ -13,6 +13,7 @@ from tandem.v1 import control_pb2, control_pb2_grpc
 
 from scheduler_svc.frontend import checks, status
 from scheduler_svc.frontend.gate import Gate
+from scheduler_svc.frontend.parsing import MAX_SMALL_BYTES
 
 if TYPE_CHECKING:
     from grpc.aio import ServicerContext
@@ -96,25 +97,27 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         self._gate = gate
         self._queries = queries
 
+    def admit(self) -> int:
+        """The most bytes of a request, of every method here."""
+        return MAX_SMALL_BYTES
+
     async def Abort(
         self,
         request: control_pb2.AbortRequest,
         context: "ServicerContext[control_pb2.AbortRequest, control_pb2.AbortResponse]",
     ) -> control_pb2.AbortResponse:
         """Per id whether it was live; the streams themselves end with ABORTED."""
-        async with status.Answering(context):
-            checks.check_known(request)
-            if not 1 <= len(request.request_ids) <= MAX_ABORT_IDS:
-                message = f"request_ids is {len(request.request_ids)} long; it must be between 1 and {MAX_ABORT_IDS}"
-                raise status.invalid("request_ids", message)
-            for idx, request_id in enumerate(request.request_ids):
-                if not request_id:
-                    raise status.invalid(f"request_ids[{idx}]", f"request_ids[{idx}] is empty; an id is needed")
-                checks.check_request_id(f"request_ids[{idx}]", request_id)
-            reply = await self._queries.abort(list(dict.fromkeys(request.request_ids)))
-            assert isinstance(reply, control_pb2.AbortResponse)
-            outcomes = {result.request_id: result for result in reply.results}
-            return control_pb2.AbortResponse(results=[outcomes[request_id] for request_id in request.request_ids])
+        if not 1 <= len(request.request_ids) <= MAX_ABORT_IDS:
+            message = f"request_ids is {len(request.request_ids)} long; it must be between 1 and {MAX_ABORT_IDS}"
+            raise status.invalid("request_ids", message)
+        for idx, request_id in enumerate(request.request_ids):
+            if not request_id:
+                raise status.invalid(f"request_ids[{idx}]", f"request_ids[{idx}] is empty; an id is needed")
+            checks.check_request_id(f"request_ids[{idx}]", request_id)
+        reply = await self._queries.abort(list(dict.fromkeys(request.request_ids)))
+        assert isinstance(reply, control_pb2.AbortResponse)
+        outcomes = {result.request_id: result for result in reply.results}
+        return control_pb2.AbortResponse(results=[outcomes[request_id] for request_id in request.request_ids])
 
     async def GetModelInfo(
         self,
@@ -122,30 +125,25 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         context: "ServicerContext[control_pb2.GetModelInfoRequest, control_pb2.GetModelInfoResponse]",
     ) -> control_pb2.GetModelInfoResponse:
         """What is served, also while the service drains."""
-        async with status.Answering(context):
-            checks.check_known(request)
-            return self._gate.model().info
+        return self._gate.model().info
 
     async def GetLoad(
         self,
         request: control_pb2.GetLoadRequest,
         context: "ServicerContext[control_pb2.GetLoadRequest, control_pb2.GetLoadResponse]",
     ) -> control_pb2.GetLoadResponse:
-        """How busy the core is now; also before a worker has joined."""
-        async with status.Answering(context):
-            checks.check_known(request)
-            reply = await self._queries.load()
-            assert isinstance(reply, control_pb2.GetLoadResponse)
-            return reply
+        """How busy the core is now, and why it does not serve; also before a worker has joined."""
+        reply = await self._queries.load()
+        assert isinstance(reply, control_pb2.GetLoadResponse)
+        reply.not_serving = self._gate.why_not_serving
+        return reply
 
     async def FlushCache(
         self,
         request: control_pb2.FlushCacheRequest,
         context: "ServicerContext[control_pb2.FlushCacheRequest, control_pb2.FlushCacheResponse]",
     ) -> control_pb2.FlushCacheResponse:
-        """Whatever is kept for requests to come is forgotten; how many pages that were."""
-        async with status.Answering(context):
-            checks.check_known(request)
-            reply = await self._queries.flush_cache()
-            assert isinstance(reply, control_pb2.FlushCacheResponse)
-            return reply
+        """Empties the prefix cache; returns how many pages were cached."""
+        reply = await self._queries.flush_cache()
+        assert isinstance(reply, control_pb2.FlushCacheResponse)
+        return reply

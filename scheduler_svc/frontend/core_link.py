@@ -25,6 +25,12 @@ HIGH_WATER_MARK = 65_536
 # A ModelState carries a tokenizer.json, tens of MiB in large vocabularies.
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 RECONNECT_SECONDS = 0.1
+# The core's limit of a frame from here; a larger one ends the connection, and with it every stream.
+MAX_FRAME_TO_CORE_BYTES = 64 * 1024 * 1024
+
+
+class FrameTooLargeError(Exception):
+    """The message is larger than the core takes. Nothing was sent."""
 
 
 class Listener(Protocol):
@@ -36,7 +42,7 @@ class Listener(Protocol):
 
 
 class CoreLink:
-    """Connects to `endpoint` for as long as `run` runs."""
+    """Connects to `endpoint` for as long as `run` runs. `secret` proves to the core that this is a front end of its."""
 
     def __init__(self, endpoint: str, secret: bytes = b"") -> None:
         self._endpoint = endpoint
@@ -46,11 +52,19 @@ class CoreLink:
         self._given_up = asyncio.Event()
 
     def send(self, message: frontend_pb2.FrontendToCore) -> bool:
-        """Hands the message over at once; False where there is no core to take it. Never waits, never raises."""
+        """Hands the message over at once; False where there is no core to take it. Never waits.
+
+        Raises FrameTooLargeError.
+        """
         if self._socket is None:
             return False
+        frame = message.SerializeToString()
+        if len(frame) > MAX_FRAME_TO_CORE_BYTES:
+            raise FrameTooLargeError(
+                f"the message to the core has {len(frame):,} bytes; the limit is {MAX_FRAME_TO_CORE_BYTES:,}"
+            )
         # With NOBLOCK the asyncio socket sends before it returns; the future only tells how that went.
-        sent = cast(asyncio.Future[Any], self._socket.send(message.SerializeToString(), zmq.NOBLOCK))
+        sent = cast(asyncio.Future[Any], self._socket.send(frame, zmq.NOBLOCK))
         if sent.done() and sent.exception() is None:
             return True
         logger.error("the core has left %d frames unread: the connection is given up", HIGH_WATER_MARK)
@@ -111,6 +125,6 @@ class CoreLink:
         try:
             message.ParseFromString(frame)
         except DecodeError:
-            logger.error("dropped a frame of %d bytes from the core: it is no message", len(frame))
+            logger.error("dropped a malformed frame of %d bytes from the core", len(frame))
             return
         listener.on_message(message)

@@ -35,8 +35,8 @@ class Job:
 
     submit: frontend_pb2.Submit
     accepted: pb.Accepted
-    # One per sample.
-    outputs: tuple[Output, ...]
+    # Makes one per sample. Up to 10 ms of work for the largest set of stop strings.
+    make_outputs: Callable[[], tuple[Output, ...]]
     want_text: bool
     want_token_ids: bool
 
@@ -99,7 +99,7 @@ class Delivery:
         self._stream = stream
         self._streams = streams
         self._write = write
-        pairs = zip(stream.samples, job.outputs, strict=True)
+        pairs = zip(stream.samples, job.make_outputs(), strict=True)
         self._tellings = [Telling(idx, sample, output) for idx, (sample, output) in enumerate(pairs)]
 
     async def run(self) -> None:

@@ -3,7 +3,6 @@
 Knows nothing of prompts or streams. Banned tokens travel as a bias of minus infinity; a ban wins over a bias.
 """
 
-import math
 import secrets
 from collections.abc import Set
 from dataclasses import dataclass
@@ -45,13 +44,18 @@ def check_sampling(asked: pb.SamplingParams, stop: pb.StopParams, model: Model) 
     allowed = _check_allowed(asked, model)
     silent_at_first = frozenset(stop.stop_token_ids) | (frozenset[int]() if stop.ignore_eos else model.eos_token_ids)
     _check_one_remains(allowed, banned, silent_at_first if stop.min_new_tokens else frozenset(), model)
-    biases = _check_biases(asked, model)
-    biases.update((token, -math.inf) for token in banned)
-    biased = sorted(biases)
+    tokens, biases = _check_biases(asked, model)
+    if banned:
+        banned_ids = np.fromiter(banned, np.int64, len(banned))
+        is_left = ~np.isin(tokens, banned_ids)
+        tokens = np.concatenate((tokens[is_left], banned_ids))
+        biases = np.concatenate((biases[is_left], np.full(len(banned_ids), -np.inf, np.float32)))
+        order = np.argsort(tokens)
+        tokens, biases = tokens[order], biases[order]
     return Drawing(
         in_force=_check_scalars(asked, model),
-        biased_token_ids=np.array(biased, np.int32),
-        biases=np.array([biases[token] for token in biased], np.float32),
+        biased_token_ids=tokens.astype(np.int32),
+        biases=biases,
         allowed_token_ids=np.array(sorted(allowed), np.int32),
     )
 
@@ -93,16 +97,24 @@ def _check_allowed(asked: pb.SamplingParams, model: Model) -> Set[int]:
     return frozenset(allowed)
 
 
-def _check_biases(asked: pb.SamplingParams, model: Model) -> dict[int, float]:
-    """A bias of 0 is none."""
-    check_count("sampling.logit_bias", len(asked.logit_bias), MAX_LISTED_TOKENS)
-    for token, bias in sorted(asked.logit_bias.items()):
-        field = f"sampling.logit_bias[{token}]"
+def _check_biases(asked: pb.SamplingParams, model: Model) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Tokens, ascending, and their biases. A bias of 0 is none."""
+    count = len(asked.logit_bias)
+    check_count("sampling.logit_bias", count, MAX_LISTED_TOKENS)
+    tokens = np.fromiter(asked.logit_bias.keys(), np.int64, count)
+    order = np.argsort(tokens)
+    tokens, biases = tokens[order], np.fromiter(asked.logit_bias.values(), np.float32, count)[order]
+    # A NaN is in no range.
+    is_bad = (tokens >= model.info.vocab_size) | ~(np.abs(biases) <= MAX_BIAS)
+    if is_bad.any():
+        idx = int(is_bad.argmax())
+        token, field = int(tokens[idx]), f"sampling.logit_bias[{tokens[idx]}]"
         if token >= model.info.vocab_size:
             message = f"{field} is for token {token}; the vocabulary has {model.info.vocab_size} tokens"
             raise status.invalid(field, message)
-        check_range(field, bias, -MAX_BIAS, MAX_BIAS)
-    return {token: bias for token, bias in asked.logit_bias.items() if bias}
+        check_range(field, float(biases[idx]), -MAX_BIAS, MAX_BIAS)
+    is_biased = biases != 0
+    return tokens[is_biased], biases[is_biased]
 
 
 def _check_one_remains(allowed: Set[int], banned: Set[int], silent_at_first: Set[int], model: Model) -> None:

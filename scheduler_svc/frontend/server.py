@@ -4,32 +4,27 @@ Knows nothing of requests; here the parts are put together.
 """
 
 import asyncio
-import functools
 import logging
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
-import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
-from grpc_health.v1 import health, health_pb2_grpc
 from tandem.internal.v1 import frontend_pb2
-from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2_grpc
+from tandem.v1 import control_pb2
 
-from scheduler_svc.frontend import listen, model, status
-from scheduler_svc.frontend.checks import Malformed
+from scheduler_svc.frontend import listen, methods, model, status
+from scheduler_svc.frontend.calls import CallLimits, Calls
 from scheduler_svc.frontend.control import ControlServicer, CoreQueries
 from scheduler_svc.frontend.core_link import CoreLink
 from scheduler_svc.frontend.gate import SERVICES, Gate
+from scheduler_svc.frontend.grpc_options import allow_connections, server_options
+from scheduler_svc.frontend.health import Health
 from scheduler_svc.frontend.servicer import InferenceServicer
 from scheduler_svc.frontend.streams import StreamLimits, Streams
 
 logger = logging.getLogger(__name__)
 
-# Clients may ping every 10 s; gRPC's own tolerance of 5 minutes would answer that with GOAWAY.
-MIN_PING_INTERVAL_MS = 9_000
 SWEEP_SECONDS = 1.0
 # What remains after the last stream ended: health watchers, answers on their way.
 STOP_SECONDS = 0.5
@@ -46,41 +41,9 @@ class Settings:
     max_message_bytes: int
     grace_seconds: float
     limits: StreamLimits
+    call_limits: CallLimits = field(default_factory=CallLimits)
     # What proves to the core that this process is its front end.
     secret: bytes = field(default=b"", repr=False)
-
-
-OWN_METHODS = tuple(f"/{name}/" for name in SERVICES if name)
-
-
-class TolerantParsing(grpc.aio.ServerInterceptor):
-    """Bytes that are no message reach the handler as `Malformed`: INVALID_ARGUMENT, where gRPC would say UNKNOWN."""
-
-    def __init__(self) -> None:
-        self._handlers: dict[str, Any] = {}
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Any:
-        """Returns the handler with a deserializer that does not raise."""
-        method = handler_call_details.method
-        if method not in self._handlers:
-            handler = await continuation(handler_call_details)
-            # Methods that do not exist are not remembered: callers choose their names. Others' handlers parse as ever.
-            if handler is None or not method.startswith(OWN_METHODS):
-                return handler
-            parse = handler.request_deserializer
-            self._handlers[method] = handler._replace(request_deserializer=functools.partial(_parse, parse))
-        return self._handlers[method]
-
-
-def _parse(parse: Callable[[bytes], object], data: bytes) -> object:
-    try:
-        return parse(data)
-    except DecodeError:
-        return Malformed("request")
 
 
 class FrontEnd:
@@ -89,9 +52,10 @@ class FrontEnd:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._link = CoreLink(settings.endpoint, settings.secret)
-        self._health = health.aio.HealthServicer()
+        self._health = Health(SERVICES)
         self._gate = Gate(self._health)
-        self._streams = Streams(self._link.send, settings.limits)
+        self._calls = Calls(settings.call_limits)
+        self._streams = Streams(self._link.send, settings.limits, lambda: self._calls.num_unread)
         self._queries = CoreQueries(self._link.send)
         self._server = self._make_server()
         self._stop = asyncio.Event()
@@ -104,7 +68,6 @@ class FrontEnd:
 
         `on_listening` is told the address with the port that was bound.
         """
-        await self._gate.publish()
         address = listen.bind(self._server, self._settings.listen)
         await self._server.start()
         link = asyncio.create_task(self._link.run(self))
@@ -154,11 +117,13 @@ class FrontEnd:
                 self._queries.answer(message.flush_reply.query, flushed)
             case "model_state":
                 self._take_model(message.model_state)
+            case "core_status":
+                self._gate.take_status(message.core_status)
             case "draining":
                 logger.info("the core is shutting down: no new requests")
                 self._gate.drain()
             case _:
-                logger.error("the core said what this front end does not know")
+                logger.error("the core sent a message that this front end does not know")
 
     def on_lost(self) -> None:
         """Everything that the core owed is failed; a new one serves anew."""
@@ -181,11 +146,11 @@ class FrontEnd:
         while self._told is not None:
             state, self._told = self._told, None
             try:
-                served = await asyncio.to_thread(model.load, state)
+                served = await asyncio.to_thread(model.load, state, self._gate.served)
             except Exception:
                 logger.exception("the model that the core serves cannot be loaded")
                 continue
-            logger.info("serving %s", served.info.model)
+            logger.info("serving %s, up to %d tokens a sequence", served.info.model, served.info.max_length)
             self._gate.open(served)
 
     async def _drained(self) -> None:
@@ -202,28 +167,19 @@ class FrontEnd:
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             self._streams.drop_stalled()
+            self._calls.sweep(self._health.stalled(self._settings.call_limits.answer_seconds))
 
     def _make_server(self) -> grpc.aio.Server:
         settings = self._settings
-        server = grpc.aio.server(
-            interceptors=(TolerantParsing(),),
-            options=(
-                ("grpc.max_receive_message_length", settings.max_message_bytes),
-                # Nothing larger than the caller's own limit is made: deltas are bounded by the model's length.
-                ("grpc.max_send_message_length", -1),
-                ("grpc.so_reuseport", int(settings.share_port)),
-                ("grpc.http2.min_recv_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
-                ("grpc.keepalive_permit_without_calls", 1),
-            ),
+        options = server_options(
+            max_message_bytes=settings.max_message_bytes,
+            share_port=settings.share_port,
+            max_connections=allow_connections(),
         )
-        inference = InferenceServicer(self._gate, self._streams)
-        inference_pb2_grpc.add_InferenceServiceServicer_to_server(inference, server)
+        server = grpc.aio.server(options=options)
+        inference = InferenceServicer(self._gate, self._streams, max_message_bytes=settings.max_message_bytes)
         control = ControlServicer(self._gate, self._queries)
-        control_pb2_grpc.add_ControlServiceServicer_to_server(control, server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        methods.add_to_server(server, self._calls, inference, control, self._health)
         if settings.reflection:
-            from grpc_reflection.v1alpha import reflection
-
-            names = [name for name in SERVICES if name]
-            reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+            methods.add_reflection(server)
         return server

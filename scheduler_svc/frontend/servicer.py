@@ -1,12 +1,14 @@
 """Owns InferenceService: one request read forwards, from the caller's message to the Summary.
 
 Generate: gate, wire (validate), text (ids), streams (to the core), delivery (text, stops, messages). Decides nothing
-about who waits or runs. Facts of grpc.aio that shape it (tried on 1.85.1): a coroutine handler whose caller leaves
-gets CancelledError while it waits and ExecuteBatchError (an InternalError) inside a write, and context.cancelled()
-stays False; so the request is freed in `finally`, without waiting.
+about who waits or runs. The gate is asked before the message is read, before it is parsed, and before its prompt is
+tokenized and hashed, so that a full queue costs no work; what only an admitted request needs is made once the core has
+admitted it. A coroutine handler whose caller leaves gets CancelledError or an InternalError, and context.cancelled()
+stays False (grpc.aio 1.85.1); so the request is freed in `finally`, without waiting.
 """
 
 import asyncio
+import functools
 import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias, cast
@@ -16,12 +18,13 @@ import grpc.aio
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc
 
-from scheduler_svc.frontend import checks, status, wire
+from scheduler_svc.frontend import status, wire
 from scheduler_svc.frontend.delivery import Delivery, Job, admission
 from scheduler_svc.frontend.detokenize import Detokenizer
 from scheduler_svc.frontend.gate import Gate
 from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.output import Output
+from scheduler_svc.frontend.parsing import MAX_SMALL_BYTES
 from scheduler_svc.frontend.stops import StopFinder
 from scheduler_svc.frontend.stream import Stream
 from scheduler_svc.frontend.streams import Streams
@@ -35,14 +38,34 @@ logger = logging.getLogger(__name__)
 
 # Prompt tokens that the first output token is decoded with.
 NUM_CONTEXT_TOKENS = 8
+# Of a character in UTF-8, and of a token id as a varint.
+MAX_CHAR_BYTES = 4
+MAX_ID_BYTES = 5
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
-    """Answers those who want text or tokens."""
+    """Answers callers that want text or tokens."""
 
-    def __init__(self, gate: Gate, streams: Streams) -> None:
+    def __init__(self, gate: Gate, streams: Streams, *, max_message_bytes: int) -> None:
         self._gate = gate
         self._streams = streams
+        self._max_message_bytes = max_message_bytes
+
+    def admit_generate(self) -> int:
+        """The most bytes of a request. Raises Refusal where no request would be admitted."""
+        self._gate.admit()
+        self._streams.check_room(1)
+        return self._max_message_bytes
+
+    def admit_tokenize(self) -> int:
+        """The most bytes of a request: what the longest text may have. Raises Refusal without a model."""
+        model = self._gate.model()
+        max_chars = model.max_length * model.text.max_chars_per_token if model.text is not None else 0
+        return min(self._max_message_bytes, MAX_SMALL_BYTES + MAX_CHAR_BYTES * max_chars)
+
+    def admit_detokenize(self) -> int:
+        """The most bytes of a request: what the longest list may have. Raises Refusal without a model."""
+        return min(self._max_message_bytes, MAX_SMALL_BYTES + MAX_ID_BYTES * self._gate.model().max_length)
 
     # A coroutine that writes, where the stub expects a generator: a reader that stalls inside a write can be dropped
     # with a status of its own, a generator would only be closed.
@@ -50,15 +73,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: pb.GenerateRequest, context: "GenerateContext"
     ) -> None:
         """Streams one completion."""
-        async with status.Answering(context):
-            seconds_left(context)
-            model = self._gate.admit()
-            stream = self._streams.open()
-            await self._generate(request, context, model, stream)
-
-    async def _generate(
-        self, request: pb.GenerateRequest, context: "GenerateContext", model: Model, stream: Stream
-    ) -> None:
+        seconds_left(context)
+        model = self._gate.admit()
+        stream = self._streams.open()
         try:
             job = await self._prepare(request, context, model)
             # Prompts are large and streams are long.
@@ -70,6 +87,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             raise stream.failure from None
         except grpc.aio.InternalError:
             logger.debug("request %s: its caller left inside a write", stream.request_id)
+            raise
         finally:
             self._streams.close(stream)
 
@@ -77,27 +95,25 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: pb.TokenizeRequest, context: "ServicerContext[pb.TokenizeRequest, pb.TokenizeResponse]"
     ) -> pb.TokenizeResponse:
         """The ids that Generate would make of the text."""
-        async with status.Answering(context):
-            checks.check_known(request)
-            model = self._gate.model()
-            model.check_name(request.model)
-            return pb.TokenizeResponse(token_ids=await wire.text_ids("text", request.text, model))
+        model = self._gate.model()
+        model.check_name(request.model)
+        return pb.TokenizeResponse(token_ids=await wire.text_ids("text", request.text, model))
 
     async def Detokenize(
         self, request: pb.DetokenizeRequest, context: "ServicerContext[pb.DetokenizeRequest, pb.DetokenizeResponse]"
     ) -> pb.DetokenizeResponse:
         """The text of the ids."""
-        async with status.Answering(context):
-            checks.check_known(request)
-            model = self._gate.model()
-            model.check_name(request.model)
-            text = wire.check_detokenize(request, model)
-            skip = not request.HasField("skip_special_tokens") or request.skip_special_tokens
-            return pb.DetokenizeResponse(text=await text.decode(request.token_ids, skip_special_tokens=skip))
+        model = self._gate.model()
+        model.check_name(request.model)
+        text = wire.check_detokenize(request, model)
+        skip = not request.HasField("skip_special_tokens") or request.skip_special_tokens
+        return pb.DetokenizeResponse(text=await text.decode(request.token_ids, skip_special_tokens=skip))
 
     async def _prepare(self, request: pb.GenerateRequest, context: "GenerateContext", model: Model) -> Job:
         checked = wire.check_request(request, model)
         token_ids = await wire.prompt_ids(request, model)
+        # A long text takes its time, in which the queue may have filled.
+        self._gate.admit()
         submit = await wire.make_submit(checked, token_ids, model, deadline_seconds=seconds_left(context))
         accepted = pb.Accepted(
             request_id=checked.request_id,
@@ -108,7 +124,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         return Job(
             submit=submit,
             accepted=accepted,
-            outputs=make_outputs(checked, token_ids, model),
+            make_outputs=functools.partial(make_outputs, checked, token_ids[-NUM_CONTEXT_TOKENS:], model),
             want_text=checked.want_text,
             want_token_ids=checked.want_token_ids,
         )
@@ -141,17 +157,19 @@ def seconds_left(context: "GenerateContext") -> float:
     return seconds
 
 
-def make_outputs(checked: wire.Checked, token_ids: Sequence[int], model: Model) -> tuple[Output, ...]:
-    """An output for each sample: with text where the caller wants it or a stop string needs it."""
+def make_outputs(checked: wire.Checked, context: Sequence[int], model: Model) -> tuple[Output, ...]:
+    """An output for each sample: with text where the caller wants it or a stop string needs it.
+
+    `context`: the prompt's last tokens.
+    """
     stop, strings, decode = checked.stop, checked.stop_strings, None
     if model.text is not None and (checked.want_text or strings):
         decode = model.text.decoder(skip_special_tokens=checked.skip_special_tokens)
-    context = list(token_ids[-NUM_CONTEXT_TOKENS:])
     stop_finder = StopFinder(strings, include_stop=stop.include_stop) if strings else None
     model_stops = frozenset[int]() if stop.ignore_eos else model.eos_token_ids
     return tuple(
         Output(
-            detokenizer=Detokenizer(decode, context) if decode is not None else None,
+            detokenizer=Detokenizer(decode, list(context)) if decode is not None else None,
             stop_finder=stop_finder.fork() if stop_finder is not None else None,
             stop_token_ids=model_stops | frozenset(stop.stop_token_ids),
             min_new_tokens=stop.min_new_tokens,

@@ -1,22 +1,17 @@
 """Owns how a refusal or failure reaches the caller: the gRPC code, google.rpc details and retry hints of each.
 
-Knows nothing of how requests run. Everything that is not an ordinary answer is a `Refusal`; `Answering` turns it into
-the call's status.
+Knows nothing of how requests run. Everything that is not an ordinary answer is a `Refusal`; `refuse` turns it into the
+call's status.
 """
 
-import asyncio
-import logging
 from typing import Any
 
 import grpc
-import grpc.aio
 from google.protobuf import any_pb2, duration_pb2
 from google.protobuf.message import Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 from tandem.internal.v1 import frontend_pb2
-
-logger = logging.getLogger(__name__)
 
 # What callers are told to wait before they try again.
 NOT_READY_RETRY_SECONDS = 1.0
@@ -34,9 +29,15 @@ class Refusal(Exception):
         self.message = message
         self.details = list(details)
         self.retry_after_seconds = retry_after_seconds
+        self._metadata: tuple[tuple[str, str | bytes], ...] | None = None
 
     def metadata(self) -> tuple[tuple[str, str | bytes], ...]:
-        """Trailing metadata: google.rpc.Status, and the pushback that gRPC's own retries obey."""
+        """Trailing metadata: google.rpc.Status, and the pushback that gRPC's own retries obey. Made once."""
+        if self._metadata is None:
+            self._metadata = self._make_metadata()
+        return self._metadata
+
+    def _make_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
         details = list(self.details)
         pushback: tuple[tuple[str, str | bytes], ...] = ()
         if self.retry_after_seconds is not None:
@@ -114,26 +115,8 @@ def from_failure(failure: frontend_pb2.Failure, request_id: str) -> Refusal:
             return Refusal(grpc.StatusCode.INTERNAL, message, info)
 
 
-class Answering:
-    """`async with Answering(context)` around a handler: a Refusal becomes the call's status, other errors INTERNAL."""
-
-    __slots__ = ("_context",)
-
-    def __init__(self, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
-        self._context = context
-
-    async def __aenter__(self) -> None:
-        pass
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
-        # An InternalError of grpc: the caller is gone, and nobody is left to hear a status.
-        if not isinstance(error, Exception) or isinstance(error, grpc.aio.InternalError):
-            return
-        if not isinstance(error, Refusal):
-            logger.error("a handler failed", exc_info=error)
-            error = Refusal(grpc.StatusCode.INTERNAL, "an internal error; the service's log tells more")
-        try:
-            await self._context.abort(error.code, error.message, error.metadata())
-        except grpc.aio.InternalError:
-            # The caller left first, so nobody hears the status; a cancelled handler is what grpc.aio ends quietly.
-            raise asyncio.CancelledError from None
+def refuse(context: Any, refusal: Refusal) -> None:
+    """Makes `refusal` the status that the call ends with when its handler returns."""
+    context.set_code(refusal.code)
+    context.set_details(refusal.message)
+    context.set_trailing_metadata(refusal.metadata())

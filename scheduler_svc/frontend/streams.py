@@ -15,6 +15,7 @@ import numpy as np
 from tandem.internal.v1 import frontend_pb2
 
 from scheduler_svc.frontend import logprobs, status
+from scheduler_svc.frontend.core_link import FrameTooLargeError
 from scheduler_svc.frontend.stream import Sample, Stream
 
 logger = logging.getLogger(__name__)
@@ -24,7 +25,7 @@ logger = logging.getLogger(__name__)
 class StreamLimits:
     """The bounds of one front end's streams."""
 
-    # Samples, of all requests.
+    # Samples of all requests, and finished calls whose answers are not taken.
     max_streams: int = 8192
     # A reader is dropped when one write has been blocked so long and more than this is pending,
     stall_seconds: float = 30.0
@@ -39,11 +40,21 @@ class StreamLimits:
 
 
 class Streams:
-    """All open streams of this front end. `send` hands a message to the core, or says that it cannot."""
+    """All open streams of this front end.
 
-    def __init__(self, send: Callable[[frontend_pb2.FrontendToCore], bool], limits: StreamLimits) -> None:
+    `send` hands a message to the core, or says that it cannot. `num_unread`: finished calls whose answers their callers
+    have not taken; they count as open.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[frontend_pb2.FrontendToCore], bool],
+        limits: StreamLimits,
+        num_unread: Callable[[], int] = lambda: 0,
+    ) -> None:
         self._send = send
         self._limits = limits
+        self._num_unread = num_unread
         # Their order is that of their coming; the samples' numbers are the core's names for them.
         self._open: dict[Stream, None] = {}
         self._samples: dict[int, Sample] = {}
@@ -77,7 +88,11 @@ class Streams:
         self._last_id += submit.num_samples
         stream.begin(submit.stream, submit)
         self._samples.update((sample.id, sample) for sample in stream.samples)
-        if not self._send(frontend_pb2.FrontendToCore(submit=submit)):
+        try:
+            is_sent = self._send(frontend_pb2.FrontendToCore(submit=submit))
+        except FrameTooLargeError as error:
+            raise status.invalid("prompt", f"prompt is too long with what travels beside it: {error}") from None
+        if not is_sent:
             raise status.not_ready("the scheduler's core cannot be reached")
         stream.is_submitted = True
 
@@ -106,11 +121,16 @@ class Streams:
         """Returns once no stream is open."""
         await self._idle.wait()
 
-    def _reserve(self, num_samples: int) -> None:
-        limit = self._limits.max_streams
-        if self._num_reserved + num_samples > limit:
-            message = f"{self._num_reserved} samples of requests are open and {num_samples} more are asked for"
+    def check_room(self, num_samples: int) -> None:
+        """Raises Refusal where so many more samples are too many."""
+        limit, num_unread = self._limits.max_streams, self._num_unread()
+        if self._num_reserved + num_unread + num_samples > limit:
+            unread = f", {num_unread} finished answers are not taken by their callers" if num_unread else ""
+            message = f"{self._num_reserved} samples of requests are open{unread} and {num_samples} more are asked for"
             raise status.overloaded(f"{message}; the limit is {limit}")
+
+    def _reserve(self, num_samples: int) -> None:
+        self.check_room(num_samples)
         self._num_reserved += num_samples
 
     # What the core says ---------------------------------------------------------------------------------------

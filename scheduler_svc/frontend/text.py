@@ -25,9 +25,9 @@ MAX_WAITING_TEXTS = 64
 
 
 class Text:
-    """A tokenizer and its bounds. Raises ValueError where `tokenizer_json` is none."""
+    """A tokenizer and its bounds. Raises ValueError if `tokenizer_json` is not one."""
 
-    def __init__(self, tokenizer_json: bytes, *, vocab_size: int, max_length: int) -> None:
+    def __init__(self, tokenizer_json: bytes, *, vocab_size: int) -> None:
         from tokenizers import Tokenizer
 
         try:
@@ -39,16 +39,17 @@ class Text:
         self._tokenizer.no_padding()
         longest = max(len(self._tokenizer.id_to_token(i) or "") for i in range(vocab_size))
         # A token stands for at most as many characters as it has (byte-level: as many bytes).
-        self.max_chars = max_length * max(1, longest)
+        self.max_chars_per_token = max(1, longest)
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="text")
         self._num_waiting = 0
 
-    def check_size(self, field: str, text: str) -> None:
-        """Refuses a text that cannot fit the model, before any work on it."""
+    def check_size(self, field: str, text: str, max_length: int) -> None:
+        """Refuses a text that cannot make a sequence of at most `max_length` tokens, before any work on it."""
+        max_chars = max_length * self.max_chars_per_token
         if not text:
             raise status.invalid(field, f"{field} is empty; at least 1 character is needed")
-        if len(text) > self.max_chars:
-            raise status.invalid(field, f"{field} has {len(text)} characters; the limit is {self.max_chars}")
+        if len(text) > max_chars:
+            raise status.invalid(field, f"{field} has {len(text)} characters; the limit is {max_chars}")
 
     async def encode(self, text: str) -> list[int]:
         """Token ids, with the special tokens that the tokenizer itself adds to a prompt."""

@@ -21,7 +21,6 @@ from scheduler_svc.frontend import status
 from scheduler_svc.frontend.checks import (
     check_above_zero,
     check_count,
-    check_known,
     check_range,
     check_request_id,
     check_token_ids,
@@ -63,7 +62,6 @@ class Checked:
 
 def check_request(request: inference_pb2.GenerateRequest, model: Model) -> Checked:
     """Checks everything but the prompt. Raises Refusal."""
-    check_known(request)
     model.check_name(request.model)
     check_range("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
     if len(request.cache.salt) > MAX_SALT_CHARS:
@@ -100,7 +98,7 @@ async def text_ids(field: str, text: str, model: Model) -> list[int]:
     """The ids of a text. Raises Refusal where the model has no tokenizer, or the text is empty or too long."""
     if model.text is None:
         raise status.invalid(field, f"{field} needs a tokenizer, and the served model came without one")
-    model.text.check_size(field, text)
+    model.text.check_size(field, text, model.max_length)
     token_ids = await model.text.encode(text)
     if not token_ids:
         raise status.invalid(field, f"{field} has {len(text)} characters that make 0 tokens; 1 is needed")
@@ -166,7 +164,7 @@ async def _hash_pages(root: bytes, prompt: Int32Array, page_size: int) -> bytes:
 
 def new_tokens_in_force(max_new_tokens: int, num_prompt: int, model: Model) -> int:
     """Output tokens after which a stream ends for sure: there are no more than the model has positions for."""
-    return min(max_new_tokens, model.info.max_length - num_prompt)
+    return min(max_new_tokens, model.max_length - num_prompt)
 
 
 def _check_request_id(request_id: str) -> str:
@@ -220,24 +218,25 @@ def _prompt_logprobs_from(start: int | None, num_prompt: int) -> int:
 
 
 def _max_new_tokens(stop: inference_pb2.StopParams, num_prompt: int, model: Model) -> int:
-    max_length = model.info.max_length
-    num_left = max_length - num_prompt
-    if num_left < 1:
+    max_length = model.max_length
+    if num_prompt >= max_length:
         message = (
             f"prompt has {num_prompt} tokens; the limit is {max_length - 1}"
             f" (max_length {max_length}, less one new token)"
         )
         raise status.invalid("prompt", message)
-    if not stop.HasField("max_new_tokens"):
-        return max(1, min(model.info.default_max_new_tokens, num_left))
-    # More than fit: the core ends the stream with CONTEXT_FULL. How many more does not matter.
-    return min(stop.max_new_tokens, max_length)
+    if stop.HasField("max_new_tokens"):
+        # More than fit: the core ends the stream with CONTEXT_FULL. How many more does not matter.
+        return min(stop.max_new_tokens, max_length)
+    # What fits the workers that are present; a longer prompt waits for, or is refused like, one that fits the others.
+    num_left = (model.info.max_length if num_prompt < model.info.max_length else max_length) - num_prompt
+    return max(1, min(model.info.default_max_new_tokens, num_left))
 
 
 def check_detokenize(request: inference_pb2.DetokenizeRequest, model: Model) -> Text:
     """The tokenizer for a request that it can answer. Raises Refusal."""
     if model.text is None:
         raise status.invalid("token_ids", "token_ids need a tokenizer, and the served model came without one")
-    check_count("token_ids", len(request.token_ids), model.info.max_length)
+    check_count("token_ids", len(request.token_ids), model.max_length)
     check_token_ids("token_ids", request.token_ids, model)
     return model.text

@@ -1,5 +1,7 @@
 """Who gets in: the queue's bound, requests that can never fit, shutting down. Nobody else notices."""
 
+import csv
+import itertools
 import os
 import signal
 
@@ -36,6 +38,33 @@ def test_a_full_queue_turns_away_with_a_hint_and_nobody_else_notices(rig: Rig) -
         ASK.check(stream.result())
     caller.wait_idle()
     ASK.check(caller.generate(ASK.request()).result())
+
+
+def test_rows_stay_taken_while_refusals_go_out(rig: Rig) -> None:
+    steps = rig.runtime_dir / "steps.csv"
+    flags = ("--max-waiting", "4", "--steps", str(steps))
+    scheduler, _, caller = rig.serve("--max-rows", "2", "--step-ms", "2", scheduler_flags=flags, late=False)
+    asks = [Ask(prompt=tuple(b"ask %d" % idx), max_new_tokens=20) for idx in range(120)]
+    streams = [(ask, caller.generate(ask.request())) for ask in asks]
+    for _, stream in streams:
+        stream._thread.join(30)
+    refused = [stream.error for _, stream in streams if stream.error is not None]
+    assert {code_of(error) for error in refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+    assert all(int(dict(error.trailing_metadata())["grpc-retry-pushback-ms"]) > 0 for error in refused)
+    for ask, stream in streams:
+        if stream.error is None:
+            ask.check(stream.result())
+    assert 0 < len(refused) < len(asks)
+    caller.wait_idle()
+    assert scheduler.terminate() == 0
+    with steps.open() as file:
+        planned = [row for row in csv.DictReader(file) if int(row["output_tokens"])]
+    # While the queue is full, which is when requests are refused, no row stays free: it is taken again within the two
+    # steps that were planned before the end of its request was known.
+    full = [int(row["running"]) for row in planned if int(row["waiting"]) == 4]
+    assert len(full) > 5
+    free = [len(list(steps)) for running, steps in itertools.groupby(full) if running < 2]
+    assert max(free, default=0) <= 2
 
 
 def test_the_queue_is_bounded_in_tokens_too(rig: Rig) -> None:

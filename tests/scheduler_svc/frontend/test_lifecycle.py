@@ -19,8 +19,17 @@ from tandem.v1 import inference_pb2 as pb
 from scheduler_svc.frontend import core_link, delivery, model
 from scheduler_svc.frontend.gate import SERVICES
 from scheduler_svc.frontend.status import Refusal
+from scheduler_svc.frontend.text import Text
 from tests.scheduler_svc.frontend.failures import assert_retry_hint, failure
-from tests.scheduler_svc.frontend.fake_core import FakeCore, Service, model_state, rest, service, until_ready
+from tests.scheduler_svc.frontend.fake_core import (
+    WAIT_SECONDS,
+    FakeCore,
+    Service,
+    model_state,
+    rest,
+    service,
+    until_ready,
+)
 from tests.scheduler_svc.frontend.tokenizers_for_tests import spell
 
 Run = Callable[..., None]
@@ -83,7 +92,7 @@ def test_draining_turns_new_requests_away_and_lets_running_ones_end(run: Run):
 def test_the_last_model_told_is_served_however_long_each_takes_to_load(run: Run, monkeypatch: pytest.MonkeyPatch):
     load, first_began, first_may_end, num_loads = model.load, threading.Event(), threading.Event(), 0
 
-    def slow_at_first(state: frontend_pb2.ModelState) -> model.Model:
+    def slow_at_first(state: frontend_pb2.ModelState, before: model.Model | None) -> model.Model:
         nonlocal num_loads
         num_loads += 1
         if state.info.max_length == 101:
@@ -91,7 +100,7 @@ def test_the_last_model_told_is_served_however_long_each_takes_to_load(run: Run,
             assert first_may_end.wait(10)
         if state.info.max_length == 104:
             raise ValueError("no model")
-        return load(state)
+        return load(state, before)
 
     async def scenario(s: Service) -> None:
         await s.core.expect("hello")
@@ -119,6 +128,86 @@ def test_the_last_model_told_is_served_however_long_each_takes_to_load(run: Run,
 
     monkeypatch.setattr(model, "load", slow_at_first)
     run(scenario, ready=False)
+
+
+async def sizes_become(s: Service, max_length: int, recent_max_length: int) -> None:
+    """A worker joins or leaves."""
+    state = model_state(max_length=max_length)
+    state.recent_max_length = recent_max_length
+    await s.core.send(model_state=state)
+    async with asyncio.timeout(WAIT_SECONDS):
+        while s.front_end._gate.model().info.max_length != max_length:
+            await asyncio.sleep(0)
+
+
+def test_sizes_follow_the_workers_and_the_tokenizer_is_parsed_once(run: Run, monkeypatch: pytest.MonkeyPatch):
+    parsed, made = list[bytes](), Text.__init__
+
+    def counting(self: Text, tokenizer_json: bytes, *, vocab_size: int) -> None:
+        parsed.append(tokenizer_json)
+        made(self, tokenizer_json, vocab_size=vocab_size)
+
+    async def scenario(s: Service) -> None:
+        await s.core.greet()
+        await until_ready(s)
+        # The larger worker left; one that can hold 100 tokens remains.
+        await sizes_become(s, 100, 512)
+        assert (await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())).max_length == 100
+        # What fits the one that left recently is for the core to answer.
+        call = s.generate(token_ids=pb.TokenIds(ids=[1] * 300))
+        submit = await s.core.expect("submit")
+        assert len(submit.prompt) == 4 * 300
+        code = frontend_pb2.REJECT_CODE_NOT_READY
+        await s.core.send(rejected=frontend_pb2.Rejected(stream=submit.stream, code=code, message="no worker"))
+        error = await failure(call)
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        assert_retry_hint(error, 1.0)
+        error = await failure(s.generate(token_ids=pb.TokenIds(ids=[1] * 512)))
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "the limit is 511" in error.details()
+        # Once it left long ago, its size holds no more; and a larger one joins.
+        await sizes_become(s, 100, 100)
+        error = await failure(s.generate(token_ids=pb.TokenIds(ids=[1] * 300)))
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "the limit is 99" in error.details()
+        await sizes_become(s, 1024, 1024)
+        call, submit = await s.start_stream(text="the" * 600)
+        assert submit.max_new_tokens == 100
+        assert len(parsed) == 1
+
+    monkeypatch.setattr(Text, "__init__", counting)
+    run(scenario, ready=False)
+
+
+@pytest.mark.parametrize(
+    ("num_prompt", "asked", "sent", "in_force"),
+    [
+        # The default is what fits the workers that are present, and for a longer prompt what fits the others.
+        (90, None, 10, 10),
+        (150, None, 50, 50),
+        # What is asked for is sent as it is, up to what the others hold.
+        (90, 60, 60, 60),
+        (90, 500, 200, 110),
+    ],
+)
+def test_new_tokens_beside_a_smaller_worker(run: Run, num_prompt: int, asked: int | None, sent: int, in_force: int):
+    async def scenario(s: Service) -> None:
+        await sizes_become(s, 100, 200)
+        stop = pb.StopParams() if asked is None else pb.StopParams(max_new_tokens=asked)
+        call = s.generate(token_ids=pb.TokenIds(ids=[1] * num_prompt), stop=stop)
+        submit = await s.core.admit()
+        assert submit.max_new_tokens == sent
+        assert (await call.read()).accepted.max_new_tokens == in_force
+
+    run(scenario)
+
+
+def test_hello_carries_the_secret(run: Run):
+    async def scenario(s: Service) -> None:
+        assert (await s.core.expect("hello")).secret == b"s" * 32
+        assert "ssss" not in repr(s.front_end._settings)
+
+    run(scenario, ready=False, secret=b"s" * 32)
 
 
 def test_stop_lets_running_streams_end(tmp_path: Path):

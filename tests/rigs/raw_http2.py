@@ -1,0 +1,98 @@
+"""A hostile gRPC caller: opens calls without sending their message, and takes no answers.
+
+Owns one connection and writes HTTP/2 frames (RFC 9113) by itself, because a gRPC library keeps to the rules. Knows
+nothing of what the methods do.
+"""
+
+import socket
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY = 0, 1, 3, 4, 6, 7
+_END_STREAM, _END_HEADERS, _ACK = 1, 4, 1
+_INITIAL_WINDOW_SIZE = 4
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    kind: int
+    flags: int
+    stream: int
+    payload: bytes
+
+    @property
+    def ends_stream(self) -> bool:
+        return self.kind == RST_STREAM or (self.kind in (DATA, HEADERS) and bool(self.flags & _END_STREAM))
+
+
+class RawConnection:
+    """`window`: bytes of answers that the server may send on each stream; 0: it can send a status and no message."""
+
+    def __init__(self, address: str, *, window: int = 0) -> None:
+        host, _, port = address.rpartition(":")
+        self._socket = socket.create_connection((host, int(port)), timeout=10)
+        self._last_stream = -1
+        self._received = b""
+        settings = struct.pack(">HI", _INITIAL_WINDOW_SIZE, window)
+        self._socket.sendall(_PREFACE + _frame(SETTINGS, 0, 0, settings))
+
+    def call(self, method: str, message: bytes | None) -> int:
+        """Opens a call and sends its message, without one only the headers. Returns the stream's number."""
+        self._last_stream += 2
+        headers = {":method": "POST", ":scheme": "http", ":path": method, ":authority": "x", "te": "trailers"}
+        headers["content-type"] = "application/grpc"
+        block = b"".join(b"\0" + _string(name) + _string(value) for name, value in headers.items())
+        frames = _frame(HEADERS, _END_HEADERS, self._last_stream, block)
+        if message is not None:
+            body = struct.pack(">BI", 0, len(message)) + message
+            parts = [body[at : at + 16_384] for at in range(0, len(body), 16_384)]
+            for part in parts:
+                flags = _END_STREAM if part is parts[-1] else 0
+                frames += _frame(DATA, flags, self._last_stream, part)
+        self._socket.sendall(frames)
+        return self._last_stream
+
+    def frames(self) -> Iterator[Frame]:
+        """What comes, until the server closes the connection; answers settings and pings. Waits 10 s at most."""
+        while True:
+            while len(self._received) < 9 or len(self._received) < 9 + int.from_bytes(self._received[:3], "big"):
+                try:
+                    more = self._socket.recv(1 << 16)
+                except ConnectionResetError:
+                    return
+                if not more:
+                    return
+                self._received += more
+            size = int.from_bytes(self._received[:3], "big")
+            kind, flags, stream = struct.unpack(">BBI", self._received[3:9])
+            frame = Frame(kind=kind, flags=flags, stream=stream, payload=self._received[9 : 9 + size])
+            self._received = self._received[9 + size :]
+            if kind in (SETTINGS, PING) and not flags & _ACK:
+                self._socket.sendall(_frame(kind, _ACK, 0, frame.payload if kind == PING else b""))
+            yield frame
+
+    def wait_ends(self, count: int) -> list[Frame]:
+        """Until so many streams have ended; the frames that ended them."""
+        ended: dict[int, Frame] = {}
+        for frame in self.frames():
+            if frame.ends_stream:
+                ended.setdefault(frame.stream, frame)
+            if len(ended) == count:
+                return list(ended.values())
+        raise AssertionError(f"the server closed the connection when {len(ended)} of {count} calls had ended")
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
+
+
+def _string(text: str) -> bytes:
+    """HPACK (RFC 7541): a string without Huffman coding. A zero byte before name and value marks a literal field."""
+    data = text.encode()
+    assert len(data) < 127
+    return bytes([len(data)]) + data
