@@ -185,17 +185,21 @@ class Rig:
                 os.kill(pid, signal.SIGKILL)
             shutil.rmtree(self.runtime_dir, ignore_errors=True)
 
-    def launch_scheduler(self, *flags: str, listen: str = "127.0.0.1:0") -> SchedulerProcess:
-        """Started, not awaited."""
+    def launch_scheduler(
+        self, *flags: str, listen: str = "127.0.0.1:0", program: Sequence[str] = ("scheduler_svc",)
+    ) -> SchedulerProcess:
+        """Started, not awaited. `program` is the module that runs it, and that module's own arguments."""
         number = sum(isinstance(child, SchedulerProcess) for child in self.children)
-        arguments = ["scheduler_svc", "--runtime-dir", str(self.runtime_dir), "--listen", listen, *flags]
+        arguments = [*program, "--runtime-dir", str(self.runtime_dir), "--listen", listen, *flags]
         child = SchedulerProcess(f"scheduler {number}", arguments)
         self.children.append(child)
         return child
 
-    def scheduler(self, *flags: str, listen: str = "127.0.0.1:0") -> SchedulerProcess:
+    def scheduler(
+        self, *flags: str, listen: str = "127.0.0.1:0", program: Sequence[str] = ("scheduler_svc",)
+    ) -> SchedulerProcess:
         """Started, and its front end bound."""
-        child = self.launch_scheduler(*flags, listen=listen)
+        child = self.launch_scheduler(*flags, listen=listen, program=program)
         child.wait_line(_LISTENING.pattern)
         return child
 

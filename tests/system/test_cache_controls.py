@@ -5,8 +5,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-import zmq
-from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
 
 from tests.rigs.processes import Rig
@@ -82,18 +80,6 @@ def test_samples_tell_what_the_first_one_found(caller: Caller) -> None:
     assert cached(caller, ask(num_samples=3)) == WHOLE
 
 
-def root_of(rig: Rig) -> bytes:
-    """As the service tells it to its front ends, one of which this is for a moment."""
-    with zmq.Context() as context, context.socket(zmq.DEALER) as frontend:
-        frontend.setsockopt(zmq.LINGER, 0)
-        frontend.connect(f"ipc://{rig.runtime_dir}/frontend.sock")
-        frontend.send(frontend_pb2.FrontendToCore(hello=frontend_pb2.Hello()).SerializeToString())
-        assert frontend.poll(10_000)
-        told = frontend_pb2.CoreToFrontend.FromString(frontend.recv())
-    assert len(told.model_state.cache_root) == 32
-    return told.model_state.cache_root
-
-
 def test_nothing_is_kept_without_a_worker_and_that_is_no_error(rig: Rig) -> None:
     scheduler = rig.scheduler()
     caller = rig.caller(scheduler)
@@ -112,12 +98,17 @@ def test_nothing_is_kept_without_a_worker_and_that_is_no_error(rig: Rig) -> None
     assert caller.model_info() == served
 
 
-def test_the_root_of_hashes_is_told_to_nobody(rig: Rig, tmp_path: Path) -> None:
-    record, steps = tmp_path / "record", tmp_path / "steps.csv"
+def test_no_secret_of_the_service_reaches_files_logs_or_callers(rig: Rig, tmp_path: Path) -> None:
+    """The root of page hashes, the front ends' secret and the workers' key, which stands in its own file alone."""
+    drawn, files = tmp_path / "drawn", tmp_path / "files"
+    files.mkdir()
+    record, steps = files / "record", files / "steps.csv"
     flags = ("--record", str(record), "--steps", str(steps), "--log-level", "debug", "--frontends", "2")
-    scheduler, worker, caller = rig.serve("--num-pages", "40", scheduler_flags=flags)
+    scheduler = rig.scheduler(*flags, program=("tests.rigs.known_secrets", str(drawn)))
+    worker = rig.worker("--num-pages", "40")
+    caller = rig.caller(scheduler)
+    caller.wait_serving()
     cached(caller, ask(salt="a tenant"))
-    root = root_of(rig)
     told: list[bytes] = []
     service = psutil.Process(scheduler.pid)
     for process in (service, *service.children(), psutil.Process(worker.pid)):
@@ -125,9 +116,13 @@ def test_the_root_of_hashes_is_told_to_nobody(rig: Rig, tmp_path: Path) -> None:
     told += [answer.SerializeToString() for answer in (caller.model_info(), caller.load())]
     assert scheduler.terminate() == 0
     assert worker.terminate() in (0, 3)
-    files = [path for folder in (tmp_path, rig.runtime_dir) for path in folder.rglob("*") if path.is_file()]
-    assert {record, steps} <= set(files)
-    told += [path.read_bytes() for path in files]
+    found = [path for folder in (files, rig.runtime_dir) for path in folder.rglob("*") if path.is_file()]
+    assert {record, steps, rig.runtime_dir / "worker.key"} <= set(found)
+    told += [path.read_bytes() for path in found if path.name != "worker.key"]
     told += ["\n".join(child.lines).encode() for child in rig.children]
-    shapes = [root, root.hex().encode(), base64.b64encode(root), repr(root)[2:-1].encode(), str(list(root)).encode()]
-    assert not [shape for shape in shapes for one in told if shape in one]
+    # Shorter ones are names of files and connections.
+    secrets = [value for line in drawn.read_text().split() if len(value := bytes.fromhex(line)) == 32]
+    assert len(secrets) == 3
+    for secret in secrets:
+        forms = [secret, secret.hex().encode(), base64.b64encode(secret), repr(secret)[2:-1].encode()]
+        assert not [form for form in (*forms, str(list(secret)).encode()) for one in told if form in one]

@@ -172,7 +172,7 @@ def test_leaving_frees_every_sample(served: Served, client: Client) -> None:
 def test_refused_by_the_whole_service(client: Client, options: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         list(client.generate([1, 2, 3], **options))
-    assert caught.value.message == message
+    assert caught.value.service_message == message
 
 
 def test_limits_are_told(client: Client) -> None:

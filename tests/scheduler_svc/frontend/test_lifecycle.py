@@ -136,8 +136,11 @@ async def sizes_become(s: Service, max_length: int, recent_max_length: int) -> N
     state.recent_max_length = recent_max_length
     await s.core.send(model_state=state)
     async with asyncio.timeout(WAIT_SECONDS):
-        while s.front_end._gate.model().info.max_length != max_length:
-            await asyncio.sleep(0)
+        while True:
+            model = s.front_end._gate.model()
+            if (model.info.max_length, model.max_length) == (max_length, recent_max_length):
+                return
+            await asyncio.sleep(0.001)
 
 
 def test_sizes_follow_the_workers_and_the_tokenizer_is_parsed_once(run: Run, monkeypatch: pytest.MonkeyPatch):
