@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 STUBS := .stubs/tandem/py.typed
+comma := ,
 PROTOS := $(shell find protos -name '*.proto')
 
 BUF_VERSION := 1.75.0
@@ -28,14 +29,14 @@ help: ## List the targets
 
 # Making things
 
-# Not quiet: the first installation takes minutes, and pip shows its progress.
-PIP_FLAGS := --disable-pip-version-check --no-input
+# The first installation takes minutes, so pip shows its progress; later ones only say what they changed.
+PIP_FLAGS = --disable-pip-version-check --no-input $(if $(wildcard $(BIN)/tandem),--quiet)
 
 # torch comes first and alone, by its exact version: a wider request may fetch gigabytes of another build.
 $(INSTALLED): .ci/constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; PYTHON=$(PYTHON) is " + sys.version.split()[0])'
 	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
-	@echo "installing torch (about 200 MB on a machine without a GPU) and some 70 packages into $(VENV), once"
+	@$(if $(wildcard $(BIN)/tandem),,echo "installing torch (about 200 MB on a machine without a GPU) and some 70 packages into $(VENV)$(comma) once")
 	@$(BIN)/pip install $(PIP_FLAGS) $$(grep '^torch==' .ci/constraints.txt)
 	@$(BIN)/pip install $(PIP_FLAGS) -c .ci/constraints.txt -e '.[scheduler,worker,dev]'
 	@touch $@
