@@ -43,7 +43,7 @@ $(INSTALLED): .ci/constraints.txt pyproject.toml
 
 $(STUBS): $(PROTOS) protos/build_hook.py | $(INSTALLED)
 	@echo "making the protobuf stubs in .stubs"
-	@$(BIN)/python protos/build_hook.py 2>/dev/null
+	@lines=$$($(BIN)/python protos/build_hook.py 2>&1) || { echo "$$lines" >&2; exit 1; }
 	@touch $@
 
 install: $(INSTALLED) ## Make .venv with everything in it
