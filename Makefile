@@ -101,7 +101,7 @@ test: $(INSTALLED) $(STUBS) ## Run the default test suite
 simulate-long: $(INSTALLED) $(STUBS) ## 10,000,000 operations of random lives over 1,000 seeds, on all cores
 	$(BIN)/python -m tests.simulation 0 --seeds 1000 --operations 10000 --jobs $$(nproc) --seen $(ARGS)
 
-mutations: $(INSTALLED) $(STUBS) ## Break the core on purpose, one way at a time: who notices?
+mutations: $(INSTALLED) $(STUBS) ## Put one fault at a time into the core: which test finds it?
 	$(BIN)/python -m tests.mutations --jobs $$(nproc) $(ARGS)
 
 check: $(INSTALLED) $(STUBS) ## Formatting, types, import rules, no torch where it may not be
@@ -149,7 +149,7 @@ gpu-wheels: $(INSTALLED) $(STUBS) ## Gather what a GPU machine without a registr
 	mv .wheels.new .wheels
 	@du -sh .wheels .stubs
 
-test-gpu: ## Run the worker's tests on CUDA with PYTHON=, installing nothing; PARTS="forward-1 census-1" for some
+test-gpu: ## Run the worker's tests on CUDA (PYTHON=, PARTS="forward-1 census-1")
 	@test -f $(STUBS) && test -d .wheels || \
 	    { echo "test-gpu needs .stubs and .wheels, which make gpu-wheels makes where a registry is reached" >&2; exit 1; }
 	PYTHONPATH=$(CURDIR):$(CURDIR)/.stubs:$(CURDIR)/.wheels $(PYTHON) -m tests.gpu $(PARTS) $(ARGS)

@@ -104,7 +104,7 @@ def _hint(error: TandemError, timeout: float | None) -> str:
         case AnswersTooSlowly():
             return "try again, or check the service with tandem health"
         case Unavailable(retry_after_seconds=None):
-            return "the service went away"
+            return "the service went away and the output is incomplete: try again"
         case Unavailable():
             return "tandem health --wait 60 returns when the service is ready"
         case QueueFull(retry_after_seconds=float() as seconds):

@@ -43,7 +43,10 @@ class LogFormat(StrEnum):
 
 
 def serve(
-    listen: Annotated[str, typer.Option(help="Address where the service listens.")] = DEFAULT_ADDRESS,
+    listen: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help=f"Address where the service listens; default: {DEFAULT_ADDRESS}."),
+    ] = None,
     model: Annotated[str | None, typer.Option(help="A folder or a hub name; default: the bundled toy model.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: CUDA if there is one.")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16; default: by device.")] = None,
@@ -57,9 +60,10 @@ def serve(
     """Run the scheduler service and a worker until Ctrl-C, and restart them when they die."""
     missing = missing_programs(PROGRAMS)
     if missing:
+        are = "are" if len(missing) > 1 else "is"
         raise fail(
-            f"{' and '.join(missing)} cannot be found: this environment has the client alone. The services run from "
-            "a checkout: make run-scheduler and make run-worker there"
+            f"{' and '.join(missing)} {are} not installed: this environment has only the client. Run tandem serve in a "
+            "checkout"
         )
     shared = _flags(runtime_dir=runtime_dir, log_format=log_format)
     screen = _Screen(as_json=log_format == LogFormat.JSON)

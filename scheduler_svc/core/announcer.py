@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from scheduler_svc.core.book import RequestBook
 from scheduler_svc.core.config import CoreConfig
-from scheduler_svc.core.effects import CoreStatus, Effect, ModelServed
+from scheduler_svc.core.effects import CoreStatus, Effect, ModelServed, Note
 from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.offers import Served
 
@@ -47,7 +47,11 @@ class Announcer:
         if is_same and before[2] == len(self._lanes.of):
             return []
         self._sent_status = (queue_full, not_serving, len(self._lanes.of))
-        return [self._status(frontend) for frontend in frontends]
+        effects: list[Effect] = [self._status(frontend) for frontend in frontends]
+        if bool(not_serving) != bool(before[1]):
+            message = f"not serving: {not_serving}" if not_serving else "serving again after a crash loop"
+            effects.append(Note(message=message))
+        return effects
 
     def _queue_full(self) -> str:
         """One sentence while no request can be queued, else empty."""

@@ -34,5 +34,6 @@ class CrashLoop:
             return ""
         return (
             f"workers crash in a loop: {DEATHS} died within {WINDOW_SECONDS:g} s and no token was computed in between; "
-            f"the last one: {self._reason}"
+            f"the last one: {self._reason}; "
+            f"this ends with the next token, or {WINDOW_SECONDS:g} s after the first death"
         )

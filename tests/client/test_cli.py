@@ -374,7 +374,8 @@ def test_only_a_stream_that_had_begun_can_lose_its_service(tandem, service: Fake
         ending.context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
 
     service.behaviour = lost
-    assert tandem("generate", "hi").stderr == "error: Socket closed (the service went away)\n"
+    hint = "the service went away and the output is incomplete: try again"
+    assert tandem("generate", "hi").stderr == f"error: Socket closed ({hint})\n"
     # An address that can never be one, so that no name server is asked.
     result = tandem("generate", "hi", "--address", "127.0.0.1:99999")
     assert (result.exit_code, "nothing answers at 127.0.0.1:99999" in result.stderr) == (3, True)
@@ -405,7 +406,7 @@ def test_serve_without_the_services(tandem, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(serve, "PROGRAMS", ("scheduler_svc_of_nobody", "gpu_worker_of_nobody"))
     result = tandem("serve")
     assert result.exit_code == 1
-    assert "scheduler_svc_of_nobody and gpu_worker_of_nobody cannot be found" in result.stderr
+    assert "scheduler_svc_of_nobody and gpu_worker_of_nobody are not installed" in result.stderr
 
 
 def test_ctrl_c_cancels_and_exits_130(service: FakeService) -> None:

@@ -77,9 +77,12 @@ def test_workers_that_die_without_a_token_make_the_core_stop_serving() -> None:
     crash(world, DEATHS - 1)
     assert not any(status.not_serving for status in statuses(world))
     crash(world, 1)
+    [note] = [effect for effect in world.effects if isinstance(effect, fx.Note) and "serving" in effect.message]
     status = statuses(world)[-1]
+    assert note.message == f"not serving: {status.not_serving}"
     assert status.not_serving == (
-        "workers crash in a loop: 5 died within 60 s and no token was computed in between; the last one: killed"
+        "workers crash in a loop: 5 died within 60 s and no token was computed in between; the last one: killed; "
+        "this ends with the next token, or 60 s after the first death"
     )
     refused = world.streams[world.submit([3])].rejected
     assert refused is not None
