@@ -58,13 +58,13 @@ def main() -> int:
         logs.start("core", level=settings.log_level, log_format=settings.log_format)
         try:
             service.run()
-        except FrontendFailed as error:
+        except (FrontendFailed, SettingError) as error:
             failure = error
         else:
             failure = None
     if failure is not None:
         log.error("%s", failure)
-        return 2 if failure.exit_code == 2 else 1
+        return 2 if isinstance(failure, SettingError) or failure.exit_code == 2 else 1
     log.info("stopped")
     return 0
 
@@ -139,7 +139,11 @@ class _Service:
     def _link(
         self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, received: int, sent: int = 64 << 20
     ) -> RouterLink:
-        link = RouterLink(context, endpoint, max_frame_bytes=received, max_sent_bytes=sent)
+        try:
+            link = RouterLink(context, endpoint, max_frame_bytes=received, max_sent_bytes=sent)
+        except zmq.ZMQError as error:
+            path = endpoint.removeprefix("ipc://")
+            raise SettingError(f"runtime_dir: the socket {path} cannot be made: {error.strerror}") from None
         self._stack.callback(link.close)
         return link
 

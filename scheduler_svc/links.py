@@ -52,7 +52,12 @@ class RouterLink:
         self.socket.setsockopt(zmq.RCVHWM, _RECEIVE_LIMIT)
         self.socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
         self.monitor = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        self.socket.bind(endpoint)
+        try:
+            self.socket.bind(endpoint)
+        except zmq.ZMQError:
+            # An open socket would keep the context from ending.
+            self.close()
+            raise
 
     def receive(self, limit: int) -> Iterator[tuple[str, bytes | None]]:
         """What has come, at most `limit` messages: (peer, payload). The payload is None if it had several parts."""

@@ -29,9 +29,14 @@ def refusal(event: Submit, *, offers: Offers, book: RequestBook, config: CoreCon
 
 
 def total_tokens(offers: Offers, prompt: int, max_new_tokens: int) -> int:
-    """Tokens at which such a request ends: as it asks, or where the longest recent worker has no position left."""
-    longest = max(info.max_length for info in (*offers.present, *offers.recent))
-    return min(prompt + max_new_tokens, longest)
+    """Tokens at which such a request ends: as it asks, or where its worker has no position left; 0: none can run it.
+
+    Of several workers, present or recent, the one that takes it furthest counts. A length that the worker's own pool
+    cannot hold is no reason to cut: there the request does not fit.
+    """
+    wanted, infos = prompt + max_new_tokens, (*offers.present, *offers.recent)
+    ends = [(info, min(wanted, info.max_length)) for info in infos]
+    return max((total for info, total in ends if prompt < total and holds(info, total)), default=0)
 
 
 def _misfit(offers: Offers, prompt: int, max_new_tokens: int) -> Refusal | None:
@@ -41,9 +46,9 @@ def _misfit(offers: Offers, prompt: int, max_new_tokens: int) -> Refusal | None:
     """
     present, recent = offers.present, offers.recent
     total = total_tokens(offers, prompt, max_new_tokens)
-    if prompt < total and any(holds(info, total) for info in present or recent):
+    if total and any(holds(info, total) for info in present or recent):
         return None
-    if prompt < total and any(holds(info, total) for info in recent):
+    if total:
         reason = (
             f"prompt ({prompt} tokens) and max_new_tokens make {total} tokens; the workers that serve now hold "
             f"{_most_tokens(present)}, and a larger one left a short while ago"

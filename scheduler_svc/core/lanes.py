@@ -105,9 +105,13 @@ class Lanes:
     def _proven_infos(self) -> list[ev.WorkerInfo]:
         return [lane.info for lane in self.of.values() if lane.is_proven]
 
+    def _plan_bytes(self, info: ev.WorkerInfo) -> int:
+        """Bytes up to which a plan for such a worker starts rows: half of a small frame stays for the rest of it."""
+        return min(self._config.max_plan_bytes, info.max_frame_bytes // 2)
+
     def _frame_too_large(self, info: ev.WorkerInfo) -> str:
         """Why no plan bound can keep every plan within the worker's frames; empty: it can."""
-        needed = largest_plan_bytes(info, self._config.max_plan_bytes)
+        needed = largest_plan_bytes(info, self._plan_bytes(info))
         if needed <= info.max_frame_bytes:
             return ""
         return (
@@ -151,7 +155,8 @@ class Lanes:
         effects = self._reset(lane, f"worker {worker} lost: {reason}", now, cause, compute_us)
         del self.of[worker]
         self.last_loss = now, reason
-        if is_death:
+        # A stray that never served is no death of the service, as long as a worker serves.
+        if is_death and (lane.is_proven or not self._proven_infos()):
             self.crash_loop.died(reason, now)
         if lane.is_proven:
             self.offers.left(lane.info, now)
@@ -233,7 +238,7 @@ class Lanes:
                     continue
                 if not lane.is_proven:
                     if not lane.in_flight:
-                        plan = probation_plan(lane, max_bytes=self._config.max_plan_bytes, now=now)
+                        plan = probation_plan(lane, max_bytes=self._plan_bytes(lane.info), now=now)
                         effects.append(fx.SendPlan(worker=lane.worker, plan=plan))
                     continue
                 plan = plan_step(
@@ -244,7 +249,7 @@ class Lanes:
                     frontend_idx=frontends.__getitem__,
                     counters=self.counters,
                     policy=self._config.policy,
-                    max_bytes=self._config.max_plan_bytes,
+                    max_bytes=self._plan_bytes(lane.info),
                     now=now,
                 )
                 if plan is not None:
@@ -307,7 +312,8 @@ class Lanes:
         difference = self._difference(lane.info, lane.worker)
         if not difference:
             return self._prove(lane)
-        return [*self.close(lane.worker, difference, now), *_refused_for_good(lane.worker, difference)]
+        effects = self.close(lane.worker, difference, now, is_death=False)
+        return [*effects, *_refused_for_good(lane.worker, difference)]
 
     def _failed(
         self, lane: Lane, event: ev.StepDone, handles: set[int], now: float

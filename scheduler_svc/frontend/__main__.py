@@ -51,9 +51,11 @@ def serve(flags: argparse.Namespace) -> None:
     # One text at a time per thread is what the front end wants; read when the tokenizer is first used.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     from scheduler_svc.address import ListenError
+    from scheduler_svc.frontend.calls import is_not_of_a_lost_caller
     from scheduler_svc.frontend.server import FrontEnd, Settings
     from scheduler_svc.frontend.streams import StreamLimits
 
+    logging.getLogger("grpc._cython.cygrpc").addFilter(is_not_of_a_lost_caller)
     settings = Settings(
         endpoint=flags.endpoint,
         secret=read_secret(flags.secret_fd),

@@ -17,6 +17,9 @@ from scheduler_svc.frontend.control import ControlServicer
 from scheduler_svc.frontend.health import Health
 from scheduler_svc.frontend.servicer import InferenceServicer
 
+HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+# Health calls that are served while callers of other methods have used up the shared bounds.
+HEALTH_RESERVE = 256
 FILES = (inference_pb2.DESCRIPTOR, control_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR)
 
 
@@ -58,6 +61,7 @@ def add_to_server(
                     admit=admit[name],
                     answer=handler.unary_stream or handler.unary_unary,
                     serialize=handler.response_serializer,
+                    reserve=HEALTH_RESERVE if service == HEALTH else 0,
                 )
             )
             for name, handler in found.items()

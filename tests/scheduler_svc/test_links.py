@@ -29,6 +29,15 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
     context.destroy(linger=0)
 
 
+def test_a_failed_bind_leaves_no_socket_open(tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    with pytest.raises(zmq.ZMQError):
+        RouterLink(context, f"ipc://{tmp_path}/taken", max_frame_bytes=1 << 20)
+    # It waits for every socket of the context.
+    context.term()
+
+
 def received(link: RouterLink) -> tuple[str, bytes | None]:
     assert link.socket.poll(10_000)
     (message,) = link.receive(1)

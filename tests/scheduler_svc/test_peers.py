@@ -72,13 +72,18 @@ def test_the_key_outlives_the_scheduler(tmp_path: Path) -> None:
     assert worker_key.read_or_create(tmp_path / "run") == before
 
 
-@pytest.mark.parametrize("bad", ["open", "link", "folder"])
+@pytest.mark.parametrize("bad", ["open", "link", "folder", "pipe"])
 def test_a_key_that_others_could_have_written_is_refused(tmp_path: Path, bad: str) -> None:
     path = tmp_path / "worker.key"
     if bad == "open":
         path.write_bytes(b"k" * 32)
         path.chmod(0o644)
         with pytest.raises(SettingError, match=r"with mode 0600; it belongs to user \d+ and has mode 0644"):
+            worker_key.read_or_create(tmp_path)
+        return
+    if bad == "pipe":
+        os.mkfifo(path, 0o600)
+        with pytest.raises(SettingError, match=r"must be a file of user"):
             worker_key.read_or_create(tmp_path)
         return
     if bad == "link":

@@ -165,6 +165,14 @@ def test_a_start_that_cannot_succeed_ends_with_one_line_and_exit_code_2(tmp_path
     assert not list(tmp_path.glob("steps*"))
 
 
+def test_a_socket_that_cannot_be_made_ends_the_start_with_its_cause(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir(mode=0o700)
+    (tmp_path / "run" / "worker.sock").mkdir()
+    done = run(tmp_path, "--runtime-dir", str(tmp_path / "run"))
+    assert done.returncode == 2, done.stderr
+    assert f"the socket {tmp_path}/run/worker.sock cannot be made: Address already in use" in done.stderr
+
+
 def test_version_is_that_of_the_distribution(tmp_path: Path) -> None:
     done = run(tmp_path, "--version", stdout=subprocess.PIPE)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"tandem {version()}\n", "")

@@ -83,3 +83,10 @@ def test_a_worker_whose_longest_row_exceeds_its_frames_is_refused() -> None:
 def test_workers_of_usual_sizes_are_taken(max_length: int, num_pages: int) -> None:
     info = replace(World(SHAPE, join=False).info(), max_length=max_length, num_pages=num_pages, page_size=64)
     assert largest_plan_bytes(info, 16 << 20) <= 64 << 20
+
+
+def test_plans_for_a_worker_of_small_frames_are_smaller() -> None:
+    info = replace(World(SHAPE, join=False).info(), max_frame_bytes=1 << 20)
+    world = World(SHAPE, join=False)
+    effects = world.handle(ev.WorkerJoined(worker="w-1", info=info))
+    assert any(isinstance(effect, fx.WorkerAccepted) for effect in effects)

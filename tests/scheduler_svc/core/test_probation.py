@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from scheduler_svc.core import effects as fx
 from scheduler_svc.core import events as ev
+from scheduler_svc.core.crash_loop import DEATHS
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
 from tests.scheduler_svc.core.fleet import Fleet
@@ -100,3 +101,40 @@ def test_sizes_go_when_their_worker_leaves() -> None:
     models(fleet)
     fleet.lose("a")
     assert models(fleet) == [60]
+
+
+def lose_strays(fleet: Fleet) -> None:
+    for _ in range(2 * DEATHS):
+        fleet.lose(fleet.join_as(SHAPE))
+        fleet.tick(0.1)
+
+
+def test_strays_that_leave_unproven_are_no_crash_loop_beside_a_worker_that_serves() -> None:
+    fleet = Fleet(SHAPE, config=STRICT)
+    fleet.run()
+    lose_strays(fleet)
+    assert not [effect for effect in fleet.effects if isinstance(effect, fx.CoreStatus) and effect.not_serving]
+    stream = fleet.submit([1, 2], max_new_tokens=3, ignore_eos=True)
+    fleet.run()
+    assert len(fleet.streams[stream].tokens) == 3
+
+
+def test_workers_that_die_in_their_first_step_are_a_crash_loop_where_none_serves() -> None:
+    fleet = Fleet(config=STRICT)
+    lose_strays(fleet)
+    assert [effect for effect in fleet.effects if isinstance(effect, fx.CoreStatus) and effect.not_serving]
+
+
+def test_workers_refused_for_their_identity_are_no_deaths() -> None:
+    fleet = Fleet(SHAPE, config=STRICT)
+    for i in range(DEATHS):
+        name = f"stray-{i}"
+        fleet.workers[name], fleet.plans_of[name] = Worker(name=name, shape=SHAPE, faults=Faults()), []
+        fleet.handle(ev.WorkerJoined(worker=name, info=replace(fleet.workers[name].info, identity="stray")))
+    fleet.tick()
+    for name in ("a", *(f"stray-{i}" for i in range(DEATHS))):
+        fleet.work(name)
+        fleet.hear(name)
+    fleet.tick()
+    assert list(fleet.core.lanes) == ["a"]
+    assert not [effect for effect in fleet.effects if isinstance(effect, fx.CoreStatus) and effect.not_serving]

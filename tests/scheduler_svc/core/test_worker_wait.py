@@ -153,3 +153,20 @@ def test_a_new_front_end_learns_the_sizes_of_the_moment() -> None:
     [model] = [e for e in fleet.handle(ev.FrontendJoined(frontend=FRONTEND)) if isinstance(e, fx.ModelServed)]
     assert model.info is not None
     assert (model.info.max_length, model.recent_max_length) == (40, 100)
+
+
+def test_a_longer_worker_with_a_small_pool_takes_nothing_from_the_others() -> None:
+    """Its length counts only for what its own pool can hold: while it serves, and after it left."""
+    wide = replace(LARGE, num_pages=60, max_length=200)
+    long = replace(LARGE, num_pages=11, max_length=400)
+    fleet = Fleet(wide, config=WAIT)
+    before = fleet.submit([1] * 150, max_new_tokens=1000, ignore_eos=True)
+    fleet.run()
+    name = fleet.join_as(long)
+    beside = fleet.submit([2] * 150, max_new_tokens=1000, ignore_eos=True)
+    fleet.run()
+    fleet.lose(name)
+    after = fleet.submit([3] * 150, max_new_tokens=1000, ignore_eos=True)
+    fleet.run()
+    assert [fleet.end(stream).reason for stream in (before, beside, after)] == [fx.EndReason.CONTEXT_FULL] * 3
+    assert [len(fleet.streams[stream].tokens) for stream in (before, beside, after)] == [50] * 3

@@ -1,11 +1,13 @@
 """Calls that are refused before any work, lack their message, or leave their answer untaken; and many at once."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
 import grpc
+import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tandem.internal.v1 import frontend_pb2
@@ -13,7 +15,7 @@ from tandem.v1 import control_pb2
 from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.frontend import parsing, server, servicer, text, wire
-from scheduler_svc.frontend.calls import CallLimits
+from scheduler_svc.frontend.calls import CallLimits, is_not_of_a_lost_caller
 from scheduler_svc.frontend.parsing import MAX_SMALL_BYTES
 from scheduler_svc.frontend.streams import StreamLimits
 from tests.rigs.raw_http2 import HEADERS, RawConnection
@@ -182,9 +184,19 @@ def test_calls_without_their_message_are_bounded(run: Run):
             error = await failure(s.control.GetModelInfo(control_pb2.GetModelInfoRequest()))
             assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert error.details() == "3 calls wait for their message; the limit is 3"
+            await cast(Any, health_pb2_grpc.HealthStub(s.channel)).Check(health_pb2.HealthCheckRequest())
             assert_retry_hint(error, 0.5)
 
     run(scenario, call_limits=CallLimits(max_without_message=3))
+
+
+def test_only_tracebacks_of_lost_callers_are_left_out_of_the_log():
+    def record(error: BaseException) -> logging.LogRecord:
+        return logging.LogRecord("grpc", logging.ERROR, "", 0, "raised", (), (type(error), error, None))
+
+    assert not is_not_of_a_lost_caller(record(grpc.aio.InternalError("the call is gone")))
+    assert is_not_of_a_lost_caller(record(ValueError("a fault")))
+    assert is_not_of_a_lost_caller(logging.LogRecord("grpc", logging.ERROR, "", 0, "a line", (), None))
 
 
 def test_a_message_that_comes_in_time_is_answered(run: Run):
@@ -254,6 +266,8 @@ def test_finished_calls_whose_answer_is_not_taken_count_as_open(run: Run, monkey
             error = await failure(s.control.GetModelInfo(control_pb2.GetModelInfoRequest()))
             assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert "4 finished calls" in error.details()
+            # Health has a reserve: what callers do not take is no reason to restart a service.
+            await cast(Any, health_pb2_grpc.HealthStub(s.channel)).Check(health_pb2.HealthCheckRequest())
         # They end with their connection.
         await until(lambda: s.front_end._calls.num_unread == 0)
         await s.start_stream()
