@@ -142,7 +142,9 @@ def test_a_second_interrupt_kills_a_program_that_does_not_stop(service: FakeServ
         await output.until("once more to stop at once")
 
     code, cause, output = run_serve(service, play)
-    assert (code, cause, output.lines[-1]) == (0, "", "own | stopping at once")
+    # A program that was just started may still say a line after it.
+    assert (code, cause) == (0, "")
+    assert "own | stopping at once" in output.lines
 
 
 @contextmanager

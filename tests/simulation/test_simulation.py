@@ -1,14 +1,12 @@
 """200,000 operations of fixed seeds; `python -m tests.simulation 200 --seeds 800` goes on where they end."""
 
+import os
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 
-from tests.simulation.episode import Episode
 from tests.simulation.lives import lives
 
-_FIRSTS = range(0, 200, 20)
 # What the lives must meet, or a proof of it would be empty. Few of a kind would be luck.
 _MUST_BE_SEEN = (
     "page shared", "page shared in the step that writes it", "own page found again", "page copied", "page saved",
@@ -23,25 +21,16 @@ _MUST_BE_SEEN = (
 _FEW = 3
 
 
-@pytest.fixture(scope="module")
-def seen() -> Iterator[dict[int, Counter[str]]]:
-    """What the lives of each test met, by its first seed."""
-    counted: dict[int, Counter[str]] = {}
-    yield counted
-    if set(counted) == set(_FIRSTS):
-        total = sum(counted.values(), Counter[str]())
-        rare = {what: total[what] for what in _MUST_BE_SEEN if total[what] < _FEW}
-        assert not rare, f"the lives hardly meet {rare}"
-
-
-@pytest.mark.parametrize("first", _FIRSTS)
-def test_random_lives(first: int, seen: dict[int, Counter[str]]) -> None:
-    counted = Counter[str]()
-    for seed in range(first, first + _FIRSTS.step):
-        episode = Episode(seed)
-        episode.run()
-        counted += episode.seen
-    seen[first] = counted
+@pytest.mark.timeout(400)
+def test_random_lives_keep_every_promise_and_meet_everything() -> None:
+    """On all CPUs. A life that fails says how to repeat it alone."""
+    seen = Counter[str]()
+    with lives(range(200), 1000, os.cpu_count() or 1) as living:
+        for life in living:
+            assert not life.failure, life.failure
+            seen += life.seen
+    rare = {what: seen[what] for what in _MUST_BE_SEEN if seen[what] < _FEW}
+    assert not rare, f"the lives hardly meet {rare}"
 
 
 def test_lives_in_several_processes_are_those_in_one() -> None:
