@@ -32,10 +32,9 @@ def total_tokens(offers: Offers, prompt: int, max_new_tokens: int) -> int:
     """Tokens at which such a request ends: as it asks, or where its worker has no position left; 0: none can run it.
 
     Of several workers, present or recent, the one that takes it furthest counts. A length that the worker's own pool
-    cannot hold is no reason to cut: there the request does not fit.
+    cannot hold cuts nothing: on that worker the request does not fit.
     """
-    wanted, infos = prompt + max_new_tokens, (*offers.present, *offers.recent)
-    ends = [(info, min(wanted, info.max_length)) for info in infos]
+    ends = [(info, min(prompt + max_new_tokens, info.max_length)) for info in offers.known]
     return max((total for info, total in ends if prompt < total and holds(info, total)), default=0)
 
 
@@ -69,17 +68,14 @@ def _misfit(offers: Offers, prompt: int, max_new_tokens: int) -> Refusal | None:
 
 def _most_tokens(infos: Sequence[WorkerInfo]) -> int:
     """The longest sequence that one of these workers can hold."""
-    return max(info.max_length if info.window else min(info.max_length, _pool_tokens(info)) for info in infos)
-
-
-def _pool_tokens(info: WorkerInfo) -> int:
-    """The last token of a sequence is sampled and never computed, so it takes no slot."""
-    return info.usable_pages * info.page_size + 1
+    # The last token of a sequence is sampled and never computed, so it takes no slot of the pool.
+    pools = [(info, info.usable_pages * info.page_size + 1) for info in infos]
+    return max(info.max_length if info.window else min(info.max_length, pool) for info, pool in pools)
 
 
 def _never(event: Submit, offers: Offers, config: CoreConfig) -> Refusal | None:
     """What no patience helps."""
-    prompt, samples, info = len(event.prompt), event.num_samples, (*offers.present, *offers.recent)[0]
+    prompt, samples, info = len(event.prompt), event.num_samples, offers.known[0]
     limit = most_samples(config)
     if samples > limit:
         return RejectCode.INVALID, "sampling.num_samples", f"num_samples is {samples}; the limit is {limit}"
@@ -126,7 +122,7 @@ def new_requests(
     They share the prompt and all settings. What the prompt's tokens are likely to be is told once, with the first.
     """
     # Page size and stop ids belong to the identity, which all workers share.
-    info = (*offers.present, *offers.recent)[0]
+    info = offers.known[0]
     page_size, eos_token_ids = info.page_size, info.eos_token_ids
     wanted = len(event.prompt) + event.max_new_tokens
     total = total_tokens(offers, len(event.prompt), event.max_new_tokens)

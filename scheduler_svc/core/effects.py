@@ -231,7 +231,7 @@ class ModelServed:
 class CoreStatus:
     """What this front end needs to know before it spends work on a request.
 
-    `queue_full` is a sentence while no request can be queued, `not_serving` one while the core serves nobody; both are
+    `queue_full` is a sentence while no request can be queued, `not_serving` one while the core does not serve; both are
     empty otherwise. `workers` have joined.
     """
 

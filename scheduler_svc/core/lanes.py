@@ -155,7 +155,7 @@ class Lanes:
         effects = self._reset(lane, f"worker {worker} lost: {reason}", now, cause, compute_us)
         del self.of[worker]
         self.last_loss = now, reason
-        # A stray that never served is no death of the service, as long as a worker serves.
+        # A stray that never served does not count while a worker serves.
         if is_death and (lane.is_proven or not self._proven_infos()):
             self.crash_loop.died(reason, now)
         if lane.is_proven:

@@ -1,6 +1,6 @@
 """What requests may count on: the sizes of the workers that serve, and of those that left a short while ago.
 
-Owns both, and what callers are told of them (`served`). Knows nothing of lanes or requests. A worker that dies usually
+Owns both, and what callers learn of them (`served`). Knows nothing of lanes or requests. A worker that dies usually
 comes back, so a request that only the lost worker could hold is worth waiting for, but not for ever: its sizes count
 for `max_worker_wait_seconds` after it left.
 """
@@ -16,7 +16,7 @@ _MAX_LEFT = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """What callers are told: the largest worker that serves, or the last one, and the longest recent sequence."""
+    """What callers learn: the largest worker that serves, or the last one, and the longest recent sequence."""
 
     info: WorkerInfo
     recent_max_length: int
@@ -67,6 +67,11 @@ class Offers:
         if not self.present and self.served is not None:
             recent.append(self.served.info)
         return recent
+
+    @property
+    def known(self) -> Sequence[WorkerInfo]:
+        """Of the workers that serve, then of those that left; not empty once a worker was proven."""
+        return [*self.present, *self.recent]
 
     def _tell(self) -> None:
         """Brings `served` up to date; it stays the same object where callers would see no difference."""

@@ -304,7 +304,7 @@ class Scheduler:
                 self._end_worker_wait(request, now)
 
     def _end_worker_wait(self, request: Request, now: float) -> None:
-        """Ends a request that no worker could hold for too long; one that was held meanwhile waits anew."""
+        """Ends a request that no worker could hold for too long; the wait restarts if one could meanwhile."""
         limit, since = self.config.max_worker_wait_seconds, request.unheld_since
         request.is_wait_due = False
         if since is None:

@@ -86,7 +86,14 @@ def test_workers_of_usual_sizes_are_taken(max_length: int, num_pages: int) -> No
 
 
 def test_plans_for_a_worker_of_small_frames_are_smaller() -> None:
-    info = replace(World(SHAPE, join=False).info(), max_frame_bytes=1 << 20)
-    world = World(SHAPE, join=False)
-    effects = world.handle(ev.WorkerJoined(worker="w-1", info=info))
-    assert any(isinstance(effect, fx.WorkerAccepted) for effect in effects)
+    """40 rows of 20,000 tokens make 3.2 MB; the worker takes frames of 1 MiB, half of which rows may fill."""
+    shape = Shape(page_size=64, num_pages=13_000, max_rows=40, max_length=21_000, token_budget=900_000)
+    world, limit = World(shape, join=False), 1 << 20
+    world.handle(ev.WorkerJoined(worker="w-1", info=replace(world.info(), max_frame_bytes=limit)))
+    for i in range(40):
+        world.submit([i] * 20_000, max_new_tokens=2, salt=None)
+    world.tick()
+    assert len(world.sent) == 2
+    for plan in world.sent:
+        assert len(plan.starts) > 1 and started_bytes(plan) <= limit // 2
+        assert len(worker_wire.plan_frame(plan)) <= limit
