@@ -62,7 +62,7 @@ clean: ## Remove what was built, .venv left as it is
 # Running things
 
 demo: $(INSTALLED) $(STUBS) ## Serve the bundled model, stream, kill the worker, compare
-	@$(BIN)/python -m client.demo $(ARGS)
+	@$(BIN)/python -m tandem_client.demo $(ARGS)
 
 # $(call flags,NAMES) gives --name=value for each variable of NAMES that is set: --page-size=64 for PAGE_SIZE=64.
 lower = $(shell printf %s '$(1)' | tr A-Z_ a-z-)
@@ -152,4 +152,4 @@ gpu-wheels: $(INSTALLED) $(STUBS) ## Gather what a GPU machine without a registr
 test-gpu: ## Run the worker's tests on CUDA (PYTHON=, PARTS="forward-1 census-1")
 	@test -f $(STUBS) && test -d .wheels || \
 	    { echo "test-gpu needs .stubs and .wheels, which make gpu-wheels makes where a registry is reached" >&2; exit 1; }
-	PYTHONPATH=$(CURDIR):$(CURDIR)/.stubs:$(CURDIR)/.wheels $(PYTHON) -m tests.gpu $(PARTS) $(ARGS)
+	PYTHONPATH=$(CURDIR):$(CURDIR)/client:$(CURDIR)/.stubs:$(CURDIR)/.wheels $(PYTHON) -m tests.gpu $(PARTS) $(ARGS)

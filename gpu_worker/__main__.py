@@ -15,10 +15,10 @@ from pathlib import Path
 
 from gpu_worker import logs
 from gpu_worker.command_line import load_settings
-from gpu_worker.config import BUNDLED_MODEL, SettingsRefused, WorkerSettings
 from gpu_worker.failures import explain, is_expected
+from gpu_worker.link.runtime_dir import KeyFile, worker_endpoint
 from gpu_worker.preflight import check_before_imports
-from gpu_worker.runtime_dir import KeyFile, worker_endpoint
+from gpu_worker.settings import BUNDLED_MODEL, SettingsRefused, WorkerSettings
 from gpu_worker.version import version_line
 
 log = logging.getLogger("gpu_worker")
@@ -65,9 +65,9 @@ def run(settings: WorkerSettings, begun: float) -> int:
 def serve(settings: WorkerSettings, folder: Path, begun: float) -> None:
     """Starts and serves until a signal. Raises what stopped it."""
     # Torch takes seconds to import; a wrong setting is refused without it.
-    from gpu_worker.link import Link
-    from gpu_worker.runner import MAX_IN_FLIGHT
+    from gpu_worker.link.link import Link
     from gpu_worker.startup import log_phase, start
+    from gpu_worker.step.runner import MAX_IN_FLIGHT
 
     logs.adopt_libraries()
     log_phase("imports", time.perf_counter() - begun)

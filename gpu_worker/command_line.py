@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from pydantic import ValidationError
 from pydantic_settings import SettingsConfigDict, SettingsError
 
-from gpu_worker.config import ENV_PREFIX, OTHER_PROGRAMS_SETTINGS, SettingsRefused, WorkerSettings
+from gpu_worker.settings import ENV_PREFIX, OTHER_PROGRAMS_SETTINGS, SettingsRefused, WorkerSettings
 from gpu_worker.version import version_line
 
 _SWITCHES = ("exit_with_parent",)

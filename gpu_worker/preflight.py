@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 
 from gpu_worker.checkpoint.locate import check_folder, locate
-from gpu_worker.config import SettingsRefused, WorkerSettings
 from gpu_worker.geometry import CHUNK_ALIGN, Geometry
+from gpu_worker.link.runtime_dir import KeyFile, own_runtime_dir
 from gpu_worker.memory.sizing import default_max_rows
-from gpu_worker.runtime_dir import KeyFile, own_runtime_dir
+from gpu_worker.settings import SettingsRefused, WorkerSettings
 from gpu_worker.windows import check_window
 
 

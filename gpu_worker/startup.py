@@ -20,7 +20,6 @@ from gpu_worker.checkpoint.files import ModelFiles, identity, read_files
 from gpu_worker.checkpoint.linear import PackedLinear, can_pack
 from gpu_worker.checkpoint.loading import load_weights
 from gpu_worker.checkpoint.model import weight_bytes
-from gpu_worker.config import BUNDLED_MODEL, WorkerSettings
 from gpu_worker.device import choose_device, set_threads
 from gpu_worker.examination.cuda_shapes import check_cuda_shapes
 from gpu_worker.examination.examine import examine, twin_of
@@ -34,9 +33,10 @@ from gpu_worker.memory.estimate import estimate
 from gpu_worker.memory.ledger import Measured, ledger
 from gpu_worker.memory.pool import WHY_CAPPED
 from gpu_worker.memory.sizing import Sizes, check_passage, choose_sizes
-from gpu_worker.runner import Runner
+from gpu_worker.settings import BUNDLED_MODEL, WorkerSettings
+from gpu_worker.step.runner import Runner
+from gpu_worker.step.warm_up import full_plan
 from gpu_worker.timings import Timings, take_timings
-from gpu_worker.warm_up import full_plan
 from gpu_worker.windows import with_window
 from gpu_worker.wire.frames import join_frame
 

@@ -8,8 +8,8 @@ from statistics import median
 
 import numpy as np
 
-from gpu_worker.runner import Runner
-from gpu_worker.warm_up import full_prompts_plan
+from gpu_worker.step.runner import Runner
+from gpu_worker.step.warm_up import full_prompts_plan
 from gpu_worker.wire.frames import Plan
 from gpu_worker.wire.page_orders import PageOrders
 

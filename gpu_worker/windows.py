@@ -4,7 +4,7 @@ Knows nothing of masks, pages or weights.
 """
 
 from gpu_worker.attention.layers import LayerMap
-from gpu_worker.config import WorkerSettings
+from gpu_worker.settings import WorkerSettings
 
 
 def with_window(settings: WorkerSettings, layers: LayerMap, max_length: int) -> LayerMap:

@@ -15,22 +15,23 @@ from types import FrameType
 
 import zmq
 
-from scheduler_svc import config, logs
-from scheduler_svc.address import ListenError
-from scheduler_svc.core.page_hash import HASH_BYTES
+from scheduler_svc import logs
+from scheduler_svc.core.messages.page_hash import HASH_BYTES
 from scheduler_svc.core.scheduler import CoreConfig, Scheduler
 from scheduler_svc.flags import SettingError
-from scheduler_svc.frontend_process import FrontendFailed
-from scheduler_svc.frontend_processes import FrontendProcesses
-from scheduler_svc.links import RouterLink
-from scheduler_svc.loop import Loop
-from scheduler_svc.model_card import ModelCard
-from scheduler_svc.parent import die_with_parent
-from scheduler_svc.peers import Credentials
-from scheduler_svc.record import Recorder
-from scheduler_svc.runtime_dir import RuntimeDir
-from scheduler_svc.steps import StepsFile
-from scheduler_svc.worker_key import NAME as KEY_NAME
+from scheduler_svc.processes.address import ListenError
+from scheduler_svc.processes.frontend_process import FrontendFailed
+from scheduler_svc.processes.frontends import FrontendProcesses
+from scheduler_svc.processes.parent import die_with_parent
+from scheduler_svc.processes.runtime_dir import RuntimeDir
+from scheduler_svc.processes.worker_key import NAME as KEY_NAME
+from scheduler_svc.recording.event_log import Recorder
+from scheduler_svc.recording.steps_file import StepsFile
+from scheduler_svc.settings import SchedulerSettings, load
+from scheduler_svc.shell.loop import Loop
+from scheduler_svc.shell.peers import Credentials
+from scheduler_svc.shell.router_link import RouterLink
+from scheduler_svc.shell.served_model import ModelCard
 
 log = logging.getLogger("tandem.core")
 
@@ -45,7 +46,7 @@ def main() -> int:
     logs.open_closed_streams()
     with ExitStack() as stack:
         try:
-            settings = config.load(sys.argv[1:])
+            settings = load(sys.argv[1:])
             if settings.exit_with_parent:
                 die_with_parent()
             service = _Service(settings, stack)
@@ -72,7 +73,7 @@ def main() -> int:
 class _Service:
     """What the process holds while it runs; `stack` closes it. Nothing is started before `run`."""
 
-    def __init__(self, settings: config.SchedulerSettings, stack: ExitStack) -> None:
+    def __init__(self, settings: SchedulerSettings, stack: ExitStack) -> None:
         """Raises SettingError, ListenError."""
         self._settings = settings
         self._stack = stack
@@ -177,7 +178,7 @@ def _making(setting: str, path: Path) -> Generator[None]:
         raise SettingError(f"{setting}: {path} cannot be created: {error.strerror}{hint}") from None
 
 
-def _frontend_flags(settings: config.SchedulerSettings, runtime_dir: RuntimeDir) -> list[str]:
+def _frontend_flags(settings: SchedulerSettings, runtime_dir: RuntimeDir) -> list[str]:
     flags = {
         "--endpoint": runtime_dir.frontend_endpoint,
         "--max-message-bytes": settings.max_message_bytes,

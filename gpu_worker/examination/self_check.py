@@ -23,7 +23,7 @@ from gpu_worker.checkpoint.files import ModelRefused
 from gpu_worker.checkpoint.linear import PackedLinear
 from gpu_worker.examination.bounded_eager import eager_name
 from gpu_worker.geometry import Geometry, align_up
-from gpu_worker.runner import Runner
+from gpu_worker.step.runner import Runner
 from gpu_worker.wire.frames import Plan
 from gpu_worker.wire.started import StartedRows
 

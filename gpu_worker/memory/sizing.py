@@ -7,11 +7,11 @@ models or sockets.
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
-from gpu_worker.config import WorkerSettings
 from gpu_worker.geometry import CHUNK_ALIGN, MAX_HOST_PAGES, Geometry, align_up
 from gpu_worker.memory.costs import Costs
 from gpu_worker.memory.pool import WHY_CAPPED, DoesNotFit, Pool, pages_as_asked
 from gpu_worker.memory.units import readable, settable
+from gpu_worker.settings import WorkerSettings
 
 DEFAULT_CPU_POOL_BYTES = 1 << 30
 # Stays free unless settings say otherwise. GPU: kernels, workspaces of libraries, the allocator's slack.

@@ -6,11 +6,11 @@ request: under overload a refusal must cost next to nothing.
 
 from collections.abc import Iterable
 
-from scheduler_svc.core.book import RequestBook
-from scheduler_svc.core.config import CoreConfig
-from scheduler_svc.core.effects import CoreStatus, Effect, ModelServed, Note
 from scheduler_svc.core.lanes import Lanes
-from scheduler_svc.core.offers import Served
+from scheduler_svc.core.messages.config import CoreConfig
+from scheduler_svc.core.messages.effects import CoreStatus, Effect, ModelServed, Note
+from scheduler_svc.core.state.request_queue import RequestBook
+from scheduler_svc.core.state.worker_offers import Served
 
 
 class Announcer:

@@ -8,10 +8,10 @@ from functools import cache
 
 import numpy as np
 
-from scheduler_svc.core.lane import Lane
-from scheduler_svc.core.request import Phase, Request
-from scheduler_svc.core.rows import Rows, mix
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.state.lane import Lane
+from scheduler_svc.core.state.request import Phase, Request
+from scheduler_svc.core.state.rows import Rows, mix
 
 
 def audit(core: Scheduler) -> None:

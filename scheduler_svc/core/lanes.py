@@ -14,20 +14,21 @@ from statistics import median
 
 import numpy as np
 
-from scheduler_svc.core import effects as fx
-from scheduler_svc.core import events as ev
-from scheduler_svc.core import routing, step_reports
-from scheduler_svc.core.book import RequestBook
-from scheduler_svc.core.config import MAX_LANES, CoreConfig
-from scheduler_svc.core.crash_loop import CrashLoop
-from scheduler_svc.core.draft import Counters
-from scheduler_svc.core.lane import Lane
-from scheduler_svc.core.offers import Offers
-from scheduler_svc.core.plan_size import largest_plan_bytes
-from scheduler_svc.core.planner import plan_step
-from scheduler_svc.core.probation import probation_plan
-from scheduler_svc.core.results import Delivery, Ending, read_result
-from scheduler_svc.core.soundness import is_sound
+from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.config import MAX_LANES, CoreConfig
+from scheduler_svc.core.schedule import placement as routing
+from scheduler_svc.core.schedule.plan_builder import Counters
+from scheduler_svc.core.schedule.plan_size import largest_plan_bytes
+from scheduler_svc.core.schedule.planner import plan_step
+from scheduler_svc.core.schedule.probation import probation_plan
+from scheduler_svc.core.state.crash_loop import CrashLoop
+from scheduler_svc.core.state.lane import Lane
+from scheduler_svc.core.state.request_queue import RequestBook
+from scheduler_svc.core.state.worker_offers import Offers
+from scheduler_svc.core.update import step_reports
+from scheduler_svc.core.update.check_result import is_sound
+from scheduler_svc.core.update.results import Delivery, Ending, read_result
 
 _RECENT_STEPS = 64
 _MAX_FRUITLESS_RESETS = 5

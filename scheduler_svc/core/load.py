@@ -1,9 +1,9 @@
 """How busy the core is, summed over its lanes. A pure look; owns nothing."""
 
-from scheduler_svc.core.book import RequestBook
-from scheduler_svc.core.effects import Load, WorkerLoad
-from scheduler_svc.core.lane import Lane
 from scheduler_svc.core.lanes import Lanes
+from scheduler_svc.core.messages.effects import Load, WorkerLoad
+from scheduler_svc.core.state.lane import Lane
+from scheduler_svc.core.state.request_queue import RequestBook
 
 
 def load_of(lanes: Lanes, book: RequestBook, output_tokens: int, now: float) -> Load:

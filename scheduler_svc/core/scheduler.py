@@ -13,20 +13,20 @@ an End.
 from collections.abc import Callable
 from typing import Any
 
-from scheduler_svc.core import effects as fx
-from scheduler_svc.core import events as ev
-from scheduler_svc.core.admission import Refusal, new_requests, refusal
 from scheduler_svc.core.announcer import Announcer
-from scheduler_svc.core.book import Due, RequestBook
-from scheduler_svc.core.config import CoreConfig
-from scheduler_svc.core.draft import Counters
-from scheduler_svc.core.lane import Lane
+from scheduler_svc.core.check_submit import Refusal, new_requests, refusal
 from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.load import load_of
-from scheduler_svc.core.outbox import Outbox
-from scheduler_svc.core.request import Move, Phase, Request
-from scheduler_svc.core.results import Ending
-from scheduler_svc.core.routing import fits
+from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.config import CoreConfig
+from scheduler_svc.core.schedule.placement import fits
+from scheduler_svc.core.schedule.plan_builder import Counters
+from scheduler_svc.core.state.lane import Lane
+from scheduler_svc.core.state.request import Move, Phase, Request
+from scheduler_svc.core.state.request_queue import Due, RequestBook
+from scheduler_svc.core.update.outbox import Outbox
+from scheduler_svc.core.update.results import Ending
 
 
 class Scheduler:

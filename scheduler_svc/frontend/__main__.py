@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from scheduler_svc import logs
-from scheduler_svc.parent import die_with_parent
+from scheduler_svc.processes.parent import die_with_parent
 
 log = logging.getLogger("tandem.frontend")
 
@@ -50,10 +50,10 @@ def serve(flags: argparse.Namespace) -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # One text at a time per thread is what the front end wants; read when the tokenizer is first used.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    from scheduler_svc.address import ListenError
-    from scheduler_svc.frontend.calls import is_not_of_a_lost_caller
+    from scheduler_svc.frontend.rpc.calls import is_not_of_a_lost_caller
     from scheduler_svc.frontend.server import FrontEnd, Settings
-    from scheduler_svc.frontend.streams import StreamLimits
+    from scheduler_svc.frontend.streaming.streams import StreamLimits
+    from scheduler_svc.processes.address import ListenError
 
     logging.getLogger("grpc._cython.cygrpc").addFilter(is_not_of_a_lost_caller)
     settings = Settings(

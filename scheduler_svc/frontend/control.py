@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2, control_pb2_grpc
 
-from scheduler_svc.frontend import checks, status
-from scheduler_svc.frontend.gate import Gate
-from scheduler_svc.frontend.parsing import MAX_SMALL_BYTES
+from scheduler_svc.frontend.readiness import Gate
+from scheduler_svc.frontend.rpc import status
+from scheduler_svc.frontend.rpc.parsing import MAX_SMALL_BYTES
+from scheduler_svc.frontend.validate import checks
 
 if TYPE_CHECKING:
     from grpc.aio import ServicerContext

@@ -13,8 +13,8 @@ import grpc
 from grpc_health.v1 import health_pb2 as pb
 from grpc_health.v1 import health_pb2_grpc
 
-from scheduler_svc.frontend import status
-from scheduler_svc.frontend.parsing import MAX_SMALL_BYTES
+from scheduler_svc.frontend.rpc import status
+from scheduler_svc.frontend.rpc.parsing import MAX_SMALL_BYTES
 
 MAX_WATCHES = 1000
 

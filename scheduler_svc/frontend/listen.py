@@ -2,7 +2,7 @@
 
 import grpc.aio
 
-from scheduler_svc.address import split, taken
+from scheduler_svc.processes.address import split, taken
 
 
 def bind(server: grpc.aio.Server, listen: str) -> str:

@@ -12,9 +12,9 @@ from google.protobuf import message_factory
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
 
-from scheduler_svc.frontend.calls import Calls, Method
 from scheduler_svc.frontend.control import ControlServicer
 from scheduler_svc.frontend.health import Health
+from scheduler_svc.frontend.rpc.calls import Calls, Method
 from scheduler_svc.frontend.servicer import InferenceServicer
 
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2, inference_pb2
 
-from scheduler_svc.frontend import status
-from scheduler_svc.frontend.text import Text
+from scheduler_svc.frontend.rpc import status
+from scheduler_svc.frontend.text.tokenizer import Text
 
 logger = logging.getLogger(__name__)
 

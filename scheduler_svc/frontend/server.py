@@ -13,15 +13,16 @@ import grpc.aio
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2
 
-from scheduler_svc.frontend import listen, methods, model, status
-from scheduler_svc.frontend.calls import CallLimits, Calls
+from scheduler_svc.frontend import listen, methods, model
 from scheduler_svc.frontend.control import ControlServicer, CoreQueries
 from scheduler_svc.frontend.core_link import CoreLink
-from scheduler_svc.frontend.gate import SERVICES, Gate
-from scheduler_svc.frontend.grpc_options import allow_connections, server_options
 from scheduler_svc.frontend.health import Health
+from scheduler_svc.frontend.readiness import SERVICES, Gate
+from scheduler_svc.frontend.rpc import status
+from scheduler_svc.frontend.rpc.calls import CallLimits, Calls
+from scheduler_svc.frontend.rpc.options import allow_connections, server_options
 from scheduler_svc.frontend.servicer import InferenceServicer
-from scheduler_svc.frontend.streams import StreamLimits, Streams
+from scheduler_svc.frontend.streaming.streams import StreamLimits, Streams
 
 logger = logging.getLogger(__name__)
 

@@ -18,16 +18,17 @@ import grpc.aio
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc
 
-from scheduler_svc.frontend import status, wire
-from scheduler_svc.frontend.delivery import Delivery, Job, admission
-from scheduler_svc.frontend.detokenize import Detokenizer
-from scheduler_svc.frontend.gate import Gate
 from scheduler_svc.frontend.model import Model
-from scheduler_svc.frontend.output import Output
-from scheduler_svc.frontend.parsing import MAX_SMALL_BYTES
-from scheduler_svc.frontend.stops import StopFinder
-from scheduler_svc.frontend.stream import Stream
-from scheduler_svc.frontend.streams import Streams
+from scheduler_svc.frontend.readiness import Gate
+from scheduler_svc.frontend.rpc import status
+from scheduler_svc.frontend.rpc.parsing import MAX_SMALL_BYTES
+from scheduler_svc.frontend.streaming.delivery import Delivery, Job, admission
+from scheduler_svc.frontend.streaming.stream import Stream
+from scheduler_svc.frontend.streaming.streams import Streams
+from scheduler_svc.frontend.text.detokenize import Detokenizer
+from scheduler_svc.frontend.text.output import Output
+from scheduler_svc.frontend.text.stop_strings import StopFinder
+from scheduler_svc.frontend.validate import request as wire
 
 if TYPE_CHECKING:
     from grpc.aio import ServicerContext

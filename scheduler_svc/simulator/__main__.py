@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _lab(argv: Sequence[str]) -> int:
     # Only here: the lab draws, the simulator does not.
-    from scheduler_svc.simulator.lab import command as lab
+    from scheduler_svc.kv_lab import command as lab
 
     parser = argparse.ArgumentParser(prog="tandem simulate", allow_abbrev=False)
     lab.add_arguments(parser)

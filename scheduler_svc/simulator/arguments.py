@@ -7,12 +7,12 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from scheduler_svc.core.config import MAX_LANES, Admission
-from scheduler_svc.simulator.comparison import POLICIES
-from scheduler_svc.simulator.hardware import MACHINES, MODELS
-from scheduler_svc.simulator.lengths import GRAMMAR, Lengths, parse_lengths
-from scheduler_svc.simulator.synthetic import Spacing
-from scheduler_svc.simulator.traces import TraceFormat
+from scheduler_svc.core.messages.config import MAX_LANES, Admission
+from scheduler_svc.simulator.cost.hardware import MACHINES, MODELS
+from scheduler_svc.simulator.report.comparison import POLICIES
+from scheduler_svc.simulator.workload.lengths import GRAMMAR, Lengths, parse_lengths
+from scheduler_svc.simulator.workload.synthetic import Spacing
+from scheduler_svc.simulator.workload.traces import TraceFormat
 
 DESCRIPTION = """\
 Runs the scheduler's real core on virtual time, with a cost model in place of the worker, and says what to expect:

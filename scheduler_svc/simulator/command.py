@@ -7,18 +7,18 @@ import argparse
 import json
 from functools import partial
 
-from scheduler_svc.simulator.comparison import comparison_table, variants
-from scheduler_svc.simulator.fitted import FittedCost
-from scheduler_svc.simulator.mooncake_like import REQUESTS, write_trace
+from scheduler_svc.recording.steps_file import StepsFile
+from scheduler_svc.simulator.cost.fitted import FittedCost
 from scheduler_svc.simulator.progress import Progress, phase, tell
-from scheduler_svc.simulator.report import Figures, duration, figures_of, last_line, table
+from scheduler_svc.simulator.report.comparison import comparison_table, variants
+from scheduler_svc.simulator.report.tables import Figures, duration, figures_of, last_line, table
+from scheduler_svc.simulator.report.tally import Tally
 from scheduler_svc.simulator.search import LATE_SHARE, Found, Probe, find_rate
 from scheduler_svc.simulator.setup import SetupError, setup_of, workload_of
 from scheduler_svc.simulator.simulation import Setup, Simulation
-from scheduler_svc.simulator.tally import Tally
-from scheduler_svc.simulator.traces import Trace
-from scheduler_svc.simulator.workload import Workload
-from scheduler_svc.steps import StepsFile
+from scheduler_svc.simulator.workload.mooncake_like import REQUESTS, write_trace
+from scheduler_svc.simulator.workload.request_source import Workload
+from scheduler_svc.simulator.workload.traces import Trace
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,16 +6,16 @@ Owns the checks that take several flags together, and how many pages a machine's
 import argparse
 import math
 
-from scheduler_svc.core.config import CoreConfig, Policy
-from scheduler_svc.core.events import WorkerInfo
-from scheduler_svc.simulator.fitted import FittedCost, fit, read_steps
-from scheduler_svc.simulator.hardware import machine_named, model_named
-from scheduler_svc.simulator.roofline import Roofline
+from scheduler_svc.core.messages.config import CoreConfig, Policy
+from scheduler_svc.core.messages.events import WorkerInfo
+from scheduler_svc.simulator.cost.fitted import FittedCost, fit, read_steps
+from scheduler_svc.simulator.cost.hardware import machine_named, model_named
+from scheduler_svc.simulator.cost.roofline import Roofline
 from scheduler_svc.simulator.simulation import Setup
-from scheduler_svc.simulator.synthetic import Synthetic
-from scheduler_svc.simulator.tokens import eos_of
-from scheduler_svc.simulator.traces import BLOCK_TOKENS, read_trace
-from scheduler_svc.simulator.workload import Workload, WorkloadError
+from scheduler_svc.simulator.workload.request_source import Workload, WorkloadError
+from scheduler_svc.simulator.workload.synthetic import Synthetic
+from scheduler_svc.simulator.workload.tokens import eos_of
+from scheduler_svc.simulator.workload.traces import BLOCK_TOKENS, read_trace
 
 _MEMORY_SHARE = 0.9
 _SYNTHETIC_REQUESTS, _SYNTHETIC_RATE = 1_000, 1.0

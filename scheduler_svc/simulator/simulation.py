@@ -8,15 +8,15 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from scheduler_svc.core import effects as fx
-from scheduler_svc.core import events as ev
-from scheduler_svc.core.config import CoreConfig
-from scheduler_svc.core.page_hash import hash_pages, prefix_root
+from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.config import CoreConfig
+from scheduler_svc.core.messages.page_hash import hash_pages, prefix_root
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.simulator.cost import CostModel
-from scheduler_svc.simulator.tally import Tally
+from scheduler_svc.simulator.cost.step_cost import CostModel
+from scheduler_svc.simulator.report.tally import Tally
 from scheduler_svc.simulator.worker import SLOT_MASK, SimulatedWorker, Targets
-from scheduler_svc.simulator.workload import Arrival
+from scheduler_svc.simulator.workload.request_source import Arrival
 
 _FRONTEND = "simulator"
 # Drawn at start in the service; here the same always, so that runs are.

@@ -8,10 +8,10 @@ from collections import deque
 
 import numpy as np
 
-from scheduler_svc.core import events as ev
-from scheduler_svc.core.plan import Plan, RowStart
-from scheduler_svc.simulator.cost import CostModel, IntArray, StepShape
-from scheduler_svc.simulator.tokens import eos_of
+from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.plan import Plan, RowStart
+from scheduler_svc.simulator.cost.step_cost import CostModel, IntArray, StepShape
+from scheduler_svc.simulator.workload.tokens import eos_of
 
 # A request's number in the low bits of its seed is its slot, above them its serial.
 SLOT_BITS = 24

@@ -19,6 +19,9 @@ def files(*packages: str) -> list[Path]:
 def module_name(path: Path) -> str:
     """The dotted name that imports the file."""
     parts = path.with_suffix("").parts
+    if parts[0] == "client":
+        # The folder of the distribution; what is imported is the package in it.
+        parts = parts[1:]
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 

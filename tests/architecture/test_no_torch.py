@@ -32,7 +32,7 @@ def offenders(package: str, forbidden: list[str]) -> dict[str, list[str]]:
         capture_output=True,
         text=True,
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / ".stubs")])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "client"), str(ROOT / ".stubs")])},
         check=False,
     )
     assert process.returncode == 0, process.stderr
@@ -46,7 +46,7 @@ def test_no_module_loads_torch_or_transformers(package: str) -> None:
 
 
 def test_the_probe_sees_what_a_module_loads() -> None:
-    assert "client.sync_client" in offenders("client", ["grpc"])
+    assert "tandem_client.sync_client" in offenders("client", ["grpc"])
 
 
 def test_the_core_loads_no_sockets() -> None:

@@ -1,9 +1,9 @@
 """One environment may serve all programs: each knows the others' settings by name, and no more than those."""
 
-from gpu_worker.config import OTHER_PROGRAMS_SETTINGS as KNOWN_TO_WORKER
-from gpu_worker.config import WorkerSettings
-from scheduler_svc.config import OTHER_PROGRAMS_SETTINGS as KNOWN_TO_SCHEDULER
-from scheduler_svc.config import SchedulerSettings
+from gpu_worker.settings import OTHER_PROGRAMS_SETTINGS as KNOWN_TO_WORKER
+from gpu_worker.settings import WorkerSettings
+from scheduler_svc.settings import OTHER_PROGRAMS_SETTINGS as KNOWN_TO_SCHEDULER
+from scheduler_svc.settings import SchedulerSettings
 
 # The client reads one variable, TANDEM_ADDRESS.
 CLIENT = {"address"}

@@ -17,10 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from client import Client
-from client.request import GenerateOptions
-from client.sync_stream import GenerateStream
-from client.types import TokenLogprob
+from tandem_client import Client
+from tandem_client.request import GenerateOptions
+from tandem_client.sync_stream import GenerateStream
+from tandem_client.types import TokenLogprob
 from tests.rigs.processes import REPOSITORY, Child, Rig
 
 BUNDLED = REPOSITORY / "gpu_worker" / "bundled"

@@ -16,8 +16,8 @@ from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 from tandem.v1 import control_pb2, inference_pb2
 
-from scheduler_svc.frontend import parsing
-from scheduler_svc.frontend.status import Refusal
+from scheduler_svc.frontend.rpc import parsing
+from scheduler_svc.frontend.rpc.status import Refusal
 from tests.benchmarks.machine import description, peak_mb
 
 NUM_BYTES = 4_000_000

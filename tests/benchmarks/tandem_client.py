@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from client import AsyncClient
+from tandem_client import AsyncClient
 from tests.benchmarks.machine import cpu_seconds, peak_mb
 from tests.benchmarks.workload import Workload
 

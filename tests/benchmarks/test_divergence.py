@@ -1,6 +1,6 @@
 """The divergence's arithmetic: where two texts part, and how far logprobs are apart until there."""
 
-from client.types import TokenLogprob
+from tandem_client.types import TokenLogprob
 from tests.benchmarks.divergence import Answer, compare, first_difference, logprob_difference, report
 
 

@@ -5,7 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from scheduler_svc.core import book, policy, routing
+from scheduler_svc.core.schedule import placement as routing
+from scheduler_svc.core.schedule import policy
+from scheduler_svc.core.state import request_queue as book
 from tests.benchmarks.policies import __main__ as command
 from tests.benchmarks.policies.constants import SWEEPS, sweep
 from tests.benchmarks.policies.experiments import EXPERIMENTS

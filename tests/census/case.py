@@ -20,7 +20,7 @@ from gpu_worker.examination.examine import examine, twin_of
 from gpu_worker.examination.independence import check_independence
 from gpu_worker.examination.rope import pin
 from gpu_worker.examination.self_check import check_runner
-from gpu_worker.runner import Runner
+from gpu_worker.step.runner import Runner
 from tests.census.hints import HINTS, UNBUILDABLE
 from tests.census.population import Member
 from tests.census.reference import Reference

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gpu_worker.geometry import Geometry
-from gpu_worker.runner import Runner
+from gpu_worker.step.runner import Runner
 from tests.census.reference import Reference, decoder_of, relative_error
 from tests.census.shrink import LAST_SPECIAL_TOKEN, PAD_TOKEN
 from tests.gpu_worker.plans import TinyCore

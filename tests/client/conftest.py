@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from client import Client
+from tandem_client import Client
 from tests.client import fake_programs
 from tests.client.fake_service import FakeService
 

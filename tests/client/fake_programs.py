@@ -7,8 +7,8 @@ import asyncio
 import os
 from pathlib import Path
 
-from client.services.pair import ServicePair
-from client.services.restarts import RestartPolicy
+from tandem_client.services.pair import ServicePair
+from tandem_client.services.restarts import RestartPolicy
 from tests.client.fake_service import WAIT_SECONDS, FakeService
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,7 +41,8 @@ def write_programs(folder: Path, *, scheduler: str, worker: str) -> None:
 
 def environment(folder: Path) -> dict[str, str]:
     """In which the fakes hide the real programs, and the client is found behind them."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT), str(ROOT / ".stubs")])}
+    path = [folder, ROOT, ROOT / "client", ROOT / ".stubs"]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
 
 
 class Output:

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from tandem.v1 import control_pb2, inference_pb2
 
-from client import AsyncClient, Client, messages
-from client.types import AbortOutcome, FinishReason
+from tandem_client import AsyncClient, Client, messages
+from tandem_client.types import AbortOutcome, FinishReason
 from tests.client.fake_service import FakeService
 
 

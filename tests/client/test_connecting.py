@@ -5,8 +5,8 @@ import asyncio
 import grpc
 import pytest
 
-from client import AsyncClient, Client, connection, errors
-from client.rpc_errors import ErrorReader
+from tandem_client import AsyncClient, Client, connection, errors
+from tandem_client.rpc_errors import ErrorReader
 from tests.client import fake_service
 from tests.client.fake_service import FakeService
 from tests.client.listeners import closed_address, silent_listener, slow_proxy

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from client import AsyncClient, Client
+from tandem_client import AsyncClient, Client
 from tests.client import fake_service
 from tests.client.fake_service import FakeService
 

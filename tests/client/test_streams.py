@@ -9,11 +9,11 @@ import grpc
 import pytest
 from tandem.v1 import inference_pb2
 
-from client import AsyncClient, Client
-from client.async_stream import AsyncGenerateStream
-from client.errors import ProtocolError, Unavailable
-from client.sync_stream import GenerateStream
-from client.types import Delta, FinishReason, PromptInfo, TokenLogprob
+from tandem_client import AsyncClient, Client
+from tandem_client.async_stream import AsyncGenerateStream
+from tandem_client.errors import ProtocolError, Unavailable
+from tandem_client.sync_stream import GenerateStream
+from tandem_client.types import Delta, FinishReason, PromptInfo, TokenLogprob
 from tests.client import fake_service
 from tests.client.fake_service import Ending, FakeService
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-import client
-from client import version
+import tandem_client
+from tandem_client import version
 
 
 def test_the_installed_distribution_says_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,7 +17,7 @@ def test_the_installed_distribution_says_the_version(monkeypatch: pytest.MonkeyP
         return "9.8.7"
 
     monkeypatch.setattr(metadata, "version", installed)
-    assert (client.__version__, asked) == ("9.8.7", ["tandem-inference"])
+    assert (tandem_client.__version__, asked) == ("9.8.7", ["tandem-inference"])
 
 
 def test_a_checkout_that_is_not_installed_reads_its_project_file(

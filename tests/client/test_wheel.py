@@ -28,23 +28,24 @@ class Blocked:
             raise ImportError(name + " is not here")
 
 sys.meta_path.insert(0, Blocked())
-import client, tandem
-for package in (client, tandem):
+import tandem_client, tandem
+for package in (tandem_client, tandem):
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         # What draws needs the extra "plot"; the command that uses it says so.
-        if module.name not in {f"client.plot_{part}" for part in ("chart", "levels", "scales", "series", "sums")}:
+        drawing = ("chart", "levels", "scales", "series", "sums")
+        if module.name not in {f"tandem_client.plot.{part}" for part in drawing}:
             importlib.import_module(module.name)
 
 address = sys.argv[1]
-with client.Client(address) as sync_client:
+with tandem_client.Client(address) as sync_client:
     print("".join(delta.text for delta in sync_client.generate("hi")))
 
 async def read():
-    async with client.AsyncClient(address) as async_client:
+    async with tandem_client.AsyncClient(address) as async_client:
         return [delta.text async for delta in async_client.generate("hi")]
 
 print("".join(asyncio.run(read())))
-print(client.__file__)
+print(tandem_client.__file__)
 """
 
 
@@ -79,11 +80,11 @@ def test_it_holds_client_and_public_stubs_only(wheel: Path) -> None:
         "tandem/py.typed",
         "tandem/v1/__init__.py",
     }
-    rest = {name for name in names if not name.startswith(("tandem/", "client/", f"{info}/"))}
+    rest = {name for name in names if not name.startswith(("tandem/", "tandem_client/", f"{info}/"))}
     assert rest == set()
-    assert {"client/__init__.py", "client/py.typed", "client/cli/__main__.py"} <= names
+    assert {"tandem_client/__init__.py", "tandem_client/py.typed", "tandem_client/cli/__main__.py"} <= names
     assert f"{info}/licenses/LICENSE" in names
-    assert not [name for name in names if name.startswith("client/demo") or "__pycache__" in name]
+    assert not [name for name in names if name.startswith("tandem_client/demo") or "__pycache__" in name]
 
 
 def test_it_depends_on_what_these_need(wheel: Path) -> None:
@@ -100,7 +101,7 @@ def test_it_depends_on_what_these_need(wheel: Path) -> None:
         "rich",
         "typer",
     ]
-    assert "tandem = client.cli.__main__:main" in entry_points
+    assert "tandem = tandem_client.cli.__main__:main" in entry_points
 
 
 def test_it_works_where_neither_checkout_nor_torch_is(wheel: Path, tmp_path: Path, service: FakeService) -> None:
@@ -118,4 +119,4 @@ def test_it_works_where_neither_checkout_nor_torch_is(wheel: Path, tmp_path: Pat
         check=False,
     )
     assert visited.returncode == 0, visited.stderr
-    assert visited.stdout.splitlines() == ["Réturn", "Réturn", str(unpacked / "client" / "__init__.py")]
+    assert visited.stdout.splitlines() == ["Réturn", "Réturn", str(unpacked / "tandem_client" / "__init__.py")]

@@ -25,7 +25,7 @@ from gpu_worker.attention.paged import ATTENTION_NAME, register
 from gpu_worker.checkpoint.model import prepare
 from gpu_worker.examination.examine import examine, twin_of
 from gpu_worker.geometry import Geometry
-from gpu_worker.runner import Runner
+from gpu_worker.step.runner import Runner
 from gpu_worker.wire.frames import Outcome
 from tests.gpu_worker.plans import Moves, TinyCore
 from tests.gpu_worker.reference import eager_model, float64_model, hidden_and_logits

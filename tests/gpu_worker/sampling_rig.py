@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from gpu_worker.geometry import Geometry
-from gpu_worker.sampling.output import Sampling, StepOutput
-from gpu_worker.sampling.samples import SamplePart, lay_out_samples
-from gpu_worker.sampling.upload import sample_arrays
-from gpu_worker.shapes import Shapes
-from gpu_worker.slots import RowTables
-from gpu_worker.staging import Staging
+from gpu_worker.step.output import Sampling, StepOutput
+from gpu_worker.step.row_tables import RowTables
+from gpu_worker.step.samples import SamplePart, lay_out_samples
+from gpu_worker.step.sampling_upload import sample_arrays
+from gpu_worker.step.shapes import Shapes
+from gpu_worker.step.staging import Staging
 from gpu_worker.wire.frames import read_plan
 from tests.gpu_worker.plans import Sequence_, TinyCore
 

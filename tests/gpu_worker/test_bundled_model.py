@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from gpu_worker.bundled.recipe.recipe import Recipe, batches, build_model, build_optimizers
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, Qwen3ForCausalLM
 
-from gpu_worker.bundled import corpus as corpus_module
-from gpu_worker.bundled.checkpoint import load_checkpoint, save_checkpoint
-from gpu_worker.bundled.corpus import Corpus, build_corpus
-from gpu_worker.bundled.evaluate import (
+from gpu_worker.bundled.recipe.checkpoint import load_checkpoint, save_checkpoint
+from gpu_worker.bundled.recipe.corpus import Corpus, build_corpus
+from gpu_worker.bundled.recipe.evaluate import (
     MODEL_DIR,
     SUBSET_WINDOWS,
     TOLERANCE,
@@ -22,11 +22,11 @@ from gpu_worker.bundled.evaluate import (
     token_losses,
     verify,
 )
-from gpu_worker.bundled.prompts import greedy, read_prompts
-from gpu_worker.bundled.provenance import file_checksums
-from gpu_worker.bundled.recipe import Recipe, batches, build_model, build_optimizers
-from gpu_worker.bundled.tokenizer import EOS_ID, EOS_TOKEN, VOCAB_SIZE, train_tokenizer
-from gpu_worker.bundled.unlikelihood import continue_greedily, repeats
+from gpu_worker.bundled.recipe.prompts import greedy, read_prompts
+from gpu_worker.bundled.recipe.provenance import file_checksums
+from gpu_worker.bundled.recipe.recipe import corpus as corpus_module
+from gpu_worker.bundled.recipe.tokenizer import EOS_ID, EOS_TOKEN, VOCAB_SIZE, train_tokenizer
+from gpu_worker.bundled.recipe.unlikelihood import continue_greedily, repeats
 
 PROVENANCE = json.loads((MODEL_DIR / "provenance.json").read_text())
 

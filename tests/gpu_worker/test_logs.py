@@ -51,14 +51,14 @@ def written(log_format: str = "text", level: str = "info") -> io.StringIO:
 
 def test_text_lines_have_time_process_level_and_message() -> None:
     stream = written()
-    logging.getLogger("gpu_worker.link").info("joined; generation %d", 3)
+    logging.getLogger("gpu_worker.link.link").info("joined; generation %d", 3)
     logs.stop()
     assert re.fullmatch(rf"{STAMP} worker INFO joined; generation 3\n", stream.getvalue())
 
 
 def test_json_lines_are_objects_with_the_agreed_keys() -> None:
     stream = written("json")
-    log = logging.getLogger("gpu_worker.link")
+    log = logging.getLogger("gpu_worker.link.link")
     log.warning("two\nlines \x1b[31m")
     try:
         raise KeyError("x")
@@ -101,7 +101,7 @@ def test_levels_bound_the_worker_and_libraries_say_warnings_alone() -> None:
 
 def test_announcements_pass_every_level() -> None:
     stream = written(level="error")
-    log = logging.getLogger("gpu_worker.link")
+    log = logging.getLogger("gpu_worker.link.link")
     log.warning("not this")
     logs.announce(log, "ready")
     logs.stop()

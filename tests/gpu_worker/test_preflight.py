@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from gpu_worker.checkpoint.weights import ModelRefused
-from gpu_worker.config import BUNDLED_MODEL, SettingsRefused, WorkerSettings
+from gpu_worker.link.runtime_dir import KEY_NAME
 from gpu_worker.preflight import check_before_imports, check_threads
-from gpu_worker.runtime_dir import KEY_NAME
+from gpu_worker.settings import BUNDLED_MODEL, SettingsRefused, WorkerSettings
 from tests.architecture.source import ROOT
 from tests.gpu_worker.saved_model import changed, save_model
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from gpu_worker import startup
-from gpu_worker.config import WorkerSettings
 from gpu_worker.device import choose_device
 from gpu_worker.geometry import Geometry, align_up
 from gpu_worker.memory.sizing import DoesNotFit
+from gpu_worker.settings import WorkerSettings
 from gpu_worker.startup import start
+from gpu_worker.step.warm_up import full_plan, full_prompts_plan
 from gpu_worker.timings import Timings, take_timings
-from gpu_worker.warm_up import full_plan, full_prompts_plan
 from tests.gpu_worker.rig import Rig, RigSpec
 from tests.gpu_worker.rig_specs import SPECS
 from tests.gpu_worker.saved_model import save_model

@@ -8,10 +8,10 @@ import torch
 
 from gpu_worker.attention.layers import AttentionKind, AttentionLayer, LayerMap, Visibility
 from gpu_worker.checkpoint.files import ModelRefused
-from gpu_worker.config import WorkerSettings
 from gpu_worker.examination.bounded_eager import BOUNDED_NAME, eager_name
 from gpu_worker.examination.examine import examine, twin_of
 from gpu_worker.examination.self_check import check_runner
+from gpu_worker.settings import WorkerSettings
 from gpu_worker.windows import with_window
 from tests.gpu_worker.rig import Rig, RigSpec, config_of
 from tests.gpu_worker.rig_specs import SPECS

@@ -29,7 +29,7 @@ _LISTENING = re.compile(r"frontend listening on (\S+:\d+)")
 def child_environment() -> dict[str, str]:
     """What a child of the tests inherits: nothing of Tandem's settings."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TANDEM_")}
-    kept["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / ".stubs")])
+    kept["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "client"), str(REPOSITORY / ".stubs")])
     kept["PYTHONUNBUFFERED"] = "1"
     return kept
 
@@ -216,7 +216,7 @@ class Rig:
 
     def check_record(self, path: Path, seconds: float = 120.0) -> None:
         """A stopped scheduler's event log, replayed through a fresh core, gives the same effects and sound states."""
-        replay = Child("replay", ["scheduler_svc.replay", "--audit", str(path)])
+        replay = Child("replay", ["scheduler_svc.recording.replay", "--audit", str(path)])
         self.children.append(replay)
         assert replay.wait(seconds) == 0, replay.output()
         replay.wait_line("gave the same effects")

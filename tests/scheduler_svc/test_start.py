@@ -10,18 +10,18 @@ from typing import Any
 import psutil
 import pytest
 
-from scheduler_svc import config
+from scheduler_svc import settings
 from scheduler_svc.flags import SettingError
-from scheduler_svc.runtime_dir import RuntimeDir
+from scheduler_svc.processes.runtime_dir import RuntimeDir
 from scheduler_svc.version import version
 
 
-def load(monkeypatch: pytest.MonkeyPatch, *flags: str, **variables: str) -> config.SchedulerSettings:
+def load(monkeypatch: pytest.MonkeyPatch, *flags: str, **variables: str) -> settings.SchedulerSettings:
     for name in [name for name in os.environ if name.startswith("TANDEM_")]:
         monkeypatch.delenv(name)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    return config.load(list(flags))
+    return settings.load(list(flags))
 
 
 def test_flags_beat_the_environment_which_beats_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_help_says_each_default_once_and_in_plain_words(
     with pytest.raises(SystemExit):
         load(monkeypatch, "--help")
     said = " ".join(capsys.readouterr().out.split())
-    for name in config.SchedulerSettings.model_fields:
+    for name in settings.SchedulerSettings.model_fields:
         assert f"--{name.replace('_', '-')}" in said
     assert "(default: $XDG_RUNTIME_DIR/tandem, else /tmp/tandem-<uid>)" in said
     assert not [word for word in ("factory", "None", "False", "float", "default default") if word in said]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from scheduler_svc.core import effects as fx
-from scheduler_svc.core import events as ev
+from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages import events as ev
 from tests.rigs.executor import Shape
 from tests.scheduler_svc.core.world import Stream, streams_in
 

@@ -7,8 +7,8 @@ import random
 from collections import Counter
 from collections.abc import Callable
 
-from scheduler_svc.core import effects as fx
-from scheduler_svc.core import events as ev
+from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages import events as ev
 from tests.simulation.callers import Caller, Callers, poisoned
 from tests.simulation.requests import random_submit
 from tests.simulation.setting import KILLER, POISON, Setting

@@ -11,15 +11,15 @@ from collections.abc import Callable
 import numpy as np
 from tandem.internal.v1 import worker_pb2
 
-from scheduler_svc import worker_wire
-from scheduler_svc.core import effects as fx
-from scheduler_svc.core import events as ev
-from scheduler_svc.core.host_pool import HostPage
 from scheduler_svc.core.invariants import audit
-from scheduler_svc.core.page_hash import hash_pages
-from scheduler_svc.core.routing import fits
+from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.page_hash import hash_pages
+from scheduler_svc.core.schedule.placement import fits
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.record import EffectsDigest
+from scheduler_svc.core.state.host_pool import HostPage
+from scheduler_svc.recording.event_log import EffectsDigest
+from scheduler_svc.wire import worker as worker_wire
 from tests.simulation.demand import Demand
 from tests.simulation.fleet import Fleet
 from tests.simulation.setting import draw_setting

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
-from scheduler_svc.core import effects as fx
-from scheduler_svc.core import events as ev
+from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages import events as ev
 from tests.rigs.executor import Shape
 from tests.simulation.lies import corrupt
 from tests.simulation.setting import Setting, draw_faults, draw_worker_shape

@@ -7,8 +7,8 @@ right; that it was shared with those who may share it, only this shows. Knows no
 from collections import Counter
 from collections.abc import Callable
 
-from scheduler_svc.core import events as ev
-from scheduler_svc.core.plan import Plan, RowStart
+from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.plan import Plan, RowStart
 
 
 class Provenance:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from scheduler_svc.core import events as ev
+from scheduler_svc.core.messages import events as ev
 from tests.rigs.executor import Shape
 from tests.rigs.sampling import MINUS_INFINITY
 from tests.scheduler_svc.core.world import hashes_of

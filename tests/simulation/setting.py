@@ -6,7 +6,7 @@ Owns the draws and nothing else.
 import random
 from dataclasses import dataclass, replace
 
-from scheduler_svc.core.config import Admission, CoreConfig, Policy
+from scheduler_svc.core.messages.config import Admission, CoreConfig, Policy
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
 

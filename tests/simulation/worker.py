@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from tandem.internal.v1 import worker_pb2 as pb
 
-from scheduler_svc import worker_wire
-from scheduler_svc.core import events as ev
-from scheduler_svc.core.plan import Plan
+from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.plan import Plan
+from scheduler_svc.wire import worker as worker_wire
 from tests.rigs.executor import Executor, Shape
 from tests.rigs.faults import Faults
 from tests.scheduler_svc.core.world import info_of

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from client import Client
-from client.request import GenerateOptions
-from client.sync_stream import GenerateStream
+from tandem_client import Client
+from tandem_client.request import GenerateOptions
+from tandem_client.sync_stream import GenerateStream
 from tests.rigs import byte_tokenizer
 from tests.rigs.transcript import Transcript
 from tests.system.asks import Ask

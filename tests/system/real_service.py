@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from client import Client
-from client.types import Summary
+from tandem_client import Client
+from tandem_client.types import Summary
 from tests.rigs.processes import REPOSITORY, Child, Rig
 
 BUNDLED = REPOSITORY / "gpu_worker" / "bundled"

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from client.request import GenerateOptions
-from client.sync_stream import GenerateStream
-from client.types import TokenLogprob
+from tandem_client.request import GenerateOptions
+from tandem_client.sync_stream import GenerateStream
+from tandem_client.types import TokenLogprob
 from tests.rigs.processes import Rig
 from tests.system.real_service import (
     BUNDLED,

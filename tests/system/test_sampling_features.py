@@ -12,9 +12,9 @@ from itertools import islice
 
 import pytest
 
-from client import Client
-from client.errors import InvalidArgument
-from client.types import AbortOutcome, FinishReason
+from tandem_client import Client
+from tandem_client.errors import InvalidArgument
+from tandem_client.types import AbortOutcome, FinishReason
 from tests.rigs.processes import Rig
 from tests.system.asks import Ask
 from tests.system.conftest import Served

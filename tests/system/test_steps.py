@@ -3,9 +3,9 @@
 import csv
 from pathlib import Path
 
-from client.plot_data import read_steps
-from client.plot_summary import summarize
-from scheduler_svc.steps import COLUMNS
+from scheduler_svc.recording.steps_file import COLUMNS
+from tandem_client.plot.data import read_steps
+from tandem_client.plot.summary import summarize
 from tests.rigs.processes import Rig
 from tests.system.asks import random_asks
 

@@ -6,7 +6,8 @@ Owns which. A sweep is an experiment whose first variant is the value that stand
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scheduler_svc.core import policy, routing
+from scheduler_svc.core.schedule import placement as routing
+from scheduler_svc.core.schedule import policy
 from tests.benchmarks.policies.experiments import ADMISSION, CACHE, FAIR, ROUTING
 from tests.benchmarks.policies.priorities import small_tenants_first
 from tests.benchmarks.policies.scenario import Change, Experiment, Judged, Scenario, Variant

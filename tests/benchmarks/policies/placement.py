@@ -9,7 +9,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from scheduler_svc.core import routing
+from scheduler_svc.core.schedule import placement as routing
 
 
 class Placement(StrEnum):

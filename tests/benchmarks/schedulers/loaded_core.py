@@ -15,13 +15,14 @@ import numpy as np
 import numpy.typing as npt
 from tandem.internal.v1 import worker_pb2 as pb
 
-from scheduler_svc import frontend_wire, worker_wire
-from scheduler_svc.core import effects as fx
-from scheduler_svc.core import events as ev
-from scheduler_svc.core.page_hash import hash_pages, prefix_root
-from scheduler_svc.core.plan import Plan
+from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.page_hash import hash_pages, prefix_root
+from scheduler_svc.core.messages.plan import Plan
 from scheduler_svc.core.scheduler import CoreConfig, Scheduler
-from scheduler_svc.steps import line_of
+from scheduler_svc.recording.steps_file import line_of
+from scheduler_svc.wire import frontend as frontend_wire
+from scheduler_svc.wire import worker as worker_wire
 
 PAGE_SIZE = 128
 ADMITTED_TOKENS = 1024

@@ -9,15 +9,15 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from gpu_worker.attention.block_mask import logical_to_physical
-from gpu_worker.attention.kernels import Kernels
 from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.attention.layers import AttentionKind, AttentionLayer, LayerMap, Visibility
 from gpu_worker.attention.paged import StepContext
 from gpu_worker.geometry import Geometry
-from gpu_worker.shapes import Shapes
-from gpu_worker.slots import DeviceTables, RowTables
-from gpu_worker.step import lay_out
-from gpu_worker.upload import step_arrays
+from gpu_worker.step.kernels import Kernels
+from gpu_worker.step.layout import lay_out
+from gpu_worker.step.row_tables import DeviceTables, RowTables
+from gpu_worker.step.shapes import Shapes
+from gpu_worker.step.upload import step_arrays
 from gpu_worker.wire.frames import read_plan
 from tests.gpu_worker.plans import TinyCore
 

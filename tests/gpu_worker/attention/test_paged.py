@@ -8,15 +8,15 @@ import torch
 
 from gpu_worker.attention import paged
 from gpu_worker.attention.flex_kernel import UncompiledAttentionError
-from gpu_worker.attention.kernels import Kernels
 from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.attention.layers import AttentionKind, AttentionLayer, LayerMap, Visibility
 from gpu_worker.attention.paged import PagedLayer, paged_attention
 from gpu_worker.geometry import Geometry, align_up
-from gpu_worker.shapes import Shapes
-from gpu_worker.slots import DeviceTables, RowTables
-from gpu_worker.step import lay_out
-from gpu_worker.upload import step_arrays
+from gpu_worker.step.kernels import Kernels
+from gpu_worker.step.layout import lay_out
+from gpu_worker.step.row_tables import DeviceTables, RowTables
+from gpu_worker.step.shapes import Shapes
+from gpu_worker.step.upload import step_arrays
 from gpu_worker.wire.frames import read_plan
 from tests.gpu_worker.plans import TinyCore
 from tests.gpu_worker.reference import plain_attention

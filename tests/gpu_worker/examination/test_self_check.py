@@ -18,8 +18,8 @@ from gpu_worker.examination.examine import examine, twin_of
 from gpu_worker.examination.rope import pin
 from gpu_worker.examination.self_check import check_runner
 from gpu_worker.geometry import Geometry, align_up
-from gpu_worker.runner import Runner
-from gpu_worker.slots import RowTables
+from gpu_worker.step.row_tables import RowTables
+from gpu_worker.step.runner import Runner
 from tests.census.hints import HINTS
 from tests.census.shrink import tiny_config
 from tests.census.trial import geometry_for

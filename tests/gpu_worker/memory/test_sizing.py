@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_worker.config import WorkerSettings
 from gpu_worker.memory.costs import Costs, PoolTensor
 from gpu_worker.memory.ledger import Measured, ledger
 from gpu_worker.memory.sizing import (
@@ -17,6 +16,7 @@ from gpu_worker.memory.sizing import (
     choose_sizes,
 )
 from gpu_worker.memory.units import readable, settable
+from gpu_worker.settings import WorkerSettings
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 # 8 GiB in 16 bits; a token's activations take 100 KiB, its K and V 32 KiB: a page of 64 tokens is 2 MiB.

@@ -22,7 +22,7 @@ from gpu_worker.sampling import logits as logits_module
 from gpu_worker.sampling.logits import edited
 from gpu_worker.sampling.sampler import filtered
 from gpu_worker.sampling.token_history import TokenHistory
-from gpu_worker.sampling.upload import drawing_of, edits_of
+from gpu_worker.step.sampling_upload import drawing_of, edits_of
 from tests.gpu_worker.sampling_rig import SamplingRig, Wish, logits_by_oracle
 
 VOCAB = 60

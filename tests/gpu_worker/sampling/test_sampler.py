@@ -22,7 +22,7 @@ from gpu_worker.sampling.sampler import (
     noise_keys,
     sample,
 )
-from gpu_worker.sampling.samples import FEW_RANKS
+from gpu_worker.step.samples import FEW_RANKS
 
 
 def inputs_of(rows: list[dict[str, float]], device: torch.device, drawing: list[int] | None = None) -> SamplingInputs:

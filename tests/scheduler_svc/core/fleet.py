@@ -3,11 +3,11 @@
 Owns the messages of each worker by itself; who applies, answers or dies, and when, the test says.
 """
 
-from scheduler_svc.core import effects as fx
-from scheduler_svc.core import events as ev
-from scheduler_svc.core.config import CoreConfig
-from scheduler_svc.core.lane import Lane
-from scheduler_svc.core.plan import Plan
+from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.config import CoreConfig
+from scheduler_svc.core.messages.plan import Plan
+from scheduler_svc.core.state.lane import Lane
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
 from tests.scheduler_svc.core.world import World

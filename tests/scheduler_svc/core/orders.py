@@ -1,9 +1,9 @@
 """What plans order, as a reader writes it down. Pure looks at a world's plans; owns nothing."""
 
-from scheduler_svc.core import effects as fx
-from scheduler_svc.core import events as ev
-from scheduler_svc.core.events import Int32Array
-from scheduler_svc.core.plan import Plan
+from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.events import Int32Array
+from scheduler_svc.core.messages.plan import Plan
 from tests.scheduler_svc.core.world import FRONTEND, World
 
 

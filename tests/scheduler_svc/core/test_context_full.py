@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler_svc.core import effects as fx
+from scheduler_svc.core.messages import effects as fx
 from tests.rigs.executor import Shape
 from tests.rigs.oracle import complete
 from tests.scheduler_svc.core.world import World

@@ -1,8 +1,8 @@
 """The status that front ends refuse by: a full queue, workers that crash in a loop."""
 
-from scheduler_svc.core import effects as fx
-from scheduler_svc.core import events as ev
-from scheduler_svc.core.crash_loop import DEATHS, WINDOW_SECONDS
+from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.state.crash_loop import DEATHS, WINDOW_SECONDS
 from tests.rigs.executor import Shape
 from tests.scheduler_svc.core.world import World, greedy
 

@@ -5,9 +5,9 @@ import itertools
 import pytest
 from tandem.internal.v1 import worker_pb2 as pb
 
-from scheduler_svc import worker_wire
-from scheduler_svc.core import effects as fx
-from scheduler_svc.core import events as ev
+from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages import events as ev
+from scheduler_svc.wire import worker as worker_wire
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
 from tests.scheduler_svc.core.world import FRONTEND, World, greedy

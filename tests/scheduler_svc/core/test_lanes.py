@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from tandem.internal.v1 import worker_pb2 as pb
 
-from scheduler_svc.core import effects as fx
-from scheduler_svc.core import events as ev
-from scheduler_svc.core.config import MAX_LANES
-from scheduler_svc.core.routing import ROW_TOKENS
+from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.config import MAX_LANES
+from scheduler_svc.core.schedule.placement import ROW_TOKENS
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
 from tests.scheduler_svc.core.fleet import Fleet

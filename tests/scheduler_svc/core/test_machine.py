@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from scheduler_svc.core import events as ev
+from scheduler_svc.core.messages import events as ev
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
 from tests.rigs.sampling import MINUS_INFINITY

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from scheduler_svc.core import effects as fx
-from scheduler_svc.core import events as ev
+from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages import events as ev
 from tests.rigs.executor import Shape
 from tests.rigs.sampling import MINUS_INFINITY
 from tests.scheduler_svc.core.world import FRONTEND, World, greedy

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 from tandem.internal.v1 import worker_pb2 as pb
 
-from scheduler_svc import worker_wire
-from scheduler_svc.core import effects as fx
-from scheduler_svc.core import events as ev
-from scheduler_svc.core.config import Admission, Policy
 from scheduler_svc.core.invariants import audit
-from scheduler_svc.core.lane import Lane
-from scheduler_svc.core.page_hash import hash_pages, prefix_root
-from scheduler_svc.core.plan import Plan
+from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.config import Admission, Policy
+from scheduler_svc.core.messages.page_hash import hash_pages, prefix_root
+from scheduler_svc.core.messages.plan import Plan
 from scheduler_svc.core.scheduler import CoreConfig, Scheduler
+from scheduler_svc.core.state.lane import Lane
+from scheduler_svc.wire import worker as worker_wire
 from tests.rigs.executor import Executor, Shape
 from tests.rigs.faults import Faults
 from tests.rigs.oracle import Completion, complete, logprobs

@@ -11,7 +11,8 @@ from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2
 from tandem.v1 import inference_pb2 as pb
 
-from scheduler_svc.frontend import control, text
+from scheduler_svc.frontend import control
+from scheduler_svc.frontend.text import tokenizer as text
 from tests.scheduler_svc.frontend.failures import assert_retry_hint, details, failure
 from tests.scheduler_svc.frontend.fake_core import Service, model_state
 from tests.scheduler_svc.frontend.tokenizers_for_tests import EOS, byte_level, spell

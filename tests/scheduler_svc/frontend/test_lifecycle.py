@@ -16,10 +16,11 @@ from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2, inference_pb2_grpc
 from tandem.v1 import inference_pb2 as pb
 
-from scheduler_svc.frontend import core_link, delivery, model
-from scheduler_svc.frontend.gate import SERVICES
-from scheduler_svc.frontend.status import Refusal
-from scheduler_svc.frontend.text import Text
+from scheduler_svc.frontend import core_link, model
+from scheduler_svc.frontend.readiness import SERVICES
+from scheduler_svc.frontend.rpc.status import Refusal
+from scheduler_svc.frontend.streaming import delivery
+from scheduler_svc.frontend.text.tokenizer import Text
 from tests.scheduler_svc.frontend.failures import assert_retry_hint, failure
 from tests.scheduler_svc.frontend.fake_core import (
     WAIT_SECONDS,

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
 
-from scheduler_svc.frontend.logprobs import LogprobQueue, PromptQueue, read
-from scheduler_svc.frontend.stream import MAX_DELTA_BYTES, MAX_PROMPT_INFO_BYTES, Stream
-from scheduler_svc.frontend.streams import StreamLimits
+from scheduler_svc.frontend.streaming.logprobs import LogprobQueue, PromptQueue, read
+from scheduler_svc.frontend.streaming.stream import MAX_DELTA_BYTES, MAX_PROMPT_INFO_BYTES, Stream
+from scheduler_svc.frontend.streaming.streams import StreamLimits
 from tests.scheduler_svc.frontend.failures import failure
 from tests.scheduler_svc.frontend.fake_core import Service, model_state, packed_logprobs, public_logprobs, rest, told
 from tests.scheduler_svc.frontend.tokenizers_for_tests import spell

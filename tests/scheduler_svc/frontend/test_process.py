@@ -14,8 +14,8 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from scheduler_svc.address import ListenError, split
 from scheduler_svc.frontend import __main__
+from scheduler_svc.processes.address import ListenError, split
 from tests.scheduler_svc.frontend.fake_core import FakeCore, Service, rest
 from tests.scheduler_svc.frontend.tokenizers_for_tests import spell
 

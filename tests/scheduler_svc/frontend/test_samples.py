@@ -9,9 +9,9 @@ import pytest
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
 
-from scheduler_svc.frontend import delivery
-from scheduler_svc.frontend.streams import StreamLimits
-from scheduler_svc.frontend.summary import summarize
+from scheduler_svc.frontend.streaming import delivery
+from scheduler_svc.frontend.streaming.streams import StreamLimits
+from scheduler_svc.frontend.streaming.summary import summarize
 from tests.scheduler_svc.frontend.failures import assert_retry_hint, failure
 from tests.scheduler_svc.frontend.fake_core import Service, rest
 from tests.scheduler_svc.frontend.tokenizers_for_tests import EOS, byte_level, spell

@@ -1,0 +1,24 @@
+"""A typed client of Tandem's gRPC service: `Client` blocks, `AsyncClient` does not.
+
+Errors live in `tandem_client.errors`, the service's answers in `tandem_client.types`.
+"""
+
+from typing import TYPE_CHECKING
+
+from tandem_client.async_client import AsyncClient
+from tandem_client.sync_client import Client
+
+__all__ = ["AsyncClient", "Client", "__version__"]
+
+__version__: str
+
+# Hidden from type checkers, which would take any name for a string.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> str:
+        # Found at first use: an import reads no files.
+        if name == "__version__":
+            from tandem_client.version import version
+
+            return version()
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,181 @@
+"""The client for code that runs on an event loop.
+
+Owns a channel and the calls' names. What goes out is `request`'s, what comes back `messages`', a stream's life
+`async_stream`'s.
+"""
+
+import asyncio
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack, cast
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
+
+from tandem_client import messages, types
+from tandem_client.async_stream import AsyncCall, AsyncGenerateStream
+from tandem_client.connection import DEFAULT_ADDRESS, Tries, channel_options
+from tandem_client.errors import DeadlineExceeded, Unavailable
+from tandem_client.request import (
+    FIELD_KEYWORDS,
+    GenerateOptions,
+    Prompt,
+    abort_request,
+    detokenize_request,
+    generate_request,
+    tokenize_request,
+)
+from tandem_client.rpc_errors import ErrorReader
+
+_Response = TypeVar("_Response")
+# Between two looks at a service that stopped answering.
+_POLL_SECONDS = 0.05
+
+
+class _Stubs:
+    """A channel and the calls on it."""
+
+    def __init__(self, address: str) -> None:
+        self.channel = grpc.aio.insecure_channel(address, options=channel_options(address))
+        self.inference = inference_pb2_grpc.InferenceServiceStub(self.channel)
+        self.control = control_pb2_grpc.ControlServiceStub(self.channel)
+        # Its stub has no types.
+        self.health = cast(Any, health_pb2_grpc.HealthStub(self.channel))
+
+
+class AsyncClient:
+    """Talks to one service, on the event loop that first uses it; may be made before that loop runs.
+
+    `max_retries`: how often a call is tried again where the service has not taken it and says when to come back.
+    Every call takes `timeout`, in seconds, for all its tries together; None: no end.
+    """
+
+    def __init__(self, address: str = DEFAULT_ADDRESS, *, max_retries: int = 3) -> None:
+        self.address = address
+        self._max_retries = max_retries
+        # Made at first use: a channel belongs to the loop that runs when it is made.
+        self._opened: _Stubs | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.address}>"
+
+    def generate(
+        self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> AsyncGenerateStream:
+        """Starts a completion of a text or of token ids; iterate over the stream. Options as in `GenerateOptions`."""
+
+        def start(request: inference_pb2.GenerateRequest, remaining: float | None) -> AsyncCall:
+            return self._stubs.inference.Generate(request, timeout=remaining)
+
+        request = generate_request(prompt, **options)
+        errors = ErrorReader(address=self.address, timeout=timeout, keywords=FIELD_KEYWORDS)
+        return AsyncGenerateStream(request, start=start, tries=self._tries(timeout), errors=errors)
+
+    async def tokenize(self, text: str, *, model: str | None = None, timeout: float | None = None) -> list[int]:
+        """The token ids that `generate` would make of the text."""
+        response = await self._call(self._stubs.inference.Tokenize, tokenize_request(text, model=model), timeout)
+        return list(response.token_ids)
+
+    async def detokenize(
+        self,
+        token_ids: Iterable[int],
+        *,
+        skip_special_tokens: bool | None = None,
+        model: str | None = None,
+        timeout: float | None = None,
+    ) -> str:
+        """The text of token ids."""
+        request = detokenize_request(token_ids, skip_special_tokens=skip_special_tokens, model=model)
+        return (await self._call(self._stubs.inference.Detokenize, request, timeout)).text
+
+    async def abort(self, *request_ids: str, timeout: float | None = None) -> dict[str, types.AbortOutcome]:
+        """Cancels waiting or running requests of any client; the outcome for each id."""
+        request = abort_request(request_ids)
+        return messages.abort_outcomes(await self._call(self._stubs.control.Abort, request, timeout))
+
+    async def model_info(self, *, timeout: float | None = None) -> types.ModelInfo:
+        """The served model, its limits and default settings."""
+        request = control_pb2.GetModelInfoRequest()
+        return messages.model_info(await self._call(self._stubs.control.GetModelInfo, request, timeout))
+
+    async def load(self, *, timeout: float | None = None) -> types.Load:
+        """The service's load: requests, pages, workers; and whether it serves."""
+        return messages.load(await self._call(self._stubs.control.GetLoad, control_pb2.GetLoadRequest(), timeout))
+
+    async def flush_cache(self, *, timeout: float | None = None) -> int:
+        """Empties the prefix cache; the number of pages that it held."""
+        request = control_pb2.FlushCacheRequest()
+        return (await self._call(self._stubs.control.FlushCache, request, timeout)).pages
+
+    async def health(self, *, timeout: float | None = None) -> bool:
+        """Whether the service is ready. Raises Unavailable if it cannot be reached."""
+        response: health_pb2.HealthCheckResponse = await self._call(
+            self._stubs.health.Check, health_pb2.HealthCheckRequest(), timeout
+        )
+        return response.status == health_pb2.HealthCheckResponse.SERVING
+
+    async def wait_ready(self, timeout: float | None = None) -> None:
+        """Waits until the service is ready; it may be started after this call. Raises DeadlineExceeded."""
+        tries = Tries(retries_left=0, timeout=timeout)
+        errors = ErrorReader(address=self.address, timeout=timeout)
+        last = "it has not answered"
+        while True:
+            try:
+                async for response in self._watch(tries.remaining()):
+                    if response.status == health_pb2.HealthCheckResponse.SERVING:
+                        return
+                    last = "it answers, but does not serve yet"
+            except grpc.RpcError as rpc_error:
+                error = errors.read(rpc_error)
+                if isinstance(error, DeadlineExceeded):
+                    raise errors.not_ready(last) from None
+                if not isinstance(error, Unavailable):
+                    raise error from None
+                last = error.message
+            if tries.remaining() == 0:
+                raise errors.not_ready(last)
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def close(self) -> None:
+        """Cancels every call and closes the connection."""
+        if self._opened is not None:
+            await self._opened.channel.close()
+            self._opened = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def _stubs(self) -> _Stubs:
+        if self._opened is None:
+            self._opened = _Stubs(self.address)
+        return self._opened
+
+    def _tries(self, timeout: float | None) -> Tries:
+        return Tries(retries_left=self._max_retries, timeout=timeout)
+
+    def _watch(self, timeout: float | None) -> AsyncIterable[health_pb2.HealthCheckResponse]:
+        return self._stubs.health.Watch(health_pb2.HealthCheckRequest(), timeout=timeout)
+
+    async def _call(
+        self,
+        method: Callable[..., Awaitable[_Response]],
+        request: object,
+        timeout: float | None,
+    ) -> _Response:
+        tries, errors = self._tries(timeout), ErrorReader(address=self.address, timeout=timeout)
+        while True:
+            try:
+                return await method(request, timeout=tries.remaining())
+            except grpc.RpcError as rpc_error:
+                error = errors.read(rpc_error)
+                pause_seconds = tries.pause_seconds(error)
+                if pause_seconds is None:
+                    raise error from None
+            await asyncio.sleep(pause_seconds)

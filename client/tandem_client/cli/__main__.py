@@ -1,0 +1,94 @@
+"""The `tandem` command: its subcommands, put together."""
+
+import os
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from tandem_client.cli.commands.generate import EXAMPLES, generate
+from tandem_client.cli.commands.plot import plot
+from tandem_client.cli.commands.queries import abort, detokenize, flush, tokenize
+from tandem_client.cli.commands.serve import serve
+from tandem_client.cli.commands.simulate import simulate
+from tandem_client.cli.commands.status import health, info, load
+from tandem_client.cli.program import CheckoutCommand, TandemCommand, TandemGroup
+from tandem_client.cli.reporting import Exit
+from tandem_client.version import version
+
+_HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
+_TEXT, _SERVICE, _LOCAL = "Generate", "Look at a service", "Run and analyse"
+_END = """
+Examples:
+  tandem health --wait 60
+  tandem generate "Return the" -n 32
+  tandem generate --help
+
+Exit codes: 0 done, 1 failed, 2 the request is wrong, 3 not available or full, 4 timed out, 130 interrupted, \
+141 the output was closed by its reader."""
+
+app = typer.Typer(
+    name="tandem",
+    cls=TandemGroup,
+    context_settings=_HELP,
+    invoke_without_command=True,
+    epilog=_END,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"tandem {version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def tandem(
+    context: typer.Context,
+    _: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Talk to a Tandem service: generate text, and look at the service itself."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(Exit.USAGE)
+
+
+def _add(
+    command: Callable[..., Any],
+    panel: str,
+    cls: type[TandemCommand] = TandemCommand,
+    *,
+    epilog: str | None = None,
+    context_settings: dict[str, Any] = _HELP,
+) -> None:
+    app.command(cls=cls, rich_help_panel=panel, epilog=epilog, context_settings=context_settings)(command)
+
+
+_add(generate, _TEXT, epilog=EXAMPLES)
+_add(tokenize, _TEXT)
+_add(detokenize, _TEXT)
+_add(abort, _TEXT)
+_add(health, _SERVICE)
+_add(load, _SERVICE)
+_add(info, _SERVICE)
+_add(flush, _SERVICE)
+_add(serve, _LOCAL, CheckoutCommand)
+# Its arguments are the simulator's to read, --help too.
+_PASS_ON: dict[str, Any] = {"help_option_names": [], "allow_extra_args": True, "ignore_unknown_options": True}
+_add(simulate, _LOCAL, CheckoutCommand, context_settings=_PASS_ON)
+_add(plot, _LOCAL)
+
+
+def main() -> None:
+    """Runs the command that the arguments name."""
+    # gRPC's library would log to stderr, between the lines for people, that a server closed a connection.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    app()
+
+
+if __name__ == "__main__":
+    main()

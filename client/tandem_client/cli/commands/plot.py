@@ -1,0 +1,62 @@
+"""`tandem plot`: a picture of what each step did, from the file that the scheduler's --steps wrote.
+
+Owns the command's messages. `plot_data` reads the file, `plot_chart` draws it.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tandem_client.cli.flags import OUTPUT, PROMPT, option, switch
+from tandem_client.cli.reporting import Exit, fail
+from tandem_client.plot.data import StepsFileError, read_steps
+from tandem_client.plot.summary import summarize, table
+from tandem_client.services.child import missing_programs
+from tandem_client.version import version
+
+
+def plot(
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", rich_help_panel=PROMPT, help="Step log: what the service's --steps FILE wrote."),
+    ],
+    output: Annotated[
+        Path | None, option(OUTPUT, "FILE", "The PNG to write. Default: the log's name with .png.", "--output", "-o")
+    ] = None,
+    by_time: Annotated[bool, switch(OUTPUT, "Use time, not step number, as the x axis.", "--by-time")] = False,
+    width: Annotated[
+        int, option(OUTPUT, "PIXELS", "Width of the picture, 600 to 8000; the height follows.", min=600, max=8000)
+    ] = 1600,
+) -> None:
+    """Plot a step log: running and waiting requests, step types and times."""
+    try:
+        from tandem_client.plot.chart import draw
+    except ModuleNotFoundError as error:
+        raise fail(f"tandem plot needs {error.name}, which is not installed: {_install()}", Exit.ERROR) from None
+    target = output or file.parent / f"{file.stem}.png"
+    try:
+        if target.exists() and file.exists() and target.samefile(file):
+            raise fail(f"--output {target} is the file of steps itself; name another", Exit.USAGE)
+        log = read_steps(file)
+        summary = summarize(log)
+        target.write_bytes(draw(log, summary, width=width, by_time=by_time))
+    except StepsFileError as error:
+        raise fail(str(error), Exit.USAGE) from None
+    except OSError as error:
+        # Writes to an open file do not name it.
+        raise fail(f"{error.filename or target}: {error.strerror}", Exit.ERROR) from None
+    for line in table(summary):
+        print(line)
+    if log.left_out:
+        print("the last line is cut short and left out: the service still writes, or was killed")
+    print(target)
+
+
+def _install() -> str:
+    """The command that installs what the picture needs."""
+    if not missing_programs(["scheduler_svc"]):
+        return "make install"
+    number = version()
+    name = f"{number}-py3-none-any" if number[0].isdigit() else "…"
+    return f"pip install 'dist/tandem_inference-{name}.whl[plot]'"

@@ -1,0 +1,79 @@
+"""The short commands: one call, one answer."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from tandem_client.cli.flags import PROMPT, Address, Json, Model, SkipSpecialTokens, Timeout
+from tandem_client.cli.reporting import Exit, reported
+from tandem_client.cli.stdin import read_text
+from tandem_client.cli.values import parse_token_ids
+from tandem_client.connection import DEFAULT_ADDRESS
+from tandem_client.sync_client import Client
+from tandem_client.types import AbortOutcome
+
+
+def tokenize(
+    text: Annotated[
+        str,
+        typer.Argument(metavar="TEXT", rich_help_panel=PROMPT, help="Text; - reads it from standard input."),
+    ],
+    address: Address = DEFAULT_ADDRESS,
+    model: Model = None,
+    timeout: Timeout = None,
+    as_json: Json = False,
+) -> None:
+    """Print the token ids of a text."""
+    with reported(timeout), Client(address) as client:
+        given = read_text().removesuffix("\n") if text == "-" else text
+        ids = client.tokenize(given, model=model, timeout=timeout)
+        print(json.dumps({"token_ids": ids}) if as_json else " ".join(map(str, ids)))
+
+
+def detokenize(
+    token_ids: Annotated[
+        list[str],
+        typer.Argument(metavar="ID", rich_help_panel=PROMPT, help="Token ids; - reads them from standard input."),
+    ],
+    address: Address = DEFAULT_ADDRESS,
+    model: Model = None,
+    skip_special_tokens: SkipSpecialTokens = None,
+    timeout: Timeout = None,
+    as_json: Json = False,
+) -> None:
+    """Print the text of token ids."""
+    with reported(timeout), Client(address) as client:
+        given = read_text() if token_ids == ["-"] else " ".join(token_ids)
+        text = client.detokenize(
+            parse_token_ids(given), skip_special_tokens=skip_special_tokens, model=model, timeout=timeout
+        )
+        print(json.dumps({"text": text}, ensure_ascii=False) if as_json else text)
+
+
+def abort(
+    request_ids: Annotated[
+        list[str],
+        typer.Argument(metavar="ID", help="The ids you gave, or those in the `accepted` message."),
+    ],
+    address: Address = DEFAULT_ADDRESS,
+    timeout: Timeout = None,
+    as_json: Json = False,
+) -> None:
+    """Cancel running or waiting requests; exit code 1 if an id is unknown."""
+    with reported(timeout), Client(address) as client:
+        outcomes = client.abort(*request_ids, timeout=timeout)
+        if as_json:
+            print(json.dumps(outcomes))
+        else:
+            for request_id, outcome in outcomes.items():
+                print(f"{request_id} {outcome}")
+        if any(outcome != AbortOutcome.ABORTED for outcome in outcomes.values()):
+            raise typer.Exit(Exit.ERROR)
+
+
+def flush(address: Address = DEFAULT_ADDRESS, timeout: Timeout = 10.0, as_json: Json = False) -> None:
+    """Empty the prefix cache and print how many pages were freed."""
+    with reported(timeout), Client(address) as client:
+        pages = client.flush_cache(timeout=timeout)
+        print(json.dumps({"pages": pages}) if as_json else f"{pages} pages")

@@ -1,0 +1,90 @@
+"""The commands that look at a service: whether it is ready, how busy it is, what it serves.
+
+Owns what `--json` prints and how health is put together from two calls. `figures` owns the lines for people.
+"""
+
+import dataclasses
+import json
+from typing import Annotated
+
+import typer
+
+from tandem_client.cli import figures
+from tandem_client.cli.figures import Health, State
+from tandem_client.cli.flags import CONNECTION, Address, Json, Timeout, option
+from tandem_client.cli.reporting import Exit, describe, exit_code, reported
+from tandem_client.connection import DEFAULT_ADDRESS
+from tandem_client.errors import DeadlineExceeded, TandemError, Unavailable
+from tandem_client.sync_client import Client
+
+# Health does not wait longer than this for the load, which only adds to its answer.
+_LOAD_SECONDS = 2.0
+
+
+def info(address: Address = DEFAULT_ADDRESS, timeout: Timeout = 10.0, as_json: Json = False) -> None:
+    """Show the served model, its limits and default settings."""
+    with reported(timeout), Client(address) as client:
+        model = client.model_info(timeout=timeout)
+        if as_json:
+            print(json.dumps(dataclasses.asdict(model), ensure_ascii=False))
+        else:
+            print("\n".join(figures.of_model(model)))
+
+
+def load(address: Address = DEFAULT_ADDRESS, timeout: Timeout = 10.0, as_json: Json = False) -> None:
+    """Show the current load: requests, pages, workers."""
+    with reported(timeout), Client(address) as client:
+        found = client.load(timeout=timeout)
+        if as_json:
+            values = dataclasses.asdict(found)
+            each = values.pop("per_worker")
+            print(json.dumps({**values, "hit_rate": found.hit_rate, "per_worker": each}, ensure_ascii=False))
+        else:
+            print("\n".join(figures.of_load(found)))
+
+
+def health(
+    address: Address = DEFAULT_ADDRESS,
+    wait: Annotated[
+        float | None, option(CONNECTION, "SECONDS", "Wait up to this long until it serves; at least 0.", min=0)
+    ] = None,
+    timeout: Timeout = 10.0,
+    as_json: Json = False,
+) -> None:
+    """Check whether the service is ready; exit code 3 if not."""
+    limit = timeout if wait is None else None
+    with reported(limit), Client(address, max_retries=0) as client:
+        failure: TandemError | None = None
+        if wait is not None:
+            try:
+                client.wait_ready(wait)
+            except DeadlineExceeded as error:
+                failure = error
+        try:
+            found = check(client, timeout=timeout if failure is None else _LOAD_SECONDS)
+        except (Unavailable, DeadlineExceeded) as error:
+            failure = failure or error
+            if not as_json:
+                raise failure from None
+            found = Health(state=State.UNREACHABLE, reason=describe(failure, limit))
+        print(json.dumps(dataclasses.asdict(found), ensure_ascii=False) if as_json else figures.of_health(found))
+        if found.state != State.SERVING:
+            raise typer.Exit(exit_code(failure) if failure else Exit.UNAVAILABLE)
+
+
+def check(client: Client, *, timeout: float | None) -> Health:
+    """The answer of grpc.health.v1, with what GetLoad adds to it. Raises TandemError if the former does not answer."""
+    state = State.SERVING if client.health(timeout=timeout) else State.NOT_SERVING
+    try:
+        load = client.load(timeout=_LOAD_SECONDS)
+    except TandemError as error:
+        return Health(state=state, reason=error.message)
+    reason = load.not_serving or "the service gives no reason"
+    return Health(
+        state=state,
+        reason="" if state == State.SERVING else reason,
+        workers=load.workers,
+        waiting=load.waiting,
+        worker_lost_seconds=load.worker_lost_seconds,
+        worker_lost_reason=load.worker_lost_reason or None,
+    )

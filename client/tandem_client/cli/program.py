@@ -1,0 +1,111 @@
+"""From arguments to an exit code: the parts of a command that typer's own `main` does otherwise.
+
+Owns the line for a wrong argument and the end of a run: its exit code, and output that cannot be written. Knows
+nothing of what the commands do.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from tandem_client.cli.help import flag_of, render
+from tandem_client.cli.reporting import Exit
+from tandem_client.services.pair import PROGRAMS
+
+_NAME = "tandem"
+
+
+class TandemCommand(TyperCommand):
+    """One command; `help` draws its help."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Writes the help to the formatter."""
+        formatter.write(render(self, ctx))
+
+
+class CheckoutCommand(TandemCommand):
+    """A command of programs that the wheel lacks: callable, to say what is missing, but listed only where they are."""
+
+    programs = PROGRAMS
+
+
+class TandemGroup(TyperGroup):
+    """All commands together. Errors are one line, and every end has one of the exit codes of `Exit`."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Writes the help to the formatter."""
+        formatter.write(render(self, ctx))
+
+    def main(self, args: Sequence[str] | None = None, *_: Any, **__: Any) -> NoReturn:
+        """Runs the command that the arguments name, and exits."""
+        try:
+            code = self._run(sys.argv[1:] if args is None else args)
+            # Unlike sys.stdout.flush(), this works in a process that was started without a standard output.
+            print(end="", flush=True)
+        except BrokenPipeError:
+            _discard_output()
+            code = Exit.CLOSED_OUTPUT
+        except OSError as error:
+            _discard_output()
+            print(f"error: {error.filename or 'standard output'}: {error.strerror}", file=sys.stderr)
+            code = Exit.ERROR
+        sys.exit(code)
+
+    def _run(self, arguments: Sequence[str]) -> int:
+        try:
+            with self.make_context(_NAME, list(arguments)) as context:
+                self.invoke(context)
+        except typer.Exit as end:
+            return end.exit_code
+        except (KeyboardInterrupt, typer.Abort):
+            return Exit.INTERRUPTED
+        except typer.TyperException as error:
+            print(f"error: {usage_error(error)}", file=sys.stderr)
+            return error.exit_code
+        return Exit.OK
+
+
+def usage_error(error: typer.TyperException) -> str:
+    """What is wrong with the arguments, in one line that ends with the way to the help."""
+    context: Any = getattr(error, "ctx", None)
+    hint = f" ({context.command_path} --help)" if context is not None else ""
+    parameter: Any = getattr(error, "param", None)
+    if parameter is not None:
+        return f"{flag_of(parameter)} {_wrong_value(error)}{hint}"
+    message = " ".join(error.format_message().split()).rstrip(".")
+    similar: list[str] | None = getattr(error, "possibilities", None)
+    if similar:
+        message = f"{message.partition(' (')[0]}; similar: {', '.join(similar)}"
+    elif message.startswith("Got unexpected extra argument"):
+        words = message.partition("(")[2].partition("(")[2].rstrip(")")
+        message = f"unexpected: {words}; put quotes around a text of several words"
+    return f"{message[:1].lower()}{message[1:].replace('. Did you', '; did you')}{hint}"
+
+
+def _wrong_value(error: typer.TyperException) -> str:
+    """What is wrong with a parameter. Its value was read by pydantic if the error has a cause."""
+    cause: Any = error.__cause__
+    if cause is None:
+        return error.message or "is missing"
+    problem: dict[str, Any] = cause.errors()[0]
+    value, limits = str(problem["input"])[:40], problem.get("ctx", {})
+    match problem["type"]:
+        case "int_parsing" | "int_type" | "int_from_float":
+            return f"is {value!r}; it must be a whole number"
+        case "float_parsing" | "float_type":
+            return f"is {value!r}; it must be a number"
+        case "greater_than_equal":
+            return f"is {value}; it must be at least {limits['ge']:g}"
+        case "less_than_equal":
+            return f"is {value}; it must be at most {limits['le']:g}"
+        case _:
+            return f"is wrong: {problem['msg'].removeprefix('Value error, ').rstrip('.')}"
+
+
+def _discard_output() -> None:
+    """What is still buffered has nowhere to go, not even when the interpreter exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,124 @@
+"""How a command ends: one line for people, one exit code for scripts.
+
+Owns exit codes and hints. Knows nothing of the commands themselves.
+"""
+
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from enum import IntEnum
+
+import typer
+
+from tandem_client.cli.flag_names import keyword_in_flags, refusal_in_flags
+from tandem_client.errors import (
+    AlreadyExists,
+    AnswersTooSlowly,
+    DeadlineExceeded,
+    InvalidArgument,
+    NotFound,
+    NothingAnswers,
+    QueueFull,
+    TandemError,
+    Unavailable,
+)
+
+
+class Exit(IntEnum):
+    """Exit codes of the command."""
+
+    OK = 0
+    ERROR = 1
+    # The request is wrong and would fail again. Also typer's own code for wrong flags.
+    USAGE = 2
+    # Nothing answers, not ready yet, or full; the same request may succeed later.
+    UNAVAILABLE = 3
+    DEADLINE = 4
+    # 128 + SIGINT, 128 + SIGPIPE: what a shell sees of programs that these signals end.
+    INTERRUPTED = 130
+    CLOSED_OUTPUT = 141
+
+
+# Fields with limits of the model or the service, which `tandem info` shows.
+_LIMITS_IN_INFO = (
+    "text",
+    "token_ids",
+    "stop.stop_token_ids[",
+    "sampling.num_samples",
+    "sampling.allowed_token_ids.ids[",
+    "sampling.banned_token_ids[",
+    "sampling.logit_bias[",
+    "output.logprobs",
+)
+# Problems with a limit that is the same for every service and stands in the message.
+_FIXED_LIMITS = ("is empty", "at least 1", "between -100 and 100")
+
+
+@contextmanager
+def reported(timeout: float | None = None, *, of_generate: bool = False) -> Generator[None, None, None]:
+    """Turns exceptions of a command's body into one line on stderr and an exit code.
+
+    `timeout` is the limit in seconds that the call had, if any. `of_generate`: messages name that command's flags.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise typer.Exit(Exit.INTERRUPTED) from None
+    except TandemError as error:
+        raise fail(describe(error, timeout, of_generate=of_generate), exit_code(error)) from None
+    except (TypeError, ValueError) as error:
+        raise fail(keyword_in_flags(str(error)) if of_generate else str(error), Exit.USAGE) from None
+
+
+def fail(message: str, code: Exit = Exit.ERROR) -> typer.Exit:
+    """Prints the line and returns what the caller raises."""
+    print(f"error: {message}", file=sys.stderr)
+    return typer.Exit(code)
+
+
+def exit_code(error: TandemError) -> Exit:
+    """The code of an error's kind."""
+    match error:
+        case InvalidArgument() | NotFound() | AlreadyExists():
+            return Exit.USAGE
+        case Unavailable() | QueueFull():
+            return Exit.UNAVAILABLE
+        case DeadlineExceeded():
+            return Exit.DEADLINE
+        case _:
+            return Exit.ERROR
+
+
+def describe(error: TandemError, timeout: float | None = None, *, of_generate: bool = False) -> str:
+    """The error and what to do about it, in one line."""
+    message = refusal_in_flags(error) if of_generate else error.message
+    message = " ".join(message.split())
+    hint = _hint(error, timeout)
+    return f"{message} ({hint})" if hint else message
+
+
+def _hint(error: TandemError, timeout: float | None) -> str:
+    match error:
+        case NothingAnswers():
+            return "start one with tandem serve, or name another address with --address or TANDEM_ADDRESS"
+        case AnswersTooSlowly():
+            return "try again, or check the service with tandem health"
+        case Unavailable(retry_after_seconds=None):
+            return "the service went away and the output is incomplete: try again"
+        case Unavailable():
+            return "tandem health --wait 60 returns when the service is ready"
+        case QueueFull(retry_after_seconds=float() as seconds):
+            return f"try again in {seconds:g} s"
+        case NotFound():
+            return "tandem info shows what is served"
+        case InvalidArgument() if _is_limit_in_info(error):
+            return "tandem info shows the limits"
+        case DeadlineExceeded() if timeout is not None and f"{timeout:g} s" not in error.message:
+            return f"--timeout was {timeout:g} s"
+        case _:
+            return ""
+
+
+def _is_limit_in_info(error: InvalidArgument) -> bool:
+    is_fixed = any(words in error.message for words in _FIXED_LIMITS)
+    return (error.field or "").startswith(_LIMITS_IN_INFO) and not is_fixed

@@ -1,0 +1,136 @@
+"""Prints a stream: as text that grows, with tables of log probabilities below it, or as JSON lines.
+
+Of several samples the first is printed as it streams; the others follow one after another.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict
+from rich.console import Console
+from tandem.v1 import inference_pb2
+
+from tandem_client.sync_stream import GenerateStream
+from tandem_client.types import Delta, TokenLogprob
+
+
+def json_line(message: inference_pb2.GenerateResponse) -> str:
+    """The protobuf JSON mapping with the fields' own names; fields without presence are always included."""
+    values: dict[str, Any] = MessageToDict(
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    return json.dumps(values, ensure_ascii=False, sort_keys=True)
+
+
+def print_json(stream: GenerateStream) -> None:
+    """Prints one message per line, each as it arrives."""
+    for message in stream.messages():
+        print(json_line(message), flush=True)
+
+
+def print_text(stream: GenerateStream, *, ids: bool) -> None:
+    """Prints the text or the token ids as they arrive, then log probabilities; on a terminal also a summary line."""
+    started = time.monotonic()
+    samples = _Samples(stream, ids=ids)
+    try:
+        for delta in stream:
+            samples.show(delta)
+    finally:
+        samples.end()
+    for line in _tables(stream):
+        print(line, flush=True)
+    if sys.stderr.isatty() and samples.first is not None:
+        line = _closing_line(stream, samples.first - started, time.monotonic() - samples.first)
+        Console(stderr=True, highlight=False).print(line, style="dim")
+
+
+class _Samples:
+    """Prints one sample as it grows; what arrives of later samples waits for its end."""
+
+    def __init__(self, stream: GenerateStream, *, ids: bool) -> None:
+        self._stream = stream
+        self._ids = ids
+        # The sample that is printed now, and whether any of it has been.
+        self._idx = 0
+        self._has_begun = False
+        # When the first delta arrived.
+        self.first: float | None = None
+
+    def show(self, delta: Delta) -> None:
+        """Prints what the delta adds, if its sample is the current one or has become it."""
+        self.first = self.first or time.monotonic()
+        is_shown = False
+        while self._has_next() and self._stream.samples[self._idx].finished is not None:
+            self._next()
+            is_shown = delta.sample_idx == self._idx
+        if delta.sample_idx != self._idx or is_shown:
+            return
+        if self._has_begun:
+            self._print(" ".join(map(str, delta.token_ids)) + " " if self._ids else delta.text)
+        else:
+            self._begin()
+
+    def end(self) -> None:
+        """Prints what has arrived and is not printed yet, also if the stream failed."""
+        if self.first is None:
+            return
+        while self._has_next():
+            self._next()
+        self._print("\n")
+
+    def _has_next(self) -> bool:
+        return self._idx < len(self._stream.samples) - 1
+
+    def _next(self) -> None:
+        if not self._has_begun:
+            self._begin()
+        self._print("\n")
+        self._idx += 1
+        self._begin()
+
+    def _begin(self) -> None:
+        """Prints all of the sample that was read so far."""
+        self._has_begun = True
+        if len(self._stream.samples) > 1:
+            self._print(f"--- sample {self._idx} ---\n")
+        self._print(self._whole())
+
+    def _whole(self) -> str:
+        sample = self._stream.samples[self._idx]
+        return "".join(f"{token} " for token in sample.token_ids) if self._ids else sample.text
+
+    def _print(self, text: str) -> None:
+        print(text, end="", flush=True)
+
+
+def _tables(stream: GenerateStream) -> Iterator[str]:
+    if stream.prompt_info is not None:
+        yield from _table("prompt", stream.prompt_info.start, (), stream.prompt_info.logprobs)
+    for sample in stream.samples:
+        if sample.logprobs:
+            name = f"sample {sample.idx}" if len(stream.samples) > 1 else "output"
+            yield from _table(name, 0, sample.token_ids, sample.logprobs)
+
+
+def _table(name: str, start: int, token_ids: Sequence[int], logprobs: Iterable[TokenLogprob]) -> Iterator[str]:
+    """A line per token: position, id if known, log probability, and the most probable ids with theirs."""
+    yield f"{name}: position, {'token, ' if token_ids else ''}logprob, most probable"
+    for idx, entry in enumerate(logprobs):
+        token = f"{token_ids[idx]:>8}" if token_ids else ""
+        top = "".join(f"  {other}={logprob:.3f}" for other, logprob in entry.top)
+        yield f"{start + idx:>8}{token}{entry.logprob:>10.3f}{top}"
+
+
+def _closing_line(stream: GenerateStream, first_seconds: float, decode_seconds: float) -> str:
+    ends = [sample.finished for sample in stream.samples if sample.finished is not None]
+    num_tokens = sum(end.output_tokens for end in ends)
+    rate = (num_tokens - 1) / decode_seconds if num_tokens > 1 and decode_seconds > 0 else 0.0
+    reasons = ", ".join(dict.fromkeys(end.reason for end in ends))
+    line = f"{num_tokens} tokens, ended by {reasons}; first after {first_seconds:.3f} s, then {rate:.1f} tokens/s"
+    usage = stream.summary.usage if stream.summary is not None else None
+    if usage is None or not usage.cached_prompt_tokens:
+        return line
+    return f"{line}; {usage.cached_prompt_tokens} of {usage.prompt_tokens} prompt tokens cached"

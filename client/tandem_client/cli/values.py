@@ -1,0 +1,44 @@
+"""Reads the values of arguments that typer has no type for: prompts, token ids, biases.
+
+Owns their syntax and the words for what is wrong with them.
+"""
+
+from collections.abc import Sequence
+
+from tandem_client.cli.stdin import read_text
+from tandem_client.request import Prompt
+
+
+def parse_token_ids(text: str) -> Sequence[int]:
+    """Numbers separated by blanks or commas, with or without brackets. Raises ValueError."""
+    words = text.strip().strip("[]").replace(",", " ").split()
+    wrong = next((word for word in words if not word.isdecimal()), None)
+    if wrong is not None:
+        raise ValueError(f"a token id is {wrong[:40]!r}; it must be a whole number from 0")
+    return [int(word) for word in words]
+
+
+def parse_biases(given: Sequence[str]) -> dict[int, float]:
+    """Words like 17=-2.5. Raises ValueError."""
+    biases: dict[int, float] = {}
+    for word in given:
+        token, is_pair, bias = word.partition("=")
+        try:
+            if not is_pair:
+                raise ValueError
+            token_id, value = int(token), float(bias)
+        except ValueError:
+            raise ValueError(f"--logit-bias is {word[:40]!r}; it must be ID=X, like 17=-2.5") from None
+        if token_id in biases:
+            raise ValueError(f"--logit-bias names token {token_id} twice; each token has one bias")
+        biases[token_id] = value
+    return biases
+
+
+def read_prompt(argument: str, *, token_ids: bool) -> Prompt:
+    """The prompt that the argument gives, or standard input if it is -. Raises ValueError."""
+    # The shell's last line break is not part of the text.
+    text = read_text().removesuffix("\n") if argument == "-" else argument
+    if not text:
+        raise ValueError("the prompt is empty; at least 1 character is needed")
+    return parse_token_ids(text) if token_ids else text

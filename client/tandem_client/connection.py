@@ -1,0 +1,63 @@
+"""Options of a gRPC channel, and when a call may be retried.
+
+Owns both for all calls. Knows nothing of the methods that are called.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tandem_client.errors import TandemError, Unavailable
+
+DEFAULT_ADDRESS = "127.0.0.1:50051"
+# One message of either direction. The service's own limit (4 MiB by default) is lower and answers with its number.
+MAX_MESSAGE_BYTES = 64 * 2**20
+_RECONNECT_FIRST_MS = 100
+_RECONNECT_LAST_MS = 1_000
+# For TCP, and for the service to say the first word of HTTP/2: gRPC's own default.
+CONNECT_TIMEOUT_MS = 20_000
+_LOCAL_HOSTS = ("127.", "localhost:", "[::1]:", "unix:")
+
+
+def channel_options(address: str) -> Sequence[tuple[str, int]]:
+    """Limits of messages, quick reconnects, and no HTTP proxy for addresses of this machine."""
+    return [
+        # Each client has its own connection; by default gRPC shares one among all channels of a process. Several front
+        # ends may listen on one port, and a connection stays with the one that accepted it.
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.initial_reconnect_backoff_ms", _RECONNECT_FIRST_MS),
+        # Despite its name this is how long gRPC lets one attempt to connect take.
+        ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),
+        ("grpc.max_reconnect_backoff_ms", _RECONNECT_LAST_MS),
+        ("grpc.enable_http_proxy", 0 if address.startswith(_LOCAL_HOSTS) else 1),
+    ]
+
+
+@dataclass(slots=True, kw_only=True)
+class Tries:
+    """How often, and until when, one call may be retried.
+
+    A call is retried only if the service is not ready and gives a retry time: it has not accepted the request, so
+    nothing runs twice. A full queue is reported to the caller, which can decide what may wait.
+    """
+
+    retries_left: int
+    # Seconds for all tries together; None: no limit.
+    timeout: float | None
+    _started: float = field(default_factory=time.monotonic)
+
+    def remaining(self) -> float | None:
+        """Seconds left of the timeout, for the next try."""
+        return None if self.timeout is None else max(0.0, self.timeout - (time.monotonic() - self._started))
+
+    def pause_seconds(self, error: TandemError) -> float | None:
+        """The pause before the next try, which it counts; None if there will not be another."""
+        if not isinstance(error, Unavailable) or error.retry_after_seconds is None or self.retries_left <= 0:
+            return None
+        remaining = self.remaining()
+        if remaining is not None and remaining <= error.retry_after_seconds:
+            return None
+        self.retries_left -= 1
+        return error.retry_after_seconds

@@ -1,0 +1,163 @@
+"""One round of the demo: all prompts sent at once, each stream read to its end, the load sampled meanwhile.
+
+Owns the measurements of a round and the comparison of two. Knows nothing of processes or terminals.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from tandem_client.async_client import AsyncClient
+from tandem_client.demo.prompts import Question
+from tandem_client.types import Delta, Load, Summary
+
+_LOOK_SECONDS = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """The completion of one prompt."""
+
+    prompt: str
+    token_ids: tuple[int, ...]
+    text: str
+    ended_by: str
+    # From the call to the first delta, and from there to the end.
+    first_token_seconds: float
+    decode_seconds: float
+    summary: Summary
+
+    @property
+    def tokens_per_second(self) -> float:
+        """The rate after the first token; 0 if there is only one token."""
+        num_after = len(self.token_ids) - 1
+        return num_after / self.decode_seconds if num_after > 0 and self.decode_seconds > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """All completions, and the service's load meanwhile."""
+
+    completions: tuple[Completion, ...]
+    seconds: float
+    steps: int
+    # The most seen at once.
+    pages_used: int
+    pages_total: int
+    lane_resets: int
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens of all completions."""
+        return sum(len(completion.token_ids) for completion in self.completions)
+
+
+@dataclass(slots=True)
+class Arrivals:
+    """The number of tokens so far, which a task can wait on."""
+
+    num_tokens: int = 0
+    _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    async def add(self, num_tokens: int) -> None:
+        """Counts new tokens."""
+        async with self._changed:
+            self.num_tokens += num_tokens
+            self._changed.notify_all()
+
+    async def wait_for(self, num_tokens: int) -> None:
+        """Waits until at least `num_tokens` tokens have come."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.num_tokens >= num_tokens)
+
+
+OnDelta = Callable[[int, Delta], None]
+OnDone = Callable[[int, Completion], None]
+
+
+async def run_round(
+    client: AsyncClient,
+    asked: Sequence[Question],
+    *,
+    arrivals: Arrivals,
+    on_delta: OnDelta,
+    on_done: OnDone,
+) -> Round:
+    """Sends all prompts at once and reads every stream. Raises the first stream's error and cancels the others."""
+    before = await client.load()
+    watch = _Watch(client)
+    watching = asyncio.create_task(watch.run())
+    started = time.monotonic()
+    asking = [
+        asyncio.create_task(_ask(client, index, question, arrivals, on_delta, on_done))
+        for index, question in enumerate(asked)
+    ]
+    try:
+        completions = await asyncio.gather(*asking)
+    finally:
+        for task in (*asking, watching):
+            task.cancel()
+    after = await client.load()
+    return Round(
+        completions=tuple(completions),
+        seconds=time.monotonic() - started,
+        steps=after.steps - before.steps,
+        pages_used=watch.pages_used,
+        pages_total=after.pages_total,
+        lane_resets=after.lane_resets - before.lane_resets,
+    )
+
+
+def differing(undisturbed: Round, disturbed: Round) -> list[int]:
+    """The indices of prompts whose two completions differ in any token."""
+    pairs = zip(undisturbed.completions, disturbed.completions, strict=True)
+    return [index for index, (one, other) in enumerate(pairs) if not _same(one, other)]
+
+
+def _same(one: Completion, other: Completion) -> bool:
+    return (one.token_ids, one.text, one.ended_by) == (other.token_ids, other.text, other.ended_by)
+
+
+async def _ask(
+    client: AsyncClient, index: int, question: Question, arrivals: Arrivals, on_delta: OnDelta, on_done: OnDone
+) -> Completion:
+    started = time.monotonic()
+    first: float | None = None
+    token_ids: list[int] = []
+    texts: list[str] = []
+    async with client.generate(question.prompt, **question.options) as stream:
+        async for delta in stream:
+            first = first or time.monotonic()
+            token_ids += delta.token_ids
+            texts.append(delta.text)
+            on_delta(index, delta)
+            await arrivals.add(len(delta.token_ids))
+    ended = time.monotonic()
+    assert stream.finished is not None
+    assert stream.summary is not None
+    completion = Completion(
+        prompt=question.prompt,
+        token_ids=tuple(token_ids),
+        text="".join(texts),
+        ended_by=stream.finished.reason,
+        first_token_seconds=(first or ended) - started,
+        decode_seconds=ended - (first or ended),
+        summary=stream.summary,
+    )
+    on_done(index, completion)
+    return completion
+
+
+class _Watch:
+    """Polls the load, because the number of pages in use at one time is reported only there."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+        self.pages_used = 0
+
+    async def run(self) -> None:
+        while True:
+            load: Load = await self._client.load()
+            self.pages_used = max(self.pages_used, load.pages_used)
+            await asyncio.sleep(_LOOK_SECONDS)

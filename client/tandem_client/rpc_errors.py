@@ -1,0 +1,160 @@
+"""gRPC's errors to the client's: class, message, field at fault and pause before a retry.
+
+Owns how a status, its google.rpc details and gRPC's own texts are read. Knows nothing of channels, streams or retries.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import grpc
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2
+
+from tandem_client.errors import (
+    AlreadyExists,
+    AnswersTooSlowly,
+    Cancelled,
+    DeadlineExceeded,
+    FieldViolation,
+    Internal,
+    InvalidArgument,
+    MessageTooLarge,
+    NotFound,
+    NothingAnswers,
+    QueueFull,
+    TandemError,
+    Unavailable,
+)
+from tandem_client.field_names import name_of, with_names
+
+_DETAILS_KEY = "grpc-status-details-bin"
+_PUSHBACK_KEY = "grpc-retry-pushback-ms"
+
+_CLASSES: Mapping[grpc.StatusCode, type[TandemError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidArgument,
+    grpc.StatusCode.NOT_FOUND: NotFound,
+    grpc.StatusCode.ALREADY_EXISTS: AlreadyExists,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: QueueFull,
+    grpc.StatusCode.UNAVAILABLE: Unavailable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
+    grpc.StatusCode.CANCELLED: Cancelled,
+    grpc.StatusCode.INTERNAL: Internal,
+}
+
+# gRPC's own texts, which come without google.rpc details: a message over a limit, with a full queue's status; a
+# deadline that passed in the client; a connection that was not made.
+_TOO_LARGE = re.compile(r"(?P<side>CLIENT|SERVER): (?P<way>Received|Sent) message larger than max \((\d+) vs\. (\d+)\)")
+_CLIENT_DEADLINE = "Deadline Exceeded"
+_NOT_CONNECTED = re.compile(r"failed to connect to all addresses|errors resolving|DNS resolution failed")
+_SLOW_CONNECTION = re.compile(r"failed to connect.*(timed out|timeout)", re.IGNORECASE | re.DOTALL)
+# Its last part is the cause: "… last error: UNKNOWN: ipv4:127.0.0.1:1: Failed to connect …: Connection refused".
+_CAUSE = re.compile(r".*: (?P<cause>[^\[\]]+)\]?$", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorReader:
+    """Makes the exceptions of one call."""
+
+    address: str
+    # The call's own, for all tries together; None: no end.
+    timeout: float | None
+    # Path of an API field to the keyword that sets it.
+    keywords: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def read(self, error: grpc.RpcError, *, stream_began: bool = False) -> TandemError:
+        """The exception for a gRPC error. `stream_began`: the service had accepted the request."""
+        code = error.code()
+        metadata = _metadata(error)
+        violations, retry_after_seconds = _details(metadata)
+        if retry_after_seconds is None:
+            retry_after_seconds = _pushback_seconds(metadata)
+        said = error.details() or code.name
+        path = violations[0].field if violations else None
+        kind, message = _CLASSES.get(code, TandemError), with_names(said, self.keywords, field=path)
+        if not violations and retry_after_seconds is None:
+            kind, message = self._own_words(kind, message, stream_began=stream_began)
+        return kind(
+            message,
+            code=code,
+            violations=violations,
+            retry_after_seconds=retry_after_seconds,
+            keyword=None if path is None else name_of(path, self.keywords),
+            service_message=said if violations else message,
+            stream_began=stream_began,
+        )
+
+    def not_ready(self, reason: str) -> DeadlineExceeded:
+        """The exception for a service that did not come to serve within the timeout."""
+        message = f"{self.address} is not ready after {self.timeout:g} s: {reason}"
+        return DeadlineExceeded(message, code=grpc.StatusCode.DEADLINE_EXCEEDED)
+
+    def _own_words(self, kind: type[TandemError], said: str, *, stream_began: bool) -> tuple[type[TandemError], str]:
+        """Class and message of what gRPC's library itself reports; others stay as they are."""
+        if kind is QueueFull and (found := _TOO_LARGE.search(said)) is not None:
+            return MessageTooLarge, _size_message(found)
+        if kind is DeadlineExceeded and said == _CLIENT_DEADLINE:
+            return kind, self._deadline_message(stream_began=stream_began)
+        if kind is Unavailable and _NOT_CONNECTED.match(said):
+            cause = _CAUSE.fullmatch(said)
+            why = "" if cause is None else f": {cause['cause']}"
+            if _SLOW_CONNECTION.match(said):
+                return AnswersTooSlowly, f"{self.address} answers too slowly{why}"
+            return NothingAnswers, f"nothing answers at {self.address}{why}"
+        return kind, said
+
+    def _deadline_message(self, *, stream_began: bool) -> str:
+        within = "in time" if self.timeout is None else f"within {self.timeout:g} s"
+        if stream_began:
+            return f"the stream did not end {within}"
+        return f"{self.address} answers too slowly: no answer {within}"
+
+
+def _size_message(found: re.Match[str]) -> str:
+    size, limit = (f"{int(number):,}" for number in found.group(3, 4))
+    if found["side"] == "SERVER":
+        return f"the request has {size} bytes; the service takes {limit} (max_message_bytes)"
+    if found["way"] == "Sent":
+        return f"the request has {size} bytes; the client sends at most {limit}"
+    return f"the answer has {size} bytes; the client takes at most {limit}"
+
+
+def _metadata(error: grpc.RpcError) -> dict[str, str | bytes]:
+    # Absent where the channel failed before the service was reached; pairs in both kinds of channel.
+    pairs = cast(Iterable[tuple[str, str | bytes]] | None, cast(Any, error).trailing_metadata())
+    return dict(pairs or ())
+
+
+def _details(metadata: Mapping[str, str | bytes]) -> tuple[tuple[FieldViolation, ...], float | None]:
+    """The fields that were refused, and the pause before a retry in seconds."""
+    violations: list[FieldViolation] = []
+    retry_after_seconds: float | None = None
+    for detail in _status(metadata).details:
+        bad_request = error_details_pb2.BadRequest()
+        retry_info = error_details_pb2.RetryInfo()
+        if detail.Unpack(bad_request):
+            violations += [
+                FieldViolation(field=violation.field, description=violation.description)
+                for violation in bad_request.field_violations
+            ]
+        elif detail.Unpack(retry_info):
+            retry_after_seconds = retry_info.retry_delay.ToTimedelta().total_seconds()
+    return tuple(violations), retry_after_seconds
+
+
+def _status(metadata: Mapping[str, str | bytes]) -> status_pb2.Status:
+    raw = metadata.get(_DETAILS_KEY, b"")
+    try:
+        return status_pb2.Status.FromString(raw if isinstance(raw, bytes) else raw.encode())
+    except DecodeError:
+        return status_pb2.Status()
+
+
+def _pushback_seconds(metadata: Mapping[str, str | bytes]) -> float | None:
+    try:
+        milliseconds = int(metadata[_PUSHBACK_KEY])
+    except (KeyError, ValueError):
+        return None
+    # A negative number is gRPC's way to ask for no retry.
+    return milliseconds / 1000 if milliseconds >= 0 else None

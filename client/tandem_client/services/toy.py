@@ -1,0 +1,12 @@
+"""The notice that belongs to the model of the checkout."""
+
+from tandem_client.types import ModelInfo
+
+# The name under which a worker serves it.
+_NAME = "bundled"
+TOY_NOTICE = "the bundled model is a toy of 4 million parameters: what it writes is babble; --model serves another"
+
+
+def is_toy(info: ModelInfo) -> bool:
+    """Whether the bundled model is served."""
+    return info.model == _NAME

@@ -1,0 +1,150 @@
+"""What has been read of one stream, and the check that it keeps the API's order.
+
+Shared by the blocking and the async stream; knows nothing of either.
+"""
+
+from tandem.v1 import inference_pb2
+
+from tandem_client import messages
+from tandem_client.errors import ProtocolError
+from tandem_client.types import Accepted, Delta, Finished, PromptInfo, Summary, TokenLogprob
+
+
+class Sample:
+    """One of a request's completions, as far as it has been read."""
+
+    __slots__ = ("_texts", "finished", "idx", "logprobs", "num_tokens", "token_ids")
+
+    def __init__(self, idx: int) -> None:
+        self.idx = idx
+        # Empty if ids were not requested; `num_tokens` is right all the same once the sample is finished.
+        self.token_ids: list[int] = []
+        # One per token; empty if they were not requested.
+        self.logprobs: list[TokenLogprob] = []
+        # None until the sample ended.
+        self.finished: Finished | None = None
+        self.num_tokens = 0
+        self._texts: list[str] = []
+
+    def __repr__(self) -> str:
+        state = f"ended by {self.finished.reason}" if self.finished else "running"
+        return f"<Sample {self.idx} {state}, {_tokens(self.num_tokens)}>"
+
+    @property
+    def text(self) -> str:
+        """All text so far."""
+        return "".join(self._texts)
+
+    def add(self, delta: Delta) -> None:
+        """Appends a delta of this sample."""
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs
+        self.num_tokens += len(delta.token_ids)
+        if delta.text:
+            self._texts.append(delta.text)
+
+    def finish(self, finished: Finished) -> None:
+        """Notes how the sample ended."""
+        self.finished = finished
+        self.num_tokens = finished.output_tokens
+
+
+class Transcript:
+    """Reads a stream's messages in order."""
+
+    __slots__ = ("_prompt_logprobs", "_prompt_start", "_with_ids", "_with_logprobs", "accepted", "samples", "summary")
+
+    def __init__(self, request: inference_pb2.GenerateRequest) -> None:
+        self.accepted: Accepted | None = None
+        # One until Accepted says how many there are.
+        self.samples = (Sample(0),)
+        self.summary: Summary | None = None
+        self._prompt_start = 0
+        self._prompt_logprobs: list[TokenLogprob] = []
+        output = request.output
+        self._with_ids = output.want_token_ids or not output.HasField("want_token_ids")
+        self._with_logprobs = output.HasField("logprobs")
+
+    @property
+    def prompt_info(self) -> PromptInfo | None:
+        """The prompt's logprobs that have come so far; None before the first."""
+        if not self._prompt_logprobs:
+            return None
+        return PromptInfo(start=self._prompt_start, logprobs=tuple(self._prompt_logprobs))
+
+    def face(self, name: str, *, closed: bool) -> str:
+        """The `repr` of a stream of class `name`; `closed`: nothing more will be read."""
+        request_id = f" {self.accepted.request_id}" if self.accepted else ""
+        if self.summary is not None:
+            state = "ended"
+        elif closed:
+            state = "closed"
+        else:
+            state = "running" if self.accepted else "not accepted yet"
+        # Tokens that come without their ids are counted at a sample's end.
+        counts = self._with_ids or self.summary is not None
+        counted = f", {_tokens(sum(sample.num_tokens for sample in self.samples))}" if counts else ""
+        return f"<{name}{request_id} {state}{counted}>"
+
+    def absorb(self, message: inference_pb2.GenerateResponse) -> Delta | None:
+        """Reads one message; returns the delta in it, if there is one.
+
+        Raises ProtocolError if something is missing or repeated: such a completion is not complete.
+        """
+        match message.WhichOneof("event"):
+            case "accepted":
+                self.accepted = messages.accepted(message.accepted)
+                others = range(1, self.accepted.sampling.num_samples)
+                self.samples = (self.samples[0], *(Sample(idx) for idx in others))
+            case "prompt_info":
+                self._absorb_prompt(messages.prompt_info(message.prompt_info))
+            case "delta":
+                delta = messages.delta(message.delta)
+                self._absorb_delta(delta)
+                return delta
+            case "finished":
+                finished = messages.finished(message.finished)
+                self._sample(finished.sample_idx).finish(finished)
+            case "summary":
+                self.summary = messages.summary(message.summary)
+            case _:
+                pass  # An event that is newer than this client.
+        return None
+
+    def end(self) -> None:
+        """Checks the end of the stream. Raises ProtocolError if a message that belongs there is missing."""
+        if self.summary is None:
+            raise ProtocolError("the stream ended without its Summary")
+        missing = next((sample.idx for sample in self.samples if sample.finished is None), None)
+        if missing is not None:
+            raise ProtocolError(f"the stream ended without the Finished of sample {missing}")
+
+    def _sample(self, idx: int) -> Sample:
+        if idx >= len(self.samples):
+            raise ProtocolError(f"a message names sample {idx}; the request has {len(self.samples)}")
+        return self.samples[idx]
+
+    def _absorb_prompt(self, info: PromptInfo) -> None:
+        if not self._prompt_logprobs:
+            self._prompt_start = info.start
+        due = self._prompt_start + len(self._prompt_logprobs)
+        if info.start != due:
+            raise ProtocolError(f"logprobs of the prompt start at token {info.start}; those before {due} have come")
+        self._prompt_logprobs += info.logprobs
+
+    def _absorb_delta(self, delta: Delta) -> None:
+        sample = self._sample(delta.sample_idx)
+        if self._with_ids:
+            if delta.token_offset != sample.num_tokens:
+                raise ProtocolError(f"a delta starts at token {delta.token_offset}; {sample.num_tokens} have come")
+            num_logprobs = len(delta.token_ids) if self._with_logprobs else 0
+            if len(delta.logprobs) != num_logprobs:
+                raise ProtocolError(
+                    f"a delta of {len(delta.token_ids)} tokens came with {len(delta.logprobs)} logprobs;"
+                    f" {num_logprobs} belong there"
+                )
+        sample.add(delta)
+
+
+def _tokens(count: int) -> str:
+    return f"{count} token{'' if count == 1 else 's'}"

@@ -1,0 +1,250 @@
+"""The worker's end of the link to the scheduler: joins, takes plans, sends results, says it is alive.
+
+Owns the order of things over one connection after another. Knows nothing of tensors; plans go to the runner as they
+came. The scheduler may be absent, start later, be replaced, or end the connection: every new connection and every
+Rejoin leads to another Join, and what belonged to the former one is neither kept nor answered.
+"""
+
+import logging
+import math
+import time
+from typing import Protocol
+
+import zmq
+from tandem.internal.v1 import worker_pb2 as pb
+
+from gpu_worker.link.connection import MAX_FRAME_BYTES, Connection
+from gpu_worker.link.runtime_dir import KeyFile
+from gpu_worker.link.signals import signals_wake
+from gpu_worker.logs import announce, is_worth_a_line
+from gpu_worker.wire.frames import FrameError, Outcome, join_frame, parse_frame, result_frame
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_SECONDS = 0.8
+REFUSED_RETRY_SECONDS = 0.5
+# Frames on their way when the worker ends: its last results and Leave.
+_LINGER_MS = 500
+# While the device works: how long a look at the socket may take, and how often the monitor is looked at.
+_BUSY_POLL_SECONDS = 50e-6
+_BUSY_MONITOR_SECONDS = 0.02
+# How often a Join is tried that could not be sent.
+_JOIN_RETRY_SECONDS = 0.02
+# Between connections that ended before a step was confirmed on them.
+_FIRST_PAUSE_SECONDS, _LAST_PAUSE_SECONDS = 0.02, 2.0
+# Where callers look for the service unless they name another address.
+_DEFAULT_LISTEN = "127.0.0.1:50051"
+
+
+class JoinRefused(RuntimeError):
+    """The scheduler does not want this worker and says not to try again."""
+
+
+class PlanRunner(Protocol):
+    """What the link needs of a runner."""
+
+    @property
+    def num_in_flight(self) -> int: ...
+    def join(self, generation: int) -> None: ...
+    def submit(self, message: pb.StepPlan) -> None: ...
+    def collect(self, *, wait: bool = True) -> Outcome | None: ...
+
+
+def ready_line(listen: str) -> str:
+    """A command that can be pasted once the service at `listen` serves."""
+    address = "" if listen == _DEFAULT_LISTEN else f" --address {listen}"
+    return f'ready: tandem generate{address} "Return the"'
+
+
+class Link:
+    """Serves one scheduler after another, for as long as the process lives."""
+
+    def __init__(self, endpoint: str, join: pb.Join, runner: PlanRunner, *, key: KeyFile, max_in_flight: int) -> None:
+        """key: what a Join carries, read again for each. Raises ValueError where the Join is too large."""
+        self._endpoint, self._join, self._runner, self._key = endpoint, join, runner, key
+        self._max_in_flight = max_in_flight
+        self._join.max_frame_bytes = MAX_FRAME_BYTES
+        join_frame(self._join)
+        self._context = zmq.Context()
+        self._connection = Connection(self._context, endpoint)
+        self._socket = self._connection.socket
+        # Connections that ended since a step succeeded.
+        self._num_ended = 0
+        self._next_look_at = 0.0
+        # When the next Join is due; None: one was sent on this connection.
+        self._join_at: float | None = 0.0
+        self._joined = False
+        self._last_sent = 0.0
+        self._stopping = False
+        # The oldest plans in flight, which a scheduler sent that does not know this worker any more.
+        self._num_void = 0
+        # Said after the next step that succeeds.
+        self._ready_line = ""
+        self._num_bad_frames = 0
+        # What was logged last, so that a state is logged once and not at every try.
+        self._last_problem = ""
+
+    def serve(self) -> None:
+        """Serves until a signal asks to stop. Raises JoinRefused, ValueError for a key that cannot be trusted, and
+        whatever the runner cannot survive."""
+        with signals_wake(self._stop) as wake:
+            poller = self._connection.poller(wake)
+            try:
+                while not self._stopping:
+                    if self._connection.has_ended:
+                        self._connect_again()
+                        poller = self._connection.poller(wake)
+                    self._keep_in_touch()
+                    if self._runner.num_in_flight == 0:
+                        self._wait(poller)
+                    self._take_frames()
+                    self._send_outcomes()
+            finally:
+                # In good order after a signal; also where the device is lost, so that the lane is reset at once.
+                self._send(pb.WorkerToCore(leave=pb.Leave()).SerializeToString())
+                self._connection.close(linger_ms=_LINGER_MS)
+                # Waits until the last frames are gone, the linger at most.
+                self._context.term()
+
+    def _stop(self) -> None:
+        self._stopping = True
+
+    def _wait(self, poller: zmq.Poller) -> None:
+        for readable, _ in poller.poll(self._idle_ms()):
+            if readable == self._connection.monitor_fd:
+                self._connection.read_monitor()
+
+    def _idle_ms(self) -> int:
+        now = time.monotonic()
+        until = now + HEARTBEAT_SECONDS
+        if self._join_at is None:
+            until = self._last_sent + HEARTBEAT_SECONDS
+        elif self._connection.is_open:
+            until = max(self._join_at, now + _JOIN_RETRY_SECONDS)
+        return max(1, math.ceil((until - now) * 1e3))
+
+    def _connect_again(self) -> None:
+        """A new connection in place of the one that ended; what belonged to the former one is void."""
+        self._connection.close(linger_ms=0)
+        self._void_session()
+        self._last_problem = ""
+        self._num_ended += 1
+        if is_worth_a_line(self._num_ended):
+            times = f" {self._num_ended} times before a step succeeded" if self._num_ended > 1 else ""
+            log.warning("the connection to the scheduler ended%s; waiting for one at %s", times, self._endpoint)
+        pause = 0.0
+        if self._num_ended > 1:
+            pause = min(_FIRST_PAUSE_SECONDS * 2.0 ** min(self._num_ended, 16), _LAST_PAUSE_SECONDS)
+        until = time.monotonic() + pause
+        # A signal ends the pause early.
+        while not self._stopping and (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, _FIRST_PAUSE_SECONDS))
+        self._connection = Connection(self._context, self._endpoint)
+        self._socket = self._connection.socket
+
+    def _void_session(self) -> None:
+        """The scheduler does not know this worker: plans in flight are not answered, and a Join is due."""
+        self._joined, self._join_at, self._ready_line = False, 0.0, ""
+        self._num_void = self._runner.num_in_flight
+
+    def _keep_in_touch(self) -> None:
+        """Join where one is due, else a heartbeat where nothing was sent for a while."""
+        now = time.monotonic()
+        if now >= self._next_look_at:
+            # While the device works, nothing polls.
+            self._next_look_at = now + _BUSY_MONITOR_SECONDS
+            self._connection.read_monitor()
+        if self._join_at is not None:
+            if now >= self._join_at and self._connection.is_open:
+                self._send_join(now)
+        elif now - self._last_sent >= HEARTBEAT_SECONDS:
+            phase = "stepping" if self._runner.num_in_flight else "ready"
+            self._send(pb.WorkerToCore(heartbeat=pb.Heartbeat(phase=phase)).SerializeToString())
+
+    def _send_join(self, now: float) -> None:
+        try:
+            self._join.key = self._key.read()
+        except OSError as error:
+            # The folder is being removed or made again.
+            self._log_once(f"cannot read the key of the runtime folder, trying again: {error}")
+            self._join_at = now + REFUSED_RETRY_SECONDS
+            return
+        if self._send(join_frame(self._join)):
+            self._join_at = None
+            log.debug("sent Join to %s", self._endpoint)
+
+    def _take_frames(self) -> None:
+        """Reads what is there, up to the plans that may be in flight."""
+        while self._runner.num_in_flight < self._max_in_flight:
+            try:
+                frame = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            if not frame:
+                continue  # the scheduler's probe: are you still there?
+            try:
+                self._handle(parse_frame(frame))
+            except FrameError as error:
+                self._count_bad_frame(error)
+            # What is done leaves at once: on a CPU a plan runs inside `submit`, and its result must leave before the
+            # next one runs.
+            self._send_done()
+
+    def _count_bad_frame(self, error: FrameError) -> None:
+        self._num_bad_frames += 1
+        if is_worth_a_line(self._num_bad_frames):
+            log.warning("dropped %d bad frames so far, the last one: %s", self._num_bad_frames, error)
+
+    def _handle(self, message: pb.CoreToWorker) -> None:
+        kind = message.WhichOneof("message")
+        if kind == "plan":
+            if self._joined:
+                self._runner.submit(message.plan)
+        elif kind == "joined":
+            self._joined, self._join_at, self._last_problem = True, None, ""
+            self._ready_line = ready_line(message.joined.listen) if message.joined.listen else ""
+            self._runner.join(message.joined.generation)
+            log.info("joined; generation %d", message.joined.generation)
+        elif kind == "rejoin":
+            self._void_session()
+            log.info("the scheduler does not know this worker; joining again")
+        elif kind == "refused":
+            self._refused(message.refused)
+
+    def _refused(self, refused: pb.Refused) -> None:
+        """Raises JoinRefused where another try is pointless."""
+        self._void_session()
+        self._join_at = time.monotonic() + REFUSED_RETRY_SECONDS
+        if refused.retry:
+            self._log_once(f"standing by, asking again every {REFUSED_RETRY_SECONDS:g} s: {refused.reason}")
+        elif not self._key.has_changed():
+            raise JoinRefused(refused.reason)
+
+    def _log_once(self, problem: str) -> None:
+        if problem != self._last_problem:
+            self._last_problem = problem
+            log.info("%s", problem)
+
+    def _send_outcomes(self) -> None:
+        """Sends what is done; where the device is at work, waits for it a moment, ready for the next plan."""
+        self._send_done()
+        if self._runner.num_in_flight:
+            time.sleep(_BUSY_POLL_SECONDS)
+
+    def _send_done(self) -> None:
+        while (outcome := self._runner.collect(wait=False)) is not None:
+            if self._num_void:
+                self._num_void -= 1
+                continue
+            self._send(result_frame(outcome))
+            if outcome.status == pb.STEP_STATUS_OK:
+                self._num_ended = 0
+                if self._ready_line:
+                    announce(log, self._ready_line)
+                    self._ready_line = ""
+
+    def _send(self, frame: bytes) -> bool:
+        if not self._connection.send(frame):
+            return False
+        self._last_sent = time.monotonic()
+        return True

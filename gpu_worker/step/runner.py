@@ -1,0 +1,254 @@
+"""Carries plans out, one after another: the sole owner of the row tables, and through `DeviceStep` of the device.
+
+A plan goes: bytes → wire (numbers in range) → slots (row tables, checksum) → step (arrays) → device_step. `submit` only
+enqueues; `collect` yields outcomes in the order of the plans, so that two can be in flight. Knows nothing of sockets,
+of requests, or of why a plan is what it is.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from tandem.internal.v1 import worker_pb2 as pb
+from transformers import PreTrainedModel
+
+from gpu_worker.attention.layers import LayerMap
+from gpu_worker.failures import first_line
+from gpu_worker.geometry import Geometry
+from gpu_worker.step.device_step import DeviceStep
+from gpu_worker.step.layout import Int64Array, StepLayout, lay_out
+from gpu_worker.step.output import StepOutput
+from gpu_worker.step.row_tables import RowTables
+from gpu_worker.step.shapes import Shapes
+from gpu_worker.step.warm_up import warm_up_plan
+from gpu_worker.wire.frames import Outcome, Plan, PlanError, read_plan
+from gpu_worker.wire.page_orders import PageOrders
+
+log = logging.getLogger(__name__)
+
+MAX_IN_FLIGHT = 2
+
+
+class DeviceLost(RuntimeError):
+    """The device's context cannot be used any more; only a new process helps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _InFlight:
+    """A submitted plan. Either its outcome is known (it did not run) or its output is on its way."""
+
+    outcome: Outcome
+    output: StepOutput | None = None
+    rows: Int64Array | None = None
+    started: "torch.cuda.Event | None" = None
+    ended: "torch.cuda.Event | None" = None
+
+
+class Runner:
+    """One model on one device."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        layers: LayerMap,
+        geometry: Geometry,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        layers = layers.within(geometry.max_length)
+        window, sink_tokens = layers.reach
+        self.geometry, self.device = replace(geometry, window=window, sink_tokens=sink_tokens), device
+        self.shapes = Shapes.for_device(geometry, on_cpu=device.type == "cpu")
+        self.tables = RowTables(geometry)
+        self.on_device = DeviceStep(
+            model, layers, geometry, self.shapes, device=device, dtype=dtype, num_buffers=MAX_IN_FLIGHT + 1
+        )
+        self._in_flight: deque[_InFlight] = deque()
+        self._generation, self._step, self._failed = 0, 0, False
+        # Host pages that hold what a plan saved.
+        self._is_saved = np.zeros(geometry.host_pages, np.bool_)
+        # Why the device cannot be used any more.
+        self._lost = ""
+
+    @property
+    def num_in_flight(self) -> int:
+        """Submitted plans whose outcome was not collected."""
+        return len(self._in_flight)
+
+    def join(self, generation: int) -> None:
+        """The scheduler took this worker: it knows nothing of what the pool holds, so that is zeroed."""
+        self.reset(generation)
+        self._is_saved[:] = False
+        self.on_device.zero_pool()
+
+    def reset(self, generation: int) -> None:
+        """A new generation begins: every row is forgotten, plans start at step 1."""
+        self._generation, self._step, self._failed = generation, 0, False
+        self.tables.reset()
+
+    def submit(self, message: pb.StepPlan) -> None:
+        """Enqueues one plan. Raises nothing: what goes wrong is its outcome."""
+        if message.generation > self._generation:
+            self.reset(message.generation)
+        if self._failed or message.generation < self._generation:
+            self._refuse(message, pb.STEP_STATUS_SKIPPED, "")
+            return
+        begun = time.perf_counter()
+        try:
+            if message.step != self._step + 1:
+                detail = f"step {message.step} follows step {self._step}"
+                self._refuse(message, pb.STEP_STATUS_OUT_OF_SYNC, detail)
+                return
+            self._step = message.step
+            plan = read_plan(message, self.geometry)
+            layout = self._apply(plan)
+            if self.tables.checksum != plan.checksum:
+                detail = f"row tables differ: checksum {self.tables.checksum:#x}, the plan's {plan.checksum:#x}"
+                self._refuse(message, pb.STEP_STATUS_OUT_OF_SYNC, detail)
+                return
+            self._in_flight.append(self._run(plan, layout, begun))
+        except PlanError as error:
+            self._refuse(message, pb.STEP_STATUS_FAILED, str(error))
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            self._refuse(message, pb.STEP_STATUS_OUT_OF_MEMORY, first_line(error))
+        except Exception as error:  # the plan must be answered whatever happened to its step
+            log.exception("step %d failed", message.step)
+            no_memory = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+            status = pb.STEP_STATUS_OUT_OF_MEMORY if no_memory else pb.STEP_STATUS_FAILED
+            detail = f"{type(error).__name__}: {first_line(error)}"
+            if isinstance(error, torch.AcceleratorError):
+                self._lost = detail
+            self._refuse(message, status, detail)
+
+    def _refuse(self, message: pb.StepPlan, status: "pb.StepStatus", detail: str) -> None:
+        if message.generation == self._generation:
+            self._failed = True
+        outcome = Outcome(generation=message.generation, step=message.step, status=status, detail=detail)
+        self._in_flight.append(_InFlight(outcome=outcome))
+
+    def _apply(self, plan: Plan) -> StepLayout | None:
+        """The host's part: tables as they are after the plan. None where nothing is computed."""
+        if plan.page_orders:
+            self._check_loads(plan.page_orders)
+        edits = self.tables.apply(plan)
+        layout = None
+        if plan.chunk_rows.size or plan.decode_rows.size:
+            self.tables.check(plan)
+            slot_of_row = self.on_device.tables.slot_of_row
+            layout = lay_out(plan, edits, self.tables, slot_of_row, self.shapes, self.on_device.kernels.views)
+        elif edits.rows.size:
+            raise PlanError("the plan starts rows or appends pages and computes nothing")
+        self.tables.advance(plan)
+        return layout
+
+    def _check_loads(self, orders: PageOrders) -> None:
+        """Whatever is loaded was saved, by this plan or before."""
+        self._is_saved[orders.saved_slots] = True
+        unknown = orders.loaded_slots[~self._is_saved[orders.loaded_slots]]
+        if unknown.size:
+            raise PlanError(f"loads.slots holds {unknown[0]}, which nothing was saved to")
+
+    def _run(self, plan: Plan, layout: StepLayout | None, begun: float) -> _InFlight:
+        """The device's part, enqueued in stream order."""
+        outcome = Outcome(generation=plan.generation, step=plan.step, status=pb.STEP_STATUS_OK)
+        if layout is None and not plan.page_orders:
+            return _InFlight(outcome=outcome)
+        rows = None if layout is None else layout.samples.rows
+        if self.device.type == "cpu":
+            output = self.on_device.run(plan.page_orders, layout, self.tables)
+            micros = int((time.perf_counter() - begun) * 1e6)
+            return _InFlight(outcome=replace(outcome, compute_us=micros), output=output, rows=rows)
+        started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        started.record()
+        output = self.on_device.run(plan.page_orders, layout, self.tables)
+        output = None if output is None else output.to_host()
+        ended.record()
+        return _InFlight(outcome=outcome, output=output, rows=rows, started=started, ended=ended)
+
+    def collect(self, *, wait: bool = True) -> Outcome | None:
+        """The oldest plan's outcome; None where there is none, or not yet.
+
+        Raises DeviceLost once every outcome was collected, where the device failed for good.
+        """
+        if not self._in_flight:
+            if self._lost:
+                raise DeviceLost(f"the device is lost: {self._lost}")
+            return None
+        oldest = self._in_flight[0]
+        try:
+            if oldest.ended is not None and not wait and not oldest.ended.query():
+                return None
+            self._in_flight.popleft()
+            return self._finished(oldest)
+        except torch.AcceleratorError as error:
+            # Kernels report their errors late; a context that had one answers nothing else any more.
+            self._lost = first_line(error)
+            if self._in_flight and self._in_flight[0] is oldest:
+                self._in_flight.popleft()
+            return replace(oldest.outcome, status=pb.STEP_STATUS_FAILED, detail=self._lost)
+
+    def _finished(self, item: _InFlight) -> Outcome:
+        compute_us = item.outcome.compute_us
+        if item.started is not None and item.ended is not None:
+            item.ended.synchronize()
+            compute_us = int(item.started.elapsed_time(item.ended) * 1e3)
+        if item.output is None or item.rows is None:
+            return replace(item.outcome, compute_us=compute_us)
+        num_samples = int(np.count_nonzero(item.rows))
+        tokens, output = item.output.tokens.numpy()[:num_samples], item.output
+        nonfinite = np.flatnonzero(tokens < 0).astype(np.int32)
+        return Outcome(
+            generation=item.outcome.generation,
+            step=item.outcome.step,
+            status=item.outcome.status,
+            tokens=np.maximum(tokens, 0).astype(np.int32),
+            nonfinite=nonfinite,
+            compute_us=compute_us,
+            logprobs=None if output.logprobs is None else output.logprobs.arrays(),
+            prompt_logprobs=None if output.prompt_logprobs is None else output.prompt_logprobs.arrays(),
+        )
+
+    def warm_up(self, on_kernel: Callable[[str, float], None] | None = None) -> None:
+        """Compiles every kernel; afterwards nothing may compile. `on_kernel` hears of each: (name, seconds)."""
+        steps = [(f"prefill kernel, {size} tokens", 1, True) for size in reversed(self.shapes.prefill_buckets)]
+        for size in reversed(self.shapes.decode_buckets):
+            steps.append((f"decode kernel, {size} slots", min(size, self.geometry.max_rows), False))
+        for name, num_rows, is_chunk in steps:
+            seconds = self._warm(num_rows=num_rows, chunk=is_chunk)
+            if on_kernel is not None:
+                on_kernel(name, seconds)
+        self.reset(0)
+        self.on_device.zero_pages(np.ones(1, np.int64))
+        self.on_device.pool_is_zero = True
+        self.on_device.may_compile = False
+
+    def rehearse(self, *plans: Plan) -> list[Outcome]:
+        """Runs plans before serving, whose rows start with all their pages, and which save no page but zeroed ones;
+        forgets them. Raises what they raise."""
+        self.reset(0)
+        was_zero = self.on_device.pool_is_zero
+        outcomes: list[Outcome] = []
+        for plan in plans:
+            self._in_flight.append(self._run(plan, self._apply(plan), time.perf_counter()))
+            while (outcome := self.collect()) is not None:
+                outcomes.append(outcome)
+        self.reset(0)
+        used = [pages for plan in plans if plan.started for pages in plan.started.pages]
+        if used:
+            self.on_device.zero_pages(np.unique(np.concatenate(used)))
+        self.on_device.pool_is_zero = was_zero
+        return outcomes
+
+    def _warm(self, *, num_rows: int, chunk: bool) -> float:
+        """Runs one step of the shape; its seconds."""
+        begun = time.perf_counter()
+        self.reset(0)
+        plan = warm_up_plan(num_rows=num_rows, chunk=chunk)
+        self._in_flight.append(self._run(plan, self._apply(plan), begun))
+        self.collect()
+        return time.perf_counter() - begun

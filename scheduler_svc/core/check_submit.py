@@ -1,0 +1,171 @@
+"""The core's door: may this request enter, and what does it become inside?
+
+Pure functions; owns nothing. What can never run is refused here with the arithmetic, so that nothing inside ever waits
+for pages or positions which do not exist. A request enters with all its samples or not at all.
+"""
+
+from collections.abc import Sequence
+
+from scheduler_svc.core.messages.config import MAX_NUM_SAMPLES, CoreConfig
+from scheduler_svc.core.messages.effects import RejectCode
+from scheduler_svc.core.messages.events import Int32Array, Submit, WorkerInfo
+from scheduler_svc.core.messages.page_hash import HASH_BYTES
+from scheduler_svc.core.state.fair_share import Tenants
+from scheduler_svc.core.state.lane import holds, pages_at_once
+from scheduler_svc.core.state.request import Request
+from scheduler_svc.core.state.request_queue import RequestBook
+from scheduler_svc.core.state.worker_offers import Offers
+
+# Code, field, sentence.
+Refusal = tuple[RejectCode, str, str]
+
+
+def refusal(event: Submit, *, offers: Offers, book: RequestBook, config: CoreConfig) -> Refusal | None:
+    """Why the request may not enter; None: it may. A worker has been proven at least once."""
+    if book.of_id(event.request_id) or any(book.by_stream(event.frontend, stream) for stream in event.streams):
+        return RejectCode.DUPLICATE, "request_id", f"request_id {event.request_id!r} is live already"
+    prompt, new = len(event.prompt), event.max_new_tokens
+    return _misfit(offers, prompt, new) or _never(event, offers, config) or _not_now(event, book, config)
+
+
+def total_tokens(offers: Offers, prompt: int, max_new_tokens: int) -> int:
+    """Tokens at which such a request ends: as it asks, or where its worker has no position left; 0: none can run it.
+
+    Of several workers, present or recent, the one that takes it furthest counts. A length that the worker's own pool
+    cannot hold cuts nothing: on that worker the request does not fit.
+    """
+    ends = [(info, min(prompt + max_new_tokens, info.max_length)) for info in offers.known]
+    return max((total for info, total in ends if prompt < total and holds(info, total)), default=0)
+
+
+def _misfit(offers: Offers, prompt: int, max_new_tokens: int) -> Refusal | None:
+    """Why no worker can run such a request to its end; None: one that serves can, or none serves and the last could.
+
+    What only a worker that left a short while ago could hold is refused for the moment, not as invalid.
+    """
+    present, recent = offers.present, offers.recent
+    total = total_tokens(offers, prompt, max_new_tokens)
+    if total and any(holds(info, total) for info in present or recent):
+        return None
+    if total:
+        reason = (
+            f"prompt ({prompt} tokens) and max_new_tokens make {total} tokens; the workers that serve now hold "
+            f"{_most_tokens(present)}, and a larger one left a short while ago"
+        )
+        return RejectCode.NOT_READY, "", reason
+    # The last word is the one of what serves, where anything does.
+    info = max(present or recent, key=lambda info: (info.max_length, info.usable_pages))
+    if prompt >= info.max_length:
+        reason = f"the prompt has {prompt} tokens, and a new one makes {prompt + 1}; the limit is {info.max_length}"
+        return RejectCode.INVALID, "token_ids", reason
+    new = min(max_new_tokens, info.max_length - prompt)
+    reason = (
+        f"prompt ({prompt} tokens) and max_new_tokens ({new}) take {pages_at_once(info, prompt + new - 1)} pages of "
+        f"{info.page_size} tokens; the pool has {info.usable_pages}"
+    )
+    return RejectCode.INVALID, "stop.max_new_tokens", reason
+
+
+def _most_tokens(infos: Sequence[WorkerInfo]) -> int:
+    """The longest sequence that one of these workers can hold."""
+    # The last token of a sequence is sampled and never computed, so it takes no slot of the pool.
+    pools = [(info, info.usable_pages * info.page_size + 1) for info in infos]
+    return max(info.max_length if info.window else min(info.max_length, pool) for info, pool in pools)
+
+
+def _never(event: Submit, offers: Offers, config: CoreConfig) -> Refusal | None:
+    """What no patience helps."""
+    prompt, samples, info = len(event.prompt), event.num_samples, offers.known[0]
+    limit = most_samples(config)
+    if samples > limit:
+        return RejectCode.INVALID, "sampling.num_samples", f"num_samples is {samples}; the limit is {limit}"
+    if samples * prompt > config.max_waiting_tokens:
+        limit = f"the limit of tokens that wait is {config.max_waiting_tokens}"
+        if samples == 1:
+            return RejectCode.INVALID, "token_ids", f"the prompt has {prompt} tokens; {limit}"
+        sentence = f"num_samples is {samples} and the prompt has {prompt} tokens, {samples * prompt} together; {limit}"
+        return RejectCode.INVALID, "sampling.num_samples", sentence
+    fields: list[tuple[str, Int32Array]] = [("token_ids", event.prompt)]
+    if event.sampling.extras is not None:
+        fields.append(("sampling.logit_bias", event.sampling.extras.biased))
+        fields.append(("sampling.allowed_token_ids", event.sampling.extras.allowed))
+    for field, tokens in fields:
+        if len(tokens) and (int(tokens.min()) < 0 or int(tokens.max()) >= info.vocab_size):
+            return RejectCode.INVALID, field, f"a token id is outside 0 to {info.vocab_size - 1}"
+    return None
+
+
+def most_samples(config: CoreConfig) -> int:
+    """Samples of one request that can ever be admitted."""
+    return min(MAX_NUM_SAMPLES, config.max_waiting)
+
+
+def _not_now(event: Submit, book: RequestBook, config: CoreConfig) -> Refusal | None:
+    """What another moment may allow."""
+    prompt, samples, limit = len(event.prompt), event.num_samples, config.max_waiting
+    if book.num_waiting + samples > limit:
+        more = f" and num_samples is {samples}" if samples > 1 else ""
+        return RejectCode.QUEUE_FULL, "", f"{book.num_waiting} requests are waiting{more}; the limit is {limit}"
+    limit = config.max_waiting_tokens
+    if book.waiting_tokens + samples * prompt > limit:
+        each = f" for each of {samples} samples" if samples > 1 else ""
+        sentence = f"{book.waiting_tokens} tokens are waiting and the prompt has {prompt}{each}; the limit is {limit}"
+        return RejectCode.QUEUE_FULL, "", sentence
+    return None
+
+
+def new_requests(
+    event: Submit, *, first_handle: int, offers: Offers, tenants: Tenants, fair: bool, now: float
+) -> list[Request]:
+    """The admitted samples, a request each; a handle is also its place in the order of arrival.
+
+    They share the prompt and all settings. What the prompt's tokens are likely to be is told once, with the first.
+    """
+    # Page size and stop ids belong to the identity, which all workers share.
+    info = offers.known[0]
+    page_size, eos_token_ids = info.page_size, info.eos_token_ids
+    wanted = len(event.prompt) + event.max_new_tokens
+    total = total_tokens(offers, len(event.prompt), event.max_new_tokens)
+    hashes = _page_hashes(event, page_size)
+    tenant = event.prefix_root if fair else b""
+    banned: tuple[int, ...] = ()
+    if event.min_new_tokens > 0:
+        own = () if event.ignore_eos else eos_token_ids
+        banned = tuple(dict.fromkeys((*own, *event.stop_token_ids)))
+    stops = frozenset(event.stop_token_ids)
+    prompt_logprobs_from = event.prompt_logprobs_from if event.prompt_logprobs_from < len(event.prompt) else 0
+    return [
+        Request(
+            handle=first_handle + i,
+            frontend=event.frontend,
+            stream=stream,
+            request_id=event.request_id,
+            prompt=event.prompt,
+            sampling=event.sampling,
+            sample_idx=i,
+            total_length=total,
+            is_cut=total < wanted,
+            min_new_tokens=event.min_new_tokens,
+            stop_token_ids=stops,
+            banned=banned,
+            ignore_eos=event.ignore_eos,
+            priority=event.priority,
+            arrival=first_handle + i,
+            arrived_at=now,
+            tag=tenants.tag(tenant, total),
+            prefix_root=event.prefix_root,
+            page_hashes=list(hashes),
+            cache_read=event.cache_read,
+            cache_write=event.cache_write,
+            prompt_logprobs_from=0 if i else prompt_logprobs_from,
+        )
+        for i, stream in enumerate(event.streams)
+    ]
+
+
+def _page_hashes(event: Submit, page_size: int) -> list[bytes]:
+    """Those of the prompt's full pages, as far as they came along; the rest is hashed when it is needed."""
+    if not event.prefix_root:
+        return []
+    count = min(len(event.page_hashes) // HASH_BYTES, len(event.prompt) // page_size)
+    return [event.page_hashes[i * HASH_BYTES : (i + 1) * HASH_BYTES] for i in range(count)]

@@ -1,0 +1,116 @@
+"""One step's order to a worker, and the core's memory of it while it is in flight.
+
+A plan is complete and immutable once it is returned: arrays are made for it and never touched again.
+Knows nothing of how it is encoded.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from scheduler_svc.core.messages.events import Int32Array, Sampling
+
+Int64Array = npt.NDArray[np.int64]
+
+
+NO_PAGES = np.zeros(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PageMoves:
+    """Contents of pages on their way, before anything of the step is written; all int32.
+
+    `saved_pages[i]` goes to host page `saved_slots[i]`, first of all; the first `copied_tokens[i]` slots of page
+    `copied_from[i]` to `copied_to[i]`; host page `loaded_slots[i]` to page `loaded_pages[i]`.
+    """
+
+    saved_pages: Int32Array = field(default_factory=lambda: NO_PAGES)
+    saved_slots: Int32Array = field(default_factory=lambda: NO_PAGES)
+    copied_from: Int32Array = field(default_factory=lambda: NO_PAGES)
+    copied_to: Int32Array = field(default_factory=lambda: NO_PAGES)
+    copied_tokens: Int32Array = field(default_factory=lambda: NO_PAGES)
+    loaded_slots: Int32Array = field(default_factory=lambda: NO_PAGES)
+    loaded_pages: Int32Array = field(default_factory=lambda: NO_PAGES)
+
+
+NOTHING_MOVES = PageMoves()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowStart:
+    """A row in full: new, or resumed. `tokens` int32[known], `pages` int32[pages] in logical order, 0 behind a window.
+
+    Pages before `first_position` come filled.
+
+    Logprobs of the prompt's tokens are wanted from `prompt_logprobs_from` on; 0 is none.
+    """
+
+    row: int
+    tokens: Int32Array
+    pages: Int32Array
+    first_position: int
+    num_prompt_tokens: int
+    sampling: Sampling
+    sample_idx: int
+    banned_until: int
+    banned: tuple[int, ...]
+    prompt_logprobs_from: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Plan:
+    """The order for one model forward; worker.proto says what each part means.
+
+    Rows and pages are int32. `chunk_samples` is 1 where a chunk reaches the last known token. Sampled rows, the order
+    of a result's tokens: chunks that sample, then decode rows.
+    """
+
+    generation: int
+    step: int
+    checksum: int
+    zero_pages: Int32Array
+    starts: tuple[RowStart, ...]
+    append_rows: Int32Array
+    append_pages: Int32Array
+    chunk_rows: Int32Array
+    chunk_starts: Int32Array
+    chunk_counts: Int32Array
+    chunk_samples: npt.NDArray[np.uint8]
+    decode_rows: Int32Array
+    moves: PageMoves = NOTHING_MOVES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptAsk:
+    """Logprobs that a chunk will bring: of the prompt positions `start` to `start + count - 1`, with `top_k` others."""
+
+    handle: int
+    start: int
+    count: int
+    top_k: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class InFlight:
+    """What a sent plan will be read against when its result comes, whatever happened to the rows since.
+
+    `rows`, `handles`, `ends` name every row of the plan: whose it was and the first position after those computed.
+    `sampled` are indices into them, in the order of the result's tokens. `prefill_tokens` are those of its chunks,
+    `decode_tokens` one per decode row. `num_logprobs` int32[sampled] is what each sampled row wants, None where all
+    want none; `prompt_asks` are in the order of the chunks. `kept` are the pages, and their hashes, that the index
+    names because this plan fills them; `saved` the hashes of the pages that it saves: void with the plan.
+    """
+
+    step: int
+    sent_at: float
+    rows: Int32Array
+    handles: Int64Array
+    ends: Int32Array
+    sampled: Int64Array
+    prefill_tokens: int
+    decode_tokens: int
+    num_logprobs: Int32Array | None
+    prompt_asks: tuple[PromptAsk, ...]
+    kept: tuple[tuple[int, bytes], ...]
+    saved: tuple[bytes, ...]

@@ -1,0 +1,224 @@
+"""The core's view of one worker: its pages, what is kept of them, its rows, plans in flight and generation.
+
+Owns that state and its moments of loss (a request leaves its row; the whole lane is reset). Decides nothing.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from scheduler_svc.core.messages.events import WorkerInfo
+from scheduler_svc.core.messages.plan import InFlight
+from scheduler_svc.core.schedule.policy import FIRST_SHARE, LATE_SECONDS
+from scheduler_svc.core.state.host_pool import HostPool
+from scheduler_svc.core.state.page_pool import PagePool
+from scheduler_svc.core.state.request import Move, Request
+from scheduler_svc.core.state.rows import Rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocked:
+    """Too few pages for this request, at this step, with so many rows seated."""
+
+    handle: int
+    """The queue's head at that time; 0: whoever is the head by the next plan, it is looked at."""
+    step: int
+    num_seated: int
+    pages: int
+    """What it takes at once, whatever stays free beside it."""
+
+
+class Lane:
+    """Opened when a worker joins, reset whenever what it runs can no longer be trusted."""
+
+    def __init__(self, *, worker: str, number: int, info: WorkerInfo, generation: int, now: float) -> None:
+        self.worker = worker
+        self.number = number
+        """Unique among the lanes of the core's life: the older lane has the lower one."""
+        self.info = info
+        self.heard_at = now
+        self.result_at = now
+        # Resets since a step was last confirmed.
+        self.fruitless_resets = 0
+        self.sink_pages = -(-info.sink_tokens // info.page_size)
+        """Leading pages that every position sees, whatever the window."""
+        self.pool = PagePool(info.num_pages)
+        self.host = HostPool(info.host_pages)
+        # The share of what it may yet say that a running request is expected to say (`policy.next_share`).
+        self.expected_share = FIRST_SHARE
+        self.has_preempted = False
+        """Whether a row was preempted since the last planned step, also where no step came of it."""
+        self.is_proven = False
+        """Whether the worker has confirmed a step, or need not."""
+        self._open(generation)
+
+    def _open(self, generation: int) -> None:
+        self.generation = generation
+        self.step = 0
+        # Pages handed out that the next plan must zero first.
+        self.zero_pages: list[int] = []
+        # What kept the queue's head out when it was last looked at.
+        self.blocked: Blocked | None = None
+        # What other lanes found when they looked whether a request would begin sooner here (`routing`).
+        self.found: dict[tuple[int, int], tuple[int, int]] = {}
+        self.rows = Rows(self.info.max_rows, self.info.page_size)
+        self.in_flight: deque[InFlight] = deque()
+
+    # Sizes ---------------------------------------------------------------------------------------------------------
+
+    def pages_for(self, num_tokens: int) -> int:
+        """Pages that so many positions take."""
+        return -(-num_tokens // self.info.page_size)
+
+    def pages_at_once(self, num_tokens: int) -> int:
+        """Pages that a sequence of so many positions ever holds at once."""
+        return pages_at_once(self.info, num_tokens)
+
+    def first_seen_page(self, position: int) -> int:
+        """The first page past the sink pages that the position, or one after it, reads; 0 without a window."""
+        window = self.info.window
+        return max(0, position - window + 1) // self.info.page_size if window else 0
+
+    # Pages ---------------------------------------------------------------------------------------------------------
+
+    def hand_out(self, count: int) -> list[int] | None:
+        """Pages for somebody's own use, None where too few are left; the next plan zeroes those that need it."""
+        pages = self.pool.allocate(count)
+        if pages is not None:
+            self.zero_pages += self.pool.take_suspects(pages)
+        return pages
+
+    def held_pages(self, row: int) -> list[int]:
+        """What the row holds, in logical order: all but those behind a window."""
+        pages, held_from = self.rows.pages[row], int(self.rows.held_from[row])
+        if held_from <= self.sink_pages:
+            return pages
+        return pages[: self.sink_pages] + pages[held_from:]
+
+    def holds(self, row: int, page_idx: int) -> bool:
+        """Whether the row still holds its page of this logical index."""
+        return page_idx < self.sink_pages or page_idx >= self.rows.held_from[row]
+
+    def free_behind_windows(self) -> None:
+        """Frees what no position from a row's next one on will read.
+
+        Plans in flight may still read it; the worker carries plans out in order, so whoever gets a page next writes it
+        after that.
+        """
+        if not self.info.window:
+            return
+        rows, seated = self.rows, self.rows.seated()
+        seen = np.minimum((rows.planned[seated] - self.info.window + 1) // self.info.page_size, rows.num_pages[seated])
+        start = np.maximum(rows.held_from[seated], self.sink_pages)
+        for i in np.flatnonzero(seen > start).tolist():
+            row = int(seated[i])
+            self.pool.release(rows.pages[row][start[i] : seen[i]])
+            rows.held_from[row] = seen[i]
+
+    # Answers -------------------------------------------------------------------------------------------------------
+
+    def waits_since(self) -> float:
+        """Since when the answer to the oldest plan in flight, there must be one, is what the worker works at."""
+        # That plan may have been sent while others ran before it.
+        return max(self.in_flight[0].sent_at, self.result_at)
+
+    def is_late(self, now: float) -> bool:
+        """Whether its worker takes so long over a step that nobody is left to it until it answers."""
+        return bool(self.in_flight) and now - self.waits_since() > LATE_SECONDS
+
+    def awaits(self, request: Request) -> bool:
+        """Whether a plan in flight names the request."""
+        return any(request.handle in record.handles for record in self.in_flight)
+
+    # Loss ----------------------------------------------------------------------------------------------------------
+
+    def leave(self, request: Request, move: Move) -> None:
+        """Takes a running request off its row and frees its pages at once; what the index names stays to be found.
+
+        Plans in flight may still read and write those pages, as in `free_behind_windows`.
+        """
+        row, rows = request.row, self.rows
+        planned = int(rows.planned[row])
+        confirmed = int(rows.confirmed[row])
+        # What it was to compute again was counted when it got its row.
+        request.recomputed_tokens -= max(0, request.computed - confirmed)
+        request.computed = max(request.computed, confirmed)
+        held = self.held_pages(row)
+        if planned and rows.proven[row] == planned == rows.confirmed[row]:
+            # All that was ever written to the last page, a finite sample has read; full ones were sealed before.
+            last = (planned - 1) // self.info.page_size
+            if self.holds(row, last) and last * self.info.page_size >= rows.read_from[row]:
+                self.pool.suspect[rows.pages[row][last]] = 0
+        rows.unseat(row)
+        self.pool.release(held)
+        request.worker = ""
+        request.move(move)
+
+    def distrust(self, request: Request) -> None:
+        """Takes out of the index what no finite sample has read of a request whose values are not finite."""
+        pool = self.pool
+        for page_hash in request.page_hashes:
+            page = pool.page_named(page_hash)
+            if page and pool.suspect[page]:
+                pool.forget(page)
+            if self.host.is_suspect(page_hash):
+                self.host.forget(page_hash)
+
+    def reset(self, generation: int, *, keep_pages: bool) -> list[Request]:
+        """Drops all rows and plans in flight; returns the requests that ran, rows ascending.
+
+        The index keeps pages whose every step is confirmed, or none.
+        """
+        requests = self.rows.requests_at(self.rows.seated())
+        for request in requests:
+            request.worker_changes += 1
+            self.leave(request, Move.RESET)
+        for record in self.in_flight:
+            self._void(record)
+        if not keep_pages:
+            self.pool.forget_all()
+            self.host.forget_all()
+        self._open(generation)
+        return requests
+
+    def _void(self, record: InFlight) -> None:
+        """Nobody knows how far the plan came."""
+        for page, page_hash in record.kept:
+            if self.pool.name(page) == page_hash:
+                self.pool.forget(page)
+        for page_hash in record.saved:
+            self.host.forget(page_hash)
+
+    def save(self, request: Request, num_written: int) -> list[tuple[int, int, bytes]]:
+        """Room in host memory for the named pages of a running request: page, host page, hash.
+
+        `num_written` host pages this plan writes already, which may not be lost again.
+        """
+        saves: list[tuple[int, int, bytes]] = []
+        table = self.rows.pages[request.row]
+        for page_idx, page_hash in enumerate(request.page_hashes[: len(table)]):
+            if num_written + len(saves) >= self.host.num_slots:
+                break
+            page = table[page_idx]
+            # Only those that it alone holds: what others share stays on the device.
+            if self.pool.name(page) != page_hash or self.pool.references(page) != 1:
+                continue
+            slot = self.host.save(page_hash, self.pool.tokens(page), suspect=bool(self.pool.suspect[page]))
+            if slot is not None:
+                saves.append((page, slot, page_hash))
+        return saves
+
+
+def pages_at_once(info: WorkerInfo, num_tokens: int) -> int:
+    """Pages that a sequence of so many positions ever holds at once on such a worker."""
+    all_of_it = -(-num_tokens // info.page_size)
+    if not info.window:
+        return all_of_it
+    sinks = -(-info.sink_tokens // info.page_size)
+    return min(all_of_it, sinks + (info.window + info.chunk_align - 1) // info.page_size + 2)
+
+
+def holds(info: WorkerInfo, total: int) -> bool:
+    """Whether such a worker can run a sequence of so many tokens to its end. The last one is sampled, not computed."""
+    return total <= info.max_length and pages_at_once(info, total - 1) <= info.usable_pages

@@ -1,0 +1,246 @@
+"""Reads a confirmed step against its in-flight record: which tokens go to whom, and who has ended by them.
+
+Owns nothing; it advances the lane's rows and the requests' late outputs. A result is never read against current rows
+alone: a row's token counts only where the row still has the request that the plan named. A preempted request's late
+token is valid; that of a request which ended is dropped.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from scheduler_svc.core.messages.effects import EndReason, Failure, FailureCode, PromptLogprobs, TokenLogprobs
+from scheduler_svc.core.messages.events import Int32Array, StepDone, ToldLogprobs
+from scheduler_svc.core.messages.plan import InFlight
+from scheduler_svc.core.schedule.logit_budget import of_ask, of_entries
+from scheduler_svc.core.state.full_pages import seal
+from scheduler_svc.core.state.lane import Lane
+from scheduler_svc.core.state.request import Request
+from scheduler_svc.core.state.request_queue import RequestBook
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Ending:
+    """A request that a step ends: in good order, by `reason`, or by `failure`."""
+
+    request: Request
+    reason: EndReason | None = None
+    stop_token_id: int | None = None
+    failure: Failure | None = None
+
+    @staticmethod
+    def broken(request: Request, message: str) -> "Ending":
+        """It broke its own step."""
+        return Ending(request=request, failure=Failure(code=FailureCode.INTERNAL, message=message))
+
+    @staticmethod
+    def not_finite(request: Request) -> "Ending":
+        """The model's output for it means nothing."""
+        what = f"request {request.request_id}: the model's output was not finite; the request was ended"
+        return Ending.broken(request, what)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Delivery:
+    """The tokens of one step: `frontend_idx` int32[n], `streams` uint64[n], `offsets` and `tokens` int32[n]."""
+
+    frontend_idx: Int32Array
+    streams: npt.NDArray[np.uint64]
+    offsets: Int32Array
+    tokens: Int32Array
+    endings: list[Ending]
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+
+
+def read_result(
+    *,
+    lane: Lane,
+    book: RequestBook,
+    record: InFlight,
+    event: StepDone,
+    eos: Int32Array,
+    frontend_idx: Mapping[str, int],
+    now: float,
+) -> Delivery:
+    """Applies a step that went well, its result sound; `eos` are the model's own stop ids."""
+    rows, tokens = lane.rows, event.tokens
+    named = record.rows.astype(np.int64)
+    mine = rows.handle[named] == record.handles
+    all_mine = bool(mine.all())
+    seated = named if all_mine else named[mine]
+    rows.confirmed[seated] = record.ends if all_mine else record.ends[mine]
+    rows.plans[seated] -= 1
+    if not all_mine:
+        _count_late_plans(book, record.handles[~mine])
+
+    if all_mine and not record.prefill_tokens and not len(event.nonfinite) and record.num_logprobs is None:
+        # The common step: all rows decode, sit where the plan saw them, and are finite.
+        return _seated(lane, named, tokens, eos, now)
+    finite = np.ones(len(tokens), np.bool_)
+    finite[event.nonfinite] = False
+    sampled_rows, sampled_mine = named[record.sampled], mine[record.sampled]
+    good = sampled_mine & finite
+    broken = sampled_rows[sampled_mine & ~finite]
+    prompt_logprobs, hopeless = _prompt_logprobs(book, record, event.prompt_logprobs)
+    delivery = _seated(lane, sampled_rows[good], tokens[good], eos, now)
+    rows.samples[broken] -= 1
+    for request in rows.requests_at(broken):
+        delivery.endings.append(Ending.not_finite(request))
+    late_sampled: list[int] = []
+    if not all_mine:
+        late, late_sampled = _late(book, record, tokens, finite, ~sampled_mine, eos, frontend_idx, now)
+        delivery = _joined(delivery, late)
+    if record.num_logprobs is None and not record.prompt_asks:
+        return delivery
+    if hopeless:
+        # Whatever the step's token says: the caller misses what was asked for.
+        lost = {request.handle for request in hopeless}
+        delivery.endings[:] = [ending for ending in delivery.endings if ending.request.handle not in lost]
+        delivery.endings.extend(map(Ending.not_finite, hopeless))
+    sampled = np.concatenate([np.flatnonzero(good), np.array(late_sampled, np.int64)])
+    logprobs = None if record.num_logprobs is None else of_entries(record, event.logprobs, sampled)
+    return replace(delivery, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+
+
+def _count_late_plans(book: RequestBook, handles: npt.NDArray[np.int64]) -> None:
+    """One plan less is in flight for those who lost their row since and live."""
+    for handle in handles.tolist():
+        request = book.by_handle(handle)
+        if request is not None:
+            request.late_plans -= 1
+
+
+def _seated(lane: Lane, rows_s: npt.NDArray[np.int64], tokens: Int32Array, eos: Int32Array, now: float) -> Delivery:
+    """Tokens of requests that still sit where the plan saw them: arrays all the way."""
+    rows = lane.rows
+    offsets = rows.known[rows_s] - rows.prompt[rows_s]
+    for request in rows.requests_at(rows_s[offsets == 0]):
+        request.first_token_at = now
+    rows.samples[rows_s] -= 1
+    rows.proven[rows_s] = proven = rows.confirmed[rows_s]
+    rows.add_tokens(rows_s, tokens)
+    for row in rows_s[proven >= rows.sealing_at[rows_s]].tolist():
+        seal(lane, row)
+    known = rows.known[rows_s]
+
+    endings: list[Ending] = []
+    is_eos = _any_of(tokens, eos) & ~rows.ignore_eos[rows_s]
+    suspicious = (is_eos | rows.has_stops[rows_s]) & (known > rows.min_known[rows_s])
+    for i in np.flatnonzero(suspicious | (known == rows.total[rows_s])).tolist():
+        request = rows.request_at(int(rows_s[i]))
+        ending = _ending(request, int(tokens[i]), int(known[i]), bool(is_eos[i]))
+        if ending is not None:
+            endings.append(ending)
+    return Delivery(
+        frontend_idx=rows.frontend_idx[rows_s],
+        streams=rows.stream[rows_s],
+        offsets=offsets,
+        tokens=tokens,
+        endings=endings,
+    )
+
+
+def _any_of(tokens: Int32Array, eos: Int32Array) -> npt.NDArray[np.bool_]:
+    """np.isin of few: it costs more than a few comparisons."""
+    if len(eos) > 8:
+        return np.isin(tokens, eos)
+    found = tokens == eos[0] if len(eos) else np.zeros(len(tokens), np.bool_)
+    for one in eos[1:]:
+        found |= tokens == one
+    return found
+
+
+def _ending(request: Request, token: int, known: int, is_eos: bool) -> Ending | None:
+    """How the token that made the request `known` long ends it, if it does. A stop wins over the length."""
+    if known > request.prompt_tokens + request.min_new_tokens:
+        if token in request.stop_token_ids:
+            return Ending(request=request, reason=EndReason.STOP_TOKEN, stop_token_id=token)
+        if is_eos:
+            return Ending(request=request, reason=EndReason.EOS, stop_token_id=token)
+    if known == request.total_length:
+        return Ending(request=request, reason=EndReason.CONTEXT_FULL if request.is_cut else EndReason.LENGTH)
+    return None
+
+
+def _late(
+    book: RequestBook,
+    record: InFlight,
+    tokens: Int32Array,
+    finite: npt.NDArray[np.bool_],
+    elsewhere: npt.NDArray[np.bool_],
+    eos: Int32Array,
+    frontend_idx: Mapping[str, int],
+    now: float,
+) -> tuple[Delivery, list[int]]:
+    """Tokens of requests that lost their row since, and which of the sampled rows they are of: one by one, few."""
+    indices: list[int] = []
+    streams: list[int] = []
+    offsets: list[int] = []
+    endings: list[Ending] = []
+    kept: list[int] = []
+    sampled: list[int] = []
+    for i in np.flatnonzero(elsewhere).tolist():
+        request = book.by_handle(int(record.handles[record.sampled[i]]))
+        if request is None:
+            continue
+        assert request.late_samples > 0, f"request {request.request_id}: a late token that nobody counted"
+        request.late_samples -= 1
+        if not finite[i]:
+            endings.append(Ending.not_finite(request))
+            continue
+        token = int(tokens[i])
+        if request.known == request.prompt_tokens:
+            request.first_token_at = now
+        indices.append(frontend_idx[request.frontend])
+        streams.append(request.stream)
+        offsets.append(request.num_outputs)
+        kept.append(token)
+        sampled.append(i)
+        book.add_late_output(request, token)
+        is_eos = not request.ignore_eos and token in eos
+        ending = _ending(request, token, request.known, is_eos)
+        if ending is not None:
+            endings.append(ending)
+    delivery = Delivery(
+        frontend_idx=np.array(indices, np.int32),
+        streams=np.array(streams, np.uint64),
+        offsets=np.array(offsets, np.int32),
+        tokens=np.array(kept, np.int32),
+        endings=endings,
+    )
+    return delivery, sampled
+
+
+def _prompt_logprobs(
+    book: RequestBook, record: InFlight, told: ToldLogprobs
+) -> tuple[tuple[PromptLogprobs, ...], list[Request]]:
+    """The pieces of those who still live, wherever they are by now, and who got values that are no numbers."""
+    pieces: list[PromptLogprobs] = []
+    hopeless: list[Request] = []
+    line = 0
+    for ask in record.prompt_asks:
+        request = book.by_handle(ask.handle)
+        if request is not None:
+            piece = of_ask(ask, request, told, line)
+            if np.isnan(piece.values.logprobs).any():
+                hopeless.append(request)
+            else:
+                request.told_prompt_logprobs(ask.start, ask.count)
+                pieces.append(piece)
+        line += ask.count
+    return tuple(pieces), hopeless
+
+
+def _joined(first: Delivery, second: Delivery) -> Delivery:
+    if not len(second.tokens) and not second.endings:
+        return first
+    return Delivery(
+        frontend_idx=np.concatenate([first.frontend_idx, second.frontend_idx]),
+        streams=np.concatenate([first.streams, second.streams]),
+        offsets=np.concatenate([first.offsets, second.offsets]),
+        tokens=np.concatenate([first.tokens, second.tokens]),
+        endings=first.endings + second.endings,
+    )

@@ -1,0 +1,105 @@
+"""Says what became of each step, for whoever watches steps; says nothing unless the config asks for it.
+
+Owns nothing: it reads the lane and the queue as they are when a result is read, before those whom the step ends leave.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages.plan import InFlight
+from scheduler_svc.core.state.lane import Lane
+from scheduler_svc.core.state.request_queue import RequestBook
+
+
+class Totals(NamedTuple):
+    """Counted since the core's start, this step included."""
+
+    steps: int
+    preemptions: int
+
+
+def confirmed(
+    totals: Totals,
+    lane: Lane,
+    book: RequestBook,
+    now: float,
+    record: InFlight,
+    output_tokens: int,
+    compute_us: int,
+) -> fx.StepReport:
+    """A step that went well."""
+    prefill, decode = record.prefill_tokens, record.decode_tokens
+    return fx.StepReport(
+        kind=fx.StepKind.MIXED if prefill and decode else fx.StepKind.PREFILL if prefill else fx.StepKind.DECODE,
+        cause=None,
+        at=now,
+        step=totals.steps,
+        lane=lane.number,
+        generation=lane.generation,
+        running=lane.rows.num_seated,
+        waiting=book.num_waiting,
+        prefill_tokens=prefill,
+        decode_tokens=decode,
+        output_tokens=output_tokens,
+        pages_used=lane.pool.num_used,
+        pages_cached=lane.pool.num_kept,
+        pages_total=lane.info.usable_pages,
+        preemptions=totals.preemptions,
+        compute_us=compute_us,
+        span_seconds=now - record.sent_at,
+    )
+
+
+def reset(
+    totals: Totals,
+    lane: Lane,
+    book: RequestBook,
+    now: float,
+    cause: fx.ResetCause,
+    void: Sequence[InFlight],
+    compute_us: int,
+) -> fx.StepReport:
+    """A lane that was reset; `void` are the plans that were in flight, oldest first."""
+    return fx.StepReport(
+        kind=fx.StepKind.RESET,
+        cause=cause,
+        at=now,
+        step=totals.steps,
+        lane=lane.number,
+        generation=lane.generation,
+        running=0,
+        waiting=book.num_waiting,
+        prefill_tokens=sum(record.prefill_tokens for record in void),
+        decode_tokens=sum(record.decode_tokens for record in void),
+        output_tokens=0,
+        pages_used=0,
+        pages_cached=lane.pool.num_kept,
+        pages_total=lane.info.usable_pages,
+        preemptions=totals.preemptions,
+        compute_us=compute_us,
+        span_seconds=now - void[0].sent_at if void else 0.0,
+    )
+
+
+def joined(totals: Totals, lane: Lane, book: RequestBook, now: float) -> fx.StepReport:
+    """A worker that serves from now on."""
+    return fx.StepReport(
+        kind=fx.StepKind.JOINED,
+        cause=None,
+        at=now,
+        step=totals.steps,
+        lane=lane.number,
+        generation=lane.generation,
+        running=0,
+        waiting=book.num_waiting,
+        prefill_tokens=0,
+        decode_tokens=0,
+        output_tokens=0,
+        pages_used=0,
+        pages_cached=lane.pool.num_kept,
+        pages_total=lane.info.usable_pages,
+        preemptions=totals.preemptions,
+        compute_us=0,
+        span_seconds=0.0,
+    )

@@ -1,0 +1,242 @@
+"""Owns the check of what callers send and its translation to the core's Submit. Knows nothing of streams or sockets.
+
+Every refusal is INVALID_ARGUMENT (an unknown model NOT_FOUND) and names the field, the number and the limit. The
+request is checked before its text is tokenized, and its length after. A prompt's pages are hashed here, once, so that
+the core, whose one thread all requests share, need not: 32,768 tokens in pages of 64 take 0.2 ms. The largest message
+may hold millions of tokens, so the event loop has a turn after every few thousand pages.
+"""
+
+import asyncio
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from tandem.internal.v1 import frontend_pb2
+from tandem.v1 import inference_pb2
+
+from scheduler_svc.core.messages.events import Int32Array
+from scheduler_svc.core.messages.page_hash import HASH_BYTES, hash_pages, prefix_root
+from scheduler_svc.frontend.model import Model
+from scheduler_svc.frontend.rpc import status
+from scheduler_svc.frontend.text.tokenizer import Text
+from scheduler_svc.frontend.validate.checks import (
+    check_above_zero,
+    check_count,
+    check_range,
+    check_request_id,
+    check_token_ids,
+    refuse,
+)
+from scheduler_svc.frontend.validate.sampling import Drawing, check_sampling
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_STRING_CHARS = 256
+MAX_STOP_TOKEN_IDS = 256
+MAX_PRIORITY = 1000
+MAX_SALT_CHARS = 256
+# About 1 ms of work.
+PAGES_AT_ONCE = 2048
+# A week.
+MAX_TIME_SECONDS = 604_800
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """A request of which all but the prompt's length is known to be good."""
+
+    request_id: str
+    drawing: Drawing
+    stop: inference_pb2.StopParams
+    stop_strings: tuple[str, ...]
+    priority: int
+    cache: inference_pb2.CacheParams
+    want_text: bool
+    want_token_ids: bool
+    skip_special_tokens: bool
+    # Of the most probable tokens told beside each; None: no logprobs.
+    num_top: int | None
+    # None: none of the prompt's.
+    prompt_logprobs_start: int | None
+
+
+def check_request(request: inference_pb2.GenerateRequest, model: Model) -> Checked:
+    """Checks everything but the prompt. Raises Refusal."""
+    model.check_name(request.model)
+    check_range("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
+    if len(request.cache.salt) > MAX_SALT_CHARS:
+        refuse("cache.salt", f"{len(request.cache.salt)} characters long", MAX_SALT_CHARS)
+    stop_strings = _check_stop(request.stop, model)
+    output = request.output
+    return Checked(
+        request_id=_check_request_id(request.request_id),
+        drawing=check_sampling(request.sampling, request.stop, model),
+        stop=request.stop,
+        stop_strings=stop_strings,
+        priority=request.priority,
+        cache=request.cache,
+        want_text=_check_want_text(output, model),
+        want_token_ids=not output.HasField("want_token_ids") or output.want_token_ids,
+        skip_special_tokens=not output.HasField("skip_special_tokens") or output.skip_special_tokens,
+        num_top=_check_logprobs(output, model),
+        prompt_logprobs_start=output.prompt_logprobs_start if output.HasField("prompt_logprobs_start") else None,
+    )
+
+
+async def prompt_ids(request: inference_pb2.GenerateRequest, model: Model) -> Sequence[int]:
+    """The prompt's token ids, tokenized where it is text. Raises Refusal."""
+    kind = request.WhichOneof("prompt")
+    if kind is None:
+        raise status.invalid("prompt", "prompt is missing; give text or token_ids")
+    if kind == "text":
+        return await text_ids("text", request.text, model)
+    check_token_ids("token_ids.ids", request.token_ids.ids, model)
+    return request.token_ids.ids
+
+
+async def text_ids(field: str, text: str, model: Model) -> list[int]:
+    """The ids of a text. Raises Refusal where the model has no tokenizer, or the text is empty or too long."""
+    if model.text is None:
+        raise status.invalid(field, f"{field} needs a tokenizer, and the served model came without one")
+    model.text.check_size(field, text, model.max_length)
+    token_ids = await model.text.encode(text)
+    if not token_ids:
+        raise status.invalid(field, f"{field} has {len(text)} characters that make 0 tokens; 1 is needed")
+    # The tokenizer may know more tokens than the model has embeddings for.
+    check_token_ids(field, token_ids, model)
+    return token_ids
+
+
+async def make_submit(
+    checked: Checked, token_ids: Sequence[int], model: Model, *, deadline_seconds: float
+) -> frontend_pb2.Submit:
+    """Checks the lengths and makes the core's order, but for its stream. `deadline_seconds` is 0 for none.
+
+    The lengths are checked at once; raises Refusal.
+    """
+    stop, drawing, sampling = checked.stop, checked.drawing, checked.drawing.in_force
+    max_new_tokens = _max_new_tokens(stop, len(token_ids), model)
+    most = new_tokens_in_force(max_new_tokens, len(token_ids), model)
+    if stop.min_new_tokens > most:
+        refuse("stop.min_new_tokens", stop.min_new_tokens, f"max_new_tokens, here {most}")
+    prompt = np.asarray(token_ids, dtype="<i4")
+    root = prefix_root(model.cache_root, checked.cache.salt)
+    return frontend_pb2.Submit(
+        request_id=checked.request_id,
+        prompt=prompt.tobytes(),
+        max_new_tokens=max_new_tokens,
+        min_new_tokens=stop.min_new_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        seed=sampling.seed,
+        stop_token_ids=np.asarray(list(dict.fromkeys(stop.stop_token_ids)), dtype="<i4").tobytes(),
+        ignore_eos=stop.ignore_eos,
+        priority=checked.priority,
+        max_time_seconds=stop.max_time_seconds,
+        deadline_seconds=deadline_seconds,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        biased_token_ids=drawing.biased_token_ids.astype("<i4").tobytes(),
+        biases=drawing.biases.astype("<f4").tobytes(),
+        allowed_token_ids=drawing.allowed_token_ids.astype("<i4").tobytes(),
+        num_samples=sampling.num_samples,
+        num_logprobs=0 if checked.num_top is None else 1 + checked.num_top,
+        prompt_logprobs_from=_prompt_logprobs_from(checked.prompt_logprobs_start, len(token_ids)),
+        prefix_root=root,
+        page_hashes=await _hash_pages(root, prompt, model.info.page_size),
+        bypass_read=checked.cache.bypass_read,
+        bypass_write=checked.cache.bypass_write,
+    )
+
+
+async def _hash_pages(root: bytes, prompt: Int32Array, page_size: int) -> bytes:
+    parts, parent, num_at_once = list[bytes](), root, PAGES_AT_ONCE * page_size
+    for start in range(0, len(prompt), num_at_once):
+        if parts:
+            await asyncio.sleep(0)
+            parent = parts[-1][-HASH_BYTES:]
+        parts.append(hash_pages(parent, prompt[start : start + num_at_once], page_size))
+    return b"".join(parts)
+
+
+def new_tokens_in_force(max_new_tokens: int, num_prompt: int, model: Model) -> int:
+    """Output tokens after which a stream ends for sure: there are no more than the model has positions for."""
+    return min(max_new_tokens, model.max_length - num_prompt)
+
+
+def _check_request_id(request_id: str) -> str:
+    check_request_id("request_id", request_id)
+    return request_id or uuid.uuid4().hex
+
+
+def _check_stop(stop: inference_pb2.StopParams, model: Model) -> tuple[str, ...]:
+    if stop.HasField("max_new_tokens") and stop.max_new_tokens == 0:
+        raise status.invalid("stop.max_new_tokens", "stop.max_new_tokens is 0; it must be at least 1")
+    if stop.HasField("max_time_seconds"):
+        check_above_zero("stop.max_time_seconds", stop.max_time_seconds, MAX_TIME_SECONDS)
+    check_count("stop.stop_token_ids", len(stop.stop_token_ids), MAX_STOP_TOKEN_IDS)
+    if stop.stop_token_ids:
+        check_token_ids("stop.stop_token_ids", stop.stop_token_ids, model)
+    check_count("stop.stop_strings", len(stop.stop_strings), MAX_STOP_STRINGS)
+    for idx, string in enumerate(stop.stop_strings):
+        field = f"stop.stop_strings[{idx}]"
+        if not string:
+            raise status.invalid(field, f"{field} is empty; at least 1 character is needed")
+        if len(string) > MAX_STOP_STRING_CHARS:
+            refuse(field, f"{len(string)} characters long", MAX_STOP_STRING_CHARS)
+    if stop.stop_strings and model.text is None:
+        message = "stop.stop_strings needs a tokenizer, and the served model came without one"
+        raise status.invalid("stop.stop_strings", message)
+    return tuple(dict.fromkeys(stop.stop_strings))
+
+
+def _check_want_text(output: inference_pb2.OutputParams, model: Model) -> bool:
+    if model.text is None and output.want_text:
+        message = "output.want_text is true, and the served model came without a tokenizer"
+        raise status.invalid("output.want_text", message)
+    return model.text is not None and (not output.HasField("want_text") or output.want_text)
+
+
+def _check_logprobs(output: inference_pb2.OutputParams, model: Model) -> int | None:
+    if not output.HasField("logprobs"):
+        return None
+    check_range("output.logprobs", output.logprobs, 0, model.info.max_logprobs)
+    return output.logprobs
+
+
+def _prompt_logprobs_from(start: int | None, num_prompt: int) -> int:
+    """The first position whose logprob there is: 0, which has none, stands for 1. 0 where none is left or asked for."""
+    field = "output.prompt_logprobs_start"
+    if start is None:
+        return 0
+    if start >= num_prompt:
+        refuse(field, start, f"{num_prompt - 1} (the prompt has {num_prompt} tokens)")
+    return max(1, start) if num_prompt > 1 else 0
+
+
+def _max_new_tokens(stop: inference_pb2.StopParams, num_prompt: int, model: Model) -> int:
+    max_length = model.max_length
+    if num_prompt >= max_length:
+        message = (
+            f"prompt has {num_prompt} tokens; the limit is {max_length - 1}"
+            f" (max_length {max_length}, less one new token)"
+        )
+        raise status.invalid("prompt", message)
+    if stop.HasField("max_new_tokens"):
+        # More than fit: the core ends the stream with CONTEXT_FULL. How many more does not matter.
+        return min(stop.max_new_tokens, max_length)
+    # What fits the workers that are present; a longer prompt waits for, or is refused like, one that fits the others.
+    num_left = (model.info.max_length if num_prompt < model.info.max_length else max_length) - num_prompt
+    return max(1, min(model.info.default_max_new_tokens, num_left))
+
+
+def check_detokenize(request: inference_pb2.DetokenizeRequest, model: Model) -> Text:
+    """The tokenizer for a request that it can answer. Raises Refusal."""
+    if model.text is None:
+        raise status.invalid("token_ids", "token_ids need a tokenizer, and the served model came without one")
+    check_count("token_ids", len(request.token_ids), model.max_length)
+    check_token_ids("token_ids", request.token_ids, model)
+    return model.text

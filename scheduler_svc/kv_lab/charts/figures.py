@@ -1,0 +1,176 @@
+"""What a life came to. Owns the definitions of the figures, which are these; knows nothing of layouts and pictures.
+
+Means are over the steps up to the last in which somebody waited or no place had seen its last sequence: what comes
+after is an end, in which memory stands empty for want of sequences. Peaks and counts are of all steps. Internal
+fragmentation is the share of the reserved slots that hold no token, over time; external fragmentation is 1 − largest
+hole ÷ free, over the steps in which something was free.
+"""
+
+from array import array
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from scheduler_svc.kv_lab.geometry import Geometry
+from scheduler_svc.kv_lab.layouts.layout import Layout
+from scheduler_svc.kv_lab.run import Life
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Microseconds of one kind of call into a layout; measured, and so of this Python and this machine."""
+
+    calls: int
+    median_us: float
+    p99_us: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """Tokens are slots, one token's K/V in all layers: `token_bytes` bytes each."""
+
+    memory: str
+    geometry: str
+    token_bytes: int
+    total_tokens: int
+    overhead_tokens: int
+    steps: int
+    demand_steps: int
+    sequences: int
+    rejected: int
+    delayed: int
+    wait_mean_steps: float
+    wait_p99_steps: float
+    preemptions: int
+    recomputed_tokens: int
+    fit_sequences: int
+    running_mean: float
+    running_peak: int
+    used_mean_tokens: float
+    used_peak_tokens: int
+    reserved_mean_tokens: float
+    reserved_peak_tokens: int
+    wasted_mean_tokens: float
+    wasted_peak_tokens: int
+    free_mean_tokens: float
+    utilisation_mean: float
+    utilisation_peak: float
+    internal_fragmentation: float
+    external_fragmentation: float
+    external_fragmentation_peak: float
+    refused_by_fragmentation: int
+    saved_mean_tokens: float
+    saved_peak_tokens: int
+    cached_mean_tokens: float
+    prefill_tokens: int
+    hit_tokens: int
+    moves: int
+    moved_tokens: int
+    decoded_tokens: int
+    decoded_per_step: float
+    read_full_per_token_bytes: float
+    read_per_token_bytes: float
+    read_full_per_step_bytes: float
+    read_per_step_bytes: float
+    read_saved: float
+    prepare: Spread
+    allocate: Spread
+    grow: Spread
+
+    def told(self) -> dict[str, object]:
+        """For JSON: beside every `…_tokens` stands its `…_bytes`."""
+        told: dict[str, object] = {}
+        for name, value in asdict(self).items():
+            told[name] = value
+            if name.endswith("_tokens"):
+                told[name.removesuffix("_tokens") + "_bytes"] = value * self.token_bytes
+        return told
+
+
+def figures(life: Life, layout: Layout, fits: int, geometry: Geometry) -> Figures:
+    """Of a life that is over. `fits`: what `fit` said of the same workload."""
+    steps, size = life.steps, geometry.token_bytes
+    demand = slice(0, life.last_demand + 1)
+    used, reserved, free = _ints(steps.used), _ints(steps.reserved), _ints(steps.free)
+    saved, running, waits = _ints(steps.saved), _ints(steps.running), _ints(life.waits)
+    wasted = reserved - used
+    broken = external(free, _ints(steps.largest_hole))
+    had_free = free > 0
+    read_full, read = sum(steps.read_full), sum(steps.read)
+    decoding = max(1, int((_ints(steps.read_full) > 0).sum()))
+    return Figures(
+        memory=layout.name,
+        geometry=geometry.name,
+        token_bytes=size,
+        total_tokens=layout.total,
+        overhead_tokens=layout.overhead,
+        steps=len(used),
+        demand_steps=len(used[demand]),
+        sequences=life.finished,
+        rejected=life.rejected,
+        delayed=int((waits > 0).sum()),
+        wait_mean_steps=_mean(waits),
+        wait_p99_steps=float(np.percentile(waits, 99)) if len(waits) else 0.0,
+        preemptions=life.preemptions,
+        recomputed_tokens=life.recomputed,
+        fit_sequences=fits,
+        running_mean=_mean(running[demand]),
+        running_peak=int(running.max()),
+        used_mean_tokens=_mean(used[demand]),
+        used_peak_tokens=int(used.max()),
+        reserved_mean_tokens=_mean(reserved[demand]),
+        reserved_peak_tokens=int(reserved.max()),
+        wasted_mean_tokens=_mean(wasted[demand]),
+        wasted_peak_tokens=int(wasted.max()),
+        free_mean_tokens=_mean(free[demand]),
+        utilisation_mean=_mean(used[demand]) / layout.total,
+        utilisation_peak=int(used.max()) / layout.total,
+        internal_fragmentation=_share(int(wasted[demand].sum()), int(reserved[demand].sum())),
+        external_fragmentation=_mean(broken[demand][had_free[demand]]),
+        external_fragmentation_peak=float(broken.max()),
+        refused_by_fragmentation=layout.refused_by_fragmentation,
+        saved_mean_tokens=_mean(saved[demand]),
+        saved_peak_tokens=int(saved.max()),
+        cached_mean_tokens=_mean(_ints(steps.cached)[demand]),
+        prefill_tokens=life.prefilled,
+        hit_tokens=life.hit,
+        moves=layout.moves,
+        moved_tokens=layout.moved,
+        decoded_tokens=life.decoded,
+        decoded_per_step=life.decoded / len(used),
+        read_full_per_token_bytes=_share(read_full, life.decoded) * size,
+        read_per_token_bytes=_share(read, life.decoded) * size,
+        read_full_per_step_bytes=read_full * size / decoding,
+        read_per_step_bytes=read * size / decoding,
+        read_saved=1 - _share(read, read_full) if read_full else 0.0,
+        prepare=_spread(life.prepare_ns),
+        allocate=_spread(life.admit_ns),
+        grow=_spread(life.grow_ns),
+    )
+
+
+def external(free: Ints, largest: Ints) -> npt.NDArray[np.float64]:
+    """1 − largest hole ÷ free, 0 where nothing is free."""
+    return np.where(free > 0, 1 - largest / np.maximum(free, 1), 0.0)
+
+
+def _ints(values: "array[int]") -> Ints:
+    return np.frombuffer(values, np.int64) if len(values) else np.zeros(0, np.int64)
+
+
+def _mean(values: npt.NDArray[np.int64] | npt.NDArray[np.float64]) -> float:
+    return float(values.mean()) if len(values) else 0.0
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
+
+
+def _spread(nanoseconds: "array[int]") -> Spread:
+    if not nanoseconds:
+        return Spread(calls=0, median_us=0.0, p99_us=0.0)
+    median, p99 = np.percentile(_ints(nanoseconds), (50, 99)).tolist()
+    return Spread(calls=len(nanoseconds), median_us=median / 1e3, p99_us=p99 / 1e3)

@@ -1,0 +1,92 @@
+"""What a cache and a window change, told at a few lengths. Owns which lengths and windows; computes nothing itself."""
+
+from dataclasses import dataclass
+
+from scheduler_svc.kv_lab.geometry import Geometry
+from scheduler_svc.kv_lab.measured import Measured
+from scheduler_svc.kv_lab.recompute import Cost, generate, next_token, read_tokens
+from scheduler_svc.kv_lab.settings import Settings
+from scheduler_svc.kv_lab.workload import Workload
+
+_WINDOWS = (256, 512, 1024, 2048)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtLength:
+    """One sequence of `length` tokens, all but the prompt generated one by one; `token` is the last of them."""
+
+    length: int
+    prompt: int
+    token_cached: Cost
+    token_recomputed: Cost
+    total_cached: Cost
+    total_recomputed: Cost
+
+    @property
+    def flops_ratio(self) -> float:
+        """All FLOPs without a cache, over those with one."""
+        return self.total_recomputed.flops / self.total_cached.flops
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """K/V bytes that attention reads per generated token of the workload, on average."""
+
+    window: int
+    full_bytes: float
+    bytes: float
+
+    @property
+    def saved(self) -> float:
+        """Share of the traffic that the window leaves out."""
+        return 1 - self.bytes / self.full_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """`measured` is None where nothing was."""
+
+    lengths: tuple[AtLength, ...]
+    windows: tuple[Window, ...]
+    measured: Measured | None
+
+
+def compare(settings: Settings, workload: Workload, geometry: Geometry, measured: Measured | None) -> Comparison:
+    """At powers of two up to the longest sequence, and at that one; at the run's window, else at usual ones."""
+    longest = settings.max_length
+    lengths = [*(2**k for k in range(7, 21) if 2**k < longest), longest]
+    sequences = workload.in_order()
+    generated = sum(sequence.length - sequence.prompt for sequence in sequences)
+    full = read_tokens(sequences, None) * geometry.token_bytes / generated
+    windows = [settings.window] if settings.window is not None else [w for w in _WINDOWS if w < longest]
+    return Comparison(
+        lengths=tuple(_at(settings, geometry, length) for length in lengths),
+        windows=tuple(
+            Window(
+                window=window,
+                full_bytes=full,
+                bytes=read_tokens(sequences, window) * geometry.token_bytes / generated,
+            )
+            for window in windows
+        ),
+        measured=measured,
+    )
+
+
+def _at(settings: Settings, geometry: Geometry, length: int) -> AtLength:
+    prompt = min(max(1, round(length * settings.prompt_share)), length - 1)
+    costs = {
+        cached: (
+            next_token(geometry, length - 1, cached=cached, window=settings.window),
+            generate(geometry, prompt, length, cached=cached, window=settings.window),
+        )
+        for cached in (True, False)
+    }
+    return AtLength(
+        length=length,
+        prompt=prompt,
+        token_cached=costs[True][0],
+        token_recomputed=costs[False][0],
+        total_cached=costs[True][1],
+        total_recomputed=costs[False][1],
+    )

@@ -1,0 +1,97 @@
+"""One extent per sequence, first fit, which grows as a list does. Owns the extents and the holes between them.
+
+An extent that is full takes from the hole behind it; where there is none it moves, all its tokens copied, into the
+first hole that holds it with room to grow, else into the first that holds one token more. While it moves, it holds
+both places. With a window an extent becomes a ring when it is as long as the window, and grows no more.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from scheduler_svc.kv_lab.layouts.holes import Holes
+from scheduler_svc.kv_lab.layouts.layout import Extents, Layout
+from scheduler_svc.kv_lab.settings import Settings
+from scheduler_svc.kv_lab.workload import Sequence
+
+
+@dataclass(slots=True)
+class _Extent:
+    start: int
+    capacity: int
+    length: int
+
+
+class Growing(Layout):
+    """Starts with exactly the slots of the tokens there are."""
+
+    name = "growing"
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self._span = settings.span
+        self._longest = settings.reserve
+        self._growth = settings.growth
+        self._holes = Holes(self.total)
+        self._held: dict[int, _Extent] = {}
+
+    def could_ever_hold(self, length: int) -> bool:
+        # Alone, from slot 0 on, it never needs to move.
+        return length <= self._longest and min(length, self._span) <= self.total
+
+    def admit(self, sequence: Sequence, length: int) -> int | None:
+        need = min(length, self._span)
+        start = self._holes.take_first(need)
+        if start is None:
+            self.refused_by_fragmentation += self.free >= need
+            return None
+        self._held[sequence.index] = _Extent(start, need, length)
+        self.reserved += need
+        self.used += need
+        return 0
+
+    def grow(self, sequence: Sequence) -> bool:
+        extent = self._held[sequence.index]
+        if extent.length < self._span:
+            if extent.length == extent.capacity and not self._enlarge(extent):
+                return False
+            self.used += 1
+        extent.length += 1
+        return True
+
+    def release(self, sequence: Sequence) -> None:
+        extent = self._held.pop(sequence.index)
+        self._holes.give(extent.start, extent.start + extent.capacity)
+        self.reserved -= extent.capacity
+        self.used -= min(extent.length, self._span)
+
+    def _enlarge(self, extent: _Extent) -> bool:
+        before = extent.capacity
+        target = min(self._span, max(before + 1, int(before * self._growth)))
+        taken = self._holes.take_behind(extent.start + before, target - before)
+        if taken:
+            extent.capacity += taken
+            self.reserved += taken
+            return True
+        for capacity in (target, before + 1):
+            start = self._holes.take_first(capacity)
+            if start is not None:
+                break
+        else:
+            # It needs one slot, but a run of all.
+            self.refused_by_fragmentation += self.free >= 1
+            return False
+        self._holes.give(extent.start, extent.start + before)
+        extent.start, extent.capacity = start, capacity
+        self.reserved += capacity - before
+        self.moves += 1
+        self.moved += extent.length
+        return True
+
+    def largest_hole(self) -> int:
+        return self._holes.largest()
+
+    def extents(self) -> Mapping[int, Extents]:
+        return {index: [(extent.start, extent.start + extent.capacity)] for index, extent in self._held.items()}
+
+    def lengths(self) -> Mapping[int, int]:
+        return {index: extent.length for index, extent in self._held.items()}

@@ -1,0 +1,103 @@
+"""Pages from the core's own pool, each sequence alone with its pages. Owns the page lists; sharing builds on it.
+
+Page 0 is the pool's padding page: overhead, as is what is left of the memory behind the last whole page. With a window,
+pages wholly behind it are let go while the sequence runs; of a prompt only the window's pages are taken, as if it
+came in chunks.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from scheduler_svc.core.state.page_pool import PagePool
+from scheduler_svc.kv_lab.layouts.layout import Extents, Layout
+from scheduler_svc.kv_lab.settings import Settings
+from scheduler_svc.kv_lab.workload import Sequence
+
+
+@dataclass(slots=True)
+class Table:
+    """Pages of one sequence: `pages[i]` holds the positions from `(first + i) × page_size` on."""
+
+    pages: list[int]
+    first: int
+    length: int
+
+
+class Paged(Layout):
+    """Any free page is as good as another."""
+
+    name = "paged"
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self._page_size = settings.page_size
+        self._longest = settings.reserve
+        self._window = settings.window
+        num_pages = self.total // self._page_size
+        self._pool = PagePool(num_pages)
+        self.overhead = self.total - (num_pages - 1) * self._page_size
+        self._tables: dict[int, Table] = {}
+
+    def could_ever_hold(self, length: int) -> bool:
+        # While it grows, the page that leaves the window goes after the new one came.
+        most = length if self._window is None else min(length, self._window + 2 * self._page_size)
+        return length <= self._longest and self._num_pages(most) * self._page_size <= self.total - self.overhead
+
+    def admit(self, sequence: Sequence, length: int) -> int | None:
+        first = self._first(length)
+        pages = self._pool.allocate(self._num_pages(length) - first)
+        if pages is None:
+            return None
+        self._tables[sequence.index] = Table(pages, first, length)
+        self.reserved += len(pages) * self._page_size
+        self.used += length - first * self._page_size
+        return 0
+
+    def grow(self, sequence: Sequence) -> bool:
+        table = self._tables[sequence.index]
+        if table.length % self._page_size == 0:
+            page = self._pool.allocate(1)
+            if page is None:
+                return False
+            table.pages += page
+            self.reserved += self._page_size
+        table.length += 1
+        self.used += 1
+        if self._window is not None:
+            self._slide(table)
+        return True
+
+    def release(self, sequence: Sequence) -> None:
+        table = self._tables.pop(sequence.index)
+        self._pool.release(table.pages)
+        self.reserved -= len(table.pages) * self._page_size
+        self.used -= table.length - table.first * self._page_size
+
+    def _slide(self, table: Table) -> None:
+        """Lets go of pages of which no position is in the window."""
+        behind = self._first(table.length) - table.first
+        if behind > 0:
+            self._let_go(table.pages[:behind])
+            del table.pages[:behind]
+            table.first += behind
+
+    def _let_go(self, pages: list[int]) -> None:
+        self._pool.release(pages)
+        self.reserved -= len(pages) * self._page_size
+        self.used -= len(pages) * self._page_size
+
+    def _first(self, length: int) -> int:
+        """Index of the first page that a sequence of so many tokens holds."""
+        return 0 if self._window is None else max(0, length - self._window) // self._page_size
+
+    def _num_pages(self, length: int) -> int:
+        return -(-length // self._page_size)
+
+    def extents(self) -> Mapping[int, Extents]:
+        size = self._page_size
+        return {
+            index: [(page * size, (page + 1) * size) for page in table.pages] for index, table in self._tables.items()
+        }
+
+    def lengths(self) -> Mapping[int, int]:
+        return {index: table.length for index, table in self._tables.items()}

@@ -1,0 +1,144 @@
+"""Pages that sequences share. Owns who forks and who copies; hashes, index and eviction are the core's own.
+
+A full page is found again by the hash of all that stands before its end, while others hold it and after that until it
+is handed out anew. At least one token of a sequence is computed, in a page of its own, so an indexed page is never
+written again. Samples admitted before the first of them has generated anything hold all pages of its prompt, the
+partial one too: whoever writes into a page that others hold copies it first.
+"""
+
+from scheduler_svc.core.messages.page_hash import HASH_BYTES, hash_pages, prefix_root
+from scheduler_svc.kv_lab.layouts.paged import Paged, Table
+from scheduler_svc.kv_lab.settings import Settings
+from scheduler_svc.kv_lab.workload import Sequence
+
+
+class Shared(Paged):
+    """`used` and `reserved` count a page once; `saved` is what its other holders would have held."""
+
+    name = "shared"
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self._root = prefix_root(settings.seed.to_bytes(8, "little"), "")
+        self._chains: dict[int, bytes] = {}
+        self._tokens: dict[int, bytes] = {}
+        self._written = [0] * self._pool.num_pages
+        # By request: who of it was admitted last by itself, and so may be forked.
+        self._newest: dict[int, int] = {}
+
+    @property
+    def cached(self) -> int:
+        return self._pool.num_kept * self._page_size
+
+    def prepare(self, sequence: Sequence) -> None:
+        self._chains[sequence.index] = hash_pages(self._root, sequence.tokens, self._page_size)
+        self._tokens[sequence.index] = sequence.tokens.astype("<i4", copy=False).tobytes()
+
+    def admit(self, sequence: Sequence, length: int) -> int | None:
+        if length == sequence.prompt and self._fork(sequence):
+            return length
+        first, size = self._first(length), self._page_size
+        num_hit, found = self._find(sequence, length)
+        hits = found[first:num_hit]
+        # Before anything is allocated, or a hit could be evicted for it.
+        for page in hits:
+            self._hold(page)
+        start = max(first, num_hit)
+        pages = self._pool.allocate(self._num_pages(length) - start)
+        if pages is None:
+            self._let_go(hits)
+            return None
+        for i, page in enumerate(pages, start):
+            self._take(page, min(size, length - i * size))
+            if (i + 1) * size <= length:
+                self._pool.keep(page, *self._name(sequence, i))
+        self._tables[sequence.index] = Table(hits + pages, first, length)
+        self._newest[sequence.request] = sequence.index
+        return num_hit * size
+
+    def grow(self, sequence: Sequence) -> bool:
+        table, size = self._tables[sequence.index], self._page_size
+        offset = table.length % size
+        if offset == 0 or self._pool.references(table.pages[-1]) > 1:
+            taken = self._pool.allocate(1)
+            if taken is None:
+                return False
+            self._take(taken[0], offset)
+            if offset:
+                self._let_go([table.pages.pop()])
+                self.moves += 1
+                self.moved += offset
+            table.pages += taken
+        self._written[table.pages[-1]] += 1
+        self.used += 1
+        table.length += 1
+        if offset == size - 1:
+            self._pool.keep(table.pages[-1], *self._name(sequence, table.length // size - 1))
+        if self._window is not None:
+            self._slide(table)
+        return True
+
+    def release(self, sequence: Sequence) -> None:
+        self._let_go(self._tables.pop(sequence.index).pages)
+        if self._newest.get(sequence.request) == sequence.index:
+            del self._newest[sequence.request]
+
+    def _fork(self, sequence: Sequence) -> bool:
+        """Whether another sample holds the prompt and nothing more; then this one holds the same pages."""
+        other = self._newest.get(sequence.request)
+        if other is None or self._tables[other].length != sequence.prompt:
+            return False
+        held = self._tables[other]
+        for page in held.pages:
+            self._hold(page)
+        self._tables[sequence.index] = Table(held.pages.copy(), held.first, held.length)
+        return True
+
+    def _find(self, sequence: Sequence, length: int) -> tuple[int, list[int]]:
+        """Pages from the start that need not be computed, and the page of each; 0 where none is found.
+
+        Not computed is what stands before a token whose window is all there.
+        """
+        found: list[int] = []
+        # A run of pages that are there starts here.
+        start = best = 0
+        for i in range((length - 1) // self._page_size):
+            page = self._pool.find(*self._name(sequence, i))
+            found.append(page)
+            if not page:
+                if self._window is None:
+                    break
+                start = i + 1
+            elif start <= self._first((i + 1) * self._page_size):
+                best = i + 1
+        return best, found
+
+    def _name(self, sequence: Sequence, index: int) -> tuple[bytes, bytes]:
+        """Hash and tokens of a full page."""
+        size = 4 * self._page_size
+        chain, tokens = self._chains[sequence.index], self._tokens[sequence.index]
+        return chain[index * HASH_BYTES : (index + 1) * HASH_BYTES], tokens[index * size : (index + 1) * size]
+
+    def _take(self, page: int, written: int) -> None:
+        """A page that the pool handed out."""
+        self._written[page] = written
+        self.reserved += self._page_size
+        self.used += written
+
+    def _hold(self, page: int) -> None:
+        """One more holds a page that is indexed or held."""
+        if self._pool.references(page):
+            self.saved += self._page_size
+        else:
+            self.reserved += self._page_size
+            self.used += self._written[page]
+        self._pool.share(page)
+
+    def _let_go(self, pages: list[int]) -> None:
+        for page in pages:
+            if self._pool.references(page) > 1:
+                self.saved -= self._page_size
+                continue
+            self.reserved -= self._page_size
+            self.used -= self._written[page]
+        self._pool.release(pages)

@@ -1,0 +1,83 @@
+"""What callers are told of the served model: sizes from the core, the tokenizer from a worker's Join.
+
+Owns the tokenizer, the chat template and the root of page hashes. All workers of one core have one identity, which the
+tokenizer is part of, so it is taken once, from the first worker that is proven; Joins of workers on probation are kept
+until then. Sizes and defaults are the core's to say, for each state anew.
+"""
+
+from collections.abc import Collection
+
+from tandem.internal.v1 import frontend_pb2, worker_pb2
+from tandem.v1 import control_pb2, inference_pb2
+
+from scheduler_svc.core.messages.config import MAX_LOGPROBS, MAX_NUM_SAMPLES
+from scheduler_svc.core.messages.effects import ModelServed
+
+
+class ModelCard:
+    """Empty until a worker is proven."""
+
+    def __init__(self, *, default_max_new_tokens: int, max_waiting: int, cache_root: bytes) -> None:
+        """`cache_root`: 32 bytes that nobody outside can guess, for front ends alone, never logged."""
+        self._default_max_new_tokens = default_max_new_tokens
+        self._max_waiting = max_waiting
+        self._cache_root = cache_root
+        self._tokenizer_json: bytes | None = None
+        self._chat_template = ""
+        # A tokenizer takes tens of MB, so Joins are kept only until the first worker is proven.
+        self._on_probation: dict[str, worker_pb2.Join] = {}
+
+    def joined(self, worker: str, join: worker_pb2.Join, workers: Collection[str]) -> None:
+        """The worker was accepted; `workers` are all that have joined, it among them."""
+        if self._tokenizer_json is not None:
+            return
+        self._on_probation = {name: kept for name, kept in self._on_probation.items() if name in workers}
+        self._on_probation[worker] = join
+
+    def proven(self, worker: str) -> None:
+        """The worker confirmed a step: its tokenizer is the model's."""
+        join = self._on_probation.get(worker)
+        if join is not None:
+            self._tokenizer_json, self._chat_template = join.tokenizer_json, join.chat_template
+            self._on_probation.clear()
+
+    def state(self, effect: ModelServed) -> frontend_pb2.ModelState:
+        """The message for a front end."""
+        served = effect.info
+        if served is None:
+            return frontend_pb2.ModelState(ready=False)
+        assert self._tokenizer_json is not None, "a model is served that no worker was proven for"
+        defaults = served.defaults
+        info = control_pb2.GetModelInfoResponse(
+            model=served.model,
+            identity=served.identity,
+            vocab_size=served.vocab_size,
+            max_length=served.max_length,
+            page_size=served.page_size,
+            num_pages=served.usable_pages,
+            max_rows=served.max_rows,
+            token_budget=served.token_budget,
+            eos_token_ids=served.eos_token_ids,
+            sampling_defaults=inference_pb2.SamplingParams(
+                temperature=defaults.temperature,
+                top_p=defaults.top_p,
+                top_k=defaults.top_k,
+                min_p=defaults.min_p,
+                repetition_penalty=defaults.repetition_penalty,
+            ),
+            default_max_new_tokens=self._default_max_new_tokens,
+            max_waiting=self._max_waiting,
+            has_tokenizer=bool(self._tokenizer_json),
+            max_num_samples=min(MAX_NUM_SAMPLES, self._max_waiting),
+            max_logprobs=min(MAX_LOGPROBS, served.vocab_size),
+            window=served.window,
+            sink_tokens=served.sink_tokens,
+        )
+        return frontend_pb2.ModelState(
+            ready=True,
+            info=info,
+            tokenizer_json=self._tokenizer_json,
+            chat_template=self._chat_template,
+            cache_root=self._cache_root,
+            recent_max_length=effect.recent_max_length,
+        )

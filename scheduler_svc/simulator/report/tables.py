@@ -1,0 +1,184 @@
+"""What a simulation showed: figures, a table for people, one line to paste.
+
+Owns the names and units of the figures. Everything in it is decided by setup, workload and seed: no wall time.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from scheduler_svc.simulator.report.histogram import Histogram
+from scheduler_svc.simulator.report.tally import Latencies, Point
+from scheduler_svc.simulator.simulation import Setup, Simulation
+
+Figures = dict[str, Any]
+
+_PERCENTS = (50, 90, 99)
+# Nothing is blank, anything at all a bar.
+_BARS = " ▁▂▃▄▅▆▇█"
+_WIDTH = 48
+_WASTE = ("recomputed", "discarded", "padding")
+
+
+def figures_of(simulation: Simulation, setup: Setup) -> Figures:
+    """As `--json` prints them. Seconds, tokens, pages; shares are 0 to 1."""
+    tally, workers = simulation.tally, list(simulation.workers.values())
+    seconds = max(0.0, tally.last_at - tally.first_at)
+    padding = sum(worker.padding_tokens for worker in workers)
+    used, cached, running = tally.means()
+    load = simulation.load
+    pages = setup.info.usable_pages * len(workers)
+    figures: Figures = {
+        "seconds": seconds,
+        "requests": {"submitted": tally.submitted, "finished": tally.finished, "rejected": tally.rejected},
+        "ends": dict(sorted(tally.ends.items())),
+        "throughput": {
+            "requests_per_second": _share(tally.finished, seconds),
+            "input_tokens_per_second": _share(tally.prompt_tokens, seconds),
+            "output_tokens_per_second": _share(tally.output_tokens, seconds),
+        },
+        **_latencies(tally.everybody),
+        "pages": {
+            "total": pages,
+            "page_size": setup.info.page_size,
+            "used_mean": used,
+            "used_max": tally.pages_used_max,
+            "cached_mean": cached,
+            "held_max": tally.pages_held_max,
+        },
+        "hit_rate": _share(tally.cached_tokens, tally.prompt_tokens),
+        "cached_prompt_tokens": tally.cached_tokens,
+        "preemptions": load.preemptions if load else 0,
+        "preempted_requests": tally.preempted_requests,
+        "waste": {
+            "computed_tokens": padding + sum(worker.wanted_tokens for worker in workers),
+            "recomputed_tokens": tally.recomputed_tokens,
+            "discarded_tokens": tally.discarded_tokens,
+            "padding_tokens": padding,
+        },
+        "steps": sum(worker.steps for worker in workers),
+        "busy": _share(sum(worker.busy_seconds for worker in workers), seconds * len(workers)),
+        "running_mean": running,
+        "timeline": [
+            [round(point.at, 6), point.pages_used, point.pages_cached, point.running, point.waiting]
+            for point in tally.timeline.points
+        ],
+    }
+    if tally.groups:
+        first, others = tally.groups
+        figures["first_tenant"], figures["other_tenants"] = _latencies(first), _latencies(others)
+    return figures
+
+
+def _latencies(latencies: Latencies) -> Figures:
+    return {
+        "ttft_seconds": _percentiles(latencies.ttft),
+        "itl_seconds": _percentiles(latencies.itl),
+        "queue_seconds": _percentiles(latencies.queue),
+        "total_seconds": _percentiles(latencies.total),
+    }
+
+
+def _percentiles(histogram: Histogram) -> dict[str, float]:
+    percentiles = {f"p{percent}": histogram.percentile(percent) for percent in _PERCENTS}
+    return {"mean": histogram.mean, **percentiles, "max": histogram.largest}
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0
+
+
+def table(figures: Figures) -> str:
+    """Lines for people."""
+    requests, throughput, pages, waste = (figures[name] for name in ("requests", "throughput", "pages", "waste"))
+    computed = waste["computed_tokens"]
+    ends = ", ".join(f"{count:,} {reason}" for reason, count in figures["ends"].items())
+    lines = [
+        f"{'':16}{'mean':>10}{'p50':>10}{'p90':>10}{'p99':>10}{'max':>10}",
+        *_latency_lines(figures),
+        *(line for name in ("first_tenant", "other_tenants") for line in _tenant_lines(name, figures)),
+        "",
+        _line("requests", f"{requests['submitted']:,}: {ends or 'none ended'}"),
+        _line("time", f"{figures['seconds']:,.1f} s, {figures['steps']:,} steps, device busy {figures['busy']:.1%}"),
+        _line(
+            "throughput",
+            f"{throughput['requests_per_second']:,.2f} requests/s, tokens/s: "
+            f"{throughput['input_tokens_per_second']:,.0f} in, {throughput['output_tokens_per_second']:,.0f} out",
+        ),
+        _line(
+            "pages",
+            f"{pages['total']:,} of {pages['page_size']} tokens; used {pages['used_mean']:,.0f} (mean) "
+            f"{pages['used_max']:,} (max), kept for others {pages['cached_mean']:,.0f} (mean)",
+        ),
+        _line("hit rate", f"{figures['hit_rate']:.1%} of prompt tokens were cached"),
+        _line("preemptions", f"{figures['preemptions']:,} of {figures['preempted_requests']:,} requests"),
+        _line("running", f"{figures['running_mean']:,.1f} requests (mean)"),
+        _line(
+            "waste",
+            f"of {computed:,} positions computed: "
+            + ", ".join(f"{name} {_part(waste[f'{name}_tokens'], computed)}" for name in _WASTE),
+        ),
+        *_over_time(figures),
+    ]
+    return "\n".join(lines)
+
+
+def _latency_lines(figures: Mapping[str, Any], prefix: str = "") -> list[str]:
+    names = {"TTFT": "ttft_seconds", "ITL": "itl_seconds", "queue": "queue_seconds", "total": "total_seconds"}
+    return [
+        f"{prefix + label:16}"
+        + "".join(f"{duration(figures[name][key]):>10}" for key in ("mean", "p50", "p90", "p99", "max"))
+        for label, name in names.items()
+    ]
+
+
+def _tenant_lines(name: str, figures: Figures) -> list[str]:
+    return _latency_lines(figures[name], f"{name.split('_')[0]} ")[:2] if name in figures else []
+
+
+def _line(label: str, text: str) -> str:
+    return f"{label:16}{text}"
+
+
+def _part(part: int, whole: int) -> str:
+    return f"{part:,} ({_share(part, whole):.1%})"
+
+
+def _over_time(figures: Figures) -> list[str]:
+    points = [Point(*point) for point in figures["timeline"]]
+    total = figures["pages"]["total"]
+    if len(points) < 2:
+        return []
+    waiting = [point.waiting for point in points]
+    return [
+        _line("pages used", _spark([point.pages_used for point in points], total) + f" of {total:,}"),
+        _line("pages kept", _spark([point.pages_cached for point in points], total) + f" of {total:,}"),
+        _line("waiting", _spark(waiting, max(waiting)) + f" of {max(waiting):,}"),
+    ]
+
+
+def _spark(values: list[int], most: int) -> str:
+    """The largest of each stretch, as a bar."""
+    width = min(_WIDTH, len(values))
+    parts = [values[i * len(values) // width : (i + 1) * len(values) // width] for i in range(width)]
+    steps = len(_BARS) - 1
+    return "".join(_BARS[min(steps, -(-max(part) * steps // most)) if most else 0] for part in parts)
+
+
+def duration(seconds: float) -> str:
+    """Three digits and a unit."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.3g} us"
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:,.0f} s"
+
+
+def last_line(what: str, figures: Figures, seed: int) -> str:
+    """All in one line."""
+    ttft, itl, throughput = figures["ttft_seconds"], figures["itl_seconds"], figures["throughput"]
+    return (
+        f"tandem simulate: {what}: {throughput['requests_per_second']:.2f} requests/s, "
+        f"{throughput['output_tokens_per_second']:.0f} tokens/s out; TTFT p50 {duration(ttft['p50'])} p99 "
+        f"{duration(ttft['p99'])}; ITL p50 {duration(itl['p50'])} p99 {duration(itl['p99'])}; hits "
+        f"{figures['hit_rate']:.1%}; {figures['preemptions']} preemptions; seed {seed}"
+    )

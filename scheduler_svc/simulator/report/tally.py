@@ -1,0 +1,195 @@
+"""What a simulation is asked about, counted as it goes: latencies, tokens, ends, pages over time.
+
+Owns the counts and the slots of live requests. Everything is bounded by what lives at once, never by what has been.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.simulator.report.histogram import Histogram
+from scheduler_svc.simulator.worker import SLOT_BITS, SLOT_MASK
+
+FloatArray = npt.NDArray[np.float64]
+
+_MOST_POINTS = 512
+
+
+class Latencies:
+    """Of some requests: seconds to the first token, between tokens, in the queue, from arrival to end."""
+
+    def __init__(self) -> None:
+        self.ttft = Histogram()
+        self.itl = Histogram()
+        self.queue = Histogram()
+        self.total = Histogram()
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A look at the core: seconds, pages, requests."""
+
+    at: float
+    pages_used: int
+    pages_cached: int
+    running: int
+    waiting: int
+
+
+class Timeline:
+    """At most so many points, evenly spread: when they are too many, every second one goes."""
+
+    def __init__(self) -> None:
+        self.points: list[Point] = []
+        self._gap = 0.0
+
+    def add(self, point: Point) -> None:
+        """Kept if it is far enough from the last."""
+        if self.points and point.at - self.points[-1].at < self._gap:
+            return
+        self.points.append(point)
+        if len(self.points) > _MOST_POINTS:
+            self.points = self.points[::2]
+            self._gap = (self.points[-1].at - self.points[0].at) / (len(self.points) - 1)
+
+
+class Tally:
+    """Of one simulation. `tenants` more than one: the first and the others are told apart."""
+
+    def __init__(self, *, tenants: int = 1, ttft_limit: float = 0.0) -> None:
+        """`ttft_limit` seconds: later first tokens are counted; 0: none is."""
+        self.everybody = Latencies()
+        self.groups: list[Latencies] = [Latencies(), Latencies()] if tenants > 1 else []
+        self.ends: Counter[str] = Counter()
+        self.submitted = self.finished = self.rejected = self.failed = 0
+        self.too_late = 0
+        self.prompt_tokens = self.output_tokens = self.cached_tokens = 0
+        self.recomputed_tokens = self.discarded_tokens = 0
+        self.preempted_requests = 0
+        self.first_at = self.last_at = 0.0
+        self.timeline = Timeline()
+        self.pages_used_max = self.pages_held_max = 0
+        self._used_seconds = self._cached_seconds = self._running_seconds = 0.0
+        self._point: Point | None = None
+        self._looked_from: float | None = None
+        self._ttft_limit = ttft_limit
+        self._free: list[int] = []
+        self._arrived: FloatArray = np.zeros(1024)
+        self._token_at: FloatArray = np.zeros(1024)
+        self._group: npt.NDArray[np.int8] = np.zeros(1024, np.int8)
+        self._slots = 0
+
+    # Requests ------------------------------------------------------------------------------------------------
+
+    @property
+    def live(self) -> int:
+        """Requests submitted and not ended."""
+        return self._slots - len(self._free)
+
+    @property
+    def missed(self) -> int:
+        """Requests whose first token came too late, or never."""
+        return self.too_late + self.rejected + self.failed
+
+    def enter(self, now: float, tenant: int) -> int:
+        """A request comes; its stream, whose low bits are its slot."""
+        slot = self._free.pop() if self._free else self._new_slot()
+        self._arrived[slot] = now
+        self._group[slot] = tenant > 0
+        if not self.submitted:
+            self.first_at = now
+        self.submitted += 1
+        return self.submitted << SLOT_BITS | slot
+
+    def _new_slot(self) -> int:
+        slot = self._slots
+        self._slots += 1
+        assert slot <= SLOT_MASK
+        if slot == len(self._arrived):
+            self._arrived = np.concatenate([self._arrived, np.zeros_like(self._arrived)])
+            self._token_at = np.concatenate([self._token_at, np.zeros_like(self._token_at)])
+            self._group = np.concatenate([self._group, np.zeros_like(self._group)])
+        return slot
+
+    def reject(self, effect: fx.Rejected) -> None:
+        """It may not enter."""
+        self.rejected += 1
+        self.ends[f"rejected: {effect.code}"] += 1
+        self._free.append(effect.stream & SLOT_MASK)
+
+    def take(self, output: fx.StepOutput, now: float) -> None:
+        """A step's tokens and ends."""
+        if len(output.streams):
+            slots = (output.streams & np.uint64(SLOT_MASK)).astype(np.int64)
+            is_first = output.offsets == 0
+            if is_first.any():
+                self._take_firsts(slots[is_first], now)
+                later = slots[~is_first]
+            else:
+                later = slots
+            gaps = now - self._token_at[later]
+            self.everybody.itl.add(gaps)
+            for group, latencies in enumerate(self.groups):
+                latencies.itl.add(gaps[self._group[later] == group])
+            self._token_at[slots] = now
+        for end in output.ends:
+            self._end(end, now)
+
+    def _take_firsts(self, slots: npt.NDArray[np.int64], now: float) -> None:
+        waits = now - self._arrived[slots]
+        self.everybody.ttft.add(waits)
+        for group, latencies in enumerate(self.groups):
+            latencies.ttft.add(waits[self._group[slots] == group])
+        if self._ttft_limit:
+            self.too_late += int((waits > self._ttft_limit).sum())
+
+    def _end(self, end: fx.End, now: float) -> None:
+        stats, slot = end.stats, end.stream & SLOT_MASK
+        if end.failure is not None:
+            self.ends[f"failed: {end.failure.code}"] += 1
+            self.failed += 1
+        else:
+            self.ends[str(end.reason)] += 1
+            self.finished += 1
+            self.prompt_tokens += stats.prompt_tokens
+            self.cached_tokens += stats.cached_prompt_tokens
+        self.everybody.queue.add_one(stats.queue_seconds)
+        self.everybody.total.add_one(stats.total_seconds)
+        if self.groups:
+            group = self.groups[int(self._group[slot])]
+            group.queue.add_one(stats.queue_seconds)
+            group.total.add_one(stats.total_seconds)
+        self.output_tokens += stats.output_tokens
+        self.recomputed_tokens += stats.recomputed_tokens
+        self.discarded_tokens += stats.discarded_tokens
+        self.preempted_requests += stats.preemptions > 0
+        self.last_at = now
+        self._free.append(slot)
+
+    # The core ------------------------------------------------------------------------------------------------
+
+    def look(self, load: fx.Load, now: float) -> None:
+        """How the core stands; what it said last held until now."""
+        point = Point(now, load.pages_used, load.pages_cached, load.running, load.waiting)
+        before = self._point
+        if before is None:
+            self._looked_from = now
+        else:
+            seconds = now - before.at
+            self._used_seconds += seconds * before.pages_used
+            self._cached_seconds += seconds * before.pages_cached
+            self._running_seconds += seconds * before.running
+        self._point = point
+        self.pages_used_max = max(self.pages_used_max, point.pages_used)
+        self.pages_held_max = max(self.pages_held_max, point.pages_used + point.pages_cached)
+        self.timeline.add(point)
+
+    def means(self) -> tuple[float, float, float]:
+        """Over time: pages used, pages cached, requests running."""
+        if self._point is None or self._looked_from is None or self._point.at <= self._looked_from:
+            return 0.0, 0.0, 0.0
+        seconds = self._point.at - self._looked_from
+        return self._used_seconds / seconds, self._cached_seconds / seconds, self._running_seconds / seconds

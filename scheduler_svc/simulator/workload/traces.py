@@ -1,0 +1,257 @@
+"""Recorded arrivals: Mooncake's JSONL and Azure's CSV, read once into arrays.
+
+Owns both formats and the words for a bad line. A Mooncake line is `{"timestamp": ms, "input_length": n,
+"output_length": n, "hash_ids": [...]}`, one id per 512 tokens of the prompt: equal ids stand for equal tokens behind
+equal pasts. An Azure line is `TIMESTAMP,ContextTokens,GeneratedTokens`. Tokens are made of the ids, so whatever a trace
+shares is shared here; what has no id is nobody else's.
+"""
+
+import csv
+import json
+import math
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TextIO, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from scheduler_svc.core.messages.events import Int32Array
+from scheduler_svc.simulator.workload.lengths import MOST_TOKENS
+from scheduler_svc.simulator.workload.request_source import Arrival, WorkloadError
+from scheduler_svc.simulator.workload.tokens import BLOCK_SPACE, OWN_SPACE, tokens_of
+
+BLOCK_TOKENS = 512
+_MOST_ID = 1 << 48
+_LONGEST_LINE = 1 << 20
+_AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_MOST_SECONDS = 1e9
+
+
+class TraceFormat(StrEnum):
+    """Of a file of arrivals."""
+
+    MOONCAKE = "mooncake"
+    AZURE = "azure"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trace:
+    """`at` float64[n] seconds from the first, ascending; `inputs`, `outputs` int64[n] tokens.
+
+    Request i has the block ids `blocks[block_ends[i - 1]:block_ends[i]]`.
+    """
+
+    name: str
+    at: npt.NDArray[np.float64]
+    inputs: npt.NDArray[np.int64]
+    outputs: npt.NDArray[np.int64]
+    block_ends: npt.NDArray[np.int64]
+    blocks: npt.NDArray[np.int64]
+
+    @property
+    def num_requests(self) -> int:
+        """Lines."""
+        return len(self.at)
+
+    @property
+    def num_tenants(self) -> int:
+        """A trace does not tell."""
+        return 1
+
+    @property
+    def own_rate(self) -> float:
+        """As recorded; 0 where all came at once."""
+        span = float(self.at[-1])
+        return (self.num_requests - 1) / span if span > 0 else 0.0
+
+    @property
+    def shared_blocks(self) -> float:
+        """The share of blocks that stood in an earlier request, or earlier in the same one."""
+        return 1 - len(np.unique(self.blocks)) / len(self.blocks) if len(self.blocks) else 0.0
+
+    def arrivals(self, rate: float, vocab_size: int) -> Iterator[Arrival]:
+        """The recorded gaps, all shortened or stretched alike."""
+        scale = self.own_rate / rate if rate else 0.0
+        for i in range(self.num_requests):
+            yield Arrival(
+                at=float(self.at[i]) * scale, prompt=self._prompt(i, vocab_size), output_tokens=int(self.outputs[i])
+            )
+
+    def _prompt(self, i: int, vocab_size: int) -> Int32Array:
+        length = int(self.inputs[i])
+        ids = self.blocks[self.block_ends[i - 1] if i else 0 : self.block_ends[i]]
+        tokens = tokens_of(BLOCK_SPACE | ids, BLOCK_TOKENS, vocab_size)[:length]
+        if len(tokens) == length:
+            return tokens
+        own = tokens_of(np.array([OWN_SPACE | i]), length - len(tokens), vocab_size)
+        return np.concatenate([tokens, own])
+
+
+class _Columns:
+    """A trace being read."""
+
+    def __init__(self) -> None:
+        self.at = array("d")
+        self.inputs = array("q")
+        self.outputs = array("q")
+        self.blocks = array("q")
+        self.block_counts = array("q")
+
+    def add(self, at: float, inputs: int, outputs: int, blocks: list[int]) -> None:
+        self.at.append(at)
+        self.inputs.append(inputs)
+        self.outputs.append(outputs)
+        self.blocks.extend(blocks)
+        self.block_counts.append(len(blocks))
+
+
+def read_trace(path: Path, form: TraceFormat | None = None, limit: int | None = None) -> Trace:
+    """The first `limit` requests. Raises OSError, and WorkloadError with the line's number."""
+    columns = _Columns()
+    with path.open(encoding="utf-8", newline="") as file:
+        lines: dict[TraceFormat, Callable[[str, TextIO, _Columns, int], None]] = {
+            TraceFormat.MOONCAKE: _read_mooncake,
+            TraceFormat.AZURE: _read_azure,
+        }
+        try:
+            lines[form or _format_of(file)](str(path), file, columns, limit or MOST_TOKENS)
+        except UnicodeDecodeError:
+            raise WorkloadError(f"{path} is no text") from None
+    if not columns.at:
+        raise WorkloadError(f"{path} has no requests")
+    return _trace(path.name, columns)
+
+
+def _trace(name: str, columns: _Columns) -> Trace:
+    """In order of arrival; lines of one moment stay as they stood."""
+    at = np.array(columns.at)
+    counts = np.array(columns.block_counts)
+    order = np.argsort(at, kind="stable")
+    ends = np.cumsum(counts)
+    blocks = np.array(columns.blocks, np.int64)
+    if not (order[:-1] < order[1:]).all():
+        blocks = np.concatenate([blocks[ends[i] - counts[i] : ends[i]] for i in order])
+    return Trace(
+        name=name,
+        at=at[order] - at.min(),
+        inputs=np.array(columns.inputs)[order],
+        outputs=np.array(columns.outputs)[order],
+        block_ends=np.cumsum(counts[order]),
+        blocks=blocks,
+    )
+
+
+def _format_of(file: TextIO) -> TraceFormat:
+    first = file.readline(_LONGEST_LINE).strip()
+    file.seek(0)
+    return TraceFormat.MOONCAKE if first.startswith("{") else TraceFormat.AZURE
+
+
+def _lines(name: str, file: TextIO) -> Iterator[tuple[int, str]]:
+    """Numbered from 1, the empty ones left out."""
+    number = 0
+    while line := file.readline(_LONGEST_LINE):
+        number += 1
+        if len(line) == _LONGEST_LINE:
+            raise WorkloadError(f"{name}, line {number}: it is longer than {_LONGEST_LINE} characters")
+        if line.strip():
+            yield number, line
+
+
+def _read_mooncake(name: str, file: TextIO, columns: _Columns, limit: int) -> None:
+    for number, line in _lines(name, file):
+        where = f"{name}, line {number}"
+        try:
+            value: object = json.loads(line)
+        except (ValueError, RecursionError):
+            raise WorkloadError(f"{where}: it is no JSON") from None
+        if not isinstance(value, dict):
+            raise WorkloadError(f"{where}: it is no JSON object")
+        fields = cast(dict[str, Any], value)
+        at = fields.get("timestamp")
+        if isinstance(at, bool) or not isinstance(at, int | float) or not 0 <= at <= 1e3 * _MOST_SECONDS:
+            raise WorkloadError(f"{where}: timestamp is {_shown(at)}; it must be milliseconds from 0 on")
+        inputs, outputs = (_count(where, key, fields.get(key)) for key in ("input_length", "output_length"))
+        columns.add(at / 1e3, inputs, outputs, _ids(where, fields.get("hash_ids"), inputs))
+        if len(columns.at) == limit:
+            return
+
+
+def _ids(where: str, value: object, inputs: int) -> list[int]:
+    """One per block; of the last, unfull one there need be none."""
+    if not isinstance(value, list):
+        raise WorkloadError(f"{where}: hash_ids is {_shown(value)}; it must be a list")
+    ids = cast(list[object], value)
+    for number in ids:
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < _MOST_ID:
+            raise WorkloadError(f"{where}: hash_ids has {_shown(number)}; it must be a number from 0 to {_MOST_ID - 1}")
+    least, most = inputs // BLOCK_TOKENS, math.ceil(inputs / BLOCK_TOKENS)
+    if not least <= len(ids) <= most:
+        blocks = str(most) if least == most else f"{least} or {most}"
+        raise WorkloadError(
+            f"{where}: {len(ids)} hash_ids for {inputs} tokens; blocks of {BLOCK_TOKENS} tokens make {blocks}"
+        )
+    return cast(list[int], ids)
+
+
+def _read_azure(name: str, file: TextIO, columns: _Columns, limit: int) -> None:
+    lines = _lines(name, file)
+    first = next(lines, None)
+    if first is None:
+        return
+    number, header = first
+    found = [column.strip().lstrip("\ufeff") for column in header.split(",")]
+    missing = [column for column in _AZURE_COLUMNS if column not in found]
+    if missing:
+        raise WorkloadError(
+            f"{name}, line {number}: no column {', '.join(missing)}; "
+            f"it is neither {','.join(_AZURE_COLUMNS)} nor JSON lines"
+        )
+    places = [found.index(column) for column in _AZURE_COLUMNS]
+    for number, line in lines:
+        where = f"{name}, line {number}"
+        cells = next(csv.reader([line]))
+        if len(cells) != len(found):
+            raise WorkloadError(f"{where}: {len(cells)} cells; the header has {len(found)}")
+        at, inputs, outputs = (cells[place].strip() for place in places)
+        columns.add(
+            _seconds(where, at),
+            _count(where, "ContextTokens", _whole(inputs)),
+            _count(where, "GeneratedTokens", _whole(outputs)),
+            [],
+        )
+        if len(columns.at) == limit:
+            return
+
+
+def _seconds(where: str, text: str) -> float:
+    """`2023-11-16 18:15:46.6805900`, a zone behind it or not; the fraction has seven digits."""
+    whole, _, rest = text.partition(".")
+    digits = rest[: len(rest) - len(rest.lstrip("0123456789"))]
+    try:
+        moment = datetime.fromisoformat(whole + rest[len(digits) :])
+        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        return moment.timestamp() + (float(f"0.{digits}") if digits else 0.0)
+    except ValueError:
+        raise WorkloadError(f"{where}: TIMESTAMP is {_shown(text)}; it must be like 2023-11-16 18:15:46.680") from None
+
+
+def _whole(text: str) -> object:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else text
+
+
+def _count(where: str, name: str, value: object) -> int:
+    """At least one: public traces have requests of no tokens, which count as one."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_TOKENS:
+        raise WorkloadError(f"{where}: {name} is {_shown(value)}; it must be a number from 0 to {MOST_TOKENS}")
+    return max(1, value)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}…"

@@ -1,0 +1,233 @@
+"""worker.proto on one side, the core's events and plans on the other.
+
+Owns nothing. Whatever a peer sends is checked here before the core sees it; WireError says what is wrong with it.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from tandem.internal.v1 import worker_pb2 as pb
+
+from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.plan import NOTHING_MOVES, PageMoves, Plan, RowStart
+from scheduler_svc.wire.arrays import WireError, array, packed, parsed
+
+PROTOCOL = 4
+
+_STATUS = {
+    pb.STEP_STATUS_OK: ev.StepStatus.OK,
+    pb.STEP_STATUS_SKIPPED: ev.StepStatus.SKIPPED,
+    pb.STEP_STATUS_FAILED: ev.StepStatus.FAILED,
+    pb.STEP_STATUS_OUT_OF_MEMORY: ev.StepStatus.OUT_OF_MEMORY,
+    pb.STEP_STATUS_OUT_OF_SYNC: ev.StepStatus.OUT_OF_SYNC,
+}
+_NO_EXTRAS = ev.Extras()
+_MAX_DETAIL, _MAX_NAME, _MAX_EOS_IDS = 2000, 512, 1024
+
+
+def parse(frame: bytes) -> pb.WorkerToCore:
+    """The message in a frame. Raises WireError."""
+    return parsed(pb.WorkerToCore, frame)
+
+
+def event_of(message: pb.WorkerToCore, worker: str) -> ev.Event:
+    """What the message means to the core. Raises WireError."""
+    match message.WhichOneof("message"):
+        case "join":
+            return ev.WorkerJoined(worker=worker, info=_info(message.join))
+        case "heartbeat":
+            return ev.WorkerAlive(worker=worker)
+        case "leave":
+            return ev.WorkerLost(worker=worker, reason="it stops", is_orderly=True)
+        case "result":
+            return _step_done(message.result, worker)
+        case _:
+            raise WireError("the message is empty")
+
+
+def _info(join: pb.Join) -> ev.WorkerInfo:
+    if join.protocol != PROTOCOL:
+        raise WireError(f"it speaks protocol {join.protocol}; this scheduler speaks {PROTOCOL}")
+    bounds = {
+        "vocab_size": (join.vocab_size, 1, 1 << 24),
+        "page_size": (join.page_size, 1, 1 << 16),
+        "num_pages": (join.num_pages, 2, 1 << 20),
+        "max_rows": (join.max_rows, 1, 1 << 16),
+        "max_length": (join.max_length, 2, 1 << 24),
+        "chunk_align": (join.chunk_align, 1, 1 << 16),
+        "token_budget": (join.token_budget, join.max_rows + join.chunk_align, 1 << 24),
+        "logit_rows": (join.logit_rows, join.max_rows + join.chunk_align, 1 << 24),
+        "window": (join.window, 0, 1 << 24),
+        "sink_tokens": (join.sink_tokens, 0, join.max_length if join.window else 0),
+        "host_pages": (join.host_pages, 0, 1 << 24),
+        "page_copy_us": (join.page_copy_us, 0, 1e12),
+        "token_us": (join.token_us, 0, 1e12),
+        "max_frame_bytes": (join.max_frame_bytes, 1 << 20, 1 << 40),
+    }
+    for name, (value, low, high) in bounds.items():
+        if not low <= value <= high:
+            raise WireError(f"{name} is {value}; it must be {low} to {high}")
+    if join.max_length > join.page_size << 20:
+        raise WireError(f"max_length {join.max_length} takes more than {1 << 20} pages of {join.page_size}")
+    for name, text in (("identity", join.identity), ("model", join.model)):
+        if not 1 <= len(text) <= _MAX_NAME:
+            raise WireError(f"{name} has {len(text)} characters; it must have 1 to {_MAX_NAME}")
+    if len(join.eos_token_ids) > _MAX_EOS_IDS:
+        raise WireError(f"{len(join.eos_token_ids)} eos_token_ids; the limit is {_MAX_EOS_IDS}")
+    for token in join.eos_token_ids:
+        if token >= join.vocab_size:
+            raise WireError(f"eos_token_ids has {token}; the vocabulary has {join.vocab_size} tokens")
+    return ev.WorkerInfo(
+        identity=join.identity,
+        model=join.model,
+        vocab_size=join.vocab_size,
+        page_size=join.page_size,
+        num_pages=join.num_pages,
+        max_rows=join.max_rows,
+        max_length=join.max_length,
+        token_budget=join.token_budget,
+        chunk_align=join.chunk_align,
+        logit_rows=join.logit_rows,
+        eos_token_ids=tuple(join.eos_token_ids),
+        pid=join.pid,
+        window=join.window,
+        sink_tokens=join.sink_tokens,
+        host_pages=join.host_pages,
+        page_copy_us=join.page_copy_us,
+        token_us=join.token_us,
+        max_frame_bytes=join.max_frame_bytes,
+        device=join.device[:_MAX_NAME],
+        defaults=ev.GenerationDefaults(
+            temperature=join.defaults.temperature,
+            top_p=join.defaults.top_p,
+            top_k=join.defaults.top_k,
+            min_p=join.defaults.min_p,
+            repetition_penalty=join.defaults.repetition_penalty,
+        ),
+    )
+
+
+def _step_done(result: pb.StepResult, worker: str) -> ev.StepDone:
+    status = _STATUS.get(result.status)
+    if status is None:
+        raise WireError(f"step status {result.status} is unknown")
+    if result.tokens_per_row:
+        raise WireError("several tokens per row and step are not understood")
+    return ev.StepDone(
+        worker=worker,
+        generation=result.generation,
+        step=result.step,
+        status=status,
+        detail=result.detail[:_MAX_DETAIL],
+        tokens=array(result.tokens, np.int32, "tokens"),
+        nonfinite=array(result.nonfinite, np.int32, "nonfinite"),
+        compute_us=result.compute_us,
+        logprobs=_told(result.logprobs) if result.HasField("logprobs") else ev.NOTHING_TOLD,
+        prompt_logprobs=_told(result.prompt_logprobs) if result.HasField("prompt_logprobs") else ev.NOTHING_TOLD,
+    )
+
+
+def _told(told: pb.Logprobs) -> ev.ToldLogprobs:
+    return ev.ToldLogprobs(
+        logprobs=array(told.logprobs, np.float32, "logprobs"),
+        top_k=told.top_k,
+        top_token_ids=array(told.top_token_ids, np.int32, "top_token_ids"),
+        top_logprobs=array(told.top_logprobs, np.float32, "top_logprobs"),
+    )
+
+
+def plan_frame(plan: Plan) -> bytes:
+    """A CoreToWorker frame with the plan."""
+    message = pb.CoreToWorker()
+    out = message.plan
+    out.generation, out.step, out.checksum = plan.generation, plan.step, plan.checksum
+    out.decode_rows = packed(plan.decode_rows)
+    out.zero_pages = packed(plan.zero_pages)
+    if plan.starts:
+        _fill_started(out.started, plan.starts)
+    if len(plan.append_rows):
+        out.appends.rows = packed(plan.append_rows)
+        out.appends.pages = packed(plan.append_pages)
+    if len(plan.chunk_rows):
+        out.chunks.rows = packed(plan.chunk_rows)
+        out.chunks.starts = packed(plan.chunk_starts)
+        out.chunks.counts = packed(plan.chunk_counts)
+        out.chunks.samples = plan.chunk_samples.tobytes()
+    if plan.moves is not NOTHING_MOVES:
+        _fill_moves(out, plan.moves)
+    return message.SerializeToString()
+
+
+def _fill_moves(out: pb.StepPlan, moves: PageMoves) -> None:
+    if len(moves.saved_pages):
+        out.saves.pages, out.saves.slots = packed(moves.saved_pages), packed(moves.saved_slots)
+    if len(moves.copied_from):
+        out.copies.sources, out.copies.targets = packed(moves.copied_from), packed(moves.copied_to)
+        out.copies.counts = packed(moves.copied_tokens)
+    if len(moves.loaded_pages):
+        out.loads.pages, out.loads.slots = packed(moves.loaded_pages), packed(moves.loaded_slots)
+
+
+def _ints(values: Sequence[int]) -> bytes:
+    return packed(np.array(values, np.int32))
+
+
+def _floats(values: Sequence[float]) -> bytes:
+    return packed(np.array(values, np.float32))
+
+
+def _fill_started(out: pb.StartedRows, starts: tuple[RowStart, ...]) -> None:
+    out.rows = _ints([start.row for start in starts])
+    out.num_tokens = _ints([len(start.tokens) for start in starts])
+    out.tokens = b"".join(packed(start.tokens) for start in starts)
+    out.num_pages = _ints([len(start.pages) for start in starts])
+    out.pages = b"".join(packed(start.pages) for start in starts)
+    out.first_position = _ints([start.first_position for start in starts])
+    out.temperature = _floats([start.sampling.temperature for start in starts])
+    out.top_p = _floats([start.sampling.top_p for start in starts])
+    out.top_k = _ints([start.sampling.top_k for start in starts])
+    out.min_p = _floats([start.sampling.min_p for start in starts])
+    out.seed = np.array([start.sampling.seed for start in starts], np.dtype("<u8")).tobytes()
+    out.sample_idx = _ints([start.sample_idx for start in starts])
+    out.banned_until = _ints([start.banned_until for start in starts])
+    out.num_prompt_tokens = _ints([start.num_prompt_tokens for start in starts])
+    out.num_banned = _ints([len(start.banned) for start in starts])
+    out.banned = b"".join(_ints(start.banned) for start in starts)
+    if any(start.sampling.extras is not None for start in starts):
+        _fill_extras(out, [start.sampling.extras or _NO_EXTRAS for start in starts])
+    if any(start.prompt_logprobs_from for start in starts):
+        out.prompt_logprobs_from = _ints([start.prompt_logprobs_from for start in starts])
+
+
+def _fill_extras(out: pb.StartedRows, extras: list[ev.Extras]) -> None:
+    """Each field only where a row of the plan asks for it."""
+    if any(one.presence_penalty for one in extras):
+        out.presence_penalty = _floats([one.presence_penalty for one in extras])
+    if any(one.frequency_penalty for one in extras):
+        out.frequency_penalty = _floats([one.frequency_penalty for one in extras])
+    if any(one.repetition_penalty != 1 for one in extras):
+        out.repetition_penalty = _floats([one.repetition_penalty for one in extras])
+    if any(len(one.biased) for one in extras):
+        out.num_biased = _ints([len(one.biased) for one in extras])
+        out.biased = b"".join(packed(one.biased) for one in extras)
+        out.biases = b"".join(packed(one.biases) for one in extras)
+    if any(len(one.allowed) for one in extras):
+        out.num_allowed = _ints([len(one.allowed) for one in extras])
+        out.allowed = b"".join(packed(one.allowed) for one in extras)
+    if any(one.num_logprobs for one in extras):
+        out.num_logprobs = _ints([one.num_logprobs for one in extras])
+
+
+def joined_frame(generation: int, listen: str) -> bytes:
+    """The worker may serve; its plans will have this generation. `listen` is the address that callers reach."""
+    return pb.CoreToWorker(joined=pb.Joined(generation=generation, listen=listen)).SerializeToString()
+
+
+def refused_frame(reason: str, *, retry: bool) -> bytes:
+    """The worker may not serve."""
+    return pb.CoreToWorker(refused=pb.Refused(reason=reason, retry=retry)).SerializeToString()
+
+
+def rejoin_frame() -> bytes:
+    """The worker is not known and should join again."""
+    return pb.CoreToWorker(rejoin=pb.Rejoin()).SerializeToString()

@@ -1,0 +1,462 @@
+"""The `tandem` command: what it prints, where, and with which exit code."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.json_format import ParseDict
+from tandem.v1 import inference_pb2
+from typer.main import get_command
+from typer.testing import CliRunner, Result
+
+from tandem_client import Client
+from tandem_client.cli import show
+from tandem_client.cli.__main__ import app
+from tandem_client.cli.commands import serve
+from tandem_client.cli.flag_names import FLAGS
+from tandem_client.cli.values import parse_token_ids
+from tests.client import fake_service
+from tests.client.fake_service import Ending, FakeService, bad_request, retry_info
+
+ROOT = Path(__file__).resolve().parents[3]
+PATH = os.pathsep.join([str(ROOT), str(ROOT / "client"), str(ROOT / ".stubs")])
+
+
+@pytest.fixture
+def tandem(service: FakeService):
+    runner = CliRunner(env={"TANDEM_ADDRESS": service.address})
+
+    def run(*arguments: str, stdin: str | bytes | None = None) -> Result:
+        return runner.invoke(app, arguments, input=stdin)
+
+    return run
+
+
+def test_text_streams_to_stdout(tandem, service: FakeService) -> None:
+    result = tandem("generate", "hi")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "Réturn\n", "")
+    assert service.requests == [inference_pb2.GenerateRequest(text="hi")]
+
+
+def test_json_is_the_api_s_own_messages(tandem) -> None:
+    result = tandem("generate", "hi", "--json")
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [next(iter(line)) for line in lines] == ["accepted", "delta", "delta", "finished", "summary"]
+    assert lines[1] == {"delta": {"token_offset": 0, "token_ids": [5], "text": "Ré", "sample_idx": 0}}
+    # uint64 is a string in protobuf's JSON; what is zero stands there too.
+    assert lines[0]["accepted"]["sampling"]["seed"] == str(2**63)
+    assert lines[0]["accepted"]["requests_ahead"] == 0
+    assert lines[3]["finished"] == {"reason": "FINISH_REASON_LENGTH", "output_tokens": 3, "sample_idx": 0}
+    assert ParseDict(lines[4], inference_pb2.GenerateResponse()) == fake_service.summary(3)
+
+
+def test_every_flag_reaches_its_field(tandem, service: FakeService) -> None:
+    flags = {
+        "--model": "m",
+        "--request-id": "r",
+        "-n": 9,
+        "--min-new-tokens": 2,
+        "-t": 0.5,
+        "--top-p": 0.25,
+        "--top-k": 7,
+        "--min-p": 0.125,
+        "--seed": 11,
+        "--presence-penalty": -0.5,
+        "--frequency-penalty": 1.5,
+        "--repetition-penalty": 1.25,
+        "--num-samples": 1,
+        "--logit-bias": "17=-2.5",
+        "--allow": 7,
+        "--ban": 9,
+        "--logprobs": 2,
+        "--prompt-logprobs": 1,
+        "--stop": "a",
+        "--stop-token-id": 3,
+        "--max-time": 1.5,
+        "--priority": -3,
+        "--salt": "s",
+        "--bypass-cache": "read",
+    }
+    arguments = [str(word) for pair in flags.items() for word in pair]
+    switches = ["--ignore-eos", "--include-stop", "--no-want-text", "--want-token-ids", "--no-skip-special-tokens"]
+    repeated = ["--bypass-cache", "write", "--stop", "b", "--logit-bias", "3=1e1", "--allow", "8", "--ban", "10"]
+    service.behaviour = fake_service.endless
+    tandem("generate", "hi", *arguments, *repeated, *switches, "--timeout", "0.1")
+    (request,) = service.requests
+    for part in (request, request.sampling, request.stop, request.output, request.cache):
+        unset = {field.name for field in part.DESCRIPTOR.fields} - {field.name for field, _ in part.ListFields()}
+        assert unset <= {"token_ids"}
+    assert request.stop.stop_strings == ["a", "b"]
+    assert dict(request.sampling.logit_bias) == {17: -2.5, 3: 10.0}
+    assert list(request.sampling.allowed_token_ids.ids) == [7, 8]
+    assert list(request.sampling.banned_token_ids) == [9, 10]
+    assert (request.output.logprobs, request.output.prompt_logprobs_start) == (2, 1)
+    assert request.priority == -3
+
+
+def test_the_closing_line_counts_cached_prompt_tokens(service: FakeService) -> None:
+    with Client(service.address) as client, client.generate("hi") as stream:
+        for _ in stream:
+            pass
+        line = show._closing_line(stream, 0.5, 2.0)
+    assert line == ("3 tokens, ended by length; first after 0.500 s, then 1.0 tokens/s; 2 of 3 prompt tokens cached")
+
+
+@pytest.mark.parametrize(("use", "read", "write"), [("read", True, False), ("write", False, True)])
+def test_one_use_of_the_cache_is_bypassed_alone(
+    tandem, service: FakeService, use: str, read: bool, write: bool
+) -> None:
+    assert tandem("generate", "hi", "--bypass-cache", use).exit_code == 0
+    cache = service.requests[0].cache
+    assert (cache.bypass_read, cache.bypass_write, cache.salt) == (read, write, "")
+
+
+def test_a_use_of_the_cache_that_is_none_is_refused(tandem, service: FakeService) -> None:
+    assert (tandem("generate", "hi", "--bypass-cache", "both").exit_code, service.requests) == (2, [])
+
+
+def test_token_ids_are_shown_where_text_is_not_wanted(tandem) -> None:
+    assert tandem("generate", "hi", "--no-want-text").stdout == "5 6 7 \n"
+
+
+TABLES = """\
+prompt: position, logprob, most probable
+       1    -1.000  40=-1.250
+       2    -2.000  40=-2.250
+       3    -3.000  40=-3.250
+sample 0: position, token, logprob, most probable
+       0       5    -0.500  40=-0.750
+       1       6    -0.750  40=-1.000
+sample 1: position, token, logprob, most probable
+       0       8    -1.500  40=-1.750
+       1       9    -2.500  40=-2.750
+"""
+
+
+def test_samples_are_shown_one_after_another_and_then_the_logprobs(tandem, service: FakeService) -> None:
+    service.behaviour = fake_service.two_samples
+    asked = ("generate", "hi", "--num-samples", "2", "--logprobs", "1", "--prompt-logprobs", "0")
+    result = tandem(*asked)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout == f"--- sample 0 ---\nRéturn\n--- sample 1 ---\nen\n{TABLES}"
+    as_ids = tandem(*asked, "--no-want-text").stdout
+    assert as_ids == f"--- sample 0 ---\n5 6 \n--- sample 1 ---\n8 9 \n{TABLES}"
+    as_json = [json.loads(line) for line in tandem(*asked, "--json").stdout.splitlines()]
+    assert as_json[1]["prompt_info"]["logprobs"]["top_token_ids"] == [40, 40]
+    assert as_json[4]["delta"]["logprobs"]["logprobs"] == [-1.5, -2.5]
+
+
+def test_a_later_sample_streams_once_the_one_before_has_ended(tandem, service: FakeService) -> None:
+    def by_turns(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
+        yield fake_service.accepted(request)
+        yield fake_service.delta(0, [1], "a", sample_idx=1)
+        yield fake_service.finished(0, sample_idx=0)
+        yield fake_service.delta(1, [2], "b", sample_idx=1)
+        yield fake_service.delta(2, [3], "c", sample_idx=1)
+        yield fake_service.delta(0, [4], "d", sample_idx=2)
+        fake_service.fail(ending.context, grpc.StatusCode.INTERNAL, "values that are not finite")
+
+    service.behaviour = by_turns
+    result = tandem("generate", "hi", "--num-samples", "3")
+    assert result.exit_code == 1
+    assert result.stdout == "--- sample 0 ---\n\n--- sample 1 ---\nabc\n--- sample 2 ---\nd\n"
+
+
+@pytest.mark.parametrize("word", ["17", "17=", "a=1", "17:1", "=1"])
+def test_a_bias_is_an_id_and_a_number(tandem, service: FakeService, word: str) -> None:
+    result = tandem("generate", "hi", "--logit-bias", word)
+    assert (result.exit_code, service.requests) == (2, [])
+    assert result.stderr == f"error: --logit-bias is {word!r}; it must be ID=X, like 17=-2.5\n"
+
+
+def test_a_token_has_one_bias(tandem, service: FakeService) -> None:
+    result = tandem("generate", "hi", "--logit-bias", "17=1", "--logit-bias", "17=2")
+    assert (result.exit_code, service.requests) == (2, [])
+    assert result.stderr == "error: --logit-bias names token 17 twice; each token has one bias\n"
+
+
+def test_prompt_from_stdin(tandem, service: FakeService) -> None:
+    tandem("generate", "-", stdin="two\nlines\n")
+    tandem("generate", "--token-ids", "-", stdin="[1, 2,3]\n")
+    assert service.requests[0].text == "two\nlines"
+    assert service.requests[1].token_ids.ids == [1, 2, 3]
+
+
+def test_token_ids_are_numbers() -> None:
+    assert parse_token_ids("") == []
+    with pytest.raises(ValueError, match="'-1'; it must be a whole number from 0"):
+        parse_token_ids("3 -1")
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "exit_code", "line"),
+    [
+        (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            [bad_request("sampling.top_p", "")],
+            2,
+            "error: --top-p: is 3; the limit is 1\n",
+        ),
+        (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            [bad_request("stop.max_new_tokens", "")],
+            2,
+            "error: --max-new-tokens: is 3; the limit is 1\n",
+        ),
+        (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            [bad_request("sampling.num_samples", "")],
+            2,
+            "error: --num-samples: is 3; the limit is 1 (tandem info shows the limits)\n",
+        ),
+        (grpc.StatusCode.NOT_FOUND, [], 2, "error: is 3; the limit is 1 (tandem info shows what is served)\n"),
+        (
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            [retry_info(0.5)],
+            3,
+            "error: is 3; the limit is 1 (try again in 0.5 s)\n",
+        ),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, [], 4, "error: is 3; the limit is 1\n"),
+        (grpc.StatusCode.INTERNAL, [], 1, "error: is 3; the limit is 1\n"),
+    ],
+)
+def test_an_error_is_one_line_and_a_code(
+    tandem, service: FakeService, code: grpc.StatusCode, details: list, exit_code: int, line: str
+) -> None:
+    def failing(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
+        fake_service.fail(ending.context, code, "is 3;\nthe limit is 1", *details)
+        yield from ()
+
+    service.behaviour = failing
+    result = tandem("generate", "hi")
+    assert (result.exit_code, result.stdout, result.stderr) == (exit_code, "", line)
+
+
+@pytest.mark.parametrize(
+    ("field", "message", "line"),
+    [
+        ("stop.max_new_tokens", "{} is 0; it must be at least 1", "--max-new-tokens is 0; it must be at least 1"),
+        ("stop.stop_strings[0]", "{} is empty; a character is needed", "--stop is empty; a character is needed"),
+        (
+            "sampling.logit_bias[7]",
+            "{} is 300.0; it must be between -100 and 100",
+            "--logit-bias of token 7 is 300.0; it must be between -100 and 100",
+        ),
+        (
+            "token_ids.ids[3]",
+            "{} is 999; the vocabulary has 256 tokens",
+            "token 3 of the prompt is 999; the vocabulary has 256 tokens (tandem info shows the limits)",
+        ),
+        (
+            "text",
+            "{} has 9 tokens; the model takes 8",
+            "the prompt has 9 tokens; the model takes 8 (tandem info shows the limits)",
+        ),
+        (
+            "stop.min_new_tokens",
+            "{} is 9; stop.max_new_tokens is 8",
+            "--min-new-tokens is 9; --max-new-tokens is 8",
+        ),
+    ],
+)
+def test_a_refusal_names_the_flag_not_the_field(
+    tandem, service: FakeService, field: str, message: str, line: str
+) -> None:
+    def refusing(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
+        said = message.format(field)
+        fake_service.fail(ending.context, grpc.StatusCode.INVALID_ARGUMENT, said, bad_request(field, said))
+        yield from ()
+
+    service.behaviour = refusing
+    assert tandem("generate", "hi").stderr == f"error: {line}\n"
+
+
+def fields_of(descriptor: Descriptor, path: str = "") -> Iterator[str]:
+    """Paths of a message's fields; those of a message that is not a map entry are its own fields."""
+    for field in descriptor.fields:
+        kind = field.message_type
+        if kind is not None and not kind.GetOptions().map_entry and kind.name != "TokenIds":
+            yield from fields_of(kind, f"{path}{field.name}.")
+        else:
+            yield f"{path}{field.name}"
+
+
+def test_every_field_of_a_request_is_mapped_to_a_flag_that_exists() -> None:
+    flags = {name for parameter in get_command(app).commands["generate"].params for name in parameter.opts}
+    assert {"--max-new-tokens", "--stop", "--ban"} <= flags
+    assert set(fields_of(inference_pb2.GenerateRequest.DESCRIPTOR)) <= set(FLAGS)
+    assert {flag.split()[0] for flag in FLAGS.values()} - {"the"} <= flags
+    # Flags without a field decide how the client connects, reads the prompt and prints the stream.
+    unmapped = flags - {flag.split()[0] for flag in FLAGS.values()}
+    assert {flag for flag in unmapped if flag.startswith("--")} == {
+        "--address", "--json", "--retries", "--timeout", "--token-ids",
+    }  # fmt: skip
+
+
+def test_what_came_before_an_error_stays(tandem, service: FakeService) -> None:
+    def broken(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
+        yield fake_service.accepted(request)
+        yield fake_service.delta(0, [5], "R")
+        fake_service.fail(ending.context, grpc.StatusCode.INTERNAL, "values that are not finite")
+
+    service.behaviour = broken
+    result = tandem("generate", "hi")
+    assert (result.exit_code, result.stdout) == (1, "R\n")
+    assert result.stderr == "error: values that are not finite\n"
+
+
+def test_an_aborted_request_is_a_failure(tandem, service: FakeService) -> None:
+    def aborted(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
+        yield fake_service.accepted(request)
+        for idx in range(request.sampling.num_samples - 1):
+            yield fake_service.finished(0, sample_idx=idx)
+        yield fake_service.finished(0, inference_pb2.FINISH_REASON_ABORTED, sample_idx=request.sampling.num_samples - 1)
+        yield fake_service.summary(0)
+
+    service.behaviour = aborted
+    assert tandem("generate", "hi", "--num-samples", "1").exit_code == 1
+    assert tandem("generate", "hi", "--num-samples", "2").exit_code == 1
+
+
+def test_wrong_flags_and_numbers(tandem) -> None:
+    assert tandem("generate", "hi", "--no-such-flag").exit_code == 2
+    result = tandem("generate", "hi", "--max-new-tokens", "-1")
+    assert result.exit_code == 2
+    assert result.stderr == "error: --max-new-tokens is -1; it must be 1 to 4294967295\n"
+
+
+@pytest.mark.parametrize("arguments", [("generate",), ("generate", "--token-ids")])
+def test_generate_without_a_prompt_names_standard_input(
+    tandem, service: FakeService, arguments: tuple[str, ...]
+) -> None:
+    result = tandem(*arguments, stdin="x\n")
+    assert (result.exit_code, "PROMPT is missing" in result.stderr) == (2, True)
+    assert result.stderr.endswith("or - to read it from standard input\n")
+    assert service.requests == []
+
+
+def test_an_empty_prompt_is_called_the_prompt(tandem) -> None:
+    for result in (tandem("generate", ""), tandem("generate", "-", stdin="\n")):
+        assert (result.exit_code, result.stderr) == (2, "error: the prompt is empty; at least 1 character is needed\n")
+
+
+@pytest.mark.parametrize("command", ["generate", "tokenize", "detokenize"])
+def test_stdin_that_is_no_utf_8_is_one_line(tandem, command: str) -> None:
+    result = tandem(command, "-", stdin="né".encode("latin-1"))
+    assert (result.exit_code, result.stderr) == (2, "error: standard input is not UTF-8 (byte 1)\n")
+
+
+def test_a_message_beyond_the_limit_is_a_wrong_request(tandem, service: FakeService) -> None:
+    # The fake service has gRPC's own limit of 4 MiB.
+    result = tandem("generate", "-", stdin="x" * (4 * 2**20 + 1))
+    assert (result.exit_code, service.requests) == (2, [])
+    assert result.stderr == (
+        "error: the request has 4,194,310 bytes; the service takes 4,194,304 (max_message_bytes)\n"
+    )
+
+
+def test_a_timeout_is_named(tandem, service: FakeService) -> None:
+    service.behaviour = fake_service.endless
+    for seconds in ("0", "0.1"):
+        result = tandem("generate", "hi", "--timeout", seconds)
+        assert (result.exit_code, f" {seconds} s" in result.stderr, result.stderr.count("\n")) == (4, True, 1)
+
+
+def test_only_a_stream_that_had_begun_can_lose_its_service(tandem, service: FakeService) -> None:
+    def lost(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
+        yield fake_service.accepted(request)
+        ending.context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+
+    service.behaviour = lost
+    hint = "the service went away and the output is incomplete: try again"
+    assert tandem("generate", "hi").stderr == f"error: Socket closed ({hint})\n"
+    # An address that can never be one, so that no name server is asked.
+    result = tandem("generate", "hi", "--address", "127.0.0.1:99999")
+    assert (result.exit_code, "nothing answers at 127.0.0.1:99999" in result.stderr) == (3, True)
+
+
+def test_nobody_there(tandem, service: FakeService) -> None:
+    service.stop()
+    for arguments in (["generate", "hi"], ["info"], ["health"]):
+        result = tandem(*arguments)
+        assert result.exit_code == 3
+        assert f"nothing answers at {service.address}" in result.stderr
+        assert result.stderr.count("\n") == 1
+
+
+def test_short_commands(tandem, service: FakeService) -> None:
+    assert tandem("tokenize", "hi").stdout == "104 105\n"
+    assert json.loads(tandem("tokenize", "-", "--json", stdin="hi\n").stdout) == {"token_ids": [104, 105]}
+    assert tandem("detokenize", "104", "105").stdout == "hi\n"
+    assert tandem("detokenize", "-", stdin="104,105").stdout == "hi\n"
+    aborted = tandem("abort", "live-1", "gone")
+    assert (aborted.exit_code, aborted.stdout) == (1, "live-1 aborted\ngone not_found\n")
+    assert tandem("abort", "live-1").exit_code == 0
+    assert tandem("flush").stdout == "12 pages\n"
+    assert json.loads(tandem("flush", "--json").stdout) == {"pages": 12}
+
+
+def test_serve_without_the_services(tandem, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "PROGRAMS", ("scheduler_svc_of_nobody", "gpu_worker_of_nobody"))
+    result = tandem("serve")
+    assert result.exit_code == 1
+    assert "scheduler_svc_of_nobody and gpu_worker_of_nobody are not installed" in result.stderr
+
+
+def test_ctrl_c_cancels_and_exits_130(service: FakeService) -> None:
+    service.behaviour = fake_service.endless
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tandem_client.cli", "generate", "hi", "--address", service.address],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": PATH},
+    )
+    assert process.stdout is not None
+    assert process.stdout.read(1) == b"R"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=fake_service.WAIT_SECONDS)
+    assert (process.returncode, out, err) == (130, b"\n", b"")
+    assert service.endings[0].wait()
+
+
+@pytest.mark.parametrize("arguments", [("generate", "hi", "--json"), ("info",), ("generate", "--help")])
+def test_closed_output_ends_the_command_with_141_and_frees_the_request(
+    service: FakeService, arguments: tuple[str, ...]
+) -> None:
+    """As a shell reports a program that SIGPIPE ended, without a word on stderr."""
+    service.behaviour = fake_service.endless
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "tandem_client.cli", *arguments],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+        env={**os.environ, "TANDEM_ADDRESS": service.address, "PYTHONPATH": PATH},
+        timeout=fake_service.WAIT_SECONDS,
+        check=False,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
+    assert all(ending.wait() for ending in service.endings)
+
+
+def test_output_that_cannot_be_written_is_an_error_of_one_line(service: FakeService) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "tandem_client.cli", "info", "--address", service.address],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": PATH},
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (1, b"error: standard output: No space left on device\n")

@@ -1,0 +1,100 @@
+"""Help, version and wrong arguments: what a person sees who types a command for the first time."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner, Result
+
+from tandem_client.cli.__main__ import app
+from tandem_client.version import version
+
+ROOT = Path(__file__).resolve().parents[3]
+PANELS = ("Prompt", "Sampling", "Stopping", "Output", "Cache", "Connection")
+
+
+def tandem(*arguments: str, columns: int = 80) -> Result:
+    return CliRunner(env={"COLUMNS": str(columns), "TANDEM_ADDRESS": "127.0.0.1:1"}).invoke(app, arguments)
+
+
+@pytest.mark.parametrize("columns", [40, 80, 120])
+@pytest.mark.parametrize("name", [name for name in get_command(app).commands if name != "simulate"])
+def test_help_names_every_flag_in_full_at_every_width(name: str, columns: int) -> None:
+    result = tandem(name, "--help", columns=columns)
+    lines = result.stdout.splitlines()
+    assert result.exit_code == 0
+    # Examples stay whole to be pasted.
+    assert all(len(line) <= min(columns, 100) for line in lines if not line.startswith("  "))
+    assert "…" not in result.stdout and "<" not in result.stdout and "x>=" not in result.stdout
+    for parameter in get_command(app).commands[name].params:
+        for flag in parameter.opts if parameter.param_type_name == "option" else ():
+            assert flag.removeprefix("--") in result.stdout, flag
+        assert "help" in parameter.opts[0] or getattr(parameter, "help", None), f"{parameter.opts} says nothing"
+
+
+def test_help_of_generate_has_panels_in_order_and_two_examples() -> None:
+    text = tandem("generate", "-h").stdout
+    places = [text.index(f"─ {title} ─") for title in PANELS]
+    assert places == sorted(places) and text.count("\n╭") == len(PANELS)
+    assert "--[no-]want-text" in text and "--max-new-tokens, -n N " in text and "--json   " in text
+    examples = text[text.index("Examples:") :].splitlines()[1:]
+    assert len(examples) == 2 and all(" tandem generate " in line for line in examples)
+
+
+def test_tandem_alone_prints_what_its_help_prints() -> None:
+    alone, helped = tandem(), tandem("--help")
+    assert (alone.exit_code, helped.exit_code) == (2, 0)
+    assert alone.stdout == helped.stdout and "141 the output was closed" in " ".join(helped.stdout.split())
+
+
+def test_the_version_is_printed_alone() -> None:
+    result = tandem("--version")
+    assert (result.exit_code, result.stdout) == (0, f"tandem {version()}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("generate", "x", "-t", "abc"), "--temperature is 'abc'; it must be a number"),
+        (("generate", "x", "-n", "1.5"), "--max-new-tokens is '1.5'; it must be a whole number"),
+        (("generate", "x", "--timeout", "-1"), "--timeout is -1; it must be at least 0"),
+        (("plot", "x", "--width", "9000"), "--width is 9000; it must be at most 8000"),
+        (("generate", "x", "--temprature", "1"), "no such option: --temprature; similar: --temperature"),
+        (("tokenize", "Return", "the", "sum"), "unexpected: the sum; put quotes around a text of several words"),
+        (("generate", "x", "--bypass-cache", "both"), "--bypass-cache is wrong: 'both' is not one of 'read', 'write'"),
+        (("generat", "x"), "no such command 'generat'; did you mean 'generate'?"),
+        (("tokenize",), "TEXT is missing"),
+        (("info", "-a", "localhost"), "--address is 'localhost'; it must be HOST:PORT, like 127.0.0.1:50051"),
+    ],
+)  # fmt: skip
+def test_a_wrong_argument_is_one_line_that_ends_with_the_way_to_the_help(arguments: tuple[str, ...], line: str) -> None:
+    result = tandem(*arguments)
+    name = "" if arguments[0] == "generat" else f"{arguments[0]} "
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == f"error: {line} (tandem {name}--help)\n"
+
+
+def test_serve_and_simulate_are_listed_only_where_their_programs_are(tmp_path: Path) -> None:
+    listed = tandem("--help").stdout
+    assert "│ serve " in listed and "│ simulate " in listed
+    # As the wheel leaves it: the client and the stubs, without a checkout. -S leaves out editable installs.
+    (tmp_path / "tandem_client").symlink_to(ROOT / "client" / "tandem_client")
+    path = [str(tmp_path), str(ROOT / ".stubs"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+
+    def alone(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-S", "-P", "-m", "tandem_client.cli", *arguments]
+        return subprocess.run(
+            command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False, timeout=60
+        )
+
+    helped = alone("--help")
+    assert (helped.returncode, helped.stderr) == (0, "")
+    assert "serve" not in helped.stdout.split() and "simulate" not in helped.stdout.split()
+    called = alone("simulate")
+    assert (called.returncode, called.stderr.count("\n")) == (1, 1)
+    assert "scheduler_svc is not installed" in called.stderr

@@ -1,0 +1,241 @@
+"""`tandem serve`: which deaths it survives, how it ends, and that unread output does not stop it."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tandem_client.cli.commands import serve
+from tandem_client.cli.reporting import Exit
+from tests.client.fake_programs import STAYS, Output, environment, make_pair, write_programs
+from tests.client.fake_service import WAIT_SECONDS, FakeService
+
+Programs = Callable[..., None]
+Play = Callable[[Output], Awaitable[None]]
+READY = "ready: tandem generate"
+
+
+def listens(service: FakeService, then: str = STAYS) -> str:
+    line = f"2026-11-22 02:12:58.026 core INFO frontend listening on {service.address}"
+    return f"say({line!r})\n{then}"
+
+
+def run_serve(service: FakeService, play: Play | None = None) -> tuple[Exit, str, Output]:
+    """Serves the fakes in this process until the play is over or they are given up: code, cause, lines."""
+
+    async def run() -> tuple[Exit, str, Output]:
+        output = Output(service)
+        serving = asyncio.create_task(serve._serve(make_pair(output), output.say))
+        if play is not None:
+            await play(output)
+            os.kill(os.getpid(), signal.SIGINT)
+        return *await asyncio.wait_for(serving, WAIT_SECONDS), output
+
+    return asyncio.run(run())
+
+
+def pid_in(line: str) -> int:
+    return int(line.rpartition(" ")[2])
+
+
+def test_ready_is_the_last_line_once_both_serve(service: FakeService, programs: Programs) -> None:
+    programs(scheduler=listens(service), worker=STAYS)
+
+    async def play(output: Output) -> None:
+        last = await output.until(READY)
+        assert last == f'own | ready: tandem generate --address {service.address} "Return the"'
+        assert output.lines[-1] == last
+
+    code, cause, output = run_serve(service, play)
+    assert (code, cause) == (0, "")
+    assert any(line == "scheduler | flags --exit-with-parent --of-scheduler" for line in output.lines)
+    assert any(line == "worker | flags --exit-with-parent --of-worker" for line in output.lines)
+
+
+def test_the_toy_model_is_named_before_ready(service: FakeService, programs: Programs) -> None:
+    service.model = "bundled"
+    programs(scheduler=listens(service), worker=STAYS)
+
+    async def play(output: Output) -> None:
+        await output.until(READY)
+        assert "a toy of 4 million parameters" in output.lines[-2]
+
+    run_serve(service, play)
+
+
+@pytest.mark.parametrize("victim", ["scheduler", "worker"])
+def test_a_killed_program_is_started_again_and_announced(service: FakeService, programs: Programs, victim: str) -> None:
+    programs(scheduler=listens(service), worker=STAYS)
+
+    async def play(output: Output) -> None:
+        await output.until(READY)
+        os.kill(pid_in(await output.until(f"{victim} | pid")), signal.SIGKILL)
+        again = await output.until(READY, times=2)
+        assert output.lines[-1] == again
+
+    code, _, output = run_serve(service, play)
+    assert code == 0
+    assert [line for line in output.lines if "ended by" in line] == [
+        f"own | the {victim} was ended by SIGKILL; it starts again in 0.0 s"
+    ]
+    survivor = "worker" if victim == "scheduler" else "scheduler"
+    assert sum(f"{survivor} | pid" in line for line in output.lines) == 1
+
+
+@pytest.mark.parametrize("status", [1, 3])
+@pytest.mark.parametrize("ends", ["scheduler", "worker"])
+def test_a_program_that_never_served_ends_serve_with_its_own_cause(
+    service: FakeService, programs: Programs, ends: str, status: int
+) -> None:
+    """Another service answers at the address all the while."""
+    life = f"say('2026-11-22 02:12:58.026 {ends} ERROR the cause'); sys.exit({status})"
+    lives = {"scheduler": listens(service), "worker": STAYS, ends: life}
+    programs(**lives)
+    code, cause, output = run_serve(service)
+    assert (code, cause) == (1, f"the {ends} ended with exit code {status} before it served: the cause")
+    assert not any(READY in line for line in output.lines)
+
+
+@pytest.mark.parametrize("ends", ["scheduler", "worker"])
+def test_wrong_settings_end_serve_at_once(service: FakeService, programs: Programs, ends: str) -> None:
+    life = "say('flag: wrong'); sys.exit(2)"
+    lives = {"scheduler": listens(service), "worker": STAYS, ends: life}
+    programs(**lives)
+    code, cause, _ = run_serve(service)
+    assert (code, cause) == (2, f"the {ends} ended with exit code 2: flag: wrong")
+
+
+def test_a_crash_loop_of_the_scheduler_ends_serve_with_its_cause(service: FakeService, programs: Programs) -> None:
+    programs(scheduler=listens(service, "say(f'cause {life}'); sys.exit(1)"), worker=STAYS)
+    code, cause, output = run_serve(service)
+    assert (code, cause) == (1, "the scheduler ended with exit code 1, 5 times within 60 s: cause 4")
+    assert sum("scheduler | pid" in line for line in output.lines) == 5
+
+
+def test_a_crash_loop_of_a_worker_that_has_served_goes_on(service: FakeService, programs: Programs) -> None:
+    worker = f"if life == 0 or life == 8:\n    {STAYS}\nsys.exit(1)"
+    programs(scheduler=listens(service), worker=worker)
+
+    async def play(output: Output) -> None:
+        await output.until(READY)
+        os.kill(pid_in(await output.until("worker | pid")), signal.SIGKILL)
+        await output.until(READY, times=2)
+
+    code, _, output = run_serve(service, play)
+    assert (code, sum("worker | pid" in line for line in output.lines)) == (0, 9)
+
+
+def test_a_second_interrupt_kills_a_program_that_does_not_stop(service: FakeService, programs: Programs) -> None:
+    programs(scheduler=listens(service, "say('up'); signal.sigwait([signal.SIGUSR1])"), worker=STAYS)
+
+    async def play(output: Output) -> None:
+        await output.until("scheduler | up")
+        os.kill(os.getpid(), signal.SIGINT)
+        await output.until("once more to stop at once")
+
+    code, cause, output = run_serve(service, play)
+    # A program that was just started may still say a line after it.
+    assert (code, cause) == (0, "")
+    assert "own | stopping at once" in output.lines
+
+
+@contextmanager
+def serve_process(folder: Path, *flags: str, **options: object) -> Iterator[subprocess.Popen[str]]:
+    """The command itself, with the fakes of the folder."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tandem_client.cli", "serve", *flags],
+        text=True,
+        cwd=folder,
+        env=environment(folder),
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+        process.wait()
+
+
+def test_kill_9_of_serve_leaves_nothing_behind(service: FakeService, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "alive")
+    # Both hold it open until they end.
+    holds = f"alive = open({str(tmp_path / 'alive')!r}, 'w'); alive.write('x'); alive.flush()\n"
+    write_programs(tmp_path, scheduler=holds + listens(service), worker=holds + STAYS)
+    with serve_process(tmp_path, stdout=subprocess.DEVNULL) as process, open(tmp_path / "alive") as alive:
+        assert alive.read(2) == "xx"
+        process.send_signal(signal.SIGKILL)
+        assert alive.read() == ""
+
+
+def test_unread_output_does_not_stop_the_children(service: FakeService, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "done")
+    # More than the pipe and the queue hold.
+    floods = f"for n in range(20_000):\n    say('x' * 100)\nopen({str(tmp_path / 'done')!r}, 'w').write('done')\n"
+    write_programs(tmp_path, scheduler=listens(service), worker=floods + STAYS)
+    with serve_process(tmp_path) as process:
+        assert (tmp_path / "done").read_text() == "done"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(WAIT_SECONDS) == 0
+        assert process.stdout is not None
+        assert "worker | pid" in process.stdout.read()
+
+
+def test_serve_runs_without_a_standard_output(service: FakeService, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "up")
+    up = f"open({str(tmp_path / 'up')!r}, 'w').write('up')\n"
+    write_programs(tmp_path, scheduler=listens(service), worker=up + STAYS)
+    with serve_process(tmp_path, stdout=None, preexec_fn=lambda: os.close(1)) as process:
+        assert (tmp_path / "up").read_text() == "up"
+        process.send_signal(signal.SIGINT)
+        assert (process.wait(WAIT_SECONDS), process.stderr and process.stderr.read()) == (0, "")
+
+
+def test_the_cause_stands_after_the_lines_of_the_children(service: FakeService, tmp_path: Path) -> None:
+    """A child's own `ready` is not shown: it says nothing of the other one."""
+    said = "say('core INFO ready: tandem generate x'); say('scheduler_svc: listen: port is taken'); sys.exit(2)"
+    write_programs(tmp_path, scheduler=said, worker=STAYS)
+    with serve_process(tmp_path, stderr=subprocess.STDOUT) as process:
+        out, _ = process.communicate(timeout=WAIT_SECONDS)
+    assert process.returncode == 2
+    last = "error: the scheduler ended with exit code 2: scheduler_svc: listen: port is taken"
+    assert out.splitlines()[-1] == last
+    assert "scheduler | scheduler_svc: listen: port is taken\n" in out
+    assert "ready" not in out
+
+
+def test_serve_leaves_the_address_to_the_schedulers_own_settings(service: FakeService, tmp_path: Path) -> None:
+    """A flag would win over TANDEM_LISTEN and the key of a file."""
+    write_programs(tmp_path, scheduler="say('scheduler_svc: enough'); sys.exit(2)", worker=STAYS)
+    with serve_process(tmp_path, stderr=subprocess.STDOUT) as process:
+        out, _ = process.communicate(timeout=WAIT_SECONDS)
+    assert "scheduler | flags --exit-with-parent\n" in out
+
+
+def test_the_json_format_reaches_both_programs_and_every_line(service: FakeService, tmp_path: Path) -> None:
+    record = {"time": "t", "process": "worker", "pid": 1, "level": "ERROR", "message": "no GPU"}
+    fifo = tmp_path / "up"
+    os.mkfifo(fifo)
+    scheduler = listens(service, f"open({str(fifo)!r}, 'w').close()\n{STAYS}")
+    write_programs(
+        tmp_path, scheduler=scheduler, worker=f"open({str(fifo)!r}).read(); say({json.dumps(record)!r}); sys.exit(1)"
+    )
+    with serve_process(tmp_path, "--log-format", "json") as process:
+        out, err = process.communicate(timeout=WAIT_SECONDS)
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert record in lines
+    flags = [line["message"] for line in lines if line["message"].startswith("flags ")]
+    assert len(flags) == 2
+    assert all(re.search(r"--log-format=json\b", line) for line in flags)
+    assert all(set(line) == set(record) for line in lines)
+    assert err == "error: the worker ended with exit code 1 before it served: no GPU\n"

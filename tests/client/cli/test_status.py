@@ -1,0 +1,151 @@
+"""`tandem health`, `load` and `info`: lines for people, JSON for programs, exit codes."""
+
+import json
+
+import grpc
+import pytest
+from tandem.v1 import control_pb2
+from typer.testing import CliRunner, Result
+
+from tandem_client.cli.__main__ import app
+from tests.client.fake_service import FakeService
+
+LOAD = control_pb2.GetLoadResponse(
+    running=3, waiting=2, waiting_tokens=1500, pages_used=46, pages_total=1024, workers=1, steps=12_345, step_ms=57.2,
+    preemptions=1, lane_resets=2, output_tokens=9_876, pages_cached=12, prompt_tokens=800, cached_prompt_tokens=200,
+    per_worker=[control_pb2.WorkerLoad(pid=31896, running=3, pages_used=46, pages_total=1024, device="cpu")],
+)  # fmt: skip
+
+
+@pytest.fixture
+def tandem(service: FakeService):
+    runner = CliRunner(env={"TANDEM_ADDRESS": service.address})
+
+    def run(*arguments: str) -> Result:
+        return runner.invoke(app, arguments)
+
+    return run
+
+
+def lost(**values: object) -> control_pb2.GetLoadResponse:
+    return control_pb2.GetLoadResponse(worker_lost_seconds=12.4, worker_lost_reason="it was killed", **values)
+
+
+@pytest.mark.parametrize(
+    ("load", "line"),
+    [
+        (LOAD, "serving; 1 worker, 2 requests wait"),
+        (control_pb2.GetLoadResponse(workers=2), "serving; 2 workers"),
+        (control_pb2.GetLoadResponse(), "serving; 0 workers"),
+        (lost(waiting=3), "serving; 0 workers, 3 requests wait, last worker lost 12 s ago: it was killed"),
+        (lost(waiting=1, workers=1), "serving; 1 worker, 1 request waits"),
+        (grpc.StatusCode.UNAVAILABLE, "serving; the load is not known: the scheduler's core cannot be reached"),
+    ],
+)
+def test_health_counts_workers_and_waiting_requests(
+    tandem, service: FakeService, load: control_pb2.GetLoadResponse | grpc.StatusCode, line: str
+) -> None:
+    service.load = load
+    result = tandem("health")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, f"{line}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("load", "reason"),
+    [
+        (control_pb2.GetLoadResponse(not_serving="no worker has joined yet"), "no worker has joined yet"),
+        (control_pb2.GetLoadResponse(), "the service gives no reason"),
+        (grpc.StatusCode.UNAVAILABLE, "the scheduler's core cannot be reached"),
+    ],
+)
+def test_health_gives_the_service_s_reason_for_not_serving(
+    tandem, service: FakeService, load: control_pb2.GetLoadResponse | grpc.StatusCode, reason: str
+) -> None:
+    service.serving(False)
+    service.load = load
+    result = tandem("health")
+    assert (result.exit_code, result.stdout) == (3, f"not serving: {reason}\n")
+    waited = tandem("health", "--wait", "0.05")
+    assert (waited.exit_code, waited.stdout) == (4, f"not serving: {reason}\n")
+
+
+def test_health_as_json_has_the_same_names_in_every_state(tandem, service: FakeService) -> None:
+    service.load = lost(waiting=3)
+    serving = {"state": "serving", "reason": "", "workers": 0, "waiting": 3, "worker_lost_seconds": 12.4}
+    assert json.loads(tandem("health", "--json").stdout) == {**serving, "worker_lost_reason": "it was killed"}
+    service.serving(False)
+    service.load = grpc.StatusCode.UNAVAILABLE
+    result = tandem("health", "--json")
+    unknown = dict.fromkeys(("workers", "waiting", "worker_lost_seconds", "worker_lost_reason"))
+    reason = "the scheduler's core cannot be reached"
+    assert (result.exit_code, json.loads(result.stdout)) == (
+        3,
+        {"state": "not_serving", "reason": reason, **unknown},
+    )
+    service.stop()
+    for arguments, exit_code in ((("health", "--json"), 3), (("health", "--json", "--wait", "0.05"), 4)):
+        result = tandem(*arguments)
+        found = json.loads(result.stdout)
+        assert (result.exit_code, result.stderr, found["state"]) == (exit_code, "", "unreachable")
+        assert f"nothing answers at {service.address}" in found["reason"]
+
+
+def test_load_is_six_lines_with_units(tandem, service: FakeService) -> None:
+    service.load = LOAD
+    assert tandem("load").stdout.splitlines() == [
+        "requests  3 running, 2 waiting (1,500 tokens)",
+        "pages     46 of 1,024 pages (4 %), 12 cached",
+        "cache     hit rate 25 % of 800 prompt tokens",
+        "steps     57 ms a step; 12,345 since start, 9,876 output tokens",
+        "events    1 preemption, 2 lane resets since start",
+        "workers   1 (pid 31896, cpu)",
+    ]
+
+
+def test_load_has_a_line_for_each_of_several_workers_and_for_a_lost_one(tandem, service: FakeService) -> None:
+    service.load = lost(
+        workers=2,
+        not_serving="the service is stopping",
+        host_pages_used=1,
+        host_pages_total=4,
+        per_worker=[
+            control_pb2.WorkerLoad(pid=77, running=2, pages_used=9, pages_total=90, device="cuda:0 NVIDIA H200"),
+            control_pb2.WorkerLoad(pages_total=90),
+        ],
+    )
+    lines = tandem("load").stdout.splitlines()
+    assert lines[0] == "not serving: the service is stopping"
+    assert lines[2].endswith("; host memory 1 of 4 pages (25 %)")
+    assert lines[4] == "steps     no step yet; 0 since start, 0 output tokens"
+    assert lines[6:] == [
+        "workers   2",
+        "          pid 77, cuda:0 NVIDIA H200: 2 running, 9 of 90 pages (10 %), 0 cached",
+        "          pid unknown: 0 running, 0 of 90 pages (0 %), 0 cached",
+        "lost      last worker lost 12 s ago: it was killed",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0.2, "0 s"), (119, "119 s"), (120, "2 min"), (7300, "2 h"), (200_000, "2 days")]
+)
+def test_a_loss_long_ago_is_given_in_larger_units(tandem, service: FakeService, seconds: float, words: str) -> None:
+    service.load = control_pb2.GetLoadResponse(worker_lost_seconds=seconds)
+    assert tandem("load").stdout.splitlines()[-1] == f"lost      last worker lost {words} ago"
+
+
+def test_load_as_json_keeps_every_name(tandem, service: FakeService) -> None:
+    service.load = LOAD
+    load = json.loads(tandem("load", "--json").stdout)
+    fields = {field.name for field in control_pb2.GetLoadResponse.DESCRIPTOR.fields}
+    assert set(load) == fields | {"hit_rate"}
+    assert (load["hit_rate"], load["per_worker"][0]["device"], load["worker_lost_seconds"]) == (0.25, "cpu", None)
+
+
+def test_info_gives_limits_with_units_and_defaults_that_matter(tandem) -> None:
+    lines = dict(line.split(maxsplit=1) for line in tandem("info").stdout.splitlines())
+    assert lines["length"] == "1,024 tokens, prompt and output together"
+    assert lines["limits"] == "16 samples and 20 logprobs a request"
+    assert lines["attention"] == "the last 4,096 tokens and the first 4"
+    assert "temperature 0.5" in lines["defaults"] and "repetition penalty 1.25" in lines["defaults"]
+    info = json.loads(tandem("info", "--json").stdout)
+    assert (info["max_length"], info["sampling_defaults"]["repetition_penalty"]) == (1024, 1.25)

@@ -1,0 +1,150 @@
+"""The demo: its counts, its comparison of two rounds, and its error when a process ends."""
+
+import asyncio
+import io
+import re
+from collections.abc import Iterator
+
+import grpc
+import pytest
+from rich.console import Console
+from tandem.v1 import inference_pb2
+
+from tandem_client import AsyncClient
+from tandem_client.demo.prompts import questions
+from tandem_client.demo.rounds import Arrivals, Completion, Round, differing, run_round
+from tandem_client.demo.services import Places, ServiceEnded, Services, free_address
+from tandem_client.demo.show import Board, Teller, one_line, result_table, round_line
+from tandem_client.errors import Internal
+from tandem_client.types import Summary, Timing, Usage
+from tests.client import fake_service
+from tests.client.fake_service import Ending, FakeService
+
+SUMMARY = Summary(
+    usage=Usage(prompt_tokens=3, output_tokens=3, discarded_tokens=0, recomputed_tokens=7, cached_prompt_tokens=0),
+    timing=Timing(
+        queue_seconds=0,
+        prefill_seconds=0,
+        first_token_seconds=0,
+        decode_seconds=0,
+        total_seconds=0,
+        preemptions=0,
+        worker_changes=1,
+    ),
+)
+
+
+def completion(*token_ids: int, ended_by: str = "length") -> Completion:
+    return Completion(
+        prompt="Return the",
+        token_ids=token_ids,
+        text=" text",
+        ended_by=ended_by,
+        first_token_seconds=0.5,
+        decode_seconds=2.0,
+        summary=SUMMARY,
+    )
+
+
+def a_round(*completions: Completion) -> Round:
+    return Round(completions=completions, seconds=2.0, steps=9, pages_used=3, pages_total=10, lane_resets=1)
+
+
+def test_rounds_are_equal_token_for_token() -> None:
+    one = a_round(completion(1, 2), completion(3), completion(4, 5))
+    assert differing(one, one) == []
+    assert differing(one, a_round(completion(1, 2), completion(4), completion(4, 5, 6))) == [1, 2]
+    assert differing(one, a_round(completion(1, 2), completion(3, ended_by="eos"), completion(4, 5))) == [1]
+
+
+def test_rates_count_what_follows_the_first_token() -> None:
+    assert completion(1, 2, 3).tokens_per_second == 1.0
+    assert completion(1).tokens_per_second == 0.0
+
+
+def test_one_question_is_seeded_and_the_rest_are_greedy() -> None:
+    asked = questions(16)
+    assert len({question.prompt for question in asked}) == 8
+    assert sum("seed" in question.options for question in asked) == 1
+    assert all(question.options["max_new_tokens"] == 16 for question in asked)
+
+
+def test_a_round_is_read_and_shown(service: FakeService) -> None:
+    console = Console(width=160, record=True, file=io.StringIO())
+
+    async def play() -> Round:
+        async with AsyncClient(service.address) as client:
+            board = Board(Teller(console), questions(8))
+            return await run_round(
+                client, questions(8), arrivals=arrivals, on_delta=board.on_delta, on_done=board.on_done
+            )
+
+    arrivals = Arrivals()
+    played = asyncio.run(play())
+    assert played.num_tokens == arrivals.num_tokens == 8 * 3
+    assert {one.text for one in played.completions} == {"Réturn"}
+    assert re.match(
+        "round 1: 8 completions, 24 tokens in .* steps, at most 0 of 0 pages used", round_line("round 1", played)
+    )
+    console.print(result_table(played, played, [2]))
+    assert console.export_text().count("yes") == 7
+
+
+def test_a_round_ends_with_its_first_failure(service: FakeService) -> None:
+    def one_fails(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
+        if request.sampling.HasField("seed"):
+            fake_service.fail(ending.context, grpc.StatusCode.INTERNAL, "broken")
+        yield from fake_service.endless(request, ending)
+
+    async def play() -> None:
+        async with AsyncClient(service.address) as client:
+            board = Board(Teller(Console(file=io.StringIO())), questions(8))
+            with pytest.raises(Internal, match="broken"):
+                await run_round(
+                    client, questions(8), arrivals=Arrivals(), on_delta=board.on_delta, on_done=board.on_done
+                )
+            assert await asyncio.to_thread(lambda: all(ending.wait() for ending in service.endings))
+
+    service.behaviour = one_fails
+    asyncio.run(play())
+
+
+def test_arrivals_wake_who_waits() -> None:
+    async def wait() -> int:
+        arrivals = Arrivals()
+        waiting = asyncio.create_task(arrivals.wait_for(3))
+        await arrivals.add(2)
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        await arrivals.add(1)
+        await waiting
+        return arrivals.num_tokens
+
+    assert asyncio.run(wait()) == 3
+
+
+def test_text_on_one_line() -> None:
+    assert one_line(" a\n  b ") == " a b"
+    assert one_line("") == ""
+
+
+def test_a_child_that_ends_by_itself_is_an_error_with_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[tuple[str, str]] = []
+
+    async def start() -> None:
+        # Neither starts with such a flag.
+        services = Services(
+            Places(listen=free_address(), runtime_dir="unused"),
+            worker_settings={},
+            worker_flags=["--no-such-flag"],
+            scheduler_flags=["--no-such-flag"],
+            say=lambda who, what: said.append((who, what)),
+        )
+        try:
+            with pytest.raises(ServiceEnded, match=r"ended with exit code 2: .*no-such-flag"):
+                await services.start()
+        finally:
+            await services.stop()
+
+    asyncio.run(start())
+    assert any("no-such-flag" in what for _, what in said)

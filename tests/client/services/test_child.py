@@ -1,0 +1,113 @@
+"""One child process: its lives, its output, its end; and the thread that writes lines."""
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable
+
+from tandem_client.services.child import Child, missing_programs
+from tandem_client.services.line_writer import LineWriter
+from tandem_client.services.log_lines import LogLine, parse
+from tandem_client.services.supervisor import Supervisor
+from tests.client.fake_programs import STAYS, quick_policy
+from tests.client.fake_service import WAIT_SECONDS
+
+
+def test_children_are_stopped_and_started_again() -> None:
+    lines: list[str] = []
+
+    async def live() -> None:
+        child = Child("http", "http.server", ["0", "--bind", "127.0.0.1"], on_line=lambda _, line: lines.append(line))
+        await child.start()
+        first = child.pid
+        child.signal(signal.SIGKILL)
+        assert await child.wait() == -signal.SIGKILL
+        await child.start()
+        assert child.pid != first
+        assert child.returncode is None
+        assert await child.stop(grace_seconds=10) == -signal.SIGTERM
+
+    asyncio.run(live())
+
+
+def test_a_child_that_ends_takes_along_what_it_had_started(programs: Callable[..., None]) -> None:
+    """Also a grandchild that holds the output open, which would hide the child's end."""
+    lines: list[str] = []
+    starts = "import subprocess\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\nsys.exit(3)"
+    programs(scheduler=starts, worker=STAYS)
+
+    async def live() -> int:
+        child = Child("scheduler", "scheduler_svc", [], on_line=lambda _, line: lines.append(line))
+        await child.start()
+        return await asyncio.wait_for(child.wait(), WAIT_SECONDS)
+
+    assert asyncio.run(live()) == 3
+    assert lines[-1].startswith("pid ")
+
+
+def test_a_child_that_cannot_be_started_is_an_end_with_its_cause() -> None:
+    class Refused(Child):
+        async def start(self) -> None:
+            raise OSError(11, "Resource temporarily unavailable")
+
+    def supervisor() -> Supervisor:
+        child = Refused("worker", "gpu_worker", [], on_line=lambda *_: None)
+        return Supervisor(child, quick_policy(), say=said.append, on_end=lambda: None)
+
+    said: list[str] = []
+    cause = "Resource temporarily unavailable"
+    assert asyncio.run(supervisor().run()).message == f"the worker could not be started before it served: {cause}"
+    after_service = supervisor()
+    after_service.mark_serving()
+    message = asyncio.run(after_service.run()).message
+    assert message == f"the worker could not be started, 5 times within 60 s: {cause}"
+    assert len(said) == 4
+
+
+def test_programs_are_found_without_importing_them() -> None:
+    before = set(sys.modules)
+    assert missing_programs(["this", "no_such_program"]) == ["no_such_program"]
+    assert "this" not in set(sys.modules) - before
+
+
+def test_lines_of_the_log_are_read_in_both_formats() -> None:
+    core = LogLine("core", "WARNING", "worker lost: gone")
+    assert parse("2026-11-22 02:12:58.026 core WARNING worker lost: gone") == core
+    as_json = '{"time": "2026-11-22T02:12:58.026+00:00", "process": "core", "pid": 1, "level": "WARNING", '
+    assert parse(as_json + '"message": "worker lost: gone"}') == core
+    for other in ("gpu_worker: device: no such device", '{"a": 1}', "{", "[1]"):
+        assert parse(other) == LogLine("", "", other)
+
+
+def test_a_writer_without_a_reader_drops_and_counts() -> None:
+    reading, writing = os.pipe()
+    with open(writing, "w") as stream, open(reading) as reader:
+        writer = LineWriter(stream, max_lines=100)
+        for n in range(20_000):
+            writer.write(f"{n:050}")
+        # The pipe is full, so this gives up.
+        writer.close(0.01)
+        written: list[int] = []
+        num_dropped = 0
+        while len(written) + num_dropped < 20_000:
+            line = reader.readline().rstrip()
+            dropped = re.fullmatch(r"(\d+) lines were dropped because the output was not read in time", line)
+            if dropped is None:
+                written.append(int(line))
+            else:
+                num_dropped += int(dropped[1])
+    assert num_dropped > 0
+    assert written == sorted(set(written))
+
+
+def test_a_writer_survives_a_reader_who_left() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as stream:
+        writer = LineWriter(stream)
+        for _ in range(3):
+            writer.write("x")
+        writer.close(WAIT_SECONDS)
+    assert not writer._thread.is_alive()

@@ -1,0 +1,395 @@
+"""The link to the core: a real socket on each side, a runner that answers at once in place of a device."""
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zmq
+from tandem.internal.v1 import worker_pb2 as pb
+
+from gpu_worker.link.connection import MAX_FRAME_BYTES
+from gpu_worker.link.link import JoinRefused, Link, ready_line
+from gpu_worker.link.runtime_dir import KEY_NAME, KeyFile
+from gpu_worker.wire.frames import MAX_JOIN_BYTES, Outcome
+
+WAIT_MS = 10_000
+
+
+class EchoRunner:
+    """Answers each plan with its step number as the token."""
+
+    def __init__(self) -> None:
+        self.joined: list[int] = []
+        self.outcomes: list[Outcome] = []
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self.outcomes)
+
+    def join(self, generation: int) -> None:
+        self.joined.append(generation)
+
+    def submit(self, message: pb.StepPlan) -> None:
+        tokens = np.array([message.step], np.int32)
+        outcome = Outcome(generation=message.generation, step=message.step, status=pb.STEP_STATUS_OK, tokens=tokens)
+        self.outcomes.append(outcome)
+
+    def collect(self, *, wait: bool = True) -> Outcome | None:
+        return self.outcomes.pop(0) if self.outcomes else None
+
+
+class LateRunner(EchoRunner):
+    """Answers a plan only once the test lets it, as a device that is at work."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_answer = threading.Event()
+
+    def collect(self, *, wait: bool = True) -> Outcome | None:
+        return super().collect() if self.may_answer.is_set() else None
+
+
+class Core:
+    """A ROUTER that sends what the test asks for."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.socket = zmq.Context.instance().socket(zmq.ROUTER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.bind(endpoint)
+        self.worker = b""
+        # The routing id of each Join.
+        self.joins: list[bytes] = []
+
+    def expect(self, kind: str) -> pb.WorkerToCore:
+        """The next message of a kind; heartbeats in between are passed over."""
+        while True:
+            assert self.socket.poll(WAIT_MS), f"no {kind}"
+            self.worker, frame = self.socket.recv_multipart()
+            message = pb.WorkerToCore()
+            message.ParseFromString(frame)
+            if message.HasField("join"):
+                self.joins.append(self.worker)
+            if message.WhichOneof("message") == kind:
+                return message
+            assert message.WhichOneof("message") == "heartbeat"
+
+    def say(self, **message: object) -> None:
+        self.socket.send_multipart([self.worker, pb.CoreToWorker(**message).SerializeToString()])
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path) -> str:
+    return f"ipc://{tmp_path}/worker.sock"
+
+
+class Served:
+    """A link served on the main thread; `script` plays the core on another and then, to `stop` it, sends a signal."""
+
+    def __init__(self, endpoint: str, folder: Path) -> None:
+        self.endpoint = endpoint
+        self.key = KeyFile(folder)
+        self.runner = EchoRunner()
+        self.failure: BaseException | None = None
+
+    def run(self, script: object, *, stop: bool = True) -> None:
+        def play() -> None:
+            try:
+                script()  # type: ignore[operator]
+            except BaseException as error:
+                self.failure = error
+            finally:
+                if stop:
+                    os.kill(os.getpid(), signal.SIGTERM)
+
+        player = threading.Thread(target=play)
+        link = Link(self.endpoint, pb.Join(protocol=1, model="echo"), self.runner, key=self.key, max_in_flight=2)
+        player.start()
+        try:
+            link.serve()
+        finally:
+            player.join()
+        if self.failure is not None:
+            raise self.failure
+
+
+@pytest.fixture
+def served(endpoint: str, tmp_path: Path) -> Served:
+    return Served(endpoint, tmp_path)
+
+
+@pytest.fixture
+def core(endpoint: str) -> Iterator[Core]:
+    core = Core(endpoint)
+    yield core
+    core.socket.close()
+
+
+def test_join_plans_results_and_leave(served: Served, core: Core) -> None:
+    def script() -> None:
+        join = core.expect("join").join
+        assert (join.model, join.max_frame_bytes) == ("echo", 64 << 20)
+        assert core.worker.startswith(f"w-{os.getpid()}-".encode())
+        core.say(joined=pb.Joined(generation=4))
+        for step in range(1, 6):
+            core.say(plan=pb.StepPlan(generation=4, step=step))
+        for step in range(1, 6):
+            result = core.expect("result").result
+            assert (result.generation, result.step) == (4, step)
+
+    served.run(script)
+    assert served.runner.joined == [4]
+    core.expect("leave")
+
+
+def test_idle_workers_say_they_are_alive(served: Served, core: Core) -> None:
+    def script() -> None:
+        core.expect("join")
+        core.say(joined=pb.Joined(generation=1))
+        for _ in range(2):
+            assert core.expect("heartbeat").heartbeat.phase == "ready"
+
+    served.run(script)
+
+
+def test_a_worker_joins_a_scheduler_that_starts_later_and_each_that_replaces_it(served: Served, endpoint: str) -> None:
+    def script() -> None:
+        first = Core(endpoint)
+        first.expect("join")
+        first.say(joined=pb.Joined(generation=1))
+        first.expect("heartbeat")
+        first.socket.close()
+        second = Core(endpoint)
+        second.expect("join")
+        assert second.joins != first.joins
+        second.say(joined=pb.Joined(generation=7))
+        second.say(plan=pb.StepPlan(generation=7, step=1))
+        assert second.expect("result").result.generation == 7
+        second.socket.close()
+
+    served.run(script)
+    assert served.runner.joined == [1, 7]
+
+
+def test_a_rejoin_is_answered_with_a_join_on_the_same_connection(served: Served, core: Core) -> None:
+    def script() -> None:
+        core.expect("join")
+        core.say(joined=pb.Joined(generation=1))
+        core.say(rejoin=pb.Rejoin())
+        core.expect("join")
+        core.say(joined=pb.Joined(generation=2))
+        core.say(plan=pb.StepPlan(generation=2, step=1))
+        core.expect("result")
+
+    served.run(script)
+    assert len(core.joins) == 2
+    assert len(set(core.joins)) == 1
+    assert served.runner.joined == [1, 2]
+
+
+def test_a_frame_above_the_limit_leads_to_a_new_connection_that_serves(served: Served, core: Core) -> None:
+    """libzmq ends the connection of such a frame for good: a new socket must join, each time it happens."""
+
+    def script() -> None:
+        core.expect("join")
+        for generation in (1, 2, 3):
+            core.say(joined=pb.Joined(generation=generation))
+            core.say(plan=pb.StepPlan(generation=generation, step=1))
+            assert core.expect("result").result.generation == generation
+            if generation < 3:
+                core.socket.send_multipart([core.worker, bytes(MAX_FRAME_BYTES + 1)])
+                core.expect("join")
+
+    served.run(script)
+    assert len(core.joins) == 3
+    assert len(set(core.joins)) == 3
+    assert served.runner.joined == [1, 2, 3]
+
+
+@pytest.fixture
+def small_frames(monkeypatch: pytest.MonkeyPatch) -> int:
+    """A frame limit that costs no memory to exceed."""
+    monkeypatch.setattr("gpu_worker.link.connection.MAX_FRAME_BYTES", 1 << 16)
+    return 1 << 16
+
+
+def test_connections_that_end_again_and_again_are_repeated_with_few_lines(
+    served: Served, core: Core, small_frames: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each Join is answered with a frame above the limit, five times."""
+
+    def script() -> None:
+        for _ in range(5):
+            core.expect("join")
+            core.socket.send_multipart([core.worker, bytes(small_frames + 1)])
+        core.expect("join")
+
+    served.run(script)
+    assert len(set(core.joins)) == 6
+    lines = [record.getMessage() for record in caplog.records if "the connection to the scheduler" in record.message]
+    assert [line.partition("ended")[2].split(";")[0] for line in lines] == [
+        "",
+        " 2 times before a step succeeded",
+        " 4 times before a step succeeded",
+    ]
+
+
+def test_a_frame_as_large_as_the_limit_is_taken(served: Served, core: Core) -> None:
+    def script() -> None:
+        core.expect("join")
+        core.say(joined=pb.Joined(generation=1))
+        # Its bytes are not a message, so it is counted as bad and dropped.
+        core.socket.send_multipart([core.worker, b"\xff" * MAX_FRAME_BYTES])
+        core.say(plan=pb.StepPlan(generation=1, step=1))
+        assert core.expect("result").result.step == 1
+
+    served.run(script)
+    assert len(core.joins) == 1
+
+
+def test_plans_of_a_broken_connection_are_not_answered_on_the_next(
+    served: Served, core: Core, small_frames: int
+) -> None:
+    runner = LateRunner()
+    served.runner = runner
+    results: list[tuple[int, int]] = []
+
+    def script() -> None:
+        core.expect("join")
+        core.say(joined=pb.Joined(generation=1))
+        for step in (1, 2):
+            core.say(plan=pb.StepPlan(generation=1, step=step))
+        while runner.num_in_flight < 2:
+            core.expect("heartbeat")
+        core.socket.send_multipart([core.worker, bytes(small_frames + 1)])
+        core.expect("join")
+        core.say(joined=pb.Joined(generation=2))
+        core.say(plan=pb.StepPlan(generation=2, step=1))
+        runner.may_answer.set()
+        result = core.expect("result").result
+        results.append((result.generation, result.step))
+
+    served.run(script)
+    assert results == [(2, 1)]
+    assert runner.outcomes == []
+
+
+def test_every_join_carries_the_key_as_it_is_in_the_folder_then(served: Served, core: Core, tmp_path: Path) -> None:
+    key_file = tmp_path / KEY_NAME
+
+    def script() -> None:
+        first = core.expect("join").join.key
+        assert first == key_file.read_bytes()
+        assert (len(first), key_file.stat().st_mode & 0o777) == (32, 0o600)
+        key_file.write_bytes(b"n" * 32)
+        core.say(rejoin=pb.Rejoin())
+        assert core.expect("join").join.key == b"n" * 32
+
+    served.run(script)
+
+
+def test_a_refused_key_that_was_replaced_meanwhile_is_tried_again(served: Served, core: Core, tmp_path: Path) -> None:
+    def script() -> None:
+        core.expect("join")
+        (tmp_path / KEY_NAME).write_bytes(b"n" * 32)
+        core.say(refused=pb.Refused(reason="another key", retry=False))
+        assert core.expect("join").join.key == b"n" * 32
+
+    served.run(script)
+
+
+def test_a_refused_key_ends_the_worker(served: Served, core: Core, tmp_path: Path) -> None:
+    def script() -> None:
+        core.expect("join")
+        core.say(refused=pb.Refused(reason=f"the key is not that of {tmp_path}/{KEY_NAME}", retry=False))
+
+    with pytest.raises(JoinRefused, match=f"{tmp_path}/{KEY_NAME}"):
+        served.run(script, stop=False)
+
+
+def test_the_first_confirmed_step_announces_a_command_to_paste(
+    served: Served, core: Core, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ready() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.getMessage().startswith("ready: ")]
+
+    def script() -> None:
+        core.expect("join")
+        core.say(joined=pb.Joined(generation=1, listen="127.0.0.1:50366"))
+        core.expect("heartbeat")
+        assert ready() == []
+        for step in (1, 2):
+            core.say(plan=pb.StepPlan(generation=1, step=step))
+            core.expect("result")
+
+    monkeypatch.setattr(logging.getLogger("gpu_worker"), "level", logging.ERROR)
+    served.run(script)
+    assert ready() == ['ready: tandem generate --address 127.0.0.1:50366 "Return the"']
+
+
+def test_the_command_to_paste_names_an_address_only_where_it_is_not_the_default() -> None:
+    assert ready_line("127.0.0.1:50051") == 'ready: tandem generate "Return the"'
+    assert ready_line("[::1]:50051") == 'ready: tandem generate --address [::1]:50051 "Return the"'
+
+
+def test_a_join_that_no_scheduler_takes_is_refused_before_it_is_sent(
+    endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert MAX_JOIN_BYTES == 128 << 20
+    monkeypatch.setattr("gpu_worker.wire.frames.MAX_JOIN_BYTES", 1000)
+    join = pb.Join(model="echo", tokenizer_json=bytes(1000))
+    problem = r"Join has 10\d\d bytes \(tokenizer.json 1000, chat template 0\) and the scheduler takes 1000; serve a"
+    with pytest.raises(ValueError, match=problem):
+        Link(endpoint, join, EchoRunner(), key=KeyFile(tmp_path), max_in_flight=2)
+
+
+def test_refused_for_now_joins_again(served: Served, core: Core) -> None:
+    def script() -> None:
+        core.expect("join")
+        core.say(refused=pb.Refused(reason="another worker serves", retry=True))
+        core.expect("join")
+        core.say(joined=pb.Joined(generation=1))
+
+    served.run(script)
+
+
+def test_refused_for_good_stops(served: Served, core: Core) -> None:
+    def script() -> None:
+        core.expect("join")
+        core.say(refused=pb.Refused(reason="identity differs", retry=False))
+
+    with pytest.raises(JoinRefused, match="identity differs"):
+        # A signal could end the link before it reads the refusal.
+        served.run(script, stop=False)
+
+
+def test_frames_that_are_not_messages_are_dropped_and_counted(
+    served: Served, core: Core, caplog: pytest.LogCaptureFixture
+) -> None:
+    def script() -> None:
+        core.expect("join")
+        core.say(joined=pb.Joined(generation=1))
+        for frame in (b"", *(b"\xff" * size for size in range(1, 10))):
+            core.socket.send_multipart([core.worker, frame])
+        core.say(plan=pb.StepPlan(generation=1, step=1))
+        assert core.expect("result").result.step == 1
+
+    served.run(script)
+    # One line each time the count has doubled.
+    lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("dropped ")]
+    assert [line.split()[1] for line in lines] == ["1", "2", "4", "8"]
+
+
+def test_plans_before_joined_are_not_run(served: Served, core: Core) -> None:
+    def script() -> None:
+        core.expect("join")
+        core.say(plan=pb.StepPlan(generation=1, step=1))
+        core.say(joined=pb.Joined(generation=2))
+        core.say(plan=pb.StepPlan(generation=2, step=1))
+        assert core.expect("result").result.generation == 2
+
+    served.run(script)

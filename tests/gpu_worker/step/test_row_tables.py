@@ -1,0 +1,194 @@
+"""Row tables: the checksum is worker.proto's, kept incrementally; what a row cannot do is refused."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from gpu_worker.geometry import Geometry
+from gpu_worker.step.row_features import Uses
+from gpu_worker.step.row_tables import DeviceTables, RowTables, mix, spread_order
+from gpu_worker.wire.fields import PlanError
+from gpu_worker.wire.frames import read_plan
+from tests.gpu_worker import plans
+from tests.gpu_worker.plans import TinyCore
+
+GEOMETRY = Geometry(
+    page_size=16, num_pages=64, max_rows=6, max_length=160, token_budget=256, chunk_align=16, vocab_size=50
+)
+
+
+def test_splitmix64_vectors() -> None:
+    """The first outputs of splitmix64 seeded with 0 and 1234567, as published with the generator."""
+    assert plans.mix(0) == 0xE220A8397B1DCDAF
+    assert plans.mix(1234567) == 6457827717110365317
+    assert [int(value) for value in mix(np.array([0, 1234567], np.uint64))] == [plans.mix(0), plans.mix(1234567)]
+
+
+def test_checksum_by_hand() -> None:
+    """Row 2 on pages 5 and 9, at position 20: the formula written out once more."""
+    core = TinyCore(GEOMETRY, page_order=[5, 9])
+    core.add(2, [1] * 20)
+    tables = RowTables(GEOMETRY)
+    plan = read_plan(core.plan(chunks={2: 20}), GEOMETRY)
+    tables.apply(plan)
+    tables.advance(plan)
+    weight = plans.mix(2 << 40 ^ 0xFFFFF) | 1
+    expected = 20 * weight + plans.mix(2 << 40 ^ 0 << 20 ^ 5) + plans.mix(2 << 40 ^ 1 << 20 ^ 9)
+    assert tables.checksum == expected % 2**64
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_incremental_checksum_equals_the_formula_over_whole_tables(seed: int) -> None:
+    """Rows started, grown, ended and started again at random."""
+    draw = random.Random(seed)
+    core, tables = TinyCore(GEOMETRY), RowTables(GEOMETRY)
+    came_with: dict[int, int] = {}
+    for _ in range(80):
+        if draw.random() < 0.25 and len(core.free_pages) > 30:
+            row = draw.randint(1, GEOMETRY.max_rows)
+            if row in core.rows:
+                core.free(core.rows[row])
+            core.add(row, [draw.randrange(50) for _ in range(draw.randint(1, 60))])
+            came_with[row] = len(core.rows[row].tokens)
+        chunks: dict[int, int] = {}
+        decode: list[int] = []
+        for row, sequence in core.rows.items():
+            left = len(sequence.tokens) - sequence.position
+            # The last known token may be computed either way, as long as it came with the row.
+            if left > 1 or (sequence.position < came_with[row] and draw.random() < 0.3):
+                chunks[row] = draw.randint(1, min(left, 30))
+            elif left == 1 and sequence.position < GEOMETRY.max_length and core.free_pages:
+                decode.append(row)
+        if not chunks and not decode:
+            continue
+        plan = read_plan(core.plan(chunks=chunks, decode=decode), GEOMETRY)
+        tables.apply(plan)
+        tables.check(plan)
+        tables.advance(plan)
+        assert tables.checksum == plan.checksum
+    for row, sequence in core.rows.items():
+        if sequence.started:
+            assert tables.page_table[row, : tables.num_pages[row]].tolist() == sequence.pages
+
+
+def started_tables(core: TinyCore) -> RowTables:
+    tables = RowTables(GEOMETRY)
+    core.add(1, [3] * 20)
+    plan = read_plan(core.plan(chunks={1: 10}), GEOMETRY)
+    tables.apply(plan)
+    tables.check(plan)
+    tables.advance(plan)
+    return tables
+
+
+@pytest.mark.parametrize(
+    ("rows", "starts", "counts", "samples", "problem"),
+    [
+        ([2], [0], [4], [0], "row 2 was never started"),
+        ([1], [9], [4], [0], "row 1 has a chunk that does not start at its next position"),
+        ([1], [10], [11], [1], "row 1 has a chunk that ends past the tokens it came with"),
+        ([1], [10], [10], [0], "row 1 has a wrong samples flag"),
+        ([1], [10], [3], [1], "row 1 has a wrong samples flag"),
+    ],
+)
+def test_chunks_that_a_row_cannot_compute(
+    rows: list[int], starts: list[int], counts: list[int], samples: list[int], problem: str
+) -> None:
+    core = TinyCore(GEOMETRY)
+    tables = started_tables(core)
+    message = core.plan(chunks={1: 1})
+    message.chunks.rows, message.chunks.starts = plans.int32(rows), plans.int32(starts)
+    message.chunks.counts, message.chunks.samples = plans.int32(counts), bytes(samples)
+    with pytest.raises(PlanError, match=problem):
+        tables.check(read_plan(message, GEOMETRY))
+
+
+@pytest.mark.parametrize(("row", "problem"), [(3, "never started"), (1, "not that of its last known token")])
+def test_decode_rows_that_cannot_decode(row: int, problem: str) -> None:
+    core = TinyCore(GEOMETRY)
+    tables = started_tables(core)
+    message = core.plan(chunks={1: 1})
+    message.ClearField("chunks")
+    message.decode_rows = plans.int32([row])
+    with pytest.raises(PlanError, match=problem):
+        tables.check(read_plan(message, GEOMETRY))
+
+
+def test_a_decode_without_a_page_is_refused() -> None:
+    core = TinyCore(GEOMETRY)
+    core.add(1, [3] * 16)
+    tables = RowTables(GEOMETRY)
+    plan = read_plan(core.plan(chunks={1: 16}), GEOMETRY)
+    tables.apply(plan)
+    tables.advance(plan)
+    message = core.plan(decode=[1])
+    message.ClearField("appends")
+    with pytest.raises(PlanError, match="row 1 has too few pages"):
+        tables.check(read_plan(message, GEOMETRY))
+
+
+def test_device_tables_follow(device: torch.device) -> None:
+    core, tables = TinyCore(GEOMETRY, page_order=[7, 4, 2]), RowTables(GEOMETRY)
+    on_device = DeviceTables(GEOMETRY, device)
+    core.add(5, [1] * 30)
+    for kwargs in ({"chunks": {5: 30}}, {"decode": [5]}, {"decode": [5]}, {"decode": [5]}):
+        plan = read_plan(core.plan(**kwargs), GEOMETRY)
+        edits = tables.apply(plan)
+        tables.advance(plan)
+        slots = torch.from_numpy(on_device.slot_of_row[edits.rows]).to(device)
+        cols, pages = (torch.from_numpy(part).to(device) for part in (edits.cols, edits.pages))
+        on_device.set_pages(slots, cols, pages)
+    slot = on_device.slot_of_row[5]
+    assert on_device.pages[slot, :3].tolist() == [7, 4, 2]
+    assert on_device.logical_of_page[[7, 4, 2]].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("num_slots", [1, 2, 3, 9, 33, 64])
+def test_any_prefix_of_the_spread_order_is_even_over_two_halves(num_slots: int) -> None:
+    order = spread_order(num_slots)
+    assert sorted(order.tolist()) == list(range(num_slots))
+    half = (1 << max(1, (num_slots - 1).bit_length())) // 2
+    for length in range(1, num_slots + 1):
+        low = int((order[:length] < half).sum())
+        high = length - low
+        # The upper half may have run out of slots.
+        assert low - high in (0, 1) or high == num_slots - half
+
+
+def test_what_a_row_uses_is_its_own_from_start_to_restart_or_reset() -> None:
+    core, tables = TinyCore(GEOMETRY), RowTables(GEOMETRY)
+
+    def start(row: int, **asks: object) -> int:
+        core.add(row, [1, 2, 3], **asks)
+        tables.apply(read_plan(core.plan(chunks={row: 3}), GEOMETRY))
+        return int(tables.features.uses[row])
+
+    assert start(1) == 0
+    assert start(2, banned=[4], banned_until=9) == Uses.BANS
+    assert start(3, banned=[4]) == 0
+    assert start(4, biases={3: 1.0}, presence_penalty=0.1, allowed=[1]) == Uses.BIASES | Uses.PENALTIES | Uses.ALLOWED
+    assert start(5, num_logprobs=1, prompt_logprobs_from=2) == Uses.LOGPROBS | Uses.PROMPT_LOGPROBS
+    assert start(6, repetition_penalty=1.0, frequency_penalty=0.0, num_logprobs=0) == 0
+    assert start(4, num_logprobs=2) == Uses.LOGPROBS
+    assert tables.features.uses[2] == Uses.BANS
+    tables.reset()
+    assert not tables.features.uses.any()
+
+
+@pytest.mark.parametrize(
+    ("max_rows", "budget", "rows"), [(32, 512, 320), (6, 256, 256), (3, 67, 67), (256, 4096, 512), (100, 4096, 384)]
+)
+def test_logits_of_every_row_and_of_a_chunk_are_promised(max_rows: int, budget: int, rows: int) -> None:
+    geometry = Geometry(
+        page_size=64,
+        num_pages=9,
+        max_rows=max_rows,
+        max_length=99,
+        token_budget=budget,
+        chunk_align=64,
+        vocab_size=50,
+    )
+    assert geometry.logit_rows == rows
+    assert rows >= max_rows + 64

@@ -1,0 +1,301 @@
+"""The runner as the core sees it: outcomes in order, failures that spare the process, rows and tokens kept apart."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from tandem.internal.v1 import worker_pb2 as pb
+
+from gpu_worker.step.runner import DeviceLost
+from tests.gpu_worker.plans import TinyCore, int32
+from tests.gpu_worker.reference import hidden_and_logits
+from tests.gpu_worker.rig import Rig
+from tests.gpu_worker.rig_specs import SPECS
+
+
+@pytest.fixture
+def rig(rig_of: Callable[..., Rig]) -> Rig:
+    return rig_of(SPECS[0])
+
+
+def greedy(rig: Rig, tokens: list[int], num_new: int) -> list[int]:
+    """What eager says comes next."""
+    out = list(tokens)
+    for _ in range(num_new):
+        out.append(int(hidden_and_logits(rig.eager, out)[1][-1].argmax()))
+    return out[len(tokens) :]
+
+
+def test_two_plans_in_flight_feed_tokens_on_the_device(rig: Rig) -> None:
+    """A plan that decodes a token is submitted before the result that brings it; outcomes keep the plans' order."""
+    core = rig.core()
+    prompts = {1: rig.prompt(20, seed=1), 2: rig.prompt(31, seed=2)}
+    for row, prompt in prompts.items():
+        core.add(row, prompt)
+    rig.runner.submit(core.plan(chunks={1: 20, 2: 31}))
+    got: dict[int, list[int]] = {1: [], 2: []}
+    for _ in range(6):
+        rig.runner.submit(core.plan(decode=[2, 1]))
+        assert rig.runner.num_in_flight == 2
+        outcome = rig.runner.collect()
+        assert outcome is not None and outcome.status == pb.STEP_STATUS_OK
+        order = (1, 2) if outcome.step == 1 else (2, 1)
+        for row, token in zip(order, outcome.tokens.tolist(), strict=True):
+            got[row].append(token)
+    last = rig.runner.collect()
+    assert last is not None and last.step == 7
+    assert rig.runner.collect() is None
+    for row, prompt in prompts.items():
+        assert got[row] == greedy(rig, prompt, 6)
+
+
+def test_pages_and_rows_are_handed_on_while_their_last_step_is_in_flight(rig: Rig) -> None:
+    """Row and pages of a sequence go to another in the next plan, submitted before the first one's result."""
+    core = rig.core()
+    first, second = rig.prompt(33, seed=3), rig.prompt(40, seed=4)
+    sequence = core.add(2, first)
+    rig.runner.submit(core.plan(chunks={2: 33}))
+    core.free(sequence)
+    core.free_pages = [*sequence.pages, *core.free_pages]
+    core.add(2, second)
+    rig.runner.submit(core.plan(chunks={2: 40}))
+    for prompt in (first, second):
+        outcome = rig.runner.collect()
+        assert outcome is not None
+        assert outcome.tokens.tolist() == greedy(rig, prompt, 1)
+
+
+def test_a_row_may_start_as_a_decode_row(rig: Rig) -> None:
+    """Pages that came filled: only the last known token is computed."""
+    core = rig.core()
+    prompt = rig.prompt(19, seed=5)
+    full = core.add(1, prompt)
+    rig.step(core, chunks={1: 19})
+    expected = greedy(rig, prompt, 2)
+    resumed = core.add(3, full.tokens)
+    core.free_pages = [*resumed.pages, *core.free_pages]
+    resumed.pages, resumed.position = list(full.pages), 19
+    outcome = rig.step(core, decode=[3])
+    assert [full.tokens[-1], *outcome.tokens.tolist()] == expected
+
+
+def test_drawn_tokens_do_not_depend_on_row_or_company(rig: Rig) -> None:
+    prompt = rig.prompt(17, seed=6)
+    how = {"temperature": 1.2, "top_k": 40, "seed": 99, "sample_idx": 1}
+    drawn = []
+    for row, company in ((1, []), (3, [1, 2])):
+        core = rig.core()
+        for other in company:
+            core.add(other, rig.prompt(25, seed=other), temperature=0.7, top_p=0.9, seed=other)
+        core.add(row, prompt, **how)
+        rig.step(core, chunks={**dict.fromkeys(company, 25), row: 17})
+        for _ in range(5):
+            rig.step(core, decode=[*company, row])
+        drawn.append(core.rows[row].tokens[17:])
+    assert drawn[0] == drawn[1]
+    assert drawn[0] != greedy(rig, prompt, 6)
+
+
+def test_banned_tokens_come_out_only_from_their_position_on(rig: Rig) -> None:
+    prompt = rig.prompt(12, seed=7)
+    free = greedy(rig, prompt, 1)[0]
+    core = rig.core()
+    core.add(1, prompt, banned=[free], banned_until=13)
+    core.add(2, prompt, banned=[free], banned_until=12)
+    outcome = rig.step(core, chunks={1: 12, 2: 12})
+    assert outcome.tokens[0] != free
+    assert outcome.tokens[1] == free
+
+
+def poison(rig: Rig, pages: list[int]) -> None:
+    for page in pages:
+        start = page * rig.geometry.page_size
+        rig.runner.on_device.cache.values[0][:, start : start + rig.geometry.page_size] = torch.nan
+
+
+def test_a_row_that_is_not_finite_is_named_and_harms_no_other(rig: Rig) -> None:
+    """Neither its neighbour in the batch, nor the next owner of its pages."""
+    core = rig.core()
+    prompt = rig.prompt(20, seed=8)
+    core.add(1, rig.prompt(18, seed=9))
+    core.add(2, prompt)
+    rig.step(core, chunks={1: 18, 2: 20})
+    poison(rig, core.rows[1].pages[:1])
+    outcome = rig.submit(core.plan(decode=[2, 1]))
+    assert outcome.status == pb.STEP_STATUS_OK
+    assert outcome.nonfinite.tolist() == [1]
+    core.learn(outcome.tokens)
+    assert core.rows[2].tokens[20:] == greedy(rig, prompt, 2)
+    ended = core.rows[1]
+    core.free_pages = [*ended.pages, *core.free_pages]
+    core.add(1, prompt[:19])
+    plan = core.plan(chunks={1: 19})
+    plan.zero_pages = int32(ended.pages)
+    again = rig.submit(plan)
+    assert again.tokens.tolist() == greedy(rig, prompt[:19], 1)
+
+
+def expect_failure(rig: Rig, core: TinyCore, message: pb.StepPlan, status: "pb.StepStatus", detail: str) -> None:
+    outcome = rig.submit(message)
+    assert (outcome.status, outcome.step) == (status, message.step)
+    assert detail in outcome.detail
+    skipped = rig.submit(core.plan(decode=[1]))
+    assert (skipped.status, skipped.tokens.size) == (pb.STEP_STATUS_SKIPPED, 0)
+    fresh = rig.core()
+    fresh.add(1, rig.prompt(9, seed=10))
+    assert rig.step(fresh, chunks={1: 9}).tokens.tolist() == greedy(rig, rig.prompt(9, seed=10), 1)
+
+
+def running(rig: Rig) -> TinyCore:
+    core = rig.core()
+    core.add(1, rig.prompt(20, seed=11))
+    rig.step(core, chunks={1: 20})
+    return core
+
+
+def test_a_wrong_checksum(rig: Rig) -> None:
+    core = running(rig)
+    message = core.plan(decode=[1])
+    message.checksum ^= 1
+    expect_failure(rig, core, message, pb.STEP_STATUS_OUT_OF_SYNC, "row tables differ: checksum 0x")
+
+
+def test_a_gap_in_steps(rig: Rig) -> None:
+    core = running(rig)
+    core.plan(decode=[1])
+    message = core.plan(decode=[1])
+    expect_failure(rig, core, message, pb.STEP_STATUS_OUT_OF_SYNC, "step 3 follows step 1")
+
+
+def test_a_plan_that_names_what_is_not_there(rig: Rig) -> None:
+    core = running(rig)
+    message = core.plan(decode=[1])
+    message.decode_rows = int32([rig.geometry.max_rows + 1])
+    expect_failure(rig, core, message, pb.STEP_STATUS_FAILED, f"it must be 1 to {rig.geometry.max_rows}")
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (torch.OutOfMemoryError("tried to allocate 20 GiB"), pb.STEP_STATUS_OUT_OF_MEMORY),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), pb.STEP_STATUS_OUT_OF_MEMORY),
+        (RuntimeError("a kernel failed"), pb.STEP_STATUS_FAILED),
+    ],
+)
+def test_a_step_that_fails_on_the_device(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, error: Exception, status: "pb.StepStatus"
+) -> None:
+    core = running(rig)
+
+    def fail(*args: object, **kwargs: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.runner.on_device, "_forward", fail)
+        outcome = rig.submit(core.plan(decode=[1]))
+    assert (outcome.status, outcome.step) == (status, 2)
+    expect_failure(rig, core, core.plan(decode=[1]), pb.STEP_STATUS_SKIPPED, "")
+
+
+def test_a_lost_device_answers_its_plan_and_then_ends_the_worker(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    core = running(rig)
+
+    def fail(*args: object, **kwargs: object) -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(rig.runner.on_device, "_forward", fail)
+    monkeypatch.setattr(rig.runner, "_lost", "")
+    outcome = rig.submit(core.plan(decode=[1]))
+    assert outcome.status == pb.STEP_STATUS_FAILED
+    with pytest.raises(DeviceLost, match="illegal memory access"):
+        rig.runner.collect()
+
+
+def test_plans_of_an_older_generation_are_skipped(rig: Rig) -> None:
+    old, new = running(rig), running(rig)
+    outcome = rig.submit(old.plan(decode=[1]))
+    assert (outcome.generation, outcome.status) == (old.generation, pb.STEP_STATUS_SKIPPED)
+    rig.step(new, decode=[1])
+
+
+def test_a_sequence_as_long_as_the_limit(rig: Rig) -> None:
+    core = rig.core()
+    length = rig.geometry.max_length
+    core.add(1, rig.prompt(length - 2, seed=12))
+    rig.step(core, chunks={1: length - 2})
+    for _ in range(2):
+        rig.step(core, decode=[1])
+    outcome = rig.submit(core.plan(decode=[1]))
+    assert outcome.status == pb.STEP_STATUS_FAILED
+    assert "the limit is" in outcome.detail
+
+
+def test_every_row_at_once(rig: Rig) -> None:
+    core = rig.core()
+    rows = range(1, rig.geometry.max_rows + 1)
+    for row in rows:
+        core.add(row, rig.prompt(10 + row, seed=row))
+        rig.step(core, chunks={row: 10 + row})
+    for _ in range(2):
+        rig.step(core, decode=reversed(rows))
+    for row in rows:
+        assert core.rows[row].tokens[10 + row :] == greedy(rig, rig.prompt(10 + row, seed=row), 3)
+
+
+def test_pages_are_zeroed_when_a_plan_says_so(rig: Rig) -> None:
+    """The tail of a page is masked, and 0 times NaN is NaN: without the order, the row's logits are not finite."""
+    prompt = rig.prompt(20, seed=8)
+    for ordered in (False, True):
+        core = rig.core()
+        sequence = core.add(1, prompt)
+        poison(rig, sequence.pages[-1:])
+        plan = core.plan(chunks={1: 20})
+        plan.zero_pages = int32(sequence.pages[-1:]) if ordered else b""
+        rig.runner.submit(plan)
+        outcome = rig.runner.collect()
+        assert outcome is not None
+        assert len(outcome.nonfinite) == (0 if ordered else 1)
+    assert outcome.tokens.tolist() == greedy(rig, prompt, 1)
+
+
+def test_a_page_to_zero_outside_the_pool_is_refused(rig: Rig) -> None:
+    core = rig.core()
+    core.add(1, rig.prompt(3, seed=8))
+    plan = core.plan(chunks={1: 3})
+    plan.zero_pages = int32([rig.runner.geometry.num_pages])
+    rig.runner.submit(plan)
+    outcome = rig.runner.collect()
+    assert outcome is not None
+    assert outcome.status == pb.STEP_STATUS_FAILED
+    assert "zero_pages" in outcome.detail
+
+
+def test_joining_zeroes_the_pool(rig: Rig) -> None:
+    """A scheduler that takes this worker anew knows nothing of what earlier generations left."""
+    core = rig.core()
+    core.add(1, rig.prompt(20, seed=9))
+    rig.step(core, chunks={1: 20})
+    poison(rig, [3])
+    rig.runner.join(core.generation + 1)
+    for pool in (*rig.runner.on_device.cache.keys, *rig.runner.on_device.cache.values):
+        assert not pool.any()
+
+
+def test_outcomes_are_plain_arrays(rig: Rig) -> None:
+    core = running(rig)
+    outcome = rig.submit(core.plan(decode=[1]))
+    assert outcome.tokens.dtype == np.int32
+    assert outcome.compute_us > 0
+
+
+def test_what_the_process_imports_compiles_no_kernel_again(rig: Rig) -> None:
+    """Any import may teach pytree a class, and FlexAttention's traces ask how many it knows."""
+
+    class Imported: ...
+
+    torch.utils._pytree.register_pytree_node(Imported, lambda _: ([], None), lambda *_: Imported())
+    core = rig.core()
+    core.add(1, rig.prompt(20, seed=1))
+    rig.step(core, chunks={1: 20})
+    rig.step(core, decode=[1])

@@ -1,0 +1,135 @@
+"""Settings: which source wins, and what is refused by name."""
+
+from pathlib import Path
+
+import pytest
+
+from gpu_worker.command_line import load_settings
+from gpu_worker.settings import SettingsRefused
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    for name in list(os.environ):
+        if name.startswith("TANDEM_"):
+            monkeypatch.delenv(name)
+
+
+def test_flags_win_over_environment_over_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "worker.toml"
+    file.write_text('max_rows = 1\npage_size = 16\nnum_pages = 9\ndtype = "bfloat16"\n')
+    monkeypatch.setenv("TANDEM_PAGE_SIZE", "32")
+    monkeypatch.setenv("TANDEM_NUM_PAGES", "10")
+    settings = load_settings(["--config", str(file), "--num-pages", "11"])
+    assert (settings.max_rows, settings.page_size, settings.num_pages) == (1, 32, 11)
+    assert settings.dtype == "bfloat16"
+
+
+def test_the_file_may_be_named_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "worker.toml"
+    file.write_text("threads = 3\n")
+    monkeypatch.setenv("TANDEM_CONFIG", str(file))
+    assert load_settings([]).threads == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [("4096", 4096), ("2GiB", 2 << 30), ("512MiB", 512 << 20), ("1.5 GB", 1_500_000_000), ("1.5gib", 3 << 29)],
+)
+def test_sizes_may_have_units(text: str, num_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_settings(["--pool-bytes", text]).pool_bytes == num_bytes
+    file = tmp_path / "worker.toml"
+    file.write_text(f'keep_free_bytes = "{text}"\n')
+    assert load_settings(["--config", str(file)]).keep_free_bytes == num_bytes
+    monkeypatch.setenv("TANDEM_KEEP_FREE_BYTES", text)
+    assert load_settings([]).keep_free_bytes == num_bytes
+
+
+def test_host_memory_and_windows_are_off_by_default() -> None:
+    settings = load_settings([])
+    assert (settings.host_pool_bytes, settings.window, settings.window_sinks) == (0, None, 0)
+    settings = load_settings(["--host-pool-bytes", "4GiB", "--window", "1024", "--window-sinks", "4"])
+    assert (settings.host_pool_bytes, settings.window, settings.window_sinks) == (4 << 30, 1024, 4)
+
+
+def test_a_switch_can_be_turned_on_and_off() -> None:
+    assert load_settings(["--exit-with-parent"]).exit_with_parent
+    assert not load_settings(["--no-exit-with-parent"]).exit_with_parent
+    assert not load_settings([]).exit_with_parent
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--max-rows", "0"], "^--max-rows is '0'; it must be at least 1$"),
+        (["--threads", "many"], "^--threads is 'many'; it must be a whole number$"),
+        (["--dtype", "int8"], "^--dtype is 'int8'; it must be auto, float32, bfloat16 or float16$"),
+        (["--device", "tpu"], "^--device is 'tpu'; it must be cpu, cuda or cuda:N$"),
+        (["--pool-bytes", "much"], "^--pool-bytes is 'much'; it must be a number of bytes, or have a unit such as 5"),
+        (["--pool-bytes", "2XB"], "^--pool-bytes is '2XB'; it must be a number of bytes, or"),
+        (["--keep-free-bytes", "-1"], "^--keep-free-bytes is '-1'; it must"),
+        (["--num-pages", "9", "--pool-bytes", "1KiB"], "^num_pages is 9 and pool_bytes is 1024; set only one of them"),
+        (["--keep-free-bytes", "0", "--pool-bytes", "9"], "^pool_bytes is 9 and keep_free_bytes is 0; set only one"),
+        (["--host-pool-bytes", "-1"], "^--host-pool-bytes is '-1'; it must"),
+        (["--window", "0"], "^--window is '0'; it must be at least 1$"),
+        (["--window", "9", "--window-sinks", "-1"], "^--window-sinks is '-1'; it must be at least 0$"),
+        (["--window-sinks", "4"], "^window_sinks is 4 and window is not set; set window too"),
+        (["--config", "/nowhere.toml"], "config file /nowhere.toml does not exist"),
+        (
+            ["--max-rows", "0", "--dtype", "x"],
+            "^--dtype is 'x'; it must be .*; --max-rows is '0'; it must be at least 1",
+        ),
+        (["--max-colums", "3"], "^unrecognized arguments: --max-colums 3; --help lists the settings$"),
+        (["--max", "3"], "^unrecognized arguments: --max 3"),
+        (["--max-rows"], "^argument --max-rows: expected one argument"),
+    ],
+)
+def test_bad_values_are_named(arguments: list[str], problem: str) -> None:
+    with pytest.raises(SettingsRefused, match=problem):
+        load_settings(arguments)
+
+
+def test_a_bad_value_is_named_as_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "worker.toml"
+    file.write_text('page_size = "x"\nexit_with_parent = "perhaps"\n')
+    monkeypatch.setenv("TANDEM_MAX_ROWS", "lots")
+    with pytest.raises(SettingsRefused) as refused:
+        load_settings(["--config", str(file), "--threads", "few"])
+    assert sorted(str(refused.value).split("; ")) == sorted(
+        [
+            *(
+                "--threads is 'few'",
+                "it must be a whole number",
+                "TANDEM_MAX_ROWS is 'lots'",
+                "it must be a whole number",
+            ),
+            *("page_size is 'x'", "it must be a whole number", "exit_with_parent is 'perhaps'"),
+            "it must be true or false",
+        ]
+    )
+
+
+def test_a_file_that_is_not_toml_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "worker.toml"
+    file.write_text("max_rows: 3\n")
+    with pytest.raises(SettingsRefused, match=f"config file {file} is not valid TOML: "):
+        load_settings(["--config", str(file)])
+
+
+def test_unknown_file_keys_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "worker.toml"
+    file.write_text("max_colums = 3\n")
+    with pytest.raises(SettingsRefused, match="max_colums: there is no such setting"):
+        load_settings(["--config", str(file)])
+
+
+def test_unknown_variables_are_refused_and_those_of_other_programs_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANDEM_ADDRESS", "127.0.0.1:1")
+    monkeypatch.setenv("TANDEM_MAX_WAITING", "5")
+    monkeypatch.setenv("TANDEM_MAX_WORKER_WAIT_SECONDS", "5")
+    load_settings([])
+    monkeypatch.setenv("TANDEM_MAX_COLUMS", "3")
+    with pytest.raises(SettingsRefused, match="TANDEM_MAX_COLUMS"):
+        load_settings([])

@@ -1,0 +1,104 @@
+"""Who fits is not kept waiting by somebody else's want: of pages, of a sibling, of a worker that does not answer."""
+
+from scheduler_svc.core.messages.config import CoreConfig
+from scheduler_svc.core.schedule.policy import AGEING_TOKENS, LATE_SECONDS
+from scheduler_svc.core.state.request import Request
+from tests.rigs.executor import Shape
+from tests.scheduler_svc.core.fleet import Fleet
+from tests.scheduler_svc.core.orders import beginnings, prompts_started
+from tests.scheduler_svc.core.world import World, greedy
+
+
+def test_who_would_pass_the_head_and_does_not_fit_does_not_keep_it_out() -> None:
+    """A page of the long one is kept, so it would go first; it takes twelve, and the head one."""
+    world = World(Shape(page_size=4, num_pages=16), greedy())
+    world.submit([1, 2, 3, 4, 5], max_new_tokens=1, ignore_eos=True)
+    world.run()
+    world.submit([9] * 20, max_new_tokens=24, ignore_eos=True)
+    world.step()
+    head = world.submit([7, 7], max_new_tokens=2, ignore_eos=True)
+    world.submit([1, 2, 3, 4] + [8] * 44, max_new_tokens=2, ignore_eos=True)
+    world.step()
+    assert prompts_started(world)[-1] == [7, 7]
+    assert world.streams[head].admitted
+    world.run()
+    world.check_all_ended()
+
+
+def test_a_sample_forks_at_once_whoever_behind_it_does_not_fit() -> None:
+    """While the second sample waits for the first to compute their prompt, who is behind it is found too long."""
+    world = World(Shape(page_size=4, num_pages=24, token_budget=16, max_rows=8), greedy(plans_in_flight=1))
+    world.submit([1] * 4, max_new_tokens=40, ignore_eos=True)
+    world.step()
+    prompt = list(range(20))
+    world.submit(prompt, num_samples=2, max_new_tokens=4, ignore_eos=True)
+    world.submit([5] * 70, max_new_tokens=2, ignore_eos=True)
+    for _ in range(4):
+        world.step()
+    assert prompts_started(world) == [[1] * 4, prompt, prompt]
+    assert beginnings(world) == [0, 0, 19]
+    world.run()
+    world.check_all_ended()
+
+
+def test_one_urgent_request_of_a_tenant_does_not_put_others_behind_all_that_it_has_waiting() -> None:
+    world = World(Shape(max_rows=1, num_pages=16), CoreConfig(max_waiting=200))
+    for i in range(50):
+        world.submit([1, i], max_new_tokens=10, ignore_eos=True, salt="batch")
+    world.submit([2, 2], max_new_tokens=1, ignore_eos=True, salt="batch", priority=1)
+    world.step()
+    other = world.submit([3, 3], max_new_tokens=1, ignore_eos=True, salt="other")
+    world.run()
+    world.check_all_ended()
+    assert AGEING_TOKENS > 50 * 12
+    order = prompts_started(world)
+    assert order.index([3, 3]) < 4, f"it came as number {order.index([3, 3])} of {len(order)}"
+    assert world.streams[other].end
+
+
+def test_nobody_is_left_to_a_worker_that_does_not_answer() -> None:
+    """The silent one has less to do, so it would start a newcomer sooner if it answered."""
+    fleet = Fleet(Shape(), Shape(), config=greedy(silence_timeout_seconds=1000.0))
+    for i in range(6):
+        fleet.submit([i, i], max_new_tokens=200, ignore_eos=True)
+    fleet.step()
+    for stream in fleet.running("b")[1:]:
+        fleet.cancel(stream)
+    fleet.tick()
+    newcomer = fleet.submit([9, 9], max_new_tokens=2, ignore_eos=True)
+    for _ in range(5):
+        fleet.tick(LATE_SECONDS / 2)
+        fleet.work("a")
+        fleet.hear("a")
+    assert fleet.end(newcomer).stats.output_tokens == 2
+    assert fleet.now < fleet.core.config.step_timeout_seconds
+    fleet.run()
+    fleet.check_content()
+
+
+def test_who_waits_for_tokens_of_one_worker_keeps_nobody_from_another() -> None:
+    """The queue's head was preempted, and the worker that has its last token to tell is silent."""
+    shape = Shape(page_size=4, max_rows=4, num_pages=8)
+    fleet = Fleet(shape, shape, config=greedy(silence_timeout_seconds=1000.0))
+    for i in range(6):
+        fleet.submit([i] * 6, max_new_tokens=20, ignore_eos=True)
+    late: list[Request] = []
+    while not late:
+        for name in fleet.workers:
+            fleet.work(name)
+            fleet.hear(name)
+        fleet.tick()
+        late = [request for request in fleet.core.book.waiting() if request.late_plans]
+    silent = "a" if fleet.lane_of("a").awaits(late[0]) else "b"
+    other = "b" if silent == "a" else "a"
+    for stream in fleet.running(other):
+        fleet.cancel(stream)
+    newcomer = fleet.submit([9, 9], max_new_tokens=2, ignore_eos=True)
+    for _ in range(40):
+        fleet.tick(1.0)
+        fleet.work(other)
+        fleet.hear(other)
+    assert late[0].late_plans
+    assert fleet.end(newcomer).stats.output_tokens == 2
+    fleet.run()
+    fleet.check_content()

@@ -1,0 +1,164 @@
+"""Among the first that wait, whoever finds most of its prompt kept goes first, within bounds.
+
+One row, pages of four tokens. What is kept is a stem of nine tokens: two full pages, of whichever tenant.
+"""
+
+import pytest
+
+from scheduler_svc.core.messages.config import Admission, CoreConfig, Policy
+from scheduler_svc.core.schedule.policy import MAX_PASSED_OVER, WINDOW
+from scheduler_svc.core.state.lane import Lane
+from tests.rigs.executor import Shape
+from tests.scheduler_svc.core.world import World, greedy
+
+SHAPE = Shape(page_size=4, num_pages=64, max_rows=1)
+STEM = list(range(9))
+
+
+def warm(config: CoreConfig | None = None, *, salt: str = "", shape: Shape = SHAPE) -> World:
+    """The stem is kept."""
+    world = World(shape, config or greedy(max_waiting=200))
+    world.submit(STEM, max_new_tokens=1, ignore_eos=True, salt=salt)
+    world.run()
+    world.sent.clear()
+    return world
+
+
+def cold(world: World, **wish: object) -> int:
+    """A prompt that nobody has seen."""
+    number = len(world.streams) + 1
+    return world.submit([100 + number % 100, number] * 5, **({"max_new_tokens": 1, "ignore_eos": True} | wish))
+
+
+def alike(world: World, num_tokens: int = 9, **wish: object) -> int:
+    """So many tokens of the stem, and one of its own."""
+    number = len(world.streams) + 1
+    return world.submit([*STEM[:num_tokens], 100 + number], **({"max_new_tokens": 1, "ignore_eos": True} | wish))
+
+
+def order(world: World) -> list[int]:
+    """The streams in the order in which they got a row."""
+    numbers = {tuple(stream.submit.prompt.tolist()): number for number, stream in world.streams.items()}
+    prompts = [start.tokens[: start.num_prompt_tokens] for plan in world.sent for start in plan.starts]
+    return [numbers[tuple(prompt.tolist())] for prompt in prompts]
+
+
+def run(world: World) -> list[int]:
+    world.run()
+    world.check_all_ended()
+    return order(world)
+
+
+def lane(world: World) -> Lane:
+    assert world.lane is not None
+    return world.lane
+
+
+def test_who_finds_more_goes_first_and_of_equals_who_came_first() -> None:
+    world = warm()
+    first, some, most, again, none = cold(world), alike(world, 4), alike(world), alike(world), cold(world)
+    assert run(world) == [most, again, some, first, none]
+
+
+def test_what_becomes_kept_on_the_way_counts() -> None:
+    world = warm()
+    one, other, of_one = cold(world), cold(world), 0
+    of_one = world.submit([*world.streams[one].submit.prompt.tolist(), 7], max_new_tokens=1, ignore_eos=True)
+    # Nothing of it is kept until the first has run.
+    assert run(world) == [one, of_one, other]
+
+
+def test_where_the_policy_says_so_it_is_first_come_first_served() -> None:
+    world = warm(CoreConfig(policy=Policy(admission=Admission.KNOWN, cache_aware=False)))
+    streams = [cold(world), alike(world), cold(world), alike(world)]
+    assert run(world) == streams
+
+
+def test_nobody_is_passed_over_more_often_than_the_bound() -> None:
+    world = warm()
+    first = cold(world)
+    others = [alike(world) for _ in range(MAX_PASSED_OVER + 8)]
+    assert run(world) == [*others[:MAX_PASSED_OVER], first, *others[MAX_PASSED_OVER:]]
+
+
+def test_only_the_first_that_wait_are_looked_at() -> None:
+    world = warm()
+    others = [cold(world) for _ in range(WINDOW)]
+    beyond = alike(world)
+    # It is one of the first once one of them has gone.
+    assert run(world) == [others[0], beyond, *others[1:]]
+
+
+def test_who_wants_nothing_that_is_kept_passes_nobody() -> None:
+    world = warm()
+    streams = [cold(world), alike(world, cache_read=False), cold(world)]
+    assert run(world) == streams
+
+
+@pytest.mark.parametrize("kept_for", ["a", "b"])
+def test_nobody_passes_another_tenant(kept_for: str) -> None:
+    world = warm(salt=kept_for)
+    # As if the warming had been long ago.
+    world.core.book.tenants._next_tags.clear()
+    streams = [cold(world, salt="a"), alike(world, salt="b"), alike(world, salt="a")]
+    # Turn by turn: a's, b's, a's.
+    assert run(world) == streams
+
+
+def test_a_greedy_tenant_with_all_of_it_kept_does_not_delay_another() -> None:
+    """If its requests passed its own cold one, which keeps its place, another tenant would wait for all of them."""
+    world = warm(salt="greedy")
+    world.core.book.tenants._next_tags.clear()
+    first = cold(world, salt="greedy")
+    others = [alike(world, salt="greedy") for _ in range(20)]
+    another = cold(world, salt="another")
+    assert run(world) == [first, another, *others]
+
+
+def test_where_no_other_waits_a_tenant_may_pass_itself_again() -> None:
+    world = warm(salt="a")
+    world.core.book.tenants._next_tags.clear()
+    first, other, second, kept = cold(world, salt="a"), cold(world, salt="b"), cold(world, salt="a"), 0
+    kept = alike(world, salt="a")
+    assert run(world) == [first, other, kept, second]
+
+
+def test_nobody_passes_a_higher_priority() -> None:
+    world = warm()
+    urgent, normal = cold(world, priority=1), alike(world)
+    assert run(world) == [urgent, normal]
+
+
+def test_nobody_passes_a_suspect_that_does_not_fit_yet() -> None:
+    world = warm(shape=Shape(page_size=4, num_pages=12, max_rows=3))
+    runs = world.submit([200] * 9, max_new_tokens=12, ignore_eos=True)
+    world.step()
+    big = world.submit([201] * 33, max_new_tokens=1, ignore_eos=True)
+    # As if its step had failed before: it is to run alone, and takes nine of eleven pages, of which three are in use.
+    [request] = world.core.book.of_id(f"r{big}")
+    world.core.suspects.add(request.handle)
+    kept = alike(world)
+    for _ in range(3):
+        world.step()
+    assert order(world) == [runs]
+    assert len(world.streams[runs].tokens) > 1, "the others run on"
+    assert run(world) == [runs, big, kept]
+
+
+def test_nobody_passes_who_waits_for_its_own_late_tokens() -> None:
+    """A preempted request whose plans are in flight is at the head: it cannot be admitted yet, and nobody else is."""
+    world = warm(greedy(plans_in_flight=3), shape=Shape(page_size=4, num_pages=10, max_rows=3))
+    older = world.submit([200] * 15, max_new_tokens=9, ignore_eos=True)
+    victim = world.submit([201] * 15, max_new_tokens=9, ignore_eos=True)
+    world.tick()
+    # Four of nine pages each, full with the second plan; the third takes the last one for the older request.
+    [waiting] = world.core.book.of_id(f"r{victim}")
+    assert (waiting.preemptions, waiting.late_plans) == (1, 2)
+    kept = alike(world)
+    world.apply()
+    world.deliver()
+    world.tick()
+    # There is a plan more, and of the four pages that were left the one that is kept would do.
+    assert (len(world.sent), waiting.late_plans) == (4, 1)
+    assert order(world) == [older, victim]
+    assert run(world) == [older, victim, victim, kept]

@@ -1,0 +1,276 @@
+"""How long pages are kept: after an end of any kind, until they are handed out, forgotten or void."""
+
+import pytest
+from tandem.internal.v1 import worker_pb2 as pb
+
+from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.state.lane import Lane
+from tests.rigs.executor import Shape
+from tests.rigs.faults import Faults
+from tests.scheduler_svc.core.orders import beginnings, flush, load, starts
+from tests.scheduler_svc.core.world import FRONTEND, World, greedy
+
+SHAPE = Shape(page_size=4, num_pages=32)
+
+
+def text(length: int, first: int = 0) -> list[int]:
+    return [first + i for i in range(length)]
+
+
+def ask(world: World, prompt: list[int], **wish: object) -> int:
+    return world.submit(prompt, **({"max_new_tokens": 1, "ignore_eos": True} | wish))
+
+
+def found(world: World, prompt: list[int]) -> int:
+    """Tokens kept of a prompt, as told to one who asks for it; it keeps them fresh."""
+    stream = ask(world, prompt)
+    world.run()
+    world.check_content()
+    return world.end(stream).stats.cached_prompt_tokens
+
+
+def lane(world: World) -> Lane:
+    assert world.lane is not None
+    return world.lane
+
+
+# Who left them ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["cancel", "abort", "finish", "time limit"])
+@pytest.mark.parametrize("confirmed", [False, True])
+def test_pages_are_found_after_an_end_from_outside_before_the_first_sample_too(how: str, confirmed: bool) -> None:
+    world = World(SHAPE, greedy(plans_in_flight=1))
+    stream = ask(world, text(9), max_new_tokens=20, max_time_seconds=5.0)
+    world.tick()
+    if confirmed:
+        world.apply()
+        world.deliver()
+    match how:
+        case "cancel":
+            world.cancel(stream)
+        case "abort":
+            world.handle(ev.Abort(frontend=FRONTEND, query=1, request_ids=("r1",)))
+        case "finish":
+            world.handle(ev.Finish(frontend=FRONTEND, stream=stream, output_tokens=0))
+        case _:
+            world.tick(5.0)
+    assert load(world).pages_used == 0
+    # Where nothing is confirmed, the plan that fills them is still on its way, and this one comes after it.
+    assert found(world, text(9)) == 8
+
+
+def test_pages_are_found_while_their_writer_runs() -> None:
+    world = World(SHAPE)
+    ask(world, text(9), max_new_tokens=30)
+    world.step()
+    assert found(world, text(9)) == 8
+
+
+def test_pages_are_found_when_their_front_end_is_lost() -> None:
+    world = World(SHAPE, greedy(plans_in_flight=1))
+    ask(world, text(9), max_new_tokens=30)
+    world.step()
+    world.handle(ev.FrontendJoined(frontend=FRONTEND))
+    assert load(world).running == 0
+    world.streams.clear()
+    assert found(world, text(9)) == 8
+
+
+# Until they are handed out ----------------------------------------------------------------------------------------
+
+
+def test_tails_go_before_heads() -> None:
+    world = World(Shape(page_size=4, num_pages=6))
+    assert found(world, text(9)) == 0
+    # Page 3, begun and not full, has no name; 4 and 5 were never used. After those the tail of what is kept.
+    assert lane(world).pool.free_pages() == [3, 4, 5, 2, 1]
+    found(world, text(13, 100))
+    assert starts(world)[1] == (0, [3, 4, 5, 2])
+    assert found(world, text(9)) == 4
+
+
+def test_what_was_used_longest_ago_goes_first() -> None:
+    world = World(Shape(page_size=4, num_pages=5))
+    first, second = text(5), text(5, 50)
+    found(world, first)
+    found(world, second)
+    # The first one is used again, so the second one is the older now.
+    assert found(world, first) == 4
+    found(world, text(9, 100))
+    assert found(world, first) == 4
+    assert found(world, second) == 0
+
+
+def test_what_somebody_holds_is_not_handed_out() -> None:
+    world = World(Shape(page_size=4, num_pages=5, max_rows=2), greedy(plans_in_flight=1))
+    ask(world, text(5), max_new_tokens=4)
+    for first in (50, 70):
+        ask(world, text(8, first))
+        world.step()
+    ask(world, text(5))
+    world.step()
+    # The first one still runs; the two pages beside its own go round, tails first.
+    assert starts(world) == [(0, [1, 2]), (0, [3, 4]), (0, [4, 3]), (4, [1, 3])]
+    world.run()
+    world.check_all_ended()
+
+
+def test_a_page_that_is_freed_is_hit_again_at_once() -> None:
+    world = World(Shape(page_size=4, num_pages=4, max_rows=1), greedy(plans_in_flight=3))
+    gone = ask(world, text(9), max_new_tokens=2)
+    world.tick()
+    assert len(world.sent) == 2
+    world.cancel(gone)
+    again = ask(world, text(9), max_new_tokens=2)
+    world.tick()
+    # What is in flight still reads and writes them; this plan comes after that.
+    assert starts(world) == [(0, [1, 2, 3]), (8, [1, 2, 3])]
+    world.run()
+    world.check_content()
+    assert world.end(again).stats.cached_prompt_tokens == 8
+
+
+# Resuming ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("max_new_tokens", "recomputed"),
+    [
+        (5, 0),  # the first one stays within three pages
+        (9, 4),  # it takes a fourth, the tail of what the other one left
+    ],
+)
+def test_who_was_preempted_resumes_from_what_is_left(max_new_tokens: int, recomputed: int) -> None:
+    world = World(Shape(page_size=4, num_pages=6), greedy(plans_in_flight=1))
+    first = ask(world, text(7), max_new_tokens=max_new_tokens)
+    victim = ask(world, text(7, 50), max_new_tokens=9)
+    for _ in range(3):
+        world.step()
+    # Eight of its positions were confirmed: two pages, both kept.
+    [waiting] = world.core.book.of_id("r2")
+    assert (waiting.row, waiting.computed, waiting.preemptions) == (0, 8, 1)
+    world.run()
+    world.check_all_ended()
+    assert world.end(victim).stats.recomputed_tokens == recomputed
+    assert world.end(victim).stats.preemptions == 1
+    assert world.end(first).stats.preemptions == 0
+    assert beginnings(world) == [0, 0, 8 - recomputed]
+    # What it found of itself is no hit of a prompt.
+    assert load(world).cached_prompt_tokens == 0
+
+
+def test_who_keeps_nothing_computes_all_of_it_again() -> None:
+    world = World(Shape(page_size=4, num_pages=6), greedy(plans_in_flight=1))
+    ask(world, text(7), max_new_tokens=5)
+    victim = ask(world, text(7, 50), max_new_tokens=9, cache_write=False)
+    world.run()
+    world.check_all_ended()
+    stats = world.end(victim).stats
+    assert (stats.preemptions, stats.recomputed_tokens) == (1, 8)
+
+
+# Until they are void ----------------------------------------------------------------------------------------------
+
+
+def test_of_a_lost_worker_nothing_is_kept() -> None:
+    world = World(SHAPE)
+    found(world, text(9))
+    world.kill()
+    world.join()
+    assert load(world).pages_cached == 0
+    assert found(world, text(9)) == 0
+
+
+@pytest.mark.parametrize(
+    ("status", "named"),
+    [
+        (pb.STEP_STATUS_FAILED, [1, 2]),
+        (pb.STEP_STATUS_OUT_OF_MEMORY, [1, 2]),
+        (pb.STEP_STATUS_OUT_OF_SYNC, []),
+        (pb.STEP_STATUS_SKIPPED, []),
+    ],
+)
+def test_what_confirmed_steps_wrote_outlives_a_step_that_failed(status: int, named: list[int]) -> None:
+    """After other trouble nobody knows what the worker holds."""
+    world = World(Shape(page_size=4, num_pages=32, token_budget=8), greedy(plans_in_flight=1))
+    ask(world, text(17), max_new_tokens=4)
+    world.step()
+    world.tick()
+    assert starts(world) == [(0, [1, 2, 3, 4, 5])]
+    assert names(world) == [1, 2, 3, 4]
+    world.apply()
+    world.results[0].status = status
+    world.deliver()
+    assert names(world) == named
+
+
+def names(world: World) -> list[int]:
+    """The pages that a hash names."""
+    return [page for page in range(1, world.shape.num_pages) if lane(world).pool.name(page)]
+
+
+def test_what_plans_behind_the_failed_one_were_to_write_is_void_too() -> None:
+    world = World(Shape(page_size=4, num_pages=32, token_budget=8), greedy(plans_in_flight=3), join=False)
+    world.join(Faults(fail_steps=frozenset({2})))
+    ask(world, text(25), max_new_tokens=4)
+    world.tick()
+    assert names(world) == [1, 2, 3, 4, 5, 6]
+    for _ in range(3):
+        world.apply()
+    world.deliver()
+    world.deliver()
+    assert names(world) == [1, 2]
+    # A suspect computes everything anew; who comes after it finds what it has left.
+    world.run()
+    assert beginnings(world) == [0, 0]
+    assert found(world, text(25)) == 24
+    world.check_all_ended()
+
+
+def test_another_request_goes_on_from_what_outlived_the_failure() -> None:
+    world = World(SHAPE, join=False)
+    world.join(Faults(fail_steps=frozenset({2})))
+    assert found(world, text(9)) == 0
+    ask(world, text(9, 50), max_new_tokens=4)
+    world.run()
+    assert world.core.counters.resets == 1
+    assert found(world, text(9)) == 8
+    assert found(world, text(9, 50)) == 8
+
+
+# Until they are forgotten -----------------------------------------------------------------------------------------
+
+
+def test_a_flush_forgets_everything_and_rows_run_on() -> None:
+    world = World(SHAPE)
+    found(world, text(9))
+    stream = ask(world, text(9, 50), max_new_tokens=12)
+    world.step()
+    assert (load(world).pages_cached, load(world).pages_used) == (2, 3)
+    # Two that nobody holds, two full ones of who runs.
+    assert flush(world) == 4
+    assert (load(world).pages_cached, load(world).pages_used) == (0, 3)
+    assert flush(world) == 0
+    assert found(world, text(9)) == 0
+    ask(world, text(9, 50))
+    world.run()
+    world.check_all_ended()
+    assert beginnings(world) == [0, 0, 0, 0]
+    assert len(world.streams[stream].tokens) == 12
+
+
+def test_a_flush_between_a_plan_and_its_failure_changes_nothing_of_others() -> None:
+    world = World(SHAPE, greedy(plans_in_flight=1), join=False)
+    world.join(Faults(fail_steps=frozenset({1})))
+    ask(world, text(9), max_new_tokens=3)
+    world.tick()
+    assert flush(world) == 2
+    world.run()
+    assert found(world, text(9)) == 8
+    world.check_all_ended()
+
+
+def test_a_flush_without_a_worker_finds_nothing() -> None:
+    world = World(SHAPE, join=False)
+    assert flush(world) == 0

@@ -1,0 +1,192 @@
+"""What must stay free beside a newcomer: the exact near horizon against a simulation of all rows, step by step."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler_svc.core.messages.config import Admission, CoreConfig, Policy
+from scheduler_svc.core.schedule.policy import (
+    FIRST_SHARE,
+    SHARE_DECAY,
+    SHARE_RAISE,
+    next_share,
+    pages_of_next_steps,
+    pages_to_spare,
+)
+from scheduler_svc.core.state.rows import Rows
+from tests.rigs.executor import Shape
+from tests.scheduler_svc.core.world import World, info_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """A row whose next position is `begin`, which computes `left` more, and holds so many pages."""
+
+    begin: int
+    left: int
+    held: int
+
+
+def rows_of(running: Sequence[Running], page_size: int) -> Rows:
+    rows = Rows(max(1, len(running)), page_size)
+    for row, one in enumerate(running, start=1):
+        rows.handle[row] = row
+        rows.planned[row] = rows.known[row] = one.begin
+        rows.last[row] = one.begin + one.left
+        rows.num_pages[row] = one.held
+    return rows
+
+
+def brute_force(running: Sequence[Running], page_size: int, steps: int = 0) -> int:
+    """The most pages that are taken and not yet given back, over so many steps; 0: a page of them."""
+    held, most = [one.held for one in running], 0
+    taken = 0
+    for step in range(steps or page_size):
+        for i, one in enumerate(running):
+            if step == one.left:
+                taken -= held[i]
+        for i, one in enumerate(running):
+            if step < one.left and one.begin + step == held[i] * page_size:
+                held[i] += 1
+                taken += 1
+        most = max(most, taken)
+    return most
+
+
+def exact(running: Sequence[Running], page_size: int, steps: int = 0) -> int:
+    rows = rows_of(running, page_size)
+    return pages_of_next_steps(rows, np.arange(1, len(running) + 1), page_size, steps or page_size)
+
+
+@pytest.mark.parametrize(
+    ("running", "most"),
+    [
+        # Page size 4. In the middle of its page, it crosses one edge.
+        ([Running(begin=5, left=9, held=2)], 1),
+        # It ends before that.
+        ([Running(begin=5, left=3, held=2)], 0),
+        ([Running(begin=5, left=4, held=2)], 1),
+        # One that ends gives its pages back before the other needs one, or after.
+        ([Running(begin=5, left=9, held=2), Running(begin=5, left=3, held=2)], 0),
+        ([Running(begin=6, left=9, held=2), Running(begin=5, left=3, held=2)], 1),
+        ([Running(begin=6, left=9, held=2), Running(begin=6, left=2, held=2)], 0),
+        # Both of them, and both at once.
+        ([Running(begin=6, left=9, held=2), Running(begin=8, left=9, held=2)], 2),
+        # One that ends with a page that it has only just taken.
+        ([Running(begin=8, left=1, held=2), Running(begin=8, left=1, held=2)], 2),
+    ],
+)
+def test_worked_out_by_hand(running: list[Running], most: int) -> None:
+    assert brute_force(running, 4) == exact(running, 4) == most
+
+
+@st.composite
+def crowds(draw: st.DrawFn) -> tuple[list[Running], int]:
+    page_size = draw(st.integers(1, 9))
+    running = [
+        Running(begin=begin, left=draw(st.integers(0, 2 * page_size + 2)), held=-(-begin // page_size))
+        for begin in draw(st.lists(st.integers(1, 6 * page_size), min_size=1, max_size=12))
+    ]
+    return running, page_size
+
+
+@given(crowds(), st.data())
+def test_it_is_what_a_simulation_of_all_rows_takes(crowd: tuple[list[Running], int], data: st.DataObject) -> None:
+    running, page_size = crowd
+    steps = data.draw(st.integers(1, page_size))
+    assert exact(running, page_size, steps) == brute_force(running, page_size, steps)
+
+
+@given(crowds(), st.data())
+def test_pages_held_ahead_are_not_taken_again(crowd: tuple[list[Running], int], data: st.DataObject) -> None:
+    running, page_size = crowd
+    ahead = [Running(begin=one.begin, left=one.left, held=one.held + data.draw(st.integers(0, 2))) for one in running]
+    assert exact(ahead, page_size) == brute_force(ahead, page_size)
+
+
+# Beside the near horizon ------------------------------------------------------------------------------------------
+
+
+def test_what_stays_free_under_each_rule() -> None:
+    info = info_of(Shape(page_size=4, num_pages=401))
+    rows = rows_of([Running(begin=6, left=80, held=2), Running(begin=5, left=40, held=2)], 4)
+    assert pages_to_spare(Admission.KNOWN, rows, info, 0.5) == 0
+    # Nobody is seated, whatever the arrays say.
+    assert pages_to_spare(Admission.HORIZON, rows, info, 0.5) == 0
+    rows.num_seated = 2
+    assert pages_to_spare(Admission.KNOWN, rows, info, 0.5) == 0
+    assert pages_to_spare(Admission.WATERMARK, rows, info, 0.5) == 4
+    # A page each for certain; half of what they may say is 60 tokens.
+    assert pages_to_spare(Admission.HORIZON, rows, info, 0.0) == 2
+    assert pages_to_spare(Admission.HORIZON, rows, info, 0.5) == 15
+    # With a window of 200, 80 and 40 tokens still; with one of 8 they take 2 and 3 before they give a page for each.
+    wide = info_of(Shape(page_size=4, num_pages=401, window=200))
+    assert pages_to_spare(Admission.HORIZON, rows, wide, 0.5) == 15
+    sliding = info_of(Shape(page_size=4, num_pages=401, window=8))
+    assert pages_to_spare(Admission.HORIZON, rows, sliding, 0.5) == 2
+
+
+def test_the_expected_share_decays_and_a_preemption_raises_it() -> None:
+    share = FIRST_SHARE
+    assert next_share(share, has_preempted=True) == FIRST_SHARE + SHARE_RAISE
+    assert next_share(1.0 - SHARE_RAISE / 2, has_preempted=True) == 1.0
+    steps = 0
+    while share > FIRST_SHARE / 100:
+        following = next_share(share, has_preempted=False)
+        assert 0 < following < share
+        share, steps = following, steps + 1
+    assert steps == math.ceil(math.log(1 / 100) / math.log(SHARE_DECAY))
+
+
+def seated_and_preempted(admission: Admission) -> tuple[int, int]:
+    """Rows seated in the first step, and preemptions, of a crowd that all asks for more than there is room for."""
+    config = CoreConfig(policy=Policy(admission=admission))
+    world = World(Shape(page_size=4, num_pages=41, max_rows=16, token_budget=128), config)
+    for i in range(16):
+        world.submit([i] * 6, max_new_tokens=30, ignore_eos=True)
+    world.step()
+    assert world.lane is not None
+    seated = world.lane.rows.num_seated
+    world.run()
+    world.check_all_ended()
+    return seated, world.core.counters.preemptions
+
+
+def test_who_is_let_in_without_looking_ahead_is_thrown_out_again() -> None:
+    known, horizon = seated_and_preempted(Admission.KNOWN), seated_and_preempted(Admission.HORIZON)
+    assert known[0] == 16
+    assert horizon[0] < known[0]
+    assert horizon[1] < known[1]
+
+
+def test_an_idle_core_keeps_its_expected_share() -> None:
+    """The estimate counts planned steps; a service ticks several times a second while nothing runs."""
+    world = World(config=CoreConfig(silence_timeout_seconds=1e6))
+    world.submit([1, 2], max_new_tokens=6, ignore_eos=True)
+    world.run()
+    assert world.lane is not None
+    steps, share = world.lane.step, world.lane.expected_share
+    assert share == pytest.approx(FIRST_SHARE * SHARE_DECAY**steps)
+    for _ in range(2400):
+        world.tick(0.25)
+    assert world.lane.expected_share == share
+
+
+def test_the_preemption_that_resolves_starvation_raises_the_expected_share() -> None:
+    """Two prompts under way wait for pages of one another; the newer one gives way in the plan's own tick."""
+    shape = Shape(page_size=4, num_pages=5, window=6, max_rows=2, spare_logit_rows=4)
+    world = World(shape, CoreConfig(plans_in_flight=1, policy=Policy(admission=Admission.KNOWN)))
+    world.submit(list(range(20)), max_new_tokens=3, ignore_eos=True, prompt_logprobs_from=1)
+    world.submit(list(range(100, 120)), max_new_tokens=3, ignore_eos=True)
+    for _ in range(2):
+        world.step()
+    assert world.lane is not None
+    share = world.lane.expected_share
+    world.tick()
+    assert (world.lane.step, world.core.counters.preemptions) == (3, 1)
+    assert world.lane.expected_share == next_share(share, has_preempted=True) > share

@@ -1,0 +1,304 @@
+"""Host memory: what is saved there at a preemption, and when; what is loaded from it; when it is void.
+
+Pages have four tokens. The scene: five pages; two prompts of seven tokens; in the third plan both need a third page,
+one is left, and the newer request gives way with two full pages. The older one then takes one of these.
+"""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tandem.internal.v1 import worker_pb2 as pb
+
+from scheduler_svc.core.schedule.policy import saving_pays
+from scheduler_svc.core.state.host_pool import HostPool
+from scheduler_svc.core.state.lane import Lane
+from tests.rigs.executor import Shape
+from tests.rigs.faults import Faults
+from tests.scheduler_svc.core.orders import beginnings, flush, load, loads, saves, starts
+from tests.scheduler_svc.core.world import World, greedy, info_of
+
+SHAPE = Shape(page_size=4, num_pages=6, host_pages=8, page_copy_us=1.0, token_us=50.0)
+OLDER, NEWER = [10 + i for i in range(7)], [50 + i for i in range(7)]
+
+
+def lane(world: World) -> Lane:
+    assert world.lane is not None
+    return world.lane
+
+
+def scene(
+    shape: Shape = SHAPE, *, newer: list[int] = NEWER, faults: Faults | None = None, in_flight: int = 1, **wish: object
+) -> World:
+    """Before the third plan."""
+    world = World(shape, greedy(plans_in_flight=in_flight), join=False)
+    world.join(faults)
+    world.submit(OLDER, max_new_tokens=9, ignore_eos=True)
+    world.submit(newer, **({"max_new_tokens": 9, "ignore_eos": True} | wish))
+    for _ in range(2):
+        world.step()
+    return world
+
+
+def all_saves(world: World) -> list[tuple[int, int]]:
+    return [save for plan in world.sent for save in saves(plan)]
+
+
+def all_loads(world: World) -> list[tuple[int, int]]:
+    return [one for plan in world.sent for one in loads(plan)]
+
+
+# Saved ------------------------------------------------------------------------------------------------------------
+
+
+def test_who_gives_way_is_saved_heads_first_and_comes_back_whole() -> None:
+    world = scene()
+    world.step()
+    third = world.sent[2]
+    assert (saves(third), third.append_pages.tolist()) == ([(3, 0), (4, 1)], [5])
+    assert (load(world).host_pages_used, load(world).host_pages_total) == (2, 8)
+    world.run()
+    world.check_all_ended()
+    # The older one took page 4, the tail. Page 3 is still on the device; what page 4 held comes from host page 1.
+    assert starts(world)[2] == (8, [3, 4, 5])
+    assert all_loads(world) == [(1, 4)]
+    stats = world.end(2).stats
+    assert (stats.preemptions, stats.recomputed_tokens) == (1, 0)
+    # It stays there for who begins alike.
+    assert load(world).host_pages_used == 2
+
+
+@pytest.mark.parametrize(
+    ("host_pages", "page_copy_us", "token_us", "pays"),
+    [
+        (8, 99.0, 50.0, True),
+        (8, 100.0, 50.0, False),  # there and back takes as long as four tokens
+        (8, 1.0, 0.5, False),
+        (8, 0.0, 0.0, False),
+        (8, 0.0, 50.0, True),
+        (0, 1.0, 50.0, False),
+    ],
+)
+def test_pages_are_saved_where_moving_them_twice_is_cheaper(
+    host_pages: int, page_copy_us: float, token_us: float, pays: bool
+) -> None:
+    shape = replace(SHAPE, host_pages=host_pages, page_copy_us=page_copy_us, token_us=token_us)
+    assert saving_pays(info_of(shape)) is pays
+    world = scene(shape)
+    world.run()
+    world.check_all_ended()
+    assert len(all_saves(world)) == (2 if pays else 0)
+    assert world.end(2).stats.recomputed_tokens == (0 if pays else 4)
+
+
+def test_only_what_fits_is_saved_and_heads_go_first() -> None:
+    world = scene(replace(SHAPE, host_pages=1))
+    world.run()
+    world.check_all_ended()
+    assert all_saves(world) == [(3, 0)]
+    # The head was still on the device.
+    assert all_loads(world) == []
+    assert world.end(2).stats.recomputed_tokens == 4
+
+
+def test_what_others_hold_stays_where_it_is() -> None:
+    world = scene(replace(SHAPE, num_pages=5), newer=OLDER, temperature=1.0, seed=3)
+    assert starts(world) == [(0, [1, 2]), (4, [1, 3])]
+    world.run()
+    world.check_all_ended()
+    # Page 1 is the older one's too.
+    assert all_saves(world) == [(3, 0)]
+
+
+@pytest.mark.parametrize("wish", [{"cache_write": False}, {"salt": None}])
+def test_who_keeps_nothing_is_not_saved(wish: dict[str, object]) -> None:
+    world = scene(**wish)
+    world.run()
+    world.check_all_ended()
+    assert all_saves(world) == []
+    assert world.end(2).stats.recomputed_tokens == 8
+
+
+def test_what_no_step_has_confirmed_yet_is_not_saved() -> None:
+    """Three plans in one tick: of the answer nothing is known, the prompt's full page is planned and so has a name."""
+    world = World(SHAPE, greedy(plans_in_flight=3))
+    for prompt in (OLDER, NEWER):
+        world.submit(prompt, max_new_tokens=9, ignore_eos=True)
+    world.tick()
+    assert [saves(plan) for plan in world.sent] == [[], [], [(3, 0)]]
+    world.run()
+    world.check_all_ended()
+
+
+def test_a_save_that_no_plan_carries_is_forgotten() -> None:
+    """The older one's last position is in flight when the newer one needs a page: nothing is left to run."""
+    world = World(replace(SHAPE, num_pages=5), greedy(plans_in_flight=3))
+    world.submit(OLDER, max_new_tokens=2, ignore_eos=True)
+    world.submit(NEWER, max_new_tokens=9, ignore_eos=True)
+    world.tick()
+    assert len(world.sent) == 2
+    assert world.core.counters.preemptions == 1
+    assert load(world).host_pages_used == 0
+    world.run()
+    world.check_all_ended()
+    assert all_saves(world) == []
+
+
+# Loaded -----------------------------------------------------------------------------------------------------------
+
+
+def test_who_begins_alike_may_load_what_another_left() -> None:
+    world = scene()
+    world.run()
+    # All of the device is handed out anew.
+    world.submit([100 + i for i in range(17)], max_new_tokens=3, ignore_eos=True)
+    world.run()
+    number = len(world.sent)
+    answered = [*NEWER, *world.streams[2].tokens]
+    again = world.submit([*answered[:8], 200, 201], max_new_tokens=2, ignore_eos=True)
+    world.run()
+    world.check_all_ended()
+    assert world.end(again).stats.cached_prompt_tokens == 8
+    assert [slot for slot, _ in loads(world.sent[number])] == [0, 1]
+    # Loaded pages have their names again: the next one shares them on the device.
+    world.submit([*answered[:8], 202], max_new_tokens=2, ignore_eos=True)
+    world.run()
+    world.check_all_ended()
+    assert beginnings(world)[-1] == 8
+    assert len(all_loads(world)) == 3
+
+
+def test_another_tenant_loads_nothing() -> None:
+    world = scene()
+    world.run()
+    world.submit([100 + i for i in range(17)], max_new_tokens=3, ignore_eos=True)
+    world.submit([*NEWER, 200], max_new_tokens=2, ignore_eos=True, salt="another")
+    world.run()
+    world.check_all_ended()
+    assert beginnings(world)[-1] == 0
+
+
+# Void -------------------------------------------------------------------------------------------------------------
+
+
+def saved_and_confirmed() -> World:
+    world = scene()
+    world.step()
+    assert load(world).host_pages_used == 2
+    return world
+
+
+def test_of_a_lost_worker_nothing_is_left() -> None:
+    world = saved_and_confirmed()
+    world.kill()
+    assert load(world).host_pages_total == 0
+    world.join()
+    assert load(world).host_pages_used == 0
+    world.run()
+    world.check_all_ended()
+    assert all_loads(world) == []
+
+
+@pytest.mark.parametrize(
+    ("status", "left"),
+    [
+        (pb.STEP_STATUS_FAILED, 2),
+        (pb.STEP_STATUS_OUT_OF_MEMORY, 2),
+        (pb.STEP_STATUS_OUT_OF_SYNC, 0),
+        (pb.STEP_STATUS_SKIPPED, 0),
+    ],
+)
+def test_what_a_confirmed_plan_saved_outlives_a_step_that_failed(status: int, left: int) -> None:
+    world = saved_and_confirmed()
+    world.tick()
+    world.apply()
+    world.results[0].status = status
+    world.deliver()
+    assert load(world).host_pages_used == left
+
+
+def test_what_the_failed_plan_was_to_save_is_void() -> None:
+    world = scene(faults=Faults(fail_steps=frozenset({3})))
+    world.tick()
+    assert load(world).host_pages_used == 2
+    world.apply()
+    world.deliver()
+    assert load(world).host_pages_used == 0
+    world.run()
+    world.check_all_ended()
+
+
+def test_a_flush_forgets_what_is_there_and_counts_it() -> None:
+    world = saved_and_confirmed()
+    # Two in host memory; the older one's two and those two on the device.
+    assert flush(world) == 2 + 4
+    assert (load(world).host_pages_used, load(world).pages_cached) == (0, 0)
+    world.run()
+    world.check_all_ended()
+    assert all_loads(world) == []
+    assert beginnings(world) == [0, 0, 0]
+
+
+# The pool by itself -----------------------------------------------------------------------------------------------
+
+
+def test_what_was_used_longest_ago_gives_way() -> None:
+    pool = HostPool(2)
+    assert [pool.save(name, name, suspect=False) for name in (b"a", b"b")] == [0, 1]
+    pool.touch(b"a")
+    assert pool.save(b"c", b"c", suspect=False) == 1
+    assert pool.find(b"b", b"b") is None
+    found = pool.find(b"a", b"a")
+    assert found is not None
+    assert found.slot == 0
+
+
+def test_what_is_there_is_not_saved_again_and_tokens_are_compared() -> None:
+    pool = HostPool(2)
+    assert pool.save(b"a", b"tokens", suspect=True) == 0
+    assert pool.save(b"a", b"tokens", suspect=False) is None
+    assert pool.find(b"a", b"others") is None
+    assert pool.is_suspect(b"a")
+    assert not pool.is_suspect(b"b")
+
+
+def test_a_pool_of_nothing_takes_nothing() -> None:
+    pool = HostPool(0)
+    assert pool.save(b"a", b"", suspect=False) is None
+    assert (pool.num_used, pool.forget_all()) == (0, 0)
+
+
+@given(st.integers(0, 3), st.lists(st.tuples(st.sampled_from(["save", "touch", "forget", "all"]), st.integers(0, 5))))
+def test_it_behaves_as_a_list(num_slots: int, operations: list[tuple[str, int]]) -> None:
+    pool, names, slots = HostPool(num_slots), list[bytes](), dict[bytes, int]()
+    for what, number in operations:
+        name = bytes([number])
+        if what == "save":
+            slot = pool.save(name, name, suspect=False)
+            if name in names or not num_slots:
+                assert slot is None
+                continue
+            assert slot is not None
+            if len(names) == num_slots:
+                assert slots.pop(names.pop(0)) == slot
+            assert slot not in slots.values()
+            names.append(name)
+            slots[name] = slot
+        elif what == "touch" and name in names:
+            pool.touch(name)
+            names.append(names.pop(names.index(name)))
+        elif what == "forget":
+            pool.forget(name)
+            if name in names:
+                names.remove(name)
+                del slots[name]
+        elif what == "all":
+            assert pool.forget_all() == len(names)
+            names, slots = [], {}
+        pool.audit()
+        assert pool.num_used == len(names)
+        for one, slot in slots.items():
+            found = pool.find(one, one)
+            assert found is not None
+            assert found.slot == slot

@@ -1,0 +1,291 @@
+"""Exact plans, step by step: a table per scenario, as a reader would write it down by hand."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from scheduler_svc.core.messages.config import Admission, Policy
+from scheduler_svc.core.messages.events import Sampling
+from scheduler_svc.core.messages.plan import Plan
+from scheduler_svc.core.schedule.plan_builder import Counters
+from scheduler_svc.core.schedule.planner import plan_step
+from scheduler_svc.core.state.lane import Lane
+from scheduler_svc.core.state.request import Move, Request
+from scheduler_svc.core.state.request_queue import RequestBook
+from tests.rigs.executor import Shape
+from tests.scheduler_svc.core.world import World, greedy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """One plan. `starts` (row, pages); `chunks` (row, start, count, samples); `appends` (row, page)."""
+
+    starts: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    appends: tuple[tuple[int, int], ...] = ()
+    chunks: tuple[tuple[int, int, int, bool], ...] = ()
+    decode: tuple[int, ...] = ()
+
+
+def seen(plan: Plan) -> Expected:
+    chunks = zip(plan.chunk_rows, plan.chunk_starts, plan.chunk_counts, plan.chunk_samples, strict=True)
+    return Expected(
+        starts=tuple((start.row, tuple(start.pages.tolist())) for start in plan.starts),
+        appends=tuple(zip(plan.append_rows.tolist(), plan.append_pages.tolist(), strict=True)),
+        chunks=tuple((int(row), int(start), int(count), bool(samples)) for row, start, count, samples in chunks),
+        decode=tuple(plan.decode_rows.tolist()),
+    )
+
+
+def lockstep(world: World, steps: int) -> None:
+    """Both plans out before a result comes, as a worker that is busy sees them."""
+    for _ in range(steps):
+        world.tick()
+        world.apply()
+        world.deliver()
+    world.tick()
+
+
+def test_a_prompt_in_chunks_then_decode_over_a_page_edge() -> None:
+    world = World(Shape(page_size=4, num_pages=10, token_budget=8, max_rows=2, chunk_align=2))
+    world.submit(list(range(11)), max_new_tokens=4, ignore_eos=True)
+    lockstep(world, 5)
+    assert [seen(plan) for plan in world.sent] == [
+        Expected(starts=((1, (1, 2, 3)),), chunks=((1, 0, 8, False),)),
+        Expected(chunks=((1, 8, 3, True),)),
+        Expected(decode=(1,)),
+        Expected(appends=((1, 4),), decode=(1,)),
+        Expected(decode=(1,)),
+    ]
+    assert [plan.step for plan in world.sent] == [1, 2, 3, 4, 5]
+
+
+def test_decode_goes_first_and_the_prompt_gets_what_is_left() -> None:
+    world = World(Shape(page_size=4, num_pages=20, token_budget=9, max_rows=3, chunk_align=4))
+    world.submit([1, 2], max_new_tokens=9, ignore_eos=True)
+    world.submit([3], max_new_tokens=9, ignore_eos=True)
+    world.tick()
+    world.submit(list(range(10)), max_new_tokens=2, ignore_eos=True)
+    lockstep(world, 4)
+    assert [seen(plan) for plan in world.sent[:6]] == [
+        # The prompt of one token needs no chunk: it is a decode row from the start.
+        Expected(starts=((1, (1,)), (2, (2,))), chunks=((1, 0, 2, True),), decode=(2,)),
+        Expected(decode=(1, 2)),
+        Expected(starts=((3, (3, 4, 5)),), chunks=((3, 0, 4, False),), decode=(1, 2)),
+        Expected(appends=((1, 6),), chunks=((3, 4, 4, False),), decode=(1, 2)),
+        Expected(appends=((2, 7),), chunks=((3, 8, 2, True),), decode=(1, 2)),
+        Expected(decode=(1, 2, 3)),
+    ]
+
+
+def test_two_plans_are_in_flight_and_no_more() -> None:
+    world = World()
+    world.submit([1, 2, 3], max_new_tokens=9, ignore_eos=True)
+    world.tick()
+    world.tick()
+    assert [seen(plan).decode for plan in world.sent] == [(), (1,)]
+    world.apply()
+    world.tick()
+    assert len(world.sent) == 2
+    world.deliver()
+    world.tick()
+    assert len(world.sent) == 3
+
+
+def test_length_is_foreseen_and_nothing_is_sampled_for_nothing() -> None:
+    world = World()
+    world.submit([1, 2, 3], max_new_tokens=2, ignore_eos=True)
+    world.run()
+    assert [seen(plan) for plan in world.sent] == [
+        Expected(starts=((1, (1,)),), chunks=((1, 0, 3, True),)),
+        Expected(decode=(1,)),
+    ]
+    end = world.streams[1].end
+    assert end is not None
+    assert end.stats.discarded_tokens == 0
+
+
+def test_preemption_frees_a_page_in_the_same_step_and_the_victim_comes_back_whole() -> None:
+    world = World(Shape(page_size=2, num_pages=4, token_budget=8, max_rows=2))
+    world.submit([1, 2], max_new_tokens=5, ignore_eos=True)
+    world.submit([3, 4], max_new_tokens=3, ignore_eos=True)
+    world.run()
+    world.check_all_ended()
+    plans = [seen(plan) for plan in world.sent]
+    assert plans[0] == Expected(starts=((1, (1,)), (2, (2,))), chunks=((1, 0, 2, True), (2, 0, 2, True)))
+    # Page 3 goes to the older one; nobody is left to give the newer one a page, so it gives way itself.
+    assert plans[1] == Expected(appends=((1, 3),), decode=(1,))
+    resumed = next(plan for plan in plans[2:] if plan.starts)
+    assert len(resumed.starts) == 1
+    tokens = next(plan for plan in world.sent[2:] if plan.starts).starts[0].tokens.tolist()
+    assert tokens[:2] == [3, 4]
+    assert len(tokens) == 3, "the token that was in flight when it gave way is known by then"
+
+
+def test_what_nobody_can_find_again_is_reused_first_then_what_was_left_longest_ago() -> None:
+    world = World(Shape(page_size=2, num_pages=6, max_rows=1, token_budget=16))
+    for first in range(4):
+        world.submit([first, first], max_new_tokens=2, ignore_eos=True)
+        world.run()
+    # Each fills one page, which is kept, and begins another, which the next one gets.
+    assert [plan.starts[0].pages.tolist() for plan in world.sent if plan.starts] == [[1], [2], [3], [4]]
+    world.submit([0, 0, 9], max_new_tokens=1, ignore_eos=True)
+    world.submit([5, 5, 9], max_new_tokens=1, ignore_eos=True)
+    world.run()
+    assert [plan.starts[0].pages.tolist() for plan in world.sent[-2:]] == [[1, 5], [5, 2]]
+    world.check_all_ended()
+
+
+@pytest.mark.parametrize(
+    ("known", "chunks"), [(3, [3]), (8, [8]), (9, [8]), (10, [8, 2]), (16, [8, 8]), (18, [8, 8, 2])]
+)
+def test_chunks_fill_the_budget(known: int, chunks: list[int]) -> None:
+    world = World(Shape(page_size=4, num_pages=20, token_budget=8, max_rows=1, chunk_align=1))
+    world.submit(list(range(known)), max_new_tokens=1, ignore_eos=True)
+    world.run()
+    assert [int(count) for plan in world.sent for count in plan.chunk_counts] == chunks
+    # A rest of one position needs no chunk: it decodes.
+    rest = known - sum(chunks)
+    assert [len(plan.decode_rows) for plan in world.sent] == [0] * len(chunks) + [1] * rest
+    flags = [bool(flag) for plan in world.sent for flag in plan.chunk_samples]
+    assert flags == [False] * (len(chunks) - 1) + [rest == 0]
+
+
+def test_the_checksum_is_that_of_the_worker_after_every_plan() -> None:
+    """The executor checks each plan's; here, that it is not constant."""
+    world = World(Shape(page_size=2, num_pages=9))
+    world.submit([1, 2, 3], max_new_tokens=6, ignore_eos=True)
+    world.run()
+    checksums = [plan.checksum for plan in world.sent]
+    assert len(set(checksums)) == len(checksums)
+    assert all(0 <= checksum < 1 << 64 for checksum in checksums)
+
+
+def test_a_plan_is_not_changed_by_what_comes_after_it() -> None:
+    world = World(Shape(page_size=2, num_pages=12))
+    world.submit([1, 2, 3], max_new_tokens=8, ignore_eos=True)
+    world.tick()
+    plan = world.sent[0]
+    before = [np.array(getattr(plan, name), copy=True) for name in ("chunk_rows", "chunk_starts", "chunk_counts")]
+    pages, tokens = plan.starts[0].pages.copy(), plan.starts[0].tokens.copy()
+    world.run()
+    for name, array in zip(("chunk_rows", "chunk_starts", "chunk_counts"), before, strict=True):
+        assert np.array_equal(getattr(plan, name), array)
+    assert np.array_equal(plan.starts[0].pages, pages)
+    assert np.array_equal(plan.starts[0].tokens, tokens)
+
+
+def test_a_step_that_preempted_admits_nobody() -> None:
+    world = World(Shape(page_size=2, num_pages=4, max_rows=3), greedy(plans_in_flight=1))
+    world.submit([1, 2], max_new_tokens=4, ignore_eos=True, priority=2)
+    world.submit([3, 4, 5], max_new_tokens=2, ignore_eos=True)
+    world.tick()
+    # It would fit in the second page that the victim leaves; it waits for the next step.
+    world.submit([6], max_new_tokens=2, ignore_eos=True, priority=1)
+    lockstep(world, 2)
+    assert [seen(plan) for plan in world.sent] == [
+        Expected(starts=((1, (1,)), (2, (2, 3))), chunks=((1, 0, 2, True), (2, 0, 3, True))),
+        Expected(appends=((1, 3),), decode=(1,)),
+        Expected(starts=((2, (2,)),), decode=(1, 2)),
+    ]
+    world.run()
+    world.check_all_ended()
+
+
+def test_pages_go_to_the_best_first() -> None:
+    world = World(Shape(page_size=4, num_pages=9), greedy(plans_in_flight=1))
+    world.submit([1, 2], max_new_tokens=5, ignore_eos=True)
+    world.tick()
+    world.submit([3, 4, 5], max_new_tokens=5, ignore_eos=True, priority=1)
+    lockstep(world, 3)
+    assert [seen(plan) for plan in world.sent[1:]] == [
+        Expected(starts=((2, (2,)),), chunks=((2, 0, 3, True),), decode=(1,)),
+        Expected(decode=(1, 2)),
+        Expected(appends=((2, 3), (1, 4)), decode=(1, 2)),
+    ]
+
+
+def bare_request(handle: int, length: int, priority: int = 0, prompt_logprobs_from: int = 0) -> Request:
+    return Request(
+        handle=handle,
+        frontend="f",
+        stream=handle,
+        request_id=f"r{handle}",
+        prompt=np.arange(length, dtype=np.int32),
+        sampling=Sampling(temperature=0, top_p=1, top_k=0, min_p=0, seed=0),
+        sample_idx=0,
+        total_length=length + 4,
+        min_new_tokens=0,
+        stop_token_ids=frozenset(),
+        banned=(),
+        ignore_eos=True,
+        priority=priority,
+        arrival=handle,
+        arrived_at=0.0,
+        prompt_logprobs_from=prompt_logprobs_from,
+    )
+
+
+def two_prompts_under_way(token_budget: int, prompt_logprobs_from: int = 0, spare_logit_rows: int = 0) -> Plan:
+    """Row 1 holds a prompt of 9 tokens, row 2 a better one of 6, neither begun; a single token waits before both.
+
+    More than one prompt is never under way by the planner's own doing; what it says of the order holds anyway.
+    """
+    shape = Shape(
+        page_size=4,
+        num_pages=20,
+        max_rows=3,
+        chunk_align=4,
+        token_budget=token_budget,
+        spare_logit_rows=spare_logit_rows,
+    )
+    lane, book = Lane(worker="w", number=1, info=World(shape, join=False).info(), generation=1, now=0.0), RequestBook()
+    for handle, length, priority in [(1, 9, 0), (2, 6, 1)]:
+        request = bare_request(handle, length, priority, prompt_logprobs_from)
+        request.move(Move.ADMIT)
+        pages = lane.pool.allocate(lane.pages_for(length))
+        assert pages is not None
+        lane.rows.seat(request, pages, frontend_idx=1, first_position=0, held_from=0)
+    book.add(bare_request(3, 1, priority=2))
+    plan = plan_step(
+        lane=lane,
+        book=book,
+        suspects=(),
+        rivals=(),
+        frontend_idx=lambda frontend: 1,
+        counters=Counters(),
+        policy=Policy(admission=Admission.KNOWN),
+        max_bytes=1 << 20,
+        now=0.0,
+    )
+    assert plan is not None
+    return plan
+
+
+def test_prompts_under_way_go_on_best_first() -> None:
+    assert seen(two_prompts_under_way(16)).chunks == ((2, 0, 6, True), (1, 0, 8, False))
+
+
+def test_a_prompt_that_got_nothing_keeps_newcomers_out() -> None:
+    assert seen(two_prompts_under_way(10)) == Expected(chunks=((2, 0, 6, True),))
+    # Where all got their share, the rest is the newcomer's.
+    assert seen(two_prompts_under_way(13)) == Expected(
+        starts=((3, (6,)),), chunks=((2, 0, 6, True), (1, 0, 4, False)), decode=(3,)
+    )
+
+
+@pytest.mark.parametrize(
+    ("logits", "chunks"),
+    [
+        # Three may sample; what is left is the better prompt's, then the other's.
+        (4, ((2, 0, 4, False),)),
+        (8, ((2, 0, 6, True),)),
+        (9, ((2, 0, 6, True), (1, 0, 4, False))),
+        (13, ((2, 0, 6, True), (1, 0, 9, True))),
+    ],
+)
+def test_a_prompt_that_waits_for_logits_keeps_nobody_out(
+    logits: int, chunks: tuple[tuple[int, int, int, bool], ...]
+) -> None:
+    plan = two_prompts_under_way(32, prompt_logprobs_from=1, spare_logit_rows=logits)
+    assert seen(plan) == Expected(starts=((3, (6,)),), chunks=chunks, decode=(3,))

@@ -1,0 +1,323 @@
+"""What a request finds kept of its prompt: how far a hit goes, whom it may come from, what is told of it.
+
+Pages have four tokens. Every world's content is checked: a hit of the wrong page changes the answer.
+"""
+
+import numpy as np
+import pytest
+
+from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages.page_hash import hash_pages, prefix_root
+from tests.rigs.executor import Shape
+from tests.rigs.faults import Faults
+from tests.scheduler_svc.core.orders import beginnings, chunks, load, starts
+from tests.scheduler_svc.core.world import CACHE_ROOT, World, greedy
+
+POISON = 280
+SHORT = Shape(num_pages=32)
+
+
+def text(length: int, first: int = 0) -> list[int]:
+    """Tokens that begin alike only where `first` is the same."""
+    return [first + i for i in range(length)]
+
+
+def asked(world: World, prompt: list[int], **wish: object) -> int:
+    """The prompt runs to its end; its first position."""
+    number = len(beginnings(world))
+    world.submit(prompt, **({"max_new_tokens": 1, "ignore_eos": True} | wish))
+    world.run()
+    world.check_all_ended()
+    return beginnings(world)[number]
+
+
+# How far ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("length", "hit"), [(1, 0), (3, 0), (4, 0), (5, 4), (7, 4), (8, 4), (9, 8), (12, 8), (13, 12), (16, 12)]
+)
+def test_a_hit_ends_with_a_page_and_before_the_last_token(length: int, hit: int) -> None:
+    world = World(SHORT)
+    assert [asked(world, text(length)) for _ in range(3)] == [0, hit, hit]
+    assert [world.end(stream).stats.cached_prompt_tokens for stream in (1, 2, 3)] == [0, hit, hit]
+
+
+@pytest.mark.parametrize(("alike", "hit"), [(0, 0), (3, 0), (4, 4), (7, 4), (8, 8), (11, 8), (12, 12)])
+def test_a_hit_goes_as_far_as_prompts_are_alike(alike: int, hit: int) -> None:
+    world = World(SHORT)
+    asked(world, text(14))
+    assert asked(world, text(alike) + text(14 - alike, 100)) == hit
+
+
+def test_a_prompt_that_ends_with_a_page_computes_that_page_in_one_of_its_own() -> None:
+    world = World(SHORT)
+    asked(world, text(8))
+    asked(world, text(8))
+    assert starts(world) == [(0, [1, 2]), (4, [1, 3])]
+    assert [chunks(plan) for plan in world.sent] == [[(1, 0, 8)], [(1, 4, 4)]]
+    assert world.lane is not None
+    # Pages 1 and 2 have the names; what came out the same has none and goes first.
+    assert world.lane.pool.free_pages()[0] == 3
+    assert world.lane.pool.num_kept == 2
+
+
+def test_one_token_that_is_left_decodes_at_once() -> None:
+    world = World(SHORT)
+    asked(world, text(9))
+    asked(world, text(9))
+    [plan] = world.sent[1:]
+    assert (chunks(plan), plan.decode_rows.tolist(), starts(world)[1]) == ([], [1], (8, [1, 2, 3]))
+
+
+@pytest.mark.parametrize(("logprobs_from", "hit"), [(1, 0), (4, 0), (5, 4), (8, 4), (9, 8), (11, 8), (12, 8)])
+def test_logits_that_are_wanted_are_computed(logprobs_from: int, hit: int) -> None:
+    """The logprob of token p comes of position p - 1."""
+    world = World(SHORT)
+    asked(world, text(12))
+    assert asked(world, text(12), prompt_logprobs_from=logprobs_from) == hit
+
+
+def test_what_was_kept_while_a_prompt_was_under_way_is_found_by_who_comes_next() -> None:
+    world = World(Shape(num_pages=32, token_budget=12), greedy(plans_in_flight=1))
+    for _ in range(2):
+        world.submit(text(18), max_new_tokens=1, ignore_eos=True)
+    world.run()
+    world.check_all_ended()
+    # The second gets in where the first one's last chunk leaves room: all its full pages are planned by then.
+    assert [chunks(plan) for plan in world.sent] == [[(1, 0, 12)], [(1, 12, 6), (2, 16, 2)]]
+
+
+def test_a_page_has_its_name_when_the_plan_that_fills_it_is_made_and_not_before() -> None:
+    world = World(Shape(num_pages=32, token_budget=6), greedy(plans_in_flight=1))
+    world.submit(text(13), max_new_tokens=1, ignore_eos=True)
+    named: list[list[int]] = []
+    for _ in range(3):
+        world.tick()
+        assert world.lane is not None
+        named.append([page for page in range(1, 32) if world.lane.pool.name(page)])
+        world.apply()
+        world.deliver()
+    assert [chunks(plan) for plan in world.sent] == [[(1, 0, 6)], [(1, 6, 6)], []]
+    assert named == [[1], [1, 2, 3], [1, 2, 3]]
+    world.check_all_ended()
+
+
+# Equal prompts in one step ----------------------------------------------------------------------------------------
+
+
+def test_equal_prompts_in_one_step_share() -> None:
+    world = World(SHORT)
+    for _ in range(3):
+        world.submit(text(10), max_new_tokens=3, ignore_eos=True)
+    world.tick()
+    plan = world.sent[0]
+    assert starts(world) == [(0, [1, 2, 3]), (8, [1, 2, 4]), (8, [1, 2, 5])]
+    assert chunks(plan) == [(1, 0, 10), (2, 8, 2), (3, 8, 2)]
+    assert world.lane is not None
+    assert [world.lane.pool.references(page) for page in range(1, 7)] == [3, 3, 1, 1, 1, 0]
+    world.run()
+    world.check_all_ended()
+
+
+def test_a_prompt_longer_than_one_under_way_shares_what_that_one_computes() -> None:
+    world = World(SHORT)
+    world.submit(text(9), max_new_tokens=3, ignore_eos=True)
+    world.submit(text(14), max_new_tokens=3, ignore_eos=True)
+    world.tick()
+    assert starts(world) == [(0, [1, 2, 3]), (8, [1, 2, 4, 5])]
+    world.run()
+    world.check_all_ended()
+
+
+# Whose ------------------------------------------------------------------------------------------------------------
+
+
+def test_salts_stand_apart() -> None:
+    world = World(SHORT)
+    salts = ["", "a", "b", "a", "", "b"]
+    assert [asked(world, text(9), salt=salt) for salt in salts] == [0, 0, 0, 8, 8, 8]
+
+
+def test_equal_prompts_of_two_salts_do_not_share_a_step() -> None:
+    world = World(SHORT)
+    for salt in ("a", "b"):
+        world.submit(text(9), max_new_tokens=1, ignore_eos=True, salt=salt)
+    world.run()
+    world.check_all_ended()
+    assert beginnings(world) == [0, 0]
+
+
+def test_without_a_root_nothing_is_found_and_nothing_kept() -> None:
+    world = World(SHORT)
+    asked(world, text(9))
+    assert asked(world, text(9), salt=None) == 0
+    assert asked(world, text(9, 50), salt=None, max_new_tokens=8) == 0
+    assert load(world).pages_cached == 2
+    assert asked(world, text(9, 50)) == 0
+
+
+def test_who_bypasses_reading_finds_nothing_and_is_found() -> None:
+    world = World(SHORT)
+    assert asked(world, text(9), cache_read=False) == 0
+    assert asked(world, text(9), cache_read=False) == 0
+    assert asked(world, text(9)) == 8
+
+
+def test_who_bypasses_writing_leaves_nothing_and_finds() -> None:
+    world = World(SHORT)
+    assert asked(world, text(9), cache_write=False, max_new_tokens=8) == 0
+    assert load(world).pages_cached == 0
+    assert asked(world, text(9)) == 0
+    assert asked(world, text(9), cache_write=False, max_new_tokens=8) == 8
+    assert load(world).pages_cached == 2
+
+
+def test_who_bypasses_writing_is_not_shared_in_its_own_step() -> None:
+    world = World(SHORT)
+    for wish in ({"cache_write": False}, {}, {}):
+        world.submit(text(9), max_new_tokens=1, ignore_eos=True, **wish)
+    world.run()
+    world.check_all_ended()
+    assert beginnings(world) == [0, 0, 8]
+
+
+# Tokens are compared ----------------------------------------------------------------------------------------------
+
+
+def forged(prompt: list[int]) -> bytes:
+    return hash_pages(prefix_root(CACHE_ROOT, ""), np.array(prompt, np.int32), SHORT.page_size)
+
+
+def test_another_text_of_the_same_hash_is_not_taken_for_it() -> None:
+    world = World(SHORT)
+    one, other = text(9), text(9, 100)
+    asked(world, one)
+    # As if SHA-256 had collided: the other's pages have the first one's names.
+    assert asked(world, other, page_hashes=forged(one)) == 0
+    assert load(world).pages_cached == 2
+    assert asked(world, one) == 8
+    # Nor the second page, where the first one is right.
+    mixed = [*text(4), *text(5, 100)]
+    assert asked(world, mixed, page_hashes=forged(one)) == 4
+
+
+def test_nor_in_the_step_that_computes_it() -> None:
+    world = World(SHORT)
+    one, other = text(9), text(9, 100)
+    world.submit(one, max_new_tokens=3, ignore_eos=True)
+    world.submit(other, max_new_tokens=3, ignore_eos=True, page_hashes=forged(one))
+    world.run()
+    world.check_all_ended()
+    assert starts(world) == [(0, [1, 2, 3]), (0, [4, 5, 6])]
+
+
+def test_hashes_that_did_not_come_along_are_made_when_they_are_needed() -> None:
+    world = World(SHORT)
+    asked(world, text(13))
+    assert asked(world, text(13), page_hashes=forged(text(4))) == 12
+    assert asked(world, text(13), page_hashes=b"") == 12
+
+
+# Answers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("num_tokens", "hit"), [(1, 4), (2, 4), (3, 8), (6, 8), (7, 12), (10, 12), (11, 16)])
+def test_a_chat_goes_on_from_its_prompt_and_its_answer(num_tokens: int, hit: int) -> None:
+    """Six tokens were asked; of all that stand, the last answer's token was never computed."""
+    world = World(SHORT)
+    asked(world, text(6), max_new_tokens=num_tokens)
+    turn = [*text(6), *world.streams[1].tokens, *text(3, 200)]
+    assert len(turn) == 9 + num_tokens
+    assert asked(world, turn) == hit
+
+
+def test_a_page_of_an_answer_is_found_once_a_finite_sample_has_read_it() -> None:
+    world = World(SHORT, greedy(plans_in_flight=2))
+    world.submit(text(3), max_new_tokens=20, ignore_eos=True)
+    world.step()
+    # Token 3 is known; the plan that computes it, and fills the page, is in flight.
+    turn = [*text(3), *world.streams[1].tokens, 250]
+    assert len(turn) == 5
+    world.submit(turn, max_new_tokens=1, ignore_eos=True)
+    world.tick()
+    assert beginnings(world) == [0, 0]
+    world.apply()
+    world.deliver()
+    world.submit(turn, max_new_tokens=1, ignore_eos=True)
+    world.tick()
+    assert beginnings(world) == [0, 0, 4]
+    world.run()
+    world.check_all_ended()
+
+
+# What is not finite -----------------------------------------------------------------------------------------------
+
+
+def poisoned() -> World:
+    world = World(SHORT, join=False)
+    world.join(Faults(nonfinite_token=POISON))
+    return world
+
+
+def failed(world: World, prompt: list[int]) -> fx.Failure:
+    stream = world.submit(prompt, max_new_tokens=3)
+    world.run()
+    failure = world.end(stream).failure
+    assert failure is not None
+    return failure
+
+
+def test_of_what_turned_out_not_finite_nothing_is_found() -> None:
+    world = poisoned()
+    assert failed(world, [*text(9), POISON]).code is fx.FailureCode.INTERNAL
+    assert load(world).pages_cached == 0
+    assert asked(world, text(9)) == 0
+
+
+def test_but_what_a_finite_sample_has_read_before_it_stays() -> None:
+    world = poisoned()
+    asked(world, text(5))
+    failed(world, [*text(9), POISON])
+    assert load(world).pages_cached == 1
+    assert asked(world, text(9)) == 4
+
+
+def test_who_shares_what_is_not_finite_ends_too_and_alone() -> None:
+    world = poisoned()
+    bad = [POISON, *text(8)]
+    streams = [world.submit(prompt, max_new_tokens=3, ignore_eos=True) for prompt in (bad, bad, text(9))]
+    world.run()
+    world.check_content()
+    assert [world.end(stream).failure is not None for stream in streams] == [True, True, False]
+    assert beginnings(world) == [0, 8, 0]
+
+
+# What is told -----------------------------------------------------------------------------------------------------
+
+
+def test_the_load_counts_what_was_found_and_what_is_kept() -> None:
+    world = World(SHORT)
+    asked(world, text(9))
+    asked(world, text(12))
+    told = load(world)
+    assert (told.prompt_tokens, told.cached_prompt_tokens) == (21, 8)
+    assert (told.pages_used, told.pages_cached, told.pages_total) == (0, 3, 31)
+    assert [(one.pages_used, one.pages_cached) for one in told.per_worker] == [(0, 3)]
+    world.submit(text(12), max_new_tokens=9, ignore_eos=True)
+    world.tick()
+    told = load(world)
+    # Two of the three kept pages are held again; a third page of its own.
+    assert (told.pages_used, told.pages_cached, told.cached_prompt_tokens) == (4, 1, 16)
+
+
+def test_a_prompt_counts_once_however_often_it_is_resumed() -> None:
+    world = World(SHORT)
+    stream = world.submit(text(9), max_new_tokens=4, ignore_eos=True)
+    world.step()
+    world.kill()
+    world.join()
+    world.run()
+    told = load(world)
+    assert (told.prompt_tokens, told.cached_prompt_tokens) == (9, 0)
+    assert world.end(stream).stats.cached_prompt_tokens == 0

@@ -1,0 +1,140 @@
+"""A worker's sizes count once it has confirmed a step: what callers learn before, and what a stray Join changes."""
+
+from dataclasses import replace
+
+from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.state.crash_loop import DEATHS
+from tests.rigs.executor import Shape
+from tests.rigs.faults import Faults
+from tests.scheduler_svc.core.fleet import Fleet
+from tests.scheduler_svc.core.world import World, greedy
+from tests.simulation.worker import Worker
+
+SHAPE = Shape(page_size=4, num_pages=40, max_length=100)
+STRICT = greedy(prove_workers=True)
+
+
+def models(world: World) -> list[int]:
+    """max_length of each model state that was sent since the last look."""
+    sent = [effect.info for effect in world.effects if isinstance(effect, fx.ModelServed)]
+    world.effects.clear()
+    return [info.max_length for info in sent if info is not None]
+
+
+def test_callers_learn_the_model_after_the_first_confirmed_step() -> None:
+    world = World(SHAPE, config=STRICT)
+    world.tick()
+    assert models(world) == [] and world.core.info is None
+    rejected = world.streams[world.submit([1])].rejected
+    assert rejected is not None and rejected.code is fx.RejectCode.NOT_READY
+    assert world.apply() and world.deliver()
+    assert models(world) == [100]
+    stream = world.submit([1, 2], max_new_tokens=5)
+    world.run()
+    assert world.streams[stream].end is not None
+    world.streams.pop(1)
+    world.check_all_ended()
+
+
+def test_the_first_step_is_one_token_in_one_page() -> None:
+    world = World(SHAPE, config=STRICT)
+    world.tick()
+    [plan] = world.sent
+    [start] = plan.starts
+    assert (start.tokens.tolist(), len(start.pages), plan.decode_rows.tolist()) == ([0], 1, [start.row])
+    world.tick()
+    assert len(world.sent) == 1, "one such step at a time"
+    world.apply()
+    world.deliver()
+    load = world.handle(ev.LoadQuery(frontend="f-1", query=1))[0]
+    assert isinstance(load, fx.LoadReply)
+    assert (load.load.steps, load.load.output_tokens, load.load.pages_used) == (0, 0, 0)
+
+
+def test_a_stray_join_changes_no_sizes_and_gets_no_request() -> None:
+    fleet = Fleet(SHAPE, config=STRICT)
+    fleet.run()
+    models(fleet)
+    stray = fleet.join_as(replace(SHAPE, max_length=4000, num_pages=2000, max_rows=500))
+    assert models(fleet) == []
+    streams = [fleet.submit([i] * 5, max_new_tokens=3) for i in range(30)]
+    for _ in range(200):
+        fleet.tick(0.001)
+        fleet.work("a")
+        fleet.hear("a")
+    assert all(fleet.streams[stream].end for stream in streams)
+    assert len(fleet.plans_of[stray]) == 1
+    invalid = fleet.streams[fleet.submit([1] * 200)].rejected
+    assert invalid is not None and invalid.message.endswith("the limit is 100")
+
+
+def test_a_strays_identity_keeps_no_worker_out() -> None:
+    fleet = Fleet(config=STRICT)
+    fleet.workers["stray"], fleet.plans_of["stray"] = Worker(name="stray", shape=SHAPE, faults=Faults()), []
+    fleet.handle(ev.WorkerJoined(worker="stray", info=replace(fleet.workers["stray"].info, identity="stray")))
+    fleet.tick()
+    name = fleet.join_as(SHAPE)
+    fleet.tick()
+    fleet.work(name)
+    fleet.hear(name)
+    assert models(fleet) == [100]
+    # Its answer comes too late: one core serves one identity.
+    fleet.work("stray")
+    fleet.hear("stray")
+    assert [effect.retry for effect in fleet.effects if isinstance(effect, fx.WorkerRefused)] == [False]
+    assert list(fleet.core.lanes) == [name]
+
+
+def test_a_worker_that_fails_its_first_step_is_tried_again_and_sent_away_in_the_end() -> None:
+    world = World(SHAPE, config=STRICT, join=False)
+    world.join(Faults(fail_steps=frozenset(range(1, 9))))
+    for _ in range(5):
+        world.step()
+    assert [effect.retry for effect in world.effects if isinstance(effect, fx.WorkerRefused)] == [True]
+    assert world.core.lanes == {} and world.core.info is None
+
+
+def test_sizes_go_when_their_worker_leaves() -> None:
+    fleet = Fleet(SHAPE, replace(SHAPE, max_length=60), config=greedy(prove_workers=True, max_worker_wait_seconds=10.0))
+    fleet.run()
+    models(fleet)
+    fleet.lose("a")
+    assert models(fleet) == [60]
+
+
+def lose_strays(fleet: Fleet) -> None:
+    for _ in range(2 * DEATHS):
+        fleet.lose(fleet.join_as(SHAPE))
+        fleet.tick(0.1)
+
+
+def test_strays_that_leave_unproven_are_no_crash_loop_beside_a_worker_that_serves() -> None:
+    fleet = Fleet(SHAPE, config=STRICT)
+    fleet.run()
+    lose_strays(fleet)
+    assert not [effect for effect in fleet.effects if isinstance(effect, fx.CoreStatus) and effect.not_serving]
+    stream = fleet.submit([1, 2], max_new_tokens=3, ignore_eos=True)
+    fleet.run()
+    assert len(fleet.streams[stream].tokens) == 3
+
+
+def test_workers_that_die_in_their_first_step_are_a_crash_loop_where_none_serves() -> None:
+    fleet = Fleet(config=STRICT)
+    lose_strays(fleet)
+    assert [effect for effect in fleet.effects if isinstance(effect, fx.CoreStatus) and effect.not_serving]
+
+
+def test_workers_refused_for_their_identity_are_no_deaths() -> None:
+    fleet = Fleet(SHAPE, config=STRICT)
+    for i in range(DEATHS):
+        name = f"stray-{i}"
+        fleet.workers[name], fleet.plans_of[name] = Worker(name=name, shape=SHAPE, faults=Faults()), []
+        fleet.handle(ev.WorkerJoined(worker=name, info=replace(fleet.workers[name].info, identity="stray")))
+    fleet.tick()
+    for name in ("a", *(f"stray-{i}" for i in range(DEATHS))):
+        fleet.work(name)
+        fleet.hear(name)
+    fleet.tick()
+    assert list(fleet.core.lanes) == ["a"]
+    assert not [effect for effect in fleet.effects if isinstance(effect, fx.CoreStatus) and effect.not_serving]

@@ -1,0 +1,205 @@
+"""Whose turn it is: tenants share alike, priority is a head start in tokens, and everybody is reached."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler_svc.core.messages.config import Admission, CoreConfig, Policy
+from scheduler_svc.core.schedule.policy import AGEING_TOKENS
+from scheduler_svc.core.state.fair_share import Tenants
+from tests.rigs.executor import Shape
+from tests.scheduler_svc.core.world import World, greedy
+
+ONE_AT_A_TIME = Shape(max_rows=1, num_pages=16)
+
+
+def order(world: World) -> list[int]:
+    """The streams in the order in which they first got a row. Each prompt is its stream's own."""
+    numbers = {tuple(stream.submit.prompt.tolist()): number for number, stream in world.streams.items()}
+    return [
+        numbers[tuple(start.tokens[: start.num_prompt_tokens].tolist())] for plan in world.sent for start in plan.starts
+    ]
+
+
+def ask(world: World, salt: str = "", *, max_new_tokens: int = 1, **wish: object) -> int:
+    """A prompt of two tokens that nobody else has."""
+    number = len(world.streams) + 1
+    return world.submit(
+        [number % 200, number // 200], max_new_tokens=max_new_tokens, ignore_eos=True, salt=salt, **wish
+    )
+
+
+def run(world: World) -> list[int]:
+    world.run()
+    world.check_all_ended()
+    return order(world)
+
+
+# Tenants ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_tenant_alone_is_served_first_come_first_served() -> None:
+    world = World(ONE_AT_A_TIME)
+    streams = [ask(world, max_new_tokens=1 + 7 * i % 5) for i in range(12)]
+    assert run(world) == streams
+
+
+def test_requests_without_a_root_are_one_tenant() -> None:
+    world = World(ONE_AT_A_TIME)
+    streams = [world.submit([1, i], max_new_tokens=1 + i % 3, ignore_eos=True, salt=None) for i in range(6)]
+    assert run(world) == streams
+
+
+def test_a_hundred_requests_of_one_do_not_delay_the_one_of_another() -> None:
+    world = World(ONE_AT_A_TIME, greedy(max_waiting=200))
+    greedy_ones = [ask(world, "greedy") for _ in range(100)]
+    other = ask(world, "other")
+    assert run(world) == [greedy_ones[0], other, *greedy_ones[1:]]
+
+
+def test_without_fair_share_it_waits_for_all_of_them() -> None:
+    policy = Policy(admission=Admission.KNOWN, fair_share=False)
+    world = World(ONE_AT_A_TIME, CoreConfig(policy=policy, max_waiting=200))
+    greedy_ones = [ask(world, "greedy") for _ in range(20)]
+    other = ask(world, "other")
+    assert run(world) == [*greedy_ones, other]
+
+
+def test_who_comes_late_is_not_owed_what_it_did_not_ask_for() -> None:
+    world = World(ONE_AT_A_TIME)
+    early = [ask(world, "a") for _ in range(6)]
+    for _ in range(3):
+        world.step()
+    # Three of a's were admitted. The newcomer stands where the service stands, which is the third one's place.
+    assert order(world) == early[:3]
+    late = [ask(world, "b") for _ in range(3)]
+    assert run(world) == [*early[:3], late[0], early[3], late[1], early[4], late[2], early[5]]
+
+
+def test_turns_are_by_tokens_not_by_requests() -> None:
+    world = World(ONE_AT_A_TIME)
+    # Each costs its prompt of two and what it may say: twelve tokens against six.
+    a = [ask(world, "a", max_new_tokens=10) for _ in range(3)]
+    b = [ask(world, "b", max_new_tokens=4) for _ in range(5)]
+    # Tags of a: 0, 12, 24; of b: 0, 6, 12, 18, 24; equal ones by arrival.
+    assert run(world) == [a[0], b[0], b[1], a[1], b[2], b[3], a[2], b[4]]
+
+
+def test_samples_cost_as_much_as_requests() -> None:
+    world = World(ONE_AT_A_TIME)
+    world.submit([1, 1], num_samples=3, max_new_tokens=1, ignore_eos=True, salt="a")
+    other = ask(world, "b")
+    run(world)
+    assert order(world)[1] == other
+
+
+# Priority ---------------------------------------------------------------------------------------------------------
+
+
+def test_priority_goes_first_within_a_tenant_and_across() -> None:
+    world = World(ONE_AT_A_TIME)
+    low = [ask(world, salt) for salt in ("a", "a", "b")]
+    high = [ask(world, salt, priority=1) for salt in ("b", "a")]
+    # b's stands behind b's first one by its three tokens, a's behind a's first two: both are worth far less than a
+    # step of priority.
+    assert run(world) == [*high, low[0], low[2], low[1]]
+
+
+def test_a_low_priority_is_reached_whatever_comes_before_it() -> None:
+    """Long requests of a higher priority, each of a quarter of what a step of priority is worth."""
+    cost = AGEING_TOKENS // 4
+    shape = Shape(page_size=64, num_pages=2 + cost // 64, max_length=cost, max_rows=1, token_budget=64)
+    world = World(shape)
+    low = world.submit([1], max_new_tokens=cost - 1, ignore_eos=True)
+    # Its tenant's next ones stand at one, two, … quarters, less four of them.
+    high = [world.submit([1, i], max_new_tokens=cost - 2, ignore_eos=True, priority=1) for i in range(6)]
+    while world.core.book.num_waiting or world.core.book.of_id("r7"):
+        world.step()
+        for stream in (low, *high):
+            if world.streams[stream].tokens:
+                world.cancel(stream)
+    # The third of the high ones stands at three quarters, the fourth where the low one is, and came later.
+    assert order(world) == [*high[:3], low, *high[3:]]
+
+
+@pytest.mark.parametrize("priority", [-2, 0, 3])
+def test_equal_priorities_are_as_good_as_none(priority: int) -> None:
+    world = World(ONE_AT_A_TIME)
+    streams = [ask(world, priority=priority) for _ in range(5)]
+    assert run(world) == streams
+
+
+def test_who_was_preempted_keeps_its_place() -> None:
+    world = World(Shape(page_size=4, num_pages=6, max_rows=2), greedy(plans_in_flight=1))
+    world.submit([1] * 7, max_new_tokens=5, ignore_eos=True)
+    world.submit([2] * 7, max_new_tokens=9, ignore_eos=True)
+    later = world.submit([3] * 7, max_new_tokens=2, ignore_eos=True)
+    run(world)
+    assert order(world) == [1, 2, 2, later]
+
+
+# The tags by themselves -------------------------------------------------------------------------------------------
+
+
+def test_a_tag_is_where_the_tenant_or_the_service_stands_whichever_is_further() -> None:
+    tenants = Tenants()
+    assert [tenants.tag(b"a", 10), tenants.tag(b"a", 5), tenants.tag(b"b", 3), tenants.tag(b"a", 1)] == [0, 10, 0, 15]
+    tenants.admitted(12)
+    assert [tenants.tag(b"b", 1), tenants.tag(b"c", 1), tenants.tag(b"a", 1)] == [12, 12, 16]
+    # The service does not go back.
+    tenants.admitted(3)
+    assert tenants.tag(b"d", 1) == 12
+
+
+def test_tenants_who_are_no_further_than_the_service_are_forgotten_and_it_makes_no_difference() -> None:
+    tenants = Tenants()
+    for i in range(200):
+        tenants.tag(i.to_bytes(2), 10)
+    tenants.tag(b"far", 1000)
+    tenants.admitted(50)
+    tenants.prune(num_live=100)
+    assert len(tenants._next_tags) == 201
+    tenants.prune(num_live=1)
+    assert tenants._next_tags == {b"far": 1000}
+    assert [tenants.tag((3).to_bytes(2), 1), tenants.tag(b"far", 1)] == [50, 1000]
+
+
+def test_where_too_many_are_further_than_the_service_it_moves_on_and_no_tenant_goes_back() -> None:
+    tenants = Tenants()
+    for i in range(200):
+        tenants.tag(i.to_bytes(2), 10 * (i + 1))
+    tenants.prune(num_live=3)
+    # One for each that lives and 32 more stay; the others, and whoever is new, stand where the last forgotten stood.
+    assert sorted(tenants._next_tags.values()) == [10 * (i + 1) for i in range(165, 200)]
+    assert [tenants.tag(tenant, 1) for tenant in ((164).to_bytes(2), b"new", (199).to_bytes(2))] == [1650, 1650, 2000]
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 9)), min_size=1, max_size=60))
+def test_while_all_have_work_no_tenant_gets_more_than_one_request_ahead(costs: list[tuple[int, int]]) -> None:
+    """Start-time fair queueing's bound: what two tenants got in an interval in which both wait differs by no more than
+    their two largest requests."""
+    tenants = Tenants()
+    queue = [(tenants.tag(bytes([tenant]), cost), i, tenant, cost) for i, (tenant, cost) in enumerate(costs)]
+    left = [sum(1 for tenant, _ in costs if tenant == one) for one in range(3)]
+    got = [0, 0, 0]
+    for tag, _, tenant, cost in sorted(queue):
+        tenants.admitted(tag)
+        got[tenant] += cost
+        left[tenant] -= 1
+        busy = [one for one in range(3) if left[one]]
+        for one in busy:
+            assert abs(got[one] - got[busy[0]]) <= 18
+
+
+@pytest.mark.parametrize("run", [True, False])
+def test_tenants_who_are_gone_do_not_pile_up(run: bool) -> None:
+    """Salts are the callers' to choose: each request may bring a new one. `run`: else it is cancelled as it waits."""
+    world = World(ONE_AT_A_TIME)
+    for _ in range(300):
+        stream = ask(world, f"salt {len(world.streams)}", max_new_tokens=2)
+        if run:
+            world.run()
+        else:
+            world.cancel(stream)
+    world.check_empty()
+    assert len(world.core.book.tenants._next_tags) <= 64

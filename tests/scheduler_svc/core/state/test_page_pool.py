@@ -1,0 +1,142 @@
+"""The pool against plain lists and dicts: counts, order of eviction, removal from the middle, the index."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler_svc.core.state.page_pool import PagePool
+
+TOKENS = b"tokens"
+
+
+def test_page_zero_is_never_handed_out() -> None:
+    pool = PagePool(5)
+    assert pool.allocate(4) == [1, 2, 3, 4]
+    assert pool.allocate(1) is None
+    assert pool.num_unused == 0
+
+
+def test_too_few_is_a_result_and_changes_nothing() -> None:
+    pool = PagePool(4)
+    assert pool.allocate(4) is None
+    assert pool.free_pages() == [1, 2, 3]
+
+
+def kept(pool: PagePool, count: int, first_name: int) -> list[int]:
+    pages = pool.allocate(count)
+    assert pages is not None
+    for i, page in enumerate(pages):
+        assert pool.keep(page, bytes([first_name + i]), TOKENS)
+    return pages
+
+
+def test_what_no_hash_names_goes_first_then_what_was_left_longest_ago_tails_before_heads() -> None:
+    pool = PagePool(8)
+    first, second, nameless = kept(pool, 2, 0), kept(pool, 3, 10), pool.allocate(2)
+    assert nameless is not None
+    pool.release(second)
+    pool.release(first)
+    pool.release(nameless)
+    assert pool.free_pages() == [6, 7, 5, 4, 3, 2, 1]
+    assert (pool.num_unused, pool.num_kept, pool.num_used) == (7, 5, 0)
+
+
+def test_a_page_is_unused_when_its_last_holder_lets_go() -> None:
+    pool = PagePool(3)
+    assert pool.allocate(1) == [1]
+    pool.share(1)
+    pool.release([1])
+    assert pool.free_pages() == [2]
+    pool.release([1])
+    assert pool.free_pages() == [1, 2]
+
+
+def test_a_kept_page_is_found_by_hash_and_tokens_until_it_is_handed_out() -> None:
+    pool = PagePool(3)
+    [page] = kept(pool, 1, 5)
+    assert not pool.keep(page, b"another", TOKENS), "it has a name"
+    pool.release([page])
+    assert pool.find(bytes([5]), TOKENS) == page
+    assert pool.find(bytes([5]), b"others") == 0
+    pool.share(page)
+    assert (pool.num_kept, pool.num_indexed) == (0, 1)
+    pool.release([page])
+    assert pool.allocate(2) == [2, page]
+    assert pool.find(bytes([5]), TOKENS) == 0
+    assert pool.name(page) is None
+
+
+def test_a_page_that_is_forgotten_stays_with_who_holds_it() -> None:
+    pool = PagePool(3)
+    [page] = kept(pool, 1, 5)
+    pool.forget(page)
+    assert (pool.page_named(bytes([5])), pool.references(page)) == (0, 1)
+    pool.release([page])
+    assert pool.num_kept == 0
+    assert pool.forget_all() == 0
+
+
+def test_pages_are_suspect_from_when_they_are_handed_out() -> None:
+    pool = PagePool(4)
+    pages = pool.allocate(2)
+    assert pages is not None
+    assert pool.take_suspects(pages) == []
+    pool.suspect[2] = 0
+    pool.release(pages)
+    again = pool.allocate(3)
+    assert again is not None
+    assert pool.take_suspects(again) == [1]
+
+
+def test_releasing_a_free_page_is_a_broken_invariant() -> None:
+    with pytest.raises(AssertionError, match="page 1 is free already"):
+        PagePool(3).release([1])
+
+
+def test_a_pool_of_one_page_is_refused_with_the_number() -> None:
+    with pytest.raises(ValueError, match="num_pages is 1; a pool needs at least 2"):
+        PagePool(1)
+
+
+_OPERATIONS = st.sampled_from(["allocate", "release", "share", "keep", "forget"])
+
+
+@given(st.lists(st.tuples(_OPERATIONS, st.integers(0, 9)), max_size=80))
+def test_it_behaves_as_plain_lists(operations: list[tuple[str, int]]) -> None:
+    pool, unused, held = PagePool(8), list(range(1, 8)), list[int]()
+    names: dict[int, bytes] = {}
+    for what, number in operations:
+        page = 1 + number % 7
+        if what == "allocate":
+            count = number % 4
+            pages = pool.allocate(count)
+            assert pages == (unused[:count] if count <= len(unused) else None)
+            if pages is not None:
+                unused = unused[count:]
+                held += pages
+                for taken in pages:
+                    names.pop(taken, None)
+        elif what == "release" and held:
+            page = held.pop(number % len(held))
+            pool.release([page])
+            if page not in held:
+                unused.insert(len(unused) if page in names else 0, page)
+        elif what == "share":
+            pool.share(page)
+            held.append(page)
+            if page in unused:
+                unused.remove(page)
+        elif what == "keep" and page in held:
+            name = bytes([number // 2])
+            is_new = page not in names and name not in names.values()
+            assert pool.keep(page, name, TOKENS) is is_new
+            if is_new:
+                names[page] = name
+        elif what == "forget":
+            pool.forget(page)
+            names.pop(page, None)
+        assert pool.free_pages() == unused
+        assert (pool.num_unused, pool.num_kept) == (len(unused), sum(page in names for page in unused))
+        assert all(pool.references(page) == held.count(page) for page in range(1, 8))
+        assert all(pool.name(page) == names.get(page) for page in range(1, 8))
+        assert all(pool.find(name, TOKENS) == page for page, name in names.items())

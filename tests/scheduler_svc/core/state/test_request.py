@@ -1,0 +1,47 @@
+"""The table of phases: what is in it happens, what is not asserts and leaves the request as it was."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from scheduler_svc.core.messages.events import Sampling
+from scheduler_svc.core.state.request import TRANSITIONS, Move, Phase, Request
+
+
+def request(phase: Phase) -> Request:
+    return Request(
+        handle=1,
+        frontend="f",
+        stream=1,
+        request_id="r",
+        prompt=np.array([1, 2], np.int32),
+        sampling=Sampling(temperature=0, top_p=1, top_k=0, min_p=0, seed=0),
+        sample_idx=0,
+        total_length=5,
+        min_new_tokens=0,
+        stop_token_ids=frozenset(),
+        banned=(),
+        ignore_eos=False,
+        priority=0,
+        arrival=1,
+        arrived_at=0.0,
+        phase=phase,
+    )
+
+
+@pytest.mark.parametrize(("phase", "move"), list(itertools.product(Phase, Move)))
+def test_every_pair_is_in_the_table_or_a_broken_invariant(phase: Phase, move: Move) -> None:
+    subject = request(phase)
+    if (phase, move) in TRANSITIONS:
+        subject.move(move)
+        assert subject.phase is TRANSITIONS[phase, move]
+    else:
+        with pytest.raises(AssertionError, match=f"{move} while {phase}"):
+            subject.move(move)
+        assert subject.phase is phase
+
+
+def test_what_ended_stays_ended_and_all_phases_can_end() -> None:
+    assert not [pair for pair in TRANSITIONS if pair[0] is Phase.ENDED]
+    assert {phase for phase, move in TRANSITIONS if move is Move.END} == {Phase.WAITING, Phase.RUNNING}

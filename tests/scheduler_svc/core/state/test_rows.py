@@ -1,0 +1,66 @@
+"""The checksum against worker.proto's formula, in plain integers, and the tail that gathers tokens."""
+
+import numpy as np
+
+from scheduler_svc.core.state.request import Phase
+from scheduler_svc.core.state.rows import TAIL, Rows, mix, mix_one
+from tests.scheduler_svc.core.state.test_request import request
+
+MASK = (1 << 64) - 1
+
+
+def plain_mix(x: int) -> int:
+    z = (x + 0x9E3779B97F4A7C15) & MASK
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & MASK
+    z = (z ^ z >> 27) * 0x94D049BB133111EB & MASK
+    return z ^ z >> 31
+
+
+def plain_checksum(tables: dict[int, tuple[int, list[int]]]) -> int:
+    total = 0
+    for row, (position, pages) in tables.items():
+        total += position * (plain_mix(row << 40 ^ 0xFFFFF) | 1)
+        total += sum(plain_mix(row << 40 ^ i << 20 ^ page) for i, page in enumerate(pages))
+    return total & MASK
+
+
+def test_mix_is_splitmix64() -> None:
+    # The generator's first outputs from state 0, as published with it.
+    states = np.array([0, 0x9E3779B97F4A7C15], np.uint64)
+    assert mix(states).tolist() == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4]
+    values = [0, 1, 2**40, 2**63, MASK]
+    assert mix(np.array(values, np.uint64)).tolist() == [plain_mix(value) for value in values]
+    assert [mix_one(value) for value in values] == [plain_mix(value) for value in values]
+
+
+def seat(rows: Rows, pages: list[int], first_position: int = 0) -> int:
+    return rows.seat(request(Phase.WAITING), pages, 0, first_position=first_position, held_from=0)
+
+
+def test_the_checksum_follows_starts_appends_and_steps_and_keeps_ended_rows() -> None:
+    rows = Rows(3)
+    assert seat(rows, [5, 2], first_position=1) == 1
+    assert rows.checksum == plain_checksum({1: (1, [5, 2])})
+    rows.advance(np.array([1]), np.array([2], np.int32))
+    rows.append_page(1, 7)
+    assert rows.checksum == plain_checksum({1: (3, [5, 2, 7])})
+    assert seat(rows, [1]) == 2
+    rows.unseat(1)
+    assert rows.checksum == plain_checksum({1: (3, [5, 2, 7]), 2: (0, [1])})
+    assert seat(rows, [9]) == 1
+    assert rows.checksum == plain_checksum({1: (0, [9]), 2: (0, [1])})
+
+
+def test_tokens_survive_the_tail_in_order() -> None:
+    rows, subject = Rows(1), request(Phase.WAITING)
+    row = np.array([rows.seat(subject, [1], 0, first_position=0, held_from=0)])
+    tokens = [(37 * i) % 1000 for i in range(2 * TAIL + 5)]
+    for token in tokens:
+        rows.add_tokens(row, np.array([token], np.int32))
+    known = [1, 2, *tokens]
+    for start, end in [(0, 2), (1, 4), (TAIL - 3, TAIL + 9), (2 * TAIL - 1, len(known)), (0, len(known))]:
+        assert rows.tokens_between(1, start, end).tolist() == known[start:end]
+    rows.unseat(1)
+    assert subject.known_tokens().tolist() == known
+    for start, end in [(0, 1), (1, 4), (TAIL, TAIL + 9), (0, len(known))]:
+        assert subject.tokens_between(start, end).tolist() == known[start:end]

@@ -1,0 +1,123 @@
+"""Tokens of a request that lost its row with plans still in flight: exact moments, offsets and endings."""
+
+from dataclasses import replace
+
+import pytest
+
+from scheduler_svc.core.messages import effects as fx
+from tests.rigs.executor import Shape
+from tests.rigs.faults import Faults
+from tests.rigs.oracle import complete
+from tests.scheduler_svc.core.world import World, greedy
+
+FIRST, VICTIM = [1, 2, 3], [4, 5, 6]
+SHAPE = Shape(page_size=4, num_pages=3, max_rows=2)
+TOKENS = complete(VICTIM, max_new_tokens=6, vocab=SHAPE.sampled_vocab).tokens
+
+
+def preempted(shape: Shape = SHAPE, *, faults: Faults | None = None, max_new_tokens: int = 4, **wish: object) -> World:
+    """Three plans are in flight; in the third, request 1 took the page of request 2, which has two samples to come."""
+    world = World(shape, greedy(plans_in_flight=3), join=False)
+    world.join(faults)
+    world.submit(FIRST, max_new_tokens=6, ignore_eos=True)
+    world.submit(VICTIM, max_new_tokens=max_new_tokens, **wish)
+    world.tick(1.0)
+    assert [sorted([*plan.chunk_rows, *plan.decode_rows]) for plan in world.sent] == [[1, 2], [1, 2], [1]]
+    [victim] = world.core.book.of_id("r2")
+    assert (victim.row, victim.late_plans, victim.late_samples) == (0, 2, 2)
+    return world
+
+
+def hear(world: World, at: float) -> None:
+    """The next result comes, and no plan is made."""
+    world.apply()
+    world.now = at
+    world.deliver()
+
+
+def test_late_tokens_are_delivered_and_the_first_is_on_the_account() -> None:
+    world = preempted(ignore_eos=True)
+    hear(world, 3.0)
+    hear(world, 4.0)
+    assert world.streams[2].tokens == list(TOKENS[:2])
+    assert world.core.book.waiting_tokens == 5
+    world.run()
+    world.check_all_ended()
+    stats = world.end(2).stats
+    assert (stats.queue_seconds, stats.prefill_seconds, stats.first_token_seconds) == (1.0, 2.0, 3.0)
+    assert (stats.output_tokens, stats.recomputed_tokens, stats.preemptions) == (4, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("reason", "wish"),
+    [
+        (fx.EndReason.EOS, {}),
+        (fx.EndReason.STOP_TOKEN, {"ignore_eos": True, "stop_token_ids": (TOKENS[0],)}),
+    ],
+)
+def test_a_late_stop_ends_its_request_and_drops_what_follows(reason: fx.EndReason, wish: dict[str, object]) -> None:
+    world = preempted(replace(SHAPE, eos_token_ids=(TOKENS[0],)), **wish)
+    hear(world, 3.0)
+    end = world.end(2)
+    assert (end.reason, end.stop_token_id) == (reason, TOKENS[0])
+    assert (end.stats.output_tokens, end.stats.discarded_tokens) == (1, 1)
+    world.run()
+    world.check_all_ended()
+
+
+def test_a_late_token_may_be_the_last() -> None:
+    world = preempted(max_new_tokens=2, ignore_eos=True)
+    hear(world, 3.0)
+    hear(world, 4.0)
+    end = world.end(2)
+    assert (end.reason, end.stats.output_tokens, end.stats.discarded_tokens) == (fx.EndReason.LENGTH, 2, 0)
+    assert end.stats.decode_seconds == 1.0
+
+
+def test_late_values_that_are_not_finite_end_their_request() -> None:
+    world = preempted(faults=Faults(nonfinite_token=VICTIM[-1]), ignore_eos=True)
+    hear(world, 3.0)
+    end = world.end(2)
+    assert end.failure is not None
+    assert end.failure.code is fx.FailureCode.INTERNAL
+    assert (end.stats.output_tokens, end.stats.discarded_tokens) == (0, 1)
+    world.run()
+    world.check_content()
+    world.check_empty()
+
+
+def test_who_has_late_plans_is_not_admitted() -> None:
+    world = preempted(ignore_eos=True)
+    hear(world, 3.0)
+    world.cancel(1)
+    # Rows and pages are free, and one plan of its old row is still out.
+    world.tick()
+    assert len(world.sent) == 3
+    hear(world, 4.0)
+    world.tick()
+    assert [start.tokens.tolist() for start in world.sent[3].starts] == [[*VICTIM, *TOKENS[:2]]]
+    world.run()
+    world.check_content()
+
+
+def test_offsets_go_on_after_a_second_preemption() -> None:
+    world = preempted(max_new_tokens=6, ignore_eos=True)
+    hear(world, 3.0)
+    world.cancel(1)
+    hear(world, 4.0)
+    world.tick()
+    assert world.lane is not None
+    # It goes on with five tokens on two pages of three; the next request takes the third, then one of the two.
+    world.kill()
+    world.shape = replace(SHAPE, num_pages=4)
+    world.join()
+    world.submit([7, 8, 9], max_new_tokens=6, ignore_eos=True, priority=1)
+    world.tick()
+    [victim] = world.core.book.of_id("r2")
+    assert (victim.row, victim.preemptions, victim.late_samples) == (0, 2, 2)
+    hear(world, 5.0)
+    hear(world, 6.0)
+    assert world.streams[2].tokens == list(TOKENS[:4])
+    world.run()
+    world.check_content()
+    assert world.streams[2].tokens == list(TOKENS)

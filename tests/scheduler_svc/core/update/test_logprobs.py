@@ -1,0 +1,416 @@
+"""Logprobs of outputs and prompts: exact plans under a bound on logits; each value told once, wherever a row went."""
+
+import numpy as np
+import pytest
+from tandem.internal.v1 import worker_pb2 as pb
+
+from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.plan import Plan
+from scheduler_svc.wire import worker as worker_wire
+from tests.rigs.executor import Shape
+from tests.rigs.faults import Faults
+from tests.scheduler_svc.core.world import FRONTEND, World, greedy
+
+ONE = greedy(plans_in_flight=1)
+TWO_BEST = ev.Extras(num_logprobs=3)
+
+
+def prompt(length: int, salt: int = 0) -> list[int]:
+    return [(7 * i + 13 * salt) % 250 for i in range(length)]
+
+
+def chunks_of(plan: Plan) -> list[tuple[int, int, int]]:
+    """(row, start, count)."""
+    return list(zip(plan.chunk_rows.tolist(), plan.chunk_starts.tolist(), plan.chunk_counts.tolist(), strict=True))
+
+
+def starts_of(world: World) -> list[tuple[int, int]]:
+    """(row, where prompt logprobs begin) of every row started."""
+    return [(start.row, start.prompt_logprobs_from) for plan in world.sent for start in plan.starts]
+
+
+def pieces_of(world: World, stream: int = 1) -> list[tuple[int, int]]:
+    """(start, count) of every piece that the stream heard."""
+    outputs = [effect for effect in world.effects if isinstance(effect, fx.StepOutput)]
+    pieces = [piece for output in outputs for piece in output.prompt_logprobs if piece.stream == stream]
+    return [(piece.start, len(piece.values.logprobs)) for piece in pieces]
+
+
+# Plans -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wanted_from", "logits", "chunks"),
+    [
+        (0, 4, [(0, 16), (16, 4)]),
+        (1, 100, [(0, 16), (16, 4)]),
+        # Positions 0 to 15 tell 1 to 16.
+        (1, 16, [(0, 16), (16, 4)]),
+        (1, 15, [(0, 12), (12, 8)]),
+        (1, 4, [(0, 4), (4, 4), (8, 4), (12, 4), (16, 4)]),
+        # The last of the prompt is told by the last but one, so seven are left after twelve.
+        (1, 7, [(0, 4), (4, 4), (8, 4), (12, 8)]),
+        # What is not wanted takes no logits.
+        (13, 4, [(0, 16), (16, 4)]),
+        (12, 4, [(0, 12), (12, 4), (16, 4)]),
+        (10, 4, [(0, 12), (12, 4), (16, 4)]),
+        (19, 4, [(0, 16), (16, 4)]),
+        # There is no position 20.
+        (20, 4, [(0, 16), (16, 4)]),
+    ],
+)
+def test_chunks_are_cut_to_the_logits_there_are(wanted_from: int, logits: int, chunks: list[tuple[int, int]]) -> None:
+    shape = Shape(page_size=4, num_pages=20, max_rows=1, chunk_align=4, token_budget=16, spare_logit_rows=logits)
+    world = World(shape, ONE)
+    world.submit(prompt(20), max_new_tokens=1, ignore_eos=True, prompt_logprobs_from=wanted_from)
+    world.run()
+    assert [(start, count) for plan in world.sent for _, start, count in chunks_of(plan)] == chunks
+    world.check_all_ended()
+    told = sum(count for _, count in pieces_of(world))
+    assert told == (20 - wanted_from if wanted_from else 0)
+
+
+def test_a_rest_of_one_position_decodes_and_tells_nothing() -> None:
+    world = World(Shape(page_size=4, num_pages=20, max_rows=1, chunk_align=4, token_budget=16), ONE)
+    world.submit(prompt(17), max_new_tokens=2, ignore_eos=True, prompt_logprobs_from=1)
+    world.run()
+    assert [(chunks_of(plan), plan.decode_rows.tolist()) for plan in world.sent] == [
+        ([(1, 0, 16)], []),
+        ([], [1]),
+        ([], [1]),
+    ]
+    world.check_all_ended()
+    assert pieces_of(world) == [(1, 16)]
+
+
+def test_a_prompt_of_one_token_has_nothing_to_tell() -> None:
+    world = World()
+    world.submit([5], prompt_logprobs_from=1)
+    world.run()
+    world.check_all_ended()
+    assert starts_of(world) == [(1, 0)]
+
+
+def test_rows_that_may_sample_keep_their_logits() -> None:
+    # Logits for 6 positions: two may sample, so 4 are the prompt's, until the other has ended.
+    shape = Shape(page_size=4, num_pages=20, max_rows=2, chunk_align=2, token_budget=30, spare_logit_rows=4)
+    world = World(shape, ONE)
+    world.submit([1], max_new_tokens=2, ignore_eos=True)
+    world.submit(prompt(14), max_new_tokens=1, ignore_eos=True, prompt_logprobs_from=1)
+    world.run()
+    world.check_all_ended()
+    assert [chunks_of(plan) for plan in world.sent] == [[(2, 0, 4)], [(2, 4, 4)], [(2, 8, 6)]]
+
+
+def test_the_best_prompt_takes_its_logits_and_others_without_pass_it() -> None:
+    shape = Shape(page_size=4, num_pages=40, max_rows=4, chunk_align=4, token_budget=60, spare_logit_rows=4)
+    world = World(shape, ONE)
+    first, second = (world.submit(prompt(9, i), max_new_tokens=1, prompt_logprobs_from=1) for i in range(2))
+    plain = [world.submit(prompt(6, 7 + i), max_new_tokens=1, ignore_eos=True) for i in range(2)]
+    world.run()
+    world.check_all_ended()
+    # Eight logits, four rows that may sample, so four are left: the second waits, and nobody waits for it.
+    assert [chunks_of(plan) for plan in world.sent[:2]] == [
+        [(1, 0, 4), (2, 0, 6), (3, 0, 6)],
+        # Two are left that may sample, so six logits: four tell the first one's rest, two are not enough to begin with.
+        [(1, 4, 5)],
+    ]
+    # Alone, it has seven.
+    assert [chunk[1:] for plan in world.sent[2:] for chunk in chunks_of(plan)] == [(0, 4), (4, 5)]
+    assert [len(world.streams[stream].tokens) for stream in (first, second, *plain)] == [1, 1, 1, 1]
+
+
+def test_a_suspect_that_wants_its_prompts_logprobs_runs_alone_all_the_same() -> None:
+    world = World(Shape(chunk_align=4, token_budget=16, spare_logit_rows=0), ONE, join=False)
+    world.join(Faults(fail_steps=frozenset({2})))
+    world.submit(prompt(10), max_new_tokens=2, ignore_eos=True, prompt_logprobs_from=1)
+    world.submit(prompt(10, 1), max_new_tokens=2, ignore_eos=True)
+    world.run()
+    world.check_all_ended()
+    assert all(stream.end and not stream.end.failure for stream in world.streams.values())
+
+
+# Told once ---------------------------------------------------------------------------------------------------------
+
+CHUNKED = Shape(page_size=4, num_pages=20, max_rows=2, chunk_align=2, token_budget=6)
+
+
+@pytest.mark.parametrize("confirmed", [0, 1, 2, 3])
+@pytest.mark.parametrize("wanted_from", [1, 5, 14])
+def test_a_lost_worker_repeats_and_skips_nothing(confirmed: int, wanted_from: int) -> None:
+    world = World(CHUNKED)
+    world.submit(prompt(15), max_new_tokens=3, ignore_eos=True, prompt_logprobs_from=wanted_from, extras=TWO_BEST)
+    for _ in range(confirmed):
+        world.step()
+    world.tick()
+    world.kill()
+    world.join()
+    world.run()
+    world.check_all_ended()
+    # Six positions a step: what the confirmed ones told is not asked for again.
+    untold = max(wanted_from, 6 * confirmed + 1)
+    assert starts_of(world) == [(1, wanted_from), (1, untold if untold < 15 else 0)]
+    assert sum(count for _, count in pieces_of(world)) == 15 - wanted_from
+
+
+def test_a_failed_step_in_the_middle_of_a_prompt_repeats_nothing() -> None:
+    world = World(CHUNKED, join=False)
+    world.join(Faults(fail_steps=frozenset({2})))
+    world.submit(prompt(15), max_new_tokens=3, ignore_eos=True, prompt_logprobs_from=1)
+    world.run()
+    world.check_all_ended()
+    assert starts_of(world) == [(1, 1), (1, 7)]
+    assert pieces_of(world) == [(1, 6), (7, 6), (13, 2)]
+
+
+def test_a_prompt_preempted_half_way_hears_its_late_pieces_and_goes_on_from_there() -> None:
+    shape = Shape(page_size=4, num_pages=6, max_rows=2, chunk_align=2, token_budget=7)
+    world = World(shape, greedy(plans_in_flight=3))
+    world.submit([1, 2, 3], max_new_tokens=8, ignore_eos=True)
+    world.submit(prompt(15), max_new_tokens=2, ignore_eos=True, prompt_logprobs_from=2, extras=TWO_BEST)
+    world.tick()
+    # In the third plan the first one takes a page of the second one's four.
+    assert [chunks_of(plan) for plan in world.sent] == [[(1, 0, 3), (2, 0, 2)], [(2, 2, 6)], []]
+    [victim] = world.core.book.of_id("r2")
+    assert (victim.row, victim.late_plans, victim.late_samples) == (0, 2, 0)
+    while world.apply() | world.deliver():
+        pass
+    assert pieces_of(world, 2) == [(2, 1), (3, 6)]
+    assert victim.prompt_logprobs_from == 9
+    world.run()
+    world.check_all_ended()
+    assert [wanted for _, wanted in starts_of(world)] == [0, 2, 9]
+    assert sum(count for _, count in pieces_of(world, 2)) == 13
+
+
+def test_late_pieces_may_be_the_last() -> None:
+    """It waits, wants no prompt logprobs any more, and is admitted all the same."""
+    shape = Shape(page_size=4, num_pages=4, max_rows=2, chunk_align=1, token_budget=12)
+    world = World(shape, greedy(plans_in_flight=3))
+    world.submit([1, 2, 3], max_new_tokens=8, ignore_eos=True)
+    world.submit(prompt(8), max_new_tokens=2, ignore_eos=True, prompt_logprobs_from=1)
+    world.tick()
+    [victim] = world.core.book.of_id("r2")
+    assert (victim.row, victim.late_samples, victim.prompt_logprobs_from) == (0, 1, 1)
+    assert world.core.book.head() is victim
+    world.run()
+    world.check_all_ended()
+    assert pieces_of(world, 2) == [(1, 7)]
+    assert [wanted for _, wanted in starts_of(world)] == [0, 1, 0]
+
+
+def test_only_the_first_sample_is_told_of_the_prompt() -> None:
+    world = World(CHUNKED)
+    world.submit(prompt(9), num_samples=2, max_new_tokens=2, ignore_eos=True, prompt_logprobs_from=1, extras=TWO_BEST)
+    world.run()
+    world.check_all_ended()
+    assert sum(count for _, count in pieces_of(world, 1)) == 8
+    assert pieces_of(world, 2) == []
+
+
+def test_a_cancelled_prompt_is_told_no_more() -> None:
+    world = World(CHUNKED)
+    world.submit(prompt(15), prompt_logprobs_from=1)
+    other = world.submit(prompt(5, 1), max_new_tokens=2, ignore_eos=True)
+    world.tick()
+    world.cancel(1)
+    world.run()
+    assert pieces_of(world) == []
+    assert len(world.streams[other].tokens) == 2
+    world.check_empty()
+
+
+def test_pieces_have_as_many_alternatives_as_their_own_request_wants() -> None:
+    world = World(Shape(token_budget=64, spare_logit_rows=64))
+    for salt, num_logprobs in enumerate([6, 1, 0, 3]):
+        extras = ev.Extras(num_logprobs=num_logprobs)
+        world.submit(prompt(5, salt), max_new_tokens=2, ignore_eos=True, extras=extras, prompt_logprobs_from=1)
+    world.run()
+    world.check_all_ended()
+    [output] = [e for e in world.effects if isinstance(e, fx.StepOutput) and e.prompt_logprobs]
+    assert [piece.values.top_token_ids.shape for piece in output.prompt_logprobs] == [(4, 5), (4, 0), (4, 0), (4, 2)]
+
+
+def test_values_that_are_not_finite_end_a_prompt_before_it_has_sampled() -> None:
+    world = World(CHUNKED, join=False)
+    world.join(Faults(nonfinite_token=280))
+    doomed = world.submit([*prompt(8), 280, *prompt(6)], prompt_logprobs_from=1, extras=TWO_BEST)
+    other = world.submit(prompt(4), max_new_tokens=4, ignore_eos=True, extras=TWO_BEST)
+    world.run()
+    world.check_content()
+    world.check_empty()
+    failure = world.end(doomed).failure
+    assert failure is not None
+    assert failure.code is fx.FailureCode.INTERNAL
+    assert pieces_of(world, doomed) == [(1, 6)], "the first chunk is finite, the second is not"
+    assert len(world.streams[other].tokens) == 4
+
+
+@pytest.mark.parametrize("max_new_tokens", [1, 2])
+def test_a_prompt_without_its_logprobs_fails_whatever_its_token_says(max_new_tokens: int) -> None:
+    world = World()
+    stream = world.submit(prompt(5), max_new_tokens=max_new_tokens, ignore_eos=True, prompt_logprobs_from=1)
+    world.tick()
+    world.apply()
+    told = world.results[0].prompt_logprobs
+    told.logprobs = np.array([-1, np.nan, -1, -1], "<f4").tobytes()
+    world.deliver()
+    failure = world.end(stream).failure
+    assert failure is not None and failure.code is fx.FailureCode.INTERNAL
+    world.check_empty()
+
+
+def test_what_a_step_tells_of_the_dead_is_passed_over() -> None:
+    """Both lists have lines of the first request, which left meanwhile; the others' own come after them."""
+    world = World(Shape(token_budget=64, spare_logit_rows=64))
+    for salt in range(3):
+        world.submit(prompt(5, salt), max_new_tokens=3, ignore_eos=True, extras=TWO_BEST, prompt_logprobs_from=1 + salt)
+    world.tick()
+    assert len(world.sent[0].chunk_rows) == 3
+    world.cancel(1)
+    world.run()
+    world.check_content()
+    assert [len(stream.logprobs) for stream in world.streams.values()] == [0, 3, 3]
+    assert [len(stream.prompt_logprobs) for stream in world.streams.values()] == [0, 3, 2]
+
+
+# Outputs -----------------------------------------------------------------------------------------------------------
+
+
+def test_entries_that_want_logprobs_are_named_and_others_cost_nothing() -> None:
+    world = World(config=ONE)
+    for salt, extras in enumerate([None, TWO_BEST, None, ev.Extras(num_logprobs=1)]):
+        world.submit(prompt(3, salt), max_new_tokens=2, ignore_eos=True, extras=extras)
+    world.run()
+    world.check_all_ended()
+    outputs = [effect for effect in world.effects if isinstance(effect, fx.StepOutput)]
+    told = [output.logprobs for output in outputs]
+    assert [logprobs and logprobs.entries.tolist() for logprobs in told] == [[1, 3], [1, 3]]
+
+
+def test_where_nobody_wants_them_nothing_is_kept() -> None:
+    world = World()
+    world.submit(prompt(3), extras=ev.Extras(presence_penalty=1.0))
+    world.tick()
+    lane = world.lane
+    assert lane is not None
+    assert (lane.rows.num_telling, lane.in_flight[0].num_logprobs, lane.in_flight[0].prompt_asks) == (0, None, ())
+
+
+def test_each_front_end_gets_its_own() -> None:
+    world = World(config=ONE)
+    world.submit(prompt(3), max_new_tokens=1, extras=TWO_BEST, ignore_eos=True, prompt_logprobs_from=1)
+    submit = world.streams[1].submit
+    fields = {name: getattr(submit, name) for name in submit.__slots__}
+    world.core.handle(ev.FrontendJoined(frontend="f-2"), 0.0)
+    for stream, extras in ((1, None), (7, ev.Extras(num_logprobs=2))):
+        sampling = ev.Sampling(temperature=0, top_p=1, top_k=0, min_p=0, seed=0, extras=extras)
+        changed = {"frontend": "f-2", "stream": stream, "request_id": f"other-{stream}", "sampling": sampling}
+        world.core.handle(ev.Submit(**fields | changed), 0.0)
+    world.tick()
+    world.apply()
+    event = worker_wire.event_of(pb.WorkerToCore(result=world.results[0]), world.worker)
+    outputs = {e.frontend: e for e in world.core.handle(event, 0.0) if isinstance(e, fx.StepOutput)}
+    mine, others = outputs[FRONTEND], outputs["f-2"]
+    assert mine.logprobs is not None and others.logprobs is not None
+    assert (mine.logprobs.entries.tolist(), others.logprobs.entries.tolist()) == ([0], [1])
+    assert others.streams.tolist() == [1, 7]
+    # All three have the same prompt, so the same logprob.
+    assert mine.logprobs.values.logprobs.tolist() == others.logprobs.values.logprobs.tolist()
+    assert [(piece.frontend, piece.stream) for output in (mine, others) for piece in output.prompt_logprobs] == [
+        (FRONTEND, 1),
+        ("f-2", 1),
+        ("f-2", 7),
+    ]
+
+
+def _event(world: World, result: object) -> ev.Event:
+    from tandem.internal.v1 import worker_pb2 as pb
+
+    from scheduler_svc.wire import worker as worker_wire
+
+    return worker_wire.event_of(pb.WorkerToCore(result=result), world.worker)
+
+
+def test_late_tokens_bring_their_logprobs_and_those_of_the_dead_are_dropped() -> None:
+    world = World(Shape(page_size=4, num_pages=3, max_rows=2), greedy(plans_in_flight=3))
+    world.submit([1, 2, 3], max_new_tokens=6, ignore_eos=True, extras=ev.Extras(num_logprobs=5))
+    world.submit([4, 5, 6], max_new_tokens=4, ignore_eos=True, extras=TWO_BEST)
+    world.tick()
+    [victim] = world.core.book.of_id("r2")
+    assert (victim.row, victim.late_samples) == (0, 2)
+    world.apply(), world.deliver()
+    assert len(world.streams[2].logprobs) == 1
+    world.check_content()
+    world.cancel(2)
+    world.run()
+    world.check_content()
+    assert (len(world.streams[1].logprobs), len(world.streams[2].logprobs)) == (6, 1)
+
+
+@pytest.mark.parametrize("what", ["logprobs", "prompt_logprobs"])
+@pytest.mark.parametrize("how", ["fewer", "more", "none", "top_k", "ids", "tops", "outside"])
+def test_logprobs_that_do_not_fit_send_the_worker_away_and_hurt_nobody(what: str, how: str) -> None:
+    world = World()
+    stream = world.submit(prompt(5), max_new_tokens=3, ignore_eos=True, extras=TWO_BEST, prompt_logprobs_from=1)
+    world.tick()
+    world.apply()
+    told = getattr(world.results[0], what)
+    match how:
+        case "fewer":
+            told.logprobs = told.logprobs[:-4]
+        case "more":
+            told.logprobs += bytes(4)
+        case "none":
+            world.results[0].ClearField(what)
+        case "top_k":
+            told.top_k += 1
+        case "ids":
+            told.top_token_ids = told.top_token_ids[4:]
+        case "tops":
+            told.top_logprobs += bytes(4)
+        case _:
+            told.top_token_ids = np.full(len(told.top_token_ids) // 4, 288, "<i4").tobytes()
+    world.deliver()
+    assert world.lane is None
+    refused = world.effects[-1]
+    assert isinstance(refused, fx.WorkerRefused)
+    assert refused.retry
+    world.join()
+    world.run()
+    world.check_all_ended()
+    assert len(world.streams[stream].tokens) == 3
+
+
+def test_a_row_that_is_not_finite_excuses_no_other_rows_logprobs() -> None:
+    world = World()
+    world.submit(prompt(5), ignore_eos=True)
+    world.submit(prompt(5, 1), ignore_eos=True, extras=TWO_BEST)
+    world.tick()
+    world.apply()
+    world.results[0].nonfinite = np.array([0], "<i4").tobytes()
+    world.results[0].logprobs.top_token_ids = np.full(2, 288, "<i4").tobytes()
+    world.deliver()
+    assert world.lane is None
+
+
+def test_a_logprob_that_is_no_number_needs_a_row_that_is_not_finite() -> None:
+    world = World()
+    world.submit(prompt(5), ignore_eos=True, extras=TWO_BEST)
+    world.tick()
+    world.apply()
+    world.results[0].logprobs.logprobs = np.array([np.nan], "<f4").tobytes()
+    world.deliver()
+    assert world.lane is None
+
+
+def test_logprobs_that_nobody_asked_for_send_the_worker_away() -> None:
+    for what in ("logprobs", "prompt_logprobs"):
+        world = World()
+        world.submit(prompt(5))
+        world.tick()
+        world.apply()
+        getattr(world.results[0], what).logprobs = bytes(4)
+        world.deliver()
+        assert world.lane is None

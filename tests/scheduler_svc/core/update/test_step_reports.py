@@ -1,0 +1,170 @@
+"""What the core reports of its steps where the config asks for it, exactly, and that it reports nothing unasked."""
+
+import pytest
+
+from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages import events as ev
+from tests.rigs.executor import Shape
+from tests.rigs.faults import Faults
+from tests.scheduler_svc.core.world import World, greedy
+
+SHAPE = Shape(page_size=4, num_pages=11, max_rows=3, token_budget=8, chunk_align=4)
+
+
+def world(shape: Shape = SHAPE, **config: float) -> World:
+    return World(shape, greedy(report_steps=True, **config))  # type: ignore[arg-type]
+
+
+def reports(world: World) -> list[fx.StepReport]:
+    return [effect for effect in world.effects if isinstance(effect, fx.StepReport)]
+
+
+def prompt(length: int) -> list[int]:
+    return [10 + i for i in range(length)]
+
+
+def finish(world: World, compute_us: int) -> None:
+    """The worker carries its oldest plan out, says how long it took, and the core hears it."""
+    assert world.apply()
+    world.results[0].compute_us = compute_us
+    world.deliver()
+
+
+def test_nothing_is_reported_unasked() -> None:
+    silent = World(SHAPE)
+    silent.submit(prompt(3))
+    silent.run()
+    silent.kill()
+    silent.join()
+    assert reports(silent) == []
+
+
+def test_every_step_is_reported_as_it_was() -> None:
+    at = world(plans_in_flight=1)
+    at.submit(prompt(7), max_new_tokens=3, ignore_eos=True)
+    at.tick(1.0)
+    at.submit(prompt(2), max_new_tokens=2, ignore_eos=True)
+    at.now = 1.25
+    finish(at, 1500)
+    at.tick(0.25)
+    at.now = 2.0
+    finish(at, 250)
+    at.tick()
+    finish(at, 125)
+    joined, *steps = reports(at)
+    assert joined == fx.StepReport(
+        kind=fx.StepKind.JOINED, cause=None, at=0.0, step=0, lane=1, generation=1, running=0, waiting=0,
+        prefill_tokens=0,
+        decode_tokens=0, output_tokens=0, pages_used=0, pages_cached=0, pages_total=10, preemptions=0,
+        compute_us=0, span_seconds=0.0,
+    )  # fmt: skip
+    # One prompt while the other waits; then the first decodes beside the second's prompt, on a page of its own.
+    assert steps == [
+        fx.StepReport(
+            kind=fx.StepKind.PREFILL, cause=None, at=1.25, step=1, lane=1, generation=1, running=1, waiting=1,
+            prefill_tokens=7, decode_tokens=0, output_tokens=1, pages_used=2, pages_cached=0, pages_total=10,
+            preemptions=0, compute_us=1500, span_seconds=0.25,
+        ),
+        fx.StepReport(
+            kind=fx.StepKind.MIXED, cause=None, at=2.0, step=2, lane=1, generation=1, running=2, waiting=0,
+            prefill_tokens=2, decode_tokens=1, output_tokens=2, pages_used=3, pages_cached=0, pages_total=10,
+            preemptions=0, compute_us=250, span_seconds=0.5,
+        ),
+        # Both end with it, and still ran in it.
+        fx.StepReport(
+            kind=fx.StepKind.DECODE, cause=None, at=2.0, step=3, lane=1, generation=1, running=2, waiting=0,
+            prefill_tokens=0, decode_tokens=2, output_tokens=2, pages_used=4, pages_cached=0, pages_total=10,
+            preemptions=0, compute_us=125, span_seconds=0.0,
+        ),
+    ]  # fmt: skip
+    at.check_all_ended()
+
+
+def test_a_worker_s_death_shows_what_became_void() -> None:
+    at = world()
+    at.submit(prompt(7), max_new_tokens=4, ignore_eos=True)
+    at.tick(1.0)
+    at.now = 1.5
+    at.kill()
+    at.now = 4.0
+    at.join()
+    _, reset, joined = reports(at)
+    assert reset == fx.StepReport(
+        kind=fx.StepKind.RESET, cause=fx.ResetCause.WORKER_LOST, at=1.5, step=0, lane=1, generation=2, running=0,
+        waiting=1, prefill_tokens=7, decode_tokens=1, output_tokens=0, pages_used=0, pages_cached=0, pages_total=10,
+        preemptions=0,
+        compute_us=0, span_seconds=0.5,
+    )  # fmt: skip
+    assert (joined.kind, joined.at, joined.generation, joined.waiting) == (fx.StepKind.JOINED, 4.0, 3, 1)
+    at.run()
+    steps = reports(at)[3:]
+    assert [report.step for report in steps] == [1, 2, 3, 4]
+    at.check_all_ended()
+
+
+@pytest.mark.parametrize(
+    ("status", "cause"),
+    [
+        (ev.StepStatus.FAILED, fx.ResetCause.STEP_FAILED),
+        (ev.StepStatus.OUT_OF_MEMORY, fx.ResetCause.OUT_OF_MEMORY),
+        (ev.StepStatus.OUT_OF_SYNC, fx.ResetCause.OUT_OF_SYNC),
+        (ev.StepStatus.SKIPPED, fx.ResetCause.SKIPPED),
+    ],
+)
+def test_a_step_that_failed_says_how(status: ev.StepStatus, cause: fx.ResetCause) -> None:
+    at = world()
+    at.submit(prompt(3), max_new_tokens=4, ignore_eos=True)
+    at.tick(1.0)
+    _answer(at, status=status, compute_us=77)
+    reset = reports(at)[-1]
+    assert (reset.kind, reset.cause, reset.compute_us, reset.waiting) == (fx.StepKind.RESET, cause, 77, 1)
+
+
+def _answer(at: World, **fields: object) -> None:
+    plan, empty = at.sent[-2], at.streams[1].submit.prompt[:0]
+    values = {"step": plan.step, "status": ev.StepStatus.OK, "tokens": empty, "nonfinite": empty, "compute_us": 0}
+    event = ev.StepDone(worker=at.worker, generation=plan.generation, detail="", **{**values, **fields})  # type: ignore[arg-type]
+    at.handle(event)
+
+
+def test_results_that_fit_no_plan_say_so() -> None:
+    at = world()
+    at.submit(prompt(3), max_new_tokens=4, ignore_eos=True)
+    at.tick()
+    _answer(at, step=9)
+    assert reports(at)[-1].cause is fx.ResetCause.WRONG_STEP
+    at.tick()
+    _answer(at)
+    assert reports(at)[-1].cause is fx.ResetCause.MALFORMED
+
+
+def test_a_silent_worker_is_told_from_a_lost_one() -> None:
+    at = world(step_timeout_seconds=3.0)
+    at.submit(prompt(3), ignore_eos=True)
+    at.tick()
+    at.tick(3.0)
+    assert (reports(at)[-1].cause, reports(at)[-1].span_seconds) == (fx.ResetCause.WORKER_SILENT, 3.0)
+
+
+def test_reports_add_up_to_the_load() -> None:
+    shape = Shape(page_size=2, num_pages=14, max_rows=4, token_budget=12, chunk_align=2)
+    at = world(shape)
+    for length in (3, 9, 1, 6, 4):
+        at.submit(prompt(length), max_new_tokens=9, ignore_eos=True)
+    at.run()
+    at.kill()
+    at.join(Faults())
+    at.submit(prompt(5), max_new_tokens=3, ignore_eos=True)
+    at.run()
+    at.handle(ev.LoadQuery(frontend="f-1", query=1))
+    load = next(effect.load for effect in at.effects if isinstance(effect, fx.LoadReply))
+    steps = [report for report in reports(at) if report.kind not in (fx.StepKind.RESET, fx.StepKind.JOINED)]
+    assert [report.step for report in steps] == list(range(1, load.steps + 1))
+    assert (
+        sum(report.output_tokens for report in steps)
+        == load.output_tokens
+        == sum(len(stream.tokens) for stream in at.streams.values())
+    )
+    assert steps[-1].preemptions == load.preemptions > 0
+    assert sum(report.kind is fx.StepKind.RESET for report in reports(at)) == load.lane_resets == 1
+    at.check_all_ended()

@@ -1,0 +1,364 @@
+"""Calls that are refused before any work, lack their message, or leave their answer untaken; and many at once."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tandem.internal.v1 import frontend_pb2
+from tandem.v1 import control_pb2
+from tandem.v1 import inference_pb2 as pb
+
+from scheduler_svc.frontend import server, servicer
+from scheduler_svc.frontend.rpc import parsing
+from scheduler_svc.frontend.rpc.calls import CallLimits, is_not_of_a_lost_caller
+from scheduler_svc.frontend.rpc.parsing import MAX_SMALL_BYTES
+from scheduler_svc.frontend.streaming.streams import StreamLimits
+from scheduler_svc.frontend.text import tokenizer as text
+from scheduler_svc.frontend.validate import request as wire
+from tests.rigs.raw_http2 import HEADERS, RawConnection
+from tests.scheduler_svc.frontend.failures import assert_retry_hint, failure
+from tests.scheduler_svc.frontend.fake_core import WAIT_SECONDS, Service, model_state, rest
+from tests.scheduler_svc.frontend.tokenizers_for_tests import spell
+
+Run = Callable[..., None]
+GENERATE = "/tandem.v1.InferenceService/Generate"
+GET_MODEL_INFO = "/tandem.v1.ControlService/GetModelInfo"
+CHECK = "/grpc.health.v1.Health/Check"
+FULL = "4 requests wait; the limit is 4"
+
+
+@pytest.fixture(autouse=True)
+def quick_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "SWEEP_SECONDS", 0.02)
+
+
+@contextmanager
+def raw_caller(s: Service) -> Iterator[RawConnection]:
+    connection = RawConnection(s.address)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+async def silence() -> Any:
+    """A caller's messages, none of which ever comes."""
+    await asyncio.Event().wait()
+    yield b""
+
+
+async def until(what: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_SECONDS):
+        while not what():
+            await asyncio.sleep(0.005)
+
+
+class Counted:
+    """Counts what is done with a request on its way to the core."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached: list[str] = []
+        for owner, name in (
+            (parsing, "parse"),
+            (wire, "check_request"),
+            (text.Text, "encode"),
+            (wire, "hash_pages"),
+            (servicer, "make_outputs"),
+        ):
+            self._watch(monkeypatch, owner, name)
+
+    def _watch(self, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+        real = getattr(owner, name)
+
+        def counting(*args: Any, **kwargs: Any) -> Any:
+            self.reached.append(name)
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, counting)
+
+
+async def queue_is(s: Service, sentence: str) -> None:
+    """The core says that its queue is full, or not; returns when the front end has heard it."""
+    await s.core.send(core_status=frontend_pb2.CoreStatus(queue_full=sentence, workers=1))
+    await until(lambda: s.front_end._gate._core_status.queue_full == sentence)
+
+
+def test_a_full_queue_refuses_before_any_work_on_the_request(run: Run, monkeypatch: pytest.MonkeyPatch):
+    counted = Counted(monkeypatch)
+
+    async def scenario(s: Service) -> None:
+        await queue_is(s, FULL)
+        for _ in range(20):
+            error = await failure(s.generate(text="the " * 100, stop=pb.StopParams(stop_strings=["x"])))
+            assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert error.details() == FULL
+            assert_retry_hint(error, 0.5)
+        assert counted.reached == []
+        assert await s.core.is_silent()
+        # Health is not a matter of load.
+        stub = health_pb2_grpc.HealthStub(s.channel)
+        assert (await stub.Check(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.SERVING
+
+        await queue_is(s, "")
+        counted.reached.clear()
+        call, submit = await s.start_stream(text="the " * 20, stop=pb.StopParams(stop_strings=["x"]))
+        await s.core.output(submit.stream, spell(b"ab"), "LENGTH")
+        assert [kind for kind, _ in await rest(call)] == ["delta", "finished", "summary"]
+        assert counted.reached == ["parse", "check_request", "encode", "hash_pages", "make_outputs"]
+
+    run(scenario)
+
+
+def test_a_request_that_the_core_rejects_never_gets_its_stop_strings_built(run: Run, monkeypatch: pytest.MonkeyPatch):
+    counted = Counted(monkeypatch)
+
+    async def scenario(s: Service) -> None:
+        call = s.generate(stop=pb.StopParams(stop_strings=["x" * 256] * 16))
+        submit = await s.core.expect("submit")
+        code = frontend_pb2.REJECT_CODE_QUEUE_FULL
+        await s.core.send(rejected=frontend_pb2.Rejected(stream=submit.stream, code=code, message=FULL))
+        assert (await failure(call)).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "make_outputs" not in counted.reached
+
+    run(scenario)
+
+
+def test_a_queue_that_fills_while_a_text_is_tokenized_refuses_before_the_hash(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+):
+    counted = Counted(monkeypatch)
+    encode = text.Text.encode
+
+    async def scenario(s: Service) -> None:
+        async def slow_encode(self: text.Text, said: str) -> list[int]:
+            await queue_is(s, FULL)
+            return await encode(self, said)
+
+        monkeypatch.setattr(text.Text, "encode", slow_encode)
+        error = await failure(s.generate())
+        assert (error.code(), error.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, FULL)
+        assert "hash_pages" not in counted.reached
+        assert s.front_end._streams.num_open == 0
+
+    run(scenario)
+
+
+def test_too_many_open_streams_refuse_before_any_work_on_the_request(run: Run, monkeypatch: pytest.MonkeyPatch):
+    async def scenario(s: Service) -> None:
+        await s.start_stream()
+        counted = Counted(monkeypatch)
+        error = await failure(s.generate())
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert counted.reached == []
+
+    run(scenario, limits=StreamLimits(max_streams=1))
+
+
+@pytest.mark.parametrize("method", [GENERATE, GET_MODEL_INFO, CHECK])
+def test_calls_without_their_message_end_after_the_limit(run: Run, method: str):
+    async def scenario(s: Service) -> None:
+        with raw_caller(s) as caller:
+            for _ in range(20):
+                caller.call(method, None)
+            call = cast(Any, s.channel.stream_stream(method))(silence())
+            await until(lambda: s.front_end._calls.num_without_message == 21)
+            # They end with a status and not with a reset.
+            assert {frame.kind for frame in await asyncio.to_thread(caller.wait_ends, 20)} == {HEADERS}
+            assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert await call.details() == "the call has been without its message for 0.2 s"
+            assert s.front_end._calls.num_without_message == 0
+            assert s.front_end._streams.num_open == 0
+
+    run(scenario, call_limits=CallLimits(message_seconds=0.2))
+
+
+def test_calls_without_their_message_are_bounded(run: Run):
+    async def scenario(s: Service) -> None:
+        with raw_caller(s) as caller:
+            for _ in range(3):
+                caller.call(GET_MODEL_INFO, None)
+            await until(lambda: s.front_end._calls.num_without_message == 3)
+            error = await failure(s.control.GetModelInfo(control_pb2.GetModelInfoRequest()))
+            assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert error.details() == "3 calls wait for their message; the limit is 3"
+            await cast(Any, health_pb2_grpc.HealthStub(s.channel)).Check(health_pb2.HealthCheckRequest())
+            assert_retry_hint(error, 0.5)
+
+    run(scenario, call_limits=CallLimits(max_without_message=3))
+
+
+def test_only_tracebacks_of_lost_callers_are_left_out_of_the_log():
+    def record(error: BaseException) -> logging.LogRecord:
+        return logging.LogRecord("grpc", logging.ERROR, "", 0, "raised", (), (type(error), error, None))
+
+    assert not is_not_of_a_lost_caller(record(grpc.aio.InternalError("the call is gone")))
+    assert is_not_of_a_lost_caller(record(ValueError("a fault")))
+    assert is_not_of_a_lost_caller(logging.LogRecord("grpc", logging.ERROR, "", 0, "a line", (), None))
+
+
+def test_a_message_that_comes_in_time_is_answered(run: Run):
+    async def scenario(s: Service) -> None:
+        requests: asyncio.Queue[control_pb2.GetModelInfoRequest] = asyncio.Queue()
+
+        async def late() -> Any:
+            yield await requests.get()
+
+        stub: Any = s.channel.stream_unary(GET_MODEL_INFO, response_deserializer=bytes)
+        call = stub(late())
+        await until(lambda: s.front_end._calls.num_without_message == 1)
+        requests.put_nowait(b"")
+        assert control_pb2.GetModelInfoResponse.FromString(await call).model == "toy"
+
+    run(scenario)
+
+
+def test_a_call_that_ends_without_its_message_is_told_so(run: Run):
+    async def scenario(s: Service) -> None:
+        async def nothing() -> Any:
+            for one in ():
+                yield one
+
+        stub: Any = s.channel.stream_unary(GET_MODEL_INFO)
+        error = await failure(stub(nothing()))
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "without its message" in error.details()
+
+    run(scenario)
+
+
+def test_finished_calls_whose_answer_is_not_taken_are_cancelled(run: Run, caplog: pytest.LogCaptureFixture):
+    async def scenario(s: Service) -> None:
+        async def info() -> control_pb2.GetModelInfoResponse:
+            return await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())
+
+        # grpc.aio holds on to its first call and to the newest one.
+        await info()
+        with raw_caller(s) as caller:
+            for _ in range(50):
+                caller.call(GET_MODEL_INFO, b"")
+            await until(lambda: len(s.front_end._calls._finished) == 50)
+            await until(lambda: not s.front_end._calls._finished)
+            assert (await info()).model == "toy"
+            # An answer's message does not fit the caller's window; the stream ends all the same.
+            assert len(await asyncio.to_thread(caller.wait_ends, 50)) == 50
+
+    run(scenario, call_limits=CallLimits(answer_seconds=0.2))
+    assert "their callers have not taken the answer" in caplog.text
+
+
+def test_finished_calls_whose_answer_is_not_taken_count_as_open(run: Run, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("scheduler_svc.frontend.rpc.calls.UNREAD_SECONDS", 0.05)
+
+    async def scenario(s: Service) -> None:
+        with raw_caller(s) as caller:
+            for _ in range(3):
+                caller.call(GET_MODEL_INFO, b"")
+            await until(lambda: s.front_end._calls.num_unread == 3)
+            error = await failure(s.generate())
+            assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert "3 finished answers are not taken" in error.details()
+            # The bound of a front end's calls, in which every method is.
+            caller.call(GET_MODEL_INFO, b"")
+            await until(lambda: s.front_end._calls.num_unread == 4)
+            error = await failure(s.control.GetModelInfo(control_pb2.GetModelInfoRequest()))
+            assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert "4 finished calls" in error.details()
+            # Health has a reserve: what callers do not take is no reason to restart a service.
+            await cast(Any, health_pb2_grpc.HealthStub(s.channel)).Check(health_pb2.HealthCheckRequest())
+        # They end with their connection.
+        await until(lambda: s.front_end._calls.num_unread == 0)
+        await s.start_stream()
+
+    run(scenario, limits=StreamLimits(max_streams=3), call_limits=CallLimits(max_unread=4))
+
+
+def test_3000_simultaneous_calls_are_all_answered(run: Run):
+    async def scenario(s: Service) -> None:
+        await queue_is(s, FULL)
+        calls = [s.generate(timeout=60) for _ in range(1500)]
+        infos = [s.control.GetModelInfo(control_pb2.GetModelInfoRequest(), timeout=60) for _ in range(1500)]
+        codes = {await call.code() for call in calls}
+        assert codes == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+        assert {(await call).model for call in infos} == {"toy"}
+
+    run(scenario)
+
+
+SMALL = [
+    ("/tandem.v1.ControlService/Abort", "AbortRequest"),
+    ("/tandem.v1.ControlService/GetLoad", "GetLoadRequest"),
+    (GET_MODEL_INFO, "GetModelInfoRequest"),
+    ("/tandem.v1.ControlService/FlushCache", "FlushCacheRequest"),
+    (CHECK, "HealthCheckRequest"),
+    ("/grpc.health.v1.Health/List", "HealthListRequest"),
+    ("/grpc.health.v1.Health/Watch", "HealthCheckRequest"),
+]
+
+
+def test_control_and_health_calls_take_64_kib_and_parse_nothing_larger(run: Run, monkeypatch: pytest.MonkeyPatch):
+    counted = Counted(monkeypatch)
+
+    async def scenario(s: Service) -> None:
+        for method, name in SMALL:
+            error = await failure(s.channel.unary_stream(method)(bytes(MAX_SMALL_BYTES + 1)))
+            assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, method
+            assert error.details() == f"{name} has 65,537 bytes; the limit is 65,536"
+        assert counted.reached == []
+        # Field 1000, of as many bytes as fit: parsed, and then refused by its number.
+        unknown = b"\xc2\x3e\xfa\xff\x03" + bytes(MAX_SMALL_BYTES - 6)
+        error = await failure(s.channel.unary_unary(CHECK)(unknown))
+        assert "has field number 1000" in error.details()
+        assert counted.reached == ["parse"]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("method", "most"),
+    # 512 tokens of at most 5 characters, of at most 4 bytes; 512 ids of at most 5 bytes.
+    [("Tokenize", 65_536 + 4 * 5 * 512), ("Detokenize", 65_536 + 5 * 512)],
+)
+def test_texts_and_lists_take_what_the_model_can_hold(
+    run: Run, monkeypatch: pytest.MonkeyPatch, method: str, most: int
+):
+    counted = Counted(monkeypatch)
+
+    async def scenario(s: Service) -> None:
+        call = s.channel.unary_unary(f"/tandem.v1.InferenceService/{method}")
+        error = await failure(call(bytes(most + 1)))
+        assert error.details() == f"{method}Request has {most + 1:,} bytes; the limit is {most:,}"
+        assert counted.reached == []
+
+    run(scenario)
+
+
+def test_compressed_messages_are_refused(run: Run):
+    async def scenario(s: Service) -> None:
+        request = pb.TokenizeRequest(text="a" * 2000)
+        error = await failure(s.inference.Tokenize(request, compression=grpc.Compression.Gzip))
+        assert error.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert "compression" in error.details().lower()
+
+    run(scenario)
+
+
+def test_a_frame_above_the_cores_limit_is_never_sent(run: Run, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("scheduler_svc.frontend.core_link.MAX_FRAME_TO_CORE_BYTES", 3000)
+
+    async def scenario(s: Service) -> None:
+        # 200 ids in pages of 1: 4 bytes and a hash of 32 each.
+        error = await failure(s.generate(token_ids=pb.TokenIds(ids=[1] * 200)))
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "bytes; the limit is 3,000" in error.details()
+        assert s.front_end._streams.num_open == 0
+        call, submit = await s.start_stream(token_ids=pb.TokenIds(ids=[1] * 20))
+        await s.core.output(submit.stream, spell(b"ab"), "LENGTH")
+        assert [kind for kind, _ in await rest(call)] == ["delta", "finished", "summary"]
+
+    run(scenario, state=model_state(page_size=1))

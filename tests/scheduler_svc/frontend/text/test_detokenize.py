@@ -1,0 +1,133 @@
+"""Tokens to text, piece by piece: nothing lost, nothing twice, nothing early."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers.decoders import DecodeStream
+
+from scheduler_svc.frontend.text.detokenize import MAX_HELD_TOKENS, Detokenizer
+from tests.scheduler_svc.frontend.tokenizers_for_tests import BOS, byte_fallback, byte_level, spell, token
+
+TOKENIZER = byte_level()
+NUM_IDS = TOKENIZER.get_vocab_size()
+
+
+def decode(tokens: list[int]) -> str:
+    return TOKENIZER.decode(tokens, skip_special_tokens=True)
+
+
+def pieces(batches: list[list[int]], context: tuple[int, ...] = ()) -> list[str]:
+    detokenizer = Detokenizer(decode, context)
+    return [*(detokenizer.push(batch) for batch in batches), detokenizer.finish()]
+
+
+def test_a_character_in_two_tokens_comes_with_its_last_byte():
+    assert pieces([[ord("a")], [0xC3], [0xA9], [ord("b")]]) == ["a", "", "é", "b", ""]
+
+
+def test_a_character_in_four_tokens_comes_with_its_last_byte():
+    assert pieces([[byte] for byte in "😀".encode()]) == ["", "", "", "😀", ""]
+
+
+def test_what_is_complete_in_a_token_does_not_wait_for_what_is_not():
+    assert pieces([[ord("a"), 0xE2], [0x82], [0xAC]]) == ["a", "", "€", ""]
+
+
+def test_a_half_character_at_the_end_is_released_as_the_decoder_shows_it():
+    assert pieces([[ord("a")], [0xE2], [0x82]]) == ["a", "", "", "\ufffd"]
+
+
+def test_an_invalid_byte_is_shown_once_the_next_character_is_known():
+    assert pieces([[0x80], [ord("a")]]) == ["", "\ufffda", ""]
+
+
+def test_a_special_token_inside_a_character_is_skipped():
+    bos = TOKENIZER.token_to_id(BOS)
+    assert pieces([[0xC3], [bos], [0xA9]]) == ["", "", "é", ""]
+
+
+def test_a_prompt_that_ends_inside_a_character_gives_no_context():
+    assert pieces([[0x82, 0xAC], [ord("a")]], context=(ord("x"), 0xE2)) == ["", "\ufffd\ufffda", ""]
+
+
+def test_the_prompt_is_not_shown():
+    assert pieces([[ord("b")]], context=tuple(spell(b"the prompt"))) == ["b", ""]
+
+
+def test_finish_twice_gives_the_rest_once():
+    detokenizer = Detokenizer(decode)
+    detokenizer.push([0xC3])
+    assert [detokenizer.finish(), detokenizer.finish()] == ["\ufffd", ""]
+
+
+def test_bytes_that_never_become_characters_are_held_within_the_bound():
+    detokenizer, num_shown = Detokenizer(decode), 0
+    for num_pushed in range(1, 200):
+        num_shown += len(detokenizer.push([0x80]))
+        assert num_pushed - num_shown <= MAX_HELD_TOKENS
+    assert num_shown + len(detokenizer.finish()) == 199
+
+
+@pytest.mark.parametrize("tail", ["é", "€", "😀"])
+def test_a_character_after_many_invalid_bytes_is_whole(tail: str):
+    for num_invalid in range(MAX_HELD_TOKENS - 4, MAX_HELD_TOKENS + 5):
+        tokens = [0x80] * num_invalid + spell(tail.encode())
+        assert "".join(pieces([[t] for t in tokens])) == "\ufffd" * num_invalid + tail
+
+
+# Half of the ids are bytes that begin or continue characters, so broken sequences are common.
+ids = st.integers(0, NUM_IDS - 1) | st.integers(0x80, 0xFF) | st.sampled_from([*"é€😀".encode()])
+
+
+@given(st.lists(st.lists(ids, max_size=5), max_size=30))
+def test_pieces_put_together_are_the_whole_decode(batches: list[list[int]]):
+    whole = decode([t for batch in batches for t in batch])
+    assert "".join(pieces(batches)) == whole
+
+
+@given(st.text(max_size=20), st.lists(ids, max_size=60))
+def test_a_context_of_whole_characters_changes_nothing(context: str, tokens: list[int]):
+    prompt = tuple(TOKENIZER.encode(context).ids[-8:])
+    if decode(list(prompt)).endswith("\ufffd"):
+        prompt = ()
+    assert "".join(pieces([[t] for t in tokens], prompt)) == decode(tokens)
+
+
+@given(st.lists(st.text(max_size=10), max_size=10))
+def test_text_is_never_behind_the_librarys_own_stream(parts: list[str]):
+    tokens = [t for part in parts for t in spell(part.encode())]
+    stream, detokenizer = DecodeStream(skip_special_tokens=True), Detokenizer(decode)
+    theirs = mine = ""
+    for t in tokens:
+        theirs += stream.step(TOKENIZER, t) or ""
+        mine += detokenizer.push([t])
+        assert mine.startswith(theirs)
+
+
+class TestByteFallback:
+    """SentencePiece's decoders: the first space is stripped, one invalid byte spoils its whole run."""
+
+    def pieces(self, words: list[str], context: list[str]) -> list[str]:
+        tokenizer = byte_fallback()
+        prompt = [tokenizer.token_to_id(word) for word in context]
+        detokenizer = Detokenizer(lambda tokens: tokenizer.decode(tokens), prompt)
+        return [*(detokenizer.push([tokenizer.token_to_id(word)]) for word in words), detokenizer.finish()]
+
+    def test_after_a_prompt_the_first_space_is_kept(self):
+        assert self.pieces(["▁the", "▁cat"], context=["▁the"]) == [" the", " cat", ""]
+
+    def test_without_one_the_decoder_strips_it(self):
+        assert self.pieces(["▁the", "▁cat"], context=[]) == ["the", " cat", ""]
+
+    def test_characters_of_bytes_come_whole(self):
+        assert self.pieces(["<0xE2>", "<0x82>", "<0xAC>", "<0xC3>", "<0xA9>", "s"], context=["▁the"]) == [
+            "", "", "€", "", "é", "s", "",
+        ]  # fmt: skip
+
+    def test_what_was_shown_stands_when_the_decoder_takes_it_back(self):
+        words = ["<0xE2>", "<0x82>", "<0xAC>", "<0xC3>", "s", "▁cat"]
+        assert self.pieces(words, context=["▁the"]) == ["", "", "€", "", "\ufffds", " cat", ""]
+
+
+def test_a_merged_token_counts_as_its_bytes():
+    assert pieces([[token("the")], [token("€")]]) == ["the", "€", ""]

@@ -1,0 +1,199 @@
+"""Tokens, text and the end of one output: the earliest token position wins."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler_svc.frontend.text.detokenize import Detokenizer
+from scheduler_svc.frontend.text.output import Output
+from scheduler_svc.frontend.text.stop_strings import StopFinder
+from tests.scheduler_svc.frontend.tokenizers_for_tests import EOS, byte_level, spell, token
+
+TOKENIZER = byte_level()
+EOS_ID = TOKENIZER.token_to_id(EOS)
+
+
+def decode(tokens: list[int]) -> str:
+    return TOKENIZER.decode(tokens, skip_special_tokens=True)
+
+
+def make(
+    *stops: str, include_stop: bool = False, min_new_tokens: int = 0, stop_ids: tuple[int, ...] = (EOS_ID,)
+) -> Output:
+    return Output(
+        detokenizer=Detokenizer(decode),
+        stop_finder=StopFinder(stops, include_stop=include_stop) if stops else None,
+        stop_token_ids=frozenset(stop_ids),
+        min_new_tokens=min_new_tokens,
+        include_stop=include_stop,
+    )
+
+
+def test_offsets_follow_the_tokens():
+    output = make()
+    pieces = [output.push(spell(b"ab")), output.push(spell(b"c")), output.finish(spell(b"de"), stop_token_id=None)]
+    assert [(piece.token_offset, piece.token_ids, piece.text) for piece in pieces] == [
+        (0, spell(b"ab"), "ab"),
+        (2, spell(b"c"), "c"),
+        (3, spell(b"de"), "de"),
+    ]
+    assert output.num_tokens == 5
+
+
+def test_a_stop_in_the_middle_of_a_batch_cuts_the_tokens_after_it():
+    output = make("stop")
+    piece = output.push(spell(b"a stop here"))
+    assert (piece.text, piece.stop_string, piece.token_ids) == ("a ", "stop", spell(b"a stop"))
+
+
+def test_a_stop_across_token_borders_counts_from_its_completing_token():
+    output = make("stop")
+    output.push(spell(b"x st"))
+    piece = output.push(spell(b"op!"))
+    assert (piece.token_offset, len(piece.token_ids), piece.text) == (4, 2, "")
+    assert output.num_tokens == 6
+
+
+def test_a_stop_whose_token_goes_on_cuts_the_text_and_keeps_the_token():
+    output = make("th")
+    piece = output.push([ord("a"), token("the"), ord("b")])
+    assert (piece.text, piece.token_ids) == ("a", [ord("a"), token("the")])
+
+
+def test_a_stop_completed_by_a_token_that_also_begins_a_character_is_not_found_late():
+    half = token(" 😀") - 1  # a space and three of the four bytes
+    assert decode([half]) == " \ufffd"
+    output = make("a ")
+    piece = output.push([ord("a"), half, 0x80])
+    assert (piece.stop_string, piece.token_ids) == ("a ", [ord("a"), half])
+
+
+def test_a_stop_that_ends_inside_a_character_sequence():
+    output = make("é")
+    piece = output.push([ord("a"), 0xC3, 0xA9, ord("b")])
+    assert (piece.text, piece.stop_string, len(piece.token_ids)) == ("a", "é", 3)
+
+
+def test_min_new_tokens_hides_earlier_stops():
+    output = make("b", min_new_tokens=4)
+    piece = output.push(spell(b"abcabc"))
+    assert (piece.text, piece.stop_string, len(piece.token_ids)) == ("abca", "b", 5)
+
+
+def test_the_stop_may_complete_with_the_last_of_min_new_tokens():
+    assert len(make("c", min_new_tokens=3).push(spell(b"abcd")).token_ids) == 3
+
+
+def test_eos_has_an_id_and_no_text():
+    piece = make(stop_ids=(ord("."),)).finish(spell(b"ab."), stop_token_id=ord("."))
+    assert (piece.text, piece.token_ids) == ("ab", spell(b"ab."))
+
+
+def test_eos_has_text_where_stops_are_included():
+    piece = make(stop_ids=(ord("."),), include_stop=True).finish(spell(b"ab."), stop_token_id=ord("."))
+    assert piece.text == "ab."
+
+
+def test_a_possible_stop_token_waits_for_what_follows():
+    output = make(stop_ids=(ord("."),))
+    first = output.push(spell(b"ab."))
+    assert (first.text, first.token_ids) == ("ab", spell(b"ab"))
+    second = output.push(spell(b"c"))
+    assert (second.text, second.token_offset, second.token_ids) == (".c", 2, spell(b".c"))
+
+
+def test_a_possible_stop_token_is_delivered_by_an_end_that_comes_later():
+    output = make(stop_ids=(ord("."),))
+    output.push(spell(b"ab."))
+    piece = output.finish([], stop_token_id=ord("."))
+    assert (piece.text, piece.token_ids) == ("", spell(b"."))
+
+
+def test_a_length_end_leaves_the_last_tokens_text():
+    piece = make(stop_ids=(ord("."),)).finish(spell(b"ab."), stop_token_id=None)
+    assert piece.text == "ab."
+
+
+def test_a_held_beginning_is_released_at_the_end():
+    output = make("stop")
+    assert output.push(spell(b"a sto")).text == "a "
+    assert output.finish([], stop_token_id=None).text == "sto"
+
+
+def test_a_half_character_is_released_at_the_end():
+    output = make("stop")
+    assert output.push([ord("a"), 0xC3]).text == "a"
+    assert output.finish([], stop_token_id=None).text == "\ufffd"
+
+
+def test_what_is_released_at_the_end_is_no_stop_before_min_new_tokens():
+    for min_new_tokens, stop_string, text in ((2, "\ufffd", "a"), (3, "", "a\ufffd")):
+        piece = make("\ufffd", min_new_tokens=min_new_tokens).finish([ord("a"), 0xC3], stop_token_id=None)
+        assert (piece.stop_string, piece.text, len(piece.token_ids)) == (stop_string, text, 2)
+
+
+def test_a_stop_that_is_released_at_the_end_comes_before_the_silent_token():
+    output = make("\ufffd", stop_ids=(ord("."),))
+    piece = output.finish([ord("a"), 0xC3, ord(".")], stop_token_id=ord("."))
+    assert (piece.stop_string, piece.text, piece.token_ids) == ("\ufffd", "a", [ord("a"), 0xC3])
+
+
+def test_a_stop_token_that_completes_a_stop_string():
+    """Its text is none of the output's unless stops are included."""
+    for include_stop, stop_string, text in ((False, "", "ab"), (True, ".", "ab.")):
+        output = make(".", stop_ids=(ord("."),), include_stop=include_stop)
+        piece = output.finish(spell(b"ab."), stop_token_id=ord("."))
+        assert (piece.stop_string, piece.text, piece.token_ids) == (stop_string, text, spell(b"ab."))
+
+
+def test_the_stop_string_wins_over_an_end_at_a_later_position():
+    piece = make("b").finish([*spell(b"abc"), EOS_ID], stop_token_id=EOS_ID)
+    assert (piece.text, piece.stop_string, piece.token_ids) == ("a", "b", spell(b"ab"))
+
+
+def test_without_a_detokenizer_tokens_pass():
+    output = Output(
+        detokenizer=None, stop_finder=None, stop_token_ids=frozenset(), min_new_tokens=0, include_stop=False
+    )
+    assert output.push([1, 2]).token_ids == [1, 2]
+    assert output.finish([3], stop_token_id=None).text == ""
+
+
+ids = st.sampled_from([*b"ab", 0xC3, 0xA9, token("th"), token("the"), token("é"), token("€")])
+stop_strings = st.text(alphabet="abthe" + "é€", min_size=1, max_size=3)
+
+
+@given(
+    st.lists(st.lists(ids, max_size=4), max_size=12),
+    st.lists(stop_strings, max_size=3),
+    st.integers(0, 5),
+    st.booleans(),
+)
+def test_the_output_ends_exactly_at_the_earliest_stop(
+    batches: list[list[int]], stops: list[str], min_new_tokens: int, include_stop: bool
+):
+    output = make(*stops, include_stop=include_stop, min_new_tokens=min_new_tokens)
+    text, tokens, stop = "", [], ""
+    for batch in batches:
+        piece = output.push(batch)
+        assert piece.token_offset == len(tokens)
+        text, tokens, stop = text + piece.text, tokens + piece.token_ids, piece.stop_string
+        if stop:
+            break
+    else:
+        piece = output.finish([], stop_token_id=None)
+        text, tokens, stop = text + piece.text, tokens + piece.token_ids, piece.stop_string
+    assert (text, tokens, stop) == oracle([t for b in batches for t in b], stops, min_new_tokens, include_stop)
+
+
+def oracle(tokens: list[int], stops: list[str], min_new_tokens: int, include_stop: bool) -> tuple[str, list[int], str]:
+    """Looks at the whole text after every token; what a later byte may change is not there yet."""
+    before = ""
+    for num_tokens in range(1, len(tokens) + 1):
+        text = decode(tokens[:num_tokens])
+        text = text if num_tokens == len(tokens) else text.rstrip("\ufffd")
+        for end in range(len(before) + 1, len(text) + 1):
+            found = max((stop for stop in stops if text[:end].endswith(stop)), key=len, default="")
+            if found and num_tokens >= min_new_tokens:
+                return text[: end if include_stop else end - len(found)], tokens[:num_tokens], found
+        before = max(before, text, key=len)
+    return decode(tokens), tokens, ""

@@ -1,0 +1,106 @@
+"""Stop strings against an oracle that looks at the whole text."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler_svc.frontend.text.stop_strings import StopFinder
+
+
+def search(parts: list[str], stops: list[str], *, include_stop: bool = False, num_unarmed: int = 0) -> tuple[str, str]:
+    """All that is shown, and the stop found."""
+    finder, shown = StopFinder(stops, include_stop=include_stop), ""
+    for idx, part in enumerate(parts):
+        more, found = finder.push(part, armed=idx >= num_unarmed)
+        shown += more
+        if found:
+            return shown, found
+    return shown + finder.finish(), ""
+
+
+def oracle(parts: list[str], stops: list[str], num_unarmed: int) -> tuple[str, str]:
+    """The stop that ends first, the longest of those that end together, ends not inside the unarmed parts."""
+    text, armed_from = "".join(parts), len("".join(parts[:num_unarmed]))
+    for end in range(armed_from + 1, len(text) + 1):
+        if found := max((stop for stop in stops if text[:end].endswith(stop)), key=len, default=""):
+            return text[: end - len(found)], found
+    return text, ""
+
+
+def test_across_pieces():
+    assert search(["a s", "t", "op b"], ["stop"]) == ("a ", "stop")
+
+
+def test_included():
+    assert search(["a s", "t", "op b"], ["stop"], include_stop=True) == ("a stop", "stop")
+
+
+def test_what_may_begin_a_stop_is_held_and_released():
+    finder = StopFinder(["stop"], include_stop=False)
+    assert finder.push("a sto", armed=True) == ("a ", "")
+    assert finder.push("ck", armed=True) == ("stock", "")
+    assert finder.push(" st", armed=True) == (" ", "")
+    assert finder.finish() == "st"
+    assert finder.finish() == ""
+
+
+def test_the_first_to_end_wins_over_the_first_to_begin():
+    assert search(["xabcdx"], ["abcd", "bc"]) == ("xa", "bc")
+
+
+def test_of_those_that_end_together_the_longest_wins():
+    assert search(["xabcx"], ["bc", "abc", "c"]) == ("x", "abc")
+
+
+def test_a_failed_candidate_may_hide_another():
+    assert search(["aab"], ["aac", "ab"]) == ("a", "ab")
+
+
+def test_a_repeating_prefix():
+    assert search(list("aabaabaac"), ["aabaac"]) == ("aab", "aabaac")
+
+
+def test_unarmed_ends_do_not_count_but_beginnings_do():
+    assert search(["stop", "st", "op"], ["stop"], num_unarmed=2) == ("stop", "stop")
+    assert search(["stop", "x"], ["stop"], num_unarmed=1) == ("stopx", "")
+
+
+def test_a_string_that_ended_unarmed_is_not_held():
+    finder = StopFinder(["stop"], include_stop=False)
+    assert finder.push("stop", armed=False) == ("stop", "")
+
+
+def test_a_fork_searches_a_text_of_its_own():
+    finder = StopFinder(["stop"], include_stop=False)
+    assert finder.push("a sto", armed=True) == ("a ", "")
+    other = finder.fork()
+    assert other.push("p", armed=True) == ("p", "")
+    assert other.push("stop", armed=True) == ("", "stop")
+    assert finder.push("p", armed=True) == ("", "stop")
+
+
+letters = st.text(alphabet="ab", max_size=4)
+
+
+@given(
+    st.lists(letters, max_size=8),
+    st.lists(st.text(alphabet="ab", min_size=1, max_size=4), min_size=1, max_size=4),
+    st.integers(0, 3),
+)
+def test_any_text_any_stops_any_pieces(parts: list[str], stops: list[str], num_unarmed: int):
+    assert search(parts, stops, num_unarmed=num_unarmed) == oracle(parts, stops, num_unarmed)
+
+
+@given(st.lists(letters, max_size=8), st.lists(st.text(alphabet="ab", min_size=1, max_size=4), min_size=1, max_size=4))
+def test_nothing_is_held_that_cannot_become_a_stop(parts: list[str], stops: list[str]):
+    finder, shown = StopFinder(stops, include_stop=False), ""
+    for idx in range(len(parts)):
+        more, found = finder.push(parts[idx], armed=True)
+        if found:
+            return
+        shown += more
+        text = "".join(parts[: idx + 1])
+        longest = max(
+            (n for stop in stops for n in range(len(stop)) if text.endswith(stop[:n])),
+            default=0,
+        )
+        assert shown == text[: len(text) - longest]

@@ -1,0 +1,640 @@
+"""Every field at its edges and beyond: the right code, naming field, number and limit. No server, no sockets."""
+
+import asyncio
+import hashlib
+import math
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from google.rpc import error_details_pb2
+from hypothesis import given
+from hypothesis import strategies as st
+from tandem.internal.v1 import frontend_pb2
+from tandem.v1 import inference_pb2 as pb
+
+from scheduler_svc.core.messages import page_hash
+from scheduler_svc.frontend import model as models
+from scheduler_svc.frontend.model import Model
+from scheduler_svc.frontend.rpc import parsing
+from scheduler_svc.frontend.rpc.status import Refusal
+from scheduler_svc.frontend.validate import request as wire
+from tests.scheduler_svc.frontend.fake_core import CACHE_ROOT, model_state
+from tests.scheduler_svc.frontend.tokenizers_for_tests import BOS, EOS
+
+MODEL = models.load(model_state())
+BARE = models.load(model_state(has_tokenizer=False))
+VOCAB = MODEL.info.vocab_size
+MAX_LENGTH = MODEL.info.max_length
+EOS_ID = MODEL.text._tokenizer.token_to_id(EOS)
+# Values of a float32 next to 1 and 100.
+ABOVE_1 = float(np.nextafter(np.float32(1), np.float32(2)))
+BELOW_A_HUNDREDTH = float(np.nextafter(np.float32(0.01), np.float32(0)))
+ABOVE_100 = float(np.nextafter(np.float32(100), np.float32(200)))
+
+
+def submit(served: Model = MODEL, **fields: Any) -> frontend_pb2.Submit:
+    """What the core would get. Raises Refusal."""
+    if "text" not in fields and "token_ids" not in fields:
+        fields["token_ids"] = pb.TokenIds(ids=[1, 2, 3])
+    return submit_message(pb.GenerateRequest(**fields), served)
+
+
+def submit_bytes(data: bytes) -> frontend_pb2.Submit:
+    """The same of a request's bytes."""
+    return submit_message(parsing.parse(pb.GenerateRequest, data))
+
+
+def submit_message(request: pb.GenerateRequest, model: Model = MODEL) -> frontend_pb2.Submit:
+    checked = wire.check_request(request, model)
+
+    async def made() -> frontend_pb2.Submit:
+        ids = await wire.prompt_ids(request, model)
+        return await wire.make_submit(checked, ids, model, deadline_seconds=1.5)
+
+    return asyncio.run(made())
+
+
+def refusal(**fields: Any) -> Refusal:
+    with pytest.raises(Refusal) as caught:
+        submit(**fields)
+    return caught.value
+
+
+def field_of(refused: Refusal) -> str:
+    assert refused.code is grpc.StatusCode.INVALID_ARGUMENT
+    (detail,) = refused.details
+    assert isinstance(detail, error_details_pb2.BadRequest)
+    (violation,) = detail.field_violations
+    assert violation.description == refused.message
+    return violation.field
+
+
+def sampling(**fields: Any) -> dict[str, Any]:
+    return {"sampling": pb.SamplingParams(**fields)}
+
+
+def stop(**fields: Any) -> dict[str, Any]:
+    return {"stop": pb.StopParams(**fields)}
+
+
+def allowed(*ids: int) -> dict[str, Any]:
+    return {"allowed_token_ids": pb.TokenIds(ids=ids)}
+
+
+def output(**fields: Any) -> dict[str, Any]:
+    return {"output": pb.OutputParams(**fields)}
+
+
+def cache(**fields: Any) -> dict[str, Any]:
+    return {"cache": pb.CacheParams(**fields)}
+
+
+def prompt(*ids: int) -> dict[str, Any]:
+    return {"token_ids": pb.TokenIds(ids=ids)}
+
+
+REFUSED = [
+    # Field, the request, what the message must say beside the field.
+    ("sampling.temperature", sampling(temperature=-1), ["-1", "0", "100"]),
+    ("sampling.temperature", sampling(temperature=-1e-9), ["0", "100"]),
+    ("sampling.temperature", sampling(temperature=ABOVE_100), ["100.0000076", "100"]),
+    ("sampling.temperature", sampling(temperature=2.0**31), ["2147483648", "100"]),
+    ("sampling.temperature", sampling(temperature=2.0**63), ["100"]),
+    ("sampling.temperature", sampling(temperature=math.nan), ["nan", "100"]),
+    ("sampling.temperature", sampling(temperature=math.inf), ["inf", "100"]),
+    ("sampling.temperature", sampling(temperature=-math.inf), ["-inf", "100"]),
+    ("sampling.top_p", sampling(top_p=0), ["0", "above 0", "1"]),
+    ("sampling.top_p", sampling(top_p=-1), ["-1", "1", "above 0, and at most 1"]),
+    ("sampling.top_p", sampling(top_p=ABOVE_1), ["1.00000011", "1", "above 0, and at most 1"]),
+    ("sampling.top_p", sampling(top_p=2.0**31), ["2147483648", "1"]),
+    ("sampling.top_p", sampling(top_p=math.nan), ["nan", "1", "above 0, and at most 1"]),
+    ("sampling.top_p", sampling(top_p=math.inf), ["inf", "1"]),
+    ("sampling.min_p", sampling(min_p=-1), ["-1", "0", "1"]),
+    ("sampling.min_p", sampling(min_p=ABOVE_1), ["1.00000011", "1"]),
+    ("sampling.min_p", sampling(min_p=2.0**63), ["1"]),
+    ("sampling.min_p", sampling(min_p=math.nan), ["nan", "1"]),
+    ("sampling.min_p", sampling(min_p=-math.inf), ["-inf", "1"]),
+    ("sampling.top_k", sampling(top_k=VOCAB + 1), [VOCAB + 1, VOCAB]),
+    ("sampling.top_k", sampling(top_k=2**31), [2**31, VOCAB]),
+    ("sampling.top_k", sampling(top_k=2**32 - 1), [2**32 - 1, VOCAB]),
+    ("sampling.presence_penalty", sampling(presence_penalty=-2.5), ["is -2.5", "between -2 and 2"]),
+    ("sampling.presence_penalty", sampling(presence_penalty=math.nan), ["nan", "between -2 and 2"]),
+    ("sampling.frequency_penalty", sampling(frequency_penalty=2.5), ["is 2.5", "between -2 and 2"]),
+    ("sampling.frequency_penalty", sampling(frequency_penalty=-math.inf), ["-inf", "between -2 and 2"]),
+    ("sampling.repetition_penalty", sampling(repetition_penalty=0), ["is 0.0", "between 0.01 and 100"]),
+    ("sampling.repetition_penalty", sampling(repetition_penalty=BELOW_A_HUNDREDTH), ["is 0.00999999", "0.01 and 100"]),
+    ("sampling.repetition_penalty", sampling(repetition_penalty=ABOVE_100), ["100.0000076", "0.01 and 100"]),
+    ("sampling.repetition_penalty", sampling(repetition_penalty=math.nan), ["nan", "between 0.01 and 100"]),
+    ("sampling.num_samples", sampling(num_samples=0), ["is 0", "between 1 and 4"]),
+    ("sampling.num_samples", sampling(num_samples=5), ["is 5", "between 1 and 4"]),
+    ("sampling.num_samples", sampling(num_samples=2**32 - 1), [2**32 - 1, "between 1 and 4"]),
+    ("sampling.logit_bias[3]", sampling(logit_bias={1: 0.0, 3: 100.5}), ["is 100.5", "between -100 and 100"]),
+    ("sampling.logit_bias[0]", sampling(logit_bias={0: -math.inf}), ["is -inf", "between -100 and 100"]),
+    ("sampling.logit_bias[0]", sampling(logit_bias={0: math.nan}), ["is nan", "between -100 and 100"]),
+    (f"sampling.logit_bias[{VOCAB}]", sampling(logit_bias={VOCAB: 1.0}), [f"for token {VOCAB}", f"has {VOCAB} tokens"]),
+    ("sampling.logit_bias", sampling(logit_bias=dict.fromkeys(range(4097), 1.0)), ["4097 long", "limit is 4096"]),
+    ("sampling.allowed_token_ids.ids", sampling(**allowed()), ["empty", "1 token"]),
+    ("sampling.allowed_token_ids.ids[1]", sampling(**allowed(0, VOCAB)), [VOCAB]),
+    ("sampling.allowed_token_ids.ids", sampling(**allowed(*[1] * 4097)), ["4097 long", "limit is 4096"]),
+    ("sampling.banned_token_ids[0]", sampling(banned_token_ids=[VOCAB]), [VOCAB]),
+    ("sampling.banned_token_ids", sampling(banned_token_ids=[1] * 4097), ["4097 long", "limit is 4096"]),
+    ("sampling.banned_token_ids", sampling(banned_token_ids=range(VOCAB)), [f"has {VOCAB} tokens", "bans them all"]),
+    (
+        "sampling.allowed_token_ids",
+        sampling(**allowed(1, 1, 2), banned_token_ids=[2, 3, 1]),
+        ["has 2 tokens, and sampling.banned_token_ids bans them all; 1 must remain"],
+    ),
+    ("output.logprobs", output(logprobs=6), ["is 6", "between 0 and 5"]),
+    ("output.logprobs", output(logprobs=2**32 - 1), [2**32 - 1, "between 0 and 5"]),
+    ("output.prompt_logprobs_start", output(prompt_logprobs_start=3), ["is 3", "limit is 2 (the prompt has 3 tokens)"]),
+    ("output.prompt_logprobs_start", output(prompt_logprobs_start=2**32 - 1), [2**32 - 1, "limit is 2"]),
+    ("stop.max_new_tokens", stop(max_new_tokens=0), [0, 1]),
+    ("stop.min_new_tokens", stop(max_new_tokens=5, min_new_tokens=6), [6, 5]),
+    (
+        "stop.min_new_tokens",
+        stop(max_new_tokens=2**32 - 1, min_new_tokens=MAX_LENGTH - 2),
+        [MAX_LENGTH - 2, f"here {MAX_LENGTH - 3}"],
+    ),
+    ("stop.min_new_tokens", stop(min_new_tokens=101), [101, 100]),
+    ("stop.min_new_tokens", stop(min_new_tokens=2**31), [2**31, 100]),
+    ("stop.max_time_seconds", stop(max_time_seconds=0), [0, "above 0"]),
+    ("stop.max_time_seconds", stop(max_time_seconds=-1), [-1, 604800]),
+    ("stop.max_time_seconds", stop(max_time_seconds=604800.001), ["604800.001", 604800]),
+    ("stop.max_time_seconds", stop(max_time_seconds=2.0**63), [604800]),
+    ("stop.max_time_seconds", stop(max_time_seconds=math.nan), ["nan", 604800]),
+    ("stop.max_time_seconds", stop(max_time_seconds=math.inf), ["inf", 604800]),
+    ("stop.stop_token_ids[1]", stop(stop_token_ids=[0, VOCAB]), [VOCAB]),
+    ("stop.stop_token_ids[0]", stop(stop_token_ids=[2**32 - 1]), [2**32 - 1, VOCAB]),
+    ("stop.stop_token_ids", stop(stop_token_ids=[1] * 257), [257, 256]),
+    ("stop.stop_strings", stop(stop_strings=["a"] * 17), [17, 16]),
+    ("stop.stop_strings[1]", stop(stop_strings=["a", ""]), ["empty"]),
+    ("stop.stop_strings[0]", stop(stop_strings=["é" * 257]), [257, 256]),
+    ("cache.salt", cache(salt="é" * 257), [257, 256]),
+    ("priority", {"priority": 1001}, [1001, 1000]),
+    ("priority", {"priority": -1001}, [-1001, -1000]),
+    ("priority", {"priority": 2**31 - 1}, [2**31 - 1, 1000]),
+    ("priority", {"priority": -(2**31)}, [-(2**31), -1000]),
+    ("request_id", {"request_id": "x" * 129}, [129, 128]),
+    ("request_id", {"request_id": "a\nb"}, ["U+000A", "character 1"]),
+    ("request_id", {"request_id": "\x7f"}, ["U+007F", "character 0"]),
+    ("token_ids.ids", prompt(), ["empty", 1]),
+    ("token_ids.ids[2]", prompt(0, 1, VOCAB), [VOCAB]),
+    ("token_ids.ids[0]", prompt(2**31), [2**31, VOCAB]),
+    ("token_ids.ids[0]", prompt(2**32 - 1), [2**32 - 1, VOCAB]),
+    ("prompt", prompt(*[1] * MAX_LENGTH), [MAX_LENGTH, MAX_LENGTH - 1]),
+    ("prompt", prompt(*[1] * 100_000), [100_000, MAX_LENGTH - 1]),
+    ("prompt", {"text": "a" * MAX_LENGTH}, [MAX_LENGTH, MAX_LENGTH - 1]),
+    ("text", {"text": ""}, ["empty", 1]),
+    ("text", {"text": "x" * (MAX_LENGTH * 5 + 1)}, [MAX_LENGTH * 5 + 1, MAX_LENGTH * 5]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "fields", "said"), REFUSED, ids=lambda value: str(value)[:40])
+def test_refused_with_field_number_and_limit(field: str, fields: dict[str, Any], said: list[object]):
+    refused = refusal(**fields)
+    assert field_of(refused) == field
+    for word in [field, *said]:
+        assert str(word) in refused.message
+    assert refused.retry_after_seconds is None
+
+
+ACCEPTED = [
+    sampling(temperature=0),
+    sampling(temperature=100),
+    sampling(top_p=1),
+    sampling(top_p=float(np.nextafter(np.float32(0), np.float32(1)))),
+    sampling(min_p=0),
+    sampling(min_p=1),
+    sampling(top_k=0),
+    sampling(top_k=VOCAB),
+    sampling(seed=0),
+    sampling(seed=2**64 - 1),
+    sampling(presence_penalty=-2, frequency_penalty=-2),
+    sampling(presence_penalty=2, frequency_penalty=2),
+    sampling(repetition_penalty=0.01),
+    sampling(repetition_penalty=100),
+    sampling(num_samples=1),
+    sampling(num_samples=4),
+    sampling(logit_bias={0: -100.0, VOCAB - 1: 100.0}),
+    sampling(**allowed(VOCAB - 1)),
+    sampling(**allowed(*[1] * 4096)),
+    sampling(banned_token_ids=range(1, VOCAB)),
+    sampling(banned_token_ids=[1] * 4096),
+    sampling(**allowed(1, 2), banned_token_ids=[1]),
+    # One that may be drawn before the stop tokens may.
+    {**sampling(**allowed(1, 2, EOS_ID)), **stop(min_new_tokens=1, stop_token_ids=[1])},
+    # One that may not, where it need not.
+    {**sampling(**allowed(EOS_ID)), **stop(min_new_tokens=0)},
+    {**sampling(**allowed(EOS_ID)), **stop(min_new_tokens=1, ignore_eos=True)},
+    output(logprobs=0),
+    output(logprobs=5),
+    output(prompt_logprobs_start=0),
+    output(prompt_logprobs_start=2),
+    stop(max_new_tokens=1),
+    stop(max_new_tokens=MAX_LENGTH - 3),
+    stop(max_new_tokens=2**32 - 1, min_new_tokens=MAX_LENGTH - 3),
+    cache(salt="é" * 256, bypass_read=True, bypass_write=True),
+    stop(max_new_tokens=5, min_new_tokens=5),
+    stop(min_new_tokens=0),
+    stop(max_time_seconds=1e-9),
+    stop(max_time_seconds=604800),
+    stop(stop_token_ids=[0, VOCAB - 1]),
+    stop(stop_token_ids=[1] * 256),
+    stop(stop_strings=["x" * 256] * 16),
+    {"priority": 1000},
+    {"priority": -1000},
+    {"request_id": "é" * 128},
+    {"model": "toy"},
+    prompt(0, VOCAB - 1),
+    prompt(*[1] * (MAX_LENGTH - 1)),
+    {"text": "a" * (MAX_LENGTH - 1)},
+    {"text": "\0"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fields", ACCEPTED, ids=lambda value: str(value)[:40])
+def test_accepted_at_the_edge(fields: dict[str, Any]):
+    assert submit(**fields).max_new_tokens
+
+
+@pytest.mark.parametrize(
+    ("field", "fields", "many"),
+    [
+        ("sampling.allowed_token_ids", sampling(**allowed(5, EOS_ID)), "sampling.allowed_token_ids has 2 tokens"),
+        ("sampling.allowed_token_ids", sampling(**allowed(4, 5), banned_token_ids=[4]), "_token_ids has 2 tokens"),
+        (
+            "sampling.banned_token_ids",
+            sampling(banned_token_ids=set(range(VOCAB)) - {5, EOS_ID}),
+            f"the vocabulary has {VOCAB} tokens",
+        ),
+    ],
+)
+def test_one_token_must_be_drawable_before_stop_tokens_are(field: str, fields: dict[str, Any], many: str):
+    refused = refusal(**fields, **stop(min_new_tokens=1, stop_token_ids=[5]))
+    assert field_of(refused) == field
+    why = "before stop.min_new_tokens are out, when end-of-sequence and stop tokens are not drawn; 1 must remain"
+    assert refused.message.endswith(f"{many}, and none of them may be drawn {why}")
+    assert submit(**fields, **stop(stop_token_ids=[5])).max_new_tokens
+
+
+def test_a_ban_is_a_bias_that_wins():
+    made = submit(**sampling(logit_bias={9: -2.5, 4: 1.5, 7: 3.0, 5: 0.0}, banned_token_ids=[7, 8, 7]))
+    assert np.frombuffer(made.biased_token_ids, "<i4").tolist() == [4, 7, 8, 9]
+    assert np.frombuffer(made.biases, "<f4").tolist() == [1.5, -math.inf, -math.inf, -2.5]
+
+
+def test_allowed_tokens_are_made_unique():
+    made = submit(**sampling(**allowed(9, 4, 9)))
+    assert np.frombuffer(made.allowed_token_ids, "<i4").tolist() == [4, 9]
+
+
+def test_what_is_not_asked_for_costs_the_core_nothing():
+    made = submit()
+    assert (made.biased_token_ids, made.biases, made.allowed_token_ids) == (b"", b"", b"")
+    assert (made.presence_penalty, made.frequency_penalty, made.num_samples) == (0, 0, 1)
+    assert (made.num_logprobs, made.prompt_logprobs_from) == (0, 0)
+
+
+def test_penalties_and_samples_travel():
+    asked = sampling(presence_penalty=-0.5, frequency_penalty=1.5, repetition_penalty=1.75, num_samples=3)
+    made = submit(**asked)
+    assert (made.presence_penalty, made.frequency_penalty, made.repetition_penalty) == (-0.5, 1.5, 1.75)
+    assert made.num_samples == 3
+
+
+@pytest.mark.parametrize(("num_top", "num_logprobs"), [(0, 1), (5, 6)])
+def test_logprobs_are_one_more_than_the_alternatives(num_top: int, num_logprobs: int):
+    assert submit(**output(logprobs=num_top)).num_logprobs == num_logprobs
+
+
+@pytest.mark.parametrize(
+    ("num_prompt", "start", "first"),
+    # The first token of a prompt has no logprob; a prompt of one token gives none at all.
+    [(3, 0, 1), (3, 1, 1), (3, 2, 2), (1, 0, 0)],
+)
+def test_prompt_logprobs_start_where_there_are_some(num_prompt: int, start: int, first: int):
+    made = submit(**prompt(*[1] * num_prompt), **output(prompt_logprobs_start=start))
+    assert (made.prompt_logprobs_from, made.num_logprobs) == (first, 0)
+
+
+def test_no_prompt():
+    with pytest.raises(Refusal) as caught:
+        submit_message(pb.GenerateRequest())
+    assert field_of(caught.value) == "prompt"
+
+
+def test_another_model():
+    refused = refusal(model="other")
+    assert refused.code is grpc.StatusCode.NOT_FOUND
+    assert "'other'" in refused.message
+    assert "'toy'" in refused.message
+
+
+def test_unset_fields_take_the_models_defaults():
+    made = submit()
+    assert (made.temperature, made.top_p, made.top_k, made.min_p) == (0.5, np.float32(0.9), 40, 0.125)
+    assert made.repetition_penalty == 1.25
+    assert made.max_new_tokens == 100
+    assert (made.min_new_tokens, made.ignore_eos, made.priority) == (0, False, 0)
+    assert (made.max_time_seconds, made.deadline_seconds) == (0.0, 1.5)
+
+
+def test_a_default_beyond_the_vocabulary_is_no_callers_fault():
+    state = model_state()
+    state.info.sampling_defaults.top_k = VOCAB + 5
+    model = models.load(state)
+    assert submit(model).top_k == VOCAB + 5
+    assert submit(model, **sampling(top_k=VOCAB)).top_k == VOCAB
+
+
+def test_set_fields_win_over_defaults_also_where_they_are_zero():
+    made = submit(**sampling(temperature=0, top_k=0, min_p=0, seed=0))
+    assert (made.temperature, made.top_k, made.min_p, made.seed) == (0.0, 0, 0.0, 0)
+
+
+def test_unset_seeds_differ():
+    assert len({submit().seed for _ in range(20)}) == 20
+
+
+def test_unset_max_new_tokens_is_what_fits():
+    assert submit(**prompt(*[1] * (MAX_LENGTH - 5))).max_new_tokens == 5
+
+
+@pytest.mark.parametrize("asked", [MAX_LENGTH - 3, MAX_LENGTH - 2, MAX_LENGTH, 2**31, 2**32 - 1])
+def test_more_tokens_than_fit_are_the_cores_to_end(asked: int):
+    """What is sent says whether more were asked for than fit; what is in force is what fits."""
+    made = submit(**stop(max_new_tokens=asked))
+    assert made.max_new_tokens == min(asked, MAX_LENGTH)
+    assert (made.max_new_tokens > MAX_LENGTH - 3) == (asked > MAX_LENGTH - 3)
+    assert wire.new_tokens_in_force(made.max_new_tokens, 3, MODEL) == MAX_LENGTH - 3
+
+
+def test_pages_are_hashed_as_the_core_hashes_them():
+    ids = [token % VOCAB for token in range(5 * MODEL.info.page_size - 1)]
+    made = submit(**prompt(*ids))
+    chain = made.prefix_root
+    for page in range(4):
+        tokens = np.array(ids[16 * page : 16 * page + 16], "<i4").tobytes()
+        chain = hashlib.sha256(chain + tokens).digest()
+        assert made.page_hashes[32 * page : 32 * page + 32] == chain
+    assert len(made.page_hashes) == 4 * 32
+    assert (made.bypass_read, made.bypass_write) == (False, False)
+
+
+@pytest.mark.parametrize("num_tokens", [15, 16, 95, 96, 97, 191, 192, 193, 480])
+def test_others_have_turns_while_a_long_prompt_is_hashed(num_tokens: int, monkeypatch: pytest.MonkeyPatch):
+    """Whole and in parts, at their edges too, it is the same chain."""
+    ids = prompt(*[token % VOCAB for token in range(num_tokens)])
+    whole = submit(**ids).page_hashes
+    monkeypatch.setattr(wire, "PAGES_AT_ONCE", 6)
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def made() -> bytes:
+        request = pb.GenerateRequest(**ids)
+        checked = wire.check_request(request, MODEL)
+        counting = asyncio.create_task(others())
+        message = await wire.make_submit(checked, request.token_ids.ids, MODEL, deadline_seconds=0)
+        counting.cancel()
+        return message.page_hashes
+
+    assert asyncio.run(made()) == whole
+    assert turns == (num_tokens - 1) // 96
+
+
+@pytest.mark.parametrize("salt", ["x" * 256, "\U0001f6b2" * 256, "e\u0301" * 128, "\uffff" * 256, "\0" * 256])
+def test_a_salt_of_any_256_characters_is_one_of_its_own(salt: str):
+    ids, parsed = (
+        prompt(*[1] * 16),
+        pb.GenerateRequest.FromString(pb.GenerateRequest(**prompt(*[1] * 16), **cache(salt=salt)).SerializeToString()),
+    )
+    made = [submit_message(parsed), *(submit(**ids, **cache(salt=other)) for other in (salt[:-1], "\u00e9" * 128, ""))]
+    assert len({one.prefix_root for one in made}) == 4
+    refused = refusal(**cache(salt=salt + "y"))
+    assert field_of(refused) == "cache.salt"
+    assert refused.message == "cache.salt is 257 characters long; the limit is 256"
+
+
+def test_hashes_are_of_the_root_and_the_salt():
+    ids = prompt(*[1] * 16)
+    other_root = model_state()
+    other_root.cache_root = bytes(32)
+    made = [
+        submit(**ids),
+        submit(**ids, **cache(salt="")),
+        submit(**ids, **cache(salt="a")),
+        submit(**ids, **cache(salt="b")),
+        submit(models.load(other_root), **ids),
+    ]
+    assert len({one.prefix_root for one in made}) == len({one.page_hashes for one in made}) == 4
+    assert made[0].prefix_root == made[1].prefix_root == page_hash.prefix_root(CACHE_ROOT, "")
+    # Two ways to cut one text into root and salt are two roots.
+    assert page_hash.prefix_root(b"ab", "c") != page_hash.prefix_root(b"a", "bc")
+
+
+@pytest.mark.parametrize(("read", "write"), [(True, False), (False, True), (True, True)])
+def test_bypasses_travel_and_change_no_hash(read: bool, write: bool):
+    ids = prompt(*[1] * 16)
+    made = submit(**ids, **cache(bypass_read=read, bypass_write=write))
+    assert (made.bypass_read, made.bypass_write) == (read, write)
+    assert made.page_hashes == submit(**ids).page_hashes
+
+
+def test_the_root_is_in_no_ones_words():
+    assert str(CACHE_ROOT) not in repr(MODEL)
+    assert CACHE_ROOT.hex() not in repr(MODEL)
+
+
+def test_request_ids_are_assigned_and_kept():
+    assert submit(request_id="mine").request_id == "mine"
+    assert submit().request_id != submit().request_id != ""
+
+
+def test_arrays_are_little_endian_int32():
+    made = submit(**prompt(1, 2, VOCAB - 1), **stop(stop_token_ids=[5, 5, 6]))
+    assert np.frombuffer(made.prompt, "<i4").tolist() == [1, 2, VOCAB - 1]
+    assert np.frombuffer(made.stop_token_ids, "<i4").tolist() == [5, 6]
+
+
+def test_text_is_tokenized_with_special_tokens_as_they_are_spelled():
+    made = submit(text=f"{BOS}the")
+    assert np.frombuffer(made.prompt, "<i4").tolist() == [MODEL.text._tokenizer.token_to_id(BOS), 258]
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"text": "a"}, "text"),
+        (stop(stop_strings=["a"]), "stop.stop_strings"),
+        ({"output": pb.OutputParams(want_text=True)}, "output.want_text"),
+    ],
+)
+def test_text_needs_a_tokenizer(fields: dict[str, Any], field: str):
+    assert field_of(refusal(served=BARE, **fields)) == field
+
+
+def test_tokens_do_not():
+    request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1]))
+    assert wire.check_request(request, BARE).want_text is False
+    assert wire.check_request(request, MODEL).want_text is True
+
+
+# Field 1000, a varint.
+UNKNOWN = b"\xc0\x3e\x05"
+
+
+def test_unknown_fields_at_the_top():
+    with pytest.raises(Refusal) as caught:
+        submit_bytes(pb.GenerateRequest(text="a").SerializeToString() + UNKNOWN)
+    assert field_of(caught.value) == "GenerateRequest.1000"
+    assert "field number 1000" in caught.value.message
+
+
+@pytest.mark.parametrize("inner", ["token_ids", "sampling", "stop", "output", "cache"])
+def test_unknown_fields_inside(inner: str):
+    number = pb.GenerateRequest.DESCRIPTOR.fields_by_name[inner].number
+    data = bytes([number << 3 | 2, len(UNKNOWN)]) + UNKNOWN
+    with pytest.raises(Refusal) as caught:
+        submit_bytes(data)
+    name = pb.GenerateRequest.DESCRIPTOR.fields_by_name[inner].message_type.name
+    assert field_of(caught.value) == f"{name}.1000"
+
+
+def field(number: int, data: bytes) -> bytes:
+    """A field of this number that holds `data`, as the wire has it."""
+    size = bytearray()
+    left = len(data)
+    while left > 127:
+        size.append(left & 127 | 128)
+        left >>= 7
+    size.append(left)
+    return bytes([number << 3 | 2]) + bytes(size) + data
+
+
+SAMPLING = pb.GenerateRequest.DESCRIPTOR.fields_by_name["sampling"].number
+LOGIT_BIAS = pb.SamplingParams.DESCRIPTOR.fields_by_name["logit_bias"].number
+
+
+def test_unknown_fields_in_an_entry_of_a_map():
+    entry = pb.SamplingParams(logit_bias={5: 1.0}).SerializeToString()[2:]
+    with pytest.raises(Refusal) as caught:
+        submit_bytes(field(SAMPLING, field(LOGIT_BIAS, entry + UNKNOWN)))
+    assert field_of(caught.value) == f"SamplingParams.{LOGIT_BIAS}"
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        UNKNOWN * 30_000,
+        field(SAMPLING, UNKNOWN * 30_000),
+        field(SAMPLING, field(LOGIT_BIAS, b"\x08\x05" + UNKNOWN) * 12_000),
+    ],
+    ids=["top", "nested", "map"],
+)
+def test_many_unknown_fields_become_no_objects(monkeypatch: pytest.MonkeyPatch, hostile: bytes):
+    made: list[object] = []
+    monkeypatch.setattr(parsing, "UnknownFieldSet", made.append)
+    assert len(hostile) > parsing.MAX_SMALL_BYTES
+    with pytest.raises(Refusal) as caught:
+        submit_bytes(hostile)
+    assert field_of(caught.value) == "GenerateRequest"
+    # The outer fields' own headers are known.
+    told = int(caught.value.message.split()[2].replace(",", ""))
+    assert len(hostile) - 8 <= told <= len(hostile)
+    assert made == []
+
+
+def test_fields_in_another_order_or_form_are_known():
+    ids = pb.TokenIds(ids=[300]).SerializeToString()
+    # One id at a time, twice; a field that is there twice; the last field first.
+    loose = field(SAMPLING, b"") + field(4, b"\x08\xac\x02\x08\x01") + field(4, ids) + field(2, b"x") + field(2, b"toy")
+    assert list(parsing.parse(pb.GenerateRequest, loose).token_ids.ids) == [300, 1, 300]
+
+
+def test_every_field_with_limits_has_rows_here():
+    """A field added to the proto must be added to the tables above."""
+    covered = {field.partition("[")[0] for field, _, _ in REFUSED}
+    unlimited = {"model", "sampling.seed", "stop.ignore_eos", "stop.include_stop"}
+    unlimited |= {"cache.bypass_read", "cache.bypass_write"}
+    unlimited |= {f"output.{name}" for name in ("want_text", "want_token_ids", "skip_special_tokens")}
+    # The length of a prompt, and what any prompt field is called in its own message.
+    covered -= {"prompt", "sampling.allowed_token_ids.ids"}
+    found: set[str] = set()
+    for field in pb.GenerateRequest.DESCRIPTOR.fields:
+        inner = field.message_type.fields if field.message_type else ()
+        found |= {f"{field.name}.{part.name}" for part in inner} or {field.name}
+    assert found == covered | unlimited
+
+
+numbers = st.sampled_from([0, 1, 5, VOCAB - 1, VOCAB, MAX_LENGTH, 2**31 - 1, 2**31, 2**32 - 1])
+floats = st.floats(width=32) | st.sampled_from([0.0, 1.0, 100.0])
+token_ids = st.lists(numbers, max_size=3)
+requests = st.builds(
+    pb.GenerateRequest,
+    request_id=st.text(max_size=3),
+    model=st.sampled_from(["", "toy", "other"]),
+    token_ids=st.builds(pb.TokenIds, ids=st.lists(numbers, max_size=3)),
+    sampling=st.builds(
+        pb.SamplingParams,
+        temperature=floats,
+        top_p=floats,
+        top_k=numbers,
+        min_p=floats,
+        presence_penalty=floats,
+        frequency_penalty=floats,
+        repetition_penalty=floats,
+        num_samples=numbers,
+        logit_bias=st.dictionaries(numbers, floats, max_size=2),
+        allowed_token_ids=st.none() | st.builds(pb.TokenIds, ids=token_ids),
+        banned_token_ids=token_ids,
+    ),
+    output=st.builds(pb.OutputParams, logprobs=st.none() | numbers, prompt_logprobs_start=st.none() | numbers),
+    stop=st.builds(
+        pb.StopParams,
+        max_new_tokens=numbers,
+        min_new_tokens=numbers,
+        stop_strings=st.lists(st.text(max_size=2), max_size=2),
+        stop_token_ids=st.lists(numbers, max_size=2),
+        max_time_seconds=st.floats(),
+    ),
+    priority=st.integers(-(2**31), 2**31 - 1),
+    cache=st.none() | st.builds(pb.CacheParams, salt=st.text(max_size=300)),
+)
+
+
+@given(requests | st.binary(max_size=40))
+def test_whatever_is_sent_is_accepted_or_refused(sent: pb.GenerateRequest | bytes):
+    made, refused = None, None
+    try:
+        made = submit_bytes(sent) if isinstance(sent, bytes) else submit_message(sent)
+    except Refusal as error:
+        refused = error
+    if made is None:
+        assert refused.code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND)
+        assert len(refused.message) < 300
+        return
+    assert 1 <= made.max_new_tokens <= MAX_LENGTH
+    assert 0 <= made.temperature <= 100
+    assert 0 < made.top_p <= 1
+    assert 0 <= made.min_p <= 1
+
+
+class TestDetokenize:
+    def refusal(self, ids: list[int], model: Model = MODEL) -> str:
+        with pytest.raises(Refusal) as caught:
+            wire.check_detokenize(pb.DetokenizeRequest(token_ids=ids), model)
+        return field_of(caught.value)
+
+    def test_bounds(self):
+        assert self.refusal([]) == "token_ids"
+        assert self.refusal([1, VOCAB]) == "token_ids[1]"
+        assert self.refusal([1] * (MAX_LENGTH + 1)) == "token_ids"
+        assert self.refusal([1], BARE) == "token_ids"
+        assert wire.check_detokenize(pb.DetokenizeRequest(token_ids=[1] * MAX_LENGTH), MODEL) is MODEL.text

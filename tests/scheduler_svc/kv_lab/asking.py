@@ -1,0 +1,76 @@
+"""Small memories and sequences for the lab's tests, and what must be true of a layout: read off its raw extents."""
+
+import numpy as np
+
+from scheduler_svc.kv_lab.layouts.layout import Extents, Layout
+from scheduler_svc.kv_lab.settings import Settings
+from scheduler_svc.kv_lab.workload import Sequence
+
+
+def sequence(index: int, tokens: list[int], *, prompt: int = 1, request: int | None = None) -> Sequence:
+    """Of these tokens; a request of its own unless one is named."""
+    return Sequence(
+        index=index, request=index if request is None else request, prompt=prompt, tokens=np.array(tokens, np.int32)
+    )
+
+
+def settings(**changes: object) -> Settings:
+    """The smallest of everything, and what the test changes."""
+    small: dict[str, object] = {
+        "sequences": 1, "lives": 1, "min_length": 2, "max_length": 2, "reserve": 12, "memory_tokens": 24,
+        "page_size": 4, "growth": 2.0, "prefix_groups": 0,
+    }  # fmt: skip
+    return Settings(**{**small, **changes})  # type: ignore[arg-type]
+
+
+def covered(extents: Extents) -> list[int]:
+    """The slots, in the order of the extents."""
+    return [slot for start, end in extents for slot in range(start, end)]
+
+
+def audit(layout: Layout, asked: Settings) -> None:
+    """Raises AssertionError where the layout's counters are not what its extents say."""
+    extents, lengths = layout.extents(), layout.lengths()
+    assert extents.keys() == lengths.keys()
+    is_paged = layout.name in ("paged", "shared")
+    held: set[int] = set()
+    total_held = 0
+    for runs in extents.values():
+        slots = covered(runs)
+        assert len(set(slots)) == len(slots), "one sequence holds a slot twice"
+        if layout.name != "shared":
+            assert held.isdisjoint(slots), "two sequences hold a slot"
+        held.update(slots)
+        total_held += len(slots)
+    assert held <= set(range(layout.total))
+    assert layout.reserved == len(held)
+    assert layout.saved == total_held - len(held)
+    assert layout.reserved + layout.free + layout.overhead == layout.total
+    if is_paged:
+        assert held.isdisjoint(range(asked.page_size)), "the padding page is held"
+    written: set[int] = set()
+    for index, runs in extents.items():
+        slots, length = covered(runs), lengths[index]
+        if is_paged:
+            # Pages wholly behind the window are gone; what is left begins with a page.
+            first = 0 if asked.window is None else max(0, length - asked.window) // asked.page_size
+            count = length - first * asked.page_size
+            assert len(runs) == -(-count // asked.page_size)
+        else:
+            count = min(length, asked.span)
+        assert count <= len(slots)
+        written.update(slots[:count])
+    assert layout.used == len(written)
+    assert layout.largest_hole() == largest_hole(layout, held)
+    assert 0 <= layout.cached <= layout.free
+
+
+def largest_hole(layout: Layout, held: set[int]) -> int:
+    """The longest run of slots that nobody holds; all free ones, where they come in units that are alike."""
+    if layout.name != "growing":
+        return layout.free
+    longest = run = 0
+    for slot in range(layout.total):
+        run = 0 if slot in held else run + 1
+        longest = max(longest, run)
+    return longest

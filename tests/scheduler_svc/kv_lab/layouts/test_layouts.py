@@ -1,0 +1,290 @@
+"""Each layout under random comings and goings: counters, extents and, where slots are shared, what stands in them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as trials
+from hypothesis import strategies as st
+
+from scheduler_svc.kv_lab.layouts.layout import Layout
+from scheduler_svc.kv_lab.layouts.registry import LAYOUTS
+from scheduler_svc.kv_lab.settings import Settings
+from scheduler_svc.kv_lab.workload import Sequence
+from tests.scheduler_svc.kv_lab.asking import audit, covered, sequence, settings
+
+
+class Memory:
+    """What stands in every slot, kept by itself: written where a layout says that a token is new, else copied."""
+
+    def __init__(self, layout: Layout, asked: Settings) -> None:
+        self._layout, self._asked = layout, asked
+        self._slots: dict[int, int] = {}
+        self._places: dict[int, list[int]] = {}
+
+    def admitted(self, of: Sequence, length: int, hit: int) -> None:
+        self._places[of.index] = covered(list(self._layout.extents()[of.index]))
+        for position in range(hit, length):
+            self._write(of, position, length)
+
+    def grown(self, of: Sequence, length: int) -> None:
+        before, now = self._places[of.index], covered(list(self._layout.extents()[of.index]))
+        first_before, first_now = self._first(length - 1), self._first(length)
+        # What stayed in the window may stand elsewhere now. Only then was it copied.
+        old = {first_before + i: slot for i, slot in enumerate(before)}
+        for i, slot in enumerate(now):
+            position = first_now + i
+            if position < length - 1 and old.get(position) not in (None, slot):
+                self._slots[slot] = self._slots[old[position]]
+        self._places[of.index] = now
+        self._write(of, length - 1, length)
+
+    def gone(self, of: Sequence) -> None:
+        del self._places[of.index]
+
+    def check(self, of: Sequence, length: int) -> None:
+        """Every position in the sequence's window holds its token."""
+        first = self._first(length)
+        least = 0 if self._asked.window is None else max(0, length - self._asked.window)
+        for position in range(least, length):
+            slot = self._places[of.index][position - first]
+            assert self._slots[slot] == of.tokens[position], f"position {position} of sequence {of.index}"
+
+    def _first(self, length: int) -> int:
+        size = self._asked.page_size
+        return 0 if self._asked.window is None else max(0, length - self._asked.window) // size * size
+
+    def _write(self, of: Sequence, position: int, length: int) -> None:
+        first = self._first(length)
+        if position >= first:
+            self._slots[self._places[of.index][position - first]] = int(of.tokens[position])
+
+
+asked_for = st.builds(
+    settings,
+    memory_tokens=st.integers(8, 60),
+    reserve=st.integers(3, 14),
+    page_size=st.integers(1, 4),
+    growth=st.sampled_from([1.0, 1.5, 3.0]),
+    window=st.one_of(st.none(), st.integers(1, 9)),
+)
+# Of two tokens, so that most of what comes began before; samples of one request have its prompt.
+prompts = st.lists(st.integers(0, 1), min_size=1, max_size=9)
+actions = st.lists(st.tuples(st.sampled_from(["come", "sample", "again", "grow", "grow", "grow", "go"]),
+                             st.integers(0, 99), prompts), min_size=10, max_size=60)  # fmt: skip
+
+
+class Trial:
+    """Sequences that run in one layout, and those that were preempted."""
+
+    def __init__(self, layout: Layout, asked: Settings) -> None:
+        self.layout, self.asked = layout, asked
+        self.memory = Memory(layout, asked) if layout.name in ("paged", "shared") else None
+        self.live: list[tuple[Sequence, int]] = []
+        self.preempted: list[tuple[Sequence, int]] = []
+        self.count = 0
+
+    def do(self, action: str, choice: int, prompt: list[int]) -> None:
+        if action == "come" or (action == "sample" and not self.live):
+            self.come(prompt, self.count)
+        elif action == "sample":
+            of = self.live[choice % len(self.live)][0]
+            self.come(of.tokens[: of.prompt].tolist(), of.request)
+        elif action == "again" and self.preempted:
+            self.admit(*self.preempted.pop(choice % len(self.preempted)))
+        elif self.live and action == "grow":
+            self.grow(choice % len(self.live))
+        elif self.live and action == "go":
+            of, length = self.live.pop(choice % len(self.live))
+            self.layout.release(of)
+            if self.memory:
+                self.memory.gone(of)
+            self.preempted.append((of, length))
+
+    def come(self, prompt: list[int], request: int) -> None:
+        # What it generates is its own alone, but for samples that draw alike.
+        tokens = [*prompt, self.count % 2, *((self.count >> k) & 1 for k in range(12))]
+        of = sequence(self.count, tokens, prompt=len(prompt), request=request)
+        self.count += 1
+        self.layout.prepare(of)
+        self.admit(of, of.prompt)
+
+    def admit(self, of: Sequence, length: int) -> None:
+        if not self.layout.could_ever_hold(length):
+            return
+        before = figures(self.layout)
+        hit = self.layout.admit(of, length)
+        if hit is None:
+            assert figures(self.layout) == before
+            assert self.live, "a sequence that fits alone finds no room in an empty memory"
+            return
+        assert 0 <= hit <= length
+        self.live.append((of, length))
+        if self.memory:
+            self.memory.admitted(of, length, hit)
+
+    def grow(self, at: int) -> None:
+        of, length = self.live[at]
+        if length == of.length or not self.layout.could_ever_hold(length + 1):
+            return
+        before = figures(self.layout)
+        if self.layout.grow(of):
+            self.live[at] = (of, length + 1)
+            if self.memory:
+                self.memory.grown(of, length + 1)
+        else:
+            assert figures(self.layout) == before
+
+    def check(self) -> None:
+        audit(self.layout, self.asked)
+        assert dict(self.layout.lengths()) == {of.index: length for of, length in self.live}
+        for of, length in self.live:
+            if self.memory:
+                self.memory.check(of, length)
+
+
+def figures(layout: Layout) -> object:
+    """All that a refusal leaves as it was; `cached` too, but for the order in which pages are handed out."""
+    return (layout.used, layout.reserved, layout.saved, layout.cached, layout.moved, dict(layout.lengths()),
+            {index: list(runs) for index, runs in layout.extents().items()})  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@trials(deadline=None, max_examples=100)
+@given(asked=asked_for, actions=actions)
+def test_counters_are_what_the_extents_say(name: str, asked: Settings, actions: list[tuple[str, int, list[int]]]):
+    trial = Trial(LAYOUTS[name](asked), asked)
+    trial.check()
+    for action in actions:
+        trial.do(*action)
+        trial.check()
+    for of, _ in trial.live:
+        trial.layout.release(of)
+    trial.live.clear()
+    trial.check()
+    assert (trial.layout.used, trial.layout.reserved, trial.layout.saved) == (0, 0, 0)
+
+
+def test_contiguous_by_hand():
+    layout = LAYOUTS["contiguous"](settings(memory_tokens=10, reserve=4))
+    a, b, c = (sequence(i, [0] * 4) for i in range(3))
+    assert layout.overhead == 2
+    assert [layout.admit(of, length) for of, length in ((a, 3), (b, 1), (c, 1))] == [0, 0, None]
+    assert layout.extents() == {0: [(0, 4)], 1: [(4, 8)]}
+    assert (layout.reserved, layout.used, layout.free) == (8, 4, 0)
+    layout.release(a)
+    assert layout.admit(c, 2) == 0
+    assert layout.extents() == {1: [(4, 8)], 2: [(0, 4)]}
+    assert not layout.could_ever_hold(5)
+
+
+def test_growing_by_hand():
+    layout = LAYOUTS["growing"](settings(memory_tokens=10))
+    a, b, c = (sequence(i, [0] * 8) for i in range(3))
+    assert (layout.admit(a, 3), layout.admit(b, 2)) == (0, 0)
+    # Its neighbour is taken, and 6 slots are nowhere: the 4 that it needs behind that neighbour.
+    assert layout.grow(a)
+    assert layout.extents() == {0: [(5, 9)], 1: [(3, 5)]}
+    assert (layout.moves, layout.moved, layout.free, layout.largest_hole()) == (1, 3, 4, 3)
+    assert layout.admit(c, 4) is None
+    assert layout.refused_by_fragmentation == 1
+    # In place, as far as the hole behind it goes.
+    assert layout.grow(a)
+    assert layout.extents()[0] == [(5, 10)]
+    layout.release(b)
+    assert (layout.largest_hole(), layout.admit(c, 5)) == (5, 0)
+    # Full and not broken up.
+    assert not layout.grow(a)
+    assert (layout.refused_by_fragmentation, layout.used, layout.reserved) == (1, 10, 10)
+
+
+def test_paged_by_hand():
+    layout = LAYOUTS["paged"](settings(memory_tokens=22))
+    a, b = (sequence(i, [0] * 12) for i in range(2))
+    # The padding page, and two slots behind the last page.
+    assert layout.overhead == 6
+    assert (layout.admit(a, 5), layout.admit(b, 4)) == (0, 0)
+    assert layout.extents() == {0: [(4, 8), (8, 12)], 1: [(12, 16)]}
+    assert (layout.reserved, layout.used, layout.free) == (12, 9, 4)
+    assert layout.grow(b)
+    assert layout.extents()[1] == [(12, 16), (16, 20)]
+    assert [layout.grow(a) for _ in range(4)] == [True, True, True, False]
+    assert (layout.reserved, layout.used, layout.free) == (16, 13, 0)
+
+
+def test_paged_behind_a_window_by_hand():
+    layout = LAYOUTS["paged"](settings(memory_tokens=16, window=4))
+    a = sequence(0, [0] * 12)
+    # Of 7 tokens the last four are 3 to 6: two pages. With 8 the first page is behind them.
+    assert layout.admit(a, 7) == 0
+    assert (layout.reserved, layout.used) == (8, 7)
+    assert layout.grow(a)
+    assert (layout.reserved, layout.used) == (4, 4)
+    assert [layout.grow(a) for _ in range(4)] == [True] * 4
+    assert (layout.reserved, layout.used, layout.lengths()[0]) == (4, 4, 12)
+
+
+def test_shared_by_hand():
+    layout = LAYOUTS["shared"](settings(memory_tokens=40))
+    prompt = [1, 2, 3, 4, 5, 6]
+    a, b = (sequence(i, [*prompt, 7 + i, 9], prompt=6, request=0) for i in range(2))
+    c = sequence(2, [1, 2, 3, 4, 0, 0, 0, 0], prompt=6)
+    for of in (a, b, c):
+        layout.prepare(of)
+    assert (layout.admit(a, 6), layout.admit(b, 6)) == (0, 6)
+    assert layout.extents() == {0: [(4, 8), (8, 12)], 1: [(4, 8), (8, 12)]}
+    assert (layout.reserved, layout.used, layout.saved) == (8, 6, 8)
+    # The first to write copies the two tokens of the partial page; the other then has it alone.
+    assert (layout.grow(a), layout.grow(b)) == (True, True)
+    assert layout.extents() == {0: [(4, 8), (12, 16)], 1: [(4, 8), (8, 12)]}
+    assert (layout.moves, layout.moved, layout.used, layout.saved) == (1, 2, 10, 4)
+    # A third finds the first page, while it is held and after.
+    assert layout.admit(c, 6) == 4
+    assert (layout.reserved, layout.saved) == (16, 8)
+    for of in (a, b, c):
+        layout.release(of)
+    assert (layout.reserved, layout.used, layout.cached) == (0, 0, 4)
+    assert layout.admit(c, 6) == 4
+
+
+def test_a_sequence_that_comes_again_finds_its_own_pages():
+    layout = LAYOUTS["shared"](settings(memory_tokens=40))
+    a = sequence(0, list(range(12)), prompt=2)
+    layout.prepare(a)
+    assert layout.admit(a, 2) == 0
+    assert all(layout.grow(a) for _ in range(8))
+    layout.release(a)
+    assert layout.admit(a, 10) == 8
+
+
+def test_behind_a_window_a_head_is_found_without_what_it_no_longer_needs():
+    asked = settings(memory_tokens=16, window=4)
+    layout = LAYOUTS["shared"](asked)
+    a = sequence(0, list(range(12)), prompt=12)
+    other = sequence(1, [99] * 5, prompt=5)
+    for of in (a, other):
+        layout.prepare(of)
+    # It takes the pages of positions 4 to 11; the first page never was.
+    assert layout.admit(a, 10) == 0
+    layout.release(a)
+    assert layout.admit(other, 3) == 0
+    # Positions 4 to 7 are one page that is still there: all that the token at 8 sees beside itself.
+    assert layout.admit(a, 10) == 8
+
+
+def test_behind_a_window_nothing_is_found_where_what_it_needs_is_missing():
+    layout = LAYOUTS["shared"](settings(memory_tokens=24, window=6))
+    a = sequence(0, list(range(12)), prompt=12)
+    layout.prepare(a)
+    # It takes the pages of positions 4 to 11, and the token at 8 would see position 3 too.
+    assert layout.admit(a, 10) == 0
+    layout.release(a)
+    assert layout.cached == 4
+    assert layout.admit(a, 10) == 0
+
+
+def test_the_last_token_is_computed_even_where_all_pages_are_there():
+    layout = LAYOUTS["shared"](settings(memory_tokens=40))
+    a, b = (sequence(i, list(range(12)), prompt=8) for i in range(2))
+    for of in (a, b):
+        layout.prepare(of)
+    assert (layout.admit(a, 8), layout.admit(b, 8)) == (0, 4)
+    assert (layout.reserved, layout.saved) == (12, 4)

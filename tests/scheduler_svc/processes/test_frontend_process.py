@@ -1,0 +1,256 @@
+"""The front ends as children: which of them is replaced, what they inherit, and what is logged about their ends."""
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from scheduler_svc.processes import frontend_process
+from scheduler_svc.processes.address import ListenError
+from scheduler_svc.processes.frontend_process import FrontendFailed
+from scheduler_svc.processes.frontends import FrontendProcesses
+
+READY = "frontend listening on "
+
+
+class Bench:
+    """Front ends that find no core, and what is logged about them."""
+
+    def __init__(self, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+        self._flags = ["--endpoint", f"ipc://{folder}/core.sock", "--log-level", "error"]
+        self._caplog = caplog
+        self._all: list[FrontendProcesses] = []
+
+    def of(self, count: int, *more_flags: str, silence_seconds: float = 60.0) -> FrontendProcesses:
+        flags = [*self._flags, *more_flags]
+        self._all.append(FrontendProcesses(count, listen="127.0.0.1:0", flags=flags, silence_seconds=silence_seconds))
+        return self._all[-1]
+
+    def ready_lines(self) -> list[str]:
+        return [line for line in self._caplog.messages if line.startswith(READY)]
+
+    def warnings(self) -> list[str]:
+        return [record.getMessage() for record in self._caplog.records if record.levelno >= logging.WARNING]
+
+    def until(self, processes: FrontendProcesses, what: Callable[[], bool]) -> None:
+        """Turns of the loop until it is so; nothing tells when a child has printed or ended."""
+        limit = time.monotonic() + 30
+        while not what():
+            assert time.monotonic() < limit
+            processes.watch(restart=True)
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        for processes in self._all:
+            processes.stop()
+
+
+@pytest.fixture
+def bench(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Bench]:
+    bench = Bench(tmp_path, caplog)
+    yield bench
+    bench.close()
+
+
+def pids() -> set[int]:
+    children = psutil.Process().children()
+    return {child.pid for child in children if child.status() != psutil.STATUS_ZOMBIE}
+
+
+def test_the_one_that_is_given_up_is_replaced_alone(bench: Bench) -> None:
+    before = pids()
+    processes = bench.of(2)
+    bench.until(processes, lambda: len(bench.ready_lines()) == 1)
+    first, second = sorted(pids() - before)
+    # One that was lost before, or that is none of ours.
+    processes.give_up(f"f-1{second}-0a1b2c3d")
+    processes.give_up("somebody")
+    processes.give_up(f"f-{second}-0a1b2c3d")
+    bench.until(processes, lambda: len(bench.ready_lines()) == 2)
+    after = pids() - before
+    assert len(after) == 2
+    assert first in after
+    assert second not in after
+    assert len(set(bench.ready_lines())) == 1
+    processes.ask_to_stop()
+    limit = time.monotonic() + 30
+    while processes.is_running:
+        assert time.monotonic() < limit
+        processes.watch(restart=False)
+        time.sleep(0.01)
+    assert not pids() - before
+
+
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
+    """What runs in place of front ends from now on."""
+    path = tmp_path / "front-end"
+    path.write_text("\n".join(["#!/bin/sh", f'echo "{READY}127.0.0.1:1"', *lines]))
+    path.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(path))
+
+
+def test_one_that_hangs_is_replaced(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = pids()
+    script(tmp_path, monkeypatch, "exec sleep 60")
+    processes = bench.of(1, silence_seconds=0.3)
+    bench.until(processes, lambda: len(bench.ready_lines()) == 1)
+    [hanging] = pids() - before
+    bench.until(processes, lambda: len(bench.ready_lines()) == 2)
+    assert not psutil.pid_exists(hanging)
+    assert bench.warnings()[:2] == [
+        "the front end has been silent for 0.3 s and is killed",
+        "the front end ended with code -9 and is started again in 0.1 s",
+    ]
+
+
+class Clock:
+    """Stands for the module `time` in frontend_process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(frontend_process, "time", self)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def turns(self, processes: FrontendProcesses, count: int) -> None:
+        """Of the loop, 0.9 s each."""
+        for _ in range(count):
+            self.now += 0.9
+            processes.watch(restart=True)
+
+
+def test_one_that_says_that_it_lives_is_left_alone_and_that_is_no_output(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    fifo = tmp_path / "says"
+    os.mkfifo(fifo)
+    script(tmp_path, monkeypatch, f"exec cat {fifo}")
+    clock, processes = Clock(monkeypatch), bench.of(1, silence_seconds=3.0)
+    bench.until(processes, lambda: len(bench.ready_lines()) == 1)
+    clock.turns(processes, 3)
+    with fifo.open("w") as says:
+        says.write("frontend alive\nand something else\n")
+        says.flush()
+        bench.until(processes, lambda: "the front end: and something else" in caplog.messages)
+        assert not [line for line in caplog.messages if "alive" in line]
+        clock.turns(processes, 3)
+        assert bench.warnings() == []
+        clock.turns(processes, 1)
+    assert bench.warnings() == ["the front end has been silent for 3 s and is killed"]
+
+
+def test_silence_means_nothing_after_a_pause_of_the_service_itself(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script(tmp_path, monkeypatch, "exec sleep 60")
+    clock, processes = Clock(monkeypatch), bench.of(1, silence_seconds=3.0)
+    bench.until(processes, lambda: len(bench.ready_lines()) == 1)
+    clock.now += 100
+    clock.turns(processes, 3)
+    assert bench.warnings() == []
+    clock.turns(processes, 2)
+    assert len(bench.warnings()) == 1
+
+
+def test_one_that_ends_again_and_again_is_started_ever_later(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script(tmp_path, monkeypatch, "exit 3")
+    bench.until(bench.of(1), lambda: len(bench.warnings()) == 3)
+    ended = "the front end ended with code 3 and is started again in"
+    assert bench.warnings() == [f"{ended} 0.1 s", f"{ended} 0.2 s", f"{ended} 0.4 s"]
+
+
+def test_a_machine_without_room_for_a_process_ends_no_service_that_serves(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    script(tmp_path, monkeypatch, "sleep 0.1", "exit 3")
+    processes = bench.of(1)
+    bench.until(processes, lambda: len(bench.ready_lines()) == 1)
+    with monkeypatch.context() as full:
+        full.setattr(subprocess, "Popen", refuse)
+        bench.until(processes, lambda: len(bench.warnings()) == 2)
+    assert (
+        bench.warnings()[1]
+        == "the front end cannot be started and is tried again in 0.2 s: Resource temporarily unavailable"
+    )
+    bench.until(processes, lambda: len(bench.ready_lines()) == 2)
+    with monkeypatch.context() as full:
+        full.setattr(subprocess, "Popen", refuse)
+        with pytest.raises(
+            FrontendFailed, match=r"^the front end cannot be started: Resource temporarily unavailable$"
+        ):
+            bench.of(1).watch(restart=True)
+
+
+@pytest.mark.parametrize(("count", "name"), [(1, "the front end"), (2, "front end [12] of 2")])
+def test_one_that_never_listens_ends_the_service_with_its_own_cause(bench: Bench, count: int, name: str) -> None:
+    processes = bench.of(count, "--no-such-flag")
+    cause = "unrecognized arguments: --no-such-flag"
+    with pytest.raises(FrontendFailed, match=f"^{name} ended with code 2 before it listened: {cause}$") as caught:
+        bench.until(processes, lambda: False)
+    assert caught.value.exit_code == 2
+
+
+def test_each_child_inherits_the_secret(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = tmp_path / "heard"
+    # The last two words are --secret-fd N.
+    lines = ["for last; do :; done", f"cat /proc/self/fd/$last > {heard}", "exec sleep 60"]
+    script(tmp_path, monkeypatch, *lines)
+    processes = bench.of(1)
+    bench.until(processes, lambda: heard.exists() and len(heard.read_bytes()) == 32)
+    assert heard.read_bytes() == processes.secret
+    heard.unlink()
+    processes.give_up(f"f-{psutil.Process().children()[-1].pid}-0a1b")
+    bench.until(processes, lambda: heard.exists() and heard.read_bytes() == processes.secret)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the address is held on Linux only")
+def test_the_port_of_one_front_end_is_held_while_it_is_replaced(bench: Bench) -> None:
+    before = pids()
+    processes = bench.of(1)
+    bench.until(processes, lambda: len(bench.ready_lines()) == 1)
+    port = int(processes.listen.rpartition(":")[2])
+    [frontend] = pids() - before
+
+    def bind(*options: int) -> None:
+        with socket.socket() as other:
+            for option in options:
+                other.setsockopt(socket.SOL_SOCKET, option, 1)
+            other.bind(("127.0.0.1", port))
+            other.listen()
+
+    every = [(), (socket.SO_REUSEADDR,), (socket.SO_REUSEADDR, socket.SO_REUSEPORT)]
+    for options in every:
+        with pytest.raises(OSError, match="in use"):
+            bind(*options)
+    psutil.Process(frontend).kill()
+    psutil.wait_procs([psutil.Process(frontend)], timeout=10)
+    for options in every:
+        with pytest.raises(OSError, match="in use"):
+            bind(*options)
+    bench.until(processes, lambda: len(bench.ready_lines()) == 2)
+    assert processes.listen.endswith(f":{port}")
+
+
+def test_a_taken_address_is_refused_before_anything_is_started(bench: Bench) -> None:
+    before = pids()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        for count in (1, 2):
+            with pytest.raises(ListenError, match="the port is taken"):
+                FrontendProcesses(count, listen=f"127.0.0.1:{taken.getsockname()[1]}", flags=[])
+    assert pids() == before

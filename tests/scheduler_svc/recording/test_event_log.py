@@ -1,0 +1,272 @@
+"""The same event log twice gives the same effects; a log that was changed, or a core that differs, is noticed."""
+
+import io
+import random
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tandem.internal.v1 import frontend_pb2, record_pb2, worker_pb2
+
+from scheduler_svc import private_file
+from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages.config import Admission, CoreConfig, Policy
+from scheduler_svc.core.messages.page_hash import hash_pages
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.recording import event_log as record
+from scheduler_svc.recording.replay import replay
+from scheduler_svc.wire import frontend as frontend_wire
+from scheduler_svc.wire import worker as worker_wire
+from scheduler_svc.wire.arrays import WireError
+from tests.rigs.executor import Executor, Shape
+
+SHAPE = Shape(page_size=4, num_pages=10, max_rows=3, token_budget=12, chunk_align=2)
+
+
+def join_message() -> worker_pb2.WorkerToCore:
+    join = worker_pb2.Join(
+        protocol=4, identity="i", model="m", vocab_size=SHAPE.vocab_size, page_size=SHAPE.page_size,
+        num_pages=SHAPE.num_pages, max_rows=SHAPE.max_rows, max_length=SHAPE.max_length,
+        token_budget=SHAPE.token_budget, chunk_align=SHAPE.chunk_align, logit_rows=SHAPE.logit_rows,
+        eos_token_ids=SHAPE.eos_token_ids, max_frame_bytes=64 << 20,
+    )  # fmt: skip
+    return worker_pb2.WorkerToCore(join=join)
+
+
+class Session:
+    """A recorded session: the real core and an executor, every event written down."""
+
+    def __init__(self, path: Path, *, report_steps: bool = False) -> None:
+        config = CoreConfig(max_waiting=20, report_steps=report_steps)
+        self.core = Scheduler(config)
+        self.recorder = record.Recorder(path, config)
+        self.executor = Executor(SHAPE)
+        self.plans: list[worker_pb2.StepPlan] = []
+        self.now = 0.0
+        self.tokens = 0
+        self.cached_tokens = 0
+        self.flushed = 0
+        self.reports: list[fx.StepReport] = []
+
+    def put(self, **event: object) -> None:
+        entry = record_pb2.RecordedEvent(now=self.now, peer="w-1" if "worker" in event else "f-1", **event)  # type: ignore[arg-type]
+        self.recorder.add_event(entry)
+        effects = self.core.handle(record.event_of(entry), self.now)
+        self.recorder.add_effects(effects)
+        for effect in effects:
+            if isinstance(effect, fx.WorkerAccepted):
+                self.executor.begin(effect.generation)
+            elif isinstance(effect, fx.SendPlan):
+                self.plans.append(worker_pb2.CoreToWorker.FromString(worker_wire.plan_frame(effect.plan)).plan)
+            elif isinstance(effect, fx.StepOutput):
+                self.tokens += len(effect.tokens)
+                self.cached_tokens += sum(end.stats.cached_prompt_tokens for end in effect.ends)
+            elif isinstance(effect, fx.StepReport):
+                self.reports.append(effect)
+            elif isinstance(effect, fx.FlushReply):
+                self.flushed += effect.pages
+
+    def run(self, seed: int) -> None:
+        draw = random.Random(seed)
+        self.put(frontend=frontend_pb2.FrontendToCore(hello=frontend_pb2.Hello()))
+        self.put(worker=join_message())
+        for stream in range(1, 37, 3):
+            self.now += draw.random()
+            # Some begin alike, so that pages are found; what has no root shares none.
+            prompt = [draw.randrange(2) for _ in range(draw.randint(1, 20))]
+            root = draw.choice([b"", b"a" * 32, b"a" * 32, b"b" * 32])
+            hashes = hash_pages(root, np.array(prompt, np.int32), SHAPE.page_size) if root else b""
+            submit = frontend_pb2.Submit(
+                stream=stream, request_id=f"r{stream}", prompt=b"".join(t.to_bytes(4, "little") for t in prompt),
+                max_new_tokens=draw.randint(1, 9), temperature=draw.choice([0.0, 1.0]), top_p=1.0, seed=stream,
+                priority=draw.randint(-1, 1), num_samples=draw.choice([1, 1, 3]),
+                repetition_penalty=draw.choice([1.0, 1.5]), num_logprobs=draw.choice([0, 0, 1, 3]),
+                prompt_logprobs_from=draw.choice([0, 1]), presence_penalty=draw.choice([0.0, 0.5]),
+                prefix_root=root, page_hashes=hashes, bypass_read=draw.random() < 0.2,
+                bypass_write=draw.random() < 0.2,
+            )  # fmt: skip
+            self.put(frontend=frontend_pb2.FrontendToCore(submit=submit))
+            for _ in range(draw.randint(0, 5)):
+                self.step()
+            if stream in (13, 28):
+                self.put(frontend=frontend_pb2.FrontendToCore(flush_cache=frontend_pb2.FlushCache(query=stream)))
+                self.put(frontend=frontend_pb2.FrontendToCore(load_query=frontend_pb2.LoadQuery(query=stream)))
+            if stream == 19:
+                self.put(worker_lost=record_pb2.PeerLost(reason="killed"))
+                self.plans.clear()
+                self.put(worker=join_message())
+        while self.core.book or self.plans:
+            self.step()
+        self.recorder.close()
+
+    def step(self) -> None:
+        self.now += 0.01
+        self.put(tick=record_pb2.Tick())
+        if self.plans:
+            result = self.executor.apply(self.plans.pop(0))
+            result.compute_us = 1000 + result.step
+            self.put(worker=worker_pb2.WorkerToCore(result=result))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_replay_gives_the_same_effects(tmp_path: Path, seed: int) -> None:
+    path = tmp_path / "log"
+    session = Session(path)
+    session.run(seed)
+    assert session.tokens > 20
+    assert session.cached_tokens > 0
+    assert session.flushed > 0
+    assert replay(path, audited=True) > 40
+
+
+def test_every_setting_of_the_core_is_in_the_log(tmp_path: Path) -> None:
+    """None of them at its default, so that one which is left out shows."""
+    policy = Policy(mixed_steps=False, admission=Admission.KNOWN, cache_aware=False, fair_share=False)
+    config = CoreConfig(
+        max_waiting=1, max_waiting_tokens=2, plans_in_flight=3, step_timeout_seconds=4.0, silence_timeout_seconds=5.0,
+        max_worker_wait_seconds=6.0, max_plan_bytes=7, prove_workers=True, report_steps=True, policy=policy,
+    )  # fmt: skip
+    for value, plain in ((config, CoreConfig()), (policy, Policy())):
+        assert not [f.name for f in fields(value) if getattr(value, f.name) == getattr(plain, f.name)]
+    record.Recorder(tmp_path / "log", config).close()
+    read, _ = record.read(tmp_path / "log")
+    assert read == config
+    assert isinstance(read.policy.admission, Admission)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "sentence"), [("version", 2, "version 2"), ("admission", "x", "admission 'x'")]
+)
+def test_a_log_of_another_program_is_refused(tmp_path: Path, field: str, value: object, sentence: str) -> None:
+    path = tmp_path / "log"
+    record.Recorder(path, CoreConfig()).close()
+    header = record_pb2.RecordedHeader.FromString(entries_of(path)[0])
+    setattr(header, field, value)
+    data = header.SerializeToString()
+    path.write_bytes(len(data).to_bytes(4, "little") + data)
+    with pytest.raises(WireError, match=sentence):
+        record.read(path)
+
+
+def test_a_replay_gives_the_same_step_reports(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    session = Session(path, report_steps=True)
+    session.run(1)
+    assert {report.kind for report in session.reports} == set(fx.StepKind)
+    assert any(report.compute_us > 1000 for report in session.reports)
+    assert replay(path, audited=False) > 40
+
+
+def test_the_same_events_give_the_same_log(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        Session(tmp_path / name).run(3)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def entries_of(path: Path) -> list[bytes]:
+    data, entries = path.read_bytes(), list[bytes]()
+    while data:
+        length = int.from_bytes(data[:4], "little")
+        entries.append(data[4 : 4 + length])
+        data = data[4 + length :]
+    return entries
+
+
+def test_a_changed_event_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    Session(path).run(1)
+    entries = entries_of(path)
+    for i, data in enumerate(entries[1:], 1):
+        entry = record_pb2.RecordedEvent.FromString(data)
+        if entry.frontend.submit.stream == 4:
+            entry.frontend.submit.max_new_tokens += 1
+            entries[i] = entry.SerializeToString()
+    path.write_bytes(b"".join(len(data).to_bytes(4, "little") + data for data in entries))
+    with pytest.raises(SystemExit, match="the effects differ"):
+        replay(path, audited=False)
+
+
+def test_the_last_effects_are_compared_too(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    Session(path).run(1)
+    entries = entries_of(path)
+    last = record_pb2.RecordedEvent.FromString(entries[-1])
+    assert last.WhichOneof("event") is None
+    last.effects_digest ^= 1
+    entries[-1] = last.SerializeToString()
+    path.write_bytes(b"".join(len(data).to_bytes(4, "little") + data for data in entries))
+    with pytest.raises(SystemExit, match="the effects differ"):
+        replay(path, audited=False)
+
+
+def test_an_event_is_on_disk_before_it_is_handled(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    recorder = record.Recorder(path, CoreConfig())
+    recorder.add_event(record_pb2.RecordedEvent(now=1.0, tick=record_pb2.Tick()))
+    recorder.flush()
+    assert len(entries_of(path)) == 2
+    recorder.close()
+
+
+def test_a_disk_that_takes_no_more_ends_the_recording_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    full = io.BufferedWriter(io.FileIO("/dev/full", "wb"))
+    monkeypatch.setattr(private_file, "create", lambda *_: full)
+    recorder = record.Recorder(tmp_path / "log", CoreConfig())
+    for _ in range(3):
+        recorder.add_event(record_pb2.RecordedEvent(now=1.0, tick=record_pb2.Tick()))
+        recorder.add_effects([])
+        recorder.flush()
+    recorder.close()
+    assert sum("recording ends here" in line for line in caplog.messages) == 1
+
+
+def test_an_entry_cut_short_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    Session(path).run(2)
+    whole = replay(path, audited=False)
+    end_mark = 4 + len(entries_of(path)[-1])
+    path.write_bytes(path.read_bytes()[: -end_mark - 3])
+    assert replay(path, audited=False) == whole - 1
+
+
+def test_only_this_user_may_read_the_log(tmp_path: Path) -> None:
+    record.Recorder(tmp_path / "log", CoreConfig()).close()
+    assert (tmp_path / "log").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_log_never_overwrites_another(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("mine")
+    with pytest.raises(FileExistsError):
+        record.Recorder(path, CoreConfig())
+
+
+def test_what_is_no_log_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"\xff\xff\xff\x7f")
+    with pytest.raises(WireError, match="the limit is"):
+        record.read(path)
+
+
+def test_the_replay_command_says_what_it_cannot_read(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("no log at all")
+    command = [sys.executable, "-m", "scheduler_svc.recording.replay", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"replay: {path} cannot be read as an event log")
+
+
+def test_frames_of_front_ends_are_checked() -> None:
+    with pytest.raises(WireError, match="not a FrontendToCore"):
+        frontend_wire.parse(b"\xff\xff")
+    with pytest.raises(WireError, match="empty"):
+        frontend_wire.event_of(frontend_pb2.FrontendToCore(), "f")
+    submit = frontend_pb2.Submit(stream=1, request_id="r", prompt=b"123", max_new_tokens=1)
+    with pytest.raises(WireError, match="prompt has 3 bytes, no multiple of 4"):
+        frontend_wire.event_of(frontend_pb2.FrontendToCore(submit=submit), "f")

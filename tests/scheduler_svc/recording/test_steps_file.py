@@ -1,0 +1,117 @@
+"""The file of --steps: its lines, when they reach the system, and that its troubles are never the service's."""
+
+import io
+import logging
+from pathlib import Path
+
+import pytest
+
+from scheduler_svc import private_file
+from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.recording.steps_file import COLUMNS, StepsFile
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def report(step: int = 7, **changes: object) -> fx.StepReport:
+    values = {
+        "kind": fx.StepKind.MIXED, "cause": None, "at": 102.5, "step": step, "lane": 2, "generation": 3, "running": 4,
+        "waiting": 5, "prefill_tokens": 60, "decode_tokens": 2, "output_tokens": 3, "pages_used": 11,
+        "pages_cached": 22, "pages_total": 99, "preemptions": 1, "compute_us": 4567, "span_seconds": 0.0089126,
+    }  # fmt: skip
+    return fx.StepReport(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_a_line_says_what_its_column_does(tmp_path: Path) -> None:
+    file = StepsFile(tmp_path / "steps.csv", Clock())
+    file.add(report())
+    file.add(report(kind=fx.StepKind.RESET, cause=fx.ResetCause.WORKER_LOST))
+    file.close()
+    header, step, reset = (tmp_path / "steps.csv").read_text().splitlines()
+    assert dict(zip(header.split(","), step.split(","), strict=True)) == {
+        "step": "7", "at_seconds": "2.500000", "kind": "mixed", "cause": "", "running": "4", "waiting": "5",
+        "tokens": "62", "prefill_tokens": "60", "decode_tokens": "2", "output_tokens": "3", "pages_used": "11",
+        "pages_cached": "22", "pages_total": "99", "preemptions": "1", "lane": "2", "generation": "3", "ms": "4.567",
+        "span_ms": "8.913",
+    }  # fmt: skip
+    assert header.split(",") == list(COLUMNS)
+    assert reset.split(",")[2:4] == ["reset", "worker lost"]
+
+
+def test_lines_reach_the_system_once_a_second(tmp_path: Path) -> None:
+    path, clock = tmp_path / "steps.csv", Clock()
+    file = StepsFile(path, clock)
+    assert path.read_text() == ",".join(COLUMNS) + "\n"
+    file.add(report(1))
+    clock.now += 0.9
+    file.write_due()
+    assert len(path.read_text().splitlines()) == 1
+    clock.now += 0.1
+    file.write_due()
+    file.add(report(2))
+    file.write_due()
+    assert [line.split(",")[0] for line in path.read_text().splitlines()[1:]] == ["1"]
+    file.close()
+    assert [line.split(",")[0] for line in path.read_text().splitlines()[1:]] == ["1", "2"]
+
+
+def test_fast_steps_do_not_gather_without_bound(tmp_path: Path) -> None:
+    path = tmp_path / "steps.csv"
+    file = StepsFile(path, Clock())
+    for step in range(5000):
+        file.add(report(step))
+    written = path.read_text()
+    assert written.endswith("\n")
+    assert len(written.splitlines()) > 4000
+    file.close()
+
+
+def test_a_file_never_overwrites_another(tmp_path: Path) -> None:
+    path = tmp_path / "steps.csv"
+    path.write_text("mine")
+    with pytest.raises(FileExistsError):
+        StepsFile(path)
+    assert path.read_text() == "mine"
+
+
+def test_only_this_user_may_read_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "steps.csv"
+    StepsFile(path).close()
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_disk_that_takes_no_more_ends_the_writing_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    full = io.FileIO("/dev/full", "wb")
+    monkeypatch.setattr(private_file, "create", lambda *_, **__: full)
+    clock = Clock()
+    file = StepsFile(tmp_path / "steps.csv", clock)
+    for step in range(3000):
+        file.add(report(step))
+        clock.now += 2
+        file.write_due()
+    file.close()
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+    assert "no more steps are written: No space left on device" in caplog.messages[0]
+
+
+def test_a_file_that_was_removed_ends_the_writing_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, clock = tmp_path / "steps.csv", Clock()
+    file = StepsFile(path, clock)
+    path.unlink()
+    for step in range(3):
+        file.add(report(step))
+        clock.now += 2
+        file.write_due()
+    file.close()
+    [message] = caplog.messages
+    assert str(path) in message
+    assert message.endswith("no more steps are written: it was removed")
+    assert not path.exists()

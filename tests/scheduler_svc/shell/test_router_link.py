@@ -1,0 +1,172 @@
+"""Router links on real sockets: lost peers are found, frames are bounded, an identity stays with its first peer."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from scheduler_svc.shell.router_link import PROBE, FrameTooLargeError, PeerLostError, RouterLink
+
+CHILD = """
+import sys, zmq
+socket = zmq.Context().socket(zmq.DEALER)
+socket.setsockopt(zmq.ROUTING_ID, b"peer")
+socket.connect(sys.argv[1])
+socket.send(b"hello")
+socket.recv()
+socket.recv()
+"""
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+def test_a_failed_bind_leaves_no_socket_open(tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    with pytest.raises(zmq.ZMQError):
+        RouterLink(context, f"ipc://{tmp_path}/taken", max_frame_bytes=1 << 20)
+    # It waits for every socket of the context.
+    context.term()
+
+
+def received(link: RouterLink) -> tuple[str, bytes | None]:
+    assert link.socket.poll(10_000)
+    (message,) = link.receive(1)
+    return message
+
+
+def test_a_killed_peer_is_found_gone_and_others_are_not(
+    context: zmq.Context[zmq.Socket[bytes]], tmp_path: Path
+) -> None:
+    endpoint = f"ipc://{tmp_path}/s"
+    link = RouterLink(context, endpoint, max_frame_bytes=1000)
+    other = context.socket(zmq.DEALER)
+    other.setsockopt(zmq.ROUTING_ID, b"other")
+    other.connect(endpoint)
+    other.send(b"here")
+    assert received(link) == ("other", b"here")
+    with subprocess.Popen([sys.executable, "-c", CHILD, endpoint]) as child:
+        assert received(link) == ("peer", b"hello")
+        link.send("peer", b"answer")
+        assert link.gone(["peer", "other"]) == []
+        child.kill()
+        child.wait()
+        assert link.monitor.poll(10_000)
+        assert link.somebody_left()
+        deadline = time.monotonic() + 10
+        while link.gone(["peer", "other"]) != [("peer", "its connection is gone")]:
+            assert time.monotonic() < deadline
+    assert other.recv() == PROBE
+    other.close(0)
+    link.close()
+
+
+def test_an_unknown_peer_and_one_that_does_not_read_are_lost(
+    context: zmq.Context[zmq.Socket[bytes]], tmp_path: Path
+) -> None:
+    endpoint = f"ipc://{tmp_path}/s"
+    link = RouterLink(context, endpoint, max_frame_bytes=1 << 20)
+    with pytest.raises(PeerLostError, match="gone"):
+        link.send("nobody", b"x")
+    deaf = context.socket(zmq.DEALER)
+    deaf.setsockopt(zmq.RCVHWM, 1)
+    deaf.setsockopt(zmq.ROUTING_ID, b"deaf")
+    deaf.connect(endpoint)
+    deaf.send(b"x")
+    received(link)
+
+    def flood() -> None:
+        for _ in range(20_000):
+            link.send("deaf", b"x" * 4096)
+
+    with pytest.raises(PeerLostError, match="4096 frames unread"):
+        flood()
+    deaf.close(0)
+    link.close()
+
+
+def test_a_frame_above_the_bound_ends_its_senders_connection(
+    context: zmq.Context[zmq.Socket[bytes]], tmp_path: Path
+) -> None:
+    endpoint = f"ipc://{tmp_path}/s"
+    link = RouterLink(context, endpoint, max_frame_bytes=1000)
+    sender = context.socket(zmq.DEALER)
+    sender.connect(endpoint)
+    sender.send(b"y" * 1001)
+    assert link.monitor.poll(10_000)
+    assert link.somebody_left()
+    assert list(link.receive(10)) == []
+    sender.close(0)
+    link.close()
+
+
+def dealer(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, name: bytes) -> zmq.Socket[bytes]:
+    socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.ROUTING_ID, name)
+    socket.connect(endpoint)
+    return socket
+
+
+def test_a_frame_above_the_peers_limit_is_not_sent(context: zmq.Context[zmq.Socket[bytes]], tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/s"
+    link = RouterLink(context, endpoint, max_frame_bytes=1000, max_sent_bytes=2000)
+    peers = [dealer(context, endpoint, name) for name in (b"small", b"other")]
+    for peer in peers:
+        peer.send(b"x")
+        received(link)
+    link.limit_frames("small", 1500)
+    link.limit_frames("other", 0)
+    link.send("small", b"x" * 1500)
+    with pytest.raises(FrameTooLargeError, match="has 1,501 bytes; it takes at most 1,500"):
+        link.send("small", b"x" * 1501)
+    link.send("other", b"x" * 2000)
+    with pytest.raises(FrameTooLargeError, match="has 2,001 bytes; it takes at most 2,000"):
+        link.send("other", b"x" * 2001)
+    assert [len(peer.recv()) for peer in peers] == [1500, 2000]
+    link.keep_limits(["other"])
+    link.send("small", b"x" * 1501)
+    for peer in peers:
+        peer.close(0)
+    link.close()
+
+
+def test_an_identity_stays_with_the_connection_that_brought_it(
+    context: zmq.Context[zmq.Socket[bytes]], tmp_path: Path
+) -> None:
+    endpoint = f"ipc://{tmp_path}/s"
+    link = RouterLink(context, endpoint, max_frame_bytes=1000)
+    true, forger, last = (dealer(context, endpoint, name) for name in (b"peer", b"peer", b"last"))
+    true.send(b"hello")
+    assert received(link) == ("peer", b"hello")
+    forger.send(b"forged")
+    # Once a later connection is heard, the forger's would have been.
+    last.send(b"here")
+    assert received(link) == ("last", b"here")
+    link.send("peer", b"answer")
+    assert true.poll(10_000)
+    assert true.recv() == b"answer"
+    true.send(b"still here")
+    assert received(link) == ("peer", b"still here")
+    assert not forger.poll(0)
+    for peer in (true, forger, last):
+        peer.close(0)
+    link.close()
+
+
+def test_a_message_of_several_parts_has_no_payload(context: zmq.Context[zmq.Socket[bytes]], tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/s"
+    link = RouterLink(context, endpoint, max_frame_bytes=1000)
+    peer = dealer(context, endpoint, b"peer")
+    peer.send_multipart([b"a", b"b"])
+    assert received(link) == ("peer", None)
+    peer.close(0)
+    link.close()

@@ -1,0 +1,247 @@
+"""Models and machines are what their public configs say; a roofline is bound by what binds it; a fit finds what made
+the times."""
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scheduler_svc.recording.steps_file import COLUMNS
+from scheduler_svc.simulator.cost.fitted import (
+    FittedCost,
+    RecordedSteps,
+    StepsFileError,
+    fit,
+    non_negative_least_squares,
+    read_steps,
+)
+from scheduler_svc.simulator.cost.hardware import MACHINES, MODELS, UnknownName, machine_named, model_named
+from scheduler_svc.simulator.cost.roofline import Roofline, chunk_attention
+from scheduler_svc.simulator.cost.step_cost import StepShape
+
+NONE = np.zeros(0, np.int64)
+
+
+def step(
+    chunks: list[tuple[int, int]] | None = None, contexts: list[int] | None = None, *, host_pages: int = 0
+) -> StepShape:
+    starts, counts = (np.array(column, np.int64) for column in zip(*(chunks or [(0, 0)]), strict=True))
+    if not chunks:
+        starts = counts = NONE
+    decoding = np.array(contexts or [], np.int64)
+    return StepShape(
+        chunk_starts=starts,
+        chunk_counts=counts,
+        contexts=decoding,
+        computed_tokens=int(counts.sum()) + len(decoding),
+        samples=len(decoding),
+        host_pages_moved=host_pages,
+    )
+
+
+# Billions, of the public model cards.
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("llama-3.1-8b", 8.03),
+        ("llama-3.1-70b", 70.6),
+        ("llama-3.2-1b", 1.24),
+        ("qwen-2.5-7b", 7.62),
+        ("qwen-2.5-0.5b", 0.49),
+        ("gemma-2-2b", 2.61),
+        ("gemma-2-9b", 9.24),
+        ("mistral-7b-v0.3", 7.25),
+        ("smollm2-135m", 0.135),
+    ],
+)
+def test_models_have_the_parameters_of_their_cards(name: str, parameters: float) -> None:
+    assert model_named(name).parameters / 1e9 == pytest.approx(parameters, rel=0.01)
+
+
+def test_unknown_names_list_the_known() -> None:
+    with pytest.raises(UnknownName, match="no machine is called 'h1000'; there are b200, h200, h100"):
+        machine_named("h1000")
+    with pytest.raises(UnknownName, match=r"llama-3\.1-8b"):
+        model_named("llama")
+    assert machine_named("H100") is MACHINES["h100"]
+
+
+@pytest.mark.parametrize("window", [0, 1, 4, 7, 100])
+def test_attention_of_a_chunk_is_counted_pair_by_pair(window: int) -> None:
+    rng = np.random.default_rng(window)
+    starts, counts = rng.integers(0, 20, 6), rng.integers(1, 12, 6)
+    seen = [
+        [key for key in range(query + 1) if not window or key > query - window]
+        for start, count in zip(starts, counts, strict=True)
+        for query in range(start, start + count)
+    ]
+    chunks = np.split(np.arange(len(seen)), np.cumsum(counts)[:-1])
+    keys = sum(len(set(itertools.chain(*(seen[i] for i in chunk)))) for chunk in chunks)
+    assert chunk_attention(starts, counts, window) == (sum(map(len, seen)), keys)
+
+
+def roofline(model: str = "llama-3.1-8b", **changes: float) -> Roofline:
+    ideal = {"flops_efficiency": 1.0, "bandwidth_efficiency": 1.0, "overhead_seconds": 0.0, **changes}
+    return Roofline(machine=MACHINES["h100"], model=MODELS[model], page_size=128, **ideal)  # pyright: ignore
+
+
+def test_a_small_decode_step_reads_the_weights_once() -> None:
+    cost = roofline()
+    model = cost.model
+    read = 2 * (model.parameters - model.head_parameters)  # all but the embedding's table
+    assert cost.seconds(step(contexts=[1])) == pytest.approx(read / 3350e9, rel=1e-3)
+    assert cost.seconds(step(contexts=[1] * 8)) == pytest.approx(cost.seconds(step(contexts=[1])), rel=1e-3)
+
+
+def test_a_context_costs_its_cache_entries() -> None:
+    cost = roofline()
+    more = cost.seconds(step(contexts=[100_001])) - cost.seconds(step(contexts=[1]))
+    assert more == pytest.approx(100_000 * 2 * MODELS["llama-3.1-8b"].kv_values / 3350e9)
+
+
+def test_a_long_prompt_is_bound_by_arithmetic() -> None:
+    cost, tokens = roofline(), 4096
+    model = cost.model
+    linear = 2 * tokens * model.layer_parameters
+    attention = 4 * model.layers * model.heads * model.head_dim * tokens * (tokens + 1) // 2
+    assert cost.seconds(step([(0, tokens)])) == pytest.approx((linear + attention) / 989e12)
+    assert cost.token_us() == pytest.approx(1e6 * (linear + attention) / 989e12 / tokens)
+    later = cost.seconds(step([(100_000, tokens)])) - cost.seconds(step([(0, tokens)]))
+    assert later == pytest.approx(4 * model.layers * model.heads * model.head_dim * tokens * 100_000 / 989e12)
+
+
+def test_a_window_bounds_what_its_layers_read() -> None:
+    sliding, whole = roofline("mistral-7b-v0.1"), roofline("mistral-7b-v0.3")
+    far = step(contexts=[30_000] * 32)
+    assert sliding.seconds(far) == pytest.approx(sliding.seconds(step(contexts=[4096] * 32)))
+    assert whole.seconds(far) > 2 * sliding.seconds(far)
+    half = roofline("gemma-2-2b")
+    per_key = 2 * 26 * 4 * 256 * 2
+    assert half.seconds(step(contexts=[8000])) - half.seconds(step(contexts=[5000])) == pytest.approx(
+        3000 * per_key / 2 / 3350e9
+    )
+
+
+def test_efficiency_overhead_devices_and_copies() -> None:
+    small = step(contexts=[1])
+    base = roofline().seconds(small)
+    assert roofline(bandwidth_efficiency=0.5).seconds(small) == pytest.approx(2 * base)
+    assert roofline(overhead_seconds=0.25).seconds(small) == pytest.approx(base + 0.25)
+    # Two all-reduces per layer of 10 us each, and next to no bytes.
+    assert roofline(devices=2).seconds(small) == pytest.approx(base / 2 + 32 * 2 * 10e-6, rel=0.01)
+    assert roofline().seconds(step(contexts=[1], host_pages=3)) == pytest.approx(
+        base + 3 * 128 * 2 * MODELS["llama-3.1-8b"].kv_values / 64e9
+    )
+
+
+def test_what_memory_holds_beside_the_weights() -> None:
+    cost = roofline()
+    assert cost.pages_in(0.9) == int((72e9 - 2 * cost.model.parameters) // (128 * 131072))
+    assert roofline("llama-3.1-70b").pages_in(0.9) < 1
+
+
+# A fit ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_least_squares_without_negatives_is_the_best_of_all_subsets(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    a, b = rng.normal(size=(30, 4)), rng.normal(size=30)
+    found = non_negative_least_squares(a, b)
+    assert (found >= 0).all()
+    errors: list[float] = [float(np.linalg.norm(b))]
+    for size in range(1, 5):
+        for columns in itertools.combinations(range(4), size):
+            x = np.linalg.lstsq(a[:, columns], b, rcond=None)[0]
+            if (x >= 0).all():
+                errors.append(float(np.linalg.norm(a[:, columns] @ x - b)))
+    assert np.linalg.norm(a @ found - b) == pytest.approx(min(errors))
+
+
+TRUE = np.array([2.0, 0.03, 0.05, 0.002])
+
+
+def recorded(noise: float = 0.0, count: int = 400) -> RecordedSteps:
+    rng = np.random.default_rng(1)
+    features = np.stack(
+        [
+            np.ones(count),
+            rng.choice([0.0, 256.0, 1024.0], count),
+            rng.integers(0, 64, count).astype(float),
+            rng.integers(0, 4000, count).astype(float),
+        ],
+        axis=1,
+    )
+    return RecordedSteps(features=features, ms=features @ TRUE * (1 + noise * rng.normal(size=count)), pages_total=4000)
+
+
+def test_a_fit_finds_what_made_the_times() -> None:
+    exact = fit(recorded(), page_size=16, copy_us=5.0)
+    assert exact.coefficients == pytest.approx(tuple(TRUE))
+    assert exact.r_squared == pytest.approx(1.0) and exact.median_error == pytest.approx(0.0, abs=1e-9)
+    noisy = fit(recorded(0.05), page_size=16, copy_us=5.0)
+    assert noisy.coefficients == pytest.approx(tuple(TRUE), rel=0.1)
+    assert 0.02 < noisy.median_error < 0.05 < noisy.p90_error < 0.12
+    # 10 + 30 tokens in prompts, rows of 1 and 2 pages, one page from host memory.
+    ms = TRUE @ [1, 40, 2, 3]
+    assert exact.seconds(step([(0, 10), (5, 30)], [16, 17], host_pages=1)) == pytest.approx(1e-3 * ms + 5e-6)
+
+
+def test_steps_of_another_kind_are_left_out_and_counted() -> None:
+    steps = recorded()
+    steps.ms[:3] *= 5000  # compiles
+    found = fit(steps, page_size=16, copy_us=0.0)
+    assert found.left_out == 3
+    assert found.coefficients == pytest.approx(tuple(TRUE), rel=0.05)
+    assert "3 left out as outliers" in found.verdict
+
+
+def steps_file(folder: Path, lines: list[dict[str, object]]) -> Path:
+    path = folder / "steps.csv"
+    rows = [",".join(str({**dict.fromkeys(COLUMNS, 0), **line}[column]) for column in COLUMNS) for line in lines]
+    path.write_text("\n".join([",".join(COLUMNS), *rows, ""]))
+    return path
+
+
+def lines(count: int) -> list[dict[str, object]]:
+    line = {"kind": "decode", "cause": "", "decode_tokens": 2, "pages_used": 7, "pages_total": 100, "ms": 3.5}
+    return [dict(line) for _ in range(count)]
+
+
+def test_the_file_of_steps_is_read(tmp_path: Path) -> None:
+    others: list[dict[str, object]] = [{"kind": "joined"}, {"kind": "reset", "ms": 9}]
+    prefill: dict[str, object] = {"kind": "prefill", "prefill_tokens": 5, "pages_used": 9, "ms": 4}
+    steps = read_steps(steps_file(tmp_path, [*others, *lines(20), prefill]))
+    assert steps.ms.tolist() == [3.5] * 20 + [4]
+    # Pages count where decode rows read them.
+    assert steps.features[[0, -1]].tolist() == [[1, 0, 2, 7], [1, 5, 0, 0]]
+    assert steps.pages_total == 100
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ms": "x"}, "line 6: ms is 'x'; it must be a number from 0"),
+        ({"decode_tokens": -1}, "line 6: decode_tokens is '-1'"),
+        ({"pages_used": "nan"}, "line 6: pages_used is 'nan'"),
+    ],
+)
+def test_bad_cells_are_named(tmp_path: Path, change: dict[str, object], message: str) -> None:
+    many = lines(30)
+    many[4].update(change)
+    with pytest.raises(StepsFileError, match=message):
+        read_steps(steps_file(tmp_path, many))
+
+
+def test_files_that_cannot_be_fitted(tmp_path: Path) -> None:
+    with pytest.raises(StepsFileError, match="19 timed steps; a fit needs at least 20"):
+        read_steps(steps_file(tmp_path, lines(19)))
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(StepsFileError, match="no column kind, prefill_tokens"):
+        read_steps(tmp_path / "other.csv")
+
+
+def test_a_fit_of_equal_steps_says_so_without_dividing_by_nothing(tmp_path: Path) -> None:
+    found = fit(read_steps(steps_file(tmp_path, lines(40))), page_size=16, copy_us=0.0)
+    assert isinstance(found, FittedCost) and found.median_error == pytest.approx(0.0, abs=1e-9)

@@ -1,0 +1,453 @@
+"""Hostile bytes on the core's sockets: a typed error or a sound event, never anything else."""
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from tandem.internal.v1 import frontend_pb2, worker_pb2
+from tandem.v1 import inference_pb2
+
+from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.scheduler import CoreConfig, Scheduler
+from scheduler_svc.shell.served_model import ModelCard
+from scheduler_svc.wire import frontend as frontend_wire
+from scheduler_svc.wire import worker as worker_wire
+from scheduler_svc.wire.arrays import WireError, array, packed
+
+JOIN = worker_pb2.Join(
+    protocol=4, identity="i", model="m", vocab_size=100, page_size=4, num_pages=9, max_rows=3, max_length=32,
+    token_budget=12, chunk_align=2, logit_rows=8, eos_token_ids=[0], max_frame_bytes=64 << 20,
+)  # fmt: skip
+
+
+TOLD = worker_pb2.StepResult(
+    generation=1,
+    step=1,
+    status=worker_pb2.STEP_STATUS_OK,
+    tokens=b"\1\0\0\0",
+    logprobs=worker_pb2.Logprobs(
+        logprobs=b"\0\0\0\xc0", top_k=1, top_token_ids=b"\5\0\0\0", top_logprobs=b"\0\0\x80\xbf"
+    ),
+    prompt_logprobs=worker_pb2.Logprobs(logprobs=b"\0\0\0\xc0"),
+)
+
+
+def mutated(frame: bytes, draw: random.Random) -> bytes:
+    data = bytearray(frame)
+    for _ in range(draw.randint(1, 4)):
+        what = draw.randrange(4)
+        at = draw.randrange(len(data) + 1) if data else 0
+        if what == 0 and data:
+            data[at - 1] = draw.randrange(256)
+        elif what == 1:
+            data[at:at] = bytes(draw.randrange(256) for _ in range(draw.randint(1, 8)))
+        elif what == 2:
+            del data[at : at + draw.randint(1, 8)]
+        elif data:
+            data = data + data[:at]
+    return bytes(data)
+
+
+def sound_frames() -> tuple[list[bytes], list[bytes]]:
+    workers = [
+        worker_pb2.WorkerToCore(join=JOIN),
+        worker_pb2.WorkerToCore(heartbeat=worker_pb2.Heartbeat(phase="ready")),
+        worker_pb2.WorkerToCore(
+            result=worker_pb2.StepResult(generation=1, step=1, status=worker_pb2.STEP_STATUS_OK, tokens=b"\1\0\0\0")
+        ),
+        worker_pb2.WorkerToCore(result=TOLD),
+        worker_pb2.WorkerToCore(leave=worker_pb2.Leave()),
+    ]
+    submit = frontend_pb2.Submit(
+        stream=1,
+        request_id="r",
+        prompt=b"\1\0\0\0\2\0\0\0",
+        max_new_tokens=3,
+        top_p=1.0,
+        num_samples=1,
+        repetition_penalty=1.0,
+    )
+    featured = frontend_pb2.Submit(
+        stream=9, request_id="f", prompt=b"\1\0\0\0\2\0\0\0", max_new_tokens=3, top_p=1.0, num_samples=2,
+        presence_penalty=0.5, repetition_penalty=1.5, biased_token_ids=b"\3\0\0\0", biases=b"\0\0\x80\xff",
+        allowed_token_ids=b"\4\0\0\0", num_logprobs=2, prompt_logprobs_from=1,
+    )  # fmt: skip
+    sharing = frontend_pb2.Submit(
+        stream=19, request_id="s", prompt=bytes(4 * 9), max_new_tokens=3, top_p=1.0, num_samples=1,
+        repetition_penalty=1.0, prefix_root=bytes(32), page_hashes=bytes(2 * 32), bypass_write=True,
+    )  # fmt: skip
+    frontends = [
+        frontend_pb2.FrontendToCore(submit=sharing),
+        frontend_pb2.FrontendToCore(flush_cache=frontend_pb2.FlushCache(query=2)),
+        frontend_pb2.FrontendToCore(submit=featured),
+        frontend_pb2.FrontendToCore(hello=frontend_pb2.Hello()),
+        frontend_pb2.FrontendToCore(submit=submit),
+        frontend_pb2.FrontendToCore(cancel=frontend_pb2.Cancel(stream=1)),
+        frontend_pb2.FrontendToCore(finish=frontend_pb2.Finish(stream=1, output_tokens=1)),
+        frontend_pb2.FrontendToCore(abort=frontend_pb2.Abort(query=1, request_ids=["r"])),
+        frontend_pb2.FrontendToCore(load_query=frontend_pb2.LoadQuery(query=1)),
+    ]
+    return [m.SerializeToString() for m in workers], [m.SerializeToString() for m in frontends]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_mutated_frames_never_break_the_core(seed: int) -> None:
+    """5,000 frames a seed, each handed to a living core wherever it parses."""
+    draw = random.Random(seed)
+    workers, frontends = sound_frames()
+    core, refused = Scheduler(CoreConfig(max_waiting=50)), 0
+    for i in range(5000):
+        worker = draw.random() < 0.5
+        frame = draw.choice(workers if worker else frontends)
+        if i > 3 and draw.random() < 0.9:
+            frame = mutated(frame, draw)
+        try:
+            if worker:
+                event = worker_wire.event_of(worker_wire.parse(frame), "w")
+            else:
+                event = frontend_wire.event_of(frontend_wire.parse(frame), "f")
+        except WireError:
+            refused += 1
+            continue
+        for effect in core.handle(event, float(i)):
+            if isinstance(effect, fx.SendPlan):
+                worker_wire.plan_frame(effect.plan)
+        for effect in core.handle(ev.Tick(), float(i)):
+            if isinstance(effect, fx.SendPlan):
+                worker_wire.plan_frame(effect.plan)
+    assert refused > 500
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "sentence"),
+    [
+        ("protocol", 1, "it speaks protocol 1; this scheduler speaks 4"),
+        ("vocab_size", 0, "vocab_size is 0; it must be 1 to 16777216"),
+        ("num_pages", 1, "num_pages is 1; it must be 2 to 1048576"),
+        ("token_budget", 4, "token_budget is 4; it must be 5 to 16777216"),
+        ("logit_rows", 4, "logit_rows is 4; it must be 5 to 16777216"),
+        ("max_rows", 0, "max_rows is 0"),
+        ("max_length", 1, "max_length is 1"),
+        ("page_size", 0, "page_size is 0"),
+        ("identity", "", "identity has 0 characters; it must have 1 to 512"),
+        ("model", "m" * 513, "model has 513 characters"),
+    ],
+)
+def test_a_join_out_of_bounds_is_told_which_and_why(field: str, value: object, sentence: str) -> None:
+    join = worker_pb2.Join.FromString(JOIN.SerializeToString())
+    setattr(join, field, value)
+    with pytest.raises(WireError, match=sentence):
+        worker_wire.event_of(worker_pb2.WorkerToCore(join=join), "w")
+
+
+@pytest.mark.parametrize("token", [100, 2**32 - 1])
+def test_an_end_token_outside_the_vocabulary_is_refused(token: int) -> None:
+    join = worker_pb2.Join.FromString(JOIN.SerializeToString())
+    join.eos_token_ids.append(token)
+    with pytest.raises(WireError, match=f"eos_token_ids has {token}; the vocabulary has 100 tokens"):
+        worker_wire.event_of(worker_pb2.WorkerToCore(join=join), "w")
+
+
+def test_arrays_keep_their_values_over_the_wire() -> None:
+    values = np.array([1, -2, 2**31 - 1], np.int32)
+    assert array(packed(values), np.int32, "x").tolist() == values.tolist()
+    with pytest.raises(WireError, match="x has 5 bytes, no multiple of 4"):
+        array(b"12345", np.int32, "x")
+
+
+# What few ask for -------------------------------------------------------------------------------------------------
+
+
+def a_submit(**fields: object) -> frontend_pb2.FrontendToCore:
+    plain = {"stream": 1, "request_id": "r", "prompt": b"\1\0\0\0", "max_new_tokens": 3, "top_p": 1.0}
+    none = {"num_samples": 1, "repetition_penalty": 1.0}
+    return frontend_pb2.FrontendToCore(submit=frontend_pb2.Submit(**plain | none | fields))  # type: ignore[arg-type]
+
+
+def submitted(**fields: object) -> ev.Submit:
+    event = frontend_wire.event_of(a_submit(**fields), "f")
+    assert isinstance(event, ev.Submit)
+    return event
+
+
+def test_a_plain_submit_has_no_extras() -> None:
+    event = submitted()
+    assert event.sampling.extras is None
+    assert (event.num_samples, event.prompt_logprobs_from, list(event.streams)) == (1, 0, [1])
+
+
+@pytest.mark.parametrize(
+    ("asked", "kept"),
+    [
+        ({"presence_penalty": 0.5}, ev.Extras(presence_penalty=0.5)),
+        ({"frequency_penalty": -0.5}, ev.Extras(frequency_penalty=-0.5)),
+        ({"repetition_penalty": 0.5}, ev.Extras(repetition_penalty=0.5)),
+        ({"num_logprobs": 1}, ev.Extras(num_logprobs=1)),
+    ],
+)
+def test_each_setting_counts_where_it_is_the_only_one(asked: dict[str, object], kept: ev.Extras) -> None:
+    extras = submitted(**asked).sampling.extras
+    assert extras is not None
+    names = ("presence_penalty", "frequency_penalty", "repetition_penalty", "num_logprobs")
+    assert [getattr(extras, name) for name in names] == [getattr(kept, name) for name in names]
+
+
+def test_a_submit_keeps_all_that_is_asked_for() -> None:
+    event = submitted(
+        stream=2**64 - 3,
+        presence_penalty=0.5,
+        frequency_penalty=-0.25,
+        repetition_penalty=1.5,
+        biased_token_ids=packed(np.array([3, 4], np.int32)),
+        biases=packed(np.array([-np.inf, 2.5], np.float32)),
+        allowed_token_ids=packed(np.array([7], np.int32)),
+        num_samples=3,
+        num_logprobs=21,
+        prompt_logprobs_from=5,
+    )
+    extras = event.sampling.extras
+    assert extras is not None
+    assert (extras.presence_penalty, extras.frequency_penalty, extras.repetition_penalty) == (0.5, -0.25, 1.5)
+    assert (extras.biased.tolist(), extras.biases.tolist(), extras.allowed.tolist()) == ([3, 4], [-np.inf, 2.5], [7])
+    assert (extras.num_logprobs, event.num_samples, event.prompt_logprobs_from) == (21, 3, 5)
+    assert event.streams[-1] == 2**64 - 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"num_samples": 0}, "num_samples is 0"),
+        ({"num_samples": 1025}, "num_samples is 1025"),
+        ({"stream": 2**64 - 1, "num_samples": 2}, "num_samples is 2, of streams from 18446744073709551615 on"),
+        ({"repetition_penalty": 0.0}, "penalty are"),
+        ({"presence_penalty": float("nan")}, "penalty are"),
+        ({"frequency_penalty": float("inf")}, "penalty are"),
+        ({"biased_token_ids": bytes(8), "biases": bytes(4)}, "1 biases for 2 tokens"),
+        ({"biased_token_ids": bytes(4 * 8193), "biases": bytes(4 * 8193)}, "the limit is 8192"),
+        ({"biased_token_ids": bytes(4), "biases": b"\0\0\x80\x7f"}, "neither finite nor minus infinity"),
+        ({"biased_token_ids": bytes(4), "biases": b"\0\0\xc0\x7f"}, "neither finite nor minus infinity"),
+        ({"allowed_token_ids": bytes(4 * 4097)}, "4097 allowed tokens; the limit is 4096"),
+        ({"allowed_token_ids": bytes(3)}, "allowed_token_ids has 3 bytes"),
+        ({"num_logprobs": 22}, "num_logprobs is 22; the limit is 21"),
+        ({"prompt_logprobs_from": 1 << 30}, "prompt_logprobs_from is 1073741824"),
+        ({"prefix_root": bytes(31)}, "prefix_root has 31 bytes; it must have none or 32"),
+        ({"prefix_root": bytes(33)}, "prefix_root has 33 bytes"),
+        ({"prefix_root": bytes(32), "page_hashes": bytes(31)}, "page_hashes has 31 bytes, no multiple of 32"),
+        ({"prefix_root": bytes(32), "page_hashes": bytes(64)}, "page_hashes has 2 hashes; the limit is 1"),
+        ({"page_hashes": bytes(32)}, "page_hashes has 1 hashes; the limit is 0"),
+    ],
+)
+def test_what_would_hurt_the_core_is_refused(fields: dict[str, object], sentence: str) -> None:
+    with pytest.raises(WireError, match=sentence):
+        submitted(**fields)
+
+
+def test_a_submit_keeps_what_names_its_pages_and_what_it_bypasses() -> None:
+    plain = submitted()
+    assert (plain.prefix_root, plain.page_hashes, plain.cache_read, plain.cache_write) == (b"", b"", True, True)
+    named = {"prefix_root": b"r" * 32, "page_hashes": b"h" * 32}
+    for read, write in [(True, False), (False, True)]:
+        event = submitted(**named, bypass_read=not read, bypass_write=not write)
+        assert (event.prefix_root, event.page_hashes) == (b"r" * 32, b"h" * 32)
+        assert (event.cache_read, event.cache_write) == (read, write)
+
+
+def plan_of(*submits: ev.Submit) -> worker_pb2.StartedRows:
+    core = Scheduler(CoreConfig())
+    core.handle(ev.FrontendJoined(frontend="f"), 0.0)
+    core.handle(worker_wire.event_of(worker_pb2.WorkerToCore(join=JOIN), "w"), 0.0)
+    for submit in submits:
+        [admitted] = core.handle(submit, 0.0)
+        assert isinstance(admitted, fx.Admitted)
+    [plan, *_] = [effect.plan for effect in core.handle(ev.Tick(), 0.0) if isinstance(effect, fx.SendPlan)]
+    return worker_pb2.CoreToWorker.FromString(worker_wire.plan_frame(plan)).plan.started
+
+
+RARE = {
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.5,
+    "repetition_penalty": 1.5,
+    "num_logprobs": 2,
+    "prompt_logprobs_from": 1,
+}
+
+
+def test_a_plan_without_extras_has_none_of_their_fields() -> None:
+    started = plan_of(submitted(), submitted(stream=2, request_id="s"))
+    named = {field.name for field, _ in started.ListFields()}
+    assert not named & {*RARE, "num_biased", "biased", "biases", "num_allowed", "allowed"}
+    assert array(started.num_prompt_tokens, np.int32, "x").tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("name", list(RARE))
+def test_a_field_that_one_row_asks_for_is_there_for_all_and_alone(name: str) -> None:
+    asking = submitted(stream=2, request_id="s", prompt=bytes(8), **{name: RARE[name]})
+    started = plan_of(submitted(), asking, submitted(stream=3, request_id="t"))
+    named = {field.name for field, _ in started.ListFields()}
+    assert named & {*RARE, "num_biased", "num_allowed"} == {name}
+    dtype = np.float32 if isinstance(RARE[name], float) else np.int32
+    none = 1 if name == "repetition_penalty" else 0
+    values = array(getattr(started, name), dtype, name).tolist()
+    assert values == [none, RARE[name], none]
+
+
+def test_lists_of_tokens_follow_their_counts() -> None:
+    asking = submitted(
+        stream=2,
+        request_id="s",
+        biased_token_ids=packed(np.array([3, 4], np.int32)),
+        biases=packed(np.array([-np.inf, 2.5], np.float32)),
+        allowed_token_ids=packed(np.array([7], np.int32)),
+    )
+    started = plan_of(submitted(), asking)
+    for name, dtype, values in [
+        ("num_biased", np.int32, [0, 2]),
+        ("biased", np.int32, [3, 4]),
+        ("biases", np.float32, [-np.inf, 2.5]),
+        ("num_allowed", np.int32, [0, 1]),
+        ("allowed", np.int32, [7]),
+    ]:
+        assert array(getattr(started, name), dtype, name).tolist() == values
+
+
+def test_results_and_outputs_keep_their_logprobs() -> None:
+    event = worker_wire.event_of(worker_pb2.WorkerToCore(result=TOLD), "w")
+    assert isinstance(event, ev.StepDone)
+    told = event.logprobs
+    assert (told.logprobs.tolist(), told.top_k) == ([-2.0], 1)
+    assert (told.top_token_ids.tolist(), told.top_logprobs.tolist()) == ([5], [-1.0])
+    assert (event.prompt_logprobs.logprobs.tolist(), event.prompt_logprobs.top_k) == ([-2.0], 0)
+    values = fx.Logprobs(
+        logprobs=np.array([-1.0, -2.0], np.float32),
+        top_token_ids=np.array([[1, 2, 3], [4, 5, 6]], np.int32),
+        top_logprobs=np.array([[-1, -2, -3], [-4, -5, -6]], np.float32),
+    )
+    one = fx.Logprobs(
+        logprobs=values.logprobs, top_token_ids=values.top_token_ids[:, :1], top_logprobs=values.top_logprobs[:, :1]
+    )
+    output = fx.StepOutput(
+        frontend="f",
+        streams=np.array([1, 2], np.uint64),
+        offsets=np.zeros(2, np.int32),
+        tokens=np.zeros(2, np.int32),
+        logprobs=fx.TokenLogprobs(entries=np.array([0, 1], np.int32), values=values),
+        prompt_logprobs=(fx.PromptLogprobs(frontend="f", stream=2**64 - 1, start=4, values=one),),
+        ends=(),
+    )
+    message = frontend_pb2.CoreToFrontend.FromString(frontend_wire.frame_of(output)).step_output
+    assert array(message.logprobs.entries, np.int32, "x").tolist() == [0, 1]
+    assert message.logprobs.top_k == 3
+    assert array(message.logprobs.top_token_ids, np.int32, "x").tolist() == [1, 2, 3, 4, 5, 6]
+    assert array(message.logprobs.top_logprobs, np.float32, "x").tolist() == [-1, -2, -3, -4, -5, -6]
+    [piece] = message.prompt_logprobs
+    assert (piece.stream, piece.start, piece.top_k) == (2**64 - 1, 4, 1)
+    # Of a table with three columns only the first.
+    assert array(piece.top_token_ids, np.int32, "x").tolist() == [1, 4]
+    assert array(piece.logprobs, np.float32, "x").tolist() == [-1.0, -2.0]
+
+
+def test_callers_are_told_what_one_request_may_ask_for() -> None:
+    join = worker_pb2.Join.FromString(JOIN.SerializeToString())
+    join.defaults.repetition_penalty = 1.25
+    for vocab_size, max_waiting, limits in [(100, 1000, (64, 20)), (7, 10, (10, 7))]:
+        join.vocab_size = vocab_size
+        info = state_of(join, join, max_waiting=max_waiting).info
+        assert (info.max_num_samples, info.max_logprobs) == limits
+        assert info.sampling_defaults.repetition_penalty == 1.25
+
+
+def state_of(join: worker_pb2.Join, served: worker_pb2.Join, *, max_waiting: int = 8) -> frontend_pb2.ModelState:
+    """What a front end is told where the first proven worker joined with `join` and the core serves `served`."""
+    card = ModelCard(default_max_new_tokens=8, max_waiting=max_waiting, cache_root=b"c" * 32)
+    card.joined("w", join, {"w"})
+    card.proven("w")
+    event = worker_wire.event_of(worker_pb2.WorkerToCore(join=served), "w")
+    assert isinstance(event, ev.WorkerJoined)
+    return card.state(fx.ModelServed(frontend="f", info=event.info, recent_max_length=99))
+
+
+def test_model_state_takes_sizes_and_defaults_from_the_core_and_the_tokenizer_from_the_join() -> None:
+    join, served = (worker_pb2.Join.FromString(JOIN.SerializeToString()) for _ in range(2))
+    join.tokenizer_json, join.chat_template = b"{}", "t"
+    served.num_pages, served.max_rows, served.max_length, served.window, served.sink_tokens = 17, 5, 64, 16, 4
+    served.token_budget, served.logit_rows, served.defaults.top_k = 20, 10, 7
+    state = state_of(join, served)
+    assert (state.tokenizer_json, state.chat_template, state.cache_root) == (b"{}", "t", b"c" * 32)
+    assert state.recent_max_length == 99
+    info = state.info
+    assert (info.num_pages, info.max_rows, info.max_length, info.token_budget) == (16, 5, 64, 20)
+    assert (info.window, info.sink_tokens, info.sampling_defaults.top_k) == (16, 4, 7)
+
+
+def test_the_tokenizer_is_the_first_proven_workers() -> None:
+    card = ModelCard(default_max_new_tokens=8, max_waiting=8, cache_root=b"c" * 32)
+    for name in ("w-1", "w-2", "w-3"):
+        card.joined(name, worker_pb2.Join(tokenizer_json=name.encode()), {"w-1", "w-2", "w-3"})
+    card.proven("w-2")
+    card.proven("w-1")
+    event = worker_wire.event_of(worker_pb2.WorkerToCore(join=JOIN), "w")
+    assert isinstance(event, ev.WorkerJoined)
+    state = card.state(fx.ModelServed(frontend="f", info=event.info, recent_max_length=99))
+    assert state.tokenizer_json == b"w-2"
+
+
+def told(effect: frontend_wire.FrontendEffect) -> frontend_pb2.CoreToFrontend:
+    return frontend_pb2.CoreToFrontend.FromString(frontend_wire.frame_of(effect))
+
+
+def test_every_figure_of_the_load_is_told() -> None:
+    names = [name for name in fx.Load.__slots__ if name != "per_worker"]
+    figures: dict[str, Any] = {name: 100 + i for i, name in enumerate(names)}
+    figures |= {"step_ms": 2.5, "worker_lost_seconds": 12.5, "worker_lost_reason": "its connection is gone"}
+    workers = tuple(
+        fx.WorkerLoad(
+            pid=10 * n, device=f"cuda:{n}", running=10 * n + 1, pages_used=10 * n + 2, pages_cached=10 * n + 3,
+            pages_total=10 * n + 4,
+        )
+        for n in (1, 2)
+    )  # fmt: skip
+    reply = told(fx.LoadReply(frontend="f", query=9, load=fx.Load(**figures, per_worker=workers))).load_reply
+    assert reply.query == 9
+    assert {name: getattr(reply.load, name) for name in names} == figures
+    # The front end adds not_serving.
+    assert {field.name for field in reply.load.DESCRIPTOR.fields} == {*names, "per_worker", "not_serving"}
+    assert [[value for _, value in worker.ListFields()] for worker in reply.load.per_worker] == [
+        [10, 11, 12, 13, 14, "cuda:1"],
+        [20, 21, 22, 23, 24, "cuda:2"],
+    ]
+
+
+def test_a_load_without_a_lost_worker_leaves_its_seconds_unset() -> None:
+    figures: dict[str, Any] = dict.fromkeys(fx.Load.__slots__, 0)
+    figures |= {"per_worker": (), "worker_lost_seconds": None, "worker_lost_reason": ""}
+    load = told(fx.LoadReply(frontend="f", query=9, load=fx.Load(**figures))).load_reply.load
+    assert not load.HasField("worker_lost_seconds")
+
+
+def test_the_core_status_reaches_the_frame() -> None:
+    status = told(fx.CoreStatus(frontend="f", queue_full="full", not_serving="a loop", workers=3)).core_status
+    assert (status.queue_full, status.not_serving, status.workers) == ("full", "a loop", 3)
+
+
+def test_a_flush_is_asked_for_and_answered() -> None:
+    message = frontend_pb2.FrontendToCore(flush_cache=frontend_pb2.FlushCache(query=7))
+    assert frontend_wire.event_of(message, "f") == ev.FlushCache(frontend="f", query=7)
+    reply = told(fx.FlushReply(frontend="f", query=7, pages=12)).flush_reply
+    assert (reply.query, reply.pages) == (7, 12)
+
+
+@pytest.mark.parametrize("reason", list(fx.EndReason))
+def test_every_end_is_told_with_its_account(reason: fx.EndReason) -> None:
+    figures = {name: 1 + i for i, name in enumerate(fx.Stats.__slots__)}
+    end = fx.End(stream=3, reason=reason, failure=None, stop_token_id=None, stats=fx.Stats(**figures))
+    none = np.zeros(0, np.int32)
+    output = fx.StepOutput(
+        frontend="f", streams=none.astype(np.uint64), offsets=none, tokens=none, logprobs=None, prompt_logprobs=(),
+        ends=(end,),
+    )  # fmt: skip
+    [item] = told(output).step_output.ends
+    assert inference_pb2.FinishReason.Name(item.reason) == f"FINISH_REASON_{reason.name}"
+    account = {field.name: value for part in (item.usage, item.timing) for field, value in part.ListFields()}
+    assert account == figures
