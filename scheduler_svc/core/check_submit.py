@@ -6,12 +6,13 @@ for pages or positions which do not exist. A request enters with all its samples
 
 from collections.abc import Sequence
 
+from scheduler_svc.core.messages.arrays import Int32Array
 from scheduler_svc.core.messages.config import MAX_NUM_SAMPLES, CoreConfig
 from scheduler_svc.core.messages.effects import RejectCode
-from scheduler_svc.core.messages.events import Int32Array, Submit, WorkerInfo
+from scheduler_svc.core.messages.events import Submit
 from scheduler_svc.core.messages.page_hash import HASH_BYTES
+from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.state.fair_share import Tenants
-from scheduler_svc.core.state.lane import holds, pages_at_once
 from scheduler_svc.core.state.request import Request
 from scheduler_svc.core.state.request_queue import RequestBook
 from scheduler_svc.core.state.worker_offers import Offers
@@ -35,7 +36,7 @@ def total_tokens(offers: Offers, prompt: int, max_new_tokens: int) -> int:
     cannot hold cuts nothing: on that worker the request does not fit.
     """
     ends = [(info, min(prompt + max_new_tokens, info.max_length)) for info in offers.known]
-    return max((total for info, total in ends if prompt < total and holds(info, total)), default=0)
+    return max((total for info, total in ends if prompt < total and info.holds(total)), default=0)
 
 
 def _misfit(offers: Offers, prompt: int, max_new_tokens: int) -> Refusal | None:
@@ -45,7 +46,7 @@ def _misfit(offers: Offers, prompt: int, max_new_tokens: int) -> Refusal | None:
     """
     present, recent = offers.present, offers.recent
     total = total_tokens(offers, prompt, max_new_tokens)
-    if total and any(holds(info, total) for info in present or recent):
+    if total and any(info.holds(total) for info in present or recent):
         return None
     if total:
         reason = (
@@ -60,7 +61,7 @@ def _misfit(offers: Offers, prompt: int, max_new_tokens: int) -> Refusal | None:
         return RejectCode.INVALID, "token_ids", reason
     new = min(max_new_tokens, info.max_length - prompt)
     reason = (
-        f"prompt ({prompt} tokens) and max_new_tokens ({new}) take {pages_at_once(info, prompt + new - 1)} pages of "
+        f"prompt ({prompt} tokens) and max_new_tokens ({new}) take {info.pages_at_once(prompt + new - 1)} pages of "
         f"{info.page_size} tokens; the pool has {info.usable_pages}"
     )
     return RejectCode.INVALID, "stop.max_new_tokens", reason

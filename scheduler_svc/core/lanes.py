@@ -17,6 +17,8 @@ import numpy as np
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import MAX_LANES, CoreConfig
+from scheduler_svc.core.messages.reports import ResetCause
+from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.schedule import placement as routing
 from scheduler_svc.core.schedule.plan_builder import Counters
 from scheduler_svc.core.schedule.plan_size import largest_plan_bytes
@@ -33,13 +35,13 @@ from scheduler_svc.core.update.results import Delivery, Ending, read_result
 _RECENT_STEPS = 64
 _MAX_FRUITLESS_RESETS = 5
 _CAUSES = {
-    ev.StepStatus.SKIPPED: fx.ResetCause.SKIPPED,
-    ev.StepStatus.FAILED: fx.ResetCause.STEP_FAILED,
-    ev.StepStatus.OUT_OF_MEMORY: fx.ResetCause.OUT_OF_MEMORY,
-    ev.StepStatus.OUT_OF_SYNC: fx.ResetCause.OUT_OF_SYNC,
+    ev.StepStatus.SKIPPED: ResetCause.SKIPPED,
+    ev.StepStatus.FAILED: ResetCause.STEP_FAILED,
+    ev.StepStatus.OUT_OF_MEMORY: ResetCause.OUT_OF_MEMORY,
+    ev.StepStatus.OUT_OF_SYNC: ResetCause.OUT_OF_SYNC,
 }
 # After these the worker holds what its confirmed steps wrote; after others nobody knows what it holds.
-_KEEPING_CAUSES = (fx.ResetCause.STEP_FAILED, fx.ResetCause.OUT_OF_MEMORY)
+_KEEPING_CAUSES = (ResetCause.STEP_FAILED, ResetCause.OUT_OF_MEMORY)
 
 
 class Lanes:
@@ -103,14 +105,14 @@ class Lanes:
         self._book.unpark()
         return [fx.WorkerProven(worker=lane.worker)]
 
-    def _proven_infos(self) -> list[ev.WorkerInfo]:
+    def _proven_infos(self) -> list[WorkerInfo]:
         return [lane.info for lane in self.of.values() if lane.is_proven]
 
-    def _plan_bytes(self, info: ev.WorkerInfo) -> int:
+    def _plan_bytes(self, info: WorkerInfo) -> int:
         """Bytes up to which a plan for such a worker starts rows: half of a small frame stays for the rest of it."""
         return min(self._config.max_plan_bytes, info.max_frame_bytes // 2)
 
-    def _frame_too_large(self, info: ev.WorkerInfo) -> str:
+    def _frame_too_large(self, info: WorkerInfo) -> str:
         """Why no plan bound can keep every plan within the worker's frames; empty: it can."""
         needed = largest_plan_bytes(info, self._plan_bytes(info))
         if needed <= info.max_frame_bytes:
@@ -120,7 +122,7 @@ class Lanes:
             f"the worker takes frames of {info.max_frame_bytes}; choose a smaller max_length"
         )
 
-    def _difference(self, info: ev.WorkerInfo, worker: str) -> str:
+    def _difference(self, info: WorkerInfo, worker: str) -> str:
         """Why the worker may not serve beside the others, or after those before it; empty: it may."""
         if self.offers.served is None:
             return ""
@@ -146,7 +148,7 @@ class Lanes:
         worker: str,
         reason: str,
         now: float,
-        cause: fx.ResetCause = fx.ResetCause.WORKER_LOST,
+        cause: ResetCause = ResetCause.WORKER_LOST,
         compute_us: int = 0,
         *,
         is_death: bool = True,
@@ -182,11 +184,11 @@ class Lanes:
         for worker, lane in list(self.of.items()):
             if now >= self._patience_with(lane):
                 what = "a step took too long" if lane.in_flight else "it has been silent for too long"
-                effects += self.close(worker, what, now, fx.ResetCause.WORKER_SILENT)
+                effects += self.close(worker, what, now, ResetCause.WORKER_SILENT)
                 effects.append(fx.AskRejoin(worker=worker))
         return effects
 
-    def _reset(self, lane: Lane, reason: str, now: float, cause: fx.ResetCause, compute_us: int) -> list[fx.Effect]:
+    def _reset(self, lane: Lane, reason: str, now: float, cause: ResetCause, compute_us: int) -> list[fx.Effect]:
         """The one recovery. Requests keep all they know; plans in flight are void; nothing is resent."""
         void = tuple(lane.in_flight)
         self._generation += 1
@@ -206,7 +208,7 @@ class Lanes:
         return effects
 
     def _reset_or_send_away(
-        self, lane: Lane, reason: str, now: float, cause: fx.ResetCause, compute_us: int
+        self, lane: Lane, reason: str, now: float, cause: ResetCause, compute_us: int
     ) -> list[fx.Effect]:
         """After a step that went wrong."""
         lane.fruitless_resets += 1
@@ -215,7 +217,7 @@ class Lanes:
         reason = f"{lane.fruitless_resets} resets in a row without one confirmed step, the last one: {reason}"
         return self._send_away(lane, reason, now, cause, compute_us)
 
-    def _send_away(self, lane: Lane, reason: str, now: float, cause: fx.ResetCause, compute_us: int) -> list[fx.Effect]:
+    def _send_away(self, lane: Lane, reason: str, now: float, cause: ResetCause, compute_us: int) -> list[fx.Effect]:
         """The worker may come back, but not at once."""
         refused = fx.WorkerRefused(worker=lane.worker, reason=reason, retry=True)
         return [*self.close(lane.worker, reason, now, cause, compute_us), refused]
@@ -272,13 +274,13 @@ class Lanes:
         if record is None or event.step != record.step:
             expected = record.step if record else "none"
             what = f"a result for step {event.step} came, expected {expected}"
-            cause = fx.ResetCause.WRONG_STEP
+            cause = ResetCause.WRONG_STEP
             return self._reset_or_send_away(lane, what, now, cause, event.compute_us), None, []
         if event.status is not ev.StepStatus.OK:
             return self._failed(lane, event, {int(handle) for handle in record.handles}, now)
         if not is_sound(event, record, lane.info.vocab_size):
             what = f"its result for step {event.step} is malformed"
-            return self._send_away(lane, what, now, fx.ResetCause.MALFORMED, event.compute_us), None, []
+            return self._send_away(lane, what, now, ResetCause.MALFORMED, event.compute_us), None, []
         lane.in_flight.popleft()
         lane.found.clear()
         lane.fruitless_resets = 0
@@ -339,7 +341,7 @@ def _refused_for_good(worker: str, reason: str) -> list[fx.Effect]:
     return [note, fx.WorkerRefused(worker=worker, reason=reason, retry=False)]
 
 
-def _sight(info: ev.WorkerInfo) -> str:
+def _sight(info: WorkerInfo) -> str:
     if not info.window:
         return "the whole past"
     return f"{info.window} tokens back and the first {info.sink_tokens}"

@@ -1,7 +1,7 @@
 """How busy the core is, summed over its lanes. A pure look; owns nothing."""
 
 from scheduler_svc.core.lanes import Lanes
-from scheduler_svc.core.messages.effects import Load, WorkerLoad
+from scheduler_svc.core.messages.reports import Load, WorkerLoad
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request_queue import RequestBook
 

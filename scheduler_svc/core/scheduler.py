@@ -20,7 +20,7 @@ from scheduler_svc.core.load import load_of
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
-from scheduler_svc.core.schedule.placement import fits
+from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.schedule.plan_builder import Counters
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Move, Phase, Request
@@ -79,7 +79,7 @@ class Scheduler:
         return self._lanes.counters
 
     @property
-    def info(self) -> ev.WorkerInfo | None:
+    def info(self) -> WorkerInfo | None:
         """The largest worker that serves, or the last one; None until a worker is proven."""
         served = self._lanes.offers.served
         return None if served is None else served.info
@@ -249,7 +249,9 @@ class Scheduler:
 
     def _note_whether_held(self, request: Request, now: float) -> None:
         """Keeps since when no worker could hold the request, and the moment at which that was too long."""
-        if request.phase is Phase.RUNNING or any(fits(info, request) for info in self._lanes.offers.present):
+        if request.phase is Phase.RUNNING or any(
+            info.holds(request.total_length) for info in self._lanes.offers.present
+        ):
             request.unheld_since = None
             return
         if request.unheld_since is None:

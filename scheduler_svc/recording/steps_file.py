@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from scheduler_svc import private_file
-from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages.reports import StepReport
 
 log = logging.getLogger("tandem.core")
 
@@ -45,7 +45,7 @@ _WRITE_EVERY_SECONDS = 1.0
 _MAX_HELD = 1024
 
 
-def line_of(report: fx.StepReport, origin: float) -> str:
+def line_of(report: StepReport, origin: float) -> str:
     """The report's line, its newline included; seconds count from `origin` of the core's clock."""
     return (
         f"{report.step},{report.at - origin:.6f},{report.kind},{report.cause or ''},{report.running},{report.waiting},"
@@ -68,7 +68,7 @@ class StepsFile:
         self._is_broken = False
         self._write()
 
-    def add(self, report: fx.StepReport) -> None:
+    def add(self, report: StepReport) -> None:
         """Takes a line in."""
         if self._is_broken:
             return

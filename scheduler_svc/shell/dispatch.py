@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from tandem.internal.v1 import frontend_pb2, worker_pb2
 
 from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages.reports import StepReport
 from scheduler_svc.logs import announce
 from scheduler_svc.recording.steps_file import StepsFile
 from scheduler_svc.shell.router_link import PeerLostError, RouterLink
@@ -78,7 +79,7 @@ class Outlet:
     def carry_out(self, effects: list[fx.Effect]) -> None:
         """Workers first: the device must not wait for anybody's text."""
         later: list[frontend_wire.FrontendEffect | fx.ModelServed] = []
-        reports: list[fx.StepReport] = []
+        reports: list[StepReport] = []
         for effect in effects:
             match effect:
                 case fx.SendPlan():
@@ -89,7 +90,7 @@ class Outlet:
                     self.send(self._workers, effect.worker, worker_wire.rejoin_frame())
                 case fx.Note():
                     log.warning("%s", effect.message)
-                case fx.StepReport():
+                case StepReport():
                     reports.append(effect)
                 case fx.WorkerAccepted() | fx.WorkerProven():
                     raise AssertionError(f"{effect} answers a worker's message, and none came")

@@ -7,7 +7,7 @@ import argparse
 import math
 
 from scheduler_svc.core.messages.config import CoreConfig, Policy
-from scheduler_svc.core.messages.events import WorkerInfo
+from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.simulator.cost.fitted import FittedCost, fit, read_steps
 from scheduler_svc.simulator.cost.hardware import machine_named, model_named
 from scheduler_svc.simulator.cost.roofline import Roofline

@@ -12,6 +12,8 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.page_hash import hash_pages, prefix_root
+from scheduler_svc.core.messages.reports import Load, StepReport
+from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.simulator.cost.step_cost import CostModel
 from scheduler_svc.simulator.report.tally import Tally
@@ -35,7 +37,7 @@ class Setup:
     """
 
     config: CoreConfig
-    info: ev.WorkerInfo
+    info: WorkerInfo
     cost: CostModel
     workers: int = 1
     link_seconds: float = 100e-6
@@ -63,12 +65,12 @@ class Simulation:
         self._coming = next(arrivals, None)
         self._concurrency = concurrency or math.inf
         self._is_closed = concurrency > 0
-        self.on_step: Callable[[fx.StepReport], None] | None = None
+        self.on_step: Callable[[StepReport], None] | None = None
         """Hears of every step, where the core's config asks for reports."""
         self._roots: dict[int, bytes] = {}
         self._targets = Targets()
         self._core = Scheduler(setup.config)
-        self.load: fx.Load | None = None
+        self.load: Load | None = None
         """As the core said last."""
         self.workers = {
             name: SimulatedWorker(
@@ -175,7 +177,7 @@ class Simulation:
                 case fx.LoadReply():
                     self.load = effect.load
                     self.tally.look(effect.load, self.now)
-                case fx.StepReport() if self.on_step is not None:
+                case StepReport() if self.on_step is not None:
                     self.on_step(effect)
                 case _:
                     pass

@@ -9,7 +9,9 @@ from collections import deque
 import numpy as np
 
 from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.arrays import NO_IDS, Int32Array
 from scheduler_svc.core.messages.plan import Plan, RowStart
+from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.simulator.cost.step_cost import CostModel, IntArray, StepShape
 from scheduler_svc.simulator.workload.tokens import eos_of
 
@@ -39,7 +41,7 @@ class SimulatedWorker:
         self,
         *,
         name: str,
-        info: ev.WorkerInfo,
+        info: WorkerInfo,
         cost: CostModel,
         targets: Targets,
         link_seconds: float,
@@ -90,7 +92,7 @@ class SimulatedWorker:
             status=ev.StepStatus.OK,
             detail="",
             tokens=self._tokens(sampled),
-            nonfinite=ev.NO_IDS,
+            nonfinite=NO_IDS,
             compute_us=round(seconds * 1e6),
         )
         self.results.append((done + self._link_seconds, result))
@@ -122,7 +124,7 @@ class SimulatedWorker:
         self.wanted_tokens += wanted
         self.padding_tokens += step.computed_tokens - wanted
 
-    def _tokens(self, sampled: ev.Int32Array) -> ev.Int32Array:
+    def _tokens(self, sampled: Int32Array) -> Int32Array:
         """The token at each row's next position: EOS where the sequence ends, and after it."""
         following = self._position[sampled]
         tokens = (following * _FACTOR + self._key[sampled] * 40503 >> 5) % (self.info.vocab_size - 1)

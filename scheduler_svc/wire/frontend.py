@@ -13,6 +13,7 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import MAX_LOGPROBS
 from scheduler_svc.core.messages.page_hash import HASH_BYTES
+from scheduler_svc.core.messages.reports import Load, WorkerLoad
 from scheduler_svc.wire.arrays import WireError, array, packed, parsed
 
 _MAX_STOP_IDS = 1024
@@ -169,7 +170,7 @@ FrontendEffect = (
     | fx.CoreStatus
     | fx.AnnounceDrain
 )
-_SUMS = tuple(name for name in fx.Load.__slots__ if name not in ("per_worker", "worker_lost_seconds"))
+_SUMS = tuple(name for name in Load.__slots__ if name not in ("per_worker", "worker_lost_seconds"))
 
 
 def frame_of(effect: FrontendEffect) -> bytes:
@@ -199,7 +200,7 @@ def frame_of(effect: FrontendEffect) -> bytes:
             if effect.load.worker_lost_seconds is not None:
                 load.worker_lost_seconds = effect.load.worker_lost_seconds
             for worker in effect.load.per_worker:
-                load.per_worker.add(**{name: getattr(worker, name) for name in fx.WorkerLoad.__slots__})
+                load.per_worker.add(**{name: getattr(worker, name) for name in WorkerLoad.__slots__})
         case fx.FlushReply():
             message.flush_reply.query = effect.query
             message.flush_reply.pages = effect.pages

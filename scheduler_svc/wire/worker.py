@@ -10,6 +10,7 @@ from tandem.internal.v1 import worker_pb2 as pb
 
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.plan import NOTHING_MOVES, PageMoves, Plan, RowStart
+from scheduler_svc.core.messages.worker_info import GenerationDefaults, WorkerInfo
 from scheduler_svc.wire.arrays import WireError, array, packed, parsed
 
 PROTOCOL = 4
@@ -45,7 +46,7 @@ def event_of(message: pb.WorkerToCore, worker: str) -> ev.Event:
             raise WireError("the message is empty")
 
 
-def _info(join: pb.Join) -> ev.WorkerInfo:
+def _info(join: pb.Join) -> WorkerInfo:
     if join.protocol != PROTOCOL:
         raise WireError(f"it speaks protocol {join.protocol}; this scheduler speaks {PROTOCOL}")
     bounds = {
@@ -77,7 +78,7 @@ def _info(join: pb.Join) -> ev.WorkerInfo:
     for token in join.eos_token_ids:
         if token >= join.vocab_size:
             raise WireError(f"eos_token_ids has {token}; the vocabulary has {join.vocab_size} tokens")
-    return ev.WorkerInfo(
+    return WorkerInfo(
         identity=join.identity,
         model=join.model,
         vocab_size=join.vocab_size,
@@ -97,7 +98,7 @@ def _info(join: pb.Join) -> ev.WorkerInfo:
         token_us=join.token_us,
         max_frame_bytes=join.max_frame_bytes,
         device=join.device[:_MAX_NAME],
-        defaults=ev.GenerationDefaults(
+        defaults=GenerationDefaults(
             temperature=join.defaults.temperature,
             top_p=join.defaults.top_p,
             top_k=join.defaults.top_k,

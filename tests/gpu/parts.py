@@ -20,8 +20,8 @@ class Part:
 # Folders and files of the worker's tests; each file is in exactly one part, which an architecture test watches.
 FILES: dict[str, tuple[str, ...]] = {
     "host": (
-        *("wire", "memory", "checkpoint", "test_config.py", "test_failures.py", "test_link.py", "test_logs.py"),
-        *("test_runtime_dir.py", "test_preflight.py", "test_slots.py"),
+        *("wire/test_frames.py", "wire/test_moves.py", "memory", "checkpoint", "link", "step/test_row_tables.py"),
+        *("test_settings.py", "test_failures.py", "test_logs.py", "test_preflight.py"),
     ),
     "forward": ("attention/test_forward.py",),
     # These after forward, whose kernels they use again from the compiler's cache.
@@ -29,10 +29,10 @@ FILES: dict[str, tuple[str, ...]] = {
         *("attention/test_block_mask.py", "attention/test_page_contents.py", "attention/test_paged.py"),
         "attention/test_views.py",
     ),
-    "pages": ("test_page_orders.py", "test_prefix_hits.py", "test_sliding.py"),
+    "pages": ("wire/test_page_orders.py", "step/test_prefix_hits.py", "step/test_sliding.py"),
     "examination": ("examination",),
-    "sampling": ("sampling",),
-    "runner": ("test_bundled_model.py", "test_runner.py", "test_startup.py", "test_windows.py"),
+    "sampling": ("sampling", "step/test_output.py"),
+    "runner": ("test_bundled_model.py", "step/test_runner.py", "test_startup.py", "test_windows.py"),
 }
 # Parts with more kernels than may compile within the limit run in several: those of these families, and the rest.
 SELECTIONS: dict[str, tuple[str, ...]] = {"forward": ("llama or mistral", "gemma2 or gpt_oss")}

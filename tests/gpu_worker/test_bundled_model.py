@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from gpu_worker.bundled.recipe.recipe import Recipe, batches, build_model, build_optimizers
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, Qwen3ForCausalLM
 
+from gpu_worker.bundled.recipe import corpus as corpus_module
 from gpu_worker.bundled.recipe.checkpoint import load_checkpoint, save_checkpoint
 from gpu_worker.bundled.recipe.corpus import Corpus, build_corpus
 from gpu_worker.bundled.recipe.evaluate import (
@@ -24,7 +24,7 @@ from gpu_worker.bundled.recipe.evaluate import (
 )
 from gpu_worker.bundled.recipe.prompts import greedy, read_prompts
 from gpu_worker.bundled.recipe.provenance import file_checksums
-from gpu_worker.bundled.recipe.recipe import corpus as corpus_module
+from gpu_worker.bundled.recipe.recipe import Recipe, batches, build_model, build_optimizers
 from gpu_worker.bundled.recipe.tokenizer import EOS_ID, EOS_TOKEN, VOCAB_SIZE, train_tokenizer
 from gpu_worker.bundled.recipe.unlikelihood import continue_greedily, repeats
 

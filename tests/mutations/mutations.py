@@ -126,8 +126,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "index-kept-over-a-lost-worker",
         "a worker that joins again, its pool zeroed, is taken to hold what it held",
         "lanes",
-        "_KEEPING_CAUSES = (fx.ResetCause.STEP_FAILED, fx.ResetCause.OUT_OF_MEMORY)\n",
-        "_KEEPING_CAUSES = tuple(fx.ResetCause)\n",
+        "_KEEPING_CAUSES = (ResetCause.STEP_FAILED, ResetCause.OUT_OF_MEMORY)\n",
+        "_KEEPING_CAUSES = tuple(ResetCause)\n",
         (
             "        refusal = self._frame_too_large(info) or self._difference(info, worker)\n",
             "        before = self.of.get(worker)\n"
@@ -287,8 +287,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _core(
         "a-lane-runs-what-does-not-fit",
         "a request goes to a worker that is too small for it",
-        "state/lane",
-        "return total <= info.max_length and",
+        "messages/worker_info",
+        "return total_length <= self.max_length and",
         "return",
     ),
     _core(

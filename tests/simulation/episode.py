@@ -15,7 +15,7 @@ from scheduler_svc.core.invariants import audit
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.page_hash import hash_pages
-from scheduler_svc.core.schedule.placement import fits
+from scheduler_svc.core.messages.reports import StepReport
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.state.host_pool import HostPage
 from scheduler_svc.recording.event_log import EffectsDigest
@@ -165,7 +165,7 @@ class Episode:
         self.seen["several lanes at work"] += sum(bool(lane.in_flight) for lane in lanes) > 1
         if lanes and not any(lane.in_flight for lane in lanes):
             waiting = self.core.book.waiting()
-            assert not any(fits(lane.info, request) for request in waiting for lane in lanes), (
+            assert not any(lane.info.holds(request.total_length) for request in waiting for lane in lanes), (
                 "requests wait that a worker could run, and nothing was planned"
             )
 
@@ -181,7 +181,7 @@ class Episode:
                 self.seen["worker proven"] += 1
             case fx.Admitted() | fx.Rejected() | fx.StepOutput():
                 self.demand.take(effect, self.now)
-            case fx.StepReport() if effect.cause is not None:
+            case StepReport() if effect.cause is not None:
                 self.seen[f"reset: {effect.cause}"] += 1
             case _:
                 pass

@@ -10,6 +10,7 @@ from tandem.internal.v1 import worker_pb2 as pb
 
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.plan import Plan
+from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.wire import worker as worker_wire
 from tests.rigs.executor import Executor, Shape
 from tests.rigs.faults import Faults
@@ -42,7 +43,7 @@ class Worker:
         self.provenance = Provenance(self.shape.page_size)
 
     @property
-    def info(self) -> ev.WorkerInfo:
+    def info(self) -> WorkerInfo:
         """What it offers."""
         return info_of(self.shape)
 

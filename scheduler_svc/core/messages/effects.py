@@ -10,8 +10,10 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_svc.core.messages.events import Float32Array, Int32Array, WorkerInfo
+from scheduler_svc.core.messages.arrays import Float32Array, Int32Array
 from scheduler_svc.core.messages.plan import Plan
+from scheduler_svc.core.messages.reports import Load, StepReport
+from scheduler_svc.core.messages.worker_info import WorkerInfo
 
 
 class RejectCode(StrEnum):
@@ -154,49 +156,6 @@ class AbortReply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerLoad:
-    """How busy one worker is; `device` is text for people."""
-
-    pid: int
-    device: str
-    running: int
-    pages_used: int
-    pages_cached: int
-    pages_total: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """How busy the core is; `step_ms` is the median of the last steps, plan sent to result read.
-
-    `pages_cached` are kept and held by nobody. `prompt_tokens` of all admitted requests, `cached_prompt_tokens` of
-    these found in kept pages.
-    """
-
-    running: int
-    waiting: int
-    waiting_tokens: int
-    pages_used: int
-    pages_total: int
-    workers: int
-    steps: int
-    step_ms: float
-    preemptions: int
-    lane_resets: int
-    output_tokens: int
-    worker_pid: int
-    pages_cached: int
-    prompt_tokens: int
-    cached_prompt_tokens: int
-    host_pages_used: int
-    host_pages_total: int
-    per_worker: tuple[WorkerLoad, ...]
-    worker_lost_seconds: float | None
-    """Since the last loss of a worker; None: none was lost."""
-    worker_lost_reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadReply:
     """Answer to a LoadQuery."""
 
@@ -292,58 +251,6 @@ class Note:
     """A line for the log: something an operator wants to know."""
 
     message: str
-
-
-class StepKind(StrEnum):
-    """What a step computed, or what else happened to the lane."""
-
-    PREFILL = "prefill"
-    DECODE = "decode"
-    MIXED = "mixed"
-    RESET = "reset"
-    JOINED = "joined"
-
-
-class ResetCause(StrEnum):
-    """Why a lane was reset."""
-
-    WORKER_LOST = "worker lost"
-    WORKER_SILENT = "worker silent"
-    STEP_FAILED = "step failed"
-    OUT_OF_MEMORY = "out of memory"
-    OUT_OF_SYNC = "out of sync"
-    SKIPPED = "skipped"
-    MALFORMED = "malformed result"
-    WRONG_STEP = "wrong step"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepReport:
-    """What became of a step: who ran and waited while it ran, what it computed, how long it took.
-
-    `step` and `preemptions` count from the core's start, as in Load; the decode rows' tokens are `decode_tokens`, all
-    chunks' `prefill_tokens`, those delivered `output_tokens`. `span_seconds` is plan sent to result read. A reset has a
-    `cause`, and the tokens and span of the plans that became void by it; it and a join repeat the last step's number.
-    `lane` numbers the worker's time with the core; running requests and pages are that lane's, all else is of all.
-    """
-
-    kind: StepKind
-    cause: ResetCause | None
-    at: float
-    step: int
-    lane: int
-    generation: int
-    running: int
-    waiting: int
-    prefill_tokens: int
-    decode_tokens: int
-    output_tokens: int
-    pages_used: int
-    pages_cached: int
-    pages_total: int
-    preemptions: int
-    compute_us: int
-    span_seconds: float
 
 
 Effect = (

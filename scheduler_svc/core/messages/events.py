@@ -7,14 +7,8 @@ were checked by whoever made the event; what only the core can know (duplicates,
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-import numpy as np
-import numpy.typing as npt
-
-Int32Array = npt.NDArray[np.int32]
-Float32Array = npt.NDArray[np.float32]
-
-NO_IDS = np.zeros(0, np.int32)
-NO_FLOATS = np.zeros(0, np.float32)
+from scheduler_svc.core.messages.arrays import NO_FLOATS, NO_IDS, Float32Array, Int32Array
+from scheduler_svc.core.messages.worker_info import WorkerInfo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -140,54 +134,6 @@ class FrontendLost:
     """A front end is gone; nobody listens to its streams."""
 
     frontend: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationDefaults:
-    """Sampling settings of requests that set none, as the model's own configuration gives them."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerInfo:
-    """What a worker serves. Pages are numbered 0 to num_pages - 1, page 0 and row 0 are reserved.
-
-    `logit_rows`: positions of one step whose logits may be wanted, at least `max_rows + chunk_align`. `window` 0:
-    some layer sees the whole past; else position p sees those from p - window + 1 on and the first `sink_tokens`.
-    `host_pages` fit the worker's host memory; `page_copy_us` moves one of them, `token_us` computes one prompt token.
-    `max_frame_bytes`: the largest message that the worker takes. `device` is text for people.
-    """
-
-    identity: str
-    model: str
-    vocab_size: int
-    page_size: int
-    num_pages: int
-    max_rows: int
-    max_length: int
-    token_budget: int
-    chunk_align: int
-    logit_rows: int
-    eos_token_ids: tuple[int, ...]
-    pid: int
-    window: int = 0
-    sink_tokens: int = 0
-    host_pages: int = 0
-    page_copy_us: float = 0.0
-    token_us: float = 0.0
-    max_frame_bytes: int = 64 << 20
-    device: str = ""
-    defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
-
-    @property
-    def usable_pages(self) -> int:
-        """Pages that requests may hold."""
-        return self.num_pages - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

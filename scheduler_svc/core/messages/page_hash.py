@@ -6,7 +6,7 @@ last token, so two pages of one hash have the same logical index and the same pa
 
 from hashlib import sha256
 
-from scheduler_svc.core.messages.events import Int32Array
+from scheduler_svc.core.messages.arrays import Int32Array
 
 HASH_BYTES = 32
 _TAG = b"tandem prefix 1"

@@ -9,12 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_svc.core.messages.events import Int32Array, Sampling
-
-Int64Array = npt.NDArray[np.int64]
-
-
-NO_PAGES = np.zeros(0, np.int32)
+from scheduler_svc.core.messages.arrays import NO_PAGES, Int32Array, Int64Array
+from scheduler_svc.core.messages.events import Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -44,7 +44,7 @@ def admit(draft: Draft, suspects: Collection[int], rivals: Sequence[Lane], polic
                 return
             chooser.skip(request)  # another lane's, which may never answer
             continue
-        if not routing.fits(lane.info, request):
+        if not lane.info.holds(request.total_length):
             chooser.skip(request)
             if _is_misfit(request, lane, rivals):
                 book.park(request)
@@ -81,7 +81,7 @@ def park_misfits(book: RequestBook, lane: Lane, rivals: Sequence[Lane]) -> None:
 
 
 def _is_misfit(request: Request, lane: Lane, rivals: Sequence[Lane]) -> bool:
-    return not any(routing.fits(one.info, request) for one in (lane, *rivals))
+    return not any(one.info.holds(request.total_length) for one in (lane, *rivals))
 
 
 def admit_alone(draft: Draft, request: Request) -> int:
@@ -90,7 +90,7 @@ def admit_alone(draft: Draft, request: Request) -> int:
     Returns its row; 0 where it does not fit. Its chunk is cut when its turn comes.
     """
     lane, info = draft.lane, draft.lane.info
-    if not lane.rows.num_free or request.late_plans or not routing.fits(info, request):
+    if not lane.rows.num_free or request.late_plans or not info.holds(request.total_length):
         return 0
     count = _chunk_with_pages(lane, request, FROM_ZERO, info.token_budget, to_spare=0)
     if _pages_needed(lane, request, FROM_ZERO, count) > lane.pool.num_unused:
@@ -147,7 +147,7 @@ def _end_of_pages(lane: Lane, request: Request, begin: Beginning, count: int) ->
 def _pages_needed(lane: Lane, request: Request, begin: Beginning, count: int) -> int:
     """Unused pages that seating the request takes, with a window also those of its later chunks."""
     own = lane.pages_for(_end_of_pages(lane, request, begin, count)) - len(begin.pages) + begin.num_loaded
-    return max(own, lane.pages_at_once(request.known) - len(begin.shared)) + _num_unheld(lane, begin)
+    return max(own, lane.info.pages_at_once(request.known) - len(begin.shared)) + _num_unheld(lane, begin)
 
 
 def _num_unheld(lane: Lane, begin: Beginning) -> int:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_svc.core.messages.events import Int32Array
-from scheduler_svc.core.messages.plan import NO_PAGES, NOTHING_MOVES, InFlight, PageMoves, Plan, PromptAsk
+from scheduler_svc.core.messages.arrays import NO_PAGES, Int32Array
+from scheduler_svc.core.messages.plan import NOTHING_MOVES, InFlight, PageMoves, Plan, PromptAsk
 from scheduler_svc.core.schedule.logit_budget import ask_of
 from scheduler_svc.core.schedule.plan_builder import Draft
 from scheduler_svc.core.state.rows import Rows

@@ -7,19 +7,13 @@ the others that have more of their prompt kept, or less to do.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from scheduler_svc.core.messages.events import WorkerInfo
 from scheduler_svc.core.schedule.policy import WINDOW
 from scheduler_svc.core.schedule.prefix_match import Beginning, beginning
-from scheduler_svc.core.state.lane import Lane, holds
+from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Request
 
 ROW_TOKENS = 32
 """What a row that runs delays a newcomer by, in prompt tokens."""
-
-
-def fits(info: WorkerInfo, request: Request) -> bool:
-    """Whether such a worker can ever run the request to its end."""
-    return holds(info, request.total_length)
 
 
 @dataclass(slots=True)
@@ -49,10 +43,10 @@ def is_better_elsewhere(
         # At least one token is left to compute: most rivals need no closer look.
         if (of.backlog + 1, rival.number) > best or of.free_rows <= 0:
             continue
-        if rival.blocked is not None or not fits(rival.info, request):
+        if rival.blocked is not None or not rival.info.holds(request.total_length):
             continue
         first, num_pages = _found(rival, request)
-        if rival.pages_at_once(known) - num_pages > rival.pool.num_unused:
+        if rival.info.pages_at_once(known) - num_pages > rival.pool.num_unused:
             continue
         remaining = known - first
         key = (of.backlog + remaining, rival.number)

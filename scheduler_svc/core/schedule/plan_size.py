@@ -5,7 +5,8 @@ starts many long rows can exceed the largest frame that the worker takes, which 
 figures are upper bounds; the tests hold them against encoded plans.
 """
 
-from scheduler_svc.core.messages.events import Sampling, WorkerInfo
+from scheduler_svc.core.messages.events import Sampling
+from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.state.request import Request
 
 # Scalars of one started row, and the tags and lengths of the fields that hold them.

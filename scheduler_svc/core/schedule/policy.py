@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler_svc.core.messages.config import Admission
-from scheduler_svc.core.messages.events import WorkerInfo
+from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.state.rows import Rows
 
 AGEING_TOKENS = 65_536

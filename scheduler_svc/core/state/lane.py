@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scheduler_svc.core.messages.events import WorkerInfo
 from scheduler_svc.core.messages.plan import InFlight
+from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.schedule.policy import FIRST_SHARE, LATE_SECONDS
 from scheduler_svc.core.state.host_pool import HostPool
 from scheduler_svc.core.state.page_pool import PagePool
@@ -70,10 +70,6 @@ class Lane:
     def pages_for(self, num_tokens: int) -> int:
         """Pages that so many positions take."""
         return -(-num_tokens // self.info.page_size)
-
-    def pages_at_once(self, num_tokens: int) -> int:
-        """Pages that a sequence of so many positions ever holds at once."""
-        return pages_at_once(self.info, num_tokens)
 
     def first_seen_page(self, position: int) -> int:
         """The first page past the sink pages that the position, or one after it, reads; 0 without a window."""
@@ -208,17 +204,3 @@ class Lane:
             if slot is not None:
                 saves.append((page, slot, page_hash))
         return saves
-
-
-def pages_at_once(info: WorkerInfo, num_tokens: int) -> int:
-    """Pages that a sequence of so many positions ever holds at once on such a worker."""
-    all_of_it = -(-num_tokens // info.page_size)
-    if not info.window:
-        return all_of_it
-    sinks = -(-info.sink_tokens // info.page_size)
-    return min(all_of_it, sinks + (info.window + info.chunk_align - 1) // info.page_size + 2)
-
-
-def holds(info: WorkerInfo, total: int) -> bool:
-    """Whether such a worker can run a sequence of so many tokens to its end. The last one is sampled, not computed."""
-    return total <= info.max_length and pages_at_once(info, total - 1) <= info.usable_pages

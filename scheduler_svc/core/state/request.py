@@ -9,8 +9,9 @@ from enum import StrEnum
 
 import numpy as np
 
+from scheduler_svc.core.messages.arrays import Int32Array
 from scheduler_svc.core.messages.effects import Stats
-from scheduler_svc.core.messages.events import Int32Array, Sampling
+from scheduler_svc.core.messages.events import Sampling
 from scheduler_svc.core.messages.page_hash import next_hash
 
 

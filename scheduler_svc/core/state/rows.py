@@ -25,7 +25,7 @@ too, and the checksum (worker.proto) covers every row started in the generation.
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_svc.core.messages.events import Int32Array
+from scheduler_svc.core.messages.arrays import Int32Array
 from scheduler_svc.core.state.request import Request
 
 # Tokens a row gathers before they move to its request: one short loop per so many steps instead of one per step.

@@ -8,7 +8,7 @@ for `max_worker_wait_seconds` after it left.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from scheduler_svc.core.messages.events import WorkerInfo
+from scheduler_svc.core.messages.worker_info import WorkerInfo
 
 # Different sizes remembered of workers that left; the oldest are dropped.
 _MAX_LEFT = 64

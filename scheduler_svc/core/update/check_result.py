@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from scheduler_svc.core.messages.events import Int32Array, StepDone, ToldLogprobs
+from scheduler_svc.core.messages.arrays import Int32Array
+from scheduler_svc.core.messages.events import StepDone, ToldLogprobs
 from scheduler_svc.core.messages.plan import InFlight
 
 

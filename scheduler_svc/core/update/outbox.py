@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
+from scheduler_svc.core.messages.arrays import NO_IDS
 from scheduler_svc.core.messages.effects import Effect, End, Logprobs, StepOutput, TokenLogprobs
-from scheduler_svc.core.messages.events import NO_IDS
 from scheduler_svc.core.update.results import Delivery
 
 _NO_STREAMS = np.zeros(0, np.uint64)

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from scheduler_svc.core.messages.arrays import Int32Array
 from scheduler_svc.core.messages.effects import EndReason, Failure, FailureCode, PromptLogprobs, TokenLogprobs
-from scheduler_svc.core.messages.events import Int32Array, StepDone, ToldLogprobs
+from scheduler_svc.core.messages.events import StepDone, ToldLogprobs
 from scheduler_svc.core.messages.plan import InFlight
 from scheduler_svc.core.schedule.logit_budget import of_ask, of_entries
 from scheduler_svc.core.state.full_pages import seal

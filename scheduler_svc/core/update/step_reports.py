@@ -6,8 +6,8 @@ Owns nothing: it reads the lane and the queue as they are when a result is read,
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages.plan import InFlight
+from scheduler_svc.core.messages.reports import ResetCause, StepKind, StepReport
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request_queue import RequestBook
 
@@ -27,11 +27,11 @@ def confirmed(
     record: InFlight,
     output_tokens: int,
     compute_us: int,
-) -> fx.StepReport:
+) -> StepReport:
     """A step that went well."""
     prefill, decode = record.prefill_tokens, record.decode_tokens
-    return fx.StepReport(
-        kind=fx.StepKind.MIXED if prefill and decode else fx.StepKind.PREFILL if prefill else fx.StepKind.DECODE,
+    return StepReport(
+        kind=StepKind.MIXED if prefill and decode else StepKind.PREFILL if prefill else StepKind.DECODE,
         cause=None,
         at=now,
         step=totals.steps,
@@ -56,13 +56,13 @@ def reset(
     lane: Lane,
     book: RequestBook,
     now: float,
-    cause: fx.ResetCause,
+    cause: ResetCause,
     void: Sequence[InFlight],
     compute_us: int,
-) -> fx.StepReport:
+) -> StepReport:
     """A lane that was reset; `void` are the plans that were in flight, oldest first."""
-    return fx.StepReport(
-        kind=fx.StepKind.RESET,
+    return StepReport(
+        kind=StepKind.RESET,
         cause=cause,
         at=now,
         step=totals.steps,
@@ -82,10 +82,10 @@ def reset(
     )
 
 
-def joined(totals: Totals, lane: Lane, book: RequestBook, now: float) -> fx.StepReport:
+def joined(totals: Totals, lane: Lane, book: RequestBook, now: float) -> StepReport:
     """A worker that serves from now on."""
-    return fx.StepReport(
-        kind=fx.StepKind.JOINED,
+    return StepReport(
+        kind=StepKind.JOINED,
         cause=None,
         at=now,
         step=totals.steps,

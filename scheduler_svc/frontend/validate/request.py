@@ -15,7 +15,7 @@ import numpy as np
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2
 
-from scheduler_svc.core.messages.events import Int32Array
+from scheduler_svc.core.messages.arrays import Int32Array
 from scheduler_svc.core.messages.page_hash import HASH_BYTES, hash_pages, prefix_root
 from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.rpc import status

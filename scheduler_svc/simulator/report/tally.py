@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages.reports import Load
 from scheduler_svc.simulator.report.histogram import Histogram
 from scheduler_svc.simulator.worker import SLOT_BITS, SLOT_MASK
 
@@ -171,7 +172,7 @@ class Tally:
 
     # The core ------------------------------------------------------------------------------------------------
 
-    def look(self, load: fx.Load, now: float) -> None:
+    def look(self, load: Load, now: float) -> None:
         """How the core stands; what it said last held until now."""
         point = Point(now, load.pages_used, load.pages_cached, load.running, load.waiting)
         before = self._point

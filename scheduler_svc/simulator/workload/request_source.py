@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from scheduler_svc.core.messages.events import Int32Array
+from scheduler_svc.core.messages.arrays import Int32Array
 
 
 class WorkloadError(ValueError):

@@ -11,7 +11,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_svc.core.messages.events import Int32Array
+from scheduler_svc.core.messages.arrays import Int32Array
 from scheduler_svc.simulator.workload.lengths import Lengths
 from scheduler_svc.simulator.workload.request_source import Arrival, WorkloadError
 from scheduler_svc.simulator.workload.tokens import OWN_SPACE, PREFIX_SPACE, tokens_of

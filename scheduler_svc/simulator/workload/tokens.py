@@ -7,7 +7,7 @@ worker uses it to end a sequence.
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_svc.core.messages.events import Int32Array
+from scheduler_svc.core.messages.arrays import Int32Array
 
 UInt64Array = npt.NDArray[np.uint64]
 

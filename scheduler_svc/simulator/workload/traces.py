@@ -20,7 +20,7 @@ from typing import Any, TextIO, cast
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_svc.core.messages.events import Int32Array
+from scheduler_svc.core.messages.arrays import Int32Array
 from scheduler_svc.simulator.workload.lengths import MOST_TOKENS
 from scheduler_svc.simulator.workload.request_source import Arrival, WorkloadError
 from scheduler_svc.simulator.workload.tokens import BLOCK_SPACE, OWN_SPACE, tokens_of

@@ -17,8 +17,11 @@ from tandem.internal.v1 import worker_pb2 as pb
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.arrays import Int32Array
 from scheduler_svc.core.messages.page_hash import hash_pages, prefix_root
 from scheduler_svc.core.messages.plan import Plan
+from scheduler_svc.core.messages.reports import Load, StepReport
+from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.scheduler import CoreConfig, Scheduler
 from scheduler_svc.recording.steps_file import line_of
 from scheduler_svc.wire import frontend as frontend_wire
@@ -88,7 +91,7 @@ class LoadedCore:
         self._settle()
         assert self.load().running == num_rows
 
-    def tokens(self, count: int) -> ev.Int32Array:
+    def tokens(self, count: int) -> Int32Array:
         """Random ones, never the model's own stop."""
         return self._rng.integers(_EOS + 1, _VOCAB_SIZE, count, np.int32)
 
@@ -119,7 +122,7 @@ class LoadedCore:
         self.us.setdefault(phase, []).append((time.process_time_ns() - begun) / 1e3)
         return value
 
-    def load(self) -> fx.Load:
+    def load(self) -> Load:
         """How busy it is, as it says itself."""
         [reply] = self._handle(ev.LoadQuery(frontend=_FRONTEND, query=0))
         assert isinstance(reply, fx.LoadReply)
@@ -127,7 +130,7 @@ class LoadedCore:
 
     def submit(
         self,
-        prompt: ev.Int32Array,
+        prompt: Int32Array,
         max_new_tokens: int,
         hashes: bytes | None = None,
         *,
@@ -189,7 +192,7 @@ class LoadedCore:
         for effect in effects:
             if isinstance(effect, fx.StepOutput):
                 self._timed("output_us", lambda effect=effect: frontend_wire.frame_of(effect))
-            elif isinstance(effect, fx.StepReport):
+            elif isinstance(effect, StepReport):
                 self._timed("report_us", lambda effect=effect: line_of(effect, 0.0))
 
     def tick(self, phase: str = "tick_us") -> Plan | None:
@@ -212,7 +215,7 @@ class LoadedCore:
         assert plan is not None and len(plan.decode_rows) == self.num_rows
         assert not plan.starts and not len(plan.chunk_rows)
 
-    def admit(self, prompt: ev.Int32Array, phase: str) -> int:
+    def admit(self, prompt: Int32Array, phase: str) -> int:
         """Admits it beside the rows that run, and takes it off again; returns the tokens found in kept pages."""
         self.steady_step()
         self.take_result()
@@ -245,8 +248,8 @@ def _floats(rng: np.random.Generator, count: int) -> bytes:
     return values.tobytes()
 
 
-def _info(max_rows: int, num_pages: int) -> ev.WorkerInfo:
-    return ev.WorkerInfo(
+def _info(max_rows: int, num_pages: int) -> WorkerInfo:
+    return WorkerInfo(
         identity="benchmark",
         model="benchmark",
         vocab_size=_VOCAB_SIZE,

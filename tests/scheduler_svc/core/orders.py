@@ -2,8 +2,9 @@
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
-from scheduler_svc.core.messages.events import Int32Array
+from scheduler_svc.core.messages.arrays import Int32Array
 from scheduler_svc.core.messages.plan import Plan
+from scheduler_svc.core.messages.reports import Load
 from tests.scheduler_svc.core.world import FRONTEND, World
 
 
@@ -46,7 +47,7 @@ def _rows(*columns: Int32Array) -> list[tuple[int, ...]]:
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
-def load(world: World) -> fx.Load:
+def load(world: World) -> Load:
     """What the core tells of itself."""
     [reply] = world.handle(ev.LoadQuery(frontend=FRONTEND, query=1))
     assert isinstance(reply, fx.LoadReply)

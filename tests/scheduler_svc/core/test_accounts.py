@@ -7,12 +7,13 @@ import pytest
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.reports import Load
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
 from tests.scheduler_svc.core.world import FRONTEND, World, greedy
 
 
-def load(world: World) -> fx.Load:
+def load(world: World) -> Load:
     reply = world.handle(ev.LoadQuery(frontend=FRONTEND, query=1))[0]
     assert isinstance(reply, fx.LoadReply)
     return reply.load

@@ -7,6 +7,7 @@ from tandem.internal.v1 import worker_pb2 as pb
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.wire import worker as worker_wire
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
@@ -313,7 +314,7 @@ def test_values_that_are_not_finite_end_their_request_alone() -> None:
 def test_a_worker_of_another_identity_is_refused_for_good_and_a_second_one_serves_too() -> None:
     world = World()
     info = world.info()
-    other = ev.WorkerInfo(**{name: getattr(info, name) for name in info.__slots__} | {"identity": "else"})
+    other = WorkerInfo(**{name: getattr(info, name) for name in info.__slots__} | {"identity": "else"})
     note, refused = world.handle(ev.WorkerJoined(worker="w-x", info=other))
     assert isinstance(note, fx.Note)
     assert isinstance(refused, fx.WorkerRefused)
@@ -326,7 +327,7 @@ def test_a_worker_of_another_identity_is_refused_for_good_and_a_second_one_serve
 def test_a_worker_that_would_answer_differently_is_refused_for_good() -> None:
     world = World()
     info = world.info()
-    other = ev.WorkerInfo(**{name: getattr(info, name) for name in info.__slots__} | {"window": 8})
+    other = WorkerInfo(**{name: getattr(info, name) for name in info.__slots__} | {"window": 8})
     note, refused = world.handle(ev.WorkerJoined(worker="w-x", info=other))
     assert isinstance(note, fx.Note)
     assert isinstance(refused, fx.WorkerRefused)
@@ -346,7 +347,7 @@ def test_past_the_model_s_positions_the_context_is_full() -> None:
 def test_the_serving_worker_back_as_another_is_refused_and_changes_nothing() -> None:
     world = World()
     info = world.info()
-    other = ev.WorkerInfo(
+    other = WorkerInfo(
         **{name: getattr(info, name) for name in info.__slots__} | {"identity": "else", "max_length": 2, "num_pages": 2}
     )
     stream = world.submit(prompt(5), ignore_eos=True)

@@ -18,6 +18,7 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import Admission, Policy
 from scheduler_svc.core.messages.page_hash import hash_pages, prefix_root
 from scheduler_svc.core.messages.plan import Plan
+from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.scheduler import CoreConfig, Scheduler
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.wire import worker as worker_wire
@@ -36,9 +37,9 @@ def greedy(**settings: Any) -> CoreConfig:
     return CoreConfig(policy=Policy(admission=Admission.KNOWN), **settings)
 
 
-def info_of(shape: Shape) -> ev.WorkerInfo:
+def info_of(shape: Shape) -> WorkerInfo:
     """What a worker of this shape offers; workers of all shapes serve the same model."""
-    return ev.WorkerInfo(
+    return WorkerInfo(
         identity="identity",
         model="model",
         vocab_size=shape.vocab_size,
@@ -247,7 +248,7 @@ class World:
         """The worker that joined last."""
         return f"w-{self._workers}"
 
-    def info(self) -> ev.WorkerInfo:
+    def info(self) -> WorkerInfo:
         """What the executor can do."""
         return info_of(self.shape)
 

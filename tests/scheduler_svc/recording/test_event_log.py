@@ -15,6 +15,7 @@ from scheduler_svc import private_file
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages.config import Admission, CoreConfig, Policy
 from scheduler_svc.core.messages.page_hash import hash_pages
+from scheduler_svc.core.messages.reports import StepKind, StepReport
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.recording import event_log as record
 from scheduler_svc.recording.replay import replay
@@ -49,7 +50,7 @@ class Session:
         self.tokens = 0
         self.cached_tokens = 0
         self.flushed = 0
-        self.reports: list[fx.StepReport] = []
+        self.reports: list[StepReport] = []
 
     def put(self, **event: object) -> None:
         entry = record_pb2.RecordedEvent(now=self.now, peer="w-1" if "worker" in event else "f-1", **event)  # type: ignore[arg-type]
@@ -64,7 +65,7 @@ class Session:
             elif isinstance(effect, fx.StepOutput):
                 self.tokens += len(effect.tokens)
                 self.cached_tokens += sum(end.stats.cached_prompt_tokens for end in effect.ends)
-            elif isinstance(effect, fx.StepReport):
+            elif isinstance(effect, StepReport):
                 self.reports.append(effect)
             elif isinstance(effect, fx.FlushReply):
                 self.flushed += effect.pages
@@ -155,7 +156,7 @@ def test_a_replay_gives_the_same_step_reports(tmp_path: Path) -> None:
     path = tmp_path / "log"
     session = Session(path, report_steps=True)
     session.run(1)
-    assert {report.kind for report in session.reports} == set(fx.StepKind)
+    assert {report.kind for report in session.reports} == set(StepKind)
     assert any(report.compute_us > 1000 for report in session.reports)
     assert replay(path, audited=False) > 40
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from scheduler_svc import private_file
-from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages.reports import ResetCause, StepKind, StepReport
 from scheduler_svc.recording.steps_file import COLUMNS, StepsFile
 
 
@@ -19,19 +19,19 @@ class Clock:
         return self.now
 
 
-def report(step: int = 7, **changes: object) -> fx.StepReport:
+def report(step: int = 7, **changes: object) -> StepReport:
     values = {
-        "kind": fx.StepKind.MIXED, "cause": None, "at": 102.5, "step": step, "lane": 2, "generation": 3, "running": 4,
+        "kind": StepKind.MIXED, "cause": None, "at": 102.5, "step": step, "lane": 2, "generation": 3, "running": 4,
         "waiting": 5, "prefill_tokens": 60, "decode_tokens": 2, "output_tokens": 3, "pages_used": 11,
         "pages_cached": 22, "pages_total": 99, "preemptions": 1, "compute_us": 4567, "span_seconds": 0.0089126,
     }  # fmt: skip
-    return fx.StepReport(**{**values, **changes})  # type: ignore[arg-type]
+    return StepReport(**{**values, **changes})  # type: ignore[arg-type]
 
 
 def test_a_line_says_what_its_column_does(tmp_path: Path) -> None:
     file = StepsFile(tmp_path / "steps.csv", Clock())
     file.add(report())
-    file.add(report(kind=fx.StepKind.RESET, cause=fx.ResetCause.WORKER_LOST))
+    file.add(report(kind=StepKind.RESET, cause=ResetCause.WORKER_LOST))
     file.close()
     header, step, reset = (tmp_path / "steps.csv").read_text().splitlines()
     assert dict(zip(header.split(","), step.split(","), strict=True)) == {

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from scheduler_svc.core.messages.config import CoreConfig
-from scheduler_svc.core.messages.events import WorkerInfo
+from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.simulator.cost.step_cost import StepShape
 from scheduler_svc.simulator.report.tally import Tally
 from scheduler_svc.simulator.simulation import Setup, Simulation

@@ -10,6 +10,7 @@ from tandem.v1 import inference_pb2
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.reports import Load, WorkerLoad
 from scheduler_svc.core.scheduler import CoreConfig, Scheduler
 from scheduler_svc.shell.served_model import ModelCard
 from scheduler_svc.wire import frontend as frontend_wire
@@ -398,17 +399,17 @@ def told(effect: frontend_wire.FrontendEffect) -> frontend_pb2.CoreToFrontend:
 
 
 def test_every_figure_of_the_load_is_told() -> None:
-    names = [name for name in fx.Load.__slots__ if name != "per_worker"]
+    names = [name for name in Load.__slots__ if name != "per_worker"]
     figures: dict[str, Any] = {name: 100 + i for i, name in enumerate(names)}
     figures |= {"step_ms": 2.5, "worker_lost_seconds": 12.5, "worker_lost_reason": "its connection is gone"}
     workers = tuple(
-        fx.WorkerLoad(
+        WorkerLoad(
             pid=10 * n, device=f"cuda:{n}", running=10 * n + 1, pages_used=10 * n + 2, pages_cached=10 * n + 3,
             pages_total=10 * n + 4,
         )
         for n in (1, 2)
     )  # fmt: skip
-    reply = told(fx.LoadReply(frontend="f", query=9, load=fx.Load(**figures, per_worker=workers))).load_reply
+    reply = told(fx.LoadReply(frontend="f", query=9, load=Load(**figures, per_worker=workers))).load_reply
     assert reply.query == 9
     assert {name: getattr(reply.load, name) for name in names} == figures
     # The front end adds not_serving.
@@ -420,9 +421,9 @@ def test_every_figure_of_the_load_is_told() -> None:
 
 
 def test_a_load_without_a_lost_worker_leaves_its_seconds_unset() -> None:
-    figures: dict[str, Any] = dict.fromkeys(fx.Load.__slots__, 0)
+    figures: dict[str, Any] = dict.fromkeys(Load.__slots__, 0)
     figures |= {"per_worker": (), "worker_lost_seconds": None, "worker_lost_reason": ""}
-    load = told(fx.LoadReply(frontend="f", query=9, load=fx.Load(**figures))).load_reply.load
+    load = told(fx.LoadReply(frontend="f", query=9, load=Load(**figures))).load_reply.load
     assert not load.HasField("worker_lost_seconds")
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.reports import ResetCause, StepKind, StepReport
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
 from tests.scheduler_svc.core.world import World, greedy
@@ -15,8 +16,8 @@ def world(shape: Shape = SHAPE, **config: float) -> World:
     return World(shape, greedy(report_steps=True, **config))  # type: ignore[arg-type]
 
 
-def reports(world: World) -> list[fx.StepReport]:
-    return [effect for effect in world.effects if isinstance(effect, fx.StepReport)]
+def reports(world: World) -> list[StepReport]:
+    return [effect for effect in world.effects if isinstance(effect, StepReport)]
 
 
 def prompt(length: int) -> list[int]:
@@ -52,27 +53,27 @@ def test_every_step_is_reported_as_it_was() -> None:
     at.tick()
     finish(at, 125)
     joined, *steps = reports(at)
-    assert joined == fx.StepReport(
-        kind=fx.StepKind.JOINED, cause=None, at=0.0, step=0, lane=1, generation=1, running=0, waiting=0,
+    assert joined == StepReport(
+        kind=StepKind.JOINED, cause=None, at=0.0, step=0, lane=1, generation=1, running=0, waiting=0,
         prefill_tokens=0,
         decode_tokens=0, output_tokens=0, pages_used=0, pages_cached=0, pages_total=10, preemptions=0,
         compute_us=0, span_seconds=0.0,
     )  # fmt: skip
     # One prompt while the other waits; then the first decodes beside the second's prompt, on a page of its own.
     assert steps == [
-        fx.StepReport(
-            kind=fx.StepKind.PREFILL, cause=None, at=1.25, step=1, lane=1, generation=1, running=1, waiting=1,
+        StepReport(
+            kind=StepKind.PREFILL, cause=None, at=1.25, step=1, lane=1, generation=1, running=1, waiting=1,
             prefill_tokens=7, decode_tokens=0, output_tokens=1, pages_used=2, pages_cached=0, pages_total=10,
             preemptions=0, compute_us=1500, span_seconds=0.25,
         ),
-        fx.StepReport(
-            kind=fx.StepKind.MIXED, cause=None, at=2.0, step=2, lane=1, generation=1, running=2, waiting=0,
+        StepReport(
+            kind=StepKind.MIXED, cause=None, at=2.0, step=2, lane=1, generation=1, running=2, waiting=0,
             prefill_tokens=2, decode_tokens=1, output_tokens=2, pages_used=3, pages_cached=0, pages_total=10,
             preemptions=0, compute_us=250, span_seconds=0.5,
         ),
         # Both end with it, and still ran in it.
-        fx.StepReport(
-            kind=fx.StepKind.DECODE, cause=None, at=2.0, step=3, lane=1, generation=1, running=2, waiting=0,
+        StepReport(
+            kind=StepKind.DECODE, cause=None, at=2.0, step=3, lane=1, generation=1, running=2, waiting=0,
             prefill_tokens=0, decode_tokens=2, output_tokens=2, pages_used=4, pages_cached=0, pages_total=10,
             preemptions=0, compute_us=125, span_seconds=0.0,
         ),
@@ -89,13 +90,13 @@ def test_a_worker_s_death_shows_what_became_void() -> None:
     at.now = 4.0
     at.join()
     _, reset, joined = reports(at)
-    assert reset == fx.StepReport(
-        kind=fx.StepKind.RESET, cause=fx.ResetCause.WORKER_LOST, at=1.5, step=0, lane=1, generation=2, running=0,
+    assert reset == StepReport(
+        kind=StepKind.RESET, cause=ResetCause.WORKER_LOST, at=1.5, step=0, lane=1, generation=2, running=0,
         waiting=1, prefill_tokens=7, decode_tokens=1, output_tokens=0, pages_used=0, pages_cached=0, pages_total=10,
         preemptions=0,
         compute_us=0, span_seconds=0.5,
     )  # fmt: skip
-    assert (joined.kind, joined.at, joined.generation, joined.waiting) == (fx.StepKind.JOINED, 4.0, 3, 1)
+    assert (joined.kind, joined.at, joined.generation, joined.waiting) == (StepKind.JOINED, 4.0, 3, 1)
     at.run()
     steps = reports(at)[3:]
     assert [report.step for report in steps] == [1, 2, 3, 4]
@@ -105,19 +106,19 @@ def test_a_worker_s_death_shows_what_became_void() -> None:
 @pytest.mark.parametrize(
     ("status", "cause"),
     [
-        (ev.StepStatus.FAILED, fx.ResetCause.STEP_FAILED),
-        (ev.StepStatus.OUT_OF_MEMORY, fx.ResetCause.OUT_OF_MEMORY),
-        (ev.StepStatus.OUT_OF_SYNC, fx.ResetCause.OUT_OF_SYNC),
-        (ev.StepStatus.SKIPPED, fx.ResetCause.SKIPPED),
+        (ev.StepStatus.FAILED, ResetCause.STEP_FAILED),
+        (ev.StepStatus.OUT_OF_MEMORY, ResetCause.OUT_OF_MEMORY),
+        (ev.StepStatus.OUT_OF_SYNC, ResetCause.OUT_OF_SYNC),
+        (ev.StepStatus.SKIPPED, ResetCause.SKIPPED),
     ],
 )
-def test_a_step_that_failed_says_how(status: ev.StepStatus, cause: fx.ResetCause) -> None:
+def test_a_step_that_failed_says_how(status: ev.StepStatus, cause: ResetCause) -> None:
     at = world()
     at.submit(prompt(3), max_new_tokens=4, ignore_eos=True)
     at.tick(1.0)
     _answer(at, status=status, compute_us=77)
     reset = reports(at)[-1]
-    assert (reset.kind, reset.cause, reset.compute_us, reset.waiting) == (fx.StepKind.RESET, cause, 77, 1)
+    assert (reset.kind, reset.cause, reset.compute_us, reset.waiting) == (StepKind.RESET, cause, 77, 1)
 
 
 def _answer(at: World, **fields: object) -> None:
@@ -132,10 +133,10 @@ def test_results_that_fit_no_plan_say_so() -> None:
     at.submit(prompt(3), max_new_tokens=4, ignore_eos=True)
     at.tick()
     _answer(at, step=9)
-    assert reports(at)[-1].cause is fx.ResetCause.WRONG_STEP
+    assert reports(at)[-1].cause is ResetCause.WRONG_STEP
     at.tick()
     _answer(at)
-    assert reports(at)[-1].cause is fx.ResetCause.MALFORMED
+    assert reports(at)[-1].cause is ResetCause.MALFORMED
 
 
 def test_a_silent_worker_is_told_from_a_lost_one() -> None:
@@ -143,7 +144,7 @@ def test_a_silent_worker_is_told_from_a_lost_one() -> None:
     at.submit(prompt(3), ignore_eos=True)
     at.tick()
     at.tick(3.0)
-    assert (reports(at)[-1].cause, reports(at)[-1].span_seconds) == (fx.ResetCause.WORKER_SILENT, 3.0)
+    assert (reports(at)[-1].cause, reports(at)[-1].span_seconds) == (ResetCause.WORKER_SILENT, 3.0)
 
 
 def test_reports_add_up_to_the_load() -> None:
@@ -158,7 +159,7 @@ def test_reports_add_up_to_the_load() -> None:
     at.run()
     at.handle(ev.LoadQuery(frontend="f-1", query=1))
     load = next(effect.load for effect in at.effects if isinstance(effect, fx.LoadReply))
-    steps = [report for report in reports(at) if report.kind not in (fx.StepKind.RESET, fx.StepKind.JOINED)]
+    steps = [report for report in reports(at) if report.kind not in (StepKind.RESET, StepKind.JOINED)]
     assert [report.step for report in steps] == list(range(1, load.steps + 1))
     assert (
         sum(report.output_tokens for report in steps)
@@ -166,5 +167,5 @@ def test_reports_add_up_to_the_load() -> None:
         == sum(len(stream.tokens) for stream in at.streams.values())
     )
     assert steps[-1].preemptions == load.preemptions > 0
-    assert sum(report.kind is fx.StepKind.RESET for report in reports(at)) == load.lane_resets == 1
+    assert sum(report.kind is StepKind.RESET for report in reports(at)) == load.lane_resets == 1
     at.check_all_ended()
