@@ -152,7 +152,7 @@ def _audit_names(lane: Lane, row: int, request: Request) -> None:
     assert int(rows.sealed[row]) == int(rows.proven[row]) // page_size
     first = max(held_from, -(-int(rows.read_from[row]) // page_size))
     sealed = rows.pages[row][first : int(rows.sealed[row])]
-    assert not any(pool.suspect[page] for page in sealed), f"row {row}: a page that was read is suspect"
+    assert not any(pool.is_suspect(page) for page in sealed), f"row {row}: a page that was read is suspect"
 
 
 def _untold(first: int, computed: int, prompt_tokens: int) -> int:

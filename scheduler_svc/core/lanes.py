@@ -20,10 +20,10 @@ from scheduler_svc.core.messages.config import MAX_LANES, CoreConfig
 from scheduler_svc.core.messages.reports import ResetCause
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.schedule import placement as routing
-from scheduler_svc.core.schedule.plan_builder import Counters
 from scheduler_svc.core.schedule.plan_size import largest_plan_bytes
 from scheduler_svc.core.schedule.planner import plan_step
 from scheduler_svc.core.schedule.probation import probation_plan
+from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.crash_loop import CrashLoop
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request_queue import RequestBook
@@ -99,7 +99,7 @@ class Lanes:
 
     def _prove(self, lane: Lane) -> list[fx.Effect]:
         """From now on the lane takes requests, and its sizes count."""
-        lane.is_proven = True
+        lane.prove()
         self._eos = np.array(lane.info.eos_token_ids, np.int32)
         self.offers.update(self._proven_infos())
         self._book.unpark()
@@ -192,15 +192,15 @@ class Lanes:
         """The one recovery. Requests keep all they know; plans in flight are void; nothing is resent."""
         void = tuple(lane.in_flight)
         self._generation += 1
-        self.counters.resets += 1
+        self.counters.lane_reset()
         # Whoever lost its row while plans named it waits for them no longer.
         for handle in {handle for record in void for handle in record.handles.tolist()}:
             request = self._book.by_handle(handle)
             if request is not None and not request.row:
-                request.late_plans = request.late_samples = 0
+                request.void_late_plans()
         requests = lane.reset(self._generation, keep_pages=cause in _KEEPING_CAUSES)
         for request in requests:
-            request.late_plans = request.late_samples = 0
+            request.void_late_plans()
             self._book.enqueue(request)
         effects: list[fx.Effect] = [fx.Note(message=f"{reason}; {len(requests)} requests go back to the queue")]
         if self._config.report_steps:
@@ -211,10 +211,10 @@ class Lanes:
         self, lane: Lane, reason: str, now: float, cause: ResetCause, compute_us: int
     ) -> list[fx.Effect]:
         """After a step that went wrong."""
-        lane.fruitless_resets += 1
-        if lane.fruitless_resets < _MAX_FRUITLESS_RESETS:
+        num_resets = lane.count_fruitless_reset()
+        if num_resets < _MAX_FRUITLESS_RESETS:
             return self._reset(lane, reason, now, cause, compute_us)
-        reason = f"{lane.fruitless_resets} resets in a row without one confirmed step, the last one: {reason}"
+        reason = f"{num_resets} resets in a row without one confirmed step, the last one: {reason}"
         return self._send_away(lane, reason, now, cause, compute_us)
 
     def _send_away(self, lane: Lane, reason: str, now: float, cause: ResetCause, compute_us: int) -> list[fx.Effect]:
@@ -225,7 +225,7 @@ class Lanes:
     def flush(self) -> int:
         """Forgets every page that is kept; returns how many there were."""
         for lane in self.of.values():
-            lane.found.clear()
+            lane.schedule.forget_lookups()
         return sum(lane.pool.forget_all() + lane.host.forget_all() for lane in self.of.values())
 
     # Steps ---------------------------------------------------------------------------------------------------
@@ -267,7 +267,7 @@ class Lanes:
         lane = self.of.get(event.worker)
         if lane is None:
             return [fx.AskRejoin(worker=event.worker)], None, []
-        lane.heard_at = lane.result_at = now
+        lane.answered(now)
         if event.generation != lane.generation:
             return [], None, []  # void
         record = lane.in_flight[0] if lane.in_flight else None
@@ -281,12 +281,10 @@ class Lanes:
         if not is_sound(event, record, lane.info.vocab_size):
             what = f"its result for step {event.step} is malformed"
             return self._send_away(lane, what, now, ResetCause.MALFORMED, event.compute_us), None, []
-        lane.in_flight.popleft()
-        lane.found.clear()
-        lane.fruitless_resets = 0
+        lane.result_confirmed()
         if not lane.is_proven:
             return self._end_probation(lane, now), None, []
-        self.counters.steps += 1
+        self.counters.step_confirmed()
         self._step_seconds.append(now - record.sent_at)
         delivery = read_result(
             lane=lane,
@@ -329,7 +327,7 @@ class Lanes:
         for handle in culprits:
             culprit = self._book.by_handle(handle)
             assert culprit is not None, "a suspect that is not live"
-            lane.fruitless_resets = 0
+            lane.excuse_resets()
             message = f"request {culprit.request_id}: its step {event.status}, alone too: {event.detail}"
             return effects, None, [Ending.broken(culprit, message)]
         self.suspects.update(handle for handle in handles if self._book.by_handle(handle) is not None)

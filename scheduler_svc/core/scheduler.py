@@ -21,7 +21,7 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.worker_info import WorkerInfo
-from scheduler_svc.core.schedule.plan_builder import Counters
+from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Move, Phase, Request
 from scheduler_svc.core.state.request_queue import Due, RequestBook
@@ -252,19 +252,15 @@ class Scheduler:
         if request.phase is Phase.RUNNING or any(
             info.holds(request.total_length) for info in self._lanes.offers.present
         ):
-            request.unheld_since = None
-            return
-        if request.unheld_since is None:
-            request.unheld_since = now
-            if not request.is_wait_due:
-                request.is_wait_due = True
-                self.book.add_due(now + self.config.max_worker_wait_seconds, request, Due.WORKER_WAIT)
+            request.worker_holds_it()
+        elif request.no_worker_holds_it(now):
+            self.book.add_due(now + self.config.max_worker_wait_seconds, request, Due.WORKER_WAIT)
 
     def _on_worker_alive(self, event: ev.WorkerAlive, now: float) -> list[fx.Effect]:
         lane = self.lanes.get(event.worker)
         if lane is None:
             return [fx.AskRejoin(worker=event.worker)]
-        lane.heard_at = now
+        lane.heard(now)
         return []
 
     def _on_step_done(self, event: ev.StepDone, now: float) -> list[fx.Effect]:
@@ -280,7 +276,7 @@ class Scheduler:
         if ending.failure is not None:
             self._end(ending.request, now, failure=ending.failure)
             return
-        ending.request.last_token_at = now
+        ending.request.emitted_last_token(now)
         self._end(ending.request, now, reason=ending.reason, stop_token_id=ending.stop_token_id)
 
     # Time ----------------------------------------------------------------------------------------------------
@@ -308,12 +304,11 @@ class Scheduler:
     def _end_worker_wait(self, request: Request, now: float) -> None:
         """Ends a request that no worker could hold for too long; the wait restarts if one could meanwhile."""
         limit, since = self.config.max_worker_wait_seconds, request.unheld_since
-        request.is_wait_due = False
-        if since is None:
+        ends_at = request.wait_deadline_came(now, limit)
+        if since is None or ends_at is None:
             return
-        if now < since + limit:
-            request.is_wait_due = True
-            self.book.add_due(since + limit, request, Due.WORKER_WAIT)
+        if now < ends_at:
+            self.book.add_due(ends_at, request, Due.WORKER_WAIT)
             return
         message = (
             f"no worker that can hold its {request.total_length} tokens (prompt and max_new_tokens) was there for "

@@ -5,9 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from scheduler_svc.core.schedule import placement as routing
-from scheduler_svc.core.schedule import policy
-from scheduler_svc.core.state import request_queue as book
+from scheduler_svc.core.schedule import admit, placement, policy
 from tests.benchmarks.policies import __main__ as command
 from tests.benchmarks.policies.constants import SWEEPS, sweep
 from tests.benchmarks.policies.experiments import EXPERIMENTS
@@ -64,19 +62,19 @@ def test_a_sweep_starts_from_the_value_that_stands(name: str) -> None:
 
 
 def test_constants_change_wherever_they_were_taken_in_and_come_back() -> None:
-    before = policy.WINDOW
-    with constants({"WINDOW": 3}):
-        assert (policy.WINDOW, book.WINDOW) == (3, 3)
-    assert (before, before) == (policy.WINDOW, book.WINDOW)
+    before = policy.MAX_PASSED_OVER
+    with constants({"MAX_PASSED_OVER": 3}):
+        assert (policy.MAX_PASSED_OVER, admit.MAX_PASSED_OVER) == (3, 3)
+    assert (before, before) == (policy.MAX_PASSED_OVER, admit.MAX_PASSED_OVER)
     with pytest.raises(ValueError, match="no constant NOTHING"), constants({"NOTHING": 1}):
         pass
 
 
 def test_placements_keep_requests_where_they_were_put() -> None:
-    original = routing.is_better_elsewhere
+    original = placement.OtherLanes.start_sooner
     with placed(Placement.ROUND_ROBIN):
-        assert routing.is_better_elsewhere is not original
-    assert routing.is_better_elsewhere is original
+        assert placement.OtherLanes.start_sooner is not original
+    assert placement.OtherLanes.start_sooner is original
     two = Scenario(name="two", words="", flags=SMALL.flags + " --workers 2", requests=40)
     found = {each: run(two, Variant(name=each, change=lambda each=each: placed(each)), 1) for each in Placement}
     assert len({figures["served_tokens"] for figures in found.values()}) == 1

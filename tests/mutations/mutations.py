@@ -151,7 +151,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "zeroing-forgotten",
         "pages that may hold values which are not finite are handed out as they are",
         "state/lane",
-        "            self.zero_pages += self.pool.take_suspects(pages)\n",
+        "            self._zero_pages += self.pool.take_suspects(pages)\n",
         "            self.pool.take_suspects(pages)\n",
     ),
     _core(

@@ -9,18 +9,13 @@ from collections.abc import Collection, Sequence
 from itertools import takewhile
 
 from scheduler_svc.core.messages.config import Policy
-from scheduler_svc.core.schedule import placement as routing
+from scheduler_svc.core.schedule.placement import OtherLanes
 from scheduler_svc.core.schedule.plan_builder import Draft
 from scheduler_svc.core.schedule.policy import MAX_PASSED_OVER, chunk_tokens, most_to_spare, pages_to_spare
 from scheduler_svc.core.schedule.prefix_match import FROM_ZERO, Beginning, beginning
-from scheduler_svc.core.state.lane import Blocked, Lane
+from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Request
 from scheduler_svc.core.state.request_queue import RequestBook
-
-# While the queue's head does not fit, it is looked at again after so many steps, or when a row has been left.
-_LOOK_AGAIN_STEPS = 32
-# After so many where the pages that it takes are not there: only what was kept since could make it take fewer.
-_LOOK_WITHOUT_PAGES_STEPS = 128
 
 
 def admit(draft: Draft, suspects: Collection[int], rivals: Sequence[Lane], policy: Policy) -> None:
@@ -31,10 +26,9 @@ def admit(draft: Draft, suspects: Collection[int], rivals: Sequence[Lane], polic
     head = book.head()
     if head is None or _is_blocked(lane, head):
         return
-    lane.blocked = None
+    lane.schedule.unblock()
     chooser = _Chooser(draft, policy, suspects)
-    left: dict[int, routing.Left] = {}
-    in_time = [rival for rival in rivals if not rival.is_late(draft.now)]
+    others = OtherLanes([rival for rival in rivals if not rival.is_late(draft.now)])
     while lane.rows.num_free and draft.budget > 0:
         request = chooser.next_up()
         if request is None or request.handle in suspects:
@@ -54,7 +48,7 @@ def admit(draft: Draft, suspects: Collection[int], rivals: Sequence[Lane], polic
             continue
         siblings = book.of_id(request.request_id)
         begin = beginning(lane, request, siblings, [start.row for start in draft.starts] if len(siblings) > 1 else ())
-        if begin is None or routing.is_better_elsewhere(lane, request, begin, in_time, left):
+        if begin is None or others.start_sooner(lane, request, begin):
             chooser.skip(request)
             continue
         if not draft.has_bytes_for(request, lane.pages_for(request.known)):
@@ -68,7 +62,7 @@ def admit(draft: Draft, suspects: Collection[int], rivals: Sequence[Lane], polic
                 continue
             # Who was skipped may be ready by the next plan, so then everybody is looked at again.
             handle, seated = 0 if chooser.has_skipped else head.handle, lane.rows.num_seated
-            lane.blocked = Blocked(handle=handle, step=lane.step, num_seated=seated, pages=pages)
+            lane.schedule.block(handle, step=lane.step, num_seated=seated, pages=pages)
             return
         chooser.took(request)
         _seat(draft, request, begin, count)
@@ -100,18 +94,15 @@ def admit_alone(draft: Draft, request: Request) -> int:
 
 def _leaves_enough(lane: Lane, policy: Policy, num_left: int) -> bool:
     """Whether so many unused pages are enough for those who run."""
-    standing = policy.admission, lane.rows, lane.info, lane.expected_share
+    standing = policy.admission, lane.rows, lane.info, lane.schedule.expected_share
     return most_to_spare(*standing) <= num_left or pages_to_spare(*standing) <= num_left
 
 
 def _is_blocked(lane: Lane, head: Request) -> bool:
-    """Whether nothing has changed since the head did not fit: pages come back when a row is left."""
-    blocked = lane.blocked
-    if blocked is None or blocked.handle != head.handle or not lane.rows.num_seated:
-        return False
-    if lane.pool.num_unused < blocked.pages:
-        return lane.step < blocked.step + _LOOK_WITHOUT_PAGES_STEPS
-    return blocked.num_seated == lane.rows.num_seated and lane.step < blocked.step + _LOOK_AGAIN_STEPS
+    """Whether nothing has changed since the head did not fit."""
+    return lane.schedule.still_blocks(
+        head.handle, step=lane.step, num_seated=lane.rows.num_seated, num_unused=lane.pool.num_unused
+    )
 
 
 def _first_chunk(draft: Draft, request: Request, begin: Beginning, policy: Policy) -> int:
@@ -120,7 +111,9 @@ def _first_chunk(draft: Draft, request: Request, begin: Beginning, policy: Polic
     remaining = request.known - begin.first_position
     if remaining == 1:
         return 1
-    to_spare = pages_to_spare(policy.admission, lane.rows, lane.info, lane.expected_share) if lane.info.window else 0
+    to_spare = (
+        pages_to_spare(policy.admission, lane.rows, lane.info, lane.schedule.expected_share) if lane.info.window else 0
+    )
     count = _chunk_with_pages(lane, request, begin, draft.budget, to_spare=to_spare)
     if count and request.prompt_logprobs_from:
         count = draft.room.cut(request, begin.first_position, count, lane.info.chunk_align)
@@ -216,7 +209,8 @@ class _Chooser:
         for _, other in self._book.first():
             if other is request:
                 return
-            other.passed_over += other.prefix_root == request.prefix_root and other.handle not in self._skipped
+            if other.prefix_root == request.prefix_root and other.handle not in self._skipped:
+                other.pass_over()
 
     def _kept_pages(self, request: Request) -> int:
         """Leading pages of its that the lane has."""

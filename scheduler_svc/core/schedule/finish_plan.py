@@ -25,16 +25,12 @@ def commit(draft: Draft, decode: npt.NDArray[np.int64]) -> Plan:
     chunk_samples = chunk_starts + chunk_counts == rows.known[chunk_rows]
     all_rows = np.concatenate([chunk_rows, decode])
     sampled = np.concatenate([np.flatnonzero(chunk_samples), np.arange(len(chunks), len(all_rows), dtype=np.int64)])
-    rows.advance(all_rows, np.concatenate([chunk_counts, np.ones(len(decode), np.int32)]))
-    rows.samples[all_rows[sampled]] += 1
+    rows.plan(all_rows, np.concatenate([chunk_counts, np.ones(len(decode), np.int32)]), sampled)
     num_logprobs, prompt_asks = _asks(rows, all_rows[sampled], chunks, chunk_starts) if rows.num_telling else (None, ())
 
-    zero_pages, lane.zero_pages = np.array(lane.zero_pages, np.int32), []
-    lane.step += 1
-    lane.found.clear()
-    lane.in_flight.append(
+    lane.plan_made(
         InFlight(
-            step=lane.step,
+            step=lane.step + 1,
             sent_at=draft.now,
             rows=all_rows.astype(np.int32),
             handles=rows.handle[all_rows],
@@ -53,7 +49,7 @@ def commit(draft: Draft, decode: npt.NDArray[np.int64]) -> Plan:
         generation=lane.generation,
         step=lane.step,
         checksum=rows.checksum,
-        zero_pages=zero_pages,
+        zero_pages=np.array(lane.take_zero_pages(), np.int32),
         starts=tuple(draft.starts),
         append_rows=append_rows,
         append_pages=append_pages,

@@ -7,7 +7,6 @@ the others that have more of their prompt kept, or less to do.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from scheduler_svc.core.schedule.policy import WINDOW
 from scheduler_svc.core.schedule.prefix_match import Beginning, beginning
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Request
@@ -17,62 +16,77 @@ ROW_TOKENS = 32
 
 
 @dataclass(slots=True)
-class Left:
-    """What a rival has to do, and the rows that it has free: with what a plan has left to it so far."""
+class _LaneLoad:
+    """Work of another lane and its free rows, the requests that this plan leaves to it included."""
 
     backlog: int
     free_rows: int
 
+    def leave(self, tokens: int) -> None:
+        """Counts a request that is left to the lane and computes `tokens` there before its first token."""
+        self.free_rows -= 1
+        self.backlog += tokens + ROW_TOKENS
 
-def is_better_elsewhere(
-    lane: Lane, request: Request, begin: Beginning, rivals: Sequence[Lane], left: dict[int, Left]
-) -> bool:
-    """Whether a rival that has room would start the request sooner; of equals the older lane does.
 
-    `left` is kept here, by lane: who was left something counts as busy with it, else all that wait would be left to
-    whoever is the least busy now, one plan after the other.
+class OtherLanes:
+    """The lanes that compete with the planning lane for waiting requests; lives for one plan.
+
+    A lane that requests are left to counts as busy with them. Otherwise one plan would leave every waiting request to
+    the lane that is the least busy now.
     """
-    if not rivals:
-        return False
-    best, chosen, tokens = (_delay(lane, request, begin), lane.number), None, 0
-    known = request.known
-    for rival in rivals:
-        of = left.get(rival.number)
-        if of is None:
-            of = left[rival.number] = Left(backlog=backlog(rival), free_rows=rival.rows.num_free)
-        # At least one token is left to compute: most rivals need no closer look.
-        if (of.backlog + 1, rival.number) > best or of.free_rows <= 0:
-            continue
-        if rival.blocked is not None or not rival.info.holds(request.total_length):
-            continue
-        first, num_pages = _found(rival, request)
-        if rival.info.pages_at_once(known) - num_pages > rival.pool.num_unused:
-            continue
-        remaining = known - first
-        key = (of.backlog + remaining, rival.number)
-        if key < best:
-            best, chosen, tokens = key, of, remaining
-    if chosen is None:
-        return False
-    chosen.free_rows -= 1
-    chosen.backlog += tokens + ROW_TOKENS
-    return True
+
+    def __init__(self, lanes: Sequence[Lane]) -> None:
+        self._lanes = lanes
+        self._loads: dict[int, _LaneLoad] = {}
+
+    def start_sooner(self, lane: Lane, request: Request, begin: Beginning) -> bool:
+        """Whether another lane that has room would start the request before `lane` does; if so, leaves it to that lane.
+
+        Of equals the older lane starts it.
+        """
+        if not self._lanes:
+            return False
+        best, chosen, tokens = (_delay(lane, request, begin), lane.number), None, 0
+        known = request.known
+        for other in self._lanes:
+            load = self._load(other)
+            # At least one token is left to compute: most lanes need no closer look.
+            if (load.backlog + 1, other.number) > best or load.free_rows <= 0:
+                continue
+            if other.schedule.is_blocked or not other.info.holds(request.total_length):
+                continue
+            first, num_pages = _lookup(other, request)
+            if other.info.pages_at_once(known) - num_pages > other.pool.num_unused:
+                continue
+            remaining = known - first
+            key = (load.backlog + remaining, other.number)
+            if key < best:
+                best, chosen, tokens = key, load, remaining
+        if chosen is None:
+            return False
+        chosen.leave(tokens)
+        return True
+
+    def _load(self, lane: Lane) -> _LaneLoad:
+        load = self._loads.get(lane.number)
+        if load is None:
+            load = _LaneLoad(backlog=backlog(lane), free_rows=lane.rows.num_free)
+            self._loads[lane.number] = load
+        return load
 
 
-def _found(rival: Lane, request: Request) -> tuple[int, int]:
-    """Where the request would begin on the rival, and how many pages it would find there.
+def _lookup(lane: Lane, request: Request) -> tuple[int, int]:
+    """The position at which the request would start on another lane, and the pages it would find cached there.
 
-    Remembered until the rival plans or answers: of many lanes each looks at the others once for each that waits.
+    The lane remembers it until it plans or a result arrives: with many lanes, each one checks every other one for each
+    waiting request.
     """
-    key = (request.handle, request.known)
-    found = rival.found.get(key)
+    found = lane.schedule.lookup(request.handle, request.known)
     if found is None:
-        there = beginning(rival, request)
+        there = beginning(lane, request)
         assert there is not None, "only siblings make a request wait"
         found = there.first_position, len(there.pages)
-        if len(rival.found) >= 2 * WINDOW:
-            rival.found.clear()
-        rival.found[key] = found
+        lane.schedule.remember(request.handle, request.known, found)
     return found
 
 

@@ -8,29 +8,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from scheduler_svc.core.messages.plan import RowStart
 from scheduler_svc.core.schedule.logit_budget import LogitRoom
 from scheduler_svc.core.schedule.plan_size import start_bytes
 from scheduler_svc.core.schedule.policy import saving_pays
 from scheduler_svc.core.schedule.prefix_match import Beginning
+from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.host_pool import HostPage
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Move, Request
 from scheduler_svc.core.state.request_queue import RequestBook
-
-
-@dataclass(slots=True, kw_only=True)
-class Counters:
-    """Since the core's start."""
-
-    steps: int = 0
-    preemptions: int = 0
-    resets: int = 0
-    prompt_tokens: int = 0
-    """Of all requests admitted to a row."""
-    cached_prompt_tokens: int = 0
-    """Of these, found in kept pages."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,7 +55,6 @@ class Draft:
         """Gives a waiting request a row, with pages for its positions before `end`; they must be there."""
         lane, book = self.lane, self.book
         book.take(request)
-        request.move(Move.ADMIT)
         self._account(request, begin)
         for page in begin.shared:
             lane.pool.share(page)
@@ -89,10 +77,7 @@ class Draft:
             source, num_tokens = begin.fork
             self.copies.append((source, pages[len(begin.pages)], num_tokens))
         held_from = lane.first_seen_page(first) if None in begin.pages else 0
-        row = lane.rows.seat(
-            request, pages, self.frontend_idx(request.frontend), first_position=first, held_from=held_from
-        )
-        request.worker = lane.worker
+        row = lane.seat(request, pages, self.frontend_idx(request.frontend), first_position=first, held_from=held_from)
         self.starts.append(_start(request, row, pages, first))
         self.bytes_left -= start_bytes(request, len(pages))
         return row
@@ -102,13 +87,8 @@ class Draft:
         return not self.starts or start_bytes(request, num_pages) <= self.bytes_left
 
     def _account(self, request: Request, begin: Beginning) -> None:
-        first = begin.first_position
-        request.recomputed_tokens += max(0, request.computed - first)
-        if request.admitted_at is None:
-            request.admitted_at = self.now
-            request.cached_prompt_tokens = first
-            self.counters.prompt_tokens += request.prompt_tokens
-            self.counters.cached_prompt_tokens += first
+        if request.admitted(self.now, first_position=begin.first_position):
+            self.counters.admitted(request.prompt_tokens, begin.first_position)
 
     def _load(self, page: int, host_page: HostPage, page_hash: bytes) -> None:
         self.loads.append((host_page.slot, page))
@@ -142,14 +122,19 @@ class Draft:
     def preempt(self, victim: Request) -> None:
         """Takes it off its row, to go on later from what is kept; saves its pages where that pays."""
         lane = self.lane
-        victim.preemptions += 1
-        self.counters.preemptions += 1
-        self.has_preempted = lane.has_preempted = True
+        self.counters.preempted()
+        lane.schedule.preempted()
+        self.has_preempted = True
         # A plan saves before it loads: what it loads may not be saved over.
         if not self.loads and saving_pays(lane.info):
             self.saves += lane.save(victim, len(self.saves))
         lane.leave(victim, Move.PREEMPT)
         self.book.enqueue(victim)
+
+    def restart(self, token_budget: int, room: LogitRoom) -> None:
+        """Decides again after a preemption freed pages. Nothing but preemptions was decided so far."""
+        assert not (self.chunks or self.starts or self.appends or self.fresh), "a plan restarts that has work"
+        self.budget, self.room, self.has_preempted = token_budget, room, False
 
     # Work ----------------------------------------------------------------------------------------------------------
 
@@ -172,6 +157,14 @@ class Draft:
                 page, page_hash, request.page_tokens(page_idx, page_size)
             ):
                 self.kept.append((page, page_hash))
+
+    def decode(self, rows: npt.NDArray[np.int64]) -> None:
+        """These rows decode: a token of the budget each."""
+        self.budget -= len(rows)
+
+    def admit_no_more(self) -> None:
+        """No further chunk and no waiting request enters this step."""
+        self.budget = 0
 
     def decode_at_once(self, row: int) -> None:
         """A row seated in this step whose last known token is all that is left."""

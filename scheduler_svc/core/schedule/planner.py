@@ -14,8 +14,9 @@ from scheduler_svc.core.messages.plan import Plan
 from scheduler_svc.core.schedule.admit import admit, admit_alone, park_misfits
 from scheduler_svc.core.schedule.finish_plan import commit
 from scheduler_svc.core.schedule.logit_budget import LogitRoom
-from scheduler_svc.core.schedule.plan_builder import Counters, Draft
-from scheduler_svc.core.schedule.policy import chunk_tokens, next_share, queue_key, victim_key
+from scheduler_svc.core.schedule.plan_builder import Draft
+from scheduler_svc.core.schedule.policy import chunk_tokens, queue_key, victim_key
+from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request_queue import RequestBook
 
@@ -41,39 +42,7 @@ def plan_step(
     up to `max_bytes` of the encoded plan.
     """
     park_misfits(book, lane, rivals)
-    draft = _draft(lane, book, frontend_idx, counters, max_bytes, now)
-    while True:
-        decode, is_starved = _decide(draft, suspects, rivals, policy)
-        if draft.chunks or len(decode):
-            # Once per planned step: calls that plan nothing, as those of an idle core, leave the estimate alone.
-            lane.expected_share = next_share(lane.expected_share, has_preempted=lane.has_preempted)
-            lane.has_preempted = False
-            plan = commit(draft, decode)
-            lane.free_behind_windows()
-            return plan
-        # A preemption alone changes no table of the worker. Pages go to the best first and victims are the worst, so
-        # whoever got a page still decodes.
-        assert not draft.appends
-        if not is_starved or lane.in_flight:
-            for _, _, page_hash in draft.saves:
-                lane.host.forget(page_hash)  # no plan carries it there
-            return None
-        # Prompts under way, all of them, wait for pages of one another.
-        draft.preempt(max(lane.rows.requests_at(lane.rows.seated()), key=victim_key))
-        saves = draft.saves
-        draft = _draft(lane, book, frontend_idx, counters, max_bytes, now)
-        draft.saves = saves
-
-
-def _draft(
-    lane: Lane,
-    book: RequestBook,
-    frontend_idx: Callable[[str], int],
-    counters: Counters,
-    max_bytes: int,
-    now: float,
-) -> Draft:
-    return Draft(
+    draft = Draft(
         lane=lane,
         book=book,
         frontend_idx=frontend_idx,
@@ -83,6 +52,22 @@ def _draft(
         bytes_left=max_bytes,
         room=_logit_room(lane, book),
     )
+    while True:
+        decode, is_starved = _decide(draft, suspects, rivals, policy)
+        if draft.chunks or len(decode):
+            lane.schedule.step_planned()
+            plan = commit(draft, decode)
+            lane.free_behind_windows()
+            return plan
+        # A preemption alone changes no table of the worker. Pages go to the best first and victims are the worst, so
+        # whoever got a page still decodes.
+        if not is_starved or lane.in_flight:
+            for _, _, page_hash in draft.saves:
+                lane.host.forget(page_hash)  # no plan carries it there
+            return None
+        # Prompts under way, all of them, wait for pages of one another.
+        draft.preempt(max(lane.rows.requests_at(lane.rows.seated()), key=victim_key))
+        draft.restart(lane.info.token_budget, _logit_room(lane, book))
 
 
 def _decide(
@@ -100,7 +85,7 @@ def _decide(
     if draft.has_preempted:
         mask = rows.handle[seated] != 0
         seated, remaining = seated[mask], remaining[mask]
-    draft.budget -= len(decode)
+    draft.decode(decode)
     is_starved = _continue_chunks(draft, seated[remaining > 1])
     if not draft.has_preempted and not solo:
         admit(draft, suspects, rivals, policy)
@@ -149,7 +134,7 @@ def _continue_chunks(draft: Draft, chunking: npt.NDArray[np.int64]) -> bool:
         count = chunk_tokens(remaining=int(lane.rows.known[row]) - planned, budget=draft.budget, align=align)
         if count == 0:
             # A prompt under way that got nothing keeps newcomers out too: first come, first served.
-            draft.budget = 0
+            draft.admit_no_more()
             return False
         if request.prompt_logprobs_from:
             count = draft.room.cut(request, planned, count, align)
@@ -158,7 +143,7 @@ def _continue_chunks(draft: Draft, chunking: npt.NDArray[np.int64]) -> bool:
             room = (int(lane.rows.num_pages[row]) + lane.pool.num_unused) * lane.info.page_size - planned
             count = min(count, room // align * align)
             if count <= 0 or not draft.grow(row, planned + count):
-                draft.budget = 0
+                draft.admit_no_more()
                 return True
         if count:  # else it waits for logits, which nobody else does
             draft.chunk(row, planned, count)

@@ -4,61 +4,23 @@ Owns nothing. One `queue_key`, one `victim_key`; everything that orders requests
 trace of the simulator is not here.
 """
 
-from typing import Protocol
-
 import numpy as np
 import numpy.typing as npt
 
 from scheduler_svc.core.messages.config import Admission
 from scheduler_svc.core.messages.worker_info import WorkerInfo
+from scheduler_svc.core.state.request_queue import Schedulable, queue_key
 from scheduler_svc.core.state.rows import Rows
 
-AGEING_TOKENS = 65_536
-"""A step of priority is worth so many tokens of service: later requests of that priority go first until they add up to
-so much. Nothing starves."""
-WINDOW = 32
-"""Waiting requests that are looked at when one is to be admitted."""
 MAX_PASSED_OVER = 32
 """So many may go before one that stands ahead of them."""
-LATE_SECONDS = 2.0
-"""A worker whose step takes longer may never answer: requests are not left to it while others have room."""
 WATERMARK = 0.01
 NEAR_STEPS = 16
 """Steps over which the running rows' pages are counted exactly, at most a page of them. The estimate is right for what
 comes after; a whole page of 128 tokens for each row would leave a tenth of a tight pool idle."""
-FIRST_SHARE, SHARE_DECAY, SHARE_RAISE = 0.3, 0.998, 0.005
-"""Of the expected share. It settles where preemptions, `SHARE_RAISE` each, make up for what decays: at about one in
-a few hundred steps, which costs less than the rows that a higher share keeps out."""
 
 
-class Standing(Protocol):
-    """What policy may look at."""
-
-    @property
-    def priority(self) -> int:
-        """Higher goes first."""
-        ...
-
-    @property
-    def tag(self) -> int:
-        """Tokens of service after which it is its tenant's turn (`tenants.py`)."""
-        ...
-
-    @property
-    def arrival(self) -> int:
-        """The core's running count of admitted requests; unique."""
-        ...
-
-
-def queue_key(request: Standing) -> tuple[int, int]:
-    """Smallest first: by turn, with a head start for priority, then by arrival.
-
-    It never changes, and a preempted request keeps it, so it goes back ahead of those that came later.
-    """
-    return (request.tag - request.priority * AGEING_TOKENS, request.arrival)
-
-
-def victim_key(request: Standing) -> tuple[int, int]:
+def victim_key(request: Schedulable) -> tuple[int, int]:
     """Largest first: the reverse of the queue's order, so the request at the head of the order always keeps its pages
     and something always progresses."""
     return queue_key(request)
@@ -128,10 +90,3 @@ def _expected(rows: Rows, seated: npt.NDArray[np.int64], info: WorkerInfo, share
         # Further on, each gives up a page for one that it takes.
         left = np.minimum(left, np.maximum(info.window + info.sink_tokens - begins, 0))
     return int(left.sum() * share) // info.page_size
-
-
-def next_share(share: float, *, has_preempted: bool) -> float:
-    """The expected share after one more step: it decays, and a preemption says that it was too small."""
-    if has_preempted:
-        return min(1.0, share + SHARE_RAISE)
-    return share * SHARE_DECAY

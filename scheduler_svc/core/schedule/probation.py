@@ -10,8 +10,8 @@ import numpy as np
 from scheduler_svc.core.messages.config import Policy
 from scheduler_svc.core.messages.events import Sampling
 from scheduler_svc.core.messages.plan import Plan
-from scheduler_svc.core.schedule.plan_builder import Counters
 from scheduler_svc.core.schedule.planner import plan_step
+from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Move, Request
 from scheduler_svc.core.state.request_queue import RequestBook

@@ -21,7 +21,7 @@ def seal(lane: Lane, row: int) -> None:
         is_held = lane.holds(row, page_idx)
         page = table[page_idx]
         if is_held and page_idx * page_size >= read_from:
-            pool.suspect[page] = 0
+            pool.mark_finite(page)
         if not is_named or (page_idx < len(hashes) and (not is_held or pool.page_named(hashes[page_idx]))):
             continue
         tokens = rows.tokens_between(row, page_idx * page_size, (page_idx + 1) * page_size).tobytes()

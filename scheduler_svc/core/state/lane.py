@@ -4,29 +4,19 @@ Owns that state and its moments of loss (a request leaves its row; the whole lan
 """
 
 from collections import deque
-from dataclasses import dataclass
 
 import numpy as np
 
 from scheduler_svc.core.messages.plan import InFlight
 from scheduler_svc.core.messages.worker_info import WorkerInfo
-from scheduler_svc.core.schedule.policy import FIRST_SHARE, LATE_SECONDS
 from scheduler_svc.core.state.host_pool import HostPool
+from scheduler_svc.core.state.lane_schedule import LaneSchedule
 from scheduler_svc.core.state.page_pool import PagePool
 from scheduler_svc.core.state.request import Move, Request
 from scheduler_svc.core.state.rows import Rows
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Blocked:
-    """Too few pages for this request, at this step, with so many rows seated."""
-
-    handle: int
-    """The queue's head at that time; 0: whoever is the head by the next plan, it is looked at."""
-    step: int
-    num_seated: int
-    pages: int
-    """What it takes at once, whatever stays free beside it."""
+LATE_SECONDS = 2.0
+"""A worker whose step takes longer may never answer: requests are not left to it while others have room."""
 
 
 class Lane:
@@ -39,16 +29,13 @@ class Lane:
         self.info = info
         self.heard_at = now
         self.result_at = now
-        # Resets since a step was last confirmed.
         self.fruitless_resets = 0
+        """Resets since a step was last confirmed."""
         self.sink_pages = -(-info.sink_tokens // info.page_size)
         """Leading pages that every position sees, whatever the window."""
         self.pool = PagePool(info.num_pages)
         self.host = HostPool(info.host_pages)
-        # The share of what it may yet say that a running request is expected to say (`policy.next_share`).
-        self.expected_share = FIRST_SHARE
-        self.has_preempted = False
-        """Whether a row was preempted since the last planned step, also where no step came of it."""
+        self.schedule = LaneSchedule()
         self.is_proven = False
         """Whether the worker has confirmed a step, or need not."""
         self._open(generation)
@@ -57,11 +44,8 @@ class Lane:
         self.generation = generation
         self.step = 0
         # Pages handed out that the next plan must zero first.
-        self.zero_pages: list[int] = []
-        # What kept the queue's head out when it was last looked at.
-        self.blocked: Blocked | None = None
-        # What other lanes found when they looked whether a request would begin sooner here (`routing`).
-        self.found: dict[tuple[int, int], tuple[int, int]] = {}
+        self._zero_pages: list[int] = []
+        self.schedule.reset()
         self.rows = Rows(self.info.max_rows, self.info.page_size)
         self.in_flight: deque[InFlight] = deque()
 
@@ -82,7 +66,7 @@ class Lane:
         """Pages for somebody's own use, None where too few are left; the next plan zeroes those that need it."""
         pages = self.pool.allocate(count)
         if pages is not None:
-            self.zero_pages += self.pool.take_suspects(pages)
+            self._zero_pages += self.pool.take_suspects(pages)
         return pages
 
     def held_pages(self, row: int) -> list[int]:
@@ -111,6 +95,57 @@ class Lane:
             row = int(seated[i])
             self.pool.release(rows.pages[row][start[i] : seen[i]])
             rows.held_from[row] = seen[i]
+
+    # Rows ----------------------------------------------------------------------------------------------------------
+
+    def seat(
+        self, request: Request, pages: list[int], frontend_idx: int, *, first_position: int, held_from: int
+    ) -> int:
+        """Gives a waiting request a row with these pages, which the lane allocated or shares; returns the row."""
+        request.move(Move.ADMIT)
+        request.worker = self.worker
+        return self.rows.seat(request, pages, frontend_idx, first_position=first_position, held_from=held_from)
+
+    # Plans and results ---------------------------------------------------------------------------------------------
+
+    def take_zero_pages(self) -> list[int]:
+        """Pages that the plan being made must zero before all else."""
+        pages, self._zero_pages = self._zero_pages, []
+        return pages
+
+    def plan_made(self, record: InFlight) -> None:
+        """The lane's next plan was made; `record` is what its result is read against."""
+        assert record.step == self.step + 1, f"step {record.step} planned after step {self.step}"
+        self.step = record.step
+        self.in_flight.append(record)
+        self.schedule.forget_lookups()
+
+    def result_confirmed(self) -> None:
+        """The oldest plan in flight was carried out, and its result is valid."""
+        self.in_flight.popleft()
+        self.schedule.forget_lookups()
+        self.fruitless_resets = 0
+
+    def count_fruitless_reset(self) -> int:
+        """A step went wrong; returns how many did in a row."""
+        self.fruitless_resets += 1
+        return self.fruitless_resets
+
+    def excuse_resets(self) -> None:
+        """The steps that went wrong were a request's fault, not the worker's."""
+        self.fruitless_resets = 0
+
+    def heard(self, now: float) -> None:
+        """The worker sent a sign of life."""
+        self.heard_at = now
+
+    def answered(self, now: float) -> None:
+        """The worker sent a result."""
+        self.heard_at = self.result_at = now
+
+    def prove(self) -> None:
+        """The worker confirmed its first step, or need not: requests may run on it."""
+        self.is_proven = True
 
     # Answers -------------------------------------------------------------------------------------------------------
 
@@ -145,7 +180,7 @@ class Lane:
             # All that was ever written to the last page, a finite sample has read; full ones were sealed before.
             last = (planned - 1) // self.info.page_size
             if self.holds(row, last) and last * self.info.page_size >= rows.read_from[row]:
-                self.pool.suspect[rows.pages[row][last]] = 0
+                self.pool.mark_finite(rows.pages[row][last])
         rows.unseat(row)
         self.pool.release(held)
         request.worker = ""
@@ -156,7 +191,7 @@ class Lane:
         pool = self.pool
         for page_hash in request.page_hashes:
             page = pool.page_named(page_hash)
-            if page and pool.suspect[page]:
+            if page and pool.is_suspect(page):
                 pool.forget(page)
             if self.host.is_suspect(page_hash):
                 self.host.forget(page_hash)
@@ -168,7 +203,6 @@ class Lane:
         """
         requests = self.rows.requests_at(self.rows.seated())
         for request in requests:
-            request.worker_changes += 1
             self.leave(request, Move.RESET)
         for record in self.in_flight:
             self._void(record)
@@ -200,7 +234,7 @@ class Lane:
             # Only those that it alone holds: what others share stays on the device.
             if self.pool.name(page) != page_hash or self.pool.references(page) != 1:
                 continue
-            slot = self.host.save(page_hash, self.pool.tokens(page), suspect=bool(self.pool.suspect[page]))
+            slot = self.host.save(page_hash, self.pool.tokens(page), suspect=self.pool.is_suspect(page))
             if slot is not None:
                 saves.append((page, slot, page_hash))
         return saves

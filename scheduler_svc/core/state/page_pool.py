@@ -20,8 +20,18 @@ from collections.abc import Iterable, Sequence
 class PagePool:
     """`num_pages` pages, page 0 included."""
 
-    __slots__ = ("_hashes", "_next", "_page_of", "_previous", "_references", "_tokens", "num_kept", "num_pages",
-                 "num_unused", "suspect")  # fmt: skip
+    __slots__ = (
+        "_hashes",
+        "_next",
+        "_page_of",
+        "_previous",
+        "_references",
+        "_suspect",
+        "_tokens",
+        "num_kept",
+        "num_pages",
+        "num_unused",
+    )  # fmt: skip
 
     def __init__(self, num_pages: int) -> None:
         if num_pages < 2:
@@ -38,8 +48,8 @@ class PagePool:
         self._page_of: dict[bytes, int] = {}
         self._hashes: list[bytes | None] = [None] * num_pages
         self._tokens: list[bytes] = [b""] * num_pages
-        self.suspect = bytearray(num_pages)
-        """1 where values may not be finite."""
+        # 1 where values may not be finite.
+        self._suspect = bytearray(num_pages)
 
     @property
     def num_used(self) -> int:
@@ -81,11 +91,19 @@ class PagePool:
 
     def take_suspects(self, pages: Iterable[int]) -> list[int]:
         """Those of freshly allocated pages that must be zeroed. All of them are suspect from now on."""
-        suspect = self.suspect
+        suspect = self._suspect
         found = [page for page in pages if suspect[page]]
         for page in pages:
             suspect[page] = 1
         return found
+
+    def is_suspect(self, page: int) -> bool:
+        """Whether the page may hold values that are not finite."""
+        return bool(self._suspect[page])
+
+    def mark_finite(self, page: int) -> None:
+        """A finite sample has read all values of the page."""
+        self._suspect[page] = 0
 
     def share(self, page: int) -> None:
         """Adds a reference; a page that nobody held leaves the list wherever it stands."""

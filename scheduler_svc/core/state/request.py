@@ -110,6 +110,8 @@ class Request:
         to = TRANSITIONS.get((self.phase, move))
         assert to is not None, f"request {self.request_id}: {move} while {self.phase}"
         self.phase = to
+        self.preemptions += move is Move.PREEMPT
+        self.worker_changes += move is Move.RESET
 
     @property
     def prompt_tokens(self) -> int:
@@ -120,6 +122,60 @@ class Request:
     def top_k(self) -> int:
         """Alternatives that it wants beside each logprob."""
         return max(0, self.sampling.num_logprobs - 1)
+
+    def admitted(self, now: float, *, first_position: int) -> bool:
+        """Records that the request gets a row which starts at `first_position`; True the first time."""
+        self.recomputed_tokens += max(0, self.computed - first_position)
+        if self.admitted_at is not None:
+            return False
+        self.admitted_at = now
+        self.cached_prompt_tokens = first_position
+        return True
+
+    def pass_over(self) -> None:
+        """Counts that a request behind this one was admitted first."""
+        self.passed_over += 1
+
+    def emitted_first_token(self, now: float) -> None:
+        """Records the time of the first output token."""
+        self.first_token_at = now
+
+    def emitted_last_token(self, now: float) -> None:
+        """Records the time of the last output token."""
+        self.last_token_at = now
+
+    def void_late_plans(self) -> None:
+        """The plans in flight that name the request became void: no token comes from them."""
+        self.late_plans = self.late_samples = 0
+
+    def confirm_late_plan(self) -> None:
+        """One of the plans in flight that name a row which the request left has been answered."""
+        self.late_plans -= 1
+
+    def take_late_sample(self) -> None:
+        """A plan from before the preemption brought a token for the request."""
+        assert self.late_samples > 0, f"request {self.request_id}: a token arrived that was not in flight"
+        self.late_samples -= 1
+
+    def worker_holds_it(self) -> None:
+        """A worker that serves can hold the request, or runs it."""
+        self.unheld_since = None
+
+    def no_worker_holds_it(self, now: float) -> bool:
+        """Starts the wait for a worker that can hold the request; True if a deadline for its end is to be added."""
+        if self.unheld_since is not None:
+            return False
+        self.unheld_since = now
+        is_new, self.is_wait_due = not self.is_wait_due, True
+        return is_new
+
+    def wait_deadline_came(self, now: float, limit_seconds: float) -> float | None:
+        """The deadline added with the wait has come. Returns the time at which the wait ends, None if it is over.
+
+        The wait may have ended and begun again since; the returned time is then later than `now`.
+        """
+        self.is_wait_due = self.unheld_since is not None and now < self.unheld_since + limit_seconds
+        return None if self.unheld_since is None else self.unheld_since + limit_seconds
 
     def told_prompt_logprobs(self, start: int, count: int) -> None:
         """Notes that those of `count` positions went out; in order, or the invariant is broken."""

@@ -7,12 +7,46 @@ import heapq
 from bisect import insort
 from collections.abc import Iterator
 from enum import StrEnum
+from typing import Protocol
 
 import numpy as np
 
-from scheduler_svc.core.schedule.policy import WINDOW, queue_key
 from scheduler_svc.core.state.fair_share import Tenants
 from scheduler_svc.core.state.request import Phase, Request
+
+AGEING_TOKENS = 65_536
+"""A step of priority is worth so many tokens of service: later requests of that priority go first until they add up to
+so much. Nothing starves."""
+WINDOW = 32
+"""Waiting requests that are looked at when one is to be admitted."""
+
+
+class Schedulable(Protocol):
+    """What policy may look at."""
+
+    @property
+    def priority(self) -> int:
+        """Higher goes first."""
+        ...
+
+    @property
+    def tag(self) -> int:
+        """Tokens of service after which it is its tenant's turn (`tenants.py`)."""
+        ...
+
+    @property
+    def arrival(self) -> int:
+        """The core's running count of admitted requests; unique."""
+        ...
+
+
+def queue_key(request: Schedulable) -> tuple[int, int]:
+    """Smallest first: by turn, with a head start for priority, then by arrival.
+
+    It never changes, and a preempted request keeps it, so it goes back ahead of those that came later.
+    """
+    return (request.tag - request.priority * AGEING_TOKENS, request.arrival)
+
 
 _Entry = tuple[tuple[int, int], Request]
 

@@ -203,12 +203,33 @@ class Rows:
         for row, page in zip(to, pages, strict=True):
             tables[row].append(page)
 
-    def advance(self, rows: npt.NDArray[np.int64], counts: Int32Array) -> None:
-        """Notes that a plan computes `counts[i]` positions of `rows[i]`; no row twice."""
+    def plan(self, rows: npt.NDArray[np.int64], counts: Int32Array, sampled: npt.NDArray[np.int64]) -> None:
+        """A plan computes `counts[i]` positions of `rows[i]`, no row twice, and samples `rows[sampled]`."""
         self.planned[rows] += counts
         self.plans[rows] += 1
+        self.samples[rows[sampled]] += 1
         moved = (self._weight[rows] * counts.astype(np.uint64)).sum()
         self._checksum = (self._checksum + int(moved)) & _MASK
+
+    def confirm(self, rows: npt.NDArray[np.int64], ends: Int32Array) -> None:
+        """A plan that computed the positions before `ends[i]` of `rows[i]` was answered; no row twice."""
+        self.confirmed[rows] = ends
+        self.plans[rows] -= 1
+
+    def drop_samples(self, rows: npt.NDArray[np.int64]) -> None:
+        """The tokens that an answered plan brought for these rows are not used."""
+        self.samples[rows] -= 1
+
+    def add_samples(self, rows: npt.NDArray[np.int64], tokens: Int32Array) -> Int32Array:
+        """Appends the token that an answered plan brought for each of `rows`, no row twice.
+
+        The token is finite, so every confirmed position is. Returns int32[rows], the positions proven finite.
+        """
+        self.samples[rows] -= 1
+        proven = self.confirmed[rows]
+        self.proven[rows] = proven
+        self.add_tokens(rows, tokens)
+        return proven
 
     def add_tokens(self, rows: npt.NDArray[np.int64], tokens: Int32Array) -> None:
         """Appends one token to each of `rows`, no row twice."""

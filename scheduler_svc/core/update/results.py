@@ -72,8 +72,7 @@ def read_result(
     mine = rows.handle[named] == record.handles
     all_mine = bool(mine.all())
     seated = named if all_mine else named[mine]
-    rows.confirmed[seated] = record.ends if all_mine else record.ends[mine]
-    rows.plans[seated] -= 1
+    rows.confirm(seated, record.ends if all_mine else record.ends[mine])
     if not all_mine:
         _count_late_plans(book, record.handles[~mine])
 
@@ -87,23 +86,23 @@ def read_result(
     broken = sampled_rows[sampled_mine & ~finite]
     prompt_logprobs, hopeless = _prompt_logprobs(book, record, event.prompt_logprobs)
     delivery = _seated(lane, sampled_rows[good], tokens[good], eos, now)
-    rows.samples[broken] -= 1
-    for request in rows.requests_at(broken):
-        delivery.endings.append(Ending.not_finite(request))
+    rows.drop_samples(broken)
+    endings = [*delivery.endings, *map(Ending.not_finite, rows.requests_at(broken))]
     late_sampled: list[int] = []
     if not all_mine:
         late, late_sampled = _late(book, record, tokens, finite, ~sampled_mine, eos, frontend_idx, now)
         delivery = _joined(delivery, late)
-    if record.num_logprobs is None and not record.prompt_asks:
-        return delivery
+        endings += late.endings
     if hopeless:
         # Whatever the step's token says: the caller misses what was asked for.
         lost = {request.handle for request in hopeless}
-        delivery.endings[:] = [ending for ending in delivery.endings if ending.request.handle not in lost]
-        delivery.endings.extend(map(Ending.not_finite, hopeless))
-    sampled = np.concatenate([np.flatnonzero(good), np.array(late_sampled, np.int64)])
-    logprobs = None if record.num_logprobs is None else of_entries(record, event.logprobs, sampled)
-    return replace(delivery, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+        endings = [ending for ending in endings if ending.request.handle not in lost]
+        endings += map(Ending.not_finite, hopeless)
+    logprobs = None
+    if record.num_logprobs is not None:
+        sampled = np.concatenate([np.flatnonzero(good), np.array(late_sampled, np.int64)])
+        logprobs = of_entries(record, event.logprobs, sampled)
+    return replace(delivery, endings=endings, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
 
 
 def _count_late_plans(book: RequestBook, handles: npt.NDArray[np.int64]) -> None:
@@ -111,7 +110,7 @@ def _count_late_plans(book: RequestBook, handles: npt.NDArray[np.int64]) -> None
     for handle in handles.tolist():
         request = book.by_handle(handle)
         if request is not None:
-            request.late_plans -= 1
+            request.confirm_late_plan()
 
 
 def _seated(lane: Lane, rows_s: npt.NDArray[np.int64], tokens: Int32Array, eos: Int32Array, now: float) -> Delivery:
@@ -119,10 +118,8 @@ def _seated(lane: Lane, rows_s: npt.NDArray[np.int64], tokens: Int32Array, eos: 
     rows = lane.rows
     offsets = rows.known[rows_s] - rows.prompt[rows_s]
     for request in rows.requests_at(rows_s[offsets == 0]):
-        request.first_token_at = now
-    rows.samples[rows_s] -= 1
-    rows.proven[rows_s] = proven = rows.confirmed[rows_s]
-    rows.add_tokens(rows_s, tokens)
+        request.emitted_first_token(now)
+    proven = rows.add_samples(rows_s, tokens)
     for row in rows_s[proven >= rows.sealing_at[rows_s]].tolist():
         seal(lane, row)
     known = rows.known[rows_s]
@@ -187,14 +184,13 @@ def _late(
         request = book.by_handle(int(record.handles[record.sampled[i]]))
         if request is None:
             continue
-        assert request.late_samples > 0, f"request {request.request_id}: a late token that nobody counted"
-        request.late_samples -= 1
+        request.take_late_sample()
         if not finite[i]:
             endings.append(Ending.not_finite(request))
             continue
         token = int(tokens[i])
         if request.known == request.prompt_tokens:
-            request.first_token_at = now
+            request.emitted_first_token(now)
         indices.append(frontend_idx[request.frontend])
         streams.append(request.stream)
         offsets.append(request.num_outputs)
@@ -236,12 +232,11 @@ def _prompt_logprobs(
 
 
 def _joined(first: Delivery, second: Delivery) -> Delivery:
-    if not len(second.tokens) and not second.endings:
-        return first
+    """Both, without the endings, which the caller joins."""
     return Delivery(
         frontend_idx=np.concatenate([first.frontend_idx, second.frontend_idx]),
         streams=np.concatenate([first.streams, second.streams]),
         offsets=np.concatenate([first.offsets, second.offsets]),
         tokens=np.concatenate([first.tokens, second.tokens]),
-        endings=first.endings + second.endings,
+        endings=[],
     )

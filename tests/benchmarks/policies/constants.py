@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from scheduler_svc.core.schedule import placement as routing
 from scheduler_svc.core.schedule import policy
+from scheduler_svc.core.state import lane_schedule, request_queue
 from tests.benchmarks.policies.experiments import ADMISSION, CACHE, FAIR, ROUTING
 from tests.benchmarks.policies.priorities import small_tenants_first
 from tests.benchmarks.policies.scenario import Change, Experiment, Judged, Scenario, Variant
@@ -48,9 +49,9 @@ def _of_admission(standing: float, values: Sequence[float], flags: str = "") -> 
 
 
 SWEEPS = {
-    "FIRST_SHARE": _of_admission(policy.FIRST_SHARE, (0.05, 0.1, 0.7)),
-    "SHARE_DECAY": _of_admission(policy.SHARE_DECAY, (0.99, 0.995, 0.999)),
-    "SHARE_RAISE": _of_admission(policy.SHARE_RAISE, (0.001, 0.002, 0.01, 0.02, 0.1)),
+    "FIRST_SHARE": _of_admission(lane_schedule.FIRST_SHARE, (0.05, 0.1, 0.7)),
+    "SHARE_DECAY": _of_admission(lane_schedule.SHARE_DECAY, (0.99, 0.995, 0.999)),
+    "SHARE_RAISE": _of_admission(lane_schedule.SHARE_RAISE, (0.001, 0.002, 0.01, 0.02, 0.1)),
     "NEAR_STEPS": Sweep(
         standing=policy.NEAR_STEPS,
         values=(1, 8, 32, 128),
@@ -60,7 +61,7 @@ SWEEPS = {
     ),
     "WATERMARK": _of_admission(policy.WATERMARK, (0.005, 0.02, 0.03, 0.05, 0.1), "--admission watermark"),
     "WINDOW": Sweep(
-        standing=policy.WINDOW,
+        standing=request_queue.WINDOW,
         values=(8, 16, 64, 128),
         scenarios=CACHE.scenarios,
         figure="requests_per_second",
@@ -74,7 +75,7 @@ SWEEPS = {
         is_cost=False,
     ),
     "AGEING_TOKENS": Sweep(
-        standing=policy.AGEING_TOKENS,
+        standing=request_queue.AGEING_TOKENS,
         values=(0, 1024, 16_384, 262_144, 1_048_576),
         scenarios=FAIR.scenarios,
         figure="small_ttft_p99",

@@ -1,6 +1,6 @@
 """Ways to spread requests over workers that look at nothing, to compare the core's routing with.
 
-Owns what stands in for `routing.is_better_elsewhere` while a run lasts.
+Owns what stands in for `OtherLanes.start_sooner` while a run lasts.
 """
 
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from scheduler_svc.core.schedule import placement as routing
+from scheduler_svc.core.schedule.placement import OtherLanes
 
 
 class Placement(StrEnum):
@@ -24,10 +24,10 @@ class Placement(StrEnum):
 @contextmanager
 def placed(placement: Placement) -> Iterator[None]:
     """Requests go where it says."""
-    original = routing.is_better_elsewhere
+    original = OtherLanes.start_sooner
 
-    def is_better_elsewhere(lane, request, begin, rivals, left) -> bool:
-        lanes = 1 + len(rivals)
+    def start_sooner(self, lane, request, begin) -> bool:
+        lanes = 1 + len(self._lanes)
         match placement:
             case Placement.ROUND_ROBIN:
                 return lane.number != 1 + request.handle % lanes
@@ -36,8 +36,8 @@ def placed(placement: Placement) -> Iterator[None]:
             case Placement.FIRST_FREE:
                 return False
 
-    routing.is_better_elsewhere = is_better_elsewhere
+    OtherLanes.start_sooner = start_sooner
     try:
         yield
     finally:
-        routing.is_better_elsewhere = original
+        OtherLanes.start_sooner = original

@@ -1,8 +1,9 @@
 """Who fits is not kept waiting by somebody else's want: of pages, of a sibling, of a worker that does not answer."""
 
 from scheduler_svc.core.messages.config import CoreConfig
-from scheduler_svc.core.schedule.policy import AGEING_TOKENS, LATE_SECONDS
+from scheduler_svc.core.state.lane import LATE_SECONDS
 from scheduler_svc.core.state.request import Request
+from scheduler_svc.core.state.request_queue import AGEING_TOKENS
 from tests.rigs.executor import Shape
 from tests.scheduler_svc.core.fleet import Fleet
 from tests.scheduler_svc.core.orders import beginnings, prompts_started

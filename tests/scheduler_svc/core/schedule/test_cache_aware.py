@@ -6,8 +6,9 @@ One row, pages of four tokens. What is kept is a stem of nine tokens: two full p
 import pytest
 
 from scheduler_svc.core.messages.config import Admission, CoreConfig, Policy
-from scheduler_svc.core.schedule.policy import MAX_PASSED_OVER, WINDOW
+from scheduler_svc.core.schedule.policy import MAX_PASSED_OVER
 from scheduler_svc.core.state.lane import Lane
+from scheduler_svc.core.state.request_queue import WINDOW
 from tests.rigs.executor import Shape
 from tests.scheduler_svc.core.world import World, greedy
 

@@ -11,13 +11,10 @@ from hypothesis import strategies as st
 
 from scheduler_svc.core.messages.config import Admission, CoreConfig, Policy
 from scheduler_svc.core.schedule.policy import (
-    FIRST_SHARE,
-    SHARE_DECAY,
-    SHARE_RAISE,
-    next_share,
     pages_of_next_steps,
     pages_to_spare,
 )
+from scheduler_svc.core.state.lane_schedule import FIRST_SHARE, SHARE_DECAY, SHARE_RAISE, LaneSchedule
 from scheduler_svc.core.state.rows import Rows
 from tests.rigs.executor import Shape
 from tests.scheduler_svc.core.world import World, info_of
@@ -131,16 +128,26 @@ def test_what_stays_free_under_each_rule() -> None:
     assert pages_to_spare(Admission.HORIZON, rows, sliding, 0.5) == 2
 
 
-def test_the_expected_share_decays_and_a_preemption_raises_it() -> None:
-    share = FIRST_SHARE
-    assert next_share(share, has_preempted=True) == FIRST_SHARE + SHARE_RAISE
-    assert next_share(1.0 - SHARE_RAISE / 2, has_preempted=True) == 1.0
-    steps = 0
+def test_the_expected_share_decays_with_each_planned_step() -> None:
+    schedule, steps = LaneSchedule(), 0
+    share = schedule.expected_share
+    assert share == FIRST_SHARE
     while share > FIRST_SHARE / 100:
-        following = next_share(share, has_preempted=False)
-        assert 0 < following < share
-        share, steps = following, steps + 1
+        schedule.step_planned()
+        assert 0 < schedule.expected_share < share
+        share, steps = schedule.expected_share, steps + 1
     assert steps == math.ceil(math.log(1 / 100) / math.log(SHARE_DECAY))
+
+
+def test_a_preemption_raises_the_expected_share_to_at_most_one() -> None:
+    schedule = LaneSchedule()
+    schedule.preempted()
+    schedule.step_planned()
+    assert schedule.expected_share == FIRST_SHARE + SHARE_RAISE
+    for _ in range(math.ceil(1 / SHARE_RAISE)):
+        schedule.preempted()
+        schedule.step_planned()
+    assert schedule.expected_share == 1.0
 
 
 def seated_and_preempted(admission: Admission) -> tuple[int, int]:
@@ -170,11 +177,11 @@ def test_an_idle_core_keeps_its_expected_share() -> None:
     world.submit([1, 2], max_new_tokens=6, ignore_eos=True)
     world.run()
     assert world.lane is not None
-    steps, share = world.lane.step, world.lane.expected_share
+    steps, share = world.lane.step, world.lane.schedule.expected_share
     assert share == pytest.approx(FIRST_SHARE * SHARE_DECAY**steps)
     for _ in range(2400):
         world.tick(0.25)
-    assert world.lane.expected_share == share
+    assert world.lane.schedule.expected_share == share
 
 
 def test_the_preemption_that_resolves_starvation_raises_the_expected_share() -> None:
@@ -186,7 +193,7 @@ def test_the_preemption_that_resolves_starvation_raises_the_expected_share() -> 
     for _ in range(2):
         world.step()
     assert world.lane is not None
-    share = world.lane.expected_share
+    share = world.lane.schedule.expected_share
     world.tick()
     assert (world.lane.step, world.core.counters.preemptions) == (3, 1)
-    assert world.lane.expected_share == next_share(share, has_preempted=True) > share
+    assert world.lane.schedule.expected_share == share + SHARE_RAISE

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler_svc.core.messages.config import Admission, CoreConfig, Policy
-from scheduler_svc.core.schedule.policy import AGEING_TOKENS
 from scheduler_svc.core.state.fair_share import Tenants
+from scheduler_svc.core.state.request_queue import AGEING_TOKENS
 from tests.rigs.executor import Shape
 from tests.scheduler_svc.core.world import World, greedy
 

@@ -81,7 +81,7 @@ def test_pages_are_suspect_from_when_they_are_handed_out() -> None:
     pages = pool.allocate(2)
     assert pages is not None
     assert pool.take_suspects(pages) == []
-    pool.suspect[2] = 0
+    pool.mark_finite(2)
     pool.release(pages)
     again = pool.allocate(3)
     assert again is not None

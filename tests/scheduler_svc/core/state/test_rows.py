@@ -41,7 +41,7 @@ def test_the_checksum_follows_starts_appends_and_steps_and_keeps_ended_rows() ->
     rows = Rows(3)
     assert seat(rows, [5, 2], first_position=1) == 1
     assert rows.checksum == plain_checksum({1: (1, [5, 2])})
-    rows.advance(np.array([1]), np.array([2], np.int32))
+    rows.plan(np.array([1]), np.array([2], np.int32), np.array([], np.int64))
     rows.append_page(1, 7)
     assert rows.checksum == plain_checksum({1: (3, [5, 2, 7])})
     assert seat(rows, [1]) == 2
