@@ -9,16 +9,16 @@ from collections.abc import Iterable
 from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.effects import CoreStatus, Effect, ModelServed, Note
-from scheduler_svc.core.state.request_queue import RequestBook
-from scheduler_svc.core.state.worker_offers import Served
+from scheduler_svc.core.state.request_queue import RequestQueue
+from scheduler_svc.core.state.worker_infos import Served
 
 
 class Announcer:
     """Looks at the queue and the lanes; changes neither."""
 
-    def __init__(self, config: CoreConfig, book: RequestBook, lanes: Lanes) -> None:
+    def __init__(self, config: CoreConfig, queue: RequestQueue, lanes: Lanes) -> None:
         self._config = config
-        self._book = book
+        self._queue = queue
         self._lanes = lanes
         self._sent_served: Served | None = None
         # Queue full, not serving, workers.
@@ -26,11 +26,11 @@ class Announcer:
 
     def greeting(self, frontend: str) -> list[Effect]:
         """What a front end is sent when it joins."""
-        return [_model(frontend, self._lanes.offers.served), self._status(frontend)]
+        return [_model(frontend, self._lanes.worker_infos.served), self._status(frontend)]
 
     def changed_model(self, frontends: Iterable[str]) -> list[Effect]:
         """The served model for every front end, if callers see a difference."""
-        served = self._lanes.offers.served
+        served = self._lanes.worker_infos.served
         if served is self._sent_served:
             return []
         self._sent_served = served
@@ -44,9 +44,9 @@ class Announcer:
         queue_full, not_serving = self._queue_full(), self._lanes.crash_loop.cause(now)
         before = self._sent_status
         is_same = (bool(queue_full), bool(not_serving)) == (bool(before[0]), bool(before[1]))
-        if is_same and before[2] == len(self._lanes.of):
+        if is_same and before[2] == len(self._lanes.by_worker):
             return []
-        self._sent_status = (queue_full, not_serving, len(self._lanes.of))
+        self._sent_status = (queue_full, not_serving, len(self._lanes.by_worker))
         effects: list[Effect] = [self._status(frontend) for frontend in frontends]
         if bool(not_serving) != bool(before[1]):
             message = f"not serving: {not_serving}" if not_serving else "serving again after a crash loop"
@@ -55,12 +55,12 @@ class Announcer:
 
     def _queue_full(self) -> str:
         """One sentence while no request can be queued, else empty."""
-        book, config = self._book, self._config
-        if book.num_waiting >= config.max_waiting:
-            return f"{book.num_waiting} requests are waiting; the limit is {config.max_waiting} (max_waiting)"
+        queue, config = self._queue, self._config
+        if queue.num_waiting >= config.max_waiting:
+            return f"{queue.num_waiting} requests are waiting; the limit is {config.max_waiting} (max_waiting)"
         limit = config.max_waiting_tokens
-        if book.waiting_tokens >= limit:
-            return f"{book.waiting_tokens} tokens are waiting; the limit is {limit} (max_waiting_tokens)"
+        if queue.waiting_tokens >= limit:
+            return f"{queue.waiting_tokens} tokens are waiting; the limit is {limit} (max_waiting_tokens)"
         return ""
 
     def _status(self, frontend: str) -> CoreStatus:

@@ -12,40 +12,40 @@ from scheduler_svc.core.messages.effects import RejectCode
 from scheduler_svc.core.messages.events import Submit
 from scheduler_svc.core.messages.page_hash import HASH_BYTES
 from scheduler_svc.core.messages.worker_info import WorkerInfo
-from scheduler_svc.core.state.fair_share import Tenants
+from scheduler_svc.core.state.fair_share import FairShare
 from scheduler_svc.core.state.request import Request
-from scheduler_svc.core.state.request_queue import RequestBook
-from scheduler_svc.core.state.worker_offers import Offers
+from scheduler_svc.core.state.request_queue import RequestQueue
+from scheduler_svc.core.state.worker_infos import WorkerInfos
 
 # Code, field, sentence.
 Refusal = tuple[RejectCode, str, str]
 
 
-def refusal(event: Submit, *, offers: Offers, book: RequestBook, config: CoreConfig) -> Refusal | None:
+def refusal(event: Submit, *, worker_infos: WorkerInfos, queue: RequestQueue, config: CoreConfig) -> Refusal | None:
     """Why the request may not enter; None: it may. A worker has been proven at least once."""
-    if book.of_id(event.request_id) or any(book.by_stream(event.frontend, stream) for stream in event.streams):
+    if queue.of_id(event.request_id) or any(queue.by_stream(event.frontend, stream) for stream in event.streams):
         return RejectCode.DUPLICATE, "request_id", f"request_id {event.request_id!r} is live already"
     prompt, new = len(event.prompt), event.max_new_tokens
-    return _misfit(offers, prompt, new) or _never(event, offers, config) or _not_now(event, book, config)
+    return _misfit(worker_infos, prompt, new) or _never(event, worker_infos, config) or _not_now(event, queue, config)
 
 
-def total_tokens(offers: Offers, prompt: int, max_new_tokens: int) -> int:
+def total_tokens(worker_infos: WorkerInfos, prompt: int, max_new_tokens: int) -> int:
     """Tokens at which such a request ends: as it asks, or where its worker has no position left; 0: none can run it.
 
     Of several workers, present or recent, the one that takes it furthest counts. A length that the worker's own pool
     cannot hold cuts nothing: on that worker the request does not fit.
     """
-    ends = [(info, min(prompt + max_new_tokens, info.max_length)) for info in offers.known]
+    ends = [(info, min(prompt + max_new_tokens, info.max_length)) for info in worker_infos.known]
     return max((total for info, total in ends if prompt < total and info.holds(total)), default=0)
 
 
-def _misfit(offers: Offers, prompt: int, max_new_tokens: int) -> Refusal | None:
+def _misfit(worker_infos: WorkerInfos, prompt: int, max_new_tokens: int) -> Refusal | None:
     """Why no worker can run such a request to its end; None: one that serves can, or none serves and the last could.
 
     What only a worker that left a short while ago could hold is refused for the moment, not as invalid.
     """
-    present, recent = offers.present, offers.recent
-    total = total_tokens(offers, prompt, max_new_tokens)
+    present, recent = worker_infos.present, worker_infos.recent
+    total = total_tokens(worker_infos, prompt, max_new_tokens)
     if total and any(info.holds(total) for info in present or recent):
         return None
     if total:
@@ -74,9 +74,9 @@ def _most_tokens(infos: Sequence[WorkerInfo]) -> int:
     return max(info.max_length if info.window else min(info.max_length, pool) for info, pool in pools)
 
 
-def _never(event: Submit, offers: Offers, config: CoreConfig) -> Refusal | None:
+def _never(event: Submit, worker_infos: WorkerInfos, config: CoreConfig) -> Refusal | None:
     """What no patience helps."""
-    prompt, samples, info = len(event.prompt), event.num_samples, offers.known[0]
+    prompt, samples, info = len(event.prompt), event.num_samples, worker_infos.known[0]
     limit = most_samples(config)
     if samples > limit:
         return RejectCode.INVALID, "sampling.num_samples", f"num_samples is {samples}; the limit is {limit}"
@@ -101,32 +101,32 @@ def most_samples(config: CoreConfig) -> int:
     return min(MAX_NUM_SAMPLES, config.max_waiting)
 
 
-def _not_now(event: Submit, book: RequestBook, config: CoreConfig) -> Refusal | None:
+def _not_now(event: Submit, queue: RequestQueue, config: CoreConfig) -> Refusal | None:
     """What another moment may allow."""
     prompt, samples, limit = len(event.prompt), event.num_samples, config.max_waiting
-    if book.num_waiting + samples > limit:
+    if queue.num_waiting + samples > limit:
         more = f" and num_samples is {samples}" if samples > 1 else ""
-        return RejectCode.QUEUE_FULL, "", f"{book.num_waiting} requests are waiting{more}; the limit is {limit}"
+        return RejectCode.QUEUE_FULL, "", f"{queue.num_waiting} requests are waiting{more}; the limit is {limit}"
     limit = config.max_waiting_tokens
-    if book.waiting_tokens + samples * prompt > limit:
+    if queue.waiting_tokens + samples * prompt > limit:
         each = f" for each of {samples} samples" if samples > 1 else ""
-        sentence = f"{book.waiting_tokens} tokens are waiting and the prompt has {prompt}{each}; the limit is {limit}"
+        sentence = f"{queue.waiting_tokens} tokens are waiting and the prompt has {prompt}{each}; the limit is {limit}"
         return RejectCode.QUEUE_FULL, "", sentence
     return None
 
 
 def new_requests(
-    event: Submit, *, first_handle: int, offers: Offers, tenants: Tenants, fair: bool, now: float
+    event: Submit, *, first_handle: int, worker_infos: WorkerInfos, fair_share: FairShare, fair: bool, now: float
 ) -> list[Request]:
     """The admitted samples, a request each; a handle is also its place in the order of arrival.
 
     They share the prompt and all settings. What the prompt's tokens are likely to be is told once, with the first.
     """
     # Page size and stop ids belong to the identity, which all workers share.
-    info = offers.known[0]
+    info = worker_infos.known[0]
     page_size, eos_token_ids = info.page_size, info.eos_token_ids
     wanted = len(event.prompt) + event.max_new_tokens
-    total = total_tokens(offers, len(event.prompt), event.max_new_tokens)
+    total = total_tokens(worker_infos, len(event.prompt), event.max_new_tokens)
     hashes = _page_hashes(event, page_size)
     tenant = event.prefix_root if fair else b""
     banned: tuple[int, ...] = ()
@@ -153,7 +153,7 @@ def new_requests(
             priority=event.priority,
             arrival=first_handle + i,
             arrived_at=now,
-            tag=tenants.tag(tenant, total),
+            virtual_start=fair_share.enter(tenant, total),
             prefix_root=event.prefix_root,
             page_hashes=list(hashes),
             cache_read=event.cache_read,

@@ -16,24 +16,24 @@ from scheduler_svc.core.state.rows import Rows, mix
 
 def audit(core: Scheduler) -> None:
     """Raises AssertionError at the first rule that does not hold."""
-    _audit_book(core)
-    in_flight = {worker: _InFlight(core, lane) for worker, lane in core.lanes.items()}
+    _audit_queue(core)
+    in_flight = {worker: _InFlightCounts(core, lane) for worker, lane in core.lanes.items()}
     for worker, lane in core.lanes.items():
         assert lane.worker == worker
         _audit_pages(lane)
         _audit_rows(core, lane, in_flight[worker])
         _audit_prompt_asks(core, lane)
-    for request in core.book:
+    for request in core.queue:
         if not request.row:
             plans = sum(records.plans[request.handle] for records in in_flight.values())
             samples = sum(records.samples[request.handle] for records in in_flight.values())
-            assert (request.late_plans, request.late_samples) == (plans, samples), (
+            assert (request.pending_plans, request.pending_tokens) == (plans, samples), (
                 f"{request.request_id}: plans and samples in flight counted "
-                f"{(request.late_plans, request.late_samples)}, recorded {(plans, samples)}"
+                f"{(request.pending_plans, request.pending_tokens)}, recorded {(plans, samples)}"
             )
 
 
-class _InFlight:
+class _InFlightCounts:
     """How often each request stands in a lane's plans in flight, and among those that they sample."""
 
     def __init__(self, core: Scheduler, lane: Lane) -> None:
@@ -44,25 +44,25 @@ class _InFlight:
             handles = record.handles.tolist()
             self.plans.update(handles)
             self.samples.update(handles[i] for i in record.sampled.tolist())
-            told = sum(ask.count for ask in record.prompt_asks)
+            told = sum(wanted.count for wanted in record.wanted_prompt_logprobs)
             assert len(record.sampled) + told <= lane.info.logit_rows, "a plan wants more logits than the worker tells"
 
 
-def _audit_book(core: Scheduler) -> None:
-    book = core.book
-    waiting = [request for request in book if request.phase is Phase.WAITING]
-    assert book.num_waiting == len(waiting), f"{book.num_waiting} counted waiting, {len(waiting)} are"
-    assert book.waiting_tokens == sum(request.known for request in waiting), "waiting tokens miscounted"
-    assert sorted(r.handle for r in book.waiting()) == sorted(r.handle for r in waiting), "queue lost somebody"
-    for request in book:
+def _audit_queue(core: Scheduler) -> None:
+    queue = core.queue
+    waiting = [request for request in queue if request.phase is Phase.WAITING]
+    assert queue.num_waiting == len(waiting), f"{queue.num_waiting} counted waiting, {len(waiting)} are"
+    assert queue.waiting_tokens == sum(request.known for request in waiting), "waiting tokens miscounted"
+    assert sorted(r.handle for r in queue.waiting()) == sorted(r.handle for r in waiting), "queue lost somebody"
+    for request in queue:
         assert request.phase is not Phase.ENDED, f"{request.request_id} ended and is still live"
         assert (request.row > 0) == (request.phase is Phase.RUNNING), f"{request.request_id}: phase and row differ"
         assert (request.worker in core.lanes) == (request.row > 0), f"{request.request_id}: row and lane differ"
         assert request.frontend in core.frontends, f"{request.request_id} belongs to a front end that is gone"
         assert request.num_outputs == sum(len(part) for part in request.outputs)
         assert request.known < request.total_length or request.phase is Phase.RUNNING
-        assert request.late_samples <= request.late_plans or request.phase is Phase.RUNNING
-    assert all(book.by_handle(handle) for handle in core.suspects), "a suspect is not live"
+        assert request.pending_tokens <= request.pending_plans or request.phase is Phase.RUNNING
+    assert all(queue.by_handle(handle) for handle in core.suspects), "a suspect is not live"
 
 
 def _audit_pages(lane: Lane) -> None:
@@ -77,20 +77,20 @@ def _audit_pages(lane: Lane) -> None:
         assert pool.references(page) == held[page], (
             f"page {page}: {pool.references(page)} references, {held[page]} holders"
         )
-    names = [pool.name(page) for page in range(pool.num_pages)]
+    names = [pool.hash_of(page) for page in range(pool.num_pages)]
     named = {page: name for page, name in enumerate(names) if name is not None}
-    assert len(named) == pool.num_indexed and len(set(named.values())) == len(named), "the index lost a page"
-    assert all(pool.page_named(name) == page for page, name in named.items()), "the index names another page"
-    assert pool.num_kept == sum(page in named for page in unused), "kept pages miscounted"
+    assert len(named) == pool.num_cached and len(set(named.values())) == len(named), "the index lost a page"
+    assert all(pool.page_with_hash(name) == page for page, name in named.items()), "the index names another page"
+    assert pool.num_evictable == sum(page in named for page in unused), "kept pages miscounted"
     lane.host.audit()
 
 
-def _audit_rows(core: Scheduler, lane: Lane, in_flight: _InFlight) -> None:
+def _audit_rows(core: Scheduler, lane: Lane, in_flight: _InFlightCounts) -> None:
     rows, page_size = lane.rows, lane.info.page_size
     seated: list[int] = rows.seated().tolist()
     assert rows.num_seated == len(seated) and rows.num_free + len(seated) == rows.max_rows
     assert rows.handle[0] == 0, "row 0 is seated"
-    assert rows.most_left >= sum(rows.last[row] - rows.known[row] for row in seated), (
+    assert rows.remaining_bound >= sum(rows.last[row] - rows.known[row] for row in seated), (
         "rows have more left than they had"
     )
     # Elements of lists: reading one of an array costs ten times as much, and there are many.
@@ -100,11 +100,11 @@ def _audit_rows(core: Scheduler, lane: Lane, in_flight: _InFlight) -> None:
             rows.confirmed,
             rows.planned,
             rows.known,
-            rows.samples,
+            rows.tokens_in_flight,
             rows.last,
-            rows.proven,
+            rows.verified,
             rows.num_pages,
-            rows.plans,
+            rows.plans_in_flight,
             rows.handle,
             rows.num_logprobs,
             rows.prompt_logprobs_from,
@@ -114,7 +114,7 @@ def _audit_rows(core: Scheduler, lane: Lane, in_flight: _InFlight) -> None:
         request = rows.requests[row]
         assert request is not None and request.row == row and request.handle == handles[row]
         assert request.worker == lane.worker, f"row {row} runs a request of another lane"
-        assert core.book.by_handle(request.handle) is request, f"row {row} runs a dead request"
+        assert core.queue.by_handle(request.handle) is request, f"row {row} runs a dead request"
         assert 0 <= confirmed[row] <= planned[row] <= min(known[row] + samples[row], last[row]), (
             f"row {row}: confirmed {confirmed[row]}, planned {planned[row]}, known {known[row]}, "
             f"samples {samples[row]}, last {last[row]}"
@@ -133,8 +133,8 @@ def _audit_rows(core: Scheduler, lane: Lane, in_flight: _InFlight) -> None:
         assert request.prompt_logprobs_from == untold, (
             f"row {row}: prompt logprobs told up to {request.prompt_logprobs_from}, confirmed up to {untold}"
         )
-    num_telling = sum(telling[row] > 0 or told_from[row] > 0 for row in seated)
-    assert rows.num_telling == num_telling, "rows that want logprobs miscounted"
+    num_with_logprobs = sum(telling[row] > 0 or told_from[row] > 0 for row in seated)
+    assert rows.num_with_logprobs == num_with_logprobs, "rows that want logprobs miscounted"
     assert rows.checksum == _slow_checksum(rows, planned, set(seated)), "the incremental checksum drifted"
 
 
@@ -145,14 +145,14 @@ def _audit_names(lane: Lane, row: int, request: Request) -> None:
     for page_idx, page in enumerate(rows.pages[row]):
         is_held = page_idx < lane.sink_pages or page_idx >= held_from
         if (page_idx + 1) * page_size > planned and is_held:
-            assert pool.name(page) is None, f"row {row} will write page {page}, which is kept for others"
-        if is_held and pool.name(page) is not None and page_idx < len(request.page_hashes):
-            assert pool.name(page) == request.page_hashes[page_idx], f"row {row}: page {page} has another past"
+            assert pool.hash_of(page) is None, f"row {row} will write page {page}, which is kept for others"
+        if is_held and pool.hash_of(page) is not None and page_idx < len(request.page_hashes):
+            assert pool.hash_of(page) == request.page_hashes[page_idx], f"row {row}: page {page} has another past"
     assert held_from <= max(lane.sink_pages, lane.first_seen_page(planned)), f"row {row} freed what it will read"
-    assert int(rows.sealed[row]) == int(rows.proven[row]) // page_size
-    first = max(held_from, -(-int(rows.read_from[row]) // page_size))
-    sealed = rows.pages[row][first : int(rows.sealed[row])]
-    assert not any(pool.is_suspect(page) for page in sealed), f"row {row}: a page that was read is suspect"
+    assert int(rows.num_cached[row]) == int(rows.verified[row]) // page_size
+    first = max(held_from, -(-int(rows.verified_from[row]) // page_size))
+    sealed = rows.pages[row][first : int(rows.num_cached[row])]
+    assert not any(pool.is_unverified(page) for page in sealed), f"row {row}: a page that was read is suspect"
 
 
 def _untold(first: int, computed: int, prompt_tokens: int) -> int:
@@ -179,11 +179,11 @@ def _weights(max_rows: int) -> tuple[int, ...]:
 
 def _audit_prompt_asks(core: Scheduler, lane: Lane) -> None:
     """What is in flight follows on what was told: nothing twice, nothing left out."""
-    following = {request.handle: request.prompt_logprobs_from for request in core.book}
-    for ask in (ask for record in lane.in_flight for ask in record.prompt_asks):
-        if ask.handle in following:
-            assert ask.start == following[ask.handle], f"prompt logprobs from {ask.start} on: not the next"
-            following[ask.handle] += ask.count
+    following = {request.handle: request.prompt_logprobs_from for request in core.queue}
+    for wanted in (wanted for record in lane.in_flight for wanted in record.wanted_prompt_logprobs):
+        if wanted.handle in following:
+            assert wanted.start == following[wanted.handle], f"prompt logprobs from {wanted.start} on: not the next"
+            following[wanted.handle] += wanted.count
     for row in map(int, lane.rows.seated()):
         request = lane.rows.request_at(row)
         planned, first = int(lane.rows.planned[row]), int(lane.rows.prompt_logprobs_from[row])

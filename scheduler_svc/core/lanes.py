@@ -26,11 +26,11 @@ from scheduler_svc.core.schedule.probation import probation_plan
 from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.crash_loop import CrashLoop
 from scheduler_svc.core.state.lane import Lane
-from scheduler_svc.core.state.request_queue import RequestBook
-from scheduler_svc.core.state.worker_offers import Offers
+from scheduler_svc.core.state.request_queue import RequestQueue
+from scheduler_svc.core.state.worker_infos import WorkerInfos
 from scheduler_svc.core.update import step_reports
-from scheduler_svc.core.update.check_result import is_sound
-from scheduler_svc.core.update.results import Delivery, Ending, read_result
+from scheduler_svc.core.update.check_result import is_valid
+from scheduler_svc.core.update.results import Ending, StepTokens, read_result
 
 _RECENT_STEPS = 64
 _MAX_FRUITLESS_RESETS = 5
@@ -47,11 +47,11 @@ _KEEPING_CAUSES = (ResetCause.STEP_FAILED, ResetCause.OUT_OF_MEMORY)
 class Lanes:
     """`of` worker: its lane. All serve one model, in one way."""
 
-    def __init__(self, config: CoreConfig, book: RequestBook) -> None:
+    def __init__(self, config: CoreConfig, queue: RequestQueue) -> None:
         self._config = config
-        self._book = book
-        self.of: dict[str, Lane] = {}
-        self.offers = Offers(config.max_worker_wait_seconds)
+        self._queue = queue
+        self.by_worker: dict[str, Lane] = {}
+        self.worker_infos = WorkerInfos(config.max_worker_wait_seconds)
         self.crash_loop = CrashLoop()
         self.last_loss: tuple[float, str] | None = None
         """When a worker was last lost, and why."""
@@ -78,21 +78,21 @@ class Lanes:
         info, worker = event.info, event.worker
         effects: list[fx.Effect] = []
         refusal = self._frame_too_large(info) or self._difference(info, worker)
-        if worker in self.of:
+        if worker in self.by_worker:
             what = "it came back as another" if refusal else "it joined again"
             effects += self.close(worker, what, now, is_death=False)
         if refusal:
             return [*effects, *_refused_for_good(worker, refusal)]
-        if len(self.of) == MAX_LANES:
+        if len(self.by_worker) == MAX_LANES:
             reason = f"{MAX_LANES} workers serve already; this one may stand by"
             return [*effects, fx.WorkerRefused(worker=worker, reason=reason, retry=True)]
         self._generation += 1
         lane = Lane(worker=worker, number=self._next_number, info=info, generation=self._generation, now=now)
         self._next_number += 1
-        self.of[worker] = lane
+        self.by_worker[worker] = lane
         effects.append(fx.WorkerAccepted(worker=worker, generation=self._generation))
         if self._config.report_steps:
-            effects.append(step_reports.joined(self._totals(), lane, self._book, now))
+            effects.append(step_reports.joined(self._totals(), lane, self._queue, now))
         if not self._config.prove_workers:
             effects += self._prove(lane)
         return effects
@@ -101,12 +101,12 @@ class Lanes:
         """From now on the lane takes requests, and its sizes count."""
         lane.prove()
         self._eos = np.array(lane.info.eos_token_ids, np.int32)
-        self.offers.update(self._proven_infos())
-        self._book.unpark()
+        self.worker_infos.update(self._proven_infos())
+        self._queue.restore_set_aside()
         return [fx.WorkerProven(worker=lane.worker)]
 
     def _proven_infos(self) -> list[WorkerInfo]:
-        return [lane.info for lane in self.of.values() if lane.is_proven]
+        return [lane.info for lane in self.by_worker.values() if lane.is_proven]
 
     def _plan_bytes(self, info: WorkerInfo) -> int:
         """Bytes up to which a plan for such a worker starts rows: half of a small frame stays for the rest of it."""
@@ -124,9 +124,9 @@ class Lanes:
 
     def _difference(self, info: WorkerInfo, worker: str) -> str:
         """Why the worker may not serve beside the others, or after those before it; empty: it may."""
-        if self.offers.served is None:
+        if self.worker_infos.served is None:
             return ""
-        ours = self.offers.served.info
+        ours = self.worker_infos.served.info
         if info.identity != ours.identity:
             what = "weights, config or tokenizer differ"
             if ours.page_size != info.page_size:
@@ -135,7 +135,7 @@ class Lanes:
                 f"this service serves {ours.model} (identity {ours.identity[:12]}); the worker brings "
                 f"{info.model} (identity {info.identity[:12]}): {what}; bring the same, or start the scheduler anew"
             )
-        others = [lane.info for name, lane in self.of.items() if name != worker and lane.is_proven]
+        others = [lane.info for name, lane in self.by_worker.items() if name != worker and lane.is_proven]
         if others and (info.window, info.sink_tokens) != (others[0].window, others[0].sink_tokens):
             return (
                 f"the workers that serve see {_sight(others[0])}; this one sees {_sight(info)}, so the same request "
@@ -154,35 +154,35 @@ class Lanes:
         is_death: bool = True,
     ) -> list[fx.Effect]:
         """The worker is gone: resets its lane and forgets it. `is_death`: it did not say goodbye."""
-        lane = self.of[worker]
+        lane = self.by_worker[worker]
         effects = self._reset(lane, f"worker {worker} lost: {reason}", now, cause, compute_us)
-        del self.of[worker]
+        del self.by_worker[worker]
         self.last_loss = now, reason
         # A stray that never served does not count while a worker serves.
         if is_death and (lane.is_proven or not self._proven_infos()):
             self.crash_loop.died(reason, now)
         if lane.is_proven:
-            self.offers.left(lane.info, now)
-            self.offers.update(self._proven_infos())
-        if not self.offers.present:
-            self._book.unpark()
+            self.worker_infos.left(lane.info, now)
+            self.worker_infos.update(self._proven_infos())
+        if not self.worker_infos.present:
+            self._queue.restore_set_aside()
         return effects
 
-    def patience(self) -> float | None:
+    def next_timeout(self) -> float | None:
         """When the first worker has been silent for too long; None: nobody serves."""
-        return min(map(self._patience_with, self.of.values()), default=None)
+        return min(map(self._timeout_of, self.by_worker.values()), default=None)
 
-    def _patience_with(self, lane: Lane) -> float:
+    def _timeout_of(self, lane: Lane) -> float:
         config = self._config
         if lane.in_flight:
-            return lane.waits_since() + config.step_timeout_seconds
+            return lane.working_since() + config.step_timeout_seconds
         return lane.heard_at + config.silence_timeout_seconds
 
-    def check_patience(self, now: float) -> list[fx.Effect]:
+    def expire_workers(self, now: float) -> list[fx.Effect]:
         """Gives workers up that have been silent for too long; one that still lives may join again."""
         effects: list[fx.Effect] = []
-        for worker, lane in list(self.of.items()):
-            if now >= self._patience_with(lane):
+        for worker, lane in list(self.by_worker.items()):
+            if now >= self._timeout_of(lane):
                 what = "a step took too long" if lane.in_flight else "it has been silent for too long"
                 effects += self.close(worker, what, now, ResetCause.WORKER_SILENT)
                 effects.append(fx.AskRejoin(worker=worker))
@@ -195,16 +195,16 @@ class Lanes:
         self.counters.lane_reset()
         # Whoever lost its row while plans named it waits for them no longer.
         for handle in {handle for record in void for handle in record.handles.tolist()}:
-            request = self._book.by_handle(handle)
+            request = self._queue.by_handle(handle)
             if request is not None and not request.row:
-                request.void_late_plans()
+                request.void_pending_plans()
         requests = lane.reset(self._generation, keep_pages=cause in _KEEPING_CAUSES)
         for request in requests:
-            request.void_late_plans()
-            self._book.enqueue(request)
+            request.void_pending_plans()
+            self._queue.enqueue(request)
         effects: list[fx.Effect] = [fx.Note(message=f"{reason}; {len(requests)} requests go back to the queue")]
         if self._config.report_steps:
-            effects.append(step_reports.reset(self._totals(), lane, self._book, now, cause, void, compute_us))
+            effects.append(step_reports.reset(self._totals(), lane, self._queue, now, cause, void, compute_us))
         return effects
 
     def _reset_or_send_away(
@@ -224,9 +224,9 @@ class Lanes:
 
     def flush(self) -> int:
         """Forgets every page that is kept; returns how many there were."""
-        for lane in self.of.values():
+        for lane in self.by_worker.values():
             lane.schedule.forget_lookups()
-        return sum(lane.pool.forget_all() + lane.host.forget_all() for lane in self.of.values())
+        return sum(lane.pool.evict_all() + lane.host.evict_all() for lane in self.by_worker.values())
 
     # Steps ---------------------------------------------------------------------------------------------------
 
@@ -236,7 +236,7 @@ class Lanes:
         has_planned = True
         while has_planned:
             has_planned = False
-            for lane in routing.by_backlog(self.of.values()):
+            for lane in routing.by_backlog(self.by_worker.values()):
                 if len(lane.in_flight) >= self._config.plans_in_flight:
                     continue
                 if not lane.is_proven:
@@ -246,9 +246,9 @@ class Lanes:
                     continue
                 plan = plan_step(
                     lane=lane,
-                    book=self._book,
+                    queue=self._queue,
                     suspects=self.suspects,
-                    rivals=[other for other in self.of.values() if other is not lane and other.is_proven],
+                    other_lanes=[other for other in self.by_worker.values() if other is not lane and other.is_proven],
                     frontend_idx=frontends.__getitem__,
                     counters=self.counters,
                     policy=self._config.policy,
@@ -262,9 +262,9 @@ class Lanes:
 
     def read(
         self, event: ev.StepDone, frontends: Mapping[str, int], now: float
-    ) -> tuple[list[fx.Effect], Delivery | None, list[Ending]]:
+    ) -> tuple[list[fx.Effect], StepTokens | None, list[Ending]]:
         """Reads a result: what is to be done, the step's tokens if it went well, and whom it ends."""
-        lane = self.of.get(event.worker)
+        lane = self.by_worker.get(event.worker)
         if lane is None:
             return [fx.AskRejoin(worker=event.worker)], None, []
         lane.answered(now)
@@ -278,7 +278,7 @@ class Lanes:
             return self._reset_or_send_away(lane, what, now, cause, event.compute_us), None, []
         if event.status is not ev.StepStatus.OK:
             return self._failed(lane, event, {int(handle) for handle in record.handles}, now)
-        if not is_sound(event, record, lane.info.vocab_size):
+        if not is_valid(event, record, lane.info.vocab_size):
             what = f"its result for step {event.step} is malformed"
             return self._send_away(lane, what, now, ResetCause.MALFORMED, event.compute_us), None, []
         lane.result_confirmed()
@@ -288,7 +288,7 @@ class Lanes:
         self._step_seconds.append(now - record.sent_at)
         delivery = read_result(
             lane=lane,
-            book=self._book,
+            queue=self._queue,
             record=record,
             event=event,
             eos=self._eos,
@@ -297,7 +297,7 @@ class Lanes:
         )
         for ending in delivery.endings:
             if ending.failure is not None:
-                lane.distrust(ending.request)
+                lane.evict_unverified(ending.request)
         if len(delivery.tokens):
             self.crash_loop.confirmed()
         if self.suspects:
@@ -305,7 +305,7 @@ class Lanes:
         if not self._config.report_steps:
             return [], delivery, delivery.endings
         num_tokens = len(delivery.tokens)
-        report = step_reports.confirmed(self._totals(), lane, self._book, now, record, num_tokens, event.compute_us)
+        report = step_reports.confirmed(self._totals(), lane, self._queue, now, record, num_tokens, event.compute_us)
         return [report], delivery, delivery.endings
 
     def _end_probation(self, lane: Lane, now: float) -> list[fx.Effect]:
@@ -318,19 +318,19 @@ class Lanes:
 
     def _failed(
         self, lane: Lane, event: ev.StepDone, handles: set[int], now: float
-    ) -> tuple[list[fx.Effect], Delivery | None, list[Ending]]:
+    ) -> tuple[list[fx.Effect], StepTokens | None, list[Ending]]:
         culprits = handles & self.suspects if len(handles) == 1 else set[int]()
         what = f"step {event.step} {event.status}: {event.detail}"
         effects = self._reset_or_send_away(lane, what, now, _CAUSES[event.status], event.compute_us)
         if event.status in (ev.StepStatus.OUT_OF_SYNC, ev.StepStatus.SKIPPED):
             return effects, None, []
         for handle in culprits:
-            culprit = self._book.by_handle(handle)
+            culprit = self._queue.by_handle(handle)
             assert culprit is not None, "a suspect that is not live"
             lane.excuse_resets()
             message = f"request {culprit.request_id}: its step {event.status}, alone too: {event.detail}"
             return effects, None, [Ending.broken(culprit, message)]
-        self.suspects.update(handle for handle in handles if self._book.by_handle(handle) is not None)
+        self.suspects.update(handle for handle in handles if self._queue.by_handle(handle) is not None)
         return effects, None, []
 
 

@@ -3,17 +3,17 @@
 from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.messages.reports import Load, WorkerLoad
 from scheduler_svc.core.state.lane import Lane
-from scheduler_svc.core.state.request_queue import RequestBook
+from scheduler_svc.core.state.request_queue import RequestQueue
 
 
-def load_of(lanes: Lanes, book: RequestBook, output_tokens: int, now: float) -> Load:
+def load_of(lanes: Lanes, queue: RequestQueue, output_tokens: int, now: float) -> Load:
     """As of `now`; `output_tokens` were delivered since the start."""
     lost_at, lost_reason = lanes.last_loss or (None, "")
-    counters, each = lanes.counters, [_of_lane(lane) for lane in lanes.of.values()]
+    counters, each = lanes.counters, [_of_lane(lane) for lane in lanes.by_worker.values()]
     return Load(
         running=sum(one.running for one in each),
-        waiting=book.num_waiting,
-        waiting_tokens=book.waiting_tokens,
+        waiting=queue.num_waiting,
+        waiting_tokens=queue.waiting_tokens,
         pages_used=sum(one.pages_used for one in each),
         pages_total=sum(one.pages_total for one in each),
         workers=len(each),
@@ -26,8 +26,8 @@ def load_of(lanes: Lanes, book: RequestBook, output_tokens: int, now: float) -> 
         pages_cached=sum(one.pages_cached for one in each),
         prompt_tokens=counters.prompt_tokens,
         cached_prompt_tokens=counters.cached_prompt_tokens,
-        host_pages_used=sum(lane.host.num_used for lane in lanes.of.values()),
-        host_pages_total=sum(lane.host.num_slots for lane in lanes.of.values()),
+        host_pages_used=sum(lane.host.num_used for lane in lanes.by_worker.values()),
+        host_pages_total=sum(lane.host.num_slots for lane in lanes.by_worker.values()),
         per_worker=tuple(each),
         worker_lost_seconds=None if lost_at is None else now - lost_at,
         worker_lost_reason=lost_reason,
@@ -40,6 +40,6 @@ def _of_lane(lane: Lane) -> WorkerLoad:
         device=lane.info.device,
         running=lane.rows.num_seated,
         pages_used=lane.pool.num_used,
-        pages_cached=lane.pool.num_kept,
+        pages_cached=lane.pool.num_evictable,
         pages_total=lane.info.usable_pages,
     )

@@ -24,8 +24,8 @@ from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Move, Phase, Request
-from scheduler_svc.core.state.request_queue import Due, RequestBook
-from scheduler_svc.core.update.outbox import Outbox
+from scheduler_svc.core.state.request_queue import DeadlineKind, RequestQueue
+from scheduler_svc.core.update.output_collector import OutputCollector
 from scheduler_svc.core.update.results import Ending
 
 
@@ -34,17 +34,17 @@ class Scheduler:
 
     def __init__(self, config: CoreConfig) -> None:
         self.config = config
-        self.book = RequestBook()
-        self._lanes = Lanes(config, self.book)
+        self.queue = RequestQueue()
+        self._lanes = Lanes(config, self.queue)
         self.draining = False
         self.frontends: dict[str, int] = {}
         """Live front ends and their index; indices are never used twice."""
         self.output_tokens = 0
         self._next_handle = 1
         self._next_frontend = 1
-        self._announcer = Announcer(config, self.book, self._lanes)
-        self._seen_revision = self._lanes.offers.revision
-        self._outbox = Outbox()
+        self._announcer = Announcer(config, self.queue, self._lanes)
+        self._seen_revision = self._lanes.worker_infos.revision
+        self._output = OutputCollector()
         self._handlers: dict[type[Any], Callable[[Any, float], list[fx.Effect]]] = {
             ev.Submit: self._on_submit,
             ev.Cancel: self._on_cancel,
@@ -66,7 +66,7 @@ class Scheduler:
     @property
     def lanes(self) -> dict[str, Lane]:
         """The lane of each worker that serves, by the worker's name, the longest joined first."""
-        return self._lanes.of
+        return self._lanes.by_worker
 
     @property
     def suspects(self) -> set[int]:
@@ -81,20 +81,20 @@ class Scheduler:
     @property
     def info(self) -> WorkerInfo | None:
         """The largest worker that serves, or the last one; None until a worker is proven."""
-        served = self._lanes.offers.served
+        served = self._lanes.worker_infos.served
         return None if served is None else served.info
 
     def handle(self, event: ev.Event, now: float) -> list[fx.Effect]:
         """Takes one event at time `now` (seconds, never backwards); returns what is to be done, in order."""
         effects = self._handlers[type(event)](event, now)
-        if self._lanes.offers.revision != self._seen_revision:
+        if self._lanes.worker_infos.revision != self._seen_revision:
             effects += self._on_offers_changed(now)
-        effects += self._outbox.flush(self.frontends)
+        effects += self._output.flush(self.frontends)
         return effects
 
     def next_wake(self) -> float | None:
         """When a Tick is due although nothing happens; None: never."""
-        moments = (self.book.next_due(), self._lanes.patience(), self._lanes.offers.next_expiry())
+        moments = (self.queue.next_due(), self._lanes.next_timeout(), self._lanes.worker_infos.next_expiry())
         return min((at for at in moments if at is not None), default=None)
 
     # Requests ------------------------------------------------------------------------------------------------
@@ -115,23 +115,23 @@ class Scheduler:
         if refusal is not None:
             code, field, message = refusal
             return [fx.Rejected(frontend=event.frontend, stream=event.stream, code=code, message=message, field=field)]
-        ahead = self.book.num_waiting
+        ahead = self.queue.num_waiting
         first_handle = self._next_handle
         self._next_handle += event.num_samples
         for request in new_requests(
             event,
             first_handle=first_handle,
-            offers=self._lanes.offers,
-            tenants=self.book.tenants,
+            worker_infos=self._lanes.worker_infos,
+            fair_share=self.queue.fair_share,
             fair=self.config.policy.fair_share,
             now=now,
         ):
-            self.book.add(request)
+            self.queue.add(request)
             if event.max_time_seconds > 0:
-                self.book.add_due(now + event.max_time_seconds, request, Due.TIME_LIMIT)
+                self.queue.add_due(now + event.max_time_seconds, request, DeadlineKind.TIME_LIMIT)
             if event.deadline_seconds > 0:
-                self.book.add_due(now + event.deadline_seconds, request, Due.DEADLINE)
-            self._note_whether_held(request, now)
+                self.queue.add_due(now + event.deadline_seconds, request, DeadlineKind.DEADLINE)
+            self._update_worker_wait(request, now)
         return [fx.Admitted(frontend=event.frontend, stream=event.stream, requests_ahead=ahead)]
 
     def _refusal(self, event: ev.Submit, now: float) -> Refusal | None:
@@ -142,16 +142,16 @@ class Scheduler:
             return fx.RejectCode.NOT_READY, "", "the service is shutting down"
         if cause := self._lanes.crash_loop.cause(now):
             return fx.RejectCode.NOT_READY, "", cause
-        return refusal(event, offers=self._lanes.offers, book=self.book, config=self.config)
+        return refusal(event, worker_infos=self._lanes.worker_infos, queue=self.queue, config=self.config)
 
     def _on_cancel(self, event: ev.Cancel, now: float) -> list[fx.Effect]:
-        request = self.book.by_stream(event.frontend, event.stream)
+        request = self.queue.by_stream(event.frontend, event.stream)
         if request is not None:
             self._forget(request)
         return []
 
     def _on_finish(self, event: ev.Finish, now: float) -> list[fx.Effect]:
-        request = self.book.by_stream(event.frontend, event.stream)
+        request = self.queue.by_stream(event.frontend, event.stream)
         if request is not None:
             self._end(request, now, reason=fx.EndReason.STOP_STRING, output_tokens=event.output_tokens)
         return []
@@ -159,7 +159,7 @@ class Scheduler:
     def _on_abort(self, event: ev.Abort, now: float) -> list[fx.Effect]:
         outcomes: list[tuple[str, bool]] = []
         for request_id in event.request_ids:
-            samples = self.book.of_id(request_id)
+            samples = self.queue.of_id(request_id)
             outcomes.append((request_id, bool(samples)))
             for request in samples:
                 self._end(request, now, reason=fx.EndReason.ABORTED)
@@ -180,7 +180,7 @@ class Scheduler:
         delivered = request.num_outputs
         kept = delivered if output_tokens is None else min(output_tokens, delivered)
         stats = request.stats(now=now, output_tokens=kept, discarded_tokens=in_flight + delivered - kept)
-        self._outbox.add(
+        self._output.add(
             request.frontend,
             fx.End(
                 stream=request.stream,
@@ -197,10 +197,10 @@ class Scheduler:
             self.lanes[request.worker].leave(request, Move.END)
         else:
             request.move(Move.END)
-            self.book.uncount(request)
-        self.book.remove(request)
+            self.queue.uncount(request)
+        self.queue.remove(request)
         self.suspects.discard(request.handle)
-        return request.late_samples
+        return request.pending_tokens
 
     # Front ends ----------------------------------------------------------------------------------------------
 
@@ -220,11 +220,11 @@ class Scheduler:
 
     def _drop_frontend(self, frontend: str) -> None:
         if self.frontends.pop(frontend, None) is not None:
-            for request in self.book.of_frontend(frontend):
+            for request in self.queue.of_frontend(frontend):
                 self._forget(request)
 
     def _on_load_query(self, event: ev.LoadQuery, now: float) -> list[fx.Effect]:
-        load = load_of(self._lanes, self.book, self.output_tokens, now)
+        load = load_of(self._lanes, self.queue, self.output_tokens, now)
         return [fx.LoadReply(frontend=event.frontend, query=event.query, load=load)]
 
     def _on_flush_cache(self, event: ev.FlushCache, now: float) -> list[fx.Effect]:
@@ -242,19 +242,19 @@ class Scheduler:
 
     def _on_offers_changed(self, now: float) -> list[fx.Effect]:
         """A worker serves, one left, or one that left is not waited for any longer."""
-        self._seen_revision = self._lanes.offers.revision
-        for request in self.book:
-            self._note_whether_held(request, now)
+        self._seen_revision = self._lanes.worker_infos.revision
+        for request in self.queue:
+            self._update_worker_wait(request, now)
         return self._announcer.changed_model(self.frontends)
 
-    def _note_whether_held(self, request: Request, now: float) -> None:
+    def _update_worker_wait(self, request: Request, now: float) -> None:
         """Keeps since when no worker could hold the request, and the moment at which that was too long."""
         if request.phase is Phase.RUNNING or any(
-            info.holds(request.total_length) for info in self._lanes.offers.present
+            info.holds(request.total_length) for info in self._lanes.worker_infos.present
         ):
             request.worker_holds_it()
         elif request.no_worker_holds_it(now):
-            self.book.add_due(now + self.config.max_worker_wait_seconds, request, Due.WORKER_WAIT)
+            self.queue.add_due(now + self.config.max_worker_wait_seconds, request, DeadlineKind.WORKER_WAIT)
 
     def _on_worker_alive(self, event: ev.WorkerAlive, now: float) -> list[fx.Effect]:
         lane = self.lanes.get(event.worker)
@@ -269,7 +269,7 @@ class Scheduler:
             self._end_by(ending, now)
         if delivery is not None:
             self.output_tokens += len(delivery.tokens)
-            effects += self._outbox.deliver(delivery, self.frontends)
+            effects += self._output.deliver(delivery, self.frontends)
         return effects
 
     def _end_by(self, ending: Ending, now: float) -> None:
@@ -283,22 +283,22 @@ class Scheduler:
 
     def _on_tick(self, event: ev.Tick, now: float) -> list[fx.Effect]:
         effects: list[fx.Effect] = []
-        while (due := self.book.pop_due(now)) is not None:
+        while (due := self.queue.pop_due(now)) is not None:
             self._expire(*due, now)
-        self._lanes.offers.expire(now)
-        effects += self._lanes.check_patience(now)
+        self._lanes.worker_infos.expire(now)
+        effects += self._lanes.expire_workers(now)
         effects += self._lanes.plan(self.frontends, now)
         effects += self._announcer.changed_status(self.frontends, now)
         return effects
 
-    def _expire(self, request: Request, due: Due, now: float) -> None:
+    def _expire(self, request: Request, due: DeadlineKind, now: float) -> None:
         match due:
-            case Due.TIME_LIMIT:
+            case DeadlineKind.TIME_LIMIT:
                 self._end(request, now, reason=fx.EndReason.TIME_LIMIT)
-            case Due.DEADLINE:
+            case DeadlineKind.DEADLINE:
                 message = f"request {request.request_id}: its deadline passed after {now - request.arrived_at:.3f} s"
                 self._end(request, now, failure=fx.Failure(code=fx.FailureCode.DEADLINE, message=message))
-            case Due.WORKER_WAIT:
+            case DeadlineKind.WORKER_WAIT:
                 self._end_worker_wait(request, now)
 
     def _end_worker_wait(self, request: Request, now: float) -> None:
@@ -308,7 +308,7 @@ class Scheduler:
         if since is None or ends_at is None:
             return
         if now < ends_at:
-            self.book.add_due(ends_at, request, Due.WORKER_WAIT)
+            self.queue.add_due(ends_at, request, DeadlineKind.WORKER_WAIT)
             return
         message = (
             f"no worker that can hold its {request.total_length} tokens (prompt and max_new_tokens) was there for "
@@ -324,6 +324,6 @@ class Scheduler:
 
     def _on_drain_ended(self, event: ev.DrainEnded, now: float) -> list[fx.Effect]:
         message = "the service shut down before the request was done"
-        for request in list(self.book):
+        for request in list(self.queue):
             self._end(request, now, failure=fx.Failure(code=fx.FailureCode.SHUTDOWN, message=message))
         return []

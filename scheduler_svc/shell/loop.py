@@ -134,7 +134,7 @@ class Loop:
             if self._recorder is not None:
                 self._recorder.flush()
             self._outlet.carry_out(effects)
-            if asked and not len(self._core.book) and not self._outlet.lost and self._is_over():
+            if asked and not len(self._core.queue) and not self._outlet.lost and self._is_over():
                 return
 
     def _wait(self) -> list[tuple[Any, int]]:

@@ -123,13 +123,13 @@ def _step_done(result: pb.StepResult, worker: str) -> ev.StepDone:
         tokens=array(result.tokens, np.int32, "tokens"),
         nonfinite=array(result.nonfinite, np.int32, "nonfinite"),
         compute_us=result.compute_us,
-        logprobs=_told(result.logprobs) if result.HasField("logprobs") else ev.NOTHING_TOLD,
-        prompt_logprobs=_told(result.prompt_logprobs) if result.HasField("prompt_logprobs") else ev.NOTHING_TOLD,
+        logprobs=_told(result.logprobs) if result.HasField("logprobs") else ev.NO_LOGPROBS,
+        prompt_logprobs=_told(result.prompt_logprobs) if result.HasField("prompt_logprobs") else ev.NO_LOGPROBS,
     )
 
 
-def _told(told: pb.Logprobs) -> ev.ToldLogprobs:
-    return ev.ToldLogprobs(
+def _told(told: pb.Logprobs) -> ev.RawLogprobs:
+    return ev.RawLogprobs(
         logprobs=array(told.logprobs, np.float32, "logprobs"),
         top_k=told.top_k,
         top_token_ids=array(told.top_token_ids, np.int32, "top_token_ids"),

@@ -33,15 +33,15 @@ MUTATIONS: tuple[Mutation, ...] = (
         "a-reference-not-taken",
         "a shared page is not counted for who shares it",
         "schedule/plan_builder",
-        "        for page in begin.shared:\n            lane.pool.share(page)\n",
-        "        for page in begin.shared:\n            lane.pool.references(page) or lane.pool.share(page)\n",
+        "        for page in matched.shared:\n            lane.pool.share(page)\n",
+        "        for page in matched.shared:\n            lane.pool.references(page) or lane.pool.share(page)\n",
     ),
     _core(
         "an-indexed-page-handed-out-and-still-named",
         "a page that is handed out stays in the index",
         "state/page_pool",
-        "                self.num_kept -= 1\n                self._unname(page)\n",
-        "                self.num_kept -= 1\n",
+        "                self.num_evictable -= 1\n                self._drop_hash(page)\n",
+        "                self.num_evictable -= 1\n",
     ),
     # Hits ------------------------------------------------------------------------------------------------------------
     _core(
@@ -69,14 +69,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         "a-copy-forgotten",
         "a fork starts in a page that nothing was copied to",
         "schedule/plan_builder",
-        "            self.copies.append((source, pages[len(begin.pages)], num_tokens))\n",
+        "            self.copies.append((source, pages[len(matched.pages)], num_tokens))\n",
         "            pass\n",
     ),
     _core(
         "bypass-read-ignored",
         "who wants nothing that was kept gets it",
         "schedule/prefix_match",
-        "    return _kept(lane, request) if request.cache_read else FROM_ZERO\n",
+        "    return _kept(lane, request) if request.cache_read else NO_MATCH\n",
         "    return _kept(lane, request)\n",
     ),
     _core(
@@ -112,14 +112,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         "unconfirmed-entries-kept-over-a-reset",
         "pages of a step that failed stay in the index",
         "state/lane",
-        "        for page, page_hash in record.kept:\n            if self.pool.name(page) == page_hash:\n",
-        "        for page, page_hash in record.kept:\n            if not page:\n",
+        "        for page, page_hash in record.cached:\n            if self.pool.hash_of(page) == page_hash:\n",
+        "        for page, page_hash in record.cached:\n            if not page:\n",
     ),
     _core(
         "unconfirmed-saves-kept-over-a-reset",
         "host pages of a step that failed stay in the index",
         "state/lane",
-        "        for page_hash in record.saved:\n            self.host.forget(page_hash)\n",
+        "        for page_hash in record.swapped_out:\n            self.host.evict(page_hash)\n",
         "",
     ),
     _core(
@@ -130,12 +130,12 @@ MUTATIONS: tuple[Mutation, ...] = (
         "_KEEPING_CAUSES = tuple(ResetCause)\n",
         (
             "        refusal = self._frame_too_large(info) or self._difference(info, worker)\n",
-            "        before = self.of.get(worker)\n"
+            "        before = self.by_worker.get(worker)\n"
             "        refusal = self._frame_too_large(info) or self._difference(info, worker)\n",
         ),
         (
-            "        self.of[worker] = lane\n",
-            "        self.of[worker] = lane\n"
+            "        self.by_worker[worker] = lane\n",
+            "        self.by_worker[worker] = lane\n"
             "        lane.pool = before.pool if before and before.info == info else lane.pool\n",
         ),
     ),
@@ -143,29 +143,29 @@ MUTATIONS: tuple[Mutation, ...] = (
         "flush-forgets-the-device-alone",
         "what host memory holds survives a flush",
         "lanes",
-        "lane.pool.forget_all() + lane.host.forget_all()",
-        "lane.pool.forget_all()",
+        "lane.pool.evict_all() + lane.host.evict_all()",
+        "lane.pool.evict_all()",
     ),
     # Values that are not finite ------------------------------------------------------------------------------------
     _core(
         "zeroing-forgotten",
         "pages that may hold values which are not finite are handed out as they are",
         "state/lane",
-        "            self._zero_pages += self.pool.take_suspects(pages)\n",
-        "            self.pool.take_suspects(pages)\n",
+        "            self._zero_pages += self.pool.take_unverified(pages)\n",
+        "            self.pool.take_unverified(pages)\n",
     ),
     _core(
         "zeroing-forgotten-by-a-reset",
         "pages that a void plan was to zero are not zeroed later",
         "state/page_pool",
-        "        for page in pages:\n            suspect[page] = 1\n",
-        "        for page in pages:\n            suspect[page] = 1 - suspect[page]\n",
+        "        for page in pages:\n            unverified[page] = 1\n",
+        "        for page in pages:\n            unverified[page] = 1 - unverified[page]\n",
     ),
     _core(
         "what-was-not-read-is-finite",
         "who leaves while a step of its own is in flight leaves a page that nobody zeroes",
         "state/lane",
-        "        if planned and rows.proven[row] == planned == rows.confirmed[row]:\n",
+        "        if planned and rows.verified[row] == planned == rows.confirmed[row]:\n",
         "        if planned:\n",
     ),
     _core(
@@ -202,7 +202,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "saves-of-no-plan",
         "what a preemption was to save counts as saved though no plan was made",
         "schedule/planner",
-        "                lane.host.forget(page_hash)  # no plan carries it there\n",
+        "                lane.host.evict(page_hash)  # no plan carries it there\n",
         "                pass\n",
     ),
     _core(
@@ -216,14 +216,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         "host-page-lost-within-a-plan",
         "a plan saves two pages to one host page",
         "state/lane",
-        "            if num_written + len(saves) >= self.host.num_slots:\n                break\n",
+        "            if num_written + len(swap_outs) >= self.host.num_slots:\n                break\n",
         "",
     ),
     _core(
         "a-load-forgotten",
         "a page that host memory has is taken as filled and never loaded",
         "schedule/plan_builder",
-        "        self.loads.append((host_page.slot, page))\n",
+        "        self.swap_ins.append((host_page.slot, page))\n",
         "",
     ),
     # Results ---------------------------------------------------------------------------------------------------------
@@ -245,14 +245,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         "a-late-token-delivered-twice",
         "a preempted request is admitted while a plan in flight samples for it",
         "schedule/admit",
-        "        if request.late_plans:\n            if lane.awaits",
+        "        if request.pending_plans:\n            if lane.awaits",
         "        if False:\n            if lane.awaits",
     ),
     _core(
         "a-late-token-dropped",
         "a token that came after its request had lost its row is not kept",
         "update/results",
-        "        book.add_late_output(request, token)\n",
+        "        queue.add_pending_token(request, token)\n",
         "",
     ),
     _core(
@@ -266,16 +266,16 @@ MUTATIONS: tuple[Mutation, ...] = (
         "an-unsound-result-believed",
         "tokens outside the vocabulary and too few of them are taken",
         "lanes",
-        "        if not is_sound(event, record, lane.info.vocab_size):\n",
-        "        if not is_sound(event, record, lane.info.vocab_size + 1) and len(event.tokens):\n",
+        "        if not is_valid(event, record, lane.info.vocab_size):\n",
+        "        if not is_valid(event, record, lane.info.vocab_size + 1) and len(event.tokens):\n",
     ),
     # Several workers and callers -----------------------------------------------------------------------------------
     _core(
         "a-front-ends-requests-outlive-it",
         "one request of a front end that is gone goes on",
         "scheduler",
-        "            for request in self.book.of_frontend(frontend):\n",
-        "            for request in self.book.of_frontend(frontend)[1:]:\n",
+        "            for request in self.queue.of_frontend(frontend):\n",
+        "            for request in self.queue.of_frontend(frontend)[1:]:\n",
     ),
     _core(
         "late-plans-of-a-lost-lane-awaited",
@@ -316,14 +316,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         "queue-full-not-announced",
         "front ends are not told that the queue is full",
         "announcer",
-        "        if book.num_waiting >= config.max_waiting:\n",
-        "        if book.num_waiting > config.max_waiting:\n",
+        "        if queue.num_waiting >= config.max_waiting:\n",
+        "        if queue.num_waiting > config.max_waiting:\n",
     ),
     _core(
         "sizes-of-the-lost-stay",
         "callers are told the sizes of a worker that left",
         "lanes",
-        "            self.offers.update(self._proven_infos())\n        if not",
+        "            self.worker_infos.update(self._proven_infos())\n        if not",
         "        if not",
     ),
 )

@@ -120,8 +120,8 @@ class Episode:
 
     def _check_status(self) -> None:
         """Front ends know whether the queue is full, for they refuse requests by that alone."""
-        book, config = self.core.book, self.setting.config
-        is_full = book.num_waiting >= config.max_waiting or book.waiting_tokens >= config.max_waiting_tokens
+        queue, config = self.core.queue, self.setting.config
+        is_full = queue.num_waiting >= config.max_waiting or queue.waiting_tokens >= config.max_waiting_tokens
         for frontend in self.core.frontends:
             assert bool(self._status[frontend].queue_full) == is_full, f"{frontend} does not know the queue's state"
             assert self._status[frontend].workers == len(self.core.lanes)
@@ -136,7 +136,7 @@ class Episode:
     def _check_hashes(self) -> None:
         """The names of a request's pages are a chain from its tenant's root; each is looked at when it is new."""
         page_size = self.setting.shape.page_size
-        for request in self.core.book:
+        for request in self.core.queue:
             count = len(request.page_hashes)
             if count == self._num_hashed.get(request.handle, 0):
                 continue
@@ -164,7 +164,7 @@ class Episode:
         lanes = self.core.lanes.values()
         self.seen["several lanes at work"] += sum(bool(lane.in_flight) for lane in lanes) > 1
         if lanes and not any(lane.in_flight for lane in lanes):
-            waiting = self.core.book.waiting()
+            waiting = self.core.queue.waiting()
             assert not any(lane.info.holds(request.total_length) for request in waiting for lane in lanes), (
                 "requests wait that a worker could run, and nothing was planned"
             )
@@ -192,14 +192,14 @@ class Episode:
         handle = int(record.handles[record.rows == row][0])
         if handle < 0:
             return _PROBATION
-        request = self.core.book.by_handle(handle)
+        request = self.core.queue.by_handle(handle)
         assert request is not None
         return self.demand.callers.by_key[request.frontend, request.stream].submit
 
     def _flush(self) -> None:
         self.demand.flush()
         for lane in self.core.lanes.values():
-            assert lane.pool.num_indexed == lane.host.num_used == 0, "flushed, and something is kept"
+            assert lane.pool.num_cached == lane.host.num_used == 0, "flushed, and something is kept"
 
     # Time --------------------------------------------------------------------------------------------------------
 
@@ -225,7 +225,7 @@ class Episode:
         fleet.come_in_full_size()
         idle = 0
         for _ in range(_FINALE_STEPS):
-            if not len(core.book):
+            if not len(core.queue):
                 break
             self.now += 0.0005
             self.handle(ev.Tick())
@@ -236,7 +236,7 @@ class Episode:
             if idle > 2:
                 # A result was lost; only patience helps.
                 self.now += 2 * self.setting.config.step_timeout_seconds
-        assert not len(core.book), f"{len(core.book)} requests live after {_FINALE_STEPS} steps"
+        assert not len(core.queue), f"{len(core.queue)} requests live after {_FINALE_STEPS} steps"
         self.demand.callers.check_answered()
         assert not core.suspects
         for lane in core.lanes.values():

@@ -175,7 +175,7 @@ class FlushReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelServed:
-    """What callers of this front end may ask for; `info` is None until a worker is proven.
+    """What callers of this front end may wanted for; `info` is None until a worker is proven.
 
     `recent_max_length`: the longest sequence of a worker that is present or left less than `max_worker_wait_seconds`
     ago.

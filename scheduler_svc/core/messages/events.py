@@ -171,7 +171,7 @@ class StepStatus(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ToldLogprobs:
+class RawLogprobs:
     """Logprobs as a worker told them, their lengths not judged yet.
 
     `logprobs` float32[m] of the tokens themselves; `top_token_ids` int32[m * top_k] and `top_logprobs`
@@ -184,7 +184,7 @@ class ToldLogprobs:
     top_logprobs: Float32Array = field(default_factory=lambda: NO_FLOATS)
 
 
-NOTHING_TOLD = ToldLogprobs()
+NO_LOGPROBS = RawLogprobs()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -203,8 +203,8 @@ class StepDone:
     tokens: Int32Array
     nonfinite: Int32Array
     compute_us: int
-    logprobs: ToldLogprobs = NOTHING_TOLD
-    prompt_logprobs: ToldLogprobs = NOTHING_TOLD
+    logprobs: RawLogprobs = NO_LOGPROBS
+    prompt_logprobs: RawLogprobs = NO_LOGPROBS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,7 +78,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptAsk:
+class WantedPromptLogprobs:
     """Logprobs that a chunk will bring: of the prompt positions `start` to `start + count - 1`, with `top_k` others."""
 
     handle: int
@@ -88,14 +88,15 @@ class PromptAsk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class InFlight:
+class SentPlan:
     """What a sent plan will be read against when its result comes, whatever happened to the rows since.
 
     `rows`, `handles`, `ends` name every row of the plan: whose it was and the first position after those computed.
     `sampled` are indices into them, in the order of the result's tokens. `prefill_tokens` are those of its chunks,
     `decode_tokens` one per decode row. `num_logprobs` int32[sampled] is what each sampled row wants, None where all
-    want none; `prompt_asks` are in the order of the chunks. `kept` are the pages, and their hashes, that the index
-    names because this plan fills them; `saved` the hashes of the pages that it saves: void with the plan.
+    want none; `wanted_prompt_logprobs` are in the order of the chunks. `cached` are the pages,
+    with their hashes, that are in the prefix cache because this plan fills them; `swapped_out` are the hashes of the
+    pages that it copies to host memory. Both are void if the plan is.
     """
 
     step: int
@@ -107,6 +108,6 @@ class InFlight:
     prefill_tokens: int
     decode_tokens: int
     num_logprobs: Int32Array | None
-    prompt_asks: tuple[PromptAsk, ...]
-    kept: tuple[tuple[int, bytes], ...]
-    saved: tuple[bytes, ...]
+    wanted_prompt_logprobs: tuple[WantedPromptLogprobs, ...]
+    cached: tuple[tuple[int, bytes], ...]
+    swapped_out: tuple[bytes, ...]

@@ -9,14 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler_svc.core.messages.effects import Logprobs, PromptLogprobs, TokenLogprobs
-from scheduler_svc.core.messages.events import ToldLogprobs
-from scheduler_svc.core.messages.plan import InFlight, PromptAsk
+from scheduler_svc.core.messages.events import RawLogprobs
+from scheduler_svc.core.messages.plan import SentPlan, WantedPromptLogprobs
 from scheduler_svc.core.state.request import Request
 
 # Before planning -------------------------------------------------------------------------------------------------
 
 
-class LogitRoom:
+class LogitBudget:
     """Logit rows that one step has left for prompts, whoever else samples in it.
 
     `rows_that_may_sample` bounds the rows of the step, so that what a prompt takes is never missing to another row.
@@ -50,18 +50,18 @@ def wanted_positions(first: int, prompt_tokens: int, start: int, end: int) -> ra
     return range(max(first, start + 1), min(end, prompt_tokens - 1) + 1)
 
 
-def ask_of(request: Request, first: int, start: int, end: int) -> PromptAsk | None:
+def wanted_by_chunk(request: Request, first: int, start: int, end: int) -> WantedPromptLogprobs | None:
     """What a chunk of the request will bring; None: nothing."""
     wanted = wanted_positions(first, request.prompt_tokens, start, end)
     if not wanted:
         return None
-    return PromptAsk(handle=request.handle, start=wanted.start, count=len(wanted), top_k=request.top_k)
+    return WantedPromptLogprobs(handle=request.handle, start=wanted.start, count=len(wanted), top_k=request.top_k)
 
 
 # After the step --------------------------------------------------------------------------------------------------
 
 
-def of_entries(record: InFlight, told: ToldLogprobs, sampled: npt.NDArray[np.int64]) -> TokenLogprobs | None:
+def entry_logprobs(record: SentPlan, told: RawLogprobs, sampled: npt.NDArray[np.int64]) -> TokenLogprobs | None:
     """Logprobs of the entries that want them; `sampled[i]` is entry i's index into the plan's sampled rows."""
     assert record.num_logprobs is not None
     wanting = record.num_logprobs > 0
@@ -76,7 +76,7 @@ def of_entries(record: InFlight, told: ToldLogprobs, sampled: npt.NDArray[np.int
     return TokenLogprobs(entries=entries.astype(np.int32), values=values)
 
 
-def of_ask(ask: PromptAsk, request: Request, told: ToldLogprobs, line: int) -> PromptLogprobs:
+def prompt_piece(ask: WantedPromptLogprobs, request: Request, told: RawLogprobs, line: int) -> PromptLogprobs:
     """The ask's piece, which begins at `line` of what was told, with as many alternatives as it wants."""
     table, span = _table(told), slice(line, line + ask.count)
     values = Logprobs(
@@ -87,7 +87,7 @@ def of_ask(ask: PromptAsk, request: Request, told: ToldLogprobs, line: int) -> P
     return PromptLogprobs(frontend=request.frontend, stream=request.stream, start=ask.start, values=values)
 
 
-def _table(told: ToldLogprobs) -> Logprobs:
+def _table(told: RawLogprobs) -> Logprobs:
     shape = (len(told.logprobs), told.top_k)
     return Logprobs(
         logprobs=told.logprobs,

@@ -7,7 +7,7 @@ the others that have more of their prompt kept, or less to do.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from scheduler_svc.core.schedule.prefix_match import Beginning, beginning
+from scheduler_svc.core.schedule.prefix_match import PrefixMatch, match_prefix
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Request
 
@@ -39,14 +39,14 @@ class OtherLanes:
         self._lanes = lanes
         self._loads: dict[int, _LaneLoad] = {}
 
-    def start_sooner(self, lane: Lane, request: Request, begin: Beginning) -> bool:
+    def start_sooner(self, lane: Lane, request: Request, matched: PrefixMatch) -> bool:
         """Whether another lane that has room would start the request before `lane` does; if so, leaves it to that lane.
 
         Of equals the older lane starts it.
         """
         if not self._lanes:
             return False
-        best, chosen, tokens = (_delay(lane, request, begin), lane.number), None, 0
+        best, chosen, tokens = (_delay(lane, request, matched), lane.number), None, 0
         known = request.known
         for other in self._lanes:
             load = self._load(other)
@@ -83,7 +83,7 @@ def _lookup(lane: Lane, request: Request) -> tuple[int, int]:
     """
     found = lane.schedule.lookup(request.handle, request.known)
     if found is None:
-        there = beginning(lane, request)
+        there = match_prefix(lane, request)
         assert there is not None, "only siblings make a request wait"
         found = there.first_position, len(there.pages)
         lane.schedule.remember(request.handle, request.known, found)
@@ -97,9 +97,9 @@ def backlog(lane: Lane) -> int:
     return int((rows.known[seated] - rows.planned[seated]).clip(0).sum()) + ROW_TOKENS * len(seated)
 
 
-def _delay(lane: Lane, request: Request, begin: Beginning) -> int:
+def _delay(lane: Lane, request: Request, matched: PrefixMatch) -> int:
     """Prompt tokens that the lane computes before the request's first token."""
-    return backlog(lane) + request.known - begin.first_position
+    return backlog(lane) + request.known - matched.first_position
 
 
 def by_backlog(lanes: Iterable[Lane]) -> list[Lane]:

@@ -11,58 +11,58 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler_svc.core.messages.plan import RowStart
-from scheduler_svc.core.schedule.logit_budget import LogitRoom
+from scheduler_svc.core.schedule.logit_budget import LogitBudget
 from scheduler_svc.core.schedule.plan_size import start_bytes
-from scheduler_svc.core.schedule.policy import saving_pays
-from scheduler_svc.core.schedule.prefix_match import Beginning
+from scheduler_svc.core.schedule.policy import swapping_pays
+from scheduler_svc.core.schedule.prefix_match import PrefixMatch
 from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.host_pool import HostPage
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Move, Request
-from scheduler_svc.core.state.request_queue import RequestBook
+from scheduler_svc.core.state.request_queue import RequestQueue
 
 
 @dataclass(slots=True, kw_only=True)
-class Draft:
+class PlanBuilder:
     """`chunks` are (row, positions), `budget` tokens that the step may still cost."""
 
     lane: Lane
-    book: RequestBook
+    queue: RequestQueue
     frontend_idx: Callable[[str], int]
     counters: Counters
     now: float
     budget: int
     bytes_left: int
     """Encoded bytes that the plan has for further started rows."""
-    room: LogitRoom
+    room: LogitBudget
     starts: list[RowStart] = field(default_factory=list[RowStart])
     appends: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     chunks: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     fresh: list[int] = field(default_factory=list[int])
     """Rows seated in this step that decode at once: one position of theirs is not computed yet."""
     has_preempted: bool = False
-    saves: list[tuple[int, int, bytes]] = field(default_factory=list[tuple[int, int, bytes]])
+    swap_outs: list[tuple[int, int, bytes]] = field(default_factory=list[tuple[int, int, bytes]])
     """Page, host page, hash."""
     copies: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
     """From page, to page, tokens."""
-    loads: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    swap_ins: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """Host page, page."""
-    kept: list[tuple[int, bytes]] = field(default_factory=list[tuple[int, bytes]])
+    cached: list[tuple[int, bytes]] = field(default_factory=list[tuple[int, bytes]])
 
     # Rows ----------------------------------------------------------------------------------------------------------
 
-    def seat(self, request: Request, begin: Beginning, end: int) -> int:
+    def seat(self, request: Request, matched: PrefixMatch, end: int) -> int:
         """Gives a waiting request a row, with pages for its positions before `end`; they must be there."""
-        lane, book = self.lane, self.book
-        book.take(request)
-        self._account(request, begin)
-        for page in begin.shared:
+        lane, queue = self.lane, self.queue
+        queue.take(request)
+        self._account(request, matched)
+        for page in matched.shared:
             lane.pool.share(page)
-        own = lane.hand_out(lane.pages_for(end) - len(begin.pages) + begin.num_loaded)
+        own = lane.allocate(lane.pages_for(end) - len(matched.pages) + matched.num_loaded)
         assert own is not None, f"request {request.request_id} was seated without pages"
         following = iter(own)
         pages: list[int] = []
-        for page_idx, page in enumerate(begin.pages):
+        for page_idx, page in enumerate(matched.pages):
             match page:
                 case HostPage():
                     pages.append(next(following))
@@ -72,11 +72,11 @@ class Draft:
                 case _:
                     pages.append(page)
         pages += following
-        first = begin.first_position
-        if begin.fork is not None:
-            source, num_tokens = begin.fork
-            self.copies.append((source, pages[len(begin.pages)], num_tokens))
-        held_from = lane.first_seen_page(first) if None in begin.pages else 0
+        first = matched.first_position
+        if matched.fork is not None:
+            source, num_tokens = matched.fork
+            self.copies.append((source, pages[len(matched.pages)], num_tokens))
+        held_from = lane.first_seen_page(first) if None in matched.pages else 0
         row = lane.seat(request, pages, self.frontend_idx(request.frontend), first_position=first, held_from=held_from)
         self.starts.append(_start(request, row, pages, first))
         self.bytes_left -= start_bytes(request, len(pages))
@@ -86,15 +86,15 @@ class Draft:
         """Whether the plan stays within its size when it starts the request; the first row always may."""
         return not self.starts or start_bytes(request, num_pages) <= self.bytes_left
 
-    def _account(self, request: Request, begin: Beginning) -> None:
-        if request.admitted(self.now, first_position=begin.first_position):
-            self.counters.admitted(request.prompt_tokens, begin.first_position)
+    def _account(self, request: Request, matched: PrefixMatch) -> None:
+        if request.admitted(self.now, first_position=matched.first_position):
+            self.counters.admitted(request.prompt_tokens, matched.first_position)
 
     def _load(self, page: int, host_page: HostPage, page_hash: bytes) -> None:
-        self.loads.append((host_page.slot, page))
+        self.swap_ins.append((host_page.slot, page))
         self.lane.host.touch(page_hash)
-        if self.lane.pool.keep(page, page_hash, host_page.tokens):
-            self.kept.append((page, page_hash))
+        if self.lane.pool.cache(page, page_hash, host_page.tokens):
+            self.cached.append((page, page_hash))
 
     def grow(self, row: int, num_tokens: int) -> bool:
         """Pages for the row's positions before `num_tokens`; False, and no change, where too few are left."""
@@ -102,7 +102,7 @@ class Draft:
         missing = self.lane.pages_for(num_tokens) - int(rows.num_pages[row])
         if missing <= 0:
             return True
-        pages = self.lane.hand_out(missing)
+        pages = self.lane.allocate(missing)
         if pages is None:
             return False
         for page in pages:
@@ -112,7 +112,7 @@ class Draft:
 
     def grow_by_one(self, crossing: list[int]) -> bool:
         """The next page for each of these rows, which need one; False, and no change, where too few are left."""
-        pages = self.lane.hand_out(len(crossing))
+        pages = self.lane.allocate(len(crossing))
         if pages is None:
             return False
         self.lane.rows.append_pages(crossing, pages)
@@ -126,12 +126,12 @@ class Draft:
         lane.schedule.preempted()
         self.has_preempted = True
         # A plan saves before it loads: what it loads may not be saved over.
-        if not self.loads and saving_pays(lane.info):
-            self.saves += lane.save(victim, len(self.saves))
+        if not self.swap_ins and swapping_pays(lane.info):
+            self.swap_outs += lane.swap_out(victim, len(self.swap_outs))
         lane.leave(victim, Move.PREEMPT)
-        self.book.enqueue(victim)
+        self.queue.enqueue(victim)
 
-    def restart(self, token_budget: int, room: LogitRoom) -> None:
+    def restart(self, token_budget: int, room: LogitBudget) -> None:
         """Decides again after a preemption freed pages. Nothing but preemptions was decided so far."""
         assert not (self.chunks or self.starts or self.appends or self.fresh), "a plan restarts that has work"
         self.budget, self.room, self.has_preempted = token_budget, room, False
@@ -153,10 +153,10 @@ class Draft:
         pages, hashes = lane.rows.pages[row], request.page_hashes
         for page_idx in range(start // page_size, min((start + count) // page_size, len(hashes))):
             page, page_hash = pages[page_idx], hashes[page_idx]
-            if not lane.pool.page_named(page_hash) and lane.pool.keep(
+            if not lane.pool.page_with_hash(page_hash) and lane.pool.cache(
                 page, page_hash, request.page_tokens(page_idx, page_size)
             ):
-                self.kept.append((page, page_hash))
+                self.cached.append((page, page_hash))
 
     def decode(self, rows: npt.NDArray[np.int64]) -> None:
         """These rows decode: a token of the budget each."""

@@ -36,7 +36,7 @@ def chunk_tokens(*, remaining: int, budget: int, align: int) -> int:
     return budget // align * align
 
 
-def saving_pays(info: WorkerInfo) -> bool:
+def swapping_pays(info: WorkerInfo) -> bool:
     """Whether moving a page to host memory and back costs less than computing its tokens again."""
     return info.host_pages > 0 and 2 * info.page_copy_us < info.page_size * info.token_us
 
@@ -44,7 +44,7 @@ def saving_pays(info: WorkerInfo) -> bool:
 # What stays free -------------------------------------------------------------------------------------------------
 
 
-def pages_to_spare(admission: Admission, rows: Rows, info: WorkerInfo, expected_share: float) -> int:
+def headroom(admission: Admission, rows: Rows, info: WorkerInfo, expected_share: float) -> int:
     """Pages that must stay free beside those that a request needs at once; none where nobody runs."""
     if not rows.num_seated or admission is Admission.KNOWN:
         return 0
@@ -55,12 +55,12 @@ def pages_to_spare(admission: Admission, rows: Rows, info: WorkerInfo, expected_
     return max(near, _expected(rows, seated, info, expected_share))
 
 
-def most_to_spare(admission: Admission, rows: Rows, info: WorkerInfo, expected_share: float) -> int:
-    """No less than `pages_to_spare`, in O(1): where so much is free, nobody needs to count."""
+def headroom_bound(admission: Admission, rows: Rows, info: WorkerInfo, expected_share: float) -> int:
+    """No less than `headroom`, in O(1): where so much is free, nobody needs to count."""
     if admission is not Admission.HORIZON:
-        return pages_to_spare(admission, rows, info, expected_share)
+        return headroom(admission, rows, info, expected_share)
     # In so few steps a row crosses one page edge at most.
-    return max(rows.num_seated, int(rows.most_left * expected_share) // info.page_size)
+    return max(rows.num_seated, int(rows.remaining_bound * expected_share) // info.page_size)
 
 
 def pages_of_next_steps(rows: Rows, seated: npt.NDArray[np.int64], page_size: int, steps: int) -> int:

@@ -1,4 +1,4 @@
-"""How a request may begin on a lane: which of its pages are kept there already, and where computing starts.
+"""How a request may matched on a lane: which of its pages are kept there already, and where computing starts.
 
 Pure looks at a lane; owns nothing. A hit ends where a page ends and before the last known token, so that the first
 position computed starts in a page of the request's own: an indexed page is never written again. A sample whose sibling
@@ -17,7 +17,7 @@ from scheduler_svc.core.state.request import Phase, Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beginning:
+class PrefixMatch:
     """`pages`, one per full page before `first_position`: a page of the lane, a host page, or None behind a window.
 
     `fork` is a page and the tokens to copy from its start; then `first_position` lies in the copy.
@@ -38,12 +38,12 @@ class Beginning:
         return sum(isinstance(page, HostPage) for page in self.pages)
 
 
-FROM_ZERO = Beginning(first_position=0)
+NO_MATCH = PrefixMatch(first_position=0)
 
 
-def beginning(
+def match_prefix(
     lane: Lane, request: Request, siblings: Iterable[Request] = (), newly_seated: Collection[int] = ()
-) -> Beginning | None:
+) -> PrefixMatch | None:
     """The longest there is; None: a sibling is computing their prompt, and will have it after the next plan.
 
     `newly_seated` rows are started by the plan that is being made: nothing can be copied from their pages yet.
@@ -52,17 +52,17 @@ def beginning(
     if not request.num_outputs:
         # Its own prompt, so it may be shared whatever the request says of others'.
         forked = _forked(lane, request, siblings, newly_seated)
-        if forked is not FROM_ZERO:
+        if forked is not NO_MATCH:
             return forked
-    return _kept(lane, request) if request.cache_read else FROM_ZERO
+    return _kept(lane, request) if request.cache_read else NO_MATCH
 
 
 def _forked(
     lane: Lane, request: Request, siblings: Iterable[Request], newly_seated: Collection[int]
-) -> Beginning | None:
-    """As `beginning`, from a sibling on this lane; FROM_ZERO: none can serve."""
+) -> PrefixMatch | None:
+    """As `beginning`, from a sibling on this lane; NO_MATCH: none can serve."""
     if request.prompt_logprobs_from:
-        return FROM_ZERO
+        return NO_MATCH
     page_size, rows, last = lane.info.page_size, lane.rows, request.prompt_tokens - 1
     (full, rest), seen = divmod(last, page_size), lane.first_seen_page(last)
     under_way = False
@@ -75,11 +75,11 @@ def _forked(
         elif row not in newly_seated and rows.held_from[row] <= max(seen, lane.sink_pages):
             table = rows.pages[row]
             pages = _that_are_seen(lane, table[:full], last)
-            return Beginning(first_position=last, pages=pages, fork=(table[full], rest) if rest else None)
-    return None if under_way else FROM_ZERO
+            return PrefixMatch(first_position=last, pages=pages, fork=(table[full], rest) if rest else None)
+    return None if under_way else NO_MATCH
 
 
-def _kept(lane: Lane, request: Request) -> Beginning:
+def _kept(lane: Lane, request: Request) -> PrefixMatch:
     """What the index and the host memory have of it."""
     page_size = lane.info.page_size
     limit = min((request.known - 1) // page_size, len(request.page_hashes))
@@ -94,10 +94,10 @@ def _kept(lane: Lane, request: Request) -> Beginning:
         if page is None:
             break
         pages.append(page)
-    return Beginning(first_position=len(pages) * page_size, pages=tuple(pages)) if pages else FROM_ZERO
+    return PrefixMatch(first_position=len(pages) * page_size, pages=tuple(pages)) if pages else NO_MATCH
 
 
-def _kept_in_window(lane: Lane, request: Request, limit: int) -> Beginning:
+def _kept_in_window(lane: Lane, request: Request, limit: int) -> PrefixMatch:
     """The furthest page end whose window, and whose sink pages, are all there."""
     page_size = lane.info.page_size
     found = [find(lane, request, page_idx) for page_idx in range(limit)]
@@ -112,9 +112,9 @@ def _kept_in_window(lane: Lane, request: Request, limit: int) -> Beginning:
         if run >= end - seen:
             best = end
     if not best:
-        return FROM_ZERO
+        return NO_MATCH
     first = best * page_size
-    return Beginning(first_position=first, pages=_that_are_seen(lane, found[:best], first))
+    return PrefixMatch(first_position=first, pages=_that_are_seen(lane, found[:best], first))
 
 
 def _that_are_seen(
@@ -128,7 +128,7 @@ def _that_are_seen(
 def find(lane: Lane, request: Request, page_idx: int) -> int | HostPage | None:
     """Where the lane keeps the request's page of this logical index."""
     page_hash = request.page_hashes[page_idx]
-    if not lane.pool.page_named(page_hash) and not lane.host.num_used:
+    if not lane.pool.page_with_hash(page_hash) and not lane.host.num_used:
         return None  # the common case, and tokens cost more to fetch
     tokens = request.page_tokens(page_idx, lane.info.page_size)
     return lane.pool.find(page_hash, tokens) or lane.host.find(page_hash, tokens)

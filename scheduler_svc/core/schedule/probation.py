@@ -14,7 +14,7 @@ from scheduler_svc.core.schedule.planner import plan_step
 from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Move, Request
-from scheduler_svc.core.state.request_queue import RequestBook
+from scheduler_svc.core.state.request_queue import RequestQueue
 
 
 def probation_plan(lane: Lane, *, max_bytes: int, now: float) -> Plan:
@@ -39,13 +39,13 @@ def probation_plan(lane: Lane, *, max_bytes: int, now: float) -> Plan:
         arrival=0,
         arrived_at=now,
     )
-    book = RequestBook()
-    book.add(request)
+    queue = RequestQueue()
+    queue.add(request)
     plan = plan_step(
         lane=lane,
-        book=book,
+        queue=queue,
         suspects=(),
-        rivals=(),
+        other_lanes=(),
         frontend_idx=lambda _: 0,
         counters=Counters(),
         policy=Policy(),

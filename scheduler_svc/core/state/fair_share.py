@@ -7,17 +7,17 @@ cost moves the tenant on. Where one tenant is alone, that is first come, first s
 """
 
 
-class Tenants:
+class FairShare:
     """A tenant is a request's `prefix_root`; nothing else is known of it."""
 
     def __init__(self) -> None:
         self._served = 0
-        self._next_tags: dict[bytes, int] = {}
+        self._next_starts: dict[bytes, int] = {}
 
-    def tag(self, tenant: bytes, cost: int) -> int:
+    def enter(self, tenant: bytes, cost: int) -> int:
         """The tag of a new request of so many tokens, prompt and what it may say."""
-        tag = max(self._served, self._next_tags.get(tenant, 0))
-        self._next_tags[tenant] = tag + cost
+        tag = max(self._served, self._next_starts.get(tenant, 0))
+        self._next_starts[tenant] = tag + cost
         return tag
 
     def admitted(self, tag: int) -> None:
@@ -30,6 +30,6 @@ class Tenants:
         Where too many are further (each may have come once, with a salt of its own), the service is moved on to where
         few are: what those behind it were ahead is forgiven.
         """
-        if len(self._next_tags) > 2 * num_live + 64:
-            self._served = max(self._served, sorted(self._next_tags.values(), reverse=True)[num_live + 32])
-            self._next_tags = {tenant: tag for tenant, tag in self._next_tags.items() if tag > self._served}
+        if len(self._next_starts) > 2 * num_live + 64:
+            self._served = max(self._served, sorted(self._next_starts.values(), reverse=True)[num_live + 32])
+            self._next_starts = {tenant: tag for tenant, tag in self._next_starts.items() if tag > self._served}

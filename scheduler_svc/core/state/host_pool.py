@@ -1,7 +1,7 @@
 """The second tier of kept pages: a worker's host memory, as the core sees it.
 
 Owns which host page holds what, and which was used longest ago. Pages come here when a request is preempted, because
-moving them twice is cheaper than computing them again (`policy.saving_pays`); whoever begins alike may load them.
+moving them twice is cheaper than computing them again (`policy.swapping_pays`); whoever begins alike may load them.
 Knows nothing of devices: saves and loads travel in plans, which the worker carries out in order.
 """
 
@@ -15,7 +15,7 @@ class HostPage:
 
     slot: int
     tokens: bytes
-    suspect: bool
+    unverified: bool
 
 
 class HostPool:
@@ -41,30 +41,30 @@ class HostPool:
         """Notes that it was used."""
         self._kept.move_to_end(page_hash)
 
-    def save(self, page_hash: bytes, tokens: bytes, *, suspect: bool) -> int | None:
+    def store(self, page_hash: bytes, tokens: bytes, *, unverified: bool) -> int | None:
         """A slot for the page, another's if none is free; None: it is here already, or there is no host memory."""
         if page_hash in self._kept or not self.num_slots:
             return None
         slot = self._free.pop() if self._free else self._kept.popitem(last=False)[1].slot
-        self._kept[page_hash] = HostPage(slot=slot, tokens=tokens, suspect=suspect)
+        self._kept[page_hash] = HostPage(slot=slot, tokens=tokens, unverified=unverified)
         return slot
 
-    def forget(self, page_hash: bytes) -> None:
+    def evict(self, page_hash: bytes) -> None:
         """Its content cannot be trusted, or never arrived."""
         found = self._kept.pop(page_hash, None)
         if found is not None:
             self._free.append(found.slot)
 
-    def is_suspect(self, page_hash: bytes) -> bool:
+    def is_unverified(self, page_hash: bytes) -> bool:
         """Whether it is here, and may not be finite."""
         found = self._kept.get(page_hash)
-        return found is not None and found.suspect
+        return found is not None and found.unverified
 
-    def forget_all(self) -> int:
+    def evict_all(self) -> int:
         """Empties it; returns how many it held."""
         count = len(self._kept)
         for page_hash in list(self._kept):
-            self.forget(page_hash)
+            self.evict(page_hash)
         return count
 
     def audit(self) -> None:

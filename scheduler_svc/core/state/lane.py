@@ -7,7 +7,7 @@ from collections import deque
 
 import numpy as np
 
-from scheduler_svc.core.messages.plan import InFlight
+from scheduler_svc.core.messages.plan import SentPlan
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.state.host_pool import HostPool
 from scheduler_svc.core.state.lane_schedule import LaneSchedule
@@ -15,7 +15,7 @@ from scheduler_svc.core.state.page_pool import PagePool
 from scheduler_svc.core.state.request import Move, Request
 from scheduler_svc.core.state.rows import Rows
 
-LATE_SECONDS = 2.0
+OVERDUE_SECONDS = 2.0
 """A worker whose step takes longer may never answer: requests are not left to it while others have room."""
 
 
@@ -47,7 +47,7 @@ class Lane:
         self._zero_pages: list[int] = []
         self.schedule.reset()
         self.rows = Rows(self.info.max_rows, self.info.page_size)
-        self.in_flight: deque[InFlight] = deque()
+        self.in_flight: deque[SentPlan] = deque()
 
     # Sizes ---------------------------------------------------------------------------------------------------------
 
@@ -62,11 +62,11 @@ class Lane:
 
     # Pages ---------------------------------------------------------------------------------------------------------
 
-    def hand_out(self, count: int) -> list[int] | None:
+    def allocate(self, count: int) -> list[int] | None:
         """Pages for somebody's own use, None where too few are left; the next plan zeroes those that need it."""
         pages = self.pool.allocate(count)
         if pages is not None:
-            self._zero_pages += self.pool.take_suspects(pages)
+            self._zero_pages += self.pool.take_unverified(pages)
         return pages
 
     def held_pages(self, row: int) -> list[int]:
@@ -113,7 +113,7 @@ class Lane:
         pages, self._zero_pages = self._zero_pages, []
         return pages
 
-    def plan_made(self, record: InFlight) -> None:
+    def plan_made(self, record: SentPlan) -> None:
         """The lane's next plan was made; `record` is what its result is read against."""
         assert record.step == self.step + 1, f"step {record.step} planned after step {self.step}"
         self.step = record.step
@@ -149,14 +149,14 @@ class Lane:
 
     # Answers -------------------------------------------------------------------------------------------------------
 
-    def waits_since(self) -> float:
+    def working_since(self) -> float:
         """Since when the answer to the oldest plan in flight, there must be one, is what the worker works at."""
         # That plan may have been sent while others ran before it.
         return max(self.in_flight[0].sent_at, self.result_at)
 
-    def is_late(self, now: float) -> bool:
+    def is_overdue(self, now: float) -> bool:
         """Whether its worker takes so long over a step that nobody is left to it until it answers."""
-        return bool(self.in_flight) and now - self.waits_since() > LATE_SECONDS
+        return bool(self.in_flight) and now - self.working_since() > OVERDUE_SECONDS
 
     def awaits(self, request: Request) -> bool:
         """Whether a plan in flight names the request."""
@@ -176,25 +176,25 @@ class Lane:
         request.recomputed_tokens -= max(0, request.computed - confirmed)
         request.computed = max(request.computed, confirmed)
         held = self.held_pages(row)
-        if planned and rows.proven[row] == planned == rows.confirmed[row]:
+        if planned and rows.verified[row] == planned == rows.confirmed[row]:
             # All that was ever written to the last page, a finite sample has read; full ones were sealed before.
             last = (planned - 1) // self.info.page_size
-            if self.holds(row, last) and last * self.info.page_size >= rows.read_from[row]:
-                self.pool.mark_finite(rows.pages[row][last])
+            if self.holds(row, last) and last * self.info.page_size >= rows.verified_from[row]:
+                self.pool.mark_verified(rows.pages[row][last])
         rows.unseat(row)
         self.pool.release(held)
         request.worker = ""
         request.move(move)
 
-    def distrust(self, request: Request) -> None:
+    def evict_unverified(self, request: Request) -> None:
         """Takes out of the index what no finite sample has read of a request whose values are not finite."""
         pool = self.pool
         for page_hash in request.page_hashes:
-            page = pool.page_named(page_hash)
-            if page and pool.is_suspect(page):
-                pool.forget(page)
-            if self.host.is_suspect(page_hash):
-                self.host.forget(page_hash)
+            page = pool.page_with_hash(page_hash)
+            if page and pool.is_unverified(page):
+                pool.evict(page)
+            if self.host.is_unverified(page_hash):
+                self.host.evict(page_hash)
 
     def reset(self, generation: int, *, keep_pages: bool) -> list[Request]:
         """Drops all rows and plans in flight; returns the requests that ran, rows ascending.
@@ -207,34 +207,34 @@ class Lane:
         for record in self.in_flight:
             self._void(record)
         if not keep_pages:
-            self.pool.forget_all()
-            self.host.forget_all()
+            self.pool.evict_all()
+            self.host.evict_all()
         self._open(generation)
         return requests
 
-    def _void(self, record: InFlight) -> None:
+    def _void(self, record: SentPlan) -> None:
         """Nobody knows how far the plan came."""
-        for page, page_hash in record.kept:
-            if self.pool.name(page) == page_hash:
-                self.pool.forget(page)
-        for page_hash in record.saved:
-            self.host.forget(page_hash)
+        for page, page_hash in record.cached:
+            if self.pool.hash_of(page) == page_hash:
+                self.pool.evict(page)
+        for page_hash in record.swapped_out:
+            self.host.evict(page_hash)
 
-    def save(self, request: Request, num_written: int) -> list[tuple[int, int, bytes]]:
+    def swap_out(self, request: Request, num_written: int) -> list[tuple[int, int, bytes]]:
         """Room in host memory for the named pages of a running request: page, host page, hash.
 
         `num_written` host pages this plan writes already, which may not be lost again.
         """
-        saves: list[tuple[int, int, bytes]] = []
+        swap_outs: list[tuple[int, int, bytes]] = []
         table = self.rows.pages[request.row]
         for page_idx, page_hash in enumerate(request.page_hashes[: len(table)]):
-            if num_written + len(saves) >= self.host.num_slots:
+            if num_written + len(swap_outs) >= self.host.num_slots:
                 break
             page = table[page_idx]
             # Only those that it alone holds: what others share stays on the device.
-            if self.pool.name(page) != page_hash or self.pool.references(page) != 1:
+            if self.pool.hash_of(page) != page_hash or self.pool.references(page) != 1:
                 continue
-            slot = self.host.save(page_hash, self.pool.tokens(page), suspect=self.pool.is_suspect(page))
+            slot = self.host.store(page_hash, self.pool.tokens(page), unverified=self.pool.is_unverified(page))
             if slot is not None:
-                saves.append((page, slot, page_hash))
-        return saves
+                swap_outs.append((page, slot, page_hash))
+        return swap_outs

@@ -26,9 +26,9 @@ class PagePool:
         "_page_of",
         "_previous",
         "_references",
-        "_suspect",
         "_tokens",
-        "num_kept",
+        "_unverified",
+        "num_evictable",
         "num_pages",
         "num_unused",
     )  # fmt: skip
@@ -39,7 +39,7 @@ class PagePool:
         self.num_pages = num_pages
         self.num_unused = num_pages - 1
         """Free and kept pages: what can be handed out."""
-        self.num_kept = 0
+        self.num_evictable = 0
         # A doubly linked ring over page numbers; page 0 is its anchor. Lists, not arrays: single elements are read and
         # written, which numpy does three times slower.
         self._next = [*range(1, num_pages), 0]
@@ -49,7 +49,7 @@ class PagePool:
         self._hashes: list[bytes | None] = [None] * num_pages
         self._tokens: list[bytes] = [b""] * num_pages
         # 1 where values may not be finite.
-        self._suspect = bytearray(num_pages)
+        self._unverified = bytearray(num_pages)
 
     @property
     def num_used(self) -> int:
@@ -57,7 +57,7 @@ class PagePool:
         return self.num_pages - 1 - self.num_unused
 
     @property
-    def num_indexed(self) -> int:
+    def num_cached(self) -> int:
         """Pages that a hash names, held or not."""
         return len(self._page_of)
 
@@ -70,7 +70,7 @@ class PagePool:
     def allocate(self, count: int) -> list[int] | None:
         """Takes `count` pages, each with one reference and out of the index; None, and no change, if too few.
 
-        Whoever asks looks at `suspect` first, by `take_suspects`.
+        Whoever asks looks at `suspect` first, by `take_unverified`.
         """
         if count > self.num_unused:
             return None
@@ -81,29 +81,29 @@ class PagePool:
             pages.append(page)
             references[page] = 1
             if hashes[page] is not None:
-                self.num_kept -= 1
-                self._unname(page)
+                self.num_evictable -= 1
+                self._drop_hash(page)
             page = following[page]
         following[0] = page
         self._previous[page] = 0
         self.num_unused -= count
         return pages
 
-    def take_suspects(self, pages: Iterable[int]) -> list[int]:
+    def take_unverified(self, pages: Iterable[int]) -> list[int]:
         """Those of freshly allocated pages that must be zeroed. All of them are suspect from now on."""
-        suspect = self._suspect
-        found = [page for page in pages if suspect[page]]
+        unverified = self._unverified
+        found = [page for page in pages if unverified[page]]
         for page in pages:
-            suspect[page] = 1
+            unverified[page] = 1
         return found
 
-    def is_suspect(self, page: int) -> bool:
+    def is_unverified(self, page: int) -> bool:
         """Whether the page may hold values that are not finite."""
-        return bool(self._suspect[page])
+        return bool(self._unverified[page])
 
-    def mark_finite(self, page: int) -> None:
+    def mark_verified(self, page: int) -> None:
         """A finite sample has read all values of the page."""
-        self._suspect[page] = 0
+        self._unverified[page] = 0
 
     def share(self, page: int) -> None:
         """Adds a reference; a page that nobody held leaves the list wherever it stands."""
@@ -113,7 +113,7 @@ class PagePool:
             self._next[before] = after
             self._previous[after] = before
             self.num_unused -= 1
-            self.num_kept -= self._hashes[page] is not None
+            self.num_evictable -= self._hashes[page] is not None
         self._references[page] += 1
 
     def release(self, pages: Sequence[int]) -> None:
@@ -135,7 +135,7 @@ class PagePool:
             before, after = 0, following[0]
         else:
             before, after = previous[0], 0
-            self.num_kept += 1
+            self.num_evictable += 1
         following[before] = page
         previous[page] = before
         following[page] = after
@@ -149,7 +149,7 @@ class PagePool:
         page = self._page_of.get(page_hash, 0)
         return page if page and self._tokens[page] == tokens else 0
 
-    def keep(self, page: int, page_hash: bytes, tokens: bytes) -> bool:
+    def cache(self, page: int, page_hash: bytes, tokens: bytes) -> bool:
         """Names a held page, which is never written again; False: another has this name, or it has one."""
         assert self._references[page] > 0, f"page {page} is kept and nobody holds it"
         if page_hash in self._page_of or self._hashes[page] is not None:
@@ -159,7 +159,7 @@ class PagePool:
         self._tokens[page] = tokens
         return True
 
-    def name(self, page: int) -> bytes | None:
+    def hash_of(self, page: int) -> bytes | None:
         """The hash that names the page."""
         return self._hashes[page]
 
@@ -167,25 +167,25 @@ class PagePool:
         """The tokens of a page that a hash names."""
         return self._tokens[page]
 
-    def page_named(self, page_hash: bytes) -> int:
+    def page_with_hash(self, page_hash: bytes) -> int:
         """The page of this hash, whatever its tokens; 0: none."""
         return self._page_of.get(page_hash, 0)
 
-    def forget(self, page: int) -> None:
+    def evict(self, page: int) -> None:
         """Takes a page out of the index; whoever holds it goes on."""
         if self._hashes[page] is None:
             return
-        self.num_kept -= self._references[page] == 0
-        self._unname(page)
+        self.num_evictable -= self._references[page] == 0
+        self._drop_hash(page)
 
-    def forget_all(self) -> int:
+    def evict_all(self) -> int:
         """Empties the index; returns how many pages it named."""
         count = len(self._page_of)
         for page in list(self._page_of.values()):
-            self.forget(page)
+            self.evict(page)
         return count
 
-    def _unname(self, page: int) -> None:
+    def _drop_hash(self, page: int) -> None:
         page_hash = self._hashes[page]
         assert page_hash is not None
         del self._page_of[page_hash]

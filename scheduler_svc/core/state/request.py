@@ -66,7 +66,7 @@ class Request:
     priority: int
     arrival: int
     arrived_at: float
-    tag: int = 0
+    virtual_start: int = 0
     """Its place in the order, in tokens of service (`tenants.py`)."""
     passed_over: int = 0
     """Requests behind it that were admitted before it, because more of theirs was kept."""
@@ -89,9 +89,9 @@ class Request:
     """Tokens in `outputs`."""
     prompt_logprobs_from: int = 0
     """The first prompt position whose logprobs are wanted and not told yet; 0: none is."""
-    late_plans: int = 0
+    pending_plans: int = 0
     """Plans in flight that name a row it was preempted from; until 0 it is not eligible."""
-    late_samples: int = 0
+    pending_tokens: int = 0
     """Samples that those plans will bring; they are valid and delivered."""
     admitted_at: float | None = None
     first_token_at: float | None = None
@@ -144,18 +144,18 @@ class Request:
         """Records the time of the last output token."""
         self.last_token_at = now
 
-    def void_late_plans(self) -> None:
+    def void_pending_plans(self) -> None:
         """The plans in flight that name the request became void: no token comes from them."""
-        self.late_plans = self.late_samples = 0
+        self.pending_plans = self.pending_tokens = 0
 
-    def confirm_late_plan(self) -> None:
+    def pending_plan_answered(self) -> None:
         """One of the plans in flight that name a row which the request left has been answered."""
-        self.late_plans -= 1
+        self.pending_plans -= 1
 
-    def take_late_sample(self) -> None:
+    def take_pending_token(self) -> None:
         """A plan from before the preemption brought a token for the request."""
-        assert self.late_samples > 0, f"request {self.request_id}: a token arrived that was not in flight"
-        self.late_samples -= 1
+        assert self.pending_tokens > 0, f"request {self.request_id}: a token arrived that was not in flight"
+        self.pending_tokens -= 1
 
     def worker_holds_it(self) -> None:
         """A worker that serves can hold the request, or runs it."""
@@ -177,7 +177,7 @@ class Request:
         self.is_wait_due = self.unheld_since is not None and now < self.unheld_since + limit_seconds
         return None if self.unheld_since is None else self.unheld_since + limit_seconds
 
-    def told_prompt_logprobs(self, start: int, count: int) -> None:
+    def prompt_logprobs_sent(self, start: int, count: int) -> None:
         """Notes that those of `count` positions went out; in order, or the invariant is broken."""
         assert start == self.prompt_logprobs_from, f"request {self.request_id}: prompt logprobs out of order"
         end = start + count

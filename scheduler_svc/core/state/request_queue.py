@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from scheduler_svc.core.state.fair_share import Tenants
+from scheduler_svc.core.state.fair_share import FairShare
 from scheduler_svc.core.state.request import Phase, Request
 
 AGEING_TOKENS = 65_536
@@ -30,7 +30,7 @@ class Schedulable(Protocol):
         ...
 
     @property
-    def tag(self) -> int:
+    def virtual_start(self) -> int:
         """Tokens of service after which it is its tenant's turn (`tenants.py`)."""
         ...
 
@@ -45,13 +45,13 @@ def queue_key(request: Schedulable) -> tuple[int, int]:
 
     It never changes, and a preempted request keeps it, so it goes back ahead of those that came later.
     """
-    return (request.tag - request.priority * AGEING_TOKENS, request.arrival)
+    return (request.virtual_start - request.priority * AGEING_TOKENS, request.arrival)
 
 
 _Entry = tuple[tuple[int, int], Request]
 
 
-class Due(StrEnum):
+class DeadlineKind(StrEnum):
     """What a moment ahead means for its request."""
 
     TIME_LIMIT = "time limit"
@@ -59,7 +59,7 @@ class Due(StrEnum):
     WORKER_WAIT = "worker wait"
 
 
-class RequestBook:
+class RequestQueue:
     """Every live request, exactly once."""
 
     def __init__(self) -> None:
@@ -69,9 +69,9 @@ class RequestBook:
         # The first in order, all of them before any of the rest, which is a heap.
         self._front: list[_Entry] = []
         self._rest: list[_Entry] = []
-        self._parked: dict[int, Request] = {}
-        self.tenants = Tenants()
-        self._due: list[tuple[float, int, Due]] = []
+        self._set_aside: dict[int, Request] = {}
+        self.fair_share = FairShare()
+        self._due: list[tuple[float, int, DeadlineKind]] = []
         self.num_waiting = 0
         self.waiting_tokens = 0
 
@@ -112,7 +112,7 @@ class RequestBook:
         samples.remove(request)
         if not samples:
             del self._by_id[request.request_id]
-        self.tenants.prune(len(self))
+        self.fair_share.prune(len(self))
 
     # The queue -----------------------------------------------------------------------------------------------
 
@@ -151,7 +151,7 @@ class RequestBook:
         """Removes one of the first, which is about to be admitted."""
         self._drop(request)
         # A head start is not service that its tenant has had: what the tenant has waiting from before stands behind it.
-        self.tenants.admitted(min(request.tag, queue_key(request)[0]))
+        self.fair_share.admitted(min(request.virtual_start, queue_key(request)[0]))
         self.uncount(request)
 
     def _drop(self, request: Request) -> None:
@@ -165,23 +165,23 @@ class RequestBook:
         """Notes that a waiting request waits no longer; a dead entry may stay in the queue."""
         self.num_waiting -= 1
         self.waiting_tokens -= request.known
-        self._parked.pop(request.handle, None)
+        self._set_aside.pop(request.handle, None)
         if len(self._rest) > 2 * self.num_waiting + 64:
             self._rest[:] = [entry for entry in self._rest if entry[1].phase is Phase.WAITING]
             heapq.heapify(self._rest)
 
-    def park(self, request: Request) -> None:
+    def set_aside(self, request: Request) -> None:
         """Puts one of the first aside: no worker that serves can run it. It waits, in nobody's way, for another."""
         self._drop(request)
-        self._parked[request.handle] = request
+        self._set_aside[request.handle] = request
 
-    def unpark(self) -> None:
+    def restore_set_aside(self) -> None:
         """Another worker serves: back into the queue with those who were put aside."""
-        for request in self._parked.values():
+        for request in self._set_aside.values():
             self._place((queue_key(request), request))
-        self._parked.clear()
+        self._set_aside.clear()
 
-    def add_late_output(self, request: Request, token: int) -> None:
+    def add_pending_token(self, request: Request, token: int) -> None:
         """Gives a waiting request a token that a plan from before its preemption brought."""
         request.add_outputs(np.array([token], np.int32))
         self.waiting_tokens += 1
@@ -189,15 +189,15 @@ class RequestBook:
     def waiting(self) -> list[Request]:
         """Who waits, next first, then who was put aside; O(n log n), for audits and the rare look at all."""
         queued = [entry[1] for entry in sorted(self._front + self._rest) if entry[1].phase is Phase.WAITING]
-        return queued + list(self._parked.values())
+        return queued + list(self._set_aside.values())
 
     # Deadlines -----------------------------------------------------------------------------------------------
 
-    def add_due(self, at: float, request: Request, due: Due) -> None:
+    def add_due(self, at: float, request: Request, due: DeadlineKind) -> None:
         """Remembers a moment at which the request ends."""
         heapq.heappush(self._due, (at, request.handle, due))
 
-    def pop_due(self, now: float) -> tuple[Request, Due] | None:
+    def pop_due(self, now: float) -> tuple[Request, DeadlineKind] | None:
         """The earliest live request whose moment has come."""
         due = self._due
         while due and (due[0][0] <= now or due[0][1] not in self._by_handle):

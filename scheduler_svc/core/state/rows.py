@@ -9,8 +9,8 @@ Counters per row (positions and tokens are counted from the start of the sequenc
 `known` token ids held by the core, `planned` positions in sent plans, `confirmed` positions in received results,
 `samples` tokens that plans in flight will bring, `proven` positions whose keys and values are finite, because a later
 finite sample read them. A row has work while planned < min(known + samples, last). `sealed` full pages are proven; the
-row's next is when `proven` reaches `sealing_at`. With a window a finite sample has not read all that was computed in
-its step: positions from `read_from` on are proven, those before it nobody knows.
+row's next is when `proven` reaches `cache_at`. With a window a finite sample has not read all that was computed in
+its step: positions from `verified_from` on are proven, those before it nobody knows.
 
 With a window the row no longer holds the pages that nothing of it reads: those from the lane's sink pages on and before
 `held_from`. Its page list still names them, as the worker's table does.
@@ -61,9 +61,9 @@ class Rows:
         self.max_rows = max_rows
         self.num_seated = 0
         # Seated rows that want logprobs: where it is 0, nobody looks any further.
-        self.num_telling = 0
+        self.num_with_logprobs = 0
         # Positions that the seated rows had left when they were seated, together: no less than they have now.
-        self.most_left = 0
+        self.remaining_bound = 0
         # Lowest first, so that what runs stays packed at the front.
         self._free = list(range(max_rows, 0, -1))
         self.requests: list[Request | None] = [None] * n
@@ -72,13 +72,13 @@ class Rows:
         self.known = np.zeros(n, np.int32)
         self.planned = np.zeros(n, np.int32)
         self.confirmed = np.zeros(n, np.int32)
-        self.samples = np.zeros(n, np.int32)
-        self.proven = np.zeros(n, np.int32)
-        self.plans = np.zeros(n, np.int32)
-        self.sealed = np.zeros(n, np.int32)
-        self.sealing_at = np.zeros(n, np.int32)
-        self.read_from = np.zeros(n, np.int32)
-        self._left_when_seated = [0] * n
+        self.tokens_in_flight = np.zeros(n, np.int32)
+        self.verified = np.zeros(n, np.int32)
+        self.plans_in_flight = np.zeros(n, np.int32)
+        self.num_cached = np.zeros(n, np.int32)
+        self.cache_at = np.zeros(n, np.int32)
+        self.verified_from = np.zeros(n, np.int32)
+        self._remaining_when_seated = [0] * n
         self.num_pages = np.zeros(n, np.int32)
         self.held_from = np.zeros(n, np.int32)
         self.last = np.zeros(n, np.int32)
@@ -138,10 +138,10 @@ class Rows:
         self.pages[row] = pages
         self.handle[row] = request.handle
         self.known[row] = self._flushed[row] = known
-        self.samples[row] = self.plans[row] = self.proven[row] = self.sealed[row] = 0
+        self.tokens_in_flight[row] = self.plans_in_flight[row] = self.verified[row] = self.num_cached[row] = 0
         self.confirmed[row] = first_position
-        self.sealing_at[row] = 1
-        self.read_from[row] = 0
+        self.cache_at[row] = 1
+        self.verified_from[row] = 0
         self.num_pages[row] = len(pages)
         self.held_from[row] = held_from
         self.last[row] = request.last_position
@@ -154,9 +154,9 @@ class Rows:
         self.has_stops[row] = bool(request.stop_token_ids)
         self.num_logprobs[row] = request.sampling.num_logprobs
         self.prompt_logprobs_from[row] = request.prompt_logprobs_from
-        self.num_telling += self._is_telling(row)
-        self._left_when_seated[row] = request.last_position - known
-        self.most_left += self._left_when_seated[row]
+        self.num_with_logprobs += self._has_logprobs(row)
+        self._remaining_when_seated[row] = request.last_position - known
+        self.remaining_bound += self._remaining_when_seated[row]
         self._replace_table(row, pages, first_position)
         request.row = row
         return row
@@ -166,14 +166,14 @@ class Rows:
         request = self.request_at(row)
         first = int(self._flushed[row]) % self._width
         request.add_outputs(self._tail[row, first : first + int(self.known[row] - self._flushed[row])].copy())
-        request.late_plans = int(self.plans[row])
-        request.late_samples = int(self.samples[row])
+        request.pending_plans = int(self.plans_in_flight[row])
+        request.pending_tokens = int(self.tokens_in_flight[row])
         request.row = 0
         self.requests[row] = None
         self.handle[row] = 0
         self.num_seated -= 1
-        self.most_left -= self._left_when_seated[row]
-        self.num_telling -= self._is_telling(row)
+        self.remaining_bound -= self._remaining_when_seated[row]
+        self.num_with_logprobs -= self._has_logprobs(row)
         self._free.append(row)
         pages, self.pages[row] = self.pages[row], []
         return pages
@@ -206,28 +206,28 @@ class Rows:
     def plan(self, rows: npt.NDArray[np.int64], counts: Int32Array, sampled: npt.NDArray[np.int64]) -> None:
         """A plan computes `counts[i]` positions of `rows[i]`, no row twice, and samples `rows[sampled]`."""
         self.planned[rows] += counts
-        self.plans[rows] += 1
-        self.samples[rows[sampled]] += 1
+        self.plans_in_flight[rows] += 1
+        self.tokens_in_flight[rows[sampled]] += 1
         moved = (self._weight[rows] * counts.astype(np.uint64)).sum()
         self._checksum = (self._checksum + int(moved)) & _MASK
 
     def confirm(self, rows: npt.NDArray[np.int64], ends: Int32Array) -> None:
         """A plan that computed the positions before `ends[i]` of `rows[i]` was answered; no row twice."""
         self.confirmed[rows] = ends
-        self.plans[rows] -= 1
+        self.plans_in_flight[rows] -= 1
 
-    def drop_samples(self, rows: npt.NDArray[np.int64]) -> None:
+    def drop_sampled(self, rows: npt.NDArray[np.int64]) -> None:
         """The tokens that an answered plan brought for these rows are not used."""
-        self.samples[rows] -= 1
+        self.tokens_in_flight[rows] -= 1
 
-    def add_samples(self, rows: npt.NDArray[np.int64], tokens: Int32Array) -> Int32Array:
+    def add_sampled(self, rows: npt.NDArray[np.int64], tokens: Int32Array) -> Int32Array:
         """Appends the token that an answered plan brought for each of `rows`, no row twice.
 
         The token is finite, so every confirmed position is. Returns int32[rows], the positions proven finite.
         """
-        self.samples[rows] -= 1
+        self.tokens_in_flight[rows] -= 1
         proven = self.confirmed[rows]
-        self.proven[rows] = proven
+        self.verified[rows] = proven
         self.add_tokens(rows, tokens)
         return proven
 
@@ -252,7 +252,7 @@ class Rows:
         tail = self._tail[row, first + max(0, start - flushed) : first + end - flushed]
         return tail if start >= flushed else np.concatenate([request.tokens_between(start, flushed), tail])
 
-    def _is_telling(self, row: int) -> bool:
+    def _has_logprobs(self, row: int) -> bool:
         return bool(self.num_logprobs[row] or self.prompt_logprobs_from[row])
 
     def _replace_table(self, row: int, pages: list[int], first_position: int) -> None:

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from scheduler_svc.core.messages.arrays import Int32Array
-from scheduler_svc.core.messages.events import StepDone, ToldLogprobs
-from scheduler_svc.core.messages.plan import InFlight
+from scheduler_svc.core.messages.events import RawLogprobs, StepDone
+from scheduler_svc.core.messages.plan import SentPlan
 
 
-def is_sound(event: StepDone, record: InFlight, vocab_size: int) -> bool:
+def is_valid(event: StepDone, record: SentPlan, vocab_size: int) -> bool:
     """Whether the result has a token of the vocabulary for each sampled row, and the logprobs asked for.
 
     What it has for rows that are not finite means nothing.
@@ -31,17 +31,17 @@ def _within(values: Int32Array, limit: int) -> bool:
     return not len(values) or (int(values.min()) >= 0 and int(values.max()) < limit)
 
 
-def _tells_what_was_asked(record: InFlight, event: StepDone, vocab_size: int) -> bool:
+def _tells_what_was_asked(record: SentPlan, event: StepDone, vocab_size: int) -> bool:
     """Whether a result tells exactly what its plan asked for.
 
     Ids beside values that are not finite mean nothing. A token's own logprob is a number where its row is finite.
     """
-    asks, prompt = record.prompt_asks, event.prompt_logprobs
+    asks, prompt = record.wanted_prompt_logprobs, event.prompt_logprobs
     if record.num_logprobs is None and not asks:
         return not len(event.logprobs.logprobs) and not len(prompt.logprobs)
-    prompt_top_k = max((ask.top_k for ask in asks), default=0)
+    prompt_top_k = max((wanted.top_k for wanted in asks), default=0)
     meaningless = np.flatnonzero(np.isnan(prompt.logprobs)).tolist()
-    if not _fits(prompt, sum(ask.count for ask in asks), prompt_top_k, vocab_size, meaningless):
+    if not _fits(prompt, sum(wanted.count for wanted in asks), prompt_top_k, vocab_size, meaningless):
         return False
     if record.num_logprobs is None:
         return not len(event.logprobs.logprobs)
@@ -51,7 +51,7 @@ def _tells_what_was_asked(record: InFlight, event: StepDone, vocab_size: int) ->
     return _fits(event.logprobs, int(wanting.sum()), int(record.num_logprobs.max()) - 1, vocab_size, lines)
 
 
-def _fits(told: ToldLogprobs, count: int, top_k: int, vocab_size: int, meaningless: Sequence[int]) -> bool:
+def _fits(told: RawLogprobs, count: int, top_k: int, vocab_size: int, meaningless: Sequence[int]) -> bool:
     cells = count * top_k
     if (len(told.logprobs), len(told.top_token_ids), len(told.top_logprobs)) != (count, cells, cells):
         return False

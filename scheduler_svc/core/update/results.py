@@ -13,13 +13,13 @@ import numpy.typing as npt
 
 from scheduler_svc.core.messages.arrays import Int32Array
 from scheduler_svc.core.messages.effects import EndReason, Failure, FailureCode, PromptLogprobs, TokenLogprobs
-from scheduler_svc.core.messages.events import StepDone, ToldLogprobs
-from scheduler_svc.core.messages.plan import InFlight
-from scheduler_svc.core.schedule.logit_budget import of_ask, of_entries
-from scheduler_svc.core.state.full_pages import seal
+from scheduler_svc.core.messages.events import RawLogprobs, StepDone
+from scheduler_svc.core.messages.plan import SentPlan
+from scheduler_svc.core.schedule.logit_budget import entry_logprobs, prompt_piece
+from scheduler_svc.core.state.full_pages import cache_full_pages
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Request
-from scheduler_svc.core.state.request_queue import RequestBook
+from scheduler_svc.core.state.request_queue import RequestQueue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,7 +44,7 @@ class Ending:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Delivery:
+class StepTokens:
     """The tokens of one step: `frontend_idx` int32[n], `streams` uint64[n], `offsets` and `tokens` int32[n]."""
 
     frontend_idx: Int32Array
@@ -59,13 +59,13 @@ class Delivery:
 def read_result(
     *,
     lane: Lane,
-    book: RequestBook,
-    record: InFlight,
+    queue: RequestQueue,
+    record: SentPlan,
     event: StepDone,
     eos: Int32Array,
     frontend_idx: Mapping[str, int],
     now: float,
-) -> Delivery:
+) -> StepTokens:
     """Applies a step that went well, its result sound; `eos` are the model's own stop ids."""
     rows, tokens = lane.rows, event.tokens
     named = record.rows.astype(np.int64)
@@ -74,7 +74,7 @@ def read_result(
     seated = named if all_mine else named[mine]
     rows.confirm(seated, record.ends if all_mine else record.ends[mine])
     if not all_mine:
-        _count_late_plans(book, record.handles[~mine])
+        _count_late_plans(queue, record.handles[~mine])
 
     if all_mine and not record.prefill_tokens and not len(event.nonfinite) and record.num_logprobs is None:
         # The common step: all rows decode, sit where the plan saw them, and are finite.
@@ -84,13 +84,13 @@ def read_result(
     sampled_rows, sampled_mine = named[record.sampled], mine[record.sampled]
     good = sampled_mine & finite
     broken = sampled_rows[sampled_mine & ~finite]
-    prompt_logprobs, hopeless = _prompt_logprobs(book, record, event.prompt_logprobs)
+    prompt_logprobs, hopeless = _prompt_logprobs(queue, record, event.prompt_logprobs)
     delivery = _seated(lane, sampled_rows[good], tokens[good], eos, now)
-    rows.drop_samples(broken)
+    rows.drop_sampled(broken)
     endings = [*delivery.endings, *map(Ending.not_finite, rows.requests_at(broken))]
     late_sampled: list[int] = []
     if not all_mine:
-        late, late_sampled = _late(book, record, tokens, finite, ~sampled_mine, eos, frontend_idx, now)
+        late, late_sampled = _late(queue, record, tokens, finite, ~sampled_mine, eos, frontend_idx, now)
         delivery = _joined(delivery, late)
         endings += late.endings
     if hopeless:
@@ -101,27 +101,27 @@ def read_result(
     logprobs = None
     if record.num_logprobs is not None:
         sampled = np.concatenate([np.flatnonzero(good), np.array(late_sampled, np.int64)])
-        logprobs = of_entries(record, event.logprobs, sampled)
+        logprobs = entry_logprobs(record, event.logprobs, sampled)
     return replace(delivery, endings=endings, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
 
 
-def _count_late_plans(book: RequestBook, handles: npt.NDArray[np.int64]) -> None:
+def _count_late_plans(queue: RequestQueue, handles: npt.NDArray[np.int64]) -> None:
     """One plan less is in flight for those who lost their row since and live."""
     for handle in handles.tolist():
-        request = book.by_handle(handle)
+        request = queue.by_handle(handle)
         if request is not None:
-            request.confirm_late_plan()
+            request.pending_plan_answered()
 
 
-def _seated(lane: Lane, rows_s: npt.NDArray[np.int64], tokens: Int32Array, eos: Int32Array, now: float) -> Delivery:
+def _seated(lane: Lane, rows_s: npt.NDArray[np.int64], tokens: Int32Array, eos: Int32Array, now: float) -> StepTokens:
     """Tokens of requests that still sit where the plan saw them: arrays all the way."""
     rows = lane.rows
     offsets = rows.known[rows_s] - rows.prompt[rows_s]
     for request in rows.requests_at(rows_s[offsets == 0]):
         request.emitted_first_token(now)
-    proven = rows.add_samples(rows_s, tokens)
-    for row in rows_s[proven >= rows.sealing_at[rows_s]].tolist():
-        seal(lane, row)
+    proven = rows.add_sampled(rows_s, tokens)
+    for row in rows_s[proven >= rows.cache_at[rows_s]].tolist():
+        cache_full_pages(lane, row)
     known = rows.known[rows_s]
 
     endings: list[Ending] = []
@@ -132,7 +132,7 @@ def _seated(lane: Lane, rows_s: npt.NDArray[np.int64], tokens: Int32Array, eos: 
         ending = _ending(request, int(tokens[i]), int(known[i]), bool(is_eos[i]))
         if ending is not None:
             endings.append(ending)
-    return Delivery(
+    return StepTokens(
         frontend_idx=rows.frontend_idx[rows_s],
         streams=rows.stream[rows_s],
         offsets=offsets,
@@ -164,27 +164,27 @@ def _ending(request: Request, token: int, known: int, is_eos: bool) -> Ending | 
 
 
 def _late(
-    book: RequestBook,
-    record: InFlight,
+    queue: RequestQueue,
+    record: SentPlan,
     tokens: Int32Array,
     finite: npt.NDArray[np.bool_],
     elsewhere: npt.NDArray[np.bool_],
     eos: Int32Array,
     frontend_idx: Mapping[str, int],
     now: float,
-) -> tuple[Delivery, list[int]]:
+) -> tuple[StepTokens, list[int]]:
     """Tokens of requests that lost their row since, and which of the sampled rows they are of: one by one, few."""
     indices: list[int] = []
     streams: list[int] = []
     offsets: list[int] = []
     endings: list[Ending] = []
-    kept: list[int] = []
+    late_tokens: list[int] = []
     sampled: list[int] = []
     for i in np.flatnonzero(elsewhere).tolist():
-        request = book.by_handle(int(record.handles[record.sampled[i]]))
+        request = queue.by_handle(int(record.handles[record.sampled[i]]))
         if request is None:
             continue
-        request.take_late_sample()
+        request.take_pending_token()
         if not finite[i]:
             endings.append(Ending.not_finite(request))
             continue
@@ -194,46 +194,46 @@ def _late(
         indices.append(frontend_idx[request.frontend])
         streams.append(request.stream)
         offsets.append(request.num_outputs)
-        kept.append(token)
+        late_tokens.append(token)
         sampled.append(i)
-        book.add_late_output(request, token)
+        queue.add_pending_token(request, token)
         is_eos = not request.ignore_eos and token in eos
         ending = _ending(request, token, request.known, is_eos)
         if ending is not None:
             endings.append(ending)
-    delivery = Delivery(
+    delivery = StepTokens(
         frontend_idx=np.array(indices, np.int32),
         streams=np.array(streams, np.uint64),
         offsets=np.array(offsets, np.int32),
-        tokens=np.array(kept, np.int32),
+        tokens=np.array(late_tokens, np.int32),
         endings=endings,
     )
     return delivery, sampled
 
 
 def _prompt_logprobs(
-    book: RequestBook, record: InFlight, told: ToldLogprobs
+    queue: RequestQueue, record: SentPlan, told: RawLogprobs
 ) -> tuple[tuple[PromptLogprobs, ...], list[Request]]:
     """The pieces of those who still live, wherever they are by now, and who got values that are no numbers."""
     pieces: list[PromptLogprobs] = []
     hopeless: list[Request] = []
     line = 0
-    for ask in record.prompt_asks:
-        request = book.by_handle(ask.handle)
+    for wanted in record.wanted_prompt_logprobs:
+        request = queue.by_handle(wanted.handle)
         if request is not None:
-            piece = of_ask(ask, request, told, line)
+            piece = prompt_piece(wanted, request, told, line)
             if np.isnan(piece.values.logprobs).any():
                 hopeless.append(request)
             else:
-                request.told_prompt_logprobs(ask.start, ask.count)
+                request.prompt_logprobs_sent(wanted.start, wanted.count)
                 pieces.append(piece)
-        line += ask.count
+        line += wanted.count
     return tuple(pieces), hopeless
 
 
-def _joined(first: Delivery, second: Delivery) -> Delivery:
+def _joined(first: StepTokens, second: StepTokens) -> StepTokens:
     """Both, without the endings, which the caller joins."""
-    return Delivery(
+    return StepTokens(
         frontend_idx=np.concatenate([first.frontend_idx, second.frontend_idx]),
         streams=np.concatenate([first.streams, second.streams]),
         offsets=np.concatenate([first.offsets, second.offsets]),

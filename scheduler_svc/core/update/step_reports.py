@@ -6,10 +6,10 @@ Owns nothing: it reads the lane and the queue as they are when a result is read,
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from scheduler_svc.core.messages.plan import InFlight
+from scheduler_svc.core.messages.plan import SentPlan
 from scheduler_svc.core.messages.reports import ResetCause, StepKind, StepReport
 from scheduler_svc.core.state.lane import Lane
-from scheduler_svc.core.state.request_queue import RequestBook
+from scheduler_svc.core.state.request_queue import RequestQueue
 
 
 class Totals(NamedTuple):
@@ -22,9 +22,9 @@ class Totals(NamedTuple):
 def confirmed(
     totals: Totals,
     lane: Lane,
-    book: RequestBook,
+    queue: RequestQueue,
     now: float,
-    record: InFlight,
+    record: SentPlan,
     output_tokens: int,
     compute_us: int,
 ) -> StepReport:
@@ -38,12 +38,12 @@ def confirmed(
         lane=lane.number,
         generation=lane.generation,
         running=lane.rows.num_seated,
-        waiting=book.num_waiting,
+        waiting=queue.num_waiting,
         prefill_tokens=prefill,
         decode_tokens=decode,
         output_tokens=output_tokens,
         pages_used=lane.pool.num_used,
-        pages_cached=lane.pool.num_kept,
+        pages_cached=lane.pool.num_evictable,
         pages_total=lane.info.usable_pages,
         preemptions=totals.preemptions,
         compute_us=compute_us,
@@ -54,10 +54,10 @@ def confirmed(
 def reset(
     totals: Totals,
     lane: Lane,
-    book: RequestBook,
+    queue: RequestQueue,
     now: float,
     cause: ResetCause,
-    void: Sequence[InFlight],
+    void: Sequence[SentPlan],
     compute_us: int,
 ) -> StepReport:
     """A lane that was reset; `void` are the plans that were in flight, oldest first."""
@@ -69,12 +69,12 @@ def reset(
         lane=lane.number,
         generation=lane.generation,
         running=0,
-        waiting=book.num_waiting,
+        waiting=queue.num_waiting,
         prefill_tokens=sum(record.prefill_tokens for record in void),
         decode_tokens=sum(record.decode_tokens for record in void),
         output_tokens=0,
         pages_used=0,
-        pages_cached=lane.pool.num_kept,
+        pages_cached=lane.pool.num_evictable,
         pages_total=lane.info.usable_pages,
         preemptions=totals.preemptions,
         compute_us=compute_us,
@@ -82,7 +82,7 @@ def reset(
     )
 
 
-def joined(totals: Totals, lane: Lane, book: RequestBook, now: float) -> StepReport:
+def joined(totals: Totals, lane: Lane, queue: RequestQueue, now: float) -> StepReport:
     """A worker that serves from now on."""
     return StepReport(
         kind=StepKind.JOINED,
@@ -92,12 +92,12 @@ def joined(totals: Totals, lane: Lane, book: RequestBook, now: float) -> StepRep
         lane=lane.number,
         generation=lane.generation,
         running=0,
-        waiting=book.num_waiting,
+        waiting=queue.num_waiting,
         prefill_tokens=0,
         decode_tokens=0,
         output_tokens=0,
         pages_used=0,
-        pages_cached=lane.pool.num_kept,
+        pages_cached=lane.pool.num_evictable,
         pages_total=lane.info.usable_pages,
         preemptions=totals.preemptions,
         compute_us=0,

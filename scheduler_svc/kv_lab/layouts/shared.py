@@ -28,7 +28,7 @@ class Shared(Paged):
 
     @property
     def cached(self) -> int:
-        return self._pool.num_kept * self._page_size
+        return self._pool.num_evictable * self._page_size
 
     def prepare(self, sequence: Sequence) -> None:
         self._chains[sequence.index] = hash_pages(self._root, sequence.tokens, self._page_size)
@@ -51,7 +51,7 @@ class Shared(Paged):
         for i, page in enumerate(pages, start):
             self._take(page, min(size, length - i * size))
             if (i + 1) * size <= length:
-                self._pool.keep(page, *self._name(sequence, i))
+                self._pool.cache(page, *self._name(sequence, i))
         self._tables[sequence.index] = Table(hits + pages, first, length)
         self._newest[sequence.request] = sequence.index
         return num_hit * size
@@ -73,7 +73,7 @@ class Shared(Paged):
         self.used += 1
         table.length += 1
         if offset == size - 1:
-            self._pool.keep(table.pages[-1], *self._name(sequence, table.length // size - 1))
+            self._pool.cache(table.pages[-1], *self._name(sequence, table.length // size - 1))
         if self._window is not None:
             self._slide(table)
         return True

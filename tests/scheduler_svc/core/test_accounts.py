@@ -159,9 +159,9 @@ def test_what_was_cancelled_does_not_pile_up() -> None:
         core.handle(replace(submit, stream=stream, request_id=f"r{stream}", priority=0, deadline_seconds=1e6), 0.0)
         core.handle(ev.Cancel(frontend=FRONTEND, stream=stream), 0.0)
         core.handle(ev.Tick(), 0.0)
-        longest_queue = max(longest_queue, len(core.book._rest))
-        longest_due = max(longest_due, len(core.book._due))
-    assert core.book.num_waiting == 1
+        longest_queue = max(longest_queue, len(core.queue._rest))
+        longest_due = max(longest_due, len(core.queue._due))
+    assert core.queue.num_waiting == 1
     # Twice what lives, and a little that is not worth the work.
     assert longest_queue <= 2 * 2 + 64
     assert longest_due <= 2 * 2 + 64

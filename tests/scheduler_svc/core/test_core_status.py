@@ -60,7 +60,7 @@ def test_no_row_is_free_while_the_queue_is_announced_as_full() -> None:
         # Read as of the last plan: results that came after it free rows, the next plan gives them away.
         if is_full:
             world.tick()
-            assert world.lane.rows.num_free == 0 or not world.core.book.num_waiting
+            assert world.lane.rows.num_free == 0 or not world.core.queue.num_waiting
 
 
 def test_the_number_of_workers_is_announced() -> None:

@@ -47,7 +47,7 @@ def test_a_flood_fills_all_of_them_as_fast_as_one(num_workers: int) -> None:
     for i in range(8 * num_workers):
         ask(fleet, [i, i, i])
     fleet.tick()
-    assert fleet.core.book.num_waiting == 0
+    assert fleet.core.queue.num_waiting == 0
     assert [len(fleet.running(name)) for name in fleet.workers] == [8] * num_workers
     fleet.run()
     fleet.check_all_ended()
@@ -266,8 +266,8 @@ def preempted_beside_another() -> Fleet:
     for i in range(2):
         ask(fleet, [i, i, i], max_new_tokens=4)
     fleet.tick()
-    [victim] = fleet.core.book.of_id("r2")
-    assert (victim.row, victim.late_plans, victim.late_samples) == (0, 2, 2)
+    [victim] = fleet.core.queue.of_id("r2")
+    assert (victim.row, victim.pending_plans, victim.pending_tokens) == (0, 2, 2)
     fleet.join_as(tight)
     fleet.tick()
     # It may not go there before its own plans are confirmed.

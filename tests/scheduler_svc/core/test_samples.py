@@ -47,7 +47,7 @@ def test_the_first_sample_is_what_one_alone_would_be() -> None:
 def test_samples_share_the_prompt() -> None:
     world = World()
     world.submit(PROMPT, num_samples=3)
-    samples = world.core.book.of_id("r1")
+    samples = world.core.queue.of_id("r1")
     assert [sample.sample_idx for sample in samples] == [0, 1, 2]
     assert all(sample.prompt is samples[0].prompt for sample in samples)
     assert len({sample.handle for sample in samples}) == 3
@@ -57,7 +57,7 @@ def test_those_that_do_not_fit_yet_wait_and_are_counted_ahead() -> None:
     world = World(Shape(max_rows=2))
     world.submit(PROMPT, num_samples=3, max_new_tokens=3, ignore_eos=True)
     world.tick()
-    assert (world.core.book.num_waiting, world.core.book.waiting_tokens) == (1, 3)
+    assert (world.core.queue.num_waiting, world.core.queue.waiting_tokens) == (1, 3)
     world.submit(PROMPT, max_new_tokens=3, ignore_eos=True)
     assert isinstance(world.effects[-1], fx.Admitted)
     assert world.effects[-1].requests_ahead == 1
@@ -107,9 +107,9 @@ def test_a_queue_with_room_for_some_takes_none() -> None:
     )
     rejected = refused(world, world.submit([1] * 9, num_samples=2))
     assert rejected.message == "4 tokens are waiting and the prompt has 9 for each of 2 samples; the limit is 20"
-    assert (len(world.core.book), world.core.book.num_waiting) == (4, 4)
+    assert (len(world.core.queue), world.core.queue.num_waiting) == (4, 4)
     world.submit([1] * 8, num_samples=2)
-    assert (world.core.book.num_waiting, world.core.book.waiting_tokens) == (6, 20)
+    assert (world.core.queue.num_waiting, world.core.queue.waiting_tokens) == (6, 20)
 
 
 @pytest.mark.parametrize(("stream", "num_samples"), [(4, 1), (2, 2), (1, 8), (5, 1), (3, 1)])
@@ -125,7 +125,7 @@ def test_a_stream_in_use_is_refused_wherever_it_lies_in_the_range(stream: int, n
     else:
         assert isinstance(answer, fx.Rejected)
         assert answer.code is fx.RejectCode.DUPLICATE
-        assert len(world.core.book) == 3
+        assert len(world.core.queue) == 3
 
 
 def test_an_id_is_free_when_its_last_sample_has_ended() -> None:

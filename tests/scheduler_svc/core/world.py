@@ -391,7 +391,7 @@ class World:
 
     def check_empty(self) -> None:
         """No request, row or page is in use."""
-        assert len(self.core.book) == 0
-        assert self.core.book.num_waiting == 0
+        assert len(self.core.queue) == 0
+        assert self.core.queue.num_waiting == 0
         for lane in self.core.lanes.values():
             assert (lane.pool.num_used, lane.rows.num_seated) == (0, 0)

@@ -99,7 +99,7 @@ class Session:
                 self.put(worker_lost=record_pb2.PeerLost(reason="killed"))
                 self.plans.clear()
                 self.put(worker=join_message())
-        while self.core.book or self.plans:
+        while self.core.queue or self.plans:
             self.step()
         self.recorder.close()
 

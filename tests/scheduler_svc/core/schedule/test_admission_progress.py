@@ -1,7 +1,7 @@
 """Who fits is not kept waiting by somebody else's want: of pages, of a sibling, of a worker that does not answer."""
 
 from scheduler_svc.core.messages.config import CoreConfig
-from scheduler_svc.core.state.lane import LATE_SECONDS
+from scheduler_svc.core.state.lane import OVERDUE_SECONDS
 from scheduler_svc.core.state.request import Request
 from scheduler_svc.core.state.request_queue import AGEING_TOKENS
 from tests.rigs.executor import Shape
@@ -68,7 +68,7 @@ def test_nobody_is_left_to_a_worker_that_does_not_answer() -> None:
     fleet.tick()
     newcomer = fleet.submit([9, 9], max_new_tokens=2, ignore_eos=True)
     for _ in range(5):
-        fleet.tick(LATE_SECONDS / 2)
+        fleet.tick(OVERDUE_SECONDS / 2)
         fleet.work("a")
         fleet.hear("a")
     assert fleet.end(newcomer).stats.output_tokens == 2
@@ -89,7 +89,7 @@ def test_who_waits_for_tokens_of_one_worker_keeps_nobody_from_another() -> None:
             fleet.work(name)
             fleet.hear(name)
         fleet.tick()
-        late = [request for request in fleet.core.book.waiting() if request.late_plans]
+        late = [request for request in fleet.core.queue.waiting() if request.pending_plans]
     silent = "a" if fleet.lane_of("a").awaits(late[0]) else "b"
     other = "b" if silent == "a" else "a"
     for stream in fleet.running(other):
@@ -99,7 +99,7 @@ def test_who_waits_for_tokens_of_one_worker_keeps_nobody_from_another() -> None:
         fleet.tick(1.0)
         fleet.work(other)
         fleet.hear(other)
-    assert late[0].late_plans
+    assert late[0].pending_plans
     assert fleet.end(newcomer).stats.output_tokens == 2
     fleet.run()
     fleet.check_content()

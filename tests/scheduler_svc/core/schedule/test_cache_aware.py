@@ -100,7 +100,7 @@ def test_who_wants_nothing_that_is_kept_passes_nobody() -> None:
 def test_nobody_passes_another_tenant(kept_for: str) -> None:
     world = warm(salt=kept_for)
     # As if the warming had been long ago.
-    world.core.book.tenants._next_tags.clear()
+    world.core.queue.fair_share._next_starts.clear()
     streams = [cold(world, salt="a"), alike(world, salt="b"), alike(world, salt="a")]
     # Turn by turn: a's, b's, a's.
     assert run(world) == streams
@@ -109,7 +109,7 @@ def test_nobody_passes_another_tenant(kept_for: str) -> None:
 def test_a_greedy_tenant_with_all_of_it_kept_does_not_delay_another() -> None:
     """If its requests passed its own cold one, which keeps its place, another tenant would wait for all of them."""
     world = warm(salt="greedy")
-    world.core.book.tenants._next_tags.clear()
+    world.core.queue.fair_share._next_starts.clear()
     first = cold(world, salt="greedy")
     others = [alike(world, salt="greedy") for _ in range(20)]
     another = cold(world, salt="another")
@@ -118,7 +118,7 @@ def test_a_greedy_tenant_with_all_of_it_kept_does_not_delay_another() -> None:
 
 def test_where_no_other_waits_a_tenant_may_pass_itself_again() -> None:
     world = warm(salt="a")
-    world.core.book.tenants._next_tags.clear()
+    world.core.queue.fair_share._next_starts.clear()
     first, other, second, kept = cold(world, salt="a"), cold(world, salt="b"), cold(world, salt="a"), 0
     kept = alike(world, salt="a")
     assert run(world) == [first, other, kept, second]
@@ -136,7 +136,7 @@ def test_nobody_passes_a_suspect_that_does_not_fit_yet() -> None:
     world.step()
     big = world.submit([201] * 33, max_new_tokens=1, ignore_eos=True)
     # As if its step had failed before: it is to run alone, and takes nine of eleven pages, of which three are in use.
-    [request] = world.core.book.of_id(f"r{big}")
+    [request] = world.core.queue.of_id(f"r{big}")
     world.core.suspects.add(request.handle)
     kept = alike(world)
     for _ in range(3):
@@ -153,13 +153,13 @@ def test_nobody_passes_who_waits_for_its_own_late_tokens() -> None:
     victim = world.submit([201] * 15, max_new_tokens=9, ignore_eos=True)
     world.tick()
     # Four of nine pages each, full with the second plan; the third takes the last one for the older request.
-    [waiting] = world.core.book.of_id(f"r{victim}")
-    assert (waiting.preemptions, waiting.late_plans) == (1, 2)
+    [waiting] = world.core.queue.of_id(f"r{victim}")
+    assert (waiting.preemptions, waiting.pending_plans) == (1, 2)
     kept = alike(world)
     world.apply()
     world.deliver()
     world.tick()
     # There is a plan more, and of the four pages that were left the one that is kept would do.
-    assert (len(world.sent), waiting.late_plans) == (4, 1)
+    assert (len(world.sent), waiting.pending_plans) == (4, 1)
     assert order(world) == [older, victim]
     assert run(world) == [older, victim, victim, kept]

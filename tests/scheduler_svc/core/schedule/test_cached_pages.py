@@ -148,7 +148,7 @@ def test_who_was_preempted_resumes_from_what_is_left(max_new_tokens: int, recomp
     for _ in range(3):
         world.step()
     # Eight of its positions were confirmed: two pages, both kept.
-    [waiting] = world.core.book.of_id("r2")
+    [waiting] = world.core.queue.of_id("r2")
     assert (waiting.row, waiting.computed, waiting.preemptions) == (0, 8, 1)
     world.run()
     world.check_all_ended()
@@ -207,7 +207,7 @@ def test_what_confirmed_steps_wrote_outlives_a_step_that_failed(status: int, nam
 
 def names(world: World) -> list[int]:
     """The pages that a hash names."""
-    return [page for page in range(1, world.shape.num_pages) if lane(world).pool.name(page)]
+    return [page for page in range(1, world.shape.num_pages) if lane(world).pool.hash_of(page)]
 
 
 def test_what_plans_behind_the_failed_one_were_to_write_is_void_too() -> None:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from scheduler_svc.core.messages.config import Admission, CoreConfig, Policy
 from scheduler_svc.core.schedule.policy import (
+    headroom,
     pages_of_next_steps,
-    pages_to_spare,
 )
 from scheduler_svc.core.state.lane_schedule import FIRST_SHARE, SHARE_DECAY, SHARE_RAISE, LaneSchedule
 from scheduler_svc.core.state.rows import Rows
@@ -24,7 +24,7 @@ from tests.scheduler_svc.core.world import World, info_of
 class Running:
     """A row whose next position is `begin`, which computes `left` more, and holds so many pages."""
 
-    begin: int
+    begins: int
     left: int
     held: int
 
@@ -33,8 +33,8 @@ def rows_of(running: Sequence[Running], page_size: int) -> Rows:
     rows = Rows(max(1, len(running)), page_size)
     for row, one in enumerate(running, start=1):
         rows.handle[row] = row
-        rows.planned[row] = rows.known[row] = one.begin
-        rows.last[row] = one.begin + one.left
+        rows.planned[row] = rows.known[row] = one.begins
+        rows.last[row] = one.begins + one.left
         rows.num_pages[row] = one.held
     return rows
 
@@ -48,7 +48,7 @@ def brute_force(running: Sequence[Running], page_size: int, steps: int = 0) -> i
             if step == one.left:
                 taken -= held[i]
         for i, one in enumerate(running):
-            if step < one.left and one.begin + step == held[i] * page_size:
+            if step < one.left and one.begins + step == held[i] * page_size:
                 held[i] += 1
                 taken += 1
         most = max(most, taken)
@@ -64,18 +64,18 @@ def exact(running: Sequence[Running], page_size: int, steps: int = 0) -> int:
     ("running", "most"),
     [
         # Page size 4. In the middle of its page, it crosses one edge.
-        ([Running(begin=5, left=9, held=2)], 1),
+        ([Running(begins=5, left=9, held=2)], 1),
         # It ends before that.
-        ([Running(begin=5, left=3, held=2)], 0),
-        ([Running(begin=5, left=4, held=2)], 1),
+        ([Running(begins=5, left=3, held=2)], 0),
+        ([Running(begins=5, left=4, held=2)], 1),
         # One that ends gives its pages back before the other needs one, or after.
-        ([Running(begin=5, left=9, held=2), Running(begin=5, left=3, held=2)], 0),
-        ([Running(begin=6, left=9, held=2), Running(begin=5, left=3, held=2)], 1),
-        ([Running(begin=6, left=9, held=2), Running(begin=6, left=2, held=2)], 0),
+        ([Running(begins=5, left=9, held=2), Running(begins=5, left=3, held=2)], 0),
+        ([Running(begins=6, left=9, held=2), Running(begins=5, left=3, held=2)], 1),
+        ([Running(begins=6, left=9, held=2), Running(begins=6, left=2, held=2)], 0),
         # Both of them, and both at once.
-        ([Running(begin=6, left=9, held=2), Running(begin=8, left=9, held=2)], 2),
+        ([Running(begins=6, left=9, held=2), Running(begins=8, left=9, held=2)], 2),
         # One that ends with a page that it has only just taken.
-        ([Running(begin=8, left=1, held=2), Running(begin=8, left=1, held=2)], 2),
+        ([Running(begins=8, left=1, held=2), Running(begins=8, left=1, held=2)], 2),
     ],
 )
 def test_worked_out_by_hand(running: list[Running], most: int) -> None:
@@ -86,8 +86,8 @@ def test_worked_out_by_hand(running: list[Running], most: int) -> None:
 def crowds(draw: st.DrawFn) -> tuple[list[Running], int]:
     page_size = draw(st.integers(1, 9))
     running = [
-        Running(begin=begin, left=draw(st.integers(0, 2 * page_size + 2)), held=-(-begin // page_size))
-        for begin in draw(st.lists(st.integers(1, 6 * page_size), min_size=1, max_size=12))
+        Running(begins=begins, left=draw(st.integers(0, 2 * page_size + 2)), held=-(-begins // page_size))
+        for begins in draw(st.lists(st.integers(1, 6 * page_size), min_size=1, max_size=12))
     ]
     return running, page_size
 
@@ -102,7 +102,7 @@ def test_it_is_what_a_simulation_of_all_rows_takes(crowd: tuple[list[Running], i
 @given(crowds(), st.data())
 def test_pages_held_ahead_are_not_taken_again(crowd: tuple[list[Running], int], data: st.DataObject) -> None:
     running, page_size = crowd
-    ahead = [Running(begin=one.begin, left=one.left, held=one.held + data.draw(st.integers(0, 2))) for one in running]
+    ahead = [Running(begins=one.begins, left=one.left, held=one.held + data.draw(st.integers(0, 2))) for one in running]
     assert exact(ahead, page_size) == brute_force(ahead, page_size)
 
 
@@ -111,21 +111,21 @@ def test_pages_held_ahead_are_not_taken_again(crowd: tuple[list[Running], int], 
 
 def test_what_stays_free_under_each_rule() -> None:
     info = info_of(Shape(page_size=4, num_pages=401))
-    rows = rows_of([Running(begin=6, left=80, held=2), Running(begin=5, left=40, held=2)], 4)
-    assert pages_to_spare(Admission.KNOWN, rows, info, 0.5) == 0
+    rows = rows_of([Running(begins=6, left=80, held=2), Running(begins=5, left=40, held=2)], 4)
+    assert headroom(Admission.KNOWN, rows, info, 0.5) == 0
     # Nobody is seated, whatever the arrays say.
-    assert pages_to_spare(Admission.HORIZON, rows, info, 0.5) == 0
+    assert headroom(Admission.HORIZON, rows, info, 0.5) == 0
     rows.num_seated = 2
-    assert pages_to_spare(Admission.KNOWN, rows, info, 0.5) == 0
-    assert pages_to_spare(Admission.WATERMARK, rows, info, 0.5) == 4
+    assert headroom(Admission.KNOWN, rows, info, 0.5) == 0
+    assert headroom(Admission.WATERMARK, rows, info, 0.5) == 4
     # A page each for certain; half of what they may say is 60 tokens.
-    assert pages_to_spare(Admission.HORIZON, rows, info, 0.0) == 2
-    assert pages_to_spare(Admission.HORIZON, rows, info, 0.5) == 15
+    assert headroom(Admission.HORIZON, rows, info, 0.0) == 2
+    assert headroom(Admission.HORIZON, rows, info, 0.5) == 15
     # With a window of 200, 80 and 40 tokens still; with one of 8 they take 2 and 3 before they give a page for each.
     wide = info_of(Shape(page_size=4, num_pages=401, window=200))
-    assert pages_to_spare(Admission.HORIZON, rows, wide, 0.5) == 15
+    assert headroom(Admission.HORIZON, rows, wide, 0.5) == 15
     sliding = info_of(Shape(page_size=4, num_pages=401, window=8))
-    assert pages_to_spare(Admission.HORIZON, rows, sliding, 0.5) == 2
+    assert headroom(Admission.HORIZON, rows, sliding, 0.5) == 2
 
 
 def test_the_expected_share_decays_with_each_planned_step() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tandem.internal.v1 import worker_pb2 as pb
 
-from scheduler_svc.core.schedule.policy import saving_pays
+from scheduler_svc.core.schedule.policy import swapping_pays
 from scheduler_svc.core.state.host_pool import HostPool
 from scheduler_svc.core.state.lane import Lane
 from tests.rigs.executor import Shape
@@ -84,7 +84,7 @@ def test_pages_are_saved_where_moving_them_twice_is_cheaper(
     host_pages: int, page_copy_us: float, token_us: float, pays: bool
 ) -> None:
     shape = replace(SHAPE, host_pages=host_pages, page_copy_us=page_copy_us, token_us=token_us)
-    assert saving_pays(info_of(shape)) is pays
+    assert swapping_pays(info_of(shape)) is pays
     world = scene(shape)
     world.run()
     world.check_all_ended()
@@ -245,9 +245,9 @@ def test_a_flush_forgets_what_is_there_and_counts_it() -> None:
 
 def test_what_was_used_longest_ago_gives_way() -> None:
     pool = HostPool(2)
-    assert [pool.save(name, name, suspect=False) for name in (b"a", b"b")] == [0, 1]
+    assert [pool.store(name, name, unverified=False) for name in (b"a", b"b")] == [0, 1]
     pool.touch(b"a")
-    assert pool.save(b"c", b"c", suspect=False) == 1
+    assert pool.store(b"c", b"c", unverified=False) == 1
     assert pool.find(b"b", b"b") is None
     found = pool.find(b"a", b"a")
     assert found is not None
@@ -256,17 +256,17 @@ def test_what_was_used_longest_ago_gives_way() -> None:
 
 def test_what_is_there_is_not_saved_again_and_tokens_are_compared() -> None:
     pool = HostPool(2)
-    assert pool.save(b"a", b"tokens", suspect=True) == 0
-    assert pool.save(b"a", b"tokens", suspect=False) is None
+    assert pool.store(b"a", b"tokens", unverified=True) == 0
+    assert pool.store(b"a", b"tokens", unverified=False) is None
     assert pool.find(b"a", b"others") is None
-    assert pool.is_suspect(b"a")
-    assert not pool.is_suspect(b"b")
+    assert pool.is_unverified(b"a")
+    assert not pool.is_unverified(b"b")
 
 
 def test_a_pool_of_nothing_takes_nothing() -> None:
     pool = HostPool(0)
-    assert pool.save(b"a", b"", suspect=False) is None
-    assert (pool.num_used, pool.forget_all()) == (0, 0)
+    assert pool.store(b"a", b"", unverified=False) is None
+    assert (pool.num_used, pool.evict_all()) == (0, 0)
 
 
 @given(st.integers(0, 3), st.lists(st.tuples(st.sampled_from(["save", "touch", "forget", "all"]), st.integers(0, 5))))
@@ -275,7 +275,7 @@ def test_it_behaves_as_a_list(num_slots: int, operations: list[tuple[str, int]])
     for what, number in operations:
         name = bytes([number])
         if what == "save":
-            slot = pool.save(name, name, suspect=False)
+            slot = pool.store(name, name, unverified=False)
             if name in names or not num_slots:
                 assert slot is None
                 continue
@@ -289,12 +289,12 @@ def test_it_behaves_as_a_list(num_slots: int, operations: list[tuple[str, int]])
             pool.touch(name)
             names.append(names.pop(names.index(name)))
         elif what == "forget":
-            pool.forget(name)
+            pool.evict(name)
             if name in names:
                 names.remove(name)
                 del slots[name]
         elif what == "all":
-            assert pool.forget_all() == len(names)
+            assert pool.evict_all() == len(names)
             names, slots = [], {}
         pool.audit()
         assert pool.num_used == len(names)

@@ -12,7 +12,7 @@ from scheduler_svc.core.schedule.plan_builder import Counters
 from scheduler_svc.core.schedule.planner import plan_step
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Move, Request
-from scheduler_svc.core.state.request_queue import RequestBook
+from scheduler_svc.core.state.request_queue import RequestQueue
 from tests.rigs.executor import Shape
 from tests.scheduler_svc.core.world import World, greedy
 
@@ -239,19 +239,22 @@ def two_prompts_under_way(token_budget: int, prompt_logprobs_from: int = 0, spar
         token_budget=token_budget,
         spare_logit_rows=spare_logit_rows,
     )
-    lane, book = Lane(worker="w", number=1, info=World(shape, join=False).info(), generation=1, now=0.0), RequestBook()
+    lane, queue = (
+        Lane(worker="w", number=1, info=World(shape, join=False).info(), generation=1, now=0.0),
+        RequestQueue(),
+    )
     for handle, length, priority in [(1, 9, 0), (2, 6, 1)]:
         request = bare_request(handle, length, priority, prompt_logprobs_from)
         request.move(Move.ADMIT)
         pages = lane.pool.allocate(lane.pages_for(length))
         assert pages is not None
         lane.rows.seat(request, pages, frontend_idx=1, first_position=0, held_from=0)
-    book.add(bare_request(3, 1, priority=2))
+    queue.add(bare_request(3, 1, priority=2))
     plan = plan_step(
         lane=lane,
-        book=book,
+        queue=queue,
         suspects=(),
-        rivals=(),
+        other_lanes=(),
         frontend_idx=lambda frontend: 1,
         counters=Counters(),
         policy=Policy(admission=Admission.KNOWN),

@@ -59,7 +59,7 @@ def test_a_prompt_that_ends_with_a_page_computes_that_page_in_one_of_its_own() -
     assert world.lane is not None
     # Pages 1 and 2 have the names; what came out the same has none and goes first.
     assert world.lane.pool.free_pages()[0] == 3
-    assert world.lane.pool.num_kept == 2
+    assert world.lane.pool.num_evictable == 2
 
 
 def test_one_token_that_is_left_decodes_at_once() -> None:
@@ -95,7 +95,7 @@ def test_a_page_has_its_name_when_the_plan_that_fills_it_is_made_and_not_before(
     for _ in range(3):
         world.tick()
         assert world.lane is not None
-        named.append([page for page in range(1, 32) if world.lane.pool.name(page)])
+        named.append([page for page in range(1, 32) if world.lane.pool.hash_of(page)])
         world.apply()
         world.deliver()
     assert [chunks(plan) for plan in world.sent] == [[(1, 0, 6)], [(1, 6, 6)], []]

@@ -207,7 +207,7 @@ def test_with_sinks_their_page_must_be_there_too() -> None:
     world.run()
     world.check_all_ended()
     assert starts(world)[1] == (20, [1, 0, 0, 4, 5, 6])
-    lane(world).pool.forget(1)
+    lane(world).pool.evict(1)
     world.submit([*text(21), 201], max_new_tokens=1, ignore_eos=True)
     world.run()
     assert beginnings(world)[2] == 0
@@ -230,7 +230,7 @@ def test_the_furthest_end_whose_window_is_there_counts(gone: list[int], hit: int
     world.submit(text(21), max_new_tokens=1, ignore_eos=True)
     world.run()
     for page in gone:
-        lane(world).pool.forget(page)
+        lane(world).pool.evict(page)
     world.submit([*text(21), 200], max_new_tokens=1, ignore_eos=True)
     world.run()
     world.check_all_ended()

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler_svc.core.messages.config import Admission, CoreConfig, Policy
-from scheduler_svc.core.state.fair_share import Tenants
+from scheduler_svc.core.state.fair_share import FairShare
 from scheduler_svc.core.state.request_queue import AGEING_TOKENS
 from tests.rigs.executor import Shape
 from tests.scheduler_svc.core.world import World, greedy
@@ -35,7 +35,7 @@ def run(world: World) -> list[int]:
     return order(world)
 
 
-# Tenants ----------------------------------------------------------------------------------------------------------
+# FairShare ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_tenant_alone_is_served_first_come_first_served() -> None:
@@ -113,7 +113,7 @@ def test_a_low_priority_is_reached_whatever_comes_before_it() -> None:
     low = world.submit([1], max_new_tokens=cost - 1, ignore_eos=True)
     # Its tenant's next ones stand at one, two, … quarters, less four of them.
     high = [world.submit([1, i], max_new_tokens=cost - 2, ignore_eos=True, priority=1) for i in range(6)]
-    while world.core.book.num_waiting or world.core.book.of_id("r7"):
+    while world.core.queue.num_waiting or world.core.queue.of_id("r7"):
         world.step()
         for stream in (low, *high):
             if world.streams[stream].tokens:
@@ -142,48 +142,57 @@ def test_who_was_preempted_keeps_its_place() -> None:
 
 
 def test_a_tag_is_where_the_tenant_or_the_service_stands_whichever_is_further() -> None:
-    tenants = Tenants()
-    assert [tenants.tag(b"a", 10), tenants.tag(b"a", 5), tenants.tag(b"b", 3), tenants.tag(b"a", 1)] == [0, 10, 0, 15]
-    tenants.admitted(12)
-    assert [tenants.tag(b"b", 1), tenants.tag(b"c", 1), tenants.tag(b"a", 1)] == [12, 12, 16]
+    fair_share = FairShare()
+    assert [
+        fair_share.enter(b"a", 10),
+        fair_share.enter(b"a", 5),
+        fair_share.enter(b"b", 3),
+        fair_share.enter(b"a", 1),
+    ] == [0, 10, 0, 15]
+    fair_share.admitted(12)
+    assert [fair_share.enter(b"b", 1), fair_share.enter(b"c", 1), fair_share.enter(b"a", 1)] == [12, 12, 16]
     # The service does not go back.
-    tenants.admitted(3)
-    assert tenants.tag(b"d", 1) == 12
+    fair_share.admitted(3)
+    assert fair_share.enter(b"d", 1) == 12
 
 
 def test_tenants_who_are_no_further_than_the_service_are_forgotten_and_it_makes_no_difference() -> None:
-    tenants = Tenants()
+    fair_share = FairShare()
     for i in range(200):
-        tenants.tag(i.to_bytes(2), 10)
-    tenants.tag(b"far", 1000)
-    tenants.admitted(50)
-    tenants.prune(num_live=100)
-    assert len(tenants._next_tags) == 201
-    tenants.prune(num_live=1)
-    assert tenants._next_tags == {b"far": 1000}
-    assert [tenants.tag((3).to_bytes(2), 1), tenants.tag(b"far", 1)] == [50, 1000]
+        fair_share.enter(i.to_bytes(2), 10)
+    fair_share.enter(b"far", 1000)
+    fair_share.admitted(50)
+    fair_share.prune(num_live=100)
+    assert len(fair_share._next_starts) == 201
+    fair_share.prune(num_live=1)
+    assert fair_share._next_starts == {b"far": 1000}
+    assert [fair_share.enter((3).to_bytes(2), 1), fair_share.enter(b"far", 1)] == [50, 1000]
 
 
 def test_where_too_many_are_further_than_the_service_it_moves_on_and_no_tenant_goes_back() -> None:
-    tenants = Tenants()
+    fair_share = FairShare()
     for i in range(200):
-        tenants.tag(i.to_bytes(2), 10 * (i + 1))
-    tenants.prune(num_live=3)
+        fair_share.enter(i.to_bytes(2), 10 * (i + 1))
+    fair_share.prune(num_live=3)
     # One for each that lives and 32 more stay; the others, and whoever is new, stand where the last forgotten stood.
-    assert sorted(tenants._next_tags.values()) == [10 * (i + 1) for i in range(165, 200)]
-    assert [tenants.tag(tenant, 1) for tenant in ((164).to_bytes(2), b"new", (199).to_bytes(2))] == [1650, 1650, 2000]
+    assert sorted(fair_share._next_starts.values()) == [10 * (i + 1) for i in range(165, 200)]
+    assert [fair_share.enter(tenant, 1) for tenant in ((164).to_bytes(2), b"new", (199).to_bytes(2))] == [
+        1650,
+        1650,
+        2000,
+    ]
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 9)), min_size=1, max_size=60))
 def test_while_all_have_work_no_tenant_gets_more_than_one_request_ahead(costs: list[tuple[int, int]]) -> None:
     """Start-time fair queueing's bound: what two tenants got in an interval in which both wait differs by no more than
     their two largest requests."""
-    tenants = Tenants()
-    queue = [(tenants.tag(bytes([tenant]), cost), i, tenant, cost) for i, (tenant, cost) in enumerate(costs)]
+    fair_share = FairShare()
+    queue = [(fair_share.enter(bytes([tenant]), cost), i, tenant, cost) for i, (tenant, cost) in enumerate(costs)]
     left = [sum(1 for tenant, _ in costs if tenant == one) for one in range(3)]
     got = [0, 0, 0]
     for tag, _, tenant, cost in sorted(queue):
-        tenants.admitted(tag)
+        fair_share.admitted(tag)
         got[tenant] += cost
         left[tenant] -= 1
         busy = [one for one in range(3) if left[one]]
@@ -202,4 +211,4 @@ def test_tenants_who_are_gone_do_not_pile_up(run: bool) -> None:
         else:
             world.cancel(stream)
     world.check_empty()
-    assert len(world.core.book.tenants._next_tags) <= 64
+    assert len(world.core.queue.fair_share._next_starts) <= 64

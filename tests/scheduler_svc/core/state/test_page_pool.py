@@ -26,7 +26,7 @@ def kept(pool: PagePool, count: int, first_name: int) -> list[int]:
     pages = pool.allocate(count)
     assert pages is not None
     for i, page in enumerate(pages):
-        assert pool.keep(page, bytes([first_name + i]), TOKENS)
+        assert pool.cache(page, bytes([first_name + i]), TOKENS)
     return pages
 
 
@@ -38,7 +38,7 @@ def test_what_no_hash_names_goes_first_then_what_was_left_longest_ago_tails_befo
     pool.release(first)
     pool.release(nameless)
     assert pool.free_pages() == [6, 7, 5, 4, 3, 2, 1]
-    assert (pool.num_unused, pool.num_kept, pool.num_used) == (7, 5, 0)
+    assert (pool.num_unused, pool.num_evictable, pool.num_used) == (7, 5, 0)
 
 
 def test_a_page_is_unused_when_its_last_holder_lets_go() -> None:
@@ -54,38 +54,38 @@ def test_a_page_is_unused_when_its_last_holder_lets_go() -> None:
 def test_a_kept_page_is_found_by_hash_and_tokens_until_it_is_handed_out() -> None:
     pool = PagePool(3)
     [page] = kept(pool, 1, 5)
-    assert not pool.keep(page, b"another", TOKENS), "it has a name"
+    assert not pool.cache(page, b"another", TOKENS), "it has a name"
     pool.release([page])
     assert pool.find(bytes([5]), TOKENS) == page
     assert pool.find(bytes([5]), b"others") == 0
     pool.share(page)
-    assert (pool.num_kept, pool.num_indexed) == (0, 1)
+    assert (pool.num_evictable, pool.num_cached) == (0, 1)
     pool.release([page])
     assert pool.allocate(2) == [2, page]
     assert pool.find(bytes([5]), TOKENS) == 0
-    assert pool.name(page) is None
+    assert pool.hash_of(page) is None
 
 
 def test_a_page_that_is_forgotten_stays_with_who_holds_it() -> None:
     pool = PagePool(3)
     [page] = kept(pool, 1, 5)
-    pool.forget(page)
-    assert (pool.page_named(bytes([5])), pool.references(page)) == (0, 1)
+    pool.evict(page)
+    assert (pool.page_with_hash(bytes([5])), pool.references(page)) == (0, 1)
     pool.release([page])
-    assert pool.num_kept == 0
-    assert pool.forget_all() == 0
+    assert pool.num_evictable == 0
+    assert pool.evict_all() == 0
 
 
 def test_pages_are_suspect_from_when_they_are_handed_out() -> None:
     pool = PagePool(4)
     pages = pool.allocate(2)
     assert pages is not None
-    assert pool.take_suspects(pages) == []
-    pool.mark_finite(2)
+    assert pool.take_unverified(pages) == []
+    pool.mark_verified(2)
     pool.release(pages)
     again = pool.allocate(3)
     assert again is not None
-    assert pool.take_suspects(again) == [1]
+    assert pool.take_unverified(again) == [1]
 
 
 def test_releasing_a_free_page_is_a_broken_invariant() -> None:
@@ -129,14 +129,14 @@ def test_it_behaves_as_plain_lists(operations: list[tuple[str, int]]) -> None:
         elif what == "keep" and page in held:
             name = bytes([number // 2])
             is_new = page not in names and name not in names.values()
-            assert pool.keep(page, name, TOKENS) is is_new
+            assert pool.cache(page, name, TOKENS) is is_new
             if is_new:
                 names[page] = name
         elif what == "forget":
-            pool.forget(page)
+            pool.evict(page)
             names.pop(page, None)
         assert pool.free_pages() == unused
-        assert (pool.num_unused, pool.num_kept) == (len(unused), sum(page in names for page in unused))
+        assert (pool.num_unused, pool.num_evictable) == (len(unused), sum(page in names for page in unused))
         assert all(pool.references(page) == held.count(page) for page in range(1, 8))
-        assert all(pool.name(page) == names.get(page) for page in range(1, 8))
+        assert all(pool.hash_of(page) == names.get(page) for page in range(1, 8))
         assert all(pool.find(name, TOKENS) == page for page, name in names.items())

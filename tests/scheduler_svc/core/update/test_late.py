@@ -23,8 +23,8 @@ def preempted(shape: Shape = SHAPE, *, faults: Faults | None = None, max_new_tok
     world.submit(VICTIM, max_new_tokens=max_new_tokens, **wish)
     world.tick(1.0)
     assert [sorted([*plan.chunk_rows, *plan.decode_rows]) for plan in world.sent] == [[1, 2], [1, 2], [1]]
-    [victim] = world.core.book.of_id("r2")
-    assert (victim.row, victim.late_plans, victim.late_samples) == (0, 2, 2)
+    [victim] = world.core.queue.of_id("r2")
+    assert (victim.row, victim.pending_plans, victim.pending_tokens) == (0, 2, 2)
     return world
 
 
@@ -40,7 +40,7 @@ def test_late_tokens_are_delivered_and_the_first_is_on_the_account() -> None:
     hear(world, 3.0)
     hear(world, 4.0)
     assert world.streams[2].tokens == list(TOKENS[:2])
-    assert world.core.book.waiting_tokens == 5
+    assert world.core.queue.waiting_tokens == 5
     world.run()
     world.check_all_ended()
     stats = world.end(2).stats
@@ -113,8 +113,8 @@ def test_offsets_go_on_after_a_second_preemption() -> None:
     world.join()
     world.submit([7, 8, 9], max_new_tokens=6, ignore_eos=True, priority=1)
     world.tick()
-    [victim] = world.core.book.of_id("r2")
-    assert (victim.row, victim.preemptions, victim.late_samples) == (0, 2, 2)
+    [victim] = world.core.queue.of_id("r2")
+    assert (victim.row, victim.preemptions, victim.pending_tokens) == (0, 2, 2)
     hear(world, 5.0)
     hear(world, 6.0)
     assert world.streams[2].tokens == list(TOKENS[:4])

@@ -172,8 +172,8 @@ def test_a_prompt_preempted_half_way_hears_its_late_pieces_and_goes_on_from_ther
     world.tick()
     # In the third plan the first one takes a page of the second one's four.
     assert [chunks_of(plan) for plan in world.sent] == [[(1, 0, 3), (2, 0, 2)], [(2, 2, 6)], []]
-    [victim] = world.core.book.of_id("r2")
-    assert (victim.row, victim.late_plans, victim.late_samples) == (0, 2, 0)
+    [victim] = world.core.queue.of_id("r2")
+    assert (victim.row, victim.pending_plans, victim.pending_tokens) == (0, 2, 0)
     while world.apply() | world.deliver():
         pass
     assert pieces_of(world, 2) == [(2, 1), (3, 6)]
@@ -191,9 +191,9 @@ def test_late_pieces_may_be_the_last() -> None:
     world.submit([1, 2, 3], max_new_tokens=8, ignore_eos=True)
     world.submit(prompt(8), max_new_tokens=2, ignore_eos=True, prompt_logprobs_from=1)
     world.tick()
-    [victim] = world.core.book.of_id("r2")
-    assert (victim.row, victim.late_samples, victim.prompt_logprobs_from) == (0, 1, 1)
-    assert world.core.book.head() is victim
+    [victim] = world.core.queue.of_id("r2")
+    assert (victim.row, victim.pending_tokens, victim.prompt_logprobs_from) == (0, 1, 1)
+    assert world.core.queue.head() is victim
     world.run()
     world.check_all_ended()
     assert pieces_of(world, 2) == [(1, 7)]
@@ -295,7 +295,11 @@ def test_where_nobody_wants_them_nothing_is_kept() -> None:
     world.tick()
     lane = world.lane
     assert lane is not None
-    assert (lane.rows.num_telling, lane.in_flight[0].num_logprobs, lane.in_flight[0].prompt_asks) == (0, None, ())
+    assert (lane.rows.num_with_logprobs, lane.in_flight[0].num_logprobs, lane.in_flight[0].wanted_prompt_logprobs) == (
+        0,
+        None,
+        (),
+    )
 
 
 def test_each_front_end_gets_its_own() -> None:
@@ -338,8 +342,8 @@ def test_late_tokens_bring_their_logprobs_and_those_of_the_dead_are_dropped() ->
     world.submit([1, 2, 3], max_new_tokens=6, ignore_eos=True, extras=ev.Extras(num_logprobs=5))
     world.submit([4, 5, 6], max_new_tokens=4, ignore_eos=True, extras=TWO_BEST)
     world.tick()
-    [victim] = world.core.book.of_id("r2")
-    assert (victim.row, victim.late_samples) == (0, 2)
+    [victim] = world.core.queue.of_id("r2")
+    assert (victim.row, victim.pending_tokens) == (0, 2)
     world.apply(), world.deliver()
     assert len(world.streams[2].logprobs) == 1
     world.check_content()

@@ -10,12 +10,12 @@ import numpy.typing as npt
 
 from scheduler_svc.core.messages.arrays import NO_IDS
 from scheduler_svc.core.messages.effects import Effect, End, Logprobs, StepOutput, TokenLogprobs
-from scheduler_svc.core.update.results import Delivery
+from scheduler_svc.core.update.results import StepTokens
 
 _NO_STREAMS = np.zeros(0, np.uint64)
 
 
-class Outbox:
+class OutputCollector:
     """Empty between events."""
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Outbox:
         """Takes in a terminal answer."""
         self._ends.setdefault(frontend, []).append(end)
 
-    def deliver(self, delivery: Delivery, frontends: Mapping[str, int]) -> list[Effect]:
+    def deliver(self, delivery: StepTokens, frontends: Mapping[str, int]) -> list[Effect]:
         """A step's tokens, each front end's with its own ends. `frontends` maps to the delivery's indices."""
         effects: list[Effect] = []
         alone = len(frontends) == 1

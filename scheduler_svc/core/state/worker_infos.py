@@ -22,7 +22,7 @@ class Served:
     recent_max_length: int
 
 
-class Offers:
+class WorkerInfos:
     """Changes only by its methods; `revision` counts the changes."""
 
     def __init__(self, max_wait_seconds: float) -> None:
