@@ -1,7 +1,7 @@
-"""What front ends are sent without asking: the served model, and whether requests can be taken at all.
+"""Announcements to front ends: the served model, and whether the core accepts requests.
 
-Owns what was sent last, so that each change is sent once. Front ends refuse by the status alone, before they parse a
-request: under overload a refusal must cost next to nothing.
+Owns the values that were sent last, so that each change is sent once. Front ends refuse requests by this status alone,
+before they parse them, because under overload a refusal must be cheap.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from scheduler_svc.core.state.worker_infos import Served
 
 
 class Announcer:
-    """Looks at the queue and the lanes; changes neither."""
+    """Reads the queue and the lanes; changes neither."""
 
     def __init__(self, config: CoreConfig, queue: RequestQueue, lanes: Lanes) -> None:
         self._config = config
@@ -25,7 +25,7 @@ class Announcer:
         self._sent_status = ("", "", 0)
 
     def greeting(self, frontend: str) -> list[Effect]:
-        """What a front end is sent when it joins."""
+        """The announcements for a front end that joins."""
         return [_model(frontend, self._lanes.worker_infos.served), self._status(frontend)]
 
     def changed_model(self, frontends: Iterable[str]) -> list[Effect]:
@@ -39,7 +39,7 @@ class Announcer:
     def changed_status(self, frontends: Iterable[str], now: float) -> list[Effect]:
         """The core's status for every front end, if it changed.
 
-        The numbers in a sentence change all the time; only whether there is a sentence counts as a change.
+        The numbers in the sentences change constantly, so only the presence of a sentence counts as a change.
         """
         queue_full, not_serving = self._queue_full(), self._lanes.crash_loop.cause(now)
         before = self._sent_status

@@ -1,7 +1,7 @@
-"""The core's door: may this request enter, and what does it become inside?
+"""Validates a Submit against the core's state, and makes its requests.
 
-Pure functions; owns nothing. What can never run is refused here with the arithmetic, so that nothing inside ever waits
-for pages or positions which do not exist. A request enters with all its samples or not at all.
+Pure functions; owns nothing. A request that can never run is refused here with the arithmetic, so an admitted request
+never waits for pages or positions that do not exist. A request is admitted with all its samples or not at all.
 """
 
 from collections.abc import Sequence
@@ -22,27 +22,32 @@ Refusal = tuple[RejectCode, str, str]
 
 
 def refusal(event: Submit, *, worker_infos: WorkerInfos, queue: RequestQueue, config: CoreConfig) -> Refusal | None:
-    """Why the request may not enter; None: it may. A worker has been proven at least once."""
+    """The reason for refusing the request, None if it is accepted. At least one worker was proven before."""
     if queue.of_id(event.request_id) or any(queue.by_stream(event.frontend, stream) for stream in event.streams):
         return RejectCode.DUPLICATE, "request_id", f"request_id {event.request_id!r} is live already"
     prompt, new = len(event.prompt), event.max_new_tokens
-    return _misfit(worker_infos, prompt, new) or _never(event, worker_infos, config) or _not_now(event, queue, config)
+    return (
+        _too_large(worker_infos, prompt, new)
+        or _invalid(event, worker_infos, config)
+        or _queue_full(event, queue, config)
+    )
 
 
 def total_tokens(worker_infos: WorkerInfos, prompt: int, max_new_tokens: int) -> int:
-    """Tokens at which such a request ends: as it asks, or where its worker has no position left; 0: none can run it.
+    """Length in tokens at which the request ends: as requested, or cut at a worker's max_length; 0 if none can run it.
 
-    Of several workers, present or recent, the one that takes it furthest counts. A length that the worker's own pool
-    cannot hold cuts nothing: on that worker the request does not fit.
+    Of several workers, present or recent, the one that allows the greatest length counts. A worker whose pool cannot
+    hold the length does not count: the pool cuts no request.
     """
     ends = [(info, min(prompt + max_new_tokens, info.max_length)) for info in worker_infos.known]
     return max((total for info, total in ends if prompt < total and info.holds(total)), default=0)
 
 
-def _misfit(worker_infos: WorkerInfos, prompt: int, max_new_tokens: int) -> Refusal | None:
-    """Why no worker can run such a request to its end; None: one that serves can, or none serves and the last could.
+def _too_large(worker_infos: WorkerInfos, prompt: int, max_new_tokens: int) -> Refusal | None:
+    """The refusal of a request that no worker can run to its end.
 
-    What only a worker that left a short while ago could hold is refused for the moment, not as invalid.
+    None if a present worker can, or if no worker is present and a recent one could. A request that only a worker which
+    left recently could hold is refused as NOT_READY, not as invalid.
     """
     present, recent = worker_infos.present, worker_infos.recent
     total = total_tokens(worker_infos, prompt, max_new_tokens)
@@ -54,7 +59,7 @@ def _misfit(worker_infos: WorkerInfos, prompt: int, max_new_tokens: int) -> Refu
             f"{_most_tokens(present)}, and a larger one left a short while ago"
         )
         return RejectCode.NOT_READY, "", reason
-    # The last word is the one of what serves, where anything does.
+    # The message gives the limits of the present workers, if there are any.
     info = max(present or recent, key=lambda info: (info.max_length, info.usable_pages))
     if prompt >= info.max_length:
         reason = f"the prompt has {prompt} tokens, and a new one makes {prompt + 1}; the limit is {info.max_length}"
@@ -74,8 +79,8 @@ def _most_tokens(infos: Sequence[WorkerInfo]) -> int:
     return max(info.max_length if info.window else min(info.max_length, pool) for info, pool in pools)
 
 
-def _never(event: Submit, worker_infos: WorkerInfos, config: CoreConfig) -> Refusal | None:
-    """What no patience helps."""
+def _invalid(event: Submit, worker_infos: WorkerInfos, config: CoreConfig) -> Refusal | None:
+    """The refusal of a request that is invalid at any time."""
     prompt, samples, info = len(event.prompt), event.num_samples, worker_infos.known[0]
     limit = most_samples(config)
     if samples > limit:
@@ -97,12 +102,12 @@ def _never(event: Submit, worker_infos: WorkerInfos, config: CoreConfig) -> Refu
 
 
 def most_samples(config: CoreConfig) -> int:
-    """Samples of one request that can ever be admitted."""
+    """The largest number of samples that one request may have."""
     return min(MAX_NUM_SAMPLES, config.max_waiting)
 
 
-def _not_now(event: Submit, queue: RequestQueue, config: CoreConfig) -> Refusal | None:
-    """What another moment may allow."""
+def _queue_full(event: Submit, queue: RequestQueue, config: CoreConfig) -> Refusal | None:
+    """The refusal of a request for which the queue has no room now."""
     prompt, samples, limit = len(event.prompt), event.num_samples, config.max_waiting
     if queue.num_waiting + samples > limit:
         more = f" and num_samples is {samples}" if samples > 1 else ""
@@ -118,11 +123,11 @@ def _not_now(event: Submit, queue: RequestQueue, config: CoreConfig) -> Refusal 
 def new_requests(
     event: Submit, *, first_handle: int, worker_infos: WorkerInfos, fair_share: FairShare, fair: bool, now: float
 ) -> list[Request]:
-    """The admitted samples, a request each; a handle is also its place in the order of arrival.
+    """One request for each sample. A handle is also the request's number in the order of arrival.
 
-    They share the prompt and all settings. What the prompt's tokens are likely to be is told once, with the first.
+    The samples share the prompt and all settings. Only the first one brings the logprobs of the prompt.
     """
-    # Page size and stop ids belong to the identity, which all workers share.
+    # Page size and stop ids are part of the identity, which all workers share.
     info = worker_infos.known[0]
     page_size, eos_token_ids = info.page_size, info.eos_token_ids
     wanted = len(event.prompt) + event.max_new_tokens
@@ -165,7 +170,7 @@ def new_requests(
 
 
 def _page_hashes(event: Submit, page_size: int) -> list[bytes]:
-    """Those of the prompt's full pages, as far as they came along; the rest is hashed when it is needed."""
+    """Hashes of the prompt's full pages that came with the request; others are computed when needed."""
     if not event.prefix_root:
         return []
     count = min(len(event.page_hashes) // HASH_BYTES, len(event.prompt) // page_size)

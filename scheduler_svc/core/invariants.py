@@ -1,6 +1,6 @@
-"""What must be true of the core after every event. `audit` checks all of it, in O(everything): for tests and replay.
+"""Invariants of the core after every event. `audit` checks all of them; it is slow, and for tests and replay.
 
-Owns nothing and changes nothing. Each broken rule is an AssertionError that names it.
+Owns nothing and changes nothing. A broken invariant raises an AssertionError that names it.
 """
 
 from collections import Counter
@@ -15,14 +15,14 @@ from scheduler_svc.core.state.rows import Rows, mix
 
 
 def audit(core: Scheduler) -> None:
-    """Raises AssertionError at the first rule that does not hold."""
+    """Raises AssertionError at the first invariant that does not hold."""
     _audit_queue(core)
     in_flight = {worker: _InFlightCounts(core, lane) for worker, lane in core.lanes.items()}
     for worker, lane in core.lanes.items():
         assert lane.worker == worker
         _audit_pages(lane)
         _audit_rows(core, lane, in_flight[worker])
-        _audit_prompt_asks(core, lane)
+        _audit_prompt_logprobs(core, lane)
     for request in core.queue:
         if not request.row:
             plans = sum(records.plans[request.handle] for records in in_flight.values())
@@ -34,7 +34,7 @@ def audit(core: Scheduler) -> None:
 
 
 class _InFlightCounts:
-    """How often each request stands in a lane's plans in flight, and among those that they sample."""
+    """How many of a lane's plans in flight name each request, and how many of them sample it."""
 
     def __init__(self, core: Scheduler, lane: Lane) -> None:
         assert len(lane.in_flight) <= core.config.plans_in_flight, "more plans in flight than allowed"
@@ -44,8 +44,10 @@ class _InFlightCounts:
             handles = record.handles.tolist()
             self.plans.update(handles)
             self.samples.update(handles[i] for i in record.sampled.tolist())
-            told = sum(wanted.count for wanted in record.wanted_prompt_logprobs)
-            assert len(record.sampled) + told <= lane.info.logit_rows, "a plan wants more logits than the worker tells"
+            num_wanted = sum(wanted.count for wanted in record.wanted_prompt_logprobs)
+            assert len(record.sampled) + num_wanted <= lane.info.logit_rows, (
+                "a plan wants more logit rows than the worker has"
+            )
 
 
 def _audit_queue(core: Scheduler) -> None:
@@ -53,7 +55,7 @@ def _audit_queue(core: Scheduler) -> None:
     waiting = [request for request in queue if request.phase is Phase.WAITING]
     assert queue.num_waiting == len(waiting), f"{queue.num_waiting} counted waiting, {len(waiting)} are"
     assert queue.waiting_tokens == sum(request.known for request in waiting), "waiting tokens miscounted"
-    assert sorted(r.handle for r in queue.waiting()) == sorted(r.handle for r in waiting), "queue lost somebody"
+    assert sorted(r.handle for r in queue.waiting()) == sorted(r.handle for r in waiting), "the queue lost a request"
     for request in queue:
         assert request.phase is not Phase.ENDED, f"{request.request_id} ended and is still live"
         assert (request.row > 0) == (request.phase is Phase.RUNNING), f"{request.request_id}: phase and row differ"
@@ -79,9 +81,9 @@ def _audit_pages(lane: Lane) -> None:
         )
     names = [pool.hash_of(page) for page in range(pool.num_pages)]
     named = {page: name for page, name in enumerate(names) if name is not None}
-    assert len(named) == pool.num_cached and len(set(named.values())) == len(named), "the index lost a page"
-    assert all(pool.page_with_hash(name) == page for page, name in named.items()), "the index names another page"
-    assert pool.num_evictable == sum(page in named for page in unused), "kept pages miscounted"
+    assert len(named) == pool.num_cached and len(set(named.values())) == len(named), "the prefix cache lost a page"
+    assert all(pool.page_with_hash(name) == page for page, name in named.items()), "a hash leads to another page"
+    assert pool.num_evictable == sum(page in named for page in unused), "evictable pages miscounted"
     lane.host.audit()
 
 
@@ -91,10 +93,10 @@ def _audit_rows(core: Scheduler, lane: Lane, in_flight: _InFlightCounts) -> None
     assert rows.num_seated == len(seated) and rows.num_free + len(seated) == rows.max_rows
     assert rows.handle[0] == 0, "row 0 is seated"
     assert rows.remaining_bound >= sum(rows.last[row] - rows.known[row] for row in seated), (
-        "rows have more left than they had"
+        "the bound on remaining positions is too low"
     )
     # Elements of lists: reading one of an array costs ten times as much, and there are many.
-    confirmed, planned, known, samples, last, proven, num_pages, plans, handles, telling, told_from = (
+    confirmed, planned, known, samples, last, proven, num_pages, plans, handles, num_logprobs, wanted_from = (
         array.tolist()
         for array in (
             rows.confirmed,
@@ -127,42 +129,42 @@ def _audit_rows(core: Scheduler, lane: Lane, in_flight: _InFlightCounts) -> None
         assert num_pages[row] * page_size >= planned[row], f"row {row} computes past its pages"
         held = lane.held_pages(row)
         assert len(set(held)) == len(held), f"row {row} holds a page twice"
-        _audit_names(lane, row, request)
-        assert telling[row] == request.sampling.num_logprobs
-        untold = _untold(told_from[row], confirmed[row], request.prompt_tokens)
-        assert request.prompt_logprobs_from == untold, (
-            f"row {row}: prompt logprobs told up to {request.prompt_logprobs_from}, confirmed up to {untold}"
+        _audit_cached_pages(lane, row, request)
+        assert num_logprobs[row] == request.sampling.num_logprobs
+        unsent = _next_unsent(wanted_from[row], confirmed[row], request.prompt_tokens)
+        assert request.prompt_logprobs_from == unsent, (
+            f"row {row}: prompt logprobs sent up to {request.prompt_logprobs_from}, confirmed up to {unsent}"
         )
-    num_with_logprobs = sum(telling[row] > 0 or told_from[row] > 0 for row in seated)
+    num_with_logprobs = sum(num_logprobs[row] > 0 or wanted_from[row] > 0 for row in seated)
     assert rows.num_with_logprobs == num_with_logprobs, "rows that want logprobs miscounted"
     assert rows.checksum == _slow_checksum(rows, planned, set(seated)), "the incremental checksum drifted"
 
 
-def _audit_names(lane: Lane, row: int, request: Request) -> None:
-    """Nothing of a row will be written into a page that the index names, and what it holds of its window is there."""
+def _audit_cached_pages(lane: Lane, row: int, request: Request) -> None:
+    """A row never writes a cached page, and holds the pages that its window reads."""
     rows, pool, page_size = lane.rows, lane.pool, lane.info.page_size
     planned, held_from = int(rows.planned[row]), int(rows.held_from[row])
     for page_idx, page in enumerate(rows.pages[row]):
         is_held = page_idx < lane.sink_pages or page_idx >= held_from
         if (page_idx + 1) * page_size > planned and is_held:
-            assert pool.hash_of(page) is None, f"row {row} will write page {page}, which is kept for others"
+            assert pool.hash_of(page) is None, f"row {row} will write page {page}, which is cached"
         if is_held and pool.hash_of(page) is not None and page_idx < len(request.page_hashes):
-            assert pool.hash_of(page) == request.page_hashes[page_idx], f"row {row}: page {page} has another past"
-    assert held_from <= max(lane.sink_pages, lane.first_seen_page(planned)), f"row {row} freed what it will read"
+            assert pool.hash_of(page) == request.page_hashes[page_idx], f"row {row}: page {page} has another prefix"
+    assert held_from <= max(lane.sink_pages, lane.first_seen_page(planned)), f"row {row} freed a page that it will read"
     assert int(rows.num_cached[row]) == int(rows.verified[row]) // page_size
     first = max(held_from, -(-int(rows.verified_from[row]) // page_size))
     sealed = rows.pages[row][first : int(rows.num_cached[row])]
-    assert not any(pool.is_unverified(page) for page in sealed), f"row {row}: a page that was read is suspect"
+    assert not any(pool.is_unverified(page) for page in sealed), f"row {row}: a page that was read is unverified"
 
 
-def _untold(first: int, computed: int, prompt_tokens: int) -> int:
-    """The first prompt position not told yet where they are wanted from `first` on; 0: none."""
+def _next_unsent(first: int, computed: int, prompt_tokens: int) -> int:
+    """The first prompt position whose logprob was not sent yet, given the first wanted one; 0 if none."""
     following = max(first, computed + 1)
     return following if first and following < prompt_tokens else 0
 
 
 def _slow_checksum(rows: Rows, planned: list[int], seated: set[int]) -> int:
-    """The seated rows' part from worker.proto's formula; ended rows' part as kept, their page lists are gone."""
+    """The checksum by worker.proto's formula; of ended rows, whose page lists are gone, the stored part."""
     words = [row << 40 ^ i << 20 ^ page for row in seated for i, page in enumerate(rows.pages[row])]
     total = int(mix(np.array(words, np.uint64)).sum())
     for row, weight in enumerate(_weights(rows.max_rows)):
@@ -172,13 +174,13 @@ def _slow_checksum(rows: Rows, planned: list[int], seated: set[int]) -> int:
 
 @cache
 def _weights(max_rows: int) -> tuple[int, ...]:
-    """W of each row; row 0 has none."""
+    """The weight W of each row; row 0 has none."""
     rows = np.arange(1, max_rows + 1, dtype=np.uint64)
     return 0, *(mix(rows << np.uint64(40) ^ np.uint64(0xFFFFF)) | np.uint64(1)).tolist()
 
 
-def _audit_prompt_asks(core: Scheduler, lane: Lane) -> None:
-    """What is in flight follows on what was told: nothing twice, nothing left out."""
+def _audit_prompt_logprobs(core: Scheduler, lane: Lane) -> None:
+    """Prompt logprobs in flight follow on those that were sent, without overlap or gap."""
     following = {request.handle: request.prompt_logprobs_from for request in core.queue}
     for wanted in (wanted for record in lane.in_flight for wanted in record.wanted_prompt_logprobs):
         if wanted.handle in following:
@@ -187,7 +189,7 @@ def _audit_prompt_asks(core: Scheduler, lane: Lane) -> None:
     for row in map(int, lane.rows.seated()):
         request = lane.rows.request_at(row)
         planned, first = int(lane.rows.planned[row]), int(lane.rows.prompt_logprobs_from[row])
-        told = following[request.handle]
-        assert _untold(first, planned, request.prompt_tokens) == (told if told < request.prompt_tokens else 0), (
-            f"row {row}: prompt logprobs up to {told} are asked for, {planned} positions are planned"
-        )
+        num_wanted = following[request.handle]
+        assert _next_unsent(first, planned, request.prompt_tokens) == (
+            num_wanted if num_wanted < request.prompt_tokens else 0
+        ), f"row {row}: prompt logprobs up to {num_wanted} are asked for, {planned} positions are planned"

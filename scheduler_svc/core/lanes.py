@@ -1,11 +1,11 @@
-"""The workers' side of the core: who serves, what was sent, what came back, and the one recovery.
+"""The lanes of all workers: joining, planning, reading results, and the one recovery.
 
-Owns the lanes, the generations and the suspects. It ends no request: it says whom a step ends.
+Owns the lanes, the generations and the suspects. It ends no request; it returns the requests that a step ends.
 
-Whatever goes wrong with a worker or a step (lost, failed, out of memory, out of step) is answered alike: its lane is
-reset, its requests go back to the queue with all they know, and whichever lane has room takes them over. Requests whose
-step failed are suspects: one at a time runs while all others of its lane pause, until it has sampled; one whose step
-fails alone ends. A worker that gets nothing right is sent away for a while.
+Every fault of a worker or a step (lost, failed, out of memory, out of sync) has the same recovery: the lane is reset,
+its requests go back to the queue with all known tokens, and any lane with room takes them over. Requests whose step
+failed are suspects: one suspect at a time runs, while the other rows of its lane pause, until it has sampled a token. A
+request whose step fails while it runs alone is ended. A worker that never succeeds is refused for a while.
 """
 
 from collections import deque
@@ -14,13 +14,13 @@ from statistics import median
 
 import numpy as np
 
+from scheduler_svc.core.check_join import frame_refusal, model_refusal, plan_bytes
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import MAX_LANES, CoreConfig
 from scheduler_svc.core.messages.reports import ResetCause
 from scheduler_svc.core.messages.worker_info import WorkerInfo
-from scheduler_svc.core.schedule import placement as routing
-from scheduler_svc.core.schedule.plan_size import largest_plan_bytes
+from scheduler_svc.core.schedule.placement import by_backlog
 from scheduler_svc.core.schedule.planner import plan_step
 from scheduler_svc.core.schedule.probation import probation_plan
 from scheduler_svc.core.state.counters import Counters
@@ -40,23 +40,24 @@ _CAUSES = {
     ev.StepStatus.OUT_OF_MEMORY: ResetCause.OUT_OF_MEMORY,
     ev.StepStatus.OUT_OF_SYNC: ResetCause.OUT_OF_SYNC,
 }
-# After these the worker holds what its confirmed steps wrote; after others nobody knows what it holds.
+# After these causes the pages of confirmed steps are still valid; after others the content of all pages is unknown.
 _KEEPING_CAUSES = (ResetCause.STEP_FAILED, ResetCause.OUT_OF_MEMORY)
 
 
 class Lanes:
-    """`of` worker: its lane. All serve one model, in one way."""
+    """All lanes serve the same model with the same attention pattern."""
 
     def __init__(self, config: CoreConfig, queue: RequestQueue) -> None:
         self._config = config
         self._queue = queue
         self.by_worker: dict[str, Lane] = {}
+        """Lanes by the worker's name, the longest joined first."""
         self.worker_infos = WorkerInfos(config.max_worker_wait_seconds)
         self.crash_loop = CrashLoop()
         self.last_loss: tuple[float, str] | None = None
-        """When a worker was last lost, and why."""
+        """Time and reason of the last loss of a worker."""
         self.suspects: set[int] = set()
-        """Handles of live requests."""
+        """Handles of live requests whose last step failed."""
         self.counters = Counters()
         self._generation = 0
         self._next_number = 1
@@ -65,7 +66,7 @@ class Lanes:
 
     @property
     def step_ms(self) -> float:
-        """Median of the last steps, plan sent to result read; 0 before the first."""
+        """Median duration of the last steps from plan sent to result read, in ms; 0 before the first."""
         return 1e3 * median(self._step_seconds) if self._step_seconds else 0.0
 
     def _totals(self) -> step_reports.Totals:
@@ -74,10 +75,10 @@ class Lanes:
     # Workers -------------------------------------------------------------------------------------------------
 
     def join(self, event: ev.WorkerJoined, now: float) -> list[fx.Effect]:
-        """Opens a lane for the worker, or says why not."""
+        """Opens a lane for the worker, or refuses it with a reason."""
         info, worker = event.info, event.worker
         effects: list[fx.Effect] = []
-        refusal = self._frame_too_large(info) or self._difference(info, worker)
+        refusal = frame_refusal(self._config, info) or self._model_refusal(info, worker)
         if worker in self.by_worker:
             what = "it came back as another" if refusal else "it joined again"
             effects += self.close(worker, what, now, is_death=False)
@@ -98,7 +99,7 @@ class Lanes:
         return effects
 
     def _prove(self, lane: Lane) -> list[fx.Effect]:
-        """From now on the lane takes requests, and its sizes count."""
+        """The lane takes requests from now on, and callers may rely on its sizes."""
         lane.prove()
         self._eos = np.array(lane.info.eos_token_ids, np.int32)
         self.worker_infos.update(self._proven_infos())
@@ -108,40 +109,10 @@ class Lanes:
     def _proven_infos(self) -> list[WorkerInfo]:
         return [lane.info for lane in self.by_worker.values() if lane.is_proven]
 
-    def _plan_bytes(self, info: WorkerInfo) -> int:
-        """Bytes up to which a plan for such a worker starts rows: half of a small frame stays for the rest of it."""
-        return min(self._config.max_plan_bytes, info.max_frame_bytes // 2)
-
-    def _frame_too_large(self, info: WorkerInfo) -> str:
-        """Why no plan bound can keep every plan within the worker's frames; empty: it can."""
-        needed = largest_plan_bytes(info, self._plan_bytes(info))
-        if needed <= info.max_frame_bytes:
-            return ""
-        return (
-            f"max_length is {info.max_length} and num_pages {info.num_pages}: a plan for them may have {needed} bytes; "
-            f"the worker takes frames of {info.max_frame_bytes}; choose a smaller max_length"
-        )
-
-    def _difference(self, info: WorkerInfo, worker: str) -> str:
-        """Why the worker may not serve beside the others, or after those before it; empty: it may."""
-        if self.worker_infos.served is None:
-            return ""
-        ours = self.worker_infos.served.info
-        if info.identity != ours.identity:
-            what = "weights, config or tokenizer differ"
-            if ours.page_size != info.page_size:
-                what = f"pages of {info.page_size} tokens instead of {ours.page_size}"
-            return (
-                f"this service serves {ours.model} (identity {ours.identity[:12]}); the worker brings "
-                f"{info.model} (identity {info.identity[:12]}): {what}; bring the same, or start the scheduler anew"
-            )
+    def _model_refusal(self, info: WorkerInfo, worker: str) -> str:
+        served = self.worker_infos.served
         others = [lane.info for name, lane in self.by_worker.items() if name != worker and lane.is_proven]
-        if others and (info.window, info.sink_tokens) != (others[0].window, others[0].sink_tokens):
-            return (
-                f"the workers that serve see {_sight(others[0])}; this one sees {_sight(info)}, so the same request "
-                "would be answered differently; bring the same, or start the scheduler anew"
-            )
-        return ""
+        return model_refusal(info, None if served is None else served.info, others)
 
     def close(
         self,
@@ -153,12 +124,12 @@ class Lanes:
         *,
         is_death: bool = True,
     ) -> list[fx.Effect]:
-        """The worker is gone: resets its lane and forgets it. `is_death`: it did not say goodbye."""
+        """The worker is gone: resets and removes its lane. `is_death` is False if the worker said that it leaves."""
         lane = self.by_worker[worker]
         effects = self._reset(lane, f"worker {worker} lost: {reason}", now, cause, compute_us)
         del self.by_worker[worker]
         self.last_loss = now, reason
-        # A stray that never served does not count while a worker serves.
+        # The death of a worker that never served does not count while another one serves.
         if is_death and (lane.is_proven or not self._proven_infos()):
             self.crash_loop.died(reason, now)
         if lane.is_proven:
@@ -169,7 +140,7 @@ class Lanes:
         return effects
 
     def next_timeout(self) -> float | None:
-        """When the first worker has been silent for too long; None: nobody serves."""
+        """Time at which the first worker times out, None if no worker has joined."""
         return min(map(self._timeout_of, self.by_worker.values()), default=None)
 
     def _timeout_of(self, lane: Lane) -> float:
@@ -179,7 +150,7 @@ class Lanes:
         return lane.heard_at + config.silence_timeout_seconds
 
     def expire_workers(self, now: float) -> list[fx.Effect]:
-        """Gives workers up that have been silent for too long; one that still lives may join again."""
+        """Closes the lanes of workers that timed out. A worker that still lives may join again."""
         effects: list[fx.Effect] = []
         for worker, lane in list(self.by_worker.items()):
             if now >= self._timeout_of(lane):
@@ -189,11 +160,11 @@ class Lanes:
         return effects
 
     def _reset(self, lane: Lane, reason: str, now: float, cause: ResetCause, compute_us: int) -> list[fx.Effect]:
-        """The one recovery. Requests keep all they know; plans in flight are void; nothing is resent."""
+        """The one recovery: requests keep all known tokens, plans in flight are void, and no message is sent again."""
         void = tuple(lane.in_flight)
         self._generation += 1
         self.counters.lane_reset()
-        # Whoever lost its row while plans named it waits for them no longer.
+        # A request that was preempted while plans named it no longer waits for their results.
         for handle in {handle for record in void for handle in record.handles.tolist()}:
             request = self._queue.by_handle(handle)
             if request is not None and not request.row:
@@ -207,23 +178,25 @@ class Lanes:
             effects.append(step_reports.reset(self._totals(), lane, self._queue, now, cause, void, compute_us))
         return effects
 
-    def _reset_or_send_away(
+    def _reset_or_refuse(
         self, lane: Lane, reason: str, now: float, cause: ResetCause, compute_us: int
     ) -> list[fx.Effect]:
-        """After a step that went wrong."""
+        """Handles a step that failed: resets the lane, or refuses the worker after too many resets in a row."""
         num_resets = lane.count_fruitless_reset()
         if num_resets < _MAX_FRUITLESS_RESETS:
             return self._reset(lane, reason, now, cause, compute_us)
         reason = f"{num_resets} resets in a row without one confirmed step, the last one: {reason}"
-        return self._send_away(lane, reason, now, cause, compute_us)
+        return self._refuse_for_now(lane, reason, now, cause, compute_us)
 
-    def _send_away(self, lane: Lane, reason: str, now: float, cause: ResetCause, compute_us: int) -> list[fx.Effect]:
-        """The worker may come back, but not at once."""
+    def _refuse_for_now(
+        self, lane: Lane, reason: str, now: float, cause: ResetCause, compute_us: int
+    ) -> list[fx.Effect]:
+        """Closes the lane; the worker may join again later."""
         refused = fx.WorkerRefused(worker=lane.worker, reason=reason, retry=True)
         return [*self.close(lane.worker, reason, now, cause, compute_us), refused]
 
     def flush(self) -> int:
-        """Forgets every page that is kept; returns how many there were."""
+        """Evicts every cached page; returns their number."""
         for lane in self.by_worker.values():
             lane.schedule.forget_lookups()
         return sum(lane.pool.evict_all() + lane.host.evict_all() for lane in self.by_worker.values())
@@ -231,17 +204,17 @@ class Lanes:
     # Steps ---------------------------------------------------------------------------------------------------
 
     def plan(self, frontends: Mapping[str, int], now: float) -> list[fx.Effect]:
-        """Plans until each lane has enough in flight or nothing can run."""
+        """Makes plans until each lane has `plans_in_flight` of them in flight, or nothing can run."""
         effects: list[fx.Effect] = []
         has_planned = True
         while has_planned:
             has_planned = False
-            for lane in routing.by_backlog(self.by_worker.values()):
+            for lane in by_backlog(self.by_worker.values()):
                 if len(lane.in_flight) >= self._config.plans_in_flight:
                     continue
                 if not lane.is_proven:
                     if not lane.in_flight:
-                        plan = probation_plan(lane, max_bytes=self._plan_bytes(lane.info), now=now)
+                        plan = probation_plan(lane, max_bytes=plan_bytes(self._config, lane.info), now=now)
                         effects.append(fx.SendPlan(worker=lane.worker, plan=plan))
                     continue
                 plan = plan_step(
@@ -252,7 +225,7 @@ class Lanes:
                     frontend_idx=frontends.__getitem__,
                     counters=self.counters,
                     policy=self._config.policy,
-                    max_bytes=self._plan_bytes(lane.info),
+                    max_bytes=plan_bytes(self._config, lane.info),
                     now=now,
                 )
                 if plan is not None:
@@ -263,7 +236,7 @@ class Lanes:
     def read(
         self, event: ev.StepDone, frontends: Mapping[str, int], now: float
     ) -> tuple[list[fx.Effect], StepTokens | None, list[Ending]]:
-        """Reads a result: what is to be done, the step's tokens if it went well, and whom it ends."""
+        """Reads a result. Returns effects, the step's tokens if it succeeded, and the requests that it ends."""
         lane = self.by_worker.get(event.worker)
         if lane is None:
             return [fx.AskRejoin(worker=event.worker)], None, []
@@ -275,12 +248,12 @@ class Lanes:
             expected = record.step if record else "none"
             what = f"a result for step {event.step} came, expected {expected}"
             cause = ResetCause.WRONG_STEP
-            return self._reset_or_send_away(lane, what, now, cause, event.compute_us), None, []
+            return self._reset_or_refuse(lane, what, now, cause, event.compute_us), None, []
         if event.status is not ev.StepStatus.OK:
             return self._failed(lane, event, {int(handle) for handle in record.handles}, now)
         if not is_valid(event, record, lane.info.vocab_size):
             what = f"its result for step {event.step} is malformed"
-            return self._send_away(lane, what, now, ResetCause.MALFORMED, event.compute_us), None, []
+            return self._refuse_for_now(lane, what, now, ResetCause.MALFORMED, event.compute_us), None, []
         lane.result_confirmed()
         if not lane.is_proven:
             return self._end_probation(lane, now), None, []
@@ -309,8 +282,8 @@ class Lanes:
         return [report], delivery, delivery.endings
 
     def _end_probation(self, lane: Lane, now: float) -> list[fx.Effect]:
-        """The lane's first step went well. Another worker may have been proven since it joined."""
-        difference = self._difference(lane.info, lane.worker)
+        """The lane's first step succeeded. The worker is compared again: another one may have been proven since."""
+        difference = self._model_refusal(lane.info, lane.worker)
         if not difference:
             return self._prove(lane)
         effects = self.close(lane.worker, difference, now, is_death=False)
@@ -321,7 +294,7 @@ class Lanes:
     ) -> tuple[list[fx.Effect], StepTokens | None, list[Ending]]:
         culprits = handles & self.suspects if len(handles) == 1 else set[int]()
         what = f"step {event.step} {event.status}: {event.detail}"
-        effects = self._reset_or_send_away(lane, what, now, _CAUSES[event.status], event.compute_us)
+        effects = self._reset_or_refuse(lane, what, now, _CAUSES[event.status], event.compute_us)
         if event.status in (ev.StepStatus.OUT_OF_SYNC, ev.StepStatus.SKIPPED):
             return effects, None, []
         for handle in culprits:
@@ -337,9 +310,3 @@ class Lanes:
 def _refused_for_good(worker: str, reason: str) -> list[fx.Effect]:
     note = fx.Note(message=f"worker {worker} refused: {reason}")
     return [note, fx.WorkerRefused(worker=worker, reason=reason, retry=False)]
-
-
-def _sight(info: WorkerInfo) -> str:
-    if not info.window:
-        return "the whole past"
-    return f"{info.window} tokens back and the first {info.sink_tokens}"

@@ -1,4 +1,7 @@
-"""How busy the core is, summed over its lanes. A pure look; owns nothing."""
+"""The load of the core, summed over its lanes.
+
+A pure function; owns nothing.
+"""
 
 from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.messages.reports import Load, WorkerLoad
@@ -7,7 +10,7 @@ from scheduler_svc.core.state.request_queue import RequestQueue
 
 
 def load_of(lanes: Lanes, queue: RequestQueue, output_tokens: int, now: float) -> Load:
-    """As of `now`; `output_tokens` were delivered since the start."""
+    """The load at `now`. `output_tokens` is the number emitted since the start."""
     lost_at, lost_reason = lanes.last_loss or (None, "")
     counters, each = lanes.counters, [_of_lane(lane) for lane in lanes.by_worker.values()]
     return Load(

@@ -1,13 +1,12 @@
 """The core: `handle(event, now) -> effects`, a pure state machine.
 
-Owns every request and front end, and through `Lanes` each worker's lane. Knows nothing of sockets, clocks or
-randomness: the same events at the same times give the same effects, always.
+Owns every request and front end, and through `Lanes` the lane of each worker. Knows nothing of sockets, clocks or
+randomness: the same events at the same times give the same effects.
 
-Theory of operation. Events change state and answer at once; only `Tick`, sent when the inbox is drained, expires what
-is due and plans, until each lane has `plans_in_flight` plans out or nothing is left to run. A result is read against
-the in-flight record of its plan. A token is emitted only when its step's result has come, so whatever becomes of a
-worker, nothing was emitted that a client could see twice. A request ends in exactly one terminal answer: Rejected, or
-an End.
+Theory of operation. An event changes state and is answered at once. `Tick` arrives when the inbox is empty; only then
+the core expires deadlines and makes plans, until each lane has `plans_in_flight` plans in flight or nothing can run. A
+result is read against the record of its plan. A token is emitted only after the result of its step arrived, so no
+failure of a worker makes a client see a token twice. A request ends with exactly one terminal answer: Rejected or End.
 """
 
 from collections.abc import Callable
@@ -30,7 +29,7 @@ from scheduler_svc.core.update.results import Ending
 
 
 class Scheduler:
-    """See the module's docstring. Public state is for audits and tests; only `handle` changes it."""
+    """The state machine. Its public state is for audits and tests; only `handle` changes it."""
 
     def __init__(self, config: CoreConfig) -> None:
         self.config = config
@@ -38,7 +37,7 @@ class Scheduler:
         self._lanes = Lanes(config, self.queue)
         self.draining = False
         self.frontends: dict[str, int] = {}
-        """Live front ends and their index; indices are never used twice."""
+        """Index of each live front end by name; an index is never used twice."""
         self.output_tokens = 0
         self._next_handle = 1
         self._next_frontend = 1
@@ -65,7 +64,7 @@ class Scheduler:
 
     @property
     def lanes(self) -> dict[str, Lane]:
-        """The lane of each worker that serves, by the worker's name, the longest joined first."""
+        """Lanes by the worker's name, the longest joined first."""
         return self._lanes.by_worker
 
     @property
@@ -75,17 +74,17 @@ class Scheduler:
 
     @property
     def counters(self) -> Counters:
-        """Since the start."""
+        """Counts since the start."""
         return self._lanes.counters
 
     @property
     def info(self) -> WorkerInfo | None:
-        """The largest worker that serves, or the last one; None until a worker is proven."""
+        """The largest worker that serves, else the last one that served; None until a worker is proven."""
         served = self._lanes.worker_infos.served
         return None if served is None else served.info
 
     def handle(self, event: ev.Event, now: float) -> list[fx.Effect]:
-        """Takes one event at time `now` (seconds, never backwards); returns what is to be done, in order."""
+        """Handles one event at time `now` (seconds, never decreasing); returns the effects in order."""
         effects = self._handlers[type(event)](event, now)
         if self._lanes.worker_infos.revision != self._seen_revision:
             effects += self._on_offers_changed(now)
@@ -93,7 +92,7 @@ class Scheduler:
         return effects
 
     def next_wake(self) -> float | None:
-        """When a Tick is due although nothing happens; None: never."""
+        """Time at which a Tick is due even if no event arrives; None if none is."""
         moments = (self.queue.next_due(), self._lanes.next_timeout(), self._lanes.worker_infos.next_expiry())
         return min((at for at in moments if at is not None), default=None)
 
@@ -101,7 +100,7 @@ class Scheduler:
 
     def _on_submit(self, event: ev.Submit, now: float) -> list[fx.Effect]:
         if event.frontend not in self.frontends:
-            message = "the core does not know this front end (any more); it must say hello first"
+            message = "this front end is not registered with the core; it must send Hello first"
             return [
                 fx.Rejected(
                     frontend=event.frontend,
@@ -135,7 +134,7 @@ class Scheduler:
         return [fx.Admitted(frontend=event.frontend, stream=event.stream, requests_ahead=ahead)]
 
     def _refusal(self, event: ev.Submit, now: float) -> Refusal | None:
-        """Why the request may not enter: code, field, sentence. None: it may."""
+        """Code, field and sentence of the refusal; None if the request is accepted."""
         if self.info is None:
             return fx.RejectCode.NOT_READY, "", "no worker has joined yet"
         if self.draining:
@@ -147,7 +146,7 @@ class Scheduler:
     def _on_cancel(self, event: ev.Cancel, now: float) -> list[fx.Effect]:
         request = self.queue.by_stream(event.frontend, event.stream)
         if request is not None:
-            self._forget(request)
+            self._remove(request)
         return []
 
     def _on_finish(self, event: ev.Finish, now: float) -> list[fx.Effect]:
@@ -175,8 +174,8 @@ class Scheduler:
         stop_token_id: int | None = None,
         output_tokens: int | None = None,
     ) -> None:
-        """Ends a live request in every phase: frees it, forgets it, and queues its one terminal answer."""
-        in_flight = self._forget(request)
+        """Ends a live request in any phase: frees its row and pages, removes it, and adds its one terminal answer."""
+        in_flight = self._remove(request)
         delivered = request.num_outputs
         kept = delivered if output_tokens is None else min(output_tokens, delivered)
         stats = request.stats(now=now, output_tokens=kept, discarded_tokens=in_flight + delivered - kept)
@@ -191,8 +190,8 @@ class Scheduler:
             ),
         )
 
-    def _forget(self, request: Request) -> int:
-        """Frees a live request without an answer; returns how many samples are still in flight for it."""
+    def _remove(self, request: Request) -> int:
+        """Removes a live request without an answer; returns its tokens that are still in flight."""
         if request.phase is Phase.RUNNING:
             self.lanes[request.worker].leave(request, Move.END)
         else:
@@ -221,7 +220,7 @@ class Scheduler:
     def _drop_frontend(self, frontend: str) -> None:
         if self.frontends.pop(frontend, None) is not None:
             for request in self.queue.of_frontend(frontend):
-                self._forget(request)
+                self._remove(request)
 
     def _on_load_query(self, event: ev.LoadQuery, now: float) -> list[fx.Effect]:
         load = load_of(self._lanes, self.queue, self.output_tokens, now)
@@ -241,14 +240,14 @@ class Scheduler:
         return self._lanes.close(event.worker, event.reason, now, is_death=not event.is_orderly)
 
     def _on_offers_changed(self, now: float) -> list[fx.Effect]:
-        """A worker serves, one left, or one that left is not waited for any longer."""
+        """A worker serves now, one left, or the wait for one that left is over."""
         self._seen_revision = self._lanes.worker_infos.revision
         for request in self.queue:
             self._update_worker_wait(request, now)
         return self._announcer.changed_model(self.frontends)
 
     def _update_worker_wait(self, request: Request, now: float) -> None:
-        """Keeps since when no worker could hold the request, and the moment at which that was too long."""
+        """Starts or ends the request's wait for a worker that can hold it."""
         if request.phase is Phase.RUNNING or any(
             info.holds(request.total_length) for info in self._lanes.worker_infos.present
         ):
@@ -302,7 +301,7 @@ class Scheduler:
                 self._end_worker_wait(request, now)
 
     def _end_worker_wait(self, request: Request, now: float) -> None:
-        """Ends a request that no worker could hold for too long; the wait restarts if one could meanwhile."""
+        """Ends a request that no worker could hold for `max_worker_wait_seconds`. The wait may have restarted since."""
         limit, since = self.config.max_worker_wait_seconds, request.unheld_since
         ends_at = request.wait_deadline_came(now, limit)
         if since is None or ends_at is None:

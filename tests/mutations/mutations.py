@@ -76,8 +76,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "bypass-read-ignored",
         "who wants nothing that was kept gets it",
         "schedule/prefix_match",
-        "    return _kept(lane, request) if request.cache_read else NO_MATCH\n",
-        "    return _kept(lane, request)\n",
+        "    return _cached(lane, request) if request.cache_read else NO_MATCH\n",
+        "    return _cached(lane, request)\n",
     ),
     _core(
         "bypass-write-ignored",
@@ -129,9 +129,9 @@ MUTATIONS: tuple[Mutation, ...] = (
         "_KEEPING_CAUSES = (ResetCause.STEP_FAILED, ResetCause.OUT_OF_MEMORY)\n",
         "_KEEPING_CAUSES = tuple(ResetCause)\n",
         (
-            "        refusal = self._frame_too_large(info) or self._difference(info, worker)\n",
+            "        refusal = frame_refusal(self._config, info) or self._model_refusal(info, worker)\n",
             "        before = self.by_worker.get(worker)\n"
-            "        refusal = self._frame_too_large(info) or self._difference(info, worker)\n",
+            "        refusal = frame_refusal(self._config, info) or self._model_refusal(info, worker)\n",
         ),
         (
             "        self.by_worker[worker] = lane\n",
@@ -202,7 +202,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "saves-of-no-plan",
         "what a preemption was to save counts as saved though no plan was made",
         "schedule/planner",
-        "                lane.host.evict(page_hash)  # no plan carries it there\n",
+        "                lane.host.evict(page_hash)  # no plan copies the page there\n",
         "                pass\n",
     ),
     _core(
@@ -245,8 +245,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "a-late-token-delivered-twice",
         "a preempted request is admitted while a plan in flight samples for it",
         "schedule/admit",
-        "        if request.pending_plans:\n            if lane.awaits",
-        "        if False:\n            if lane.awaits",
+        "    if request.pending_plans:\n",
+        "    if False:\n",
     ),
     _core(
         "a-late-token-dropped",
@@ -295,8 +295,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "eos-one-token-early",
         "a model's own end counts before min_new_tokens are out",
         "update/results",
-        "    suspicious = (is_eos | rows.has_stops[rows_s]) & (known > rows.min_known[rows_s])\n",
-        "    suspicious = (is_eos | rows.has_stops[rows_s]) & (known > rows.min_known[rows_s] + 1)\n",
+        "    may_end = (is_eos | rows.has_stops[rows_s]) & (known > rows.min_known[rows_s])\n",
+        "    may_end = (is_eos | rows.has_stops[rows_s]) & (known > rows.min_known[rows_s] + 1)\n",
     ),
     _core(
         "plan-without-a-size",

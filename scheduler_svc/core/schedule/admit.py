@@ -1,25 +1,45 @@
-"""Whom a step admits: the next in order that a row, pages, budget and logits are there for.
+"""Admits waiting requests to a plan while rows, pages, token budget and logit rows last.
 
-Owns no state. Whole sequences only: admission by the first chunk alone thrashes, prompts throwing each other out
-half-way. Beside them stays free what `policy.headroom` says. One that does not fit keeps those behind it out; one
-that waits for something of its own (logits, a sibling's prompt, another lane) is passed by.
+Owns no state. A request is admitted only if there are pages for all of its known tokens: admission by the first chunk
+alone thrashes, because prompts preempt each other half-way. `policy.headroom` pages stay free beside that. A request
+that does not fit keeps those behind it out. A request that waits for something of its own (logit rows, a sibling's
+prompt, another lane) is skipped.
 """
 
 from collections.abc import Collection, Sequence
-from itertools import takewhile
+from dataclasses import dataclass
+from enum import Enum
 
 from scheduler_svc.core.messages.config import Policy
+from scheduler_svc.core.schedule.admission_order import AdmissionOrder
 from scheduler_svc.core.schedule.placement import OtherLanes
 from scheduler_svc.core.schedule.plan_builder import PlanBuilder
-from scheduler_svc.core.schedule.policy import MAX_PASSED_OVER, chunk_tokens, headroom, headroom_bound
+from scheduler_svc.core.schedule.policy import chunk_tokens, headroom, headroom_bound
 from scheduler_svc.core.schedule.prefix_match import NO_MATCH, PrefixMatch, match_prefix
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Request
 from scheduler_svc.core.state.request_queue import RequestQueue
 
 
+class _Refusal(Enum):
+    """Why a request is not admitted to this plan, and what follows for those behind it."""
+
+    SKIP = "it waits for something of its own; the next request is considered"
+    STOP = "it goes first, and cannot be started yet; no further request is admitted"
+
+
+@dataclass(frozen=True, slots=True)
+class _Take:
+    """The request starts after its prefix match and computes `count` positions in this step."""
+
+    matched: PrefixMatch
+    count: int
+    pages: int
+    """Unused pages that it needs."""
+
+
 def admit(builder: PlanBuilder, suspects: Collection[int], other_lanes: Sequence[Lane], policy: Policy) -> None:
-    """Seats waiting requests while anything fits."""
+    """Gives rows to waiting requests until one does not fit."""
     lane, queue = builder.lane, builder.queue
     if not queue.num_waiting or not lane.rows.num_free or builder.budget <= 0 or not lane.pool.num_unused:
         return
@@ -27,77 +47,97 @@ def admit(builder: PlanBuilder, suspects: Collection[int], other_lanes: Sequence
     if head is None or _is_blocked(lane, head):
         return
     lane.schedule.unblock()
-    chooser = _Chooser(builder, policy, suspects)
+    order = AdmissionOrder(lane, queue, suspects, cache_aware=policy.cache_aware)
     others = OtherLanes([other for other in other_lanes if not other.is_overdue(builder.now)])
     while lane.rows.num_free and builder.budget > 0:
-        request = chooser.next_up()
+        request = order.next()
         if request is None or request.handle in suspects:
             return
-        if request.pending_plans:
-            if lane.awaits(request):
-                return
-            chooser.skip(request)  # another lane's, which may never answer
-            continue
-        if not lane.info.holds(request.total_length):
-            chooser.skip(request)
-            if _is_misfit(request, lane, other_lanes):
+        verdict = _judge(builder, request, others, policy)
+        if verdict is _Refusal.SKIP:
+            order.skip(request)
+            if not request.pending_plans and _is_misfit(request, lane, other_lanes):
                 queue.set_aside(request)
-            continue
-        if request.prompt_logprobs_from and not builder.room.has(lane.info.chunk_align):
-            chooser.skip(request)
-            continue
-        siblings = queue.of_id(request.request_id)
-        matched = match_prefix(
-            lane, request, siblings, [start.row for start in builder.starts] if len(siblings) > 1 else ()
-        )
-        if matched is None or others.start_sooner(lane, request, matched):
-            chooser.skip(request)
-            continue
-        if not builder.has_bytes_for(request, lane.pages_for(request.known)):
-            return  # the next plan starts it
-        count = _first_chunk(builder, request, matched, policy)
-        if count == 0:
+        elif verdict is _Refusal.STOP:
             return
-        pages, unused = _pages_needed(lane, request, matched, count), lane.pool.num_unused
-        if pages > unused or not _leaves_enough(lane, policy, unused - pages):
-            if chooser.go_by_the_queue(request):
+        elif not _has_room(lane, policy, verdict):
+            if order.stop_overtaking(request):
                 continue
-            # Who was skipped may be ready by the next plan, so then everybody is looked at again.
-            handle, seated = 0 if chooser.has_skipped else head.handle, lane.rows.num_seated
-            lane.schedule.block(handle, step=lane.step, num_seated=seated, pages=pages)
+            # A request that was skipped may be ready when the next plan is made, so the head is checked again then.
+            handle = 0 if order.has_skipped else head.handle
+            lane.schedule.block(handle, step=lane.step, num_seated=lane.rows.num_seated, pages=verdict.pages)
             return
-        chooser.took(request)
-        _seat(builder, request, matched, count)
+        else:
+            order.admitted(request)
+            _start(builder, request, verdict)
 
 
-def set_aside_misfits(queue: RequestQueue, lane: Lane, others: Sequence[Lane]) -> None:
-    """Puts the queue's head aside while no lane can ever run it, so that whoever is behind it is the head."""
-    while (head := queue.head()) is not None and _is_misfit(head, lane, others):
-        queue.set_aside(head)
+def _judge(builder: PlanBuilder, request: Request, others: OtherLanes, policy: Policy) -> _Take | _Refusal:
+    """Whether the request could start in this plan, apart from free pages."""
+    lane = builder.lane
+    if request.pending_plans:
+        # Its plans in flight bring tokens first. Those of another lane may never be answered.
+        return _Refusal.STOP if lane.awaits(request) else _Refusal.SKIP
+    if not lane.info.holds(request.total_length):
+        return _Refusal.SKIP
+    if request.prompt_logprobs_from and not builder.logits.has(lane.info.chunk_align):
+        return _Refusal.SKIP
+    siblings = builder.queue.of_id(request.request_id)
+    newly_seated = [start.row for start in builder.starts] if len(siblings) > 1 else ()
+    matched = match_prefix(lane, request, siblings, newly_seated)
+    if matched is None or others.start_sooner(lane, request, matched):
+        return _Refusal.SKIP
+    if not builder.has_bytes_for(request, lane.pages_for(request.known)):
+        return _Refusal.STOP  # the next plan starts it
+    count = _first_chunk(builder, request, matched, policy)
+    if count == 0:
+        return _Refusal.STOP
+    return _Take(matched, count, _pages_needed(lane, request, matched, count))
 
 
-def _is_misfit(request: Request, lane: Lane, others: Sequence[Lane]) -> bool:
-    return not any(one.info.holds(request.total_length) for one in (lane, *others))
+def _has_room(lane: Lane, policy: Policy, take: _Take) -> bool:
+    """Whether enough unused pages are left for the running rows once the request has its own."""
+    num_left = lane.pool.num_unused - take.pages
+    if num_left < 0:
+        return False
+    state = policy.admission, lane.rows, lane.info, lane.schedule.expected_share
+    return headroom_bound(*state) <= num_left or headroom(*state) <= num_left
+
+
+def _start(builder: PlanBuilder, request: Request, take: _Take) -> None:
+    matched = take.matched
+    row = builder.seat(request, matched, _end_of_pages(builder.lane, request, matched, take.count))
+    if request.known - matched.first_position == 1:
+        builder.decode_at_once(row)
+    else:
+        builder.chunk(row, matched.first_position, take.count)
 
 
 def admit_alone(builder: PlanBuilder, request: Request) -> int:
-    """Seats a suspect, the queue's head, computing everything anew: what was kept may be what broke its step.
+    """Seats the queue's head, a suspect, without cached pages: one of them may have broken its step.
 
-    Returns its row; 0 where it does not fit. Its chunk is cut when its turn comes.
+    Returns its row, 0 if it does not fit. The planner gives it its chunk afterwards.
     """
     lane, info = builder.lane, builder.lane.info
     if not lane.rows.num_free or request.pending_plans or not info.holds(request.total_length):
         return 0
-    count = _chunk_with_pages(lane, request, NO_MATCH, info.token_budget, to_spare=0)
+    count = _chunk_with_pages(lane, request, NO_MATCH, info.token_budget, headroom_pages=0)
     if _pages_needed(lane, request, NO_MATCH, count) > lane.pool.num_unused:
         return 0
     return builder.seat(request, NO_MATCH, _end_of_pages(lane, request, NO_MATCH, count))
 
 
-def _leaves_enough(lane: Lane, policy: Policy, num_left: int) -> bool:
-    """Whether so many unused pages are enough for those who run."""
-    standing = policy.admission, lane.rows, lane.info, lane.schedule.expected_share
-    return headroom_bound(*standing) <= num_left or headroom(*standing) <= num_left
+# The head of the queue -------------------------------------------------------------------------------------------
+
+
+def set_aside_misfits(queue: RequestQueue, lane: Lane, other_lanes: Sequence[Lane]) -> None:
+    """Sets the queue's head aside while no lane can ever run it, so that the request behind it becomes the head."""
+    while (head := queue.head()) is not None and _is_misfit(head, lane, other_lanes):
+        queue.set_aside(head)
+
+
+def _is_misfit(request: Request, lane: Lane, other_lanes: Sequence[Lane]) -> bool:
+    return not any(one.info.holds(request.total_length) for one in (lane, *other_lanes))
 
 
 def _is_blocked(lane: Lane, head: Request) -> bool:
@@ -107,121 +147,48 @@ def _is_blocked(lane: Lane, head: Request) -> bool:
     )
 
 
+# Sizes -------------------------------------------------------------------------------------------------------------
+
+
 def _first_chunk(builder: PlanBuilder, request: Request, matched: PrefixMatch, policy: Policy) -> int:
-    """Positions that the request would compute in this step; 0: the budget has no room for it."""
+    """Positions that the request would compute in this step; 0 if the token budget has no room."""
     lane = builder.lane
-    remaining = request.known - matched.first_position
-    if remaining == 1:
+    if request.known - matched.first_position == 1:
         return 1
-    to_spare = headroom(policy.admission, lane.rows, lane.info, lane.schedule.expected_share) if lane.info.window else 0
-    count = _chunk_with_pages(lane, request, matched, builder.budget, to_spare=to_spare)
+    headroom_pages = 0
+    if lane.info.window:
+        headroom_pages = headroom(policy.admission, lane.rows, lane.info, lane.schedule.expected_share)
+    count = _chunk_with_pages(lane, request, matched, builder.budget, headroom_pages=headroom_pages)
     if count and request.prompt_logprobs_from:
-        count = builder.room.cut(request, matched.first_position, count, lane.info.chunk_align)
+        count = builder.logits.cut(request, matched.first_position, count, lane.info.chunk_align)
     return count
 
 
-def _chunk_with_pages(lane: Lane, request: Request, matched: PrefixMatch, budget: int, *, to_spare: int) -> int:
-    """Positions of a first chunk that the budget, and with a window the unused pages but those, have room for."""
+def _chunk_with_pages(lane: Lane, request: Request, matched: PrefixMatch, budget: int, *, headroom_pages: int) -> int:
+    """Positions of a first chunk within the token budget and, with a window, within the unused pages."""
     align = lane.info.chunk_align
     count = chunk_tokens(remaining=request.known - matched.first_position, budget=budget, align=align)
     if lane.info.window:
-        # Its pages come chunk by chunk, so that a text may be longer than the pool; one that took all that is unused
-        # would wait for the last of those who run.
-        pages = len(matched.pages) + lane.pool.num_unused - _num_unheld(lane, matched) - matched.num_loaded - to_spare
-        count = min(count, max(0, pages * lane.info.page_size - matched.first_position) // align * align or count)
+        # With a window pages are allocated chunk by chunk, so that a prompt may be longer than the pool. A chunk that
+        # took every unused page would wait until the last running row ends.
+        unused = lane.pool.num_unused - _num_unreferenced(lane, matched) - matched.num_loaded - headroom_pages
+        end = (len(matched.pages) + unused) * lane.info.page_size
+        count = min(count, max(0, end - matched.first_position) // align * align or count)
     return count
 
 
 def _end_of_pages(lane: Lane, request: Request, matched: PrefixMatch, count: int) -> int:
-    """Up to where pages are handed out at once: all that it knows; with a window, its first chunk."""
+    """The position before which pages are allocated at once: all known tokens; with a window, the first chunk."""
     return matched.first_position + count if lane.info.window else request.known
 
 
 def _pages_needed(lane: Lane, request: Request, matched: PrefixMatch, count: int) -> int:
-    """Unused pages that seating the request takes, with a window also those of its later chunks."""
+    """Unused pages that the request takes; with a window, those of its later chunks too."""
     own = lane.pages_for(_end_of_pages(lane, request, matched, count)) - len(matched.pages) + matched.num_loaded
-    return max(own, lane.info.pages_at_once(request.known) - len(matched.shared)) + _num_unheld(lane, matched)
+    at_once = lane.info.pages_at_once(request.known) - len(matched.shared)
+    return max(own, at_once) + _num_unreferenced(lane, matched)
 
 
-def _num_unheld(lane: Lane, matched: PrefixMatch) -> int:
-    """Kept pages that nobody holds: sharing them leaves fewer unused."""
+def _num_unreferenced(lane: Lane, matched: PrefixMatch) -> int:
+    """Cached pages of the match that no row holds: sharing them leaves fewer unused pages."""
     return sum(lane.pool.references(page) == 0 for page in matched.shared)
-
-
-def _seat(builder: PlanBuilder, request: Request, matched: PrefixMatch, count: int) -> None:
-    row = builder.seat(request, matched, _end_of_pages(builder.lane, request, matched, count))
-    if request.known - matched.first_position == 1:
-        builder.decode_at_once(row)
-    else:
-        builder.chunk(row, matched.first_position, count)
-
-
-class _Chooser:
-    """The order in which one step looks at those who wait.
-
-    The queue's, but for this: of the first requests, as long as they are of the head's own tenant and priority, whoever
-    finds most of its prompt kept goes first, before that is evicted. The head keeps its place, so passing it beyond a
-    request of another tenant would delay that one too. Nobody is passed over more than `MAX_PASSED_OVER` times.
-    """
-
-    def __init__(self, builder: PlanBuilder, policy: Policy, suspects: Collection[int]) -> None:
-        self._lane, self._queue, self._suspects = builder.lane, builder.queue, suspects
-        self._skipped: set[int] = set()
-        self._kept: dict[int, int] = {}
-        self._may_be_passed = policy.cache_aware
-
-    @property
-    def has_skipped(self) -> bool:
-        """Whether somebody waits for something else than room."""
-        return bool(self._skipped)
-
-    def go_by_the_queue(self, request: Request) -> bool:
-        """From now on nobody passes anybody, since this one does not fit: it may not keep out whom it would pass.
-
-        False: it is next in the queue itself.
-        """
-        self._may_be_passed = False
-        return self.next_up() is not request
-
-    def next_up(self) -> Request | None:
-        """Whom to look at now; None: nobody is left among the first."""
-        waiting = [entry[1] for entry in self._queue.first() if entry[1].handle not in self._skipped]
-        if not waiting:
-            return None
-        head = waiting[0]
-        if not self._may_be_passed or not head.prefix_root or head.passed_over >= MAX_PASSED_OVER:
-            return head
-        if head.pending_plans or head.handle in self._suspects:
-            return head  # nobody passes it
-        others = takewhile(lambda request: self._may_pass(request, head), waiting[1:])
-        return max([head, *others], key=self._kept_pages)  # the first of the best
-
-    def _may_pass(self, request: Request, head: Request) -> bool:
-        alike = request.priority == head.priority and request.prefix_root == head.prefix_root
-        return alike and not request.pending_plans and request.handle not in self._suspects
-
-    def skip(self, request: Request) -> None:
-        """It waits for something that others do not."""
-        self._skipped.add(request.handle)
-
-    def took(self, request: Request) -> None:
-        """It is being admitted, before those of its kind that stand ahead of it."""
-        for _, other in self._queue.first():
-            if other is request:
-                return
-            if other.prefix_root == request.prefix_root and other.handle not in self._skipped:
-                other.pass_over()
-
-    def _kept_pages(self, request: Request) -> int:
-        """Leading pages of its that the lane has."""
-        known = self._kept.get(request.handle)
-        if known is None:
-            request.hash_known(self._lane.info.page_size)
-            known = 0
-            if request.cache_read:
-                for page_hash in request.page_hashes:
-                    if not self._lane.pool.page_with_hash(page_hash):
-                        break
-                    known += 1
-            self._kept[request.handle] = known
-        return known

@@ -1,4 +1,4 @@
-"""Makes a step's decisions binding: the rows advance, the lane keeps its in-flight record, the plan is complete.
+"""Turns the decisions of a plan builder into a plan: rows advance, and the lane keeps the record of the sent plan.
 
 Owns no state and decides nothing.
 """
@@ -16,7 +16,7 @@ from scheduler_svc.core.state.rows import Rows
 
 
 def finish_plan(builder: PlanBuilder, decode: npt.NDArray[np.int64]) -> Plan:
-    """Advances the rows, leaves the in-flight record and makes the plan."""
+    """Returns the plan. `decode` int64[n] are the rows that compute one position, beside the builder's chunks."""
     lane, chunks = builder.lane, builder.chunks
     rows = lane.rows
     chunk_rows = np.array([row for row, _ in chunks], np.int64)
@@ -88,11 +88,11 @@ def _columns(entries: Sequence[tuple[int, ...]], width: int) -> list[Int32Array]
 def _wanted_logprobs(
     rows: Rows, sampled_rows: npt.NDArray[np.int64], chunks: list[tuple[int, int]], chunk_starts: Int32Array
 ) -> tuple[Int32Array | None, tuple[WantedPromptLogprobs, ...]]:
-    """The logprobs that the step will bring: of each sampled row, and of prompts, chunk after chunk."""
+    """Logprobs that the step will bring: int32[sampled] counts of sampled rows, and the prompt positions by chunk."""
     num_logprobs = rows.num_logprobs[sampled_rows]
-    asks: list[WantedPromptLogprobs] = []
+    pieces: list[WantedPromptLogprobs] = []
     for (row, count), start in zip(chunks, chunk_starts.tolist(), strict=True):
         first = int(rows.prompt_logprobs_from[row])
         if first and (ask := wanted_by_chunk(rows.request_at(row), first, start, start + count)) is not None:
-            asks.append(ask)
-    return num_logprobs if num_logprobs.any() else None, tuple(asks)
+            pieces.append(ask)
+    return num_logprobs if num_logprobs.any() else None, tuple(pieces)

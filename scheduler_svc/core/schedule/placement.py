@@ -1,7 +1,7 @@
-"""Which lane a request goes to, where several could take it: where it would get its first token soonest.
+"""Chooses the lane that would give a waiting request its first token soonest.
 
-Pure functions over lanes; owns nothing. Requests wait in one queue, bound to no lane; a lane that plans leaves those to
-the others that have more of their prompt kept, or less to do.
+Pure functions over lanes, and the loads of one plan. Requests wait in one queue and are bound to no lane. A lane that
+plans takes the next request unless another lane has more of its prompt cached or a shorter backlog.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Request
 
 ROW_TOKENS = 32
-"""What a row that runs delays a newcomer by, in prompt tokens."""
+"""Delay that a running row causes to a new request, in prompt tokens."""
 
 
 @dataclass(slots=True)
@@ -91,7 +91,7 @@ def _lookup(lane: Lane, request: Request) -> tuple[int, int]:
 
 
 def backlog(lane: Lane) -> int:
-    """What the lane has to do, in prompt tokens."""
+    """Work ahead of the lane, in prompt tokens."""
     rows = lane.rows
     seated = rows.seated()
     return int((rows.known[seated] - rows.planned[seated]).clip(0).sum()) + ROW_TOKENS * len(seated)
@@ -103,6 +103,6 @@ def _delay(lane: Lane, request: Request, matched: PrefixMatch) -> int:
 
 
 def by_backlog(lanes: Iterable[Lane]) -> list[Lane]:
-    """Who has least to do first."""
+    """The lanes, shortest backlog first."""
     ordered = list(lanes)
     return ordered if len(ordered) < 2 else sorted(ordered, key=lambda lane: (backlog(lane), lane.number))

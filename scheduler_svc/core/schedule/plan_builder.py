@@ -1,7 +1,7 @@
-"""One step's plan while it is being made: what was decided so far, and the moves that decide it.
+"""One step's plan while it is made: the decisions so far, and the operations that add to them.
 
-Owns the decisions until `commit` makes them binding. It seats, grows and preempts rows of its lane; who is seated,
-grown or preempted the planner says.
+Owns the decisions until `finish_plan` turns them into a plan. It seats, grows and preempts rows of its lane; the
+planner decides which ones.
 """
 
 from collections.abc import Callable
@@ -24,54 +24,57 @@ from scheduler_svc.core.state.request_queue import RequestQueue
 
 @dataclass(slots=True, kw_only=True)
 class PlanBuilder:
-    """`chunks` are (row, positions), `budget` tokens that the step may still cost."""
-
     lane: Lane
     queue: RequestQueue
     frontend_idx: Callable[[str], int]
     counters: Counters
     now: float
     budget: int
+    """Tokens that the step may still compute."""
     bytes_left: int
-    """Encoded bytes that the plan has for further started rows."""
-    room: LogitBudget
+    """Encoded bytes that are left for further started rows."""
+    logits: LogitBudget
+    has_preempted: bool = False
     starts: list[RowStart] = field(default_factory=list[RowStart])
     appends: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    """Row, its next page."""
     chunks: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    """Row, number of positions."""
     fresh: list[int] = field(default_factory=list[int])
     """Rows seated in this step that decode at once: one position of theirs is not computed yet."""
-    has_preempted: bool = False
     swap_outs: list[tuple[int, int, bytes]] = field(default_factory=list[tuple[int, int, bytes]])
     """Page, host page, hash."""
     copies: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
-    """From page, to page, tokens."""
+    """Source page, target page, number of tokens."""
     swap_ins: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """Host page, page."""
     cached: list[tuple[int, bytes]] = field(default_factory=list[tuple[int, bytes]])
+    """Page, hash: pages that this plan fills and that are in the prefix cache from now on."""
 
     # Rows ----------------------------------------------------------------------------------------------------------
 
     def seat(self, request: Request, matched: PrefixMatch, end: int) -> int:
-        """Gives a waiting request a row, with pages for its positions before `end`; they must be there."""
+        """Gives a waiting request a row, with pages for its positions before `end`. Enough pages must be unused."""
         lane, queue = self.lane, self.queue
         queue.take(request)
-        self._account(request, matched)
+        if request.admitted(self.now, first_position=matched.first_position):
+            self.counters.admitted(request.prompt_tokens, matched.first_position)
         for page in matched.shared:
             lane.pool.share(page)
         own = lane.allocate(lane.pages_for(end) - len(matched.pages) + matched.num_loaded)
         assert own is not None, f"request {request.request_id} was seated without pages"
-        following = iter(own)
+        unused = iter(own)
         pages: list[int] = []
         for page_idx, page in enumerate(matched.pages):
             match page:
                 case HostPage():
-                    pages.append(next(following))
-                    self._load(pages[-1], page, request.page_hashes[page_idx])
+                    pages.append(next(unused))
+                    self._swap_in(pages[-1], page, request.page_hashes[page_idx])
                 case None:
                     pages.append(0)
                 case _:
                     pages.append(page)
-        pages += following
+        pages += unused
         first = matched.first_position
         if matched.fork is not None:
             source, num_tokens = matched.fork
@@ -83,21 +86,17 @@ class PlanBuilder:
         return row
 
     def has_bytes_for(self, request: Request, num_pages: int) -> bool:
-        """Whether the plan stays within its size when it starts the request; the first row always may."""
+        """Whether the plan stays within its size if it starts the request. The first row is always allowed."""
         return not self.starts or start_bytes(request, num_pages) <= self.bytes_left
 
-    def _account(self, request: Request, matched: PrefixMatch) -> None:
-        if request.admitted(self.now, first_position=matched.first_position):
-            self.counters.admitted(request.prompt_tokens, matched.first_position)
-
-    def _load(self, page: int, host_page: HostPage, page_hash: bytes) -> None:
+    def _swap_in(self, page: int, host_page: HostPage, page_hash: bytes) -> None:
         self.swap_ins.append((host_page.slot, page))
         self.lane.host.touch(page_hash)
         if self.lane.pool.cache(page, page_hash, host_page.tokens):
             self.cached.append((page, page_hash))
 
     def grow(self, row: int, num_tokens: int) -> bool:
-        """Pages for the row's positions before `num_tokens`; False, and no change, where too few are left."""
+        """Allocates pages for its first `num_tokens` positions. Returns False, without change, if too few are left."""
         rows = self.lane.rows
         missing = self.lane.pages_for(num_tokens) - int(rows.num_pages[row])
         if missing <= 0:
@@ -111,7 +110,7 @@ class PlanBuilder:
         return True
 
     def grow_by_one(self, crossing: list[int]) -> bool:
-        """The next page for each of these rows, which need one; False, and no change, where too few are left."""
+        """Allocates the next page of each of these rows. Returns False, with no change, if too few pages are left."""
         pages = self.lane.allocate(len(crossing))
         if pages is None:
             return False
@@ -120,28 +119,29 @@ class PlanBuilder:
         return True
 
     def preempt(self, victim: Request) -> None:
-        """Takes it off its row, to go on later from what is kept; saves its pages where that pays."""
+        """Takes a request off its row and queues it again. Its pages are swapped out to host memory if that pays."""
         lane = self.lane
         self.counters.preempted()
         lane.schedule.preempted()
         self.has_preempted = True
-        # A plan saves before it loads: what it loads may not be saved over.
+        # A plan swaps out before it swaps in, so it must not overwrite a host page that it swaps in.
         if not self.swap_ins and swapping_pays(lane.info):
             self.swap_outs += lane.swap_out(victim, len(self.swap_outs))
         lane.leave(victim, Move.PREEMPT)
         self.queue.enqueue(victim)
 
-    def restart(self, token_budget: int, room: LogitBudget) -> None:
-        """Decides again after a preemption freed pages. Nothing but preemptions was decided so far."""
+    def restart(self, token_budget: int, logits: LogitBudget) -> None:
+        """Begins again after a preemption freed pages. So far nothing but preemptions was decided."""
         assert not (self.chunks or self.starts or self.appends or self.fresh), "a plan restarts that has work"
-        self.budget, self.room, self.has_preempted = token_budget, room, False
+        self.budget, self.logits, self.has_preempted = token_budget, logits, False
 
     # Work ----------------------------------------------------------------------------------------------------------
 
     def chunk(self, row: int, start: int, count: int) -> None:
-        """The row computes so many positions from `start` on; pages that this fills are kept for others at once.
+        """The row computes `count` positions from `start` on. Full pages of a prompt are cached at once.
 
-        A request that begins alike may share them in this very step: each layer writes before it attends.
+        A request with the same prefix may share them in the same step, because each layer writes keys and values
+        before it attends.
         """
         lane = self.lane
         align = lane.info.chunk_align
@@ -159,15 +159,15 @@ class PlanBuilder:
                 self.cached.append((page, page_hash))
 
     def decode(self, rows: npt.NDArray[np.int64]) -> None:
-        """These rows decode: a token of the budget each."""
+        """These rows decode; each takes one token of the budget."""
         self.budget -= len(rows)
 
     def admit_no_more(self) -> None:
-        """No further chunk and no waiting request enters this step."""
+        """Ends the budget: no further chunk and no waiting request enters this step."""
         self.budget = 0
 
     def decode_at_once(self, row: int) -> None:
-        """A row seated in this step whose last known token is all that is left."""
+        """A row that was seated in this step decodes in it: only its last known token is left to compute."""
         self.fresh.append(row)
         self.budget -= 1
 

@@ -1,8 +1,8 @@
-"""How many bytes a plan takes on the wire: what each started row adds, and the largest plan for a worker.
+"""Encoded size of a plan in bytes: what a started row adds, and the largest plan that a worker may get.
 
-Owns the arithmetic and no state. Rows travel in full when they start (`StartedRows` in worker.proto), so a plan that
-starts many long rows can exceed the largest frame that the worker takes, which ends the worker's connection. The
-figures are upper bounds; the tests hold them against encoded plans.
+Owns the arithmetic and no state. A started row carries all its tokens and pages (`StartedRows` in worker.proto), so a
+plan that starts many long rows could exceed the largest frame that the worker takes, which ends its connection. The
+figures are upper bounds; tests compare them with encoded plans.
 """
 
 from scheduler_svc.core.messages.events import Sampling
@@ -11,20 +11,20 @@ from scheduler_svc.core.state.request import Request
 
 # Scalars of one started row, and the tags and lengths of the fields that hold them.
 _ROW_BYTES = 160
-# Everything of a plan but its rows and pages.
+# A plan without its rows and pages.
 _PLAN_BYTES = 4096
 # Token ids that a row may carry beside its sequence: banned before min_new_tokens, biased (id and bias), allowed.
 _MAX_LISTED_BYTES = 4 * (2 * 1024) + 8 * 8192 + 4 * 4096
-# int32 values of a page: zeroed; appended and its row.
+# int32 values of a page that is zeroed (1) and appended to a row (2).
 _BYTES_PER_PAGE = 4 * (1 + 2)
-# Of a page that moves: saved and its slot; loaded and its slot.
+# int32 values of a page that is swapped out (2) and one that is swapped in (2).
 _BYTES_PER_HOST_PAGE = 4 * (2 + 2)
-# Of a row: chunk row, start, count and whether it samples; a copy's source, target and count.
+# int32 values of a row's chunk (row, start, count, whether it samples) and of a copy (source, target, count).
 _BYTES_PER_ROW = 4 * (4 + 3)
 
 
 def start_bytes(request: Request, num_pages: int) -> int:
-    """Encoded bytes, at most, of starting the request with that many pages."""
+    """Upper bound on the encoded bytes that starting the request with `num_pages` pages adds to a plan."""
     return _ROW_BYTES + 4 * (request.known + num_pages + len(request.banned)) + _listed_bytes(request.sampling)
 
 
@@ -34,7 +34,7 @@ def _listed_bytes(sampling: Sampling) -> int:
 
 
 def largest_plan_bytes(info: WorkerInfo, max_plan_bytes: int) -> int:
-    """Encoded bytes, at most, of any plan for such a worker when rows are started up to `max_plan_bytes`."""
+    """Upper bound on the encoded bytes of any plan for the worker if plans start rows up to `max_plan_bytes`."""
     longest_row = _ROW_BYTES + _MAX_LISTED_BYTES + 4 * (info.max_length + -(-info.max_length // info.page_size))
     pages = _BYTES_PER_PAGE * info.num_pages + _BYTES_PER_HOST_PAGE * min(info.num_pages, info.host_pages)
     return _PLAN_BYTES + max(max_plan_bytes, longest_row) + _BYTES_PER_ROW * info.max_rows + pages

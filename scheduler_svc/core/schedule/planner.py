@@ -1,7 +1,8 @@
-"""Makes one step's plan: who decodes, who gives way, which prompt chunks run. Whom to admit says `admit`.
+"""Makes one step's plan for a lane: which rows decode, which are preempted, which prompt chunks run.
 
-Owns no state; it moves requests between the queue's queue and the lane's rows. Running first, then waiting, until the
-token budget is spent; prefill, chunked prefill, decode and resume are one mechanism, catching up with what is known.
+Owns no state; it moves requests between the queue and the lane's rows. Running rows come first, then waiting requests
+(`admit`), until the token budget is spent. Prefill, chunked prefill, decode and resume are one mechanism: a row catches
+up with its known tokens.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -20,7 +21,7 @@ from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request_queue import RequestQueue
 
-_NOBODY = np.zeros(0, np.int64)
+_NO_ROWS = np.zeros(0, np.int64)
 
 
 def plan_step(
@@ -50,7 +51,7 @@ def plan_step(
         now=now,
         budget=lane.info.token_budget,
         bytes_left=max_bytes,
-        room=_logit_room(lane, queue),
+        logits=_logit_budget(lane, queue),
     )
     while True:
         decode, is_starved = _decide(builder, suspects, other_lanes, policy)
@@ -59,21 +60,23 @@ def plan_step(
             plan = finish_plan(builder, decode)
             lane.free_behind_windows()
             return plan
-        # A preemption alone changes no table of the worker. Pages go to the best first and victims are the worst, so
-        # whoever got a page still decodes.
+        # Preemptions alone change no table of the worker, so no plan is sent for them.
         if not is_starved or lane.in_flight:
             for _, _, page_hash in builder.swap_outs:
-                lane.host.evict(page_hash)  # no plan carries it there
+                lane.host.evict(page_hash)  # no plan copies the page there
             return None
-        # Prompts under way, all of them, wait for pages of one another.
+        # Every row is in the middle of its prompt and waits for pages that another one holds.
         builder.preempt(max(lane.rows.requests_at(lane.rows.seated()), key=victim_key))
-        builder.restart(lane.info.token_budget, _logit_room(lane, queue))
+        builder.restart(lane.info.token_budget, _logit_budget(lane, queue))
 
 
 def _decide(
     builder: PlanBuilder, suspects: Collection[int], other_lanes: Sequence[Lane], policy: Policy
 ) -> tuple[npt.NDArray[np.int64], bool]:
-    """Who decodes in the step, and whether a prompt under way got no pages; the builder has the rest."""
+    """Returns the rows that decode, and whether a row in the middle of its prompt got no pages.
+
+    All other decisions are in the builder.
+    """
     rows = builder.lane.rows
     seated = rows.seated()
     solo = _solo_row(builder, seated, suspects) if suspects else 0
@@ -81,7 +84,7 @@ def _decide(
         seated = np.array([solo], np.int64)
     remaining = np.minimum(rows.known[seated] + rows.tokens_in_flight[seated], rows.last[seated]) - rows.planned[seated]
     decoding = seated[remaining == 1]
-    decode = _grow_decoding(builder, decoding) if policy.mixed_steps else _NOBODY
+    decode = _grow_decoding(builder, decoding) if policy.mixed_steps else _NO_ROWS
     if builder.has_preempted:
         mask = rows.handle[seated] != 0
         seated, remaining = seated[mask], remaining[mask]
@@ -96,14 +99,17 @@ def _decide(
     return decode, is_starved
 
 
-def _logit_room(lane: Lane, queue: RequestQueue) -> LogitBudget:
-    """What a step has for prompt logprobs. No admission and no preemption of the step changes the sum of rows."""
+def _logit_budget(lane: Lane, queue: RequestQueue) -> LogitBudget:
+    """Logit rows that the step has for prompt logprobs.
+
+    Admissions and preemptions move requests between rows and queue, so they do not change the sum of both.
+    """
     may_sample = min(lane.info.max_rows, lane.rows.num_seated + queue.num_waiting)
     return LogitBudget(logit_rows=lane.info.logit_rows, rows_that_may_sample=may_sample)
 
 
 def _solo_row(builder: PlanBuilder, seated: npt.NDArray[np.int64], suspects: Collection[int]) -> int:
-    """The row of the suspect that runs alone now, seated if it is the queue's head; 0 where none can."""
+    """The row of the suspect that runs alone in this step, 0 if there is none; seats a suspect at the queue's head."""
     for row in seated.tolist():
         if builder.lane.rows.request_at(row).handle in suspects:
             return row
@@ -112,7 +118,10 @@ def _solo_row(builder: PlanBuilder, seated: npt.NDArray[np.int64], suspects: Col
 
 
 def _grow_decoding(builder: PlanBuilder, decode: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Gives each row that crosses a page edge its next page, preempting where the pool is empty; who still decodes."""
+    """Gives each row that crosses a page edge its next page, preempting if none is left. Returns the rows that decode.
+
+    Rows get pages best first and the worst are preempted, so a row that got a page is not preempted afterwards.
+    """
     rows = builder.lane.rows
     crossing = decode[rows.planned[decode] == rows.num_pages[decode] * builder.lane.info.page_size]
     if not len(crossing):
@@ -127,24 +136,27 @@ def _grow_decoding(builder: PlanBuilder, decode: npt.NDArray[np.int64]) -> npt.N
 
 
 def _continue_chunks(builder: PlanBuilder, chunking: npt.NDArray[np.int64]) -> bool:
-    """Chunks of prompts under way, best first; True where one got no pages."""
+    """Plans the next chunk of each row that is in the middle of its prompt, best first.
+
+    Returns True if one of them got no pages.
+    """
     lane, align = builder.lane, builder.lane.info.chunk_align
     for request in sorted(lane.rows.requests_at(chunking), key=queue_key):
         row, planned = request.row, int(lane.rows.planned[request.row])
         count = chunk_tokens(remaining=int(lane.rows.known[row]) - planned, budget=builder.budget, align=align)
         if count == 0:
-            # A prompt under way that got nothing keeps newcomers out too: first come, first served.
+            # A row that gets no chunk keeps waiting requests out too: first come, first served.
             builder.admit_no_more()
             return False
         if request.prompt_logprobs_from:
-            count = builder.room.cut(request, planned, count, align)
+            count = builder.logits.cut(request, planned, count, align)
         if count and not builder.grow(row, planned + count):
-            # With a window pages come chunk by chunk, and other_lanes may have taken them.
+            # With a window, pages are allocated chunk by chunk, and other rows may have taken them.
             room = (int(lane.rows.num_pages[row]) + lane.pool.num_unused) * lane.info.page_size - planned
             count = min(count, room // align * align)
             if count <= 0 or not builder.grow(row, planned + count):
                 builder.admit_no_more()
                 return True
-        if count:  # else it waits for logits, which nobody else does
+        if count:  # else it waits for logit rows, which other rows do not need
             builder.chunk(row, planned, count)
     return False

@@ -1,7 +1,7 @@
-"""Who goes first, who gives way, what stays free, what is saved: pure functions, each of one idea.
+"""Scheduling policies: which request is preempted, how large a chunk is, how many pages stay free, when to swap.
 
-Owns nothing. One `queue_key`, one `victim_key`; everything that orders requests uses them. What does not gain 5 % on a
-trace of the simulator is not here.
+Pure functions; owns nothing. The order of the queue is `request_queue.queue_key`, and every order of requests derives
+from it. A policy that does not gain 5 % on a trace of the simulator is not here.
 """
 
 import numpy as np
@@ -13,23 +13,26 @@ from scheduler_svc.core.state.request_queue import Schedulable, queue_key
 from scheduler_svc.core.state.rows import Rows
 
 MAX_PASSED_OVER = 32
-"""So many may go before one that stands ahead of them."""
+"""Requests that may be admitted before one that stands ahead of them in the queue."""
 WATERMARK = 0.01
+"""Share of the pool that stays free under the watermark policy."""
 NEAR_STEPS = 16
-"""Steps over which the running rows' pages are counted exactly, at most a page of them. The estimate is right for what
-comes after; a whole page of 128 tokens for each row would leave a tenth of a tight pool idle."""
+"""Steps ahead for which the pages of running rows are counted exactly; at most a page's tokens. The estimate covers the
+time after that. Counting a whole page of 128 tokens for each row would leave a tenth of a tight pool idle."""
 
 
 def victim_key(request: Schedulable) -> tuple[int, int]:
-    """Largest first: the reverse of the queue's order, so the request at the head of the order always keeps its pages
-    and something always progresses."""
+    """The request with the largest key is preempted first.
+
+    It is the last one in the queue's order, so the first one always keeps its pages and always progresses.
+    """
     return queue_key(request)
 
 
 def chunk_tokens(*, remaining: int, budget: int, align: int) -> int:
-    """Tokens of a prompt chunk when `remaining` positions are open and `budget` is left; 0 where none fit.
+    """Tokens of a prompt chunk, given the positions left to compute and the token budget; 0 if none fit.
 
-    A chunk is charged rounded up to `align`, so one that does not reach the end is a multiple of it.
+    A chunk costs its size rounded up to `align`. One that does not reach the end is a multiple of `align`.
     """
     if -(-remaining // align) * align <= budget:
         return remaining
@@ -41,11 +44,11 @@ def swapping_pays(info: WorkerInfo) -> bool:
     return info.host_pages > 0 and 2 * info.page_copy_us < info.page_size * info.token_us
 
 
-# What stays free -------------------------------------------------------------------------------------------------
+# Headroom ------------------------------------------------------------------------------------------------------
 
 
 def headroom(admission: Admission, rows: Rows, info: WorkerInfo, expected_share: float) -> int:
-    """Pages that must stay free beside those that a request needs at once; none where nobody runs."""
+    """Pages that must stay free when a request is admitted, for the rows that run; 0 if none runs."""
     if not rows.num_seated or admission is Admission.KNOWN:
         return 0
     if admission is Admission.WATERMARK:
@@ -56,18 +59,18 @@ def headroom(admission: Admission, rows: Rows, info: WorkerInfo, expected_share:
 
 
 def headroom_bound(admission: Admission, rows: Rows, info: WorkerInfo, expected_share: float) -> int:
-    """No less than `headroom`, in O(1): where so much is free, nobody needs to count."""
+    """Upper bound on `headroom` in O(1). If that many pages are free, the exact count is skipped."""
     if admission is not Admission.HORIZON:
         return headroom(admission, rows, info, expected_share)
-    # In so few steps a row crosses one page edge at most.
+    # Within `NEAR_STEPS` a row crosses at most one page edge.
     return max(rows.num_seated, int(rows.remaining_bound * expected_share) // info.page_size)
 
 
 def pages_of_next_steps(rows: Rows, seated: npt.NDArray[np.int64], page_size: int, steps: int) -> int:
-    """The most pages that the seated rows take together within so many steps, at most `page_size`, exactly.
+    """The largest number of pages that the seated rows allocate together within the next `steps` steps, exactly.
 
-    Each row crosses one page edge at most in that time; one that ends by its length gives back what it held.
-    O(rows + steps).
+    `steps` is at most `page_size`, so each row crosses at most one page edge. A row that ends by its length returns
+    the pages that it held. O(rows + steps).
     """
     begins = np.maximum(rows.planned[seated], rows.known[seated])
     left = rows.last[seated] - begins
@@ -83,10 +86,10 @@ def pages_of_next_steps(rows: Rows, seated: npt.NDArray[np.int64], page_size: in
 
 
 def _expected(rows: Rows, seated: npt.NDArray[np.int64], info: WorkerInfo, share: float) -> int:
-    """Pages that the seated rows will take if each says that share of what it may yet say (SGLang's estimate)."""
+    """Pages that the seated rows allocate if each produces `share` of its remaining tokens (SGLang's estimate)."""
     begins = np.maximum(rows.planned[seated], rows.known[seated])
     left = rows.last[seated] - begins
     if info.window:
-        # Further on, each gives up a page for one that it takes.
+        # Beyond the window, a row frees a page for each one that it allocates.
         left = np.minimum(left, np.maximum(info.window + info.sink_tokens - begins, 0))
     return int(left.sum() * share) // info.page_size

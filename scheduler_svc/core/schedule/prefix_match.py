@@ -1,11 +1,11 @@
-"""How a request may matched on a lane: which of its pages are kept there already, and where computing starts.
+"""How much of a request's prefix a lane already has, and at which position computing starts.
 
-Pure looks at a lane; owns nothing. A hit ends where a page ends and before the last known token, so that the first
-position computed starts in a page of the request's own: an indexed page is never written again. A sample whose sibling
-has computed their prompt shares the sibling's pages, and forks the last of them by a copy of what stands in it, so that
-one position is left to compute.
+Pure functions over a lane; owns nothing. A match ends at a page edge and before the last known token, so the first
+computed position lies in a page of the request's own: a cached page is never written again. A sample whose sibling has
+computed their common prompt shares the sibling's pages and forks the last one, which is partly filled, by copying its
+tokens. One position is then left to compute.
 
-With a window only what the first computed position sees must be kept: the sink pages and those of the window.
+With a window, only the pages that the first computed position reads must be there: the sink pages and the window's.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -18,9 +18,9 @@ from scheduler_svc.core.state.request import Phase, Request
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixMatch:
-    """`pages`, one per full page before `first_position`: a page of the lane, a host page, or None behind a window.
+    """`pages` has one entry per full page before `first_position`: a page, a host page, or None behind a window.
 
-    `fork` is a page and the tokens to copy from its start; then `first_position` lies in the copy.
+    `fork` is a page and the number of tokens to copy from its start; `first_position` then lies in the copy.
     """
 
     first_position: int
@@ -29,12 +29,12 @@ class PrefixMatch:
 
     @property
     def shared(self) -> list[int]:
-        """Pages of the lane."""
+        """Pages of the lane that the request will share."""
         return [page for page in self.pages if isinstance(page, int)]
 
     @property
     def num_loaded(self) -> int:
-        """Pages that come from host memory, each into a page of the lane."""
+        """Host pages, each of which is swapped in to a page of its own."""
         return sum(isinstance(page, HostPage) for page in self.pages)
 
 
@@ -44,50 +44,50 @@ NO_MATCH = PrefixMatch(first_position=0)
 def match_prefix(
     lane: Lane, request: Request, siblings: Iterable[Request] = (), newly_seated: Collection[int] = ()
 ) -> PrefixMatch | None:
-    """The longest there is; None: a sibling is computing their prompt, and will have it after the next plan.
+    """Returns the longest match, or None if a sibling is still computing their prompt, so that waiting pays.
 
-    `newly_seated` rows are started by the plan that is being made: nothing can be copied from their pages yet.
+    `newly_seated` rows are started by the plan that is being made: their pages hold nothing yet that could be copied.
     """
     request.hash_known(lane.info.page_size)
     if not request.num_outputs:
-        # Its own prompt, so it may be shared whatever the request says of others'.
+        # A sibling's pages belong to the same request, so the request's cache options do not apply.
         forked = _forked(lane, request, siblings, newly_seated)
         if forked is not NO_MATCH:
             return forked
-    return _kept(lane, request) if request.cache_read else NO_MATCH
+    return _cached(lane, request) if request.cache_read else NO_MATCH
 
 
 def _forked(
     lane: Lane, request: Request, siblings: Iterable[Request], newly_seated: Collection[int]
 ) -> PrefixMatch | None:
-    """As `beginning`, from a sibling on this lane; NO_MATCH: none can serve."""
+    """The match with a sibling on this lane: NO_MATCH if there is none, None if a sibling is computing the prompt."""
     if request.prompt_logprobs_from:
         return NO_MATCH
     page_size, rows, last = lane.info.page_size, lane.rows, request.prompt_tokens - 1
     (full, rest), seen = divmod(last, page_size), lane.first_seen_page(last)
-    under_way = False
+    is_computing = False
     for sibling in siblings:
         if sibling.phase is not Phase.RUNNING or sibling.worker != lane.worker:
             continue
         row = sibling.row
         if rows.planned[row] < last:
-            under_way = True
+            is_computing = True
         elif row not in newly_seated and rows.held_from[row] <= max(seen, lane.sink_pages):
             table = rows.pages[row]
-            pages = _that_are_seen(lane, table[:full], last)
+            pages = _readable(lane, table[:full], last)
             return PrefixMatch(first_position=last, pages=pages, fork=(table[full], rest) if rest else None)
-    return None if under_way else NO_MATCH
+    return None if is_computing else NO_MATCH
 
 
-def _kept(lane: Lane, request: Request) -> PrefixMatch:
-    """What the index and the host memory have of it."""
+def _cached(lane: Lane, request: Request) -> PrefixMatch:
+    """The match with the prefix cache and host memory."""
     page_size = lane.info.page_size
     limit = min((request.known - 1) // page_size, len(request.page_hashes))
     if request.prompt_logprobs_from:
-        # The first logprob wanted comes of the logits before it, which must be computed.
+        # The first wanted logprob comes from the logits of the position before it, which must be computed.
         limit = min(limit, (request.prompt_logprobs_from - 1) // page_size)
     if lane.info.window:
-        return _kept_in_window(lane, request, limit)
+        return _cached_in_window(lane, request, limit)
     pages: list[int | HostPage | None] = []
     for page_idx in range(limit):
         page = find(lane, request, page_idx)
@@ -97,14 +97,14 @@ def _kept(lane: Lane, request: Request) -> PrefixMatch:
     return PrefixMatch(first_position=len(pages) * page_size, pages=tuple(pages)) if pages else NO_MATCH
 
 
-def _kept_in_window(lane: Lane, request: Request, limit: int) -> PrefixMatch:
-    """The furthest page end whose window, and whose sink pages, are all there."""
+def _cached_in_window(lane: Lane, request: Request, limit: int) -> PrefixMatch:
+    """The match up to the last page edge whose window and sink pages are all cached."""
     page_size = lane.info.page_size
     found = [find(lane, request, page_idx) for page_idx in range(limit)]
     missing_sinks = [i for i in range(min(lane.sink_pages, limit)) if found[i] is None]
     if missing_sinks:
         limit = missing_sinks[0]
-    # run: how many pages in a row are there before each page end.
+    # run: number of consecutive cached pages before each page edge.
     run, best = 0, 0
     for end in range(1, limit + 1):
         run = run + 1 if found[end - 1] is not None else 0
@@ -114,21 +114,19 @@ def _kept_in_window(lane: Lane, request: Request, limit: int) -> PrefixMatch:
     if not best:
         return NO_MATCH
     first = best * page_size
-    return PrefixMatch(first_position=first, pages=_that_are_seen(lane, found[:best], first))
+    return PrefixMatch(first_position=first, pages=_readable(lane, found[:best], first))
 
 
-def _that_are_seen(
-    lane: Lane, pages: Sequence[int | HostPage | None], position: int
-) -> tuple[int | HostPage | None, ...]:
-    """Without those that no position from this one on reads."""
+def _readable(lane: Lane, pages: Sequence[int | HostPage | None], position: int) -> tuple[int | HostPage | None, ...]:
+    """The pages, with None for those that no position from `position` on reads."""
     seen = lane.first_seen_page(position)
     return tuple(page if i < lane.sink_pages or i >= seen else None for i, page in enumerate(pages))
 
 
 def find(lane: Lane, request: Request, page_idx: int) -> int | HostPage | None:
-    """Where the lane keeps the request's page of this logical index."""
+    """The page or host page that holds the request's page of this logical index, None if it is not cached."""
     page_hash = request.page_hashes[page_idx]
     if not lane.pool.page_with_hash(page_hash) and not lane.host.num_used:
-        return None  # the common case, and tokens cost more to fetch
+        return None  # the common case; fetching the tokens costs more
     tokens = request.page_tokens(page_idx, lane.info.page_size)
     return lane.pool.find(page_hash, tokens) or lane.host.find(page_hash, tokens)

@@ -1,8 +1,8 @@
-"""The step that a new worker has to confirm before requests and callers depend on it.
+"""The first step of a new worker, which it has to confirm before it gets requests.
 
-Owns no state. Anything that can open the socket can send a Join, with sizes that no device has. So a lane starts on
-probation: its first plan runs one token of a sequence that belongs to no caller, through the ordinary planner. The
-result is checked like any other; from then on the lane takes requests and its sizes are served.
+Owns no state. Any process that can open the socket can send a Join, with sizes that no device has. A new lane is
+therefore on probation: its first plan computes one token of a sequence that belongs to no caller, through the ordinary
+planner, and its result is checked like any other. Once it is confirmed, the lane takes requests and its sizes count.
 """
 
 import numpy as np
@@ -18,9 +18,9 @@ from scheduler_svc.core.state.request_queue import RequestQueue
 
 
 def probation_plan(lane: Lane, *, max_bytes: int, now: float) -> Plan:
-    """One row, one token; the row and its page are free again at once, as those of a request that was cancelled.
+    """A plan of one row and one token. The row and its page are free again at once, as after a cancelled request.
 
-    The handle is negative, so it belongs to no live request and the token is dropped when it comes.
+    The handle is negative and so belongs to no live request; the token is dropped when the result arrives.
     """
     request = Request(
         handle=-lane.number,

@@ -1,6 +1,6 @@
-"""Whether a step's result may be believed: as many values as its plan asked for, and tokens that there are.
+"""Validates a step's result: it has as many values as its plan asked for, and its tokens are in the vocabulary.
 
-Owns nothing. A worker that answers otherwise is sent away; nothing of its answer is read.
+Owns nothing. A worker that sends an invalid result is disconnected, and no part of the result is used.
 """
 
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ from scheduler_svc.core.messages.plan import SentPlan
 
 
 def is_valid(event: StepDone, record: SentPlan, vocab_size: int) -> bool:
-    """Whether the result has a token of the vocabulary for each sampled row, and the logprobs asked for.
+    """Whether the result has a token of the vocabulary for each sampled row, and exactly the wanted logprobs.
 
-    What it has for rows that are not finite means nothing.
+    Values of rows that are not finite are ignored.
     """
     num_sampled = len(record.sampled)
     if len(event.tokens) != num_sampled or not _within(event.nonfinite, num_sampled):
         return False
-    if not _tells_what_was_asked(record, event, vocab_size):
+    if not _has_wanted_logprobs(record, event, vocab_size):
         return False
     if not len(event.nonfinite):
         return _within(event.tokens, vocab_size)
@@ -31,35 +31,36 @@ def _within(values: Int32Array, limit: int) -> bool:
     return not len(values) or (int(values.min()) >= 0 and int(values.max()) < limit)
 
 
-def _tells_what_was_asked(record: SentPlan, event: StepDone, vocab_size: int) -> bool:
-    """Whether a result tells exactly what its plan asked for.
+def _has_wanted_logprobs(record: SentPlan, event: StepDone, vocab_size: int) -> bool:
+    """Whether the result has exactly the logprobs that its plan asked for.
 
-    Ids beside values that are not finite mean nothing. A token's own logprob is a number where its row is finite.
+    Token ids beside values that are not finite are ignored. The logprob of a sampled token is a number if its row is
+    finite.
     """
-    asks, prompt = record.wanted_prompt_logprobs, event.prompt_logprobs
-    if record.num_logprobs is None and not asks:
+    wanted_pieces, prompt = record.wanted_prompt_logprobs, event.prompt_logprobs
+    if record.num_logprobs is None and not wanted_pieces:
         return not len(event.logprobs.logprobs) and not len(prompt.logprobs)
-    prompt_top_k = max((wanted.top_k for wanted in asks), default=0)
-    meaningless = np.flatnonzero(np.isnan(prompt.logprobs)).tolist()
-    if not _fits(prompt, sum(wanted.count for wanted in asks), prompt_top_k, vocab_size, meaningless):
+    prompt_top_k = max((piece.top_k for piece in wanted_pieces), default=0)
+    ignored = np.flatnonzero(np.isnan(prompt.logprobs)).tolist()
+    if not _fits(prompt, sum(piece.count for piece in wanted_pieces), prompt_top_k, vocab_size, ignored):
         return False
     if record.num_logprobs is None:
         return not len(event.logprobs.logprobs)
-    wanting = record.num_logprobs > 0
-    nonfinite = event.nonfinite[wanting[event.nonfinite]]
-    lines = (np.cumsum(wanting)[nonfinite] - 1).tolist()
-    return _fits(event.logprobs, int(wanting.sum()), int(record.num_logprobs.max()) - 1, vocab_size, lines)
+    is_wanted = record.num_logprobs > 0
+    nonfinite = event.nonfinite[is_wanted[event.nonfinite]]
+    lines = (np.cumsum(is_wanted)[nonfinite] - 1).tolist()
+    return _fits(event.logprobs, int(is_wanted.sum()), int(record.num_logprobs.max()) - 1, vocab_size, lines)
 
 
-def _fits(told: RawLogprobs, count: int, top_k: int, vocab_size: int, meaningless: Sequence[int]) -> bool:
+def _fits(raw: RawLogprobs, count: int, top_k: int, vocab_size: int, ignored: Sequence[int]) -> bool:
     cells = count * top_k
-    if (len(told.logprobs), len(told.top_token_ids), len(told.top_logprobs)) != (count, cells, cells):
+    if (len(raw.logprobs), len(raw.top_token_ids), len(raw.top_logprobs)) != (count, cells, cells):
         return False
     if not count:
         return True
-    ids = told.top_token_ids
-    if np.isnan(np.delete(told.logprobs, meaningless)).any():
+    ids = raw.top_token_ids
+    if np.isnan(np.delete(raw.logprobs, ignored)).any():
         return False
-    if len(meaningless):
-        ids = np.delete(ids.reshape(count, top_k), meaningless, axis=0)
-    return told.top_k == top_k and (not ids.size or (int(ids.min()) >= 0 and int(ids.max()) < vocab_size))
+    if len(ignored):
+        ids = np.delete(ids.reshape(count, top_k), ignored, axis=0)
+    return raw.top_k == top_k and (not ids.size or (int(ids.min()) >= 0 and int(ids.max()) < vocab_size))

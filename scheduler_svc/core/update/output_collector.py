@@ -1,6 +1,6 @@
-"""Terminal answers on their way out, and the tokens that they follow.
+"""Collects terminal answers, and puts them behind the tokens that they follow.
 
-Owns the ends of the event being handled. One effect per front end, however many rows a step had.
+Owns the ends of the event that is being handled. A step gives one effect per front end, however many rows it has.
 """
 
 from collections.abc import Mapping
@@ -22,27 +22,27 @@ class OutputCollector:
         self._ends: dict[str, list[End]] = {}
 
     def add(self, frontend: str, end: End) -> None:
-        """Takes in a terminal answer."""
+        """Adds a request's terminal answer."""
         self._ends.setdefault(frontend, []).append(end)
 
-    def deliver(self, delivery: StepTokens, frontends: Mapping[str, int]) -> list[Effect]:
-        """A step's tokens, each front end's with its own ends. `frontends` maps to the delivery's indices."""
+    def deliver(self, step_tokens: StepTokens, frontends: Mapping[str, int]) -> list[Effect]:
+        """The outputs of a step: for each front end its tokens and ends. `frontends` maps names to indices."""
         effects: list[Effect] = []
         alone = len(frontends) == 1
         for frontend, idx in frontends.items():
             ends = tuple(self._ends.pop(frontend, ()))
-            mask = slice(None) if alone else delivery.frontend_idx == idx
-            tokens = delivery.tokens[mask]
-            logprobs, pieces = delivery.logprobs, delivery.prompt_logprobs
+            mask = slice(None) if alone else step_tokens.frontend_idx == idx
+            tokens = step_tokens.tokens[mask]
+            logprobs, pieces = step_tokens.logprobs, step_tokens.prompt_logprobs
             if not alone:
-                logprobs = None if logprobs is None else _of_some(logprobs, delivery.frontend_idx == idx)
+                logprobs = None if logprobs is None else _of_some(logprobs, step_tokens.frontend_idx == idx)
                 pieces = tuple(piece for piece in pieces if piece.frontend == frontend)
             if len(tokens) or pieces or ends:
                 effects.append(
                     StepOutput(
                         frontend=frontend,
-                        streams=delivery.streams[mask],
-                        offsets=delivery.offsets[mask],
+                        streams=step_tokens.streams[mask],
+                        offsets=step_tokens.offsets[mask],
                         tokens=tokens,
                         logprobs=logprobs,
                         prompt_logprobs=pieces,
@@ -52,7 +52,7 @@ class OutputCollector:
         return effects
 
     def flush(self, frontends: Mapping[str, int]) -> list[Effect]:
-        """What ended without a step. Ends of a front end that is gone have no reader."""
+        """The ends that belong to no step. Ends of a front end that disconnected are dropped."""
         if not self._ends:
             return []
         ends, self._ends = self._ends, {}
@@ -71,15 +71,15 @@ class OutputCollector:
         ]
 
 
-def _of_some(told: TokenLogprobs, chosen: npt.NDArray[np.bool_]) -> TokenLogprobs | None:
-    """Those of the chosen entries, numbered as they are among these."""
-    mine = chosen[told.entries]
+def _of_some(all_logprobs: TokenLogprobs, chosen: npt.NDArray[np.bool_]) -> TokenLogprobs | None:
+    """Logprobs of the chosen entries, with entry numbers counted among the chosen ones."""
+    mine = chosen[all_logprobs.entries]
     if not mine.any():
         return None
     values = Logprobs(
-        logprobs=told.values.logprobs[mine],
-        top_token_ids=told.values.top_token_ids[mine],
-        top_logprobs=told.values.top_logprobs[mine],
+        logprobs=all_logprobs.values.logprobs[mine],
+        top_token_ids=all_logprobs.values.top_token_ids[mine],
+        top_logprobs=all_logprobs.values.top_logprobs[mine],
     )
     places = np.cumsum(chosen) - 1
-    return TokenLogprobs(entries=places[told.entries[mine]].astype(np.int32), values=values)
+    return TokenLogprobs(entries=places[all_logprobs.entries[mine]].astype(np.int32), values=values)

@@ -1,8 +1,8 @@
-"""Reads a confirmed step against its in-flight record: which tokens go to whom, and who has ended by them.
+"""Applies a confirmed step: which tokens belong to which request, and which requests they end.
 
-Owns nothing; it advances the lane's rows and the requests' late outputs. A result is never read against current rows
-alone: a row's token counts only where the row still has the request that the plan named. A preempted request's late
-token is valid; that of a request which ended is dropped.
+Owns nothing; it advances the lane's rows and the pending tokens of preempted requests. A result is always read against
+the record of its plan: a row's token counts only if the row still has the request that the plan named. The token of a
+request that was preempted since is valid; the token of a request that ended is dropped.
 """
 
 from collections.abc import Mapping
@@ -15,16 +15,16 @@ from scheduler_svc.core.messages.arrays import Int32Array
 from scheduler_svc.core.messages.effects import EndReason, Failure, FailureCode, PromptLogprobs, TokenLogprobs
 from scheduler_svc.core.messages.events import RawLogprobs, StepDone
 from scheduler_svc.core.messages.plan import SentPlan
-from scheduler_svc.core.schedule.logit_budget import entry_logprobs, prompt_piece
 from scheduler_svc.core.state.full_pages import cache_full_pages
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Request
 from scheduler_svc.core.state.request_queue import RequestQueue
+from scheduler_svc.core.update.logprobs import entry_logprobs, prompt_piece
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Ending:
-    """A request that a step ends: in good order, by `reason`, or by `failure`."""
+    """A request that a step ends: regularly, with a `reason`, or with a `failure`."""
 
     request: Request
     reason: EndReason | None = None
@@ -33,12 +33,12 @@ class Ending:
 
     @staticmethod
     def broken(request: Request, message: str) -> "Ending":
-        """It broke its own step."""
+        """The request made its own step fail."""
         return Ending(request=request, failure=Failure(code=FailureCode.INTERNAL, message=message))
 
     @staticmethod
     def not_finite(request: Request) -> "Ending":
-        """The model's output for it means nothing."""
+        """The model's output for the request has NaN or infinite values."""
         what = f"request {request.request_id}: the model's output was not finite; the request was ended"
         return Ending.broken(request, what)
 
@@ -66,7 +66,7 @@ def read_result(
     frontend_idx: Mapping[str, int],
     now: float,
 ) -> StepTokens:
-    """Applies a step that went well, its result sound; `eos` are the model's own stop ids."""
+    """Applies a valid result of a step that succeeded. `eos` int32[any] are the model's own stop ids."""
     rows, tokens = lane.rows, event.tokens
     named = record.rows.astype(np.int64)
     mine = rows.handle[named] == record.handles
@@ -74,39 +74,39 @@ def read_result(
     seated = named if all_mine else named[mine]
     rows.confirm(seated, record.ends if all_mine else record.ends[mine])
     if not all_mine:
-        _count_late_plans(queue, record.handles[~mine])
+        _confirm_pending_plans(queue, record.handles[~mine])
 
     if all_mine and not record.prefill_tokens and not len(event.nonfinite) and record.num_logprobs is None:
-        # The common step: all rows decode, sit where the plan saw them, and are finite.
+        # The common step: all rows decode, still have the requests that the plan named, and are finite.
         return _seated(lane, named, tokens, eos, now)
     finite = np.ones(len(tokens), np.bool_)
     finite[event.nonfinite] = False
     sampled_rows, sampled_mine = named[record.sampled], mine[record.sampled]
     good = sampled_mine & finite
     broken = sampled_rows[sampled_mine & ~finite]
-    prompt_logprobs, hopeless = _prompt_logprobs(queue, record, event.prompt_logprobs)
-    delivery = _seated(lane, sampled_rows[good], tokens[good], eos, now)
+    prompt_logprobs, not_finite = _prompt_logprobs(queue, record, event.prompt_logprobs)
+    step_tokens = _seated(lane, sampled_rows[good], tokens[good], eos, now)
     rows.drop_sampled(broken)
-    endings = [*delivery.endings, *map(Ending.not_finite, rows.requests_at(broken))]
+    endings = [*step_tokens.endings, *map(Ending.not_finite, rows.requests_at(broken))]
     late_sampled: list[int] = []
     if not all_mine:
         late, late_sampled = _late(queue, record, tokens, finite, ~sampled_mine, eos, frontend_idx, now)
-        delivery = _joined(delivery, late)
+        step_tokens = _joined(step_tokens, late)
         endings += late.endings
-    if hopeless:
-        # Whatever the step's token says: the caller misses what was asked for.
-        lost = {request.handle for request in hopeless}
+    if not_finite:
+        # These requests fail even if the step's token ends them: logprobs that they asked for are missing.
+        lost = {request.handle for request in not_finite}
         endings = [ending for ending in endings if ending.request.handle not in lost]
-        endings += map(Ending.not_finite, hopeless)
+        endings += map(Ending.not_finite, not_finite)
     logprobs = None
     if record.num_logprobs is not None:
         sampled = np.concatenate([np.flatnonzero(good), np.array(late_sampled, np.int64)])
         logprobs = entry_logprobs(record, event.logprobs, sampled)
-    return replace(delivery, endings=endings, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+    return replace(step_tokens, endings=endings, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
 
 
-def _count_late_plans(queue: RequestQueue, handles: npt.NDArray[np.int64]) -> None:
-    """One plan less is in flight for those who lost their row since and live."""
+def _confirm_pending_plans(queue: RequestQueue, handles: npt.NDArray[np.int64]) -> None:
+    """Counts the answered plan for live requests that lost their row since."""
     for handle in handles.tolist():
         request = queue.by_handle(handle)
         if request is not None:
@@ -114,7 +114,7 @@ def _count_late_plans(queue: RequestQueue, handles: npt.NDArray[np.int64]) -> No
 
 
 def _seated(lane: Lane, rows_s: npt.NDArray[np.int64], tokens: Int32Array, eos: Int32Array, now: float) -> StepTokens:
-    """Tokens of requests that still sit where the plan saw them: arrays all the way."""
+    """Applies the tokens of rows that still have the requests which the plan named; works on arrays alone."""
     rows = lane.rows
     offsets = rows.known[rows_s] - rows.prompt[rows_s]
     for request in rows.requests_at(rows_s[offsets == 0]):
@@ -126,8 +126,8 @@ def _seated(lane: Lane, rows_s: npt.NDArray[np.int64], tokens: Int32Array, eos: 
 
     endings: list[Ending] = []
     is_eos = _any_of(tokens, eos) & ~rows.ignore_eos[rows_s]
-    suspicious = (is_eos | rows.has_stops[rows_s]) & (known > rows.min_known[rows_s])
-    for i in np.flatnonzero(suspicious | (known == rows.total[rows_s])).tolist():
+    may_end = (is_eos | rows.has_stops[rows_s]) & (known > rows.min_known[rows_s])
+    for i in np.flatnonzero(may_end | (known == rows.total[rows_s])).tolist():
         request = rows.request_at(int(rows_s[i]))
         ending = _ending(request, int(tokens[i]), int(known[i]), bool(is_eos[i]))
         if ending is not None:
@@ -142,7 +142,7 @@ def _seated(lane: Lane, rows_s: npt.NDArray[np.int64], tokens: Int32Array, eos: 
 
 
 def _any_of(tokens: Int32Array, eos: Int32Array) -> npt.NDArray[np.bool_]:
-    """np.isin of few: it costs more than a few comparisons."""
+    """`np.isin` for few values, which comparisons do faster."""
     if len(eos) > 8:
         return np.isin(tokens, eos)
     found = tokens == eos[0] if len(eos) else np.zeros(len(tokens), np.bool_)
@@ -152,7 +152,7 @@ def _any_of(tokens: Int32Array, eos: Int32Array) -> npt.NDArray[np.bool_]:
 
 
 def _ending(request: Request, token: int, known: int, is_eos: bool) -> Ending | None:
-    """How the token that made the request `known` long ends it, if it does. A stop wins over the length."""
+    """The ending that `token` causes, if any; `known` tokens include it. A stop wins over the length."""
     if known > request.prompt_tokens + request.min_new_tokens:
         if token in request.stop_token_ids:
             return Ending(request=request, reason=EndReason.STOP_TOKEN, stop_token_id=token)
@@ -168,19 +168,19 @@ def _late(
     record: SentPlan,
     tokens: Int32Array,
     finite: npt.NDArray[np.bool_],
-    elsewhere: npt.NDArray[np.bool_],
+    is_late: npt.NDArray[np.bool_],
     eos: Int32Array,
     frontend_idx: Mapping[str, int],
     now: float,
 ) -> tuple[StepTokens, list[int]]:
-    """Tokens of requests that lost their row since, and which of the sampled rows they are of: one by one, few."""
+    """Applies the tokens of requests that lost their row since; returns them and their indices among sampled rows."""
     indices: list[int] = []
     streams: list[int] = []
     offsets: list[int] = []
     endings: list[Ending] = []
     late_tokens: list[int] = []
     sampled: list[int] = []
-    for i in np.flatnonzero(elsewhere).tolist():
+    for i in np.flatnonzero(is_late).tolist():
         request = queue.by_handle(int(record.handles[record.sampled[i]]))
         if request is None:
             continue
@@ -201,34 +201,34 @@ def _late(
         ending = _ending(request, token, request.known, is_eos)
         if ending is not None:
             endings.append(ending)
-    delivery = StepTokens(
+    step_tokens = StepTokens(
         frontend_idx=np.array(indices, np.int32),
         streams=np.array(streams, np.uint64),
         offsets=np.array(offsets, np.int32),
         tokens=np.array(late_tokens, np.int32),
         endings=endings,
     )
-    return delivery, sampled
+    return step_tokens, sampled
 
 
 def _prompt_logprobs(
-    queue: RequestQueue, record: SentPlan, told: RawLogprobs
+    queue: RequestQueue, record: SentPlan, raw: RawLogprobs
 ) -> tuple[tuple[PromptLogprobs, ...], list[Request]]:
-    """The pieces of those who still live, wherever they are by now, and who got values that are no numbers."""
+    """Prompt logprobs of live requests, and the requests whose values are not finite."""
     pieces: list[PromptLogprobs] = []
-    hopeless: list[Request] = []
+    not_finite: list[Request] = []
     line = 0
     for wanted in record.wanted_prompt_logprobs:
         request = queue.by_handle(wanted.handle)
         if request is not None:
-            piece = prompt_piece(wanted, request, told, line)
+            piece = prompt_piece(wanted, request, raw, line)
             if np.isnan(piece.values.logprobs).any():
-                hopeless.append(request)
+                not_finite.append(request)
             else:
                 request.prompt_logprobs_sent(wanted.start, wanted.count)
                 pieces.append(piece)
         line += wanted.count
-    return tuple(pieces), hopeless
+    return tuple(pieces), not_finite
 
 
 def _joined(first: StepTokens, second: StepTokens) -> StepTokens:
