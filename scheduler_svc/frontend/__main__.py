@@ -51,12 +51,12 @@ def serve(flags: argparse.Namespace) -> None:
     # One text at a time per thread is what the front end wants; read when the tokenizer is first used.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     from scheduler_svc.frontend.rpc.calls import is_not_of_a_lost_caller
-    from scheduler_svc.frontend.server import FrontEnd, Settings
-    from scheduler_svc.frontend.streaming.streams import StreamLimits
+    from scheduler_svc.frontend.server import FrontEnd, FrontEndSettings
+    from scheduler_svc.frontend.streaming.stream_table import StreamLimits
     from scheduler_svc.processes.address import ListenError
 
     logging.getLogger("grpc._cython.cygrpc").addFilter(is_not_of_a_lost_caller)
-    settings = Settings(
+    settings = FrontEndSettings(
         endpoint=flags.endpoint,
         secret=read_secret(flags.secret_fd),
         listen=flags.listen,
@@ -104,14 +104,14 @@ def _fail(reason: str, code: int) -> int:
     return code
 
 
-class _Parser(argparse.ArgumentParser):
+class _FlagParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise _Refused(message)
 
 
 def parse_flags(words: list[str]) -> argparse.Namespace:
     """The parent's flags. Raises _Refused."""
-    parser = _Parser(prog="python -m scheduler_svc.frontend", allow_abbrev=False)
+    parser = _FlagParser(prog="python -m scheduler_svc.frontend", allow_abbrev=False)
     parser.add_argument("--endpoint", required=True, help="the core's socket, ipc://...")
     parser.add_argument("--secret-fd", type=int, metavar="N", help="a pipe with the secret that the core expects")
     parser.add_argument("--name", default="frontend", help="what its log lines call it")

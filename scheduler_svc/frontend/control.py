@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2, control_pb2_grpc
 
-from scheduler_svc.frontend.readiness import Gate
+from scheduler_svc.frontend.readiness import Readiness
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.parsing import MAX_SMALL_BYTES
 from scheduler_svc.frontend.validate import checks
@@ -94,8 +94,8 @@ def _unreachable() -> status.Refusal:
 class ControlServicer(control_pb2_grpc.ControlServiceServicer):
     """Answers operators."""
 
-    def __init__(self, gate: Gate, queries: CoreQueries) -> None:
-        self._gate = gate
+    def __init__(self, readiness: Readiness, queries: CoreQueries) -> None:
+        self._readiness = readiness
         self._queries = queries
 
     def admit(self) -> int:
@@ -126,7 +126,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         context: "ServicerContext[control_pb2.GetModelInfoRequest, control_pb2.GetModelInfoResponse]",
     ) -> control_pb2.GetModelInfoResponse:
         """What is served, also while the service drains."""
-        return self._gate.model().info
+        return self._readiness.model().info
 
     async def GetLoad(
         self,
@@ -136,7 +136,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         """How busy the core is now, and why it does not serve; also before a worker has joined."""
         reply = await self._queries.load()
         assert isinstance(reply, control_pb2.GetLoadResponse)
-        reply.not_serving = self._gate.why_not_serving
+        reply.not_serving = self._readiness.why_not_serving
         return reply
 
     async def FlushCache(

@@ -29,11 +29,11 @@ RECONNECT_SECONDS = 0.1
 MAX_FRAME_TO_CORE_BYTES = 64 * 1024 * 1024
 
 
-class FrameTooLargeError(Exception):
+class CoreMessageTooLargeError(Exception):
     """The message is larger than the core takes. Nothing was sent."""
 
 
-class Listener(Protocol):
+class CoreListener(Protocol):
     """Whoever acts on what the core says. None of these may wait."""
 
     def on_message(self, message: frontend_pb2.CoreToFrontend) -> None: ...
@@ -54,13 +54,13 @@ class CoreLink:
     def send(self, message: frontend_pb2.FrontendToCore) -> bool:
         """Hands the message over at once; False where there is no core to take it. Never waits.
 
-        Raises FrameTooLargeError.
+        Raises CoreMessageTooLargeError.
         """
         if self._socket is None:
             return False
         frame = message.SerializeToString()
         if len(frame) > MAX_FRAME_TO_CORE_BYTES:
-            raise FrameTooLargeError(
+            raise CoreMessageTooLargeError(
                 f"the message to the core has {len(frame):,} bytes; the limit is {MAX_FRAME_TO_CORE_BYTES:,}"
             )
         # With NOBLOCK the asyncio socket sends before it returns; the future only tells how that went.
@@ -71,7 +71,7 @@ class CoreLink:
         self._given_up.set()
         return False
 
-    async def run(self, listener: Listener) -> None:
+    async def run(self, listener: CoreListener) -> None:
         """Connects, and connects again, until cancelled."""
         try:
             while True:
@@ -82,7 +82,7 @@ class CoreLink:
         finally:
             self._context.destroy(linger=0)
 
-    async def _connection(self, listener: Listener) -> None:
+    async def _connection(self, listener: CoreListener) -> None:
         socket = self._context.socket(zmq.DEALER)
         socket.setsockopt(zmq.IDENTITY, f"f-{os.getpid()}-{secrets.token_hex(4)}".encode())
         socket.setsockopt(zmq.LINGER, 0)
@@ -109,7 +109,7 @@ class CoreLink:
             monitor.close(0)
             socket.close(0)
 
-    async def _receive(self, socket: zmq.asyncio.Socket, listener: Listener) -> None:
+    async def _receive(self, socket: zmq.asyncio.Socket, listener: CoreListener) -> None:
         while True:
             self._deal_out(await socket.recv(), listener)
 
@@ -117,7 +117,7 @@ class CoreLink:
         event = parse_monitor_message(await monitor.recv_multipart())
         assert event["event"] == zmq.EVENT_DISCONNECTED
 
-    def _deal_out(self, frame: bytes, listener: Listener) -> None:
+    def _deal_out(self, frame: bytes, listener: CoreListener) -> None:
         # Empty frames are the core's way to see whether somebody is here.
         if not frame:
             return

@@ -21,7 +21,7 @@ MAX_WATCHES = 1000
 State = pb.HealthCheckResponse
 
 
-class _Watch:
+class _WatchCall:
     """One Watch call."""
 
     __slots__ = ("blocked_since", "changed", "task")
@@ -34,14 +34,14 @@ class _Watch:
         self.changed: asyncio.Future[None] | None = None
 
 
-class Health(health_pb2_grpc.HealthServicer):
+class HealthServicer(health_pb2_grpc.HealthServicer):
     """NOT_SERVING until `set` says otherwise. `services` are the known names; the empty one means all of them."""
 
     def __init__(self, services: Sequence[str]) -> None:
         self._services = frozenset(services)
         self._state = State.NOT_SERVING
         # Their order is that of their coming.
-        self._watches: dict[_Watch, None] = {}
+        self._watches: dict[_WatchCall, None] = {}
 
     @property
     def num_watches(self) -> int:
@@ -92,7 +92,7 @@ class Health(health_pb2_grpc.HealthServicer):
         request.Clear()
         # Several may have been admitted while they waited for their messages.
         self.admit_watch()
-        watch, told = _Watch(asyncio.current_task()), None
+        watch, told = _WatchCall(asyncio.current_task()), None
         self._watches[watch] = None
         try:
             while True:

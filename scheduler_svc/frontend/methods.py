@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 from scheduler_svc.frontend.control import ControlServicer
-from scheduler_svc.frontend.health import Health
+from scheduler_svc.frontend.health import HealthServicer
 from scheduler_svc.frontend.rpc.calls import Calls, Method
 from scheduler_svc.frontend.servicer import InferenceServicer
 
@@ -37,7 +37,11 @@ class _Registrar:
 
 
 def add_to_server(
-    server: grpc.aio.Server, calls: Calls, inference: InferenceServicer, control: ControlServicer, health: Health
+    server: grpc.aio.Server,
+    calls: Calls,
+    inference: InferenceServicer,
+    control: ControlServicer,
+    health: HealthServicer,
 ) -> None:
     """Every method of the three services, each call of which `calls` looks after."""
     admit: dict[str, Callable[[], int]] = {

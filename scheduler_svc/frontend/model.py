@@ -12,14 +12,14 @@ from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2, inference_pb2
 
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.text.tokenizer import Text
+from scheduler_svc.frontend.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """The served model. `text` is None where the worker brought no tokenizer."""
+    """The served model. `tokenizer` is None if the worker sent none."""
 
     info: control_pb2.GetModelInfoResponse
     # At least info.max_length: the longest sequence that a worker could hold which is here or left recently. A longer
@@ -27,8 +27,8 @@ class Model:
     max_length: int
     defaults: inference_pb2.SamplingParams
     eos_token_ids: frozenset[int]
-    text: Text | None
-    # SHA-256 of the bytes that `text` was made of.
+    tokenizer: Tokenizer | None
+    # SHA-256 of the bytes that `tokenizer` was made of.
     tokenizer_digest: bytes = field(repr=False)
     # What hashes of pages begin with; a secret, also from the log.
     cache_root: bytes = field(repr=False)
@@ -45,8 +45,8 @@ def load(state: frontend_pb2.ModelState, before: Model | None = None) -> Model:
     info.CopyFrom(state.info)
     digest = hashlib.sha256(state.tokenizer_json).digest()
     is_same = before is not None and before.tokenizer_digest == digest and before.info.vocab_size == info.vocab_size
-    text = before.text if before is not None and is_same else _text(state)
-    info.has_tokenizer = text is not None
+    tokenizer = before.tokenizer if before is not None and is_same else _make_tokenizer(state)
+    info.has_tokenizer = tokenizer is not None
     defaults = inference_pb2.SamplingParams(
         temperature=1.0,
         top_p=1.0,
@@ -65,17 +65,17 @@ def load(state: frontend_pb2.ModelState, before: Model | None = None) -> Model:
         max_length=max(info.max_length, state.recent_max_length),
         defaults=defaults,
         eos_token_ids=frozenset(info.eos_token_ids),
-        text=text,
+        tokenizer=tokenizer,
         tokenizer_digest=digest,
         cache_root=state.cache_root,
     )
 
 
-def _text(state: frontend_pb2.ModelState) -> Text | None:
+def _make_tokenizer(state: frontend_pb2.ModelState) -> Tokenizer | None:
     if not state.tokenizer_json:
         return None
     try:
-        return Text(state.tokenizer_json, vocab_size=state.info.vocab_size)
+        return Tokenizer(state.tokenizer_json, vocab_size=state.info.vocab_size)
     except ValueError as error:
         logger.error("no text prompts, no text output: the worker's tokenizer is %s", error)
         return None

@@ -8,7 +8,7 @@ full queue refuses requests too, and leaves health as it is.
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2, inference_pb2
 
-from scheduler_svc.frontend.health import Health
+from scheduler_svc.frontend.health import HealthServicer
 from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.rpc import status
 
@@ -22,10 +22,10 @@ NO_WORKER = "no worker has joined yet; there is no model to serve"
 NO_CORE = "the scheduler's core is gone; another is waited for"
 
 
-class Gate:
+class Readiness:
     """Open while a model is served, the core serves, and nothing drains."""
 
-    def __init__(self, health: Health) -> None:
+    def __init__(self, health: HealthServicer) -> None:
         self._health = health
         self._model: Model | None = None
         self._why_no_model = NO_WORKER
@@ -49,21 +49,21 @@ class Gate:
             return self._why_no_model
         return self._core_status.not_serving
 
-    def open(self, model: Model) -> None:
+    def set_model(self, model: Model) -> None:
         """Serves this model from now on."""
         self._model = model
         self._publish()
 
-    def take_status(self, core_status: frontend_pb2.CoreStatus) -> None:
+    def set_core_status(self, core_status: frontend_pb2.CoreStatus) -> None:
         """What the core says of its queue and of itself."""
         self._core_status = core_status
         self._publish()
 
-    def shut(self) -> None:
+    def lose_core(self) -> None:
         """The core is gone; what it serves is not known any more."""
         self._why_no_model = NO_CORE
-        if self._model is not None and self._model.text is not None:
-            self._model.text.close()
+        if self._model is not None and self._model.tokenizer is not None:
+            self._model.tokenizer.close()
         self._model = None
         self._core_status = frontend_pb2.CoreStatus()
         self._publish()

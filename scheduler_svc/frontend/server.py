@@ -16,13 +16,13 @@ from tandem.v1 import control_pb2
 from scheduler_svc.frontend import listen, methods, model
 from scheduler_svc.frontend.control import ControlServicer, CoreQueries
 from scheduler_svc.frontend.core_link import CoreLink
-from scheduler_svc.frontend.health import Health
-from scheduler_svc.frontend.readiness import SERVICES, Gate
+from scheduler_svc.frontend.health import HealthServicer
+from scheduler_svc.frontend.readiness import SERVICES, Readiness
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.calls import CallLimits, Calls
 from scheduler_svc.frontend.rpc.options import allow_connections, server_options
 from scheduler_svc.frontend.servicer import InferenceServicer
-from scheduler_svc.frontend.streaming.streams import StreamLimits, Streams
+from scheduler_svc.frontend.streaming.stream_table import StreamLimits, StreamTable
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ STOP_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class FrontEndSettings:
     """What the parent process says."""
 
     endpoint: str
@@ -50,13 +50,13 @@ class Settings:
 class FrontEnd:
     """One front end. Also the listener of its link to the core."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: FrontEndSettings) -> None:
         self._settings = settings
         self._link = CoreLink(settings.endpoint, settings.secret)
-        self._health = Health(SERVICES)
-        self._gate = Gate(self._health)
+        self._health = HealthServicer(SERVICES)
+        self._readiness = Readiness(self._health)
         self._calls = Calls(settings.call_limits)
-        self._streams = Streams(self._link.send, settings.limits, lambda: self._calls.num_unread)
+        self._streams = StreamTable(self._link.send, settings.limits, lambda: self._calls.num_unread)
         self._queries = CoreQueries(self._link.send)
         self._server = self._make_server()
         self._stop = asyncio.Event()
@@ -82,7 +82,7 @@ class FrontEnd:
                     task.result()
         finally:
             await self._server.stop(STOP_SECONDS)
-            self._gate.shut()
+            self._readiness.lose_core()
             for task in (link, sweep, stop):
                 task.cancel()
             await asyncio.gather(link, sweep, stop, return_exceptions=True)
@@ -91,7 +91,7 @@ class FrontEnd:
         """Takes no more requests, and ends when those that run have ended or the grace is over."""
         if not self._stop.is_set():
             logger.info("stopping: %d streams have %g s to end", self._streams.num_open, self._settings.grace_seconds)
-        self._gate.drain()
+        self._readiness.drain()
         self._stop.set()
 
     def stop_on_signals(self) -> None:
@@ -119,10 +119,10 @@ class FrontEnd:
             case "model_state":
                 self._take_model(message.model_state)
             case "core_status":
-                self._gate.take_status(message.core_status)
+                self._readiness.set_core_status(message.core_status)
             case "draining":
                 logger.info("the core is shutting down: no new requests")
-                self._gate.drain()
+                self._readiness.drain()
             case _:
                 logger.error("the core sent a message that this front end does not know")
 
@@ -131,7 +131,7 @@ class FrontEnd:
         if self._loading is not None:
             self._loading.cancel()
         self._told = self._loading = None
-        self._gate.shut()
+        self._readiness.lose_core()
         self._streams.fail_all(lambda: status.not_ready("the scheduler's core is gone"))
         self._queries.fail_all()
 
@@ -147,12 +147,12 @@ class FrontEnd:
         while self._told is not None:
             state, self._told = self._told, None
             try:
-                served = await asyncio.to_thread(model.load, state, self._gate.served)
+                served = await asyncio.to_thread(model.load, state, self._readiness.served)
             except Exception:
                 logger.exception("the model that the core serves cannot be loaded")
                 continue
             logger.info("serving %s, up to %d tokens a sequence", served.info.model, served.info.max_length)
-            self._gate.open(served)
+            self._readiness.set_model(served)
 
     async def _drained(self) -> None:
         await self._stop.wait()
@@ -178,8 +178,8 @@ class FrontEnd:
             max_connections=allow_connections(),
         )
         server = grpc.aio.server(options=options)
-        inference = InferenceServicer(self._gate, self._streams, max_message_bytes=settings.max_message_bytes)
-        control = ControlServicer(self._gate, self._queries)
+        inference = InferenceServicer(self._readiness, self._streams, max_message_bytes=settings.max_message_bytes)
+        control = ControlServicer(self._readiness, self._queries)
         methods.add_to_server(server, self._calls, inference, control, self._health)
         if settings.reflection:
             methods.add_reflection(server)

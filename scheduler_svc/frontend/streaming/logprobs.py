@@ -18,7 +18,7 @@ BYTES_PER_TOP = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class LogprobRows:
     """What the core tells of m tokens."""
 
     # float32[m].
@@ -35,11 +35,11 @@ class Told:
         return len(self.logprobs)
 
 
-def read(message: frontend_pb2.TokenLogprobs | frontend_pb2.PromptLogprobs) -> Told:
+def read(message: frontend_pb2.TokenLogprobs | frontend_pb2.PromptLogprobs) -> LogprobRows:
     """Raises ValueError where the arrays do not fit together."""
     logprobs = np.frombuffer(message.logprobs, "<f4")
     shape = (len(logprobs), message.top_k)
-    return Told(
+    return LogprobRows(
         logprobs=logprobs,
         top_token_ids=np.frombuffer(message.top_token_ids, "<i4").reshape(shape),
         top_logprobs=np.frombuffer(message.top_logprobs, "<f4").reshape(shape),
@@ -64,7 +64,7 @@ class LogprobQueue:
     def num_bytes(self) -> int:
         return len(self._logprobs) * (BYTES_PER_LOGPROB + BYTES_PER_TOP * self.num_top)
 
-    def put(self, told: Told, rows: slice) -> bool:
+    def put(self, told: LogprobRows, rows: slice) -> bool:
         """Takes in these rows' logprobs; False where they have too few alternatives."""
         if told.top_k < self.num_top:
             return False
@@ -110,7 +110,7 @@ class PromptQueue:
     def num_bytes(self) -> int:
         return self._queue.num_bytes
 
-    def put(self, start: int, told: Told) -> bool:
+    def put(self, start: int, told: LogprobRows) -> bool:
         """Takes in the piece that begins at `start`; False where another was due."""
         if start != self._due or start + len(told) > self._end:
             return False

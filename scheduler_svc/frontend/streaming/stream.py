@@ -19,12 +19,12 @@ MAX_PROMPT_INFO_BYTES = 65_536
 BYTES_PER_TOKEN = 4
 
 
-class Sample:
-    """One completion of a request. Written by `Streams`, read by its stream's one handler."""
+class SampleStream:
+    """One completion of a request. Written by `StreamTable`, read by its stream's one handler."""
 
     __slots__ = ("_max_take", "end", "id", "is_stopped", "logprobs", "num_received", "pending", "stream")
 
-    def __init__(self, sample_id: int, stream: "Stream", num_top: int | None) -> None:
+    def __init__(self, sample_id: int, stream: "RequestStream", num_top: int | None) -> None:
         self.id = sample_id
         self.stream = stream
         # What the core said.
@@ -53,7 +53,7 @@ class Sample:
         return tokens
 
 
-class Stream:
+class RequestStream:
     """One request between its arrival and its end."""
 
     __slots__ = (
@@ -77,7 +77,7 @@ class Stream:
         self.request_id = ""
         self.max_new_tokens = 0
         # None before the request is submitted.
-        self.samples: tuple[Sample, ...] = ()
+        self.samples: tuple[SampleStream, ...] = ()
         # None where the prompt's logprobs are not asked for.
         self.prompt: PromptQueue | None = None
         # What the core said.
@@ -95,7 +95,7 @@ class Stream:
         self.request_id = submit.request_id
         self.max_new_tokens = submit.max_new_tokens
         num_top = submit.num_logprobs - 1 if submit.num_logprobs else None
-        self.samples = tuple(Sample(first_id + idx, self, num_top) for idx in range(submit.num_samples))
+        self.samples = tuple(SampleStream(first_id + idx, self, num_top) for idx in range(submit.num_samples))
         if submit.prompt_logprobs_from:
             num_prompt = len(submit.prompt) // BYTES_PER_TOKEN
             self.prompt = PromptQueue(start=submit.prompt_logprobs_from, end=num_prompt, num_top=num_top or 0)

@@ -12,7 +12,7 @@ from scheduler_svc.frontend.text.stop_strings import StopFinder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class OutputPiece:
     """What is new. `token_offset` counts the output tokens before it; `stop_string` is what ended the output, or ""."""
 
     token_offset: int
@@ -21,7 +21,7 @@ class Piece:
     stop_string: str
 
 
-class Output:
+class SampleOutput:
     """The output of one request. Without a detokenizer there is no text; stop strings need one."""
 
     __slots__ = (
@@ -53,14 +53,14 @@ class Output:
         # Output tokens given out.
         self.num_tokens = 0
 
-    def push(self, tokens: Sequence[int]) -> Piece:
+    def push(self, tokens: Sequence[int]) -> OutputPiece:
         """What `tokens` add while the output goes on."""
         known = [*self._withheld, *tokens]
         self._withheld = [known.pop()] if known and known[-1] in self._stop_token_ids else []
         num_kept, text, stop_string = self._speak(known)
         return self._piece(known[:num_kept], text, stop_string)
 
-    def finish(self, tokens: Sequence[int], *, stop_token_id: int | None) -> Piece:
+    def finish(self, tokens: Sequence[int], *, stop_token_id: int | None) -> OutputPiece:
         """What the last `tokens` add, and all text held back. `stop_token_id` is what ended the output, if that did.
 
         The stop token's own text is shown only with include_stop; its id always.
@@ -76,8 +76,8 @@ class Output:
             num_kept = num_kept if stop_string else len(known)
         return self._piece(known[:num_kept], text, stop_string)
 
-    def _piece(self, tokens: list[int], text: str, stop_string: str) -> Piece:
-        piece = Piece(token_offset=self.num_tokens, token_ids=tokens, text=text, stop_string=stop_string)
+    def _piece(self, tokens: list[int], text: str, stop_string: str) -> OutputPiece:
+        piece = OutputPiece(token_offset=self.num_tokens, token_ids=tokens, text=text, stop_string=stop_string)
         self.num_tokens += len(tokens)
         return piece
 

@@ -24,7 +24,7 @@ NUM_THREADS = 2
 MAX_WAITING_TEXTS = 64
 
 
-class Text:
+class Tokenizer:
     """A tokenizer and its bounds. Raises ValueError if `tokenizer_json` is not one."""
 
     def __init__(self, tokenizer_json: bytes, *, vocab_size: int) -> None:

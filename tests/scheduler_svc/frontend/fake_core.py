@@ -14,8 +14,8 @@ from google.protobuf.message import Message
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
 
-from scheduler_svc.frontend.server import FrontEnd, Settings
-from scheduler_svc.frontend.streaming.streams import StreamLimits
+from scheduler_svc.frontend.server import FrontEnd, FrontEndSettings
+from scheduler_svc.frontend.streaming.stream_table import StreamLimits
 from tests.scheduler_svc.frontend.tokenizers_for_tests import EOS, as_json, byte_level
 
 WAIT_SECONDS = 10.0
@@ -219,7 +219,7 @@ async def service(tmp_path: Path, *, ready: bool = True, state: Any = None, **ch
         "grace_seconds": 5.0,
         "limits": StreamLimits(),
     }
-    front_end = FrontEnd(Settings(**{**settings, **changes}))
+    front_end = FrontEnd(FrontEndSettings(**{**settings, **changes}))
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     running = asyncio.create_task(front_end.run(listening.set_result))
     try:

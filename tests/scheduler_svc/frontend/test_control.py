@@ -12,7 +12,7 @@ from tandem.v1 import control_pb2
 from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.frontend import control
-from scheduler_svc.frontend.text import tokenizer as text
+from scheduler_svc.frontend.text import tokenizer
 from tests.scheduler_svc.frontend.failures import assert_retry_hint, details, failure
 from tests.scheduler_svc.frontend.fake_core import Service, model_state
 from tests.scheduler_svc.frontend.tokenizers_for_tests import EOS, byte_level, spell
@@ -41,10 +41,10 @@ def test_long_texts_go_through_threads(run: Run, monkeypatch: pytest.MonkeyPatch
         ids = (await s.inference.Tokenize(pb.TokenizeRequest(text=said))).token_ids
         assert list(ids) == spell(said.encode())
         assert (await s.inference.Detokenize(pb.DetokenizeRequest(token_ids=ids))).text == said
-        assert s.front_end._gate.model().text._num_waiting == 0
+        assert s.front_end._readiness.model().tokenizer._num_waiting == 0
 
-    monkeypatch.setattr(text, "INLINE_CHARS", 10)
-    monkeypatch.setattr(text, "INLINE_TOKENS", 10)
+    monkeypatch.setattr(tokenizer, "INLINE_CHARS", 10)
+    monkeypatch.setattr(tokenizer, "INLINE_TOKENS", 10)
     run(scenario)
 
 
@@ -55,8 +55,8 @@ def test_long_texts_wait_within_a_bound(run: Run, monkeypatch: pytest.MonkeyPatc
         assert_retry_hint(error, 0.5)
         await s.inference.Tokenize(pb.TokenizeRequest(text="a" * 10))
 
-    monkeypatch.setattr(text, "INLINE_CHARS", 10)
-    monkeypatch.setattr(text, "MAX_WAITING_TEXTS", 0)
+    monkeypatch.setattr(tokenizer, "INLINE_CHARS", 10)
+    monkeypatch.setattr(tokenizer, "MAX_WAITING_TEXTS", 0)
     run(scenario)
 
 

@@ -47,7 +47,7 @@ def test_stalled_watches_delay_neither_check_nor_other_watches(run: Run):
         await until(lambda: watches.num_watches == 50)
         watch = stub_of(s).Watch(health_pb2.HealthCheckRequest())
         assert (await watch.read()).status == State.SERVING
-        s.front_end._gate.drain()
+        s.front_end._readiness.drain()
         # Stored before `drain` returned.
         assert await check(s) == State.NOT_SERVING
         assert (await watch.read()).status == State.NOT_SERVING
@@ -60,7 +60,7 @@ def test_stalled_watches_delay_neither_check_nor_other_watches(run: Run):
 
 def test_a_watch_that_was_stalled_gets_the_newest_state_alone(run: Run, monkeypatch: pytest.MonkeyPatch):
     async def scenario(s: Service) -> None:
-        gate, may_write, written = s.front_end._gate, asyncio.Event(), list[int]()
+        readiness, may_write, written = s.front_end._readiness, asyncio.Event(), list[int]()
 
         class Stalled:
             async def write(self, message: State) -> None:
@@ -70,7 +70,7 @@ def test_a_watch_that_was_stalled_gets_the_newest_state_alone(run: Run, monkeypa
         watching = asyncio.create_task(s.front_end._health.Watch(health_pb2.HealthCheckRequest(), Stalled()))
         await asyncio.sleep(0)
         for sentence in ("a", "", "b", "", "c"):
-            gate.take_status(frontend_pb2.CoreStatus(not_serving=sentence))
+            readiness.set_core_status(frontend_pb2.CoreStatus(not_serving=sentence))
         may_write.set()
         await until(lambda: len(written) == 2)
         # The state at its beginning, whose write was blocked, and the last one.
@@ -187,7 +187,7 @@ def test_get_load_says_why_as_the_refusal_does(run: Run):
         error = await failure(s.generate())
         assert await not_serving(s) == error.details() == "no worker has joined yet; there is no model to serve"
         await s.core.send(draining=frontend_pb2.Draining())
-        await until(lambda: s.front_end._gate.why_not_serving != error.details())
+        await until(lambda: s.front_end._readiness.why_not_serving != error.details())
         error = await failure(s.generate())
         assert await not_serving(s) == error.details()
         assert "shutting down" in error.details()

@@ -19,8 +19,8 @@ from tandem.v1 import inference_pb2 as pb
 from scheduler_svc.frontend import core_link, model
 from scheduler_svc.frontend.readiness import SERVICES
 from scheduler_svc.frontend.rpc.status import Refusal
-from scheduler_svc.frontend.streaming import delivery
-from scheduler_svc.frontend.text.tokenizer import Text
+from scheduler_svc.frontend.streaming import sender
+from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from tests.scheduler_svc.frontend.failures import assert_retry_hint, failure
 from tests.scheduler_svc.frontend.fake_core import (
     WAIT_SECONDS,
@@ -138,16 +138,16 @@ async def sizes_become(s: Service, max_length: int, recent_max_length: int) -> N
     await s.core.send(model_state=state)
     async with asyncio.timeout(WAIT_SECONDS):
         while True:
-            model = s.front_end._gate.model()
+            model = s.front_end._readiness.model()
             if (model.info.max_length, model.max_length) == (max_length, recent_max_length):
                 return
             await asyncio.sleep(0.001)
 
 
 def test_sizes_follow_the_workers_and_the_tokenizer_is_parsed_once(run: Run, monkeypatch: pytest.MonkeyPatch):
-    parsed, made = list[bytes](), Text.__init__
+    parsed, made = list[bytes](), Tokenizer.__init__
 
-    def counting(self: Text, tokenizer_json: bytes, *, vocab_size: int) -> None:
+    def counting(self: Tokenizer, tokenizer_json: bytes, *, vocab_size: int) -> None:
         parsed.append(tokenizer_json)
         made(self, tokenizer_json, vocab_size=vocab_size)
 
@@ -179,7 +179,7 @@ def test_sizes_follow_the_workers_and_the_tokenizer_is_parsed_once(run: Run, mon
         assert submit.max_new_tokens == 100
         assert len(parsed) == 1
 
-    monkeypatch.setattr(Text, "__init__", counting)
+    monkeypatch.setattr(Tokenizer, "__init__", counting)
     run(scenario, ready=False)
 
 
@@ -312,7 +312,7 @@ def test_a_core_that_neither_admits_nor_rejects(run: Run, monkeypatch: pytest.Mo
         assert_retry_hint(error, 1.0)
         assert (await s.core.expect("cancel")).stream == submit.stream
 
-    monkeypatch.setattr(delivery, "ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(sender, "ANSWER_SECONDS", 0.05)
     run(scenario)
 
 
@@ -328,8 +328,8 @@ def test_grpcs_own_retries_obey_the_hint(run: Run):
 
     async def scenario(s: Service) -> None:
         await s.core.expect("hello")
-        loop, gate, refused = asyncio.get_running_loop(), s.front_end._gate, asyncio.Event()
-        admit = gate.admit
+        loop, readiness, refused = asyncio.get_running_loop(), s.front_end._readiness, asyncio.Event()
+        admit = readiness.admit
 
         def watched_admit() -> Any:
             try:
@@ -338,7 +338,7 @@ def test_grpcs_own_retries_obey_the_hint(run: Run):
                 refused.set()
                 raise
 
-        gate.admit = watched_admit
+        readiness.admit = watched_admit
         async with grpc.aio.insecure_channel(
             s.address, options=[("grpc.service_config", json.dumps(config))]
         ) as channel:
@@ -358,7 +358,7 @@ def test_grpcs_own_retries_obey_the_hint(run: Run):
 def test_a_full_queue_to_the_core_is_a_lost_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(core_link, "HIGH_WATER_MARK", 2)
 
-    class Listener:
+    class CoreListener:
         def __init__(self) -> None:
             self.lost = asyncio.Event()
 
@@ -370,7 +370,7 @@ def test_a_full_queue_to_the_core_is_a_lost_core(tmp_path: Path, monkeypatch: py
 
     async def main() -> None:
         core = FakeCore(f"ipc://{tmp_path}/core.sock")
-        link, listener = core_link.CoreLink(f"ipc://{tmp_path}/core.sock"), Listener()
+        link, listener = core_link.CoreLink(f"ipc://{tmp_path}/core.sock"), CoreListener()
         assert not link.send(frontend_pb2.FrontendToCore())
         running = asyncio.create_task(link.run(listener))
         await core.expect("hello")

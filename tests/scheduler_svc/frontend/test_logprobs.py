@@ -11,8 +11,8 @@ from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.frontend.streaming.logprobs import LogprobQueue, PromptQueue, read
-from scheduler_svc.frontend.streaming.stream import MAX_DELTA_BYTES, MAX_PROMPT_INFO_BYTES, Stream
-from scheduler_svc.frontend.streaming.streams import StreamLimits
+from scheduler_svc.frontend.streaming.stream import MAX_DELTA_BYTES, MAX_PROMPT_INFO_BYTES, RequestStream
+from scheduler_svc.frontend.streaming.stream_table import StreamLimits
 from tests.scheduler_svc.frontend.failures import failure
 from tests.scheduler_svc.frontend.fake_core import Service, model_state, packed_logprobs, public_logprobs, rest, told
 from tests.scheduler_svc.frontend.tokenizers_for_tests import spell
@@ -265,7 +265,7 @@ def test_deltas_with_logprobs_are_of_bounded_size(run: Run):
 
 
 def test_what_stalls_is_counted_in_bytes_of_all_kinds():
-    stream = Stream(None)
+    stream = RequestStream(None)
     stream.begin(
         1,
         frontend_pb2.Submit(prompt=b"\0" * 40, max_new_tokens=9, num_samples=2, num_logprobs=3, prompt_logprobs_from=1),

@@ -9,8 +9,8 @@ import pytest
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
 
-from scheduler_svc.frontend.streaming import delivery
-from scheduler_svc.frontend.streaming.streams import StreamLimits
+from scheduler_svc.frontend.streaming import sender
+from scheduler_svc.frontend.streaming.stream_table import StreamLimits
 from scheduler_svc.frontend.streaming.summary import summarize
 from tests.scheduler_svc.frontend.failures import assert_retry_hint, failure
 from tests.scheduler_svc.frontend.fake_core import Service, rest
@@ -118,7 +118,7 @@ def test_a_stop_string_ends_its_own_sample_alone(run: Run):
 
 
 def test_a_stop_that_nobody_confirms_fails_once_the_others_have_ended(run: Run, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(delivery, "ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(sender, "ANSWER_SECONDS", 0.05)
 
     async def scenario(s: Service) -> None:
         call, submit = await s.start_stream(

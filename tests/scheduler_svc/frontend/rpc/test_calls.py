@@ -18,8 +18,8 @@ from scheduler_svc.frontend import server, servicer
 from scheduler_svc.frontend.rpc import parsing
 from scheduler_svc.frontend.rpc.calls import CallLimits, is_not_of_a_lost_caller
 from scheduler_svc.frontend.rpc.parsing import MAX_SMALL_BYTES
-from scheduler_svc.frontend.streaming.streams import StreamLimits
-from scheduler_svc.frontend.text import tokenizer as text
+from scheduler_svc.frontend.streaming.stream_table import StreamLimits
+from scheduler_svc.frontend.text import tokenizer
 from scheduler_svc.frontend.validate import request as wire
 from tests.rigs.raw_http2 import HEADERS, RawConnection
 from tests.scheduler_svc.frontend.failures import assert_retry_hint, failure
@@ -67,7 +67,7 @@ class Counted:
         for owner, name in (
             (parsing, "parse"),
             (wire, "check_request"),
-            (text.Text, "encode"),
+            (tokenizer.Tokenizer, "encode"),
             (wire, "hash_pages"),
             (servicer, "make_outputs"),
         ):
@@ -86,7 +86,7 @@ class Counted:
 async def queue_is(s: Service, sentence: str) -> None:
     """The core says that its queue is full, or not; returns when the front end has heard it."""
     await s.core.send(core_status=frontend_pb2.CoreStatus(queue_full=sentence, workers=1))
-    await until(lambda: s.front_end._gate._core_status.queue_full == sentence)
+    await until(lambda: s.front_end._readiness._core_status.queue_full == sentence)
 
 
 def test_a_full_queue_refuses_before_any_work_on_the_request(run: Run, monkeypatch: pytest.MonkeyPatch):
@@ -133,14 +133,14 @@ def test_a_queue_that_fills_while_a_text_is_tokenized_refuses_before_the_hash(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ):
     counted = Counted(monkeypatch)
-    encode = text.Text.encode
+    encode = tokenizer.Tokenizer.encode
 
     async def scenario(s: Service) -> None:
-        async def slow_encode(self: text.Text, said: str) -> list[int]:
+        async def slow_encode(self: tokenizer.Tokenizer, said: str) -> list[int]:
             await queue_is(s, FULL)
             return await encode(self, said)
 
-        monkeypatch.setattr(text.Text, "encode", slow_encode)
+        monkeypatch.setattr(tokenizer.Tokenizer, "encode", slow_encode)
         error = await failure(s.generate())
         assert (error.code(), error.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, FULL)
         assert "hash_pages" not in counted.reached

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler_svc.frontend.text.detokenize import Detokenizer
-from scheduler_svc.frontend.text.output import Output
+from scheduler_svc.frontend.text.output import SampleOutput
 from scheduler_svc.frontend.text.stop_strings import StopFinder
 from tests.scheduler_svc.frontend.tokenizers_for_tests import EOS, byte_level, spell, token
 
@@ -18,8 +18,8 @@ def decode(tokens: list[int]) -> str:
 
 def make(
     *stops: str, include_stop: bool = False, min_new_tokens: int = 0, stop_ids: tuple[int, ...] = (EOS_ID,)
-) -> Output:
-    return Output(
+) -> SampleOutput:
+    return SampleOutput(
         detokenizer=Detokenizer(decode),
         stop_finder=StopFinder(stops, include_stop=include_stop) if stops else None,
         stop_token_ids=frozenset(stop_ids),
@@ -151,7 +151,7 @@ def test_the_stop_string_wins_over_an_end_at_a_later_position():
 
 
 def test_without_a_detokenizer_tokens_pass():
-    output = Output(
+    output = SampleOutput(
         detokenizer=None, stop_finder=None, stop_token_ids=frozenset(), min_new_tokens=0, include_stop=False
     )
     assert output.push([1, 2]).token_ids == [1, 2]

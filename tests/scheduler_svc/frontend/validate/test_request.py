@@ -27,7 +27,7 @@ MODEL = models.load(model_state())
 BARE = models.load(model_state(has_tokenizer=False))
 VOCAB = MODEL.info.vocab_size
 MAX_LENGTH = MODEL.info.max_length
-EOS_ID = MODEL.text._tokenizer.token_to_id(EOS)
+EOS_ID = MODEL.tokenizer._tokenizer.token_to_id(EOS)
 # Values of a float32 next to 1 and 100.
 ABOVE_1 = float(np.nextafter(np.float32(1), np.float32(2)))
 BELOW_A_HUNDREDTH = float(np.nextafter(np.float32(0.01), np.float32(0)))
@@ -465,7 +465,7 @@ def test_arrays_are_little_endian_int32():
 
 def test_text_is_tokenized_with_special_tokens_as_they_are_spelled():
     made = submit(text=f"{BOS}the")
-    assert np.frombuffer(made.prompt, "<i4").tolist() == [MODEL.text._tokenizer.token_to_id(BOS), 258]
+    assert np.frombuffer(made.prompt, "<i4").tolist() == [MODEL.tokenizer._tokenizer.token_to_id(BOS), 258]
 
 
 @pytest.mark.parametrize(
@@ -637,4 +637,4 @@ class TestDetokenize:
         assert self.refusal([1, VOCAB]) == "token_ids[1]"
         assert self.refusal([1] * (MAX_LENGTH + 1)) == "token_ids"
         assert self.refusal([1], BARE) == "token_ids"
-        assert wire.check_detokenize(pb.DetokenizeRequest(token_ids=[1] * MAX_LENGTH), MODEL) is MODEL.text
+        assert wire.check_detokenize(pb.DetokenizeRequest(token_ids=[1] * MAX_LENGTH), MODEL) is MODEL.tokenizer

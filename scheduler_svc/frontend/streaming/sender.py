@@ -14,10 +14,10 @@ from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.streaming.stream import MAX_PROMPT_INFO_BYTES, Sample, Stream
-from scheduler_svc.frontend.streaming.streams import Streams
+from scheduler_svc.frontend.streaming.stream import MAX_PROMPT_INFO_BYTES, RequestStream, SampleStream
+from scheduler_svc.frontend.streaming.stream_table import StreamTable
 from scheduler_svc.frontend.streaming.summary import summarize
-from scheduler_svc.frontend.text.output import Output, Piece
+from scheduler_svc.frontend.text.output import OutputPiece, SampleOutput
 
 logger = logging.getLogger(__name__)
 
@@ -30,18 +30,18 @@ Write = Callable[[pb.GenerateResponse], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class PreparedRequest:
     """A request that the core may have: what its stream carries, and what was promised in Accepted."""
 
     submit: frontend_pb2.Submit
     accepted: pb.Accepted
     # Makes one per sample. Up to 10 ms of work for the largest set of stop strings.
-    make_outputs: Callable[[], tuple[Output, ...]]
+    make_outputs: Callable[[], tuple[SampleOutput, ...]]
     want_text: bool
     want_token_ids: bool
 
 
-async def admission(stream: Stream) -> int:
+async def wait_for_admission(stream: RequestStream) -> int:
     """The requests that wait before this one. Raises Refusal where it was not admitted."""
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
@@ -58,12 +58,12 @@ async def admission(stream: Stream) -> int:
     return stream.requests_ahead
 
 
-class Telling:
+class SampleSender:
     """What one sample's caller has been told."""
 
     __slots__ = ("delta", "finished", "is_over", "output", "sample")
 
-    def __init__(self, idx: int, sample: Sample, output: Output) -> None:
+    def __init__(self, idx: int, sample: SampleStream, output: SampleOutput) -> None:
         self.sample = sample
         self.output = output
         # What is to be told next.
@@ -71,7 +71,7 @@ class Telling:
         self.finished = pb.Finished(sample_idx=idx)
         self.is_over = False
 
-    def add(self, piece: Piece, job: Job) -> None:
+    def add(self, piece: OutputPiece, job: PreparedRequest) -> None:
         """Joins what is new to the next delta."""
         if job.want_token_ids:
             self.delta.token_ids.extend(piece.token_ids)
@@ -91,16 +91,16 @@ class Telling:
         return delta
 
 
-class Delivery:
+class StreamSender:
     """Tells one request's outcome, from behind Accepted to the Summary."""
 
-    def __init__(self, job: Job, stream: Stream, streams: Streams, write: Write) -> None:
+    def __init__(self, job: PreparedRequest, stream: RequestStream, streams: StreamTable, write: Write) -> None:
         self._job = job
         self._stream = stream
         self._streams = streams
         self._write = write
         pairs = zip(stream.samples, job.make_outputs(), strict=True)
-        self._tellings = [Telling(idx, sample, output) for idx, (sample, output) in enumerate(pairs)]
+        self._tellings = [SampleSender(idx, sample, output) for idx, (sample, output) in enumerate(pairs)]
 
     async def run(self) -> None:
         """Raises Refusal where the request fails."""
@@ -128,7 +128,7 @@ class Delivery:
             await self._write(pb.GenerateResponse(prompt_info=info))
         return is_over
 
-    async def _tell(self, telling: Telling) -> None:
+    async def _tell(self, telling: SampleSender) -> None:
         """Tells what is new of a sample, and its end."""
         sample, output = telling.sample, telling.output
         if telling.is_over:
@@ -145,7 +145,7 @@ class Delivery:
         if telling.is_over:
             await self._tell_end(telling, piece.stop_string)
 
-    async def _tell_end(self, telling: Telling, stop_string: str) -> None:
+    async def _tell_end(self, telling: SampleSender, stop_string: str) -> None:
         end, finished = telling.sample.end, telling.finished
         finished.output_tokens = telling.output.num_tokens
         if stop_string:
@@ -175,7 +175,7 @@ class Delivery:
             raise self._stream.failure
 
 
-def _finish(output: Output, tokens: list[int], end: frontend_pb2.End | None) -> Piece:
+def _finish(output: SampleOutput, tokens: list[int], end: frontend_pb2.End | None) -> OutputPiece:
     """The last piece of an output that ended with `end`, or without one."""
     is_token = end is not None and end.reason in TOKEN_REASONS
     return output.finish(tokens, stop_token_id=end.stop_token_id if end is not None and is_token else None)

@@ -14,10 +14,10 @@ import grpc
 import numpy as np
 from tandem.internal.v1 import frontend_pb2
 
-from scheduler_svc.frontend.core_link import FrameTooLargeError
+from scheduler_svc.frontend.core_link import CoreMessageTooLargeError
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.streaming import logprobs
-from scheduler_svc.frontend.streaming.stream import Sample, Stream
+from scheduler_svc.frontend.streaming.stream import RequestStream, SampleStream
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class StreamLimits:
     busy_tokens_per_second: float = 5000.0
 
 
-class Streams:
+class StreamTable:
     """All open streams of this front end.
 
     `send` hands a message to the core, or says that it cannot. `num_unread`: finished calls whose answers their callers
@@ -57,13 +57,13 @@ class Streams:
         self._limits = limits
         self._num_unread = num_unread
         # Their order is that of their coming; the samples' numbers are the core's names for them.
-        self._open: dict[Stream, None] = {}
-        self._samples: dict[int, Sample] = {}
+        self._open: dict[RequestStream, None] = {}
+        self._samples: dict[int, SampleStream] = {}
         self._last_id = 0
         # Samples, one where they are not known yet.
         self._num_reserved = 0
         # Streams whose wake-up waits for company.
-        self._late: dict[Stream, None] = {}
+        self._late: dict[RequestStream, None] = {}
         self._rate_since = 0.0
         self._num_tokens_since = 0
         self._is_busy = False
@@ -74,15 +74,15 @@ class Streams:
     def num_open(self) -> int:
         return len(self._open)
 
-    def open(self) -> Stream:
+    def open(self) -> RequestStream:
         """A stream for the running task's request. Raises Refusal where there are too many."""
         self._reserve(1)
-        stream = Stream(asyncio.current_task())
+        stream = RequestStream(asyncio.current_task())
         self._open[stream] = None
         self._idle.clear()
         return stream
 
-    def submit(self, stream: Stream, submit: frontend_pb2.Submit) -> None:
+    def submit(self, stream: RequestStream, submit: frontend_pb2.Submit) -> None:
         """Names the request's samples and sends it to the core. Raises Refusal where that cannot be."""
         self._reserve(submit.num_samples - 1)
         submit.stream = self._last_id + 1
@@ -91,13 +91,13 @@ class Streams:
         self._samples.update((sample.id, sample) for sample in stream.samples)
         try:
             is_sent = self._send(frontend_pb2.FrontendToCore(submit=submit))
-        except FrameTooLargeError as error:
+        except CoreMessageTooLargeError as error:
             raise status.invalid("prompt", f"prompt is too long with what travels beside it: {error}") from None
         if not is_sent:
             raise status.not_ready("the scheduler's core cannot be reached")
         stream.is_submitted = True
 
-    def stop(self, sample: Sample, output_tokens: int) -> None:
+    def stop(self, sample: SampleStream, output_tokens: int) -> None:
         """A stop string ended the output after so many tokens; the core's End comes, or is on its way."""
         sample.is_stopped = True
         del sample.pending[:]
@@ -105,7 +105,7 @@ class Streams:
             finish = frontend_pb2.Finish(stream=sample.id, output_tokens=output_tokens)
             self._send(frontend_pb2.FrontendToCore(finish=finish))
 
-    def close(self, stream: Stream) -> None:
+    def close(self, stream: RequestStream) -> None:
         """Frees the request in every phase; never waits, and may be called again."""
         if stream not in self._open:
             return
@@ -185,7 +185,7 @@ class Streams:
                 sample.end = end
                 sample.stream.wake()
 
-    def fail(self, stream: Stream, failure: status.Refusal) -> None:
+    def fail(self, stream: RequestStream, failure: status.Refusal) -> None:
         """Ends a stream with `failure`, after what it has received; the core is told, for all samples that it runs."""
         stream.failure = stream.failure or failure
         self._cancel(stream)
@@ -197,7 +197,7 @@ class Streams:
             if not stream.is_ended:
                 self.fail(stream, failure())
 
-    def _read_logprobs(self, output: frontend_pb2.StepOutput) -> tuple[logprobs.Told | None, Mapping[int, int]]:
+    def _read_logprobs(self, output: frontend_pb2.StepOutput) -> tuple[logprobs.LogprobRows | None, Mapping[int, int]]:
         """What is told, and the row of it that each entry has."""
         if not output.HasField("logprobs"):
             return None, {}
@@ -246,11 +246,11 @@ class Streams:
             if stream.task is not None:
                 stream.task.cancel()
 
-    def _fail_broken(self, stream: Stream, message: str) -> None:
+    def _fail_broken(self, stream: RequestStream, message: str) -> None:
         logger.error("request %s: %s", stream.request_id, message)
         self.fail(stream, status.Refusal(grpc.StatusCode.INTERNAL, message))
 
-    def _cancel(self, stream: Stream) -> None:
+    def _cancel(self, stream: RequestStream) -> None:
         if stream.is_submitted and stream.rejected is None:
             for sample in stream.samples:
                 if sample.end is None:
@@ -265,7 +265,7 @@ class Streams:
             self._rate_since, self._num_tokens_since = now, 0
         self._num_tokens_since += num_tokens
 
-    def _wake_late(self, stream: Stream) -> None:
+    def _wake_late(self, stream: RequestStream) -> None:
         if not self._late:
             asyncio.get_running_loop().call_later(self._limits.merge_seconds, self._wake_all_late)
         self._late[stream] = None
