@@ -1,7 +1,8 @@
-"""Owns what the front end knows of the served model: its limits and defaults, and its tokenizer.
+"""Owns the front end's data of the served model: its limits and defaults, and its tokenizer.
 
-Knows nothing of requests. Made from the core's ModelState, and made again when its sizes change: workers of other sizes
-join and leave. The identity of a core never changes, so the tokenizer is read once.
+Knows nothing of requests. The front end makes a Model from the core's ModelState, and a new one when workers of other
+sizes join or leave and the sizes change. The identity of the model never changes for one core, so the tokenizer is read
+once.
 """
 
 import hashlib
@@ -19,28 +20,31 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """The served model. `tokenizer` is None if the worker sent none."""
+    """The served model. `tokenizer` is None if the worker did not send one."""
 
     info: control_pb2.GetModelInfoResponse
-    # At least info.max_length: the longest sequence that a worker could hold which is here or left recently. A longer
-    # prompt is invalid; whether a shorter one can run now is for the core to say.
+    # The longest sequence that fits a worker which is present or left recently; at least info.max_length. The front end
+    # refuses a longer prompt as invalid. The core decides whether a shorter one can run now.
     max_length: int
     defaults: inference_pb2.SamplingParams
     eos_token_ids: frozenset[int]
     tokenizer: Tokenizer | None
-    # SHA-256 of the bytes that `tokenizer` was made of.
+    # SHA-256 of the bytes that `tokenizer` was made from.
     tokenizer_digest: bytes = field(repr=False)
-    # What hashes of pages begin with; a secret, also from the log.
+    # The start of every chain of page hashes. It is a secret and never logged.
     cache_root: bytes = field(repr=False)
 
     def check_name(self, name: str) -> None:
-        """Refuses another model than this one; empty means whatever is served."""
+        """Refuses a request for another model. An empty name stands for the served model."""
         if name and name != self.info.model:
             raise status.unknown_model(name, self.info.model)
 
 
 def load(state: frontend_pb2.ModelState, before: Model | None = None) -> Model:
-    """Takes 0.5 s for a vocabulary of 150,000, unless `before` has the same tokenizer; not for the event loop."""
+    """Makes the model of a state, with the tokenizer of `before` if it is the same.
+
+    Otherwise it takes 0.5 s for a vocabulary of 150,000, so call it outside the event loop.
+    """
     info = control_pb2.GetModelInfoResponse()
     info.CopyFrom(state.info)
     digest = hashlib.sha256(state.tokenizer_json).digest()
@@ -77,5 +81,5 @@ def _make_tokenizer(state: frontend_pb2.ModelState) -> Tokenizer | None:
     try:
         return Tokenizer(state.tokenizer_json, vocab_size=state.info.vocab_size)
     except ValueError as error:
-        logger.error("no text prompts, no text output: the worker's tokenizer is %s", error)
+        logger.error("text prompts and text output are not available: the worker's tokenizer is %s", error)
         return None

@@ -1,8 +1,8 @@
-"""Owns one admitted request's way to its caller: prompt logprobs, deltas, how each sample ended, the Summary.
+"""Owns the messages that the caller of one admitted request gets: prompt logprobs, deltas, ends, and the Summary.
 
-Knows nothing of gRPC but a `write` that may block. Nothing of any sample is told before the prompt's logprobs are. A
-sample that fails ends them all, after what had come. Logprobs leave with their tokens: those of a token held back wait
-with it, those of a token cut off are never told.
+Knows nothing of gRPC except a `write` that may block. All prompt logprobs leave before the first delta of any sample.
+If one sample fails, all of them end, after their received tokens have been sent. Logprobs leave with their tokens:
+those of a held token wait with it, and those of a token that is cut off are never sent.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from scheduler_svc.frontend.text.output import OutputPiece, SampleOutput
 
 logger = logging.getLogger(__name__)
 
-# How long the core may take to admit or reject a request, or to confirm a stop string, before it counts as hung.
+# The core counts as hung if it takes longer than this to admit or reject a request, or to confirm a stop string.
 ANSWER_SECONDS = 10.0
 
 TOKEN_REASONS = (pb.FINISH_REASON_EOS, pb.FINISH_REASON_STOP_TOKEN)
@@ -31,18 +31,18 @@ Write = Callable[[pb.GenerateResponse], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedRequest:
-    """A request that the core may have: what its stream carries, and what was promised in Accepted."""
+    """A request that is ready for the core: its Submit, its Accepted, and what its stream carries."""
 
     submit: frontend_pb2.Submit
     accepted: pb.Accepted
-    # Makes one per sample. Up to 10 ms of work for the largest set of stop strings.
+    # Creates one output for each sample. Takes up to 10 ms for the largest set of stop strings.
     make_outputs: Callable[[], tuple[SampleOutput, ...]]
     want_text: bool
     want_token_ids: bool
 
 
 async def wait_for_admission(stream: RequestStream) -> int:
-    """The requests that wait before this one. Raises Refusal where it was not admitted."""
+    """Returns the number of requests that wait before this one. Raises Refusal if the core does not admit it."""
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
             await stream.changed()
@@ -53,73 +53,82 @@ async def wait_for_admission(stream: RequestStream) -> int:
     if stream.requests_ahead is None:
         assert stream.failure is not None
         raise stream.failure
-    # Tokens may have come along with the admission.
+    # Tokens may have arrived together with the admission.
     stream.wake()
     return stream.requests_ahead
 
 
 class SampleSender:
-    """What one sample's caller has been told."""
+    """The messages of one sample: its pending delta and its end."""
 
-    __slots__ = ("delta", "finished", "is_over", "output", "sample")
+    __slots__ = ("_delta", "_request", "is_over", "output", "reason", "sample")
 
-    def __init__(self, idx: int, sample: SampleStream, output: SampleOutput) -> None:
+    def __init__(self, idx: int, sample: SampleStream, output: SampleOutput, request: PreparedRequest) -> None:
         self.sample = sample
         self.output = output
-        # What is to be told next.
-        self.delta = pb.Delta(sample_idx=idx)
-        self.finished = pb.Finished(sample_idx=idx)
         self.is_over = False
+        self.reason = pb.FINISH_REASON_UNSPECIFIED
+        self._request = request
+        self._delta = pb.Delta(sample_idx=idx)
 
-    def add(self, piece: OutputPiece, job: PreparedRequest) -> None:
-        """Joins what is new to the next delta."""
-        if job.want_token_ids:
-            self.delta.token_ids.extend(piece.token_ids)
-        if job.want_text:
-            self.delta.text += piece.text
+    def next_delta(self, piece: OutputPiece) -> pb.Delta | None:
+        """The delta to send once `piece` is added. Returns None while the delta is empty."""
+        delta = self._delta
+        if self._request.want_token_ids:
+            delta.token_ids.extend(piece.token_ids)
+        if self._request.want_text:
+            delta.text += piece.text
         if self.sample.logprobs is not None and piece.token_ids:
-            # What brings logprobs is told at once, so there is nothing to join.
-            self.delta.logprobs.CopyFrom(self.sample.logprobs.take(len(piece.token_ids)))
-
-    def next_delta(self) -> pb.Delta | None:
-        """The delta to be told now; None while there is nothing in it."""
-        delta = self.delta
+            # A delta with logprobs is sent at once, so it never holds logprobs of earlier tokens here.
+            delta.logprobs.CopyFrom(self.sample.logprobs.take(len(piece.token_ids)))
         if not (delta.token_ids or delta.text or delta.HasField("logprobs")):
             return None
-        # What was neither shown nor sent is covered by the next one.
-        self.delta = pb.Delta(sample_idx=delta.sample_idx, token_offset=self.output.num_tokens)
+        self._delta = pb.Delta(sample_idx=delta.sample_idx, token_offset=self.output.num_tokens)
         return delta
+
+    def finished(self, stop_string: str) -> pb.Finished:
+        """How the sample ended: at `stop_string` if it is not empty, else as the core's End says."""
+        message = pb.Finished(sample_idx=self._delta.sample_idx, output_tokens=self.output.num_tokens)
+        if stop_string:
+            message.reason, message.stop_string = pb.FINISH_REASON_STOP_STRING, stop_string
+        else:
+            assert self.sample.end is not None
+            message.reason = self.sample.end.reason
+            if message.reason in TOKEN_REASONS:
+                message.stop_token_id = self.sample.end.stop_token_id
+        self.reason = message.reason
+        return message
 
 
 class StreamSender:
-    """Tells one request's outcome, from behind Accepted to the Summary."""
+    """Sends one request's messages, from the one after Accepted to the Summary."""
 
-    def __init__(self, job: PreparedRequest, stream: RequestStream, streams: StreamTable, write: Write) -> None:
-        self._job = job
+    def __init__(self, request: PreparedRequest, stream: RequestStream, streams: StreamTable, write: Write) -> None:
+        self._request = request
         self._stream = stream
         self._streams = streams
         self._write = write
-        pairs = zip(stream.samples, job.make_outputs(), strict=True)
-        self._tellings = [SampleSender(idx, sample, output) for idx, (sample, output) in enumerate(pairs)]
+        pairs = zip(stream.samples, request.make_outputs(), strict=True)
+        self._samples = [SampleSender(idx, sample, output, request) for idx, (sample, output) in enumerate(pairs)]
 
     async def run(self) -> None:
-        """Raises Refusal where the request fails."""
-        while not all(telling.is_over for telling in self._tellings):
+        """Sends messages until every sample has ended. Raises Refusal if the request fails."""
+        while not all(sender.is_over for sender in self._samples):
             await self._stream.changed()
-            if await self._tell_prompt():
-                for telling in self._tellings:
-                    await self._tell(telling)
-        await self._confirmed()
+            if await self._send_prompt():
+                for sender in self._samples:
+                    if not sender.is_over:
+                        await self._send_sample(sender)
+        await self._wait_for_ends()
         ends = [sample.end for sample in self._stream.samples if sample.end is not None]
-        num_tokens = [telling.output.num_tokens for telling in self._tellings]
-        summary = summarize(ends, num_tokens, prompt_tokens=self._job.accepted.prompt_tokens)
+        num_tokens = [sender.output.num_tokens for sender in self._samples]
+        summary = summarize(ends, num_tokens, prompt_tokens=self._request.accepted.prompt_tokens)
         await self._write(pb.GenerateResponse(summary=summary))
-        reasons = [pb.FinishReason.Name(telling.finished.reason) for telling in self._tellings]
-        named = ", ".join(reason.removeprefix("FINISH_REASON_") for reason in reasons)
-        logger.info("request %s: %s after %d tokens", self._stream.request_id, named, sum(num_tokens))
+        reasons = (pb.FinishReason.Name(sender.reason).removeprefix("FINISH_REASON_") for sender in self._samples)
+        logger.info("request %s: %s after %d tokens", self._stream.request_id, ", ".join(reasons), sum(num_tokens))
 
-    async def _tell_prompt(self) -> bool:
-        """Tells what has come of the prompt's logprobs; whether that was all."""
+    async def _send_prompt(self) -> bool:
+        """Sends the prompt logprobs that have arrived. Returns whether those were all."""
         prompt = self._stream.prompt
         if prompt is None:
             return True
@@ -128,43 +137,29 @@ class StreamSender:
             await self._write(pb.GenerateResponse(prompt_info=info))
         return is_over
 
-    async def _tell(self, telling: SampleSender) -> None:
-        """Tells what is new of a sample, and its end."""
-        sample, output = telling.sample, telling.output
-        if telling.is_over:
-            return
+    async def _send_sample(self, sender: SampleSender) -> None:
+        """Sends a sample's new tokens and, if it has ended, its end."""
+        sample, output, end = sender.sample, sender.output, sender.sample.end
         tokens = sample.take()
-        is_over = (sample.end is not None or self._stream.failure is not None) and not sample.pending
-        piece = _finish(output, tokens, sample.end) if is_over else output.push(tokens)
-        telling.add(piece, self._job)
+        if sample.pending or (end is None and self._stream.failure is None):
+            is_over, piece = False, output.push(tokens)
+        else:
+            stop_token_id = end.stop_token_id if end is not None and end.reason in TOKEN_REASONS else None
+            is_over, piece = True, output.finish(tokens, stop_token_id=stop_token_id)
         if piece.stop_string:
             self._streams.stop(sample, output.num_tokens)
-        if delta := telling.next_delta():
+        if delta := sender.next_delta(piece):
             await self._write(pb.GenerateResponse(delta=delta))
-        telling.is_over = is_over or bool(piece.stop_string)
-        if telling.is_over:
-            await self._tell_end(telling, piece.stop_string)
-
-    async def _tell_end(self, telling: SampleSender, stop_string: str) -> None:
-        end, finished = telling.sample.end, telling.finished
-        finished.output_tokens = telling.output.num_tokens
-        if stop_string:
-            finished.reason = pb.FINISH_REASON_STOP_STRING
-            finished.stop_string = stop_string
-        elif end is None:
-            # The stream has failed.
+        sender.is_over = is_over or bool(piece.stop_string)
+        if not sender.is_over:
             return
-        elif end.HasField("failure"):
+        if piece.stop_string or (end is not None and not end.HasField("failure")):
+            await self._write(pb.GenerateResponse(finished=sender.finished(piece.stop_string)))
+        elif end is not None:
             self._streams.fail(self._stream, status.from_failure(end.failure, self._stream.request_id))
-            return
-        else:
-            finished.reason = end.reason
-            if end.reason in TOKEN_REASONS:
-                finished.stop_token_id = end.stop_token_id
-        await self._write(pb.GenerateResponse(finished=finished))
 
-    async def _confirmed(self) -> None:
-        """Returns once the core has ended every sample."""
+    async def _wait_for_ends(self) -> None:
+        """Waits until the core has ended every sample. Raises Refusal if the request fails."""
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 while self._stream.failure is None and not self._stream.is_ended:
@@ -173,12 +168,6 @@ class StreamSender:
             raise _hung() from None
         if self._stream.failure is not None:
             raise self._stream.failure
-
-
-def _finish(output: SampleOutput, tokens: list[int], end: frontend_pb2.End | None) -> OutputPiece:
-    """The last piece of an output that ended with `end`, or without one."""
-    is_token = end is not None and end.reason in TOKEN_REASONS
-    return output.finish(tokens, stop_token_id=end.stop_token_id if end is not None and is_token else None)
 
 
 def _hung() -> status.Refusal:
