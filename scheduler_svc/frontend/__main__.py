@@ -1,7 +1,7 @@
-"""The front end's process: flags, logging, and an end that comes with the parent's.
+"""The front end's process: flags, logging, and its end together with its parent.
 
-Started by the scheduler service, which owns the settings; the flags are not an interface for people. Lines on stdout
-are for the parent: where it listens, that it is alive, and why it cannot go on.
+The scheduler service starts it and owns the settings, so the flags are not a public interface. Lines on stdout are for
+the parent: the address, a sign of life every second, and the reason of a failure.
 """
 
 import argparse
@@ -18,45 +18,44 @@ from scheduler_svc.processes.parent import die_with_parent
 log = logging.getLogger("tandem.frontend")
 
 READY, FAILED = "frontend listening on ", "frontend failed: "
-# Printed for the parent, which replaces a front end that hangs.
+# The parent replaces a front end that stops printing this line.
 ALIVE, ALIVE_SECONDS = "frontend alive", 1.0
 _SECRET_BYTES = 32
 
 
 def main() -> int:
-    """Serves until SIGTERM or the parent's end. The exit code: 2 where starting it again cannot help."""
+    """Serves until SIGTERM or the parent's end. Returns the exit code: 2 if another start cannot help."""
     try:
         flags = parse_flags(sys.argv[1:])
         die_with_parent()
         logs.start(flags.name, level=flags.log_level, log_format=flags.log_format)
-        # It says nothing of use, at every call.
+        # gRPC logs useless debug lines at every call.
         logging.getLogger("grpc").setLevel(logging.INFO)
         serve(flags)
-    except _Refused as error:
+    except CannotServeError as error:
         return _fail(str(error), 2)
     except Exception as error:
-        log.exception("the front end cannot go on")
+        log.exception("the front end failed")
         return _fail(f"{type(error).__name__}: {error}", 1)
     return 0
 
 
-class _Refused(Exception):
-    """Flags or an address with which this process can never serve."""
+class CannotServeError(Exception):
+    """This process can never serve with these flags or this address."""
 
 
 def serve(flags: argparse.Namespace) -> None:
-    """Serves until it is asked to stop."""
-    # gRPC's C library writes lines of its own to stderr.
+    """Serves until SIGTERM. Raises CannotServeError if the address cannot be used."""
+    # Silences gRPC's C library, which writes its own lines to stderr.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    # One text at a time per thread is what the front end wants; read when the tokenizer is first used.
+    # Each thread processes one text at a time. The library reads this when the tokenizer is first used.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     from scheduler_svc.frontend.rpc.calls import is_not_of_a_lost_caller
-    from scheduler_svc.frontend.server import FrontEnd, Settings
-    from scheduler_svc.frontend.streaming.streams import StreamLimits
+    from scheduler_svc.frontend.server import FrontEnd, FrontEndSettings
     from scheduler_svc.processes.address import ListenError
 
     logging.getLogger("grpc._cython.cygrpc").addFilter(is_not_of_a_lost_caller)
-    settings = Settings(
+    settings = FrontEndSettings(
         endpoint=flags.endpoint,
         secret=read_secret(flags.secret_fd),
         listen=flags.listen,
@@ -64,7 +63,6 @@ def serve(flags: argparse.Namespace) -> None:
         reflection=flags.reflection,
         max_message_bytes=flags.max_message_bytes,
         grace_seconds=flags.grace_seconds,
-        limits=StreamLimits(),
     )
 
     async def run() -> None:
@@ -77,21 +75,21 @@ def serve(flags: argparse.Namespace) -> None:
     try:
         asyncio.run(run())
     except ListenError as error:
-        raise _Refused(str(error)) from None
+        raise CannotServeError(str(error)) from None
 
 
-async def say_alive(on_deaf: Callable[[], None]) -> None:
-    """Prints from the event loop, so that one that hangs falls silent. Calls `on_deaf` when the parent is gone."""
+async def say_alive(on_lost_parent: Callable[[], None]) -> None:
+    """Prints from the event loop, so a loop that hangs prints nothing. Calls `on_lost_parent` if printing fails."""
     try:
         while True:
             await asyncio.sleep(ALIVE_SECONDS)
             print(ALIVE, flush=True)
     except OSError:
-        on_deaf()
+        on_lost_parent()
 
 
 def read_secret(descriptor: int | None) -> bytes:
-    """The 32 bytes that the parent put into the pipe, which is closed; empty without one, then no core listens."""
+    """Reads 32 bytes from the parent's pipe and closes it. Empty without a pipe; no core accepts that."""
     if descriptor is None:
         return b""
     with os.fdopen(descriptor, "rb") as pipe:
@@ -99,24 +97,24 @@ def read_secret(descriptor: int | None) -> bytes:
 
 
 def _fail(reason: str, code: int) -> int:
-    """Says why to the parent, which logs it."""
+    """Prints the reason for the parent, which logs it."""
     print(f"{FAILED}{logs.escaped(reason)}", flush=True)
     return code
 
 
-class _Parser(argparse.ArgumentParser):
+class _FlagParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise _Refused(message)
+        raise CannotServeError(message)
 
 
 def parse_flags(words: list[str]) -> argparse.Namespace:
-    """The parent's flags. Raises _Refused."""
-    parser = _Parser(prog="python -m scheduler_svc.frontend", allow_abbrev=False)
+    """Parses the parent's flags. Raises CannotServeError."""
+    parser = _FlagParser(prog="python -m scheduler_svc.frontend", allow_abbrev=False)
     parser.add_argument("--endpoint", required=True, help="the core's socket, ipc://...")
     parser.add_argument("--secret-fd", type=int, metavar="N", help="a pipe with the secret that the core expects")
-    parser.add_argument("--name", default="frontend", help="what its log lines call it")
+    parser.add_argument("--name", default="frontend", help="the name in its log lines")
     parser.add_argument("--listen", default="127.0.0.1:50051")
-    parser.add_argument("--share-port", action="store_true", help="with other front ends of this service")
+    parser.add_argument("--share-port", action="store_true", help="share the port with other front ends")
     parser.add_argument("--reflection", action="store_true")
     parser.add_argument("--max-message-bytes", type=int, default=4 * 1024 * 1024)
     parser.add_argument("--grace-seconds", type=float, default=30.0)

@@ -1,8 +1,8 @@
-"""Owns the socket to the core: sends, receives, notices that the core is gone, and starts over. Knows no requests.
+"""Owns the socket to the core: sends, receives, notices that the core is gone, and reconnects. Knows no requests.
 
-A connection is one DEALER with a routing id of its own; its first frame is Hello. When the monitor reports that the
-connection ended, what had come has been dealt out (frames come before the end; reading does not pause between them);
-the socket is closed with all that was not sent, and a new one takes its place: no frame of an old connection ever
+A connection is one DEALER socket with its own routing id; its first frame is Hello. When the monitor reports the end of
+the connection, every received frame has been handled: frames come before the end, and reading does not pause between
+them. The link then closes the socket with all unsent frames and opens a new one, so no frame of an old connection ever
 reaches a new core.
 """
 
@@ -20,21 +20,21 @@ from zmq.utils.monitor import parse_monitor_message
 
 logger = logging.getLogger(__name__)
 
-# Frames. The core reads thousands at once; one that lets so many lie is gone.
+# In frames. The core reads thousands at once; a core that leaves this many unread is gone.
 HIGH_WATER_MARK = 65_536
-# A ModelState carries a tokenizer.json, tens of MiB in large vocabularies.
+# A ModelState contains a tokenizer.json, which has tens of MiB for large vocabularies.
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 RECONNECT_SECONDS = 0.1
-# The core's limit of a frame from here; a larger one ends the connection, and with it every stream.
+# The core's limit of a frame from a front end. A larger frame ends the connection and every stream.
 MAX_FRAME_TO_CORE_BYTES = 64 * 1024 * 1024
 
 
-class FrameTooLargeError(Exception):
-    """The message is larger than the core takes. Nothing was sent."""
+class CoreMessageTooLargeError(Exception):
+    """The message is larger than the core accepts. Nothing was sent."""
 
 
-class Listener(Protocol):
-    """Whoever acts on what the core says. None of these may wait."""
+class CoreListener(Protocol):
+    """Handles the core's messages. No method may wait."""
 
     def on_message(self, message: frontend_pb2.CoreToFrontend) -> None: ...
 
@@ -42,7 +42,7 @@ class Listener(Protocol):
 
 
 class CoreLink:
-    """Connects to `endpoint` for as long as `run` runs. `secret` proves to the core that this is a front end of its."""
+    """Connects to `endpoint` while `run` runs. `secret` proves to the core that it started this front end."""
 
     def __init__(self, endpoint: str, secret: bytes = b"") -> None:
         self._endpoint = endpoint
@@ -52,37 +52,34 @@ class CoreLink:
         self._given_up = asyncio.Event()
 
     def send(self, message: frontend_pb2.FrontendToCore) -> bool:
-        """Hands the message over at once; False where there is no core to take it. Never waits.
-
-        Raises FrameTooLargeError.
-        """
+        """Sends without waiting. Returns False if no core is connected. Raises CoreMessageTooLargeError."""
         if self._socket is None:
             return False
         frame = message.SerializeToString()
         if len(frame) > MAX_FRAME_TO_CORE_BYTES:
-            raise FrameTooLargeError(
+            raise CoreMessageTooLargeError(
                 f"the message to the core has {len(frame):,} bytes; the limit is {MAX_FRAME_TO_CORE_BYTES:,}"
             )
-        # With NOBLOCK the asyncio socket sends before it returns; the future only tells how that went.
+        # With NOBLOCK the asyncio socket sends before it returns; the future only has the outcome.
         sent = cast(asyncio.Future[Any], self._socket.send(frame, zmq.NOBLOCK))
         if sent.done() and sent.exception() is None:
             return True
-        logger.error("the core has left %d frames unread: the connection is given up", HIGH_WATER_MARK)
+        logger.error("the core has left %d frames unread; closing the connection", HIGH_WATER_MARK)
         self._given_up.set()
         return False
 
-    async def run(self, listener: Listener) -> None:
-        """Connects, and connects again, until cancelled."""
+    async def run(self, listener: CoreListener) -> None:
+        """Connects, and reconnects, until cancelled."""
         try:
             while True:
-                await self._connection(listener)
-                logger.warning("the core is gone; connecting again")
+                await self._run_connection(listener)
+                logger.warning("the core is gone; reconnecting")
                 listener.on_lost()
                 await asyncio.sleep(RECONNECT_SECONDS)
         finally:
             self._context.destroy(linger=0)
 
-    async def _connection(self, listener: Listener) -> None:
+    async def _run_connection(self, listener: CoreListener) -> None:
         socket = self._context.socket(zmq.DEALER)
         socket.setsockopt(zmq.IDENTITY, f"f-{os.getpid()}-{secrets.token_hex(4)}".encode())
         socket.setsockopt(zmq.LINGER, 0)
@@ -94,8 +91,8 @@ class CoreLink:
         self._socket = socket
         self._given_up.clear()
         self.send(frontend_pb2.FrontendToCore(hello=frontend_pb2.Hello(secret=self._secret)))
-        receiver = asyncio.create_task(self._receive(socket, listener))
-        ends = [asyncio.create_task(self._disconnected(monitor)), asyncio.create_task(self._given_up.wait())]
+        receiver = asyncio.create_task(_receive(socket, listener))
+        ends = [asyncio.create_task(_wait_for_disconnect(monitor)), asyncio.create_task(self._given_up.wait())]
         try:
             await asyncio.wait([receiver, *ends], return_when=asyncio.FIRST_COMPLETED)
             if receiver.done():
@@ -109,22 +106,21 @@ class CoreLink:
             monitor.close(0)
             socket.close(0)
 
-    async def _receive(self, socket: zmq.asyncio.Socket, listener: Listener) -> None:
-        while True:
-            self._deal_out(await socket.recv(), listener)
 
-    async def _disconnected(self, monitor: zmq.asyncio.Socket) -> None:
-        event = parse_monitor_message(await monitor.recv_multipart())
-        assert event["event"] == zmq.EVENT_DISCONNECTED
-
-    def _deal_out(self, frame: bytes, listener: Listener) -> None:
-        # Empty frames are the core's way to see whether somebody is here.
+async def _receive(socket: zmq.asyncio.Socket, listener: CoreListener) -> None:
+    while True:
+        frame = await socket.recv()
+        # The core sends empty frames to check that the front end is connected.
         if not frame:
-            return
-        message = frontend_pb2.CoreToFrontend()
+            continue
         try:
-            message.ParseFromString(frame)
+            message = frontend_pb2.CoreToFrontend.FromString(frame)
         except DecodeError:
             logger.error("dropped a malformed frame of %d bytes from the core", len(frame))
-            return
+            continue
         listener.on_message(message)
+
+
+async def _wait_for_disconnect(monitor: zmq.asyncio.Socket) -> None:
+    event = parse_monitor_message(await monitor.recv_multipart())
+    assert event["event"] == zmq.EVENT_DISCONNECTED

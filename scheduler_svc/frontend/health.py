@@ -1,12 +1,13 @@
-"""Owns the health that callers see (grpc.health.v1): stored in one place, told to those who watch.
+"""Owns the health that callers see (grpc.health.v1): stores one state and sends it to the Watch calls.
 
-Knows nothing of why. `set` stores and notifies and never waits. Each watcher writes by itself and has no queue: when
-its write returns it looks at what is stored then, so a watcher that reads nothing delays nobody. All services of a
-front end have the same health. A service with an unknown name is answered and not remembered.
+Knows nothing of the causes. `set` stores the state, notifies the watches and never waits. Each Watch call writes on its
+own and has no queue: when its write returns, it sends the state that is stored then, so a caller that reads nothing
+delays no other. All services of a front end have the same health. An unknown service name is answered and not stored.
 """
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import grpc
@@ -21,88 +22,79 @@ MAX_WATCHES = 1000
 State = pb.HealthCheckResponse
 
 
-class _Watch:
+@dataclass(slots=True, eq=False)
+class _WatchCall:
     """One Watch call."""
 
-    __slots__ = ("blocked_since", "changed", "task")
-
-    def __init__(self, task: "asyncio.Task[Any] | None") -> None:
-        self.task = task
-        # The loop's time when a write began that has not ended; 0 between writes.
-        self.blocked_since = 0.0
-        # Set while it waits.
-        self.changed: asyncio.Future[None] | None = None
+    task: "asyncio.Task[Any] | None"
+    # The loop's time at which the current write began; 0 between writes.
+    blocked_since: float = 0.0
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Health(health_pb2_grpc.HealthServicer):
-    """NOT_SERVING until `set` says otherwise. `services` are the known names; the empty one means all of them."""
+class HealthServicer(health_pb2_grpc.HealthServicer):
+    """NOT_SERVING until `set` changes it. `services` are the known names; the empty name stands for all of them."""
 
     def __init__(self, services: Sequence[str]) -> None:
         self._services = frozenset(services)
         self._state = State.NOT_SERVING
-        # Their order is that of their coming.
-        self._watches: dict[_Watch, None] = {}
+        # In order of arrival.
+        self._watches: dict[_WatchCall, None] = {}
 
     @property
     def num_watches(self) -> int:
         return len(self._watches)
 
     def set(self, *, is_serving: bool) -> None:
-        """Stores the state; from now on every answer has it."""
+        """Stores the state. Every later answer has it."""
         self._state = State.SERVING if is_serving else State.NOT_SERVING
         for watch in self._watches:
-            if watch.changed is not None and not watch.changed.done():
-                watch.changed.set_result(None)
-
-    def admit(self) -> int:
-        """The most bytes of a request."""
-        return MAX_SMALL_BYTES
+            watch.changed.set()
 
     def admit_watch(self) -> int:
-        """The same, for Watch. Raises Refusal where there are too many."""
+        """The size limit of a Watch request in bytes. Raises Refusal if too many watches are open."""
         if len(self._watches) >= MAX_WATCHES:
             raise status.overloaded(f"{len(self._watches)} health watches are open; the limit is {MAX_WATCHES}")
         return MAX_SMALL_BYTES
 
     def stalled(self, seconds: float) -> "set[asyncio.Task[Any]]":
-        """The tasks of watches whose caller has not taken a state for so long."""
+        """The tasks of watches with a write that has been blocked for this long."""
         before = asyncio.get_running_loop().time() - seconds
         return {watch.task for watch in self._watches if watch.task and 0 < watch.blocked_since <= before}
 
     async def Check(self, request: pb.HealthCheckRequest, context: Any) -> pb.HealthCheckResponse:
-        """The health of one service. NOT_FOUND where the name is unknown."""
+        """Returns the health of one service. NOT_FOUND if the name is unknown."""
         if request.service not in self._services:
             message = f"service {request.service[:128]!r} is not known here"
             raise status.Refusal(grpc.StatusCode.NOT_FOUND, message)
         return pb.HealthCheckResponse(status=self._state)
 
     async def List(self, request: Any, context: Any) -> Any:
-        """The health of every service."""
-        # The types of grpcio-health-checking lack it.
+        """Returns the health of every service."""
+        # The types of grpcio-health-checking lack this message.
         return cast(Any, pb).HealthListResponse(
             statuses={name: pb.HealthCheckResponse(status=self._state) for name in self._services}
         )
 
-    # A coroutine that writes, as all streaming methods here.
+    # A coroutine that writes, like every streaming method of the front end.
     async def Watch(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, request: pb.HealthCheckRequest, context: Any
     ) -> None:
-        """The health of one service, and again whenever it changes; SERVICE_UNKNOWN where the name is unknown."""
+        """Sends the health of one service now and after each change; SERVICE_UNKNOWN if the name is unknown."""
         is_known, loop = request.service in self._services, asyncio.get_running_loop()
         request.Clear()
-        # Several may have been admitted while they waited for their messages.
+        # Several calls may have been admitted while they waited for their messages.
         self.admit_watch()
-        watch, told = _Watch(asyncio.current_task()), None
+        watch, sent = _WatchCall(asyncio.current_task()), None
         self._watches[watch] = None
         try:
             while True:
+                watch.changed.clear()
                 state = self._state if is_known else State.SERVICE_UNKNOWN
-                if state == told:
-                    watch.changed = loop.create_future()
-                    await watch.changed
-                    continue
-                told, watch.blocked_since = state, loop.time()
-                await context.write(pb.HealthCheckResponse(status=state))
-                watch.blocked_since = 0.0
+                if state != sent:
+                    sent, watch.blocked_since = state, loop.time()
+                    await context.write(pb.HealthCheckResponse(status=state))
+                    watch.blocked_since = 0.0
+                await watch.changed.wait()
         finally:
             del self._watches[watch]

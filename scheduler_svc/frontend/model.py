@@ -1,7 +1,8 @@
-"""Owns what the front end knows of the served model: its limits and defaults, and its tokenizer.
+"""Owns the front end's data of the served model: its limits and defaults, and its tokenizer.
 
-Knows nothing of requests. Made from the core's ModelState, and made again when its sizes change: workers of other sizes
-join and leave. The identity of a core never changes, so the tokenizer is read once.
+Knows nothing of requests. The front end makes a Model from the core's ModelState, and a new one when workers of other
+sizes join or leave and the sizes change. The identity of the model never changes for one core, so the tokenizer is read
+once.
 """
 
 import hashlib
@@ -12,41 +13,44 @@ from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2, inference_pb2
 
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.text.tokenizer import Text
+from scheduler_svc.frontend.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """The served model. `text` is None where the worker brought no tokenizer."""
+    """The served model. `tokenizer` is None if the worker did not send one."""
 
     info: control_pb2.GetModelInfoResponse
-    # At least info.max_length: the longest sequence that a worker could hold which is here or left recently. A longer
-    # prompt is invalid; whether a shorter one can run now is for the core to say.
+    # The longest sequence that fits a worker which is present or left recently; at least info.max_length. The front end
+    # refuses a longer prompt as invalid. The core decides whether a shorter one can run now.
     max_length: int
     defaults: inference_pb2.SamplingParams
     eos_token_ids: frozenset[int]
-    text: Text | None
-    # SHA-256 of the bytes that `text` was made of.
+    tokenizer: Tokenizer | None
+    # SHA-256 of the bytes that `tokenizer` was made from.
     tokenizer_digest: bytes = field(repr=False)
-    # What hashes of pages begin with; a secret, also from the log.
+    # The start of every chain of page hashes. It is a secret and never logged.
     cache_root: bytes = field(repr=False)
 
     def check_name(self, name: str) -> None:
-        """Refuses another model than this one; empty means whatever is served."""
+        """Refuses a request for another model. An empty name stands for the served model."""
         if name and name != self.info.model:
             raise status.unknown_model(name, self.info.model)
 
 
 def load(state: frontend_pb2.ModelState, before: Model | None = None) -> Model:
-    """Takes 0.5 s for a vocabulary of 150,000, unless `before` has the same tokenizer; not for the event loop."""
+    """Makes the model of a state, with the tokenizer of `before` if it is the same.
+
+    Otherwise it takes 0.5 s for a vocabulary of 150,000, so call it outside the event loop.
+    """
     info = control_pb2.GetModelInfoResponse()
     info.CopyFrom(state.info)
     digest = hashlib.sha256(state.tokenizer_json).digest()
     is_same = before is not None and before.tokenizer_digest == digest and before.info.vocab_size == info.vocab_size
-    text = before.text if before is not None and is_same else _text(state)
-    info.has_tokenizer = text is not None
+    tokenizer = before.tokenizer if before is not None and is_same else _make_tokenizer(state)
+    info.has_tokenizer = tokenizer is not None
     defaults = inference_pb2.SamplingParams(
         temperature=1.0,
         top_p=1.0,
@@ -65,17 +69,17 @@ def load(state: frontend_pb2.ModelState, before: Model | None = None) -> Model:
         max_length=max(info.max_length, state.recent_max_length),
         defaults=defaults,
         eos_token_ids=frozenset(info.eos_token_ids),
-        text=text,
+        tokenizer=tokenizer,
         tokenizer_digest=digest,
         cache_root=state.cache_root,
     )
 
 
-def _text(state: frontend_pb2.ModelState) -> Text | None:
+def _make_tokenizer(state: frontend_pb2.ModelState) -> Tokenizer | None:
     if not state.tokenizer_json:
         return None
     try:
-        return Text(state.tokenizer_json, vocab_size=state.info.vocab_size)
+        return Tokenizer(state.tokenizer_json, vocab_size=state.info.vocab_size)
     except ValueError as error:
-        logger.error("no text prompts, no text output: the worker's tokenizer is %s", error)
+        logger.error("text prompts and text output are not available: the worker's tokenizer is %s", error)
         return None

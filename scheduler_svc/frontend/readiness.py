@@ -1,14 +1,15 @@
-"""Owns whether this front end takes requests, and why not. Publishes it to health, before it returns.
+"""Owns whether this front end takes requests, and the reason if it does not. Publishes every change to health at once.
 
-Knows nothing of requests. Not serving until the first model; serving from then on, also while no worker is present: a
-lost worker turns nobody away. Without the core, while the core does not serve, or once draining, it does not serve. A
-full queue refuses requests too, and leaves health as it is.
+Knows nothing of requests. The front end does not serve until the first model is set. It then serves, also while no
+worker is present, because a lost worker does not make a request invalid. It does not serve without the core, while the
+core reports that it does not serve, and after draining began. A full queue refuses requests too but leaves health as it
+is.
 """
 
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2, inference_pb2
 
-from scheduler_svc.frontend.health import Health
+from scheduler_svc.frontend.health import HealthServicer
 from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.rpc import status
 
@@ -18,26 +19,26 @@ SERVICES = (
     control_pb2.DESCRIPTOR.services_by_name["ControlService"].full_name,
 )
 DRAINING = "the service is shutting down and takes no new requests"
-NO_WORKER = "no worker has joined yet; there is no model to serve"
-NO_CORE = "the scheduler's core is gone; another is waited for"
+NO_WORKER = "no worker has joined yet, so there is no model to serve"
+NO_CORE = "the scheduler's core is gone; the front end waits for a new one"
 
 
-class Gate:
-    """Open while a model is served, the core serves, and nothing drains."""
+class Readiness:
+    """Ready while a model is set, the core serves, and the front end does not drain."""
 
-    def __init__(self, health: Health) -> None:
+    def __init__(self, health: HealthServicer) -> None:
         self._health = health
         self._model: Model | None = None
         self._why_no_model = NO_WORKER
         self._core_status = frontend_pb2.CoreStatus()
         self._is_draining = False
-        # What a new request is refused with now; made once, since it may be sent thousands of times a second.
+        # The refusal of new requests, if any. Made once, because it may be sent thousands of times a second.
         self._refusal: status.Refusal | None = None
         self._publish()
 
     @property
     def served(self) -> Model | None:
-        """The served model, None while there is none."""
+        """The served model; None without a model."""
         return self._model
 
     @property
@@ -49,21 +50,21 @@ class Gate:
             return self._why_no_model
         return self._core_status.not_serving
 
-    def open(self, model: Model) -> None:
+    def set_model(self, model: Model) -> None:
         """Serves this model from now on."""
         self._model = model
         self._publish()
 
-    def take_status(self, core_status: frontend_pb2.CoreStatus) -> None:
-        """What the core says of its queue and of itself."""
+    def set_core_status(self, core_status: frontend_pb2.CoreStatus) -> None:
+        """Stores the core's report about its queue and its workers."""
         self._core_status = core_status
         self._publish()
 
-    def shut(self) -> None:
-        """The core is gone; what it serves is not known any more."""
+    def lose_core(self) -> None:
+        """Forgets the model and the status, because the core is gone."""
         self._why_no_model = NO_CORE
-        if self._model is not None and self._model.text is not None:
-            self._model.text.close()
+        if self._model is not None and self._model.tokenizer is not None:
+            self._model.tokenizer.close()
         self._model = None
         self._core_status = frontend_pb2.CoreStatus()
         self._publish()
@@ -74,15 +75,15 @@ class Gate:
         self._publish()
 
     def model(self) -> Model:
-        """The served model, also while the service drains. Raises Refusal."""
+        """The served model, also while the service drains. Raises Refusal without a model."""
         if self._model is None:
             raise status.not_ready(self._why_no_model)
         return self._model
 
     def admit(self) -> Model:
-        """The served model, for a new request. Raises Refusal."""
+        """The served model, for a new request. Raises Refusal if no request is admitted now."""
         if self._refusal is not None:
-            # Raised again and again, so what the last time left on it goes first.
+            # The same exception is raised many times, so the traceback of the last time is removed.
             raise self._refusal.with_traceback(None)
         return self.model()
 

@@ -1,128 +1,118 @@
-"""Owns InferenceService: one request read forwards, from the caller's message to the Summary.
+"""Owns InferenceService: Generate, Tokenize and Detokenize.
 
-Generate: gate, wire (validate), text (ids), streams (to the core), delivery (text, stops, messages). Decides nothing
-about who waits or runs. The gate is asked before the message is read, before it is parsed, and before its prompt is
-tokenized and hashed, so that a full queue costs no work; what only an admitted request needs is made once the core has
-admitted it. A coroutine handler whose caller leaves gets CancelledError or an InternalError, and context.cancelled()
-stays False (grpc.aio 1.85.1); so the request is freed in `finally`, without waiting.
+Generate passes a request from readiness through validation and the tokenizer to the core, and its output to the caller.
+The front end checks readiness before it reads the message, before it parses it, and before it hashes the prompt, so
+that a full queue costs no work. Objects that only an admitted request needs are created after the core has admitted it.
+If the caller leaves, a coroutine handler gets CancelledError or an InternalError and context.cancelled() stays False
+(grpc.aio 1.85.1), so `finally` frees the request, without waiting.
 """
 
 import asyncio
 import functools
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import Any
 
-import grpc
 import grpc.aio
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc
 
 from scheduler_svc.frontend.model import Model
-from scheduler_svc.frontend.readiness import Gate
+from scheduler_svc.frontend.readiness import Readiness
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.parsing import MAX_SMALL_BYTES
-from scheduler_svc.frontend.streaming.delivery import Delivery, Job, admission
-from scheduler_svc.frontend.streaming.stream import Stream
-from scheduler_svc.frontend.streaming.streams import Streams
+from scheduler_svc.frontend.streaming.sender import PreparedRequest, StreamSender, wait_for_admission
+from scheduler_svc.frontend.streaming.stream import RequestStream
+from scheduler_svc.frontend.streaming.stream_table import StreamTable
 from scheduler_svc.frontend.text.detokenize import Detokenizer
-from scheduler_svc.frontend.text.output import Output
+from scheduler_svc.frontend.text.output import SampleOutput
 from scheduler_svc.frontend.text.stop_strings import StopFinder
-from scheduler_svc.frontend.validate import request as wire
-
-if TYPE_CHECKING:
-    from grpc.aio import ServicerContext
-
-    GenerateContext: TypeAlias = ServicerContext[pb.GenerateRequest, pb.GenerateResponse]
+from scheduler_svc.frontend.validate import request as validation
 
 logger = logging.getLogger(__name__)
 
-# Prompt tokens that the first output token is decoded with.
+# Prompt tokens that give the first output token its context when it is decoded.
 NUM_CONTEXT_TOKENS = 8
-# Of a character in UTF-8, and of a token id as a varint.
+# The most bytes of a character in UTF-8, and of a token id as a varint.
 MAX_CHAR_BYTES = 4
 MAX_ID_BYTES = 5
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
-    """Answers callers that want text or tokens."""
+    """Serves callers that request text or tokens."""
 
-    def __init__(self, gate: Gate, streams: Streams, *, max_message_bytes: int) -> None:
-        self._gate = gate
+    def __init__(self, readiness: Readiness, streams: StreamTable, *, max_message_bytes: int) -> None:
+        self._readiness = readiness
         self._streams = streams
         self._max_message_bytes = max_message_bytes
 
     def admit_generate(self) -> int:
-        """The most bytes of a request. Raises Refusal where no request would be admitted."""
-        self._gate.admit()
+        """The size limit of a request in bytes. Raises Refusal if no request is admitted now."""
+        self._readiness.admit()
         self._streams.check_room(1)
         return self._max_message_bytes
 
     def admit_tokenize(self) -> int:
-        """The most bytes of a request: what the longest text may have. Raises Refusal without a model."""
-        model = self._gate.model()
-        max_chars = model.max_length * model.text.max_chars_per_token if model.text is not None else 0
+        """The size limit of a request in bytes, which fits the longest text. Raises Refusal without a model."""
+        model = self._readiness.model()
+        max_chars = model.max_length * model.tokenizer.max_chars_per_token if model.tokenizer is not None else 0
         return min(self._max_message_bytes, MAX_SMALL_BYTES + MAX_CHAR_BYTES * max_chars)
 
     def admit_detokenize(self) -> int:
-        """The most bytes of a request: what the longest list may have. Raises Refusal without a model."""
-        return min(self._max_message_bytes, MAX_SMALL_BYTES + MAX_ID_BYTES * self._gate.model().max_length)
+        """The size limit of a request in bytes, which fits the longest list. Raises Refusal without a model."""
+        return min(self._max_message_bytes, MAX_SMALL_BYTES + MAX_ID_BYTES * self._readiness.model().max_length)
 
-    # A coroutine that writes, where the stub expects a generator: a reader that stalls inside a write can be dropped
-    # with a status of its own, a generator would only be closed.
+    # A coroutine that writes, where the stub expects a generator: a coroutine that stalls in a write can be ended with
+    # its own status, while a generator would only be closed.
     async def Generate(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, request: pb.GenerateRequest, context: "GenerateContext"
+        self, request: pb.GenerateRequest, context: Any
     ) -> None:
         """Streams one completion."""
         seconds_left(context)
-        model = self._gate.admit()
+        model = self._readiness.admit()
         stream = self._streams.open()
         try:
-            job = await self._prepare(request, context, model)
-            # Prompts are large and streams are long.
+            prepared = await self._prepare(request, context, model)
+            # Frees the prompt, which may be large, before the stream, which may be long.
             request.Clear()
-            await self._run(job, stream, context)
+            await self._run(prepared, stream, context)
         except asyncio.CancelledError:
             if stream.failure is None:
                 raise
             raise stream.failure from None
         except grpc.aio.InternalError:
-            logger.debug("request %s: its caller left inside a write", stream.request_id)
+            logger.debug("request %s: its caller left during a write", stream.request_id)
             raise
         finally:
             self._streams.close(stream)
 
-    async def Tokenize(
-        self, request: pb.TokenizeRequest, context: "ServicerContext[pb.TokenizeRequest, pb.TokenizeResponse]"
-    ) -> pb.TokenizeResponse:
-        """The ids that Generate would make of the text."""
-        model = self._gate.model()
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
+        """Returns the ids that Generate would make of the text."""
+        model = self._readiness.model()
         model.check_name(request.model)
-        return pb.TokenizeResponse(token_ids=await wire.text_ids("text", request.text, model))
+        return pb.TokenizeResponse(token_ids=await validation.text_ids("text", request.text, model))
 
-    async def Detokenize(
-        self, request: pb.DetokenizeRequest, context: "ServicerContext[pb.DetokenizeRequest, pb.DetokenizeResponse]"
-    ) -> pb.DetokenizeResponse:
-        """The text of the ids."""
-        model = self._gate.model()
+    async def Detokenize(self, request: pb.DetokenizeRequest, context: Any) -> pb.DetokenizeResponse:
+        """Returns the text of the ids."""
+        model = self._readiness.model()
         model.check_name(request.model)
-        text = wire.check_detokenize(request, model)
+        tokenizer = validation.check_detokenize(request, model)
         skip = not request.HasField("skip_special_tokens") or request.skip_special_tokens
-        return pb.DetokenizeResponse(text=await text.decode(request.token_ids, skip_special_tokens=skip))
+        return pb.DetokenizeResponse(text=await tokenizer.decode(request.token_ids, skip_special_tokens=skip))
 
-    async def _prepare(self, request: pb.GenerateRequest, context: "GenerateContext", model: Model) -> Job:
-        checked = wire.check_request(request, model)
-        token_ids = await wire.prompt_ids(request, model)
-        # A long text takes its time, in which the queue may have filled.
-        self._gate.admit()
-        submit = await wire.make_submit(checked, token_ids, model, deadline_seconds=seconds_left(context))
+    async def _prepare(self, request: pb.GenerateRequest, context: Any, model: Model) -> PreparedRequest:
+        checked = validation.check_request(request, model)
+        token_ids = await validation.prompt_ids(request, model)
+        # The queue may have filled while a long text was tokenized.
+        self._readiness.admit()
+        submit = await validation.make_submit(checked, token_ids, model, deadline_seconds=seconds_left(context))
         accepted = pb.Accepted(
             request_id=checked.request_id,
             sampling=checked.drawing.in_force,
             prompt_tokens=len(token_ids),
-            max_new_tokens=wire.new_tokens_in_force(submit.max_new_tokens, len(token_ids), model),
+            max_new_tokens=validation.new_tokens_in_force(submit.max_new_tokens, len(token_ids), model),
         )
-        return Job(
+        return PreparedRequest(
             submit=submit,
             accepted=accepted,
             make_outputs=functools.partial(make_outputs, checked, token_ids[-NUM_CONTEXT_TOKENS:], model),
@@ -130,46 +120,46 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             want_token_ids=checked.want_token_ids,
         )
 
-    async def _run(self, job: Job, stream: Stream, context: "GenerateContext") -> None:
+    async def _run(self, prepared: PreparedRequest, stream: RequestStream, context: Any) -> None:
         async def write(message: pb.GenerateResponse) -> None:
             stream.blocked_since = asyncio.get_running_loop().time()
             await context.write(message)
             stream.blocked_since = 0.0
 
-        self._streams.submit(stream, job.submit)
-        job.submit.Clear()
-        job.accepted.requests_ahead = await admission(stream)
-        # From here on callers' automatic retries are over.
-        # Metadata is ASCII; ids that are not are told in Accepted alone.
+        self._streams.submit(stream, prepared.submit)
+        prepared.submit.Clear()
+        prepared.accepted.requests_ahead = await wait_for_admission(stream)
+        # After the initial metadata the caller's gRPC does not retry on its own. Metadata must be ASCII, so another
+        # request id is only in Accepted.
         request_id = stream.request_id
         await context.send_initial_metadata((("x-request-id", request_id),) if request_id.isascii() else ())
-        await write(pb.GenerateResponse(accepted=job.accepted))
-        await Delivery(job, stream, self._streams, write).run()
+        await write(pb.GenerateResponse(accepted=prepared.accepted))
+        await StreamSender(prepared, stream, self._streams, write).run()
 
 
-def seconds_left(context: "GenerateContext") -> float:
-    """Until the caller's deadline, 0 for none. Raises Refusal where it is past."""
-    # None without a deadline, whatever the stubs say.
-    seconds = cast(float | None, context.time_remaining())
+def seconds_left(context: Any) -> float:
+    """The seconds until the caller's deadline; 0 without a deadline. Raises Refusal if the deadline has passed."""
+    # None without a deadline, although the stubs promise a float.
+    seconds = context.time_remaining()
     if seconds is None:
         return 0.0
     if seconds <= 0:
-        raise status.deadline_passed("the deadline was past before the request was admitted")
+        raise status.deadline_passed("the deadline passed before the request was admitted")
     return seconds
 
 
-def make_outputs(checked: wire.Checked, context: Sequence[int], model: Model) -> tuple[Output, ...]:
-    """An output for each sample: with text where the caller wants it or a stop string needs it.
+def make_outputs(checked: validation.Checked, context: Sequence[int], model: Model) -> tuple[SampleOutput, ...]:
+    """One output for each sample, with text if the caller wants it or a stop string needs it.
 
-    `context`: the prompt's last tokens.
+    `context` holds the prompt's last tokens.
     """
     stop, strings, decode = checked.stop, checked.stop_strings, None
-    if model.text is not None and (checked.want_text or strings):
-        decode = model.text.decoder(skip_special_tokens=checked.skip_special_tokens)
+    if model.tokenizer is not None and (checked.want_text or strings):
+        decode = model.tokenizer.decoder(skip_special_tokens=checked.skip_special_tokens)
     stop_finder = StopFinder(strings, include_stop=stop.include_stop) if strings else None
     model_stops = frozenset[int]() if stop.ignore_eos else model.eos_token_ids
     return tuple(
-        Output(
+        SampleOutput(
             detokenizer=Detokenizer(decode, list(context)) if decode is not None else None,
             stop_finder=stop_finder.fork() if stop_finder is not None else None,
             stop_token_ids=model_stops | frozenset(stop.stop_token_ids),

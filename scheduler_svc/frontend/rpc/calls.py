@@ -1,14 +1,17 @@
-"""Owns every call between its arrival and its end: reads its message, bounds how long it may lack one, and ends it.
+"""Owns every call from its arrival to its end: reads its message, limits how long it may lack one, and ends it.
 
-Knows nothing of what the methods do. All methods are served as gRPC streams of bytes, so that a call can be refused
-before its message is read, parsed or checked. Three things may last, and each has a bound: a call without its message,
-the method itself (bounded by its owner), and a finished call whose answer the caller does not take. Facts of grpc.aio
-that shape this (tried on 1.85.1): a handler that sets a code and returns costs less than one that calls `abort`; a
-read must not be cancelled, because gRPC's core writes into it, so a call that is late is aborted from another task; a
-handler whose caller leaves gets CancelledError while it waits and ExecuteBatchError (an InternalError) in a write.
+Knows nothing of what the methods do. Every method is served as a gRPC stream of bytes, so that a call can be refused
+before its message is read, parsed or checked. Three phases of a call may last, and each has a bound: waiting for the
+message, the method itself (its owner bounds it), and waiting for the caller to read the answer of a finished call.
+
+Three facts about grpc.aio (tried on 1.85.1) shape this module. A handler that sets a code and returns costs less than
+one that calls `abort`. A read must not be cancelled, because gRPC's core writes into it, so another task aborts a late
+call. If the caller leaves, a handler gets CancelledError while it waits and ExecuteBatchError (an InternalError) while
+it writes.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
@@ -22,7 +25,7 @@ from scheduler_svc.frontend.rpc.release import Releaser
 
 logger = logging.getLogger(__name__)
 
-# Every answer is on its way for a moment; one that is not taken for so long is counted.
+# Every answer is unread for a moment. Only answers that stay unread for this long are counted.
 UNREAD_SECONDS = 1.0
 
 
@@ -30,13 +33,13 @@ UNREAD_SECONDS = 1.0
 class CallLimits:
     """The bounds of one front end's calls."""
 
-    # A call may lack its message for so long,
+    # The service aborts a call if its message has not arrived after this time.
     message_seconds: float = 10.0
-    # and so many at once; the next is refused. Each takes 24 KB.
+    # Calls that may wait for their message at once; the next one is refused. Each takes 24 KB.
     max_without_message: int = 2048
-    # A finished call whose answer is not taken for so long is cancelled,
+    # The service cancels a finished call if the caller has not read the answer after this time.
     answer_seconds: float = 60.0
-    # and when there are so many of them, 25 to 80 KB each, every call is refused.
+    # While this many answers are unread, 25 to 80 KB each, every call is refused.
     max_unread: int = 2048
 
 
@@ -46,19 +49,20 @@ class Method:
 
     # The class of the request.
     request: type[Any]
-    # Called before the message is read and again before it is parsed. Returns the most bytes that it may have. Raises
-    # Refusal.
+    # Called before the message is read and again before it is parsed. Returns the request's size limit in bytes. Raises
+    # Refusal if the call is not admitted.
     admit: Callable[[], int]
-    # Takes the request and the context. Writes its answers to the context itself, or returns the only one.
+    # Takes the request and the context. Either writes its answers to the context or returns the only answer.
     answer: Callable[[Any, Any], Awaitable[Any]]
-    # Of an answer.
+    # Serializes an answer.
     serialize: Callable[[Any], bytes]
-    # Calls beyond the shared bounds that this method may still have: health is asked most when the bounds are reached.
+    # Calls of this method that are admitted beyond the shared bounds. Health needs them, because monitors call it most
+    # when the bounds are reached.
     reserve: int = 0
 
 
 def is_not_of_a_lost_caller(record: logging.LogRecord) -> bool:
-    """For gRPC's own logger: leaves out the tracebacks of writes to callers that are gone."""
+    """A filter for gRPC's own logger: drops the tracebacks of writes to callers that are gone."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, grpc.aio.InternalError)
 
@@ -69,12 +73,12 @@ class Calls:
     def __init__(self, limits: CallLimits) -> None:
         self._limits = limits
         self._releaser = Releaser()
-        # Contexts, oldest first, with the loop's time of their arrival.
+        # The context and arrival time (on the loop's clock) of each call without its message, oldest first.
         self._without_message: dict[Any, float] = {}
-        # Handlers' tasks whose answer is on its way, with the time they ended at, oldest first.
+        # The handler's task and end time of each call that is sending its answer, oldest first.
         self._finished: dict[asyncio.Task[Any], float] = {}
         self._aborting: set[asyncio.Task[None]] = set()
-        # Of the finished, those whose caller has not taken the answer for UNREAD_SECONDS at the last sweep.
+        # Finished calls with an answer that had been unread for UNREAD_SECONDS at the last sweep.
         self.num_unread = 0
 
     @property
@@ -82,44 +86,46 @@ class Calls:
         return len(self._without_message)
 
     def handler(self, method: Method) -> Any:
-        """What gRPC calls for a method."""
+        """The gRPC handler that serves `method`."""
 
         async def serve(_: object, context: Any) -> None:
             try:
                 await self._serve(method, context)
             except grpc.aio.InternalError:
-                # The caller is gone. A cancelled handler is what grpc.aio ends quietly.
+                # The caller is gone. grpc.aio logs nothing when a handler is cancelled.
                 raise asyncio.CancelledError from None
-            except (status.Refusal, grpc.aio.AbortError) as error:
-                if isinstance(error, grpc.aio.AbortError):
-                    raise
-                status.refuse(context, error)
-            except Exception as error:
-                logger.error("a handler failed", exc_info=error)
-                message = "an internal error of the service; its log has the details"
-                status.refuse(context, status.Refusal(grpc.StatusCode.INTERNAL, message))
+            except grpc.aio.AbortError:
+                raise
+            except status.Refusal as refusal:
+                status.refuse(context, refusal)
+            except Exception:
+                logger.exception("a handler failed")
+                message = "the service has an internal error; its log has the details"
+                status.refuse(context, status.internal(message))
             finally:
                 self._finish()
 
         return cast(Any, grpc).stream_stream_rpc_method_handler(serve, response_serializer=method.serialize)
 
     def sweep(self, stalled: Collection["asyncio.Task[Any]"] = ()) -> None:
-        """Ends calls that lack their message, calls whose answer is not taken, and `stalled` ones, by their tasks.
+        """Ends calls with an overdue message, calls with an unread answer, and the calls of the `stalled` tasks.
 
-        To be called every second or so.
+        The owner calls this about once a second.
         """
         now = asyncio.get_running_loop().time()
         for context, since in list(self._without_message.items()):
             if now - since < self._limits.message_seconds:
                 break
             del self._without_message[context]
-            self._abort(context)
+            aborting = asyncio.create_task(self._abort(context))
+            self._aborting.add(aborting)
+            aborting.add_done_callback(self._aborting.discard)
         ages = [(task, now - since) for task, since in self._finished.items()]
         self.num_unread = sum(age >= UNREAD_SECONDS for _, age in ages)
         overdue = {task for task, age in ages if age >= self._limits.answer_seconds}
         if num_released := self._releaser.release(overdue.union(stalled)):
             logger.warning(
-                "%d calls cancelled: their callers have not taken the answer for %g s",
+                "%d calls cancelled: their callers have not read the answer for %g s",
                 num_released,
                 self._limits.answer_seconds,
             )
@@ -127,7 +133,7 @@ class Calls:
     async def _serve(self, method: Method, context: Any) -> None:
         if self.num_unread >= self._limits.max_unread + method.reserve:
             raise status.overloaded(
-                f"{self.num_unread} finished calls have answers that their callers have not taken; the limit is"
+                f"{self.num_unread} finished calls have answers that their callers have not read; the limit is"
                 f" {self._limits.max_unread}"
             )
         method.admit()
@@ -141,9 +147,9 @@ class Calls:
             await context.write(answer)
 
     async def _read(self, method: Method, context: Any) -> bytes:
-        if len(self._without_message) >= self._limits.max_without_message + method.reserve:
+        if self.num_without_message >= self._limits.max_without_message + method.reserve:
             raise status.overloaded(
-                f"{len(self._without_message)} calls wait for their message; the limit is"
+                f"{self.num_without_message} calls wait for their message; the limit is"
                 f" {self._limits.max_without_message}"
             )
         self._without_message[context] = asyncio.get_running_loop().time()
@@ -152,30 +158,19 @@ class Calls:
         finally:
             self._without_message.pop(context, None)
         if data is grpc.aio.EOF:
-            raise status.invalid("request", "the call ended without its message; one is needed")
+            raise status.invalid("request", "the call ended without a message; it must send one")
         return data
 
-    def _abort(self, context: Any) -> None:
-        task = asyncio.get_running_loop().create_task(self._abort_late(context))
-        self._aborting.add(task)
-        task.add_done_callback(self._aborting.discard)
-
-    async def _abort_late(self, context: Any) -> None:
-        message = f"the call has been without its message for {self._limits.message_seconds:g} s"
-        refusal = status.deadline_passed(message)
-        try:
-            # The handler's read ends with this, and raises the same AbortError there.
-            await context.abort(refusal.code, refusal.message, refusal.metadata())
-        except (grpc.aio.AbortError, grpc.aio.InternalError, grpc.aio.UsageError):
-            return
+    async def _abort(self, context: Any) -> None:
+        refusal = status.deadline_passed(f"the call sent no message for {self._limits.message_seconds:g} s")
+        # The handler's read raises the same AbortError.
+        with contextlib.suppress(grpc.aio.AbortError, grpc.aio.InternalError, grpc.aio.UsageError):
+            await context.abort(refusal.code, refusal.message, refusal.metadata)
 
     def _finish(self) -> None:
-        """What is left of the running task's call is its last answer's way to the caller."""
+        """Marks the running task's call as finished: it now only waits for the caller to read the last answer."""
         task = asyncio.current_task()
         assert task is not None
         if task not in self._finished:
             self._finished[task] = asyncio.get_running_loop().time()
-            task.add_done_callback(self._forget)
-
-    def _forget(self, task: "asyncio.Task[Any]") -> None:
-        self._finished.pop(task, None)
+            task.add_done_callback(self._finished.pop)

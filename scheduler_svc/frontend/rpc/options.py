@@ -1,26 +1,26 @@
 """Owns every option of the gRPC server: sizes, calls, connections, keepalive, compression. Knows nothing of services.
 
-The names are those of grpcio 1.85.1; what each one does there was tried out, because gRPC ignores unknown names.
+The names are those of grpcio 1.85.1. The effect of each option was tried out, because gRPC ignores unknown names.
 """
 
 import resource
 
-# gRPC answers CANCELLED, without a reason, to calls that it has not handed to the event loop when so many more wait;
-# its default is 1,000. Between the two limits it refuses at random.
+# gRPC holds calls until the event loop takes them; its default limit is 1,000. Between these two limits gRPC cancels
+# new calls at random, above the hard limit all of them, and gives no reason.
 MAX_PENDING_CALLS = 16_384
 MAX_PENDING_CALLS_HARD = 32_768
 # More than max_streams, so that a caller with one connection gets a refusal with a reason instead of a call that its
 # own gRPC library holds back.
 MAX_CALLS_PER_CONNECTION = 16_384
 MAX_CONNECTIONS = 4096
-# Files of this process besides connections.
+# Files that this process opens besides its connections.
 SPARE_FILES = 128
-# Callers connect again by themselves.
+# Callers reconnect on their own.
 MAX_IDLE_MS = 15 * 60_000
-# A peer that does not answer a ping is gone, and its calls with it.
+# A peer that does not answer a ping is gone, and so are its calls.
 KEEPALIVE_MS = 60_000
 KEEPALIVE_TIMEOUT_MS = 20_000
-# Callers may ping every 10 s; gRPC's own tolerance of 5 minutes would answer that with GOAWAY.
+# Callers may ping every 10 s. By default gRPC tolerates one ping in 5 minutes and answers more with GOAWAY.
 MIN_PING_INTERVAL_MS = 9_000
 # A bit for each algorithm; the lowest is "identity".
 NO_COMPRESSION = 1
@@ -32,7 +32,7 @@ def server_options(*, max_message_bytes: int, share_port: bool, max_connections:
     """The options of `grpc.aio.server`."""
     return (
         ("grpc.max_receive_message_length", max_message_bytes),
-        # Answers have bounds of their own: deltas and prompt logprobs are cut, lists are as long as the model.
+        # Answers have their own bounds: deltas and prompt logprobs are split, lists are as long as the model.
         ("grpc.max_send_message_length", -1),
         ("grpc.so_reuseport", int(share_port)),
         ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
@@ -44,13 +44,13 @@ def server_options(*, max_message_bytes: int, share_port: bool, max_connections:
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
-        # A compressed message may be a thousand times smaller than what it takes to read it.
+        # A compressed message may be a thousand times smaller than the memory that it takes to read it.
         ("grpc.compression_enabled_algorithms_bitset", NO_COMPRESSION),
     )
 
 
 def allow_connections(wanted: int = MAX_CONNECTIONS) -> int:
-    """Raises this process's limit of open files as far as it may; returns the connections that it leaves room for."""
+    """Raises this process's limit of open files as far as allowed. Returns the number of connections that then fit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted + SPARE_FILES
     if soft != resource.RLIM_INFINITY and soft < needed:

@@ -1,8 +1,8 @@
-"""Owns the way from a call's bytes to a message: its size, its syntax, and that no field in it is unknown.
+"""Owns the step from a call's bytes to a message: checks the size, the syntax, and that every field is known.
 
-Knows nothing of what a request means. Unknown fields are found by size: with them discarded a message is smaller.
-`UnknownFieldSet` makes an object for each field, which takes seconds for a message of 4 MB, so it only names the first
-one in small messages.
+Knows nothing of what a request means. Unknown fields are detected by size: a message shrinks when they are discarded.
+`UnknownFieldSet` creates an object for each field, which takes seconds for a message of 4 MB, so it is used only to
+name the first unknown field of a small message.
 """
 
 from typing import Any, TypeVar, cast
@@ -12,21 +12,21 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from scheduler_svc.frontend.rpc import status
 
-# Control and health calls; and the messages in which an unknown field is named.
+# The limit of control and health messages. In messages up to this size an unknown field is named.
 MAX_SMALL_BYTES = 64 * 1024
 
 Request = TypeVar("Request", bound=Message)
 
 
 def check_size(kind: type[Message], data: bytes, max_bytes: int) -> None:
-    """Refuses bytes that are too many, before anything is made of them."""
+    """Refuses a message with too many bytes before it is parsed."""
     if len(data) > max_bytes:
         name = kind.DESCRIPTOR.name
         raise status.invalid(name, f"{name} has {len(data):,} bytes; the limit is {max_bytes:,}")
 
 
 def parse(kind: type[Request], data: bytes) -> Request:
-    """The message in `data`. Raises Refusal where it is not one, or has fields that this server does not know."""
+    """The message in `data`. Raises Refusal if the bytes are malformed or contain fields that this server lacks."""
     name = kind.DESCRIPTOR.name
     message = kind()
     try:
@@ -45,7 +45,10 @@ def parse(kind: type[Request], data: bytes) -> Request:
 
 
 def _first_unknown(message: Message) -> tuple[str, int] | None:
-    """The first unknown field's message and number. A map's entry with one is itself an unknown field of its owner."""
+    """The message name and number of the first unknown field.
+
+    A map entry that contains an unknown field counts as an unknown field of the message that owns the map.
+    """
     for unknown in UnknownFieldSet(message):
         return message.DESCRIPTOR.name, unknown.field_number
     for field, value in cast(Any, message).ListFields():

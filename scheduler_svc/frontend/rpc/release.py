@@ -1,10 +1,10 @@
-"""Owns the forced end of calls that grpc.aio cannot end: their answer is written and the caller does not take it.
+"""Owns the forced end of calls that grpc.aio cannot end: the answer is written and the caller does not read it.
 
-grpc.aio has no way to cancel a call from the server. A call is released, which resets its HTTP/2 stream, once the two
-tasks that serve it have ended: the handler's, and one that waits for gRPC to report the call's end. gRPC's core writes
-that report into objects that only these tasks hold, so the objects are kept alive until it has been written. grpc.aio
-itself holds on to its first call and to the newest one, which are reset later. Knows the names of grpcio 1.85.1; with
-another version that has other names nothing is released, and the log says so.
+grpc.aio has no way to cancel a call from the server. A call is released, which resets its HTTP/2 stream, when the two
+tasks that serve it have ended: the handler's task, and a task that waits for gRPC to report the call's end. gRPC's core
+writes that report into objects that only these tasks hold, so the releaser keeps the objects alive until the report has
+been written. grpc.aio itself keeps references to its first and its newest call, so those two are reset later. The names
+below are those of grpcio 1.85.1. With a version that has other names nothing is released, and the log reports it.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from typing import Any, cast
 
 logger = logging.getLogger(__name__)
 
-# The coroutine of the second task, and the types along the way from a task to what gRPC's core writes into.
+# The coroutine of the second task, and the types on the path from a task to the objects that gRPC's core writes into.
 WAITING_COROUTINE = "_schedule_rpc_coro"
 CONTAINERS = ("coroutine", "tuple")
 SCOPE_PREFIX = "__pyx_scope_struct"
@@ -24,15 +24,15 @@ BATCH = "_BatchOperationTag"
 
 
 class Releaser:
-    """Ends calls by their handlers' tasks. Keeps what gRPC's core may still write into until the next `release`."""
+    """Ends calls by their handlers' tasks. Keeps the objects that gRPC's core may still write into for one sweep."""
 
     def __init__(self) -> None:
         self._kept: list[object] = []
         self._has_warned = False
 
     def release(self, overdue: Collection["asyncio.Task[Any]"]) -> int:
-        """Ends these calls; returns how many of them it could end. To be called at most every second or so."""
-        # A second is a thousand times what the core takes to report the end of a call.
+        """Ends the calls of these tasks and returns how many it could end. Call it at most about once a second."""
+        # One second is a thousand times what gRPC's core takes to report the end of a call.
         self._kept = []
         overdue = {task for task in overdue if not task.done()}
         if not overdue:
@@ -43,17 +43,17 @@ class Releaser:
             if handler is None:
                 continue
             num_found += 1
-            waited_for = _operations(task.get_coro())
-            # None: gRPC has reported the call's end, and both tasks are about to end by themselves.
-            if waited_for:
-                self._kept += waited_for + _operations(handler.get_coro())
+            operations = _operations(task.get_coro())
+            # Without an operation, gRPC has reported the call's end and both tasks are about to end on their own.
+            if operations:
+                self._kept += operations + _operations(handler.get_coro())
                 handler.cancel()
                 task.cancel()
                 num_released += 1
         if num_found < len(overdue) and not self._has_warned:
             self._has_warned = True
             logger.error(
-                "%d of %d calls whose answer is not taken cannot be ended with this version of grpcio",
+                "%d of %d calls whose answer is unread cannot be ended with this version of grpcio",
                 len(overdue) - num_found,
                 len(overdue),
             )
@@ -61,7 +61,7 @@ class Releaser:
 
 
 def _handler_of(task: "asyncio.Task[Any]", overdue: Collection["asyncio.Task[Any]"]) -> "asyncio.Task[Any] | None":
-    """The handler's task that this one waits beside, if it is overdue."""
+    """The overdue handler's task that belongs to this waiting task; None for any other task."""
     coroutine = task.get_coro()
     if getattr(coroutine, "__name__", "") != WAITING_COROUTINE:
         return None
@@ -73,10 +73,10 @@ def _handler_of(task: "asyncio.Task[Any]", overdue: Collection["asyncio.Task[Any
 
 
 def _operations(coroutine: object) -> list[object]:
-    """The operations that the coroutine's innermost calls have handed to gRPC's core."""
-    found, seen, left = list[object](), set[int](), [coroutine]
-    while left:
-        one = left.pop()
+    """The operations that the coroutine's innermost calls have passed to gRPC's core."""
+    found, seen, pending = list[object](), set[int](), [coroutine]
+    while pending:
+        one = pending.pop()
         if id(one) in seen:
             continue
         seen.add(id(one))
@@ -84,5 +84,5 @@ def _operations(coroutine: object) -> list[object]:
         if name.endswith(OPERATION_SUFFIX) or name == BATCH:
             found.append(one)
         elif name in CONTAINERS or name.startswith(SCOPE_PREFIX):
-            left.extend(gc.get_referents(one))
+            pending.extend(gc.get_referents(one))
     return found

@@ -1,19 +1,20 @@
 """Owns how a refusal or failure reaches the caller: the gRPC code, google.rpc details and retry hints of each.
 
-Knows nothing of how requests run. Everything that is not an ordinary answer is a `Refusal`; `refuse` turns it into the
-call's status.
+Knows nothing of how requests run. Every outcome that is not an ordinary answer is a `Refusal`; `refuse` turns it into
+the call's status.
 """
 
+import functools
 from typing import Any
 
 import grpc
-from google.protobuf import any_pb2, duration_pb2
+from google.protobuf import duration_pb2
 from google.protobuf.message import Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 from tandem.internal.v1 import frontend_pb2
 
-# What callers are told to wait before they try again.
+# The delay before a retry that the service suggests to callers.
 NOT_READY_RETRY_SECONDS = 1.0
 QUEUE_FULL_RETRY_SECONDS = 0.5
 
@@ -27,64 +28,62 @@ class Refusal(Exception):
         super().__init__(message)
         self.code = code
         self.message = message
-        self.details = list(details)
+        self.details = details
         self.retry_after_seconds = retry_after_seconds
-        self._metadata: tuple[tuple[str, str | bytes], ...] | None = None
 
+    @functools.cached_property
     def metadata(self) -> tuple[tuple[str, str | bytes], ...]:
-        """Trailing metadata: google.rpc.Status, and the pushback that gRPC's own retries obey. Made once."""
-        if self._metadata is None:
-            self._metadata = self._make_metadata()
-        return self._metadata
-
-    def _make_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
-        details = list(self.details)
+        """The trailing metadata: google.rpc.Status, and the pushback that gRPC's own retries obey."""
+        status = status_pb2.Status(code=code_pb2.Code.Value(self.code.name), message=self.message)
+        for detail in self.details:
+            status.details.add().Pack(detail)
         pushback: tuple[tuple[str, str | bytes], ...] = ()
         if self.retry_after_seconds is not None:
+            milliseconds = round(self.retry_after_seconds * 1000)
             delay = duration_pb2.Duration()
-            delay.FromMilliseconds(round(self.retry_after_seconds * 1000))
-            details.append(error_details_pb2.RetryInfo(retry_delay=delay))
-            pushback = (("grpc-retry-pushback-ms", str(round(self.retry_after_seconds * 1000))),)
-        status = status_pb2.Status(code=code_pb2.Code.Value(self.code.name), message=self.message)
-        for detail in details:
-            packed = any_pb2.Any()
-            packed.Pack(detail)
-            status.details.append(packed)
+            delay.FromMilliseconds(milliseconds)
+            status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
+            pushback = (("grpc-retry-pushback-ms", str(milliseconds)),)
         packed_status = rpc_status.to_status(status)  # pyright: ignore[reportUnknownMemberType] (untyped argument)
         return (*packed_status.trailing_metadata, *pushback)
 
 
 def invalid(field: str, message: str) -> Refusal:
-    """A field that cannot be accepted; the message names it too."""
+    """The value of a field is not accepted. The message names the field too."""
     violation = error_details_pb2.BadRequest.FieldViolation(field=field, description=message)
     bad_request = error_details_pb2.BadRequest(field_violations=[violation])
     return Refusal(grpc.StatusCode.INVALID_ARGUMENT, message, bad_request)
 
 
 def unknown_model(name: str, served: str) -> Refusal:
-    """A model that is not served here."""
+    """The request names a model that is not served."""
     message = f"model {name[:128]!r} is not served here; {served!r} is"
     resource = error_details_pb2.ResourceInfo(resource_type="model", resource_name=name[:128], description=message)
     return Refusal(grpc.StatusCode.NOT_FOUND, message, resource)
 
 
 def not_ready(message: str) -> Refusal:
-    """Nothing is wrong with the request; it may be sent again."""
+    """The request is valid, and the caller may send it again later."""
     return Refusal(grpc.StatusCode.UNAVAILABLE, message, retry_after_seconds=NOT_READY_RETRY_SECONDS)
 
 
 def overloaded(message: str) -> Refusal:
-    """A bound is reached."""
+    """A bound of the service is reached."""
     return Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message, retry_after_seconds=QUEUE_FULL_RETRY_SECONDS)
 
 
 def deadline_passed(message: str) -> Refusal:
-    """The caller's deadline."""
+    """The time limit of the call is over."""
     return Refusal(grpc.StatusCode.DEADLINE_EXCEEDED, message)
 
 
+def internal(message: str, *details: Message) -> Refusal:
+    """The service is at fault."""
+    return Refusal(grpc.StatusCode.INTERNAL, message, *details)
+
+
 def from_rejected(rejected: frontend_pb2.Rejected, request_id: str) -> Refusal:
-    """What the core did not admit."""
+    """The refusal of a request that the core did not admit."""
     message = rejected.message
     match rejected.code:
         case frontend_pb2.REJECT_CODE_INVALID:
@@ -99,11 +98,11 @@ def from_rejected(rejected: frontend_pb2.Rejected, request_id: str) -> Refusal:
         case frontend_pb2.REJECT_CODE_NOT_READY:
             return not_ready(message)
         case _:
-            return Refusal(grpc.StatusCode.INTERNAL, f"request {request_id!r} was rejected: {message}")
+            return internal(f"the core rejected request {request_id!r}: {message}")
 
 
 def from_failure(failure: frontend_pb2.Failure, request_id: str) -> Refusal:
-    """What ended an admitted request badly, after its delivered tokens."""
+    """The failure of an admitted request; the caller gets it after the tokens that were delivered."""
     message = f"request {request_id!r}: {failure.message}"
     info = error_details_pb2.RequestInfo(request_id=request_id)
     match failure.code:
@@ -112,11 +111,11 @@ def from_failure(failure: frontend_pb2.Failure, request_id: str) -> Refusal:
         case frontend_pb2.FAILURE_CODE_SHUTDOWN | frontend_pb2.FAILURE_CODE_NO_WORKER:
             return not_ready(message)
         case _:
-            return Refusal(grpc.StatusCode.INTERNAL, message, info)
+            return internal(message, info)
 
 
 def refuse(context: Any, refusal: Refusal) -> None:
-    """Makes `refusal` the status that the call ends with when its handler returns."""
+    """Sets `refusal` as the status that the call ends with when its handler returns."""
     context.set_code(refusal.code)
     context.set_details(refusal.message)
-    context.set_trailing_metadata(refusal.metadata())
+    context.set_trailing_metadata(refusal.metadata)

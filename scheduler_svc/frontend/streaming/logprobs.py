@@ -1,7 +1,7 @@
-"""Owns logprobs on their way through the front end: read from the core's arrays, kept in line, given out by count.
+"""Owns logprobs on their way through the front end: reads the core's arrays, queues them, returns them by count.
 
-Knows nothing of the tokens that they belong to: they come in the tokens' order and leave in it, as many at a time as
-tokens do. So they stay aligned, whatever is held back or cut off.
+Knows nothing of the tokens that the logprobs belong to. Logprobs enter and leave in the order of their tokens, and
+always as many as tokens leave, so they stay aligned even if tokens are held back or cut off.
 """
 
 from array import array
@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
 
-# A logprob; and of each alternative an id and a logprob.
+# A logprob; and an id and a logprob for each alternative.
 BYTES_PER_LOGPROB = 4
 BYTES_PER_TOP = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """What the core tells of m tokens."""
+class LogprobRows:
+    """The core's logprobs of m tokens, with k alternatives for each."""
 
     # float32[m].
     logprobs: NDArray[np.float32]
@@ -35,11 +35,11 @@ class Told:
         return len(self.logprobs)
 
 
-def read(message: frontend_pb2.TokenLogprobs | frontend_pb2.PromptLogprobs) -> Told:
-    """Raises ValueError where the arrays do not fit together."""
+def read(message: frontend_pb2.TokenLogprobs | frontend_pb2.PromptLogprobs) -> LogprobRows:
+    """The rows in a message of the core. Raises ValueError if the sizes of its arrays disagree."""
     logprobs = np.frombuffer(message.logprobs, "<f4")
     shape = (len(logprobs), message.top_k)
-    return Told(
+    return LogprobRows(
         logprobs=logprobs,
         top_token_ids=np.frombuffer(message.top_token_ids, "<i4").reshape(shape),
         top_logprobs=np.frombuffer(message.top_logprobs, "<f4").reshape(shape),
@@ -47,12 +47,13 @@ def read(message: frontend_pb2.TokenLogprobs | frontend_pb2.PromptLogprobs) -> T
 
 
 class LogprobQueue:
-    """Logprobs that came and were not given out, each with its `num_top` alternatives."""
+    """Logprobs that were received and not sent, each with its `num_top` alternatives."""
 
-    __slots__ = ("_logprobs", "_top_logprobs", "_top_token_ids", "num_top")
+    __slots__ = ("_logprobs", "_top_logprobs", "_top_token_ids", "bytes_each", "num_top")
 
     def __init__(self, num_top: int) -> None:
         self.num_top = num_top
+        self.bytes_each = BYTES_PER_LOGPROB + BYTES_PER_TOP * num_top
         self._logprobs = array("f")
         self._top_token_ids = array("i")
         self._top_logprobs = array("f")
@@ -62,20 +63,20 @@ class LogprobQueue:
 
     @property
     def num_bytes(self) -> int:
-        return len(self._logprobs) * (BYTES_PER_LOGPROB + BYTES_PER_TOP * self.num_top)
+        return len(self._logprobs) * self.bytes_each
 
-    def put(self, told: Told, rows: slice) -> bool:
-        """Takes in these rows' logprobs; False where they have too few alternatives."""
-        if told.top_k < self.num_top:
+    def put(self, received: LogprobRows, rows: slice) -> bool:
+        """Appends these rows. Returns False if they have too few alternatives."""
+        if received.top_k < self.num_top:
             return False
-        self._logprobs.frombytes(told.logprobs[rows].astype("f4").tobytes())
+        self._logprobs.frombytes(received.logprobs[rows].astype("f4").tobytes())
         if self.num_top:
-            self._top_token_ids.frombytes(told.top_token_ids[rows, : self.num_top].astype("i4").tobytes())
-            self._top_logprobs.frombytes(told.top_logprobs[rows, : self.num_top].astype("f4").tobytes())
+            self._top_token_ids.frombytes(received.top_token_ids[rows, : self.num_top].astype("i4").tobytes())
+            self._top_logprobs.frombytes(received.top_logprobs[rows, : self.num_top].astype("f4").tobytes())
         return True
 
     def take(self, count: int) -> pb.Logprobs:
-        """Those of the first `count` tokens."""
+        """Removes and returns the logprobs of the first `count` tokens."""
         num_top = count * self.num_top
         message = pb.Logprobs(
             logprobs=self._logprobs[:count],
@@ -88,40 +89,40 @@ class LogprobQueue:
 
 
 class PromptQueue:
-    """The same of the prompt's positions `start` to `end` - 1, which come in pieces."""
+    """Logprobs of the prompt's positions `start` to `end` - 1, which arrive in consecutive pieces."""
 
     __slots__ = ("_end", "_queue", "_start")
 
     def __init__(self, *, start: int, end: int, num_top: int) -> None:
+        # The position of the first logprob in the queue.
         self._start = start
         self._end = end
         self._queue = LogprobQueue(num_top)
 
     @property
     def is_complete(self) -> bool:
-        """All have come; they may not all be given out."""
-        return self._due == self._end
+        """Whether all have been received; some may not have been sent."""
+        return self._next_position == self._end
 
     @property
-    def _due(self) -> int:
+    def _next_position(self) -> int:
         return self._start + len(self._queue)
 
     @property
     def num_bytes(self) -> int:
         return self._queue.num_bytes
 
-    def put(self, start: int, told: Told) -> bool:
-        """Takes in the piece that begins at `start`; False where another was due."""
-        if start != self._due or start + len(told) > self._end:
+    def put(self, start: int, received: LogprobRows) -> bool:
+        """Appends the piece that begins at `start`. Returns False if another position was expected."""
+        if start != self._next_position or start + len(received) > self._end:
             return False
-        return self._queue.put(told, slice(None))
+        return self._queue.put(received, slice(None))
 
     def take(self, max_bytes: int) -> pb.PromptInfo | None:
-        """The next of them, about `max_bytes` at most; None where there are none."""
+        """Removes and returns the next logprobs, about `max_bytes` at most; None if there are none."""
         if not len(self._queue):
             return None
-        bytes_each = BYTES_PER_LOGPROB + BYTES_PER_TOP * self._queue.num_top
-        count = min(len(self._queue), max(1, max_bytes // bytes_each))
+        count = min(len(self._queue), max(1, max_bytes // self._queue.bytes_each))
         info = pb.PromptInfo(start=self._start, logprobs=self._queue.take(count))
         self._start += count
         return info

@@ -1,7 +1,7 @@
-"""Owns the sum of a request's samples: the core's usage and timing of each, cut where a stop string cut the output.
+"""Owns the sum of a request's samples: the core's usage and timing of each, adjusted for stop strings.
 
-The prompt counts once, other tokens and preemptions add up. Times up to the first token are those of the sample whose
-first token came first; the last token and the end are those of the last sample.
+The prompt counts once; other tokens and preemptions add up. Times up to the first token are those of the sample with
+the earliest first token; the time of the last token and the total are those of the sample that ended last.
 """
 
 from collections.abc import Sequence
@@ -11,19 +11,19 @@ from tandem.v1 import inference_pb2 as pb
 
 
 def summarize(ends: Sequence[frontend_pb2.End], num_tokens: Sequence[int], *, prompt_tokens: int) -> pb.Summary:
-    """Of samples that ended with `ends` and gave out `num_tokens` each."""
+    """The summary of samples that ended with `ends` and delivered `num_tokens` tokens each."""
     num_sampled = [end.usage.output_tokens + end.usage.discarded_tokens for end in ends]
     usage = pb.Usage(
         prompt_tokens=prompt_tokens,
         output_tokens=sum(num_tokens),
-        discarded_tokens=sum(max(0, all - told) for all, told in zip(num_sampled, num_tokens, strict=True)),
+        discarded_tokens=sum(max(0, sampled - sent) for sampled, sent in zip(num_sampled, num_tokens, strict=True)),
         recomputed_tokens=sum(end.usage.recomputed_tokens for end in ends),
-        # As the prompt counts once: the others find what the first sample computed.
+        # The prompt counts once: the other samples find the pages that the first one computed.
         cached_prompt_tokens=ends[0].usage.cached_prompt_tokens,
     )
     timings = [end.timing for end in ends]
-    spoke = [timing for timing, count in zip(timings, num_sampled, strict=True) if count]
-    first = min(spoke or timings, key=lambda timing: timing.first_token_seconds)
+    with_tokens = [timing for timing, count in zip(timings, num_sampled, strict=True) if count]
+    first = min(with_tokens or timings, key=lambda timing: timing.first_token_seconds)
     last_token_seconds = max(timing.first_token_seconds + timing.decode_seconds for timing in timings)
     timing = pb.Timing(
         queue_seconds=first.queue_seconds,

@@ -1,13 +1,14 @@
-"""Owns the incremental decoding of one stream: tokens in, text that will not change any more out.
+"""Owns the incremental decoding of one output: takes tokens, returns the text that later tokens cannot change.
 
-Knows nothing of stop strings, streams or gRPC; it is handed a decode function. The window is the one of
-`tokenizers.decoders.DecodeStream`: decode the tokens of the last complete text together with the new ones, give out
-what is longer. DecodeStream itself gives out nothing of a token such as b"end\\xc3" before the character is complete
-(a stop string would be found one token late), says nothing of what it holds at the end, holds without bound, and
-stays broken once its prefix no longer fits. Two decodes per token cost 0.9 us, DecodeStream 0.5 us, a gRPC message 30.
+Knows nothing of stop strings, streams or gRPC; the caller passes a decode function. The method is that of
+`tokenizers.decoders.DecodeStream`: decode the tokens of the last complete text together with the new tokens, and return
+what the new text adds. DecodeStream itself has four faults: it returns nothing of a token such as b"end\\xc3" until the
+character is complete (a stop string would be found one token late), it does not return the held text at the end of the
+output, it holds tokens without bound, and it fails for good if its prefix no longer matches. Two decodes per token cost
+0.9 us, DecodeStream 0.5 us, a gRPC message 30 us.
 
-For byte-level decoders the texts put together equal the decode of all tokens, whatever the bytes. Byte-fallback
-decoders take back complete characters when invalid bytes follow; there what was given out stands.
+With byte-level decoders the concatenated texts equal the decode of all tokens, for any bytes. Byte-fallback decoders
+may replace complete characters if invalid bytes follow; text that was already returned then stays.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ Decode = Callable[[list[int]], str]
 class Detokenizer:
     """Turns the tokens of one output into text, piece by piece. `context` is the prompt's last few tokens.
 
-    A prompt that ends inside a character gives no context: the character's other half comes out as U+FFFD.
+    If the prompt ends inside a character, it gives no context, and the character's other half becomes U+FFFD.
     """
 
     __slots__ = ("_context", "_decode", "_held", "_num_context_chars", "_shown")
@@ -33,7 +34,7 @@ class Detokenizer:
         self._restart(list(context))
 
     def push(self, tokens: Sequence[int]) -> str:
-        """The text that `tokens` complete; characters begun and not ended are held back."""
+        """The text that `tokens` complete. The beginning of an incomplete character is held back."""
         self._held.extend(tokens)
         text = self._decode(self._context + self._held)
         if text.endswith(REPLACEMENT):
@@ -41,12 +42,12 @@ class Detokenizer:
         new = self._beyond_shown(text)
         if new or self._num_context_chars < len(self._shown):
             self._restart(self._held)
-        # Tokens without text (skipped specials) are forgotten; the context stays.
+        # Tokens without text (skipped special tokens) are dropped; the context stays.
         self._held = []
         return new
 
     def finish(self) -> str:
-        """All that is held, as the decoder shows it at the end of the output: half characters are U+FFFD."""
+        """The text of all held tokens, as the decoder shows it at the end: incomplete characters are U+FFFD."""
         if not self._held:
             return ""
         new = self._beyond_shown(self._decode(self._context + self._held))
@@ -69,8 +70,11 @@ class Detokenizer:
         return new
 
     def _release_head(self, text: str) -> str:
-        """Gives out the held tokens but for the last, at a place where the text falls apart in the same two pieces."""
-        # The character begun at the end has at most 3 bytes; tokens without text may stand between them.
+        """Returns the text of the oldest held tokens and keeps the last few.
+
+        The split is where head and tail, decoded separately, give the same text as together.
+        """
+        # The incomplete character at the end has at most 3 bytes, and tokens without text may lie between them.
         num_tail = next((n for n in range(3, len(self._held)) if "".join(self._split(n)) == text), 1)
         head_text, tail = self._split(num_tail)[0], self._held[-num_tail:]
         new, shown_of_tail = head_text[len(self._shown) :], self._shown[len(head_text) :]
@@ -85,6 +89,6 @@ class Detokenizer:
     def _beyond_shown(self, text: str) -> str:
         if text.startswith(self._shown):
             return text[len(self._shown) :]
-        # The decoder took back what was shown: go on with what the held tokens say by themselves.
+        # The decoder replaced text that was already returned: continue with the text of the held tokens alone.
         num_shown_of_held = len(self._shown) - self._num_context_chars
         return self._decode(self._held)[num_shown_of_held:]

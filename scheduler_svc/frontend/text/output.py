@@ -1,19 +1,22 @@
-"""Owns one stream's way from tokens to what the caller gets: offsets, text, and where a stop string ends it.
+"""Owns the conversion of one sample's tokens to its visible output: offsets, text, and the end at a stop string.
 
 Knows nothing of gRPC, sockets or other streams. The earliest token position wins: a stop string that completes at
-position p ends the output after p tokens, whatever the core said of later ones.
+position p ends the output after p tokens, even if the core reported an end at a later position.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from scheduler_svc.frontend.text.detokenize import Detokenizer
 from scheduler_svc.frontend.text.stop_strings import StopFinder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """What is new. `token_offset` counts the output tokens before it; `stop_string` is what ended the output, or ""."""
+class OutputPiece:
+    """The next part of an output.
+
+    `token_offset` counts the output tokens before it. `stop_string` is the string that ended the output, or "".
+    """
 
     token_offset: int
     token_ids: list[int]
@@ -21,86 +24,69 @@ class Piece:
     stop_string: str
 
 
-class Output:
-    """The output of one request. Without a detokenizer there is no text; stop strings need one."""
+@dataclass(slots=True, kw_only=True)
+class SampleOutput:
+    """The output of one sample. Without a detokenizer it has no text; stop strings require one."""
 
-    __slots__ = (
-        "_detokenizer",
-        "_include_stop",
-        "_min_new_tokens",
-        "_stop_finder",
-        "_stop_token_ids",
-        "_withheld",
-        "num_tokens",
-    )
+    detokenizer: Detokenizer | None
+    stop_finder: StopFinder | None
+    stop_token_ids: frozenset[int]
+    min_new_tokens: int
+    include_stop: bool
+    # Output tokens returned so far.
+    num_tokens: int = field(default=0, init=False)
+    # The last token, if it may be the stop token. The next token or the End decides whether its text is visible.
+    _withheld: list[int] = field(default_factory=list[int], init=False)
 
-    def __init__(
-        self,
-        *,
-        detokenizer: Detokenizer | None,
-        stop_finder: StopFinder | None,
-        stop_token_ids: frozenset[int],
-        min_new_tokens: int,
-        include_stop: bool,
-    ) -> None:
-        self._detokenizer = detokenizer
-        self._stop_finder = stop_finder
-        self._stop_token_ids = stop_token_ids
-        self._min_new_tokens = min_new_tokens
-        self._include_stop = include_stop
-        # A token that may be the stop token, until an End or another token tells: its text is shown only then.
-        self._withheld: list[int] = []
-        # Output tokens given out.
-        self.num_tokens = 0
-
-    def push(self, tokens: Sequence[int]) -> Piece:
-        """What `tokens` add while the output goes on."""
+    def push(self, tokens: Sequence[int]) -> OutputPiece:
+        """The piece that `tokens` add while the output continues."""
         known = [*self._withheld, *tokens]
-        self._withheld = [known.pop()] if known and known[-1] in self._stop_token_ids else []
-        num_kept, text, stop_string = self._speak(known)
+        self._withheld = [known.pop()] if known and known[-1] in self.stop_token_ids else []
+        num_kept, text, stop_string = self._decode(known)
         return self._piece(known[:num_kept], text, stop_string)
 
-    def finish(self, tokens: Sequence[int], *, stop_token_id: int | None) -> Piece:
-        """What the last `tokens` add, and all text held back. `stop_token_id` is what ended the output, if that did.
+    def finish(self, tokens: Sequence[int], *, stop_token_id: int | None) -> OutputPiece:
+        """The piece that the last `tokens` add, with all held text. `stop_token_id` is the token that ended the output.
 
-        The stop token's own text is shown only with include_stop; its id always.
+        The piece contains the stop token's id always and its text only with include_stop.
         """
         known = [*self._withheld, *tokens]
         self._withheld = []
-        is_silent = bool(known) and known[-1] == stop_token_id and not self._include_stop
-        speaking = known[:-1] if is_silent else known
-        num_kept, text, stop_string = self._speak(speaking)
+        is_hidden = bool(known) and known[-1] == stop_token_id and not self.include_stop
+        visible = known[:-1] if is_hidden else known
+        num_kept, text, stop_string = self._decode(visible)
         if not stop_string:
-            rest, stop_string = self._release(armed=self.num_tokens + len(speaking) >= self._min_new_tokens)
+            rest, stop_string = self._release(armed=self.num_tokens + len(visible) >= self.min_new_tokens)
             text += rest
             num_kept = num_kept if stop_string else len(known)
         return self._piece(known[:num_kept], text, stop_string)
 
-    def _piece(self, tokens: list[int], text: str, stop_string: str) -> Piece:
-        piece = Piece(token_offset=self.num_tokens, token_ids=tokens, text=text, stop_string=stop_string)
+    def _piece(self, tokens: list[int], text: str, stop_string: str) -> OutputPiece:
+        piece = OutputPiece(token_offset=self.num_tokens, token_ids=tokens, text=text, stop_string=stop_string)
         self.num_tokens += len(tokens)
         return piece
 
-    def _speak(self, tokens: list[int]) -> tuple[int, str, str]:
-        """Returns (tokens up to the stop, text, stop string found or "")."""
-        if self._detokenizer is None:
+    def _decode(self, tokens: list[int]) -> tuple[int, str, str]:
+        """Returns (number of tokens up to the stop, text, stop string found or "")."""
+        if self.detokenizer is None:
             return len(tokens), "", ""
-        if self._stop_finder is None:
-            return len(tokens), self._detokenizer.push(tokens) if tokens else "", ""
+        if self.stop_finder is None:
+            return len(tokens), self.detokenizer.push(tokens) if tokens else "", ""
         text = ""
         for num_read, token in enumerate(tokens, start=1):
-            armed = self.num_tokens + num_read >= self._min_new_tokens
-            shown, found = self._stop_finder.push(self._detokenizer.push((token,)), armed=armed)
-            text += shown
+            armed = self.num_tokens + num_read >= self.min_new_tokens
+            visible, found = self.stop_finder.push(self.detokenizer.push((token,)), armed=armed)
+            text += visible
             if found:
                 return num_read, text, found
         return len(tokens), text, ""
 
     def _release(self, *, armed: bool) -> tuple[str, str]:
-        if self._detokenizer is None:
+        """Returns (held text, stop string found in it or "")."""
+        if self.detokenizer is None:
             return "", ""
-        rest = self._detokenizer.finish()
-        if self._stop_finder is None:
+        rest = self.detokenizer.finish()
+        if self.stop_finder is None:
             return rest, ""
-        shown, found = self._stop_finder.push(rest, armed=armed)
-        return (shown, found) if found else (shown + self._stop_finder.finish(), "")
+        visible, found = self.stop_finder.push(rest, armed=armed)
+        return (visible, found) if found else (visible + self.stop_finder.finish(), "")

@@ -1,8 +1,8 @@
-"""Owns the search for one request's stop strings in text that comes in pieces. Knows nothing of tokens.
+"""Owns the search for one request's stop strings in text that arrives in pieces. Knows nothing of tokens.
 
-Theory: the Aho-Corasick automaton (Aho and Corasick, "Efficient string matching", 1975). Its node after a text is the
-longest suffix that begins one of the strings, so the node tells both what matched and how much text must be held back.
-The string that ends first wins; of those that end together, the longest.
+The algorithm is the Aho-Corasick automaton (Aho and Corasick, "Efficient string matching", 1975). Its node after a text
+is the longest suffix that begins one of the strings, so the node determines both the match and how much text must be
+held back. The string that ends first wins; of strings that end together, the longest one wins.
 """
 
 import copy
@@ -11,18 +11,18 @@ from collections.abc import Sequence
 
 
 class StopFinder:
-    """Looks for `strings` (not empty, none of them empty) in the text pushed so far."""
+    """Finds the first of `strings` in the text pushed so far. There is at least one string, and no string is empty."""
 
     __slots__ = ("_fail", "_first", "_held", "_hold", "_include_stop", "_match", "_next", "_node")
 
     def __init__(self, strings: Sequence[str], *, include_stop: bool) -> None:
         self._include_stop = include_stop
         self._next: list[dict[str, int]] = [{}]
-        # Per node: the string that ends here, or "".
+        # For each node: the string that ends there, or "".
         self._match: list[str] = [""]
         depth = self._add_strings(strings)
         self._fail = [0] * len(depth)
-        # Per node: characters at the end of the text that may yet grow into a string.
+        # For each node: the number of characters at the end of the text that may still grow into a string.
         self._hold = [0] * len(depth)
         self._link(depth)
         self._first = frozenset(string[0] for string in strings)
@@ -30,15 +30,15 @@ class StopFinder:
         self._held = ""
 
     def fork(self) -> "StopFinder":
-        """Another one for the same strings, at the beginning of another text. The automaton is shared."""
+        """A finder for the same strings in another text. The two finders share the automaton."""
         other = copy.copy(self)
         other._node, other._held = 0, ""
         return other
 
     def push(self, text: str, *, armed: bool) -> tuple[str, str]:
-        """Returns (text that may be shown, the string found or "").
+        """Returns (visible text, string found or "").
 
-        Unless `armed`, strings that end in `text` do not count. After a find the text is all there is to show.
+        Strings that end in `text` count only if `armed`. After a match no more text becomes visible.
         """
         node = self._node
         if not node and self._first.isdisjoint(text):
@@ -52,12 +52,12 @@ class StopFinder:
             if found and armed:
                 self._node, self._held = 0, ""
                 return known[: num_read if self._include_stop else num_read - len(found)], found
-        num_shown = len(known) - self._hold[node]
-        self._node, self._held = node, known[num_shown:]
-        return known[:num_shown], ""
+        num_visible = len(known) - self._hold[node]
+        self._node, self._held = node, known[num_visible:]
+        return known[:num_visible], ""
 
     def finish(self) -> str:
-        """The text held back, at the end of the output."""
+        """The held text, at the end of the output."""
         held, self._held, self._node = self._held, "", 0
         return held
 

@@ -1,8 +1,8 @@
-"""Owns the served model's tokenizer: text to ids, ids to text, and how large a text may be before work begins.
+"""Owns the served model's tokenizer: text to ids, ids to text, and the size limit of a text.
 
-Knows nothing of requests or streams. `tokenizers` is imported with the first tokenizer. Long texts are worked on in
-threads: the batch calls of `tokenizers` release the interpreter lock, the single ones do not (tried on 0.23.3: 240 ms
-of standstill for 450,000 characters against 1 ms).
+Knows nothing of requests or streams. The `tokenizers` library is imported with the first tokenizer. Long texts are
+processed in threads: the batch calls of `tokenizers` release the interpreter lock, the single calls do not (tried on
+0.23.3: for 450,000 characters the event loop stood still for 240 ms with single calls and 1 ms with batch calls).
 """
 
 import asyncio
@@ -24,27 +24,27 @@ NUM_THREADS = 2
 MAX_WAITING_TEXTS = 64
 
 
-class Text:
-    """A tokenizer and its bounds. Raises ValueError if `tokenizer_json` is not one."""
+class Tokenizer:
+    """A tokenizer and its bounds. Raises ValueError if `tokenizer_json` is not a tokenizer."""
 
     def __init__(self, tokenizer_json: bytes, *, vocab_size: int) -> None:
-        from tokenizers import Tokenizer
+        import tokenizers
 
         try:
-            self._tokenizer = Tokenizer.from_buffer(tokenizer_json)
+            self._tokenizer = tokenizers.Tokenizer.from_buffer(tokenizer_json)
         except Exception as error:  # tokenizers raises bare Exception
             raise ValueError(f"not a tokenizer.json: {error}") from error
-        # A prompt longer than the model is refused by its length, never cut.
+        # The front end refuses a prompt that is longer than the model allows; it never cuts one.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         longest = max(len(self._tokenizer.id_to_token(i) or "") for i in range(vocab_size))
-        # A token stands for at most as many characters as it has (byte-level: as many bytes).
+        # A token stands for at most as many characters as its own string has (byte-level: as many bytes).
         self.max_chars_per_token = max(1, longest)
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="text")
         self._num_waiting = 0
 
     def check_size(self, field: str, text: str, max_length: int) -> None:
-        """Refuses a text that cannot make a sequence of at most `max_length` tokens, before any work on it."""
+        """Refuses a text that cannot fit into `max_length` tokens, before any work on it."""
         max_chars = max_length * self.max_chars_per_token
         if not text:
             raise status.invalid(field, f"{field} is empty; at least 1 character is needed")
@@ -52,7 +52,7 @@ class Text:
             raise status.invalid(field, f"{field} has {len(text)} characters; the limit is {max_chars}")
 
     async def encode(self, text: str) -> list[int]:
-        """Token ids, with the special tokens that the tokenizer itself adds to a prompt."""
+        """The text's token ids, including the special tokens that the tokenizer adds to a prompt."""
         if len(text) <= INLINE_CHARS:
             return self._encode(text)
         return await self._in_thread(partial(self._encode, text))
@@ -63,11 +63,11 @@ class Text:
         return work() if len(token_ids) <= INLINE_TOKENS else await self._in_thread(work)
 
     def decoder(self, *, skip_special_tokens: bool) -> Decode:
-        """The decode function that a Detokenizer takes; for short windows."""
+        """The decode function for a Detokenizer, which decodes a few tokens at a time."""
         return partial(self._tokenizer.decode, skip_special_tokens=skip_special_tokens)
 
     def close(self) -> None:
-        """Takes no more long texts; those at work end."""
+        """Takes no more long texts. Those already in a thread are completed."""
         self._threads.shutdown(wait=False)
 
     def _encode(self, text: str) -> list[int]:

@@ -19,7 +19,7 @@ from scheduler_svc.core.messages.arrays import Int32Array
 from scheduler_svc.core.messages.page_hash import HASH_BYTES, hash_pages, prefix_root
 from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.text.tokenizer import Text
+from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from scheduler_svc.frontend.validate.checks import (
     check_above_zero,
     check_count,
@@ -96,10 +96,10 @@ async def prompt_ids(request: inference_pb2.GenerateRequest, model: Model) -> Se
 
 async def text_ids(field: str, text: str, model: Model) -> list[int]:
     """The ids of a text. Raises Refusal where the model has no tokenizer, or the text is empty or too long."""
-    if model.text is None:
+    if model.tokenizer is None:
         raise status.invalid(field, f"{field} needs a tokenizer, and the served model came without one")
-    model.text.check_size(field, text, model.max_length)
-    token_ids = await model.text.encode(text)
+    model.tokenizer.check_size(field, text, model.max_length)
+    token_ids = await model.tokenizer.encode(text)
     if not token_ids:
         raise status.invalid(field, f"{field} has {len(text)} characters that make 0 tokens; 1 is needed")
     # The tokenizer may know more tokens than the model has embeddings for.
@@ -187,17 +187,17 @@ def _check_stop(stop: inference_pb2.StopParams, model: Model) -> tuple[str, ...]
             raise status.invalid(field, f"{field} is empty; at least 1 character is needed")
         if len(string) > MAX_STOP_STRING_CHARS:
             refuse(field, f"{len(string)} characters long", MAX_STOP_STRING_CHARS)
-    if stop.stop_strings and model.text is None:
+    if stop.stop_strings and model.tokenizer is None:
         message = "stop.stop_strings needs a tokenizer, and the served model came without one"
         raise status.invalid("stop.stop_strings", message)
     return tuple(dict.fromkeys(stop.stop_strings))
 
 
 def _check_want_text(output: inference_pb2.OutputParams, model: Model) -> bool:
-    if model.text is None and output.want_text:
+    if model.tokenizer is None and output.want_text:
         message = "output.want_text is true, and the served model came without a tokenizer"
         raise status.invalid("output.want_text", message)
-    return model.text is not None and (not output.HasField("want_text") or output.want_text)
+    return model.tokenizer is not None and (not output.HasField("want_text") or output.want_text)
 
 
 def _check_logprobs(output: inference_pb2.OutputParams, model: Model) -> int | None:
@@ -233,10 +233,10 @@ def _max_new_tokens(stop: inference_pb2.StopParams, num_prompt: int, model: Mode
     return max(1, min(model.info.default_max_new_tokens, num_left))
 
 
-def check_detokenize(request: inference_pb2.DetokenizeRequest, model: Model) -> Text:
+def check_detokenize(request: inference_pb2.DetokenizeRequest, model: Model) -> Tokenizer:
     """The tokenizer for a request that it can answer. Raises Refusal."""
-    if model.text is None:
+    if model.tokenizer is None:
         raise status.invalid("token_ids", "token_ids need a tokenizer, and the served model came without one")
     check_count("token_ids", len(request.token_ids), model.max_length)
     check_token_ids("token_ids", request.token_ids, model)
-    return model.text
+    return model.tokenizer

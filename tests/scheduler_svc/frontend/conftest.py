@@ -12,7 +12,7 @@ from tests.scheduler_svc.frontend.fake_core import Service, service
 
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[..., None]:
-    """Keywords are settings of the front end, `state` the core's model, `ready=False` a core that says nothing yet."""
+    """Keywords are settings of the front end. `state` is the core's model. With `ready=False` it sends nothing."""
 
     def runner(scenario: Callable[[Service], Awaitable[None]], **changes: Any) -> None:
         async def main() -> None:

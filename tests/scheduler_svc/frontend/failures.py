@@ -1,4 +1,4 @@
-"""Owns what tests ask of a call that failed: its status and its google.rpc details."""
+"""Owns the checks of a failed call: its status and its google.rpc details."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from tests.scheduler_svc.frontend.fake_core import rest
 
 
 async def failure(call: Any) -> grpc.aio.AioRpcError:
-    """The error of a call, a streaming one's after all its messages."""
+    """The error of a call. Reads all messages of a streaming call first."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await (rest(call) if hasattr(call, "read") else call)
     return caught.value
@@ -32,7 +32,7 @@ def details(error: grpc.aio.AioRpcError, kind: type[Message]) -> list[Any]:
 
 
 def assert_retry_hint(error: grpc.aio.AioRpcError, seconds: float) -> None:
-    """RetryInfo for people's code, and the pushback for gRPC's own retries."""
+    """Checks RetryInfo, which callers' code reads, and the pushback, which gRPC's own retries obey."""
     (info,) = details(error, error_details_pb2.RetryInfo)
     assert info.retry_delay.ToTimedelta().total_seconds() == seconds
     assert dict(error.trailing_metadata())["grpc-retry-pushback-ms"] == str(round(seconds * 1000))

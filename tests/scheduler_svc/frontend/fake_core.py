@@ -1,7 +1,7 @@
-"""Owns a core that says what a test tells it to: a ROUTER that speaks frontend.proto. Decides nothing by itself."""
+"""Owns a fake core that tests control: a ROUTER socket that speaks frontend.proto. It decides nothing on its own."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,7 @@ from google.protobuf.message import Message
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
 
-from scheduler_svc.frontend.server import FrontEnd, Settings
-from scheduler_svc.frontend.streaming.streams import StreamLimits
+from scheduler_svc.frontend.server import FrontEnd, FrontEndSettings
 from tests.scheduler_svc.frontend.tokenizers_for_tests import EOS, as_json, byte_level
 
 WAIT_SECONDS = 10.0
@@ -23,7 +22,7 @@ CACHE_ROOT = bytes(range(32))
 
 
 def model_state(**changes: Any) -> frontend_pb2.ModelState:
-    """A model of 300 tokens whose tokenizer is the byte-level one."""
+    """A model of 300 tokens with the byte-level tokenizer."""
     tokenizer = byte_level()
     info = control_pb2.GetModelInfoResponse(
         model="toy",
@@ -53,7 +52,7 @@ def model_state(**changes: Any) -> frontend_pb2.ModelState:
 
 
 def packed_logprobs(values: Sequence[float], top_k: int) -> dict[str, Any]:
-    """The arrays of a message of logprobs. Alternative k of a token is id 10 + k, 0.25 * (k + 1) below it."""
+    """The arrays of a logprobs message. Alternative k of a token has id 10 + k and a logprob 0.25 * (k + 1) lower."""
     logprobs = np.array(values, "<f4")
     below = 0.25 * np.arange(1, top_k + 1)
     return {
@@ -64,14 +63,16 @@ def packed_logprobs(values: Sequence[float], top_k: int) -> dict[str, Any]:
     }
 
 
-def told(values: Sequence[float], top_k: int, entries: Sequence[int] | None = None) -> frontend_pb2.TokenLogprobs:
-    """What a step's output tells beside its tokens, of all of them or of those `entries`."""
+def token_logprobs(
+    values: Sequence[float], top_k: int, entries: Sequence[int] | None = None
+) -> frontend_pb2.TokenLogprobs:
+    """The logprobs of a step's output, for all of its tokens or for those at `entries`."""
     which = np.array(range(len(values)) if entries is None else entries, "<i4")
     return frontend_pb2.TokenLogprobs(entries=which.tobytes(), **packed_logprobs(values, top_k))
 
 
 def public_logprobs(values: Sequence[float], top_k: int) -> inference_pb2.Logprobs:
-    """What the caller gets of them."""
+    """The same logprobs as the caller gets them."""
     return inference_pb2.Logprobs(
         logprobs=values,
         top_k=top_k,
@@ -81,7 +82,7 @@ def public_logprobs(values: Sequence[float], top_k: int) -> inference_pb2.Logpro
 
 
 class FakeCore:
-    """What the front end sends is read with `expect`; answers are sent with the methods."""
+    """A test reads the front end's messages with `expect` and answers them with the other methods."""
 
     def __init__(self, endpoint: str) -> None:
         self._context = zmq.asyncio.Context()
@@ -95,7 +96,7 @@ class FakeCore:
         self.num_sent: dict[int, int] = {}
 
     async def expect(self, kind: str) -> Any:
-        """The next message, which has to be of this kind."""
+        """The next message. Fails if it is of another kind."""
         async with asyncio.timeout(WAIT_SECONDS):
             self.peer, frame = await self._socket.recv_multipart()
         message = frontend_pb2.FrontendToCore.FromString(frame)
@@ -124,7 +125,7 @@ class FakeCore:
     async def output(
         self, stream: int, tokens: Sequence[int], reason: str = "", *, logprobs: Any = None, **end: Any
     ) -> None:
-        """A step's output: tokens of one sample, with logprobs where given, and its end where a reason is given."""
+        """Sends a step's output: tokens of one sample, logprobs if given, and the sample's end if a reason is given."""
         offset = self.num_sent[stream]
         self.num_sent[stream] += len(tokens)
         offsets = range(offset, offset + len(tokens))
@@ -133,12 +134,12 @@ class FakeCore:
         )
 
     async def prompt(self, stream: int, start: int, values: Sequence[float], top_k: int = 0) -> None:
-        """A step's output that holds logprobs of a prompt's tokens."""
+        """Sends a step's output with logprobs of a prompt's tokens."""
         piece = frontend_pb2.PromptLogprobs(stream=stream, start=start, **packed_logprobs(values, top_k))
         await self.send(step_output=frontend_pb2.StepOutput(prompt_logprobs=[piece]))
 
     async def fail(self, stream: int, code: str, message: str) -> None:
-        """An end without a reason."""
+        """Sends an end with a failure and without a reason."""
         end = self._end(stream, "UNSPECIFIED")
         end.failure.code = frontend_pb2.FailureCode.Value(f"FAILURE_CODE_{code}")
         end.failure.message = message
@@ -186,7 +187,7 @@ class Service:
         self.core = core
         self.address = address
         self.front_end = front_end
-        # A window of 64 KiB that does not grow with the speed of this machine, so that writes can be made to block.
+        # A fixed window of 64 KiB, so that tests can make writes block.
         self.channel = grpc.aio.insecure_channel(address, options=[("grpc.http2.bdp_probe", 0)])
         self.inference = inference_pb2_grpc.InferenceServiceStub(self.channel)
         self.control = control_pb2_grpc.ControlServiceStub(self.channel)
@@ -197,7 +198,7 @@ class Service:
         return self.inference.Generate(inference_pb2.GenerateRequest(**fields), timeout=timeout)
 
     async def start_stream(self, **fields: Any) -> tuple[Any, frontend_pb2.Submit]:
-        """A stream that the core admitted and whose Accepted was read."""
+        """A stream that the core has admitted, after its Accepted has been read."""
         call = self.generate(**fields)
         submit = await self.core.admit()
         first = await call.read()
@@ -207,7 +208,7 @@ class Service:
 
 @asynccontextmanager
 async def service(tmp_path: Path, *, ready: bool = True, state: Any = None, **changes: Any) -> Any:
-    """A running front end; `ready`: its core has said Hello back and serves the toy model."""
+    """A running front end. With `ready`, its core has answered Hello and serves the toy model."""
     endpoint = f"ipc://{tmp_path}/core.sock"
     core = FakeCore(endpoint)
     settings: dict[str, Any] = {
@@ -217,9 +218,8 @@ async def service(tmp_path: Path, *, ready: bool = True, state: Any = None, **ch
         "reflection": False,
         "max_message_bytes": 1 << 20,
         "grace_seconds": 5.0,
-        "limits": StreamLimits(),
     }
-    front_end = FrontEnd(Settings(**{**settings, **changes}))
+    front_end = FrontEnd(FrontEndSettings(**{**settings, **changes}))
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     running = asyncio.create_task(front_end.run(listening.set_result))
     try:
@@ -244,8 +244,15 @@ async def until_ready(under_test: Service) -> None:
         await under_test.front_end._loading
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    """Waits until the condition holds."""
+    async with asyncio.timeout(WAIT_SECONDS):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
 async def rest(call: Any) -> list[Any]:
-    """All messages that are left, as (kind, message)."""
+    """All remaining messages, as (kind, message)."""
     messages: list[Any] = []
     async with asyncio.timeout(WAIT_SECONDS):
         while (message := await call.read()) is not grpc.aio.EOF:

@@ -1,4 +1,4 @@
-"""Tokenize, Detokenize and ControlService, with a core that says what each test tells it to."""
+"""Tokenize, Detokenize and ControlService, with a fake core that each test controls."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from tandem.v1 import control_pb2
 from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.frontend import control
-from scheduler_svc.frontend.text import tokenizer as text
+from scheduler_svc.frontend.text import tokenizer
 from tests.scheduler_svc.frontend.failures import assert_retry_hint, details, failure
 from tests.scheduler_svc.frontend.fake_core import Service, model_state
 from tests.scheduler_svc.frontend.tokenizers_for_tests import EOS, byte_level, spell
@@ -21,12 +21,12 @@ EOS_ID = byte_level().token_to_id(EOS)
 Run = Callable[..., None]
 
 
-def test_tokenize_and_detokenize(run: Run):
+def test_detokenize_reverses_tokenize(run: Run):
     async def scenario(s: Service) -> None:
-        said = "the é€😀 stop\0"
-        ids = (await s.inference.Tokenize(pb.TokenizeRequest(text=said))).token_ids
-        assert list(ids) == byte_level().encode(said).ids
-        assert (await s.inference.Detokenize(pb.DetokenizeRequest(token_ids=ids))).text == said
+        text = "the é€😀 stop\0"
+        ids = (await s.inference.Tokenize(pb.TokenizeRequest(text=text))).token_ids
+        assert list(ids) == byte_level().encode(text).ids
+        assert (await s.inference.Detokenize(pb.DetokenizeRequest(token_ids=ids))).text == text
         request = pb.DetokenizeRequest(token_ids=[65, EOS_ID])
         assert (await s.inference.Detokenize(request)).text == "A"
         request.skip_special_tokens = False
@@ -35,28 +35,28 @@ def test_tokenize_and_detokenize(run: Run):
     run(scenario)
 
 
-def test_long_texts_go_through_threads(run: Run, monkeypatch: pytest.MonkeyPatch):
+def test_long_texts_are_tokenized_in_threads(run: Run, monkeypatch: pytest.MonkeyPatch):
     async def scenario(s: Service) -> None:
-        said = "a" * 400
-        ids = (await s.inference.Tokenize(pb.TokenizeRequest(text=said))).token_ids
-        assert list(ids) == spell(said.encode())
-        assert (await s.inference.Detokenize(pb.DetokenizeRequest(token_ids=ids))).text == said
-        assert s.front_end._gate.model().text._num_waiting == 0
+        text = "a" * 400
+        ids = (await s.inference.Tokenize(pb.TokenizeRequest(text=text))).token_ids
+        assert list(ids) == spell(text.encode())
+        assert (await s.inference.Detokenize(pb.DetokenizeRequest(token_ids=ids))).text == text
+        assert s.front_end._readiness.model().tokenizer._num_waiting == 0
 
-    monkeypatch.setattr(text, "INLINE_CHARS", 10)
-    monkeypatch.setattr(text, "INLINE_TOKENS", 10)
+    monkeypatch.setattr(tokenizer, "INLINE_CHARS", 10)
+    monkeypatch.setattr(tokenizer, "INLINE_TOKENS", 10)
     run(scenario)
 
 
-def test_long_texts_wait_within_a_bound(run: Run, monkeypatch: pytest.MonkeyPatch):
+def test_long_texts_above_the_limit_are_refused(run: Run, monkeypatch: pytest.MonkeyPatch):
     async def scenario(s: Service) -> None:
         error = await failure(s.inference.Tokenize(pb.TokenizeRequest(text="a" * 11)))
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert_retry_hint(error, 0.5)
         await s.inference.Tokenize(pb.TokenizeRequest(text="a" * 10))
 
-    monkeypatch.setattr(text, "INLINE_CHARS", 10)
-    monkeypatch.setattr(text, "MAX_WAITING_TEXTS", 0)
+    monkeypatch.setattr(tokenizer, "INLINE_CHARS", 10)
+    monkeypatch.setattr(tokenizer, "MAX_WAITING_TEXTS", 0)
     run(scenario)
 
 
@@ -92,7 +92,7 @@ BAD = [
 ]  # fmt: skip
 
 
-def test_bad_requests_name_their_field(run: Run):
+def test_refusals_of_bad_requests_name_the_field(run: Run):
     async def scenario(s: Service) -> None:
         for method, request, field, code in BAD:
             stub = s.inference if hasattr(s.inference, method) else s.control
@@ -106,7 +106,7 @@ def test_bad_requests_name_their_field(run: Run):
     run(scenario)
 
 
-def test_without_a_tokenizer(run: Run):
+def test_a_model_without_a_tokenizer_serves_token_ids_only(run: Run):
     async def scenario(s: Service) -> None:
         assert not (await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())).has_tokenizer
         for call in (
@@ -121,7 +121,7 @@ def test_without_a_tokenizer(run: Run):
     run(scenario, state=model_state(has_tokenizer=False))
 
 
-def test_a_broken_tokenizer_is_none(run: Run):
+def test_a_broken_tokenizer_counts_as_missing(run: Run):
     state = model_state()
     state.tokenizer_json = b"{"
 
@@ -131,14 +131,14 @@ def test_a_broken_tokenizer_is_none(run: Run):
     run(scenario, state=state)
 
 
-def test_model_info_is_the_cores_with_every_default(run: Run):
+def test_model_info_adds_every_default_to_the_cores_info(run: Run):
     async def scenario(s: Service) -> None:
-        told = model_state().info
+        expected = model_state().info
         for name in ("presence_penalty", "frequency_penalty"):
-            assert not told.sampling_defaults.HasField(name)
-            setattr(told.sampling_defaults, name, 0.0)
-        told.sampling_defaults.num_samples = 1
-        assert await s.control.GetModelInfo(control_pb2.GetModelInfoRequest()) == told
+            assert not expected.sampling_defaults.HasField(name)
+            setattr(expected.sampling_defaults, name, 0.0)
+        expected.sampling_defaults.num_samples = 1
+        assert await s.control.GetModelInfo(control_pb2.GetModelInfoRequest()) == expected
 
     run(scenario)
 
@@ -150,7 +150,7 @@ def test_abort_answers_in_the_callers_order(run: Run):
         assert list(abort.request_ids) == ["b", "a"]
         gone = control_pb2.AbortResult(request_id="b", outcome=control_pb2.ABORT_OUTCOME_ABORTED)
         none = control_pb2.AbortResult(request_id="a", outcome=control_pb2.ABORT_OUTCOME_NOT_FOUND)
-        # An answer to nobody's question changes nothing.
+        # A reply to an unknown query changes nothing.
         await s.core.send(abort_reply=frontend_pb2.AbortReply(query=abort.query + 1))
         await s.core.send(abort_reply=frontend_pb2.AbortReply(query=abort.query, results=[none, gone]))
         assert list((await reply).results) == [gone, none, gone]
@@ -174,11 +174,11 @@ def load_reply(query: frontend_pb2.LoadQuery, running: int) -> frontend_pb2.Load
     return frontend_pb2.LoadReply(query=query.query, load=control_pb2.GetLoadResponse(running=running))
 
 
-def test_load_calls_that_come_together_share_one_question(run: Run):
+def test_concurrent_load_calls_share_one_query(run: Run):
     async def scenario(s: Service) -> None:
         calls = [s.control.GetLoad(GetLoadRequest()) for _ in range(5)]
         query = await s.core.expect("load_query")
-        # Until all five have arrived; the first to leave takes no answer from the others.
+        # Waits until all five have arrived. If the first caller leaves, the others still get the reply.
         assert await s.core.is_silent()
         calls[0].cancel()
         await s.core.send(load_reply=load_reply(query, 7))
@@ -190,7 +190,7 @@ def test_load_calls_that_come_together_share_one_question(run: Run):
     run(scenario)
 
 
-def test_load_is_told_before_a_worker_has_joined(run: Run):
+def test_load_is_answered_before_a_worker_has_joined(run: Run):
     async def scenario(s: Service) -> None:
         await s.core.expect("hello")
         call: Any = asyncio.ensure_future(s.control.GetLoad(GetLoadRequest()))
@@ -200,7 +200,7 @@ def test_load_is_told_before_a_worker_has_joined(run: Run):
     run(scenario, ready=False)
 
 
-def test_a_flush_tells_how_many_pages_were_kept(run: Run):
+def test_flush_cache_returns_the_number_of_cached_pages(run: Run):
     async def scenario(s: Service) -> None:
         await s.core.expect("hello")
         call: Any = asyncio.ensure_future(s.control.FlushCache(control_pb2.FlushCacheRequest()))
@@ -211,7 +211,7 @@ def test_a_flush_tells_how_many_pages_were_kept(run: Run):
     run(scenario, ready=False)
 
 
-def test_a_core_that_does_not_answer(run: Run, monkeypatch: pytest.MonkeyPatch):
+def test_queries_to_a_core_that_does_not_reply_are_unavailable(run: Run, monkeypatch: pytest.MonkeyPatch):
     async def scenario(s: Service) -> None:
         for call in (
             s.control.GetLoad(GetLoadRequest()),
@@ -227,7 +227,7 @@ def test_a_core_that_does_not_answer(run: Run, monkeypatch: pytest.MonkeyPatch):
     run(scenario)
 
 
-def test_questions_in_flight_are_bounded(run: Run, monkeypatch: pytest.MonkeyPatch):
+def test_queries_above_the_limit_are_refused(run: Run, monkeypatch: pytest.MonkeyPatch):
     async def scenario(s: Service) -> None:
         request = control_pb2.AbortRequest(request_ids=["a"])
         first = asyncio.ensure_future(s.control.Abort(request))

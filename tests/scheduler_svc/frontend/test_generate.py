@@ -1,4 +1,4 @@
-"""Generate over a real channel, with a core that says what each test tells it to."""
+"""Generate over a real channel, with a fake core that each test controls."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,22 +13,23 @@ from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.frontend.rpc.status import Refusal
 from scheduler_svc.frontend.servicer import seconds_left
+from scheduler_svc.frontend.streaming.limits import StreamLimits
 from scheduler_svc.frontend.streaming.stream import BYTES_PER_TOKEN, MAX_DELTA_BYTES
-from scheduler_svc.frontend.streaming.streams import StreamLimits
 from tests.scheduler_svc.frontend.failures import assert_retry_hint, details, failure
 from tests.scheduler_svc.frontend.fake_core import WAIT_SECONDS, Service, model_state, rest
 from tests.scheduler_svc.frontend.tokenizers_for_tests import EOS, byte_level, spell
 
+Run = Callable[..., None]
 EOS_ID = byte_level().token_to_id(EOS)
-# A model with room for outputs that no flow-control window holds.
+# A model with room for outputs larger than any flow-control window.
 ROOMY = {"state": model_state(max_length=1 << 21, default_max_new_tokens=1 << 21)}
 
 
-def test_accepted_deltas_finished_summary(run: Callable[..., None]):
+def test_a_stream_has_accepted_deltas_finished_and_summary(run: Run):
     async def scenario(s: Service) -> None:
         call = s.generate(request_id="r", text="the", stop=pb.StopParams(max_new_tokens=5))
         submit = await s.core.admit(requests_ahead=3)
-        # gRPC rounds a deadline up to three digits or so.
+        # gRPC rounds a deadline up to about three digits.
         assert 9 < submit.deadline_seconds < 10.5
         accepted = (await call.read()).accepted
         assert dict(await call.initial_metadata())["x-request-id"] == "r"
@@ -71,13 +72,13 @@ def test_accepted_deltas_finished_summary(run: Callable[..., None]):
     run(scenario)
 
 
-def test_a_stream_ends_where_the_models_length_does(run: Callable[..., None]):
+def test_a_stream_ends_at_the_models_length(run: Run):
     async def scenario(s: Service) -> None:
         ids = pb.TokenIds(ids=[1] * 510)
         call = s.generate(token_ids=ids, stop=pb.StopParams(max_new_tokens=100_000))
         submit = await s.core.admit()
         assert submit.max_new_tokens == 512
-        # Two fit.
+        # Two new tokens fit.
         assert (await call.read()).accepted.max_new_tokens == 2
         usage = pb.Usage(prompt_tokens=510, output_tokens=2, cached_prompt_tokens=496)
         await s.core.output(submit.stream, spell(b"ab"), "CONTEXT_FULL", usage=usage)
@@ -88,7 +89,7 @@ def test_a_stream_ends_where_the_models_length_does(run: Callable[..., None]):
     run(scenario)
 
 
-def test_eos_is_told_and_has_no_text(run: Callable[..., None]):
+def test_eos_is_delivered_without_text(run: Run):
     async def scenario(s: Service) -> None:
         output = pb.OutputParams(skip_special_tokens=False)
         call, submit = await s.start_stream(output=output)
@@ -100,7 +101,7 @@ def test_eos_is_told_and_has_no_text(run: Callable[..., None]):
     run(scenario)
 
 
-def test_tokens_only_and_text_only(run: Callable[..., None]):
+def test_a_stream_carries_only_what_the_caller_wants(run: Run):
     async def scenario(s: Service) -> None:
         call, submit = await s.start_stream(output=pb.OutputParams(want_text=False))
         await s.core.output(submit.stream, spell(b"ab"), "LENGTH")
@@ -115,7 +116,7 @@ def test_tokens_only_and_text_only(run: Callable[..., None]):
     run(scenario)
 
 
-def test_a_delta_with_nothing_to_say_is_left_out(run: Callable[..., None]):
+def test_empty_deltas_are_not_sent(run: Run):
     async def scenario(s: Service) -> None:
         call, submit = await s.start_stream(output=pb.OutputParams(want_token_ids=False))
         await s.core.output(submit.stream, [0xC3])
@@ -127,7 +128,7 @@ def test_a_delta_with_nothing_to_say_is_left_out(run: Callable[..., None]):
     run(scenario)
 
 
-def test_a_stop_string_is_told_to_the_core_which_confirms(run: Callable[..., None]):
+def test_a_stop_string_ends_the_stream_after_the_core_confirms_it(run: Run):
     async def scenario(s: Service) -> None:
         call, submit = await s.start_stream(stop=pb.StopParams(stop_strings=["stop"]))
         await s.core.output(submit.stream, spell(b"a st"))
@@ -137,7 +138,7 @@ def test_a_stop_string_is_told_to_the_core_which_confirms(run: Callable[..., Non
         assert (await call.read()).delta == pb.Delta(token_offset=4, token_ids=spell(b"op"))
         finished = pb.Finished(reason=pb.FINISH_REASON_STOP_STRING, stop_string="stop", output_tokens=6)
         assert (await call.read()).finished == finished
-        # Tokens of steps that were in flight mean nothing any more.
+        # Tokens of steps that were in flight are dropped.
         await s.core.output(submit.stream, spell(b"!!"))
         usage = pb.Usage(prompt_tokens=1, output_tokens=6, discarded_tokens=5)
         end = frontend_pb2.End(stream=submit.stream, reason=pb.FINISH_REASON_STOP_STRING, usage=usage)
@@ -149,22 +150,22 @@ def test_a_stop_string_is_told_to_the_core_which_confirms(run: Callable[..., Non
 
 
 @pytest.mark.parametrize("reason", ["EOS", "LENGTH", "TIME_LIMIT", "ABORTED"])
-def test_an_end_at_a_later_position_is_overridden(run: Callable[..., None], reason: str):
+def test_a_stop_string_overrides_an_end_at_a_later_position(run: Callable[..., None], reason: str):
     async def scenario(s: Service) -> None:
         call, submit = await s.start_stream(stop=pb.StopParams(stop_strings=["b"]))
-        # The core has ended it already: nothing is left to be told.
+        # The core has already ended the stream, so it gets no Finish.
         await s.core.output(submit.stream, spell(b"abcd"), reason)
         messages = await rest(call)
         assert messages[0][1] == pb.Delta(token_ids=spell(b"ab"), text="a")
         assert messages[1][1].reason == pb.FINISH_REASON_STOP_STRING
-        # 4 and 1 discarded by the core's count, 2 kept.
+        # The core counts 4 tokens and 1 discarded; 2 were delivered.
         assert messages[2][1].usage == pb.Usage(prompt_tokens=1, output_tokens=2, discarded_tokens=3)
         assert await s.core.is_silent()
 
     run(scenario)
 
 
-def test_an_end_that_crosses_a_finish_serves_as_its_answer(run: Callable[..., None]):
+def test_an_end_that_crosses_a_finish_confirms_it(run: Run):
     async def scenario(s: Service) -> None:
         call, submit = await s.start_stream(stop=pb.StopParams(stop_strings=["b"], include_stop=True))
         await s.core.output(submit.stream, spell(b"abc"))
@@ -187,7 +188,7 @@ REJECTED = [
 ]
 
 
-def test_rejections_become_statuses(run: Callable[..., None]):
+def test_rejections_have_the_matching_status(run: Run):
     async def scenario(s: Service) -> None:
         for name, code in REJECTED:
             call = s.generate()
@@ -208,7 +209,7 @@ def test_rejections_become_statuses(run: Callable[..., None]):
                 assert_retry_hint(error, 0.5)
             if name == "NOT_READY":
                 assert_retry_hint(error, 1.0)
-        assert await s.core.is_silent(), "what was not admitted is not cancelled"
+        assert await s.core.is_silent(), "a request that was not admitted is not cancelled"
 
     run(scenario)
 
@@ -221,14 +222,14 @@ FAILED = [
 ]
 
 
-def test_failures_come_after_the_delivered_tokens(run: Callable[..., None]):
+def test_failures_follow_the_delivered_tokens(run: Run):
     async def scenario(s: Service) -> None:
         for name, code in FAILED:
             call, submit = await s.start_stream(request_id=f"r-{name}", stop=pb.StopParams(stop_strings=["bx"]))
             await s.core.output(submit.stream, spell(b"ab"))
             assert (await call.read()).delta.text == "a"
             await s.core.fail(submit.stream, name, "NaN at token 3")
-            # What was held back comes first.
+            # The held text comes first.
             assert (await call.read()).delta == pb.Delta(token_offset=2, text="b")
             error = await failure(call)
             assert error.code() is code
@@ -240,14 +241,14 @@ def test_failures_come_after_the_delivered_tokens(run: Callable[..., None]):
 
 
 class TestCancel:
-    """Whenever the caller leaves, the core hears of it at once."""
+    """If the caller leaves in any phase, the core gets a Cancel at once."""
 
     async def cancelled(self, s: Service, submit: frontend_pb2.Submit) -> None:
         assert (await s.core.expect("cancel")).stream == submit.stream
         assert s.front_end._streams.num_open == 0
         assert await s.core.is_silent()
 
-    def test_before_admission(self, run: Callable[..., None]):
+    def test_cancel_before_admission_frees_the_request(self, run: Run):
         async def scenario(s: Service) -> None:
             call = s.generate()
             submit = await s.core.expect("submit")
@@ -256,7 +257,7 @@ class TestCancel:
 
         run(scenario)
 
-    def test_while_queued(self, run: Callable[..., None]):
+    def test_cancel_while_queued_frees_the_request(self, run: Run):
         async def scenario(s: Service) -> None:
             call, submit = await s.start_stream()
             call.cancel()
@@ -264,20 +265,20 @@ class TestCancel:
 
         run(scenario)
 
-    def test_while_decoding(self, run: Callable[..., None]):
+    def test_cancel_while_decoding_frees_the_request(self, run: Run):
         async def scenario(s: Service) -> None:
             call, submit = await s.start_stream()
             await s.core.output(submit.stream, spell(b"ab"))
             await call.read()
             call.cancel()
             await self.cancelled(s, submit)
-            # Late tokens are nobody's.
+            # Late tokens are dropped.
             await s.core.output(submit.stream, spell(b"cd"), "LENGTH")
             assert await s.core.is_silent()
 
         run(scenario)
 
-    def test_while_a_stop_string_is_confirmed(self, run: Callable[..., None]):
+    def test_cancel_before_a_stop_string_is_confirmed_frees_the_request(self, run: Run):
         async def scenario(s: Service) -> None:
             call, submit = await s.start_stream(stop=pb.StopParams(stop_strings=["a"]))
             await s.core.output(submit.stream, spell(b"a"))
@@ -287,11 +288,11 @@ class TestCancel:
 
         run(scenario)
 
-    def test_by_the_callers_deadline(self, run: Callable[..., None]):
+    def test_the_callers_deadline_frees_the_request(self, run: Run):
         async def scenario(s: Service) -> None:
             call = s.generate(timeout=0.3)
             submit = await s.core.admit()
-            # gRPC rounds a timeout up to what its wire format can say.
+            # gRPC rounds a timeout up to the precision of its wire format.
             assert 0 < submit.deadline_seconds < 0.35
             error = await failure(call)
             assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -299,7 +300,7 @@ class TestCancel:
 
         run(scenario)
 
-    def test_inside_a_blocked_write(self, run: Callable[..., None]):
+    def test_cancel_during_a_blocked_write_frees_the_request(self, run: Run):
         async def scenario(s: Service) -> None:
             call, submit = await block_a_write(s)
             call.cancel()
@@ -309,18 +310,18 @@ class TestCancel:
 
 
 @pytest.mark.parametrize(("remaining", "seconds"), [(None, 0.0), (0.25, 0.25)])
-def test_a_deadline_is_told_in_seconds_from_now(remaining: float | None, seconds: float):
+def test_a_deadline_is_converted_to_seconds_from_now(remaining: float | None, seconds: float):
     assert seconds_left(Mock(time_remaining=lambda: remaining)) == seconds
 
 
 @pytest.mark.parametrize("remaining", [0.0, -1.0])
-def test_a_deadline_that_passed_on_the_way_is_refused(remaining: float):
+def test_a_deadline_that_has_passed_is_refused(remaining: float):
     with pytest.raises(Refusal) as caught:
         seconds_left(Mock(time_remaining=lambda: remaining))
     assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
-def test_bad_requests_never_reach_the_core(run: Callable[..., None]):
+def test_bad_requests_never_reach_the_core(run: Run):
     async def scenario(s: Service) -> None:
         error = await failure(s.generate(sampling=pb.SamplingParams(temperature=101)))
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -335,7 +336,7 @@ def test_bad_requests_never_reach_the_core(run: Callable[..., None]):
     run(scenario)
 
 
-def test_bytes_that_are_no_message_are_an_invalid_argument(run: Callable[..., None]):
+def test_malformed_messages_are_invalid_arguments(run: Run):
     async def scenario(s: Service) -> None:
         for method in ("Tokenize", "Detokenize"):
             call = s.channel.unary_unary(f"/tandem.v1.InferenceService/{method}")
@@ -350,7 +351,7 @@ def test_bytes_that_are_no_message_are_an_invalid_argument(run: Callable[..., No
     run(scenario)
 
 
-def test_a_message_above_the_limit_is_refused(run: Callable[..., None]):
+def test_a_message_above_the_limit_is_refused(run: Run):
     async def scenario(s: Service) -> None:
         error = await failure(s.generate(text="x" * 70_000))
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -359,7 +360,7 @@ def test_a_message_above_the_limit_is_refused(run: Callable[..., None]):
     run(scenario, max_message_bytes=65_536)
 
 
-def test_too_many_open_requests_are_turned_away(run: Callable[..., None]):
+def test_requests_above_max_streams_are_refused(run: Run):
     async def scenario(s: Service) -> None:
         first, submit = await s.start_stream()
         error = await failure(s.generate())
@@ -370,24 +371,24 @@ def test_too_many_open_requests_are_turned_away(run: Callable[..., None]):
         assert submit.stream == 1
         await s.start_stream()
 
-    run(scenario, limits=StreamLimits(max_streams=1))
+    run(scenario, stream_limits=StreamLimits(max_streams=1))
 
 
-def test_tokens_that_do_not_fit_together_fail_the_stream_alone(run: Callable[..., None]):
+def test_a_token_at_a_wrong_offset_fails_only_its_stream(run: Run):
     async def scenario(s: Service) -> None:
         call, submit = await s.start_stream()
         other, other_submit = await s.start_stream()
         await s.core.output_many([submit.stream, other_submit.stream], [1, 0], [65, 66])
         error = await failure(call)
         assert error.code() is grpc.StatusCode.INTERNAL
-        assert "token 1 came where token 0" in error.details()
+        assert "token 1 came instead of token 0" in error.details()
         assert (await s.core.expect("cancel")).stream == submit.stream
         assert (await other.read()).delta.text == "B"
 
     run(scenario)
 
 
-def test_unintelligible_frames_of_the_core_are_dropped(run: Callable[..., None]):
+def test_malformed_frames_of_the_core_are_dropped(run: Run):
     async def scenario(s: Service) -> None:
         call, submit = await s.start_stream()
         await s.core.send_raw(b"")
@@ -400,7 +401,7 @@ def test_unintelligible_frames_of_the_core_are_dropped(run: Callable[..., None])
 
 
 async def block_a_write(s: Service) -> tuple[Any, frontend_pb2.Submit]:
-    """A stream whose caller reads nothing any more, with a write blocked and tokens pending."""
+    """A stream with a caller that has stopped reading, a blocked write and pending tokens."""
     call, submit = await s.start_stream()
     sample = s.front_end._streams._samples[submit.stream]
     async with asyncio.timeout(WAIT_SECONDS):
@@ -410,12 +411,12 @@ async def block_a_write(s: Service) -> tuple[Any, frontend_pb2.Submit]:
                 sample.pending and not sample.stream.blocked_since
             ):
                 await asyncio.sleep(0)
-            # Only a write that gets no further leaves tokens pending for so long.
+            # Only a blocked write leaves tokens pending for this long.
             await asyncio.sleep(0.05)
     return call, submit
 
 
-def test_a_reader_that_pauses_gets_every_token_once(run: Callable[..., None]):
+def test_a_reader_that_pauses_gets_every_token_once(run: Run):
     async def scenario(s: Service) -> None:
         call, submit = await block_a_write(s)
         for _ in range(50):
@@ -429,7 +430,7 @@ def test_a_reader_that_pauses_gets_every_token_once(run: Callable[..., None]):
             tokens.extend(delta.token_ids)
         num_sent = s.core.num_sent[submit.stream]
         assert tokens == [65] * (num_sent - 51) + [66] * 50 + [67]
-        # What came while the write was blocked went out together, in messages of bounded size.
+        # Tokens that came while the write was blocked leave together, in messages of bounded size.
         assert sum(66 in delta.token_ids for _, delta in messages[:-2]) <= 2
         assert max(len(delta.token_ids) for _, delta in messages[:-2]) == MAX_DELTA_BYTES // BYTES_PER_TOKEN
         assert messages[-2][1].output_tokens == num_sent
@@ -437,7 +438,7 @@ def test_a_reader_that_pauses_gets_every_token_once(run: Callable[..., None]):
     run(scenario, **ROOMY)
 
 
-def test_a_reader_that_stalls_is_dropped_and_its_request_freed(run: Callable[..., None]):
+def test_a_reader_that_stalls_is_dropped_and_its_request_freed(run: Run):
     async def scenario(s: Service) -> None:
         call, submit = await block_a_write(s)
         assert (await s.core.expect("cancel")).stream == submit.stream
@@ -448,24 +449,24 @@ def test_a_reader_that_stalls_is_dropped_and_its_request_freed(run: Callable[...
         assert s.front_end._streams.num_open == 0
         await s.start_stream()
 
-    run(scenario, **ROOMY, limits=StreamLimits(stall_seconds=0.1, max_stalled_bytes=1000))
+    run(scenario, **ROOMY, stream_limits=StreamLimits(stall_seconds=0.1, max_stalled_bytes=1000))
 
 
-def test_a_reader_that_waits_for_nothing_is_not_dropped(run: Callable[..., None]):
+def test_a_reader_without_a_blocked_write_is_not_dropped(run: Run):
     async def scenario(s: Service) -> None:
         call, submit = await s.start_stream()
         s.front_end._streams.drop_stalled()
         await s.core.output(submit.stream, [65], "LENGTH")
         assert [kind for kind, _ in await rest(call)] == ["delta", "finished", "summary"]
 
-    run(scenario, limits=StreamLimits(stall_seconds=0.0, max_stalled_bytes=0, max_stall_seconds=1e-9))
+    run(scenario, stream_limits=StreamLimits(stall_seconds=0.0, max_stalled_bytes=0, max_stall_seconds=1e-9))
 
 
-def test_under_load_tokens_wait_for_company_but_first_tokens_and_ends_do_not(run: Callable[..., None]):
+def test_under_load_tokens_are_merged_but_first_tokens_and_ends_are_not_delayed(run: Run):
     async def scenario(s: Service) -> None:
         call, submit = await s.start_stream()
         streams = s.front_end._streams
-        # Every second counts as busy.
+        # Every rate counts as busy.
         streams._limits = StreamLimits(merge_seconds=30.0, busy_tokens_per_second=-1.0)
         streams._rate_since = 0.0
         await s.core.output(submit.stream, spell(b"a"))
@@ -480,7 +481,7 @@ def test_under_load_tokens_wait_for_company_but_first_tokens_and_ends_do_not(run
     run(scenario)
 
 
-def test_waiting_for_company_ends_by_itself(run: Callable[..., None]):
+def test_delayed_tokens_leave_after_merge_seconds(run: Run):
     async def scenario(s: Service) -> None:
         call, submit = await s.start_stream()
         s.front_end._streams._is_busy = True
@@ -490,4 +491,4 @@ def test_waiting_for_company_ends_by_itself(run: Callable[..., None]):
         await s.core.output(submit.stream, spell(b"b"))
         assert (await call.read()).delta.text == "b"
 
-    run(scenario, limits=StreamLimits(merge_seconds=0.02))
+    run(scenario, stream_limits=StreamLimits(merge_seconds=0.02))

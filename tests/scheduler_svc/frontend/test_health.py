@@ -1,4 +1,4 @@
-"""Health: one state, told to those who ask and those who watch; nobody's watch delays another's."""
+"""Health: one state for Check and Watch; a stalled Watch call delays no other call."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ from scheduler_svc.frontend.readiness import SERVICES
 from scheduler_svc.frontend.rpc.calls import CallLimits
 from tests.rigs.raw_http2 import RawConnection
 from tests.scheduler_svc.frontend.failures import assert_retry_hint, failure
-from tests.scheduler_svc.frontend.fake_core import WAIT_SECONDS, Service
+from tests.scheduler_svc.frontend.fake_core import Service, until
 
 Run = Callable[..., None]
 State = health_pb2.HealthCheckResponse
@@ -31,15 +31,9 @@ async def check(s: Service, name: str = "") -> int:
     return (await stub_of(s).Check(health_pb2.HealthCheckRequest(service=name))).status
 
 
-async def until(what: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_SECONDS):
-        while not what():
-            await asyncio.sleep(0.005)
-
-
 def test_stalled_watches_delay_neither_check_nor_other_watches(run: Run):
     async def scenario(s: Service) -> None:
-        # No message fits these callers' windows, so the write of every state is blocked.
+        # The windows of these callers are too small for a message, so every write is blocked.
         stalled = RawConnection(s.address)
         for _ in range(50):
             stalled.call(WATCH, b"")
@@ -47,8 +41,8 @@ def test_stalled_watches_delay_neither_check_nor_other_watches(run: Run):
         await until(lambda: watches.num_watches == 50)
         watch = stub_of(s).Watch(health_pb2.HealthCheckRequest())
         assert (await watch.read()).status == State.SERVING
-        s.front_end._gate.drain()
-        # Stored before `drain` returned.
+        s.front_end._readiness.drain()
+        # `drain` stored the state before it returned.
         assert await check(s) == State.NOT_SERVING
         assert (await watch.read()).status == State.NOT_SERVING
         watch.cancel()
@@ -58,9 +52,9 @@ def test_stalled_watches_delay_neither_check_nor_other_watches(run: Run):
     run(scenario)
 
 
-def test_a_watch_that_was_stalled_gets_the_newest_state_alone(run: Run, monkeypatch: pytest.MonkeyPatch):
+def test_a_stalled_watch_gets_only_the_newest_state(run: Run, monkeypatch: pytest.MonkeyPatch):
     async def scenario(s: Service) -> None:
-        gate, may_write, written = s.front_end._gate, asyncio.Event(), list[int]()
+        readiness, may_write, written = s.front_end._readiness, asyncio.Event(), list[int]()
 
         class Stalled:
             async def write(self, message: State) -> None:
@@ -70,10 +64,10 @@ def test_a_watch_that_was_stalled_gets_the_newest_state_alone(run: Run, monkeypa
         watching = asyncio.create_task(s.front_end._health.Watch(health_pb2.HealthCheckRequest(), Stalled()))
         await asyncio.sleep(0)
         for sentence in ("a", "", "b", "", "c"):
-            gate.take_status(frontend_pb2.CoreStatus(not_serving=sentence))
+            readiness.set_core_status(frontend_pb2.CoreStatus(not_serving=sentence))
         may_write.set()
         await until(lambda: len(written) == 2)
-        # The state at its beginning, whose write was blocked, and the last one.
+        # The first state (its write was blocked) and the newest one.
         assert written == [State.SERVING, State.NOT_SERVING]
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
@@ -81,7 +75,7 @@ def test_a_watch_that_was_stalled_gets_the_newest_state_alone(run: Run, monkeypa
     run(scenario)
 
 
-def test_an_unknown_name_is_answered_and_not_remembered(run: Run):
+def test_an_unknown_service_name_is_answered_and_not_stored(run: Run):
     async def scenario(s: Service) -> None:
         watches = s.front_end._health
         before = vars(watches)["_services"]
@@ -99,7 +93,7 @@ def test_an_unknown_name_is_answered_and_not_remembered(run: Run):
     run(scenario)
 
 
-def test_list_has_every_service(run: Run):
+def test_list_contains_every_service(run: Run):
     async def scenario(s: Service) -> None:
         statuses = (await stub_of(s).List(health_pb2.HealthListRequest())).statuses
         assert {name: one.status for name, one in statuses.items()} == dict.fromkeys(SERVICES, State.SERVING)
@@ -107,7 +101,7 @@ def test_list_has_every_service(run: Run):
     run(scenario)
 
 
-def test_watches_are_bounded(run: Run, monkeypatch: pytest.MonkeyPatch):
+def test_watches_above_the_limit_are_refused(run: Run, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(health, "MAX_WATCHES", 3)
 
     async def scenario(s: Service) -> None:
@@ -129,15 +123,15 @@ def test_watches_are_bounded(run: Run, monkeypatch: pytest.MonkeyPatch):
     run(scenario)
 
 
-def test_the_default_bound_is_1000_watches():
+def test_the_default_limit_is_1000_watches():
     assert health.MAX_WATCHES == 1000
 
 
-def test_watches_that_take_no_state_are_cancelled(run: Run, monkeypatch: pytest.MonkeyPatch):
+def test_watches_whose_caller_reads_nothing_are_cancelled(run: Run, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(server, "SWEEP_SECONDS", 0.02)
 
     async def scenario(s: Service) -> None:
-        # grpc.aio holds on to its first call and to the newest one.
+        # grpc.aio keeps references to its first and its newest call.
         await check(s)
         stalled = RawConnection(s.address)
         for _ in range(5):
@@ -151,7 +145,7 @@ def test_watches_that_take_no_state_are_cancelled(run: Run, monkeypatch: pytest.
     run(scenario, call_limits=CallLimits(answer_seconds=0.2))
 
 
-def test_a_core_that_does_not_serve_is_not_serving_with_its_reason(run: Run):
+def test_health_is_not_serving_while_the_core_reports_a_reason(run: Run):
     why = "the worker died 5 times in 60 s without a confirmed token: out of memory"
 
     async def scenario(s: Service) -> None:
@@ -174,20 +168,20 @@ def test_a_core_that_does_not_serve_is_not_serving_with_its_reason(run: Run):
 
 
 async def not_serving(s: Service) -> str:
-    """What GetLoad says of it."""
+    """The reason in GetLoad's answer."""
     call: Any = asyncio.ensure_future(s.control.GetLoad(control_pb2.GetLoadRequest()))
     query = await s.core.expect("load_query")
     await s.core.send(load_reply=frontend_pb2.LoadReply(query=query.query))
     return (await call).not_serving
 
 
-def test_get_load_says_why_as_the_refusal_does(run: Run):
+def test_get_load_and_refusals_give_the_same_reason(run: Run):
     async def scenario(s: Service) -> None:
         await s.core.expect("hello")
         error = await failure(s.generate())
-        assert await not_serving(s) == error.details() == "no worker has joined yet; there is no model to serve"
+        assert await not_serving(s) == error.details() == "no worker has joined yet, so there is no model to serve"
         await s.core.send(draining=frontend_pb2.Draining())
-        await until(lambda: s.front_end._gate.why_not_serving != error.details())
+        await until(lambda: s.front_end._readiness.why_not_serving != error.details())
         error = await failure(s.generate())
         assert await not_serving(s) == error.details()
         assert "shutting down" in error.details()
@@ -196,15 +190,19 @@ def test_get_load_says_why_as_the_refusal_does(run: Run):
 
 
 @pytest.mark.parametrize("method", ["Check", "List", "Watch"])
-@pytest.mark.parametrize(("sent", "said"), [(b"\xff\xff\xff", "the 3 bytes sent are not a"), (b"\xc0\x3e\x05", "1000")])
-def test_malformed_health_calls_are_invalid_arguments_and_leave_no_traceback(
-    run: Run, caplog: pytest.LogCaptureFixture, method: str, sent: bytes, said: str
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [(b"\xff\xff\xff", "the 3 bytes sent are not a"), (b"\xc0\x3e\x05", "1000")],
+    ids=["not a message", "unknown field"],
+)
+def test_malformed_health_calls_are_invalid_arguments_without_a_traceback(
+    run: Run, caplog: pytest.LogCaptureFixture, method: str, sent: bytes, expected: str
 ):
     async def scenario(s: Service) -> None:
         call = s.channel.unary_stream(f"/grpc.health.v1.Health/{method}")(sent)
         error = await failure(call)
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert said in error.details()
+        assert expected in error.details()
 
     with caplog.at_level(logging.WARNING):
         run(scenario)

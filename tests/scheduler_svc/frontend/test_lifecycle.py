@@ -1,4 +1,4 @@
-"""Readiness, health, draining, and a core that goes away and comes back."""
+"""Readiness, health, draining, and the loss and return of the core."""
 
 import asyncio
 import json
@@ -19,8 +19,8 @@ from tandem.v1 import inference_pb2 as pb
 from scheduler_svc.frontend import core_link, model
 from scheduler_svc.frontend.readiness import SERVICES
 from scheduler_svc.frontend.rpc.status import Refusal
-from scheduler_svc.frontend.streaming import delivery
-from scheduler_svc.frontend.text.tokenizer import Text
+from scheduler_svc.frontend.streaming import sender
+from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from tests.scheduler_svc.frontend.failures import assert_retry_hint, failure
 from tests.scheduler_svc.frontend.fake_core import (
     WAIT_SECONDS,
@@ -43,7 +43,7 @@ async def health_of(s: Service) -> list[Any]:
     return [(await stub.Check(health_pb2.HealthCheckRequest(service=name))).status for name in SERVICES]
 
 
-def test_until_a_worker_joins_nothing_is_served_and_callers_are_told_to_come_back(run: Run):
+def test_before_a_worker_joins_calls_are_unavailable_with_a_retry_hint(run: Run):
     async def scenario(s: Service) -> None:
         watch = health_pb2_grpc.HealthStub(s.channel).Watch(health_pb2.HealthCheckRequest())
         assert (await watch.read()).status == NOT_SERVING
@@ -68,7 +68,7 @@ def test_until_a_worker_joins_nothing_is_served_and_callers_are_told_to_come_bac
     run(scenario, ready=False)
 
 
-def test_draining_turns_new_requests_away_and_lets_running_ones_end(run: Run):
+def test_draining_refuses_new_requests_and_completes_running_ones(run: Run):
     async def scenario(s: Service) -> None:
         call, submit = await s.start_stream()
         watch = health_pb2_grpc.HealthStub(s.channel).Watch(health_pb2.HealthCheckRequest())
@@ -81,7 +81,7 @@ def test_draining_turns_new_requests_away_and_lets_running_ones_end(run: Run):
         assert_retry_hint(error, 1.0)
         await s.core.output(submit.stream, spell(b"ab"), "LENGTH")
         assert [kind for kind, _ in await rest(call)] == ["delta", "finished", "summary"]
-        # A model that is told again, by a worker that joins late, opens nothing.
+        # A model state of a worker that joins late does not make the service ready again.
         await s.core.send(model_state=model_state())
         await until_ready(s)
         assert await health_of(s) == [NOT_SERVING] * 3
@@ -90,7 +90,7 @@ def test_draining_turns_new_requests_away_and_lets_running_ones_end(run: Run):
     run(scenario)
 
 
-def test_the_last_model_told_is_served_however_long_each_takes_to_load(run: Run, monkeypatch: pytest.MonkeyPatch):
+def test_the_newest_model_is_served_even_if_an_older_one_loads_slowly(run: Run, monkeypatch: pytest.MonkeyPatch):
     load, first_began, first_may_end, num_loads = model.load, threading.Event(), threading.Event(), 0
 
     def slow_at_first(state: frontend_pb2.ModelState, before: model.Model | None) -> model.Model:
@@ -107,12 +107,12 @@ def test_the_last_model_told_is_served_however_long_each_takes_to_load(run: Run,
         await s.core.expect("hello")
         await s.core.send(model_state=model_state(max_length=101))
         assert await asyncio.to_thread(first_began.wait, 10)
-        # Workers of other sizes join while the first one's tokenizer is loaded.
+        # Workers of other sizes join while the first model's tokenizer is loaded.
         for max_length in (102, 103, 104, 105):
             await s.core.send(model_state=model_state(max_length=max_length))
         load_query: Any = s.control.GetLoad(control_pb2.GetLoadRequest())
         await s.core.expect("load_query")
-        # All have come: the core's frames are dealt out in order.
+        # All states have arrived, because the core's frames are handled in order.
         await s.core.send(load_reply=frontend_pb2.LoadReply(query=1))
         await load_query
         first_may_end.set()
@@ -120,7 +120,7 @@ def test_the_last_model_told_is_served_however_long_each_takes_to_load(run: Run,
         info = await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())
         assert info.max_length == 105
         assert num_loads == 2
-        # One that cannot be loaded leaves the one before it, and does not end the looking.
+        # A model that cannot be loaded leaves the one before it in place, and later models are still loaded.
         await s.core.send(model_state=model_state(max_length=104))
         await until_ready(s)
         await s.core.send(model_state=model_state(max_length=106))
@@ -138,16 +138,16 @@ async def sizes_become(s: Service, max_length: int, recent_max_length: int) -> N
     await s.core.send(model_state=state)
     async with asyncio.timeout(WAIT_SECONDS):
         while True:
-            model = s.front_end._gate.model()
+            model = s.front_end._readiness.model()
             if (model.info.max_length, model.max_length) == (max_length, recent_max_length):
                 return
             await asyncio.sleep(0.001)
 
 
-def test_sizes_follow_the_workers_and_the_tokenizer_is_parsed_once(run: Run, monkeypatch: pytest.MonkeyPatch):
-    parsed, made = list[bytes](), Text.__init__
+def test_limits_follow_the_workers_and_the_tokenizer_is_parsed_once(run: Run, monkeypatch: pytest.MonkeyPatch):
+    parsed, made = list[bytes](), Tokenizer.__init__
 
-    def counting(self: Text, tokenizer_json: bytes, *, vocab_size: int) -> None:
+    def counting(self: Tokenizer, tokenizer_json: bytes, *, vocab_size: int) -> None:
         parsed.append(tokenizer_json)
         made(self, tokenizer_json, vocab_size=vocab_size)
 
@@ -157,7 +157,7 @@ def test_sizes_follow_the_workers_and_the_tokenizer_is_parsed_once(run: Run, mon
         # The larger worker left; one that can hold 100 tokens remains.
         await sizes_become(s, 100, 512)
         assert (await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())).max_length == 100
-        # What fits the one that left recently is for the core to answer.
+        # The core answers a request that fits only the worker that left recently.
         call = s.generate(token_ids=pb.TokenIds(ids=[1] * 300))
         submit = await s.core.expect("submit")
         assert len(submit.prompt) == 4 * 300
@@ -169,7 +169,7 @@ def test_sizes_follow_the_workers_and_the_tokenizer_is_parsed_once(run: Run, mon
         error = await failure(s.generate(token_ids=pb.TokenIds(ids=[1] * 512)))
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert "the limit is 511" in error.details()
-        # Once it left long ago, its size holds no more; and a larger one joins.
+        # After some time its size no longer counts, and a larger worker joins.
         await sizes_become(s, 100, 100)
         error = await failure(s.generate(token_ids=pb.TokenIds(ids=[1] * 300)))
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -179,22 +179,24 @@ def test_sizes_follow_the_workers_and_the_tokenizer_is_parsed_once(run: Run, mon
         assert submit.max_new_tokens == 100
         assert len(parsed) == 1
 
-    monkeypatch.setattr(Text, "__init__", counting)
+    monkeypatch.setattr(Tokenizer, "__init__", counting)
     run(scenario, ready=False)
 
 
 @pytest.mark.parametrize(
     ("num_prompt", "asked", "sent", "in_force"),
     [
-        # The default is what fits the workers that are present, and for a longer prompt what fits the others.
+        # The default fits the workers that are present. For a longer prompt it fits the worker that left.
         (90, None, 10, 10),
         (150, None, 50, 50),
-        # What is asked for is sent as it is, up to what the others hold.
+        # A requested number is sent unchanged, up to the length of the worker that left.
         (90, 60, 60, 60),
         (90, 500, 200, 110),
     ],
 )
-def test_new_tokens_beside_a_smaller_worker(run: Run, num_prompt: int, asked: int | None, sent: int, in_force: int):
+def test_max_new_tokens_fits_the_present_workers(
+    run: Run, num_prompt: int, asked: int | None, sent: int, in_force: int
+):
     async def scenario(s: Service) -> None:
         await sizes_become(s, 100, 200)
         stop = pb.StopParams() if asked is None else pb.StopParams(max_new_tokens=asked)
@@ -214,7 +216,7 @@ def test_hello_carries_the_secret(run: Run):
     run(scenario, ready=False, secret=b"s" * 32)
 
 
-def test_stop_lets_running_streams_end(tmp_path: Path):
+def test_stop_completes_running_streams(tmp_path: Path):
     async def main() -> None:
         async with service(tmp_path) as s:
             call, submit = await s.start_stream()
@@ -225,7 +227,7 @@ def test_stop_lets_running_streams_end(tmp_path: Path):
     asyncio.run(main())
 
 
-def test_after_the_grace_streams_end_unavailable_and_their_requests_are_freed(run: Run):
+def test_streams_that_outlive_the_grace_period_are_unavailable_and_freed(run: Run):
     async def scenario(s: Service) -> None:
         call, submit = await s.start_stream()
         await s.core.output(submit.stream, spell(b"ab"))
@@ -234,12 +236,12 @@ def test_after_the_grace_streams_end_unavailable_and_their_requests_are_freed(ru
         assert (await call.read()).delta.text == "ab"
         error = await failure(call)
         assert error.code() is grpc.StatusCode.UNAVAILABLE
-        assert "grace of 0.1 s" in error.details()
+        assert "grace period of 0.1 s" in error.details()
 
     run(scenario, grace_seconds=0.1)
 
 
-def test_a_core_that_goes_ends_its_streams_and_one_that_comes_back_serves(tmp_path: Path):
+def test_a_lost_core_fails_its_streams_and_a_new_core_serves(tmp_path: Path):
     async def main() -> None:
         async with service(tmp_path) as s:
             call, submit = await s.start_stream(stop=pb.StopParams(stop_strings=["bx"]))
@@ -252,7 +254,7 @@ def test_a_core_that_goes_ends_its_streams_and_one_that_comes_back_serves(tmp_pa
             await s.core.output(stopped_submit.stream, spell(b"a"))
             first_peer = s.core.peer
             s.core.close()
-            # What had come is delivered, what was held back too.
+            # Received tokens and held text are delivered.
             assert (await call.read()).delta == pb.Delta(token_ids=spell(b"ab"), text="a")
             assert (await call.read()).delta == pb.Delta(token_offset=2, text="b")
             for lost in (call, stopped, unanswered, load):
@@ -285,14 +287,14 @@ def test_a_core_that_goes_ends_its_streams_and_one_that_comes_back_serves(tmp_pa
     asyncio.run(main())
 
 
-def test_what_came_before_the_core_went_still_counts(tmp_path: Path):
+def test_frames_that_came_before_the_core_was_lost_are_handled(tmp_path: Path):
     async def main() -> None:
         async with service(tmp_path) as s:
             call, submit = await s.start_stream()
             for _ in range(99):
                 await s.core.output(submit.stream, spell(b"a"))
             await s.core.output(submit.stream, spell(b"a"), "LENGTH")
-            # The loop stands still while the frames travel, so that they and the end of the connection come together.
+            # The loop is blocked while the frames travel, so that they arrive together with the end of the connection.
             time.sleep(0.2)
             s.core.close()
             time.sleep(0.2)
@@ -303,7 +305,7 @@ def test_what_came_before_the_core_went_still_counts(tmp_path: Path):
     asyncio.run(main())
 
 
-def test_a_core_that_neither_admits_nor_rejects(run: Run, monkeypatch: pytest.MonkeyPatch):
+def test_a_request_that_the_core_never_answers_is_unavailable(run: Run, monkeypatch: pytest.MonkeyPatch):
     async def scenario(s: Service) -> None:
         call = s.generate()
         submit = await s.core.expect("submit")
@@ -312,11 +314,11 @@ def test_a_core_that_neither_admits_nor_rejects(run: Run, monkeypatch: pytest.Mo
         assert_retry_hint(error, 1.0)
         assert (await s.core.expect("cancel")).stream == submit.stream
 
-    monkeypatch.setattr(delivery, "ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(sender, "ANSWER_SECONDS", 0.05)
     run(scenario)
 
 
-def test_grpcs_own_retries_obey_the_hint(run: Run):
+def test_grpcs_own_retries_obey_the_retry_hint(run: Run):
     policy = {
         "maxAttempts": 5,
         "initialBackoff": "0.01s",
@@ -328,8 +330,8 @@ def test_grpcs_own_retries_obey_the_hint(run: Run):
 
     async def scenario(s: Service) -> None:
         await s.core.expect("hello")
-        loop, gate, refused = asyncio.get_running_loop(), s.front_end._gate, asyncio.Event()
-        admit = gate.admit
+        loop, readiness, refused = asyncio.get_running_loop(), s.front_end._readiness, asyncio.Event()
+        admit = readiness.admit
 
         def watched_admit() -> Any:
             try:
@@ -338,7 +340,7 @@ def test_grpcs_own_retries_obey_the_hint(run: Run):
                 refused.set()
                 raise
 
-        gate.admit = watched_admit
+        readiness.admit = watched_admit
         async with grpc.aio.insecure_channel(
             s.address, options=[("grpc.service_config", json.dumps(config))]
         ) as channel:
@@ -355,10 +357,10 @@ def test_grpcs_own_retries_obey_the_hint(run: Run):
     run(scenario, ready=False)
 
 
-def test_a_full_queue_to_the_core_is_a_lost_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_core_that_reads_nothing_counts_as_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(core_link, "HIGH_WATER_MARK", 2)
 
-    class Listener:
+    class CoreListener:
         def __init__(self) -> None:
             self.lost = asyncio.Event()
 
@@ -370,11 +372,11 @@ def test_a_full_queue_to_the_core_is_a_lost_core(tmp_path: Path, monkeypatch: py
 
     async def main() -> None:
         core = FakeCore(f"ipc://{tmp_path}/core.sock")
-        link, listener = core_link.CoreLink(f"ipc://{tmp_path}/core.sock"), Listener()
+        link, listener = core_link.CoreLink(f"ipc://{tmp_path}/core.sock"), CoreListener()
         assert not link.send(frontend_pb2.FrontendToCore())
         running = asyncio.create_task(link.run(listener))
         await core.expect("hello")
-        # The core reads no more: its own queue, the kernel's and ours fill up.
+        # The core stops reading, so its queue, the kernel's and the front end's fill up.
         big = frontend_pb2.FrontendToCore(submit=frontend_pb2.Submit(prompt=bytes(1 << 20)))
         num_sent = 0
         while link.send(big):
@@ -390,13 +392,15 @@ def test_a_full_queue_to_the_core_is_a_lost_core(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("is_on", [True, False])
-def test_reflection_is_a_flag(run: Run, is_on: bool):
+def test_reflection_is_served_only_if_enabled(run: Run, is_on: bool):
     async def scenario(s: Service) -> None:
-        stub = reflection_pb2_grpc.ServerReflectionStub(s.channel)
-        call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
         if not is_on:
+            # Without a stream of requests, because grpc.aio may report a write after the refusal as an internal error.
+            call = s.channel.unary_unary("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")(b"")
             assert (await failure(call)).code() is grpc.StatusCode.UNIMPLEMENTED
             return
+        stub = reflection_pb2_grpc.ServerReflectionStub(s.channel)
+        call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
         names = {service.name for service in (await call.read()).list_services_response.service}
         assert {name for name in SERVICES if name} < names
         call.cancel()

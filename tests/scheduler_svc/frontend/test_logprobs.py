@@ -1,4 +1,4 @@
-"""Logprobs over a real channel: beside their tokens whatever is held back or cut off, and the prompt's before them."""
+"""Logprobs over a real channel: always together with their tokens, and the prompt's logprobs before them."""
 
 from collections.abc import Callable
 
@@ -10,25 +10,34 @@ from hypothesis import strategies as st
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
 
+from scheduler_svc.frontend.streaming.limits import StreamLimits
 from scheduler_svc.frontend.streaming.logprobs import LogprobQueue, PromptQueue, read
-from scheduler_svc.frontend.streaming.stream import MAX_DELTA_BYTES, MAX_PROMPT_INFO_BYTES, Stream
-from scheduler_svc.frontend.streaming.streams import StreamLimits
+from scheduler_svc.frontend.streaming.stream import MAX_DELTA_BYTES, MAX_PROMPT_INFO_BYTES, RequestStream
 from tests.scheduler_svc.frontend.failures import failure
-from tests.scheduler_svc.frontend.fake_core import Service, model_state, packed_logprobs, public_logprobs, rest, told
+from tests.scheduler_svc.frontend.fake_core import (
+    Service,
+    model_state,
+    packed_logprobs,
+    public_logprobs,
+    rest,
+    token_logprobs,
+)
 from tests.scheduler_svc.frontend.tokenizers_for_tests import spell
 
 Run = Callable[..., None]
 TWO_TOP = pb.OutputParams(logprobs=2)
 
 
-def test_logprobs_come_with_their_tokens_cut_to_what_was_asked_for(run: Run):
+def test_logprobs_come_with_their_tokens_and_the_requested_alternatives(run: Run):
     async def scenario(s: Service) -> None:
         call, submit = await s.start_stream(output=TWO_TOP)
         plain, plain_submit = await s.start_stream(output=pb.OutputParams(logprobs=0))
         none, none_submit = await s.start_stream()
-        # One step for all three; the core tells as many alternatives as the greediest wants.
+        # One step serves all three. The core sends as many alternatives as the most demanding request wants.
         streams = [none_submit.stream, submit.stream, plain_submit.stream]
-        await s.core.output_many(streams, [0, 0, 0], spell(b"abc"), logprobs=told([-1.0, -2.0], 5, entries=[1, 2]))
+        await s.core.output_many(
+            streams, [0, 0, 0], spell(b"abc"), logprobs=token_logprobs([-1.0, -2.0], 5, entries=[1, 2])
+        )
         assert (await none.read()).delta == pb.Delta(token_ids=spell(b"a"), text="a")
         assert (await call.read()).delta == pb.Delta(
             token_ids=spell(b"b"), text="b", logprobs=public_logprobs([-1.0], 2)
@@ -40,11 +49,11 @@ def test_logprobs_come_with_their_tokens_cut_to_what_was_asked_for(run: Run):
     run(scenario)
 
 
-def test_tokens_that_merge_bring_all_their_logprobs(run: Run):
+def test_a_delta_of_several_tokens_has_all_their_logprobs(run: Run):
     async def scenario(s: Service) -> None:
         call, submit = await s.start_stream(output=TWO_TOP)
         values = [-float(i) for i in range(6)]
-        await s.core.output(submit.stream, spell(b"abcdef"), "LENGTH", logprobs=told(values, 2))
+        await s.core.output(submit.stream, spell(b"abcdef"), "LENGTH", logprobs=token_logprobs(values, 2))
         messages = await rest(call)
         assert messages[0][1] == pb.Delta(
             token_ids=spell(b"abcdef"), text="abcdef", logprobs=public_logprobs(values, 2)
@@ -54,48 +63,48 @@ def test_tokens_that_merge_bring_all_their_logprobs(run: Run):
     run(scenario)
 
 
-def test_logprobs_come_at_once_where_ids_are_not_wanted(run: Run):
+def test_logprobs_are_sent_at_once_even_if_ids_are_not_wanted(run: Run):
     async def scenario(s: Service) -> None:
         output = pb.OutputParams(logprobs=1, want_token_ids=False)
         call, submit = await s.start_stream(output=output)
-        await s.core.output(submit.stream, [0xC3], logprobs=told([-1.0], 1))
+        await s.core.output(submit.stream, [0xC3], logprobs=token_logprobs([-1.0], 1))
         assert (await call.read()).delta == pb.Delta(logprobs=public_logprobs([-1.0], 1))
-        await s.core.output(submit.stream, [0xA9], "LENGTH", logprobs=told([-2.0], 1))
+        await s.core.output(submit.stream, [0xA9], "LENGTH", logprobs=token_logprobs([-2.0], 1))
         assert (await rest(call))[0][1] == pb.Delta(token_offset=1, text="é", logprobs=public_logprobs([-2.0], 1))
 
     run(scenario)
 
 
-def test_logprobs_of_a_token_held_back_wait_with_it(run: Run):
+def test_logprobs_of_a_held_token_wait_with_it(run: Run):
     async def scenario(s: Service) -> None:
-        # A stop token is only known for one when the End, or another token, has come.
+        # Whether a token is the stop token is known only when the End or another token has come.
         call, submit = await s.start_stream(output=TWO_TOP, stop=pb.StopParams(stop_token_ids=[ord(".")]))
-        await s.core.output(submit.stream, spell(b"a."), logprobs=told([-1.0, -2.0], 2))
+        await s.core.output(submit.stream, spell(b"a."), logprobs=token_logprobs([-1.0, -2.0], 2))
         assert (await call.read()).delta == pb.Delta(
             token_ids=spell(b"a"), text="a", logprobs=public_logprobs([-1.0], 2)
         )
-        await s.core.output(submit.stream, spell(b"b."), logprobs=told([-3.0, -4.0], 2))
+        await s.core.output(submit.stream, spell(b"b."), logprobs=token_logprobs([-3.0, -4.0], 2))
         assert (await call.read()).delta == pb.Delta(
             token_offset=1, token_ids=spell(b".b"), text=".b", logprobs=public_logprobs([-2.0, -3.0], 2)
         )
         await s.core.output(submit.stream, [], "STOP_TOKEN", stop_token_id=ord("."))
         messages = await rest(call)
-        # The stop token's id and logprobs are told, its text is not.
+        # The stop token's id and logprobs are sent, its text is not.
         assert messages[0][1] == pb.Delta(token_offset=3, token_ids=spell(b"."), logprobs=public_logprobs([-4.0], 2))
 
     run(scenario)
 
 
-def test_logprobs_of_tokens_cut_off_are_never_told(run: Run):
+def test_logprobs_of_tokens_after_a_stop_string_are_never_sent(run: Run):
     async def scenario(s: Service) -> None:
         call, submit = await s.start_stream(output=TWO_TOP, stop=pb.StopParams(stop_strings=["stop"]))
         values = [-float(i) for i in range(9)]
-        await s.core.output(submit.stream, spell(b"a stop it"), logprobs=told(values, 2))
+        await s.core.output(submit.stream, spell(b"a stop it"), logprobs=token_logprobs(values, 2))
         assert (await s.core.expect("finish")).output_tokens == 6
         assert (await call.read()).delta == pb.Delta(
             token_ids=spell(b"a stop"), text="a ", logprobs=public_logprobs(values[:6], 2)
         )
-        await s.core.output(submit.stream, spell(b"!"), "STOP_STRING", logprobs=told([-9.0], 2))
+        await s.core.output(submit.stream, spell(b"!"), "STOP_STRING", logprobs=token_logprobs([-9.0], 2))
         assert [kind for kind, _ in await rest(call)] == ["finished", "summary"]
 
     run(scenario)
@@ -105,21 +114,23 @@ def test_logprobs_of_tokens_cut_off_are_never_told(run: Run):
     "logprobs",
     [
         None,
-        # Of another entry; of too few alternatives; of arrays that do not fit together.
-        told([-1.0], 2, entries=[1]),
-        told([-1.0], 1),
-        frontend_pb2.TokenLogprobs(entries=told([-1.0], 2).entries, **{**packed_logprobs([-1.0], 2), "top_k": 3}),
+        token_logprobs([-1.0], 2, entries=[1]),
+        token_logprobs([-1.0], 1),
+        frontend_pb2.TokenLogprobs(
+            entries=token_logprobs([-1.0], 2).entries, **{**packed_logprobs([-1.0], 2), "top_k": 3}
+        ),
         frontend_pb2.TokenLogprobs(**packed_logprobs([-1.0], 2)),
     ],
+    ids=["no logprobs", "another entry", "too few alternatives", "arrays of different sizes", "no entries"],
 )
-def test_a_token_without_its_logprobs_is_a_failure(run: Run, logprobs: frontend_pb2.TokenLogprobs | None):
+def test_a_token_without_its_logprobs_fails_the_stream(run: Run, logprobs: frontend_pb2.TokenLogprobs | None):
     async def scenario(s: Service) -> None:
         call, submit = await s.start_stream(output=TWO_TOP)
         other, other_submit = await s.start_stream()
         await s.core.output_many([submit.stream, other_submit.stream], [0, 0], spell(b"ab"), logprobs=logprobs)
         error = await failure(call)
         assert error.code() is grpc.StatusCode.INTERNAL
-        assert error.details() == "token 0 came without the logprobs that were asked for"
+        assert error.details() == "token 0 came without the requested logprobs"
         assert (await s.core.expect("cancel")).stream == submit.stream
         assert (await other.read()).delta.text == "b"
 
@@ -134,8 +145,8 @@ def test_prompt_logprobs_come_in_order_before_any_delta(run: Run):
             output=pb.OutputParams(logprobs=1, prompt_logprobs_start=2),
         )
         assert (submit.num_logprobs, submit.prompt_logprobs_from) == (2, 2)
-        # Of another sample, whose prompt was computed sooner: it waits.
-        await s.core.output(submit.stream + 1, spell(b"x"), logprobs=told([-9.0], 1))
+        # A token of the other sample came earlier and waits.
+        await s.core.output(submit.stream + 1, spell(b"x"), logprobs=token_logprobs([-9.0], 1))
         await s.core.prompt(submit.stream, 2, [-1.0, -2.0], 3)
         assert (await call.read()).prompt_info == pb.PromptInfo(start=2, logprobs=public_logprobs([-1.0, -2.0], 1))
         await s.core.prompt(submit.stream, 4, [-3.0], 1)
@@ -149,13 +160,13 @@ def test_prompt_logprobs_come_in_order_before_any_delta(run: Run):
     run(scenario)
 
 
-def test_prompt_logprobs_without_those_of_the_output(run: Run):
+def test_prompt_logprobs_are_sent_without_logprobs_of_the_output(run: Run):
     async def scenario(s: Service) -> None:
         call, submit = await s.start_stream(
             token_ids=pb.TokenIds(ids=spell(b"abc")), output=pb.OutputParams(prompt_logprobs_start=0)
         )
         assert (submit.num_logprobs, submit.prompt_logprobs_from) == (0, 1)
-        # All in one message, as a core may send it.
+        # The core may send everything in one message.
         piece = frontend_pb2.PromptLogprobs(stream=submit.stream, start=1, **packed_logprobs([-1.0, -2.0], 0))
         output = frontend_pb2.StepOutput(
             streams=np.array([submit.stream], "<u8").tobytes(),
@@ -170,19 +181,19 @@ def test_prompt_logprobs_without_those_of_the_output(run: Run):
     run(scenario)
 
 
-def test_a_prompt_of_one_token_has_none(run: Run):
+def test_a_prompt_of_one_token_has_no_logprobs(run: Run):
     async def scenario(s: Service) -> None:
         call, submit = await s.start_stream(
             token_ids=pb.TokenIds(ids=[65]), output=pb.OutputParams(logprobs=0, prompt_logprobs_start=0)
         )
         assert submit.prompt_logprobs_from == 0
-        await s.core.output(submit.stream, [66], "LENGTH", logprobs=told([-1.0], 0))
+        await s.core.output(submit.stream, [66], "LENGTH", logprobs=token_logprobs([-1.0], 0))
         assert [kind for kind, _ in await rest(call)] == ["delta", "finished", "summary"]
 
     run(scenario)
 
 
-def test_an_end_before_the_prompt_is_through_releases_what_waits(run: Run):
+def test_an_end_before_the_last_prompt_logprob_releases_waiting_deltas(run: Run):
     async def scenario(s: Service) -> None:
         call, submit = await s.start_stream(
             token_ids=pb.TokenIds(ids=spell(b"abc")),
@@ -200,10 +211,10 @@ def test_an_end_before_the_prompt_is_through_releases_what_waits(run: Run):
 
 @pytest.mark.parametrize(
     ("start", "count", "top_k"),
-    # A gap, a repetition, beyond the prompt, too few alternatives.
     [(3, 1, 1), (1, 1, 1), (2, 5, 1), (2, 1, 0)],
+    ids=["gap", "repetition", "beyond the prompt", "too few alternatives"],
 )
-def test_pieces_that_do_not_follow_on_one_another_fail(run: Run, start: int, count: int, top_k: int):
+def test_an_unexpected_piece_of_prompt_logprobs_fails_the_stream(run: Run, start: int, count: int, top_k: int):
     async def scenario(s: Service) -> None:
         call, submit = await s.start_stream(
             token_ids=pb.TokenIds(ids=spell(b"abcdef")), output=pb.OutputParams(logprobs=1, prompt_logprobs_start=1)
@@ -213,13 +224,13 @@ def test_pieces_that_do_not_follow_on_one_another_fail(run: Run, start: int, cou
         await s.core.prompt(submit.stream, start, [-1.0] * count, top_k)
         error = await failure(call)
         assert error.code() is grpc.StatusCode.INTERNAL
-        assert error.details() == f"logprobs of the prompt from token {start} on came where others were due"
+        assert error.details() == f"unexpected logprobs of the prompt came, from token {start} on"
         assert (await s.core.expect("cancel")).stream == submit.stream
 
     run(scenario)
 
 
-def test_prompt_logprobs_that_nobody_asked_for_fail(run: Run):
+def test_unrequested_prompt_logprobs_fail_the_stream(run: Run):
     async def scenario(s: Service) -> None:
         call, submit = await s.start_stream()
         await s.core.prompt(submit.stream, 1, [-1.0], 1)
@@ -228,7 +239,7 @@ def test_prompt_logprobs_that_nobody_asked_for_fail(run: Run):
     run(scenario)
 
 
-def test_long_pieces_are_told_in_messages_of_bounded_size(run: Run):
+def test_long_pieces_are_split_into_messages_of_bounded_size(run: Run):
     async def scenario(s: Service) -> None:
         num_prompt = 3 * MAX_PROMPT_INFO_BYTES // 44
         values = [-(i % 512) / 2.0 for i in range(num_prompt - 1)]
@@ -236,7 +247,7 @@ def test_long_pieces_are_told_in_messages_of_bounded_size(run: Run):
             token_ids=pb.TokenIds(ids=[65] * num_prompt), output=pb.OutputParams(logprobs=5, prompt_logprobs_start=0)
         )
         await s.core.prompt(submit.stream, 1, values, 5)
-        await s.core.output(submit.stream, [66], "LENGTH", logprobs=told([-1.0], 5))
+        await s.core.output(submit.stream, [66], "LENGTH", logprobs=token_logprobs([-1.0], 5))
         messages = await rest(call)
         infos = [message for kind, message in messages if kind == "prompt_info"]
         assert len(infos) == len(messages) - 3 == 3
@@ -255,7 +266,7 @@ def test_deltas_with_logprobs_are_of_bounded_size(run: Run):
     async def scenario(s: Service) -> None:
         call, submit = await s.start_stream(output=pb.OutputParams(logprobs=5), stop=pb.StopParams(max_new_tokens=400))
         values = [-(i % 512) / 2.0 for i in range(400)]
-        await s.core.output(submit.stream, [65] * 400, "LENGTH", logprobs=told(values, 5))
+        await s.core.output(submit.stream, [65] * 400, "LENGTH", logprobs=token_logprobs(values, 5))
         deltas = [message for kind, message in await rest(call) if kind == "delta"]
         assert max(len(delta.token_ids) for delta in deltas) == MAX_DELTA_BYTES // (4 + 4 + 5 * 8)
         assert all(len(delta.logprobs.logprobs) == len(delta.token_ids) for delta in deltas)
@@ -264,8 +275,8 @@ def test_deltas_with_logprobs_are_of_bounded_size(run: Run):
     run(scenario)
 
 
-def test_what_stalls_is_counted_in_bytes_of_all_kinds():
-    stream = Stream(None)
+def test_pending_bytes_count_tokens_and_all_logprobs():
+    stream = RequestStream(None)
     stream.begin(
         1,
         frontend_pb2.Submit(prompt=b"\0" * 40, max_new_tokens=9, num_samples=2, num_logprobs=3, prompt_logprobs_from=1),
@@ -280,7 +291,7 @@ def test_what_stalls_is_counted_in_bytes_of_all_kinds():
     assert second.logprobs is not None
     assert second.logprobs.put(piece, slice(0, 1))
     assert stream.num_bytes == 3 * 20 + 2 * 4 + 20
-    # What was taken, and not told yet, is pending still.
+    # Logprobs of tokens that were taken but not sent are still pending.
     first.take()
     stream.prompt.take(1)
     assert stream.num_bytes == 2 * 20 + 20
@@ -306,12 +317,12 @@ def test_a_reader_that_stalls_on_prompt_logprobs_is_dropped(run: Run):
         scenario,
         state=model_state(max_length=1 << 21),
         max_message_bytes=1 << 23,
-        limits=StreamLimits(stall_seconds=0.1, max_stalled_bytes=1000),
+        stream_limits=StreamLimits(stall_seconds=0.1, max_stalled_bytes=1000),
     )
 
 
 @given(st.integers(0, 3), st.lists(st.tuples(st.integers(0, 4), st.integers(0, 6)), max_size=12))
-def test_a_queue_gives_out_what_came_in_order(num_top: int, turns: list[tuple[int, int]]):
+def test_a_queue_returns_logprobs_in_order(num_top: int, turns: list[tuple[int, int]]):
     queue, came, gone = LogprobQueue(num_top), 0, 0
     for num_put, num_take in turns:
         values = [-float(i) for i in range(came, came + num_put)]
@@ -323,7 +334,7 @@ def test_a_queue_gives_out_what_came_in_order(num_top: int, turns: list[tuple[in
         assert len(queue) == came - gone
 
 
-def test_a_prompt_queue_is_complete_when_all_have_come():
+def test_a_prompt_queue_is_complete_when_all_logprobs_have_come():
     queue = PromptQueue(start=3, end=5, num_top=0)
     assert not queue.is_complete
     assert queue.take(1000) is None

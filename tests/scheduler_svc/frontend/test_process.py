@@ -1,4 +1,4 @@
-"""The process itself: its one line, its exit codes, its signals, its size, and that it never outlives its parent."""
+"""The process: its lines on stdout, exit codes, signals and size, and its end with its parent."""
 
 import asyncio
 import os
@@ -30,7 +30,7 @@ def command(tmp_path: Path, *words: str) -> list[str]:
 
 @contextmanager
 def front_end(tmp_path: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A front end of its own process, and its address."""
+    """A front end in its own process, and its address."""
     with subprocess.Popen(
         command(tmp_path, "--listen", "127.0.0.1:0", *words), cwd=ROOT, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -44,7 +44,7 @@ def front_end(tmp_path: Path, *words: str) -> Iterator[tuple[subprocess.Popen[st
 
 
 def refused(tmp_path: Path, listen: str) -> str:
-    """Why a front end does not come up, as its parent reads it; nothing else is printed, gRPC's own lines included."""
+    """The line that says why a front end does not start. Nothing else is printed, not even by gRPC."""
     finished = subprocess.run(
         command(tmp_path, "--listen", listen), cwd=ROOT, capture_output=True, text=True, timeout=20, check=False
     )
@@ -55,7 +55,7 @@ def refused(tmp_path: Path, listen: str) -> str:
     return line
 
 
-def test_a_stream_through_the_process_and_sigterm(tmp_path: Path):
+def test_the_process_serves_a_stream_and_completes_it_after_sigterm(tmp_path: Path):
     async def main() -> None:
         core = FakeCore(f"ipc://{tmp_path}/core.sock")
         with front_end(tmp_path, "--reflection") as (process, address):
@@ -81,7 +81,7 @@ def test_a_stream_through_the_process_and_sigterm(tmp_path: Path):
     asyncio.run(main())
 
 
-def test_where_nobody_listens_it_ends(monkeypatch: pytest.MonkeyPatch):
+def test_the_process_stops_when_its_parent_no_longer_reads(monkeypatch: pytest.MonkeyPatch):
     reading, writing = os.pipe()
     monkeypatch.setattr(__main__, "ALIVE_SECONDS", 0.001)
     with os.fdopen(writing, "w") as output:
@@ -97,35 +97,35 @@ def test_where_nobody_listens_it_ends(monkeypatch: pytest.MonkeyPatch):
             await saying
 
         asyncio.run(main())
-        # Takes what is still to be written when it is closed.
+        # Accepts the lines that are written when the descriptor is closed.
         with open(os.devnull, "w") as nothing:
             os.dup2(nothing.fileno(), writing)
 
 
-def test_a_taken_port_is_named_last(tmp_path: Path):
+def test_the_failure_line_ends_with_the_taken_port(tmp_path: Path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        said = refused(tmp_path, address)
-    assert said.endswith(f"cannot listen on {address}")
-    assert "--listen" in said
+        line = refused(tmp_path, address)
+    assert line.endswith(f"cannot listen on {address}")
+    assert "--listen" in line
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:50051", "[::]:0", "192.0.2.1:1", "example.org:80"])
-def test_only_loopback(tmp_path: Path, listen: str):
-    said = refused(tmp_path, listen)
-    assert "loopback" in said
-    assert said.endswith(listen)
+def test_only_loopback_addresses_are_accepted(tmp_path: Path, listen: str):
+    line = refused(tmp_path, listen)
+    assert "loopback" in line
+    assert line.endswith(listen)
 
 
 @pytest.mark.parametrize("listen", ["127.0.0.1", "127.0.0.1:", ":1", "127.0.0.1:65536", "127.0.0.1:-1", "a:b:c"])
-def test_addresses_that_are_none(listen: str):
+def test_malformed_addresses_are_refused(listen: str):
     with pytest.raises(ListenError, match="looks like"):
         split(listen)
 
 
-def test_it_never_outlives_its_parent(tmp_path: Path):
+def test_the_process_ends_with_its_parent(tmp_path: Path):
     parent = subprocess.Popen(
         [
             sys.executable,
@@ -144,12 +144,12 @@ def test_it_never_outlives_its_parent(tmp_path: Path):
         assert lines[1].startswith(READY)
         os.kill(parent.pid, signal.SIGKILL)
         parent.wait(10)
-        # The kernel hands it to another parent for burial; dead is dead.
+        # Another parent inherits the dead process, so it may remain as a zombie.
         psutil.wait_procs([child], timeout=10)
         assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 
-def test_it_imports_no_torch(tmp_path: Path):
+def test_the_front_end_imports_no_torch(tmp_path: Path):
     code = (
         "import sys, scheduler_svc.frontend.server, tokenizers;"
         "print([name for name in ('torch', 'transformers') if name in sys.modules])"

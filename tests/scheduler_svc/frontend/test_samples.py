@@ -1,4 +1,4 @@
-"""Several samples of one request over a real channel: told apart, ended one by one, failed and freed together."""
+"""Several samples of one request over a real channel: separate outputs and ends, common failure and release."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,8 +9,8 @@ import pytest
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
 
-from scheduler_svc.frontend.streaming import delivery
-from scheduler_svc.frontend.streaming.streams import StreamLimits
+from scheduler_svc.frontend.streaming import sender
+from scheduler_svc.frontend.streaming.limits import StreamLimits
 from scheduler_svc.frontend.streaming.summary import summarize
 from tests.scheduler_svc.frontend.failures import assert_retry_hint, failure
 from tests.scheduler_svc.frontend.fake_core import Service, rest
@@ -22,14 +22,14 @@ THREE = pb.SamplingParams(num_samples=3)
 
 
 async def cancels(s: Service, count: int) -> list[int]:
-    """The samples that the core is told to free, in order, and nothing else."""
+    """The samples that the front end cancels, in order. It sends nothing else."""
     streams = [(await s.core.expect("cancel")).stream for _ in range(count)]
     assert await s.core.is_silent()
     return streams
 
 
 def of_sample(messages: list[Any], idx: int) -> tuple[str, list[int], pb.Finished | None]:
-    """A sample's text, its token ids, and how it ended; its deltas must follow on one another."""
+    """A sample's text, its token ids, and how it ended. Its deltas must be consecutive."""
     text, tokens, finished = "", list[int](), None
     for kind, message in messages:
         if kind in ("delta", "finished") and message.sample_idx == idx:
@@ -43,15 +43,15 @@ def of_sample(messages: list[Any], idx: int) -> tuple[str, list[int], pb.Finishe
     return text, tokens, finished
 
 
-def test_samples_are_streams_that_follow_on_one_another(run: Run):
+def test_samples_have_consecutive_stream_numbers(run: Run):
     async def scenario(s: Service) -> None:
         first, submit = await s.start_stream(sampling=THREE)
         other, other_submit = await s.start_stream()
         assert (submit.stream, submit.num_samples, other_submit.stream) == (1, 3, 4)
-        # All in one step, as the core sends it.
+        # The core sends all four tokens in one step.
         await s.core.output_many([3, 1, 2, 4], [0, 0, 0, 0], spell(b"cabx"))
-        told = [(await first.read()).delta for _ in range(3)]
-        assert told == [
+        deltas = [(await first.read()).delta for _ in range(3)]
+        assert deltas == [
             pb.Delta(sample_idx=idx, token_ids=spell(b"abc")[idx : idx + 1], text="abc"[idx]) for idx in range(3)
         ]
         assert (await other.read()).delta == pb.Delta(token_ids=spell(b"x"), text="x")
@@ -59,7 +59,7 @@ def test_samples_are_streams_that_follow_on_one_another(run: Run):
     run(scenario)
 
 
-def test_each_sample_ends_by_itself_and_the_summary_is_of_all(run: Run):
+def test_each_sample_has_its_own_end_and_the_summary_covers_all(run: Run):
     async def scenario(s: Service) -> None:
         call, submit = await s.start_stream(sampling=THREE)
         first = submit.stream
@@ -81,7 +81,7 @@ def test_each_sample_ends_by_itself_and_the_summary_is_of_all(run: Run):
             pb.FINISH_REASON_ABORTED,
         ]
         assert [kind for kind, _ in messages].count("summary") == 1
-        # The fake core says 1 discarded of each.
+        # The fake core reports 1 discarded token of each sample.
         assert messages[-1][1].usage == pb.Usage(prompt_tokens=1, output_tokens=6, discarded_tokens=3)
         assert await call.code() is grpc.StatusCode.OK
         assert await s.core.is_silent()
@@ -89,13 +89,13 @@ def test_each_sample_ends_by_itself_and_the_summary_is_of_all(run: Run):
     run(scenario)
 
 
-def test_a_stop_string_ends_its_own_sample_alone(run: Run):
+def test_a_stop_string_ends_only_its_own_sample(run: Run):
     async def scenario(s: Service) -> None:
         call, submit = await s.start_stream(
             sampling=pb.SamplingParams(num_samples=2), stop=pb.StopParams(stop_strings=["stop"])
         )
         first = submit.stream
-        # Half of the string in each; only one goes on to the whole.
+        # Both samples contain half of the string; only one completes it.
         await s.core.output(first, spell(b"a st"))
         await s.core.output(first + 1, spell(b"b st"))
         assert [(await call.read()).delta.text for _ in range(2)] == ["a ", "b "]
@@ -110,15 +110,15 @@ def test_a_stop_string_ends_its_own_sample_alone(run: Run):
         messages = await rest(call)
         assert [kind for kind, _ in messages] == ["delta", "finished", "summary"]
         assert messages[0][1] == pb.Delta(token_offset=4, token_ids=spell(b"ay"), text="stay")
-        # 6 of the one; of the other 6 of 11, and one more discarded of each by the core's own count.
+        # 6 tokens of each were delivered. One sample had 5 more, and the core reports 1 discarded of each.
         assert messages[2][1].usage == pb.Usage(prompt_tokens=1, output_tokens=12, discarded_tokens=7)
         assert await s.core.is_silent()
 
     run(scenario)
 
 
-def test_a_stop_that_nobody_confirms_fails_once_the_others_have_ended(run: Run, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(delivery, "ANSWER_SECONDS", 0.05)
+def test_a_stop_that_the_core_never_confirms_fails_after_the_others_end(run: Run, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sender, "ANSWER_SECONDS", 0.05)
 
     async def scenario(s: Service) -> None:
         call, submit = await s.start_stream(
@@ -135,7 +135,7 @@ def test_a_stop_that_nobody_confirms_fails_once_the_others_have_ended(run: Run, 
     run(scenario)
 
 
-def test_a_sample_that_fails_ends_the_others_after_what_they_had(run: Run):
+def test_a_failed_sample_ends_the_others_after_their_received_tokens(run: Run):
     async def scenario(s: Service) -> None:
         call, submit = await s.start_stream(
             request_id="r", sampling=THREE, stop=pb.StopParams(stop_strings=["bx", "cx"])
@@ -148,12 +148,12 @@ def test_a_sample_that_fails_ends_the_others_after_what_they_had(run: Run):
         failed.failure.message = "NaN at token 1"
         await s.core.output_many([first + 1, first + 2], [0, 0], spell(b"bc"), failed)
         assert await cancels(s, 1) == [first + 2]
-        # Tokens that were on their way mean nothing any more.
+        # Tokens that were in flight are dropped.
         await s.core.output_many([first + 2], [1], spell(b"!"))
         messages: list[Any] = []
         error = await failure(_Collecting(call, messages))
         assert (error.code(), error.details()) == (grpc.StatusCode.INTERNAL, "request 'r': NaN at token 1")
-        # The text that was held back comes too, and no Finished of what did not end.
+        # The held text is delivered too. Samples that did not end have no Finished.
         assert of_sample(messages, 1) == ("b", spell(b"b"), None)
         assert of_sample(messages, 2) == ("c", spell(b"c"), None)
 
@@ -161,7 +161,7 @@ def test_a_sample_that_fails_ends_the_others_after_what_they_had(run: Run):
 
 
 class _Collecting:
-    """A call whose messages are kept although it fails."""
+    """Collects the messages of a call that fails."""
 
     def __init__(self, call: Any, messages: list[Any]) -> None:
         self._call = call
@@ -175,13 +175,13 @@ class _Collecting:
         return message
 
 
-def test_tokens_that_do_not_fit_together_free_all_samples(run: Run):
+def test_a_token_at_a_wrong_offset_frees_all_samples(run: Run):
     async def scenario(s: Service) -> None:
         call, submit = await s.start_stream(sampling=THREE)
         await s.core.output_many([submit.stream + 1], [1], [65])
         error = await failure(call)
         assert error.code() is grpc.StatusCode.INTERNAL
-        assert "token 1 came where token 0" in error.details()
+        assert "token 1 came instead of token 0" in error.details()
         assert await cancels(s, 3) == [submit.stream, submit.stream + 1, submit.stream + 2]
         assert s.front_end._streams._samples == {}
 
@@ -189,9 +189,9 @@ def test_tokens_that_do_not_fit_together_free_all_samples(run: Run):
 
 
 class TestFreed:
-    """However it ends, the core hears of every sample that it still runs, and of no other."""
+    """After any end, the core gets a Cancel for every sample that it still runs, and for no other."""
 
-    def test_by_the_caller(self, run: Run):
+    def test_cancel_frees_the_samples_that_run(self, run: Run):
         async def scenario(s: Service) -> None:
             call, submit = await s.start_stream(sampling=THREE)
             await s.core.output(submit.stream + 1, spell(b"a"), "LENGTH")
@@ -203,7 +203,7 @@ class TestFreed:
 
         run(scenario)
 
-    def test_before_admission(self, run: Run):
+    def test_cancel_before_admission_frees_every_sample(self, run: Run):
         async def scenario(s: Service) -> None:
             call = s.generate(sampling=THREE)
             submit = await s.core.expect("submit")
@@ -212,7 +212,7 @@ class TestFreed:
 
         run(scenario)
 
-    def test_by_the_callers_deadline(self, run: Run):
+    def test_the_callers_deadline_frees_every_sample(self, run: Run):
         async def scenario(s: Service) -> None:
             call = s.generate(sampling=THREE, timeout=0.3)
             submit = await s.core.admit()
@@ -221,7 +221,7 @@ class TestFreed:
 
         run(scenario)
 
-    def test_by_the_end_of_the_grace(self, run: Run):
+    def test_the_end_of_the_grace_period_frees_the_samples_that_run(self, run: Run):
         async def scenario(s: Service) -> None:
             call, submit = await s.start_stream(sampling=THREE)
             await s.core.output(submit.stream, spell(b"a"), "LENGTH")
@@ -231,7 +231,7 @@ class TestFreed:
 
         run(scenario, grace_seconds=0.05)
 
-    def test_by_a_rejection_which_needs_no_cancel(self, run: Run):
+    def test_a_rejection_sends_no_cancel(self, run: Run):
         async def scenario(s: Service) -> None:
             call = s.generate(sampling=THREE)
             submit = await s.core.expect("submit")
@@ -246,12 +246,12 @@ class TestFreed:
         run(scenario)
 
 
-def test_samples_count_against_the_limit_of_streams(run: Run):
+def test_each_sample_counts_against_max_streams(run: Run):
     async def scenario(s: Service) -> None:
         call, _ = await s.start_stream(sampling=THREE)
         error = await failure(s.generate(sampling=pb.SamplingParams(num_samples=2)))
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert error.details() == "4 samples of requests are open and 1 more are asked for; the limit is 4"
+        assert error.details() == "4 samples of requests are open and the request adds 1; the limit is 4"
         assert_retry_hint(error, 0.5)
         assert await s.core.is_silent()
         await s.start_stream()
@@ -259,16 +259,16 @@ def test_samples_count_against_the_limit_of_streams(run: Run):
         await cancels(s, 3)
         await s.start_stream(sampling=THREE)
 
-    run(scenario, limits=StreamLimits(max_streams=4))
+    run(scenario, stream_limits=StreamLimits(max_streams=4))
 
 
-def test_a_sample_that_floods_leaves_the_others_their_turn(run: Run):
+def test_a_sample_with_many_tokens_does_not_block_the_others(run: Run):
     async def scenario(s: Service) -> None:
         call, submit = await s.start_stream(
             sampling=pb.SamplingParams(num_samples=2), stop=pb.StopParams(max_new_tokens=500)
         )
         first = submit.stream
-        # More than a message carries of the one, before a token of the other; none is lost.
+        # The first sample gets more tokens than fit into a message before the second gets one. None is lost.
         for _ in range(4):
             await s.core.output(first, [65] * 125)
             await s.core.output(first + 1, [66])
@@ -281,12 +281,12 @@ def test_a_sample_that_floods_leaves_the_others_their_turn(run: Run):
     run(scenario)
 
 
-def test_the_pending_of_all_samples_together_makes_a_stall(run: Run):
+def test_pending_bytes_of_all_samples_count_against_the_stall_limit(run: Run):
     async def scenario(s: Service) -> None:
         _, submit = await s.start_stream(sampling=THREE)
         streams = s.front_end._streams
         stream = streams._samples[submit.stream].stream
-        # Inside a write, as far as anybody can tell; 28 bytes each, none too many by itself.
+        # The stream looks as if a write is blocked. Each sample has 28 bytes pending, below the limit.
         stream.blocked_since = asyncio.get_running_loop().time() - 1.0
         for sample in stream.samples:
             sample.pending.extend([65] * 7)
@@ -295,14 +295,14 @@ def test_the_pending_of_all_samples_together_makes_a_stall(run: Run):
         stream.samples[2].pending.extend([65] * 5)
         streams.drop_stalled()
         assert stream.failure is not None
-        assert "the reader has read nothing for 1 s and 104 bytes wait" in stream.failure.message
+        assert "the reader has read nothing for 1 s and 104 bytes are pending" in stream.failure.message
         assert "the limits are 0.5 s with 100 bytes, 300 s, and 1000 bytes" in stream.failure.message
         assert await cancels(s, 3) == [submit.stream + idx for idx in range(3)]
 
-    run(scenario, limits=StreamLimits(stall_seconds=0.5, max_stalled_bytes=100, max_pending_bytes=1000))
+    run(scenario, stream_limits=StreamLimits(stall_seconds=0.5, max_stalled_bytes=100, max_pending_bytes=1000))
 
 
-def test_far_too_much_pending_is_no_matter_of_time(run: Run):
+def test_max_pending_bytes_drops_a_reader_at_once(run: Run):
     async def scenario(s: Service) -> None:
         _, submit = await s.start_stream()
         streams = s.front_end._streams
@@ -314,7 +314,7 @@ def test_far_too_much_pending_is_no_matter_of_time(run: Run):
         streams.drop_stalled()
         assert stream.failure is not None
 
-    run(scenario, limits=StreamLimits(max_pending_bytes=100))
+    run(scenario, stream_limits=StreamLimits(max_pending_bytes=100))
 
 
 def end(output_tokens: int, first: float, decode: float, *, cached: int = 0, **timing: Any) -> frontend_pb2.End:
@@ -330,7 +330,7 @@ def end(output_tokens: int, first: float, decode: float, *, cached: int = 0, **t
     )
 
 
-def test_the_summary_of_several_samples():
+def test_the_summary_adds_up_several_samples():
     ends = [
         end(
             5, 2.0, 4.0, cached=1, queue_seconds=0.5, prefill_seconds=1.5, total_seconds=7.0, preemptions=1,
@@ -357,7 +357,7 @@ def test_the_summary_of_several_samples():
     )
 
 
-def test_a_sample_without_a_token_says_nothing_of_the_first_one():
+def test_a_sample_without_tokens_does_not_count_for_the_first_token_time():
     silent = frontend_pb2.End(timing=pb.Timing(queue_seconds=9.0, total_seconds=9.0))
     summary = summarize([silent, end(1, 2.0, 0.0, total_seconds=2.0)], [0, 1], prompt_tokens=3)
     assert (summary.timing.first_token_seconds, summary.timing.total_seconds) == (2.0, 9.0)

@@ -1,4 +1,4 @@
-"""Owns the tokenizers that these tests speak: bytes and a few merges, so that every border can be put anywhere."""
+"""Owns the tokenizers of these tests: bytes and a few merges, so that a token border can be anywhere."""
 
 import functools
 import json
@@ -6,7 +6,7 @@ import json
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.decoders import ByteLevel
 
-# The id of byte b is b; merges follow, then the specials.
+# The id of byte b is b. The merges follow, then the special tokens.
 MERGES = ("th", "he", "the", "in", "ing", " a", "stop", "é", "€", " 😀")
 EOS = "<eos>"
 BOS = "<bos>"
@@ -25,7 +25,7 @@ assert set(ALPHABET) == set(pre_tokenizers.ByteLevel.alphabet())
 
 @functools.cache
 def byte_level() -> Tokenizer:
-    """256 bytes and whole-word merges; no <bos> of its own accord."""
+    """256 bytes and whole-word merges. It does not add <bos>."""
     vocab = {ALPHABET[byte]: byte for byte in range(256)}
     merges: list[tuple[str, str]] = []
     for word in MERGES:
@@ -45,7 +45,7 @@ def byte_level() -> Tokenizer:
 
 @functools.cache
 def byte_fallback() -> Tokenizer:
-    """As SentencePiece models have it: ▁ for a space, <0xNN> for bytes without a token; the first space is stripped."""
+    """Like SentencePiece models: ▁ for a space, <0xNN> for bytes without a token, and the first space is stripped."""
     words = ["<unk>", "▁", "▁the", "▁cat", "s", "a", "t", "."]
     vocab = {word: i for i, word in enumerate([*words, *(f"<0x{byte:02X}>" for byte in range(256))])}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True))

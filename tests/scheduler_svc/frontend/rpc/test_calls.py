@@ -1,4 +1,4 @@
-"""Calls that are refused before any work, lack their message, or leave their answer untaken; and many at once."""
+"""Calls that are refused before any work, lack their message, or leave their answer unread; and many calls at once."""
 
 import asyncio
 import logging
@@ -18,12 +18,12 @@ from scheduler_svc.frontend import server, servicer
 from scheduler_svc.frontend.rpc import parsing
 from scheduler_svc.frontend.rpc.calls import CallLimits, is_not_of_a_lost_caller
 from scheduler_svc.frontend.rpc.parsing import MAX_SMALL_BYTES
-from scheduler_svc.frontend.streaming.streams import StreamLimits
-from scheduler_svc.frontend.text import tokenizer as text
-from scheduler_svc.frontend.validate import request as wire
+from scheduler_svc.frontend.streaming.limits import StreamLimits
+from scheduler_svc.frontend.text import tokenizer
+from scheduler_svc.frontend.validate import request as validation
 from tests.rigs.raw_http2 import HEADERS, RawConnection
 from tests.scheduler_svc.frontend.failures import assert_retry_hint, failure
-from tests.scheduler_svc.frontend.fake_core import WAIT_SECONDS, Service, model_state, rest
+from tests.scheduler_svc.frontend.fake_core import Service, model_state, rest, until
 from tests.scheduler_svc.frontend.tokenizers_for_tests import spell
 
 Run = Callable[..., None]
@@ -48,27 +48,21 @@ def raw_caller(s: Service) -> Iterator[RawConnection]:
 
 
 async def silence() -> Any:
-    """A caller's messages, none of which ever comes."""
+    """The messages of a caller that never sends one."""
     await asyncio.Event().wait()
     yield b""
 
 
-async def until(what: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_SECONDS):
-        while not what():
-            await asyncio.sleep(0.005)
-
-
 class Counted:
-    """Counts what is done with a request on its way to the core."""
+    """Records which steps a request reaches on its way to the core."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached: list[str] = []
         for owner, name in (
             (parsing, "parse"),
-            (wire, "check_request"),
-            (text.Text, "encode"),
-            (wire, "hash_pages"),
+            (validation, "check_request"),
+            (tokenizer.Tokenizer, "encode"),
+            (validation, "hash_pages"),
             (servicer, "make_outputs"),
         ):
             self._watch(monkeypatch, owner, name)
@@ -84,9 +78,9 @@ class Counted:
 
 
 async def queue_is(s: Service, sentence: str) -> None:
-    """The core says that its queue is full, or not; returns when the front end has heard it."""
+    """Reports a full queue, or an empty sentence for room. Returns when the front end has stored it."""
     await s.core.send(core_status=frontend_pb2.CoreStatus(queue_full=sentence, workers=1))
-    await until(lambda: s.front_end._gate._core_status.queue_full == sentence)
+    await until(lambda: s.front_end._readiness._core_status.queue_full == sentence)
 
 
 def test_a_full_queue_refuses_before_any_work_on_the_request(run: Run, monkeypatch: pytest.MonkeyPatch):
@@ -101,7 +95,7 @@ def test_a_full_queue_refuses_before_any_work_on_the_request(run: Run, monkeypat
             assert_retry_hint(error, 0.5)
         assert counted.reached == []
         assert await s.core.is_silent()
-        # Health is not a matter of load.
+        # A full queue does not change health.
         stub = health_pb2_grpc.HealthStub(s.channel)
         assert (await stub.Check(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.SERVING
 
@@ -115,7 +109,7 @@ def test_a_full_queue_refuses_before_any_work_on_the_request(run: Run, monkeypat
     run(scenario)
 
 
-def test_a_request_that_the_core_rejects_never_gets_its_stop_strings_built(run: Run, monkeypatch: pytest.MonkeyPatch):
+def test_a_rejected_request_builds_no_stop_string_automaton(run: Run, monkeypatch: pytest.MonkeyPatch):
     counted = Counted(monkeypatch)
 
     async def scenario(s: Service) -> None:
@@ -133,14 +127,14 @@ def test_a_queue_that_fills_while_a_text_is_tokenized_refuses_before_the_hash(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ):
     counted = Counted(monkeypatch)
-    encode = text.Text.encode
+    encode = tokenizer.Tokenizer.encode
 
     async def scenario(s: Service) -> None:
-        async def slow_encode(self: text.Text, said: str) -> list[int]:
+        async def slow_encode(self: tokenizer.Tokenizer, prompt: str) -> list[int]:
             await queue_is(s, FULL)
-            return await encode(self, said)
+            return await encode(self, prompt)
 
-        monkeypatch.setattr(text.Text, "encode", slow_encode)
+        monkeypatch.setattr(tokenizer.Tokenizer, "encode", slow_encode)
         error = await failure(s.generate())
         assert (error.code(), error.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, FULL)
         assert "hash_pages" not in counted.reached
@@ -157,28 +151,28 @@ def test_too_many_open_streams_refuse_before_any_work_on_the_request(run: Run, m
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert counted.reached == []
 
-    run(scenario, limits=StreamLimits(max_streams=1))
+    run(scenario, stream_limits=StreamLimits(max_streams=1))
 
 
 @pytest.mark.parametrize("method", [GENERATE, GET_MODEL_INFO, CHECK])
-def test_calls_without_their_message_end_after_the_limit(run: Run, method: str):
+def test_calls_without_their_message_time_out(run: Run, method: str):
     async def scenario(s: Service) -> None:
         with raw_caller(s) as caller:
             for _ in range(20):
                 caller.call(method, None)
             call = cast(Any, s.channel.stream_stream(method))(silence())
             await until(lambda: s.front_end._calls.num_without_message == 21)
-            # They end with a status and not with a reset.
+            # The calls end with a status, not with a reset.
             assert {frame.kind for frame in await asyncio.to_thread(caller.wait_ends, 20)} == {HEADERS}
             assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            assert await call.details() == "the call has been without its message for 0.2 s"
+            assert await call.details() == "the call sent no message for 0.2 s"
             assert s.front_end._calls.num_without_message == 0
             assert s.front_end._streams.num_open == 0
 
     run(scenario, call_limits=CallLimits(message_seconds=0.2))
 
 
-def test_calls_without_their_message_are_bounded(run: Run):
+def test_calls_without_their_message_above_the_limit_are_refused(run: Run):
     async def scenario(s: Service) -> None:
         with raw_caller(s) as caller:
             for _ in range(3):
@@ -193,7 +187,7 @@ def test_calls_without_their_message_are_bounded(run: Run):
     run(scenario, call_limits=CallLimits(max_without_message=3))
 
 
-def test_only_tracebacks_of_lost_callers_are_left_out_of_the_log():
+def test_the_log_filter_drops_only_tracebacks_of_lost_callers():
     def record(error: BaseException) -> logging.LogRecord:
         return logging.LogRecord("grpc", logging.ERROR, "", 0, "raised", (), (type(error), error, None))
 
@@ -202,7 +196,7 @@ def test_only_tracebacks_of_lost_callers_are_left_out_of_the_log():
     assert is_not_of_a_lost_caller(logging.LogRecord("grpc", logging.ERROR, "", 0, "a line", (), None))
 
 
-def test_a_message_that_comes_in_time_is_answered(run: Run):
+def test_a_message_that_arrives_in_time_is_answered(run: Run):
     async def scenario(s: Service) -> None:
         requests: asyncio.Queue[control_pb2.GetModelInfoRequest] = asyncio.Queue()
 
@@ -218,7 +212,7 @@ def test_a_message_that_comes_in_time_is_answered(run: Run):
     run(scenario)
 
 
-def test_a_call_that_ends_without_its_message_is_told_so(run: Run):
+def test_a_call_that_ends_without_a_message_is_an_invalid_argument(run: Run):
     async def scenario(s: Service) -> None:
         async def nothing() -> Any:
             for one in ():
@@ -227,17 +221,17 @@ def test_a_call_that_ends_without_its_message_is_told_so(run: Run):
         stub: Any = s.channel.stream_unary(GET_MODEL_INFO)
         error = await failure(stub(nothing()))
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert "without its message" in error.details()
+        assert "without a message" in error.details()
 
     run(scenario)
 
 
-def test_finished_calls_whose_answer_is_not_taken_are_cancelled(run: Run, caplog: pytest.LogCaptureFixture):
+def test_finished_calls_whose_answer_is_unread_are_cancelled(run: Run, caplog: pytest.LogCaptureFixture):
     async def scenario(s: Service) -> None:
         async def info() -> control_pb2.GetModelInfoResponse:
             return await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())
 
-        # grpc.aio holds on to its first call and to the newest one.
+        # grpc.aio keeps references to its first and its newest call.
         await info()
         with raw_caller(s) as caller:
             for _ in range(50):
@@ -245,14 +239,14 @@ def test_finished_calls_whose_answer_is_not_taken_are_cancelled(run: Run, caplog
             await until(lambda: len(s.front_end._calls._finished) == 50)
             await until(lambda: not s.front_end._calls._finished)
             assert (await info()).model == "toy"
-            # An answer's message does not fit the caller's window; the stream ends all the same.
+            # The answer does not fit the caller's window, but the stream ends.
             assert len(await asyncio.to_thread(caller.wait_ends, 50)) == 50
 
     run(scenario, call_limits=CallLimits(answer_seconds=0.2))
-    assert "their callers have not taken the answer" in caplog.text
+    assert "their callers have not read the answer" in caplog.text
 
 
-def test_finished_calls_whose_answer_is_not_taken_count_as_open(run: Run, monkeypatch: pytest.MonkeyPatch):
+def test_finished_calls_whose_answer_is_unread_count_as_open_streams(run: Run, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("scheduler_svc.frontend.rpc.calls.UNREAD_SECONDS", 0.05)
 
     async def scenario(s: Service) -> None:
@@ -262,20 +256,20 @@ def test_finished_calls_whose_answer_is_not_taken_count_as_open(run: Run, monkey
             await until(lambda: s.front_end._calls.num_unread == 3)
             error = await failure(s.generate())
             assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert "3 finished answers are not taken" in error.details()
-            # The bound of a front end's calls, in which every method is.
+            assert "3 finished answers are unread" in error.details()
+            # The limit of unread answers applies to every method.
             caller.call(GET_MODEL_INFO, b"")
             await until(lambda: s.front_end._calls.num_unread == 4)
             error = await failure(s.control.GetModelInfo(control_pb2.GetModelInfoRequest()))
             assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert "4 finished calls" in error.details()
-            # Health has a reserve: what callers do not take is no reason to restart a service.
+            # Health has a reserve, so that callers that do not read cannot cause a restart of the service.
             await cast(Any, health_pb2_grpc.HealthStub(s.channel)).Check(health_pb2.HealthCheckRequest())
-        # They end with their connection.
+        # The calls end with their connection.
         await until(lambda: s.front_end._calls.num_unread == 0)
         await s.start_stream()
 
-    run(scenario, limits=StreamLimits(max_streams=3), call_limits=CallLimits(max_unread=4))
+    run(scenario, stream_limits=StreamLimits(max_streams=3), call_limits=CallLimits(max_unread=4))
 
 
 def test_3000_simultaneous_calls_are_all_answered(run: Run):
@@ -301,7 +295,7 @@ SMALL = [
 ]
 
 
-def test_control_and_health_calls_take_64_kib_and_parse_nothing_larger(run: Run, monkeypatch: pytest.MonkeyPatch):
+def test_control_and_health_messages_above_64_kib_are_refused_before_parsing(run: Run, monkeypatch: pytest.MonkeyPatch):
     counted = Counted(monkeypatch)
 
     async def scenario(s: Service) -> None:
@@ -310,7 +304,7 @@ def test_control_and_health_calls_take_64_kib_and_parse_nothing_larger(run: Run,
             assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, method
             assert error.details() == f"{name} has 65,537 bytes; the limit is 65,536"
         assert counted.reached == []
-        # Field 1000, of as many bytes as fit: parsed, and then refused by its number.
+        # Field 1000, as long as possible, is parsed and then refused by its number.
         unknown = b"\xc2\x3e\xfa\xff\x03" + bytes(MAX_SMALL_BYTES - 6)
         error = await failure(s.channel.unary_unary(CHECK)(unknown))
         assert "has field number 1000" in error.details()
@@ -321,10 +315,10 @@ def test_control_and_health_calls_take_64_kib_and_parse_nothing_larger(run: Run,
 
 @pytest.mark.parametrize(
     ("method", "most"),
-    # 512 tokens of at most 5 characters, of at most 4 bytes; 512 ids of at most 5 bytes.
+    # 512 tokens have at most 5 characters of at most 4 bytes; 512 ids have at most 5 bytes.
     [("Tokenize", 65_536 + 4 * 5 * 512), ("Detokenize", 65_536 + 5 * 512)],
 )
-def test_texts_and_lists_take_what_the_model_can_hold(
+def test_texts_and_lists_longer_than_the_model_are_refused_before_parsing(
     run: Run, monkeypatch: pytest.MonkeyPatch, method: str, most: int
 ):
     counted = Counted(monkeypatch)
@@ -352,7 +346,7 @@ def test_a_frame_above_the_cores_limit_is_never_sent(run: Run, monkeypatch: pyte
     monkeypatch.setattr("scheduler_svc.frontend.core_link.MAX_FRAME_TO_CORE_BYTES", 3000)
 
     async def scenario(s: Service) -> None:
-        # 200 ids in pages of 1: 4 bytes and a hash of 32 each.
+        # 200 ids in pages of 1 token take 4 bytes and a hash of 32 bytes each.
         error = await failure(s.generate(token_ids=pb.TokenIds(ids=[1] * 200)))
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert "bytes; the limit is 3,000" in error.details()

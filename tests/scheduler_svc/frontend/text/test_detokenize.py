@@ -1,4 +1,4 @@
-"""Tokens to text, piece by piece: nothing lost, nothing twice, nothing early."""
+"""Incremental decoding: no text is lost, duplicated or returned too early."""
 
 import pytest
 from hypothesis import given
@@ -29,7 +29,7 @@ def test_a_character_in_four_tokens_comes_with_its_last_byte():
     assert pieces([[byte] for byte in "😀".encode()]) == ["", "", "", "😀", ""]
 
 
-def test_what_is_complete_in_a_token_does_not_wait_for_what_is_not():
+def test_complete_characters_of_a_token_do_not_wait_for_the_incomplete_one():
     assert pieces([[ord("a"), 0xE2], [0x82], [0xAC]]) == ["a", "", "€", ""]
 
 
@@ -60,7 +60,7 @@ def test_finish_twice_gives_the_rest_once():
     assert [detokenizer.finish(), detokenizer.finish()] == ["\ufffd", ""]
 
 
-def test_bytes_that_never_become_characters_are_held_within_the_bound():
+def test_held_bytes_that_never_become_characters_are_bounded():
     detokenizer, num_shown = Detokenizer(decode), 0
     for num_pushed in range(1, 200):
         num_shown += len(detokenizer.push([0x80]))
@@ -75,12 +75,12 @@ def test_a_character_after_many_invalid_bytes_is_whole(tail: str):
         assert "".join(pieces([[t] for t in tokens])) == "\ufffd" * num_invalid + tail
 
 
-# Half of the ids are bytes that begin or continue characters, so broken sequences are common.
+# Half of the ids are bytes that begin or continue characters, so invalid sequences are common.
 ids = st.integers(0, NUM_IDS - 1) | st.integers(0x80, 0xFF) | st.sampled_from([*"é€😀".encode()])
 
 
 @given(st.lists(st.lists(ids, max_size=5), max_size=30))
-def test_pieces_put_together_are_the_whole_decode(batches: list[list[int]]):
+def test_concatenated_pieces_equal_the_whole_decode(batches: list[list[int]]):
     whole = decode([t for batch in batches for t in batch])
     assert "".join(pieces(batches)) == whole
 
@@ -94,7 +94,7 @@ def test_a_context_of_whole_characters_changes_nothing(context: str, tokens: lis
 
 
 @given(st.lists(st.text(max_size=10), max_size=10))
-def test_text_is_never_behind_the_librarys_own_stream(parts: list[str]):
+def test_text_never_lags_behind_the_librarys_stream(parts: list[str]):
     tokens = [t for part in parts for t in spell(part.encode())]
     stream, detokenizer = DecodeStream(skip_special_tokens=True), Detokenizer(decode)
     theirs = mine = ""
@@ -105,7 +105,7 @@ def test_text_is_never_behind_the_librarys_own_stream(parts: list[str]):
 
 
 class TestByteFallback:
-    """SentencePiece's decoders: the first space is stripped, one invalid byte spoils its whole run."""
+    """SentencePiece's decoders strip the first space, and one invalid byte makes its whole run invalid."""
 
     def pieces(self, words: list[str], context: list[str]) -> list[str]:
         tokenizer = byte_fallback()
@@ -116,15 +116,15 @@ class TestByteFallback:
     def test_after_a_prompt_the_first_space_is_kept(self):
         assert self.pieces(["▁the", "▁cat"], context=["▁the"]) == [" the", " cat", ""]
 
-    def test_without_one_the_decoder_strips_it(self):
+    def test_without_a_prompt_the_decoder_strips_the_first_space(self):
         assert self.pieces(["▁the", "▁cat"], context=[]) == ["the", " cat", ""]
 
-    def test_characters_of_bytes_come_whole(self):
+    def test_a_character_of_several_byte_tokens_comes_whole(self):
         assert self.pieces(["<0xE2>", "<0x82>", "<0xAC>", "<0xC3>", "<0xA9>", "s"], context=["▁the"]) == [
             "", "", "€", "", "é", "s", "",
         ]  # fmt: skip
 
-    def test_what_was_shown_stands_when_the_decoder_takes_it_back(self):
+    def test_returned_text_stays_if_the_decoder_replaces_it(self):
         words = ["<0xE2>", "<0x82>", "<0xAC>", "<0xC3>", "s", "▁cat"]
         assert self.pieces(words, context=["▁the"]) == ["", "", "€", "", "\ufffds", " cat", ""]
 

@@ -1,10 +1,10 @@
-"""Tokens, text and the end of one output: the earliest token position wins."""
+"""The tokens, text and end of one output. The earliest token position wins."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler_svc.frontend.text.detokenize import Detokenizer
-from scheduler_svc.frontend.text.output import Output
+from scheduler_svc.frontend.text.output import SampleOutput
 from scheduler_svc.frontend.text.stop_strings import StopFinder
 from tests.scheduler_svc.frontend.tokenizers_for_tests import EOS, byte_level, spell, token
 
@@ -18,8 +18,8 @@ def decode(tokens: list[int]) -> str:
 
 def make(
     *stops: str, include_stop: bool = False, min_new_tokens: int = 0, stop_ids: tuple[int, ...] = (EOS_ID,)
-) -> Output:
-    return Output(
+) -> SampleOutput:
+    return SampleOutput(
         detokenizer=Detokenizer(decode),
         stop_finder=StopFinder(stops, include_stop=include_stop) if stops else None,
         stop_token_ids=frozenset(stop_ids),
@@ -53,13 +53,13 @@ def test_a_stop_across_token_borders_counts_from_its_completing_token():
     assert output.num_tokens == 6
 
 
-def test_a_stop_whose_token_goes_on_cuts_the_text_and_keeps_the_token():
+def test_a_stop_inside_a_token_cuts_the_text_and_keeps_the_token():
     output = make("th")
     piece = output.push([ord("a"), token("the"), ord("b")])
     assert (piece.text, piece.token_ids) == ("a", [ord("a"), token("the")])
 
 
-def test_a_stop_completed_by_a_token_that_also_begins_a_character_is_not_found_late():
+def test_a_stop_is_found_in_a_token_that_also_begins_a_character():
     half = token(" 😀") - 1  # a space and three of the four bytes
     assert decode([half]) == " \ufffd"
     output = make("a ")
@@ -67,19 +67,19 @@ def test_a_stop_completed_by_a_token_that_also_begins_a_character_is_not_found_l
     assert (piece.stop_string, piece.token_ids) == ("a ", [ord("a"), half])
 
 
-def test_a_stop_that_ends_inside_a_character_sequence():
+def test_a_stop_may_end_with_a_character_of_several_tokens():
     output = make("é")
     piece = output.push([ord("a"), 0xC3, 0xA9, ord("b")])
     assert (piece.text, piece.stop_string, len(piece.token_ids)) == ("a", "é", 3)
 
 
-def test_min_new_tokens_hides_earlier_stops():
+def test_stops_before_min_new_tokens_are_ignored():
     output = make("b", min_new_tokens=4)
     piece = output.push(spell(b"abcabc"))
     assert (piece.text, piece.stop_string, len(piece.token_ids)) == ("abca", "b", 5)
 
 
-def test_the_stop_may_complete_with_the_last_of_min_new_tokens():
+def test_a_stop_may_end_with_the_last_of_min_new_tokens():
     assert len(make("c", min_new_tokens=3).push(spell(b"abcd")).token_ids) == 3
 
 
@@ -88,12 +88,12 @@ def test_eos_has_an_id_and_no_text():
     assert (piece.text, piece.token_ids) == ("ab", spell(b"ab."))
 
 
-def test_eos_has_text_where_stops_are_included():
+def test_eos_has_text_if_stops_are_included():
     piece = make(stop_ids=(ord("."),), include_stop=True).finish(spell(b"ab."), stop_token_id=ord("."))
     assert piece.text == "ab."
 
 
-def test_a_possible_stop_token_waits_for_what_follows():
+def test_a_possible_stop_token_waits_for_the_next_token():
     output = make(stop_ids=(ord("."),))
     first = output.push(spell(b"ab."))
     assert (first.text, first.token_ids) == ("ab", spell(b"ab"))
@@ -101,19 +101,19 @@ def test_a_possible_stop_token_waits_for_what_follows():
     assert (second.text, second.token_offset, second.token_ids) == (".c", 2, spell(b".c"))
 
 
-def test_a_possible_stop_token_is_delivered_by_an_end_that_comes_later():
+def test_a_later_end_delivers_a_possible_stop_token():
     output = make(stop_ids=(ord("."),))
     output.push(spell(b"ab."))
     piece = output.finish([], stop_token_id=ord("."))
     assert (piece.text, piece.token_ids) == ("", spell(b"."))
 
 
-def test_a_length_end_leaves_the_last_tokens_text():
+def test_an_end_by_length_keeps_the_text_of_the_last_token():
     piece = make(stop_ids=(ord("."),)).finish(spell(b"ab."), stop_token_id=None)
     assert piece.text == "ab."
 
 
-def test_a_held_beginning_is_released_at_the_end():
+def test_a_held_beginning_of_a_stop_is_released_at_the_end():
     output = make("stop")
     assert output.push(spell(b"a sto")).text == "a "
     assert output.finish([], stop_token_id=None).text == "sto"
@@ -125,20 +125,19 @@ def test_a_half_character_is_released_at_the_end():
     assert output.finish([], stop_token_id=None).text == "\ufffd"
 
 
-def test_what_is_released_at_the_end_is_no_stop_before_min_new_tokens():
+def test_text_released_at_the_end_stops_only_after_min_new_tokens():
     for min_new_tokens, stop_string, text in ((2, "\ufffd", "a"), (3, "", "a\ufffd")):
         piece = make("\ufffd", min_new_tokens=min_new_tokens).finish([ord("a"), 0xC3], stop_token_id=None)
         assert (piece.stop_string, piece.text, len(piece.token_ids)) == (stop_string, text, 2)
 
 
-def test_a_stop_that_is_released_at_the_end_comes_before_the_silent_token():
+def test_a_stop_in_text_released_at_the_end_cuts_the_stop_token():
     output = make("\ufffd", stop_ids=(ord("."),))
     piece = output.finish([ord("a"), 0xC3, ord(".")], stop_token_id=ord("."))
     assert (piece.stop_string, piece.text, piece.token_ids) == ("\ufffd", "a", [ord("a"), 0xC3])
 
 
-def test_a_stop_token_that_completes_a_stop_string():
-    """Its text is none of the output's unless stops are included."""
+def test_a_stop_token_completes_a_stop_string_only_if_stops_are_included():
     for include_stop, stop_string, text in ((False, "", "ab"), (True, ".", "ab.")):
         output = make(".", stop_ids=(ord("."),), include_stop=include_stop)
         piece = output.finish(spell(b"ab."), stop_token_id=ord("."))
@@ -150,8 +149,8 @@ def test_the_stop_string_wins_over_an_end_at_a_later_position():
     assert (piece.text, piece.stop_string, piece.token_ids) == ("a", "b", spell(b"ab"))
 
 
-def test_without_a_detokenizer_tokens_pass():
-    output = Output(
+def test_without_a_detokenizer_tokens_have_no_text():
+    output = SampleOutput(
         detokenizer=None, stop_finder=None, stop_token_ids=frozenset(), min_new_tokens=0, include_stop=False
     )
     assert output.push([1, 2]).token_ids == [1, 2]
@@ -186,7 +185,7 @@ def test_the_output_ends_exactly_at_the_earliest_stop(
 
 
 def oracle(tokens: list[int], stops: list[str], min_new_tokens: int, include_stop: bool) -> tuple[str, list[int], str]:
-    """Looks at the whole text after every token; what a later byte may change is not there yet."""
+    """Searches the whole text after every token, without the text that a later byte may change."""
     before = ""
     for num_tokens in range(1, len(tokens) + 1):
         text = decode(tokens[:num_tokens])

@@ -1,4 +1,4 @@
-"""Stop strings against an oracle that looks at the whole text."""
+"""Stop strings, compared with an oracle that searches the whole text."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +7,7 @@ from scheduler_svc.frontend.text.stop_strings import StopFinder
 
 
 def search(parts: list[str], stops: list[str], *, include_stop: bool = False, num_unarmed: int = 0) -> tuple[str, str]:
-    """All that is shown, and the stop found."""
+    """The visible text and the stop found."""
     finder, shown = StopFinder(stops, include_stop=include_stop), ""
     for idx, part in enumerate(parts):
         more, found = finder.push(part, armed=idx >= num_unarmed)
@@ -18,7 +18,7 @@ def search(parts: list[str], stops: list[str], *, include_stop: bool = False, nu
 
 
 def oracle(parts: list[str], stops: list[str], num_unarmed: int) -> tuple[str, str]:
-    """The stop that ends first, the longest of those that end together, ends not inside the unarmed parts."""
+    """The stop that ends first and not inside the unarmed parts; of stops that end together, the longest one."""
     text, armed_from = "".join(parts), len("".join(parts[:num_unarmed]))
     for end in range(armed_from + 1, len(text) + 1):
         if found := max((stop for stop in stops if text[:end].endswith(stop)), key=len, default=""):
@@ -26,15 +26,15 @@ def oracle(parts: list[str], stops: list[str], num_unarmed: int) -> tuple[str, s
     return text, ""
 
 
-def test_across_pieces():
+def test_a_stop_is_found_across_pieces():
     assert search(["a s", "t", "op b"], ["stop"]) == ("a ", "stop")
 
 
-def test_included():
+def test_the_stop_stays_in_the_text_if_included():
     assert search(["a s", "t", "op b"], ["stop"], include_stop=True) == ("a stop", "stop")
 
 
-def test_what_may_begin_a_stop_is_held_and_released():
+def test_a_possible_beginning_of_a_stop_is_held_and_released():
     finder = StopFinder(["stop"], include_stop=False)
     assert finder.push("a sto", armed=True) == ("a ", "")
     assert finder.push("ck", armed=True) == ("stock", "")
@@ -47,15 +47,15 @@ def test_the_first_to_end_wins_over_the_first_to_begin():
     assert search(["xabcdx"], ["abcd", "bc"]) == ("xa", "bc")
 
 
-def test_of_those_that_end_together_the_longest_wins():
+def test_of_stops_that_end_together_the_longest_wins():
     assert search(["xabcx"], ["bc", "abc", "c"]) == ("x", "abc")
 
 
-def test_a_failed_candidate_may_hide_another():
+def test_a_stop_inside_a_failed_candidate_is_found():
     assert search(["aab"], ["aac", "ab"]) == ("a", "ab")
 
 
-def test_a_repeating_prefix():
+def test_a_stop_with_a_repeating_prefix_is_found():
     assert search(list("aabaabaac"), ["aabaac"]) == ("aab", "aabaac")
 
 
@@ -64,12 +64,12 @@ def test_unarmed_ends_do_not_count_but_beginnings_do():
     assert search(["stop", "x"], ["stop"], num_unarmed=1) == ("stopx", "")
 
 
-def test_a_string_that_ended_unarmed_is_not_held():
+def test_a_stop_that_ended_unarmed_is_not_held():
     finder = StopFinder(["stop"], include_stop=False)
     assert finder.push("stop", armed=False) == ("stop", "")
 
 
-def test_a_fork_searches_a_text_of_its_own():
+def test_a_fork_searches_its_own_text():
     finder = StopFinder(["stop"], include_stop=False)
     assert finder.push("a sto", armed=True) == ("a ", "")
     other = finder.fork()
@@ -86,12 +86,12 @@ letters = st.text(alphabet="ab", max_size=4)
     st.lists(st.text(alphabet="ab", min_size=1, max_size=4), min_size=1, max_size=4),
     st.integers(0, 3),
 )
-def test_any_text_any_stops_any_pieces(parts: list[str], stops: list[str], num_unarmed: int):
+def test_the_finder_agrees_with_the_oracle(parts: list[str], stops: list[str], num_unarmed: int):
     assert search(parts, stops, num_unarmed=num_unarmed) == oracle(parts, stops, num_unarmed)
 
 
 @given(st.lists(letters, max_size=8), st.lists(st.text(alphabet="ab", min_size=1, max_size=4), min_size=1, max_size=4))
-def test_nothing_is_held_that_cannot_become_a_stop(parts: list[str], stops: list[str]):
+def test_only_possible_beginnings_of_a_stop_are_held(parts: list[str], stops: list[str]):
     finder, shown = StopFinder(stops, include_stop=False), ""
     for idx in range(len(parts)):
         more, found = finder.push(parts[idx], armed=True)

@@ -1,4 +1,4 @@
-"""Every field at its edges and beyond: the right code, naming field, number and limit. No server, no sockets."""
+"""Every field at and beyond its limits: the code, field, number and limit of each refusal. No server, no sockets."""
 
 import asyncio
 import hashlib
@@ -27,7 +27,7 @@ MODEL = models.load(model_state())
 BARE = models.load(model_state(has_tokenizer=False))
 VOCAB = MODEL.info.vocab_size
 MAX_LENGTH = MODEL.info.max_length
-EOS_ID = MODEL.text._tokenizer.token_to_id(EOS)
+EOS_ID = MODEL.tokenizer._tokenizer.token_to_id(EOS)
 # Values of a float32 next to 1 and 100.
 ABOVE_1 = float(np.nextafter(np.float32(1), np.float32(2)))
 BELOW_A_HUNDREDTH = float(np.nextafter(np.float32(0.01), np.float32(0)))
@@ -35,14 +35,14 @@ ABOVE_100 = float(np.nextafter(np.float32(100), np.float32(200)))
 
 
 def submit(served: Model = MODEL, **fields: Any) -> frontend_pb2.Submit:
-    """What the core would get. Raises Refusal."""
+    """The Submit of a request with these fields. Raises Refusal."""
     if "text" not in fields and "token_ids" not in fields:
         fields["token_ids"] = pb.TokenIds(ids=[1, 2, 3])
     return submit_message(pb.GenerateRequest(**fields), served)
 
 
 def submit_bytes(data: bytes) -> frontend_pb2.Submit:
-    """The same of a request's bytes."""
+    """The Submit of a serialized request. Raises Refusal."""
     return submit_message(parsing.parse(pb.GenerateRequest, data))
 
 
@@ -96,7 +96,7 @@ def prompt(*ids: int) -> dict[str, Any]:
 
 
 REFUSED = [
-    # Field, the request, what the message must say beside the field.
+    # The field, the request, and the parts of the message besides the field.
     ("sampling.temperature", sampling(temperature=-1), ["-1", "0", "100"]),
     ("sampling.temperature", sampling(temperature=-1e-9), ["0", "100"]),
     ("sampling.temperature", sampling(temperature=ABOVE_100), ["100.0000076", "100"]),
@@ -319,13 +319,13 @@ def test_prompt_logprobs_start_where_there_are_some(num_prompt: int, start: int,
     assert (made.prompt_logprobs_from, made.num_logprobs) == (first, 0)
 
 
-def test_no_prompt():
+def test_a_request_without_a_prompt_is_refused():
     with pytest.raises(Refusal) as caught:
         submit_message(pb.GenerateRequest())
     assert field_of(caught.value) == "prompt"
 
 
-def test_another_model():
+def test_another_model_is_not_found():
     refused = refusal(model="other")
     assert refused.code is grpc.StatusCode.NOT_FOUND
     assert "'other'" in refused.message
@@ -358,13 +358,13 @@ def test_unset_seeds_differ():
     assert len({submit().seed for _ in range(20)}) == 20
 
 
-def test_unset_max_new_tokens_is_what_fits():
+def test_unset_max_new_tokens_is_the_number_that_fits():
     assert submit(**prompt(*[1] * (MAX_LENGTH - 5))).max_new_tokens == 5
 
 
 @pytest.mark.parametrize("asked", [MAX_LENGTH - 3, MAX_LENGTH - 2, MAX_LENGTH, 2**31, 2**32 - 1])
-def test_more_tokens_than_fit_are_the_cores_to_end(asked: int):
-    """What is sent says whether more were asked for than fit; what is in force is what fits."""
+def test_max_new_tokens_beyond_the_models_length_is_sent_to_the_core(asked: int):
+    """The Submit shows whether more tokens were requested than fit; the number in force is the number that fits."""
     made = submit(**stop(max_new_tokens=asked))
     assert made.max_new_tokens == min(asked, MAX_LENGTH)
     assert (made.max_new_tokens > MAX_LENGTH - 3) == (asked > MAX_LENGTH - 3)
@@ -384,8 +384,8 @@ def test_pages_are_hashed_as_the_core_hashes_them():
 
 
 @pytest.mark.parametrize("num_tokens", [15, 16, 95, 96, 97, 191, 192, 193, 480])
-def test_others_have_turns_while_a_long_prompt_is_hashed(num_tokens: int, monkeypatch: pytest.MonkeyPatch):
-    """Whole and in parts, at their edges too, it is the same chain."""
+def test_other_tasks_run_while_a_long_prompt_is_hashed(num_tokens: int, monkeypatch: pytest.MonkeyPatch):
+    """The chain of hashes is the same if the prompt is hashed in parts."""
     ids = prompt(*[token % VOCAB for token in range(num_tokens)])
     whole = submit(**ids).page_hashes
     monkeypatch.setattr(wire, "PAGES_AT_ONCE", 6)
@@ -410,7 +410,7 @@ def test_others_have_turns_while_a_long_prompt_is_hashed(num_tokens: int, monkey
 
 
 @pytest.mark.parametrize("salt", ["x" * 256, "\U0001f6b2" * 256, "e\u0301" * 128, "\uffff" * 256, "\0" * 256])
-def test_a_salt_of_any_256_characters_is_one_of_its_own(salt: str):
+def test_each_salt_of_256_characters_has_its_own_root(salt: str):
     ids, parsed = (
         prompt(*[1] * 16),
         pb.GenerateRequest.FromString(pb.GenerateRequest(**prompt(*[1] * 16), **cache(salt=salt)).SerializeToString()),
@@ -422,7 +422,7 @@ def test_a_salt_of_any_256_characters_is_one_of_its_own(salt: str):
     assert refused.message == "cache.salt is 257 characters long; the limit is 256"
 
 
-def test_hashes_are_of_the_root_and_the_salt():
+def test_hashes_depend_on_the_root_and_the_salt():
     ids = prompt(*[1] * 16)
     other_root = model_state()
     other_root.cache_root = bytes(32)
@@ -435,24 +435,24 @@ def test_hashes_are_of_the_root_and_the_salt():
     ]
     assert len({one.prefix_root for one in made}) == len({one.page_hashes for one in made}) == 4
     assert made[0].prefix_root == made[1].prefix_root == page_hash.prefix_root(CACHE_ROOT, "")
-    # Two ways to cut one text into root and salt are two roots.
+    # Another split of the same bytes into root and salt gives another root.
     assert page_hash.prefix_root(b"ab", "c") != page_hash.prefix_root(b"a", "bc")
 
 
 @pytest.mark.parametrize(("read", "write"), [(True, False), (False, True), (True, True)])
-def test_bypasses_travel_and_change_no_hash(read: bool, write: bool):
+def test_cache_bypasses_are_sent_and_change_no_hash(read: bool, write: bool):
     ids = prompt(*[1] * 16)
     made = submit(**ids, **cache(bypass_read=read, bypass_write=write))
     assert (made.bypass_read, made.bypass_write) == (read, write)
     assert made.page_hashes == submit(**ids).page_hashes
 
 
-def test_the_root_is_in_no_ones_words():
+def test_the_cache_root_is_not_in_the_models_repr():
     assert str(CACHE_ROOT) not in repr(MODEL)
     assert CACHE_ROOT.hex() not in repr(MODEL)
 
 
-def test_request_ids_are_assigned_and_kept():
+def test_request_ids_are_kept_or_assigned():
     assert submit(request_id="mine").request_id == "mine"
     assert submit().request_id != submit().request_id != ""
 
@@ -465,7 +465,7 @@ def test_arrays_are_little_endian_int32():
 
 def test_text_is_tokenized_with_special_tokens_as_they_are_spelled():
     made = submit(text=f"{BOS}the")
-    assert np.frombuffer(made.prompt, "<i4").tolist() == [MODEL.text._tokenizer.token_to_id(BOS), 258]
+    assert np.frombuffer(made.prompt, "<i4").tolist() == [MODEL.tokenizer._tokenizer.token_to_id(BOS), 258]
 
 
 @pytest.mark.parametrize(
@@ -480,7 +480,7 @@ def test_text_needs_a_tokenizer(fields: dict[str, Any], field: str):
     assert field_of(refusal(served=BARE, **fields)) == field
 
 
-def test_tokens_do_not():
+def test_token_ids_need_no_tokenizer():
     request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1]))
     assert wire.check_request(request, BARE).want_text is False
     assert wire.check_request(request, MODEL).want_text is True
@@ -490,7 +490,7 @@ def test_tokens_do_not():
 UNKNOWN = b"\xc0\x3e\x05"
 
 
-def test_unknown_fields_at_the_top():
+def test_an_unknown_field_of_the_request_is_named():
     with pytest.raises(Refusal) as caught:
         submit_bytes(pb.GenerateRequest(text="a").SerializeToString() + UNKNOWN)
     assert field_of(caught.value) == "GenerateRequest.1000"
@@ -498,7 +498,7 @@ def test_unknown_fields_at_the_top():
 
 
 @pytest.mark.parametrize("inner", ["token_ids", "sampling", "stop", "output", "cache"])
-def test_unknown_fields_inside(inner: str):
+def test_an_unknown_field_of_an_inner_message_is_named(inner: str):
     number = pb.GenerateRequest.DESCRIPTOR.fields_by_name[inner].number
     data = bytes([number << 3 | 2, len(UNKNOWN)]) + UNKNOWN
     with pytest.raises(Refusal) as caught:
@@ -508,7 +508,7 @@ def test_unknown_fields_inside(inner: str):
 
 
 def field(number: int, data: bytes) -> bytes:
-    """A field of this number that holds `data`, as the wire has it."""
+    """The encoding of a field with this number and this data."""
     size = bytearray()
     left = len(data)
     while left > 127:
@@ -522,7 +522,7 @@ SAMPLING = pb.GenerateRequest.DESCRIPTOR.fields_by_name["sampling"].number
 LOGIT_BIAS = pb.SamplingParams.DESCRIPTOR.fields_by_name["logit_bias"].number
 
 
-def test_unknown_fields_in_an_entry_of_a_map():
+def test_a_map_entry_with_an_unknown_field_is_named_by_its_map():
     entry = pb.SamplingParams(logit_bias={5: 1.0}).SerializeToString()[2:]
     with pytest.raises(Refusal) as caught:
         submit_bytes(field(SAMPLING, field(LOGIT_BIAS, entry + UNKNOWN)))
@@ -538,20 +538,20 @@ def test_unknown_fields_in_an_entry_of_a_map():
     ],
     ids=["top", "nested", "map"],
 )
-def test_many_unknown_fields_become_no_objects(monkeypatch: pytest.MonkeyPatch, hostile: bytes):
+def test_unknown_fields_of_large_messages_create_no_objects(monkeypatch: pytest.MonkeyPatch, hostile: bytes):
     made: list[object] = []
     monkeypatch.setattr(parsing, "UnknownFieldSet", made.append)
     assert len(hostile) > parsing.MAX_SMALL_BYTES
     with pytest.raises(Refusal) as caught:
         submit_bytes(hostile)
     assert field_of(caught.value) == "GenerateRequest"
-    # The outer fields' own headers are known.
-    told = int(caught.value.message.split()[2].replace(",", ""))
-    assert len(hostile) - 8 <= told <= len(hostile)
+    # The headers of the outer fields are known.
+    num_unknown = int(caught.value.message.split()[2].replace(",", ""))
+    assert len(hostile) - 8 <= num_unknown <= len(hostile)
     assert made == []
 
 
-def test_fields_in_another_order_or_form_are_known():
+def test_fields_in_another_order_or_encoding_are_known():
     ids = pb.TokenIds(ids=[300]).SerializeToString()
     # One id at a time, twice; a field that is there twice; the last field first.
     loose = field(SAMPLING, b"") + field(4, b"\x08\xac\x02\x08\x01") + field(4, ids) + field(2, b"x") + field(2, b"toy")
@@ -559,12 +559,12 @@ def test_fields_in_another_order_or_form_are_known():
 
 
 def test_every_field_with_limits_has_rows_here():
-    """A field added to the proto must be added to the tables above."""
+    """Fails if a field of the proto is missing in the tables above."""
     covered = {field.partition("[")[0] for field, _, _ in REFUSED}
     unlimited = {"model", "sampling.seed", "stop.ignore_eos", "stop.include_stop"}
     unlimited |= {"cache.bypass_read", "cache.bypass_write"}
     unlimited |= {f"output.{name}" for name in ("want_text", "want_token_ids", "skip_special_tokens")}
-    # The length of a prompt, and what any prompt field is called in its own message.
+    # Names in refusals that are not fields of the request.
     covered -= {"prompt", "sampling.allowed_token_ids.ids"}
     found: set[str] = set()
     for field in pb.GenerateRequest.DESCRIPTOR.fields:
@@ -610,7 +610,7 @@ requests = st.builds(
 
 
 @given(requests | st.binary(max_size=40))
-def test_whatever_is_sent_is_accepted_or_refused(sent: pb.GenerateRequest | bytes):
+def test_every_message_is_accepted_or_refused(sent: pb.GenerateRequest | bytes):
     made, refused = None, None
     try:
         made = submit_bytes(sent) if isinstance(sent, bytes) else submit_message(sent)
@@ -632,9 +632,9 @@ class TestDetokenize:
             wire.check_detokenize(pb.DetokenizeRequest(token_ids=ids), model)
         return field_of(caught.value)
 
-    def test_bounds(self):
+    def test_ids_out_of_bounds_are_refused(self):
         assert self.refusal([]) == "token_ids"
         assert self.refusal([1, VOCAB]) == "token_ids[1]"
         assert self.refusal([1] * (MAX_LENGTH + 1)) == "token_ids"
         assert self.refusal([1], BARE) == "token_ids"
-        assert wire.check_detokenize(pb.DetokenizeRequest(token_ids=[1] * MAX_LENGTH), MODEL) is MODEL.text
+        assert wire.check_detokenize(pb.DetokenizeRequest(token_ids=[1] * MAX_LENGTH), MODEL) is MODEL.tokenizer

@@ -1,0 +1,249 @@
+"""Owns the table of open streams: passes the core's output to them and drops readers that stall.
+
+Knows nothing of text or gRPC. A request has at most its samples' max_new_tokens and its prompt pending; `StreamLimits`
+bounds how long. Under load, above `busy_tokens_per_second`, the table delays wake-ups by up to `merge_seconds`, so that
+one message carries several tokens. It never delays first tokens and ends.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+import grpc
+import numpy as np
+from tandem.internal.v1 import frontend_pb2
+
+from scheduler_svc.frontend.core_link import CoreMessageTooLargeError
+from scheduler_svc.frontend.rpc import status
+from scheduler_svc.frontend.streaming import logprobs
+from scheduler_svc.frontend.streaming.limits import StreamLimits
+from scheduler_svc.frontend.streaming.stream import RequestStream, SampleStream
+
+logger = logging.getLogger(__name__)
+
+
+class StreamTable:
+    """All open streams of this front end.
+
+    `send` passes a message to the core and returns whether it could. `num_unread` returns the number of finished calls
+    with unread answers; these count as open streams.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[frontend_pb2.FrontendToCore], bool],
+        limits: StreamLimits,
+        num_unread: Callable[[], int],
+    ) -> None:
+        self._send = send
+        self._limits = limits
+        self._num_unread = num_unread
+        # In order of arrival.
+        self._open: dict[RequestStream, None] = {}
+        # By the number of each sample, which messages to and from the core call its stream.
+        self._samples: dict[int, SampleStream] = {}
+        self._last_id = 0
+        # Samples of the open streams. A request that is not submitted yet counts as one.
+        self._num_reserved = 0
+        # Streams with a delayed wake-up.
+        self._delayed: dict[RequestStream, None] = {}
+        self._rate_since = 0.0
+        self._num_tokens_since = 0
+        self._is_busy = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    def open(self) -> RequestStream:
+        """Opens a stream for the running task's request. Raises Refusal if too many are open."""
+        self._reserve(1)
+        stream = RequestStream(asyncio.current_task())
+        self._open[stream] = None
+        self._idle.clear()
+        return stream
+
+    def submit(self, stream: RequestStream, submit: frontend_pb2.Submit) -> None:
+        """Numbers the request's samples and sends the request to the core. Raises Refusal if that is not possible."""
+        self._reserve(submit.num_samples - 1)
+        submit.stream = self._last_id + 1
+        self._last_id += submit.num_samples
+        stream.begin(submit.stream, submit)
+        self._samples.update((sample.id, sample) for sample in stream.samples)
+        try:
+            is_sent = self._send(frontend_pb2.FrontendToCore(submit=submit))
+        except CoreMessageTooLargeError as error:
+            raise status.invalid("prompt", f"prompt is too long together with its page hashes: {error}") from None
+        if not is_sent:
+            raise status.not_ready("the scheduler's core cannot be reached")
+        stream.is_submitted = True
+
+    def stop(self, sample: SampleStream, output_tokens: int) -> None:
+        """Ends a sample after `output_tokens` tokens, at a stop string. Reports it unless the core has sent an End."""
+        sample.is_stopped = True
+        del sample.pending[:]
+        if sample.end is None:
+            finish = frontend_pb2.Finish(stream=sample.id, output_tokens=output_tokens)
+            self._send(frontend_pb2.FrontendToCore(finish=finish))
+
+    def close(self, stream: RequestStream) -> None:
+        """Frees the request in any phase, without waiting. Closing a closed stream does nothing."""
+        if stream not in self._open:
+            return
+        del self._open[stream]
+        self._num_reserved -= max(1, len(stream.samples))
+        self._delayed.pop(stream, None)
+        self._cancel(stream)
+        for sample in stream.samples:
+            self._samples.pop(sample.id, None)
+        if not self._open:
+            self._idle.set()
+
+    async def wait_idle(self) -> None:
+        """Returns when no stream is open."""
+        await self._idle.wait()
+
+    def check_room(self, num_samples: int) -> None:
+        """Raises Refusal if `num_samples` more samples exceed the limit."""
+        limit, num_unread = self._limits.max_streams, self._num_unread()
+        if self._num_reserved + num_unread + num_samples > limit:
+            unread = f", {num_unread} finished answers are unread" if num_unread else ""
+            message = f"{self._num_reserved} samples of requests are open{unread} and the request adds {num_samples}"
+            raise status.overloaded(f"{message}; the limit is {limit}")
+
+    def fail(self, stream: RequestStream, failure: status.Refusal) -> None:
+        """Ends a stream with `failure` after the tokens it has received, and cancels its samples in the core."""
+        stream.failure = stream.failure or failure
+        self._cancel(stream)
+        stream.wake()
+
+    def fail_all(self, failure: Callable[[], status.Refusal]) -> None:
+        """Ends every stream that the core has not ended, because the core is gone or the grace period is over."""
+        for stream in list(self._open):
+            if not stream.is_ended:
+                self.fail(stream, failure())
+
+    def drop_stalled(self) -> None:
+        """Frees the requests of readers that stall. The owner calls this about once a second."""
+        now = asyncio.get_running_loop().time()
+        for stream in list(self._open):
+            if not stream.blocked_since or stream.failure:
+                continue
+            if message := self._limits.stall(now - stream.blocked_since, stream.num_bytes):
+                logger.warning("request %s dropped: %s", stream.request_id, message)
+                self.fail(stream, status.Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message))
+                # The handler is in a write that may never end.
+                if stream.task is not None:
+                    stream.task.cancel()
+
+    # The core's messages ----------------------------------------------------------------------------------------
+
+    def admitted(self, message: frontend_pb2.Admitted) -> None:
+        if sample := self._samples.get(message.stream):
+            sample.stream.requests_ahead = message.requests_ahead
+            sample.stream.wake()
+
+    def rejected(self, message: frontend_pb2.Rejected) -> None:
+        if sample := self._samples.get(message.stream):
+            sample.stream.rejected = message
+            sample.stream.wake()
+
+    def step_output(self, output: frontend_pb2.StepOutput) -> None:
+        """Passes a step's tokens and ends to their streams. Drops those of closed streams."""
+        num_tokens = len(output.tokens) // 4
+        num_bytes = (len(output.streams), len(output.offsets), len(output.tokens))
+        if num_bytes != (8 * num_tokens, 4 * num_tokens, 4 * num_tokens):
+            logger.error("dropped a step's output: its arrays differ in length")
+            return
+        self._measure_load(num_tokens)
+        for piece in output.prompt_logprobs:
+            self._put_prompt_logprobs(piece)
+        received, row_of_entry = _read_logprobs(output)
+        streams = np.frombuffer(output.streams, "<u8").tolist()
+        offsets = np.frombuffer(output.offsets, "<i4").tolist()
+        tokens = np.frombuffer(output.tokens, "<i4").tolist()
+        for entry, (sample_id, offset, token) in enumerate(zip(streams, offsets, tokens, strict=True)):
+            sample = self._samples.get(sample_id)
+            if sample is None or sample.is_stopped or sample.stream.failure:
+                continue
+            stream = sample.stream
+            if offset != sample.num_received or offset >= stream.max_new_tokens:
+                expected = f"token {sample.num_received} of {stream.max_new_tokens}"
+                self._fail_broken(stream, f"token {offset} came instead of {expected}")
+                continue
+            if sample.logprobs is not None:
+                row = row_of_entry.get(entry)
+                if received is None or row is None or not sample.logprobs.put(received, slice(row, row + 1)):
+                    self._fail_broken(stream, f"token {offset} came without the requested logprobs")
+                    continue
+            sample.num_received += 1
+            sample.pending.append(token)
+            if self._is_busy and offset:
+                self._wake_later(stream)
+            else:
+                stream.wake()
+        for end in output.ends:
+            if sample := self._samples.get(end.stream):
+                sample.end = end
+                sample.stream.wake()
+
+    def _put_prompt_logprobs(self, piece: frontend_pb2.PromptLogprobs) -> None:
+        sample = self._samples.get(piece.stream)
+        if sample is None or sample.stream.failure:
+            return
+        stream = sample.stream
+        try:
+            fits = stream.prompt is not None and stream.prompt.put(piece.start, logprobs.read(piece))
+        except ValueError:
+            fits = False
+        if not fits:
+            self._fail_broken(stream, f"unexpected logprobs of the prompt came, from token {piece.start} on")
+        stream.wake()
+
+    def _reserve(self, num_samples: int) -> None:
+        self.check_room(num_samples)
+        self._num_reserved += num_samples
+
+    def _fail_broken(self, stream: RequestStream, message: str) -> None:
+        logger.error("request %s: %s", stream.request_id, message)
+        self.fail(stream, status.internal(message))
+
+    def _cancel(self, stream: RequestStream) -> None:
+        if stream.is_submitted and stream.rejected is None:
+            for sample in stream.samples:
+                if sample.end is None:
+                    cancel = frontend_pb2.Cancel(stream=sample.id)
+                    self._send(frontend_pb2.FrontendToCore(cancel=cancel))
+        stream.is_submitted = False
+
+    def _measure_load(self, num_tokens: int) -> None:
+        now = asyncio.get_running_loop().time()
+        if (seconds := now - self._rate_since) >= 0.1:
+            self._is_busy = self._num_tokens_since > self._limits.busy_tokens_per_second * seconds
+            self._rate_since, self._num_tokens_since = now, 0
+        self._num_tokens_since += num_tokens
+
+    def _wake_later(self, stream: RequestStream) -> None:
+        if not self._delayed:
+            asyncio.get_running_loop().call_later(self._limits.merge_seconds, self._wake_delayed)
+        self._delayed[stream] = None
+
+    def _wake_delayed(self) -> None:
+        delayed, self._delayed = self._delayed, {}
+        for stream in delayed:
+            stream.wake()
+
+
+def _read_logprobs(output: frontend_pb2.StepOutput) -> tuple[logprobs.LogprobRows | None, Mapping[int, int]]:
+    """The step's logprobs and the row of each entry that has some."""
+    if not output.HasField("logprobs"):
+        return None, {}
+    try:
+        received = logprobs.read(output.logprobs)
+        entries = np.frombuffer(output.logprobs.entries, "<i4").tolist()
+        return received, dict(zip(entries, range(len(received)), strict=True))
+    except ValueError:
+        logger.error("dropped a step's logprobs: the sizes of their arrays disagree")
+        return None, {}
