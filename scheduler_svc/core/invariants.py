@@ -128,7 +128,7 @@ def _audit_rows(core: Scheduler, lane: Lane, in_flight: _InFlight) -> None:
         held = lane.held_pages(row)
         assert len(set(held)) == len(held), f"row {row} holds a page twice"
         _audit_names(lane, row, request)
-        assert telling[row] == request.sampling.num_logprobs
+        assert telling[row] == request.num_logprobs
         untold = _untold(told_from[row], confirmed[row], request.prompt_tokens)
         assert request.prompt_logprobs_from == untold, (
             f"row {row}: prompt logprobs told up to {request.prompt_logprobs_from}, confirmed up to {untold}"

@@ -13,7 +13,7 @@ from scheduler_svc.core.messages.plan import NOTHING_MOVES, PageMoves, Plan, Row
 from scheduler_svc.core.messages.worker_info import GenerationDefaults, WorkerInfo
 from scheduler_svc.wire.arrays import WireError, array, packed, parsed
 
-PROTOCOL = 4
+PROTOCOL = 5
 
 _STATUS = {
     pb.STEP_STATUS_OK: ev.StepStatus.OK,
@@ -22,7 +22,6 @@ _STATUS = {
     pb.STEP_STATUS_OUT_OF_MEMORY: ev.StepStatus.OUT_OF_MEMORY,
     pb.STEP_STATUS_OUT_OF_SYNC: ev.StepStatus.OUT_OF_SYNC,
 }
-_NO_EXTRAS = ev.Extras()
 _MAX_DETAIL, _MAX_NAME, _MAX_EOS_IDS = 2000, 512, 1024
 
 
@@ -173,10 +172,6 @@ def _ints(values: Sequence[int]) -> bytes:
     return packed(np.array(values, np.int32))
 
 
-def _floats(values: Sequence[float]) -> bytes:
-    return packed(np.array(values, np.float32))
-
-
 def _fill_started(out: pb.StartedRows, starts: tuple[RowStart, ...]) -> None:
     out.rows = _ints([start.row for start in starts])
     out.num_tokens = _ints([len(start.tokens) for start in starts])
@@ -184,39 +179,17 @@ def _fill_started(out: pb.StartedRows, starts: tuple[RowStart, ...]) -> None:
     out.num_pages = _ints([len(start.pages) for start in starts])
     out.pages = b"".join(packed(start.pages) for start in starts)
     out.first_position = _ints([start.first_position for start in starts])
-    out.temperature = _floats([start.sampling.temperature for start in starts])
-    out.top_p = _floats([start.sampling.top_p for start in starts])
-    out.top_k = _ints([start.sampling.top_k for start in starts])
-    out.min_p = _floats([start.sampling.min_p for start in starts])
-    out.seed = np.array([start.sampling.seed for start in starts], np.dtype("<u8")).tobytes()
+    out.num_prompt_tokens = _ints([start.num_prompt_tokens for start in starts])
+    out.sampling = b"".join(start.sampling for start in starts)
+    out.num_sampling_bytes = _ints([len(start.sampling) for start in starts])
     out.sample_idx = _ints([start.sample_idx for start in starts])
     out.banned_until = _ints([start.banned_until for start in starts])
-    out.num_prompt_tokens = _ints([start.num_prompt_tokens for start in starts])
     out.num_banned = _ints([len(start.banned) for start in starts])
     out.banned = b"".join(_ints(start.banned) for start in starts)
-    if any(start.sampling.extras is not None for start in starts):
-        _fill_extras(out, [start.sampling.extras or _NO_EXTRAS for start in starts])
+    if any(start.num_logprobs for start in starts):
+        out.num_logprobs = _ints([start.num_logprobs for start in starts])
     if any(start.prompt_logprobs_from for start in starts):
         out.prompt_logprobs_from = _ints([start.prompt_logprobs_from for start in starts])
-
-
-def _fill_extras(out: pb.StartedRows, extras: list[ev.Extras]) -> None:
-    """Each field only where a row of the plan asks for it."""
-    if any(one.presence_penalty for one in extras):
-        out.presence_penalty = _floats([one.presence_penalty for one in extras])
-    if any(one.frequency_penalty for one in extras):
-        out.frequency_penalty = _floats([one.frequency_penalty for one in extras])
-    if any(one.repetition_penalty != 1 for one in extras):
-        out.repetition_penalty = _floats([one.repetition_penalty for one in extras])
-    if any(len(one.biased) for one in extras):
-        out.num_biased = _ints([len(one.biased) for one in extras])
-        out.biased = b"".join(packed(one.biased) for one in extras)
-        out.biases = b"".join(packed(one.biases) for one in extras)
-    if any(len(one.allowed) for one in extras):
-        out.num_allowed = _ints([len(one.allowed) for one in extras])
-        out.allowed = b"".join(packed(one.allowed) for one in extras)
-    if any(one.num_logprobs for one in extras):
-        out.num_logprobs = _ints([one.num_logprobs for one in extras])
 
 
 def joined_frame(generation: int, listen: str) -> bytes:

@@ -11,12 +11,17 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
+from tandem.v1 import inference_pb2 as pb
 
 from tests.rigs.hashing import MASK, extend, mix, mix_array
 
 _MAX_REDRAWS = 4096
 _LOGPROB_SALT, _LOGPROB_STEPS = 0x10960B5, 1 << 20
 MINUS_INFINITY = float("-inf")
+# Fields of SamplingParams that a plan sets for every row.
+SCALARS = (
+    "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +42,30 @@ class Settings:
     repetition_penalty: float = 1.0
     biases: tuple[tuple[int, float], ...] = ()
     allowed: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, params: pb.SamplingParams, sample_idx: int = 0) -> "Settings":
+        """The settings of a complete SamplingParams; a ban wins over a bias."""
+        banned = dict.fromkeys(params.banned_token_ids, MINUS_INFINITY)
+        return cls(
+            **{name: getattr(params, name) for name in SCALARS},
+            sample_idx=sample_idx,
+            biases=tuple((dict(params.logit_bias) | banned).items()),
+            allowed=frozenset(params.allowed_token_ids.ids),
+        )
+
+    def params(self) -> pb.SamplingParams:
+        """As the front end makes them of a request that asks for these settings."""
+        params = pb.SamplingParams(**{name: getattr(self, name) for name in SCALARS}, num_samples=1)
+        params.logit_bias.update({token: bias for token, bias in self.biases if bias != MINUS_INFINITY})
+        params.banned_token_ids.extend(sorted(self.banned()))
+        if self.allowed:
+            params.allowed_token_ids.ids.extend(sorted(self.allowed))
+        return params
+
+    def encoded(self) -> bytes:
+        """`params` as they travel."""
+        return self.params().SerializeToString(deterministic=True)
 
     def banned(self) -> frozenset[int]:
         """Tokens that a bias of minus infinity bans."""

@@ -28,7 +28,7 @@ from scheduler_svc.frontend.validate.checks import (
     check_token_ids,
     refuse,
 )
-from scheduler_svc.frontend.validate.sampling import Drawing, check_sampling
+from scheduler_svc.frontend.validate.sampling import check_sampling
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 256
@@ -46,7 +46,7 @@ class Checked:
     """A request of which all but the prompt's length is known to be good."""
 
     request_id: str
-    drawing: Drawing
+    sampling: inference_pb2.SamplingParams
     stop: inference_pb2.StopParams
     stop_strings: tuple[str, ...]
     priority: int
@@ -70,7 +70,7 @@ def check_request(request: inference_pb2.GenerateRequest, model: Model) -> Check
     output = request.output
     return Checked(
         request_id=_check_request_id(request.request_id),
-        drawing=check_sampling(request.sampling, request.stop, model),
+        sampling=check_sampling(request.sampling, request.stop, model),
         stop=request.stop,
         stop_strings=stop_strings,
         priority=request.priority,
@@ -114,7 +114,7 @@ async def make_submit(
 
     The lengths are checked at once; raises Refusal.
     """
-    stop, drawing, sampling = checked.stop, checked.drawing, checked.drawing.in_force
+    stop, sampling = checked.stop, checked.sampling
     max_new_tokens = _max_new_tokens(stop, len(token_ids), model)
     most = new_tokens_in_force(max_new_tokens, len(token_ids), model)
     if stop.min_new_tokens > most:
@@ -126,22 +126,13 @@ async def make_submit(
         prompt=prompt.tobytes(),
         max_new_tokens=max_new_tokens,
         min_new_tokens=stop.min_new_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        seed=sampling.seed,
+        # In one order of a map's entries, so that equal requests make equal bytes.
+        sampling=sampling.SerializeToString(deterministic=True),
         stop_token_ids=np.asarray(list(dict.fromkeys(stop.stop_token_ids)), dtype="<i4").tobytes(),
         ignore_eos=stop.ignore_eos,
         priority=checked.priority,
         max_time_seconds=stop.max_time_seconds,
         deadline_seconds=deadline_seconds,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        repetition_penalty=sampling.repetition_penalty,
-        biased_token_ids=drawing.biased_token_ids.astype("<i4").tobytes(),
-        biases=drawing.biases.astype("<f4").tobytes(),
-        allowed_token_ids=drawing.allowed_token_ids.astype("<i4").tobytes(),
         num_samples=sampling.num_samples,
         num_logprobs=0 if checked.num_top is None else 1 + checked.num_top,
         prompt_logprobs_from=_prompt_logprobs_from(checked.prompt_logprobs_start, len(token_ids)),
