@@ -1,7 +1,7 @@
-"""What few rows ask of sampling, by row: bans, biases, penalties, allowed tokens, logprobs.
+"""The sampling features that few rows use: bans, biases, penalties, allowed tokens, logprobs.
 
-Owns the host's state of it, and one byte per row that says what a row uses, so that steps whose rows use nothing pay
-for one look at it. Knows nothing of torch, of steps or of how logits are changed.
+Owns the host's copy of them, by row, and one byte per row with the features that the row uses. A step whose rows use
+none costs one look at these bytes. Knows nothing of torch, of steps or of how logits change.
 """
 
 from enum import IntEnum
@@ -17,12 +17,12 @@ Float64Array = NDArray[np.float64]
 
 
 class Uses(IntEnum):
-    """What a row asks for, as bits. No IntFlag: its operators cost a microsecond each."""
+    """The features of a row, as bits. Not an IntFlag, because its operators cost a microsecond each."""
 
-    # Tokens that may not come out until a position is reached.
+    # Tokens that are banned until the row reaches a position.
     BANS = 1
     BIASES = 2
-    # Of presence, frequency or repetition: the row's tokens must be known on the device.
+    # A presence, frequency or repetition penalty, which needs the row's tokens on the device.
     PENALTIES = 4
     ALLOWED = 8
     LOGPROBS = 16
@@ -30,7 +30,7 @@ class Uses(IntEnum):
 
 
 class RowFeatures:
-    """One entry per row; an array's entry means nothing where `uses` lacks its flag."""
+    """One entry per row. An array's entry is void if `uses` lacks its bit."""
 
     def __init__(self, num_rows: int) -> None:
         self.uses = np.zeros(num_rows, np.uint8)
@@ -44,14 +44,14 @@ class RowFeatures:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets every row."""
+        """Drops every row."""
         self.uses[:] = 0
         self.banned: dict[int, Int64Array] = {}
         self.biases: dict[int, tuple[Int64Array, Float64Array]] = {}
         self.allowed: dict[int, Int64Array] = {}
 
     def start(self, started: StartedRows) -> None:
-        """Takes over what started rows ask for."""
+        """Stores the features of started rows."""
         rows = started.rows
         self.num_prompt[rows] = started.num_prompt_tokens
         self.banned_until[rows] = started.banned_until
@@ -66,7 +66,7 @@ class RowFeatures:
         self.uses[rows] |= np.where(started.prompt_logprobs_from > 0, Uses.PROMPT_LOGPROBS, 0).astype(np.uint8)
 
     def _start(self, row: int, sampling: RowSampling) -> int:
-        """Takes over how the row samples; returns its bits."""
+        """Stores the features of the row's sampling and returns their bits."""
         settings, uses = sampling.settings, 0
         self.presence_penalty[row] = settings.presence_penalty
         self.frequency_penalty[row] = settings.frequency_penalty

@@ -1,7 +1,7 @@
-"""How a started row samples: its serialized SamplingParams, parsed, complete and within the ranges of the sampler.
+"""Reads how a row samples: a serialized SamplingParams that must be complete and within the sampler's ranges.
 
-Owns the settings that every row has, with their ranges. The front end makes the bytes and checks them against what
-callers may ask for; the ranges here only keep a plan from breaking the worker. Knows nothing of rows' state or torch.
+Owns the settings that every row has, and their ranges. The front end makes the bytes, and refuses what callers may not
+ask for. The ranges here only keep a malformed plan from breaking the worker. Knows nothing of rows' state or torch.
 """
 
 from collections.abc import Collection
@@ -16,15 +16,15 @@ from gpu_worker.wire.fields import PlanError
 
 # A larger penalty or bias has no other effect.
 _MAX_EDIT = 1e6
-# The scheduler takes as many bytes per request.
+# Per row; the scheduler has the same limit per request.
 MAX_SAMPLING_BYTES = 96 << 10
-# Of each list: biased, allowed, banned.
+# The limit of each list: biased, allowed, banned.
 MAX_LISTED_TOKENS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A number that every row has: its lowest and highest value, and the type of the host's table."""
+    """A number that every row has: its lowest and highest value, and the dtype of its column in the row tables."""
 
     low: float
     high: float
@@ -49,20 +49,20 @@ class RowSampling:
     """`settings` has a value for each of SETTINGS. An empty `allowed` allows every token."""
 
     settings: pb.SamplingParams
-    # int64 and float64, of equal length: tokens and what is added to their logits; minus infinity bans.
+    # Tokens, and the number added to the logit of each. Minus infinity bans a token.
     biased: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     biases: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     allowed: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def but(self, **settings: float) -> "RowSampling":
-        """With other values of these settings."""
+        """Returns a copy with these settings changed."""
         changed = pb.SamplingParams()
         changed.CopyFrom(self.settings)
         changed.MergeFrom(pb.SamplingParams(**settings))
         return replace(self, settings=changed)
 
 
-# What empty bytes mean.
+# The meaning of empty bytes.
 GREEDY = RowSampling(
     settings=pb.SamplingParams(
         temperature=0,
@@ -78,7 +78,7 @@ GREEDY = RowSampling(
 
 
 def read_sampling(data: bytes, name: str, vocab_size: int) -> RowSampling:
-    """The sampling in `data`. Raises PlanError if it is malformed, incomplete or out of range."""
+    """Parses `data`. Raises PlanError if it is malformed, incomplete or out of range."""
     if not data:
         return GREEDY
     params = pb.SamplingParams()
@@ -100,7 +100,7 @@ def read_sampling(data: bytes, name: str, vocab_size: int) -> RowSampling:
 
 
 def _read_lists(params: pb.SamplingParams, name: str, vocab_size: int) -> dict[str, NDArray[np.int64 | np.float64]]:
-    """`biased`, `biases` and `allowed`. Most rows have none of them."""
+    """Returns `biased`, `biases` and `allowed`, or nothing for the many rows that have none of them."""
     restricts = params.HasField("allowed_token_ids")
     if not (restricts or params.logit_bias or params.banned_token_ids):
         return {}

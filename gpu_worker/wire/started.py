@@ -1,6 +1,6 @@
-"""Rows in full, as a plan starts them: tokens, pages, sampling, and what few rows ask for beyond that.
+"""Reads StartedRows of worker.proto: rows in full, with their tokens, pages and sampling.
 
-Owns the checks of worker.proto's StartedRows that need no row state. Knows nothing of torch or of rows' state.
+Owns the checks that need no row state. Knows nothing of torch or of rows' state.
 """
 
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from gpu_worker.geometry import Geometry
 from gpu_worker.wire.fields import Int32Array, PlanError, int32_array, split
 from gpu_worker.wire.sampling import GREEDY, MAX_SAMPLING_BYTES, RowSampling, read_sampling
 
-# Beside the sampled token's.
+# The most alternatives that a plan may ask for beside each token.
 MAX_TOP_LOGPROBS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedRows:
-    """Rows in full; one entry per row, ragged arrays cut by their counts."""
+    """Rows in full, one entry per row. Ragged arrays are cut by their counts."""
 
     rows: Int32Array
     tokens: Sequence[Int32Array]
@@ -30,9 +30,9 @@ class StartedRows:
     sample_idx: Int32Array
     banned_until: Int32Array
     banned: Sequence[Int32Array]
-    # 0: none; else 1 + k.
+    # 0 means none; otherwise 1 + k.
     num_logprobs: Int32Array
-    # 0: none; else the first position whose token's logprob is wanted.
+    # 0 means none; otherwise the first position of the prompt whose logprob is wanted.
     prompt_logprobs_from: Int32Array
 
     @classmethod
@@ -46,7 +46,7 @@ class StartedRows:
         num_logprobs: Int32Array | None = None,
         prompt_logprobs_from: Int32Array | None = None,
     ) -> "StartedRows":
-        """Rows that hold their prompt alone and start at its first position; greedy by default."""
+        """Returns rows that have only a prompt and start at its first position. They are greedy by default."""
         zeros = np.zeros(rows.size, np.int32)
         return cls(
             rows=rows,
@@ -64,7 +64,7 @@ class StartedRows:
 
 
 def read_started(message: pb.StartedRows, geometry: Geometry) -> StartedRows:
-    """The rows' arrays, checked against `geometry`. Raises PlanError."""
+    """Returns the rows' arrays, checked against `geometry`. Raises PlanError."""
     name = "started."
     num = len(message.rows) // 4
     highest = np.iinfo(np.int32).max
@@ -75,7 +75,7 @@ def read_started(message: pb.StartedRows, geometry: Geometry) -> StartedRows:
     num_pages = int32_array(message.num_pages, name + "num_pages", 0, geometry.pages_per_row, num)
     num_banned = int32_array(message.num_banned, name + "num_banned", 0, geometry.vocab_size, num)
     tokens = int32_array(message.tokens, name + "tokens", 0, geometry.vocab_size - 1, int(num_tokens.sum()))
-    # 0 stands for a page behind the window.
+    # A page behind the window is 0.
     least_page = 0 if geometry.window else 1
     pages = int32_array(message.pages, name + "pages", least_page, geometry.num_pages - 1, int(num_pages.sum()))
     banned = int32_array(message.banned, name + "banned", 0, geometry.vocab_size - 1, int(num_banned.sum()))
@@ -106,7 +106,7 @@ def read_started(message: pb.StartedRows, geometry: Geometry) -> StartedRows:
 
 
 def _read_samplings(message: pb.StartedRows, num: int, vocab_size: int) -> list[RowSampling]:
-    """Rows with equal bytes, as samples of one request have, share what is made of them."""
+    """Parses each row's sampling. Rows with equal bytes, such as samples of one request, share one RowSampling."""
     sizes = int32_array(message.num_sampling_bytes, "started.num_sampling_bytes", 0, MAX_SAMPLING_BYTES, num)
     data, ends = message.sampling, np.cumsum(sizes).tolist()
     if len(data) != sizes.sum():
@@ -122,7 +122,7 @@ def _read_samplings(message: pb.StartedRows, num: int, vocab_size: int) -> list[
 
 
 def _read_rare(message: pb.StartedRows, name: str, high: int, num: int) -> Int32Array:
-    """A field that is empty if no row uses it."""
+    """Reads a field that is empty if no row uses it."""
     data = getattr(message, name)
     return int32_array(data, f"started.{name}", 0, high, num) if data else np.zeros(num, np.int32)
 
@@ -130,7 +130,7 @@ def _read_rare(message: pb.StartedRows, name: str, high: int, num: int) -> Int32
 def _check_absent(
     rows: Int32Array, pages: Int32Array, num_pages: Int32Array, first_position: Int32Array, geometry: Geometry
 ) -> None:
-    """Pages that are 0 lie wholly before what the row's next query sees, and after the first tokens that all see."""
+    """Checks that each page 0 lies wholly behind the window of the row's next query, and after the sink tokens."""
     of_row = np.repeat(np.arange(rows.size), num_pages)
     col = np.arange(pages.size) - np.repeat(np.cumsum(num_pages) - num_pages, num_pages)
     first_seen = first_position[of_row] - geometry.window + 1

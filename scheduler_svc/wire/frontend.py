@@ -1,6 +1,6 @@
-"""frontend.proto on one side, the core's events and effects on the other.
+"""Translates messages of frontend.proto to the core's events, and the core's effects to frames.
 
-Owns nothing. Front ends validate for their callers; here only what would hurt the core is checked again.
+Owns no state. Front ends validate requests for their callers. This module checks only what could harm the core.
 """
 
 import math
@@ -43,12 +43,12 @@ _FAILURE = {
 
 
 def parse(frame: bytes) -> pb.FrontendToCore:
-    """The message in a frame. Raises WireError."""
+    """Parses a frame. Raises WireError."""
     return parsed(pb.FrontendToCore, frame)
 
 
 def event_of(message: pb.FrontendToCore, frontend: str) -> ev.Event:
-    """What the message means to the core. Raises WireError."""
+    """Returns the core's event for the message. Raises WireError if a field is out of bounds."""
     match message.WhichOneof("message"):
         case "hello":
             return ev.FrontendJoined(frontend=frontend)
@@ -116,12 +116,12 @@ def _submit(submit: pb.Submit, frontend: str) -> ev.Submit:
 
 
 def _check_hashes(submit: pb.Submit, num_prompt: int) -> None:
-    """The size of a page is not known here: the core compares the number of hashes with that of full pages."""
+    """Checks lengths only. The core, which knows the page size, compares the hashes with the prompt's full pages."""
     num_root, num_hashes = len(submit.prefix_root), len(submit.page_hashes)
     if num_root not in (0, HASH_BYTES):
         raise WireError(f"prefix_root has {num_root} bytes; it must have none or {HASH_BYTES}")
     if num_hashes % HASH_BYTES:
-        raise WireError(f"page_hashes has {num_hashes} bytes, no multiple of {HASH_BYTES}")
+        raise WireError(f"page_hashes has {num_hashes} bytes, which is not a multiple of {HASH_BYTES}")
     limit = num_prompt if num_root else 0
     if num_hashes > limit * HASH_BYTES:
         raise WireError(f"page_hashes has {num_hashes // HASH_BYTES} hashes; the limit is {limit}")
@@ -141,7 +141,7 @@ _SUMS = tuple(name for name in Load.__slots__ if name not in ("per_worker", "wor
 
 
 def frame_of(effect: FrontendEffect) -> bytes:
-    """A CoreToFrontend frame with the effect."""
+    """Encodes the effect as a CoreToFrontend frame."""
     message = pb.CoreToFrontend()
     match effect:
         case fx.StepOutput():

@@ -1,6 +1,6 @@
-"""worker.proto on one side, the core's events and plans on the other.
+"""Translates messages of worker.proto to the core's events, and the core's plans and answers to frames.
 
-Owns nothing. Whatever a peer sends is checked here before the core sees it; WireError says what is wrong with it.
+Owns no state. It checks every length and range before the core sees an event. WireError names the fault.
 """
 
 from collections.abc import Sequence
@@ -26,12 +26,12 @@ _MAX_DETAIL, _MAX_NAME, _MAX_EOS_IDS = 2000, 512, 1024
 
 
 def parse(frame: bytes) -> pb.WorkerToCore:
-    """The message in a frame. Raises WireError."""
+    """Parses a frame. Raises WireError."""
     return parsed(pb.WorkerToCore, frame)
 
 
 def event_of(message: pb.WorkerToCore, worker: str) -> ev.Event:
-    """What the message means to the core. Raises WireError."""
+    """Returns the core's event for the message. Raises WireError if a field is out of bounds."""
     match message.WhichOneof("message"):
         case "join":
             return ev.WorkerJoined(worker=worker, info=_info(message.join))
@@ -137,7 +137,7 @@ def _told(told: pb.Logprobs) -> ev.ToldLogprobs:
 
 
 def plan_frame(plan: Plan) -> bytes:
-    """A CoreToWorker frame with the plan."""
+    """Encodes the plan as a CoreToWorker frame."""
     message = pb.CoreToWorker()
     out = message.plan
     out.generation, out.step, out.checksum = plan.generation, plan.step, plan.checksum
@@ -193,15 +193,15 @@ def _fill_started(out: pb.StartedRows, starts: tuple[RowStart, ...]) -> None:
 
 
 def joined_frame(generation: int, listen: str) -> bytes:
-    """The worker may serve; its plans will have this generation. `listen` is the address that callers reach."""
+    """Accepts the worker. Its plans have this generation; `listen` is the address that callers connect to."""
     return pb.CoreToWorker(joined=pb.Joined(generation=generation, listen=listen)).SerializeToString()
 
 
 def refused_frame(reason: str, *, retry: bool) -> bytes:
-    """The worker may not serve."""
+    """Refuses the worker, which tries again later if `retry` is set."""
     return pb.CoreToWorker(refused=pb.Refused(reason=reason, retry=retry)).SerializeToString()
 
 
 def rejoin_frame() -> bytes:
-    """The worker is not known and should join again."""
+    """Asks a worker that the core does not know to join again."""
     return pb.CoreToWorker(rejoin=pb.Rejoin()).SerializeToString()

@@ -1,7 +1,7 @@
-"""Reads a StepPlan's raw arrays, checking every length before anything is used.
+"""Reads a StepPlan's raw arrays and checks every length first.
 
-Owns the wire layout of a plan and nothing else: values are not judged here, except that no array may be
-short, long or ragged.
+Owns the wire layout of a plan and nothing else. It checks no values, only that no array is short, long or ragged, and
+that each row's sampling is complete.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from tests.rigs.sampling import SCALARS, Settings
 
 
 class PlanError(Exception):
-    """The plan breaks the contract; the message says where."""
+    """The plan breaks the contract. The message says where."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class PlanArrays:
 def _array(data: bytes, dtype: str, name: str, length: int | None = None) -> np.ndarray:
     kind = np.dtype(dtype)
     if len(data) % kind.itemsize:
-        raise PlanError(f"{name}: {len(data)} bytes are no multiple of {kind.itemsize}")
+        raise PlanError(f"{name}: {len(data)} bytes are not a multiple of {kind.itemsize}")
     values = np.frombuffer(data, dtype=kind)
     if length is not None and len(values) != length:
         raise PlanError(f"{name}: {len(values)} entries where {length} belong")
@@ -66,12 +66,12 @@ def _array(data: bytes, dtype: str, name: str, length: int | None = None) -> np.
 
 
 def _rare(data: bytes, dtype: str, name: str, length: int, none: float) -> np.ndarray:
-    """A field that is empty where no row asks for it."""
+    """Reads a field that is empty if no row uses it."""
     if not data:
         return np.full(length, none, dtype)
     values = _array(data, dtype, name, length)
     if (values == none).all():
-        raise PlanError(f"{name} is there and no row asks for it")
+        raise PlanError(f"{name} is set and no row asks for it")
     return values
 
 
@@ -146,7 +146,7 @@ def _page_copies(copies: pb.PageCopies) -> list[tuple[int, int, int]]:
 
 
 def read_plan(plan: pb.StepPlan) -> PlanArrays:
-    """Raises PlanError where an array's length is wrong."""
+    """Reads a plan. Raises PlanError if an array's length is wrong."""
     append_rows = _array(plan.appends.rows, "<i4", "appends.rows").tolist()
     append_pages = _array(plan.appends.pages, "<i4", "appends.pages", len(append_rows)).tolist()
     rows = _array(plan.chunks.rows, "<i4", "chunks.rows").tolist()

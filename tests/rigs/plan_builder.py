@@ -1,7 +1,7 @@
-"""Builds step plans by hand, for tests of whoever carries them out.
+"""Builds step plans by hand, for tests of their receivers.
 
-Owns the wire layout of a plan from the sender's side and a sender's copy of the row tables. It judges
-nothing: a wrong order is built as told.
+Owns the wire layout of a plan from the sender's side, and a sender's copy of the row tables. It checks nothing, so a
+test can build a wrong plan.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class _Draft:
 
 
 class PlanBuilder:
-    """Collects one plan at a time; `build` closes it and begins the next."""
+    """Collects one plan at a time. `build` returns it and begins the next."""
 
     def __init__(self, *, generation: int = 1) -> None:
         self._generation = generation
@@ -63,7 +63,7 @@ class PlanBuilder:
         prompt_logprobs_from: int = 0,
         **settings: Any,
     ) -> "PlanBuilder":
-        """A row in full, all its tokens prompt unless told; it still needs a chunk or a decode."""
+        """Starts a row. All its tokens are prompt unless `num_prompt` is given. It still needs a chunk or a decode."""
         draft = self._draft
         draft.rows.append(row)
         draft.tokens.append(tokens)
@@ -131,7 +131,7 @@ class PlanBuilder:
         started.banned_until = int32(draft.until)
         started.num_banned = int32([len(banned) for banned in draft.banned])
         started.banned = int32([token for banned in draft.banned for token in banned])
-        # What few ask for is empty where nobody does.
+        # These fields are empty if no row uses them.
         if any(draft.num_logprobs):
             started.num_logprobs = int32(draft.num_logprobs)
         if any(draft.prompt_logprobs_from):

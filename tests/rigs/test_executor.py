@@ -215,7 +215,7 @@ WRONG = [
     ("bans a token", lambda p: p.start(3, [1], [7], banned=[288]).chunk(3, 0, 1, samples=True).build()),
     ("page 0 is to be zeroed", lambda p: p.zero(0).decode(1).build()),
     ("position 0 on page 1", lambda p: p.zero(1).decode(1).build()),
-    ("no multiple of 4", _patched(started__tokens=b"\0\0\0\0\0\0\0")),
+    ("not a multiple of 4", _patched(started__tokens=b"\0\0\0\0\0\0\0")),
     ("0 entries where 1", _patched(started__sample_idx=b"")),
     ("3 entries where 2", _patched(started__tokens=int32([1, 2, 3]))),
     ("a count is -1", _patched(started__num_pages=int32([-1]))),

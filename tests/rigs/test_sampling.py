@@ -1,4 +1,4 @@
-"""The oracle depends on every setting and keeps every ban; the executor reads them from plans, and tells as it does."""
+"""The oracle uses every setting and obeys every ban; the executor reads both from plans and answers as the oracle."""
 
 import numpy as np
 import pytest
@@ -201,7 +201,7 @@ def test_wrong_rows_are_noticed(violation: str, wish: dict[str, object]) -> None
 @pytest.mark.parametrize(
     ("violation", "field", "data"),
     [
-        ("num_logprobs is there and no row asks", "num_logprobs", int32([0])),
+        ("num_logprobs is set and no row asks", "num_logprobs", int32([0])),
         ("num_prompt_tokens: 0 entries where 1 belong", "num_prompt_tokens", b""),
         ("num_sampling_bytes: 2 entries where 1 belong", "num_sampling_bytes", int32([1, 1])),
         ("sampling: 3 entries where", "sampling", b"abc"),

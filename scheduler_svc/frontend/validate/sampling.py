@@ -1,6 +1,7 @@
-"""Owns the check of a request's sampling, and the complete SamplingParams that travels to the worker.
+"""Owns the check of a request's sampling settings. It makes the complete SamplingParams that travels to the worker.
 
-Knows nothing of prompts or streams. The worker parses it (gpu_worker/wire/sampling.py); nothing between reads it.
+Knows nothing of prompts or streams. The core passes the bytes on unread; the worker parses them
+(`gpu_worker/wire/sampling.py`).
 """
 
 import secrets
@@ -15,12 +16,15 @@ from scheduler_svc.frontend.validate.checks import check_above_zero, check_count
 from scheduler_svc.frontend.validate.sampling_limits import LIMITS
 
 MAX_BIAS = 100
-# Of each list: biased, allowed, banned.
+# The limit of each list: biased, allowed, banned.
 MAX_LISTED_TOKENS = 4096
 
 
 def check_sampling(asked: pb.SamplingParams, stop: pb.StopParams, model: Model) -> pb.SamplingParams:
-    """What is asked for over the model's defaults: complete, so that a worker needs no defaults. Raises Refusal."""
+    """Returns the request's settings over the model's defaults, every scalar set. The worker so needs no defaults.
+
+    Raises Refusal.
+    """
     banned = _check_banned(asked, model)
     allowed = _check_allowed(asked, model)
     silent_at_first = frozenset(stop.stop_token_ids) | (frozenset[int]() if stop.ignore_eos else model.eos_token_ids)
@@ -38,7 +42,7 @@ def check_sampling(asked: pb.SamplingParams, stop: pb.StopParams, model: Model) 
 
 
 def without_lists(sampling: pb.SamplingParams) -> pb.SamplingParams:
-    """The scalars in force, as Accepted reports them."""
+    """Returns the scalars alone, which is what Accepted reports."""
     scalars = pb.SamplingParams()
     scalars.CopyFrom(sampling)
     for field in ("logit_bias", "allowed_token_ids", "banned_token_ids"):
@@ -75,12 +79,12 @@ def _check_allowed(asked: pb.SamplingParams, model: Model) -> Set[int]:
 
 
 def _check_biases(asked: pb.SamplingParams, model: Model) -> list[int]:
-    """Returns the tokens whose bias is 0."""
+    """Checks the biases. Returns the tokens whose bias is 0, which has no effect."""
     count = len(asked.logit_bias)
     check_count("sampling.logit_bias", count, MAX_LISTED_TOKENS)
     tokens = np.fromiter(asked.logit_bias.keys(), np.int64, count)
     biases = np.fromiter(asked.logit_bias.values(), np.float32, count)
-    # A NaN is in no range.
+    # A NaN is outside every range.
     is_bad = (tokens >= model.info.vocab_size) | ~(np.abs(biases) <= MAX_BIAS)
     if is_bad.any():
         token = int(tokens[is_bad].min())
@@ -93,7 +97,7 @@ def _check_biases(asked: pb.SamplingParams, model: Model) -> list[int]:
 
 
 def _check_one_remains(allowed: Set[int], banned: Set[int], silent_at_first: Set[int], model: Model) -> None:
-    """A row always has a token to draw, also before min_new_tokens are out, when stop tokens may not be."""
+    """Refuses lists that leave no token to sample, also before min_new_tokens, while stop tokens are banned."""
     if allowed:
         field, many = "sampling.allowed_token_ids", f"sampling.allowed_token_ids has {len(allowed)} tokens"
         num_drawable, num_at_first = len(allowed - banned), len(allowed - banned - silent_at_first)

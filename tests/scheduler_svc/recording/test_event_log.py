@@ -278,5 +278,5 @@ def test_frames_of_front_ends_are_checked() -> None:
     with pytest.raises(WireError, match="empty"):
         frontend_wire.event_of(frontend_pb2.FrontendToCore(), "f")
     submit = frontend_pb2.Submit(stream=1, request_id="r", prompt=b"123", max_new_tokens=1)
-    with pytest.raises(WireError, match="prompt has 3 bytes, no multiple of 4"):
+    with pytest.raises(WireError, match="prompt has 3 bytes, which is not a multiple of 4"):
         frontend_wire.event_of(frontend_pb2.FrontendToCore(submit=submit), "f")
