@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from gpu_worker.geometry import Geometry, align_up
 from gpu_worker.wire.frames import Plan
-from gpu_worker.wire.sampling import GREEDY, RowSampling
+from gpu_worker.wire.sampling import EVERYTHING, GREEDY
 from gpu_worker.wire.started import StartedRows
 
 
@@ -77,19 +77,11 @@ def full_plan(geometry: Geometry) -> Plan:
     # The first row's prompt tells what may be told beside every row's sample.
     told_from = zeros.copy()
     told_from[0] = max(lengths[0] - (geometry.logit_rows - num_rows), 1) if lengths[0] > 1 else 0
-    sampling = RowSampling(
-        # So near 1 that few ranks do not settle top_p.
-        settings=GREEDY.but(
-            temperature=1, top_p=0.9999, min_p=0.1, presence_penalty=1, frequency_penalty=1, repetition_penalty=1.5
-        ).settings,
-        biased=np.zeros(1, np.int64),
-        biases=np.ones(1),
-    )
     started = StartedRows.of_prompts(
         rows,
         [np.zeros(length, np.int32) for length in lengths],
         [np.ones(pages, np.int32) for pages in num_pages],
-        sampling=[sampling] * num_rows,
+        sampling=[EVERYTHING] * num_rows,
         num_logprobs=ones + 1,
         prompt_logprobs_from=told_from,
     )

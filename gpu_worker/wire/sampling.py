@@ -77,6 +77,15 @@ GREEDY = RowSampling(
 )
 
 
+# A row that uses every setting, for the plan that measures the largest step. Its top_p is so near 1 that few ranks do
+# not settle it.
+EVERYTHING = replace(
+    GREEDY.but(temperature=1, top_p=0.9999, min_p=0.1, presence_penalty=1, frequency_penalty=1, repetition_penalty=1.5),
+    biased=np.zeros(1, np.int64),
+    biases=np.ones(1),
+)
+
+
 def read_sampling(data: bytes, name: str, vocab_size: int) -> RowSampling:
     """Parses `data`. Raises PlanError if it is malformed, incomplete or out of range."""
     if not data:
