@@ -196,7 +196,7 @@ def _started(
     pages: list[np.ndarray[tuple[int], np.dtype[np.int32]]],
 ) -> StartedRows:
     """Greedy rows."""
-    return StartedRows.of_prompts(np.array(rows, np.int32), tokens, pages, temperature=np.zeros(len(rows), np.float32))
+    return StartedRows.of_prompts(np.array(rows, np.int32), tokens, pages)
 
 
 @torch.inference_mode()

@@ -1,7 +1,7 @@
-"""What few rows ask of sampling, by row: bans, biases, penalties, allowed tokens, logprobs.
+"""The sampling features that few rows use: bans, biases, penalties, allowed tokens, logprobs.
 
-Owns the host's state of it, and one byte per row that says what a row uses, so that steps whose rows use nothing pay
-for one look at it. Knows nothing of torch, of steps or of how logits are changed.
+Owns the host's copy of them, by row, and one byte per row with the features that the row uses. A step whose rows use
+none costs one look at these bytes. Knows nothing of torch, of steps or of how logits change.
 """
 
 from enum import IntEnum
@@ -9,20 +9,20 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu_worker.wire.fields import Int32Array
-from gpu_worker.wire.started import StartedFeatures, StartedRows
+from gpu_worker.wire.sampling import RowSampling
+from gpu_worker.wire.started import StartedRows
 
 Int64Array = NDArray[np.int64]
 Float64Array = NDArray[np.float64]
 
 
 class Uses(IntEnum):
-    """What a row asks for, as bits. No IntFlag: its operators cost a microsecond each."""
+    """The features of a row, as bits. Not an IntFlag, because its operators cost a microsecond each."""
 
-    # Tokens that may not come out until a position is reached.
+    # Tokens that are banned until the row reaches a position.
     BANS = 1
     BIASES = 2
-    # Of presence, frequency or repetition: the row's tokens must be known on the device.
+    # A presence, frequency or repetition penalty, which needs the row's tokens on the device.
     PENALTIES = 4
     ALLOWED = 8
     LOGPROBS = 16
@@ -30,7 +30,7 @@ class Uses(IntEnum):
 
 
 class RowFeatures:
-    """One entry per row; an array's entry means nothing where `uses` lacks its flag."""
+    """One entry per row. An array's entry is void if `uses` lacks its bit."""
 
     def __init__(self, num_rows: int) -> None:
         self.uses = np.zeros(num_rows, np.uint8)
@@ -44,39 +44,39 @@ class RowFeatures:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets every row."""
+        """Drops every row."""
         self.uses[:] = 0
         self.banned: dict[int, Int64Array] = {}
         self.biases: dict[int, tuple[Int64Array, Float64Array]] = {}
         self.allowed: dict[int, Int64Array] = {}
 
     def start(self, started: StartedRows) -> None:
-        """Takes over what started rows ask for."""
+        """Stores the features of started rows."""
         rows = started.rows
-        self.uses[rows] = 0
         self.num_prompt[rows] = started.num_prompt_tokens
-        for i in np.flatnonzero(started.banned_until).tolist():
-            if started.banned[i].size:
-                row = int(rows[i])
+        self.banned_until[rows] = started.banned_until
+        self.num_logprobs[rows] = started.num_logprobs
+        self.prompt_logprobs_from[rows] = started.prompt_logprobs_from
+        for i, row in enumerate(rows.tolist()):
+            self.uses[row] = self._start(row, started.sampling[i])
+            if started.banned_until[i] and started.banned[i].size:
                 self.uses[row] |= Uses.BANS
-                self.banned[row], self.banned_until[row] = started.banned[i].astype(np.int64), started.banned_until[i]
-        if started.features is not None:
-            self._start(rows, started.features)
+                self.banned[row] = started.banned[i].astype(np.int64)
+        self.uses[rows] |= np.where(started.num_logprobs > 0, Uses.LOGPROBS, 0).astype(np.uint8)
+        self.uses[rows] |= np.where(started.prompt_logprobs_from > 0, Uses.PROMPT_LOGPROBS, 0).astype(np.uint8)
 
-    def _start(self, rows: Int32Array, asked: StartedFeatures) -> None:
-        for name in ("presence_penalty", "frequency_penalty", "repetition_penalty"):
-            getattr(self, name)[rows] = getattr(asked, name)
-        self.num_logprobs[rows] = asked.num_logprobs
-        self.prompt_logprobs_from[rows] = asked.prompt_logprobs_from
-        penalised = (asked.presence_penalty != 0) | (asked.frequency_penalty != 0) | (asked.repetition_penalty != 1)
-        self.uses[rows] |= np.where(penalised, Uses.PENALTIES, 0).astype(np.uint8)
-        self.uses[rows] |= np.where(asked.num_logprobs > 0, Uses.LOGPROBS, 0).astype(np.uint8)
-        self.uses[rows] |= np.where(asked.prompt_logprobs_from > 0, Uses.PROMPT_LOGPROBS, 0).astype(np.uint8)
-        lists = zip(rows.tolist(), asked.biased, asked.biases, asked.allowed, strict=True)
-        for row, biased, biases, allowed in lists:
-            if biased.size:
-                self.uses[row] |= Uses.BIASES
-                self.biases[row] = biased.astype(np.int64), biases.astype(np.float64)
-            if allowed.size:
-                self.uses[row] |= Uses.ALLOWED
-                self.allowed[row] = allowed.astype(np.int64)
+    def _start(self, row: int, sampling: RowSampling) -> int:
+        """Stores the features of the row's sampling and returns their bits."""
+        settings, uses = sampling.settings, 0
+        self.presence_penalty[row] = settings.presence_penalty
+        self.frequency_penalty[row] = settings.frequency_penalty
+        self.repetition_penalty[row] = settings.repetition_penalty
+        if settings.presence_penalty or settings.frequency_penalty or settings.repetition_penalty != 1:
+            uses |= Uses.PENALTIES
+        if sampling.biased.size:
+            uses |= Uses.BIASES
+            self.biases[row] = sampling.biased, sampling.biases
+        if sampling.allowed.size:
+            uses |= Uses.ALLOWED
+            self.allowed[row] = sampling.allowed
+        return uses

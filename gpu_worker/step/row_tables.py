@@ -14,6 +14,7 @@ from gpu_worker.geometry import Geometry
 from gpu_worker.step.row_features import RowFeatures
 from gpu_worker.wire.fields import Int32Array, PlanError
 from gpu_worker.wire.frames import Plan
+from gpu_worker.wire.sampling import SETTINGS
 from gpu_worker.wire.started import StartedRows
 
 UInt64Array = NDArray[np.uint64]
@@ -63,13 +64,9 @@ class RowTables:
         self._row_weights |= np.uint64(1)
         self.page_table = np.zeros((num, geometry.pages_per_row), np.int32)
         self.sampling: dict[str, NDArray[np.generic]] = {
-            "temperature": np.zeros(num, np.float32),
-            "top_p": np.ones(num, np.float32),
-            "top_k": np.zeros(num, np.int32),
-            "min_p": np.zeros(num, np.float32),
-            "seed": np.zeros(num, np.uint64),
-            "sample_idx": np.zeros(num, np.int32),
+            name: np.zeros(num, setting.dtype) for name, setting in SETTINGS.items()
         }
+        self.sampling["sample_idx"] = np.zeros(num, np.int64)
         self.features = RowFeatures(num)
         self.reset()
 
@@ -120,8 +117,10 @@ class RowTables:
             self.tokens[row] = started.tokens[i]
             self.num_known[row] = self.num_started[row] = started.tokens[i].size
         self.num_pages[rows] = counts
-        for name, values in self.sampling.items():
-            values[rows] = getattr(started, name)
+        for name, setting in SETTINGS.items():
+            values = [getattr(one.settings, name) for one in started.sampling]
+            self.sampling[name][rows] = np.array(values, setting.dtype)
+        self.sampling["sample_idx"][rows] = started.sample_idx
         self.features.start(started)
         terms = _page_terms(all_rows, cols, pages)
         self._row_page_sums[rows] = 0

@@ -8,20 +8,20 @@ from numpy.typing import NDArray
 
 from gpu_worker.geometry import Geometry, align_up
 from gpu_worker.wire.frames import Plan
-from gpu_worker.wire.started import StartedFeatures, StartedRows
+from gpu_worker.wire.sampling import EVERYTHING, GREEDY
+from gpu_worker.wire.started import StartedRows
 
 
 def warm_up_plan(*, num_rows: int, chunk: bool) -> Plan:
     """Step 1 of rows that all stand on page 1, as chunks of one token or as decode rows; every other row draws."""
     rows = np.arange(1, num_rows + 1, dtype=np.int32)
     ones, zeros = np.ones(num_rows, np.int32), np.zeros(num_rows, np.int32)
+    drawing = GREEDY.but(temperature=1, top_p=0.5, min_p=0.1)
     started = StartedRows.of_prompts(
         rows,
         [zeros[:1]] * num_rows,
         [ones[:1]] * num_rows,
-        temperature=(rows % 2).astype(np.float32),
-        top_p=0.5,
-        min_p=0.1,
+        sampling=[drawing if row % 2 else GREEDY for row in rows.tolist()],
     )
     running = {
         "chunk_rows": rows,
@@ -57,7 +57,6 @@ def full_prompts_plan(geometry: Geometry) -> Plan:
             rows,
             [np.zeros(count, np.int32) for count in counts],
             np.split(pages, np.cumsum(num_pages)[:-1]),
-            temperature=starts.astype(np.float32),
         ),
         chunk_rows=rows,
         chunk_starts=starts,
@@ -78,25 +77,13 @@ def full_plan(geometry: Geometry) -> Plan:
     # The first row's prompt tells what may be told beside every row's sample.
     told_from = zeros.copy()
     told_from[0] = max(lengths[0] - (geometry.logit_rows - num_rows), 1) if lengths[0] > 1 else 0
-    features = StartedFeatures(
-        presence_penalty=np.ones(num_rows, np.float32),
-        frequency_penalty=np.ones(num_rows, np.float32),
-        repetition_penalty=np.full(num_rows, 1.5, np.float32),
-        biased=[zeros[:1]] * num_rows,
-        biases=[np.ones(1, np.float32)] * num_rows,
-        allowed=[zeros[:0]] * num_rows,
-        num_logprobs=ones + 1,
-        prompt_logprobs_from=told_from,
-    )
     started = StartedRows.of_prompts(
         rows,
         [np.zeros(length, np.int32) for length in lengths],
         [np.ones(pages, np.int32) for pages in num_pages],
-        temperature=np.ones(num_rows, np.float32),
-        # So near 1 that few ranks do not settle it.
-        top_p=0.9999,
-        min_p=0.1,
-        features=features,
+        sampling=[EVERYTHING] * num_rows,
+        num_logprobs=ones + 1,
+        prompt_logprobs_from=told_from,
     )
     return Plan(
         generation=0,

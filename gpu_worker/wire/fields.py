@@ -28,29 +28,6 @@ def int32_array(data: bytes, name: str, low: int, high: int, size: int | None = 
     return values
 
 
-def float32_array(
-    data: bytes, name: str, low: float, high: float, size: int, *, also: float | None = None
-) -> Float32Array:
-    """`size` float32 little-endian values, each in low..high, or `also`."""
-    if len(data) != 4 * size:
-        raise PlanError(f"{name} has {len(data)} bytes; {size} entries need {4 * size}")
-    values = np.frombuffer(data, np.dtype("<f4"))
-    inside = (values >= low) & (values <= high)
-    if also is not None:
-        inside |= values == also
-    if not inside.all():
-        limits = f"{low} to {high}" if also is None else f"{low} to {high}, or {also}"
-        raise PlanError(f"{name} holds {values[~inside][0]}; it must be {limits}")
-    return values
-
-
-def uint64_array(data: bytes, name: str, size: int) -> NDArray[np.uint64]:
-    """`size` uint64 little-endian values."""
-    if len(data) != 8 * size:
-        raise PlanError(f"{name} has {len(data)} bytes; {size} rows need {8 * size}")
-    return np.frombuffer(data, np.dtype("<u8"))
-
-
 def flags(data: bytes, name: str, size: int) -> NDArray[np.bool_]:
     """`size` bytes of 0 or 1."""
     values = np.frombuffer(data, np.uint8)

@@ -6,7 +6,6 @@ never waits for pages or positions that do not exist. A request is admitted with
 
 from collections.abc import Sequence
 
-from scheduler_svc.core.messages.arrays import Int32Array
 from scheduler_svc.core.messages.config import MAX_NUM_SAMPLES, CoreConfig
 from scheduler_svc.core.messages.effects import RejectCode
 from scheduler_svc.core.messages.events import Submit
@@ -91,13 +90,8 @@ def _invalid(event: Submit, worker_infos: WorkerInfos, config: CoreConfig) -> Re
             return RejectCode.INVALID, "token_ids", f"the prompt has {prompt} tokens; {limit}"
         sentence = f"num_samples is {samples} and the prompt has {prompt} tokens, {samples * prompt} together; {limit}"
         return RejectCode.INVALID, "sampling.num_samples", sentence
-    fields: list[tuple[str, Int32Array]] = [("token_ids", event.prompt)]
-    if event.sampling.extras is not None:
-        fields.append(("sampling.logit_bias", event.sampling.extras.biased))
-        fields.append(("sampling.allowed_token_ids", event.sampling.extras.allowed))
-    for field, tokens in fields:
-        if len(tokens) and (int(tokens.min()) < 0 or int(tokens.max()) >= info.vocab_size):
-            return RejectCode.INVALID, field, f"a token id is outside 0 to {info.vocab_size - 1}"
+    if int(event.prompt.min()) < 0 or int(event.prompt.max()) >= info.vocab_size:
+        return RejectCode.INVALID, "token_ids", f"a token id is outside 0 to {info.vocab_size - 1}"
     return None
 
 
@@ -155,6 +149,7 @@ def new_requests(
             stop_token_ids=stops,
             banned=banned,
             ignore_eos=event.ignore_eos,
+            num_logprobs=event.num_logprobs,
             priority=event.priority,
             arrival=first_handle + i,
             arrived_at=now,

@@ -27,7 +27,13 @@ from scheduler_svc.frontend.streaming.stream_table import StreamTable
 from scheduler_svc.frontend.text.detokenize import Detokenizer
 from scheduler_svc.frontend.text.output import SampleOutput
 from scheduler_svc.frontend.text.stop_strings import StopFinder
-from scheduler_svc.frontend.validate import request as validation
+from scheduler_svc.frontend.validate import request as wire
+from scheduler_svc.frontend.validate.sampling import without_lists
+
+if TYPE_CHECKING:
+    from grpc.aio import ServicerContext
+
+    GenerateContext: TypeAlias = ServicerContext[pb.GenerateRequest, pb.GenerateResponse]
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +114,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         submit = await validation.make_submit(checked, token_ids, model, deadline_seconds=seconds_left(context))
         accepted = pb.Accepted(
             request_id=checked.request_id,
-            sampling=checked.drawing.in_force,
+            sampling=without_lists(checked.sampling),
             prompt_tokens=len(token_ids),
             max_new_tokens=validation.new_tokens_in_force(submit.max_new_tokens, len(token_ids), model),
         )
@@ -166,5 +172,5 @@ def make_outputs(checked: validation.Checked, context: Sequence[int], model: Mod
             min_new_tokens=stop.min_new_tokens,
             include_stop=stop.include_stop,
         )
-        for _ in range(checked.drawing.in_force.num_samples)
+        for _ in range(checked.sampling.num_samples)
     )

@@ -144,7 +144,7 @@ class Simulation:
                 stream=stream,
                 request_id=str(stream),
                 prompt=prompt,
-                sampling=ev.Sampling(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, seed=stream),
+                sampling=stream.to_bytes(8, "little"),
                 max_new_tokens=asked,
                 min_new_tokens=0,
                 stop_token_ids=(),

@@ -98,10 +98,10 @@ class SimulatedWorker:
         self.results.append((done + self._link_seconds, result))
 
     def _start(self, start: RowStart) -> None:
-        row, seed = start.row, start.sampling.seed
+        row, stream = start.row, int.from_bytes(start.sampling, "little")
         self._position[row] = start.first_position
-        self._last[row] = start.num_prompt_tokens + self._targets.outputs[seed & SLOT_MASK] - 1
-        self._key[row] = seed >> SLOT_BITS
+        self._last[row] = start.num_prompt_tokens + self._targets.outputs[stream & SLOT_MASK] - 1
+        self._key[row] = stream >> SLOT_BITS
 
     def _shape(self, plan: Plan, starts: IntArray, counts: IntArray, samples: int) -> StepShape:
         align, multiple = self.info.chunk_align, self._token_multiple

@@ -1,6 +1,6 @@
-"""What every frame of the internal protocols shares: parsing, and arrays as raw little-endian bytes.
+"""Parses frames of the internal protocols, and converts arrays to and from raw little-endian bytes.
 
-Owns nothing. Hostile bytes raise WireError and nothing else.
+Owns no state. Hostile bytes raise WireError and nothing else.
 """
 
 from typing import Any, TypeVar
@@ -14,11 +14,11 @@ _T = TypeVar("_T", bound=np.generic)
 
 
 class WireError(ValueError):
-    """A frame that does not keep to its protocol; the text says how."""
+    """A frame that breaks its protocol; the message says how."""
 
 
 def parsed(kind: type[_M], frame: bytes) -> _M:
-    """The frame as a message. Raises WireError."""
+    """Parses the frame. Raises WireError if it is malformed."""
     message = kind()
     try:
         message.ParseFromString(frame)
@@ -28,13 +28,13 @@ def parsed(kind: type[_M], frame: bytes) -> _M:
 
 
 def array(data: bytes, dtype: type[_T], name: str) -> npt.NDArray[_T]:
-    """A read-only array over the bytes. Raises WireError where they are no whole number of elements."""
+    """Returns a read-only array over the bytes. Raises WireError if they are not a multiple of the element size."""
     little = np.dtype(dtype).newbyteorder("<")
     if len(data) % little.itemsize:
-        raise WireError(f"{name} has {len(data)} bytes, no multiple of {little.itemsize}")
+        raise WireError(f"{name} has {len(data)} bytes, which is not a multiple of {little.itemsize}")
     return np.frombuffer(data, little)
 
 
 def packed(values: npt.NDArray[Any]) -> bytes:
-    """The array's elements, little-endian."""
+    """Returns the array's elements as little-endian bytes."""
     return values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()

@@ -1,6 +1,6 @@
-"""frontend.proto on one side, the core's events and effects on the other.
+"""Translates messages of frontend.proto to the core's events, and the core's effects to frames.
 
-Owns nothing. Front ends validate for their callers; here only what would hurt the core is checked again.
+Owns no state. Front ends validate requests for their callers. This module checks only what could harm the core.
 """
 
 import math
@@ -17,8 +17,6 @@ from scheduler_svc.core.messages.reports import Load, WorkerLoad
 from scheduler_svc.wire.arrays import WireError, array, packed, parsed
 
 _MAX_STOP_IDS = 1024
-# A caller's biases and bans together; those allowed.
-_MAX_BIASED, _MAX_ALLOWED = 8192, 4096
 _MAX_SAMPLES, _MAX_STREAM = 1024, (1 << 64) - 1
 
 _REJECT = {
@@ -45,12 +43,12 @@ _FAILURE = {
 
 
 def parse(frame: bytes) -> pb.FrontendToCore:
-    """The message in a frame. Raises WireError."""
+    """Parses a frame. Raises WireError."""
     return parsed(pb.FrontendToCore, frame)
 
 
 def event_of(message: pb.FrontendToCore, frontend: str) -> ev.Event:
-    """What the message means to the core. Raises WireError."""
+    """Returns the core's event for the message. Raises WireError if a field is out of bounds."""
     match message.WhichOneof("message"):
         case "hello":
             return ev.FrontendJoined(frontend=frontend)
@@ -82,8 +80,12 @@ def _submit(submit: pb.Submit, frontend: str) -> ev.Submit:
         raise WireError(f"max_new_tokens is {submit.max_new_tokens}, min_new_tokens {submit.min_new_tokens}")
     if len(stop_ids) > _MAX_STOP_IDS:
         raise WireError(f"{len(stop_ids)} stop token ids; the limit is {_MAX_STOP_IDS}")
-    floats = (submit.temperature, submit.top_p, submit.min_p, submit.max_time_seconds, submit.deadline_seconds)
-    if not submit.request_id or not all(math.isfinite(value) and value >= 0 for value in floats):
+    if len(submit.sampling) > ev.MAX_SAMPLING_BYTES:
+        raise WireError(f"sampling has {len(submit.sampling)} bytes; the limit is {ev.MAX_SAMPLING_BYTES}")
+    if submit.num_logprobs > 1 + MAX_LOGPROBS:
+        raise WireError(f"num_logprobs is {submit.num_logprobs}; the limit is {1 + MAX_LOGPROBS}")
+    seconds = (submit.max_time_seconds, submit.deadline_seconds)
+    if not submit.request_id or not all(math.isfinite(value) and value >= 0 for value in seconds):
         raise WireError("request_id is empty or a number is not finite")
     if not 1 <= submit.num_samples <= _MAX_SAMPLES or submit.stream + submit.num_samples - 1 > _MAX_STREAM:
         raise WireError(f"num_samples is {submit.num_samples}, of streams from {submit.stream} on")
@@ -95,14 +97,7 @@ def _submit(submit: pb.Submit, frontend: str) -> ev.Submit:
         stream=submit.stream,
         request_id=submit.request_id,
         prompt=prompt,
-        sampling=ev.Sampling(
-            temperature=submit.temperature,
-            top_p=submit.top_p,
-            top_k=min(submit.top_k, (1 << 31) - 1),
-            min_p=submit.min_p,
-            seed=submit.seed,
-            extras=_extras(submit),
-        ),
+        sampling=submit.sampling,
         max_new_tokens=submit.max_new_tokens,
         min_new_tokens=submit.min_new_tokens,
         stop_token_ids=tuple(int(token) for token in stop_ids),
@@ -111,6 +106,7 @@ def _submit(submit: pb.Submit, frontend: str) -> ev.Submit:
         max_time_seconds=submit.max_time_seconds,
         deadline_seconds=submit.deadline_seconds,
         num_samples=submit.num_samples,
+        num_logprobs=submit.num_logprobs,
         prompt_logprobs_from=submit.prompt_logprobs_from,
         prefix_root=submit.prefix_root,
         page_hashes=submit.page_hashes,
@@ -120,44 +116,15 @@ def _submit(submit: pb.Submit, frontend: str) -> ev.Submit:
 
 
 def _check_hashes(submit: pb.Submit, num_prompt: int) -> None:
-    """The size of a page is not known here: the core compares the number of hashes with that of full pages."""
+    """Checks lengths only. The core, which knows the page size, compares the hashes with the prompt's full pages."""
     num_root, num_hashes = len(submit.prefix_root), len(submit.page_hashes)
     if num_root not in (0, HASH_BYTES):
         raise WireError(f"prefix_root has {num_root} bytes; it must have none or {HASH_BYTES}")
     if num_hashes % HASH_BYTES:
-        raise WireError(f"page_hashes has {num_hashes} bytes, no multiple of {HASH_BYTES}")
+        raise WireError(f"page_hashes has {num_hashes} bytes, which is not a multiple of {HASH_BYTES}")
     limit = num_prompt if num_root else 0
     if num_hashes > limit * HASH_BYTES:
         raise WireError(f"page_hashes has {num_hashes // HASH_BYTES} hashes; the limit is {limit}")
-
-
-def _extras(submit: pb.Submit) -> ev.Extras | None:
-    penalties = (submit.presence_penalty, submit.frequency_penalty, submit.repetition_penalty)
-    lists = (submit.biased_token_ids, submit.biases, submit.allowed_token_ids)
-    if penalties == (0, 0, 1) and not any(lists) and not submit.num_logprobs:
-        return None
-    if not all(map(math.isfinite, penalties)) or submit.repetition_penalty <= 0:
-        raise WireError(f"presence, frequency and repetition penalty are {penalties}")
-    biased = array(submit.biased_token_ids, np.int32, "biased_token_ids")
-    biases = array(submit.biases, np.float32, "biases")
-    if len(biases) != len(biased) or len(biased) > _MAX_BIASED:
-        raise WireError(f"{len(biases)} biases for {len(biased)} tokens; the limit is {_MAX_BIASED}")
-    if np.isnan(biases).any() or np.isposinf(biases).any():
-        raise WireError("a bias is neither finite nor minus infinity")
-    allowed = array(submit.allowed_token_ids, np.int32, "allowed_token_ids")
-    if len(allowed) > _MAX_ALLOWED:
-        raise WireError(f"{len(allowed)} allowed tokens; the limit is {_MAX_ALLOWED}")
-    if submit.num_logprobs > 1 + MAX_LOGPROBS:
-        raise WireError(f"num_logprobs is {submit.num_logprobs}; the limit is {1 + MAX_LOGPROBS}")
-    return ev.Extras(
-        presence_penalty=submit.presence_penalty,
-        frequency_penalty=submit.frequency_penalty,
-        repetition_penalty=submit.repetition_penalty,
-        biased=biased,
-        biases=biases,
-        allowed=allowed,
-        num_logprobs=submit.num_logprobs,
-    )
 
 
 FrontendEffect = (
@@ -174,7 +141,7 @@ _SUMS = tuple(name for name in Load.__slots__ if name not in ("per_worker", "wor
 
 
 def frame_of(effect: FrontendEffect) -> bytes:
-    """A CoreToFrontend frame with the effect."""
+    """Encodes the effect as a CoreToFrontend frame."""
     message = pb.CoreToFrontend()
     match effect:
         case fx.StepOutput():

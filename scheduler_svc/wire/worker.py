@@ -1,6 +1,6 @@
-"""worker.proto on one side, the core's events and plans on the other.
+"""Translates messages of worker.proto to the core's events, and the core's plans and answers to frames.
 
-Owns nothing. Whatever a peer sends is checked here before the core sees it; WireError says what is wrong with it.
+Owns no state. It checks every length and range before the core sees an event. WireError names the fault.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from scheduler_svc.core.messages.plan import NOTHING_MOVES, PageMoves, Plan, Row
 from scheduler_svc.core.messages.worker_info import GenerationDefaults, WorkerInfo
 from scheduler_svc.wire.arrays import WireError, array, packed, parsed
 
-PROTOCOL = 4
+PROTOCOL = 5
 
 _STATUS = {
     pb.STEP_STATUS_OK: ev.StepStatus.OK,
@@ -22,17 +22,16 @@ _STATUS = {
     pb.STEP_STATUS_OUT_OF_MEMORY: ev.StepStatus.OUT_OF_MEMORY,
     pb.STEP_STATUS_OUT_OF_SYNC: ev.StepStatus.OUT_OF_SYNC,
 }
-_NO_EXTRAS = ev.Extras()
 _MAX_DETAIL, _MAX_NAME, _MAX_EOS_IDS = 2000, 512, 1024
 
 
 def parse(frame: bytes) -> pb.WorkerToCore:
-    """The message in a frame. Raises WireError."""
+    """Parses a frame. Raises WireError."""
     return parsed(pb.WorkerToCore, frame)
 
 
 def event_of(message: pb.WorkerToCore, worker: str) -> ev.Event:
-    """What the message means to the core. Raises WireError."""
+    """Returns the core's event for the message. Raises WireError if a field is out of bounds."""
     match message.WhichOneof("message"):
         case "join":
             return ev.WorkerJoined(worker=worker, info=_info(message.join))
@@ -138,7 +137,7 @@ def _told(told: pb.Logprobs) -> ev.RawLogprobs:
 
 
 def plan_frame(plan: Plan) -> bytes:
-    """A CoreToWorker frame with the plan."""
+    """Encodes the plan as a CoreToWorker frame."""
     message = pb.CoreToWorker()
     out = message.plan
     out.generation, out.step, out.checksum = plan.generation, plan.step, plan.checksum
@@ -173,10 +172,6 @@ def _ints(values: Sequence[int]) -> bytes:
     return packed(np.array(values, np.int32))
 
 
-def _floats(values: Sequence[float]) -> bytes:
-    return packed(np.array(values, np.float32))
-
-
 def _fill_started(out: pb.StartedRows, starts: tuple[RowStart, ...]) -> None:
     out.rows = _ints([start.row for start in starts])
     out.num_tokens = _ints([len(start.tokens) for start in starts])
@@ -184,51 +179,29 @@ def _fill_started(out: pb.StartedRows, starts: tuple[RowStart, ...]) -> None:
     out.num_pages = _ints([len(start.pages) for start in starts])
     out.pages = b"".join(packed(start.pages) for start in starts)
     out.first_position = _ints([start.first_position for start in starts])
-    out.temperature = _floats([start.sampling.temperature for start in starts])
-    out.top_p = _floats([start.sampling.top_p for start in starts])
-    out.top_k = _ints([start.sampling.top_k for start in starts])
-    out.min_p = _floats([start.sampling.min_p for start in starts])
-    out.seed = np.array([start.sampling.seed for start in starts], np.dtype("<u8")).tobytes()
+    out.num_prompt_tokens = _ints([start.num_prompt_tokens for start in starts])
+    out.sampling = b"".join(start.sampling for start in starts)
+    out.num_sampling_bytes = _ints([len(start.sampling) for start in starts])
     out.sample_idx = _ints([start.sample_idx for start in starts])
     out.banned_until = _ints([start.banned_until for start in starts])
-    out.num_prompt_tokens = _ints([start.num_prompt_tokens for start in starts])
     out.num_banned = _ints([len(start.banned) for start in starts])
     out.banned = b"".join(_ints(start.banned) for start in starts)
-    if any(start.sampling.extras is not None for start in starts):
-        _fill_extras(out, [start.sampling.extras or _NO_EXTRAS for start in starts])
+    if any(start.num_logprobs for start in starts):
+        out.num_logprobs = _ints([start.num_logprobs for start in starts])
     if any(start.prompt_logprobs_from for start in starts):
         out.prompt_logprobs_from = _ints([start.prompt_logprobs_from for start in starts])
 
 
-def _fill_extras(out: pb.StartedRows, extras: list[ev.Extras]) -> None:
-    """Each field only where a row of the plan asks for it."""
-    if any(one.presence_penalty for one in extras):
-        out.presence_penalty = _floats([one.presence_penalty for one in extras])
-    if any(one.frequency_penalty for one in extras):
-        out.frequency_penalty = _floats([one.frequency_penalty for one in extras])
-    if any(one.repetition_penalty != 1 for one in extras):
-        out.repetition_penalty = _floats([one.repetition_penalty for one in extras])
-    if any(len(one.biased) for one in extras):
-        out.num_biased = _ints([len(one.biased) for one in extras])
-        out.biased = b"".join(packed(one.biased) for one in extras)
-        out.biases = b"".join(packed(one.biases) for one in extras)
-    if any(len(one.allowed) for one in extras):
-        out.num_allowed = _ints([len(one.allowed) for one in extras])
-        out.allowed = b"".join(packed(one.allowed) for one in extras)
-    if any(one.num_logprobs for one in extras):
-        out.num_logprobs = _ints([one.num_logprobs for one in extras])
-
-
 def joined_frame(generation: int, listen: str) -> bytes:
-    """The worker may serve; its plans will have this generation. `listen` is the address that callers reach."""
+    """Accepts the worker. Its plans have this generation; `listen` is the address that callers connect to."""
     return pb.CoreToWorker(joined=pb.Joined(generation=generation, listen=listen)).SerializeToString()
 
 
 def refused_frame(reason: str, *, retry: bool) -> bytes:
-    """The worker may not serve."""
+    """Refuses the worker, which tries again later if `retry` is set."""
     return pb.CoreToWorker(refused=pb.Refused(reason=reason, retry=retry)).SerializeToString()
 
 
 def rejoin_frame() -> bytes:
-    """The worker is not known and should join again."""
+    """Asks a worker that the core does not know to join again."""
     return pb.CoreToWorker(rejoin=pb.Rejoin()).SerializeToString()

@@ -9,16 +9,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from tandem.internal.v1 import worker_pb2 as pb
+from tandem.v1.inference_pb2 import SamplingParams
 
 from gpu_worker.geometry import Geometry
 
 MASK = (1 << 64) - 1
-FEATURES = (
-    ("presence_penalty", 0.0, "<f4"),
-    ("frequency_penalty", 0.0, "<f4"),
-    ("repetition_penalty", 1.0, "<f4"),
-    ("num_logprobs", 0, "<i4"),
-    ("prompt_logprobs_from", 0, "<i4"),
+# Of a row's settings, those that a plan has fields of its own for; the last two are empty if no row asks for them.
+RARE = ("num_logprobs", "prompt_logprobs_from")
+PLAN_FIELDS = ("sample_idx", "banned_until", *RARE)
+# A complete SamplingParams that is greedy and changes no logits.
+OFF = SamplingParams(
+    temperature=0, top_p=1, top_k=0, min_p=0, seed=0, presence_penalty=0, frequency_penalty=0, repetition_penalty=1
 )
 
 
@@ -53,6 +54,22 @@ class Sequence_:
     allowed: list[int] = field(default_factory=list)
     num_prompt: int = 0
     started: bool = False
+
+    @property
+    def plan_fields(self) -> dict[str, float]:
+        """Of `sampling`, what a plan has fields of its own for."""
+        return {name: value for name, value in self.sampling.items() if name in PLAN_FIELDS}
+
+    def params(self) -> SamplingParams:
+        """As a front end makes them."""
+        params = SamplingParams()
+        params.CopyFrom(OFF)
+        params.MergeFrom(SamplingParams(**{k: v for k, v in self.sampling.items() if k not in PLAN_FIELDS}))
+        params.logit_bias.update({token: bias for token, bias in self.biases.items() if bias != -np.inf})
+        params.banned_token_ids.extend(token for token, bias in self.biases.items() if bias == -np.inf)
+        if self.allowed:
+            params.allowed_token_ids.ids.extend(self.allowed)
+        return params
 
 
 def int32(values: Sequence[int]) -> bytes:
@@ -169,9 +186,10 @@ class TinyCore:
             self.rows[row].tokens[self.rows[row].position] = int(token)
 
     def _started(self, sequences: Sequence[Sequence_]) -> pb.StartedRows:
-        def of(name: str, default: float, dtype: str) -> bytes:
-            return np.array([s.sampling.get(name, default) for s in sequences], dtype).tobytes()
+        def of(name: str) -> bytes:
+            return int32([int(s.plan_fields.get(name, 0)) for s in sequences])
 
+        samplings = [s.params().SerializeToString() for s in sequences]
         for sequence in sequences:
             sequence.started = True
         return pb.StartedRows(
@@ -181,31 +199,13 @@ class TinyCore:
             num_pages=int32([len(s.pages) for s in sequences]),
             pages=int32([page for s in sequences for page in s.pages]),
             first_position=int32([s.position for s in sequences]),
-            temperature=of("temperature", 0.0, "<f4"),
-            top_p=of("top_p", 1.0, "<f4"),
-            top_k=of("top_k", 0, "<i4"),
-            min_p=of("min_p", 0.0, "<f4"),
-            seed=of("seed", 0, "<u8"),
-            sample_idx=of("sample_idx", 0, "<i4"),
-            banned_until=of("banned_until", 0, "<i4"),
+            sampling=b"".join(samplings),
+            num_sampling_bytes=int32([len(sampling) for sampling in samplings]),
+            sample_idx=of("sample_idx"),
+            banned_until=of("banned_until"),
             num_banned=int32([len(s.banned) for s in sequences]),
             banned=int32([token for s in sequences for token in s.banned]),
             num_prompt_tokens=int32([s.num_prompt for s in sequences]),
-            **self._features(sequences),
+            # Empty if no sequence asks for them.
+            **{name: of(name) for name in RARE if any(name in s.plan_fields for s in sequences)},
         )
-
-    @staticmethod
-    def _features(sequences: Sequence[Sequence_]) -> dict[str, bytes]:
-        """Fields that are empty where no sequence asks for them."""
-        fields: dict[str, bytes] = {}
-        for name, default, dtype in FEATURES:
-            if any(name in s.sampling for s in sequences):
-                fields[name] = np.array([s.sampling.get(name, default) for s in sequences], dtype).tobytes()
-        if any(s.biases for s in sequences):
-            fields["num_biased"] = int32([len(s.biases) for s in sequences])
-            fields["biased"] = int32([token for s in sequences for token in s.biases])
-            fields["biases"] = np.array([bias for s in sequences for bias in s.biases.values()], "<f4").tobytes()
-        if any(s.allowed for s in sequences):
-            fields["num_allowed"] = int32([len(s.allowed) for s in sequences])
-            fields["allowed"] = int32([token for s in sequences for token in s.allowed])
-        return fields

@@ -163,8 +163,8 @@ def test_the_largest_step_uses_the_budget(max_rows: int, max_length: int, token_
     assert plan.chunk_counts.max() <= max_length
     assert plan.chunk_samples.all()
     # The first row's prompt tells of as many tokens as every row's sample leaves.
-    assert plan.started is not None and plan.started.features is not None
-    told = plan.chunk_counts[0] - plan.started.features.prompt_logprobs_from[0]
+    assert plan.started is not None
+    told = plan.chunk_counts[0] - plan.started.prompt_logprobs_from[0]
     assert told == min(plan.chunk_counts[0] - 1, geometry.logit_rows - max_rows)
     # Nothing more fits: every row is full, or another tile is too much.
     assert geometry.token_budget - cost < 64 or plan.decode_rows.size == 0
@@ -192,7 +192,7 @@ def test_join_says_what_was_set_and_measured(tmp_path: Path, device: torch.devic
     )
     worker = start(settings, saved)
     join = worker.join
-    assert (join.protocol, join.window, join.sink_tokens, join.host_pages) == (4, window, sinks, 5)
+    assert (join.protocol, join.window, join.sink_tokens, join.host_pages) == (5, window, sinks, 5)
     assert join.max_length > join.num_pages * join.page_size
     assert 0 < join.page_copy_us < 1e6
     assert 0 < join.token_us < 1e6

@@ -1,6 +1,6 @@
-"""The truth: what a request must answer, from its prompt and settings alone.
+"""The correct output of a request, computed from its prompt and settings alone.
 
-A plain chain over a list of tokens. Knows nothing of pages, rows, chunks, preemption, workers or time.
+It is a plain chain over a list of tokens. Knows nothing of pages, rows, chunks, preemption, workers or time.
 """
 
 from collections.abc import Collection, Sequence
@@ -19,7 +19,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """Output token ids, the one that ended them included."""
+    """Output token ids, including the one that ended them."""
 
     tokens: tuple[int, ...]
     reason: Reason
@@ -37,7 +37,7 @@ def complete(
     stop_token_ids: Collection[int] = (),
     ignore_eos: bool = False,
 ) -> Completion:
-    """Token ids until EOS, a stop token or the length; `vocab` is the number of ids drawn where all are allowed."""
+    """Returns token ids up to EOS, a stop token or the length. `vocab` is the number of ids if all are allowed."""
     if not prompt:
         raise ValueError("the prompt is empty")
     settings = settings or Settings()
@@ -59,7 +59,7 @@ def complete(
 
 
 def logprobs(tokens: Sequence[int], *, start: int, vocab_size: int, top_k: int) -> list[Logprob]:
-    """Of the tokens from position `start` on, each after all before it."""
+    """Returns the logprob of each token from position `start` on, given all tokens before it."""
     history, out = _history(tokens[:start]), list[Logprob]()
     for token in tokens[start:]:
         out.append(logprob_of(history, token, vocab_size=vocab_size, top_k=top_k))

@@ -1,19 +1,21 @@
-"""Reads a StepPlan's raw arrays, checking every length before anything is used.
+"""Reads a StepPlan's raw arrays and checks every length first.
 
-Owns the wire layout of a plan and nothing else: values are not judged here, except that no array may be
-short, long or ragged.
+Owns the wire layout of a plan and nothing else. It checks no values, only that no array is short, long or ragged, and
+that each row's sampling is complete.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
+from google.protobuf.message import DecodeError
 from tandem.internal.v1 import worker_pb2 as pb
+from tandem.v1 import inference_pb2
 
-from tests.rigs.sampling import Settings
+from tests.rigs.sampling import SCALARS, Settings
 
 
 class PlanError(Exception):
-    """The plan breaks the contract; the message says where."""
+    """The plan breaks the contract. The message says where."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +58,7 @@ class PlanArrays:
 def _array(data: bytes, dtype: str, name: str, length: int | None = None) -> np.ndarray:
     kind = np.dtype(dtype)
     if len(data) % kind.itemsize:
-        raise PlanError(f"{name}: {len(data)} bytes are no multiple of {kind.itemsize}")
+        raise PlanError(f"{name}: {len(data)} bytes are not a multiple of {kind.itemsize}")
     values = np.frombuffer(data, dtype=kind)
     if length is not None and len(values) != length:
         raise PlanError(f"{name}: {len(values)} entries where {length} belong")
@@ -64,12 +66,12 @@ def _array(data: bytes, dtype: str, name: str, length: int | None = None) -> np.
 
 
 def _rare(data: bytes, dtype: str, name: str, length: int, none: float) -> np.ndarray:
-    """A field that is empty where no row asks for it."""
+    """Reads a field that is empty if no row uses it."""
     if not data:
         return np.full(length, none, dtype)
     values = _array(data, dtype, name, length)
     if (values == none).all():
-        raise PlanError(f"{name} is there and no row asks for it")
+        raise PlanError(f"{name} is set and no row asks for it")
     return values
 
 
@@ -111,29 +113,24 @@ def _started(message: pb.StartedRows) -> list[StartedRow]:
 
 
 def _settings(message: pb.StartedRows, n: int) -> list[Settings]:
-    num_biased = _rare(message.num_biased, "<i4", "num_biased", n, 0)
-    biased = _pieces(message.biased, "biased", num_biased)
-    biases = _pieces(message.biases, "biases", num_biased, "<f4")
-    allowed = _pieces(message.allowed, "allowed", _rare(message.num_allowed, "<i4", "num_allowed", n, 0))
-    each: dict[str, np.ndarray] = {
-        "temperature": _array(message.temperature, "<f4", "temperature", n),
-        "top_p": _array(message.top_p, "<f4", "top_p", n),
-        "top_k": _array(message.top_k, "<i4", "top_k", n),
-        "min_p": _array(message.min_p, "<f4", "min_p", n),
-        "seed": _array(message.seed, "<u8", "seed", n),
-        "sample_idx": _array(message.sample_idx, "<i4", "sample_idx", n),
-        "presence_penalty": _rare(message.presence_penalty, "<f4", "presence_penalty", n, 0),
-        "frequency_penalty": _rare(message.frequency_penalty, "<f4", "frequency_penalty", n, 0),
-        "repetition_penalty": _rare(message.repetition_penalty, "<f4", "repetition_penalty", n, 1),
-    }
+    sizes = _array(message.num_sampling_bytes, "<i4", "num_sampling_bytes", n)
+    pieces = _pieces(message.sampling, "sampling", sizes, "<u1")
+    sample_idx = _array(message.sample_idx, "<i4", "sample_idx", n)
     return [
-        Settings(
-            **{name: values[i].item() for name, values in each.items()},
-            biases=tuple(zip(biased[i].tolist(), biases[i].tolist(), strict=True)),
-            allowed=frozenset(allowed[i].tolist()),
-        )
-        for i in range(n)
+        Settings.of(_params(piece.tobytes()), idx) if piece.size else Settings(sample_idx=idx)
+        for piece, idx in zip(pieces, sample_idx.tolist(), strict=True)
     ]
+
+
+def _params(data: bytes) -> inference_pb2.SamplingParams:
+    try:
+        params = inference_pb2.SamplingParams.FromString(data)
+    except DecodeError as error:
+        raise PlanError(f"sampling is not a SamplingParams: {error}") from None
+    missing = [name for name in SCALARS if not params.HasField(name)]
+    if missing:
+        raise PlanError(f"sampling lacks {', '.join(missing)}")
+    return params
 
 
 def _host_copies(copies: pb.HostCopies, name: str) -> list[tuple[int, int]]:
@@ -149,7 +146,7 @@ def _page_copies(copies: pb.PageCopies) -> list[tuple[int, int, int]]:
 
 
 def read_plan(plan: pb.StepPlan) -> PlanArrays:
-    """Raises PlanError where an array's length is wrong."""
+    """Reads a plan. Raises PlanError if an array's length is wrong."""
     append_rows = _array(plan.appends.rows, "<i4", "appends.rows").tolist()
     append_pages = _array(plan.appends.pages, "<i4", "appends.pages", len(append_rows)).tolist()
     rows = _array(plan.chunks.rows, "<i4", "chunks.rows").tolist()

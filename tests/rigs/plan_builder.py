@@ -1,7 +1,7 @@
-"""Builds step plans by hand, for tests of whoever carries them out.
+"""Builds step plans by hand, for tests of their receivers.
 
-Owns the wire layout of a plan from the sender's side and a sender's copy of the row tables. It judges
-nothing: a wrong order is built as told.
+Owns the wire layout of a plan from the sender's side, and a sender's copy of the row tables. It checks nothing, so a
+test can build a wrong plan.
 """
 
 from collections.abc import Sequence
@@ -40,12 +40,8 @@ class _Draft:
     copies: list[tuple[int, int, int]] = field(default_factory=list)
 
 
-def float32(values: Sequence[float]) -> bytes:
-    return np.array(values, dtype="<f4").tobytes()
-
-
 class PlanBuilder:
-    """Collects one plan at a time; `build` closes it and begins the next."""
+    """Collects one plan at a time. `build` returns it and begins the next."""
 
     def __init__(self, *, generation: int = 1) -> None:
         self._generation = generation
@@ -67,7 +63,7 @@ class PlanBuilder:
         prompt_logprobs_from: int = 0,
         **settings: Any,
     ) -> "PlanBuilder":
-        """A row in full, all its tokens prompt unless told; it still needs a chunk or a decode."""
+        """Starts a row. All its tokens are prompt unless `num_prompt` is given. It still needs a chunk or a decode."""
         draft = self._draft
         draft.rows.append(row)
         draft.tokens.append(tokens)
@@ -128,10 +124,18 @@ class PlanBuilder:
         started.pages = int32([page for pages in draft.pages for page in pages])
         started.first_position = int32(draft.first)
         started.num_prompt_tokens = int32(draft.num_prompt)
-        self._fill_settings(started, draft)
+        samplings = [settings.encoded() for settings in draft.settings]
+        started.sampling = b"".join(samplings)
+        started.num_sampling_bytes = int32([len(sampling) for sampling in samplings])
+        started.sample_idx = int32([settings.sample_idx for settings in draft.settings])
         started.banned_until = int32(draft.until)
         started.num_banned = int32([len(banned) for banned in draft.banned])
         started.banned = int32([token for banned in draft.banned for token in banned])
+        # These fields are empty if no row uses them.
+        if any(draft.num_logprobs):
+            started.num_logprobs = int32(draft.num_logprobs)
+        if any(draft.prompt_logprobs_from):
+            started.prompt_logprobs_from = int32(draft.prompt_logprobs_from)
         plan.appends.rows = int32([row for row, _ in draft.appends])
         plan.appends.pages = int32([page for _, page in draft.appends])
         plan.chunks.rows = int32([chunk[0] for chunk in draft.chunks])
@@ -149,27 +153,3 @@ class PlanBuilder:
             plan.copies.targets = int32([target for _, target, _ in draft.copies])
             plan.copies.counts = int32([count for _, _, count in draft.copies])
         return plan
-
-    def _fill_settings(self, started: pb.StartedRows, draft: _Draft) -> None:
-        all_settings = draft.settings
-        for name in ("temperature", "top_p", "min_p"):
-            setattr(started, name, float32([getattr(settings, name) for settings in all_settings]))
-        for name in ("top_k", "sample_idx"):
-            setattr(started, name, int32([getattr(settings, name) for settings in all_settings]))
-        started.seed = np.array([settings.seed for settings in all_settings], dtype="<u8").tobytes()
-        # What few ask for is empty where nobody does.
-        for name, none in (("presence_penalty", 0), ("frequency_penalty", 0), ("repetition_penalty", 1)):
-            values = [getattr(settings, name) for settings in all_settings]
-            if any(value != none for value in values):
-                setattr(started, name, float32(values))
-        if any(settings.biases for settings in all_settings):
-            started.num_biased = int32([len(settings.biases) for settings in all_settings])
-            started.biased = int32([token for settings in all_settings for token, _ in settings.biases])
-            started.biases = float32([bias for settings in all_settings for _, bias in settings.biases])
-        if any(settings.allowed for settings in all_settings):
-            started.num_allowed = int32([len(settings.allowed) for settings in all_settings])
-            started.allowed = int32([token for settings in all_settings for token in sorted(settings.allowed)])
-        if any(draft.num_logprobs):
-            started.num_logprobs = int32(draft.num_logprobs)
-        if any(draft.prompt_logprobs_from):
-            started.prompt_logprobs_from = int32(draft.prompt_logprobs_from)

@@ -1,10 +1,11 @@
 """Greedy tokens as Transformers alone makes them: `python -m tests.rigs.reference_tokens --model DIR < prompts`.
 
-The truth that the service is held to: f32, eager attention, `generate()` with its own cache, end of sequence ignored,
-one thread. Reads {"prompts": [text …], "new_tokens": n} from stdin and prints one JSON object. Knows nothing of Tandem.
+Tests compare the service with these tokens: f32, eager attention, `generate()` with its own cache, end of sequence
+ignored, one thread. The module reads {"prompts": [text …], "new_tokens": n} from stdin and prints one JSON object. It
+knows nothing of Tandem.
 
-Prompts run in left-padded batches, which is quick; padding adds exact zeros, but sums of other shapes round
-differently, so each batch's smallest margin between the best and the second logit is told too, and a prompt whose
+Prompts run in left-padded batches, because that is quick. Padding adds exact zeros, but sums of other shapes round
+differently. So the output has each prompt's smallest margin between the best and the second logit, and a prompt whose
 margin is below `--least-margin` runs again alone.
 """
 
@@ -24,7 +25,7 @@ _BATCH = 32
 
 @torch.inference_mode()
 def greedy(model: PreTrainedModel, prompts: list[list[int]], new_tokens: int) -> list[tuple[list[int], float]]:
-    """Per prompt its new tokens and the smallest margin at any of them."""
+    """Returns, per prompt, its new tokens and the smallest margin at any of them."""
     longest = max(map(len, prompts))
     ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
@@ -45,7 +46,7 @@ def greedy(model: PreTrainedModel, prompts: list[list[int]], new_tokens: int) ->
 
 
 def main() -> int:
-    """Prints {"prompt_ids": [[…]], "tokens": [[…]], "margins": [margin], "alone": how many ran again alone}."""
+    """Prints {"prompt_ids": [[…]], "tokens": [[…]], "margins": [margin], "alone": number that ran again alone}."""
     parser = argparse.ArgumentParser(prog="reference_tokens", allow_abbrev=False)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--least-margin", type=float, default=1e-3)
@@ -56,7 +57,7 @@ def main() -> int:
     tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
     prompts = [tokenizer.encode(text).ids for text in request["prompts"]]
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32, attn_implementation="eager").eval()
-    # By length, so that little is padded.
+    # Prompts of similar length share a batch, so that little is padded.
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     found: dict[int, tuple[list[int], float]] = {}
     for first in range(0, len(order), _BATCH):

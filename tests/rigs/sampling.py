@@ -1,9 +1,9 @@
-"""The pretend model's sampling: which token follows a history under a request's settings, and how likely it was.
+"""The pretend model's sampling: the token that follows a history under a request's settings, and its logprob.
 
-Owns the settings and pure functions of them and a history's hash. Every setting that says anything enters the draw, so
-one that is lost or mixed up shows in the tokens; bans, biases of minus infinity and allowed tokens are kept exactly.
-Logprobs are pseudo-values of hash and token alone, as the model's own are before anything that sampling does; they are
-exact in f32. Knows nothing of pages, rows, plans or sockets.
+Owns the settings, and pure functions of them and a history's hash. Every setting that differs from its default enters
+the draw, so a setting that is lost or mixed up changes the tokens. Bans, biases of minus infinity and allowed tokens
+are obeyed exactly. Logprobs are pseudo-values of hash and token alone, because the model's logprobs do not depend on
+sampling either; they are exact in f32. Knows nothing of pages, rows, plans or sockets.
 """
 
 from collections.abc import Collection
@@ -11,19 +11,24 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
+from tandem.v1 import inference_pb2 as pb
 
 from tests.rigs.hashing import MASK, extend, mix, mix_array
 
 _MAX_REDRAWS = 4096
 _LOGPROB_SALT, _LOGPROB_STEPS = 0x10960B5, 1 << 20
 MINUS_INFINITY = float("-inf")
+# Fields of SamplingParams that a plan sets for every row.
+SCALARS = (
+    "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How a request's tokens are drawn; the defaults say nothing. Floats count as the f32 that the wire carries.
+    """A sample's settings; the defaults have no effect. Floats are rounded to the f32 that the wire carries.
 
-    `biases` are (token, bias), minus infinity bans; `allowed` empty allows every token.
+    `biases` are (token, bias); minus infinity bans the token. An empty `allowed` allows every token.
     """
 
     temperature: float = 0.0
@@ -38,18 +43,42 @@ class Settings:
     biases: tuple[tuple[int, float], ...] = ()
     allowed: frozenset[int] = frozenset()
 
+    @classmethod
+    def of(cls, params: pb.SamplingParams, sample_idx: int = 0) -> "Settings":
+        """Returns the settings in a complete SamplingParams. A ban wins over a bias."""
+        banned = dict.fromkeys(params.banned_token_ids, MINUS_INFINITY)
+        return cls(
+            **{name: getattr(params, name) for name in SCALARS},
+            sample_idx=sample_idx,
+            biases=tuple((dict(params.logit_bias) | banned).items()),
+            allowed=frozenset(params.allowed_token_ids.ids),
+        )
+
+    def params(self) -> pb.SamplingParams:
+        """Returns what the front end makes of a request with these settings."""
+        params = pb.SamplingParams(**{name: getattr(self, name) for name in SCALARS}, num_samples=1)
+        params.logit_bias.update({token: bias for token, bias in self.biases if bias != MINUS_INFINITY})
+        params.banned_token_ids.extend(sorted(self.banned()))
+        if self.allowed:
+            params.allowed_token_ids.ids.extend(sorted(self.allowed))
+        return params
+
+    def encoded(self) -> bytes:
+        """Returns `params` serialized."""
+        return self.params().SerializeToString(deterministic=True)
+
     def banned(self) -> frozenset[int]:
-        """Tokens that a bias of minus infinity bans."""
+        """Returns the tokens that have a bias of minus infinity."""
         return frozenset(token for token, bias in self.biases if bias == MINUS_INFINITY)
 
     def key(self, num_prompt_tokens: int) -> int:
-        """A hash of all settings that shape the draw; 0 where none does. Greedy ignores noise and filters."""
+        """Returns a hash of all settings that shape the draw, or 0 if none does. Greedy ignores noise and filters."""
         words: list[int] = []
         if self.temperature > 0:
             words += [_word(1, _bits(self.temperature)), _word(2, self.seed), _word(3, self.sample_idx)]
             words += [_word(4, _bits(self.top_p)), _word(5, self.top_k), _word(6, _bits(self.min_p))]
         if self.presence_penalty or self.frequency_penalty:
-            # They look at the output alone, so where it begins matters.
+            # These penalties count the output alone, so the key depends on where the output begins.
             words += [_word(7, _bits(self.presence_penalty)), _word(8, _bits(self.frequency_penalty))]
             words.append(_word(9, num_prompt_tokens))
         if self.repetition_penalty != 1:
@@ -73,7 +102,7 @@ def _word(place: int, value: int) -> int:
 
 
 def draw(prefix: int, key: int, *, vocab: int, allowed: Collection[int], banned: Collection[int]) -> int:
-    """The token that follows a history: one of `allowed`, or of [0, vocab) where that is empty; never one banned."""
+    """Returns the token after a history: one of `allowed`, or of [0, vocab) if that is empty; never a banned one."""
     start = prefix ^ key
     if allowed:
         open_to_it = sorted(set(allowed) - set(banned))
@@ -89,7 +118,7 @@ def draw(prefix: int, key: int, *, vocab: int, allowed: Collection[int], banned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logprob:
-    """Of a token after a history, and of the most probable ones, best first."""
+    """The logprob of a token after a history, and of the most probable tokens, best first."""
 
     logprob: float
     top: tuple[tuple[int, float], ...]
@@ -101,7 +130,7 @@ def _salted(vocab_size: int) -> np.ndarray:
 
 
 def logprob_of(prefix: int, token: int, *, vocab_size: int, top_k: int) -> Logprob:
-    """Of `token` after a history; ties go to the smaller id."""
+    """Returns the logprob of `token` after a history. Among equal logprobs, the smaller id comes first."""
     steps = mix_array(_salted(vocab_size) ^ np.uint64(prefix)) % np.uint64(_LOGPROB_STEPS)
     logprobs = -(steps.astype(np.float32)) / 1024
     best = np.argsort(steps, kind="stable")[:top_k]

@@ -1,4 +1,4 @@
-"""The oracle depends on every setting and keeps every ban; the executor reads them from plans, and tells as it does."""
+"""The oracle uses every setting and obeys every ban; the executor reads both from plans and answers as the oracle."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from tandem.internal.v1 import worker_pb2 as pb
 from tests.rigs.executor import Executor, Shape
 from tests.rigs.faults import Faults
 from tests.rigs.oracle import complete, logprobs
-from tests.rigs.plan_builder import PlanBuilder, float32, int32
+from tests.rigs.plan_builder import PlanBuilder, int32
 from tests.rigs.sampling import MINUS_INFINITY, Logprob, Settings, logprob_of
 
 SHAPE = Shape(page_size=4, num_pages=16, max_rows=4, max_length=40, token_budget=16)
@@ -186,7 +186,7 @@ WRONG = [
     ("logprobs from -1", {"prompt_logprobs_from": -1}),
     ("has output already", {"prompt_logprobs_from": 1, "num_prompt": 4}),
     ("biases a token outside", {"biases": ((288, 1.0),)}),
-    ("allows a token outside", {"allowed": frozenset({-1})}),
+    ("allows a token outside", {"allowed": frozenset({288})}),
 ]
 
 
@@ -201,19 +201,29 @@ def test_wrong_rows_are_noticed(violation: str, wish: dict[str, object]) -> None
 @pytest.mark.parametrize(
     ("violation", "field", "data"),
     [
-        ("presence_penalty is there and no row asks", "presence_penalty", float32([0])),
-        ("repetition_penalty is there and no row asks", "repetition_penalty", float32([1])),
-        ("num_logprobs is there and no row asks", "num_logprobs", int32([0])),
+        ("num_logprobs is set and no row asks", "num_logprobs", int32([0])),
         ("num_prompt_tokens: 0 entries where 1 belong", "num_prompt_tokens", b""),
-        ("frequency_penalty: 2 entries where 1 belong", "frequency_penalty", float32([1, 1])),
-        ("biases: 1 entries where 0 belong", "biases", float32([1])),
-        ("allowed: 0 entries where 2 belong", "num_allowed", int32([2])),
+        ("num_sampling_bytes: 2 entries where 1 belong", "num_sampling_bytes", int32([1, 1])),
+        ("sampling: 3 entries where", "sampling", b"abc"),
     ],
 )
 def test_fields_that_do_not_fit_are_noticed(violation: str, field: str, data: bytes) -> None:
     executor, plans = Executor(SHAPE), PlanBuilder()
     plan = plans.start(1, PROMPT, [1, 2]).chunk(1, 0, 6, samples=True).build()
     setattr(plan.started, field, data)
+    result = executor.apply(plan)
+    assert result.status == pb.STEP_STATUS_FAILED
+    assert violation in result.detail
+
+
+@pytest.mark.parametrize(
+    ("violation", "data"),
+    [("sampling is not a SamplingParams", b"\xff"), ("sampling lacks top_p", b"\r\0\0\0\0")],
+)
+def test_sampling_that_is_malformed_or_incomplete_is_noticed(violation: str, data: bytes) -> None:
+    executor, plans = Executor(SHAPE), PlanBuilder()
+    plan = plans.start(1, PROMPT, [1, 2]).chunk(1, 0, 6, samples=True).build()
+    plan.started.sampling, plan.started.num_sampling_bytes = data, int32([len(data)])
     result = executor.apply(plan)
     assert result.status == pb.STEP_STATUS_FAILED
     assert violation in result.detail

@@ -1,8 +1,8 @@
 """A checking worker's side of the protocol: joining, plans in, results out, heartbeats.
 
 A machine without sockets: messages and the time go in, messages come out. Knows nothing of ZeroMQ, processes or
-signals. Plans are applied in order but late, and results are let go later still, so that the core meets every
-ordering that the protocol allows.
+signals. It applies plans in order but late, and sends results later still, so that the core meets every order of events
+that the protocol allows.
 """
 
 from collections import deque
@@ -27,7 +27,7 @@ class Phase(StrEnum):
     STOPPED = "stopped"
     # Terminal, and silent.
     HUNG = "hung"
-    # Terminal: the process is to end without a word.
+    # Terminal: the process ends without a message.
     EXITED = "exited"
 
 
@@ -45,7 +45,7 @@ class _Held:
 
 
 class WorkerSession:
-    """`receive` and `advance` with a clock that never goes back; `outgoing` is what to send, in order."""
+    """Call `receive` and `advance` with a clock that never goes back. `outgoing` has the messages to send."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class WorkerSession:
         self._heartbeat_at = 0.0
 
     def receive(self, message: pb.CoreToWorker, now: float) -> None:
-        """One message of the core."""
+        """Handles one message of the core."""
         match message.WhichOneof("message"):
             case "joined":
                 self._forget_plans()
@@ -89,27 +89,27 @@ class WorkerSession:
                 self._enter(Phase.REFUSED if message.refused.retry else Phase.STOPPED, message.refused.reason)
                 self._join_at = now + self._retry_seconds
             case "rejoin":
-                # A Join on its way answers a Rejoin that crossed it.
+                # If a Join is already on its way, it answers this Rejoin too.
                 if self.phase == Phase.JOINED or (self.phase == Phase.JOINING and now >= self._join_at):
                     self.link_lost(now)
             case "plan":
                 self._queue(message.plan, now)
             case None:
-                # An empty frame is how the core learns whether anybody is here.
+                # The core sends empty frames to check that the worker is still connected.
                 pass
 
     def link_lost(self, now: float) -> None:
-        """Nobody hears this worker, or nobody knows it: join again."""
+        """Joins again, because the core is gone or does not know this worker."""
         self._forget_plans()
         self._enter(Phase.JOINING, "")
         self._join_at = now
 
     def join_unsent(self, now: float) -> None:
-        """No core is there yet; try again shortly."""
+        """Schedules another try, because the core is not there yet."""
         self._join_at = now + 0.02
 
     def advance(self, now: float) -> None:
-        """Does what is due."""
+        """Does everything that is due."""
         if self.phase in (Phase.JOINING, Phase.REFUSED) and now >= self._join_at:
             if self.phase == Phase.REFUSED:
                 self.phase = Phase.JOINING
@@ -125,7 +125,7 @@ class WorkerSession:
             self._heartbeat_at = now + self._heartbeat_seconds
 
     def wait_seconds(self, now: float) -> float | None:
-        """Until something is due; None: only a message can wake it."""
+        """Returns the seconds until something is due, or None if only a message can wake the session."""
         if self.phase in (Phase.STOPPED, Phase.HUNG, Phase.EXITED):
             return None
         due = [self._heartbeat_at if self.phase == Phase.JOINED else self._join_at]

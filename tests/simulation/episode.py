@@ -35,7 +35,7 @@ _PROBATION = ev.Submit(
     stream=0,
     request_id="probation",
     prompt=np.zeros(1, np.int32),
-    sampling=ev.Sampling(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, seed=0),
+    sampling=b"",
     max_new_tokens=1,
     min_new_tokens=0,
     stop_token_ids=(),

@@ -5,12 +5,13 @@ Owns nothing; draws from the generator that it is given.
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from scheduler_svc.core.messages import events as ev
 from tests.rigs.executor import Shape
-from tests.rigs.sampling import MINUS_INFINITY
+from tests.rigs.sampling import MINUS_INFINITY, Settings
 from tests.scheduler_svc.core.world import hashes_of
 from tests.simulation.setting import KILLER, POISON, Setting
 
@@ -42,7 +43,9 @@ def random_submit(
     min_new_tokens = rng.choice([0, 0, min(1, max_new_tokens), max_new_tokens])
     stops, ignore_eos = rng.choice([(), (), (1,), (1, 2)]), rng.random() < 0.5
     too_early = {*stops, *(() if ignore_eos else shape.eos_token_ids)} if min_new_tokens else set[int]()
-    extras = random_extras(rng, shape, too_early) if rng.random() < 0.3 else None
+    is_rich = rng.random() < 0.3
+    edits = random_edits(rng, shape, too_early) if is_rich else {}
+    num_logprobs = rng.choice([0, 1, 2, 4, 6]) if is_rich else 0
     plain, is_shared = rng.random() < 0.5, rng.random() < 0.95
     hashes = hashes_of(prompt, shape.page_size, salt=rng.choice(setting.salts)) if is_shared else {}
     return ev.Submit(
@@ -50,14 +53,14 @@ def random_submit(
         stream=stream,
         request_id=f"r{stream}",
         prompt=np.array(prompt, np.int32),
-        sampling=ev.Sampling(
+        sampling=Settings(
             temperature=rng.choice([0.0, 1.0]),
             top_p=1.0 if plain else rng.choice([0.5, 0.9]),
             top_k=0 if plain else rng.choice([1, 40]),
             min_p=0.0 if plain else rng.choice([0.1, 0.2]),
             seed=rng.randrange(5),
-            extras=extras,
-        ),
+            **edits,
+        ).encoded(),
         max_new_tokens=max_new_tokens,
         min_new_tokens=min_new_tokens,
         stop_token_ids=stops,
@@ -66,6 +69,7 @@ def random_submit(
         max_time_seconds=rng.choice([0, 0, 0, 0, 0.5, 3.0]),
         deadline_seconds=rng.choice([0, 0, 0, 0, 0.5, 3.0]),
         num_samples=rng.choice([1, 1, 1, 1, 1, 2, 3, 7]),
+        num_logprobs=num_logprobs,
         prompt_logprobs_from=rng.randint(1, len(prompt)) if rng.random() < 0.2 else 0,
         cache_read=rng.random() >= setting.bypass_share,
         cache_write=rng.random() >= setting.bypass_share,
@@ -73,8 +77,8 @@ def random_submit(
     )
 
 
-def random_extras(rng: random.Random, shape: Shape, too_early: set[int]) -> ev.Extras:
-    """What few ask for; one token always remains that is neither banned nor among `too_early`."""
+def random_edits(rng: random.Random, shape: Shape, too_early: set[int]) -> dict[str, Any]:
+    """Settings that few requests have; one token always remains that is neither banned nor among `too_early`."""
 
     def sometimes(*values: float) -> float:
         return rng.choice(values) if rng.random() < 0.3 else 0.0
@@ -84,12 +88,10 @@ def random_extras(rng: random.Random, shape: Shape, too_early: set[int]) -> ev.E
     biased = [token for token in vocabulary if token != kept and rng.random() < 0.3] if rng.random() < 0.4 else []
     biases = [rng.choice([MINUS_INFINITY, -1.5, 0.25, 100.0]) for _ in biased]
     allowed = [token for token in vocabulary if token == kept or rng.random() < 0.5] if rng.random() < 0.3 else []
-    return ev.Extras(
-        presence_penalty=sometimes(-2.0, 0.5, 2.0),
-        frequency_penalty=sometimes(-1.0, 0.1),
-        repetition_penalty=sometimes(0.5, 1.3) or 1.0,
-        biased=np.array(biased, np.int32),
-        biases=np.array(biases, np.float32),
-        allowed=np.array(allowed, np.int32),
-        num_logprobs=rng.choice([0, 1, 2, 4, 6]),
-    )
+    return {
+        "presence_penalty": sometimes(-2.0, 0.5, 2.0),
+        "frequency_penalty": sometimes(-1.0, 0.1),
+        "repetition_penalty": sometimes(0.5, 1.3) or 1.0,
+        "biases": tuple(zip(biased, biases, strict=True)),
+        "allowed": frozenset(allowed),
+    }

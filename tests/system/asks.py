@@ -12,7 +12,7 @@ from tandem.v1 import inference_pb2 as pb
 
 from tests.rigs import byte_tokenizer
 from tests.rigs.oracle import Completion, complete, logprobs
-from tests.rigs.sampling import MINUS_INFINITY, Logprob, Settings
+from tests.rigs.sampling import MINUS_INFINITY, SCALARS, Logprob, Settings
 from tests.rigs.transcript import SampleTranscript, Transcript
 
 
@@ -73,9 +73,9 @@ class Ask:
         return request
 
     def _fill_sampling(self, sampling: pb.SamplingParams) -> None:
-        """Beyond temperature and seed, only what is asked for."""
+        """Beyond temperature and seed, only what differs from the defaults."""
         unset = Ask(prompt=(), max_new_tokens=0)
-        for name in ("top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"):
+        for name in SCALARS:
             if getattr(self, name) != getattr(unset, name):
                 setattr(sampling, name, getattr(self, name))
         if self.num_samples > 1:
@@ -90,15 +90,8 @@ class Ask:
         """As the oracle takes them; a ban wins over a bias."""
         banned = dict.fromkeys(self.banned_token_ids, MINUS_INFINITY)
         return Settings(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            seed=self.seed,
+            **{name: getattr(self, name) for name in SCALARS},
             sample_idx=sample_idx,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            repetition_penalty=self.repetition_penalty,
             biases=tuple((dict(self.logit_bias) | banned).items()),
             allowed=frozenset(self.allowed_token_ids),
         )

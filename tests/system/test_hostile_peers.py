@@ -18,23 +18,17 @@ def _good_frames() -> list[bytes]:
     """Messages that parse, with numbers that mean nothing or too much."""
     to_core = worker_pb2.WorkerToCore
     result = worker_pb2.StepResult(generation=1, step=1, status=worker_pb2.STEP_STATUS_OK, tokens=b"\1\0\0\0" * 9)
-    join = worker_pb2.Join(protocol=4, identity="x", vocab_size=1, page_size=0, num_pages=2**32 - 1, max_rows=2**32 - 1)
-    submit = frontend_pb2.Submit(stream=1, request_id="r", prompt=b"\1\0\0\0", max_new_tokens=2**32 - 1, seed=2**64 - 1)
-    fair = frontend_pb2.Submit(
-        stream=2,
-        request_id="fair",
-        prompt=b"\1\0\0\0",
-        max_new_tokens=50,
-        top_p=1.0,
-        repetition_penalty=1.0,
-        num_samples=1,
+    join = worker_pb2.Join(protocol=5, identity="x", vocab_size=1, page_size=0, num_pages=2**32 - 1, max_rows=2**32 - 1)
+    submit = frontend_pb2.Submit(
+        stream=1, request_id="r", prompt=b"\1\0\0\0", max_new_tokens=2**32 - 1, sampling=b"\xff"
     )
+    fair = frontend_pb2.Submit(stream=2, request_id="fair", prompt=b"\1\0\0\0", max_new_tokens=50, num_samples=1)
     from_frontend = frontend_pb2.FrontendToCore
     return [
         message.SerializeToString()
         for message in (
             to_core(join=join),
-            to_core(join=worker_pb2.Join(protocol=4, identity="x", pid=1)),
+            to_core(join=worker_pb2.Join(protocol=5, identity="x", pid=1)),
             to_core(result=result),
             to_core(heartbeat=worker_pb2.Heartbeat(phase="x" * 1000)),
             to_core(leave=worker_pb2.Leave()),
@@ -97,10 +91,7 @@ def test_a_forged_hello_leaves_the_true_front_end_alone(rig: Rig) -> None:
     streams = [caller.generate(ask.request()) for ask in asks]
     streams[0].wait_tokens(1)
     hello = frontend_pb2.FrontendToCore(hello=frontend_pb2.Hello(secret=b"x" * 32))
-    submit = frontend_pb2.Submit(
-        stream=1, request_id="stray", prompt=b"\1\0\0\0", max_new_tokens=9, top_p=1.0, num_samples=1,
-        repetition_penalty=1.0,
-    )  # fmt: skip
+    submit = frontend_pb2.Submit(stream=1, request_id="stray", prompt=b"\1\0\0\0", max_new_tokens=9, num_samples=1)
     context = zmq.Context()
     # A name with the true one's process id: its end must not be taken for the end of that process.
     stranger = context.socket(zmq.DEALER)

@@ -10,56 +10,26 @@ from enum import StrEnum
 from scheduler_svc.core.messages.arrays import NO_FLOATS, NO_IDS, Float32Array, Int32Array
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Extras:
-    """What few requests ask of sampling; the defaults are nothing.
-
-    `biased` int32[b] and `biases` float32[b], finite or minus infinity; `allowed` int32[a], empty allows every token.
-    `num_logprobs` is 0 for none, else 1 + the number of alternatives.
-    """
-
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    biased: Int32Array = field(default_factory=lambda: NO_IDS)
-    biases: Float32Array = field(default_factory=lambda: NO_FLOATS)
-    allowed: Int32Array = field(default_factory=lambda: NO_IDS)
-    num_logprobs: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
-    """How a request's tokens are drawn. The core only carries it to the worker. `extras` None: it wants none."""
-
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    seed: int
-    extras: Extras | None = None
-
-    @property
-    def num_logprobs(self) -> int:
-        """0 for none, else 1 + the number of alternatives told beside each output token."""
-        return 0 if self.extras is None else self.extras.num_logprobs
+# The largest `Submit.sampling`: the lists of tokens that a front end takes make 94 kB at most.
+MAX_SAMPLING_BYTES = 96 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Submit:
     """A validated request. `prompt` is int32[at least 1]; seconds count from this event, 0 is none.
 
-    Each of its samples is a stream: `stream` to `stream + num_samples - 1`. Logprobs of the prompt's tokens from
-    `prompt_logprobs_from` on are told on the first; 0 is none. `prefix_root` is 32 bytes, or empty: then no page is
-    shared; `page_hashes` are 32 bytes for each full page of the prompt (`page_hash.py`). Requests of one root are one
-    tenant's.
+    Each of its samples is a stream: `stream` to `stream + num_samples - 1`. `sampling` is a serialized SamplingParams,
+    which the core passes to the worker unread. `num_logprobs` is 0 for none, else 1 + the number of alternatives.
+    Logprobs of the prompt's tokens from `prompt_logprobs_from` on are told on the first; 0 is none. `prefix_root` is 32
+    bytes, or empty: then no page is shared; `page_hashes` are 32 bytes for each full page of the prompt
+    (`page_hash.py`). Requests of one root are one tenant's.
     """
 
     frontend: str
     stream: int
     request_id: str
     prompt: Int32Array
-    sampling: Sampling
+    sampling: bytes
     max_new_tokens: int
     min_new_tokens: int
     stop_token_ids: tuple[int, ...]
@@ -68,6 +38,7 @@ class Submit:
     max_time_seconds: float
     deadline_seconds: float
     num_samples: int = 1
+    num_logprobs: int = 0
     prompt_logprobs_from: int = 0
     prefix_root: bytes = b""
     page_hashes: bytes = b""

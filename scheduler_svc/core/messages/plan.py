@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler_svc.core.messages.arrays import NO_PAGES, Int32Array, Int64Array
-from scheduler_svc.core.messages.events import Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -37,9 +36,7 @@ NOTHING_MOVES = PageMoves()
 class RowStart:
     """A row in full: new, or resumed. `tokens` int32[known], `pages` int32[pages] in logical order, 0 behind a window.
 
-    Pages before `first_position` come filled.
-
-    Logprobs of the prompt's tokens are wanted from `prompt_logprobs_from` on; 0 is none.
+    Pages before `first_position` come filled. `sampling`, `num_logprobs` and `prompt_logprobs_from` are as in `Submit`.
     """
 
     row: int
@@ -47,10 +44,11 @@ class RowStart:
     pages: Int32Array
     first_position: int
     num_prompt_tokens: int
-    sampling: Sampling
+    sampling: bytes
     sample_idx: int
     banned_until: int
     banned: tuple[int, ...]
+    num_logprobs: int
     prompt_logprobs_from: int
 
 

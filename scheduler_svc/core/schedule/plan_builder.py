@@ -183,5 +183,6 @@ def _start(request: Request, row: int, pages: list[int], first_position: int) ->
         sample_idx=request.sample_idx,
         banned_until=request.prompt_tokens + request.min_new_tokens,
         banned=request.banned,
+        num_logprobs=request.num_logprobs,
         prompt_logprobs_from=request.prompt_logprobs_from,
     )

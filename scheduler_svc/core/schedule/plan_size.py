@@ -5,17 +5,17 @@ plan that starts many long rows could exceed the largest frame that the worker t
 figures are upper bounds; tests compare them with encoded plans.
 """
 
-from scheduler_svc.core.messages.events import Sampling
+from scheduler_svc.core.messages.events import MAX_SAMPLING_BYTES
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.state.request import Request
 
 # Scalars of one started row, and the tags and lengths of the fields that hold them.
-_ROW_BYTES = 160
-# A plan without its rows and pages.
+_ROW_BYTES = 144
+# Everything of a plan but its rows and pages.
 _PLAN_BYTES = 4096
-# Token ids that a row may carry beside its sequence: banned before min_new_tokens, biased (id and bias), allowed.
-_MAX_LISTED_BYTES = 4 * (2 * 1024) + 8 * 8192 + 4 * 4096
-# int32 values of a page that is zeroed (1) and appended to a row (2).
+# What a row may bring beside its sequence: its sampling, and the token ids that are banned before min_new_tokens.
+_MAX_BESIDE_BYTES = MAX_SAMPLING_BYTES + 4 * (2 * 1024)
+# int32 values of a page: zeroed; appended and its row.
 _BYTES_PER_PAGE = 4 * (1 + 2)
 # int32 values of a page that is swapped out (2) and one that is swapped in (2).
 _BYTES_PER_HOST_PAGE = 4 * (2 + 2)
@@ -24,17 +24,12 @@ _BYTES_PER_ROW = 4 * (4 + 3)
 
 
 def start_bytes(request: Request, num_pages: int) -> int:
-    """Upper bound on the encoded bytes that starting the request with `num_pages` pages adds to a plan."""
-    return _ROW_BYTES + 4 * (request.known + num_pages + len(request.banned)) + _listed_bytes(request.sampling)
-
-
-def _listed_bytes(sampling: Sampling) -> int:
-    extras = sampling.extras
-    return 0 if extras is None else 8 * len(extras.biased) + 4 * len(extras.allowed)
+    """Encoded bytes, at most, of starting the request with that many pages."""
+    return _ROW_BYTES + 4 * (request.known + num_pages + len(request.banned)) + len(request.sampling)
 
 
 def largest_plan_bytes(info: WorkerInfo, max_plan_bytes: int) -> int:
-    """Upper bound on the encoded bytes of any plan for the worker if plans start rows up to `max_plan_bytes`."""
-    longest_row = _ROW_BYTES + _MAX_LISTED_BYTES + 4 * (info.max_length + -(-info.max_length // info.page_size))
+    """Encoded bytes, at most, of any plan for such a worker when rows are started up to `max_plan_bytes`."""
+    longest_row = _ROW_BYTES + _MAX_BESIDE_BYTES + 4 * (info.max_length + -(-info.max_length // info.page_size))
     pages = _BYTES_PER_PAGE * info.num_pages + _BYTES_PER_HOST_PAGE * min(info.num_pages, info.host_pages)
     return _PLAN_BYTES + max(max_plan_bytes, longest_row) + _BYTES_PER_ROW * info.max_rows + pages

@@ -8,7 +8,6 @@ planner, and its result is checked like any other. Once it is confirmed, the lan
 import numpy as np
 
 from scheduler_svc.core.messages.config import Policy
-from scheduler_svc.core.messages.events import Sampling
 from scheduler_svc.core.messages.plan import Plan
 from scheduler_svc.core.schedule.planner import plan_step
 from scheduler_svc.core.state.counters import Counters
@@ -28,7 +27,7 @@ def probation_plan(lane: Lane, *, max_bytes: int, now: float) -> Plan:
         stream=0,
         request_id="probation",
         prompt=np.zeros(1, np.int32),
-        sampling=Sampling(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, seed=0),
+        sampling=b"",
         sample_idx=0,
         total_length=2,
         min_new_tokens=0,

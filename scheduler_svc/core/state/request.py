@@ -11,7 +11,6 @@ import numpy as np
 
 from scheduler_svc.core.messages.arrays import Int32Array
 from scheduler_svc.core.messages.effects import Stats
-from scheduler_svc.core.messages.events import Sampling
 from scheduler_svc.core.messages.page_hash import next_hash
 
 
@@ -51,7 +50,8 @@ class Request:
     stream: int
     request_id: str
     prompt: Int32Array
-    sampling: Sampling
+    sampling: bytes
+    """A serialized SamplingParams; the core does not read it."""
     sample_idx: int
     """Which sample of its submitted request this is; keys the noise."""
     total_length: int
@@ -87,6 +87,8 @@ class Request:
     """Output tokens flushed from its row, in order; all of them while it has no row."""
     num_outputs: int = 0
     """Tokens in `outputs`."""
+    num_logprobs: int = 0
+    """0 for none, else 1 + the number of alternatives reported beside each output token."""
     prompt_logprobs_from: int = 0
     """The first prompt position whose logprobs are wanted and not told yet; 0: none is."""
     pending_plans: int = 0
@@ -121,7 +123,7 @@ class Request:
     @property
     def top_k(self) -> int:
         """Alternatives that it wants beside each logprob."""
-        return max(0, self.sampling.num_logprobs - 1)
+        return max(0, self.num_logprobs - 1)
 
     def admitted(self, now: float, *, first_position: int) -> bool:
         """Records that the request gets a row which starts at `first_position`; True the first time."""

@@ -152,7 +152,7 @@ class Rows:
         self.frontend_idx[row] = frontend_idx
         self.ignore_eos[row] = request.ignore_eos
         self.has_stops[row] = bool(request.stop_token_ids)
-        self.num_logprobs[row] = request.sampling.num_logprobs
+        self.num_logprobs[row] = request.num_logprobs
         self.prompt_logprobs_from[row] = request.prompt_logprobs_from
         self.num_with_logprobs += self._has_logprobs(row)
         self._remaining_when_seated[row] = request.last_position - known

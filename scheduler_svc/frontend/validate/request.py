@@ -1,9 +1,9 @@
-"""Owns the check of what callers send and its translation to the core's Submit. Knows nothing of streams or sockets.
+"""Owns the check of a request and its translation to the core's Submit. Knows nothing of streams or sockets.
 
-Every refusal is INVALID_ARGUMENT (an unknown model NOT_FOUND) and names the field, the number and the limit. The
-request is checked before its text is tokenized, and its length after. A prompt's pages are hashed here, once, so that
-the core, whose one thread all requests share, need not: 32,768 tokens in pages of 64 take 0.2 ms. The largest message
-may hold millions of tokens, so the event loop has a turn after every few thousand pages.
+Every refusal is INVALID_ARGUMENT (NOT_FOUND for an unknown model) and names the field, the number and the limit. The
+module checks a request before its text is tokenized, and the prompt's length after that. It also hashes the prompt's
+pages, because all requests share the core's one thread: 32,768 tokens in pages of 64 take 0.2 ms. The largest message
+can hold millions of tokens, so hashing yields to the event loop after every 2,048 pages.
 """
 
 import asyncio
@@ -28,25 +28,25 @@ from scheduler_svc.frontend.validate.checks import (
     check_token_ids,
     refuse,
 )
-from scheduler_svc.frontend.validate.sampling import Drawing, check_sampling
+from scheduler_svc.frontend.validate.sampling import check_sampling
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 256
 MAX_STOP_TOKEN_IDS = 256
 MAX_PRIORITY = 1000
 MAX_SALT_CHARS = 256
-# About 1 ms of work.
+# Hashing this many pages takes about 1 ms.
 PAGES_AT_ONCE = 2048
-# A week.
+# One week.
 MAX_TIME_SECONDS = 604_800
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """A request of which all but the prompt's length is known to be good."""
+    """A request whose fields have been checked, except for the prompt's length."""
 
     request_id: str
-    drawing: Drawing
+    sampling: inference_pb2.SamplingParams
     stop: inference_pb2.StopParams
     stop_strings: tuple[str, ...]
     priority: int
@@ -54,14 +54,14 @@ class Checked:
     want_text: bool
     want_token_ids: bool
     skip_special_tokens: bool
-    # Of the most probable tokens told beside each; None: no logprobs.
+    # Number of most probable tokens to report beside each token; None means no logprobs.
     num_top: int | None
-    # None: none of the prompt's.
+    # None means no logprobs of the prompt.
     prompt_logprobs_start: int | None
 
 
 def check_request(request: inference_pb2.GenerateRequest, model: Model) -> Checked:
-    """Checks everything but the prompt. Raises Refusal."""
+    """Checks all fields except the prompt. Raises Refusal."""
     model.check_name(request.model)
     check_range("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
     if len(request.cache.salt) > MAX_SALT_CHARS:
@@ -70,7 +70,7 @@ def check_request(request: inference_pb2.GenerateRequest, model: Model) -> Check
     output = request.output
     return Checked(
         request_id=_check_request_id(request.request_id),
-        drawing=check_sampling(request.sampling, request.stop, model),
+        sampling=check_sampling(request.sampling, request.stop, model),
         stop=request.stop,
         stop_strings=stop_strings,
         priority=request.priority,
@@ -84,7 +84,7 @@ def check_request(request: inference_pb2.GenerateRequest, model: Model) -> Check
 
 
 async def prompt_ids(request: inference_pb2.GenerateRequest, model: Model) -> Sequence[int]:
-    """The prompt's token ids, tokenized where it is text. Raises Refusal."""
+    """Returns the prompt's token ids, after tokenizing a text prompt. Raises Refusal."""
     kind = request.WhichOneof("prompt")
     if kind is None:
         raise status.invalid("prompt", "prompt is missing; give text or token_ids")
@@ -95,14 +95,14 @@ async def prompt_ids(request: inference_pb2.GenerateRequest, model: Model) -> Se
 
 
 async def text_ids(field: str, text: str, model: Model) -> list[int]:
-    """The ids of a text. Raises Refusal where the model has no tokenizer, or the text is empty or too long."""
-    if model.tokenizer is None:
+    """Returns a text's token ids. Raises Refusal if the model has no tokenizer, or the text is empty or too long."""
+    if model.text is None:
         raise status.invalid(field, f"{field} needs a tokenizer, and the served model came without one")
     model.tokenizer.check_size(field, text, model.max_length)
     token_ids = await model.tokenizer.encode(text)
     if not token_ids:
         raise status.invalid(field, f"{field} has {len(text)} characters that make 0 tokens; 1 is needed")
-    # The tokenizer may know more tokens than the model has embeddings for.
+    # A tokenizer may have more tokens than the model has embeddings.
     check_token_ids(field, token_ids, model)
     return token_ids
 
@@ -110,11 +110,11 @@ async def text_ids(field: str, text: str, model: Model) -> list[int]:
 async def make_submit(
     checked: Checked, token_ids: Sequence[int], model: Model, *, deadline_seconds: float
 ) -> frontend_pb2.Submit:
-    """Checks the lengths and makes the core's order, but for its stream. `deadline_seconds` is 0 for none.
+    """Returns the core's Submit, without its stream. `deadline_seconds` is 0 if there is no deadline.
 
-    The lengths are checked at once; raises Refusal.
+    Raises Refusal if the lengths do not fit, before it hashes anything.
     """
-    stop, drawing, sampling = checked.stop, checked.drawing, checked.drawing.in_force
+    stop, sampling = checked.stop, checked.sampling
     max_new_tokens = _max_new_tokens(stop, len(token_ids), model)
     most = new_tokens_in_force(max_new_tokens, len(token_ids), model)
     if stop.min_new_tokens > most:
@@ -126,22 +126,13 @@ async def make_submit(
         prompt=prompt.tobytes(),
         max_new_tokens=max_new_tokens,
         min_new_tokens=stop.min_new_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        seed=sampling.seed,
+        # Deterministic, so that equal requests make equal bytes: the order of a map's entries is fixed.
+        sampling=sampling.SerializeToString(deterministic=True),
         stop_token_ids=np.asarray(list(dict.fromkeys(stop.stop_token_ids)), dtype="<i4").tobytes(),
         ignore_eos=stop.ignore_eos,
         priority=checked.priority,
         max_time_seconds=stop.max_time_seconds,
         deadline_seconds=deadline_seconds,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        repetition_penalty=sampling.repetition_penalty,
-        biased_token_ids=drawing.biased_token_ids.astype("<i4").tobytes(),
-        biases=drawing.biases.astype("<f4").tobytes(),
-        allowed_token_ids=drawing.allowed_token_ids.astype("<i4").tobytes(),
         num_samples=sampling.num_samples,
         num_logprobs=0 if checked.num_top is None else 1 + checked.num_top,
         prompt_logprobs_from=_prompt_logprobs_from(checked.prompt_logprobs_start, len(token_ids)),
@@ -163,7 +154,7 @@ async def _hash_pages(root: bytes, prompt: Int32Array, page_size: int) -> bytes:
 
 
 def new_tokens_in_force(max_new_tokens: int, num_prompt: int, model: Model) -> int:
-    """Output tokens after which a stream ends for sure: there are no more than the model has positions for."""
+    """Returns the largest number of output tokens of a stream: max_new_tokens, or what the model's length leaves."""
     return min(max_new_tokens, model.max_length - num_prompt)
 
 
@@ -208,7 +199,7 @@ def _check_logprobs(output: inference_pb2.OutputParams, model: Model) -> int | N
 
 
 def _prompt_logprobs_from(start: int | None, num_prompt: int) -> int:
-    """The first position whose logprob there is: 0, which has none, stands for 1. 0 where none is left or asked for."""
+    """Returns the first position to report. Position 0 has no logprob, so 0 becomes 1. Returns 0 if there is none."""
     field = "output.prompt_logprobs_start"
     if start is None:
         return 0
@@ -226,16 +217,16 @@ def _max_new_tokens(stop: inference_pb2.StopParams, num_prompt: int, model: Mode
         )
         raise status.invalid("prompt", message)
     if stop.HasField("max_new_tokens"):
-        # More than fit: the core ends the stream with CONTEXT_FULL. How many more does not matter.
+        # If more are asked for than fit, the core ends the stream with CONTEXT_FULL. The exact number does not matter.
         return min(stop.max_new_tokens, max_length)
-    # What fits the workers that are present; a longer prompt waits for, or is refused like, one that fits the others.
+    # The default is what fits the present workers. A longer prompt is measured against the recently lost ones.
     num_left = (model.info.max_length if num_prompt < model.info.max_length else max_length) - num_prompt
     return max(1, min(model.info.default_max_new_tokens, num_left))
 
 
-def check_detokenize(request: inference_pb2.DetokenizeRequest, model: Model) -> Tokenizer:
-    """The tokenizer for a request that it can answer. Raises Refusal."""
-    if model.tokenizer is None:
+def check_detokenize(request: inference_pb2.DetokenizeRequest, model: Model) -> Text:
+    """Checks a Detokenize request and returns the tokenizer. Raises Refusal."""
+    if model.text is None:
         raise status.invalid("token_ids", "token_ids need a tokenizer, and the served model came without one")
     check_count("token_ids", len(request.token_ids), model.max_length)
     check_token_ids("token_ids", request.token_ids, model)

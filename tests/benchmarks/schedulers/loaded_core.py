@@ -35,6 +35,8 @@ MOST_STEPS = 700
 
 _FRONTEND, _WORKER = "f-1", "w-1"
 _VOCAB_SIZE, _EOS = 32_000, 2
+# As long as a usual SamplingParams.
+_SAMPLING = bytes(56)
 _ROOT = prefix_root(b"benchmark", "")
 # What all that wait begin with, and one running request too: looking for kept pages finds some.
 _SHARED_TOKENS = PAGE_SIZE
@@ -65,7 +67,7 @@ class LoadedCore:
         self.num_rows = num_rows
         self.us: Series = {}
         self._rng = np.random.default_rng(seed)
-        self._extras = ev.Extras(num_logprobs=num_logprobs) if num_logprobs else None
+        self._num_logprobs = num_logprobs
         self._plans: deque[Plan] = deque()
         self._now = 0.0
         self._streams = 0
@@ -146,7 +148,7 @@ class LoadedCore:
             stream=self._streams,
             request_id=f"r-{self._streams}",
             prompt=prompt,
-            sampling=ev.Sampling(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, seed=0, extras=self._extras),
+            sampling=_SAMPLING,
             max_new_tokens=max_new_tokens,
             min_new_tokens=0,
             stop_token_ids=(),
@@ -156,6 +158,7 @@ class LoadedCore:
             deadline_seconds=0,
             prefix_root=root,
             page_hashes=hashes,
+            num_logprobs=self._num_logprobs,
         )
         effects = self._timed("submit_us", lambda: self._handle(event))
         assert any(isinstance(effect, fx.Admitted) for effect in effects), effects
@@ -233,8 +236,8 @@ class LoadedCore:
         num_samples = int(plan.chunk_samples.sum()) + len(plan.decode_rows)
         result = pb.StepResult(generation=plan.generation, step=plan.step, status=pb.STEP_STATUS_OK, compute_us=1)
         result.tokens = self.tokens(num_samples).astype("<i4").tobytes()
-        if self._extras is not None:
-            top_k = self._extras.num_logprobs - 1
+        if self._num_logprobs:
+            top_k = self._num_logprobs - 1
             told = result.logprobs
             told.logprobs = _floats(self._rng, num_samples)
             told.top_k = top_k

@@ -2,15 +2,18 @@
 
 import random
 import struct
+from typing import Any
 
 import numpy as np
 import pytest
 from tandem.internal.v1 import worker_pb2 as pb
+from tandem.v1.inference_pb2 import SamplingParams, TokenIds
 
 from gpu_worker.geometry import Geometry
 from gpu_worker.wire.fields import PlanError
 from gpu_worker.wire.frames import FrameError, Outcome, TokenLogprobs, parse_frame, read_plan, result_frame
-from tests.gpu_worker.plans import FEATURES, Moves, TinyCore, int32
+from gpu_worker.wire.sampling import read_sampling
+from tests.gpu_worker.plans import OFF, RARE, Moves, TinyCore, int32
 
 GEOMETRY = Geometry(
     page_size=16, num_pages=20, max_rows=4, max_length=100, token_budget=64, chunk_align=16, vocab_size=50, host_pages=8
@@ -50,43 +53,53 @@ def test_a_plan_arrives_as_it_was_sent() -> None:
     assert [tokens.tolist() for tokens in plan.started.tokens] == [[1, 2, 3], [4] * 20]
     assert [pages.tolist() for pages in plan.started.pages] == [[1], [2, 3]]
     assert [banned.tolist() for banned in plan.started.banned] == [[7, 8], []]
-    assert plan.started.seed.tolist() == [2**64 - 1, 5]
+    assert plan.started.sampling[0].settings == SamplingParams(
+        temperature=0.5, top_p=0.9, top_k=3, min_p=0.1, seed=2**64 - 1, presence_penalty=0, frequency_penalty=0,
+        repetition_penalty=1,
+    )  # fmt: skip
+    assert plan.started.sampling[1].settings.seed == 5
+    assert plan.started.banned_until.tolist() == [9, 0]
     assert plan.chunk_counts.tolist() == [3, 16]
     assert plan.chunk_samples.tolist() == [True, False]
 
 
-def test_what_few_rows_ask_for_arrives_too() -> None:
+def test_lists_of_tokens_and_logprobs_arrive_too() -> None:
     frame = pb.CoreToWorker(plan=featured_plan()).SerializeToString()
     started = read_plan(parse_frame(frame).plan, GEOMETRY).started
-    assert started is not None and started.features is not None
-    features = started.features
+    assert started is not None
+    first, second = started.sampling
     assert started.num_prompt_tokens.tolist() == [2, 20]
-    assert features.presence_penalty.tolist() == [-2.0, 0.0]
-    assert features.frequency_penalty.tolist() == [0.0, 0.5]
-    assert features.repetition_penalty.tolist() == [1.0, 1.25]
-    assert [tokens.tolist() for tokens in features.biased] == [[4, 9], []]
-    assert [biases.tolist() for biases in features.biases] == [[1.5, -np.inf], []]
-    assert [tokens.tolist() for tokens in features.allowed] == [[], [7, 8, 49]]
-    assert features.num_logprobs.tolist() == [3, 0]
-    assert features.prompt_logprobs_from.tolist() == [0, 19]
+    assert first.settings.presence_penalty == -2.0
+    assert (second.settings.frequency_penalty, second.settings.repetition_penalty) == (0.5, 1.25)
+    assert dict(zip(first.biased.tolist(), first.biases.tolist(), strict=True)) == {4: 1.5, 9: -np.inf}
+    assert (first.allowed.tolist(), second.biased.tolist(), second.allowed.tolist()) == ([], [], [7, 8, 49])
+    assert started.num_logprobs.tolist() == [3, 0]
+    assert started.prompt_logprobs_from.tolist() == [0, 19]
 
 
-@pytest.mark.parametrize("field", [name for name, _, _ in FEATURES])
-def test_each_of_them_alone(field: str) -> None:
-    """What is not there is off; what is there needs nothing else to be."""
+@pytest.mark.parametrize("field", RARE)
+def test_a_field_that_no_row_asks_for_may_be_empty(field: str) -> None:
     core = TinyCore(GEOMETRY)
     core.add(1, [1, 2, 3], **{field: 2})
     core.add(2, [1, 2, 3])
     started = read_plan(core.plan(chunks={1: 3, 2: 3}), GEOMETRY).started
-    assert started is not None and started.features is not None
-    for name, default, _ in FEATURES:
-        assert getattr(started.features, name).tolist() == [2 if name == field else default, default]
-    assert [part.size for part in (*started.features.biased, *started.features.allowed)] == [0] * 4
+    assert started is not None
+    for name in RARE:
+        assert getattr(started, name).tolist() == [2 if name == field else 0, 0]
 
 
-def test_rows_that_ask_for_none_of_it_have_none() -> None:
-    started = read_plan(good_plan(), GEOMETRY).started
-    assert started is not None and started.features is None
+def test_rows_with_equal_bytes_share_their_sampling() -> None:
+    core = TinyCore(GEOMETRY)
+    for row in (1, 2):
+        core.add(row, [1, 2, 3], seed=7, sample_idx=row, biases={4: 1.5})
+    started = read_plan(core.plan(chunks={1: 3, 2: 3}), GEOMETRY).started
+    assert started is not None
+    assert started.sampling[0] is started.sampling[1]
+    assert started.sample_idx.tolist() == [1, 2]
+
+
+def test_empty_bytes_mean_greedy() -> None:
+    assert read_sampling(b"", "sampling", 50).settings == OFF
 
 
 def test_a_result_frame_holds_the_outcome() -> None:
@@ -125,9 +138,6 @@ def test_a_result_frame_holds_logprobs() -> None:
     assert message.result.prompt_logprobs == pb.Logprobs(logprobs=struct.pack("<f", -7.0))
 
 
-FLOAT_NAN = struct.pack("<2f", float("nan"), 1.0)
-
-
 @pytest.mark.parametrize(
     ("field", "data", "problem"),
     [
@@ -151,11 +161,10 @@ FLOAT_NAN = struct.pack("<2f", float("nan"), 1.0)
         ("started.pages", int32([0, 1, 2]), "started.pages holds 0; it must be 1 to 19"),
         ("started.pages", int32([1, 2, 20]), "started.pages holds 20"),
         ("started.first_position", int32([3, 0]), "started.first_position must lie below started.num_tokens"),
-        ("started.temperature", FLOAT_NAN, "started.temperature holds nan"),
-        ("started.top_p", struct.pack("<2f", 1.5, 1.0), "started.top_p holds 1.5; it must be 0.0 to 1.0"),
-        ("started.min_p", struct.pack("<2f", -0.1, 1.0), "started.min_p holds -0.1"),
-        ("started.top_k", int32([-1, 0]), "started.top_k holds -1"),
-        ("started.seed", b"1234567", "started.seed has 7 bytes; 2 rows need 16"),
+        ("started.sampling", b"1234567", "started.sampling has 7 bytes; num_sampling_bytes makes"),
+        ("started.num_sampling_bytes", int32([9]), "started.num_sampling_bytes has 4 bytes; 2 entries need 8"),
+        ("started.num_sampling_bytes", int32([-1, 9]), "started.num_sampling_bytes holds -1; it must be 0 to 98304"),
+        ("started.num_sampling_bytes", int32([98305, 0]), "started.num_sampling_bytes holds 98305"),
         ("started.num_banned", int32([2, 1]), "started.banned has 8 bytes; 3 entries need 12"),
     ],
 )
@@ -173,29 +182,62 @@ def test_what_is_out_of_range_is_named(field: str, data: bytes, problem: str) ->
         ("num_prompt_tokens", b"", "started.num_prompt_tokens has 0 bytes; 2 entries need 8"),
         ("num_prompt_tokens", int32([0, 1]), "started.num_prompt_tokens holds 0; it must be 1 to 100"),
         ("num_prompt_tokens", int32([4, 1]), "started.num_prompt_tokens must not exceed started.num_tokens"),
-        ("presence_penalty", FLOAT_NAN, "started.presence_penalty holds nan; it must be -1000000.0 to 1000000.0"),
-        ("frequency_penalty", FLOAT_NAN[:4], "started.frequency_penalty has 4 bytes; 2 entries need 8"),
-        ("repetition_penalty", struct.pack("<2f", 1, 0), "started.repetition_penalty holds 0.0; it must be 1e-06"),
-        ("repetition_penalty", struct.pack("<2f", 1, np.inf), "started.repetition_penalty holds inf"),
-        ("num_biased", int32([51, 0]), "started.num_biased holds 51; it must be 0 to 50"),
-        ("num_biased", b"", "started.biased has 8 bytes; 0 entries need 0"),
-        ("biased", int32([4, 50]), "started.biased holds 50; it must be 0 to 49"),
-        ("biases", FLOAT_NAN, "started.biases holds nan; it must be -1000000.0 to 1000000.0, or -inf"),
-        ("biases", struct.pack("<2f", 1, np.inf), "started.biases holds inf"),
-        ("biases", struct.pack("<2f", 1, -2e6), "started.biases holds -2000000.0"),
-        ("biases", struct.pack("<f", 1), "started.biases has 4 bytes; 2 entries need 8"),
-        ("num_allowed", int32([1, 3]), "started.allowed has 12 bytes; 4 entries need 16"),
-        ("allowed", int32([1, 2, -1]), "started.allowed holds -1; it must be 0 to 49"),
         ("num_logprobs", int32([52, 0]), "started.num_logprobs holds 52; it must be 0 to 51"),
         ("prompt_logprobs_from", int32([2, 0]), "started.prompt_logprobs_from must lie below started.num_prompt"),
         ("prompt_logprobs_from", int32([-1, 0]), "started.prompt_logprobs_from holds -1"),
     ],
 )
-def test_what_is_out_of_range_of_what_few_ask_for_is_named(field: str, data: bytes, problem: str) -> None:
+def test_other_fields_out_of_range_are_named(field: str, data: bytes, problem: str) -> None:
     message = featured_plan()
     setattr(message.started, field, data)
     with pytest.raises(PlanError, match=problem.replace(".", r"\.").replace("+", r"\+")):
         read_plan(message, GEOMETRY)
+
+
+def changed(**fields: Any) -> bytes:
+    """A complete SamplingParams with these fields changed; those that are None are left out."""
+    params = SamplingParams()
+    params.CopyFrom(OFF)
+    for name in [name for name, value in fields.items() if value is None]:
+        params.ClearField(name)
+    params.MergeFrom(SamplingParams(**{name: value for name, value in fields.items() if value is not None}))
+    return params.SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b"\xff", "s is not a SamplingParams: "),
+        (changed() + b"\xf8\x07\x01", "s has a field that this worker does not know"),
+        *[
+            (changed(**{name: None}), f"s.{name} is missing")
+            for name in (
+                *("temperature", "top_p", "top_k", "min_p", "seed"),
+                *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+            )
+        ],
+        (changed(temperature=np.nan), "s.temperature is nan; it must be 0 to 1000000.0"),
+        (changed(temperature=-1), "s.temperature is -1.0"),
+        (changed(top_p=1.5), "s.top_p is 1.5; it must be 0 to 1"),
+        (changed(min_p=-0.5), "s.min_p is -0.5"),
+        (changed(presence_penalty=np.nan), "s.presence_penalty is nan; it must be -1000000.0 to 1000000.0"),
+        (changed(frequency_penalty=np.inf), "s.frequency_penalty is inf"),
+        (changed(repetition_penalty=0), "s.repetition_penalty is 0.0; it must be 1e-06"),
+        (changed(logit_bias={50: 1}), "s.logit_bias holds 50; it must be 0 to 49"),
+        (changed(logit_bias={4: np.nan}), "s.logit_bias holds nan; it must be -1000000.0 to 1000000.0"),
+        (changed(logit_bias={4: -np.inf}), "s.logit_bias holds -inf"),
+        (changed(logit_bias=dict.fromkeys(range(4097), 1)), "s.logit_bias has 4097 tokens; the limit is 4096"),
+        (changed(banned_token_ids=[1, 2**32 - 1]), "s.banned_token_ids holds 4294967295"),
+        (changed(banned_token_ids=[1] * 4097), "s.banned_token_ids has 4097 tokens"),
+        (changed(allowed_token_ids=TokenIds(ids=[50])), "s.allowed_token_ids holds 50"),
+        (changed(allowed_token_ids=TokenIds()), "s.allowed_token_ids is empty"),
+        (changed(allowed_token_ids=TokenIds(ids=[1] * 4097)), "s.allowed_token_ids has 4097 tokens"),
+    ],
+)
+def test_sampling_that_cannot_be_carried_out_is_refused(data: bytes, problem: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        read_sampling(data, "s", 50)
+    assert str(caught.value).startswith(problem)
 
 
 def mutated(data: bytes, draw: random.Random) -> bytes:

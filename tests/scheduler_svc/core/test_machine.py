@@ -3,7 +3,8 @@
 The world audits the core after each event; at the end everything is let run and nobody may be forgotten.
 """
 
-import numpy as np
+from typing import Any
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -16,18 +17,13 @@ from tests.scheduler_svc.core.world import FRONTEND, World, greedy
 
 _POISON = 272
 # One token, 3, is always allowed, never banned and ends nothing.
-_EXTRAS = [
-    None,
-    None,
-    ev.Extras(num_logprobs=1),
-    ev.Extras(num_logprobs=4, presence_penalty=1.5),
-    ev.Extras(
-        frequency_penalty=-0.5,
-        repetition_penalty=1.2,
-        biased=np.array([1, 2], np.int32),
-        biases=np.array([MINUS_INFINITY, 3.0], np.float32),
-    ),
-    ev.Extras(allowed=np.array([0, 2, 3], np.int32), num_logprobs=2),
+_ASKED = [
+    {},
+    {},
+    {"num_logprobs": 1},
+    {"num_logprobs": 4, "presence_penalty": 1.5},
+    {"frequency_penalty": -0.5, "repetition_penalty": 1.2, "biases": ((1, MINUS_INFINITY), (2, 3.0))},
+    {"allowed": frozenset({0, 2, 3}), "num_logprobs": 2},
 ]
 
 
@@ -84,7 +80,7 @@ class CoreMachine(RuleBasedStateMachine):
         seconds=st.sampled_from([0.0, 0.0, 0.0, 3.0]),
         poison=st.sampled_from([False] * 7 + [True]),
         num_samples=st.sampled_from([1, 1, 1, 2, 3]),
-        extras=st.sampled_from(_EXTRAS),
+        asked=st.sampled_from(_ASKED),
         prompt_logprobs_from=st.sampled_from([0, 0, 1, 3, 9]),
     )
     def submit(
@@ -100,7 +96,7 @@ class CoreMachine(RuleBasedStateMachine):
         seconds: float,
         poison: bool,
         num_samples: int,
-        extras: ev.Extras | None,
+        asked: dict[str, Any],
         prompt_logprobs_from: int,
     ) -> None:
         prompt = [(first + i * i) % 4 for i in range(length)]
@@ -117,7 +113,7 @@ class CoreMachine(RuleBasedStateMachine):
             stop_token_ids=stop,
             max_time_seconds=seconds,
             num_samples=num_samples,
-            extras=extras,
+            **asked,
             prompt_logprobs_from=prompt_logprobs_from,
         )
 

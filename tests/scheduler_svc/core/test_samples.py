@@ -1,12 +1,13 @@
 """Several samples of one request: in together or not at all, then each by itself."""
 
-import numpy as np
+from dataclasses import asdict
+
 import pytest
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from tests.rigs.executor import Shape
-from tests.rigs.sampling import MINUS_INFINITY
+from tests.rigs.sampling import MINUS_INFINITY, Settings
 from tests.scheduler_svc.core.world import FRONTEND, World, greedy
 
 PROMPT = [1, 2, 3]
@@ -212,30 +213,20 @@ def test_samples_survive_preemption_and_a_lost_worker() -> None:
 
 def test_a_plan_brings_all_settings_of_a_row() -> None:
     world = World()
-    extras = ev.Extras(
-        presence_penalty=0.5,
-        biased=np.array([3, 4], np.int32),
-        biases=np.array([1.5, MINUS_INFINITY], np.float32),
-        num_logprobs=3,
-    )
-    world.submit(PROMPT, num_samples=2, extras=extras, prompt_logprobs_from=2)
+    asked = Settings(presence_penalty=0.5, biases=((3, 1.5), (4, MINUS_INFINITY)))
+    world.submit(PROMPT, num_samples=2, num_logprobs=3, prompt_logprobs_from=2, **asdict(asked))
     world.run()
     starts = [start for plan in world.sent for start in plan.starts]
-    assert [start.sampling.extras for start in starts] == [extras, extras]
+    assert [start.sampling for start in starts] == [asked.encoded()] * 2
+    assert [start.sample_idx for start in starts] == [0, 1]
+    assert [start.num_logprobs for start in starts] == [3, 3]
     assert [start.prompt_logprobs_from for start in starts] == [2, 0]
     assert [start.num_prompt_tokens for start in starts] == [3, 3]
     world.check_all_ended()
 
 
-@pytest.mark.parametrize(
-    ("extras", "field"),
-    [
-        (ev.Extras(biased=np.array([0, 288], np.int32), biases=np.ones(2, np.float32)), "sampling.logit_bias"),
-        (ev.Extras(allowed=np.array([-1], np.int32)), "sampling.allowed_token_ids"),
-    ],
-)
-def test_tokens_outside_the_vocabulary_are_refused(extras: ev.Extras, field: str) -> None:
+def test_prompts_outside_the_vocabulary_are_refused() -> None:
     world = World()
-    rejected = refused(world, world.submit(PROMPT, extras=extras))
-    assert (rejected.code, rejected.field) == (fx.RejectCode.INVALID, field)
+    rejected = refused(world, world.submit([0, 288]))
+    assert (rejected.code, rejected.field) == (fx.RejectCode.INVALID, "token_ids")
     assert rejected.message == "a token id is outside 0 to 287"

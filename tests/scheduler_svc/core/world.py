@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from tandem.internal.v1 import worker_pb2 as pb
+from tandem.v1.inference_pb2 import SamplingParams
 
 from scheduler_svc.core.invariants import audit
 from scheduler_svc.core.messages import effects as fx
@@ -70,20 +71,7 @@ def hashes_of(prompt: list[int], page_size: int, *, salt: str | None = "") -> di
 
 def settings_of(submit: ev.Submit, sample_idx: int) -> Settings:
     """A sample's settings as the oracle takes them."""
-    sampling, extras = submit.sampling, submit.sampling.extras or ev.Extras()
-    return Settings(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        seed=sampling.seed,
-        sample_idx=sample_idx,
-        presence_penalty=extras.presence_penalty,
-        frequency_penalty=extras.frequency_penalty,
-        repetition_penalty=extras.repetition_penalty,
-        biases=tuple(zip(extras.biased.tolist(), extras.biases.tolist(), strict=True)),
-        allowed=frozenset(extras.allowed.tolist()),
-    )
+    return Settings.of(SamplingParams.FromString(submit.sampling), sample_idx)
 
 
 def rows_of(values: fx.Logprobs, top_k: int | None = None) -> list[Logprob]:
@@ -149,7 +137,7 @@ class Stream:
         self.prompt_logprobs += rows_of(piece.values)
 
     def _take_logprobs(self, told: fx.TokenLogprobs | None, entry: int) -> None:
-        wanted = self.submit.sampling.num_logprobs
+        wanted = self.submit.num_logprobs
         lines = [] if told is None else np.flatnonzero(told.entries == entry).tolist()
         assert len(lines) == (wanted > 0), f"{len(lines)} logprobs of a token, {wanted} were wanted"
         if told is not None and lines:
@@ -158,7 +146,7 @@ class Stream:
     def check_logprobs(self, shape: Shape) -> None:
         """All that came are the oracle's; where a token came, all of the prompt's had come."""
         prompt, vocab_size = self.submit.prompt.tolist(), shape.vocab_size
-        wanted, start = self.submit.sampling.num_logprobs, self.submit.prompt_logprobs_from
+        wanted, start = self.submit.num_logprobs, self.submit.prompt_logprobs_from
         top_k = max(0, wanted - 1)
         if wanted:
             expected = logprobs([*prompt, *self.tokens], start=len(prompt), vocab_size=vocab_size, top_k=top_k)
@@ -272,8 +260,6 @@ class World:
         *,
         max_new_tokens: int = 4,
         min_new_tokens: int = 0,
-        temperature: float = 0.0,
-        seed: int = 0,
         stop_token_ids: tuple[int, ...] = (),
         ignore_eos: bool = False,
         priority: int = 0,
@@ -281,14 +267,15 @@ class World:
         deadline_seconds: float = 0.0,
         request_id: str | None = None,
         num_samples: int = 1,
-        extras: ev.Extras | None = None,
+        num_logprobs: int = 0,
         prompt_logprobs_from: int = 0,
         salt: str | None = "",
         page_hashes: bytes | None = None,
         cache_read: bool = True,
         cache_write: bool = True,
+        **sampling: Any,
     ) -> int:
-        """A request of new streams; returns the first. `page_hashes` None: the prompt's own."""
+        """A request of new streams; returns the first. `page_hashes` None: the prompt's own; `sampling`: Settings."""
         hashes = hashes_of(prompt, self.shape.page_size, salt=salt)
         if page_hashes is not None:
             hashes["page_hashes"] = page_hashes
@@ -298,7 +285,7 @@ class World:
             stream=stream,
             request_id=request_id or f"r{stream}",
             prompt=np.array(prompt, np.int32),
-            sampling=ev.Sampling(temperature=temperature, top_p=1.0, top_k=0, min_p=0.0, seed=seed, extras=extras),
+            sampling=Settings(**sampling).encoded(),
             max_new_tokens=max_new_tokens,
             min_new_tokens=min_new_tokens,
             stop_token_ids=stop_token_ids,
@@ -307,6 +294,7 @@ class World:
             max_time_seconds=max_time_seconds,
             deadline_seconds=deadline_seconds,
             num_samples=num_samples,
+            num_logprobs=num_logprobs,
             prompt_logprobs_from=prompt_logprobs_from,
             cache_read=cache_read,
             cache_write=cache_write,

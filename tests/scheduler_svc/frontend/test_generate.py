@@ -35,17 +35,8 @@ def test_a_stream_has_accepted_deltas_finished_and_summary(run: Run):
         assert dict(await call.initial_metadata())["x-request-id"] == "r"
         assert accepted == pb.Accepted(
             request_id="r",
-            sampling=pb.SamplingParams(
-                temperature=0.5,
-                top_p=submit.top_p,
-                top_k=40,
-                min_p=0.125,
-                seed=submit.seed,
-                presence_penalty=0.0,
-                frequency_penalty=0.0,
-                repetition_penalty=1.25,
-                num_samples=1,
-            ),
+            # It asks for no lists of tokens, which Accepted leaves out.
+            sampling=pb.SamplingParams.FromString(submit.sampling),
             prompt_tokens=1,
             max_new_tokens=5,
             requests_ahead=3,

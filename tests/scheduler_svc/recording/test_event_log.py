@@ -23,13 +23,14 @@ from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire import worker as worker_wire
 from scheduler_svc.wire.arrays import WireError
 from tests.rigs.executor import Executor, Shape
+from tests.rigs.sampling import Settings
 
 SHAPE = Shape(page_size=4, num_pages=10, max_rows=3, token_budget=12, chunk_align=2)
 
 
 def join_message() -> worker_pb2.WorkerToCore:
     join = worker_pb2.Join(
-        protocol=4, identity="i", model="m", vocab_size=SHAPE.vocab_size, page_size=SHAPE.page_size,
+        protocol=5, identity="i", model="m", vocab_size=SHAPE.vocab_size, page_size=SHAPE.page_size,
         num_pages=SHAPE.num_pages, max_rows=SHAPE.max_rows, max_length=SHAPE.max_length,
         token_budget=SHAPE.token_budget, chunk_align=SHAPE.chunk_align, logit_rows=SHAPE.logit_rows,
         eos_token_ids=SHAPE.eos_token_ids, max_frame_bytes=64 << 20,
@@ -82,10 +83,9 @@ class Session:
             hashes = hash_pages(root, np.array(prompt, np.int32), SHAPE.page_size) if root else b""
             submit = frontend_pb2.Submit(
                 stream=stream, request_id=f"r{stream}", prompt=b"".join(t.to_bytes(4, "little") for t in prompt),
-                max_new_tokens=draw.randint(1, 9), temperature=draw.choice([0.0, 1.0]), top_p=1.0, seed=stream,
+                max_new_tokens=draw.randint(1, 9), sampling=self.sampling(draw, stream),
                 priority=draw.randint(-1, 1), num_samples=draw.choice([1, 1, 3]),
-                repetition_penalty=draw.choice([1.0, 1.5]), num_logprobs=draw.choice([0, 0, 1, 3]),
-                prompt_logprobs_from=draw.choice([0, 1]), presence_penalty=draw.choice([0.0, 0.5]),
+                num_logprobs=draw.choice([0, 0, 1, 3]), prompt_logprobs_from=draw.choice([0, 1]),
                 prefix_root=root, page_hashes=hashes, bypass_read=draw.random() < 0.2,
                 bypass_write=draw.random() < 0.2,
             )  # fmt: skip
@@ -102,6 +102,15 @@ class Session:
         while self.core.queue or self.plans:
             self.step()
         self.recorder.close()
+
+    @staticmethod
+    def sampling(draw: random.Random, seed: int) -> bytes:
+        return Settings(
+            temperature=draw.choice([0.0, 1.0]),
+            seed=seed,
+            repetition_penalty=draw.choice([1.0, 1.5]),
+            presence_penalty=draw.choice([0.0, 0.5]),
+        ).encoded()
 
     def step(self) -> None:
         self.now += 0.01
@@ -269,5 +278,5 @@ def test_frames_of_front_ends_are_checked() -> None:
     with pytest.raises(WireError, match="empty"):
         frontend_wire.event_of(frontend_pb2.FrontendToCore(), "f")
     submit = frontend_pb2.Submit(stream=1, request_id="r", prompt=b"123", max_new_tokens=1)
-    with pytest.raises(WireError, match="prompt has 3 bytes, no multiple of 4"):
+    with pytest.raises(WireError, match="prompt has 3 bytes, which is not a multiple of 4"):
         frontend_wire.event_of(frontend_pb2.FrontendToCore(submit=submit), "f")

@@ -176,11 +176,9 @@ def submit(stream: int) -> frontend_pb2.FrontendToCore:
         submit=frontend_pb2.Submit(
             stream=stream,
             num_samples=1,
-            repetition_penalty=1.0,
             request_id=f"r{stream}",
             prompt=b"\1\0\0\0",
             max_new_tokens=3,
-            top_p=1.0,
         )
     )
 

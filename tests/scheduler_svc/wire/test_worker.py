@@ -10,6 +10,7 @@ from tandem.v1 import inference_pb2
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.events import MAX_SAMPLING_BYTES
 from scheduler_svc.core.messages.reports import Load, WorkerLoad
 from scheduler_svc.core.scheduler import CoreConfig, Scheduler
 from scheduler_svc.shell.served_model import ModelCard
@@ -18,7 +19,7 @@ from scheduler_svc.wire import worker as worker_wire
 from scheduler_svc.wire.arrays import WireError, array, packed
 
 JOIN = worker_pb2.Join(
-    protocol=4, identity="i", model="m", vocab_size=100, page_size=4, num_pages=9, max_rows=3, max_length=32,
+    protocol=5, identity="i", model="m", vocab_size=100, page_size=4, num_pages=9, max_rows=3, max_length=32,
     token_budget=12, chunk_align=2, logit_rows=8, eos_token_ids=[0], max_frame_bytes=64 << 20,
 )  # fmt: skip
 
@@ -66,18 +67,15 @@ def sound_frames() -> tuple[list[bytes], list[bytes]]:
         request_id="r",
         prompt=b"\1\0\0\0\2\0\0\0",
         max_new_tokens=3,
-        top_p=1.0,
         num_samples=1,
-        repetition_penalty=1.0,
     )
     featured = frontend_pb2.Submit(
-        stream=9, request_id="f", prompt=b"\1\0\0\0\2\0\0\0", max_new_tokens=3, top_p=1.0, num_samples=2,
-        presence_penalty=0.5, repetition_penalty=1.5, biased_token_ids=b"\3\0\0\0", biases=b"\0\0\x80\xff",
-        allowed_token_ids=b"\4\0\0\0", num_logprobs=2, prompt_logprobs_from=1,
+        stream=9, request_id="f", prompt=b"\1\0\0\0\2\0\0\0", max_new_tokens=3, num_samples=2,
+        sampling=b"sampling", num_logprobs=2, prompt_logprobs_from=1,
     )  # fmt: skip
     sharing = frontend_pb2.Submit(
-        stream=19, request_id="s", prompt=bytes(4 * 9), max_new_tokens=3, top_p=1.0, num_samples=1,
-        repetition_penalty=1.0, prefix_root=bytes(32), page_hashes=bytes(2 * 32), bypass_write=True,
+        stream=19, request_id="s", prompt=bytes(4 * 9), max_new_tokens=3, num_samples=1,
+        prefix_root=bytes(32), page_hashes=bytes(2 * 32), bypass_write=True,
     )  # fmt: skip
     frontends = [
         frontend_pb2.FrontendToCore(submit=sharing),
@@ -124,7 +122,7 @@ def test_mutated_frames_never_break_the_core(seed: int) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "sentence"),
     [
-        ("protocol", 1, "it speaks protocol 1; this scheduler speaks 4"),
+        ("protocol", 1, "it speaks protocol 1; this scheduler speaks 5"),
         ("vocab_size", 0, "vocab_size is 0; it must be 1 to 16777216"),
         ("num_pages", 1, "num_pages is 1; it must be 2 to 1048576"),
         ("token_budget", 4, "token_budget is 4; it must be 5 to 16777216"),
@@ -154,7 +152,7 @@ def test_an_end_token_outside_the_vocabulary_is_refused(token: int) -> None:
 def test_arrays_keep_their_values_over_the_wire() -> None:
     values = np.array([1, -2, 2**31 - 1], np.int32)
     assert array(packed(values), np.int32, "x").tolist() == values.tolist()
-    with pytest.raises(WireError, match="x has 5 bytes, no multiple of 4"):
+    with pytest.raises(WireError, match="x has 5 bytes, which is not a multiple of 4"):
         array(b"12345", np.int32, "x")
 
 
@@ -162,9 +160,8 @@ def test_arrays_keep_their_values_over_the_wire() -> None:
 
 
 def a_submit(**fields: object) -> frontend_pb2.FrontendToCore:
-    plain = {"stream": 1, "request_id": "r", "prompt": b"\1\0\0\0", "max_new_tokens": 3, "top_p": 1.0}
-    none = {"num_samples": 1, "repetition_penalty": 1.0}
-    return frontend_pb2.FrontendToCore(submit=frontend_pb2.Submit(**plain | none | fields))  # type: ignore[arg-type]
+    plain = {"stream": 1, "request_id": "r", "prompt": b"\1\0\0\0", "max_new_tokens": 3, "num_samples": 1}
+    return frontend_pb2.FrontendToCore(submit=frontend_pb2.Submit(**plain | fields))  # type: ignore[arg-type]
 
 
 def submitted(**fields: object) -> ev.Submit:
@@ -173,46 +170,19 @@ def submitted(**fields: object) -> ev.Submit:
     return event
 
 
-def test_a_plain_submit_has_no_extras() -> None:
+def test_a_plain_submit_asks_for_one_sample_without_logprobs() -> None:
     event = submitted()
-    assert event.sampling.extras is None
-    assert (event.num_samples, event.prompt_logprobs_from, list(event.streams)) == (1, 0, [1])
-
-
-@pytest.mark.parametrize(
-    ("asked", "kept"),
-    [
-        ({"presence_penalty": 0.5}, ev.Extras(presence_penalty=0.5)),
-        ({"frequency_penalty": -0.5}, ev.Extras(frequency_penalty=-0.5)),
-        ({"repetition_penalty": 0.5}, ev.Extras(repetition_penalty=0.5)),
-        ({"num_logprobs": 1}, ev.Extras(num_logprobs=1)),
-    ],
-)
-def test_each_setting_counts_where_it_is_the_only_one(asked: dict[str, object], kept: ev.Extras) -> None:
-    extras = submitted(**asked).sampling.extras
-    assert extras is not None
-    names = ("presence_penalty", "frequency_penalty", "repetition_penalty", "num_logprobs")
-    assert [getattr(extras, name) for name in names] == [getattr(kept, name) for name in names]
+    assert (event.num_samples, event.num_logprobs, event.prompt_logprobs_from) == (1, 0, 0)
+    assert list(event.streams) == [1]
 
 
 def test_a_submit_keeps_all_that_is_asked_for() -> None:
+    # The core does not read the bytes, so these may be anything.
     event = submitted(
-        stream=2**64 - 3,
-        presence_penalty=0.5,
-        frequency_penalty=-0.25,
-        repetition_penalty=1.5,
-        biased_token_ids=packed(np.array([3, 4], np.int32)),
-        biases=packed(np.array([-np.inf, 2.5], np.float32)),
-        allowed_token_ids=packed(np.array([7], np.int32)),
-        num_samples=3,
-        num_logprobs=21,
-        prompt_logprobs_from=5,
+        stream=2**64 - 3, sampling=b"\xff" * MAX_SAMPLING_BYTES, num_samples=3, num_logprobs=21, prompt_logprobs_from=5
     )
-    extras = event.sampling.extras
-    assert extras is not None
-    assert (extras.presence_penalty, extras.frequency_penalty, extras.repetition_penalty) == (0.5, -0.25, 1.5)
-    assert (extras.biased.tolist(), extras.biases.tolist(), extras.allowed.tolist()) == ([3, 4], [-np.inf, 2.5], [7])
-    assert (extras.num_logprobs, event.num_samples, event.prompt_logprobs_from) == (21, 3, 5)
+    assert event.sampling == b"\xff" * MAX_SAMPLING_BYTES
+    assert (event.num_logprobs, event.num_samples, event.prompt_logprobs_from) == (21, 3, 5)
     assert event.streams[-1] == 2**64 - 1
 
 
@@ -222,20 +192,15 @@ def test_a_submit_keeps_all_that_is_asked_for() -> None:
         ({"num_samples": 0}, "num_samples is 0"),
         ({"num_samples": 1025}, "num_samples is 1025"),
         ({"stream": 2**64 - 1, "num_samples": 2}, "num_samples is 2, of streams from 18446744073709551615 on"),
-        ({"repetition_penalty": 0.0}, "penalty are"),
-        ({"presence_penalty": float("nan")}, "penalty are"),
-        ({"frequency_penalty": float("inf")}, "penalty are"),
-        ({"biased_token_ids": bytes(8), "biases": bytes(4)}, "1 biases for 2 tokens"),
-        ({"biased_token_ids": bytes(4 * 8193), "biases": bytes(4 * 8193)}, "the limit is 8192"),
-        ({"biased_token_ids": bytes(4), "biases": b"\0\0\x80\x7f"}, "neither finite nor minus infinity"),
-        ({"biased_token_ids": bytes(4), "biases": b"\0\0\xc0\x7f"}, "neither finite nor minus infinity"),
-        ({"allowed_token_ids": bytes(4 * 4097)}, "4097 allowed tokens; the limit is 4096"),
-        ({"allowed_token_ids": bytes(3)}, "allowed_token_ids has 3 bytes"),
+        ({"sampling": bytes(98305)}, "sampling has 98305 bytes; the limit is 98304"),
         ({"num_logprobs": 22}, "num_logprobs is 22; the limit is 21"),
         ({"prompt_logprobs_from": 1 << 30}, "prompt_logprobs_from is 1073741824"),
         ({"prefix_root": bytes(31)}, "prefix_root has 31 bytes; it must have none or 32"),
         ({"prefix_root": bytes(33)}, "prefix_root has 33 bytes"),
-        ({"prefix_root": bytes(32), "page_hashes": bytes(31)}, "page_hashes has 31 bytes, no multiple of 32"),
+        (
+            {"prefix_root": bytes(32), "page_hashes": bytes(31)},
+            "page_hashes has 31 bytes, which is not a",
+        ),
         ({"prefix_root": bytes(32), "page_hashes": bytes(64)}, "page_hashes has 2 hashes; the limit is 1"),
         ({"page_hashes": bytes(32)}, "page_hashes has 1 hashes; the limit is 0"),
     ],
@@ -266,51 +231,25 @@ def plan_of(*submits: ev.Submit) -> worker_pb2.StartedRows:
     return worker_pb2.CoreToWorker.FromString(worker_wire.plan_frame(plan)).plan.started
 
 
-RARE = {
-    "presence_penalty": 0.5,
-    "frequency_penalty": 0.5,
-    "repetition_penalty": 1.5,
-    "num_logprobs": 2,
-    "prompt_logprobs_from": 1,
-}
+def test_the_rows_of_a_plan_bring_the_bytes_of_their_requests() -> None:
+    asked = [b"first", b"", b"the third"]
+    started = plan_of(*(submitted(stream=i + 1, request_id=f"r{i}", sampling=own) for i, own in enumerate(asked)))
+    assert started.sampling == b"".join(asked)
+    assert array(started.num_sampling_bytes, np.int32, "x").tolist() == [5, 0, 9]
+    assert array(started.num_prompt_tokens, np.int32, "x").tolist() == [1, 1, 1]
+    assert (started.num_logprobs, started.prompt_logprobs_from) == (b"", b"")
 
 
-def test_a_plan_without_extras_has_none_of_their_fields() -> None:
-    started = plan_of(submitted(), submitted(stream=2, request_id="s"))
-    named = {field.name for field, _ in started.ListFields()}
-    assert not named & {*RARE, "num_biased", "biased", "biases", "num_allowed", "allowed"}
-    assert array(started.num_prompt_tokens, np.int32, "x").tolist() == [1, 1]
+# Fields that are empty if no row asks for them.
+RARE = ("num_logprobs", "prompt_logprobs_from")
 
 
-@pytest.mark.parametrize("name", list(RARE))
-def test_a_field_that_one_row_asks_for_is_there_for_all_and_alone(name: str) -> None:
-    asking = submitted(stream=2, request_id="s", prompt=bytes(8), **{name: RARE[name]})
+@pytest.mark.parametrize("name", RARE)
+def test_a_field_that_one_row_asks_for_is_there_for_all(name: str) -> None:
+    asking = submitted(stream=2, request_id="s", prompt=bytes(8), **{name: 1})
     started = plan_of(submitted(), asking, submitted(stream=3, request_id="t"))
-    named = {field.name for field, _ in started.ListFields()}
-    assert named & {*RARE, "num_biased", "num_allowed"} == {name}
-    dtype = np.float32 if isinstance(RARE[name], float) else np.int32
-    none = 1 if name == "repetition_penalty" else 0
-    values = array(getattr(started, name), dtype, name).tolist()
-    assert values == [none, RARE[name], none]
-
-
-def test_lists_of_tokens_follow_their_counts() -> None:
-    asking = submitted(
-        stream=2,
-        request_id="s",
-        biased_token_ids=packed(np.array([3, 4], np.int32)),
-        biases=packed(np.array([-np.inf, 2.5], np.float32)),
-        allowed_token_ids=packed(np.array([7], np.int32)),
-    )
-    started = plan_of(submitted(), asking)
-    for name, dtype, values in [
-        ("num_biased", np.int32, [0, 2]),
-        ("biased", np.int32, [3, 4]),
-        ("biases", np.float32, [-np.inf, 2.5]),
-        ("num_allowed", np.int32, [0, 1]),
-        ("allowed", np.int32, [7]),
-    ]:
-        assert array(getattr(started, name), dtype, name).tolist() == values
+    values = {field: array(getattr(started, field), np.int32, field).tolist() for field in RARE}
+    assert values == {field: [0, 1, 0] if field == name else [] for field in RARE}
 
 
 def test_results_and_outputs_keep_their_logprobs() -> None:

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from scheduler_svc.core.messages.config import Admission, Policy
-from scheduler_svc.core.messages.events import Sampling
 from scheduler_svc.core.messages.plan import Plan
 from scheduler_svc.core.schedule.plan_builder import Counters
 from scheduler_svc.core.schedule.planner import plan_step
@@ -212,7 +211,7 @@ def bare_request(handle: int, length: int, priority: int = 0, prompt_logprobs_fr
         stream=handle,
         request_id=f"r{handle}",
         prompt=np.arange(length, dtype=np.int32),
-        sampling=Sampling(temperature=0, top_p=1, top_k=0, min_p=0, seed=0),
+        sampling=b"",
         sample_idx=0,
         total_length=length + 4,
         min_new_tokens=0,

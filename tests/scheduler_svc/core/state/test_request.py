@@ -5,7 +5,6 @@ import itertools
 import numpy as np
 import pytest
 
-from scheduler_svc.core.messages.events import Sampling
 from scheduler_svc.core.state.request import TRANSITIONS, Move, Phase, Request
 
 
@@ -16,7 +15,7 @@ def request(phase: Phase) -> Request:
         stream=1,
         request_id="r",
         prompt=np.array([1, 2], np.int32),
-        sampling=Sampling(temperature=0, top_p=1, top_k=0, min_p=0, seed=0),
+        sampling=b"",
         sample_idx=0,
         total_length=5,
         min_new_tokens=0,

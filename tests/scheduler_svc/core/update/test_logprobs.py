@@ -13,7 +13,8 @@ from tests.rigs.faults import Faults
 from tests.scheduler_svc.core.world import FRONTEND, World, greedy
 
 ONE = greedy(plans_in_flight=1)
-TWO_BEST = ev.Extras(num_logprobs=3)
+# As `num_logprobs` counts them.
+TWO_BEST = 3
 
 
 def prompt(length: int, salt: int = 0) -> list[int]:
@@ -140,7 +141,7 @@ CHUNKED = Shape(page_size=4, num_pages=20, max_rows=2, chunk_align=2, token_budg
 @pytest.mark.parametrize("wanted_from", [1, 5, 14])
 def test_a_lost_worker_repeats_and_skips_nothing(confirmed: int, wanted_from: int) -> None:
     world = World(CHUNKED)
-    world.submit(prompt(15), max_new_tokens=3, ignore_eos=True, prompt_logprobs_from=wanted_from, extras=TWO_BEST)
+    world.submit(prompt(15), max_new_tokens=3, ignore_eos=True, prompt_logprobs_from=wanted_from, num_logprobs=TWO_BEST)
     for _ in range(confirmed):
         world.step()
     world.tick()
@@ -168,7 +169,7 @@ def test_a_prompt_preempted_half_way_hears_its_late_pieces_and_goes_on_from_ther
     shape = Shape(page_size=4, num_pages=6, max_rows=2, chunk_align=2, token_budget=7)
     world = World(shape, greedy(plans_in_flight=3))
     world.submit([1, 2, 3], max_new_tokens=8, ignore_eos=True)
-    world.submit(prompt(15), max_new_tokens=2, ignore_eos=True, prompt_logprobs_from=2, extras=TWO_BEST)
+    world.submit(prompt(15), max_new_tokens=2, ignore_eos=True, prompt_logprobs_from=2, num_logprobs=TWO_BEST)
     world.tick()
     # In the third plan the first one takes a page of the second one's four.
     assert [chunks_of(plan) for plan in world.sent] == [[(1, 0, 3), (2, 0, 2)], [(2, 2, 6)], []]
@@ -202,7 +203,9 @@ def test_late_pieces_may_be_the_last() -> None:
 
 def test_only_the_first_sample_is_told_of_the_prompt() -> None:
     world = World(CHUNKED)
-    world.submit(prompt(9), num_samples=2, max_new_tokens=2, ignore_eos=True, prompt_logprobs_from=1, extras=TWO_BEST)
+    world.submit(
+        prompt(9), num_samples=2, max_new_tokens=2, ignore_eos=True, prompt_logprobs_from=1, num_logprobs=TWO_BEST
+    )
     world.run()
     world.check_all_ended()
     assert sum(count for _, count in pieces_of(world, 1)) == 8
@@ -224,8 +227,8 @@ def test_a_cancelled_prompt_is_told_no_more() -> None:
 def test_pieces_have_as_many_alternatives_as_their_own_request_wants() -> None:
     world = World(Shape(token_budget=64, spare_logit_rows=64))
     for salt, num_logprobs in enumerate([6, 1, 0, 3]):
-        extras = ev.Extras(num_logprobs=num_logprobs)
-        world.submit(prompt(5, salt), max_new_tokens=2, ignore_eos=True, extras=extras, prompt_logprobs_from=1)
+        asked = {"num_logprobs": num_logprobs, "prompt_logprobs_from": 1}
+        world.submit(prompt(5, salt), max_new_tokens=2, ignore_eos=True, **asked)
     world.run()
     world.check_all_ended()
     [output] = [e for e in world.effects if isinstance(e, fx.StepOutput) and e.prompt_logprobs]
@@ -235,8 +238,8 @@ def test_pieces_have_as_many_alternatives_as_their_own_request_wants() -> None:
 def test_values_that_are_not_finite_end_a_prompt_before_it_has_sampled() -> None:
     world = World(CHUNKED, join=False)
     world.join(Faults(nonfinite_token=280))
-    doomed = world.submit([*prompt(8), 280, *prompt(6)], prompt_logprobs_from=1, extras=TWO_BEST)
-    other = world.submit(prompt(4), max_new_tokens=4, ignore_eos=True, extras=TWO_BEST)
+    doomed = world.submit([*prompt(8), 280, *prompt(6)], prompt_logprobs_from=1, num_logprobs=TWO_BEST)
+    other = world.submit(prompt(4), max_new_tokens=4, ignore_eos=True, num_logprobs=TWO_BEST)
     world.run()
     world.check_content()
     world.check_empty()
@@ -265,7 +268,9 @@ def test_what_a_step_tells_of_the_dead_is_passed_over() -> None:
     """Both lists have lines of the first request, which left meanwhile; the others' own come after them."""
     world = World(Shape(token_budget=64, spare_logit_rows=64))
     for salt in range(3):
-        world.submit(prompt(5, salt), max_new_tokens=3, ignore_eos=True, extras=TWO_BEST, prompt_logprobs_from=1 + salt)
+        world.submit(
+            prompt(5, salt), max_new_tokens=3, ignore_eos=True, num_logprobs=TWO_BEST, prompt_logprobs_from=1 + salt
+        )
     world.tick()
     assert len(world.sent[0].chunk_rows) == 3
     world.cancel(1)
@@ -280,8 +285,8 @@ def test_what_a_step_tells_of_the_dead_is_passed_over() -> None:
 
 def test_entries_that_want_logprobs_are_named_and_others_cost_nothing() -> None:
     world = World(config=ONE)
-    for salt, extras in enumerate([None, TWO_BEST, None, ev.Extras(num_logprobs=1)]):
-        world.submit(prompt(3, salt), max_new_tokens=2, ignore_eos=True, extras=extras)
+    for salt, num_logprobs in enumerate([0, TWO_BEST, 0, 1]):
+        world.submit(prompt(3, salt), max_new_tokens=2, ignore_eos=True, num_logprobs=num_logprobs)
     world.run()
     world.check_all_ended()
     outputs = [effect for effect in world.effects if isinstance(effect, fx.StepOutput)]
@@ -291,7 +296,7 @@ def test_entries_that_want_logprobs_are_named_and_others_cost_nothing() -> None:
 
 def test_where_nobody_wants_them_nothing_is_kept() -> None:
     world = World()
-    world.submit(prompt(3), extras=ev.Extras(presence_penalty=1.0))
+    world.submit(prompt(3), presence_penalty=1.0)
     world.tick()
     lane = world.lane
     assert lane is not None
@@ -304,13 +309,12 @@ def test_where_nobody_wants_them_nothing_is_kept() -> None:
 
 def test_each_front_end_gets_its_own() -> None:
     world = World(config=ONE)
-    world.submit(prompt(3), max_new_tokens=1, extras=TWO_BEST, ignore_eos=True, prompt_logprobs_from=1)
+    world.submit(prompt(3), max_new_tokens=1, num_logprobs=TWO_BEST, ignore_eos=True, prompt_logprobs_from=1)
     submit = world.streams[1].submit
     fields = {name: getattr(submit, name) for name in submit.__slots__}
     world.core.handle(ev.FrontendJoined(frontend="f-2"), 0.0)
-    for stream, extras in ((1, None), (7, ev.Extras(num_logprobs=2))):
-        sampling = ev.Sampling(temperature=0, top_p=1, top_k=0, min_p=0, seed=0, extras=extras)
-        changed = {"frontend": "f-2", "stream": stream, "request_id": f"other-{stream}", "sampling": sampling}
+    for stream, num_logprobs in ((1, 0), (7, 2)):
+        changed = {"frontend": "f-2", "stream": stream, "request_id": f"other-{stream}", "num_logprobs": num_logprobs}
         world.core.handle(ev.Submit(**fields | changed), 0.0)
     world.tick()
     world.apply()
@@ -339,8 +343,8 @@ def _event(world: World, result: object) -> ev.Event:
 
 def test_late_tokens_bring_their_logprobs_and_those_of_the_dead_are_dropped() -> None:
     world = World(Shape(page_size=4, num_pages=3, max_rows=2), greedy(plans_in_flight=3))
-    world.submit([1, 2, 3], max_new_tokens=6, ignore_eos=True, extras=ev.Extras(num_logprobs=5))
-    world.submit([4, 5, 6], max_new_tokens=4, ignore_eos=True, extras=TWO_BEST)
+    world.submit([1, 2, 3], max_new_tokens=6, ignore_eos=True, num_logprobs=5)
+    world.submit([4, 5, 6], max_new_tokens=4, ignore_eos=True, num_logprobs=TWO_BEST)
     world.tick()
     [victim] = world.core.queue.of_id("r2")
     assert (victim.row, victim.pending_tokens) == (0, 2)
@@ -357,7 +361,7 @@ def test_late_tokens_bring_their_logprobs_and_those_of_the_dead_are_dropped() ->
 @pytest.mark.parametrize("how", ["fewer", "more", "none", "top_k", "ids", "tops", "outside"])
 def test_logprobs_that_do_not_fit_send_the_worker_away_and_hurt_nobody(what: str, how: str) -> None:
     world = World()
-    stream = world.submit(prompt(5), max_new_tokens=3, ignore_eos=True, extras=TWO_BEST, prompt_logprobs_from=1)
+    stream = world.submit(prompt(5), max_new_tokens=3, ignore_eos=True, num_logprobs=TWO_BEST, prompt_logprobs_from=1)
     world.tick()
     world.apply()
     told = getattr(world.results[0], what)
@@ -390,7 +394,7 @@ def test_logprobs_that_do_not_fit_send_the_worker_away_and_hurt_nobody(what: str
 def test_a_row_that_is_not_finite_excuses_no_other_rows_logprobs() -> None:
     world = World()
     world.submit(prompt(5), ignore_eos=True)
-    world.submit(prompt(5, 1), ignore_eos=True, extras=TWO_BEST)
+    world.submit(prompt(5, 1), ignore_eos=True, num_logprobs=TWO_BEST)
     world.tick()
     world.apply()
     world.results[0].nonfinite = np.array([0], "<i4").tobytes()
@@ -401,7 +405,7 @@ def test_a_row_that_is_not_finite_excuses_no_other_rows_logprobs() -> None:
 
 def test_a_logprob_that_is_no_number_needs_a_row_that_is_not_finite() -> None:
     world = World()
-    world.submit(prompt(5), ignore_eos=True, extras=TWO_BEST)
+    world.submit(prompt(5), ignore_eos=True, num_logprobs=TWO_BEST)
     world.tick()
     world.apply()
     world.results[0].logprobs.logprobs = np.array([np.nan], "<f4").tobytes()

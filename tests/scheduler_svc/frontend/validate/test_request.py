@@ -15,11 +15,13 @@ from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.core.messages import page_hash
+from scheduler_svc.core.messages.events import MAX_SAMPLING_BYTES
 from scheduler_svc.frontend import model as models
 from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.rpc import parsing
 from scheduler_svc.frontend.rpc.status import Refusal
 from scheduler_svc.frontend.validate import request as wire
+from scheduler_svc.frontend.validate.sampling import MAX_LISTED_TOKENS
 from tests.scheduler_svc.frontend.fake_core import CACHE_ROOT, model_state
 from tests.scheduler_svc.frontend.tokenizers_for_tests import BOS, EOS
 
@@ -279,29 +281,54 @@ def test_one_token_must_be_drawable_before_stop_tokens_are(field: str, fields: d
     assert submit(**fields, **stop(stop_token_ids=[5])).max_new_tokens
 
 
-def test_a_ban_is_a_bias_that_wins():
-    made = submit(**sampling(logit_bias={9: -2.5, 4: 1.5, 7: 3.0, 5: 0.0}, banned_token_ids=[7, 8, 7]))
-    assert np.frombuffer(made.biased_token_ids, "<i4").tolist() == [4, 7, 8, 9]
-    assert np.frombuffer(made.biases, "<f4").tolist() == [1.5, -math.inf, -math.inf, -2.5]
+def params_of(made: frontend_pb2.Submit) -> pb.SamplingParams:
+    """What the worker would get."""
+    return pb.SamplingParams.FromString(made.sampling)
 
 
-def test_allowed_tokens_are_made_unique():
-    made = submit(**sampling(**allowed(9, 4, 9)))
-    assert np.frombuffer(made.allowed_token_ids, "<i4").tolist() == [4, 9]
+def test_biases_and_bans_travel_and_a_bias_of_zero_does_not():
+    made = params_of(submit(**sampling(logit_bias={9: -2.5, 4: 1.5, 7: 3.0, 5: 0.0}, banned_token_ids=[7, 8, 7])))
+    assert dict(made.logit_bias) == {9: -2.5, 4: 1.5, 7: 3.0}
+    assert list(made.banned_token_ids) == [7, 8, 7]
 
 
-def test_what_is_not_asked_for_costs_the_core_nothing():
+def test_allowed_tokens_travel():
+    assert list(params_of(submit(**sampling(**allowed(9, 4, 9)))).allowed_token_ids.ids) == [9, 4, 9]
+
+
+def test_sampling_is_complete_whatever_is_asked_for():
     made = submit()
-    assert (made.biased_token_ids, made.biases, made.allowed_token_ids) == (b"", b"", b"")
-    assert (made.presence_penalty, made.frequency_penalty, made.num_samples) == (0, 0, 1)
-    assert (made.num_logprobs, made.prompt_logprobs_from) == (0, 0)
+    params = params_of(made)
+    unset = {field.name for field in params.DESCRIPTOR.fields} - {field.name for field, _ in params.ListFields()}
+    assert unset == {"logit_bias", "allowed_token_ids", "banned_token_ids"}
+    assert params.temperature == MODEL.defaults.temperature
+    assert (params.presence_penalty, params.frequency_penalty, params.num_samples) == (0, 0, 1)
+    assert (made.num_samples, made.num_logprobs, made.prompt_logprobs_from) == (1, 0, 0)
 
 
 def test_penalties_and_samples_travel():
     asked = sampling(presence_penalty=-0.5, frequency_penalty=1.5, repetition_penalty=1.75, num_samples=3)
     made = submit(**asked)
-    assert (made.presence_penalty, made.frequency_penalty, made.repetition_penalty) == (-0.5, 1.5, 1.75)
-    assert made.num_samples == 3
+    params = params_of(made)
+    assert (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (-0.5, 1.5, 1.75)
+    assert made.num_samples == params.num_samples == 3
+
+
+def test_equal_requests_make_equal_bytes():
+    ids = list(range(200))
+    made = [submit(**sampling(seed=1, logit_bias=dict.fromkeys(order, 1.0))).sampling for order in (ids, ids[::-1])]
+    assert made[0] == made[1]
+
+
+def test_the_largest_sampling_fits_the_core():
+    largest = 2**32 - 1
+    params = pb.SamplingParams()
+    params.CopyFrom(params_of(submit()))
+    params.seed, params.top_k = 2**64 - 1, largest
+    params.logit_bias.update({largest - i: 100.0 for i in range(MAX_LISTED_TOKENS)})
+    params.allowed_token_ids.ids.extend([largest] * MAX_LISTED_TOKENS)
+    params.banned_token_ids.extend([largest] * MAX_LISTED_TOKENS)
+    assert params.ByteSize() <= MAX_SAMPLING_BYTES
 
 
 @pytest.mark.parametrize(("num_top", "num_logprobs"), [(0, 1), (5, 6)])
@@ -334,8 +361,9 @@ def test_another_model_is_not_found():
 
 def test_unset_fields_take_the_models_defaults():
     made = submit()
-    assert (made.temperature, made.top_p, made.top_k, made.min_p) == (0.5, np.float32(0.9), 40, 0.125)
-    assert made.repetition_penalty == 1.25
+    params = params_of(made)
+    assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.5, np.float32(0.9), 40, 0.125)
+    assert params.repetition_penalty == 1.25
     assert made.max_new_tokens == 100
     assert (made.min_new_tokens, made.ignore_eos, made.priority) == (0, False, 0)
     assert (made.max_time_seconds, made.deadline_seconds) == (0.0, 1.5)
@@ -345,17 +373,17 @@ def test_a_default_beyond_the_vocabulary_is_no_callers_fault():
     state = model_state()
     state.info.sampling_defaults.top_k = VOCAB + 5
     model = models.load(state)
-    assert submit(model).top_k == VOCAB + 5
-    assert submit(model, **sampling(top_k=VOCAB)).top_k == VOCAB
+    assert params_of(submit(model)).top_k == VOCAB + 5
+    assert params_of(submit(model, **sampling(top_k=VOCAB))).top_k == VOCAB
 
 
 def test_set_fields_win_over_defaults_also_where_they_are_zero():
-    made = submit(**sampling(temperature=0, top_k=0, min_p=0, seed=0))
+    made = params_of(submit(**sampling(temperature=0, top_k=0, min_p=0, seed=0)))
     assert (made.temperature, made.top_k, made.min_p, made.seed) == (0.0, 0, 0.0, 0)
 
 
 def test_unset_seeds_differ():
-    assert len({submit().seed for _ in range(20)}) == 20
+    assert len({params_of(submit()).seed for _ in range(20)}) == 20
 
 
 def test_unset_max_new_tokens_is_the_number_that_fits():
@@ -621,9 +649,10 @@ def test_every_message_is_accepted_or_refused(sent: pb.GenerateRequest | bytes):
         assert len(refused.message) < 300
         return
     assert 1 <= made.max_new_tokens <= MAX_LENGTH
-    assert 0 <= made.temperature <= 100
-    assert 0 < made.top_p <= 1
-    assert 0 <= made.min_p <= 1
+    params = params_of(made)
+    assert 0 <= params.temperature <= 100
+    assert 0 < params.top_p <= 1
+    assert 0 <= params.min_p <= 1
 
 
 class TestDetokenize:
