@@ -129,11 +129,11 @@ def _audit_rows(core: Scheduler, lane: Lane, in_flight: _InFlightCounts) -> None
         assert num_pages[row] * page_size >= planned[row], f"row {row} computes past its pages"
         held = lane.held_pages(row)
         assert len(set(held)) == len(held), f"row {row} holds a page twice"
-        _audit_names(lane, row, request)
-        assert telling[row] == request.num_logprobs
-        untold = _untold(told_from[row], confirmed[row], request.prompt_tokens)
-        assert request.prompt_logprobs_from == untold, (
-            f"row {row}: prompt logprobs told up to {request.prompt_logprobs_from}, confirmed up to {untold}"
+        _audit_cached_pages(lane, row, request)
+        assert num_logprobs[row] == request.num_logprobs
+        unsent = _next_unsent(wanted_from[row], confirmed[row], request.prompt_tokens)
+        assert request.prompt_logprobs_from == unsent, (
+            f"row {row}: prompt logprobs sent up to {request.prompt_logprobs_from}, confirmed up to {unsent}"
         )
     num_with_logprobs = sum(num_logprobs[row] > 0 or wanted_from[row] > 0 for row in seated)
     assert rows.num_with_logprobs == num_with_logprobs, "rows that want logprobs miscounted"

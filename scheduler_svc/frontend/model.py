@@ -13,8 +13,8 @@ from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2, inference_pb2
 
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.text.tokenizer import Text
-from scheduler_svc.frontend.validate.sampling_limits import LIMITS
+from scheduler_svc.frontend.sampling_limits import LIMITS
+from scheduler_svc.frontend.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +50,8 @@ def load(state: frontend_pb2.ModelState, before: Model | None = None) -> Model:
     info.CopyFrom(state.info)
     digest = hashlib.sha256(state.tokenizer_json).digest()
     is_same = before is not None and before.tokenizer_digest == digest and before.info.vocab_size == info.vocab_size
-    text = before.text if before is not None and is_same else _text(state)
-    info.has_tokenizer = text is not None
+    tokenizer = before.tokenizer if before is not None and is_same else _make_tokenizer(state)
+    info.has_tokenizer = tokenizer is not None
     defaults = inference_pb2.SamplingParams(top_k=0, num_samples=1)
     for name, limits in LIMITS.items():
         setattr(defaults, name, limits.off)

@@ -27,13 +27,8 @@ from scheduler_svc.frontend.streaming.stream_table import StreamTable
 from scheduler_svc.frontend.text.detokenize import Detokenizer
 from scheduler_svc.frontend.text.output import SampleOutput
 from scheduler_svc.frontend.text.stop_strings import StopFinder
-from scheduler_svc.frontend.validate import request as wire
+from scheduler_svc.frontend.validate import request as validation
 from scheduler_svc.frontend.validate.sampling import without_lists
-
-if TYPE_CHECKING:
-    from grpc.aio import ServicerContext
-
-    GenerateContext: TypeAlias = ServicerContext[pb.GenerateRequest, pb.GenerateResponse]
 
 logger = logging.getLogger(__name__)
 

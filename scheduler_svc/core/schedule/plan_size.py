@@ -11,11 +11,11 @@ from scheduler_svc.core.state.request import Request
 
 # Scalars of one started row, and the tags and lengths of the fields that hold them.
 _ROW_BYTES = 144
-# Everything of a plan but its rows and pages.
+# A plan without its rows and pages.
 _PLAN_BYTES = 4096
-# What a row may bring beside its sequence: its sampling, and the token ids that are banned before min_new_tokens.
-_MAX_BESIDE_BYTES = MAX_SAMPLING_BYTES + 4 * (2 * 1024)
-# int32 values of a page: zeroed; appended and its row.
+# Bytes that a row may carry beside its sequence: its sampling, and the token ids banned before min_new_tokens.
+_MAX_EXTRA_BYTES = MAX_SAMPLING_BYTES + 4 * (2 * 1024)
+# int32 values of a page that is zeroed (1) and appended to a row (2).
 _BYTES_PER_PAGE = 4 * (1 + 2)
 # int32 values of a page that is swapped out (2) and one that is swapped in (2).
 _BYTES_PER_HOST_PAGE = 4 * (2 + 2)
@@ -24,12 +24,12 @@ _BYTES_PER_ROW = 4 * (4 + 3)
 
 
 def start_bytes(request: Request, num_pages: int) -> int:
-    """Encoded bytes, at most, of starting the request with that many pages."""
+    """Upper bound on the encoded bytes that starting the request with `num_pages` pages adds to a plan."""
     return _ROW_BYTES + 4 * (request.known + num_pages + len(request.banned)) + len(request.sampling)
 
 
 def largest_plan_bytes(info: WorkerInfo, max_plan_bytes: int) -> int:
-    """Encoded bytes, at most, of any plan for such a worker when rows are started up to `max_plan_bytes`."""
-    longest_row = _ROW_BYTES + _MAX_BESIDE_BYTES + 4 * (info.max_length + -(-info.max_length // info.page_size))
+    """Upper bound on the encoded bytes of any plan for the worker if plans start rows up to `max_plan_bytes`."""
+    longest_row = _ROW_BYTES + _MAX_EXTRA_BYTES + 4 * (info.max_length + -(-info.max_length // info.page_size))
     pages = _BYTES_PER_PAGE * info.num_pages + _BYTES_PER_HOST_PAGE * min(info.num_pages, info.host_pages)
     return _PLAN_BYTES + max(max_plan_bytes, longest_row) + _BYTES_PER_ROW * info.max_rows + pages

@@ -168,7 +168,7 @@ def _late(
     record: SentPlan,
     tokens: Int32Array,
     finite: npt.NDArray[np.bool_],
-    is_late: npt.NDArray[np.bool_],
+    moved: npt.NDArray[np.bool_],
     eos: Int32Array,
     frontend_idx: Mapping[str, int],
     now: float,
@@ -180,7 +180,7 @@ def _late(
     endings: list[Ending] = []
     late_tokens: list[int] = []
     sampled: list[int] = []
-    for i in np.flatnonzero(is_late).tolist():
+    for i in np.flatnonzero(moved).tolist():
         request = queue.by_handle(int(record.handles[record.sampled[i]]))
         if request is None:
             continue

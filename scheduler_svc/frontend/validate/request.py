@@ -96,7 +96,7 @@ async def prompt_ids(request: inference_pb2.GenerateRequest, model: Model) -> Se
 
 async def text_ids(field: str, text: str, model: Model) -> list[int]:
     """Returns a text's token ids. Raises Refusal if the model has no tokenizer, or the text is empty or too long."""
-    if model.text is None:
+    if model.tokenizer is None:
         raise status.invalid(field, f"{field} needs a tokenizer, and the served model came without one")
     model.tokenizer.check_size(field, text, model.max_length)
     token_ids = await model.tokenizer.encode(text)
@@ -224,9 +224,9 @@ def _max_new_tokens(stop: inference_pb2.StopParams, num_prompt: int, model: Mode
     return max(1, min(model.info.default_max_new_tokens, num_left))
 
 
-def check_detokenize(request: inference_pb2.DetokenizeRequest, model: Model) -> Text:
+def check_detokenize(request: inference_pb2.DetokenizeRequest, model: Model) -> Tokenizer:
     """Checks a Detokenize request and returns the tokenizer. Raises Refusal."""
-    if model.text is None:
+    if model.tokenizer is None:
         raise status.invalid("token_ids", "token_ids need a tokenizer, and the served model came without one")
     check_count("token_ids", len(request.token_ids), model.max_length)
     check_token_ids("token_ids", request.token_ids, model)

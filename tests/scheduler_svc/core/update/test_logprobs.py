@@ -114,7 +114,7 @@ def test_the_best_prompt_takes_its_logits_and_others_without_pass_it() -> None:
     # Eight logits, four rows that may sample, so four are left: the second waits, and nobody waits for it.
     assert [chunks_of(plan) for plan in world.sent[:2]] == [
         [(1, 0, 4), (2, 0, 6), (3, 0, 6)],
-        # Two are left that may sample, so six logits: four tell the first one's rest, two are not enough to begin with.
+        # Two rows may sample, so six logit rows are left: four for the first prompt's rest; two are too few to start.
         [(1, 4, 5)],
     ]
     # Alone, it has seven.
