@@ -1,0 +1,49 @@
+"""Every definition of the programs is used by a program, not only by its tests."""
+
+import ast
+from collections import Counter
+
+from tests.architecture.source import PROGRAMS, ROOT, files, tree
+
+# Names that a framework calls or that users of the client import.
+CALLED_FROM_OUTSIDE: frozenset[str] = frozenset()
+
+
+def definitions(module: ast.Module) -> set[str]:
+    """Names of the functions, methods and classes of a module, apart from those that Python itself calls."""
+    return {
+        node.name
+        for node in ast.walk(module)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        and not (node.name.startswith("__") and node.name.endswith("__"))
+        # What a decorator registers (a command, an option's check) is called by its framework.
+        and not any(isinstance(decorator, ast.Call) and _registers(decorator) for decorator in node.decorator_list)
+    }
+
+
+def _registers(decorator: ast.Call) -> bool:
+    return isinstance(decorator.func, ast.Attribute) and decorator.func.attr in {"command", "callback", "register"}
+
+
+def mentions(module: ast.Module) -> Counter[str]:
+    """How often each name is read, imported, looked up as an attribute or written in a string of the module."""
+    found: Counter[str] = Counter()
+    for node in ast.walk(module):
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name):
+                found[name] += 1
+            case ast.ImportFrom(names=names) | ast.Import(names=names):
+                found.update(alias.name for alias in names)
+            case ast.Constant(value=str() as text) if text.isidentifier():
+                found[text] += 1
+            case _:
+                pass
+    return found
+
+
+def test_every_definition_is_used() -> None:
+    used: Counter[str] = Counter()
+    for path in files(*PROGRAMS):
+        used += mentions(tree(path))
+    unused = {f"{path}:{name}" for path in files(*PROGRAMS) for name in definitions(tree(path)) if not used[name]}
+    assert {entry for entry in unused if entry.rpartition(":")[2] not in CALLED_FROM_OUTSIDE} == set()
