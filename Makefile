@@ -98,7 +98,7 @@ census: $(INSTALLED) $(STUBS) ## Every causal-LM class of the installed Transfor
 test: $(INSTALLED) $(STUBS) ## Run the default test suite
 	$(BIN)/python -m pytest $(ARGS)
 
-simulate-long: $(INSTALLED) $(STUBS) ## 10,000,000 operations of random lives over 1,000 seeds, on all cores
+simulate-long: $(INSTALLED) $(STUBS) ## Run the random simulation: 10,000,000 operations over 1,000 seeds, on all cores
 	$(BIN)/python -m tests.simulation 0 --seeds 1000 --operations 10000 --jobs $$(nproc) --seen $(ARGS)
 
 mutations: $(INSTALLED) $(STUBS) ## Put one fault at a time into the core: which test finds it?
