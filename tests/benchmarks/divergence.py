@@ -24,7 +24,7 @@ from tandem_client.types import TokenLogprob
 from tests.rigs.processes import REPOSITORY, Child, Rig
 
 BUNDLED = REPOSITORY / "gpu_worker" / "bundled"
-PATIENCE_SECONDS = 600.0
+TIMEOUT_SECONDS = 600.0
 TEMPERATURE = 0.8
 PENALTIES: GenerateOptions = {"presence_penalty": 0.3, "frequency_penalty": 0.2, "repetition_penalty": 1.1}
 TOP_K = 5
@@ -125,7 +125,7 @@ class Requests:
             ignore_eos=True,
             logprobs=TOP_K,
             prompt_logprobs_start=0,
-            timeout=PATIENCE_SECONDS,
+            timeout=TIMEOUT_SECONDS,
             **PENALTIES,
         )
 
@@ -166,7 +166,7 @@ class Service:
         self._flags += ["--token-budget", "128", "--exit-with-parent"]
         self._serving = self.worker(ROOMY_PAGES)
         self.client = Client(rig.scheduler().address)
-        self.client.wait_ready(PATIENCE_SECONDS)
+        self.client.wait_ready(TIMEOUT_SECONDS)
 
     def worker(self, num_pages: int) -> Child:
         arguments = ["gpu_worker", *self._flags, "--num-pages", str(num_pages)]
@@ -195,7 +195,7 @@ def measure(requests: Requests, *, model: Path, device: str, dtype: str) -> list
         service = Service(rig, model, device, dtype)
         client = service.client
         heir = service.worker(ROOMY_PAGES)
-        heir.wait_line("joined", PATIENCE_SECONDS)
+        heir.wait_line("joined", TIMEOUT_SECONDS)
 
         def kill(streams: Sequence[GenerateStream]) -> None:
             service.half_done(streams, len(requests.texts) * requests.new_tokens)
@@ -206,7 +206,7 @@ def measure(requests: Requests, *, model: Path, device: str, dtype: str) -> list
         found.append(compare("batched", alone, together(client, requests, undisturbed)))
         found.append(compare("worker killed", alone, together(client, requests, kill)))
         small = service.worker(SMALL_PAGES)
-        small.wait_line("joined", PATIENCE_SECONDS)
+        small.wait_line("joined", TIMEOUT_SECONDS)
         service.succeed(small)
         found.append(compare("preempted", alone, together(client, requests, undisturbed)))
         client.close()

@@ -27,7 +27,7 @@ MAX_WAITING = 64
 BAR_REFUSAL_MS, BAR_HEALTH_MS, BAR_GOODPUT = 20.0, 50.0, 0.95
 # Of a part, at its beginning and its end: rows fill, and the queue does.
 EDGE_SECONDS = 1.0
-PATIENCE_SECONDS = 120.0
+TIMEOUT_SECONDS = 120.0
 
 
 def _client(rig: Rig, role: str, address: str, seconds: float, rate: float = 1.0) -> Child:
@@ -60,11 +60,11 @@ def run_part(rig: Rig, scheduler: SchedulerProcess, worker: Child, steps: Path, 
     origin = psutil.Process(scheduler.pid).create_time()
     before, begun = {name: sum(map(cpu_seconds, ids)) for name, ids in pids.items()}, time.time()
     waited = sum(map(waited_seconds, pids["front ends"]))
-    answers = json.loads(caller.wait_line(r'^\{"ended_at".*\}$', seconds + PATIENCE_SECONDS).group())
+    answers = json.loads(caller.wait_line(r'^\{"ended_at".*\}$', seconds + TIMEOUT_SECONDS).group())
     wall = time.time() - begun
     used = {name: sum(map(cpu_seconds, ids)) - before[name] for name, ids in pids.items()}
     waited = sum(map(waited_seconds, pids["front ends"])) - waited
-    probed = json.loads(probe.wait_line(r'^\{"health_seconds".*\}$', PATIENCE_SECONDS).group())
+    probed = json.loads(probe.wait_line(r'^\{"health_seconds".*\}$', TIMEOUT_SECONDS).group())
     in_time = [at for at in answers["ended_at"] if EDGE_SECONDS <= at <= seconds]
     goodput = len(in_time) / (seconds - EDGE_SECONDS)
     window = (begun - origin + 2 * EDGE_SECONDS, begun - origin + seconds - EDGE_SECONDS)

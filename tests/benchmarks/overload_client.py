@@ -28,7 +28,7 @@ LOAD_EVERY_SECONDS = 0.1
 # Connections, so that the system spreads them over front ends that share the address.
 NUM_CHANNELS = 8
 # After the last request began.
-PATIENCE_SECONDS = 60.0
+TIMEOUT_SECONDS = 60.0
 
 
 @dataclass(slots=True)
@@ -97,7 +97,7 @@ async def load(address: str, rate: float, seconds: float) -> dict[str, Any]:
         task.add_done_callback(tasks.discard)
     answers.cpu_seconds = cpu_seconds() - cpu
     if tasks:
-        await asyncio.wait(tasks, timeout=PATIENCE_SECONDS)
+        await asyncio.wait(tasks, timeout=TIMEOUT_SECONDS)
     for channel in channels:
         await channel.close()
     return asdict(answers)

@@ -22,7 +22,7 @@ import psutil
 from tests.rigs.streams import Caller
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PATIENCE_SECONDS = 30.0
+TIMEOUT_SECONDS = 30.0
 _LISTENING = re.compile(r"frontend listening on (\S+:\d+)")
 
 
@@ -78,7 +78,7 @@ class Child:
     def output(self) -> str:
         return f"--- {self.name} (pid {self.pid}) ---\n" + "\n".join(self.lines)
 
-    def wait_line(self, pattern: str, seconds: float = PATIENCE_SECONDS, *, after: int = 0) -> re.Match[str]:
+    def wait_line(self, pattern: str, seconds: float = TIMEOUT_SECONDS, *, after: int = 0) -> re.Match[str]:
         """The first line, from number `after` on, in which the pattern is found."""
         expression = re.compile(pattern)
         seen = after
@@ -109,7 +109,7 @@ class Child:
         self._process.kill()
         self.wait()
 
-    def wait(self, seconds: float = PATIENCE_SECONDS) -> int:
+    def wait(self, seconds: float = TIMEOUT_SECONDS) -> int:
         """The exit code."""
         try:
             code = self._process.wait(seconds)
@@ -117,11 +117,11 @@ class Child:
             raise AssertionError(f"{self.name} runs on after {seconds} s\n{self.output()}") from None
         return code
 
-    def join_output(self, seconds: float = PATIENCE_SECONDS) -> None:
+    def join_output(self, seconds: float = TIMEOUT_SECONDS) -> None:
         """Until nobody can write to its output any more, its own children included."""
         self._thread.join(seconds)
 
-    def terminate(self, seconds: float = PATIENCE_SECONDS) -> int:
+    def terminate(self, seconds: float = TIMEOUT_SECONDS) -> int:
         """SIGTERM; the exit code."""
         self.signal(signal.SIGTERM)
         return self.wait(seconds)

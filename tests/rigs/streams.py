@@ -17,7 +17,7 @@ from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb
 
 from tests.rigs.transcript import Transcript
 
-PATIENCE_SECONDS = 30.0
+TIMEOUT_SECONDS = 30.0
 # A reading thread may hold what came before a stop; a stalled reader's window must not grow with the machine's memory.
 _OPTIONS = [("grpc.max_receive_message_length", 16 << 20), ("grpc.use_local_subchannel_pool", 1)]
 
@@ -73,7 +73,7 @@ class Stream:
     def resume(self) -> None:
         self._reading.set()
 
-    def wait(self, what: Callable[[Transcript], bool], seconds: float = PATIENCE_SECONDS) -> Transcript:
+    def wait(self, what: Callable[[Transcript], bool], seconds: float = TIMEOUT_SECONDS) -> Transcript:
         """Until the transcript satisfies `what`; fails when the stream ends before that, or takes too long."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or what(self.transcript), seconds)
@@ -84,10 +84,10 @@ class Stream:
                 raise AssertionError(f"never came: the stream {state}, {len(self.transcript.tokens)} tokens")
             return self.transcript
 
-    def wait_accepted(self, seconds: float = PATIENCE_SECONDS) -> Transcript:
+    def wait_accepted(self, seconds: float = TIMEOUT_SECONDS) -> Transcript:
         return self.wait(lambda transcript: transcript.accepted is not None, seconds)
 
-    def wait_tokens(self, count: int, seconds: float = PATIENCE_SECONDS) -> Transcript:
+    def wait_tokens(self, count: int, seconds: float = TIMEOUT_SECONDS) -> Transcript:
         return self.wait(lambda transcript: len(transcript.tokens) >= count, seconds)
 
     def _join(self, seconds: float) -> None:
@@ -100,7 +100,7 @@ class Stream:
         if self.failure is not None:
             raise self.failure
 
-    def result(self, seconds: float = PATIENCE_SECONDS) -> Transcript:
+    def result(self, seconds: float = TIMEOUT_SECONDS) -> Transcript:
         """The whole answer of a stream that ends well."""
         self._join(seconds)
         if self.error is not None:
@@ -108,7 +108,7 @@ class Stream:
         assert self.transcript.summary is not None, "the stream ended without a Summary"
         return self.transcript
 
-    def failed(self, seconds: float = PATIENCE_SECONDS) -> grpc.RpcError:
+    def failed(self, seconds: float = TIMEOUT_SECONDS) -> grpc.RpcError:
         """The error of a stream that ends badly."""
         self._join(seconds)
         assert self.error is not None, f"the stream ended well: {self.transcript.finished}"
@@ -132,7 +132,7 @@ class Caller:
             stream.cancel()
         self._channel.close()
         for stream in self._streams:
-            stream._thread.join(PATIENCE_SECONDS)
+            stream._thread.join(TIMEOUT_SECONDS)
 
     def generate(
         self,
@@ -146,33 +146,33 @@ class Caller:
         return stream
 
     def tokenize(self, text: str) -> list[int]:
-        reply = self._inference.Tokenize(inference_pb2.TokenizeRequest(text=text), timeout=PATIENCE_SECONDS)
+        reply = self._inference.Tokenize(inference_pb2.TokenizeRequest(text=text), timeout=TIMEOUT_SECONDS)
         return list(reply.token_ids)
 
     def detokenize(self, tokens: list[int], **settings: Any) -> str:
         request = inference_pb2.DetokenizeRequest(token_ids=tokens, **settings)
-        return self._inference.Detokenize(request, timeout=PATIENCE_SECONDS).text
+        return self._inference.Detokenize(request, timeout=TIMEOUT_SECONDS).text
 
     def abort(self, *request_ids: str) -> list[int]:
         """The outcome per id."""
         request = control_pb2.AbortRequest(request_ids=request_ids)
-        return [result.outcome for result in self._control.Abort(request, timeout=PATIENCE_SECONDS).results]
+        return [result.outcome for result in self._control.Abort(request, timeout=TIMEOUT_SECONDS).results]
 
     def flush_cache(self) -> int:
         """Pages that were kept."""
-        return self._control.FlushCache(control_pb2.FlushCacheRequest(), timeout=PATIENCE_SECONDS).pages
+        return self._control.FlushCache(control_pb2.FlushCacheRequest(), timeout=TIMEOUT_SECONDS).pages
 
     def load(self) -> control_pb2.GetLoadResponse:
-        return self._control.GetLoad(control_pb2.GetLoadRequest(), timeout=PATIENCE_SECONDS)
+        return self._control.GetLoad(control_pb2.GetLoadRequest(), timeout=TIMEOUT_SECONDS)
 
     def model_info(self) -> control_pb2.GetModelInfoResponse:
-        return self._control.GetModelInfo(control_pb2.GetModelInfoRequest(), timeout=PATIENCE_SECONDS)
+        return self._control.GetModelInfo(control_pb2.GetModelInfoRequest(), timeout=TIMEOUT_SECONDS)
 
     def health(self, service: str = "") -> int:
         request = health_pb2.HealthCheckRequest(service=service)
-        return self._health.Check(request, timeout=PATIENCE_SECONDS, wait_for_ready=True).status
+        return self._health.Check(request, timeout=TIMEOUT_SECONDS, wait_for_ready=True).status
 
-    def wait_health(self, status: int, seconds: float = PATIENCE_SECONDS) -> None:
+    def wait_health(self, status: int, seconds: float = TIMEOUT_SECONDS) -> None:
         """Until the whole service says so; by Watch, so nothing is polled."""
         call = self._health.Watch(health_pb2.HealthCheckRequest(service=""), timeout=seconds, wait_for_ready=True)
         try:
@@ -185,13 +185,13 @@ class Caller:
             call.cancel()
         raise AssertionError(f"the health watch ended before it became {status}")
 
-    def wait_serving(self, seconds: float = PATIENCE_SECONDS) -> None:
+    def wait_serving(self, seconds: float = TIMEOUT_SECONDS) -> None:
         self.wait_health(health_pb2.HealthCheckResponse.SERVING, seconds)
 
     def wait_load(
         self,
         what: Callable[[control_pb2.GetLoadResponse], bool],
-        seconds: float = PATIENCE_SECONDS,
+        seconds: float = TIMEOUT_SECONDS,
     ) -> control_pb2.GetLoadResponse:
         """Until GetLoad satisfies `what`. The service offers no event for it, so this asks again and again."""
         limit = time.monotonic() + seconds
@@ -203,7 +203,7 @@ class Caller:
                 raise AssertionError(f"the load never became so in {seconds} s; it is\n{load}")
             time.sleep(0.005)
 
-    def wait_idle(self, seconds: float = PATIENCE_SECONDS) -> control_pb2.GetLoadResponse:
+    def wait_idle(self, seconds: float = TIMEOUT_SECONDS) -> control_pb2.GetLoadResponse:
         """Until nothing runs or waits and no page is used: nothing leaked."""
         return self.wait_load(
             lambda load: load.running == load.waiting == load.pages_used == load.waiting_tokens == 0, seconds
