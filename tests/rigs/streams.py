@@ -1,7 +1,7 @@
-"""Calls to the service over real gRPC, each stream read by a thread of its own so that tests can wait for events.
+"""Calls to the service over real gRPC; a thread reads each stream, so that tests can wait for events.
 
-Owns channels and reading threads. Knows nothing of processes or of what the answers should be. Every wait has a
-limit and fails loudly when it is over.
+Owns channels and reading threads. Knows nothing of processes or of the expected answers. Every wait has a time limit
+and fails when it is over.
 """
 
 import threading
@@ -18,12 +18,12 @@ from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb
 from tests.rigs.transcript import Transcript
 
 TIMEOUT_SECONDS = 30.0
-# A reading thread may hold what came before a stop; a stalled reader's window must not grow with the machine's memory.
+# A fixed window, so that the amount that a stalled reader receives does not depend on the machine.
 _OPTIONS = [("grpc.max_receive_message_length", 16 << 20), ("grpc.use_local_subchannel_pool", 1)]
 
 
 class Stream:
-    """One Generate call under way."""
+    """A Generate call in progress."""
 
     def __init__(self, call: Any, *, stalled: bool = False) -> None:
         self.transcript = Transcript()
@@ -67,21 +67,21 @@ class Stream:
         self._reading.set()
 
     def stall(self) -> None:
-        """Reads nothing more (but what it asked for already) until `resume`."""
+        """Stops reading after the current message until `resume`."""
         self._reading.clear()
 
     def resume(self) -> None:
         self._reading.set()
 
     def wait(self, what: Callable[[Transcript], bool], seconds: float = TIMEOUT_SECONDS) -> Transcript:
-        """Until the transcript satisfies `what`; fails when the stream ends before that, or takes too long."""
+        """Waits until the transcript satisfies `what`; fails if the stream ends first or the time is over."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or what(self.transcript), seconds)
             if self.failure is not None:
                 raise self.failure
             if not what(self.transcript):
-                state = f"ended with {self.error!r}" if self._ended else f"goes on after {seconds} s"
-                raise AssertionError(f"never came: the stream {state}, {len(self.transcript.tokens)} tokens")
+                state = f"ended with {self.error!r}" if self._ended else f"still runs after {seconds} s"
+                raise AssertionError(f"the event never came: the stream {state}, {len(self.transcript.tokens)} tokens")
             return self.transcript
 
     def wait_accepted(self, seconds: float = TIMEOUT_SECONDS) -> Transcript:
@@ -94,14 +94,14 @@ class Stream:
         self._thread.join(seconds)
         if self._thread.is_alive():
             raise AssertionError(
-                f"the stream goes on after {seconds} s, with {len(self.transcript.tokens)} tokens,"
+                f"the stream still runs after {seconds} s, with {len(self.transcript.tokens)} tokens,"
                 f" accepted: {self.transcript.accepted is not None}"
             )
         if self.failure is not None:
             raise self.failure
 
     def result(self, seconds: float = TIMEOUT_SECONDS) -> Transcript:
-        """The whole answer of a stream that ends well."""
+        """Waits for the end. Returns the transcript of a stream that finished."""
         self._join(seconds)
         if self.error is not None:
             raise AssertionError(f"the stream failed: {self.error.code()}: {self.error.details()}")
@@ -109,9 +109,9 @@ class Stream:
         return self.transcript
 
     def failed(self, seconds: float = TIMEOUT_SECONDS) -> grpc.RpcError:
-        """The error of a stream that ends badly."""
+        """Waits for the end. Returns the error of a stream that failed."""
         self._join(seconds)
-        assert self.error is not None, f"the stream ended well: {self.transcript.finished}"
+        assert self.error is not None, f"the stream did not fail: {self.transcript.finished}"
         return self.error
 
 
@@ -127,7 +127,7 @@ class Caller:
         self._streams: list[Stream] = []
 
     def close(self) -> None:
-        """Cancels what runs and waits for the reading threads."""
+        """Cancels the running streams and waits for their threads."""
         for stream in self._streams:
             stream.cancel()
         self._channel.close()
@@ -154,12 +154,12 @@ class Caller:
         return self._inference.Detokenize(request, timeout=TIMEOUT_SECONDS).text
 
     def abort(self, *request_ids: str) -> list[int]:
-        """The outcome per id."""
+        """Aborts the requests. Returns the outcome per id."""
         request = control_pb2.AbortRequest(request_ids=request_ids)
         return [result.outcome for result in self._control.Abort(request, timeout=TIMEOUT_SECONDS).results]
 
     def flush_cache(self) -> int:
-        """Pages that were kept."""
+        """Empties the prefix cache. Returns the number of freed pages."""
         return self._control.FlushCache(control_pb2.FlushCacheRequest(), timeout=TIMEOUT_SECONDS).pages
 
     def load(self) -> control_pb2.GetLoadResponse:
@@ -173,14 +173,14 @@ class Caller:
         return self._health.Check(request, timeout=TIMEOUT_SECONDS, wait_for_ready=True).status
 
     def wait_health(self, status: int, seconds: float = TIMEOUT_SECONDS) -> None:
-        """Until the whole service says so; by Watch, so nothing is polled."""
+        """Waits for a health status by Watch, without polling."""
         call = self._health.Watch(health_pb2.HealthCheckRequest(service=""), timeout=seconds, wait_for_ready=True)
         try:
             for answer in call:
                 if answer.status == status:
                     return
         except grpc.RpcError as error:
-            raise AssertionError(f"health never became {status}: {error.code()}") from error
+            raise AssertionError(f"health did not become {status}: {error.code()}") from error
         finally:
             call.cancel()
         raise AssertionError(f"the health watch ended before it became {status}")
@@ -193,18 +193,18 @@ class Caller:
         what: Callable[[control_pb2.GetLoadResponse], bool],
         seconds: float = TIMEOUT_SECONDS,
     ) -> control_pb2.GetLoadResponse:
-        """Until GetLoad satisfies `what`. The service offers no event for it, so this asks again and again."""
+        """Waits until GetLoad satisfies `what`, by polling, because the service has no event for it."""
         limit = time.monotonic() + seconds
         while True:
             load = self.load()
             if what(load):
                 return load
             if time.monotonic() > limit:
-                raise AssertionError(f"the load never became so in {seconds} s; it is\n{load}")
+                raise AssertionError(f"the load did not change as expected in {seconds} s; it is\n{load}")
             time.sleep(0.005)
 
     def wait_idle(self, seconds: float = TIMEOUT_SECONDS) -> control_pb2.GetLoadResponse:
-        """Until nothing runs or waits and no page is used: nothing leaked."""
+        """Waits until no request runs or waits and no page is used, so nothing leaked."""
         return self.wait_load(
             lambda load: load.running == load.waiting == load.pages_used == load.waiting_tokens == 0, seconds
         )
@@ -215,7 +215,7 @@ def code_of(error: grpc.RpcError) -> grpc.StatusCode:
 
 
 def details_of(error: grpc.RpcError) -> dict[str, Any]:
-    """google.rpc details by the name of their message: BadRequest, RetryInfo."""
+    """The google.rpc details by message name, for example BadRequest or RetryInfo."""
     status = rpc_status.from_call(error)
     found: dict[str, Any] = {}
     for detail in () if status is None else status.details:

@@ -40,7 +40,7 @@ def _wait_total(streams: list[Stream], total: int) -> None:
     for _ in range(30_000):
         if _total(streams) >= total or all(stream.ended for stream in streams):
             return
-        # There is no single event for sixteen streams.
+        # No single event covers sixteen streams.
         time.sleep(0.001)
     raise AssertionError(f"{_total(streams)} tokens of {total}")
 
