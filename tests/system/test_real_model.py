@@ -71,13 +71,14 @@ def test_the_reference_outputs_are_long_and_varied(served: Served) -> None:
     assert len({length % PAGE_SIZE for length in lengths}) >= PAGE_SIZE // 2
 
 
-def test_sequential_requests_equal_the_reference(served: Served) -> None:
-    cases = served.cases
+@pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.long)])
+def test_sequential_requests_equal_the_reference(served: Served, every: int) -> None:
+    cases = served.cases[::every]
     outputs = [served.service.read([case]).result()[0] for case in cases]
     assert_equal(cases, outputs)
 
 
-@pytest.mark.parametrize("order", ["forward", "reverse"])
+@pytest.mark.parametrize("order", ["forward", pytest.param("reverse", marks=pytest.mark.long)])
 def test_batched_requests_equal_the_reference(served: Served, order: str) -> None:
     cases = served.cases if order == "forward" else served.cases[::-1]
     before = served.service.client.load()
@@ -155,7 +156,7 @@ def test_a_worker_kill_changes_no_greedy_token(served: Served) -> None:
     assert diverged == []
 
 
-@pytest.mark.parametrize("order", ["forward", "reverse"])
+@pytest.mark.parametrize("order", ["forward", pytest.param("reverse", marks=pytest.mark.long)])
 def test_a_pool_too_small_for_its_rows_changes_no_greedy_token(served: Served, order: str) -> None:
     service = served.service
     service.small_serves_alone()

@@ -11,7 +11,9 @@ from tests.system.asks import Ask, random_asks
 SHAPE = ("--num-pages", "256", "--max-rows", "16", "--max-length", "300")
 
 
-@pytest.mark.parametrize("how", ["fail", "oom", "out-of-sync"])
+@pytest.mark.parametrize(
+    "how", ["fail", *(pytest.param(how, marks=pytest.mark.long) for how in ("oom", "out-of-sync"))]
+)
 def test_occasional_step_failures_change_no_stream(rig: Rig, how: str) -> None:
     _, _, caller = rig.serve(*SHAPE, f"--{how}-steps", "1,30,90,150,151")
     asks = random_asks(12, seed=14, prompts=(1, 60), outputs=(60, 200))
