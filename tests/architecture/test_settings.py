@@ -1,4 +1,4 @@
-"""One environment may serve all programs: each knows the others' settings by name, and no more than those."""
+"""All programs may share one environment: each ignores the others' settings by name, and refuses unknown ones."""
 
 from gpu_worker.settings import OTHER_PROGRAMS_SETTINGS as KNOWN_TO_WORKER
 from gpu_worker.settings import WorkerSettings
@@ -9,7 +9,7 @@ from scheduler_svc.settings import SchedulerSettings
 CLIENT = {"address"}
 
 
-def test_each_program_knows_every_name() -> None:
+def test_every_program_ignores_the_others_settings() -> None:
     scheduler, worker = set(SchedulerSettings.model_fields), set(WorkerSettings.model_fields)
     every = scheduler | worker | CLIENT
     assert scheduler | KNOWN_TO_SCHEDULER == every

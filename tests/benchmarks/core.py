@@ -1,8 +1,8 @@
-"""What the core costs: `python -m tests.benchmarks.core [--json]`, and peers' schedulers beside it in the same run.
+"""Measures the cost of the core, optionally beside peers' schedulers: `python -m tests.benchmarks.core [--json]`.
 
-Owns the rounds, the figures, the bars and how they are printed; what is measured stands in `schedulers/`. Every
-scheduler runs in a process of its own for each number of rows, all on one CPU core, and they take turns: each round
-asks all of them for a few steps. Figures are process CPU time, medians over all rounds. Needs no torch.
+Owns the rounds, the figures, the bars and their output; `schedulers/` holds the measured variants. Every scheduler runs
+in a process of its own for each number of rows, all on one CPU core, and they take turns: each round runs a few steps
+of every scheduler. Figures are process CPU time, medians over all rounds. Needs no torch.
 """
 
 import argparse
@@ -29,17 +29,17 @@ from tests.benchmarks.schedulers.loaded_core import MOST_STEPS, NUM_WAITING, Loa
 
 ROWS = (32, 256, 1024, 4096)
 CONTEXT = 512
-# Measured in one turn, and warm ones before them: the caches hold what the process before this one left. A turn is as
-# long as the core's longest rhythm, which looks at a queue that does not move every 32 steps.
+# Measured and warm-up steps per turn; warm-up replaces the previous process's data in the CPU caches. A turn is as long
+# as the core's longest period: it looks at a blocked queue every 32 steps.
 _TURN, _WARM = 32, 4
 _OTHER_TURNS = {"admit": (4, 1), "pool_full_look": (8, 1)}
-# Cold and cached, each admission takes five steps, and its core has so many.
+# A cold and a cached admission take five steps each, which limits the turns that one core can run.
 _MOST_TURNS = MOST_STEPS // (10 * sum(_OTHER_TURNS["admit"]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One scheduler with so many rows: per variant the series of its figures, and the others' variants beside."""
+    """One scheduler at one number of rows: the series of figures of each variant."""
 
     name: str
     rows: int
@@ -48,16 +48,16 @@ class Measured:
 
 
 def num_turns(num_steps: int) -> int:
-    """Rounds that give every variant so many steps."""
+    """Returns the number of rounds that give every variant `num_steps` steps."""
     return -(-num_steps // _TURN)
 
 
 def measure(children: Sequence[tuple[int, Child]], num_steps: int) -> list[Measured]:
-    """All of them in turns, round after round; which variant comes first changes from round to round."""
+    """Runs all schedulers in turns; the first variant changes from round to round."""
     loaded = [child.loaded() for _, child in children]
     results = [
-        Measured(name=child.name, rows=rows, note=told["note"], series={variant: {} for variant in told["variants"]})
-        for (rows, child), told in zip(children, loaded, strict=True)
+        Measured(name=child.name, rows=rows, note=info["note"], series={variant: {} for variant in info["variants"]})
+        for (rows, child), info in zip(children, loaded, strict=True)
     ]
     for done in range(num_turns(num_steps)):
         for (_, child), result in zip(children, results, strict=True):
@@ -72,16 +72,16 @@ def measure(children: Sequence[tuple[int, Child]], num_steps: int) -> list[Measu
 
 
 def added(waiting: Sequence[float], without: Sequence[float]) -> float:
-    """What those who wait add to a step, as a fraction: the median of what each turn's mean says.
+    """Returns the fraction that waiting requests add to a step: the median over turns of their ratio of means.
 
-    Means, so that what the core does once in many steps counts.
+    Means include work that the core does once in many steps.
     """
     means = [np.array(of).reshape(-1, _TURN).mean(axis=1) for of in (waiting, without)]
     return float(np.median(means[0] / means[1])) - 1
 
 
 def figures(measured: Measured) -> dict[str, Any]:
-    """Tandem's line: medians in microseconds and bytes, and under `spread` their p10, p90 and mean."""
+    """Tandem's line: medians in microseconds and bytes, with p10, p90 and mean under `spread`."""
     series = measured.series
     step, admit = series["step"], series["admit"]
     without = {"rows_taken": step["step_us"], "pool_full": series["rows_free"]["step_us"]}
@@ -121,7 +121,7 @@ def figures(measured: Measured) -> dict[str, Any]:
 
 
 def peer_figures(measured: Measured) -> dict[str, Any]:
-    """A peer's line: medians of whatever it tells of a step."""
+    """A peer's line: medians of its figures per step."""
     series = measured.series["step"]
     return {
         "peer": measured.name,
@@ -133,7 +133,7 @@ def peer_figures(measured: Measured) -> dict[str, Any]:
 
 
 def profile(num_rows: int, num_steps: int) -> None:
-    """Where a step's time goes, on stderr."""
+    """Profiles the steps and prints the result to stderr."""
     core = LoadedCore(num_rows, CONTEXT, num_steps)
     profiler = cProfile.Profile()
     profiler.enable()
@@ -146,7 +146,7 @@ def profile(num_rows: int, num_steps: int) -> None:
 def report(
     lines: Sequence[dict[str, Any]], peers: Sequence[dict[str, Any]], bars: Sequence[dict[str, Any]]
 ) -> Iterator[str]:
-    """The same for a reader."""
+    """Yields the figures as text."""
     for line in lines:
         yield f"{line['rows']} rows running, about {CONTEXT} tokens each:"
         yield from _table(line)
@@ -154,11 +154,11 @@ def report(
             change = f"{of['without_us']:.1f} -> {of['step_us']:.1f} us, {of['adds']:+.1%}"
             yield f"  {NUM_WAITING} waiting, {name.replace('_', ' ')}: {change}"
         yield f"  a step that looks at the queue again, pool full: {line['step_us_look']:.1f} us"
-        yield f"  tokens found in kept pages by the cached admission: {line['admit_cached_tokens']:.0f}"
+        yield f"  cached tokens found by the cached admission: {line['admit_cached_tokens']:.0f}"
     for line in peers:
         ours = [own["step_us"] for own in lines if own["rows"] == line["rows"]]
         times = f", {line['step_us'] / ours[0]:.1f} times Tandem's" if ours else ""
-        yield f"{line['peer']}, {line['rows']} rows: {line['step_us']:.1f} us a decode step{times} ({line['note']})"
+        yield f"{line['peer']}, {line['rows']} rows: {line['step_us']:.1f} us per decode step{times} ({line['note']})"
         yield from _table(line)
     for bar in bars:
         yield f"{bar['bar']}: {bar['value']:.4g}, {'met' if bar['met'] else 'MISSED'}"
@@ -171,17 +171,17 @@ def _table(line: dict[str, Any]) -> Iterator[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 1 where a bar is missed, 2 where a peer does not run."""
+    """Returns 1 if a bar is missed, 2 if a peer does not run."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.core", allow_abbrev=False)
-    parser.add_argument("--json", action="store_true", help="one JSON object per line")
-    parser.add_argument("--steps", type=int, default=320, help="decode steps measured of each variant")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
+    parser.add_argument("--steps", type=int, default=320, help="measured decode steps per variant")
     parser.add_argument("--rows", type=lambda value: [int(rows) for rows in value.split(",")], default=list(ROWS))
-    parser.add_argument("--report-steps", action="store_true", help="with the reports that --steps FILE asks for")
-    parser.add_argument("--logprobs", type=int, metavar="K", help="every row wants logprobs, with K alternatives")
-    parser.add_argument("--profile", type=int, metavar="ROWS", help="profile so many rows instead")
-    parser.add_argument("--peer-python", default=sys.executable, help="the peers' Python, with what they import")
+    parser.add_argument("--report-steps", action="store_true", help="make the reports of --steps FILE, too")
+    parser.add_argument("--logprobs", type=int, metavar="K", help="every row requests logprobs with K alternatives")
+    parser.add_argument("--profile", type=int, metavar="ROWS", help="profile a core with ROWS rows instead")
+    parser.add_argument("--peer-python", default=sys.executable, help="a Python with the packages that peers import")
     for peer in PEERS:
-        parser.add_argument(f"--{peer}", type=Path, metavar="DIR", help=f"{peer}'s scheduler too, from this checkout")
+        parser.add_argument(f"--{peer}", type=Path, metavar="DIR", help=f"measure {peer}'s scheduler of this checkout")
     args = parser.parse_args(argv)
     if not 1 <= args.steps <= _MOST_TURNS * _TURN:
         parser.error(f"--steps is {args.steps}; it must be 1 to {_MOST_TURNS * _TURN}")

@@ -1,6 +1,6 @@
-"""The bars of the core's cost: which figure is held against which limit.
+"""The bars of the core's cost: the limit of each figure.
 
-Owns the limits. Knows nothing of how a figure was measured.
+Owns the limits. Does not know how a figure is measured.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ GROWTH_ROWS, GROWTH = 4096, 4.5
 
 
 def judged(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One object per bar that the lines have figures for; where several rows have one, the worst counts."""
+    """Returns one object per bar that the lines have figures for; the worst line counts."""
     by_rows = {line["rows"]: line for line in lines}
     bars: list[dict[str, Any]] = []
 
@@ -23,9 +23,9 @@ def judged(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
     at = by_rows.get(STEP_ROWS)
     if at is not None:
-        hold(f"{STEP_ROWS} rows: at most {STEP_US:.0f} us a step", at["step_us"], STEP_US)
+        hold(f"{STEP_ROWS} rows: at most {STEP_US:.0f} us per step", at["step_us"], STEP_US)
     beside = max(line["plan_bytes_most"] - BYTES_PER_ROW * line["rows"] for line in lines)
-    hold(f"a plan: at most {PLAN_BYTES} bytes beside {BYTES_PER_ROW} for each row", beside, PLAN_BYTES)
+    hold(f"a plan: at most {PLAN_BYTES} bytes plus {BYTES_PER_ROW} per row", beside, PLAN_BYTES)
     cold = max(line["admit_cold_us"] for line in lines)
     hold(f"cold admission: at most {ADMIT_COLD_US:.0f} us", cold, ADMIT_COLD_US)
     adds = max(line["waiting_adds"] for line in lines)

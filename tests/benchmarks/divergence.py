@@ -1,10 +1,10 @@
-"""How often sampled text differs from the same request's text alone: `python -m tests.benchmarks.divergence`.
+"""Measures how often sampled text differs from the same request run alone: `python -m tests.benchmarks.divergence`.
 
-The bundled model behind its whole service, temperature 0.8 with penalties, a seed for each prompt. Every round asks the
-same: alone one after another, again, batched, with the worker killed in the middle, with a pool so small that requests
-give way. Floating point adds up differently in other batches and chunks, so a draw that is nearly a tie may fall the
-other way; from there on the text is another. Until there the logprobs tell how large the differences are. Owns the
-rounds, the comparison and the report.
+The bundled model runs behind the whole service at temperature 0.8 with penalties and a seed per prompt. Every round
+sends the same requests: one after another, again, batched, with a worker kill in the middle, and with a pool so small
+that requests are preempted. Floating-point sums differ between batches and chunks, so a nearly tied sample may change;
+after it the text differs. Up to that token the difference of the logprobs is measured. Owns the rounds, the comparison
+and the report.
 """
 
 import argparse
@@ -24,20 +24,20 @@ from tandem_client.types import TokenLogprob
 from tests.rigs.processes import REPOSITORY, Child, Rig
 
 BUNDLED = REPOSITORY / "gpu_worker" / "bundled"
-PATIENCE_SECONDS = 600.0
+TIMEOUT_SECONDS = 600.0
 TEMPERATURE = 0.8
 PENALTIES: GenerateOptions = {"presence_penalty": 0.3, "frequency_penalty": 0.2, "repetition_penalty": 1.1}
 TOP_K = 5
 MAX_ROWS = 12
 PAGE_SIZE = 16
-# Room for every row at its longest; and for less than half of that, but for one in any case.
+# Pages for every row at its longest; and for less than half of that, but for at least one row.
 ROOMY_PAGES = 256
 SMALL_PAGES = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What one stream brought."""
+    """The output of one stream."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]
@@ -48,25 +48,25 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A round beside the one alone."""
+    """One round compared with the round alone."""
 
     name: str
     streams: int
     diverged: int
-    # Output tokens, those from the first that differs on, and the first such position in any stream.
+    # Output tokens, the tokens from the first difference on, and the first such position in any stream.
     tokens: int
     tokens_beyond: int
     earliest: int | None
-    # Between logprobs of the same token after the same text, and of the same alternative.
+    # The largest difference between logprobs of the same token, or the same alternative, after the same text.
     max_logprob_difference: float
     max_prompt_logprob_difference: float
-    # Streams that were preempted, and that met the worker's death.
+    # Streams that were preempted, and streams that met the worker's death.
     preempted: int
     interrupted: int
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
-    """The first position where they are not the same; None where they are."""
+    """Returns the first position where the sequences differ, or None if they are equal."""
     if tuple(one) == tuple(other):
         return None
     pairs = zip(one, other, strict=False)
@@ -74,7 +74,7 @@ def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
 
 
 def logprob_difference(one: Sequence[TokenLogprob], other: Sequence[TokenLogprob]) -> float:
-    """The largest, over tokens and those alternatives that both tell; 0 where there is nothing to compare."""
+    """Returns the largest difference over tokens and over alternatives in both; 0 if there is nothing to compare."""
     largest = 0.0
     for a, b in zip(one, other, strict=False):
         others = dict(b.top)
@@ -84,7 +84,7 @@ def logprob_difference(one: Sequence[TokenLogprob], other: Sequence[TokenLogprob
 
 
 def compare(name: str, alone: Sequence[Answer], answers: Sequence[Answer]) -> Difference:
-    """Two rounds of the same requests."""
+    """Compares two rounds of the same requests."""
     pairs = list(zip(alone, answers, strict=True))
     places = [first_difference(one.tokens, other.tokens) for one, other in pairs]
     same = [
@@ -111,7 +111,7 @@ def compare(name: str, alone: Sequence[Answer], answers: Sequence[Answer]) -> Di
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requests:
-    """What every round asks."""
+    """The requests of every round."""
 
     texts: tuple[str, ...]
     new_tokens: int
@@ -125,13 +125,13 @@ class Requests:
             ignore_eos=True,
             logprobs=TOP_K,
             prompt_logprobs_start=0,
-            timeout=PATIENCE_SECONDS,
+            timeout=TIMEOUT_SECONDS,
             **PENALTIES,
         )
 
 
 def read(stream: GenerateStream) -> Answer:
-    """To its end."""
+    """Reads the stream to its end."""
     for _ in stream:
         pass
     [sample] = stream.samples
@@ -147,7 +147,7 @@ def read(stream: GenerateStream) -> Answer:
 
 
 def together(client: Client, requests: Requests, meanwhile: Callable[[Sequence[GenerateStream]], None]) -> list[Answer]:
-    """All at once; `meanwhile` is called once all are under way."""
+    """Runs all requests at once; calls `meanwhile` once all have started."""
     streams = [requests.start(client, number) for number in range(len(requests.texts))]
     with ThreadPoolExecutor(max_workers=len(streams)) as pool:
         answers = [pool.submit(read, stream) for stream in streams]
@@ -156,7 +156,7 @@ def together(client: Client, requests: Requests, meanwhile: Callable[[Sequence[G
 
 
 class Service:
-    """A scheduler, and workers that follow one another, the next beside the one before it for a while."""
+    """A scheduler and a succession of workers; a new worker joins before the old one is killed."""
 
     def __init__(self, rig: Rig, model: Path, device: str, dtype: str) -> None:
         self._rig = rig
@@ -166,7 +166,7 @@ class Service:
         self._flags += ["--token-budget", "128", "--exit-with-parent"]
         self._serving = self.worker(ROOMY_PAGES)
         self.client = Client(rig.scheduler().address)
-        self.client.wait_ready(PATIENCE_SECONDS)
+        self.client.wait_ready(TIMEOUT_SECONDS)
 
     def worker(self, num_pages: int) -> Child:
         arguments = ["gpu_worker", *self._flags, "--num-pages", str(num_pages)]
@@ -174,39 +174,39 @@ class Service:
         self._rig.children.append(child)
         return child
 
-    def succeed(self, heir: Child) -> None:
-        """Kills the worker that served first; `heir` goes on alone."""
+    def succeed(self, successor: Child) -> None:
+        """Kills the worker that serves; `successor` serves alone from now on."""
         self._serving.kill()
-        self._serving = heir
+        self._serving = successor
 
     def half_done(self, streams: Sequence[GenerateStream], total: int) -> None:
-        """Until the service has made half of `total` tokens, by its own count."""
+        """Waits until the service has generated half of `total` tokens, by its own count."""
         limit = self.client.load().output_tokens + total // 2
         while self.client.load().output_tokens < limit and any(stream.summary is None for stream in streams):
             time.sleep(0.01)
 
 
 def measure(requests: Requests, *, model: Path, device: str, dtype: str) -> list[Difference]:
-    """Every round, in order."""
+    """Runs every round, in order."""
 
     def undisturbed(_: Sequence[GenerateStream]) -> None: ...
 
     with Rig() as rig:
         service = Service(rig, model, device, dtype)
         client = service.client
-        heir = service.worker(ROOMY_PAGES)
-        heir.wait_line("joined", PATIENCE_SECONDS)
+        successor = service.worker(ROOMY_PAGES)
+        successor.wait_line("joined", TIMEOUT_SECONDS)
 
         def kill(streams: Sequence[GenerateStream]) -> None:
             service.half_done(streams, len(requests.texts) * requests.new_tokens)
-            service.succeed(heir)
+            service.succeed(successor)
 
         alone, again = ([read(requests.start(client, n)) for n in range(len(requests.texts))] for _ in range(2))
         found = [compare("alone again", alone, again)]
         found.append(compare("batched", alone, together(client, requests, undisturbed)))
         found.append(compare("worker killed", alone, together(client, requests, kill)))
         small = service.worker(SMALL_PAGES)
-        small.wait_line("joined", PATIENCE_SECONDS)
+        small.wait_line("joined", TIMEOUT_SECONDS)
         service.succeed(small)
         found.append(compare("preempted", alone, together(client, requests, undisturbed)))
         client.close()
@@ -214,7 +214,7 @@ def measure(requests: Requests, *, model: Path, device: str, dtype: str) -> list
 
 
 def report(found: Sequence[Difference]) -> str:
-    """A line per round."""
+    """Returns a line per round."""
     head = f"{'round':<14}{'streams':>8}{'diverged':>9}{'rate':>8}{'tokens beyond':>15}{'earliest':>9}"
     lines = [head + f"{'logprobs':>10}{'prompt':>10}{'preempted':>10}{'killed':>7}"]
     for one in found:
@@ -227,10 +227,10 @@ def report(found: Sequence[Difference]) -> str:
 
 
 def main() -> int:
-    """0 where every round was what its name says."""
+    """Returns 0 if every round met its condition."""
     parser = argparse.ArgumentParser(prog="divergence", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--prompts", type=int, default=64, help="how many of the bundled prompts (64)")
-    parser.add_argument("--new-tokens", type=int, default=64, help="of each (64)")
+    parser.add_argument("--prompts", type=int, default=64, help="number of bundled prompts (64)")
+    parser.add_argument("--new-tokens", type=int, default=64, help="new tokens per prompt (64)")
     parser.add_argument("--model", type=Path, default=BUNDLED / "model")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
@@ -247,7 +247,7 @@ def main() -> int:
     print(json.dumps([dataclasses.asdict(one) for one in found]) if args.json else report(found))
     *_, killed, preempted = found
     if not killed.interrupted or not preempted.preempted:
-        print("no stream met the kill, or none was preempted: ask for more prompts or tokens", file=sys.stderr)
+        print("no stream met the kill, or none was preempted; increase --prompts or --new-tokens", file=sys.stderr)
         return 1
     return 0
 

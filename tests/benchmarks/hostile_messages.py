@@ -1,8 +1,9 @@
-"""What a message of 4 MB of unknown fields costs the front end: `python -m tests.benchmarks.hostile_messages [--json]`.
+"""Measures the cost of 4 MB of unknown fields for the front end: `python -m tests.benchmarks.hostile_messages
+[--json]`.
 
-Each kind of message is parsed and refused in a process of its own, once as the service does it and once by the peer
-(`UnknownFieldSet`, one Python object for each field, as the service did before). CPU time is the smallest of several
-runs; memory is how far the process's peak rises above what it had before the first.
+Each kind of message is parsed and refused in a process of its own, once by the service's code and once by the peer
+(`UnknownFieldSet`, one Python object per field, the service's former code). CPU time is the minimum of several runs;
+memory is the rise of the process's peak over its value before the first run.
 """
 
 import argparse
@@ -43,7 +44,7 @@ def _filled(piece: bytes) -> bytes:
 
 _GENERATE, _LOAD = inference_pb2.GenerateRequest, control_pb2.GetLoadRequest
 _ENTRY = _field(_LOGIT_BIAS, b"\x08\x05" + _VARINT * 5)
-# By a name for people: the message, and what makes its bytes.
+# The message and the function that makes its bytes, by a readable name.
 MESSAGES: dict[str, tuple[type[Message], Callable[[], bytes]]] = {
     "numbers": (_GENERATE, lambda: _filled(_VARINT)),
     "numbers, in GetLoad": (_LOAD, lambda: _filled(_VARINT)),
@@ -60,7 +61,7 @@ MESSAGES: dict[str, tuple[type[Message], Callable[[], bytes]]] = {
 
 
 def as_served(kind: type[Message], data: bytes) -> None:
-    """What a front end does with a message of Generate."""
+    """The front end's handling of a Generate message."""
     try:
         parsing.parse(kind, data)
     except Refusal:
@@ -69,7 +70,7 @@ def as_served(kind: type[Message], data: bytes) -> None:
 
 
 def as_before(kind: type[Message], data: bytes) -> None:
-    """The peer: looks for unknown fields in the message and in every message inside it."""
+    """The peer: searches the message and every message inside it for unknown fields."""
     message = kind()
     message.ParseFromString(data)
     _walk(message)
@@ -96,7 +97,7 @@ def _measure(work: Callable[[type[Message], bytes], None], name: str, runs: int,
 
 
 def measure(work: Callable[[type[Message], bytes], None], name: str, runs: int) -> tuple[float, float]:
-    """CPU milliseconds of one message, and megabytes that the peak rose by."""
+    """Returns the CPU milliseconds per message and the rise of the memory peak in megabytes."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_measure, args=(work, name, runs, theirs))
@@ -109,10 +110,10 @@ def measure(work: Callable[[type[Message], bytes], None], name: str, runs: int) 
 
 
 def main() -> int:
-    """Exit code 1 where a bar is missed."""
+    """Returns 1 if a bar is missed."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.hostile_messages", allow_abbrev=False)
-    parser.add_argument("--json", action="store_true", help="one JSON object per line")
-    parser.add_argument("--no-peer", action="store_true", help="leave the peer out")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
+    parser.add_argument("--no-peer", action="store_true", help="do not measure the peer")
     args = parser.parse_args()
     lines: list[dict[str, Any]] = []
     for name in MESSAGES:
@@ -125,7 +126,7 @@ def main() -> int:
             print(json.dumps(line))
     if not args.json:
         machine = ", ".join(f"{name} {value}" for name, value in description().items())
-        print(f"4 MB of unknown fields, {machine}; the bar is {BAR_MS:g} ms of CPU a message\n")
+        print(f"4 MB of unknown fields, {machine}; the bar is {BAR_MS:g} ms of CPU per message\n")
         print(f"{'':26}{'served':>9}{'memory':>10}{'before':>12}{'memory':>10}")
         for line in lines:
             peer = ""

@@ -1,4 +1,4 @@
-"""The machine: which core a process runs on, what it has used, and what to call it in a report."""
+"""The machine: CPU affinity, resource use, and its description in a report."""
 
 import importlib.metadata
 import os
@@ -12,18 +12,18 @@ _PACKAGES = ("torch", "transformers", "grpcio", "pyzmq", "protobuf", "numpy")
 
 
 def check_cores() -> None:
-    """Raises SystemExit where this process may not use two cores."""
+    """Raises SystemExit if this process may not use two cores."""
     if len(os.sched_getaffinity(0)) < 2:
         raise SystemExit("the benchmark needs two cores: one for the engine, one for everything else")
 
 
 def pin(pid: int, core: int) -> None:
-    """Keeps a process, and what it starts from now on, on the machine's core of that number."""
+    """Pins a process, and the processes that it starts later, to the core of that number."""
     os.sched_setaffinity(pid, {core})
 
 
 def peak_mb(pid: int | str = "self") -> float:
-    """VmHWM: the most memory that was ever resident, in 10^6 bytes."""
+    """Returns VmHWM, the peak of resident memory, in 10^6 bytes."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024 / 1e6
@@ -31,25 +31,25 @@ def peak_mb(pid: int | str = "self") -> float:
 
 
 def cpu_seconds(pid: int | None = None) -> float:
-    """User and system time of a process so far, its threads included."""
+    """Returns the user and system time of a process so far, with all its threads."""
     times = psutil.Process(pid).cpu_times()
     return times.user + times.system
 
 
 def waited_seconds(pid: int) -> float:
-    """How long a process's threads stood ready while their core ran something else."""
+    """Returns the seconds for which a process's threads were ready while their core ran others."""
     paths = Path(f"/proc/{pid}/task").glob("*/schedstat")
     return sum(int(path.read_text().split()[1]) for path in paths) / 1e9
 
 
 def versions() -> dict[str, str]:
-    """Of what is measured and what it stands on."""
+    """Returns the versions of the engines and their libraries."""
     found = {name: importlib.metadata.version(name) for name in _PACKAGES}
     return {"python": platform.python_version(), **found}
 
 
 def description() -> dict[str, object]:
-    """CPU, cores, and how busy the machine was with other things when the report was begun."""
+    """Describes the CPU, the cores, and the load of the machine at the beginning of the report."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     cpu = names[0] if names else platform.machine()

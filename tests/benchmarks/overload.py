@@ -1,9 +1,9 @@
-"""Ten times more requests than the service can take: `python -m tests.benchmarks.overload [--json] [--seconds S]`.
+"""Sends ten times the service's capacity: `python -m tests.benchmarks.overload [--json] [--seconds S]`.
 
-A content-checking worker with 16 rows and steps of 10 ms completes at most 48 requests of 32 tokens a second. Part one
-sends 45 a second, part two 500 a second; both run with one front end and then with two. Callers are processes of their
-own (`overload_client`): one sends the requests, one asks for health and load all the time. The bars are meant for a
-quiet machine with a core for each process. Owns the order, the figures and the report.
+A content-checking worker with 16 rows and steps of 10 ms completes at most 48 requests of 32 tokens per second. Part
+one sends 45 per second, part two 500; both parts run with one front end and then with two. Callers are processes of
+their own (`overload_client`): one sends the requests, the other polls health and load. The bars are for a quiet machine
+with a core for each process. Owns the order, the figures and the report.
 """
 
 import argparse
@@ -25,9 +25,9 @@ NUM_ROWS, STEP_MS = 16, 10
 ALONE_RATE, OVERLOAD_RATE = 45.0, 500.0
 MAX_WAITING = 64
 BAR_REFUSAL_MS, BAR_HEALTH_MS, BAR_GOODPUT = 20.0, 50.0, 0.95
-# Of a part, at its beginning and its end: rows fill, and the queue does.
+# Seconds left out at the beginning and the end of a part, while rows and queue fill or empty.
 EDGE_SECONDS = 1.0
-PATIENCE_SECONDS = 120.0
+TIMEOUT_SECONDS = 120.0
 
 
 def _client(rig: Rig, role: str, address: str, seconds: float, rate: float = 1.0) -> Child:
@@ -44,7 +44,7 @@ def _pids(scheduler: SchedulerProcess, worker: Child) -> dict[str, list[int]]:
 
 
 def _idle_rows(steps: Path, begun: float, ended: float) -> float:
-    """Rows without a request while others were refused: the mean over the steps between these seconds of the file."""
+    """Returns the mean number of free rows while requests were refused, between these seconds of the steps file."""
     with steps.open() as file:
         rows = [row for row in csv.DictReader(file) if None not in row.values()]
     running = [int(row["running"]) for row in rows if begun <= float(row["at_seconds"]) <= ended and row["ms"] != ""]
@@ -52,7 +52,7 @@ def _idle_rows(steps: Path, begun: float, ended: float) -> float:
 
 
 def run_part(rig: Rig, scheduler: SchedulerProcess, worker: Child, steps: Path, rate: float, seconds: float) -> Any:
-    """One part's figures."""
+    """Runs one part. Returns its figures."""
     pids = _pids(scheduler, worker)
     probe = _client(rig, "probe", scheduler.address, seconds)
     caller = _client(rig, "load", scheduler.address, seconds, rate)
@@ -60,11 +60,11 @@ def run_part(rig: Rig, scheduler: SchedulerProcess, worker: Child, steps: Path, 
     origin = psutil.Process(scheduler.pid).create_time()
     before, begun = {name: sum(map(cpu_seconds, ids)) for name, ids in pids.items()}, time.time()
     waited = sum(map(waited_seconds, pids["front ends"]))
-    answers = json.loads(caller.wait_line(r'^\{"ended_at".*\}$', seconds + PATIENCE_SECONDS).group())
+    answers = json.loads(caller.wait_line(r'^\{"ended_at".*\}$', seconds + TIMEOUT_SECONDS).group())
     wall = time.time() - begun
     used = {name: sum(map(cpu_seconds, ids)) - before[name] for name, ids in pids.items()}
     waited = sum(map(waited_seconds, pids["front ends"])) - waited
-    probed = json.loads(probe.wait_line(r'^\{"health_seconds".*\}$', PATIENCE_SECONDS).group())
+    probed = json.loads(probe.wait_line(r'^\{"health_seconds".*\}$', TIMEOUT_SECONDS).group())
     in_time = [at for at in answers["ended_at"] if EDGE_SECONDS <= at <= seconds]
     goodput = len(in_time) / (seconds - EDGE_SECONDS)
     window = (begun - origin + 2 * EDGE_SECONDS, begun - origin + seconds - EDGE_SECONDS)
@@ -84,14 +84,14 @@ def run_part(rig: Rig, scheduler: SchedulerProcess, worker: Child, steps: Path, 
             **{name: seconds_used / wall for name, seconds_used in used.items()},
             "client": answers["cpu_seconds"] / seconds,
         },
-        # Ready, but the machine ran something else.
+        # Seconds for which the process was ready and its core ran others.
         "front_ends_kept_waiting_share": waited / wall,
         "others": answers["others"],
     }
 
 
 def run(num_front_ends: int, seconds: float, quick_seconds: float) -> list[Any]:
-    """Both parts, on processes of their own."""
+    """Runs both parts on processes of their own."""
     with Rig() as rig, tempfile.TemporaryDirectory() as folder:
         steps = Path(folder) / "steps.csv"
         shape = ["--max-rows", str(NUM_ROWS), "--num-pages", "1024", "--page-size", "16", "--max-length", "512"]
@@ -104,14 +104,14 @@ def run(num_front_ends: int, seconds: float, quick_seconds: float) -> list[Any]:
 
 
 def bars(alone: Any, overload: Any) -> list[dict[str, Any]]:
-    """What is asked of a part, and whether it was so."""
+    """Returns each bar with its value and result."""
     share = overload["completed_per_second"] / alone["completed_per_second"]
     refusal, health = overload["refusal_ms"].get("p99", float("nan")), overload["health_ms"]["p99"]
     return [
         {"bar": f"refusal p99 at most {BAR_REFUSAL_MS:g} ms", "value": refusal, "met": refusal <= BAR_REFUSAL_MS},
         {"bar": f"health p99 at most {BAR_HEALTH_MS:g} ms", "value": health, "met": health <= BAR_HEALTH_MS},
         {"bar": f"goodput at least {BAR_GOODPUT:.0%} of part one's", "value": share, "met": share >= BAR_GOODPUT},
-        {"bar": "no other answers", "value": sum(overload["others"].values()), "met": not overload["others"]},
+        {"bar": "no unexpected answers", "value": sum(overload["others"].values()), "met": not overload["others"]},
     ]
 
 
@@ -120,7 +120,7 @@ def _pair(figures: dict[str, float]) -> str:
 
 
 def print_part(part: Any) -> None:
-    """A paragraph for people."""
+    """Prints one part's figures."""
     word = "front end" if part["front_ends"] == 1 else "front ends"
     print(f"\n{part['rate']:g} requests/s, {part['front_ends']} {word}: {part['requests']} requests")
     completed, tokens = part["completed_per_second"], part["tokens_per_second"]
@@ -132,16 +132,16 @@ def print_part(part: Any) -> None:
     print(f"  client late, ms:      {_pair(part['client_late_ms'])}")
     shares = ", ".join(f"{name} {share:.0%}" for name, share in part["cpu_share"].items())
     print(f"  CPU of one core:      {shares}")
-    print(f"  kept waiting for CPU: front ends {part['front_ends_kept_waiting_share']:.1%} of the time")
+    print(f"  ready, not running:   front ends {part['front_ends_kept_waiting_share']:.1%} of the time")
     for what, count in part["others"].items():
         print(f"  other answers:        {count} x {what}")
 
 
 def main() -> int:
-    """Exit code 1 where a bar is missed."""
+    """Returns 1 if a bar is missed."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.overload", allow_abbrev=False)
-    parser.add_argument("--json", action="store_true", help="one JSON object per line")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of the overload; part one takes half as long")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
+    parser.add_argument("--seconds", type=float, default=60.0, help="duration of the overload; part one takes half")
     parser.add_argument("--front-ends", type=int, nargs="+", default=[1, 2])
     args = parser.parse_args()
     about, is_met = description(), True

@@ -1,8 +1,8 @@
-"""One caller of the overload benchmark: `python -m tests.benchmarks.overload_client load|probe --address A …`.
+"""One client of the overload benchmark: `python -m tests.benchmarks.overload_client load|probe --address A …`.
 
-`load` starts requests at given moments, whether or not earlier ones were answered; `probe` asks for the service's
-health and load all the time. Each is a process of its own, so that neither waits for the other or for the service.
-Prints one JSON object of raw times when it is over, and exits when its input ends.
+`load` starts requests at given times, whether or not earlier ones have been answered; `probe` polls the service's
+health and load. Each is a process of its own, so that neither waits for the other or for the service. Prints one JSON
+object of raw times at the end, and exits when its input ends.
 """
 
 import argparse
@@ -25,22 +25,22 @@ MAX_NEW_TOKENS = 32
 PROMPT_BYTES = 64
 HEALTH_EVERY_SECONDS = 0.02
 LOAD_EVERY_SECONDS = 0.1
-# Connections, so that the system spreads them over front ends that share the address.
+# Number of connections; the system spreads them over front ends that share the address.
 NUM_CHANNELS = 8
-# After the last request began.
-PATIENCE_SECONDS = 60.0
+# Counted from the start of the last request.
+TIMEOUT_SECONDS = 60.0
 
 
 @dataclass(slots=True)
 class Answers:
-    """What came of the requests. Seconds; `ended_at` counts from the first request's moment."""
+    """The outcome of the requests. Times in seconds; `ended_at` counts from the first request's start time."""
 
     ended_at: list[float] = field(default_factory=list[float])
     first_tokens: list[float] = field(default_factory=list[float])
     refusals: list[float] = field(default_factory=list[float])
-    # How late requests were started: by this process's fault alone.
+    # The delay of each request's start, caused by this process alone.
     lateness: list[float] = field(default_factory=list[float])
-    # Neither completed nor refused with a hint to come back, by what happened.
+    # Number of other outcomes than completion or a refusal with a retry hint, by description.
     others: dict[str, int] = field(default_factory=dict[str, int])
     cpu_seconds: float = 0.0
 
@@ -76,14 +76,14 @@ async def _generate(stub: Any, request: inference_pb2.GenerateRequest, answers: 
 
 
 async def load(address: str, rate: float, seconds: float) -> dict[str, Any]:
-    """Exactly `rate` requests a second, each at a random moment of its share of time."""
+    """Sends exactly `rate` requests per second, each at a random time within its interval."""
     rng, answers, tasks = random.Random(1), Answers(), set[asyncio.Task[None]]()
     options = [("grpc.use_local_subchannel_pool", 1)]
     channels = [grpc.aio.insecure_channel(address, options=options) for _ in range(NUM_CHANNELS)]
     stubs = [inference_pb2_grpc.InferenceServiceStub(channel) for channel in channels]
     for channel in channels:
         await channel.channel_ready()
-    # So that no first call is measured.
+    # The first call is not measured.
     await asyncio.gather(*(_generate(stub, _request(rng), Answers(), 0.0) for stub in stubs))
     cpu, origin = cpu_seconds(), time.perf_counter()
     for idx in range(round(rate * seconds)):
@@ -97,14 +97,14 @@ async def load(address: str, rate: float, seconds: float) -> dict[str, Any]:
         task.add_done_callback(tasks.discard)
     answers.cpu_seconds = cpu_seconds() - cpu
     if tasks:
-        await asyncio.wait(tasks, timeout=PATIENCE_SECONDS)
+        await asyncio.wait(tasks, timeout=TIMEOUT_SECONDS)
     for channel in channels:
         await channel.close()
     return asdict(answers)
 
 
 async def probe(address: str, seconds: float) -> dict[str, Any]:
-    """How long health takes, and how many requests run."""
+    """Polls the latency of health checks and the number of running requests."""
     health_seconds, running, end = list[float](), list[int](), time.perf_counter() + seconds
     async with grpc.aio.insecure_channel(address) as channel:
         health: Any = health_pb2_grpc.HealthStub(channel)
@@ -127,7 +127,7 @@ async def probe(address: str, seconds: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    """One line of JSON on stdout."""
+    """Prints one line of JSON to stdout."""
     parser = argparse.ArgumentParser(prog="overload_client", allow_abbrev=False)
     parser.add_argument("role", choices=("load", "probe"))
     parser.add_argument("--address", required=True)

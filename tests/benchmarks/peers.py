@@ -1,7 +1,7 @@
-"""Transformers as the engines to compare with: `python -m tests.benchmarks.peers static|continuous --model DIR …`.
+"""Transformers as the engine to compare with: `python -m tests.benchmarks.peers static|continuous --model DIR …`.
 
-Owns one process per engine and run, one thread, pinned by whoever starts it; prints one JSON object. Each peer tries
-both attention implementations that it has on a CPU on a short round, and is measured with the faster one.
+Owns one process per engine and run, with one thread, pinned by the parent; prints one JSON object. Each peer tries both
+attention implementations for CPUs in a short round, and the faster one is measured.
 """
 
 import argparse
@@ -32,7 +32,7 @@ _GREEDY = {"do_sample": False, "pad_token_id": 0}
 
 
 class _Clock(StoppingCriteria):
-    """Never stops anything; notes when each step's tokens were there."""
+    """Never stops generation; records the time of each step's tokens."""
 
     def __init__(self, begun: float) -> None:
         self.begun = begun
@@ -44,7 +44,7 @@ class _Clock(StoppingCriteria):
 
 
 def run_static(model: PreTrainedModel, workload: Workload) -> Outputs:
-    """Batches in order, each until its longest output; only wanted tokens count, as if every step were streamed."""
+    """Runs batches in order, each to its longest output. Only requested tokens count, as if steps were streamed."""
     begun = time.perf_counter()
     outputs: list[list[int]] = []
     times: list[list[float]] = []
@@ -68,7 +68,7 @@ def run_static(model: PreTrainedModel, workload: Workload) -> Outputs:
 
 
 def run_continuous(model: PreTrainedModel, workload: Workload) -> Outputs:
-    """`generate_batch`'s own manager, which alone lets every request have its length."""
+    """Runs `generate_batch`'s manager, the only interface that gives every request its own length."""
     config = ContinuousBatchingConfig(
         page_size=PAGE_SIZE,
         num_blocks=workload.concurrent * (workload.max_length // PAGE_SIZE) + 1,
@@ -108,7 +108,7 @@ NOTES = {
 
 
 def main() -> None:
-    """Loads, tries both attentions, measures."""
+    """Loads the model, tries both attention implementations, and measures the faster."""
     parser = argparse.ArgumentParser(prog="peers", allow_abbrev=False)
     parser.add_argument("engine", choices=list(ENGINES))
     parser.add_argument("--model", type=Path, required=True)
@@ -127,7 +127,7 @@ def main() -> None:
     for attention in attentions:
         model = _load(args.model, attention)
         run(model, dataclasses.replace(probe, output_lengths=[2] * len(probe.prompts)))
-        # CPU time, so that a neighbour's work decides nothing.
+        # CPU time, so that other load on the machine does not decide.
         begun = time.process_time()
         run(model, probe)
         probed[attention] = time.process_time() - begun

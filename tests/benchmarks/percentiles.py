@@ -1,4 +1,4 @@
-"""Percentiles of measured values. Knows nothing of what was measured."""
+"""Percentiles of measured values."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def percentiles(values: Sequence[float], which: Sequence[int] = (50, 90, 99)) -> dict[str, float]:
-    """`{"p50": …}`, interpolated; empty where there are no values."""
+    """Returns interpolated percentiles as `{"p50": …}`; empty without values."""
     if not len(values):
         return {}
     return {f"p{p}": float(np.percentile(values, p)) for p in which}

@@ -1,7 +1,8 @@
-"""Tandem beside Transformers: `python -m tests.benchmarks.serving [--json] [--quick] [--repeats N]`.
+"""Compares Tandem with Transformers: `python -m tests.benchmarks.serving [--json] [--quick] [--repeats N]`.
 
-One run measures every engine on the same model, prompts, lengths and dtype: the engine on core 0 with one thread, all
-else on core 1, each in its own processes, one after another. Owns the order, the comparison and the report.
+One run measures every engine on the same model, prompts, lengths and dtype: the engine on core 0 with one thread,
+everything else on core 1, one engine after another in processes of its own. Owns the order, the comparison and the
+report.
 """
 
 import argparse
@@ -25,7 +26,7 @@ _RUN_SECONDS = 3600.0
 
 
 def run_peer(engine: str, model: Path, workload_file: Path) -> EngineResult:
-    """One peer in a process of its own."""
+    """Runs one peer in a process of its own."""
     arguments = ["tests.benchmarks.peers", engine, "--model", str(model), "--workload", str(workload_file)]
     child = Child(engine, arguments, environment={"OMP_NUM_THREADS": "1"})
     try:
@@ -38,7 +39,7 @@ def run_peer(engine: str, model: Path, workload_file: Path) -> EngineResult:
 
 
 def measure(engines: Sequence[str], repeats: int, load: workload.Workload) -> dict[str, list[EngineResult]]:
-    """Interleaved, so that a machine that gets slower gets slower for all."""
+    """Interleaves the engines, so that a machine that slows down affects all of them."""
     machine.check_cores()
     machine.pin(os.getpid(), machine.REST_CORE)
     model = workload.model_folder()
@@ -56,7 +57,7 @@ def measure(engines: Sequence[str], repeats: int, load: workload.Workload) -> di
 
 
 def summary(runs: list[EngineResult]) -> dict[str, Any]:
-    """The figures of the run whose throughput is the median, and how far the others lie."""
+    """Returns the figures of the run with the median throughput, and the spread of the others."""
     by_speed = sorted(runs, key=lambda run: run.seconds)
     rates = [run.num_tokens / run.seconds for run in runs]
     figures = by_speed[len(runs) // 2].figures()
@@ -64,7 +65,7 @@ def summary(runs: list[EngineResult]) -> dict[str, Any]:
 
 
 def comparisons(results: dict[str, list[EngineResult]]) -> list[dict[str, Any]]:
-    """One entry for each bar, and one for the equality of tokens."""
+    """Returns an entry for each bar, and one for the equality of tokens."""
     lines: list[dict[str, Any]] = []
     rates = {name: statistics.median(run.num_tokens / run.seconds for run in runs) for name, runs in results.items()}
     if "tandem" in results:
@@ -95,7 +96,7 @@ def _spread(figures: dict[str, float]) -> str:
 
 
 def print_engine(figures: dict[str, Any]) -> None:
-    """A paragraph for people."""
+    """Prints one engine's figures."""
     low, high = figures["spread_tokens_per_second"]
     spread = f" ({low:.0f} to {high:.0f} in {figures['repeats']} runs)" if figures["repeats"] > 1 else ""
     print(f"\n{figures['engine']}: {figures['tokens_per_second']:.1f} output tokens/s{spread}")
@@ -113,16 +114,16 @@ def print_engine(figures: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    """Exit code 1 where a bar is missed."""
+    """Returns 1 if a bar is missed."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.serving", allow_abbrev=False)
-    parser.add_argument("--json", action="store_true", help="one JSON object per line")
-    parser.add_argument("--quick", action="store_true", help="a smoke test; the figures mean nothing, no bar is judged")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
+    parser.add_argument("--quick", action="store_true", help="run a smoke test: meaningless figures, no bars")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--engines", default=",".join(ENGINES), help="some of tandem,static,continuous")
     args = parser.parse_args()
     engines = args.engines.split(",")
     if unknown := set(engines) - set(ENGINES):
-        parser.error(f"no engine is called {', '.join(sorted(unknown))}")
+        parser.error(f"unknown engine: {', '.join(sorted(unknown))}")
     about = {
         "model": workload.MODEL_LINE,
         "machine": machine.description(),

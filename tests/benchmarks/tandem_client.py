@@ -1,6 +1,6 @@
-"""The caller of a benchmarked service: `python -m tests.benchmarks.tandem_client --address A --workload FILE`.
+"""The client of a benchmarked service: `python -m tests.benchmarks.tandem_client --address A --workload FILE`.
 
-Owns one process that asks for everything at once and notes when each token comes; prints one JSON object.
+Owns one process that sends all requests at once and records the time of each token; prints one JSON object.
 """
 
 import argparse
@@ -25,7 +25,7 @@ async def _complete(client: AsyncClient, prompt: list[int], length: int, begun: 
 
 
 async def measure(address: str, workload: Workload) -> dict[str, Any]:
-    """A short round first, so that no connection, import or first call is measured."""
+    """Runs a short round, so that no connection, import or first call is measured."""
     async with AsyncClient(address) as client:
         await client.wait_ready(60)
         short = zip(workload.prompts[:4], [4] * 4, strict=True)
@@ -51,7 +51,7 @@ async def measure(address: str, workload: Workload) -> dict[str, Any]:
 
 
 def main() -> None:
-    """One line of JSON on stdout."""
+    """Prints one line of JSON to stdout."""
     parser = argparse.ArgumentParser(prog="tandem_client", allow_abbrev=False)
     parser.add_argument("--address", required=True)
     parser.add_argument("--workload", type=Path, required=True)

@@ -1,6 +1,6 @@
-"""Tandem as an engine under test: scheduler, front end and client on one core, the worker alone on the other.
+"""Tandem as a measured engine: scheduler, front end and client on one core, the worker alone on the other.
 
-Owns the processes of one run. Uses nothing but their command lines.
+Owns the processes of one run. Uses only their command lines.
 """
 
 import json
@@ -18,7 +18,7 @@ _RUN_SECONDS = 1800.0
 
 
 def run(model: Path, workload: Workload, workload_file: Path, *, record: Path | None = None) -> EngineResult:
-    """One run on processes of its own."""
+    """Runs the workload once on processes of its own."""
     with tempfile.TemporaryDirectory(prefix="tandem-bench-") as runtime_dir:
         children: list[Child] = []
         try:
@@ -47,7 +47,7 @@ def _run(
     pin(worker.pid, ENGINE_CORE)
     worker.wait_line("joined", _START_SECONDS)
     pids = {"scheduler": scheduler.pid, "front end": scheduler.frontend_pid(), "worker": worker.pid}
-    # The client's short round is in these clocks too; it is 16 tokens.
+    # The client's short round of 16 tokens counts in these clocks, too.
     before = {name: cpu_seconds(pid) for name, pid in pids.items()}
     waited = waited_seconds(worker.pid)
     client = Child(
@@ -73,7 +73,7 @@ def _run(
             "steps": answer["steps"],
             "step_ms": answer["step_ms"],
             "worker_busy_share": min(1.0, worker_seconds / answer["seconds"]),
-            # Ready, but its core ran something else: what the machine's other work took.
+            # Seconds for which the worker was ready and its core ran others.
             "worker_kept_waiting_share": min(1.0, waited / answer["seconds"]),
             "preemptions": answer["preemptions"],
             "lane_resets": answer["lane_resets"],

@@ -1,4 +1,4 @@
-"""The core's benchmark runs, its lines have what is promised and agree with each other; no time is judged."""
+"""The core's benchmark runs, and its lines hold the promised, consistent figures; times are not tested."""
 
 import json
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def schedule(self):
-        print("words of its own")
+        print("output of the peer")
         is_prefill = bool(self.waiting)
         self.running += self.waiting
         self.waiting = []
@@ -60,7 +60,7 @@ class Scheduler:
 
 @pytest.fixture
 def nano_vllm(tmp_path: Path) -> Path:
-    """A checkout that has its scheduler's calls."""
+    """A fake checkout with the calls of nano-vllm's scheduler."""
     for name, text in NANO_VLLM.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -72,7 +72,7 @@ def objects(printed: str) -> Iterator[dict[str, Any]]:
     return map(json.loads, printed.splitlines())
 
 
-def test_every_line_has_what_is_promised(nano_vllm: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_line_has_its_promised_figures(nano_vllm: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = core.main(["--json", "--rows", "8", "--steps", "20", "--nano-vllm", str(nano_vllm)])
     line, peer, *bars = objects(capsys.readouterr().out)
     assert line.keys() >= PROMISED
@@ -91,18 +91,18 @@ def test_every_line_has_what_is_promised(nano_vllm: Path, capsys: pytest.Capture
     assert code == (0 if all(bar["met"] for bar in bars) else 1)
 
 
-def test_a_peer_that_does_not_run_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_peer_that_does_not_run_is_reported(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert core.main(["--rows", "8", "--steps", "1", "--nano-vllm", str(tmp_path)]) == 2
     assert "nano-vllm ended with exit code 1" in capfd.readouterr().err
 
 
-def test_what_comes_once_in_a_turn_counts_for_what_waiting_adds() -> None:
+def test_the_cost_of_waiting_includes_work_done_once_per_turn() -> None:
     rarely = [10.0] * 31 + [26.0]
     assert core.added(3 * rarely, 3 * 32 * [10.0]) == pytest.approx(0.05)
     assert core.added(2 * rarely + 32 * [100.0], 3 * 32 * [10.0]) == pytest.approx(0.05)
 
 
-def test_rows_cross_page_edges_all_the_time_and_evict_kept_pages() -> None:
+def test_rows_cross_page_edges_constantly_and_evict_cached_pages() -> None:
     loaded = LoadedCore(64, 512, 130)
     before = loaded.load()
     crossed = 0
@@ -127,13 +127,13 @@ LINE = {
     ("changed", "missed"),
     [
         ({}, ""),
-        ({"step_us": 501.0}, "500 us a step"),
+        ({"step_us": 501.0}, "500 us per step"),
         ({"plan_bytes_most": 4 * 1024 + 4097}, "4096 bytes"),
         ({"admit_cold_us": 201.0}, "cold admission"),
         ({"waiting_adds": 0.051}, "waiting"),
     ],
 )
-def test_each_figure_is_held_against_its_bar(changed: dict[str, float], missed: str) -> None:
+def test_each_figure_is_compared_with_its_bar(changed: dict[str, float], missed: str) -> None:
     bars = judged([{**LINE, **changed}])
     assert len(bars) == 4
     found = [bar["bar"] for bar in bars if not bar["met"]]
@@ -141,7 +141,7 @@ def test_each_figure_is_held_against_its_bar(changed: dict[str, float], missed: 
     assert all(missed in bar for bar in found)
 
 
-def test_many_rows_are_held_against_fewer() -> None:
+def test_the_cost_of_many_rows_is_compared_with_few() -> None:
     many = {**LINE, "rows": 4096, "plan_bytes_most": 4 * 4096}
     growth = judged([LINE, {**many, "step_us": 4.5 * 400}])[-1]
     assert (growth["value"], growth["met"]) == (4.5, True)

@@ -1,4 +1,4 @@
-"""The benchmarks' own arithmetic, and that they run at all: figures are only worth what their definitions are."""
+"""The benchmarks' arithmetic on figures with known results, and a run of the whole."""
 
 import json
 
@@ -27,7 +27,7 @@ TWO = [[1, 2, 3], [4, 5]]
 TIMES = [[1.0, 1.5, 1.75], [2.0, 2.5]]
 
 
-def test_figures_of_one_run() -> None:
+def test_figures_of_one_run_follow_their_definitions() -> None:
     figures = result("tandem", 2.5, TWO, TIMES).figures()
     assert figures["output_tokens"] == 5
     assert figures["tokens_per_second"] == 2.0
@@ -37,14 +37,14 @@ def test_figures_of_one_run() -> None:
     assert figures["outside_cpu_us_per_token"] == {"scheduler": pytest.approx(200.0)}
 
 
-def test_tokens_that_differ_are_told_by_request_and_place() -> None:
+def test_different_tokens_are_reported_by_request_and_position() -> None:
     first = result("tandem", 1.0, TWO, TIMES)
     other = result("static", 1.0, [[1, 2, 3], [4, 6]], TIMES)
     assert different_tokens([first, first]) == []
     assert different_tokens([first, other]) == ["request 1: tandem and static differ from token 1 of 2"]
 
 
-def test_bars_are_judged_by_the_clock() -> None:
+def test_bars_are_judged_by_wall_time() -> None:
     runs = {"tandem": [result("tandem", 1.0, TWO, TIMES)], "static": [result("static", 1.29, TWO, TIMES)]}
     by_name = {line["bar"]: line["met"] for line in comparisons(runs)}
     assert by_name == {
@@ -56,14 +56,14 @@ def test_bars_are_judged_by_the_clock() -> None:
     assert comparisons(runs)[0]["met"]
 
 
-def test_the_workload_is_the_one_that_is_quoted() -> None:
+def test_the_workload_equals_the_quoted_one() -> None:
     workload = full()
     assert len(workload.prompts) == len(workload.output_lengths) == 64
     assert (sum(map(len, workload.prompts)), workload.num_output_tokens) == (9913, 8947)
     assert workload.max_length == 512
 
 
-def test_the_made_up_tokenizer_has_a_text_for_every_token() -> None:
+def test_the_random_tokenizer_has_a_text_for_every_token() -> None:
     tokenizer = Tokenizer.from_str(tokenizer_json().decode())
     assert tokenizer.get_vocab_size() == MODEL["vocab_size"] == len(json.loads(tokenizer_json())["model"]["vocab"])
     assert tokenizer.decode([72, 105, 300]) == "Hi abs"

@@ -1,6 +1,6 @@
-"""What every engine is given: prompts, output lengths, and a model of random weights.
+"""The workload of every engine: prompts, output lengths, and a model of random weights.
 
-Owns the workload's definition and its two files. Making the model takes torch, so it is a process of its own:
+Owns the workload's definition and its two files. Making the model needs torch, so it runs in a process of its own:
 `python -m tests.benchmarks.workload FOLDER`.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.rigs.byte_tokenizer import byte_characters, byte_level_json
 
-# Small enough to fit a CPU core, shaped as real ones are.
+# Small enough for a CPU core, shaped like real models.
 MODEL: dict[str, Any] = {
     "hidden_size": 512,
     "num_hidden_layers": 8,
@@ -38,7 +38,7 @@ PAGE_SIZE = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Greedy completions, end of sequence ignored; all asked for at once, `concurrent` run at a time."""
+    """Greedy completions with end of sequence ignored; all are submitted at once, `concurrent` run at a time."""
 
     prompts: list[list[int]]
     output_lengths: list[int]
@@ -46,7 +46,7 @@ class Workload:
 
     @property
     def max_length(self) -> int:
-        """Tokens of the longest sequence there could be, rounded up to a page."""
+        """The longest possible sequence in tokens, rounded up to a page."""
         longest = max(map(len, self.prompts)) + max(self.output_lengths)
         return -(-longest // PAGE_SIZE) * PAGE_SIZE
 
@@ -63,21 +63,21 @@ class Workload:
 
 
 def full() -> Workload:
-    """The workload that figures are quoted for."""
+    """Returns the workload of all quoted figures."""
     r = random.Random(0)
     prompts = [[r.randint(4, 8191) for _ in range(r.randint(32, 256))] for _ in range(64)]
     return Workload(prompts=prompts, output_lengths=[r.randint(32, 256) for _ in range(64)])
 
 
 def quick() -> Workload:
-    """A smoke test: its figures mean nothing."""
+    """Returns the workload of a smoke test with meaningless figures."""
     r = random.Random(1)
     prompts = [[r.randint(4, 8191) for _ in range(r.randint(16, 64))] for _ in range(40)]
     return Workload(prompts=prompts, output_lengths=[r.randint(8, 32) for _ in range(40)])
 
 
 def model_folder() -> Path:
-    """Where the model lies; made at the first call."""
+    """Returns the model's folder; the first call makes the model."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tandem" / "benchmarks"
     folder = cache / "qwen3-512x8-seed0"
     if not (folder / "complete").exists():
@@ -86,7 +86,7 @@ def model_folder() -> Path:
 
 
 def tokenizer_json() -> bytes:
-    """Token ids 0 to 255 are bytes, the others words of three letters, so that the service makes text as it would."""
+    """Token ids 0 to 255 are bytes, the others words of three letters, so that the service decodes real text."""
     pieces = byte_characters()
     letters = "abcdefghijklmnopqrstuvwxyz"
     pieces += [f"Ġ{a}{b}{c}" for a in letters for b in letters for c in letters][: MODEL["vocab_size"] - 256]
@@ -94,7 +94,7 @@ def tokenizer_json() -> bytes:
 
 
 def make_model(folder: Path) -> None:
-    """Weights, config and tokenizer, as `save_pretrained` writes them."""
+    """Writes weights, config and tokenizer, as `save_pretrained` does."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 

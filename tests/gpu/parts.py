@@ -52,7 +52,7 @@ def parts() -> tuple[Part, ...]:
 
 
 def _of_tests(name: str, files: tuple[str, ...]) -> list[Part]:
-    arguments = ("-m", "pytest", "-q", "--device", "{device}", *(str(WORKER_TESTS / file) for file in files))
+    arguments = ("-m", "pytest", "-q", "-m", "", "--device", "{device}", *(str(WORKER_TESTS / file) for file in files))
     if name not in SELECTIONS:
         return [Part(name=name, arguments=arguments)]
     families = SELECTIONS[name]

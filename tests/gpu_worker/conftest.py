@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.gpu_worker.rig import Rig, RigSpec
+from tests.gpu_worker.rig_specs import LONG
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -15,6 +16,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     # Inductor imports parts of torch that torch itself has deprecated.
     config.addinivalue_line("filterwarnings", r"ignore::DeprecationWarning:torch\..*")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the tests on a long rig, before pytest deselects by marker."""
+    for item in items:
+        call = getattr(item, "callspec", None)
+        if call and any(isinstance(value, RigSpec) and value in LONG for value in call.params.values()):
+            item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -91,6 +91,7 @@ def test_the_end_token_can_be_written_in_a_prompt(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode(f"a{EOS_TOKEN}b").ids.count(EOS_ID) == 1
 
 
+@pytest.mark.long
 def test_held_out_loss_is_as_recorded(model: PreTrainedModel, tokenizer: Tokenizer, corpus: Corpus) -> None:
     windows = held_out_windows(tokenizer, corpus)[:SUBSET_WINDOWS]
     loss = token_losses(model, windows).mean().item()
@@ -101,6 +102,7 @@ def test_held_out_loss_is_as_recorded(model: PreTrainedModel, tokenizer: Tokeniz
         assert loss < 0.65 * math.log(VOCAB_SIZE)
 
 
+@pytest.mark.long
 def test_the_corpus_of_the_recorded_version_has_the_recorded_hash(corpus: Corpus) -> None:
     if platform.python_version() != PROVENANCE["cpython_version"]:
         pytest.skip(f"the corpus is CPython {PROVENANCE['cpython_version']}'s")
@@ -150,6 +152,7 @@ def test_the_split_never_divides_a_file() -> None:
     assert 0 < sum(corpus_module.is_held_out(f"module_{index}.py") for index in range(1_000)) < 100
 
 
+@pytest.mark.long
 def test_the_tokenizer_recipe_is_deterministic(tmp_path: Path, corpus: Corpus, tokenizer: Tokenizer) -> None:
     if corpus.sha256 != PROVENANCE["corpus_sha256"]:
         pytest.skip(f"the corpus is CPython {PROVENANCE['cpython_version']}'s")
@@ -196,6 +199,7 @@ def test_a_checkpoint_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
         assert torch.equal(one, other)
 
 
+@pytest.mark.long
 def test_verify_says_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for source in MODEL_DIR.iterdir():
         (tmp_path / source.name).write_bytes(source.read_bytes())

@@ -1,6 +1,6 @@
-"""The ways in which the core is broken on purpose, each one or more replacements of exact text.
+"""The faults that the mutation tests put into the core, each one or more replacements of exact text.
 
-Owns the list. A text that is gone, or stands twice, is an error, so the list follows the core.
+Owns the list. A missing or repeated text is an error, so the list must follow the core.
 """
 
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutation:
-    """`edits` are (old, new); each old text stands exactly once in the file at `path`, from the checkout's root."""
+    """`edits` are (old, new); each old text occurs exactly once in the file at `path`, relative to the checkout."""
 
     name: str
     breaks: str
@@ -24,21 +24,21 @@ MUTATIONS: tuple[Mutation, ...] = (
     # References and the free list ----------------------------------------------------------------------------------
     _core(
         "a-reference-not-dropped",
-        "who leaves its row keeps its last page",
+        "a request that leaves its row keeps its last page",
         "state/lane",
         "        self.pool.release(held)\n",
         "        self.pool.release(held[:-1] if len(held) > 1 else held)\n",
     ),
     _core(
         "a-reference-not-taken",
-        "a shared page is not counted for who shares it",
+        "a shared page does not count its further users",
         "schedule/plan_builder",
         "        for page in matched.shared:\n            lane.pool.share(page)\n",
         "        for page in matched.shared:\n            lane.pool.references(page) or lane.pool.share(page)\n",
     ),
     _core(
         "an-indexed-page-handed-out-and-still-named",
-        "a page that is handed out stays in the index",
+        "an allocated page stays in the index",
         "state/page_pool",
         "                self.num_evictable -= 1\n                self._drop_hash(page)\n",
         "                self.num_evictable -= 1\n",
@@ -46,7 +46,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     # Hits ------------------------------------------------------------------------------------------------------------
     _core(
         "a-hit-one-page-too-long",
-        "a prompt that ends with a page is hit to its end",
+        "a prompt that ends with a page hits all of its pages",
         "schedule/prefix_match",
         "limit = min((request.known - 1) // page_size, len(request.page_hashes))",
         "limit = min(request.known // page_size, len(request.page_hashes))",
@@ -60,7 +60,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _core(
         "a-fork-from-who-has-not-computed-it",
-        "a sample forks before its sibling has computed their prompt",
+        "a sample forks before its sibling has computed the prompt",
         "schedule/prefix_match",
         "        if rows.planned[row] < last:\n",
         "        if rows.planned[row] < last - page_size:\n",
@@ -74,28 +74,28 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _core(
         "bypass-read-ignored",
-        "who wants nothing that was kept gets it",
+        "a request with cache_read false hits cached pages",
         "schedule/prefix_match",
         "    return _cached(lane, request) if request.cache_read else NO_MATCH\n",
         "    return _cached(lane, request)\n",
     ),
     _core(
         "bypass-write-ignored",
-        "the prompt of who wants nothing kept is kept",
+        "the prompt of a request with cache_write false is cached",
         "schedule/plan_builder",
         "        if not request.cache_write:\n            return\n",
         "",
     ),
     _core(
         "prompt-logprobs-skipped-by-a-hit",
-        "positions whose logprobs are wanted come from the cache",
+        "positions with wanted logprobs come from the cache",
         "schedule/prefix_match",
         "        limit = min(limit, (request.prompt_logprobs_from - 1) // page_size)\n",
         "        limit = min(limit, (request.prompt_logprobs_from + page_size) // page_size)\n",
     ),
     _core(
         "a-tenants-pages-found-by-others",
-        "the hash chain of a request that continues begins at no root",
+        "the hash chain of a continued request starts without a root",
         "state/request",
         "self.page_hashes[-1] if self.page_hashes else self.prefix_root, tokens)",
         "self.page_hashes[-1] if self.page_hashes else bytes(32), tokens)",
@@ -103,7 +103,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     # What the index keeps ---------------------------------------------------------------------------------------------
     _core(
         "an-indexed-page-written",
-        "a page is kept for others before it is full",
+        "a page is cached before it is full",
         "schedule/plan_builder",
         "min((start + count) // page_size, len(hashes))",
         "min(-(-(start + count) // page_size), len(hashes))",
@@ -124,7 +124,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _core(
         "index-kept-over-a-lost-worker",
-        "a worker that joins again, its pool zeroed, is taken to hold what it held",
+        "a worker that joins again with a zeroed pool keeps its index",
         "lanes",
         "_KEEPING_CAUSES = (ResetCause.STEP_FAILED, ResetCause.OUT_OF_MEMORY)\n",
         "_KEEPING_CAUSES = tuple(ResetCause)\n",
@@ -141,7 +141,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _core(
         "flush-forgets-the-device-alone",
-        "what host memory holds survives a flush",
+        "cached host pages survive a flush",
         "lanes",
         "lane.pool.evict_all() + lane.host.evict_all()",
         "lane.pool.evict_all()",
@@ -149,28 +149,28 @@ MUTATIONS: tuple[Mutation, ...] = (
     # Values that are not finite ------------------------------------------------------------------------------------
     _core(
         "zeroing-forgotten",
-        "pages that may hold values which are not finite are handed out as they are",
+        "unverified pages are allocated without being zeroed",
         "state/lane",
         "            self._zero_pages += self.pool.take_unverified(pages)\n",
         "            self.pool.take_unverified(pages)\n",
     ),
     _core(
         "zeroing-forgotten-by-a-reset",
-        "pages that a void plan was to zero are not zeroed later",
+        "pages that a void plan should have zeroed are not zeroed later",
         "state/page_pool",
         "        for page in pages:\n            unverified[page] = 1\n",
         "        for page in pages:\n            unverified[page] = 1 - unverified[page]\n",
     ),
     _core(
         "what-was-not-read-is-finite",
-        "who leaves while a step of its own is in flight leaves a page that nobody zeroes",
+        "a request that leaves during its own step leaves a page that is never zeroed",
         "state/lane",
         "        if planned and rows.verified[row] == planned == rows.confirmed[row]:\n",
         "        if planned:\n",
     ),
     _core(
         "a-page-vouched-for-by-who-lost-it",
-        "who leaves its row says that a page is finite which it held no longer",
+        "a request marks a page as finite that it no longer held",
         "state/lane",
         "            if self.holds(row, last) and last * self.info.page_size",
         "            if last * self.info.page_size",
@@ -178,14 +178,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     # Windows ---------------------------------------------------------------------------------------------------------
     _core(
         "window-freed-one-page-early",
-        "the oldest page that the window still sees is given to others",
+        "the oldest page inside the window is freed",
         "state/lane",
         "return max(0, position - window + 1) // self.info.page_size if window else 0",
         "return max(0, position - window + 1 + self.info.page_size) // self.info.page_size if window else 0",
     ),
     _core(
         "sinks-freed-with-the-window",
-        "the first pages are given to others once the window has passed them",
+        "sink pages are freed once the window has passed them",
         "state/lane",
         "self.sink_pages = -(-info.sink_tokens // info.page_size)",
         "self.sink_pages = info.sink_tokens // info.page_size",
@@ -193,14 +193,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     # Host memory -----------------------------------------------------------------------------------------------------
     _core(
         "host-page-reused-before-its-load",
-        "what a host page held is still found there after another was saved over it",
+        "a host page stays in the index after another page was saved over it",
         "state/host_pool",
         "self._free.pop() if self._free else self._kept.popitem(last=False)[1].slot",
         "self._free.pop() if self._free else next(iter(self._kept.values())).slot",
     ),
     _core(
         "saves-of-no-plan",
-        "what a preemption was to save counts as saved though no plan was made",
+        "the pages of a preemption count as saved although no plan was made",
         "schedule/planner",
         "                lane.host.evict(page_hash)  # no plan copies the page there\n",
         "                pass\n",
@@ -221,7 +221,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _core(
         "a-load-forgotten",
-        "a page that host memory has is taken as filled and never loaded",
+        "a page from host memory counts as filled but is never loaded",
         "schedule/plan_builder",
         "        self.swap_ins.append((host_page.slot, page))\n",
         "",
@@ -229,14 +229,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     # Results ---------------------------------------------------------------------------------------------------------
     _core(
         "a-stale-generation-accepted",
-        "the result of a plan that became void is read",
+        "the result of a void plan is applied",
         "lanes",
         "        if event.generation != lane.generation:\n",
         "        if event.generation > lane.generation:\n",
     ),
     _core(
         "epoch-ignored",
-        "a result is read against whoever sits in the row now",
+        "a result is applied to the request now in the row",
         "update/results",
         "    mine = rows.handle[named] == record.handles\n",
         "    mine = rows.handle[named] != 0\n",
@@ -250,21 +250,21 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _core(
         "a-late-token-dropped",
-        "a token that came after its request had lost its row is not kept",
+        "a token that arrives after its request was preempted is dropped",
         "update/results",
         "        queue.add_pending_token(request, token)\n",
         "",
     ),
     _core(
         "a-step-answered-twice",
-        "a result is read against the oldest plan whatever its step is",
+        "a result is applied to the oldest plan without comparing steps",
         "lanes",
         "        if record is None or event.step != record.step:\n",
         "        if record is None:\n",
     ),
     _core(
         "an-unsound-result-believed",
-        "tokens outside the vocabulary and too few of them are taken",
+        "tokens outside the vocabulary and missing tokens are accepted",
         "lanes",
         "        if not is_valid(event, record, lane.info.vocab_size):\n",
         "        if not is_valid(event, record, lane.info.vocab_size + 1) and len(event.tokens):\n",
@@ -272,28 +272,28 @@ MUTATIONS: tuple[Mutation, ...] = (
     # Several workers and callers -----------------------------------------------------------------------------------
     _core(
         "a-front-ends-requests-outlive-it",
-        "one request of a front end that is gone goes on",
+        "one request of a lost front end continues",
         "scheduler",
         "            for request in self.queue.of_frontend(frontend):\n",
         "            for request in self.queue.of_frontend(frontend)[1:]:\n",
     ),
     _core(
         "late-plans-of-a-lost-lane-awaited",
-        "who was preempted from a lane that is gone waits for its plans",
+        "a request preempted from a lost lane waits for its plans",
         "lanes",
         "            if request is not None and not request.row:\n",
         "            if request is not None and request.row:\n",
     ),
     _core(
         "a-lane-runs-what-does-not-fit",
-        "a request goes to a worker that is too small for it",
+        "a request is routed to a worker that is too small for it",
         "messages/worker_info",
         "return total_length <= self.max_length and",
         "return",
     ),
     _core(
         "eos-one-token-early",
-        "a model's own end counts before min_new_tokens are out",
+        "EOS ends a request one token before min_new_tokens",
         "update/results",
         "    may_end = (is_eos | rows.has_stops[rows_s]) & (known > rows.min_known[rows_s])\n",
         "    may_end = (is_eos | rows.has_stops[rows_s]) & (known > rows.min_known[rows_s] + 1)\n",
@@ -314,14 +314,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _core(
         "queue-full-not-announced",
-        "front ends are not told that the queue is full",
+        "front ends do not learn that the queue is full",
         "announcer",
         "        if queue.num_waiting >= config.max_waiting:\n",
         "        if queue.num_waiting > config.max_waiting:\n",
     ),
     _core(
         "sizes-of-the-lost-stay",
-        "callers are told the sizes of a worker that left",
+        "callers receive the sizes of a worker that left",
         "lanes",
         "            self.worker_infos.update(self._proven_infos())\n        if not",
         "        if not",

@@ -1,6 +1,6 @@
-"""Applies a mutation to a copy of the source and lets the proofs run until one of them fails.
+"""Applies a mutation to a copy of the source and runs the checks on it until one fails.
 
-Owns the copy, in a directory of its own, and the processes that run in it. The checkout is never touched.
+Owns the copy, in a directory of its own, and the processes that run in it. Never changes the checkout.
 """
 
 import os
@@ -15,25 +15,25 @@ from tempfile import TemporaryDirectory
 from tests.mutations.mutations import Mutation
 
 ROOT = Path(__file__).resolve().parents[2]
-# What the proofs below import, and no more.
+# The files that the checks below import.
 _COPIED = ("scheduler_svc", "tests/__init__.py", "tests/rigs", "tests/simulation", "tests/scheduler_svc")
-# A mutated core may never come to an end; the proofs of a sound one take far less.
+# A mutated core may run forever; the checks of the unchanged core need far less.
 _LIMIT_SECONDS = 900.0
 _IGNORED = shutil.ignore_patterns("__pycache__")
-# Names whose code runs, so that a proof of the checkout's own source is no proof.
+# Prints which source is imported, because a check of the checkout's own source proves nothing.
 _WHICH = "import scheduler_svc.core.scheduler as module; print(module.__file__)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Proof:
-    """A command that exits with 0 where everything holds."""
+class Check:
+    """A command that exits with 0 if its check passes."""
 
     name: str
     command: tuple[str, ...]
 
 
-SIMULATION = Proof(name="simulation", command=("-m", "tests.simulation", "0", "--seeds", "200"))
-CORE_TESTS = Proof(
+SIMULATION = Check(name="simulation", command=("-m", "tests.simulation", "0", "--seeds", "200"))
+CORE_TESTS = Check(
     name="core tests",
     command=("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=line", "tests/scheduler_svc/core"),
 )
@@ -41,7 +41,7 @@ CORE_TESTS = Proof(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """`caught_by` names the proof that failed, and `detail` how; empty: the mutation survived all of them."""
+    """`caught_by` names the check that failed, `detail` its error. `caught_by` is empty if the mutation survived."""
 
     caught_by: str
     detail: str
@@ -49,30 +49,30 @@ class Verdict:
 
 
 class MisplacedText(Exception):
-    """A text that a mutation replaces does not stand in the source exactly once."""
+    """The text that a mutation replaces does not occur exactly once in the source."""
 
 
 def mutated(mutation: Mutation, text: str) -> str:
-    """The module's text with the mutation in it. Raises MisplacedText."""
+    """Returns the module's text with the mutation applied. Raises MisplacedText."""
     for old, new in mutation.edits:
         count = text.count(old)
         if count != 1:
             raise MisplacedText(
-                f"mutation {mutation.name}: its text stands {count} times in {mutation.path}, not once: {old.strip()}"
+                f"mutation {mutation.name}: its text occurs {count} times in {mutation.path}, not once: {old.strip()}"
             )
         text = text.replace(old, new)
     return text
 
 
-def judge(mutation: Mutation | None, proofs: tuple[Proof, ...]) -> Verdict:
-    """Runs the proofs on the mutated source, or on the source as it is. Raises MisplacedText."""
+def judge(mutation: Mutation | None, checks: tuple[Check, ...]) -> Verdict:
+    """Runs the checks on the mutated source, or on the unchanged source for None. Raises MisplacedText."""
     with TemporaryDirectory(prefix="tandem-mutation-") as name:
         copy = Path(name)
         _make_copy(copy)
         if mutation is not None:
             path = copy / mutation.path
             path.write_text(mutated(mutation, path.read_text()))
-        return _judge(copy, proofs)
+        return _judge(copy, checks)
 
 
 def _make_copy(copy: Path) -> None:
@@ -87,21 +87,21 @@ def _make_copy(copy: Path) -> None:
     (copy / ".stubs").symlink_to(ROOT / ".stubs")
 
 
-def _judge(copy: Path, proofs: tuple[Proof, ...]) -> Verdict:
+def _judge(copy: Path, checks: tuple[Check, ...]) -> Verdict:
     environment = os.environ | {"PYTHONPATH": f"{copy}:{copy / '.stubs'}", "OMP_NUM_THREADS": "1"}
     which = _run(copy, environment, ("-c", _WHICH))
     if which.returncode or not which.stdout.startswith(f"{copy}/"):
         return Verdict(caught_by="import", detail=_last_line(which.stderr), seconds=0.0)
     started = time.monotonic()
-    for proof in proofs:
+    for check in checks:
         try:
-            done = _run(copy, environment, proof.command)
+            done = _run(copy, environment, check.command)
         except subprocess.TimeoutExpired:
-            detail = f"no end after {_LIMIT_SECONDS:.0f} s"
-            return Verdict(caught_by=proof.name, detail=detail, seconds=time.monotonic() - started)
+            detail = f"still running after {_LIMIT_SECONDS:.0f} s"
+            return Verdict(caught_by=check.name, detail=detail, seconds=time.monotonic() - started)
         if done.returncode:
             detail = _reason(done.stdout) or _last_line(done.stderr)
-            return Verdict(caught_by=proof.name, detail=detail, seconds=time.monotonic() - started)
+            return Verdict(caught_by=check.name, detail=detail, seconds=time.monotonic() - started)
     return Verdict(caught_by="", detail="", seconds=time.monotonic() - started)
 
 
@@ -118,7 +118,7 @@ def _run(copy: Path, environment: dict[str, str], command: tuple[str, ...]) -> s
 
 
 def _reason(output: str) -> str:
-    """What was broken, and where: of a seed that failed, or a test."""
+    """The error of a failed seed or test, and its place."""
     lines = [line.strip() for line in output.splitlines()]
     errors = [line for line in lines if line.startswith(("AssertionError", "FAILED")) or "Error: " in line]
     where = [line for line in lines if line.startswith("seed ") and "failed after" in line]

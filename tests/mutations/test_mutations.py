@@ -1,4 +1,4 @@
-"""Every mutation still finds its text, and leaves a module that Python can read."""
+"""Every mutation applies to the present source, and leaves a module that Python can parse."""
 
 import ast
 
@@ -9,19 +9,19 @@ from tests.mutations.runner import ROOT, MisplacedText, mutated
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=[mutation.name for mutation in MUTATIONS])
-def test_it_applies(mutation: Mutation) -> None:
+def test_a_mutation_applies(mutation: Mutation) -> None:
     before = (ROOT / mutation.path).read_text()
     after = mutated(mutation, before)
     assert ast.dump(ast.parse(after)) != ast.dump(ast.parse(before))
 
 
-def test_text_that_is_gone_or_stands_twice_is_an_error() -> None:
+def test_text_that_is_missing_or_repeated_is_an_error() -> None:
     mutation = Mutation(name="m", breaks="nothing", path="x.py", edits=(("a = 1", "a = 2"),))
     for text in ("b = 1", "a = 1\na = 1"):
-        with pytest.raises(MisplacedText, match="its text stands"):
+        with pytest.raises(MisplacedText, match="its text occurs"):
             mutated(mutation, text)
     assert mutated(mutation, "a = 1\n") == "a = 2\n"
 
 
-def test_names_are_unique_and_there_are_enough() -> None:
+def test_mutation_names_are_unique_and_at_least_fifteen() -> None:
     assert len({mutation.name for mutation in MUTATIONS}) == len(MUTATIONS) >= 15

@@ -1,8 +1,8 @@
 """A byte-level tokenizer for the checking worker, as tokenizer.json and as plain functions.
 
-Owns the vocabulary: ids 0 … 255 are bytes, then pieces of several bytes that no text encodes to but that may be
-drawn (whole words, halves of characters, halves of stop strings), then the end of sequence, then special tokens that
-are never drawn. Needs no tokenizer library.
+Owns the vocabulary: ids 0 … 255 are bytes; then come pieces of several bytes that no text encodes to but that may be
+sampled (whole words, halves of characters, halves of stop strings), the end of sequence, and special tokens that are
+never sampled. Needs no tokenizer library.
 """
 
 import json
@@ -29,12 +29,12 @@ PIECES: tuple[bytes, ...] = (
 EOS_ID = 256 + len(PIECES)
 NUM_DRAWN = EOS_ID + 1
 VOCAB_SIZE = 288
-# A prompt may hold it, and a worker told so answers that the values behind it are not finite.
+# A token for prompts; with `--nonfinite-token POISON_ID` a worker reports nonfinite logits after it.
 POISON_ID = 280
 
 
 def byte_characters() -> list[str]:
-    """The printable stand-in for each byte, as byte-level BPE vocabularies write it (GPT-2's table)."""
+    """The printable character for each byte, as byte-level BPE vocabularies write it (GPT-2's table)."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     rest = iter(range(0x100, 0x200))
     return [chr(byte) if byte in printable else chr(next(rest)) for byte in range(256)]
@@ -48,7 +48,7 @@ def special_name(token: int) -> str:
 
 
 def tokenizer_json() -> bytes:
-    """What a worker's Join carries."""
+    """The tokenizer.json that a worker's Join carries."""
     written = [*(bytes([byte]) for byte in range(256)), *PIECES]
     vocab = {"".join(_CHARACTERS[byte] for byte in piece): token for token, piece in enumerate(written)}
     special = range(EOS_ID, VOCAB_SIZE)
@@ -59,7 +59,7 @@ def tokenizer_json() -> bytes:
 
 
 def byte_level_json(vocab: dict[str, int], added_tokens: list[dict[str, object]]) -> bytes:
-    """A tokenizer.json of byte-level pieces without merges: each character is its own token when text comes in."""
+    """A tokenizer.json of byte-level pieces without merges, so that text encodes to one token per byte."""
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     return json.dumps(
         {
@@ -88,12 +88,12 @@ def byte_level_json(vocab: dict[str, int], added_tokens: list[dict[str, object]]
 
 
 def token_bytes(token: int) -> bytes:
-    """Empty for special tokens."""
+    """The token's bytes; none for special tokens."""
     if token < 256:
         return bytes([token])
     return PIECES[token - 256] if token < EOS_ID else b""
 
 
 def decode(tokens: Iterable[int]) -> str:
-    """The text, special tokens left out, bytes that are no UTF-8 replaced."""
+    """The tokens' text without special tokens; malformed UTF-8 is replaced."""
     return b"".join(map(token_bytes, tokens)).decode("utf-8", errors="replace")

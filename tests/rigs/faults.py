@@ -1,21 +1,21 @@
-"""Faults that a checking worker commits on order. Owns when; the executor and the worker own what follows."""
+"""Faults that a checking worker commits at given steps. Owns the steps; the executor and the worker own the effects."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """Steps are counted from 1 over all plans applied since the start, whatever their generation."""
+    """Steps count from 1 over all applied plans, across generations."""
 
     fail_steps: frozenset[int] = frozenset()
     oom_steps: frozenset[int] = frozenset()
-    # Answered as if a plan before it had been lost.
+    # These steps are answered as if an earlier plan had been lost.
     out_of_sync_steps: frozenset[int] = frozenset()
-    # A step that computes this token fails, whoever shares it.
+    # Every step that computes this token fails.
     fail_token: int | None = None
     # Logits behind this token are not finite.
     nonfinite_token: int | None = None
-    # The worker stops answering, heartbeats included.
+    # At this step the worker stops answering, heartbeats included.
     hang_step: int | None = None
-    # The worker ends at once, without a word, with this step unanswered.
+    # At this step the process exits without an answer.
     exit_step: int | None = None

@@ -1,7 +1,7 @@
-"""The pretend model's arithmetic: the hash of a history.
+"""The arithmetic of the pretend model: the hash of a history.
 
-Owns pure functions on 64-bit integers. Knows nothing of pages, rows, plans or sockets; the oracle and the executor
-share this definition and that of `sampling`, and nothing else.
+Owns pure functions on 64-bit integers. Knows nothing of pages, rows, plans or sockets. The oracle and the executor
+share this module and `sampling`, and nothing else.
 """
 
 import numpy as np
@@ -28,7 +28,7 @@ def mix_array(values: np.ndarray) -> np.ndarray:
 
 
 def extend(prefix: int, token: int) -> int:
-    """The hash of a history one token longer."""
+    """The hash of a history with one more token."""
     return mix(prefix ^ mix(token + 1))
 
 

@@ -1,7 +1,7 @@
-"""The scheduler service with its secrets written down: `python -m tests.rigs.known_secrets FILE flags…`.
+"""The scheduler service with its secrets written to a file: `python -m tests.rigs.known_secrets FILE flags…`.
 
-Owns the file, a line of hexadecimal digits for each value that the service draws: the root of page hashes, the front
-ends' secret, the workers' key. A test can then look for them wherever they must not be.
+Owns the file: a line of hexadecimal digits for each value that the service draws (the root of page hashes, the front
+ends' secret, the workers' key). A test then searches for these values in places where they must not appear.
 """
 
 import runpy

@@ -1,7 +1,7 @@
-"""The pretend KV memory, on the device and in host memory: per slot a token, its position and the hash up to it.
+"""The pretend KV memory on the device and in host memory: per slot a token, its position and the hash up to it.
 
-Owns the slots' content, which outlives rows and generations as a real pool's does. Knows nothing of who may
-use a page; it only notices that what is read back is not what was written, and that what is written stands already.
+Owns the slots' content, which outlives rows and generations, as in a real pool. Does not know which row may use a page:
+it detects a read that does not return the row's history, and a write to a slot that is already written.
 """
 
 import numpy as np
@@ -10,14 +10,14 @@ from tests.rigs.plan_arrays import PlanArrays, PlanError
 
 
 class _Slots:
-    """Content of some pages. Positions are stored plus one: 0 marks a slot that holds nothing anyone may read."""
+    """Content of some pages. A mark is the position plus one; 0 marks an unwritten slot."""
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         shape = num_pages, page_size
         self.tokens = np.zeros(shape, np.int32)
         self.marks = np.zeros(shape, np.int32)
         self.hashes = np.zeros(shape, np.uint64)
-        # Values that are not finite; only writing over them helps.
+        # Slots with nonfinite values; only overwriting clears them.
         self.nonfinite = np.zeros(shape, np.bool_)
 
     def zero(self, page: int) -> None:
@@ -25,13 +25,13 @@ class _Slots:
             array[page] = 0
 
     def take(self, target: int, other: "_Slots", source: int, count: int) -> None:
-        """The first `count` slots of a page of another pool, or of this."""
+        """Copies the first `count` slots of a page, from this pool or another."""
         for name in ("tokens", "marks", "hashes", "nonfinite"):
             getattr(self, name)[target, :count] = getattr(other, name)[source, :count]
 
 
 class PagePool:
-    """num_pages x page_size slots, and host_pages x page_size of host memory."""
+    """num_pages x page_size slots on the device, and host_pages x page_size in host memory."""
 
     def __init__(self, *, num_pages: int, page_size: int, host_pages: int, max_length: int) -> None:
         self.num_pages = num_pages
@@ -42,7 +42,7 @@ class PagePool:
         positions = np.arange(max_length + 1)
         self._page_of, self._offset = positions // page_size, positions % page_size
         self._marks_wanted = positions.astype(np.int32) + 1
-        # Whether a slot was ever not finite: else nobody looks.
+        # True once any slot was nonfinite; until then `read` skips the check.
         self._suspicious = False
         self._flat = tuple(
             array.reshape(-1)
@@ -52,10 +52,11 @@ class PagePool:
     # Reading and writing -----------------------------------------------------------------------------------------
 
     def read(self, row: int, pages: np.ndarray, span: slice, tokens: np.ndarray, hashes: np.ndarray) -> list[int]:
-        """Compares the slots of the positions in `span` with what ought to stand there; those that are not finite.
+        """Compares the slots of the positions in `span` with the row's history; returns the positions that are
+        nonfinite.
 
-        pages: int64, the row's page list. tokens: int32, hashes: uint64, those of all the row's positions. PlanError
-        says where the first difference is.
+        pages: int64, the row's page list. tokens: int32, hashes: uint64, for all of the row's positions. Raises
+        PlanError with the first difference.
         """
         size = self.page_size
         slots = pages[self._page_of[span]] * size + self._offset[span]
@@ -66,15 +67,15 @@ class PagePool:
             position, slot = span.start + idx, int(slots[idx])
             raise PlanError(
                 f"row {row}: position {position} on page {slot // size} reads back token {int(all_tokens[slot])} of"
-                f" position {int(all_marks[slot]) - 1}, expected token {int(tokens[position])} behind the row's own"
-                " past: the page was overwritten, given out anew, never written, or is not the row's"
+                f" position {int(all_marks[slot]) - 1}, expected token {int(tokens[position])} after the row's own"
+                " history: the page was overwritten, allocated again, never written, or is not the row's"
             )
         return (span.start + np.flatnonzero(nonfinite[slots])).tolist() if self._suspicious else []
 
     def write(
         self, row: int, pages: np.ndarray, start: int, tokens: list[int], hashes: np.ndarray, bad: list[int]
     ) -> None:
-        """Writes positions `start` ..., of which those in `bad` are not finite. hashes: of the positions."""
+        """Writes the positions from `start` on; those in `bad` become nonfinite. hashes: of the positions."""
         all_tokens, all_marks, all_hashes, nonfinite = self._flat
         size = self.page_size
         for idx, token in enumerate(tokens):
@@ -83,23 +84,23 @@ class PagePool:
             if all_marks[slot]:
                 raise PlanError(
                     f"row {row} writes position {position} on page {slot // size}, whose slot holds position"
-                    f" {int(all_marks[slot]) - 1} since the page was given out: a page that was filled is written again"
+                    f" {int(all_marks[slot]) - 1} since its allocation: a page that was filled is written again"
                 )
             all_tokens[slot], all_marks[slot], all_hashes[slot] = token, position + 1, hashes[idx]
             nonfinite[slot] = position in bad
         self._suspicious |= bool(bad)
 
     def give(self, row: int, page: int, first_slot: int) -> None:
-        """The page goes to a row that will write from `first_slot` on: what stands there means nothing any more."""
+        """Allocates the page to a row that writes from `first_slot` on; the slots from there on become unwritten."""
         if self._suspicious and self._device.nonfinite[page, first_slot:].any():
-            # A masked position still multiplies.
+            # Attention multiplies masked positions, too, and 0 x NaN is NaN.
             raise PlanError(f"row {row} was given page {page}, which holds values that are not finite")
         self._device.marks[page, first_slot:] = 0
 
-    # What a plan does before anything is written ------------------------------------------------------------------
+    # Moves of a plan, before anything is written -----------------------------------------------------------------
 
     def reset(self) -> None:
-        """As after the start; nothing is in host memory."""
+        """Clears all pages, as at the start; host memory is empty."""
         for page in range(1, self.num_pages):
             self._device.zero(page)
         self._saved[:] = False
@@ -159,7 +160,7 @@ class PagePool:
             raise PlanError(f"{count} slots of page {page} are copied, of which {written} were written")
 
     def spoil(self, arrays: PlanArrays) -> None:
-        """A step failed half-way: what it was to write over means nothing any more, and nothing of it is zeroed."""
+        """A step failed half-way: the slots that it was to write are unwritten, and none of them is zeroed."""
         pages = {page for page, _ in arrays.loads} | {target for _, target, _ in arrays.copies}
         pages |= {page for _, page in arrays.appends}
         for started in arrays.started:

@@ -1,7 +1,7 @@
-"""Real processes for tests: the scheduler service, checking workers, and what they print.
+"""Real processes for tests: the scheduler service, checking workers, and their output.
 
-Owns starting, killing and collecting them, and the proof at the end that nothing is left and no worker saw a wrong
-plan. Knows nothing of requests. Every wait has a limit.
+Owns starting, killing and collecting processes, and the final check that none is left and no worker received a wrong
+plan. Knows nothing of requests. Every wait has a time limit.
 """
 
 import os
@@ -22,12 +22,12 @@ import psutil
 from tests.rigs.streams import Caller
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PATIENCE_SECONDS = 30.0
+TIMEOUT_SECONDS = 30.0
 _LISTENING = re.compile(r"frontend listening on (\S+:\d+)")
 
 
 def child_environment() -> dict[str, str]:
-    """What a child of the tests inherits: nothing of Tandem's settings."""
+    """The environment of a test's child, without any of Tandem's settings."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TANDEM_")}
     kept["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "client"), str(REPOSITORY / ".stubs")])
     kept["PYTHONUNBUFFERED"] = "1"
@@ -35,7 +35,7 @@ def child_environment() -> dict[str, str]:
 
 
 class Child:
-    """A process whose output, both streams as one, is read line by line into `lines`."""
+    """A process; a thread appends its output, stdout and stderr together, to `lines`."""
 
     def __init__(self, name: str, arguments: list[str], *, environment: dict[str, str] | None = None) -> None:
         self.name = name
@@ -78,8 +78,8 @@ class Child:
     def output(self) -> str:
         return f"--- {self.name} (pid {self.pid}) ---\n" + "\n".join(self.lines)
 
-    def wait_line(self, pattern: str, seconds: float = PATIENCE_SECONDS, *, after: int = 0) -> re.Match[str]:
-        """The first line, from number `after` on, in which the pattern is found."""
+    def wait_line(self, pattern: str, seconds: float = TIMEOUT_SECONDS, *, after: int = 0) -> re.Match[str]:
+        """Waits for a line that matches the pattern, from line number `after` on."""
         expression = re.compile(pattern)
         seen = after
 
@@ -95,7 +95,7 @@ class Child:
         with self._changed:
             match = self._changed.wait_for(lambda: found() or self._drained, seconds)
         if not isinstance(match, re.Match):
-            state = "ended" if self._drained else f"said nothing of the kind in {seconds} s"
+            state = "ended" if self._drained else f"printed none in {seconds} s"
             raise AssertionError(f"no line matches {pattern!r}: {self.name} {state}\n{self.output()}")
         return match
 
@@ -104,50 +104,50 @@ class Child:
             self._process.send_signal(number)
 
     def kill(self) -> None:
-        """SIGKILL, and waits for the end."""
+        """Sends SIGKILL and waits for the end."""
         self.killed = True
         self._process.kill()
         self.wait()
 
-    def wait(self, seconds: float = PATIENCE_SECONDS) -> int:
-        """The exit code."""
+    def wait(self, seconds: float = TIMEOUT_SECONDS) -> int:
+        """Waits for the process to end. Returns its exit code."""
         try:
             code = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"{self.name} runs on after {seconds} s\n{self.output()}") from None
+            raise AssertionError(f"{self.name} still runs after {seconds} s\n{self.output()}") from None
         return code
 
-    def join_output(self, seconds: float = PATIENCE_SECONDS) -> None:
-        """Until nobody can write to its output any more, its own children included."""
+    def join_output(self, seconds: float = TIMEOUT_SECONDS) -> None:
+        """Waits until its output is closed, by its own children, too."""
         self._thread.join(seconds)
 
-    def terminate(self, seconds: float = PATIENCE_SECONDS) -> int:
-        """SIGTERM; the exit code."""
+    def terminate(self, seconds: float = TIMEOUT_SECONDS) -> int:
+        """Sends SIGTERM and waits for the end. Returns the exit code."""
         self.signal(signal.SIGTERM)
         return self.wait(seconds)
 
 
 class SchedulerProcess(Child):
-    """`python -m scheduler_svc`, which runs its front end itself."""
+    """`python -m scheduler_svc`, which starts its front end itself."""
 
     @property
     def address(self) -> str:
-        """Where the newest front end listens."""
+        """The address of the newest front end."""
         found = [match.group(1) for line in self.lines if (match := _LISTENING.search(line))]
         return found[-1] if found else self.wait_line(_LISTENING.pattern).group(1)
 
     def frontend_pid(self) -> int:
-        """Its front end's process id."""
+        """The process id of its front end."""
         children = psutil.Process(self.pid).children()
         [frontend] = [child for child in children if "scheduler_svc.frontend" in child.cmdline()]
         return frontend.pid
 
 
 class Rig:
-    """A runtime directory and the processes that meet in it; leaving it ends them and proves that all was well."""
+    """A runtime directory and the processes that use it. Leaving the context ends them and checks their behaviour."""
 
     def __init__(self) -> None:
-        # Not pytest's tmp_path: a socket's path may have 107 bytes.
+        # Not pytest's tmp_path, because a socket's path is limited to 107 bytes.
         self.runtime_dir = Path(tempfile.mkdtemp(prefix="tandem-rig-"))
         self.violations_file = self.runtime_dir / "violations.txt"
         self.children: list[Child] = []
@@ -157,7 +157,7 @@ class Rig:
 
     @staticmethod
     def kill_serving(caller: Caller, workers: list[Child]) -> None:
-        """SIGKILL to the one of `workers` that serves now, once one does; returns when its death was noticed."""
+        """Kills the serving one of `workers` with SIGKILL, once one serves, and waits until the service notices."""
         pid = caller.wait_load(lambda load: load.worker_pid != 0).worker_pid
         [serving] = [worker for worker in workers if worker.pid == pid]
         workers.remove(serving)
@@ -176,7 +176,7 @@ class Rig:
         try:
             self._end_all()
             if error is None:
-                self._prove()
+                self._check()
             else:
                 print("\n".join(child.output() for child in self.children))
                 print("violations:", self.violations())
@@ -188,7 +188,7 @@ class Rig:
     def launch_scheduler(
         self, *flags: str, listen: str = "127.0.0.1:0", program: Sequence[str] = ("scheduler_svc",)
     ) -> SchedulerProcess:
-        """Started, not awaited. `program` is the module that runs it, and that module's own arguments."""
+        """Starts a scheduler without waiting for it. `program` is the module that runs it, with its arguments."""
         number = sum(isinstance(child, SchedulerProcess) for child in self.children)
         arguments = [*program, "--runtime-dir", str(self.runtime_dir), "--listen", listen, *flags]
         child = SchedulerProcess(f"scheduler {number}", arguments)
@@ -198,13 +198,13 @@ class Rig:
     def scheduler(
         self, *flags: str, listen: str = "127.0.0.1:0", program: Sequence[str] = ("scheduler_svc",)
     ) -> SchedulerProcess:
-        """Started, and its front end bound."""
+        """Starts a scheduler and waits until its front end listens."""
         child = self.launch_scheduler(*flags, listen=listen, program=program)
         child.wait_line(_LISTENING.pattern)
         return child
 
     def worker(self, *flags: str, late: bool = True, seed: int | None = None) -> Child:
-        """Started, not awaited. `late`: applies plans and answers late at random, each worker in its own way."""
+        """Starts a worker without waiting for it. `late` makes it apply plans and answer with random delays."""
         self._seed += 1
         arguments = ["tests.rigs.checking_worker", "--runtime-dir", str(self.runtime_dir)]
         arguments += ["--violations", str(self.violations_file), "--exit-with-parent", *flags]
@@ -215,14 +215,14 @@ class Rig:
         return child
 
     def check_record(self, path: Path, seconds: float = 120.0) -> None:
-        """A stopped scheduler's event log, replayed through a fresh core, gives the same effects and sound states."""
+        """Replays a stopped scheduler's event log through a fresh core; the effects and the states must be the same."""
         replay = Child("replay", ["scheduler_svc.recording.replay", "--audit", str(path)])
         self.children.append(replay)
         assert replay.wait(seconds) == 0, replay.output()
         replay.wait_line("gave the same effects")
 
     def caller(self, scheduler: SchedulerProcess, options: Sequence[tuple[str, int]] = ()) -> Caller:
-        """A channel to the scheduler's front end, closed with the rig."""
+        """Opens a channel to the scheduler's front end; the rig closes it."""
         caller = Caller(scheduler.address, options)
         self.callers.append(caller)
         return caller
@@ -230,7 +230,7 @@ class Rig:
     def serve(
         self, *worker_flags: str, scheduler_flags: tuple[str, ...] = (), late: bool = True
     ) -> tuple[SchedulerProcess, Child, Caller]:
-        """A scheduler, a worker and a caller, serving."""
+        """Starts a scheduler, a worker and a caller, and waits until they serve."""
         worker = self.worker(*worker_flags, late=late)
         scheduler = self.scheduler(*scheduler_flags)
         caller = self.caller(scheduler)
@@ -238,7 +238,7 @@ class Rig:
         return scheduler, worker, caller
 
     def violations(self) -> list[str]:
-        """What the workers found wrong with the plans they got."""
+        """The errors that workers found in their plans."""
         return self.violations_file.read_text().splitlines() if self.violations_file.exists() else []
 
     def _end_all(self) -> None:
@@ -253,7 +253,7 @@ class Rig:
                     child.wait()
 
     def _left_behind(self) -> list[int]:
-        """Processes that were started for this directory and live on."""
+        """Live processes that were started for this directory."""
         mark, found = str(self.runtime_dir), []
         for process in psutil.process_iter():
             try:
@@ -264,13 +264,13 @@ class Rig:
                 continue
         return found
 
-    def _prove(self) -> None:
+    def _check(self) -> None:
         assert self.violations() == [], "\n".join(self.violations())
-        # What a killed scheduler's front end takes to notice.
+        # A killed scheduler's front end needs some time to notice.
         limit = time.monotonic() + 10
         while (left := self._left_behind()) and time.monotonic() < limit:
             psutil.wait_procs([psutil.Process(pid) for pid in left if psutil.pid_exists(pid)], timeout=0.2)
-        assert not left, f"processes are left behind: {left}"
+        assert not left, f"processes still run: {left}"
         for child in self.children:
             child.join_output()
             output = child.output()

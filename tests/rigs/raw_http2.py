@@ -1,7 +1,7 @@
-"""A hostile gRPC caller: opens calls without sending their message, and takes no answers.
+"""A hostile gRPC caller that opens calls without sending their message and accepts no answers.
 
-Owns one connection and writes HTTP/2 frames (RFC 9113) by itself, because a gRPC library keeps to the rules. Knows
-nothing of what the methods do.
+Owns one connection and writes HTTP/2 frames (RFC 9113) itself, because a gRPC library obeys the protocol. Knows nothing
+of the methods.
 """
 
 import socket
@@ -28,7 +28,7 @@ class Frame:
 
 
 class RawConnection:
-    """`window`: bytes of answers that the server may send on each stream; 0: it can send a status and no message."""
+    """`window`: the answer bytes that the server may send on each stream; with 0 it can send a status only."""
 
     def __init__(self, address: str, *, window: int = 0) -> None:
         host, _, port = address.rpartition(":")
@@ -39,7 +39,7 @@ class RawConnection:
         self._socket.sendall(_PREFACE + _frame(SETTINGS, 0, 0, settings))
 
     def call(self, method: str, message: bytes | None) -> int:
-        """Opens a call and sends its message, without one only the headers. Returns the stream's number."""
+        """Opens a call; without a message it sends only the headers. Returns the stream's number."""
         self._last_stream += 2
         headers = {":method": "POST", ":scheme": "http", ":path": method, ":authority": "x", "te": "trailers"}
         headers["content-type"] = "application/grpc"
@@ -55,7 +55,7 @@ class RawConnection:
         return self._last_stream
 
     def frames(self) -> Iterator[Frame]:
-        """What comes, until the server closes the connection; answers settings and pings. Waits 10 s at most."""
+        """The frames until the server closes the connection; answers settings and pings. Times out after 10 s."""
         while True:
             while len(self._received) < 9 or len(self._received) < 9 + int.from_bytes(self._received[:3], "big"):
                 try:
@@ -74,14 +74,14 @@ class RawConnection:
             yield frame
 
     def wait_ends(self, count: int) -> list[Frame]:
-        """Until so many streams have ended; the frames that ended them."""
+        """Waits until `count` streams have ended. Returns the frames that ended them."""
         ended: dict[int, Frame] = {}
         for frame in self.frames():
             if frame.ends_stream:
                 ended.setdefault(frame.stream, frame)
             if len(ended) == count:
                 return list(ended.values())
-        raise AssertionError(f"the server closed the connection when {len(ended)} of {count} calls had ended")
+        raise AssertionError(f"the server closed the connection after {len(ended)} of {count} calls had ended")
 
     def close(self) -> None:
         self._socket.close()
@@ -92,7 +92,7 @@ def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 def _string(text: str) -> bytes:
-    """HPACK (RFC 7541): a string without Huffman coding. A zero byte before name and value marks a literal field."""
+    """A string in HPACK (RFC 7541) without Huffman coding. A zero byte before name and value marks a literal field."""
     data = text.encode()
     assert len(data) < 127
     return bytes([len(data)]) + data

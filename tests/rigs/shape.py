@@ -1,11 +1,11 @@
-"""What a pretend worker has and can do. Owns the numbers, and what a Join says of them; decides nothing."""
+"""Size and abilities of a pretend worker. Owns the numbers and their form in a Join; decides nothing."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Token ids from sampled_vocab on are valid in prompts and never drawn. `window` 0: every position is read."""
+    """Token ids from sampled_vocab on are valid in prompts and never sampled. `window` 0: every position is read."""
 
     page_size: int = 4
     num_pages: int = 64
@@ -13,7 +13,7 @@ class Shape:
     max_length: int = 256
     token_budget: int = 64
     chunk_align: int = 1
-    # Positions beyond one per row whose logits one step may tell; at least chunk_align.
+    # Logit rows per step beyond one per row; at least chunk_align.
     spare_logit_rows: int = 16
     vocab_size: int = 288
     sampled_vocab: int = 273
@@ -21,25 +21,25 @@ class Shape:
     host_pages: int = 0
     window: int = 0
     sink_tokens: int = 0
-    # What it says of its speed; nothing here takes time.
+    # The reported speed; the rigs take no time.
     page_copy_us: float = 0.0
     token_us: float = 0.0
 
     @property
     def logit_rows(self) -> int:
-        """What a Join says of it."""
+        """The number of logit rows that its Join reports."""
         return self.max_rows + max(self.spare_logit_rows, self.chunk_align)
 
     @property
     def max_row_pages(self) -> int:
-        """Pages that positions up to max_length take."""
+        """The number of pages for max_length positions."""
         return -(-self.max_length // self.page_size)
 
     def first_read(self, position: int) -> int:
-        """The first position that a query at `position` reads, the sinks aside."""
+        """The first position that a query at `position` reads, apart from the sink tokens."""
         return max(0, position - self.window + 1) if self.window else 0
 
     def is_behind(self, logical_idx: int, position: int) -> bool:
-        """Whether no query at `position` or later reads the row's page of this index."""
+        """True if no query at `position` or later reads the row's page of this index."""
         start = logical_idx * self.page_size
         return start >= self.sink_tokens and start + self.page_size <= self.first_read(position)

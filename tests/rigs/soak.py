@@ -1,8 +1,8 @@
-"""Everything at once for as long as one likes: `python -m tests.rigs.soak --seconds 300 --seed 7`.
+"""Random load and faults for minutes: `python -m tests.rigs.soak --seconds 300 --seed 7`.
 
-Streams of every kind run in a pool too small for them while workers are killed, hang, fail steps and leave, and
-callers cancel, abort and give up. Every stream that is left to end must equal the oracle, every other must be a prefix
-of it, and in the end nothing may be held. Not part of the default suite.
+Random streams run in a pool too small for them, while workers are killed, hang, fail steps and leave, and callers
+cancel, abort and time out. Every finished stream must equal the oracle, every other one must be a prefix of it, and at
+the end every page must be free. Not part of the test suite.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def _random_ask(rng: random.Random, number: int) -> tuple[Ask, bool]:
 
 
 def _random_settings(rng: random.Random) -> dict[str, Any]:
-    """Allowed tokens enough that some remain whatever is banned."""
+    """Random sampling settings; enough tokens are allowed that bans leave some."""
     return {
         "top_p": rng.choice([1.0, 0.8]),
         "top_k": rng.choice([0, 5]),
@@ -83,13 +83,13 @@ def _random_worker(rng: random.Random, rig: Rig) -> Child:
 
 
 def _settle(live: _Live, counts: Counter[str]) -> None:
-    """Holds an ended stream against what may have become of it."""
+    """Checks the outcome of an ended stream."""
     error, transcript = live.stream.error, live.stream.transcript
     if live.stream.failure is not None:
         raise live.stream.failure
     reasons = {sample.reason for sample in transcript.samples.values()} if error is None else set[str]()
     if error is None and "ABORTED" not in reasons:
-        assert not live.is_poison or "TIME_LIMIT" in reasons, "a poisoned request ended well"
+        assert not live.is_poison or "TIME_LIMIT" in reasons, "a request with a nonfinite token finished"
         live.ask.check(transcript)
         counts["equal to the oracle"] += 1
         return
@@ -158,7 +158,7 @@ def soak(seconds: float, seed: int, streams: int) -> Counter[str]:
                 workers.remove(worker)
                 workers.append(_random_worker(rng, rig))
             if now > began + seconds + 60:
-                raise AssertionError(f"streams go on: {[live.ask.request_id for live in running]}\n{caller.load()}")
+                raise AssertionError(f"streams still run: {[live.ask.request_id for live in running]}\n{caller.load()}")
             time.sleep(0.002)
         load = caller.wait_idle()
         assert scheduler.terminate() == 0

@@ -1,7 +1,7 @@
-"""Calls to the service over real gRPC, each stream read by a thread of its own so that tests can wait for events.
+"""Calls to the service over real gRPC; a thread reads each stream, so that tests can wait for events.
 
-Owns channels and reading threads. Knows nothing of processes or of what the answers should be. Every wait has a
-limit and fails loudly when it is over.
+Owns channels and reading threads. Knows nothing of processes or of the expected answers. Every wait has a time limit
+and fails when it is over.
 """
 
 import threading
@@ -17,13 +17,13 @@ from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb
 
 from tests.rigs.transcript import Transcript
 
-PATIENCE_SECONDS = 30.0
-# A reading thread may hold what came before a stop; a stalled reader's window must not grow with the machine's memory.
+TIMEOUT_SECONDS = 30.0
+# A fixed window, so that the amount that a stalled reader receives does not depend on the machine.
 _OPTIONS = [("grpc.max_receive_message_length", 16 << 20), ("grpc.use_local_subchannel_pool", 1)]
 
 
 class Stream:
-    """One Generate call under way."""
+    """A Generate call in progress."""
 
     def __init__(self, call: Any, *, stalled: bool = False) -> None:
         self.transcript = Transcript()
@@ -67,51 +67,51 @@ class Stream:
         self._reading.set()
 
     def stall(self) -> None:
-        """Reads nothing more (but what it asked for already) until `resume`."""
+        """Stops reading after the current message until `resume`."""
         self._reading.clear()
 
     def resume(self) -> None:
         self._reading.set()
 
-    def wait(self, what: Callable[[Transcript], bool], seconds: float = PATIENCE_SECONDS) -> Transcript:
-        """Until the transcript satisfies `what`; fails when the stream ends before that, or takes too long."""
+    def wait(self, what: Callable[[Transcript], bool], seconds: float = TIMEOUT_SECONDS) -> Transcript:
+        """Waits until the transcript satisfies `what`; fails if the stream ends first or the time is over."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or what(self.transcript), seconds)
             if self.failure is not None:
                 raise self.failure
             if not what(self.transcript):
-                state = f"ended with {self.error!r}" if self._ended else f"goes on after {seconds} s"
-                raise AssertionError(f"never came: the stream {state}, {len(self.transcript.tokens)} tokens")
+                state = f"ended with {self.error!r}" if self._ended else f"still runs after {seconds} s"
+                raise AssertionError(f"the event never came: the stream {state}, {len(self.transcript.tokens)} tokens")
             return self.transcript
 
-    def wait_accepted(self, seconds: float = PATIENCE_SECONDS) -> Transcript:
+    def wait_accepted(self, seconds: float = TIMEOUT_SECONDS) -> Transcript:
         return self.wait(lambda transcript: transcript.accepted is not None, seconds)
 
-    def wait_tokens(self, count: int, seconds: float = PATIENCE_SECONDS) -> Transcript:
+    def wait_tokens(self, count: int, seconds: float = TIMEOUT_SECONDS) -> Transcript:
         return self.wait(lambda transcript: len(transcript.tokens) >= count, seconds)
 
     def _join(self, seconds: float) -> None:
         self._thread.join(seconds)
         if self._thread.is_alive():
             raise AssertionError(
-                f"the stream goes on after {seconds} s, with {len(self.transcript.tokens)} tokens,"
+                f"the stream still runs after {seconds} s, with {len(self.transcript.tokens)} tokens,"
                 f" accepted: {self.transcript.accepted is not None}"
             )
         if self.failure is not None:
             raise self.failure
 
-    def result(self, seconds: float = PATIENCE_SECONDS) -> Transcript:
-        """The whole answer of a stream that ends well."""
+    def result(self, seconds: float = TIMEOUT_SECONDS) -> Transcript:
+        """Waits for the end. Returns the transcript of a stream that finished."""
         self._join(seconds)
         if self.error is not None:
             raise AssertionError(f"the stream failed: {self.error.code()}: {self.error.details()}")
         assert self.transcript.summary is not None, "the stream ended without a Summary"
         return self.transcript
 
-    def failed(self, seconds: float = PATIENCE_SECONDS) -> grpc.RpcError:
-        """The error of a stream that ends badly."""
+    def failed(self, seconds: float = TIMEOUT_SECONDS) -> grpc.RpcError:
+        """Waits for the end. Returns the error of a stream that failed."""
         self._join(seconds)
-        assert self.error is not None, f"the stream ended well: {self.transcript.finished}"
+        assert self.error is not None, f"the stream did not fail: {self.transcript.finished}"
         return self.error
 
 
@@ -127,12 +127,12 @@ class Caller:
         self._streams: list[Stream] = []
 
     def close(self) -> None:
-        """Cancels what runs and waits for the reading threads."""
+        """Cancels the running streams and waits for their threads."""
         for stream in self._streams:
             stream.cancel()
         self._channel.close()
         for stream in self._streams:
-            stream._thread.join(PATIENCE_SECONDS)
+            stream._thread.join(TIMEOUT_SECONDS)
 
     def generate(
         self,
@@ -146,65 +146,65 @@ class Caller:
         return stream
 
     def tokenize(self, text: str) -> list[int]:
-        reply = self._inference.Tokenize(inference_pb2.TokenizeRequest(text=text), timeout=PATIENCE_SECONDS)
+        reply = self._inference.Tokenize(inference_pb2.TokenizeRequest(text=text), timeout=TIMEOUT_SECONDS)
         return list(reply.token_ids)
 
     def detokenize(self, tokens: list[int], **settings: Any) -> str:
         request = inference_pb2.DetokenizeRequest(token_ids=tokens, **settings)
-        return self._inference.Detokenize(request, timeout=PATIENCE_SECONDS).text
+        return self._inference.Detokenize(request, timeout=TIMEOUT_SECONDS).text
 
     def abort(self, *request_ids: str) -> list[int]:
-        """The outcome per id."""
+        """Aborts the requests. Returns the outcome per id."""
         request = control_pb2.AbortRequest(request_ids=request_ids)
-        return [result.outcome for result in self._control.Abort(request, timeout=PATIENCE_SECONDS).results]
+        return [result.outcome for result in self._control.Abort(request, timeout=TIMEOUT_SECONDS).results]
 
     def flush_cache(self) -> int:
-        """Pages that were kept."""
-        return self._control.FlushCache(control_pb2.FlushCacheRequest(), timeout=PATIENCE_SECONDS).pages
+        """Empties the prefix cache. Returns the number of freed pages."""
+        return self._control.FlushCache(control_pb2.FlushCacheRequest(), timeout=TIMEOUT_SECONDS).pages
 
     def load(self) -> control_pb2.GetLoadResponse:
-        return self._control.GetLoad(control_pb2.GetLoadRequest(), timeout=PATIENCE_SECONDS)
+        return self._control.GetLoad(control_pb2.GetLoadRequest(), timeout=TIMEOUT_SECONDS)
 
     def model_info(self) -> control_pb2.GetModelInfoResponse:
-        return self._control.GetModelInfo(control_pb2.GetModelInfoRequest(), timeout=PATIENCE_SECONDS)
+        return self._control.GetModelInfo(control_pb2.GetModelInfoRequest(), timeout=TIMEOUT_SECONDS)
 
     def health(self, service: str = "") -> int:
         request = health_pb2.HealthCheckRequest(service=service)
-        return self._health.Check(request, timeout=PATIENCE_SECONDS, wait_for_ready=True).status
+        return self._health.Check(request, timeout=TIMEOUT_SECONDS, wait_for_ready=True).status
 
-    def wait_health(self, status: int, seconds: float = PATIENCE_SECONDS) -> None:
-        """Until the whole service says so; by Watch, so nothing is polled."""
+    def wait_health(self, status: int, seconds: float = TIMEOUT_SECONDS) -> None:
+        """Waits for a health status by Watch, without polling."""
         call = self._health.Watch(health_pb2.HealthCheckRequest(service=""), timeout=seconds, wait_for_ready=True)
         try:
             for answer in call:
                 if answer.status == status:
                     return
         except grpc.RpcError as error:
-            raise AssertionError(f"health never became {status}: {error.code()}") from error
+            raise AssertionError(f"health did not become {status}: {error.code()}") from error
         finally:
             call.cancel()
         raise AssertionError(f"the health watch ended before it became {status}")
 
-    def wait_serving(self, seconds: float = PATIENCE_SECONDS) -> None:
+    def wait_serving(self, seconds: float = TIMEOUT_SECONDS) -> None:
         self.wait_health(health_pb2.HealthCheckResponse.SERVING, seconds)
 
     def wait_load(
         self,
         what: Callable[[control_pb2.GetLoadResponse], bool],
-        seconds: float = PATIENCE_SECONDS,
+        seconds: float = TIMEOUT_SECONDS,
     ) -> control_pb2.GetLoadResponse:
-        """Until GetLoad satisfies `what`. The service offers no event for it, so this asks again and again."""
+        """Waits until GetLoad satisfies `what`, by polling, because the service has no event for it."""
         limit = time.monotonic() + seconds
         while True:
             load = self.load()
             if what(load):
                 return load
             if time.monotonic() > limit:
-                raise AssertionError(f"the load never became so in {seconds} s; it is\n{load}")
+                raise AssertionError(f"the load did not change as expected in {seconds} s; it is\n{load}")
             time.sleep(0.005)
 
-    def wait_idle(self, seconds: float = PATIENCE_SECONDS) -> control_pb2.GetLoadResponse:
-        """Until nothing runs or waits and no page is used: nothing leaked."""
+    def wait_idle(self, seconds: float = TIMEOUT_SECONDS) -> control_pb2.GetLoadResponse:
+        """Waits until no request runs or waits and no page is used, so nothing leaked."""
         return self.wait_load(
             lambda load: load.running == load.waiting == load.pages_used == load.waiting_tokens == 0, seconds
         )
@@ -215,7 +215,7 @@ def code_of(error: grpc.RpcError) -> grpc.StatusCode:
 
 
 def details_of(error: grpc.RpcError) -> dict[str, Any]:
-    """google.rpc details by the name of their message: BadRequest, RetryInfo."""
+    """The google.rpc details by message name, for example BadRequest or RetryInfo."""
     status = rpc_status.from_call(error)
     found: dict[str, Any] = {}
     for detail in () if status is None else status.details:

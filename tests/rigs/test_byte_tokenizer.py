@@ -1,4 +1,4 @@
-"""The plain functions say what the tokenizer library makes of the same tokenizer.json."""
+"""The plain functions agree with the tokenizer library on the same tokenizer.json."""
 
 import random
 
@@ -8,7 +8,7 @@ from tests.rigs import byte_tokenizer
 from tests.rigs.executor import Shape
 
 
-def test_the_library_agrees_on_random_tokens() -> None:
+def test_plain_decode_agrees_with_the_library_on_random_tokens() -> None:
     tokenizer = Tokenizer.from_str(byte_tokenizer.tokenizer_json().decode())
     rng = random.Random(1)
     for length in (0, 1, 2, 3, 10, 400):
@@ -17,7 +17,7 @@ def test_the_library_agrees_on_random_tokens() -> None:
             assert tokenizer.decode(tokens) == byte_tokenizer.decode(tokens)
 
 
-def test_text_is_its_bytes_and_specials_are_known() -> None:
+def test_text_encodes_to_its_bytes_and_specials_decode_to_nothing() -> None:
     tokenizer = Tokenizer.from_str(byte_tokenizer.tokenizer_json().decode())
     text = "the STOP é日本😀\n\0 ab"
     assert tokenizer.encode(text).ids == list(text.encode())
@@ -26,7 +26,7 @@ def test_text_is_its_bytes_and_specials_are_known() -> None:
     assert tokenizer.decode([byte_tokenizer.EOS_ID], skip_special_tokens=False) == "<eos>"
 
 
-def test_the_default_shape_draws_from_this_vocabulary() -> None:
+def test_the_default_shape_samples_from_this_vocabulary() -> None:
     shape = Shape()
     assert shape.vocab_size == byte_tokenizer.VOCAB_SIZE
     assert shape.sampled_vocab == byte_tokenizer.NUM_DRAWN

@@ -289,7 +289,7 @@ def test_a_hit_that_ends_within_a_shared_page_is_noticed(first: int) -> None:
     executor, plans = Executor(SHAPE), PlanBuilder()
     ok(executor.apply(plans.start(1, PROMPT[:4], [1]).chunk(1, 0, 4, samples=True).build()))
     plans.start(2, PROMPT[:4], [1], first=first).chunk(2, first, 4 - first, samples=True)
-    assert "given out anew" in executor.apply(plans.build()).detail
+    assert "allocated again" in executor.apply(plans.build()).detail
 
 
 def test_a_page_that_is_filled_is_not_written_again() -> None:
@@ -533,7 +533,7 @@ def test_the_same_tokens_behind_another_past_are_noticed_within_a_window() -> No
     executor, plans = _windowed(sink_tokens=0)
     other = [7, *LONG[1:]]
     plans.start(2, [*other, 1], [0, 0, 0, 0, 5, 6, 7], first=12).decode(2)
-    assert "expected token 5 behind the row's own past" in executor.apply(plans.build()).detail
+    assert "expected token 5 after the row's own history" in executor.apply(plans.build()).detail
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
-"""What one Generate stream said, and whether it said it in the promised order.
+"""The messages of one Generate stream, checked for their promised order.
 
-Owns the rules of order (Accepted, PromptInfo, each sample's Deltas with contiguous offsets and its one Finished,
-Summary last). Knows nothing of threads, sockets or what the tokens should be.
+Owns the rules of order: Accepted, PromptInfo, each sample's Deltas with contiguous offsets and its one Finished,
+Summary last. Knows nothing of threads, sockets or the expected tokens.
 """
 
 from collections import defaultdict
@@ -13,17 +13,17 @@ from tests.rigs.sampling import Logprob
 
 
 def logprobs_of(message: pb.Logprobs) -> list[Logprob]:
-    """One per token. Raises AssertionError where the parts do not fit together."""
+    """The logprobs of each token. Raises AssertionError if the arrays' lengths do not agree."""
     count, top_k = len(message.logprobs), message.top_k
     ids, logprobs = list(message.top_token_ids), list(message.top_logprobs)
-    assert len(ids) == len(logprobs) == count * top_k, "alternatives do not fit"
+    assert len(ids) == len(logprobs) == count * top_k, "the number of alternatives is wrong"
     top = list(zip(ids, logprobs, strict=True))
     return [Logprob(logprob=own, top=tuple(top[i * top_k : (i + 1) * top_k])) for i, own in enumerate(message.logprobs)]
 
 
 @dataclass(slots=True)
 class SampleTranscript:
-    """One of a request's samples."""
+    """One sample of a request."""
 
     tokens: list[int] = field(default_factory=list)
     text: str = ""
@@ -45,16 +45,16 @@ class SampleTranscript:
 
     @property
     def reason(self) -> str:
-        """`LENGTH` for FINISH_REASON_LENGTH."""
+        """The finish reason without its prefix: `LENGTH` for FINISH_REASON_LENGTH."""
         assert self.finished is not None, "the stream is not finished"
         return pb.FinishReason.Name(self.finished.reason).removeprefix("FINISH_REASON_")
 
 
 @dataclass(slots=True)
 class Transcript:
-    """Grows with `take`; a message out of order is an AssertionError that names it.
+    """Grows with `take`, which raises AssertionError on a message out of order.
 
-    What has no index is of sample 0: all of it, where there is but one.
+    Properties without an index describe sample 0.
     """
 
     accepted: pb.Accepted | None = None
@@ -64,7 +64,7 @@ class Transcript:
     summary: pb.Summary | None = None
 
     def take(self, message: pb.GenerateResponse) -> None:
-        """The stream's next message."""
+        """Adds the stream's next message."""
         kind = message.WhichOneof("event")
         assert self.summary is None, f"{kind} after Summary"
         assert (kind == "accepted") == (self.accepted is None), f"{kind}, Accepted was {self.accepted is not None}"
@@ -81,11 +81,11 @@ class Transcript:
                 assert message.finished.reason != pb.FINISH_REASON_UNSPECIFIED, "Finished without a reason"
                 sample.finished = message.finished
             case "summary":
-                assert len(self.samples) == self.num_samples, "Summary before all samples spoke"
+                assert len(self.samples) == self.num_samples, "Summary before every sample had output"
                 assert all(sample.finished for sample in self.samples.values()), "Summary before Finished"
                 self.summary = message.summary
             case other:
-                raise AssertionError(f"a message that says nothing known: {other}")
+                raise AssertionError(f"an unknown message: {other}")
 
     def _sample(self, idx: int) -> SampleTranscript:
         assert idx < self.num_samples, f"sample {idx} of {self.num_samples}"
@@ -102,7 +102,7 @@ class Transcript:
 
     @property
     def num_samples(self) -> int:
-        """As accepted."""
+        """The number of samples in Accepted."""
         return max(1, self.accepted.sampling.num_samples) if self.accepted is not None else 0
 
     @property
@@ -123,6 +123,6 @@ class Transcript:
 
     @property
     def reason(self) -> str:
-        """Of sample 0."""
+        """The finish reason of sample 0."""
         assert self.finished is not None, "the stream is not finished"
         return self.samples[0].reason

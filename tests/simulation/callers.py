@@ -1,6 +1,6 @@
-"""What callers asked for and heard, and what they may hear: the promises of the core, checked as its answers come.
+"""The streams of an episode: each request, the output its caller received, and the checks of every answer.
 
-Owns every stream of an episode. Knows nothing of workers, pages or plans.
+Owns every stream. Knows nothing of workers, pages or plans.
 """
 
 from dataclasses import dataclass
@@ -17,32 +17,32 @@ _OWN_ENDS = (fx.EndReason.EOS, fx.EndReason.STOP_TOKEN, fx.EndReason.LENGTH)
 
 @dataclass(slots=True, kw_only=True)
 class Caller(Stream):
-    """One stream. `gone`: nobody listens any more. `kept`: the tokens that a stop string left, if one came."""
+    """One stream. `gone`: its caller has disconnected. `kept`: the tokens before a stop string, if one matched."""
 
     arrived_at: float
     first_at: float | None = None
     gone: bool = False
     kept: int | None = None
     may_fail: bool = False
-    """Whether its own fault, or its worker's, may end it as INTERNAL."""
+    """True if a fault of this request or its worker may end the stream as INTERNAL."""
 
     @property
     def live(self) -> bool:
-        """Admitted, and the terminal answer is owed."""
+        """True if the stream was admitted and still awaits its terminal answer."""
         return self.admitted and self.end is None and not self.gone
 
     @property
     def frontend(self) -> str:
-        """Where it is connected."""
+        """The front end that the caller is connected to."""
         return self.submit.frontend
 
     @property
     def stream(self) -> int:
-        """Its number there."""
+        """The stream's number at its front end."""
         return self.submit.stream + self.sample_idx
 
     def history(self) -> list[int]:
-        """What it asked and heard: what a talk goes on from."""
+        """Prompt and output so far, the start of a follow-up prompt."""
         return [*self.submit.prompt.tolist(), *self.tokens]
 
 
@@ -53,48 +53,48 @@ class Callers:
         self.by_key: dict[tuple[str, int], Caller] = {}
         self.num_delivered = 0
         self._order: list[Caller] = []
-        # Those that may yet be live, for `live` is asked often.
+        # A superset of the live streams, because `live` is called often.
         self._pending: list[Caller] = []
         self._shape = shape
         self._plans_in_flight = plans_in_flight
 
     def next_stream(self) -> int:
-        """A number that no stream has."""
+        """Returns an unused stream number."""
         return len(self.by_key)
 
     def add(self, number: int, caller: Caller) -> None:
-        """One that is about to ask."""
+        """Registers a stream before its request is submitted."""
         self.by_key[caller.frontend, number] = caller
         self._order.append(caller)
         self._pending.append(caller)
 
     def recent(self, count: int) -> list[Caller]:
-        """Those that asked last."""
+        """The `count` streams submitted last."""
         return self._order[-count:]
 
     def siblings(self, caller: Caller) -> list[Caller]:
-        """All samples of its request."""
+        """All samples of this stream's request."""
         return [self.by_key[caller.frontend, number] for number in caller.submit.streams]
 
     def live(self) -> list[Caller]:
-        """Streams that are owed an answer, in order of arrival."""
+        """Streams that await their terminal answer, in order of arrival."""
         self._pending = [caller for caller in self._pending if caller.live]
         return list(self._pending)
 
     def hang_up(self, frontend: str) -> None:
-        """All streams of a front end that died or starts anew."""
+        """Disconnects all streams of a front end that died or restarted."""
         for (owner, _), caller in self.by_key.items():
             caller.gone |= owner == frontend
 
     def take(self, effect: fx.Admitted | fx.Rejected | fx.StepOutput, now: float) -> None:
-        """Raises AssertionError where a promise is broken."""
+        """Records one effect. Raises AssertionError if it breaks a promise of the core."""
         if isinstance(effect, fx.StepOutput):
             self._take_output(effect, now)
             return
         first = self.by_key[effect.frontend, effect.stream]
         for number in first.submit.streams:
             caller = self.by_key[effect.frontend, number]
-            assert not caller.admitted and caller.rejected is None, "a second first answer"
+            assert not caller.admitted and caller.rejected is None, "the request has two first answers"
             if isinstance(effect, fx.Admitted):
                 caller.admitted = True
             else:
@@ -103,19 +103,19 @@ class Callers:
     def _take_output(self, output: fx.StepOutput, now: float) -> None:
         for number in streams_in(output):
             caller = self.by_key[output.frontend, number]
-            assert caller.live, f"stream {number}: something after the end"
+            assert caller.live, f"stream {number}: output after the end"
             caller.take(output, number)
             expected = caller.expected(self._shape).tokens[: len(caller.tokens)]
-            assert caller.tokens == list(expected), f"stream {number}: another token"
+            assert caller.tokens == list(expected), f"stream {number}: wrong token"
             if caller.tokens and caller.first_at is None:
                 caller.first_at = now
         self.num_delivered += len(output.tokens)
         for end in output.ends:
             caller = self.by_key[output.frontend, end.stream]
-            assert caller.live, f"stream {end.stream}: a second end"
+            assert caller.live, f"stream {end.stream}: ended twice"
             caller.end = end
             self._check_end(caller, end)
-            self._check_account(caller, end.stats, now)
+            self._check_stats(caller, end.stats, now)
 
     def _check_end(self, caller: Caller, end: fx.End) -> None:
         assert (end.reason is None) != (end.failure is None)
@@ -125,9 +125,9 @@ class Callers:
             assert caller.tokens == list(expected.tokens), f"stream {end.stream} ended early"
             assert (end.reason.name, end.stop_token_id) == (expected.reason.name, expected.stop_token_id)
         if end.failure is not None and end.failure.code is fx.FailureCode.INTERNAL:
-            assert caller.may_fail, f"stream {end.stream} paid for another's fault: {end.failure.message}"
+            assert caller.may_fail, f"stream {end.stream} failed because of another request: {end.failure.message}"
 
-    def _check_account(self, caller: Caller, stats: fx.Stats, now: float) -> None:
+    def _check_stats(self, caller: Caller, stats: fx.Stats, now: float) -> None:
         heard = len(caller.tokens)
         assert stats.output_tokens == (heard if caller.kept is None else min(caller.kept, heard))
         in_flight = stats.discarded_tokens - (heard - stats.output_tokens)
@@ -141,15 +141,15 @@ class Callers:
         submit = caller.submit
         assert 0 <= stats.cached_prompt_tokens < stats.prompt_tokens == len(submit.prompt)
         may_find = submit.cache_read or submit.num_samples > 1
-        assert not stats.cached_prompt_tokens or may_find, "it found what it did not want to look for"
+        assert not stats.cached_prompt_tokens or may_find, "a request with cache_read false had a cache hit"
 
     def check_answered(self) -> None:
-        """Nobody who still listens is forgotten."""
+        """Asserts that every connected caller has received a terminal answer."""
         for key, caller in self.by_key.items():
-            assert caller.rejected or caller.end or caller.gone, f"{key} got no terminal answer"
+            assert caller.rejected or caller.end or caller.gone, f"{key} received no terminal answer"
             caller.check_logprobs(self._shape)
 
 
 def poisoned(submit: ev.Submit, *tokens: int) -> bool:
-    """Whether its prompt holds one of these tokens."""
+    """True if the prompt holds one of these tokens."""
     return bool(set(submit.prompt.tolist()) & set(tokens))

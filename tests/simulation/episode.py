@@ -1,7 +1,7 @@
-"""One random life of the core, drawn from a seed: everything that can happen, in any order, on a virtual clock.
+"""One random run of the core, drawn from a seed: every kind of event, in random order, on a virtual clock.
 
-Owns the clock, the order of moves and the core. After each event every invariant is audited; at the end faults stop,
-and everybody must get an answer.
+Owns the clock, the order of moves and the core. Every invariant is audited after each event. At the end faults stop,
+and every request must be answered.
 """
 
 import random
@@ -20,16 +20,16 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.state.host_pool import HostPage
 from scheduler_svc.recording.event_log import EffectsDigest
 from scheduler_svc.wire import worker as worker_wire
-from tests.simulation.demand import Demand
 from tests.simulation.fleet import Fleet
+from tests.simulation.load import Load
 from tests.simulation.setting import draw_setting
 
 _FINALE_STEPS = 3000
-# Nobody is admitted after a drain has begun, so it begins late.
+# The core admits nothing once a drain has begun, so it begins late.
 _DRAIN_SHARE, _DRAINS_AFTER = 0.2, 0.9
-# A replay costs as much as the life: of every so many seeds, one.
+# A replay costs as much as the run, so only every fifth seed is replayed.
 _REPLAY_EVERY = 5
-# Stands for the owner of a row that a worker proves itself with: its page may go to no request unwritten.
+# Stands for the owner of a row in a worker's probation step; no request may get its page before the page is rewritten.
 _PROBATION = ev.Submit(
     frontend="",
     stream=0,
@@ -48,19 +48,19 @@ _PROBATION = ev.Submit(
 
 
 class Episode:
-    """`run` raises AssertionError, with the seed in its notes, where anything promised does not hold."""
+    """`run` raises AssertionError, with the seed in its notes, if a check fails."""
 
     def __init__(self, seed: int, *, operations: int = 1000) -> None:
         self.seed = seed
         self.operations = operations
         self.num_handled = 0
         self.seen: Counter[str] = Counter()
-        """What happened how often, so that a test can tell that all of it does."""
+        """How often each kind of event occurred, so that a test can assert that all of them do."""
         rng = self.rng = random.Random(seed)
         self.setting = draw_setting(rng)
         self.core = Scheduler(self.setting.config)
         self.now = 0.0
-        self.demand = Demand(rng, self.setting, self.handle, self.seen)
+        self.load = Load(rng, self.setting, self.handle, self.seen)
         self.fleet = Fleet(rng, self.setting, self.handle, self.seen)
         self.log: list[tuple[float, ev.Event]] = []
         self.digest = EffectsDigest()
@@ -70,39 +70,39 @@ class Episode:
         self._status: dict[str, fx.CoreStatus] = {}
 
     def run(self) -> None:
-        """The whole life; then, for some seeds, the check that the same events give the same effects."""
+        """Runs the whole episode, and for some seeds replays its events and compares the effects."""
         try:
-            self.demand.frontend_joins()
-            self.fleet.come()
+            self.load.frontend_joins()
+            self.fleet.worker_joins()
             moves, weights = zip(*self._moves(), strict=True)
             drains_at = self.operations * (_DRAINS_AFTER if self.rng.random() < _DRAIN_SHARE else 2)
             while self.num_handled < self.operations:
                 self.rng.choices(moves, weights)[0]()
                 if self.num_handled > drains_at and not self.core.draining:
-                    self.demand.drain()
+                    self.load.drain()
             self._finale()
             if self._replays:
                 self._check_replay()
         except Exception as error:
-            again = f"python -m tests.simulation {self.seed} --operations {self.operations}"
-            error.add_note(f"seed {self.seed}, operation {self.num_handled} of {self.operations}; again: {again}")
+            command = f"python -m tests.simulation {self.seed} --operations {self.operations}"
+            error.add_note(f"seed {self.seed}, operation {self.num_handled} of {self.operations}; replay: {command}")
             raise
 
     def _moves(self) -> list[tuple[Callable[[], None], float]]:
-        demand, fleet = self.demand, self.fleet
+        load, fleet = self.load, self.fleet
         return [
-            (lambda: demand.submit(self.now), 14), (demand.end_from_outside, 4),
-            (fleet.work, 18), (fleet.hear, 18), (self._tick, 24), (self._progress, 13), (fleet.heartbeats, 2),
-            (fleet.rejoin, 1.5), (fleet.come, 1.2), (fleet.die, 0.5), (fleet.join_twice, 0.2),
-            (fleet.haunt, 0.5), (fleet.come_as_another, 0.1), (self._long_silence, 0.2),
-            (demand.frontend_joins, 0.4), (demand.frontend_dies, 0.2), (demand.frontend_starts_anew, 0.05),
-            (demand.ask_load, 0.5), (self._flush, self.setting.flush_share),
+            (lambda: load.submit(self.now), 14), (load.end_from_outside, 4),
+            (fleet.execute_plans, 18), (fleet.deliver_results, 18), (self._tick, 24), (self._progress, 13),
+            (fleet.heartbeats, 2), (fleet.rejoin, 1.5), (fleet.worker_joins, 1.2), (fleet.worker_dies, 0.5),
+            (fleet.join_twice, 0.2), (fleet.late_result_arrives, 0.5), (fleet.other_model_joins, 0.1),
+            (self._long_silence, 0.2), (load.frontend_joins, 0.4), (load.frontend_dies, 0.2),
+            (load.frontend_restarts, 0.05), (load.query_load, 0.5), (self._flush, self.setting.flush_share),
         ]  # fmt: skip
 
     # Events and effects ------------------------------------------------------------------------------------------
 
     def handle(self, event: ev.Event) -> list[fx.Effect]:
-        """Hands the event in, audits, and carries the effects out."""
+        """Passes the event to the core, audits the core, and delivers the effects."""
         self.num_handled += 1
         effects = self.core.handle(event, self.now)
         if self._replays:
@@ -119,22 +119,22 @@ class Episode:
         return effects
 
     def _check_status(self) -> None:
-        """Front ends know whether the queue is full, for they refuse requests by that alone."""
-        queue, config = self.core.queue, self.setting.config
-        is_full = queue.num_waiting >= config.max_waiting or queue.waiting_tokens >= config.max_waiting_tokens
+        """Asserts that front ends know whether the queue is full, because they refuse requests on that flag alone."""
+        book, config = self.core.book, self.setting.config
+        is_full = book.num_waiting >= config.max_waiting or book.waiting_tokens >= config.max_waiting_tokens
         for frontend in self.core.frontends:
-            assert bool(self._status[frontend].queue_full) == is_full, f"{frontend} does not know the queue's state"
+            assert bool(self._status[frontend].queue_full) == is_full, f"{frontend} has a wrong queue_full"
             assert self._status[frontend].workers == len(self.core.lanes)
             self.seen["queue full"] += is_full
 
     def _check_size(self, sent: fx.SendPlan) -> None:
-        """A plan starts one row, or as many as its size allows."""
+        """Asserts that a plan starts one row, or as many as its size limit allows."""
         frame = worker_pb2.CoreToWorker.FromString(worker_wire.plan_frame(sent.plan))
         size, limit = frame.plan.started.ByteSize(), self.setting.config.max_plan_bytes
         assert len(sent.plan.starts) < 2 or size <= limit, f"{len(sent.plan.starts)} rows start in {size} bytes"
 
     def _check_hashes(self) -> None:
-        """The names of a request's pages are a chain from its tenant's root; each is looked at when it is new."""
+        """Asserts that a request's new page hashes continue the chain from its tenant's root."""
         page_size = self.setting.shape.page_size
         for request in self.core.queue:
             count = len(request.page_hashes)
@@ -145,11 +145,11 @@ class Episode:
             end = count * page_size
             tokens = known.tokens_between(request.row, 0, end) if known else request.tokens_between(0, end)
             assert b"".join(request.page_hashes) == hash_pages(request.prefix_root, tokens, page_size), (
-                f"{request.request_id}: its pages are named by another past or another tenant's root"
+                f"{request.request_id}: its page hashes belong to other tokens or another tenant's root"
             )
 
     def _check_host_pages(self, effects: list[fx.Effect]) -> None:
-        """What counts as saved, a plan has saved: the index of a worker's host memory changes with its plans."""
+        """Asserts that a plan has saved each host page that the index of host memory lists."""
         for worker, lane in self.core.lanes.items():
             if not lane.host.num_slots:
                 continue
@@ -157,16 +157,17 @@ class Episode:
             saved = {slot for plan in plans for slot in plan.moves.saved_slots.tolist()}
             before, kept = self._host_pages.get(worker, {}), dict(lane.host._kept)
             new = {page.slot for page_hash, page in kept.items() if before.get(page_hash) is not page}
-            assert new <= saved, f"{worker}: host pages {new - saved} count as saved, and no plan saves them"
+            assert new <= saved, f"{worker}: host pages {new - saved} are listed as saved, but no plan saves them"
             self._host_pages[worker] = kept
 
     def _check_busy(self) -> None:
+        """Asserts that a lane has a step in flight if a waiting request fits any worker."""
         lanes = self.core.lanes.values()
         self.seen["several lanes at work"] += sum(bool(lane.in_flight) for lane in lanes) > 1
         if lanes and not any(lane.in_flight for lane in lanes):
             waiting = self.core.queue.waiting()
             assert not any(lane.info.holds(request.total_length) for request in waiting for lane in lanes), (
-                "requests wait that a worker could run, and nothing was planned"
+                "requests that fit a worker wait, and no step was planned"
             )
 
     def _carry_out(self, effect: fx.Effect) -> None:
@@ -180,26 +181,26 @@ class Episode:
             case fx.WorkerProven():
                 self.seen["worker proven"] += 1
             case fx.Admitted() | fx.Rejected() | fx.StepOutput():
-                self.demand.take(effect, self.now)
+                self.load.take(effect, self.now)
             case StepReport() if effect.cause is not None:
                 self.seen[f"reset: {effect.cause}"] += 1
             case _:
                 pass
 
     def _submit_at(self, sent: fx.SendPlan, row: int) -> ev.Submit:
-        """Whose row of a plan that was just made it is."""
+        """The request that owns this row of a plan that was just made."""
         [record] = [record for record in self.core.lanes[sent.worker].in_flight if record.step == sent.plan.step]
         handle = int(record.handles[record.rows == row][0])
         if handle < 0:
             return _PROBATION
         request = self.core.queue.by_handle(handle)
         assert request is not None
-        return self.demand.callers.by_key[request.frontend, request.stream].submit
+        return self.load.callers.by_key[request.frontend, request.stream].submit
 
     def _flush(self) -> None:
-        self.demand.flush()
+        self.load.flush()
         for lane in self.core.lanes.values():
-            assert lane.pool.num_cached == lane.host.num_used == 0, "flushed, and something is kept"
+            assert lane.pool.num_indexed == lane.host.num_used == 0, "pages remain cached after a flush"
 
     # Time --------------------------------------------------------------------------------------------------------
 
@@ -218,11 +219,11 @@ class Episode:
             self.fleet.step_all()
 
     def _finale(self) -> None:
-        """Lies and losses stop; what lives must end, and nothing may be held."""
+        """Stops all faults and runs until every request has ended; asserts that no page and no row is held then."""
         core, fleet = self.core, self.fleet
         if self.rng.random() < 0.1:
             self.handle(ev.DrainEnded())
-        fleet.come_in_full_size()
+        fleet.full_size_worker_joins()
         idle = 0
         for _ in range(_FINALE_STEPS):
             if not len(core.queue):
@@ -231,19 +232,20 @@ class Episode:
             self.handle(ev.Tick())
             fleet.rejoin()
             if not fleet.workers:
-                fleet.come_in_full_size()
+                fleet.full_size_worker_joins()
             idle = 0 if fleet.step_all() else idle + 1
             if idle > 2:
-                # A result was lost; only patience helps.
+                # A result was lost, so the step must time out.
                 self.now += 2 * self.setting.config.step_timeout_seconds
-        assert not len(core.queue), f"{len(core.queue)} requests live after {_FINALE_STEPS} steps"
-        self.demand.callers.check_answered()
+        assert not len(core.book), f"{len(core.book)} requests have not ended after {_FINALE_STEPS} steps"
+        self.load.callers.check_answered()
         assert not core.suspects
         for lane in core.lanes.values():
-            assert (lane.pool.num_used, lane.rows.num_seated) == (0, 0), "nobody lives, and something is held"
+            assert (lane.pool.num_used, lane.rows.num_seated) == (0, 0), "pages or rows are held without a request"
 
     def _check_replay(self) -> None:
-        again, digest = Scheduler(self.setting.config), EffectsDigest()
+        """Asserts that the same events give the same effects."""
+        replayed, digest = Scheduler(self.setting.config), EffectsDigest()
         for now, event in self.log:
-            digest.add(again.handle(event, now))
+            digest.add(replayed.handle(event, now))
         assert digest.value() == self.digest.value(), "the same events gave other effects"

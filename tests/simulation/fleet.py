@@ -1,4 +1,4 @@
-"""The workers' side of an episode: who joined, what is on its way, what goes wrong.
+"""The workers' side of an episode: joins, deaths, plans and results in transit, and faults.
 
 Owns the workers and the messages between them and the core. Knows nothing of callers.
 """
@@ -11,7 +11,7 @@ from dataclasses import replace
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from tests.rigs.executor import Shape
-from tests.simulation.lies import corrupt
+from tests.simulation.faults import corrupt
 from tests.simulation.setting import Setting, draw_faults, draw_worker_shape
 from tests.simulation.worker import Joined, Worker
 
@@ -20,7 +20,7 @@ SubmitAt = Callable[[fx.SendPlan, int], ev.Submit]
 
 
 class Fleet:
-    """Each public method without a result is a move; those that cannot be made do nothing."""
+    """Each public method without a result is a move. A move that is impossible at the moment does nothing."""
 
     def __init__(self, rng: random.Random, setting: Setting, handle: Handle, seen: Counter[str]) -> None:
         self.workers: dict[str, Worker] = {}
@@ -29,36 +29,36 @@ class Fleet:
         self._handle = handle
         self._seen = seen
         self._num_workers = 0
-        # The last one that died, with what it had not said.
-        self._ghost: Worker | None = None
+        # The worker that died last, with its undelivered results.
+        self._dead: Worker | None = None
 
-    # Coming and going --------------------------------------------------------------------------------------------
+    # Joining and leaving -------------------------------------------------------------------------------------------
 
-    def come(self) -> None:
-        """A new worker joins, up to a few."""
+    def worker_joins(self) -> None:
+        """A new worker of random size joins, up to `max_workers`."""
         if len(self.workers) < self._setting.max_workers:
-            self._come(draw_worker_shape(self._rng, self._setting))
+            self._add(draw_worker_shape(self._rng, self._setting))
 
-    def _come(self, shape: Shape) -> None:
+    def _add(self, shape: Shape) -> None:
         self._num_workers += 1
         name = f"w-{self._num_workers}"
         self.workers[name] = Worker(name=name, shape=shape, faults=draw_faults(self._rng, self._setting))
         self._join(self.workers[name])
 
-    def come_in_full_size(self) -> None:
-        """In place of another where all places are taken: whatever was admitted fits it."""
+    def full_size_worker_joins(self) -> None:
+        """A worker that fits every admitted request joins; if `max_workers` serve, it replaces one of them."""
         if len(self.workers) == self._setting.max_workers:
-            self.die()
-        self._come(self._setting.shape)
+            self.worker_dies()
+        self._add(self._setting.shape)
 
-    def come_as_another(self) -> None:
-        """A worker of another model, which must be refused for good."""
+    def other_model_joins(self) -> None:
+        """A worker of another model joins; the core must refuse it without a retry."""
         info = replace(next(iter(self.workers.values())).info, identity="another") if self.workers else None
         if info is None:
             return
         effects = self._handle(ev.WorkerJoined(worker="stranger", info=info))
         if any(isinstance(effect, fx.WorkerAccepted) for effect in effects):
-            # On probation: no worker has been proven yet, so none has the better claim.
+            # No worker has passed probation yet, so the core may choose either model.
             self._handle(ev.WorkerLost(worker="stranger", reason="killed"))
             return
         assert [effect.retry for effect in effects if isinstance(effect, fx.WorkerRefused)] == [False]
@@ -68,29 +68,29 @@ class Fleet:
         self._handle(worker.joining())
 
     def join_twice(self) -> None:
-        """One that serves says hello again."""
+        """A worker that serves sends its Join again."""
         if self.workers:
             self._join(self._any())
 
     def rejoin(self) -> None:
-        """Those that were told to, or refused for now."""
+        """Workers that were asked to rejoin, or refused for now, join again."""
         for worker in list(self.workers.values()):
             if worker.wants_to_join and self._rng.random() < 0.7:
                 self._join(worker)
 
-    def die(self) -> None:
-        """One is gone, with all that it had not said."""
+    def worker_dies(self) -> None:
+        """A worker dies with its results undelivered."""
         if self.workers:
-            self._ghost = self.workers.pop(self._any().name)
-            self._handle(ev.WorkerLost(worker=self._ghost.name, reason="killed"))
+            self._dead = self.workers.pop(self._any().name)
+            self._handle(ev.WorkerLost(worker=self._dead.name, reason="killed"))
 
-    def haunt(self) -> None:
-        """A result of the one that died last comes in late."""
-        if self._ghost is not None and self._ghost.results:
-            self._handle(self._ghost.event_of(self._ghost.results.popleft()))
+    def late_result_arrives(self) -> None:
+        """A result of the worker that died last arrives."""
+        if self._dead is not None and self._dead.results:
+            self._handle(self._dead.event_of(self._dead.results.popleft()))
 
     def heartbeats(self) -> None:
-        """Most workers say that they live."""
+        """Most workers send a heartbeat."""
         for worker in list(self.workers.values()):
             if self._rng.random() < 0.8:
                 self._handle(ev.WorkerAlive(worker=worker.name))
@@ -100,31 +100,31 @@ class Fleet:
 
     # Steps -------------------------------------------------------------------------------------------------------
 
-    def work(self) -> None:
-        """One worker carries out a few plans."""
+    def execute_plans(self) -> None:
+        """One worker executes a few plans."""
         if self.workers:
             worker = self._any()
             for _ in range(self._rng.randint(1, 4)):
                 worker.work()
 
-    def hear(self) -> None:
-        """The core hears a few results of one worker, true ones or not."""
+    def deliver_results(self) -> None:
+        """The core receives a few results of one worker, some of them lost, repeated or corrupt."""
         if self.workers:
             worker = self._any()
             for _ in range(self._rng.randint(1, 3)):
-                self._deliver(worker, lying_share=self._setting.lying_share)
+                self._deliver(worker, corrupt_share=self._setting.corrupt_share)
 
     def step_all(self) -> bool:
-        """Each worker takes in a message and the core hears a result; False where there was nothing."""
-        busy = [worker.work() | self._deliver(worker, lying_share=0.0) for worker in list(self.workers.values())]
+        """Each worker handles one message, the core receives one result of each. Returns False if nothing was left."""
+        busy = [worker.work() | self._deliver(worker, corrupt_share=0.0) for worker in list(self.workers.values())]
         return any(busy)
 
-    def _deliver(self, worker: Worker, *, lying_share: float) -> bool:
+    def _deliver(self, worker: Worker, *, corrupt_share: float) -> bool:
         if not worker.results:
             return False
         result = worker.results.popleft()
-        if self._rng.random() < lying_share:
-            match self._rng.choice(["lost", "twice", "another"]):
+        if self._rng.random() < corrupt_share:
+            match self._rng.choice(["lost", "twice", "corrupt"]):
                 case "lost":
                     return True
                 case "twice":
@@ -139,10 +139,10 @@ class Fleet:
     def take(
         self, effect: fx.SendPlan | fx.WorkerAccepted | fx.WorkerRefused | fx.AskRejoin, submit_at: SubmitAt
     ) -> None:
-        """What the core tells a worker. `submit_at` tells whose row of a plan it is."""
+        """Delivers a message of the core to its worker. `submit_at` returns the owner of a row of a plan."""
         worker = self.workers.get(effect.worker)
         if worker is None:
-            # To the dead and to strangers it says nothing that matters.
+            # Only refusals may go to dead or unknown workers.
             assert isinstance(effect, fx.WorkerRefused | fx.AskRejoin) or effect.worker == "stranger"
             return
         match effect:

@@ -1,7 +1,7 @@
-"""Whose pages a request is given: nothing of another tenant, of one who keeps nothing, or against its own will.
+"""Checks that a request reads only cached pages of its own tenant, and only if reader and writer allow it.
 
-Owns, for one worker, which request each page was written for, as its plans say. The executor proves that content is
-right; that it was shared with those who may share it, only this shows. Knows nothing of rows' contents.
+Owns, for one worker, the request that each page was written for, taken from its plans. The executor proves that the
+content of a page is right; this module proves that the page may be shared. Knows nothing of rows' contents.
 """
 
 from collections import Counter
@@ -12,7 +12,7 @@ from scheduler_svc.core.messages.plan import Plan, RowStart
 
 
 class Provenance:
-    """`follow` each plan in order; raises AssertionError where a page goes to somebody who may not have it."""
+    """`follow` takes each plan in order and raises AssertionError if a row gets a page that it may not read."""
 
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size
@@ -21,7 +21,7 @@ class Provenance:
         self._rows: dict[int, ev.Submit] = {}
 
     def follow(self, plan: Plan, submit_at: Callable[[int], ev.Submit], seen: Counter[str]) -> None:
-        """`submit_at` tells whose row it is; `seen` counts what the plan does."""
+        """`submit_at` returns the request in a row. `seen` counts what the plan does."""
         self._move(plan, seen)
         for start in plan.starts:
             self._rows[start.row] = submit_at(start.row)
@@ -39,19 +39,19 @@ class Provenance:
     def _move(self, plan: Plan, seen: Counter[str]) -> None:
         moves = plan.moves
         for page, slot in zip(moves.saved_pages.tolist(), moves.saved_slots.tolist(), strict=True):
-            seen["host page used again"] += slot in self._host
+            seen["host page reused"] += slot in self._host
             self._host[slot] = self._pages[page]
             seen["page saved"] += 1
         for source, target in zip(moves.copied_from.tolist(), moves.copied_to.tolist(), strict=True):
             self._pages[target] = self._pages[source]
             seen["page copied"] += 1
         for slot, page in zip(moves.loaded_slots.tolist(), moves.loaded_pages.tolist(), strict=True):
-            assert slot in self._host, f"page {page} is loaded from host page {slot}, and no plan has saved to it"
+            assert slot in self._host, f"page {page} is loaded from host page {slot}, but no plan has saved to it"
             self._pages[page] = self._host[slot]
             seen["page loaded"] += 1
 
     def _give(self, start: RowStart) -> set[int]:
-        """The pages that it will write; what a copy put in the first of them it must be allowed to read."""
+        """Returns the pages that the row will write; the row must be allowed to read a copy in the first of them."""
         reader, pages = self._rows[start.row], start.pages.tolist()
         num_shared, rest = divmod(start.first_position, self._page_size)
         if rest:
@@ -66,14 +66,14 @@ class Provenance:
             self._check(reader, page)
             seen["page shared in the step that writes it"] += page in written
             seen["own page found again" if self._pages[page] is reader else "page shared"] += 1
-        seen["started behind a window"] += len(shared) < start.first_position // self._page_size
+        seen["started past a window"] += len(shared) < start.first_position // self._page_size
 
     def _check(self, reader: ev.Submit, page: int) -> None:
         writer = self._pages[page]
         if writer is reader:
             return
-        assert reader.cache_read, f"{reader.request_id} reads page {page}, and wants nothing that was kept"
-        assert writer.cache_write, f"page {page} was kept against the will of {writer.request_id}"
+        assert reader.cache_read, f"{reader.request_id} reads cached page {page}, and its cache_read is false"
+        assert writer.cache_write, f"page {page} of {writer.request_id} was cached, and its cache_write is false"
         assert reader.prefix_root == writer.prefix_root != b"", (
             f"page {page} of {writer.request_id} went to {reader.request_id}, another tenant's"
         )

@@ -1,6 +1,6 @@
-"""Random requests of an episode: what callers may ask for, in all its corners.
+"""Random requests of an episode, with every field at its edges.
 
-Owns nothing; draws from the generator that it is given.
+Owns nothing; draws from the caller's generator.
 """
 
 import random
@@ -17,7 +17,7 @@ from tests.simulation.setting import KILLER, POISON, Setting
 
 
 def random_prompt(rng: random.Random, setting: Setting, histories: Sequence[Sequence[int]]) -> list[int]:
-    """Mostly it begins as others do: as a stem, whole, up to a page's end or anywhere, or as a talk went before."""
+    """Usually begins like another prompt: a stem, whole, up to a page's end or cut anywhere, or an earlier history."""
     tail = [rng.randrange(4) for _ in range(rng.choice([0, 0, 1, 2, 4]))]
     kind = rng.random()
     if kind < 0.2:
@@ -37,7 +37,7 @@ def random_prompt(rng: random.Random, setting: Setting, histories: Sequence[Sequ
 def random_submit(
     rng: random.Random, setting: Setting, *, frontend: str, stream: int, histories: Sequence[Sequence[int]]
 ) -> ev.Submit:
-    """A request whose first stream is `stream`; `histories` are what earlier callers asked and heard."""
+    """Draws a request. `stream` numbers its first stream; `histories` are prompts and outputs of earlier ones."""
     shape, prompt = setting.shape, random_prompt(rng, setting, histories)
     max_new_tokens = rng.choice(setting.max_new_tokens)
     min_new_tokens = rng.choice([0, 0, min(1, max_new_tokens), max_new_tokens])
@@ -77,8 +77,8 @@ def random_submit(
     )
 
 
-def random_edits(rng: random.Random, shape: Shape, too_early: set[int]) -> dict[str, Any]:
-    """Settings that few requests have; one token always remains that is neither banned nor among `too_early`."""
+def random_extras(rng: random.Random, shape: Shape, too_early: set[int]) -> ev.Extras:
+    """Rare parameters; at least one token is neither banned nor in `too_early`."""
 
     def sometimes(*values: float) -> float:
         return rng.choice(values) if rng.random() < 0.3 else 0.0

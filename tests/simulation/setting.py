@@ -1,4 +1,4 @@
-"""What an episode is: sizes, bounds, shares of faults, what callers have in common. Drawn once, from its seed.
+"""The setting of an episode: sizes, limits, fault shares and what requests have in common. Drawn once, from its seed.
 
 Owns the draws and nothing else.
 """
@@ -10,16 +10,16 @@ from scheduler_svc.core.messages.config import Admission, CoreConfig, Policy
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
 
-# Tokens of prompts that are never drawn: logits behind the one are not finite, a step with the other fails.
+# Prompt tokens that are never sampled: logits after POISON are not finite, and a step with KILLER fails.
 POISON, KILLER = 272, 273
 _MAX_FAULTY_STEP = 400
-# Long answers in a pool that few of them fit, with host memory beside it: what is preempted must come back.
+# Share of episodes with long outputs in a pool that fits few of them, with host memory: preempted requests must resume.
 _CROWDED_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """`stems` are what prompts begin with, `salts` the tenants; shares are of one."""
+    """`stems` are common beginnings of prompts, `salts` the tenants' salts; shares are fractions of 1."""
 
     shape: Shape
     config: CoreConfig
@@ -29,16 +29,16 @@ class Setting:
     salts: tuple[str, ...]
     bypass_share: float
     flush_share: float
-    # Sampled tokens too may be what is not finite, in some episodes.
+    # POISON, or in some episodes a token that may be sampled.
     nonfinite_token: int
     failing_share: float
-    lying_share: float
+    corrupt_share: float
     poison_share: float
     killer_share: float
 
 
 def draw_setting(rng: random.Random) -> Setting:
-    """Small pools and vocabularies, so that whatever can collide does."""
+    """Draws small pools and vocabularies, so that collisions are frequent."""
     crowded = rng.random() < _CROWDED_SHARE
     return Setting(
         shape=_draw_shape(rng, crowded),
@@ -51,7 +51,7 @@ def draw_setting(rng: random.Random) -> Setting:
         flush_share=rng.choice([0.0, 0.3, 1.0]),
         nonfinite_token=rng.choice([POISON, POISON, POISON, 2, 4]),
         failing_share=rng.choice([0.0, 0.0, 0.01, 0.05]),
-        lying_share=rng.choice([0.0, 0.0, 0.05]),
+        corrupt_share=rng.choice([0.0, 0.0, 0.05]),
         poison_share=rng.choice([0.0, 0.05, 0.2]),
         killer_share=rng.choice([0.0, 0.0, 0.03, 0.1]),
     )
@@ -75,14 +75,14 @@ def _draw_shape(rng: random.Random, crowded: bool) -> Shape:
         window=window,
         sink_tokens=rng.choice([0, 0, 1, 2, 5]) if window else 0,
         host_pages=host_pages,
-        # Moving a page pays, except where it does not.
+        # Moving a page usually costs less than computing it again.
         page_copy_us=rng.choice([1.0, 1.0, 1.0, 1000.0]) if host_pages else 0.0,
         token_us=50.0,
     )
 
 
 def _draw_config(rng: random.Random, crowded: bool) -> CoreConfig:
-    # The greediest preempts most.
+    # Admission.KNOWN preempts most.
     admissions = [Admission.KNOWN] if crowded else [Admission.HORIZON, Admission.WATERMARK, Admission.KNOWN]
     return CoreConfig(
         max_waiting=rng.choice([2, 6, 20, 70]),
@@ -104,7 +104,7 @@ def _draw_config(rng: random.Random, crowded: bool) -> CoreConfig:
 
 
 def draw_worker_shape(rng: random.Random, setting: Setting) -> Shape:
-    """The episode's, or now and then a smaller one."""
+    """Usually the episode's shape, sometimes a smaller one."""
     shape = setting.shape
     if rng.random() < 0.7:
         return shape
@@ -118,7 +118,7 @@ def draw_worker_shape(rng: random.Random, setting: Setting) -> Shape:
 
 
 def draw_faults(rng: random.Random, setting: Setting) -> Faults:
-    """Steps that fail, of a worker's first few hundred."""
+    """Draws which of a worker's first 400 steps fail."""
     drawn = [step for step in range(1, _MAX_FAULTY_STEP) if rng.random() < setting.failing_share]
     return Faults(
         fail_steps=frozenset(drawn[::3]),

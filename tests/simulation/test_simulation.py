@@ -1,50 +1,50 @@
-"""200,000 operations of fixed seeds; `python -m tests.simulation 200 --seeds 800` goes on where they end."""
+"""80,000 operations of fixed seeds, 200,000 as a long test; `python -m tests.simulation 200 --seeds 800` goes on."""
 
 import os
 from collections import Counter
 
 import pytest
 
-from tests.simulation.lives import lives
+from tests.simulation.runs import runs
 
-# What the lives must meet, or a proof of it would be empty. Few of a kind would be luck.
+# Every event that the runs must contain often enough, because a check that never runs proves nothing.
 _MUST_BE_SEEN = (
     "page shared", "page shared in the step that writes it", "own page found again", "page copied", "page saved",
-    "page loaded", "host page used again", "page zeroed", "page flushed", "started behind a window",
+    "page loaded", "host page reused", "page zeroed", "page flushed", "started past a window",
     "several lanes at work", "end with cached prompt", "end after a preemption",
-    "end after another worker took over", "end: eos", "end: stop token", "end: stop string", "end: length",
+    "end after a worker change", "end: eos", "end: stop token", "end: stop string", "end: length",
     "end: context full", "end: time limit", "end: aborted", "end: deadline", "end: internal", "end: no worker",
     "end: shutdown", "reset: step failed", "reset: out of memory", "reset: out of sync", "reset: worker lost",
     "reset: worker silent", "reset: wrong step", "reset: malformed result", "reset: skipped",
     "worker proven", "queue full",
 )  # fmt: skip
-_FEW = 3
 
 
 @pytest.mark.timeout(400)
-def test_random_lives_keep_every_promise_and_meet_everything() -> None:
-    """On all CPUs. A life that fails says how to repeat it alone."""
+@pytest.mark.parametrize(("num_seeds", "few"), [(80, 1), pytest.param(200, 3, marks=pytest.mark.long)])
+def test_random_runs_pass_every_check_and_contain_every_event(num_seeds: int, few: int) -> None:
+    """Runs on all CPUs. A failure names the command that replays its seed alone."""
     seen = Counter[str]()
-    with lives(range(200), 1000, os.cpu_count() or 1) as living:
-        for life in living:
-            assert not life.failure, life.failure
-            seen += life.seen
-    rare = {what: seen[what] for what in _MUST_BE_SEEN if seen[what] < _FEW}
-    assert not rare, f"the lives hardly meet {rare}"
+    with runs(range(num_seeds), 1000, os.cpu_count() or 1) as results:
+        for run in results:
+            assert not run.failure, run.failure
+            seen += run.seen
+    rare = {event: seen[event] for event in _MUST_BE_SEEN if seen[event] < few}
+    assert not rare, f"the runs contain too few of {rare}"
 
 
-def test_lives_in_several_processes_are_those_in_one() -> None:
-    told = []
+def test_runs_in_several_processes_equal_those_in_one() -> None:
+    by_jobs = []
     for jobs in (1, 2):
-        with lives(range(3), 100, jobs) as living:
-            told.append(list(living))
-    assert told[0] == told[1] and [life.seed for life in told[0]] == [0, 1, 2]
-    assert all(life.num_handled >= 100 and not life.failure for life in told[0])
+        with runs(range(3), 100, jobs) as results:
+            by_jobs.append(list(results))
+    assert by_jobs[0] == by_jobs[1] and [run.seed for run in by_jobs[0]] == [0, 1, 2]
+    assert all(run.num_handled >= 100 and not run.failure for run in by_jobs[0])
 
 
-def test_a_seed_that_fails_says_how_to_live_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_seed_prints_its_replay_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.simulation.episode.audit", lambda core: 1 / 0)
-    with lives([7], 100, 1) as living:
-        [life] = living
-    assert "again: python -m tests.simulation 7 --operations 100" in life.failure
-    assert "ZeroDivisionError" in life.failure and life.num_handled == 1
+    with runs([7], 100, 1) as results:
+        [run] = results
+    assert "replay: python -m tests.simulation 7 --operations 100" in run.failure
+    assert "ZeroDivisionError" in run.failure and run.num_handled == 1

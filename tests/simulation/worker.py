@@ -1,6 +1,6 @@
-"""A worker of the simulation: the content-checking executor, and the messages on their way to it and from it.
+"""A worker of the simulation: the content-checking executor, and the messages to it and from it.
 
-Owns those messages, which stay where they are until an episode moves them. Decides nothing.
+Owns those messages, which wait until an episode delivers them. Decides nothing.
 """
 
 from collections import deque
@@ -20,14 +20,14 @@ from tests.simulation.provenance import Provenance
 
 @dataclass(slots=True, kw_only=True)
 class Joined:
-    """The core's word that the worker serves."""
+    """The core accepted the worker."""
 
     generation: int
 
 
 @dataclass(slots=True, kw_only=True)
 class Worker:
-    """Joined or not; whether it has a lane, only the core knows."""
+    """A worker that may have joined; only the core knows whether it has a lane."""
 
     name: str
     shape: Shape
@@ -44,15 +44,15 @@ class Worker:
 
     @property
     def info(self) -> WorkerInfo:
-        """What it offers."""
+        """The info that its Join carries."""
         return info_of(self.shape)
 
     def joining(self) -> ev.WorkerJoined:
-        """Its offer."""
+        """The event of its Join."""
         return ev.WorkerJoined(worker=self.name, info=self.info)
 
     def work(self) -> bool:
-        """Takes in its oldest message, over the wire's format; False where there is none."""
+        """Handles its oldest message, encoded and parsed. Returns False without one."""
         if not self.inbox:
             return False
         message = self.inbox.popleft()
@@ -64,6 +64,6 @@ class Worker:
         return True
 
     def event_of(self, result: pb.StepResult) -> ev.Event:
-        """What the core hears of this result."""
+        """The event that the core receives for this result."""
         message = pb.WorkerToCore(result=result)
         return worker_wire.event_of(worker_wire.parse(message.SerializeToString()), self.name)

@@ -1,6 +1,6 @@
-"""What the system tests ask for, and what must come back: requests beside the oracle's answer to them.
+"""Requests of the system tests, each with the oracle's answer.
 
-Owns the translation of one into the other, stop strings included. Knows nothing of processes or streams.
+Owns the translation from request to answer, stop strings included. Knows nothing of processes or streams.
 """
 
 import codecs
@@ -25,7 +25,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """A request by token ids. A temperature needs a seed here, so that the oracle knows it."""
+    """A request by token ids. A sampled request needs a seed, because the oracle needs to know it."""
 
     prompt: tuple[int, ...]
     max_new_tokens: int
@@ -48,7 +48,7 @@ class Ask:
     allowed_token_ids: tuple[int, ...] = ()
     banned_token_ids: tuple[int, ...] = ()
     num_samples: int = 1
-    # None: no logprobs.
+    # None requests no logprobs.
     logprobs: int | None = None
     prompt_logprobs_start: int | None = None
     extra: pb.GenerateRequest = field(default_factory=pb.GenerateRequest)
@@ -73,7 +73,7 @@ class Ask:
         return request
 
     def _fill_sampling(self, sampling: pb.SamplingParams) -> None:
-        """Beyond temperature and seed, only what differs from the defaults."""
+        """Sets only the parameters that differ from their defaults."""
         unset = Ask(prompt=(), max_new_tokens=0)
         for name in SCALARS:
             if getattr(self, name) != getattr(unset, name):
@@ -87,7 +87,7 @@ class Ask:
         sampling.banned_token_ids.extend(self.banned_token_ids)
 
     def settings(self, sample_idx: int = 0) -> Settings:
-        """As the oracle takes them; a ban wins over a bias."""
+        """The sampling settings for the oracle; a ban overrides a bias."""
         banned = dict.fromkeys(self.banned_token_ids, MINUS_INFINITY)
         return Settings(
             **{name: getattr(self, name) for name in SCALARS},
@@ -97,7 +97,7 @@ class Ask:
         )
 
     def completion(self, sample_idx: int = 0) -> Completion:
-        """The oracle's tokens, stop strings left aside."""
+        """The oracle's tokens, before stop strings apply."""
         return complete(
             self.prompt,
             max_new_tokens=self.max_new_tokens,
@@ -112,7 +112,7 @@ class Ask:
     def expected(self, sample_idx: int = 0) -> Expected:
         completion = self.completion(sample_idx)
         tokens = list(completion.tokens)
-        # A stop token is in the ids and, unless asked for, not in the text, so no stop string ends in it.
+        # A stop token is in the ids but, by default, not in the text, so a stop string cannot end in it.
         silent = completion.stop_token_id is not None and not self.include_stop
         spoken = tokens[:-1] if silent else tokens
         found = self._find_stop_string(spoken)
@@ -123,13 +123,13 @@ class Ask:
         return Expected(tokens=tokens, text=text, reason=completion.reason.upper())
 
     def _find_stop_string(self, tokens: list[int]) -> tuple[int, str] | None:
-        """(tokens up to the one that completes the first match, the text that is left)."""
+        """Returns (number of tokens up to the end of the first match, the text before it), or None."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         text = ""
         for num_tokens, token in enumerate(tokens, start=1):
             seen = len(text)
             text += decoder.decode(byte_tokenizer.token_bytes(token))
-            # Ends first, then longest.
+            # The match that ends first wins, then the longest.
             ends = [
                 (at + len(stop), -len(stop), at)
                 for stop in self.stop_strings
@@ -142,7 +142,7 @@ class Ask:
         return None
 
     def check(self, transcript: Transcript) -> None:
-        """The whole answer of every sample, against the oracle."""
+        """Asserts that every sample equals the oracle's answer."""
         assert transcript.accepted is not None
         assert transcript.summary is not None
         assert transcript.num_samples == self.num_samples
@@ -162,8 +162,8 @@ class Ask:
         assert sample.reason == expected.reason, f"sample {idx} of {self}: {sample.reason}, not {expected.reason}"
         assert sample.finished is not None
         assert sample.finished.output_tokens == len(expected.tokens)
-        told = [] if self.logprobs is None else self._logprobs((*self.prompt, *expected.tokens), len(self.prompt))
-        assert sample.logprobs == told
+        logprobs = [] if self.logprobs is None else self._logprobs((*self.prompt, *expected.tokens), len(self.prompt))
+        assert sample.logprobs == logprobs
         return len(expected.tokens)
 
     def _logprobs(self, tokens: Sequence[int], start: int) -> list[Logprob]:
@@ -173,16 +173,16 @@ class Ask:
 def _difference(got: Sequence[int], wanted: Sequence[int]) -> str:
     at = next((i for i, (a, b) in enumerate(zip(got, wanted, strict=False)) if a != b), min(len(got), len(wanted)))
     return (
-        f"{len(got)} tokens of {len(wanted)}, from {at} on they differ: {got[at : at + 4]}, not {wanted[at : at + 4]}"
+        f"{len(got)} tokens of {len(wanted)}; they differ from {at} on: {got[at : at + 4]}, not {wanted[at : at + 4]}"
     )
 
 
 def random_asks(count: int, *, seed: int, prompts: tuple[int, int], outputs: tuple[int, int]) -> list[Ask]:
-    """Prompts and outputs of random lengths (bounds included), every other one sampled."""
+    """Draws prompts and outputs of random lengths (bounds included); about half of the requests are sampled."""
     rng = random.Random(seed)
     return [
         Ask(
-            # It ends in a letter, so that the output's text stands by itself.
+            # The prompt ends in a letter, so that the output's text is decoded independently of it.
             prompt=(*(rng.randrange(256) for _ in range(rng.randint(*prompts) - 1)), ord("a")),
             max_new_tokens=rng.randint(*outputs),
             temperature=rng.choice([0.0, 0.7]),

@@ -1,4 +1,4 @@
-"""Fixtures of the system tests: a rig of real processes, alone or shared by a module's tests."""
+"""Fixtures of the system tests: a rig of real processes, for one test or shared by a module."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from tests.rigs.streams import Caller
 
 @pytest.fixture
 def rig() -> Iterator[Rig]:
-    """Processes of this test alone."""
+    """Processes for this test alone."""
     with Rig() as rig:
         yield rig
 
@@ -33,7 +33,7 @@ def module_served() -> Iterator[Served]:
 
 @pytest.fixture
 def served(module_served: Served) -> Iterator[Served]:
-    """A service that the module's tests share; each must leave it idle, with every page back."""
+    """A service shared by the module's tests; each test must leave it idle, with every page free."""
     yield module_served
     module_served.caller.wait_idle()
     assert module_served.rig.violations() == []

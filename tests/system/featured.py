@@ -1,6 +1,6 @@
-"""Requests with every feature of sampling at random, and many of them read at once through the real client.
+"""Random requests with every sampling feature, read together through the real client.
 
-Owns the random choice, and the client's keywords for an Ask. Knows nothing of processes.
+Owns the random choice and the client's keywords for an Ask. Knows nothing of processes.
 """
 
 import random
@@ -16,14 +16,14 @@ from tests.rigs import byte_tokenizer
 from tests.rigs.transcript import Transcript
 from tests.system.asks import Ask
 
-PATIENCE_SECONDS = 60.0
+TIMEOUT_SECONDS = 60.0
 MAX_STREAMS = 128
 
 
 def random_featured(
     count: int, *, seed: int, prompts: tuple[int, int], outputs: tuple[int, int], max_samples: int = 4
 ) -> list[Ask]:
-    """Each asks for about half of what there is; lengths are inclusive. Some prompts begin in the same way."""
+    """Each request uses about half of the features; lengths are inclusive. Some prompts share their beginning."""
     rng = random.Random(seed)
     shared = tuple(rng.randrange(256) for _ in range(prompts[1]))
     return [_featured(rng, shared, prompts, outputs, max_samples) for _ in range(count)]
@@ -41,7 +41,7 @@ def _featured(
 
     biased = rng.sample(range(byte_tokenizer.VOCAB_SIZE), 5)
     return Ask(
-        # It ends in a letter, so that the output's text stands by itself.
+        # The prompt ends in a letter, so that the output's text is decoded independently of it.
         prompt=(*body, ord("a")),
         max_new_tokens=max_new_tokens,
         min_new_tokens=rng.choice([0, 1, max_new_tokens]),
@@ -58,7 +58,7 @@ def _featured(
         frequency_penalty=rng.choice([0.0, 0.0, 0.3]),
         repetition_penalty=rng.choice([1.0, 1.0, 1.3]),
         logit_bias=sometimes(0.3, tuple((token, rng.choice([-100.0, -0.1, 2.5])) for token in biased)),
-        # Enough that bans and stop tokens leave some.
+        # Leaves enough tokens after bans and stop tokens.
         allowed_token_ids=sometimes(0.3, tuple(rng.sample(range(byte_tokenizer.NUM_DRAWN), 16))),
         banned_token_ids=sometimes(0.3, tuple(rng.sample(range(256), 4))),
         logprobs=sometimes(0.6, rng.choice([0, 1, 5, 20]), None),
@@ -67,19 +67,19 @@ def _featured(
 
 
 def keywords(ask: Ask) -> GenerateOptions:
-    """All that the client is told of it beside the prompt, what has its default included."""
+    """The client's keywords for all of the Ask except the prompt, including fields at their defaults."""
     options: dict[str, Any] = {
         name: getattr(ask, name) for name in Ask.__slots__ if name not in ("prompt", "stop_strings", "extra")
     }
     options["stop"] = ask.stop_strings
     options["logit_bias"] = dict(ask.logit_bias)
-    # To allow none is not to allow all.
+    # An empty list of allowed tokens differs from no list.
     options["allowed_token_ids"] = ask.allowed_token_ids or None
     return GenerateOptions(**options)
 
 
 class Reading:
-    """Streams that run at the same time, each read by a thread."""
+    """Streams that run together, each read by a thread."""
 
     def __init__(self, client: Client, asks: Iterable[Ask]) -> None:
         self._client = client
@@ -93,9 +93,9 @@ class Reading:
         self.start(asks)
 
     def start(self, asks: Iterable[Ask]) -> None:
-        """More of them."""
+        """Starts more streams."""
         asks = list(asks)
-        streams = [self._client.generate(ask.prompt, timeout=PATIENCE_SECONDS, **keywords(ask)) for ask in asks]
+        streams = [self._client.generate(ask.prompt, timeout=TIMEOUT_SECONDS, **keywords(ask)) for ask in asks]
         self._asks += asks
         self.streams += streams
         assert len(self.streams) <= MAX_STREAMS
@@ -117,29 +117,29 @@ class Reading:
 
     @property
     def running(self) -> list[GenerateStream]:
-        """In the order in which they were started."""
+        """The live streams, in the order of their start."""
         return [stream for stream in self.streams if stream not in self._ended]
 
     def wait_more(self, num_tokens: int) -> None:
-        """Until so many more tokens have come, or all have ended."""
+        """Waits until the streams have `num_tokens` more tokens together, or all have ended."""
         with self._changed:
             due = self._num_tokens + num_tokens
-            self._changed.wait_for(lambda: self._num_tokens >= due or not self.running, PATIENCE_SECONDS)
+            self._changed.wait_for(lambda: self._num_tokens >= due or not self.running, TIMEOUT_SECONDS)
             assert self._num_tokens >= due or not self.running, f"{self._num_tokens} tokens of {due}"
 
     def check(self) -> None:
-        """All of them, whole, against the oracle; and what the client gathered of each is the same."""
-        transcripts = [task.result(PATIENCE_SECONDS) for task in self._tasks]
+        """Asserts that every stream equals the oracle, and that the client's collected result equals the stream."""
+        transcripts = [task.result(TIMEOUT_SECONDS) for task in self._tasks]
         self._pool.shutdown()
         for ask, stream, transcript in zip(self._asks, self.streams, transcripts, strict=True):
             ask.check(transcript)
             for sample in stream.samples:
-                told = transcript.samples[sample.idx]
-                assert (sample.token_ids, sample.text) == (told.tokens, told.text)
-                assert sample.finished is not None and told.finished is not None
-                assert sample.finished.reason.upper() == told.reason
+                expected = transcript.samples[sample.idx]
+                assert (sample.token_ids, sample.text) == (expected.tokens, expected.text)
+                assert sample.finished is not None and expected.finished is not None
+                assert sample.finished.reason.upper() == expected.reason
                 assert [(one.logprob, one.top) for one in sample.logprobs] == [
-                    (one.logprob, one.top) for one in told.logprobs
+                    (one.logprob, one.top) for one in expected.logprobs
                 ]
             info = stream.prompt_info
             gathered = [] if info is None else [(one.logprob, one.top) for one in info.logprobs]

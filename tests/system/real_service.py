@@ -1,7 +1,8 @@
-"""The whole service with the bundled model, for tests of equality: real processes, real sockets, the real client.
+"""The whole service with the bundled model, for tests against the reference: real processes, sockets and client.
 
-Owns the shapes of the workers, the reference, and reading many streams at once. Two workers serve: a roomy one first,
-beside it one whose pool is too small for its rows, which goes on alone. Two shapes are four FlexAttention kernels.
+Owns the workers' shapes, the reference, and the threads that read streams. Two workers serve: first a worker with a
+large pool, then beside it one with a pool too small for its rows, which later serves alone. Two shapes compile four
+FlexAttention kernels.
 """
 
 import json
@@ -24,18 +25,18 @@ NUM_PROMPTS = 64
 NEW_TOKENS = 64
 PAGE_SIZE = 16
 MAX_ROWS = 12
-# Room for every row at its longest, and for about half of that.
+# Pages for every row at its longest, and for about half of that.
 ROOMY_PAGES = 128
 SMALL_PAGES = 40
-# What takes longer is stuck; a cold start of two workers on a busy machine takes half of it.
-PATIENCE_SECONDS = 100.0
+# A cold start of two workers on a busy machine takes half of this.
+TIMEOUT_SECONDS = 100.0
 _SHAPE = f"--page-size {PAGE_SIZE} --max-rows {MAX_ROWS} --max-length 512 --token-budget 128 --threads 1 --device cpu"
 _ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One prompt and the greedy tokens that Transformers makes of it."""
+    """One prompt and the greedy tokens that Transformers computes for it."""
 
     text: str
     prompt_ids: list[int]
@@ -45,7 +46,7 @@ class Case:
 
 
 def prompts() -> list[str]:
-    """NUM_PROMPTS of the bundled prompts, evenly spread over the file."""
+    """Returns NUM_PROMPTS of the bundled prompts, evenly spread over the file."""
     lines = (BUNDLED / "prompts.txt").read_text().splitlines()
     assert len(lines) >= NUM_PROMPTS, f"{len(lines)} prompts; {NUM_PROMPTS} are needed"
     return [lines[i * len(lines) // NUM_PROMPTS] for i in range(NUM_PROMPTS)]
@@ -53,7 +54,7 @@ def prompts() -> list[str]:
 
 @contextmanager
 def reference(model: Path, texts: list[str], new_tokens: int) -> Iterator[subprocess.Popen[str]]:
-    """The reference at work in a process of its own; `cases_of` waits for it."""
+    """The reference in a process of its own; `cases_of` waits for its result."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.rigs.reference_tokens", "--model", str(model)],
         stdin=subprocess.PIPE,
@@ -74,22 +75,22 @@ def reference(model: Path, texts: list[str], new_tokens: int) -> Iterator[subpro
 
 
 def cases_of(process: subprocess.Popen[str], texts: list[str]) -> list[Case]:
-    """What the reference said, in the order of `texts`."""
-    answer = json.loads(process.communicate(timeout=PATIENCE_SECONDS)[0])
+    """The reference's results, in the order of `texts`."""
+    answer = json.loads(process.communicate(timeout=TIMEOUT_SECONDS)[0])
     columns = zip(texts, answer["prompt_ids"], answer["tokens"], answer["margins"], strict=True)
     return [Case(text=text, prompt_ids=ids, tokens=tokens, margin=margin) for text, ids, tokens, margin in columns]
 
 
 @dataclass(slots=True)
 class Output:
-    """What one stream brought so far."""
+    """The output of one stream so far."""
 
     tokens: list[int] = field(default_factory=list[int])
     summary: Summary | None = None
 
 
 class Reading:
-    """Streams that were started together, each read by a thread."""
+    """Several streams, started together and read by a thread each."""
 
     def __init__(self, client: Client, cases: Sequence[Case]) -> None:
         self.outputs = [Output() for _ in cases]
@@ -100,10 +101,10 @@ class Reading:
 
     def _read(self, i: int, case: Case) -> None:
         output = self.outputs[i]
-        # Every other prompt goes as text: the service must find the same tokens in it.
+        # Every other prompt is sent as text: the service must tokenize it to the same ids.
         prompt = case.text if i % 2 else case.prompt_ids
         stream = self._client.generate(
-            prompt, temperature=0.0, max_new_tokens=NEW_TOKENS, ignore_eos=True, timeout=PATIENCE_SECONDS
+            prompt, temperature=0.0, max_new_tokens=NEW_TOKENS, ignore_eos=True, timeout=TIMEOUT_SECONDS
         )
         for delta in stream:
             with self._changed:
@@ -114,24 +115,24 @@ class Reading:
         output.summary = stream.summary
 
     def wait_tokens(self, total: int) -> list[list[int]]:
-        """Until the streams have so many tokens together; what each has then."""
+        """Waits until the streams have `total` tokens together. Returns the tokens of each."""
         with self._changed:
             enough = self._changed.wait_for(
-                lambda: sum(len(output.tokens) for output in self.outputs) >= total, PATIENCE_SECONDS
+                lambda: sum(len(output.tokens) for output in self.outputs) >= total, TIMEOUT_SECONDS
             )
-            assert enough, f"fewer than {total} tokens after {PATIENCE_SECONDS} s"
+            assert enough, f"fewer than {total} tokens after {TIMEOUT_SECONDS} s"
             return [list(output.tokens) for output in self.outputs]
 
     def result(self) -> list[Output]:
-        """All of them, complete."""
+        """Waits for all streams to end."""
         for task in self._tasks:
-            task.result(PATIENCE_SECONDS)
+            task.result(TIMEOUT_SECONDS)
         self._pool.shutdown()
         return self.outputs
 
 
 class RealService:
-    """`client` talks to it. `roomy` serves first, the small one beside it from when it is ready, and then alone."""
+    """`client` talks to the service. The roomy worker serves first, then both, then the small worker alone."""
 
     def __init__(self, rig: Rig) -> None:
         self._rig = rig
@@ -139,7 +140,7 @@ class RealService:
         self._small: Child | None = None
         scheduler = rig.scheduler()
         self.client = Client(scheduler.address)
-        self.client.wait_ready(PATIENCE_SECONDS)
+        self.client.wait_ready(TIMEOUT_SECONDS)
 
     def _start(self, name: str, num_pages: int) -> Child:
         arguments = ["gpu_worker", "--runtime-dir", str(self._rig.runtime_dir), "--num-pages", str(num_pages)]
@@ -148,17 +149,17 @@ class RealService:
         return child
 
     def start_small(self) -> Child:
-        """Starts the small worker, unless it runs."""
+        """Starts the small worker unless it runs."""
         if self._small is None:
             self._small = self._start("small", SMALL_PAGES)
         return self._small
 
     def small_serves_alone(self) -> None:
-        """From now on, the roomy worker being killed."""
-        self.start_small().wait_line("joined", PATIENCE_SECONDS)
+        """Kills the roomy worker, so that the small worker serves alone."""
+        self.start_small().wait_line("joined", TIMEOUT_SECONDS)
         if not self.roomy.killed:
             self.roomy.kill()
 
     def read(self, cases: Sequence[Case]) -> Reading:
-        """Starts all of them at once."""
+        """Starts a stream for each case at once."""
         return Reading(self.client, cases)

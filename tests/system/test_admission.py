@@ -1,4 +1,4 @@
-"""Who gets in: the queue's bound, requests that can never fit, shutting down. Nobody else notices."""
+"""Admission: the queue's limits, requests that can never fit, and shutdown, without effect on running streams."""
 
 import csv
 import itertools
@@ -15,11 +15,11 @@ from tests.system.asks import Ask
 
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 ASK = Ask(prompt=tuple(b"wait here"), max_new_tokens=20)
-# At 4 ms a step it keeps the only row for a second.
+# At 4 ms per step the request holds the only row for a second.
 BLOCKER = Ask(prompt=tuple(b"wait here"), max_new_tokens=240)
 
 
-def test_a_full_queue_turns_away_with_a_hint_and_nobody_else_notices(rig: Rig) -> None:
+def test_a_full_queue_refuses_with_a_retry_hint_and_admitted_streams_finish(rig: Rig) -> None:
     _, _, caller = rig.serve("--max-rows", "1", "--step-ms", "4", scheduler_flags=("--max-waiting", "3"))
     blocker, streams = caller.generate(BLOCKER.request()), []
     blocker.wait_tokens(1)
@@ -40,7 +40,7 @@ def test_a_full_queue_turns_away_with_a_hint_and_nobody_else_notices(rig: Rig) -
     ASK.check(caller.generate(ASK.request()).result())
 
 
-def test_rows_stay_taken_while_refusals_go_out(rig: Rig) -> None:
+def test_rows_stay_busy_while_requests_are_refused(rig: Rig) -> None:
     steps = rig.runtime_dir / "steps.csv"
     flags = ("--max-waiting", "4", "--steps", str(steps))
     scheduler, _, caller = rig.serve("--max-rows", "2", "--step-ms", "2", scheduler_flags=flags, late=False)
@@ -59,15 +59,15 @@ def test_rows_stay_taken_while_refusals_go_out(rig: Rig) -> None:
     assert scheduler.terminate() == 0
     with steps.open() as file:
         planned = [row for row in csv.DictReader(file) if int(row["output_tokens"])]
-    # While the queue is full, which is when requests are refused, no row stays free: it is taken again within the two
-    # steps that were planned before the end of its request was known.
+    # While the queue is full, a row is free for at most two steps: those planned before its request was known to have
+    # ended.
     full = [int(row["running"]) for row in planned if int(row["waiting"]) == 4]
     assert len(full) > 5
     free = [len(list(steps)) for running, steps in itertools.groupby(full) if running < 2]
     assert max(free, default=0) <= 2
 
 
-def test_the_queue_is_bounded_in_tokens_too(rig: Rig) -> None:
+def test_the_queue_is_bounded_in_tokens(rig: Rig) -> None:
     _, _, caller = rig.serve("--max-rows", "1", "--step-ms", "4", scheduler_flags=("--max-waiting-tokens", "25"))
     blocker, streams = caller.generate(BLOCKER.request()), []
     blocker.wait_tokens(1)
@@ -83,8 +83,8 @@ def test_the_queue_is_bounded_in_tokens_too(rig: Rig) -> None:
         ASK.check(stream.result())
 
 
-def test_what_can_never_fit_is_refused_with_the_arithmetic(rig: Rig) -> None:
-    # 9 usable pages of 4: 36 positions, where the longest sequence may have 256.
+def test_a_request_that_can_never_fit_is_refused_with_its_sizes(rig: Rig) -> None:
+    # 9 usable pages of 4 hold 36 positions, although max_length is 256.
     _, _, caller = rig.serve("--num-pages", "10")
     fits = Ask(prompt=tuple(b"x" * 30), max_new_tokens=7)
     fits.check(caller.generate(fits.request()).result())
@@ -94,11 +94,11 @@ def test_what_can_never_fit_is_refused_with_the_arithmetic(rig: Rig) -> None:
         assert number in error.details()
     [violation] = details_of(error)["BadRequest"].field_violations
     assert violation.field == "stop.max_new_tokens"
-    # A prompt that alone is too much.
+    # The prompt alone exceeds the pool.
     error = caller.generate(Ask(prompt=tuple(b"x" * 200), max_new_tokens=1).request()).failed()
     assert code_of(error) == grpc.StatusCode.INVALID_ARGUMENT
     assert "50 pages" in error.details()
-    # Unset, max_new_tokens becomes what fits, or is refused; never accepted and left waiting.
+    # Without max_new_tokens the request gets the tokens that fit or is refused; it must not wait forever.
     request = fits.request()
     request.stop.ClearField("max_new_tokens")
     stream = caller.generate(request)
@@ -124,7 +124,7 @@ def test_sigterm_lets_running_streams_finish(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("signals", [1, 2])
-def test_sigterm_ends_what_outlives_the_grace(rig: Rig, signals: int) -> None:
+def test_sigterm_ends_streams_after_the_grace_time_or_a_second_signal(rig: Rig, signals: int) -> None:
     grace = "0.5" if signals == 1 else "30"
     scheduler, _, caller = rig.serve("--step-ms", "10", scheduler_flags=("--grace-seconds", grace))
     ask = Ask(prompt=(1, 2), max_new_tokens=250)
@@ -141,7 +141,7 @@ def test_sigterm_ends_what_outlives_the_grace(rig: Rig, signals: int) -> None:
     assert scheduler.wait(10) == 0
 
 
-def test_sigterm_without_a_worker_ends_at_once(rig: Rig) -> None:
+def test_sigterm_without_a_worker_stops_the_service_at_once(rig: Rig) -> None:
     scheduler = rig.scheduler()
     frontend = scheduler.frontend_pid()
     assert scheduler.terminate(10) == 0
@@ -149,7 +149,7 @@ def test_sigterm_without_a_worker_ends_at_once(rig: Rig) -> None:
         os.kill(frontend, 0)
 
 
-def test_two_schedulers_do_not_share_a_directory(rig: Rig) -> None:
+def test_a_second_scheduler_refuses_a_runtime_directory_in_use(rig: Rig) -> None:
     first, _, caller = rig.serve()
     second = rig.launch_scheduler()
     assert second.wait() != 0

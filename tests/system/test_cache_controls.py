@@ -1,4 +1,4 @@
-"""What a caller says of the cache, over real gRPC: whose pages it finds, what it leaves, and forgetting all of them."""
+"""The request's cache parameters over real gRPC: salt, bypass_read, bypass_write; and FlushCache."""
 
 import base64
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.system.asks import Ask
 from tests.system.conftest import Served
 
 PAGE_SIZE = 4
-# Ten full pages and a token.
+# Ten full pages and one token.
 PROMPT = tuple(range(40, 81))
 WHOLE = len(PROMPT) - len(PROMPT) % PAGE_SIZE
 
@@ -30,14 +30,14 @@ def ask(num_samples: int = 1, **cache: object) -> Ask:
 
 
 def cached(caller: Caller, asked: Ask) -> int:
-    """Prompt tokens that were not computed; what came is right in any case."""
+    """Generates, checks the output, and returns the number of cached prompt tokens."""
     transcript = caller.generate(asked.request()).result()
     asked.check(transcript)
     assert transcript.summary.usage.prompt_tokens == len(PROMPT)
     return transcript.summary.usage.cached_prompt_tokens
 
 
-def test_a_prompt_is_found_again(caller: Caller) -> None:
+def test_a_repeated_prompt_hits_the_cache(caller: Caller) -> None:
     before = caller.load()
     assert [cached(caller, ask()) for _ in range(2)] == [0, WHOLE]
     after = caller.load()
@@ -46,12 +46,12 @@ def test_a_prompt_is_found_again(caller: Caller) -> None:
     assert after.pages_cached == sum(worker.pages_cached for worker in after.per_worker) >= WHOLE // PAGE_SIZE
 
 
-def test_a_salt_finds_its_own_and_no_others(caller: Caller) -> None:
+def test_a_salt_separates_cached_prompts(caller: Caller) -> None:
     salts = ["", "a", "b", "a", "", "b"]
     assert [cached(caller, ask(salt=salt)) for salt in salts] == [0, 0, 0, WHOLE, WHOLE, WHOLE]
 
 
-def test_who_bypasses_reading_finds_nothing_and_is_found(caller: Caller) -> None:
+def test_bypass_read_hits_nothing_but_writes_the_cache(caller: Caller) -> None:
     cached(caller, ask())
     assert cached(caller, ask(bypass_read=True)) == 0
     caller.flush_cache()
@@ -59,14 +59,14 @@ def test_who_bypasses_reading_finds_nothing_and_is_found(caller: Caller) -> None
     assert cached(caller, ask()) == WHOLE
 
 
-def test_who_bypasses_writing_leaves_nothing_and_finds(caller: Caller) -> None:
+def test_bypass_write_caches_nothing_but_reads_the_cache(caller: Caller) -> None:
     assert cached(caller, ask(bypass_write=True)) == 0
     assert caller.load().pages_cached == 0
     assert cached(caller, ask()) == 0
     assert cached(caller, ask(bypass_write=True)) == WHOLE
 
 
-def test_a_flush_forgets_everything_and_counts_it(caller: Caller) -> None:
+def test_flush_empties_the_cache_and_returns_its_page_count(caller: Caller) -> None:
     cached(caller, ask())
     kept = caller.load().pages_cached
     assert caller.flush_cache() == kept > 0
@@ -75,12 +75,12 @@ def test_a_flush_forgets_everything_and_counts_it(caller: Caller) -> None:
     assert cached(caller, ask()) == 0
 
 
-def test_samples_tell_what_the_first_one_found(caller: Caller) -> None:
+def test_usage_of_several_samples_reports_the_cached_tokens_of_the_first(caller: Caller) -> None:
     cached(caller, ask())
     assert cached(caller, ask(num_samples=3)) == WHOLE
 
 
-def test_nothing_is_kept_without_a_worker_and_that_is_no_error(rig: Rig) -> None:
+def test_flush_without_a_worker_returns_zero_pages(rig: Rig) -> None:
     scheduler = rig.scheduler()
     caller = rig.caller(scheduler)
     assert caller.flush_cache() == 0
@@ -94,12 +94,12 @@ def test_nothing_is_kept_without_a_worker_and_that_is_no_error(rig: Rig) -> None
     assert (gone.pages_total, gone.pages_used, gone.pages_cached, list(gone.per_worker)) == (0, 0, 0, [])
     assert (gone.prompt_tokens, gone.worker_pid) == (len(PROMPT), 0)
     assert caller.flush_cache() == 0
-    # Who comes next is served the same model, so that is told on.
+    # The next worker must serve the same model, so the service keeps reporting it.
     assert caller.model_info() == served
 
 
-def test_no_secret_of_the_service_reaches_files_logs_or_callers(rig: Rig, tmp_path: Path) -> None:
-    """The root of page hashes, the front ends' secret and the workers' key, which stands in its own file alone."""
+def test_secrets_appear_in_no_file_log_or_answer(rig: Rig, tmp_path: Path) -> None:
+    """Secrets are the root of page hashes, the front ends' secret and the workers' key (allowed in worker.key only)."""
     drawn, files = tmp_path / "drawn", tmp_path / "files"
     files.mkdir()
     record, steps = files / "record", files / "steps.csv"
@@ -109,20 +109,20 @@ def test_no_secret_of_the_service_reaches_files_logs_or_callers(rig: Rig, tmp_pa
     caller = rig.caller(scheduler)
     caller.wait_serving()
     cached(caller, ask(salt="a tenant"))
-    told: list[bytes] = []
+    exposed: list[bytes] = []
     service = psutil.Process(scheduler.pid)
     for process in (service, *service.children(), psutil.Process(worker.pid)):
-        told += [Path(f"/proc/{process.pid}/{what}").read_bytes() for what in ("cmdline", "environ")]
-    told += [answer.SerializeToString() for answer in (caller.model_info(), caller.load())]
+        exposed += [Path(f"/proc/{process.pid}/{what}").read_bytes() for what in ("cmdline", "environ")]
+    exposed += [answer.SerializeToString() for answer in (caller.model_info(), caller.load())]
     assert scheduler.terminate() == 0
     assert worker.terminate() in (0, 3)
     found = [path for folder in (files, rig.runtime_dir) for path in folder.rglob("*") if path.is_file()]
     assert {record, steps, rig.runtime_dir / "worker.key"} <= set(found)
-    told += [path.read_bytes() for path in found if path.name != "worker.key"]
-    told += ["\n".join(child.lines).encode() for child in rig.children]
-    # Shorter ones are names of files and connections.
+    exposed += [path.read_bytes() for path in found if path.name != "worker.key"]
+    exposed += ["\n".join(child.lines).encode() for child in rig.children]
+    # Shorter values are names of files and connections, not secrets.
     secrets = [value for line in drawn.read_text().split() if len(value := bytes.fromhex(line)) == 32]
     assert len(secrets) == 3
     for secret in secrets:
         forms = [secret, secret.hex().encode(), base64.b64encode(secret), repr(secret)[2:-1].encode()]
-        assert not [form for form in (*forms, str(list(secret)).encode()) for one in told if form in one]
+        assert not [form for form in (*forms, str(list(secret)).encode()) for one in exposed if form in one]

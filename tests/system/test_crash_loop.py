@@ -1,4 +1,4 @@
-"""Workers that die one after another without computing a token: what callers, health and waiting streams see."""
+"""Workers that die one after another without computing a token: errors, health and waiting streams."""
 
 import signal
 
@@ -13,13 +13,13 @@ from tests.system.asks import Ask
 SHAPE = ("--num-pages", "64", "--max-rows", "4", "--max-length", "200")
 
 
-def test_workers_that_die_one_after_another_make_health_not_serving_until_a_token_comes(rig: Rig) -> None:
+def test_a_crash_loop_makes_health_not_serving_until_a_worker_computes_a_token(rig: Rig) -> None:
     _, worker, caller = rig.serve(*SHAPE, "--step-ms", "5")
     ask = Ask(prompt=(1, 2), max_new_tokens=150)
     stream = caller.generate(ask.request())
     stream.wait_tokens(5)
     worker.kill()
-    # The first step proves a worker; the second one, the stream's, kills it.
+    # A worker's first step is its probation, the second computes the stream's tokens and kills it.
     for _ in range(DEATHS - 1):
         dying = rig.worker(*SHAPE, "--exit-step", "2")
         assert dying.wait() == -signal.SIGKILL

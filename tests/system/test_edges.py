@@ -1,4 +1,4 @@
-"""Every numeric field at its edges and beyond, over real gRPC: the right code, naming field, number and limit."""
+"""Every field at its limits and beyond them, over real gRPC: the right status code, naming field, value and limit."""
 
 import struct
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def _set(path: str, value: Any) -> Edit:
 INFINITY, NAN = float("inf"), float("nan")
 MAX32, MAX64 = 2**32 - 1, 2**64 - 1
 
-# Field, value, the limit that the message must name.
+# Field, value, and the limit that the message must name.
 REFUSED: list[tuple[str, Any, str]] = [
     *[("sampling.temperature", value, "100") for value in (-1.0, -1e-6, 100.01, 1e38, NAN, INFINITY, -INFINITY)],
     *[("sampling.top_p", value, "1") for value in (-1.0, 0.0, 1.0001, NAN, INFINITY, -INFINITY)],
@@ -94,7 +94,7 @@ def _base() -> pb.GenerateRequest:
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=_name)
-def test_beyond_the_edge_is_refused(served: Served, case: tuple[str, Any, str]) -> None:
+def test_a_value_beyond_its_limit_is_refused(served: Served, case: tuple[str, Any, str]) -> None:
     field, value, limit = case
     request = _base()
     _set(field, value)(request)
@@ -103,14 +103,14 @@ def test_beyond_the_edge_is_refused(served: Served, case: tuple[str, Any, str]) 
     error = served.caller.generate(request).failed()
     assert code_of(error) == grpc.StatusCode.INVALID_ARGUMENT
     [violation] = details_of(error)["BadRequest"].field_violations
-    # A list's entry may be named by its index; a prompt's length belongs to the prompt.
+    # A list's entry may be named by its index; a prompt's length is a violation of `prompt`.
     assert violation.field.startswith(field) or (field == "text" and violation.field == "prompt")
     assert limit in error.details()
     assert violation.description == error.details()
 
 
 @pytest.mark.parametrize("case", ACCEPTED, ids=_name)
-def test_the_edge_itself_is_served(served: Served, case: tuple[str, Any]) -> None:
+def test_a_value_at_its_limit_is_served(served: Served, case: tuple[str, Any]) -> None:
     field, value = case
     request = _base()
     _set(field, value)(request)
@@ -119,7 +119,7 @@ def test_the_edge_itself_is_served(served: Served, case: tuple[str, Any]) -> Non
 
 
 @pytest.mark.parametrize("asked", [ROOM, ROOM + 1, MAX32])
-def test_more_tokens_than_fit_end_where_the_model_does(served: Served, asked: int) -> None:
+def test_max_new_tokens_beyond_the_context_ends_context_full(served: Served, asked: int) -> None:
     whole = Ask(prompt=PROMPT, max_new_tokens=ROOM)
     request = whole.request()
     request.stop.max_new_tokens = asked
@@ -130,7 +130,7 @@ def test_more_tokens_than_fit_end_where_the_model_does(served: Served, asked: in
     assert transcript.finished.reason == ended
 
 
-def test_a_prompt_is_required_and_may_not_fill_everything(served: Served) -> None:
+def test_a_missing_or_too_long_prompt_is_refused(served: Served) -> None:
     request = _base()
     request.ClearField("prompt")
     error = served.caller.generate(request).failed()
@@ -154,12 +154,12 @@ def test_an_unknown_model_is_not_found(served: Served) -> None:
     assert "checking" in error.details()
 
 
-# Field 1000, a varint.
+# Field 1000 as a varint.
 UNKNOWN = b"\xc0\x3e\x01"
 
 
 @pytest.mark.parametrize("part", ["", "sampling", "stop", "output", "token_ids", "cache"])
-def test_unknown_fields_are_refused_at_every_level(served: Served, part: str) -> None:
+def test_an_unknown_field_is_refused_at_every_level(served: Served, part: str) -> None:
     request = _base()
     target = getattr(request, part) if part else request
     target.MergeFromString(UNKNOWN)
@@ -168,7 +168,7 @@ def test_unknown_fields_are_refused_at_every_level(served: Served, part: str) ->
     assert "1000" in error.details()
 
 
-def test_bytes_that_are_no_request_are_refused(served: Served) -> None:
+def test_malformed_bytes_are_refused(served: Served) -> None:
     with grpc.insecure_channel(served.caller.address) as channel:
         call = channel.unary_stream("/tandem.v1.InferenceService/Generate")
         for data in (b"\xff\xff\xff", struct.pack("<I", 77) * 5, b"\x0a\xff"):
@@ -178,7 +178,7 @@ def test_bytes_that_are_no_request_are_refused(served: Served) -> None:
     assert served.caller.load().workers == 1
 
 
-def test_a_message_beyond_the_limit_is_refused(served: Served) -> None:
+def test_a_message_beyond_max_message_bytes_is_refused(served: Served) -> None:
     request = _base()
     request.token_ids.ids.extend([1] * (5 << 20))
     error = served.caller.generate(request).failed()
@@ -187,7 +187,7 @@ def test_a_message_beyond_the_limit_is_refused(served: Served) -> None:
     ask.check(served.caller.generate(ask.request()).result())
 
 
-def test_control_calls_have_edges_too(served: Served) -> None:
+def test_control_calls_refuse_values_beyond_their_limits(served: Served) -> None:
     caller = served.caller
     for ids in ([], ["x"] * 1025, ["y" * 129]):
         with pytest.raises(grpc.RpcError) as caught:

@@ -1,4 +1,4 @@
-"""Cancel, Abort, deadlines and time limits in every phase: the caller gets its answer, pages and rows come back."""
+"""Cancel, Abort, deadlines and time limits in every phase: the caller gets its answer; pages and rows are freed."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,13 +13,13 @@ from tests.system.asks import Ask
 
 PHASES = ("queued", "prefill", "decode", "preempted")
 LONG = Ask(prompt=tuple(b"a long one"), max_new_tokens=180)
-# 190 positions at 4 a step.
+# 190 positions at 4 per step.
 SLOW_START = Ask(prompt=tuple(b"z" * 190), max_new_tokens=4)
 
 
 @pytest.fixture(scope="module")
 def slow() -> Iterator[Caller]:
-    """Steps of 5 ms, two rows, a pool that holds one sequence of 200 tokens and a half."""
+    """Steps of 5 ms, two rows, and a pool for one and a half sequences of 200 tokens."""
     with Rig() as rig:
         flags = ("--max-rows", "2", "--num-pages", "76", "--max-length", "200", "--token-budget", "4")
         _, _, caller = rig.serve(*flags, "--step-ms", "5")
@@ -27,7 +27,7 @@ def slow() -> Iterator[Caller]:
 
 
 class Victim:
-    """A stream in a certain phase, with the others that got it there."""
+    """A stream in a given phase, with the other streams that run or wait beside it."""
 
     def __init__(self, stream: Stream, others: list[tuple[Ask, Stream]]) -> None:
         self.stream = stream
@@ -36,7 +36,7 @@ class Victim:
 
 @contextmanager
 def brought_to(phase: str, caller: Caller, **settings: float) -> Iterator[Victim]:
-    """Brings a stream to the phase; afterwards the others must end well and everything must be free."""
+    """Brings a stream into the phase. After the body the other streams must finish and every page must be free."""
     caller.wait_idle()
     others: list[tuple[Ask, Stream]] = []
 
@@ -60,7 +60,7 @@ def brought_to(phase: str, caller: Caller, **settings: float) -> Iterator[Victim
         victim = Victim(start(LONG_NAMED, **settings), others)
         victim.stream.wait_tokens(3)
     else:
-        # Both need 48 of 75 pages in the end; the newer gives way.
+        # Both need 48 of 75 pages in the end, so the newer one is preempted.
         before = caller.load().preemptions
         others.append((LONG, start(LONG)))
         others[0][1].wait_accepted()
@@ -83,12 +83,12 @@ def _prefix_of(ask: Ask, tokens: list[int]) -> bool:
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_cancel(slow: Caller, phase: str) -> None:
+def test_cancel_frees_the_row_at_once(slow: Caller, phase: str) -> None:
     with brought_to(phase, slow) as victim:
         running = slow.load().running
         victim.stream.cancel()
         assert code_of(victim.stream.failed()) == grpc.StatusCode.CANCELLED
-        # Its row or its place goes at once, long before the others are done.
+        # The row or queue entry is freed at once, long before the other streams end.
         slow.wait_load(
             lambda load: (
                 load.waiting == 0 and load.running == (running if phase in ("queued", "preempted") else running - 1)
@@ -98,9 +98,9 @@ def test_cancel(slow: Caller, phase: str) -> None:
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_abort(slow: Caller, phase: str) -> None:
+def test_abort_ends_the_stream_with_its_tokens(slow: Caller, phase: str) -> None:
     with brought_to(phase, slow) as victim:
-        outcomes = slow.abort("victim", "nobody")
+        outcomes = slow.abort("victim", "unknown")
         assert outcomes == [control_pb2.ABORT_OUTCOME_ABORTED, control_pb2.ABORT_OUTCOME_NOT_FOUND]
         transcript = victim.stream.result()
         assert transcript.reason == "ABORTED"
@@ -112,7 +112,7 @@ def test_abort(slow: Caller, phase: str) -> None:
 
 
 @pytest.mark.parametrize("phase", ["queued", "decode"])
-def test_a_deadline_ends_it_and_frees_it(slow: Caller, phase: str) -> None:
+def test_a_deadline_ends_the_stream_and_frees_it(slow: Caller, phase: str) -> None:
     with brought_to(phase, slow, timeout=0.6) as victim:
         error = victim.stream.failed()
         assert code_of(error) == grpc.StatusCode.DEADLINE_EXCEEDED
@@ -122,7 +122,7 @@ def test_a_deadline_ends_it_and_frees_it(slow: Caller, phase: str) -> None:
 
 
 @pytest.mark.parametrize("phase", ["queued", "prefill", "decode"])
-def test_a_time_limit_ends_it_with_what_there_is(slow: Caller, phase: str) -> None:
+def test_a_time_limit_ends_the_stream_with_its_tokens(slow: Caller, phase: str) -> None:
     ask = Ask(
         prompt=SLOW_START.prompt if phase == "prefill" else LONG.prompt, max_new_tokens=4 if phase == "prefill" else 180
     )
@@ -143,14 +143,14 @@ def test_a_time_limit_ends_it_with_what_there_is(slow: Caller, phase: str) -> No
     slow.wait_idle()
 
 
-def test_a_request_whose_deadline_is_past_never_runs(slow: Caller) -> None:
+def test_a_request_past_its_deadline_never_runs(slow: Caller) -> None:
     steps = slow.wait_idle().steps
     error = slow.generate(LONG.request(), timeout=1e-6).failed()
     assert code_of(error) == grpc.StatusCode.DEADLINE_EXCEEDED
     assert slow.wait_idle().steps <= steps + 2
 
 
-def test_cancels_at_random_moments_leave_nothing(slow: Caller) -> None:
+def test_cancels_at_random_moments_free_everything(slow: Caller) -> None:
     asks = [LONG, SLOW_START]
     for round_idx in range(4):
         streams = [slow.generate(asks[i % 2].request()) for i in range(8)]
@@ -165,13 +165,13 @@ def test_cancels_at_random_moments_leave_nothing(slow: Caller) -> None:
     LONG.check(slow.generate(LONG.request()).result())
 
 
-def test_a_duplicate_id_is_refused_while_the_first_lives(slow: Caller) -> None:
+def test_a_duplicate_id_is_refused_while_the_first_request_runs(slow: Caller) -> None:
     first = slow.generate(LONG_NAMED.request())
     first.wait_tokens(1)
     error = slow.generate(LONG_NAMED.request()).failed()
     assert code_of(error) == grpc.StatusCode.ALREADY_EXISTS
     assert "victim" in error.details()
     LONG.check(first.result())
-    # Once it ended the id is free.
+    # The id is free once its request has ended.
     again = Ask(prompt=LONG.prompt, max_new_tokens=5, request_id="victim")
     again.check(slow.generate(again.request()).result())

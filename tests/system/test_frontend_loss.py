@@ -1,4 +1,4 @@
-"""The front end dies alone: its streams end, its requests are freed, it comes back where it was."""
+"""The front end dies alone: its streams fail, its requests are freed, and a new one starts on the same address."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ from tests.rigs.streams import code_of
 from tests.system.asks import random_asks
 
 
-def test_it_is_freed_and_started_again_on_the_same_address(rig: Rig) -> None:
+def test_a_killed_front_end_restarts_on_its_address_and_frees_its_requests(rig: Rig) -> None:
     scheduler, worker, caller = rig.serve("--max-rows", "4", "--max-length", "500", "--num-pages", "600")
     address = scheduler.address
     asks = random_asks(8, seed=11, prompts=(1, 30), outputs=(300, 400))
@@ -28,14 +28,14 @@ def test_it_is_freed_and_started_again_on_the_same_address(rig: Rig) -> None:
     load = caller.wait_idle()
     assert load.worker_pid == worker.pid
     assert load.lane_resets == 0
-    # Their ids are free again too.
+    # The request ids are free again, too.
     streams = [caller.generate(ask.request()) for ask in asks]
     for ask, stream in zip(asks, streams, strict=True):
         ask.check(stream.result())
     caller.wait_idle()
 
 
-def test_a_stopped_front_end_costs_nothing_but_its_own_time(rig: Rig) -> None:
+def test_a_paused_front_end_keeps_its_streams(rig: Rig) -> None:
     scheduler, _, caller = rig.serve("--max-rows", "4", "--max-length", "500", "--num-pages", "600")
     asks = random_asks(4, seed=12, prompts=(1, 30), outputs=(200, 300))
     streams = [caller.generate(ask.request()) for ask in asks]

@@ -1,4 +1,4 @@
-"""Strangers on the internal sockets: what they send is dropped or refused, and the streams that run go on."""
+"""Hostile peers on the internal sockets: their frames are dropped or refused, and running streams continue."""
 
 import random
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ NUM_FRAMES = 1500
 
 
 def _good_frames() -> list[bytes]:
-    """Messages that parse, with numbers that mean nothing or too much."""
+    """Valid messages with random or too large numbers."""
     to_core = worker_pb2.WorkerToCore
     result = worker_pb2.StepResult(generation=1, step=1, status=worker_pb2.STEP_STATUS_OK, tokens=b"\1\0\0\0" * 9)
     join = worker_pb2.Join(protocol=5, identity="x", vocab_size=1, page_size=0, num_pages=2**32 - 1, max_rows=2**32 - 1)
@@ -38,7 +38,7 @@ def _good_frames() -> list[bytes]:
             from_frontend(hello=frontend_pb2.Hello()),
             from_frontend(cancel=frontend_pb2.Cancel(stream=2**64 - 1)),
             from_frontend(finish=frontend_pb2.Finish(stream=1, output_tokens=2**32 - 1)),
-            from_frontend(abort=frontend_pb2.Abort(query=1, request_ids=["nobody"])),
+            from_frontend(abort=frontend_pb2.Abort(query=1, request_ids=["unknown"])),
             from_frontend(load_query=frontend_pb2.LoadQuery(query=2**64 - 1)),
         )
     ]
@@ -61,7 +61,7 @@ def _frames(rng: random.Random) -> Iterator[list[bytes]]:
 
 
 @pytest.mark.parametrize("name", ["worker.sock", "frontend.sock"])
-def test_frames_of_strangers_disturb_no_stream(rig: Rig, name: str) -> None:
+def test_hostile_frames_disturb_no_stream(rig: Rig, name: str) -> None:
     flags = ("--max-rows", "8", "--num-pages", "1200", "--max-length", "500")
     scheduler, worker, caller = rig.serve(*flags, scheduler_flags=("--log-level", "error"))
     asks = random_asks(10, seed=20, prompts=(1, 30), outputs=(200, 300))
@@ -84,7 +84,7 @@ def test_frames_of_strangers_disturb_no_stream(rig: Rig, name: str) -> None:
     assert scheduler.exit_code is None
 
 
-def test_a_forged_hello_leaves_the_true_front_end_alone(rig: Rig) -> None:
+def test_a_forged_hello_leaves_the_real_front_end_connected(rig: Rig) -> None:
     scheduler, _, caller = rig.serve("--max-rows", "4", "--max-length", "500", "--num-pages", "600")
     before = scheduler.frontend_pid()
     asks = random_asks(4, seed=21, prompts=(1, 30), outputs=(200, 300))
@@ -93,7 +93,7 @@ def test_a_forged_hello_leaves_the_true_front_end_alone(rig: Rig) -> None:
     hello = frontend_pb2.FrontendToCore(hello=frontend_pb2.Hello(secret=b"x" * 32))
     submit = frontend_pb2.Submit(stream=1, request_id="stray", prompt=b"\1\0\0\0", max_new_tokens=9, num_samples=1)
     context = zmq.Context()
-    # A name with the true one's process id: its end must not be taken for the end of that process.
+    # The forged name holds the real process id; its disconnect must not count as the end of that process.
     stranger = context.socket(zmq.DEALER)
     stranger.setsockopt(zmq.ROUTING_ID, f"f-{before}-\x1b[2J".encode())
     stranger.connect(f"ipc://{rig.runtime_dir}/frontend.sock")
@@ -109,14 +109,14 @@ def test_a_forged_hello_leaves_the_true_front_end_alone(rig: Rig) -> None:
     assert scheduler.frontend_pid() == before
 
 
-def test_a_worker_without_the_key_never_joins(rig: Rig) -> None:
+def test_a_worker_with_another_key_never_joins(rig: Rig) -> None:
     scheduler, worker, caller = rig.serve()
     stray = rig.worker("--without-key", "--max-length", "100000", "--model", "stray", late=False)
     stray.wait_line(r"stopped its key is not the one in .*/worker\.key: ")
     assert stray.wait() == 3
     assert caller.model_info().model == "checking"
     assert caller.load().worker_pid == worker.pid
-    # One that starts before the scheduler creates the key; both read the same.
+    # A worker may start before the scheduler creates the key; both must read the same key.
     scheduler.terminate()
     (rig.runtime_dir / "worker.key").unlink()
     first = rig.worker()
@@ -127,7 +127,7 @@ def test_a_worker_without_the_key_never_joins(rig: Rig) -> None:
     assert (rig.runtime_dir / "worker.key").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_removed_runtime_folder_is_logged_and_what_is_connected_serves_on(rig: Rig) -> None:
+def test_a_removed_runtime_folder_is_logged_and_connected_peers_keep_serving(rig: Rig) -> None:
     scheduler, worker, caller = rig.serve()
     away = rig.runtime_dir.with_name(f"{rig.runtime_dir.name}-away")
     rig.runtime_dir.rename(away)

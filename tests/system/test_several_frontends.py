@@ -1,4 +1,4 @@
-"""Several front ends on one port: callers spread over them, and what becomes of one is no other's business."""
+"""Several front ends on one port: connections spread over them, and the loss of one affects its own callers only."""
 
 import os
 import signal
@@ -8,12 +8,12 @@ import psutil
 from tandem.v1 import control_pb2
 from tandem.v1 import inference_pb2 as pb
 
-from tests.rigs.processes import PATIENCE_SECONDS, Rig, SchedulerProcess
+from tests.rigs.processes import TIMEOUT_SECONDS, Rig, SchedulerProcess
 from tests.rigs.streams import Caller, code_of
 from tests.system.asks import Ask, random_asks
 
 SHAPE = ("--max-rows", "8", "--max-length", "500", "--num-pages", "900")
-# Connections that all fall on one of two: once in 2^31.
+# All these connections reach the same one of two front ends once in 2^31 runs.
 MOST_CALLERS = 32
 
 
@@ -23,7 +23,7 @@ def frontend_pids(scheduler: SchedulerProcess) -> set[int]:
 
 
 def connections(pids: set[int], port: int) -> dict[int, int]:
-    """The callers' ports, and who has each."""
+    """The callers' ports, each with the process id of its front end."""
     return {
         one.raddr.port: pid
         for pid in pids
@@ -33,7 +33,7 @@ def connections(pids: set[int], port: int) -> dict[int, int]:
 
 
 def spread(rig: Rig, scheduler: SchedulerProcess, pids: set[int]) -> dict[int, Caller]:
-    """A new caller for each front end, which serves."""
+    """Opens connections until each front end has one; returns a serving caller for each."""
     port = int(scheduler.address.rpartition(":")[2])
     callers: dict[int, Caller] = {}
     before = connections(pids, port)
@@ -53,7 +53,7 @@ def long_asks(count: int, seed: int) -> list[Ask]:
     return random_asks(count, seed=seed, prompts=(1, 30), outputs=(300, 400))
 
 
-def test_one_dies_and_the_others_never_notice(rig: Rig) -> None:
+def test_a_killed_front_end_restarts_and_the_other_keeps_its_streams(rig: Rig) -> None:
     rig.worker(*SHAPE)
     scheduler = rig.scheduler("--frontends", "2")
     pids = frontend_pids(scheduler)
@@ -68,7 +68,7 @@ def test_one_dies_and_the_others_never_notice(rig: Rig) -> None:
     os.kill(dying, signal.SIGKILL)
     for stream in streams[dying]:
         assert code_of(stream.failed()) == grpc.StatusCode.UNAVAILABLE
-    # Listens again, both of them at the address of the first start.
+    # Both front ends listen at the address of the first start again.
     scheduler.wait_line(f"frontend listening on {scheduler.address}$", after=number)
     scheduler.wait_line(r"front end [12] of 2 ended with code -9 and is started again", after=number)
     back = frontend_pids(scheduler)
@@ -77,7 +77,7 @@ def test_one_dies_and_the_others_never_notice(rig: Rig) -> None:
     assert len(back) == 2
     for ask, stream in zip(asks[living], streams[living], strict=True):
         ask.check(stream.result())
-    # What it ran is free, its ids too, and callers reach the new one.
+    # The requests and ids of the dead front end are freed, and callers reach its successor.
     callers[living].wait_idle()
     [new] = back - {living}
     caller = spread(rig, scheduler, back)[new]
@@ -85,7 +85,7 @@ def test_one_dies_and_the_others_never_notice(rig: Rig) -> None:
         ask.check(caller.generate(ask.request()).result())
 
 
-def test_requests_of_one_are_known_to_the_others(rig: Rig) -> None:
+def test_front_ends_share_request_ids_and_the_prefix_cache(rig: Rig) -> None:
     rig.worker(*SHAPE, "--step-ms", "2")
     scheduler = rig.scheduler("--frontends", "2")
     pids = frontend_pids(scheduler)
@@ -98,15 +98,15 @@ def test_requests_of_one_are_known_to_the_others(rig: Rig) -> None:
     again = second.generate(request)
     assert code_of(again.failed()) == grpc.StatusCode.ALREADY_EXISTS
     assert second.load().running == first.load().running == 1
-    assert second.abort("mine", "nobody's") == [
+    assert second.abort("mine", "unknown") == [
         control_pb2.ABORT_OUTCOME_ABORTED,
         control_pb2.ABORT_OUTCOME_NOT_FOUND,
     ]
     assert stream.result().finished.reason == pb.FINISH_REASON_ABORTED
-    # And free again, for whoever comes through either.
+    # The id is free again at both front ends.
     short = Ask(prompt=(1, 2, 3), max_new_tokens=4, request_id="mine")
     short.check(second.generate(short.request()).result())
-    # Both hash pages with one root: what one's callers left, full pages of 8, is found by the other's.
+    # Both front ends hash pages with one root, so a prompt sent through one hits the pages cached through the other.
     shared = Ask(prompt=tuple(i % 100 for i in range(300)), max_new_tokens=4)
     for caller, kept in ((first, 0), (second, 296)):
         transcript = caller.generate(shared.request()).result()
@@ -114,7 +114,7 @@ def test_requests_of_one_are_known_to_the_others(rig: Rig) -> None:
         assert transcript.summary.usage.cached_prompt_tokens == kept
 
 
-def test_all_stop_together_after_their_streams(rig: Rig) -> None:
+def test_sigterm_stops_all_front_ends_after_their_streams(rig: Rig) -> None:
     rig.worker(*SHAPE, "--step-ms", "2")
     scheduler = rig.scheduler("--frontends", "2")
     pids = frontend_pids(scheduler)
@@ -132,12 +132,12 @@ def test_all_stop_together_after_their_streams(rig: Rig) -> None:
     assert len(ready) == 1
 
 
-def test_a_second_service_is_turned_away_from_the_port(rig: Rig) -> None:
+def test_a_second_service_cannot_listen_on_the_port(rig: Rig) -> None:
     scheduler = rig.scheduler("--frontends", "2")
     with Rig() as other:
         late = other.launch_scheduler("--frontends", "2", listen=scheduler.address)
-        # Ends as it should and yet not in good order, which the rig would call a fault.
+        # The exit code 2 is expected here; `killed` exempts it from the rig's check.
         late.killed = True
-        assert late.wait(PATIENCE_SECONDS) == 2
+        assert late.wait(TIMEOUT_SECONDS) == 2
         late.wait_line(f"cannot listen on {scheduler.address}$")
     assert len(frontend_pids(scheduler)) == 2

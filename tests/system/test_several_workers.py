@@ -1,4 +1,4 @@
-"""Two workers on one machine: both serve, each keeps what it computed, and one that dies is made good by the other."""
+"""Two workers on one machine: both serve, both keep a prefix cache, and the loss of one costs no stream."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ SLOW = ("--step-ms", "2")
 
 
 def two_of(rig: Rig) -> tuple[Child, Child, Caller]:
-    """Two workers that serve, the longest joined first."""
+    """Two serving workers in the order of their joining, and a caller."""
     _, first, caller = rig.serve(*SHAPE, *SLOW)
     second = rig.worker(*SHAPE, *SLOW)
     second.wait_line("^joined")
@@ -28,7 +28,7 @@ def shared_rig() -> Iterator[Rig]:
 
 @pytest.fixture(scope="module")
 def two(shared_rig: Rig) -> tuple[Child, Child, Caller]:
-    """Two that live as long as the module's tests."""
+    """Two workers that serve all tests of the module."""
     return two_of(shared_rig)
 
 
@@ -46,11 +46,11 @@ def check(asks: list[Ask], streams: list[Stream]) -> None:
 
 
 def running(caller: Caller) -> dict[int, int]:
-    """Rows in use, by the worker's pid."""
+    """Running requests by the worker's pid."""
     return {one.pid: one.running for one in caller.load().per_worker}
 
 
-def test_both_serve_at_once_and_all_is_told_of_both(two: tuple[Child, Child, Caller]) -> None:
+def test_both_workers_serve_and_the_load_reports_both(two: tuple[Child, Child, Caller]) -> None:
     first, second, caller = two
     asks = long_asks(16, seed=1)
     streams = generate(caller, asks)
@@ -69,7 +69,7 @@ def test_both_serve_at_once_and_all_is_told_of_both(two: tuple[Child, Child, Cal
     caller.wait_idle()
 
 
-def test_a_prompt_goes_where_it_is_kept(two: tuple[Child, Child, Caller]) -> None:
+def test_a_prompt_is_routed_to_the_worker_that_cached_it(two: tuple[Child, Child, Caller]) -> None:
     _, _, caller = two
     prompts = [tuple(range(first, first + 81)) for first in (0, 100)]
     for hits in (0, 80, 80):
@@ -81,9 +81,7 @@ def test_a_prompt_goes_where_it_is_kept(two: tuple[Child, Child, Caller]) -> Non
     caller.wait_idle()
 
 
-def test_a_worker_that_sees_otherwise_is_refused_beside_another(
-    two: tuple[Child, Child, Caller], shared_rig: Rig
-) -> None:
+def test_a_worker_with_another_attention_window_is_refused(two: tuple[Child, Child, Caller], shared_rig: Rig) -> None:
     first, second, caller = two
     identity = caller.model_info().identity
     other = shared_rig.worker(*SHAPE, "--identity", identity, "--window", "64")
@@ -92,7 +90,7 @@ def test_a_worker_that_sees_otherwise_is_refused_beside_another(
     assert {one.pid for one in caller.load().per_worker} == {first.pid, second.pid}
 
 
-def test_one_is_killed_under_sixteen_streams_and_comes_back(rig: Rig) -> None:
+def test_a_kill_under_sixteen_streams_moves_them_to_the_other_worker(rig: Rig) -> None:
     first, second, caller = two_of(rig)
     asks = long_asks(16, seed=2)
     streams = generate(caller, asks)
@@ -116,7 +114,7 @@ def test_one_is_killed_under_sixteen_streams_and_comes_back(rig: Rig) -> None:
     caller.wait_idle()
 
 
-def test_what_only_the_one_that_died_could_run_waits_for_another(rig: Rig) -> None:
+def test_a_request_too_long_for_the_remaining_worker_waits_for_a_larger_one(rig: Rig) -> None:
     flags = ("--identity", "same", "--page-size", "4", "--num-pages", "256", "--max-rows", "8", *SLOW)
     _, large, caller = rig.serve(*flags, "--max-length", "600")
     rig.worker(*flags, "--max-length", "100").wait_line("^joined")
@@ -126,7 +124,7 @@ def test_what_only_the_one_that_died_could_run_waits_for_another(rig: Rig) -> No
     stream.wait_tokens(10)
     large.kill()
     caller.wait_load(lambda load: load.workers == 1 and load.waiting == 1)
-    # The small one serves what fits it.
+    # The small worker serves the requests that fit it.
     asks = random_asks(6, seed=5, prompts=(1, 30), outputs=(20, 60))
     check(asks, generate(caller, asks))
     assert (caller.load().waiting, caller.load().running) == (1, 0)

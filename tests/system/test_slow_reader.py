@@ -1,4 +1,4 @@
-"""A reader that stalls hurts nobody but itself, and costs bounded memory."""
+"""A caller that stops reading delays only its own stream and costs bounded memory."""
 
 import time
 
@@ -21,11 +21,11 @@ SHAPE = (
     "--token-budget",
     "256",
 )
-# A client whose window is this small blocks the server's writes after a few messages.
+# With a window this small the server's writes block after a few messages.
 SMALL_WINDOW = [("grpc.http2.lookahead_bytes", 1), ("grpc.http2.bdp_probe", 0)]
 
 
-def test_stalled_readers_delay_nobody_and_lose_nothing(rig: Rig) -> None:
+def test_stalled_readers_delay_no_other_stream_and_lose_no_token(rig: Rig) -> None:
     scheduler, _, caller = rig.serve(*SHAPE, late=False)
     stalled_caller = rig.caller(scheduler, options=SMALL_WINDOW)
     frontend = psutil.Process(scheduler.frontend_pid())
@@ -45,18 +45,18 @@ def test_stalled_readers_delay_nobody_and_lose_nothing(rig: Rig) -> None:
     stalled = [stalled_caller.generate(ask.request(), stalled=True) for ask in slow_asks]
     caller.wait_load(lambda load: load.running == 16)
     beside = run_all()
-    # All tokens of the stalled are made, whether anybody reads them or not.
+    # All tokens of the stalled streams are computed without being read.
     caller.wait_idle(60)
     grown = frontend.memory_info().rss - before
     assert not any(stream.ended for stream in stalled)
-    # 24,000 tokens in 16 pending deltas.
+    # 24,000 tokens wait in 16 pending deltas.
     assert grown < 16 << 20, f"the front end grew by {grown} bytes"
-    # Sixteen more rows cost the pretend worker time too; what must not happen is waiting for the stalled.
+    # Sixteen more rows cost the checking worker time, too; what must not happen is waiting for the stalled readers.
     assert beside < 10 * alone + 2
     for ask, stream in zip(slow_asks[:8], stalled, strict=False):
         stream.resume()
         ask.check(stream.result())
-        # Merged while it stalled, not a message per token.
+        # The tokens of the stall arrive merged, not as a message per token.
         assert stream.transcript.num_deltas < 1000
     for stream in stalled[8:]:
         stream.cancel()
@@ -64,12 +64,12 @@ def test_stalled_readers_delay_nobody_and_lose_nothing(rig: Rig) -> None:
     caller.wait_idle()
 
 
-def test_a_stalled_reader_is_cancelled_in_the_middle_of_a_write(rig: Rig) -> None:
+def test_a_stalled_reader_can_be_cancelled_during_a_write(rig: Rig) -> None:
     scheduler, _, caller = rig.serve(*SHAPE, "--step-ms", "1", late=False)
     stalled_caller = rig.caller(scheduler, options=SMALL_WINDOW)
     ask = Ask(prompt=(1, ord("a")), max_new_tokens=4000)
     streams = [stalled_caller.generate(ask.request(), stalled=True) for _ in range(4)]
-    # Far more than the window takes: the front end's write waits.
+    # The output is far larger than the window, so the front end's write blocks.
     start = caller.wait_load(lambda load: load.running == 4).steps
     caller.wait_load(lambda load: load.steps > start + 400)
     for stream in streams:
@@ -78,7 +78,7 @@ def test_a_stalled_reader_is_cancelled_in_the_middle_of_a_write(rig: Rig) -> Non
     assert caller.wait_idle().steps < start + 4000
 
 
-def test_a_deadline_of_a_stalled_reader_frees_its_request(rig: Rig) -> None:
+def test_a_deadline_frees_the_request_of_a_stalled_reader(rig: Rig) -> None:
     scheduler, _, caller = rig.serve(*SHAPE, "--step-ms", "1", late=False)
     stalled_caller = rig.caller(scheduler, options=SMALL_WINDOW)
     ask = Ask(prompt=(1, ord("a")), max_new_tokens=4000)

@@ -1,4 +1,4 @@
-"""What comes out of the whole service equals the oracle: alone, together, and with a pool that is too small."""
+"""The output of the whole service equals the oracle: one stream, many streams, and a pool that is too small."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def test_one_stream_equals_the_oracle(served: Served, temperature: float) -> Non
     assert timing.first_token_seconds + timing.decode_seconds <= timing.total_seconds + 1e-6
 
 
-def test_a_seed_that_is_drawn_is_told_and_gives_the_same_again(served: Served) -> None:
+def test_a_drawn_seed_is_reported_and_reproduces_the_output(served: Served) -> None:
     ask = Ask(prompt=PROMPT, max_new_tokens=20, temperature=1.0)
     request = ask.request()
     request.sampling.ClearField("seed")
@@ -39,7 +39,7 @@ def test_a_seed_that_is_drawn_is_told_and_gives_the_same_again(served: Served) -
         drawn.check(transcript)
 
 
-def test_text_prompts_are_their_tokens(served: Served) -> None:
+def test_a_text_prompt_equals_its_tokens(served: Served) -> None:
     text = "é and 日本: <eos> is one token"
     tokens = served.caller.tokenize(text)
     assert byte_tokenizer.EOS_ID in tokens
@@ -52,19 +52,19 @@ def test_text_prompts_are_their_tokens(served: Served) -> None:
 
 
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 15, 16, 17, 64, 65, 128])
-def test_prompts_on_and_around_page_and_budget_edges(served: Served, length: int) -> None:
-    # Pages of 4 tokens, 64 tokens a step.
+def test_prompts_at_page_and_budget_edges_equal_the_oracle(served: Served, length: int) -> None:
+    # Pages of 4 tokens and steps of 64.
     ask = Ask(prompt=tuple(b"x" * length), max_new_tokens=9)
     ask.check(served.caller.generate(ask.request()).result())
 
 
 @pytest.mark.parametrize("length", [1, 4, 7])
-def test_one_new_token(served: Served, length: int) -> None:
+def test_a_single_new_token_is_delivered(served: Served, length: int) -> None:
     ask = Ask(prompt=PROMPT[:length], max_new_tokens=1)
     ask.check(served.caller.generate(ask.request()).result())
 
 
-def test_exactly_the_longest_sequence(served: Served) -> None:
+def test_the_longest_sequence_equals_the_oracle(served: Served) -> None:
     ask = Ask(prompt=PROMPT, max_new_tokens=512 - len(PROMPT))
     ask.check(served.caller.generate(ask.request()).result())
     ask = Ask(prompt=tuple(b"y" * 511), max_new_tokens=1)
@@ -76,7 +76,7 @@ def _ends_by_eos() -> Ask:
     return next(ask for ask in asks if 5 < len(ask.completion().tokens) < 40)
 
 
-def test_the_end_of_sequence_ends_it_and_is_ignored_on_demand(served: Served) -> None:
+def test_eos_ends_the_stream_unless_it_is_ignored(served: Served) -> None:
     ask = _ends_by_eos()
     assert ask.expected().reason == "EOS"
     transcript = served.caller.generate(ask.request()).result()
@@ -91,7 +91,7 @@ def test_the_end_of_sequence_ends_it_and_is_ignored_on_demand(served: Served) ->
 
 
 @pytest.mark.parametrize("include_stop", [False, True])
-def test_stop_tokens(served: Served, include_stop: bool) -> None:
+def test_a_stop_token_ends_the_stream(served: Served, include_stop: bool) -> None:
     free = Ask(prompt=PROMPT, max_new_tokens=40).expected().tokens
     stop = next(token for i, token in enumerate(free) if i > 8 and token not in free[:i] and 32 < token < 127)
     ask = Ask(prompt=PROMPT, max_new_tokens=40, stop_token_ids=(stop, 99), include_stop=include_stop)
@@ -104,7 +104,7 @@ def test_stop_tokens(served: Served, include_stop: bool) -> None:
     late.check(served.caller.generate(late.request()).result())
 
 
-def test_what_was_not_wanted_is_not_sent(served: Served) -> None:
+def test_unrequested_text_or_ids_are_not_sent(served: Served) -> None:
     ask = Ask(prompt=PROMPT, max_new_tokens=30)
     request = ask.request()
     request.output.want_text = False
@@ -126,8 +126,8 @@ def test_forty_streams_at_once_equal_the_oracle_twice(served: Served) -> None:
         assert served.caller.load().workers == 1
 
 
-def test_a_pool_too_small_for_all_preempts_and_changes_nothing(rig: Rig) -> None:
-    # 23 usable pages of 4 tokens; each stream grows to between 10 and 22 of them.
+def test_preemption_in_a_small_pool_changes_no_stream(rig: Rig) -> None:
+    # 23 usable pages of 4 tokens; each stream grows to between 10 and 22 pages.
     _, _, caller = rig.serve("--num-pages", "24", "--max-rows", "8", "--max-length", "96")
     asks = random_asks(32, seed=3, prompts=(1, 30), outputs=(40, 58))
     streams = [caller.generate(ask.request()) for ask in asks]
@@ -141,8 +141,8 @@ def test_a_pool_too_small_for_all_preempts_and_changes_nothing(rig: Rig) -> None
     assert sum(transcript.summary.usage.recomputed_tokens for transcript in transcripts) > 0
 
 
-def test_a_request_as_large_as_the_pool(rig: Rig) -> None:
-    # 6 usable pages of 4: 24 positions; the last token is sampled and never computed.
+def test_a_request_as_large_as_the_pool_finishes(rig: Rig) -> None:
+    # 6 usable pages of 4 hold 24 positions; the last token is sampled, and its position is never computed.
     _, _, caller = rig.serve("--num-pages", "7", "--max-rows", "4", "--max-length", "64")
     asks = [Ask(prompt=tuple(b"prompt!"), max_new_tokens=18), Ask(prompt=tuple(b"p" * 24), max_new_tokens=1)]
     streams = [caller.generate(ask.request()) for ask in asks * 3]
@@ -151,7 +151,7 @@ def test_a_request_as_large_as_the_pool(rig: Rig) -> None:
     caller.wait_idle()
 
 
-def test_higher_priority_goes_first(rig: Rig) -> None:
+def test_higher_priority_runs_first(rig: Rig) -> None:
     _, _, caller = rig.serve("--max-rows", "1", "--step-ms", "2", late=False)
     blocker = caller.generate(Ask(prompt=PROMPT, max_new_tokens=200).request())
     blocker.wait_tokens(1)

@@ -1,4 +1,4 @@
-"""A service whose stderr nobody reads: it serves on, and counts the lines that found no room."""
+"""A service with an unread stderr keeps serving and counts the log lines that it dropped."""
 
 import json
 import os
@@ -10,23 +10,23 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.rigs.processes import PATIENCE_SECONDS, REPOSITORY, Rig, child_environment
+from tests.rigs.processes import REPOSITORY, TIMEOUT_SECONDS, Rig, child_environment
 from tests.rigs.streams import Caller
 from tests.system.asks import Ask
 
-# More than the records that wait in the queue of one process; each request is one line of the front end.
+# More than the log queue of one process holds; each request is one line of the front end.
 NUM_REQUESTS, BATCH = 1_200, 40
 
 
 class UnreadPipe:
-    """A pipe as full as it can be."""
+    """A full pipe."""
 
     def __init__(self) -> None:
         self.reading, self.writing = os.pipe()
         self.fill()
 
     def fill(self) -> None:
-        # A description of its own: the service's writes must wait, as those of any program do.
+        # A separate description is non-blocking; the service's own writes must block, as those of any program do.
         filling = os.open(f"/proc/self/fd/{self.writing}", os.O_WRONLY | os.O_NONBLOCK)
         for size in (4096, 1):
             try:
@@ -37,7 +37,7 @@ class UnreadPipe:
         os.close(filling)
 
     def lines(self) -> Iterator[str]:
-        """What comes, line by line, without what filled the pipe."""
+        """The lines after the filling, one by one."""
         with open(os.dup(self.reading)) as file:
             yield from (line.rstrip("\n") for line in file if line != "\n")
 
@@ -59,7 +59,7 @@ def free_address() -> str:
         return f"127.0.0.1:{free.getsockname()[1]}"
 
 
-def test_requests_go_through_although_nobody_reads_stderr(rig: Rig, pipe: UnreadPipe) -> None:
+def test_requests_are_served_while_stderr_is_blocked(rig: Rig, pipe: UnreadPipe) -> None:
     address = free_address()
     flags = ["--runtime-dir", str(rig.runtime_dir), "--listen", address, "--log-format", "json"]
     with subprocess.Popen(
@@ -84,16 +84,16 @@ def test_requests_go_through_although_nobody_reads_stderr(rig: Rig, pipe: Unread
                 break
         assert record["process"] == "frontend"
         dropped = int(record["message"].split()[0].replace(",", ""))
-        # The lines of requests, of start and model, and the count itself.
+        # These are the lines of requests, start and model, and the count of dropped lines.
         assert 0 < dropped < NUM_REQUESTS
         assert counted + dropped <= NUM_REQUESTS + 10
         ask.check(caller.generate(ask.request()).result())
         pipe.fill()
         scheduler.send_signal(signal.SIGTERM)
-        assert scheduler.wait(PATIENCE_SECONDS) == 0
+        assert scheduler.wait(TIMEOUT_SECONDS) == 0
 
 
-def test_closed_streams_are_no_reason_to_end(rig: Rig) -> None:
+def test_the_service_runs_with_closed_standard_streams(rig: Rig) -> None:
     address = free_address()
     recorded = rig.runtime_dir / "record"
     command = [sys.executable, "-m", "scheduler_svc", "--runtime-dir", str(rig.runtime_dir), "--listen", address]
@@ -108,6 +108,6 @@ def test_closed_streams_are_no_reason_to_end(rig: Rig) -> None:
         ask = Ask(prompt=(1, 2, 3), max_new_tokens=20)
         ask.check(caller.generate(ask.request()).result())
         scheduler.send_signal(signal.SIGTERM)
-        assert scheduler.wait(PATIENCE_SECONDS) == 0
-    # No log line was written into a file that took the number of stderr.
+        assert scheduler.wait(TIMEOUT_SECONDS) == 0
+    # No log line was written to a file that reused the descriptor number of stderr.
     rig.check_record(recorded)

@@ -1,13 +1,13 @@
-"""Sliding windows, sinks and host memory through the whole service: texts longer than the pool, prompts found behind a
-window, preempted requests that come back without computing again."""
+"""Windows, sink tokens and host memory in the whole service: outputs longer than the pool, prefix hits past a window,
+and preempted requests that resume without computing again."""
 
 from tests.rigs.processes import Rig
 from tests.rigs.streams import Stream
 from tests.system.asks import Ask, random_asks
 
-# Twenty-three pages of four tokens; a row of a window of sixteen holds the sinks' two and a few more.
+# 23 pages of 4 tokens; a row with a window of 16 holds two pages of sink tokens and a few more.
 WINDOW = ("--page-size", "4", "--num-pages", "24", "--max-rows", "4", "--max-length", "2000", "--token-budget", "64")
-SEES = ("--window", "16", "--sink-tokens", "5")
+WINDOWED = ("--window", "16", "--sink-tokens", "5")
 
 
 def check(asks: list[Ask], streams: list[Stream]) -> None:
@@ -15,30 +15,30 @@ def check(asks: list[Ask], streams: list[Stream]) -> None:
         ask.check(stream.result())
 
 
-def test_texts_many_times_as_long_as_the_pool_run_side_by_side(rig: Rig) -> None:
-    _, worker, caller = rig.serve(*WINDOW, *SEES)
+def test_outputs_far_longer_than_the_pool_run_side_by_side(rig: Rig) -> None:
+    _, worker, caller = rig.serve(*WINDOW, *WINDOWED)
     info = caller.model_info()
     assert (info.window, info.sink_tokens, info.num_pages) == (16, 5, 23)
     asks = random_asks(4, seed=1, prompts=(150, 300), outputs=(200, 300))
     streams = [caller.generate(ask.request()) for ask in asks]
-    # A worker that comes anew computes all of it again, within its window too.
+    # The next worker computes all tokens again, with the same window.
     running = caller.wait_load(lambda load: load.running >= 2 and load.output_tokens >= 100).running
     worker.kill()
-    rig.worker(*WINDOW, *SEES)
+    rig.worker(*WINDOW, *WINDOWED)
     check(asks, streams)
     assert 1 <= sum(stream.transcript.summary.timing.worker_changes for stream in streams) <= running + 1
     caller.wait_idle()
 
 
-def test_what_a_window_still_sees_of_a_prompt_is_found(rig: Rig) -> None:
-    _, _, caller = rig.serve(*WINDOW, *SEES)
+def test_a_prefix_hit_needs_only_the_pages_inside_the_window(rig: Rig) -> None:
+    _, _, caller = rig.serve(*WINDOW, *WINDOWED)
     prompt = tuple(range(81))
     for hit in (0, 80):
         ask = Ask(prompt=prompt, max_new_tokens=4, num_samples=1 + (hit > 0))
         transcript = caller.generate(ask.request()).result()
         ask.check(transcript)
         assert transcript.summary.usage.cached_prompt_tokens == hit
-    # Of the sinks' pages too: without them it begins anew.
+    # A hit needs the sink tokens' pages, too; without them the prompt is computed again.
     caller.flush_cache()
     ask = Ask(prompt=prompt, max_new_tokens=4)
     transcript = caller.generate(ask.request()).result()
@@ -47,19 +47,19 @@ def test_what_a_window_still_sees_of_a_prompt_is_found(rig: Rig) -> None:
     caller.wait_idle()
 
 
-def test_what_is_preempted_comes_back_from_host_memory(rig: Rig) -> None:
+def test_preempted_requests_resume_from_host_memory(rig: Rig) -> None:
     host = ("--host-pages", "1024", "--page-copy-us", "1", "--token-us", "50")
     shape = ("--page-size", "4", "--num-pages", "120", "--max-rows", "12", "--max-length", "400")
     _, _, caller = rig.serve(*shape, *host)
     assert (caller.load().host_pages_used, caller.load().host_pages_total) == (0, 1024)
-    # Each takes half of the pool in the end.
+    # Each request fills half of the pool in the end.
     asks = random_asks(14, seed=2, prompts=(1, 60), outputs=(180, 220))
     streams = [caller.generate(ask.request()) for ask in asks]
     check(asks, streams)
     load = caller.wait_idle()
     assert load.preemptions > 0
     assert load.host_pages_used > 0
-    # Of what was computed only the page that was not full is computed again.
+    # Of each preempted request, only the last, partial page is computed again.
     recomputed = sum(stream.transcript.summary.usage.recomputed_tokens for stream in streams)
     assert recomputed <= 4 * load.preemptions
     assert caller.flush_cache() >= load.host_pages_used

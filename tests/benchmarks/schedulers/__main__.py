@@ -1,7 +1,7 @@
-"""One scheduler in a process of its own: `python -m tests.benchmarks.schedulers NAME ROWS CONTEXT STEPS CORE`.
+"""Runs one scheduler in a process of its own: `python -m tests.benchmarks.schedulers NAME ROWS CONTEXT STEPS CORE`.
 
-Owns the child's side of the talk with `child.py`: a line of JSON once it is loaded, then one for each line
-`VARIANT TIMES` of its input. Only the scheduler that is named is imported, so only a peer's process loads torch.
+Owns the child's side of the exchange with `child.py`: a line of JSON once the scheduler is loaded, then one for each
+input line `VARIANT TIMES`. Imports the named scheduler only, so that only a peer's process loads torch.
 """
 
 import argparse
@@ -17,20 +17,20 @@ PEERS = {"nano-vllm": "nano_vllm", "mini-sglang": "mini_sglang", "vllm": "vllm_v
 
 
 def main() -> None:
-    """Loads and serves until its input ends."""
+    """Loads the scheduler and serves until its input ends."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.schedulers", allow_abbrev=False)
     parser.add_argument("name", choices=["tandem", *PEERS])
     parser.add_argument("rows", type=int)
     parser.add_argument("context", type=int)
     parser.add_argument("steps", type=int)
-    parser.add_argument("core", type=int, help="of the machine; the process stays on it")
+    parser.add_argument("core", type=int, help="the CPU core that the process is pinned to")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--report-steps", action="store_true")
     parser.add_argument("--num-logprobs", type=int, default=0)
     args = parser.parse_args()
     os.sched_setaffinity(0, {args.core})
     answers = sys.stdout
-    # What a peer prints is no answer.
+    # A peer's own output goes to stderr, because stdout carries the answers.
     with contextlib.redirect_stdout(sys.stderr):
         if args.name == "tandem":
             from tests.benchmarks.schedulers.tandem import Tandem

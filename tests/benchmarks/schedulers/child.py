@@ -1,6 +1,6 @@
-"""A scheduler's process, seen by whoever measures: start, ask, end.
+"""The parent's side of a scheduler's process: start, request, end.
 
-Owns the child. Only the one that is asked runs; the others wait for their input, so all may share one CPU core.
+Owns the child. Only the child with a request runs; the others wait for input, so all may share one CPU core.
 """
 
 import json
@@ -16,11 +16,11 @@ _ROOT = Path(__file__).parents[3]
 
 
 class ChildFailed(RuntimeError):
-    """It ended without an answer; its own words are on stderr."""
+    """The child ended without an answer; its output is on stderr."""
 
 
 class Child:
-    """One scheduler with so many rows. A context manager: the process ends with it."""
+    """A scheduler with a given number of rows. A context manager: the process ends with it."""
 
     def __init__(self, arguments: Sequence[str], python: str = sys.executable) -> None:
         self.name = arguments[0]
@@ -33,11 +33,11 @@ class Child:
         )
 
     def loaded(self) -> dict[str, Any]:
-        """What it says of itself once its rows run; several children may load at a time. Raises ChildFailed."""
+        """Waits until the scheduler's rows run; several children may load at once. Raises ChildFailed."""
         return self._answer()
 
     def run(self, variant: str, times: int) -> Series:
-        """Its figures of so many repetitions. Raises ChildFailed."""
+        """Runs a variant `times` times. Returns its figures. Raises ChildFailed."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{variant} {times}\n")
         self._process.stdin.flush()

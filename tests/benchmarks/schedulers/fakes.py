@@ -1,6 +1,6 @@
-"""Stand-ins for modules that a peer's scheduler imports and never needs.
+"""Stand-ins for modules that a peer's scheduler imports and does not need.
 
-Owns nothing. A fake module has every name that is asked of it: a class that takes anything.
+Owns nothing. A fake module has every attribute: a class that accepts any arguments.
 """
 
 import importlib.util
@@ -41,18 +41,18 @@ class _FakeModule(ModuleType):
 
 
 def fake(names: Iterable[str]) -> None:
-    """Puts a stand-in where each of these modules would be; a dotted one beside its parent."""
+    """Installs a fake for each of these modules; a dotted one becomes an attribute of its parent."""
     for name in names:
         sys.modules[name] = _FakeModule(name)
 
 
 def fake_missing(names: Iterable[str]) -> None:
-    """The same, for those that are not installed."""
+    """Installs fakes for those modules that are missing."""
     fake(name for name in names if name not in sys.modules and importlib.util.find_spec(name) is None)
 
 
 def package(name: str, folder: Path) -> None:
-    """A package of that folder whose own __init__ is not run."""
+    """Makes a package of that folder without running its __init__."""
     module = ModuleType(name)
     module.__path__ = [str(folder)]
     sys.modules[name] = module

@@ -1,8 +1,8 @@
-"""Tandem's core under load: requests that run and wait, and a worker that answers every plan with random tokens.
+"""Tandem's core under load: running and waiting requests, and a worker that answers every plan with random tokens.
 
-Owns how each call is timed; `tandem.py` says what is measured. Drives `handle` alone, with the events that a
-front end and a worker would send. Its pool is in the state that a busy service's is in for good: every free page holds
-an indexed page of somebody who ended, so whoever takes a page evicts one.
+Owns the timing of each call; `tandem.py` chooses the calls. Drives `handle` alone, with the events that a front end and
+a worker would send. Its pool is in the steady state of a busy service: every free page holds a cached page of an ended
+request, so every allocation evicts one.
 """
 
 import random
@@ -30,7 +30,7 @@ from scheduler_svc.wire import worker as worker_wire
 PAGE_SIZE = 128
 ADMITTED_TOKENS = 1024
 NUM_WAITING = 10_000
-# Steps of one core: its rows grow around the context, and not too far from it.
+# Steps of one core; its rows grow around the context, and must stay near it.
 MOST_STEPS = 700
 
 _FRONTEND, _WORKER = "f-1", "w-1"
@@ -38,11 +38,11 @@ _VOCAB_SIZE, _EOS = 32_000, 2
 # As long as a usual SamplingParams.
 _SAMPLING = bytes(56)
 _ROOT = prefix_root(b"benchmark", "")
-# What all that wait begin with, and one running request too: looking for kept pages finds some.
+# The common beginning of all waiting prompts and one running one, so that lookups find cached pages.
 _SHARED_TOKENS = PAGE_SIZE
 _FILLER_TOKENS = 32 * PAGE_SIZE
 _PREFILL_TOKENS = 65_536
-# Requests at the head of the queue that the pool has no room for; whoever looks further finds ordinary ones.
+# Requests at the head of the queue that the pool has no room for; the ones behind them are ordinary.
 _NUM_HUGE = 64
 
 _T = TypeVar("_T")
@@ -50,7 +50,7 @@ Series = dict[str, list[float]]
 
 
 class LoadedCore:
-    """A core with `num_rows` requests running, near `context` tokens each over the next `num_steps` steps."""
+    """A core with `num_rows` running requests, near `context` tokens each over the next `num_steps` steps."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class LoadedCore:
         self._now = 0.0
         self._streams = 0
         self.shared = self.tokens(_SHARED_TOKENS)
-        # Spread over a page, so that as many rows cross a page's edge in each step.
+        # Lengths spread over a page, so that the same number of rows crosses a page boundary in each step.
         lengths = random.Random(seed)
         first, spread = context - num_steps // 2, PAGE_SIZE // 2
         prompts = [self.tokens(lengths.randint(first - spread, first + spread)) for _ in range(num_rows)]
@@ -80,7 +80,7 @@ class LoadedCore:
         pages_per_row = -(-(first + spread + num_steps) // PAGE_SIZE) + 1
         started = sum(-(-len(prompt) // PAGE_SIZE) for prompt in prompts)
         num_pages = num_rows * pages_per_row + 2 * ADMITTED_TOKENS // PAGE_SIZE
-        # More than are free at any time.
+        # More pages than are free at any time.
         self._huge = self.tokens((num_pages - started + 1) * PAGE_SIZE)
         self._core = Scheduler(
             CoreConfig(max_waiting=2 * NUM_WAITING, max_waiting_tokens=1 << 40, report_steps=report_steps)
@@ -94,11 +94,11 @@ class LoadedCore:
         assert self.load().running == num_rows
 
     def tokens(self, count: int) -> Int32Array:
-        """Random ones, never the model's own stop."""
+        """Returns random tokens without the model's EOS."""
         return self._rng.integers(_EOS + 1, _VOCAB_SIZE, count, np.int32)
 
     def _fill_index(self, num_pages: int) -> None:
-        """Every page of the pool becomes a kept page of somebody who ended."""
+        """Turns every page of the pool into a cached page of an ended request."""
         for _ in range(-(-num_pages * PAGE_SIZE // _FILLER_TOKENS)):
             self.submit(self.tokens(min(_FILLER_TOKENS, num_pages * PAGE_SIZE)), max_new_tokens=1)
         self._handle(ev.Tick())
@@ -106,7 +106,7 @@ class LoadedCore:
             self.step()
 
     def _settle(self) -> None:
-        """Steps until nobody waits and prompts are computed."""
+        """Runs steps until no request waits and all prompts are computed."""
         self._handle(ev.Tick())
         while self.load().waiting or any(len(plan.chunk_rows) for plan in self._plans):
             self.step()
@@ -125,7 +125,7 @@ class LoadedCore:
         return value
 
     def load(self) -> Load:
-        """How busy it is, as it says itself."""
+        """Returns the core's own load figures."""
         [reply] = self._handle(ev.LoadQuery(frontend=_FRONTEND, query=0))
         assert isinstance(reply, fx.LoadReply)
         return reply.load
@@ -139,7 +139,7 @@ class LoadedCore:
         root: bytes = _ROOT,
         priority: int = 0,
     ) -> int:
-        """Its stream. Hashes of its pages come with it, as the front end makes them."""
+        """Submits a request with its page hashes, as the front end does. Returns its stream number."""
         self._streams += 1
         if hashes is None:
             hashes = self._timed("hash_us", lambda: hash_pages(root, prompt, PAGE_SIZE))
@@ -165,7 +165,7 @@ class LoadedCore:
         return self._streams
 
     def submit_waiting(self, *, huge: bool) -> None:
-        """`NUM_WAITING` more that cannot run: no row is free, or with `huge` the pool has no room for the first."""
+        """Submits `NUM_WAITING` requests that cannot run: no row is free, or with `huge` the pool is too small."""
         prompts = [self.tokens(ADMITTED_TOKENS) for _ in range(64)]
         first = [self.tokens(len(self._huge)) for _ in range(4)] if huge else []
         for prompt in [*prompts, *first]:
@@ -179,16 +179,16 @@ class LoadedCore:
         self.us.clear()
 
     def change_head(self) -> None:
-        """The queue has another head for a step, and then the first one again, which is looked at anew."""
+        """Puts another head on the queue for a step, and then the first one, which must be checked again."""
         us, self.us = self.us, {}
-        # Nothing of it is hashed, so that its going leaves the caches as they were.
+        # The other head has no page hashes, so its end leaves the CPU caches as they were.
         stream = self.submit(self._huge, 100, b"", root=b"", priority=1_000_000)
         self.steady_step()
         self._handle(ev.Cancel(frontend=_FRONTEND, stream=stream))
         self.us = us
 
     def take_result(self) -> None:
-        """The oldest plan's result comes in, and its tokens go out."""
+        """Handles the oldest plan's result and encodes its output."""
         frame = self._result(self._plans.popleft())
         event = self._timed("decode_us", lambda: worker_wire.event_of(worker_wire.parse(frame), _WORKER))
         effects = self._timed("done_us", lambda: self._handle(event))
@@ -199,7 +199,7 @@ class LoadedCore:
                 self._timed("report_us", lambda effect=effect: line_of(effect, 0.0))
 
     def tick(self, phase: str = "tick_us") -> Plan | None:
-        """The next plan is made and encoded."""
+        """Makes and encodes the next plan."""
         effects = self._timed(phase, lambda: self._handle(ev.Tick()))
         plans = [effect.plan for effect in effects if isinstance(effect, fx.SendPlan)]
         for plan in plans:
@@ -208,24 +208,24 @@ class LoadedCore:
         return plans[0] if plans else None
 
     def step(self) -> Plan | None:
-        """A result in, a plan out."""
+        """Handles a result and makes a plan."""
         self.take_result()
         return self.tick()
 
     def steady_step(self) -> None:
-        """One in which every row decodes and nothing else happens."""
+        """Runs a step in which every row decodes and nothing else happens."""
         plan = self.step()
         assert plan is not None and len(plan.decode_rows) == self.num_rows
         assert not plan.starts and not len(plan.chunk_rows)
 
     def admit(self, prompt: Int32Array, phase: str) -> int:
-        """Admits it beside the rows that run, and takes it off again; returns the tokens found in kept pages."""
+        """Admits a request beside the running rows and ends it. Returns the number of cached tokens that it found."""
         self.steady_step()
         self.take_result()
         stream = self.submit(prompt, max_new_tokens=100)
         plan = self.tick(phase)
         assert plan is not None and len(plan.starts) == 1
-        # Its prompt's step is confirmed by the second.
+        # The second step confirms the step of its prompt.
         self.step()
         self.step()
         self._handle(ev.Cancel(frontend=_FRONTEND, stream=stream))
@@ -236,13 +236,13 @@ class LoadedCore:
         num_samples = int(plan.chunk_samples.sum()) + len(plan.decode_rows)
         result = pb.StepResult(generation=plan.generation, step=plan.step, status=pb.STEP_STATUS_OK, compute_us=1)
         result.tokens = self.tokens(num_samples).astype("<i4").tobytes()
-        if self._num_logprobs:
-            top_k = self._num_logprobs - 1
-            told = result.logprobs
-            told.logprobs = _floats(self._rng, num_samples)
-            told.top_k = top_k
-            told.top_token_ids = self.tokens(num_samples * top_k).tobytes()
-            told.top_logprobs = _floats(self._rng, num_samples * top_k)
+        if self._extras is not None:
+            top_k = self._extras.num_logprobs - 1
+            logprobs = result.logprobs
+            logprobs.logprobs = _floats(self._rng, num_samples)
+            logprobs.top_k = top_k
+            logprobs.top_token_ids = self.tokens(num_samples * top_k).tobytes()
+            logprobs.top_logprobs = _floats(self._rng, num_samples * top_k)
         return pb.WorkerToCore(result=result).SerializeToString()
 
 

@@ -1,8 +1,8 @@
-"""mini-sglang's scheduler, from a checkout: the three calls of its `normal_loop`, without its messages.
+"""mini-sglang's scheduler from a checkout: the three calls of its `normal_loop`, without its messages.
 
-Owns what it is driven with. Faked: the engine's forward, which marks its rows computed as the real one does and draws
-tokens; pinned memory and streams, of which a CPU has none; the kernel that compares prompts, which no decode step
-calls. Its page table and token pool are tensors on the CPU, so gathers run in place of kernel launches.
+Owns its inputs. Faked: the engine's forward, which marks its rows computed as the real one does and samples random
+tokens; pinned memory and streams, which a CPU lacks; the kernel that compares prompts, which no decode step calls. Its
+page table and token pool are tensors on the CPU, so gathers run in place of kernel launches.
 """
 
 import random
@@ -18,12 +18,12 @@ from tests.benchmarks.schedulers.fakes import fake, fake_missing, package
 from tests.benchmarks.schedulers.steady import steady_steps
 
 _VOCAB_SIZE, _EOS = 32_000, 2
-# Its default.
+# mini-sglang's default.
 _PAGE_SIZE = 1
 
 
 class Peer:
-    """`without_inputs_us` leaves out what makes the model's input tensors, which is the worker's work elsewhere."""
+    """`without_inputs_us` excludes making the model's input tensors, which is the worker's task in Tandem."""
 
     variants = ("step",)
     note = "_schedule_next_batch, _forward around a faked engine, _process_last_data; greedy, page size 1, no message"
@@ -97,7 +97,7 @@ class Peer:
         for req in batch.reqs:
             req.complete_one()
         tokens = self._next_tokens[: batch.size]
-        # As the engine's ForwardOutput, which is taken apart by place.
+        # As the engine's ForwardOutput, which is unpacked by position.
         return _Output((tokens, tokens, SimpleNamespace(synchronize=lambda: None)))
 
     def _prepared(self, prepare: Any, batch: Any) -> Any:
@@ -118,7 +118,7 @@ class Peer:
         return figures, batch.size if batch.is_decode else 0
 
     def run(self, variant: str, times: int) -> dict[str, list[float]]:
-        """Microseconds of process CPU time of so many decode steps."""
+        """Runs `times` decode steps. Returns their microseconds of process CPU time."""
         with torch.inference_mode():
             return steady_steps(self._step, self._num_rows, times)
 

@@ -1,6 +1,6 @@
-"""nano-vllm's scheduler, from a checkout: `schedule()` and `postprocess()`, as its LLMEngine.step calls them.
+"""nano-vllm's scheduler from a checkout: `schedule()` and `postprocess()`, as its LLMEngine.step calls them.
 
-Owns what it is driven with. Left out: the model runner. Faked: `transformers`, which its config only names.
+Owns its inputs. Omitted: the model runner. Faked: `transformers`, which its config only imports.
 """
 
 import random
@@ -16,13 +16,13 @@ _BLOCK = 256
 
 
 class Peer:
-    """Its blocks have 256 tokens, the fewest that it takes."""
+    """The blocks have 256 tokens, nano-vllm's minimum."""
 
     variants = ("step",)
     note = "schedule() and postprocess() on lists of ids; no message, no plan for another process"
 
     def __init__(self, folder: Path, num_rows: int, context: int, num_steps: int) -> None:
-        # Its own __init__ loads the model runner.
+        # nano-vllm's own __init__ loads the model runner.
         package("nanovllm", folder / "nanovllm")
         fake(["transformers"])
         from nanovllm.engine.scheduler import Scheduler
@@ -59,5 +59,5 @@ class Peer:
         return {"step_us": us}, 0 if is_prefill else len(sequences)
 
     def run(self, variant: str, times: int) -> dict[str, list[float]]:
-        """Microseconds of process CPU time of so many decode steps."""
+        """Runs `times` decode steps. Returns their microseconds of process CPU time."""
         return steady_steps(self._step, self._num_rows, times)

@@ -1,12 +1,12 @@
-"""The loop that every peer is measured in. Owns nothing."""
+"""The measuring loop of every peer. Owns nothing."""
 
 from collections.abc import Callable
 
 
 def steady_steps(step: Callable[[], tuple[dict[str, float], int]], num_rows: int, times: int) -> dict[str, list[float]]:
-    """Series of what so many steps tell of themselves, beside the rows that decoded.
+    """Runs `times` steps. Returns the series of each figure.
 
-    Raises AssertionError where one did not decode all rows.
+    Raises AssertionError if a step did not decode all rows.
     """
     series: dict[str, list[float]] = {}
     for _ in range(times):

@@ -1,6 +1,6 @@
-"""What is measured of Tandem's core: steady steps, steps beside a queue that does not move, admissions.
+"""The measured variants of Tandem's core: steady steps, steps beside a blocked queue, admissions.
 
-Owns the variants and their conditions, which it asserts; `core.py` asks and judges.
+Owns the variants and their conditions, which it asserts; `core.py` runs and judges them.
 """
 
 from collections.abc import Iterable
@@ -9,18 +9,18 @@ import numpy as np
 
 from tests.benchmarks.schedulers.loaded_core import ADMITTED_TOKENS, MOST_STEPS, NUM_WAITING, LoadedCore, Series
 
-# Where rows are to be free.
+# Free rows of the variants that need some.
 _SPARE_ROWS = 16
 
 
 class Tandem:
-    """What is measured of it: `run(variant, times)` gives series of microseconds of process CPU time, and of bytes.
+    """`run(variant, times)` returns series of microseconds of process CPU time, and of bytes.
 
-    Each variant has a core of its own, so that none runs in what another left behind.
+    Each variant has a core of its own, so that none depends on another's state.
     """
 
     variants = ("step", "rows_free", "rows_taken_waiting", "pool_full_waiting", "pool_full_look", "admit")
-    note = "a result taken in and a plan made, for two processes; every page that fills is indexed"
+    note = "a result handled and a plan made, for two processes; every page that fills is indexed"
 
     def __init__(
         self, num_rows: int, context: int, num_steps: int, *, num_logprobs: int = 0, report_steps: bool = False
@@ -62,7 +62,7 @@ class Tandem:
         return {**core.us, "step_us": _sums(core.us["done_us"], core.us["tick_us"])}
 
     def _admissions(self, core: LoadedCore, times: int) -> Series:
-        """A prompt that nobody had, then the same again: a page edge ends it, so its last page is computed anew."""
+        """Admits a new prompt, then the same again; it ends at a page boundary, so its last page is computed twice."""
         hits: list[float] = []
         for _ in range(times):
             prompt = core.tokens(ADMITTED_TOKENS)

@@ -1,8 +1,8 @@
-"""vLLM's V1 scheduler, from an unpacked wheel or a checkout: `schedule()` and `update_from_output()`.
+"""vLLM's V1 scheduler from an unpacked wheel or a checkout: `schedule()` and `update_from_output()`.
 
-Owns what it is driven with: its own config objects at their defaults, prefix caching on, and the scheduler class that
-these choose; two steps in flight where that is the asynchronous one, as its engine core has. Faked: the inspection of a
-model class, which would load the model's code, and modules that only its server and grammars need.
+Owns its inputs: its own config objects at their defaults, prefix caching on, and the scheduler class that these choose,
+with two steps in flight if that class is the asynchronous one, as in its engine core. Faked: the inspection of a model
+class, which would load the model's code, and modules that only its server and grammars need.
 """
 
 import json
@@ -20,7 +20,7 @@ from tests.benchmarks.schedulers.fakes import fake_missing
 from tests.benchmarks.schedulers.steady import steady_steps
 
 _VOCAB_SIZE, _EOS = 32_000, 2
-# Its default on CUDA.
+# vLLM's default on CUDA.
 _BLOCK = 16
 _MODEL = {
     "architectures": ["LlamaForCausalLM"],
@@ -47,7 +47,7 @@ _NOT_NEEDED = (
 
 
 class Peer:
-    """Its blocks have 16 tokens; every block that fills is hashed and cached."""
+    """The blocks have 16 tokens; every full block is hashed and cached."""
 
     variants = ("step",)
 
@@ -105,12 +105,12 @@ class Peer:
         return {"step_us": spent / 1e3}, num_decoding
 
     def run(self, variant: str, times: int) -> dict[str, list[float]]:
-        """Microseconds of process CPU time of so many decode steps."""
+        """Runs `times` decode steps. Returns their microseconds of process CPU time."""
         return steady_steps(self._step, self._num_rows, times)
 
 
 def _config(num_rows: int, longest: int) -> Any:
-    """Its VllmConfig, of a model that has no weights."""
+    """Returns its VllmConfig, for a model without weights."""
     from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
     from vllm.model_executor.models import registry
 

@@ -97,7 +97,10 @@ VISIBILITIES = [
 ]
 
 
-@pytest.mark.parametrize(("page_size", "chunk_align"), [(16, 16), (16, 64), (64, 32), (64, 64)])
+@pytest.mark.parametrize(
+    ("page_size", "chunk_align"),
+    [(16, 64), *(pytest.param(*sizes, marks=pytest.mark.long) for sizes in ((16, 16), (64, 32), (64, 64)))],
+)
 @pytest.mark.parametrize("on_cpu", [True, False], ids=["own-slots", "buckets"])
 def test_direct_masks_equal_the_conversion(page_size: int, chunk_align: int, on_cpu: bool) -> None:
     """A mixed step of decode rows and chunks at odd places; both ways of bucketing, whatever the device."""

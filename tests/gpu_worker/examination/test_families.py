@@ -31,7 +31,10 @@ FAMILIES: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+_LONG = [pytest.param(name, marks=pytest.mark.long) for name in FAMILIES if name not in ("llama", "gpt_oss")]
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_oss", *_LONG])
 def test_matches_eager(family: str, device: torch.device) -> None:
     hint, attention = FAMILIES[family]
     member = next(member for member in population() if member.model_type == family)

@@ -1,4 +1,4 @@
-"""Results that no core may believe. Owns nothing; draws from the generator that it is given."""
+"""Corrupt results that the core must reject. Owns nothing; draws from the caller's generator."""
 
 import random
 
@@ -7,13 +7,13 @@ from tandem.internal.v1 import worker_pb2 as pb
 
 
 def corrupt(rng: random.Random, result: pb.StepResult, *, vocab_size: int) -> None:
-    """Changes a result so that it fits no plan, or is none of this model's."""
+    """Changes a result so that it fits no plan, or names tokens outside the vocabulary."""
     match rng.choice(["status", "status", "step", "generation", "short", "token", "outside", "logprobs", "prompt"]):
         case "status":
-            # Without a failed step before it.
+            # Skipped, although no earlier step failed.
             result.status = pb.STEP_STATUS_SKIPPED
         case "step":
-            # Not the next: a copy of what the core has heard, so stamped, is what that step might have said.
+            # Not the next step: a stamped copy of a result could be a valid result of that one.
             result.step += 2
         case "generation":
             result.generation += 1
@@ -29,13 +29,13 @@ def corrupt(rng: random.Random, result: pb.StepResult, *, vocab_size: int) -> No
             result.nonfinite = np.array([rng.choice([-1, len(result.tokens) // 4])], "<i4").tobytes()
 
 
-def _corrupt_logprobs(rng: random.Random, told: pb.Logprobs, vocab_size: int) -> None:
+def _corrupt_logprobs(rng: random.Random, logprobs: pb.Logprobs, vocab_size: int) -> None:
     match rng.choice(["more", "less", "wider", "outside"]):
-        case "less" if told.logprobs:
-            told.logprobs = told.logprobs[:-4]
-        case "wider" if told.logprobs:
-            told.top_k += 1
-        case "outside" if told.top_token_ids:
-            told.top_token_ids = np.full(len(told.top_token_ids) // 4, vocab_size, "<i4").tobytes()
+        case "less" if logprobs.logprobs:
+            logprobs.logprobs = logprobs.logprobs[:-4]
+        case "wider" if logprobs.logprobs:
+            logprobs.top_k += 1
+        case "outside" if logprobs.top_token_ids:
+            logprobs.top_token_ids = np.full(len(logprobs.top_token_ids) // 4, vocab_size, "<i4").tobytes()
         case _:
-            told.logprobs += bytes(4)
+            logprobs.logprobs += bytes(4)

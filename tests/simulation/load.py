@@ -1,6 +1,6 @@
-"""The callers' side of an episode: front ends, requests, and how they are ended from outside.
+"""The callers' side of an episode: front ends, requests, and the cancels, stops and aborts that end them.
 
-Owns the front ends and, in `callers`, everything that was asked and heard. Knows nothing of workers, pages or plans.
+Owns the front ends and, in `callers`, every request and its output. Knows nothing of workers, pages or plans.
 """
 
 import random
@@ -17,8 +17,8 @@ Handle = Callable[[ev.Event], list[fx.Effect]]
 _MAX_FRONTENDS, _MAX_HISTORIES = 4, 12
 
 
-class Demand:
-    """Each public method is a move; those that cannot be made do nothing."""
+class Load:
+    """Each public method is a move. A move that is impossible at the moment does nothing."""
 
     def __init__(self, rng: random.Random, setting: Setting, handle: Handle, seen: Counter[str]) -> None:
         self.callers = Callers(setting.shape, plans_in_flight=setting.config.plans_in_flight)
@@ -32,7 +32,7 @@ class Demand:
     # Requests ----------------------------------------------------------------------------------------------------
 
     def submit(self, now: float) -> None:
-        """A new request."""
+        """Submits a random request."""
         rng, setting, callers = self._rng, self._setting, self.callers
         if not self.frontends:
             return
@@ -50,7 +50,7 @@ class Demand:
         self._handle(submit)
 
     def end_from_outside(self) -> None:
-        """A cancel, a stop string or an Abort, mostly of somebody who is live."""
+        """Ends a stream, usually a live one, by a cancel, a stop string or an Abort."""
         rng, live = self._rng, self.callers.live()
         callers = live if live and rng.random() < 0.8 else self.callers.recent(20)
         if not callers:
@@ -68,16 +68,16 @@ class Demand:
                 self._abort(caller)
 
     def _abort(self, caller: Caller) -> None:
-        name, asker = caller.submit.request_id, self._rng.choice(self.frontends or ["nobody"])
+        name, sender = caller.submit.request_id, self._rng.choice(self.frontends or ["unknown"])
         was_live = any(sibling.live for sibling in self.callers.siblings(caller))
-        effects = self._handle(ev.Abort(frontend=asker, query=1, request_ids=(name, "unknown", name)))
+        effects = self._handle(ev.Abort(frontend=sender, query=1, request_ids=(name, "unknown", name)))
         reply = next(effect for effect in effects if isinstance(effect, fx.AbortReply))
         assert reply.outcomes == ((name, was_live), ("unknown", False), (name, False))
 
     # Front ends --------------------------------------------------------------------------------------------------
 
     def frontend_joins(self) -> None:
-        """One more, up to a few."""
+        """Connects another front end, up to _MAX_FRONTENDS."""
         if len(self.frontends) == _MAX_FRONTENDS:
             return
         self._num_frontends += 1
@@ -85,23 +85,23 @@ class Demand:
         self._handle(ev.FrontendJoined(frontend=self.frontends[-1]))
 
     def frontend_dies(self) -> None:
-        """One of several; the last one starts anew."""
+        """Disconnects one of several front ends; the only one restarts instead."""
         if len(self.frontends) > 1:
             frontend = self.frontends.pop(self._rng.randrange(len(self.frontends)))
             self.callers.hang_up(frontend)
             self._handle(ev.FrontendLost(frontend=frontend))
         else:
-            self.frontend_starts_anew()
+            self.frontend_restarts()
 
-    def frontend_starts_anew(self) -> None:
-        """It says hello a second time."""
+    def frontend_restarts(self) -> None:
+        """A front end sends a second Hello."""
         if self.frontends:
             frontend = self._rng.choice(self.frontends)
             self.callers.hang_up(frontend)
             self._handle(ev.FrontendJoined(frontend=frontend))
 
-    def ask_load(self) -> None:
-        """The figures must be those that callers know."""
+    def query_load(self) -> None:
+        """Asserts that the core's load figures agree with what callers have received."""
         if not self.frontends:
             return
         [reply] = self._handle(ev.LoadQuery(frontend=self.frontends[0], query=3))
@@ -119,20 +119,20 @@ class Demand:
         assert 0 <= load.cached_prompt_tokens <= load.prompt_tokens
 
     def flush(self) -> None:
-        """Nothing is kept any more."""
+        """Flushes the prefix cache."""
         if self.frontends:
             [reply] = self._handle(ev.FlushCache(frontend=self.frontends[0], query=4))
             assert isinstance(reply, fx.FlushReply) and reply.query == 4
             self._seen["page flushed"] += reply.pages
 
     def drain(self) -> None:
-        """Nobody is admitted from now on."""
+        """Starts the drain; the core admits nothing from now on."""
         self._handle(ev.DrainStarted())
 
     # Effects -----------------------------------------------------------------------------------------------------
 
     def take(self, effect: fx.Admitted | fx.Rejected | fx.StepOutput, now: float) -> None:
-        """What some callers hear."""
+        """Passes an answer of the core to its callers."""
         assert effect.frontend in self.frontends
         self.callers.take(effect, now)
         if isinstance(effect, fx.StepOutput):
@@ -143,5 +143,5 @@ class Demand:
         seen, stats = self._seen, end.stats
         seen[f"end: {end.reason or (end.failure and end.failure.code)}"] += 1
         seen["end after a preemption"] += stats.preemptions > 0
-        seen["end after another worker took over"] += stats.worker_changes > 0
+        seen["end after a worker change"] += stats.worker_changes > 0
         seen["end with cached prompt"] += stats.cached_prompt_tokens > 0

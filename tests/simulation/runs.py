@@ -1,0 +1,44 @@
+"""Runs many seeds, one after the other or in several processes.
+
+Owns the processes. This is a module of its own because spawned processes import their function by its module's name.
+"""
+
+import multiprocessing
+import traceback
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from tests.simulation.episode import Episode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """The outcome of one seed; `failure` is empty if every check passed."""
+
+    seed: int
+    num_handled: int
+    seen: Counter[str]
+    failure: str
+
+
+def _run(operations: int, seed: int) -> Run:
+    episode, failure = Episode(seed, operations=operations), ""
+    try:
+        episode.run()
+    except Exception:
+        failure = traceback.format_exc()
+    return Run(seed=seed, num_handled=episode.num_handled, seen=episode.seen, failure=failure)
+
+
+@contextmanager
+def runs(seeds: Iterable[int], operations: int, jobs: int) -> Iterator[Iterable[Run]]:
+    """The runs of the seeds, in their order, in `jobs` processes."""
+    run = partial(_run, operations)
+    if jobs == 1:
+        yield map(run, seeds)
+        return
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        yield pool.imap(run, seeds)
