@@ -3,7 +3,7 @@
 import ast
 from collections import Counter
 
-from tests.architecture.source import PROGRAMS, ROOT, files, tree
+from tests.architecture.source import PROGRAMS, files, tree
 
 # Names that a framework calls or that users of the client import.
 CALLED_FROM_OUTSIDE: frozenset[str] = frozenset()

@@ -120,8 +120,8 @@ class Episode:
 
     def _check_status(self) -> None:
         """Asserts that front ends know whether the queue is full, because they refuse requests on that flag alone."""
-        book, config = self.core.book, self.setting.config
-        is_full = book.num_waiting >= config.max_waiting or book.waiting_tokens >= config.max_waiting_tokens
+        queue, config = self.core.queue, self.setting.config
+        is_full = queue.num_waiting >= config.max_waiting or queue.waiting_tokens >= config.max_waiting_tokens
         for frontend in self.core.frontends:
             assert bool(self._status[frontend].queue_full) == is_full, f"{frontend} has a wrong queue_full"
             assert self._status[frontend].workers == len(self.core.lanes)
@@ -200,7 +200,7 @@ class Episode:
     def _flush(self) -> None:
         self.load.flush()
         for lane in self.core.lanes.values():
-            assert lane.pool.num_indexed == lane.host.num_used == 0, "pages remain cached after a flush"
+            assert lane.pool.num_cached == lane.host.num_used == 0, "pages remain cached after a flush"
 
     # Time --------------------------------------------------------------------------------------------------------
 
@@ -237,7 +237,7 @@ class Episode:
             if idle > 2:
                 # A result was lost, so the step must time out.
                 self.now += 2 * self.setting.config.step_timeout_seconds
-        assert not len(core.book), f"{len(core.book)} requests have not ended after {_FINALE_STEPS} steps"
+        assert not len(core.queue), f"{len(core.queue)} requests have not ended after {_FINALE_STEPS} steps"
         self.load.callers.check_answered()
         assert not core.suspects
         for lane in core.lanes.values():

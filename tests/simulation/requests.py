@@ -5,7 +5,6 @@ Owns nothing; draws from the caller's generator.
 
 import random
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -77,8 +76,8 @@ def random_submit(
     )
 
 
-def random_extras(rng: random.Random, shape: Shape, too_early: set[int]) -> ev.Extras:
-    """Rare parameters; at least one token is neither banned nor in `too_early`."""
+def random_edits(rng: random.Random, shape: Shape, too_early: set[int]) -> dict[str, Any]:
+    """Settings that few requests have; one token always remains that is neither banned nor among `too_early`."""
 
     def sometimes(*values: float) -> float:
         return rng.choice(values) if rng.random() < 0.3 else 0.0
