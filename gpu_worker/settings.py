@@ -9,34 +9,19 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, ByteSize, Field, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
-
-ENV_PREFIX = "TANDEM_"
-BUNDLED_MODEL = Path(__file__).parent / "bundled" / "model"
-# Settings of the scheduler service and the client, whose variables may be set here too.
-OTHER_PROGRAMS_SETTINGS = frozenset(
-    {
-        "address",
-        "config",
-        "default_max_new_tokens",
-        "exit_with_parent",
-        "frontends",
-        "grace_seconds",
-        "listen",
-        "log_format",
-        "log_level",
-        "max_message_bytes",
-        "max_waiting",
-        "max_waiting_tokens",
-        "max_worker_wait_seconds",
-        "record",
-        "reflection",
-        "runtime_dir",
-        "silence_timeout_seconds",
-        "step_timeout_seconds",
-        "steps",
-    }
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
 )
+
+ENV_PREFIX = "TANDEM_WORKER_"
+OLD_PREFIX = "TANDEM_"
+SHARED_SETTINGS = frozenset({"exit_with_parent", "log_format", "log_level", "runtime_dir"})
+"""Settings that the scheduler service has too: TANDEM_RUNTIME_DIR sets that of both programs, without a warning."""
+BUNDLED_MODEL = Path(__file__).parent / "bundled" / "model"
 
 PositiveInt = Annotated[int, Field(ge=1)]
 # What decides the size of the page pool; at most one of them is set.
@@ -152,5 +137,6 @@ class WorkerSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags (as init arguments), then the environment, then the file. No .env, no secret files."""
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+        """Returns the sources, the strongest first: flags (as init arguments), environment, its old names, file."""
+        old_names = EnvSettingsSource(settings_cls, env_prefix=OLD_PREFIX)
+        return init_settings, env_settings, old_names, TomlConfigSettingsSource(settings_cls)

@@ -4,6 +4,7 @@ Owns start and stop. What cannot start ends with one line on stderr, the cause a
 """
 
 import logging
+import os
 import secrets
 import signal
 import socket
@@ -27,7 +28,7 @@ from scheduler_svc.processes.runtime_dir import RuntimeDir
 from scheduler_svc.processes.worker_key import NAME as KEY_NAME
 from scheduler_svc.recording.event_log import Recorder
 from scheduler_svc.recording.steps_file import StepsFile
-from scheduler_svc.settings import SchedulerSettings, load
+from scheduler_svc.settings import SchedulerSettings, load, variable_warnings
 from scheduler_svc.shell.loop import Loop
 from scheduler_svc.shell.peers import Credentials
 from scheduler_svc.shell.router_link import RouterLink
@@ -57,6 +58,8 @@ def main() -> int:
                     print(f"scheduler_svc: {prefix}{line}", file=sys.stderr)
             return 2
         logs.start("core", level=settings.log_level, log_format=settings.log_format)
+        for line in variable_warnings(os.environ):
+            log.warning("%s", line)
         try:
             service.run()
         except (FrontendFailed, SettingError) as error:

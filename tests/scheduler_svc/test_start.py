@@ -29,10 +29,10 @@ def test_flags_beat_the_environment_which_beats_the_file(monkeypatch: pytest.Mon
     file.write_text("max_waiting = 1\ngrace_seconds = 1\ndefault_max_new_tokens = 1\n")
     settings = load(
         monkeypatch, "--config", str(file), "--max-waiting", "3",
-        TANDEM_MAX_WAITING="2", TANDEM_GRACE_SECONDS="2",
+        TANDEM_SCHEDULER_MAX_WAITING="2", TANDEM_SCHEDULER_GRACE_SECONDS="2",
     )  # fmt: skip
     assert (settings.max_waiting, settings.grace_seconds, settings.default_max_new_tokens) == (3, 2.0, 1)
-    by_variable = load(monkeypatch, TANDEM_CONFIG=str(file))
+    by_variable = load(monkeypatch, TANDEM_SCHEDULER_CONFIG=str(file))
     assert by_variable.max_waiting == 1
 
 
@@ -43,7 +43,10 @@ def refusal(monkeypatch: pytest.MonkeyPatch, *flags: str, **variables: str) -> s
 
 
 def test_unknown_names_are_refused_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert refusal(monkeypatch, TANDEM_MAX_WAITNG="2").startswith("unknown environment variable TANDEM_MAX_WAITNG")
+    assert refusal(monkeypatch, TANDEM_SCHEDULER_MAX_WAITNG="2", TANDEM_SCHEDULER_QQ="") == (
+        "there is no environment variable TANDEM_SCHEDULER_MAX_WAITNG; did you mean TANDEM_SCHEDULER_MAX_WAITING?\n"
+        "there is no environment variable TANDEM_SCHEDULER_QQ (--help lists them)"
+    )
     file = tmp_path / "tandem.toml"
     file.write_text("max_waitng = 1\n")
     named = "there is no setting max_waitng; did you mean max_waiting?"
@@ -67,9 +70,56 @@ def test_switches_take_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not load(monkeypatch, "--no-reflection").reflection
 
 
-def test_variables_of_other_programs_and_empty_ones_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = load(monkeypatch, TANDEM_MODEL="somewhere", TANDEM_ADDRESS="127.0.0.1:1", TANDEM_MAX_WAITING="")
-    assert settings.max_waiting == 1024
+def test_variables_of_other_programs_change_nothing_and_give_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = {"TANDEM_WORKER_MODEL": "m", "TANDEM_ADDRESS": "127.0.0.1:1", "TANDEM_SCHEDULER_MAX_WAITING": ""}
+    assert load(monkeypatch, **variables).max_waiting == 1024
+    assert settings.variable_warnings(variables) == []
+
+
+def test_a_shared_variable_sets_both_programs_without_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = {"TANDEM_RUNTIME_DIR": "/run/tandem", "TANDEM_LOG_FORMAT": "json", "TANDEM_LOG_LEVEL": "error"}
+    shared = load(monkeypatch, **variables)
+    assert (str(shared.runtime_dir), shared.log_format, shared.log_level) == ("/run/tandem", "json", "error")
+    assert settings.variable_warnings(variables) == []
+    assert load(monkeypatch, **variables, TANDEM_SCHEDULER_LOG_LEVEL="debug").log_level == "debug"
+
+
+def test_an_old_name_works_with_a_warning_that_gives_the_new_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "tandem.toml"
+    file.write_text("max_waiting = 1\nfrontends = 3\n")
+    variables = {
+        "TANDEM_CONFIG": str(file), "TANDEM_MAX_WAITING": "5", "TANDEM_GRACE_SECONDS": "6",
+        "TANDEM_SCHEDULER_GRACE_SECONDS": "7", "TANDEM_RECORD": "",
+    }  # fmt: skip
+    loaded = load(monkeypatch, **variables)
+    assert (loaded.max_waiting, loaded.grace_seconds, loaded.frontends, loaded.record) == (5, 7.0, 3, None)
+    assert settings.variable_warnings(variables) == [
+        f"TANDEM_{name} is an old name and still works; use TANDEM_SCHEDULER_{name}"
+        for name in ("CONFIG", "GRACE_SECONDS", "MAX_WAITING")
+    ]
+
+
+def test_old_style_names_that_the_scheduler_does_not_read_are_ignored_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The scheduler service has no list of the worker's settings, so it cannot refuse them."""
+    variables = {"TANDEM_MAX_WAITNG": "5", "TANDEM_MAX_ROWS": "3"}
+    assert load(monkeypatch, **variables).max_waiting == 1024
+    assert settings.variable_warnings(variables) == [
+        "ignored TANDEM_MAX_ROWS, TANDEM_MAX_WAITNG: variables of this program begin with TANDEM_SCHEDULER_"
+    ]
+
+
+def test_warnings_about_variables_are_lines_of_the_log(tmp_path: Path) -> None:
+    (tmp_path / "run" / "worker.sock").mkdir(parents=True)
+    (tmp_path / "run").chmod(0o700)
+    done = run(tmp_path, env={**os.environ, "TANDEM_MAX_WAITING": "5"})
+    [line] = [line for line in done.stderr.splitlines() if "old name" in line]
+    assert line.endswith(
+        " core WARNING TANDEM_MAX_WAITING is an old name and still works; use TANDEM_SCHEDULER_MAX_WAITING"
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,7 +141,7 @@ def test_a_refused_value_is_named_with_its_bounds(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str
 ) -> None:
     assert refusal(monkeypatch, f"--{name}={value}") == said
-    assert refusal(monkeypatch, **{f"TANDEM_{name.upper().replace('-', '_')}": value}) == said
+    assert refusal(monkeypatch, **{f"TANDEM_SCHEDULER_{name.upper().replace('-', '_')}": value}) == said
 
 
 def test_a_file_with_values_of_wrong_types_is_refused_line_by_line(
