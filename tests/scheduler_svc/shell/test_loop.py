@@ -12,7 +12,7 @@ from tandem.internal.v1 import frontend_pb2, worker_pb2
 from tandem.v1 import control_pb2
 
 from scheduler_svc.core.scheduler import CoreConfig, Scheduler
-from scheduler_svc.recording import event_log as record
+from scheduler_svc.recording import event_log
 from scheduler_svc.recording.event_log import Recorder
 from scheduler_svc.shell.loop import Loop
 from scheduler_svc.shell.peers import Credentials
@@ -379,7 +379,7 @@ def test_a_worker_without_the_key_is_refused_and_changes_nothing(bench: Bench, t
     frontend.send(HELLO)
     assert frontend.told().model_state.info.model == "m"
     bench.recorder.flush()
-    events = list(record.read(log)[1])
+    events = list(event_log.read(log)[1])
     assert [entry.peer for entry in events if entry.HasField("worker")] == ["w-2"]
     assert not [secret for secret in (KEY, SECRET, b"x" * 32) if secret in log.read_bytes()]
 
