@@ -32,7 +32,7 @@ from scheduler_svc.settings import SchedulerSettings, load, variable_warnings
 from scheduler_svc.shell.loop import Loop
 from scheduler_svc.shell.peers import Credentials
 from scheduler_svc.shell.router_link import RouterLink
-from scheduler_svc.shell.served_model import ModelCard
+from scheduler_svc.shell.served_model import ServedModel
 
 log = logging.getLogger("tandem.core")
 
@@ -130,7 +130,7 @@ class _Service:
             ),
             watch=runtime_dir.watch,
             wake=wake,
-            card=ModelCard(
+            served_model=ServedModel(
                 default_max_new_tokens=settings.default_max_new_tokens,
                 max_waiting=settings.max_waiting,
                 cache_root=secrets.token_bytes(HASH_BYTES),
