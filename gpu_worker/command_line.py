@@ -22,7 +22,7 @@ from gpu_worker.version import version_line
 # Variables of the scheduler service and of the client.
 _OTHER_PROGRAMS = ("TANDEM_SCHEDULER_", "TANDEM_ADDRESS")
 _SWITCHES = ("exit_with_parent",)
-# What stands for a value in --help.
+# Placeholders of values in --help; N for all others.
 _VALUES = {
     "model": "NAME",
     "served_name": "NAME",
@@ -62,7 +62,7 @@ class _WorkerParser(argparse.ArgumentParser):
 
 
 def load_settings(arguments: Sequence[str]) -> WorkerSettings:
-    """The settings of this process. Raises SettingsRefused; --help and --version exit."""
+    """Returns the settings of this process. Raises SettingsRefused; --help and --version exit."""
     flags = {name: value for name, value in vars(_parser().parse_args(arguments)).items() if value is not None}
     _refuse_unknown_variables(os.environ)
     file = flags.get("config") or os.environ.get(f"{ENV_PREFIX}CONFIG") or os.environ.get(f"{OLD_PREFIX}CONFIG")
@@ -138,7 +138,7 @@ def _refuse_unknown_variables(environ: Mapping[str, str]) -> None:
 
 
 def _sentence(problem: Any, flags: Mapping[str, object]) -> str:
-    """One of pydantic's errors, as `<name as given> is <value>; it <what it must be>`."""
+    """Returns a pydantic error as `<name as given> is <value>; it must be <requirement>`."""
     if not problem["loc"]:
         return str(problem["msg"]).removeprefix("Value error, ")
     name = str(problem["loc"][0])
@@ -149,10 +149,10 @@ def _sentence(problem: Any, flags: Mapping[str, object]) -> str:
     else:
         variables = (f"{prefix}{name.upper()}" for prefix in (ENV_PREFIX, OLD_PREFIX))
         shown = next((variable for variable in variables if os.environ.get(variable)), name)
-    return f"{shown} is {problem['input']!r}; it {_what_it_must_be(problem)}"
+    return f"{shown} is {problem['input']!r}; it {_requirement(problem)}"
 
 
-def _what_it_must_be(problem: Any) -> str:
+def _requirement(problem: Any) -> str:
     kind, limits = str(problem["type"]), problem.get("ctx", {})
     if kind.startswith("int"):
         return "must be a whole number"

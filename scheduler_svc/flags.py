@@ -1,7 +1,7 @@
 """Command-line flags and error messages, both made from the fields of a settings class.
 
-Owns the words. A field's `title` is what stands behind its flag in --help, its `description` says what it does; bounds
-and types are read from the field, so that help, check and message cannot differ. Knows no setting by name.
+Owns the wording. A field's `title` is the placeholder of its value in --help, its `description` is the help text.
+Bounds and types are read from the field, so that help, check and message cannot differ. Names no setting.
 """
 
 import argparse
@@ -17,17 +17,17 @@ Fields = Mapping[str, FieldInfo]
 
 
 class SettingError(Exception):
-    """Settings that cannot be used. Each line of the message names one, its value and what it must be."""
+    """Settings are invalid. Each line of the message has a setting, its value and the requirement."""
 
 
 class _SettingsParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """Raises, where argparse would print all flags before the error."""
+        """Raises SettingError, because argparse would print all flags before the error and exit."""
         raise SettingError(f"{message} (--help lists the flags)")
 
 
 def parse(program: str, version: str, description: str, fields: Fields, arguments: list[str]) -> dict[str, object]:
-    """The settings that the arguments name, their values as written. Raises SettingError.
+    """Returns the settings that the arguments name, their values as written. Raises SettingError.
 
     --help and --version print and raise SystemExit.
     """
@@ -49,7 +49,7 @@ def parse(program: str, version: str, description: str, fields: Fields, argument
 
 
 def message(problem: ErrorDetails, fields: Fields) -> str:
-    """What is wrong with a setting: its name, its value, and what it must be."""
+    """Returns the error message for a setting: its name, its value and the requirement."""
     name, value = str(problem["loc"][0]), problem["input"]
     if name not in fields:
         return f"there is no setting {name}{suggestion(name, fields)}"
@@ -73,7 +73,7 @@ def _plain(value: object) -> str:
 
 
 def suggestion(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """The end of a message about an unknown name: the known name nearest to it. `prefix` begins every name."""
+    """Returns the end of a message about an unknown name: the most similar known name, after `prefix`."""
     near = difflib.get_close_matches(name.removeprefix(prefix), list(known), n=1)
     return f"; did you mean {prefix}{near[0]}?" if near else " (--help lists them)"
 

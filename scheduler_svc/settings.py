@@ -28,7 +28,7 @@ from scheduler_svc.version import version
 ENV_PREFIX = "TANDEM_SCHEDULER_"
 OLD_PREFIX = "TANDEM_"
 SHARED_SETTINGS = frozenset({"exit_with_parent", "log_format", "log_level", "runtime_dir"})
-"""Settings that the worker has too: TANDEM_RUNTIME_DIR sets that of both programs, without a warning."""
+"""The worker has these settings too: TANDEM_RUNTIME_DIR sets it for both programs, without a warning."""
 # Variables of the worker and of the client.
 _OTHER_PROGRAMS = ("TANDEM_WORKER_", "TANDEM_ADDRESS")
 
@@ -40,13 +40,13 @@ file. {", ".join(f"{OLD_PREFIX}{name.upper()}" for name in sorted(SHARED_SETTING
 
 
 def default_runtime_dir() -> Path:
-    """The default folder of the sockets: $XDG_RUNTIME_DIR/tandem, else /tmp/tandem-<uid>."""
+    """Returns the default folder of the sockets: $XDG_RUNTIME_DIR/tandem, else /tmp/tandem-<uid>."""
     base = os.environ.get("XDG_RUNTIME_DIR")
     return Path(base) / "tandem" if base else Path(f"/tmp/tandem-{os.getuid()}")
 
 
 class SchedulerSettings(BaseSettings):
-    """Every setting of `python -m scheduler_svc`."""
+    """All settings of `python -m scheduler_svc`."""
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, env_ignore_empty=True, extra="forbid")
 
@@ -64,7 +64,7 @@ class SchedulerSettings(BaseSettings):
     config: Annotated[Path | None, Field(title="FILE", description="TOML file with any of these settings")] = None
     frontends: Annotated[
         int,
-        Field(ge=1, le=64, title="N", description="front end processes that share the address; several: Linux only"),
+        Field(ge=1, le=64, title="N", description="front-end processes that share the address; above 1: Linux only"),
     ] = 1
     max_waiting: Annotated[
         int, Field(ge=1, le=1_000_000, title="N", description="requests that may wait in the queue")
@@ -78,11 +78,11 @@ class SchedulerSettings(BaseSettings):
             ge=1,
             le=86_400,
             title="SECONDS",
-            description="how long a request waits for a worker that can hold it before it ends UNAVAILABLE",
+            description="how long a request waits for a worker with enough capacity before it ends with UNAVAILABLE",
         ),
     ] = 600.0
     default_max_new_tokens: Annotated[
-        int, Field(ge=1, le=1 << 30, title="N", description="max_new_tokens of a request that sets none")
+        int, Field(ge=1, le=1 << 30, title="N", description="max_new_tokens of a request that does not set it")
     ] = 256
     max_message_bytes: Annotated[
         int, Field(ge=1024, le=1 << 30, title="BYTES", description="largest gRPC message that is accepted")

@@ -112,7 +112,7 @@ class Recorder:
 def read(path: Path) -> tuple[CoreConfig, Iterator[pb.RecordedEvent]]:
     """Returns the core's settings and the entries of a log, without a last entry that a crash cut short.
 
-    Raises OSError, WireError if the file is not a log of this version.
+    Raises OSError if the file cannot be read, WireError if it is not a log of this version.
     """
     entries = _entries(path)
     header = parsed(pb.RecordedHeader, next(entries, b""))

@@ -1,4 +1,4 @@
-"""Settings: which source wins, and what is refused by name."""
+"""Settings: the precedence of the sources, and the messages for refused names and values."""
 
 import os
 import re
@@ -27,7 +27,7 @@ def test_flags_win_over_environment_over_file(tmp_path: Path, monkeypatch: pytes
     assert settings.dtype == "bfloat16"
 
 
-def test_the_file_may_be_named_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_can_name_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "worker.toml"
     file.write_text("threads = 3\n")
     monkeypatch.setenv("TANDEM_WORKER_CONFIG", str(file))
@@ -86,12 +86,12 @@ def test_a_switch_can_be_turned_on_and_off() -> None:
         (["--max-rows"], "^argument --max-rows: expected one argument"),
     ],
 )
-def test_bad_values_are_named(arguments: list[str], problem: str) -> None:
+def test_invalid_values_are_refused_with_their_names(arguments: list[str], problem: str) -> None:
     with pytest.raises(SettingsRefused, match=problem):
         load_settings(arguments)
 
 
-def test_a_bad_value_is_named_as_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_value_is_named_by_its_flag_variable_or_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "worker.toml"
     file.write_text('page_size = "x"\nexit_with_parent = "perhaps"\n')
     monkeypatch.setenv("TANDEM_WORKER_MAX_ROWS", "lots")

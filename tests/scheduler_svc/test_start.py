@@ -1,4 +1,4 @@
-"""What a person meets before anything runs: settings, the runtime folder, addresses that cannot be used."""
+"""Start of the scheduler service: settings, the runtime folder, and addresses that cannot be used."""
 
 import os
 import socket
@@ -42,7 +42,7 @@ def refusal(monkeypatch: pytest.MonkeyPatch, *flags: str, **variables: str) -> s
     return str(caught.value)
 
 
-def test_unknown_names_are_refused_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_unknown_names_are_refused_with_a_suggestion(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert refusal(monkeypatch, TANDEM_SCHEDULER_MAX_WAITNG="2", TANDEM_SCHEDULER_QQ="") == (
         "there is no environment variable TANDEM_SCHEDULER_MAX_WAITNG; did you mean TANDEM_SCHEDULER_MAX_WAITING?\n"
         "there is no environment variable TANDEM_SCHEDULER_QQ (--help lists them)"
@@ -57,7 +57,7 @@ def test_unknown_names_are_refused_by_name(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 @pytest.mark.parametrize("content", [b'max_waiting = "x\n', b"\xff\xfe"])
-def test_a_config_file_that_is_not_toml_is_named(
+def test_a_config_file_that_is_not_toml_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: bytes
 ) -> None:
     file = tmp_path / "tandem.toml"
@@ -137,7 +137,7 @@ def test_warnings_about_variables_are_lines_of_the_log(tmp_path: Path) -> None:
         ("log-format", "xml", "log_format is 'xml'; it must be one of text, json"),
     ],
 )
-def test_a_refused_value_is_named_with_its_bounds(
+def test_a_refused_value_is_shown_with_its_bounds(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str
 ) -> None:
     assert refusal(monkeypatch, f"--{name}={value}") == said
@@ -156,7 +156,7 @@ def test_a_file_with_values_of_wrong_types_is_refused_line_by_line(
     }
 
 
-def test_help_says_each_default_once_and_in_plain_words(
+def test_help_shows_each_default_once_and_in_plain_words(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
@@ -168,7 +168,7 @@ def test_help_says_each_default_once_and_in_plain_words(
     assert not [word for word in ("factory", "None", "False", "float", "default default") if word in said]
 
 
-def test_the_runtime_folder_is_ours_alone_and_held_once(tmp_path: Path) -> None:
+def test_the_runtime_folder_is_private_and_held_by_one_scheduler(tmp_path: Path) -> None:
     folder = RuntimeDir(tmp_path / "run")
     assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
     assert folder.worker_endpoint == f"ipc://{tmp_path}/run/worker.sock"
@@ -203,7 +203,7 @@ def test_a_start_that_cannot_succeed_ends_with_one_line_and_exit_code_2(tmp_path
             (["--listen", "0.0.0.0:0"], "it listens on loopback addresses only (127.0.0.1, [::1] or localhost)"),
             (["--listen", "here"], "an address looks like 127.0.0.1:50051"),
             (["--max-waiting", "lots"], "max_waiting is 'lots'"),
-            (["--record", str(tmp_path)], "nothing is overwritten, choose another name"),
+            (["--record", str(tmp_path)], "existing files are not overwritten, choose another name"),
             (["--steps", str(tmp_path / "no" / "steps")], "No such file or directory"),
         ]
         for flags, cause in refused:
@@ -215,21 +215,21 @@ def test_a_start_that_cannot_succeed_ends_with_one_line_and_exit_code_2(tmp_path
     assert not list(tmp_path.glob("steps*"))
 
 
-def test_a_socket_that_cannot_be_made_ends_the_start_with_its_cause(tmp_path: Path) -> None:
+def test_a_socket_that_cannot_be_created_ends_the_start_with_its_cause(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir(mode=0o700)
     (tmp_path / "run" / "worker.sock").mkdir()
     done = run(tmp_path, "--runtime-dir", str(tmp_path / "run"))
     assert done.returncode == 2, done.stderr
-    assert f"the socket {tmp_path}/run/worker.sock cannot be made: Address already in use" in done.stderr
+    assert f"the socket {tmp_path}/run/worker.sock cannot be created: Address already in use" in done.stderr
 
 
-def test_version_is_that_of_the_distribution(tmp_path: Path) -> None:
+def test_version_prints_the_version_of_the_distribution(tmp_path: Path) -> None:
     done = run(tmp_path, "--version", stdout=subprocess.PIPE)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"tandem {version()}\n", "")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's end")
-def test_a_service_that_was_asked_to_ends_with_its_parent(tmp_path: Path) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux signals the end of the parent")
+def test_exit_with_parent_ends_the_service_with_its_parent(tmp_path: Path) -> None:
     starter = "import subprocess, sys; subprocess.Popen(sys.argv[1:]).wait()"
     command = [sys.executable, "-m", "scheduler_svc", "--runtime-dir", str(tmp_path / "run"), "--exit-with-parent"]
     with subprocess.Popen(
