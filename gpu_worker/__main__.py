@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpu_worker import logs
-from gpu_worker.command_line import load_settings
+from gpu_worker.command_line import load_settings, variable_warnings
 from gpu_worker.failures import explain, is_expected
 from gpu_worker.link.runtime_dir import KeyFile, worker_endpoint
 from gpu_worker.preflight import check_before_imports
@@ -37,6 +37,8 @@ def main(arguments: Sequence[str]) -> int:
     if settings.exit_with_parent:
         die_with_parent()
     logs.start(settings.log_level, settings.log_format)
+    for line in variable_warnings(os.environ):
+        log.warning("%s", line)
     try:
         return run(settings, begun)
     finally:

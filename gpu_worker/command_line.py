@@ -1,11 +1,12 @@
-"""The worker's command line: flags over environment (TANDEM_<NAME>) over file (--config FILE, TOML).
+"""The worker's command line: flags over environment (TANDEM_WORKER_<NAME>) over file (--config FILE, TOML).
 
-Owns the flags, --help and --version, and the wording of settings that are refused: one line for all of them, each
-named as it was given. Unknown flags, file keys and TANDEM_ variables are refused by name; a variable that belongs to
-another of Tandem's programs is accepted.
+Owns the flags, --help and --version, and the messages about refused settings: one line for all of them, each named as
+it was given. Unknown flags, file keys and TANDEM_WORKER_ variables are refused by name. Variables without the name of
+a program (TANDEM_MAX_ROWS) are old names: they work, with a warning.
 """
 
 import argparse
+import difflib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,11 +16,13 @@ from typing import Any, NoReturn
 from pydantic import ValidationError
 from pydantic_settings import SettingsConfigDict, SettingsError
 
-from gpu_worker.settings import ENV_PREFIX, OTHER_PROGRAMS_SETTINGS, SettingsRefused, WorkerSettings
+from gpu_worker.settings import ENV_PREFIX, OLD_PREFIX, SHARED_SETTINGS, SettingsRefused, WorkerSettings
 from gpu_worker.version import version_line
 
+# Variables of the scheduler service and of the client.
+_OTHER_PROGRAMS = ("TANDEM_SCHEDULER_", "TANDEM_ADDRESS")
 _SWITCHES = ("exit_with_parent",)
-# What stands for a value in --help.
+# Placeholders of values in --help; N for all others.
 _VALUES = {
     "model": "NAME",
     "served_name": "NAME",
@@ -41,7 +44,8 @@ _GROUPS = {
 }
 _EPILOG = """\
 N is a whole number; SIZE is a number of bytes or has a unit: 512MiB, 2GiB.
-Each setting may also be an environment variable (TANDEM_MAX_ROWS=64) or a key of the file (max_rows = 64).
+Each setting may also be an environment variable (TANDEM_WORKER_MAX_ROWS=64) or a key of the file (max_rows = 64).
+TANDEM_EXIT_WITH_PARENT, TANDEM_LOG_FORMAT, TANDEM_LOG_LEVEL and TANDEM_RUNTIME_DIR set the scheduler service too.
 
 Examples:
   python -m gpu_worker
@@ -50,7 +54,7 @@ Examples:
 """
 
 
-class _Parser(argparse.ArgumentParser):
+class _WorkerParser(argparse.ArgumentParser):
     """Raises SettingsRefused instead of printing its usage and exiting."""
 
     def error(self, message: str) -> NoReturn:
@@ -58,10 +62,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def load_settings(arguments: Sequence[str]) -> WorkerSettings:
-    """The settings of this process. Raises SettingsRefused; --help and --version exit."""
+    """Returns the settings of this process. Raises SettingsRefused; --help and --version exit."""
     flags = {name: value for name, value in vars(_parser().parse_args(arguments)).items() if value is not None}
-    _check_environment(os.environ)
-    file = flags.get("config") or os.environ.get(f"{ENV_PREFIX}CONFIG")
+    _refuse_unknown_variables(os.environ)
+    file = flags.get("config") or os.environ.get(f"{ENV_PREFIX}CONFIG") or os.environ.get(f"{OLD_PREFIX}CONFIG")
     if file and not Path(file).is_file():
         raise SettingsRefused(f"config file {file} does not exist")
 
@@ -79,7 +83,7 @@ def load_settings(arguments: Sequence[str]) -> WorkerSettings:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = _WorkerParser(
         prog="python -m gpu_worker",
         usage="python -m gpu_worker [settings]",
         description=WorkerSettings.__doc__,
@@ -106,30 +110,49 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _check_environment(environ: Mapping[str, str]) -> None:
-    """Raises SettingsRefused for TANDEM_ variables that no program of Tandem has."""
-    known = {name.upper() for name in (*WorkerSettings.model_fields, *OTHER_PROGRAMS_SETTINGS)}
-    unknown = [name for name in environ if name.startswith(ENV_PREFIX) and name[len(ENV_PREFIX) :] not in known]
-    if unknown:
-        raise SettingsRefused(f"unknown environment variable {', '.join(sorted(unknown))}; --help lists the settings")
+def variable_warnings(environ: Mapping[str, str]) -> list[str]:
+    """Returns a line for each old name in use, and one for TANDEM_ variables that this program does not read."""
+    others = (ENV_PREFIX, *_OTHER_PROGRAMS)
+    given = [name for name in sorted(environ) if name.startswith(OLD_PREFIX) and environ[name]]
+    settings = {name: name.removeprefix(OLD_PREFIX).lower() for name in given if not name.startswith(others)}
+    old = WorkerSettings.model_fields.keys() - SHARED_SETTINGS
+    warnings = [
+        f"{name} is an old name and still works; use {ENV_PREFIX}{setting.upper()}"
+        for name, setting in settings.items()
+        if setting in old
+    ]
+    ignored = [name for name, setting in settings.items() if setting not in WorkerSettings.model_fields]
+    if ignored:
+        warnings.append(f"ignored {', '.join(ignored)}: variables of this program begin with {ENV_PREFIX}")
+    return warnings
+
+
+def _refuse_unknown_variables(environ: Mapping[str, str]) -> None:
+    known = [name.upper() for name in WorkerSettings.model_fields]
+    for name in sorted(environ):
+        setting = name.removeprefix(ENV_PREFIX)
+        if name.startswith(ENV_PREFIX) and setting not in known:
+            near = difflib.get_close_matches(setting, known, n=1)
+            hint = f"did you mean {ENV_PREFIX}{near[0]}?" if near else "--help lists the settings"
+            raise SettingsRefused(f"there is no environment variable {name}; {hint}")
 
 
 def _sentence(problem: Any, flags: Mapping[str, object]) -> str:
-    """One of pydantic's errors, as `<name as given> is <value>; it <what it must be>`."""
+    """Returns a pydantic error as `<name as given> is <value>; it must be <requirement>`."""
     if not problem["loc"]:
         return str(problem["msg"]).removeprefix("Value error, ")
     name = str(problem["loc"][0])
     if problem["type"] == "extra_forbidden":
         return f"{name}: there is no such setting; --help lists the settings"
-    shown = name
     if name in flags:
         shown = _flag(name)
-    elif f"{ENV_PREFIX}{name.upper()}" in os.environ:
-        shown = f"{ENV_PREFIX}{name.upper()}"
-    return f"{shown} is {problem['input']!r}; it {_what_it_must_be(problem)}"
+    else:
+        variables = (f"{prefix}{name.upper()}" for prefix in (ENV_PREFIX, OLD_PREFIX))
+        shown = next((variable for variable in variables if os.environ.get(variable)), name)
+    return f"{shown} is {problem['input']!r}; it {_requirement(problem)}"
 
 
-def _what_it_must_be(problem: Any) -> str:
+def _requirement(problem: Any) -> str:
     kind, limits = str(problem["type"]), problem.get("ctx", {})
     if kind.startswith("int"):
         return "must be a whole number"

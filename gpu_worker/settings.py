@@ -1,6 +1,6 @@
-"""The worker's settings: names, defaults, limits, and what each is for.
+"""The worker's settings: names, defaults, limits and help texts.
 
-Owns `WorkerSettings`. How they are read from flags, environment and file is in `command_line.py`.
+Owns `WorkerSettings`. `command_line.py` reads them from flags, environment and file.
 """
 
 import os
@@ -9,37 +9,22 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, ByteSize, Field, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
-
-ENV_PREFIX = "TANDEM_"
-BUNDLED_MODEL = Path(__file__).parent / "bundled" / "model"
-# Settings of the scheduler service and the client, whose variables may be set here too.
-OTHER_PROGRAMS_SETTINGS = frozenset(
-    {
-        "address",
-        "config",
-        "default_max_new_tokens",
-        "exit_with_parent",
-        "frontends",
-        "grace_seconds",
-        "listen",
-        "log_format",
-        "log_level",
-        "max_message_bytes",
-        "max_waiting",
-        "max_waiting_tokens",
-        "max_worker_wait_seconds",
-        "record",
-        "reflection",
-        "runtime_dir",
-        "silence_timeout_seconds",
-        "step_timeout_seconds",
-        "steps",
-    }
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
 )
 
+ENV_PREFIX = "TANDEM_WORKER_"
+OLD_PREFIX = "TANDEM_"
+SHARED_SETTINGS = frozenset({"exit_with_parent", "log_format", "log_level", "runtime_dir"})
+"""The scheduler service has these settings too: TANDEM_RUNTIME_DIR sets it for both programs, without a warning."""
+BUNDLED_MODEL = Path(__file__).parent / "bundled" / "model"
+
 PositiveInt = Annotated[int, Field(ge=1)]
-# What decides the size of the page pool; at most one of them is set.
+# Each of these decides the size of the page pool, so at most one of them is set.
 POOL_SETTINGS = ("num_pages", "pool_bytes", "keep_free_bytes")
 
 
@@ -61,11 +46,11 @@ DeviceName = Annotated[str, AfterValidator(_device_name)]
 
 
 class SettingsRefused(ValueError):
-    """Settings that cannot be used; the message names each."""
+    """Settings are invalid; the message names each of them."""
 
 
 def default_runtime_dir() -> Path:
-    """$XDG_RUNTIME_DIR/tandem, else /tmp/tandem-<uid>."""
+    """Returns the default folder of the sockets: $XDG_RUNTIME_DIR/tandem, else /tmp/tandem-<uid>."""
     base = os.environ.get("XDG_RUNTIME_DIR")
     return Path(base) / "tandem" if base else Path(f"/tmp/tandem-{os.getuid()}")
 
@@ -115,7 +100,7 @@ class WorkerSettings(BaseSettings):
         Field(description="last positions that full-attention layers see; default: all positions"),
     ] = None
     window_sinks: Annotated[
-        int, Field(ge=0, description="first positions that they see besides the window; default: none")
+        int, Field(ge=0, description="first positions that these layers see besides the window; default: none")
     ] = 0
     threads: Annotated[PositiveInt | None, Field(description="CPU threads; default: physical cores minus one")] = None
     runtime_dir: Annotated[
@@ -125,16 +110,19 @@ class WorkerSettings(BaseSettings):
         bool, Field(description="end when the process that started this one ends; default: no")
     ] = False
     log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], Field(description="least important records; default: info")
+        Literal["debug", "info", "warning", "error"],
+        Field(description="lowest level that is logged: debug, info, warning or error; default: info"),
     ] = "info"
-    log_format: Annotated[Literal["text", "json"], Field(description="lines or JSON objects; default: text")] = "text"
+    log_format: Annotated[
+        Literal["text", "json"], Field(description="text, or json for one JSON object per line; default: text")
+    ] = "text"
     config: Annotated[Path | None, Field(description="TOML file with any of these settings; default: none")] = None
 
     @model_validator(mode="after")
     def _one_size_of_the_pool(self) -> Self:
         given = [f"{name} is {value}" for name in POOL_SETTINGS if (value := getattr(self, name)) is not None]
         if len(given) > 1:
-            raise ValueError(f"{' and '.join(given)}; set only one of them, each decides the size of the pool")
+            raise ValueError(f"{' and '.join(given)}; set only one of them, because each decides the size of the pool")
         return self
 
     @model_validator(mode="after")
@@ -152,5 +140,6 @@ class WorkerSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags (as init arguments), then the environment, then the file. No .env, no secret files."""
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+        """Returns the sources, the strongest first: flags (as init arguments), environment, its old names, file."""
+        old_names = EnvSettingsSource(settings_cls, env_prefix=OLD_PREFIX)
+        return init_settings, env_settings, old_names, TomlConfigSettingsSource(settings_cls)

@@ -1,9 +1,10 @@
 """`python -m scheduler_svc`: the core in this process, the front ends in child processes.
 
-Owns start and stop. What cannot start ends with one line on stderr, the cause and what to do, and exit code 2.
+Owns start and stop. A failed start ends with one line on stderr that has the cause and a remedy, and with exit code 2.
 """
 
 import logging
+import os
 import secrets
 import signal
 import socket
@@ -27,22 +28,22 @@ from scheduler_svc.processes.runtime_dir import RuntimeDir
 from scheduler_svc.processes.worker_key import NAME as KEY_NAME
 from scheduler_svc.recording.event_log import Recorder
 from scheduler_svc.recording.steps_file import StepsFile
-from scheduler_svc.settings import SchedulerSettings, load
+from scheduler_svc.settings import SchedulerSettings, load, variable_warnings
 from scheduler_svc.shell.loop import Loop
 from scheduler_svc.shell.peers import Credentials
 from scheduler_svc.shell.router_link import RouterLink
-from scheduler_svc.shell.served_model import ModelCard
+from scheduler_svc.shell.served_model import ServedModel
 
 log = logging.getLogger("tandem.core")
 
-# A Join carries the tokenizer, a Submit a prompt.
+# Largest frames from peers: a Join carries the tokenizer, a Submit a prompt.
 _WORKER_FRAME_BYTES, _FRONTEND_FRAME_BYTES = 128 << 20, 64 << 20
-# What a front end takes: a ModelState carries the tokenizer too.
+# Largest frame to a front end: a ModelState carries the tokenizer too.
 _TO_FRONTEND_BYTES = 256 << 20
 
 
 def main() -> int:
-    """Runs the service until SIGTERM or SIGINT. The exit code: 0 after those, 2 for settings, 1 for other failures."""
+    """Runs the service. Returns 0 after SIGTERM or SIGINT, 2 for invalid settings, 1 for other failures."""
     logs.open_closed_streams()
     with ExitStack() as stack:
         try:
@@ -57,6 +58,8 @@ def main() -> int:
                     print(f"scheduler_svc: {prefix}{line}", file=sys.stderr)
             return 2
         logs.start("core", level=settings.log_level, log_format=settings.log_format)
+        for line in variable_warnings(os.environ):
+            log.warning("%s", line)
         try:
             service.run()
         except (FrontendFailed, SettingError) as error:
@@ -71,10 +74,10 @@ def main() -> int:
 
 
 class _Service:
-    """What the process holds while it runs; `stack` closes it. Nothing is started before `run`."""
+    """The parts of the running process; `stack` closes them. No child process or socket exists before `run`."""
 
     def __init__(self, settings: SchedulerSettings, stack: ExitStack) -> None:
-        """Raises SettingError, ListenError."""
+        """Checks everything that needs no socket. Raises SettingError, ListenError."""
         self._settings = settings
         self._stack = stack
         self._runtime_dir = RuntimeDir(settings.runtime_dir)
@@ -92,26 +95,26 @@ class _Service:
         )
         self._recorder = self._steps = None
         if settings.record is not None:
-            with _making("record", settings.record):
+            with _creating("record", settings.record):
                 self._recorder = Recorder(settings.record, self._core_config)
             stack.callback(self._recorder.close)
         if settings.steps is not None:
-            with _making("steps", settings.steps):
+            with _creating("steps", settings.steps):
                 self._steps = StepsFile(settings.steps)
             stack.callback(self._steps.close)
 
     def run(self) -> None:
-        """Until it was asked to stop and has. Raises FrontendFailed."""
+        """Runs until the service has stopped. Raises FrontendFailed, SettingError."""
         runtime_dir = self._runtime_dir
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._stack.callback(context.term)
         workers = self._link(context, runtime_dir.worker_endpoint, _WORKER_FRAME_BYTES)
         frontends = self._link(context, runtime_dir.frontend_endpoint, _FRONTEND_FRAME_BYTES, _TO_FRONTEND_BYTES)
         runtime_dir.sockets_bound()
-        stop_asked, wake = self._signals()
+        num_stop_requests, wake = self._signals()
         self._stack.callback(self._children.stop)
         log.info("workers connect to %s", runtime_dir.worker_endpoint)
-        self._loop(workers, frontends, wake).run(stop_asked)
+        self._loop(workers, frontends, wake).run(num_stop_requests)
 
     def _loop(self, workers: RouterLink, frontends: RouterLink, wake: socket.socket) -> Loop:
         settings, runtime_dir = self._settings, self._runtime_dir
@@ -127,7 +130,7 @@ class _Service:
             ),
             watch=runtime_dir.watch,
             wake=wake,
-            card=ModelCard(
+            served_model=ServedModel(
                 default_max_new_tokens=settings.default_max_new_tokens,
                 max_waiting=settings.max_waiting,
                 cache_root=secrets.token_bytes(HASH_BYTES),
@@ -144,17 +147,17 @@ class _Service:
             link = RouterLink(context, endpoint, max_frame_bytes=received, max_sent_bytes=sent)
         except zmq.ZMQError as error:
             path = endpoint.removeprefix("ipc://")
-            raise SettingError(f"runtime_dir: the socket {path} cannot be made: {error.strerror}") from None
+            raise SettingError(f"runtime_dir: the socket {path} cannot be created: {error.strerror}") from None
         self._stack.callback(link.close)
         return link
 
     def _signals(self) -> tuple[Callable[[], int], socket.socket]:
-        """How many SIGTERM and SIGINT have come, and a socket that becomes readable with each: a poll ignores them."""
-        num_asked = 0
+        """Returns a function that counts SIGTERM and SIGINT, and a socket that each signal makes readable."""
+        num_signals = 0
 
         def on_signal(signum: int, frame: FrameType | None) -> None:
-            nonlocal num_asked
-            num_asked += 1
+            nonlocal num_signals
+            num_signals += 1
 
         wake, woken = socket.socketpair()
         wake.setblocking(False)
@@ -165,16 +168,16 @@ class _Service:
             signal.signal(signum, on_signal)
         signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
         self._stack.callback(signal.set_wakeup_fd, -1)
-        return lambda: num_asked, wake
+        return lambda: num_signals, wake
 
 
 @contextmanager
-def _making(setting: str, path: Path) -> Generator[None]:
-    """Raises SettingError where the setting's file cannot be created."""
+def _creating(setting: str, path: Path) -> Generator[None]:
+    """Raises SettingError if the file of the setting cannot be created."""
     try:
         yield
     except OSError as error:
-        hint = "; nothing is overwritten, choose another name" if isinstance(error, FileExistsError) else ""
+        hint = "; existing files are not overwritten, choose another name" if isinstance(error, FileExistsError) else ""
         raise SettingError(f"{setting}: {path} cannot be created: {error.strerror}{hint}") from None
 
 

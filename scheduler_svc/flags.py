@@ -1,12 +1,12 @@
 """Command-line flags and error messages, both made from the fields of a settings class.
 
-Owns the words. A field's `title` is what stands behind its flag in --help, its `description` says what it does; bounds
-and types are read from the field, so that help, check and message cannot differ. Knows no setting by name.
+Owns the wording. A field's `title` is the placeholder of its value in --help, its `description` is the help text.
+Bounds and types are read from the field, so that help, check and message cannot differ. Names no setting.
 """
 
 import argparse
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
@@ -17,21 +17,21 @@ Fields = Mapping[str, FieldInfo]
 
 
 class SettingError(Exception):
-    """Settings that cannot be used. Each line of the message names one, its value and what it must be."""
+    """Settings are invalid. Each line of the message has a setting, its value and the requirement."""
 
 
-class _Parser(argparse.ArgumentParser):
+class _SettingsParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """Raises, where argparse would print all flags before the error."""
+        """Raises SettingError, because argparse would print all flags before the error and exit."""
         raise SettingError(f"{message} (--help lists the flags)")
 
 
 def parse(program: str, version: str, description: str, fields: Fields, arguments: list[str]) -> dict[str, object]:
-    """The settings that the arguments name, their values as written. Raises SettingError.
+    """Returns the settings that the arguments name, their values as written. Raises SettingError.
 
     --help and --version print and raise SystemExit.
     """
-    parser = _Parser(prog=program, description=description, allow_abbrev=False, usage="%(prog)s [FLAG ...]")
+    parser = _SettingsParser(prog=program, description=description, allow_abbrev=False, usage="%(prog)s [FLAG ...]")
     parser.add_argument("--version", action="version", version=version)
     for name, field in fields.items():
         if field.annotation is bool:
@@ -42,16 +42,17 @@ def parse(program: str, version: str, description: str, fields: Fields, argument
             parser.add_argument(_flag(name), metavar=field.title, default=argparse.SUPPRESS, help=_help(field))
     found, unknown = parser.parse_known_args(arguments)
     if unknown:
-        flags = [_flag(name) for name in fields]
-        raise SettingError(f"there is no flag {unknown[0]}{_alternative(unknown[0].partition('=')[0], flags)}")
+        flags = [_flag(name).removeprefix("--") for name in fields]
+        hint = suggestion(unknown[0].partition("=")[0], flags, "--")
+        raise SettingError(f"there is no flag {unknown[0]}{hint}")
     return vars(found)
 
 
 def message(problem: ErrorDetails, fields: Fields) -> str:
-    """What is wrong with a setting: its name, its value, and what it must be."""
+    """Returns the error message for a setting: its name, its value and the requirement."""
     name, value = str(problem["loc"][0]), problem["input"]
     if name not in fields:
-        return f"there is no setting {name}{_alternative(name, list(fields))}"
+        return f"there is no setting {name}{suggestion(name, fields)}"
     return f"{name} is {_shown(value)}; it must be {_requirement(fields[name])}"
 
 
@@ -71,9 +72,10 @@ def _plain(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _alternative(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {near[0]}?" if near else " (--help lists them)"
+def suggestion(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """Returns the end of a message about an unknown name: the most similar known name, after `prefix`."""
+    near = difflib.get_close_matches(name.removeprefix(prefix), list(known), n=1)
+    return f"; did you mean {prefix}{near[0]}?" if near else " (--help lists them)"
 
 
 def _shown(value: object) -> str:

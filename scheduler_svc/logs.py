@@ -1,8 +1,7 @@
-"""One log format for every process of the service, written to stderr by a thread of its own.
+"""One log format for every process of the service, written to stderr by a separate thread.
 
-Owns the queue of lines, the writer thread and the format. Logging never waits for stderr: if it is not read, the queue
-fills, further records are dropped and counted, and a line says how many once there is room. Knows nothing of what is
-logged.
+Owns the queue of lines, the writer thread and the format. Logging never waits for stderr: if stderr is not read, the
+queue fills, further records are dropped and counted, and one line reports the number when there is room again.
 """
 
 import contextlib
@@ -22,9 +21,9 @@ from typing import Literal
 LogFormat = Literal["text", "json"]
 log = logging.getLogger("tandem")
 
-# Records that wait for the writer.
+# Most records that wait for the writer thread.
 _CAPACITY = 1024
-# Characters of one message; a peer may have chosen some of them.
+# Most characters of one message, because a peer may have chosen some of them.
 _MAX_MESSAGE = 4096
 _FLUSH_SECONDS = 1.0
 # Control characters, line separators, marks that change the direction of text, and halves of surrogate pairs.
@@ -32,9 +31,9 @@ _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff
 
 
 def start(process: str, *, level: str, log_format: LogFormat) -> None:
-    """Sends all records of this process to stderr from now on; `process` is its name in every line.
+    """Sends all records of this process to stderr; `process` is its name in every line.
 
-    The lines that wait are written when the interpreter exits (`logging.shutdown`), for at most a second.
+    When the interpreter exits, `logging.shutdown` writes the waiting lines, for at most a second.
     """
     handler = QueuedStderr(Formatter(process, log_format))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
@@ -46,26 +45,26 @@ def start(process: str, *, level: str, log_format: LogFormat) -> None:
 
 
 def announce(message: str, *arguments: object) -> None:
-    """Logs a line that appears at every log level: programs and people wait for it."""
+    """Logs a line at every log level, because programs wait for it."""
     log.handle(log.makeRecord(log.name, logging.INFO, "", 0, message, arguments, None))
 
 
 def open_closed_streams() -> None:
-    """Opens /dev/null in place of stdin, stdout and stderr where they are closed. Call it before anything is opened.
+    """Opens /dev/null for each of stdin, stdout and stderr that is closed. Call it before any file is opened.
 
-    Without it the next file or socket gets the number 2, and log lines would be written into it.
+    Otherwise the next file or socket gets the number 2, and log lines are written into it.
     """
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
         except OSError:
-            # The lowest free number: those below it are open.
+            # The system takes the lowest free number, which is this one.
             os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(descriptor, True)
 
 
 def escaped(text: str) -> str:
-    """The text with control characters as escapes, so that it stays in its line and cannot steer a terminal."""
+    """Returns the text with control characters escaped: it is one line then and cannot control a terminal."""
     return _UNSAFE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 
@@ -78,7 +77,7 @@ class Formatter(logging.Formatter):
         self._is_json = log_format == "json"
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record's line, without its newline. A traceback follows in lines of its own, or under `error`."""
+        """Returns the record's line without its newline. A traceback is indented below it, or is `error` in JSON."""
         message = escaped(record.getMessage())
         if len(message) > _MAX_MESSAGE:
             message = f"{message[:_MAX_MESSAGE]}… ({len(message) - _MAX_MESSAGE:,} characters more)"
@@ -104,7 +103,7 @@ class Formatter(logging.Formatter):
 
 
 class QueuedStderr(logging.Handler):
-    """Hands lines to a thread that writes them to `descriptor`, each in one write."""
+    """Passes lines to a thread that writes them to `descriptor`, each in one write."""
 
     def __init__(self, formatter: logging.Formatter, descriptor: int = 2, capacity: int = _CAPACITY) -> None:
         super().__init__()
@@ -119,7 +118,7 @@ class QueuedStderr(logging.Handler):
         self._writer.start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Queues the record's line, or counts it as dropped."""
+        """Queues the record's line, or counts it as dropped if the queue is full."""
         try:
             if self._lines.full():
                 raise queue.Full
@@ -159,7 +158,7 @@ class QueuedStderr(logging.Handler):
             self._num_dropped += number
 
     def _write(self, line: str) -> bool:
-        """Whether it was written; a reader that is gone or a full disk must not end this process."""
+        """Returns whether the line was written; a closed pipe or a full disk does not end this process."""
         data = f"{line}\n".encode(errors="backslashreplace")
         try:
             while data:

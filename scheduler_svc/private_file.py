@@ -1,4 +1,4 @@
-"""Creates files that only this user may read. Owns nothing."""
+"""Creates files that only this user can read. Owns nothing."""
 
 import os
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import BinaryIO
 
 
 def create(path: Path, *, buffering: int = -1) -> BinaryIO:
-    """A new file of mode 0600, open for writing. Raises OSError, FileExistsError where the file exists."""
+    """Creates a file of mode 0600 and opens it for writing. Raises FileExistsError if it exists, OSError."""
     return open(path, "xb", buffering=buffering, opener=_private)
 
 

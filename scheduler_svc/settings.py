@@ -1,10 +1,12 @@
-"""The scheduler service's settings: flags over environment (TANDEM_…) over a TOML file over defaults.
+"""The scheduler service's settings: flags over environment (TANDEM_SCHEDULER_…) over a TOML file over defaults.
 
-Owns names, defaults and bounds. Unknown flags, file keys and TANDEM_ variables are refused by name; a variable that
-belongs to another of the programs is accepted, so one environment can serve all of them.
+Owns names, defaults and bounds. Unknown flags, file keys and TANDEM_SCHEDULER_ variables are refused by name. The
+worker has a prefix of its own, so one environment can serve both programs. Variables without the name of a program
+(TANDEM_MAX_WAITING) are old names: they work, with a warning.
 """
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from tomllib import TOMLDecodeError
 from typing import Annotated, Any, Literal, cast
@@ -12,6 +14,7 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
+    EnvSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     TomlConfigSettingsSource,
@@ -22,44 +25,28 @@ from scheduler_svc.flags import SettingError
 from scheduler_svc.logs import LogFormat
 from scheduler_svc.version import version
 
-ENV_PREFIX = "TANDEM_"
+ENV_PREFIX = "TANDEM_SCHEDULER_"
+OLD_PREFIX = "TANDEM_"
+SHARED_SETTINGS = frozenset({"exit_with_parent", "log_format", "log_level", "runtime_dir"})
+"""The worker has these settings too: TANDEM_RUNTIME_DIR sets it for both programs, without a warning."""
+# Variables of the worker and of the client.
+_OTHER_PROGRAMS = ("TANDEM_WORKER_", "TANDEM_ADDRESS")
+
 _PROGRAM = "python -m scheduler_svc"
 _DESCRIPTION = f"""\
 Runs Tandem's scheduler service: the scheduler and its gRPC front ends. Each flag is also an environment variable
 ({ENV_PREFIX}MAX_WAITING) and a key of the TOML file (max_waiting); flags win over variables, variables over the
-file."""
-
-# What the worker and the client read; the architecture tests hold this list against theirs.
-OTHER_PROGRAMS_SETTINGS = frozenset(
-    {
-        "address",
-        "device",
-        "dtype",
-        "host_pool_bytes",
-        "keep_free_bytes",
-        "max_length",
-        "max_rows",
-        "model",
-        "num_pages",
-        "page_size",
-        "pool_bytes",
-        "served_name",
-        "threads",
-        "token_budget",
-        "window",
-        "window_sinks",
-    }
-)
+file. {", ".join(f"{OLD_PREFIX}{name.upper()}" for name in sorted(SHARED_SETTINGS))} set the worker too."""
 
 
 def default_runtime_dir() -> Path:
-    """The default folder of the sockets: $XDG_RUNTIME_DIR/tandem, else /tmp/tandem-<uid>."""
+    """Returns the default folder of the sockets: $XDG_RUNTIME_DIR/tandem, else /tmp/tandem-<uid>."""
     base = os.environ.get("XDG_RUNTIME_DIR")
     return Path(base) / "tandem" if base else Path(f"/tmp/tandem-{os.getuid()}")
 
 
 class SchedulerSettings(BaseSettings):
-    """Every setting of `python -m scheduler_svc`."""
+    """All settings of `python -m scheduler_svc`."""
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, env_ignore_empty=True, extra="forbid")
 
@@ -77,7 +64,7 @@ class SchedulerSettings(BaseSettings):
     config: Annotated[Path | None, Field(title="FILE", description="TOML file with any of these settings")] = None
     frontends: Annotated[
         int,
-        Field(ge=1, le=64, title="N", description="front end processes that share the address; several: Linux only"),
+        Field(ge=1, le=64, title="N", description="front-end processes that share the address; above 1: Linux only"),
     ] = 1
     max_waiting: Annotated[
         int, Field(ge=1, le=1_000_000, title="N", description="requests that may wait in the queue")
@@ -91,11 +78,11 @@ class SchedulerSettings(BaseSettings):
             ge=1,
             le=86_400,
             title="SECONDS",
-            description="how long a request waits for a worker that can hold it before it ends UNAVAILABLE",
+            description="how long a request waits for a worker with enough capacity before it ends with UNAVAILABLE",
         ),
     ] = 600.0
     default_max_new_tokens: Annotated[
-        int, Field(ge=1, le=1 << 30, title="N", description="max_new_tokens of a request that sets none")
+        int, Field(ge=1, le=1 << 30, title="N", description="max_new_tokens of a request that does not set it")
     ] = 256
     max_message_bytes: Annotated[
         int, Field(ge=1024, le=1 << 30, title="BYTES", description="largest gRPC message that is accepted")
@@ -138,18 +125,19 @@ class SchedulerSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags (as init arguments), then the environment, then the file."""
+        """Returns the sources, the strongest first: flags (as init arguments), environment, its old names, file."""
         named = cast("dict[str, object]", cast("Any", init_settings).init_kwargs)
         file = _file(named)
         if file is not None and not Path(file).is_file():
             raise SettingError(f"config file {file} does not exist, or is not a file")
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, file)
+        old_names = EnvSettingsSource(settings_cls, env_prefix=OLD_PREFIX)
+        return init_settings, env_settings, old_names, TomlConfigSettingsSource(settings_cls, file)
 
 
 def load(arguments: list[str]) -> SchedulerSettings:
-    """Settings from flags, environment and file. Raises SettingError with one line for each setting that is wrong."""
-    _refuse_unknown_variables()
+    """Reads flags, environment and file. Raises SettingError with one line for each setting that is wrong."""
     fields = SchedulerSettings.model_fields
+    _refuse_unknown_variables(os.environ)
     named = flags.parse(_PROGRAM, f"tandem {version()}", _DESCRIPTION, fields, arguments)
     try:
         return SchedulerSettings(**cast("dict[str, Any]", named))
@@ -161,15 +149,35 @@ def load(arguments: list[str]) -> SchedulerSettings:
         raise SettingError(f"config file {_file(named)} cannot be read: {error.strerror}") from None
 
 
+def variable_warnings(environ: Mapping[str, str]) -> list[str]:
+    """Returns a line for each old name in use, and one for TANDEM_ variables that this program does not read."""
+    others = (ENV_PREFIX, *_OTHER_PROGRAMS)
+    given = [name for name in sorted(environ) if name.startswith(OLD_PREFIX) and environ[name]]
+    settings = {name: name.removeprefix(OLD_PREFIX).lower() for name in given if not name.startswith(others)}
+    old = SchedulerSettings.model_fields.keys() - SHARED_SETTINGS
+    warnings = [
+        f"{name} is an old name and still works; use {ENV_PREFIX}{setting.upper()}"
+        for name, setting in settings.items()
+        if setting in old
+    ]
+    ignored = [name for name, setting in settings.items() if setting not in SchedulerSettings.model_fields]
+    if ignored:
+        warnings.append(f"ignored {', '.join(ignored)}: variables of this program begin with {ENV_PREFIX}")
+    return warnings
+
+
 def _file(named: dict[str, object]) -> str | None:
-    """The path of the TOML file; None where there is none."""
-    return str(named.get("config") or "") or os.environ.get(f"{ENV_PREFIX}CONFIG") or None
+    """Returns the path of the TOML file, None if there is none."""
+    named_by_variable = os.environ.get(f"{ENV_PREFIX}CONFIG") or os.environ.get(f"{OLD_PREFIX}CONFIG")
+    return str(named.get("config") or "") or named_by_variable or None
 
 
-def _refuse_unknown_variables() -> None:
-    known = {name.upper() for name in (*SchedulerSettings.model_fields, *OTHER_PROGRAMS_SETTINGS)}
-    unknown = sorted(
-        name for name in os.environ if name.startswith(ENV_PREFIX) and name.removeprefix(ENV_PREFIX) not in known
-    )
-    if unknown:
-        raise SettingError(f"unknown environment variable {', '.join(unknown)} (--help lists the settings)")
+def _refuse_unknown_variables(environ: Mapping[str, str]) -> None:
+    known = [name.upper() for name in SchedulerSettings.model_fields]
+    problems = [
+        f"there is no environment variable {name}{flags.suggestion(name, known, ENV_PREFIX)}"
+        for name in sorted(environ)
+        if name.startswith(ENV_PREFIX) and name.removeprefix(ENV_PREFIX) not in known
+    ]
+    if problems:
+        raise SettingError("\n".join(problems))

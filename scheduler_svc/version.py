@@ -9,7 +9,7 @@ _PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 
 
 def version() -> str:
-    """The version of the installed distribution, else that of the checkout which this file is part of."""
+    """Returns the version of the installed distribution, else the version of this checkout."""
     try:
         return metadata.version(_DISTRIBUTION)
     except metadata.PackageNotFoundError:

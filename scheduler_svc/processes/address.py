@@ -1,6 +1,6 @@
-"""The address that callers reach: which ones are allowed, and holding one for the front ends that listen on it.
+"""The address that callers reach: which addresses are allowed, and how one is held for the front ends.
 
-Owns the rule that only loopback addresses are used, and the sockets that keep a port for this service. Knows nothing of
+Owns the rule that only loopback addresses are used, and the sockets that reserve a port for this service. Does not know
 gRPC.
 """
 
@@ -10,7 +10,7 @@ import ipaddress
 import socket
 import sys
 
-# Attempts with ports that the system chose: another program may take one before it is held.
+# Attempts with a port that the system chose, because another program may take the port before it is held.
 _TRIES = 16
 # An address of this machine at which no program listens; see `HeldAddress.stop_sharing`.
 _UNUSED_LOOPBACK = "127.255.255.254"
@@ -22,11 +22,11 @@ _REASONS = {
 
 
 class ListenError(Exception):
-    """The address cannot be used; the message says why, the address last."""
+    """The address cannot be used. The message has the cause first and the address last."""
 
 
 def split(listen: str) -> tuple[str, int]:
-    """Host and port of `host:port`. Raises ListenError if it is malformed or not a loopback address.
+    """Returns host and port of `host:port`. Raises ListenError if it is malformed or not a loopback address.
 
     Every program that reaches the port can use the service, which has neither TLS nor authentication yet.
     """
@@ -42,7 +42,7 @@ def split(listen: str) -> tuple[str, int]:
 
 
 def taken(listen: str, error: OSError | None = None) -> ListenError:
-    """The exception for an address that cannot be bound; without `error` the cause is not known."""
+    """Returns the exception for an address that cannot be bound; without `error` the cause is unknown."""
     reason = "the port is taken, or the address does not belong to this machine"
     if error is not None and error.errno is not None:
         reason = _REASONS.get(error.errno) or error.strerror or reason
@@ -52,9 +52,9 @@ def taken(listen: str, error: OSError | None = None) -> ListenError:
 
 
 def hold(listen: str, *, num_sharing: int) -> "HeldAddress | None":
-    """Holds the address for `num_sharing` front ends; outside Linux only checks it and returns None.
+    """Holds the address for `num_sharing` front ends. Outside Linux it only checks the address and returns None.
 
-    Raises ListenError.
+    Raises ListenError if the address cannot be used.
     """
     if sys.platform == "linux":
         return HeldAddress(listen)
@@ -83,15 +83,16 @@ def _bare(host: str) -> str:
 
 
 class HeldAddress:
-    """An address that front ends bind with SO_REUSEPORT, and that stays with this service while none of them lives.
+    """An address that front ends bind with SO_REUSEPORT, reserved for this service also while no front end runs.
 
-    The held sockets never listen, so no caller reaches them. Programs that do not ask to share, and another Tandem,
-    which holds an address first, are refused for as long as this is held. A program that does ask, as other gRPC
-    servers of the same user do by default, is let in only while front ends are started: see `stop_sharing`.
+    The held sockets never listen, so no caller reaches them. While the address is held, the kernel refuses programs
+    that do not share ports, and another Tandem, which holds its address first. A program that shares ports, as other
+    gRPC servers of the same user do by default, can bind the address only while front ends are started: see
+    `stop_sharing`.
     """
 
     def __init__(self, listen: str) -> None:
-        """`listen` as for `split`; for port 0 the system chooses one port for all front ends. Raises ListenError."""
+        """`listen` is `host:port`; for port 0 the system chooses one port for all front ends. Raises ListenError."""
         host, port = split(listen)
         self._sockets: list[socket.socket] = []
         for attempt in range(_TRIES):
@@ -110,13 +111,13 @@ class HeldAddress:
         self._set_sharing(1)
 
     def stop_sharing(self) -> None:
-        """Refuses every program from now on; front ends that listen are not affected.
+        """Refuses every other program; front ends that listen already are not affected.
 
-        The kernel compares a new socket with each of those bound only where the last one bound did not share; so one
+        The kernel compares a new socket with every bound socket only if the last one bound does not share. So a socket
         that does not share is bound for a moment, at an address that no program uses.
         """
         self._set_sharing(0)
-        # If that address is in use after all, sharing stays possible, as it would without this method.
+        # If a program does use that address, sharing stays possible, as without this method.
         with contextlib.suppress(OSError), socket.socket() as unshared:
             unshared.bind((_UNUSED_LOOPBACK, self._port))
 
@@ -131,7 +132,7 @@ class HeldAddress:
 
 
 def _resolved(host: str, port: int) -> list[tuple[int, tuple[str, int]]]:
-    """Family and address of each address that the host name stands for: gRPC binds all of them."""
+    """Returns family and address of each address of the host name, because gRPC binds all of them."""
     found = socket.getaddrinfo(_bare(host), port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys((int(family), (str(where[0]), port)) for family, _, _, _, where in found))
 
@@ -150,7 +151,7 @@ def _hold_all(host: str, port: int) -> list[socket.socket]:
             try:
                 held.append(_hold(family, where))
             except OSError as error:
-                # The name localhost stands for ::1 also on machines without IPv6.
+                # localhost resolves to ::1 also on machines without IPv6.
                 if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                     raise
         if not held:
@@ -163,11 +164,11 @@ def _hold_all(host: str, port: int) -> list[socket.socket]:
 
 
 def _hold(family: int, where: tuple[str, int]) -> socket.socket:
-    """A bound socket beside which only sockets with SO_REUSEPORT can be bound. Raises OSError if the port is taken.
+    """Binds a socket beside which only sockets with SO_REUSEPORT can be bound. Raises OSError if the port is taken.
 
-    SO_REUSEADDR is needed because the connections of a service that just ended linger. It lets two sockets bind at the
-    same moment, but only one of them can listen; then the option is turned off, and no other socket can bind. A socket
-    that stops listening stays bound.
+    SO_REUSEADDR is needed because connections of a service that just ended stay for a while. With it two sockets can
+    bind at the same moment, but only one of them can listen. That one turns the option off, so no other socket can
+    bind. A socket that stops listening stays bound.
     """
     held = socket.socket(family)
     try:

@@ -1,7 +1,7 @@
-"""One front end as a child process: started, watched, started again when it dies or hangs, stopped at the end.
+"""One front end as a child process: started, watched, restarted when it dies or hangs, stopped at the end.
 
-Owns the child and what it prints. Knows nothing of requests. The address of the first start is kept, so that a front
-end which is started again listens where callers expect it, also if the system chose the port.
+Owns the child process and its output. Does not know requests. The address of the first start is kept, so that a
+restarted front end listens where callers expect it, also if the system chose the port.
 """
 
 import logging
@@ -17,18 +17,18 @@ log = logging.getLogger("tandem.core")
 # The lines of a front end's stdout.
 READY, FAILED, ALIVE = "frontend listening on ", "frontend failed: ", "frontend alive"
 # A front end prints ALIVE every second from its event loop. One that hangs keeps its share of the port, and callers
-# that the kernel sends there would wait for ever.
+# that the kernel connects to it would wait for ever.
 SILENCE_SECONDS = 15.0
-# If this process itself was stalled for so long, it could not read what its children printed.
+# If this process itself was stalled for this long, it could not read the output of its children.
 _UNWATCHED_SECONDS = 1.0
 _FIRST_BACKOFF_SECONDS, _LAST_BACKOFF_SECONDS = 0.1, 5.0
-# A front end that ran for so long is started again at once, whatever happened to those before it.
+# A front end that listened for this long is restarted with the first backoff.
 _STEADY_SECONDS = 10.0
 STOP_SECONDS = 5.0
 
 
 class FrontendFailed(Exception):
-    """A front end ended before it ever listened. The message ends with the cause."""
+    """A front end ended before it listened for the first time. The message ends with the cause."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -36,7 +36,7 @@ class FrontendFailed(Exception):
 
 
 class FrontendProcess:
-    """One front end. `flags` are its own, without --listen and --secret-fd."""
+    """One front end. `flags` are its flags except --listen and --secret-fd."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class FrontendProcess:
         on_ready: Callable[[], None],
         silence_seconds: float,
     ) -> None:
-        """`on_ready` is called in a thread, each time it listens; `on_start` before each start."""
+        """`on_start` is called before each start, `on_ready` in a thread each time the front end begins to listen."""
         self.listen = listen
         self.is_listening = False
         self._name = name
@@ -67,9 +67,10 @@ class FrontendProcess:
         self._reader: threading.Thread | None = None
 
     def watch(self, *, restart: bool) -> None:
-        """Starts it if it does not run. Raises FrontendFailed if it ended before it ever listened.
+        """Starts the process if it does not run, kills it if it is silent. Call it every turn.
 
-        Without `restart` a front end that ended is not replaced: the service is stopping.
+        Raises FrontendFailed if it ended before it listened for the first time. Without `restart`, while the service
+        stops, a front end that ended is not replaced.
         """
         child, now = self._child, time.monotonic()
         if child is not None:
@@ -82,7 +83,7 @@ class FrontendProcess:
 
     def _ended(self, code: int, now: float, *, restart: bool) -> None:
         assert self._reader is not None
-        # Its last line is the cause.
+        # The cause is its last line.
         self._reader.join(_UNWATCHED_SECONDS)
         if self.is_listening and now - self._ready_at >= _STEADY_SECONDS:
             self._backoff_seconds = _FIRST_BACKOFF_SECONDS
@@ -92,7 +93,7 @@ class FrontendProcess:
             raise FrontendFailed(f"{self._name} ended with code {code} before it listened{cause}", code)
         if restart:
             pause = f"{self._backoff_seconds:g} s"
-            log.warning("%s ended with code %d and is started again in %s%s", self._name, code, pause, cause)
+            log.warning("%s ended with code %d and is restarted in %s%s", self._name, code, pause, cause)
         self._back_off(now)
 
     def _check_alive(self, child: subprocess.Popen[str], now: float) -> None:
@@ -101,7 +102,7 @@ class FrontendProcess:
         self._watched_at = now
         if self.is_listening and now - self._heard_at > self._silence_seconds:
             log.warning("%s has been silent for %g s and is killed", self._name, self._silence_seconds)
-            # A later turn sees that it ended.
+            # A later call of `watch` sees that it ended.
             self._heard_at = now
             child.kill()
 
@@ -115,18 +116,18 @@ class FrontendProcess:
         try:
             self._child = self._popen()
         except OSError as error:
-            # The machine has no room for another process now; the other front ends go on.
+            # The machine cannot start another process now; the other front ends continue.
             if not self._was_ready:
                 raise FrontendFailed(f"{self._name} cannot be started: {error.strerror}", 1) from None
             pause = f"{self._backoff_seconds:g} s"
-            log.warning("%s cannot be started and is tried again in %s: %s", self._name, pause, error.strerror)
+            log.warning("%s cannot be started; the next attempt is in %s: %s", self._name, pause, error.strerror)
             self._back_off(now)
             return
         self._reader = threading.Thread(target=self._read, args=(self._child,), daemon=True)
         self._reader.start()
 
     def _popen(self) -> subprocess.Popen[str]:
-        """Starts the process; the secret waits in a pipe that only it inherits."""
+        """Starts the process, which inherits a pipe that holds the secret."""
         reading, writing = os.pipe()
         try:
             os.write(writing, self._secret)
@@ -160,26 +161,26 @@ class FrontendProcess:
                     self._on_ready()
 
     def is_pid(self, pid: str) -> bool:
-        """Whether it runs under this process id."""
+        """Whether the front end has this process id."""
         return self._child is not None and pid == str(self._child.pid)
 
     def kill(self) -> None:
-        """Kills it; `watch` replaces it."""
+        """Kills the process; `watch` replaces it."""
         if self._child is not None:
             self._child.kill()
 
     @property
     def is_running(self) -> bool:
-        """Whether it runs."""
+        """Whether the process runs."""
         return self._child is not None and self._child.poll() is None
 
     def terminate(self) -> None:
-        """Asks it to end once its streams have."""
+        """Asks the process to end after its streams."""
         if self._child is not None:
             self._child.terminate()
 
     def wait(self, seconds: float) -> None:
-        """Waits until it has ended; kills it if that takes longer."""
+        """Waits until the process has ended; kills it after `seconds`."""
         child, self._child = self._child, None
         if child is None:
             return

@@ -1,6 +1,6 @@
-"""All front ends of the service: they share one address and one secret, and are watched and stopped together.
+"""All front-end processes of the service: they share one address and one secret, and are watched and stopped together.
 
-Owns the address and the secret by which a front end proves that it belongs to this service. Knows nothing of requests.
+Owns the address, and the secret with which a front end proves that this service started it. Does not know requests.
 """
 
 import secrets
@@ -15,12 +15,12 @@ SECRET_BYTES = 32
 
 
 class FrontendProcesses:
-    """`count` front ends at one address. Announces the address once all listen, and again when one was replaced."""
+    """`count` front ends at one address. Announces the address when all listen, and again after a replacement."""
 
     def __init__(self, count: int, *, listen: str, flags: list[str], silence_seconds: float = SILENCE_SECONDS) -> None:
-        """Starts nothing yet. Raises ListenError if the address cannot be used.
+        """Holds the address and starts no process; `watch` does. Raises ListenError if the address cannot be used.
 
-        A front end that listens and has printed nothing for `silence_seconds` is replaced.
+        A front end that listens and prints nothing for `silence_seconds` is replaced.
         """
         self.secret = secrets.token_bytes(SECRET_BYTES)
         self._held = hold(listen, num_sharing=count)
@@ -38,13 +38,13 @@ class FrontendProcesses:
             )
             for number in range(1, count + 1)
         ]
-        # Held while it is decided whether the port is shared.
+        # Guards the decision whether other sockets may share the port.
         self._sharing = threading.Lock()
-        self._is_asked = False
+        self._is_stopping = False
 
     @property
     def listen(self) -> str:
-        """The address that callers reach, host:port. Outside Linux a port 0 is known only once a front end listens."""
+        """The address that callers reach, host:port. Outside Linux a port 0 is replaced once a front end listens."""
         return self._children[0].listen
 
     def _start_sharing(self) -> None:
@@ -60,12 +60,12 @@ class FrontendProcesses:
                 announce("%s%s", READY, self.listen)
 
     def watch(self, *, restart: bool) -> None:
-        """Each as `FrontendProcess.watch`."""
+        """Starts, checks and restarts each front end; see `FrontendProcess.watch`."""
         for child in self._children:
             child.watch(restart=restart)
 
-    def give_up(self, frontend: str) -> None:
-        """The core lost this front end (f-<pid>-…). If it lives it reads nothing, so it is killed and replaced."""
+    def kill(self, frontend: str) -> None:
+        """Kills a front end (f-<pid>-…) that the core lost, in case it hangs; `watch` replaces it."""
         _, _, rest = frontend.partition("-")
         for child in self._children:
             if child.is_pid(rest.partition("-")[0]):
@@ -73,18 +73,18 @@ class FrontendProcesses:
 
     @property
     def is_running(self) -> bool:
-        """Whether one of them runs."""
+        """Whether at least one front end runs."""
         return any(child.is_running for child in self._children)
 
     def ask_to_stop(self) -> None:
-        """Asks each to end once its streams have; only the first call does anything."""
-        if not self._is_asked:
-            self._is_asked = True
+        """Asks each front end to end after its streams. Later calls do nothing."""
+        if not self._is_stopping:
+            self._is_stopping = True
             for child in self._children:
                 child.terminate()
 
     def stop(self) -> None:
-        """Ends them: asks first, then kills."""
+        """Asks all front ends to end, kills those that take too long, and frees the address."""
         self.ask_to_stop()
         limit = time.monotonic() + STOP_SECONDS
         for child in self._children:

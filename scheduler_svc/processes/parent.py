@@ -1,4 +1,4 @@
-"""Ties the life of this process to its parent's. Owns nothing."""
+"""Ends this process with its parent. Owns nothing."""
 
 import ctypes
 import os
@@ -9,7 +9,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
-    """Asks the kernel to kill this process when its parent dies, however that dies. Does nothing outside Linux."""
+    """Asks the kernel to kill this process when its parent ends, also if the parent is killed. Linux only."""
     parent = os.getppid()
     if sys.platform != "linux":
         return

@@ -1,7 +1,7 @@
-"""The folder of the sockets: made with mode 0700, owned by this user, held by one scheduler at a time.
+"""The folder of the sockets: created with mode 0700, owned by this user, held by one scheduler at a time.
 
-Owns the folder's lock, and notices when the folder or what the service needs in it is removed. Other users of the
-machine can neither connect nor put a socket of their own there.
+Owns the folder's lock, and detects when the folder, a socket or the key is removed. Other users of the machine can
+neither connect nor create a socket in the folder.
 """
 
 import fcntl
@@ -22,7 +22,7 @@ _LONGEST_NAME = max(_SOCKETS, key=len)
 
 
 class RuntimeDir:
-    """Opened at start, held until the process ends."""
+    """The folder, opened at start and locked until the process ends."""
 
     def __init__(self, path: Path) -> None:
         """Raises SettingError if the folder cannot be used or another scheduler holds it."""
@@ -36,7 +36,7 @@ class RuntimeDir:
             self.worker_key = worker_key.read_or_create(path)
         except BlockingIOError:
             raise SettingError(
-                f"another scheduler holds runtime_dir {path}; give this one a folder of its own (--runtime-dir)"
+                f"another scheduler holds runtime_dir {path}; choose another folder with --runtime-dir"
             ) from None
         except OSError as error:
             raise SettingError(f"runtime_dir {path} cannot be used: {error.strerror}") from None
@@ -46,21 +46,21 @@ class RuntimeDir:
 
     @property
     def worker_endpoint(self) -> str:
-        """Where workers connect."""
+        """The endpoint that workers connect to."""
         return f"ipc://{self.path}/worker.sock"
 
     @property
     def frontend_endpoint(self) -> str:
-        """Where front ends connect."""
+        """The endpoint that front ends connect to."""
         return f"ipc://{self.path}/frontend.sock"
 
     def sockets_bound(self) -> None:
-        """Call it once both sockets are bound; from then on `watch` looks whether all is still there."""
+        """Remembers the files as they are now; `watch` compares them. Call it when both sockets are bound."""
         names = (*_SOCKETS, worker_key.NAME)
         self._marks = {path: _mark(path) for path in (self.path, *(self.path / name for name in names))}
 
     def watch(self) -> None:
-        """Logs when the folder, a socket or the key was removed or replaced, and when it is back."""
+        """Logs when the folder, a socket or the key is removed or replaced, and when it is back."""
         missing = next((path for path, mark in self._marks.items() if _mark(path) != mark), None)
         if missing is not None and self._missing is None:
             log.error(
@@ -94,11 +94,11 @@ def _check_access(path: Path) -> None:
 
 
 def _mark(path: Path) -> tuple[int, ...] | None:
-    """Differs for another file at the same path; None if there is none."""
+    """Returns a value that identifies the file at this path, None if there is no file."""
     try:
         status = path.lstat()
     except OSError:
         return None
-    # A number is used again soon. The time of a folder changes with what is in it; that of a socket never does.
+    # An inode number is reused soon, so the time is compared too. A folder's time changes with its content.
     time = () if stat.S_ISDIR(status.st_mode) else (status.st_mtime_ns,)
     return status.st_dev, status.st_ino, *time

@@ -1,7 +1,7 @@
-"""The key by which workers prove that they belong to a runtime folder. Owns the file worker.key.
+"""The key with which workers prove that they belong to a runtime folder. Owns the file worker.key.
 
-Whichever of scheduler and worker starts first creates it: 32 random bytes, mode 0600. It guards against a stray process
-that joins by mistake, not against another program of the same user.
+The first of scheduler and worker to start creates it: 32 random bytes, mode 0600. It protects against a process that
+joins by mistake, not against another program of the same user.
 """
 
 import contextlib
@@ -15,12 +15,12 @@ from scheduler_svc.flags import SettingError
 
 NAME = "worker.key"
 KEY_BYTES = 32
-# How often a file is read again that the other program has created and not written yet.
+# Attempts to read a file that another program has created and not written yet.
 _TRIES, _PAUSE_SECONDS = 50, 0.02
 
 
 def read_or_create(folder: Path) -> bytes:
-    """The key of the folder. Raises SettingError if the file is not this user's alone, OSError."""
+    """Returns the key. Raises SettingError if other users could have written the file, OSError if it cannot be read."""
     path = folder / NAME
     with contextlib.suppress(FileExistsError):
         _create(path)
@@ -32,7 +32,7 @@ def read_or_create(folder: Path) -> bytes:
 
 
 def _create(path: Path) -> None:
-    """Writes the key to another name and links it to `path`, so that a reader never finds a part of it."""
+    """Writes the key under another name and links it to `path`, so that a reader never reads a part of it."""
     draft = path.with_name(f".{NAME}-{secrets.token_hex(8)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:

@@ -1,8 +1,9 @@
-"""The core's event log: what came in and when, written by --record and read by the replay.
+"""The core's event log: every event and its time, written by --record and read by the replay.
 
-Owns the file. An event is written before it is handled, so the one that breaks the core is in the log; it carries a
-digest of all effects before it, so a replay proves that the same events give the same effects. A log that was closed in
-order ends with an entry that has only the digest. Events travel as the protobuf messages that they came from.
+Owns the file. An event is written before the core handles it, so the log contains the event that breaks the core. Each
+entry carries a digest of all effects before it, so a replay proves that the same events give the same effects. A log
+that was closed in order ends with an entry that has only the digest. Events are stored as the protobuf messages that
+they came from.
 """
 
 import hashlib
@@ -20,14 +21,15 @@ from tandem.internal.v1 import record_pb2 as pb
 from scheduler_svc import private_file
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
-from scheduler_svc.core.messages.config import Admission, CoreConfig, Policy
+from scheduler_svc.core.messages.config import CoreConfig
+from scheduler_svc.recording import core_config
 from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire import worker as worker_wire
 from scheduler_svc.wire.arrays import WireError, parsed
 
 log = logging.getLogger("tandem.core")
 
-_VERSION = 4
+_VERSION = 5
 _LENGTH = struct.Struct("<I")
 _MAX_ENTRY = 1 << 28
 
@@ -39,12 +41,12 @@ class EffectsDigest:
         self._hash = hashlib.sha256()
 
     def add(self, effects: list[fx.Effect]) -> None:
-        """Takes in the effects of one event."""
+        """Adds the effects of one event."""
         for effect in effects:
             self._feed(effect)
 
     def value(self) -> int:
-        """The first 8 bytes, as a number."""
+        """Returns the first 8 bytes as a number."""
         return int.from_bytes(self._hash.copy().digest()[:8], "little")
 
     def _feed(self, value: Any) -> None:
@@ -66,46 +68,31 @@ class EffectsDigest:
 
 
 class Recorder:
-    """Writes a fresh file; a disk that takes no more ends the recording, not the service."""
+    """Writes a new file. If it cannot be written any more, the recording ends and the service continues."""
 
     def __init__(self, path: Path, config: CoreConfig) -> None:
-        """Raises OSError, FileExistsError where the file exists."""
+        """Raises FileExistsError if the file exists, OSError if it cannot be created."""
         self._file = private_file.create(path)
         self._is_broken = False
         self._digest = EffectsDigest()
-        header = pb.RecordedHeader(
-            version=_VERSION,
-            max_waiting=config.max_waiting,
-            max_waiting_tokens=config.max_waiting_tokens,
-            plans_in_flight=config.plans_in_flight,
-            step_timeout_seconds=config.step_timeout_seconds,
-            silence_timeout_seconds=config.silence_timeout_seconds,
-            max_worker_wait_seconds=config.max_worker_wait_seconds,
-            max_plan_bytes=config.max_plan_bytes,
-            prove_workers=config.prove_workers,
-            report_steps=config.report_steps,
-            mixed_steps=config.policy.mixed_steps,
-            admission=config.policy.admission,
-            cache_aware=config.policy.cache_aware,
-            fair_share=config.policy.fair_share,
-        )
+        header = pb.RecordedHeader(version=_VERSION, core_config=core_config.encode(config))
         self._write(header.SerializeToString())
 
     def add_event(self, entry: pb.RecordedEvent) -> None:
-        """An event that is about to be handled: `now`, `peer` and the event set."""
+        """Writes an event that the core is about to handle; `now`, `peer` and the event are set."""
         entry.effects_digest = self._digest.value()
         self._write(entry.SerializeToString())
 
     def add_effects(self, effects: list[fx.Effect]) -> None:
-        """What came of the event written last."""
+        """Adds the effects of the event written last to the digest."""
         self._digest.add(effects)
 
     def flush(self) -> None:
-        """Hands what was written to the system, so that it outlives this process."""
+        """Passes all entries to the operating system, so that they outlive this process."""
         self._guard(self._file.flush)
 
     def close(self) -> None:
-        """Ends the log with the last digest."""
+        """Writes the last digest and closes the file."""
         self._write(pb.RecordedEvent(effects_digest=self._digest.value()).SerializeToString())
         self._guard(self._file.close)
 
@@ -118,36 +105,20 @@ class Recorder:
             action()
         except OSError as error:
             if not self._is_broken:
-                log.error("recording ends here, %s cannot be written: %s", self._file.name, error.strerror)
+                log.error("recording stopped: %s cannot be written: %s", self._file.name, error.strerror)
             self._is_broken = True
 
 
 def read(path: Path) -> tuple[CoreConfig, Iterator[pb.RecordedEvent]]:
-    """The core's settings and the entries of a log. A last entry cut short by a crash is left out."""
+    """Returns the core's settings and the entries of a log, without a last entry that a crash cut short.
+
+    Raises OSError if the file cannot be read, WireError if it is not a log of this version.
+    """
     entries = _entries(path)
     header = parsed(pb.RecordedHeader, next(entries, b""))
     if header.version != _VERSION:
-        raise WireError(f"{path} has version {header.version}; this program reads {_VERSION}")
-    if header.admission not in list(Admission):
-        raise WireError(f"{path} has admission {header.admission!r}; this program knows {', '.join(Admission)}")
-    config = CoreConfig(
-        max_waiting=header.max_waiting,
-        max_waiting_tokens=header.max_waiting_tokens,
-        plans_in_flight=header.plans_in_flight,
-        step_timeout_seconds=header.step_timeout_seconds,
-        silence_timeout_seconds=header.silence_timeout_seconds,
-        max_worker_wait_seconds=header.max_worker_wait_seconds,
-        max_plan_bytes=header.max_plan_bytes,
-        prove_workers=header.prove_workers,
-        report_steps=header.report_steps,
-        policy=Policy(
-            mixed_steps=header.mixed_steps,
-            admission=Admission(header.admission),
-            cache_aware=header.cache_aware,
-            fair_share=header.fair_share,
-        ),
-    )
-    return config, (parsed(pb.RecordedEvent, data) for data in entries)
+        raise WireError(f"it has version {header.version}; this program reads version {_VERSION} only")
+    return core_config.decode(header.core_config), (parsed(pb.RecordedEvent, data) for data in entries)
 
 
 def _entries(path: Path) -> Iterator[bytes]:
@@ -155,7 +126,7 @@ def _entries(path: Path) -> Iterator[bytes]:
         while len(prefix := file.read(_LENGTH.size)) == _LENGTH.size:
             (length,) = _LENGTH.unpack(prefix)
             if length > _MAX_ENTRY:
-                raise WireError(f"{path} has an entry of {length} bytes; the limit is {_MAX_ENTRY}")
+                raise WireError(f"an entry has {length:,} bytes; the limit is {_MAX_ENTRY:,}")
             data = file.read(length)
             if len(data) < length:
                 return
@@ -163,7 +134,7 @@ def _entries(path: Path) -> Iterator[bytes]:
 
 
 def event_of(entry: pb.RecordedEvent) -> ev.Event:
-    """What an entry meant to the core. Raises WireError."""
+    """Returns the core's event for an entry. Raises WireError if the entry has none."""
     match entry.WhichOneof("event"):
         case "frontend":
             return frontend_wire.event_of(entry.frontend, entry.peer)
@@ -180,4 +151,4 @@ def event_of(entry: pb.RecordedEvent) -> ev.Event:
         case "drain_ended":
             return ev.DrainEnded()
         case _:
-            raise WireError("an entry without an event")
+            raise WireError("an entry has no event")

@@ -1,6 +1,6 @@
-"""`python -m scheduler_svc.recording.replay FILE`: feeds a recorded event log to a new core, compares effects.
+"""`python -m scheduler_svc.recording.replay FILE`: passes a recorded event log to a new core and compares effects.
 
-Owns nothing. With --audit every invariant is checked after every event. Exit code 1 at the first difference.
+Owns nothing. With --audit the core's invariants are checked after every event. Exit code 1 at the first difference.
 """
 
 import argparse
@@ -8,14 +8,14 @@ from pathlib import Path
 
 from scheduler_svc.core.invariants import audit
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.recording import event_log as record
+from scheduler_svc.recording import event_log
 from scheduler_svc.wire.arrays import WireError
 
 
 def replay(path: Path, *, audited: bool) -> int:
-    """Events replayed. Raises SystemExit where the effects differ from those recorded."""
-    config, entries = record.read(path)
-    core, digest = Scheduler(config), record.EffectsDigest()
+    """Returns the number of events. Raises SystemExit if the effects differ from those recorded."""
+    config, entries = event_log.read(path)
+    core, digest = Scheduler(config), event_log.EffectsDigest()
     count, before = 0, "start"
     for entry in entries:
         if digest.value() != entry.effects_digest:
@@ -24,17 +24,17 @@ def replay(path: Path, *, audited: bool) -> int:
         if before is None:
             break
         count += 1
-        digest.add(core.handle(record.event_of(entry), entry.now))
+        digest.add(core.handle(event_log.event_of(entry), entry.now))
         if audited:
             audit(core)
     return count
 
 
 def main() -> None:
-    """The command line."""
+    """Parses the command line, replays, and prints the result."""
     parser = argparse.ArgumentParser(prog="python -m scheduler_svc.recording.replay", description=__doc__)
-    parser.add_argument("file", type=Path, help="what --record wrote")
-    parser.add_argument("--audit", action="store_true", help="check every invariant after every event")
+    parser.add_argument("file", type=Path, help="file that --record wrote")
+    parser.add_argument("--audit", action="store_true", help="check the core's invariants after every event")
     arguments = parser.parse_args()
     try:
         count = replay(arguments.file, audited=arguments.audit)

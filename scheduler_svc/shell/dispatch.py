@@ -1,6 +1,6 @@
-"""Carries the core's effects out: frames to workers and front ends, lines to the log and the steps' file.
+"""Carries out the core's effects: sends frames to workers and front ends, writes the log and the steps file.
 
-Owns the list of peers that could not be reached, until the loop reports them to the core. Decides nothing.
+Owns the list of peers that could not be reached until they are reported to the core. Decides nothing.
 """
 
 import logging
@@ -14,51 +14,51 @@ from scheduler_svc.core.messages.reports import StepReport
 from scheduler_svc.logs import announce
 from scheduler_svc.recording.steps_file import StepsFile
 from scheduler_svc.shell.router_link import PeerLostError, RouterLink
-from scheduler_svc.shell.served_model import ModelCard
+from scheduler_svc.shell.served_model import ServedModel
 from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire import worker as worker_wire
 
 log = logging.getLogger("tandem.core")
 
-# The client's default: a command needs no --address for it.
+# The client uses this address by default, so the printed command needs no --address.
 _DEFAULT_ADDRESS = "127.0.0.1:50051"
 
 
-class Outlet:
-    """`lost`: (link, peer, reason), oldest first."""
+class EffectDispatcher:
+    """`lost_peers` has (link, peer, reason), the oldest first."""
 
     def __init__(
         self,
         *,
         workers: RouterLink,
         frontends: RouterLink,
-        card: ModelCard,
+        served_model: ServedModel,
         steps: StepsFile | None,
         listen: Callable[[], str],
         joined: Callable[[], Collection[str]],
     ) -> None:
-        """`listen` gives the address that callers reach, `joined` the workers that the core has accepted."""
+        """`listen` returns the address that callers reach, `joined` the workers that the core has accepted."""
         self._was_ready = False
         self._workers = workers
         self._listen = listen
         self._joined = joined
         self._frontends = frontends
-        self._card = card
+        self._served_model = served_model
         self._steps = steps
-        self.lost: deque[tuple[RouterLink, str, str]] = deque()
+        self.lost_peers: deque[tuple[RouterLink, str, str]] = deque()
 
     def answer_worker(self, effects: list[fx.Effect], join: worker_pb2.Join | None = None) -> list[fx.Effect]:
-        """Answers a worker's message, perhaps a Join, at once; returns the other effects.
+        """Answers a worker's message at once; returns the other effects. `join` is set if the message was a Join.
 
-        What it sent next may be in the same turn, and its answers must go out in the order of what they answer: after
-        Joined, a Rejoin for something before that would undo it.
+        The worker's next message may come in the same turn, and answers must be sent in the order of the messages: a
+        Rejoin that answers a message before the Join would undo the Join if it were sent after Joined.
         """
         rest: list[fx.Effect] = []
         for effect in effects:
             match effect:
                 case fx.WorkerAccepted():
-                    assert join is not None, "a worker was accepted that did not join"
-                    self._card.joined(effect.worker, join, self._joined())
+                    assert join is not None, "the core accepted a worker that sent no Join"
+                    self._served_model.joined(effect.worker, join, self._joined())
                     log.info(
                         "worker %s joined with %s on %s (%s): %d pages of %d, %d rows",
                         effect.worker, join.model, join.device, join.dtype,
@@ -67,7 +67,7 @@ class Outlet:
                     self._workers.limit_frames(effect.worker, join.max_frame_bytes)
                     self.send(self._workers, effect.worker, worker_wire.joined_frame(effect.generation, self._listen()))
                 case fx.WorkerProven():
-                    self._card.proven(effect.worker)
+                    self._served_model.proven(effect.worker)
                 case fx.WorkerRefused():
                     self._refuse(effect)
                 case fx.AskRejoin():
@@ -76,8 +76,8 @@ class Outlet:
                     rest.append(effect)
         return rest
 
-    def carry_out(self, effects: list[fx.Effect]) -> None:
-        """Workers first: the device must not wait for anybody's text."""
+    def dispatch(self, effects: list[fx.Effect]) -> None:
+        """Carries out effects, those for workers first, so that no device waits while text is sent to front ends."""
         later: list[frontend_wire.FrontendEffect | fx.ModelServed] = []
         reports: list[StepReport] = []
         for effect in effects:
@@ -93,7 +93,7 @@ class Outlet:
                 case StepReport():
                     reports.append(effect)
                 case fx.WorkerAccepted() | fx.WorkerProven():
-                    raise AssertionError(f"{effect} answers a worker's message, and none came")
+                    raise AssertionError(f"{effect} does not answer a worker's message")
                 case _:
                     later.append(effect)
         for effect in later:
@@ -104,11 +104,11 @@ class Outlet:
             self._steps.write_due()
 
     def send(self, link: RouterLink, peer: str, frame: bytes) -> None:
-        """Sends, or remembers that the peer is lost."""
+        """Sends a frame, or adds the peer to `lost_peers` if it cannot be reached."""
         try:
             link.send(peer, frame)
         except PeerLostError as error:
-            self.lost.append((link, peer, str(error)))
+            self.lost_peers.append((link, peer, str(error)))
 
     def _refuse(self, effect: fx.WorkerRefused) -> None:
         self.send(self._workers, effect.worker, worker_wire.refused_frame(effect.reason, retry=effect.retry))
@@ -118,10 +118,10 @@ class Outlet:
             return frontend_wire.frame_of(effect)
         if effect.info is not None:
             self._announce_ready()
-        return frontend_pb2.CoreToFrontend(model_state=self._card.state(effect)).SerializeToString()
+        return frontend_pb2.CoreToFrontend(model_state=self._served_model.state(effect)).SerializeToString()
 
     def _announce_ready(self) -> None:
-        """Logs once, when the first model is served, the command that tries the service."""
+        """Logs a command that tries the service, once, when the first model is served."""
         if not self._was_ready:
             self._was_ready = True
             address = self._listen()

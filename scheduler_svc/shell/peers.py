@@ -1,8 +1,8 @@
-"""Who may speak to the core, and the count of the frames that are dropped.
+"""The credentials of peers, and the count of the frames that are dropped.
 
-Owns the workers' key, the front ends' secret, and the table of peers that sent frames which were dropped: the first is
-logged, those that follow are counted and reported as a number every ten seconds. The table is bounded, so peers that
-connect under ever new names cost neither memory nor log lines. Reads no frame.
+Owns the workers' key, the front ends' secret, and the table of peers that sent frames which were dropped. The first
+dropped frame of a peer is logged, the next ones are counted and reported as a number every ten seconds. The table is
+bounded, so peers that connect under new names again and again cost neither memory nor log lines. Reads no frame.
 """
 
 import hmac
@@ -18,24 +18,24 @@ _MAX_NAMED = 16
 
 
 class Credentials:
-    """What workers and front ends prove themselves with; compared in constant time, never logged or recorded."""
+    """The worker key and the front-end secret, compared in constant time, never logged or recorded."""
 
     def __init__(self, *, worker_key: bytes, key_path: Path, frontend_secret: bytes) -> None:
         self._worker_key = worker_key
         self._key_path = key_path
         self._frontend_secret = frontend_secret
 
-    def admit_worker(self, key: bytes) -> bool:
-        """Whether a Join with this key belongs to the runtime folder."""
+    def is_worker_key(self, key: bytes) -> bool:
+        """Whether this is the key of the runtime folder, so that a Join with it is accepted."""
         return hmac.compare_digest(key, self._worker_key)
 
-    def admit_frontend(self, secret: bytes) -> bool:
-        """Whether a Hello with this secret comes from a process that this service started."""
+    def is_frontend_secret(self, secret: bytes) -> bool:
+        """Whether this is the secret of this service, so that a Hello with it comes from a process that it started."""
         return hmac.compare_digest(secret, self._frontend_secret)
 
     @property
     def refusal(self) -> str:
-        """What a worker with another key is answered."""
+        """The answer to a worker with a wrong key."""
         return (
             f"its key is not the one in {self._key_path}: the file was replaced after the worker read it, or the "
             "worker uses another folder; start the worker again with the scheduler's runtime_dir"
@@ -43,7 +43,7 @@ class Credentials:
 
 
 class DroppedFrames:
-    """Counts what was dropped, per peer, and says so at a bounded rate."""
+    """Counts dropped frames per peer and logs them at a bounded rate."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -52,7 +52,7 @@ class DroppedFrames:
         self._report_at = 0.0
 
     def add(self, peer: str, reason: str) -> bool:
-        """Counts one frame. True for the peer's first one since the last report, which is logged with its reason."""
+        """Counts one frame. Returns True if it is logged: the peer's first one since the last report."""
         self.total += 1
         if peer in self._unreported:
             self._unreported[peer] += 1
@@ -65,7 +65,7 @@ class DroppedFrames:
         return False
 
     def report(self, now: float) -> None:
-        """Called at least once a second: every ten seconds logs how many more were dropped, and forgets the peers."""
+        """Logs every ten seconds how many more frames were dropped, and clears the table. Call it once a second."""
         if now < self._report_at:
             return
         self._report_at = now + _REPORT_SECONDS

@@ -1,12 +1,12 @@
-"""ZeroMQ towards many peers: one ROUTER that never blocks, never drops a frame silently, and finds out which peer left.
+"""One ZeroMQ ROUTER to many peers: it never blocks, never drops a frame silently, and detects lost peers.
 
-Owns its socket, its monitor and the largest frame that each peer takes. Knows nothing of what the frames mean.
+Owns its socket, its monitor and the largest frame that each peer accepts. Does not read the frames.
 
-A ROUTER does not say which peer left. The socket's monitor says that one did; then every known peer is probed with an
-empty frame, and those that can no longer be routed to are gone. That finds a killed process within milliseconds.
+A ROUTER does not report which peer disconnected. The socket's monitor reports that one did. Then every known peer is
+probed with an empty frame, and a peer that cannot be routed to is gone. This detects a killed process in milliseconds.
 
-A peer's identity belongs to the connection that brought it first: a second connection with the same identity is ignored
-while the first one lives. So a peer that connects again must take a new identity.
+A peer's identity belongs to the connection that used it first: a second connection with the same identity is ignored
+while the first one is open. So a peer that connects again must use a new identity.
 """
 
 from collections.abc import Container, Iterable, Iterator
@@ -14,24 +14,24 @@ from collections.abc import Container, Iterable, Iterator
 import zmq
 import zmq.utils.monitor
 
-# Frames a peer may have unread before it counts as lost.
+# A peer with this many unread frames is lost.
 _SEND_LIMIT = 4096
 _RECEIVE_LIMIT = 65_536
 PROBE = b""
-# What workers and front ends of this version take at least.
+# Workers and front ends of this version accept frames of at least this size.
 MAX_SENT_BYTES = 64 << 20
 
 
 class PeerLostError(Exception):
-    """The peer cannot be sent to: it is gone, or it no longer reads."""
+    """A frame cannot be sent: the peer is gone, or it no longer reads."""
 
 
-class FrameTooLargeError(PeerLostError):
-    """The peer would end its connection at this frame, for good; nothing was sent."""
+class PeerFrameTooLargeError(PeerLostError):
+    """The frame is above the peer's limit, at which the peer would close the connection; nothing was sent."""
 
 
 class RouterLink:
-    """Binds `endpoint`; frames above `max_frame_bytes` end their sender's connection before memory is taken."""
+    """Binds `endpoint`. A frame above `max_frame_bytes` closes its sender's connection before memory is allocated."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class RouterLink:
         max_frame_bytes: int,
         max_sent_bytes: int = MAX_SENT_BYTES,
     ) -> None:
-        """`max_sent_bytes`: the largest frame for peers that `limit_frames` was not called for."""
+        """`max_sent_bytes`: the largest frame to peers without a limit of their own (`limit_frames`)."""
         self._max_sent_bytes = max_sent_bytes
         self._limits: dict[str, int] = {}
         self.socket = context.socket(zmq.ROUTER)
@@ -55,12 +55,12 @@ class RouterLink:
         try:
             self.socket.bind(endpoint)
         except zmq.ZMQError:
-            # An open socket would keep the context from ending.
+            # The context cannot end while a socket is open.
             self.close()
             raise
 
     def receive(self, limit: int) -> Iterator[tuple[str, bytes | None]]:
-        """What has come, at most `limit` messages: (peer, payload). The payload is None if it had several parts."""
+        """Yields (peer, payload) of at most `limit` messages. The payload is None if the message has several parts."""
         for _ in range(limit):
             try:
                 parts = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -69,19 +69,19 @@ class RouterLink:
             yield parts[0].decode("latin-1"), parts[1] if len(parts) == 2 else None
 
     def limit_frames(self, peer: str, max_bytes: int) -> None:
-        """Sets the largest frame that this peer takes; 0 leaves the default."""
+        """Sets the largest frame that this peer accepts; 0 keeps the default."""
         if max_bytes:
             self._limits[peer] = max_bytes
 
-    def keep_limits(self, peers: Container[str]) -> None:
-        """Forgets the limits of all other peers."""
+    def keep_limits_of(self, peers: Container[str]) -> None:
+        """Drops the limits of all other peers."""
         self._limits = {peer: limit for peer, limit in self._limits.items() if peer in peers}
 
     def send(self, peer: str, payload: bytes) -> None:
-        """Queues the frame for the peer. Raises PeerLostError if it is gone or its queue full, FrameTooLargeError."""
+        """Queues a frame. Raises PeerLostError if the peer is gone or its queue is full, PeerFrameTooLargeError."""
         limit = self._limits.get(peer, self._max_sent_bytes)
         if len(payload) > limit:
-            raise FrameTooLargeError(f"a frame for it has {len(payload):,} bytes; it takes at most {limit:,}")
+            raise PeerFrameTooLargeError(f"a frame for it has {len(payload):,} bytes; it accepts at most {limit:,}")
         try:
             self.socket.send_multipart([peer.encode("latin-1"), payload], zmq.NOBLOCK)
         except zmq.Again:
@@ -91,16 +91,16 @@ class RouterLink:
                 raise PeerLostError("its connection is gone") from None
             raise
 
-    def somebody_left(self) -> bool:
+    def has_disconnects(self) -> bool:
         """Whether a connection ended since the last call."""
-        left = False
+        found = False
         while self.monitor.poll(0):
             zmq.utils.monitor.recv_monitor_message(self.monitor, zmq.NOBLOCK)
-            left = True
-        return left
+            found = True
+        return found
 
-    def gone(self, peers: Iterable[str]) -> list[tuple[str, str]]:
-        """The peers of these that can no longer be sent to, and why."""
+    def unreachable(self, peers: Iterable[str]) -> list[tuple[str, str]]:
+        """Returns (peer, reason) for those of `peers` to which no frame can be sent."""
         lost: list[tuple[str, str]] = []
         for peer in peers:
             try:
@@ -110,7 +110,7 @@ class RouterLink:
         return lost
 
     def close(self) -> None:
-        """Closes both sockets."""
+        """Closes the socket and its monitor."""
         self.socket.disable_monitor()
         self.monitor.close(0)
         self.socket.close(200)

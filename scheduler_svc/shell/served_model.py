@@ -1,8 +1,8 @@
-"""What callers are told of the served model: sizes from the core, the tokenizer from a worker's Join.
+"""The served model as front ends see it: sizes from the core, the tokenizer from a worker's Join.
 
-Owns the tokenizer, the chat template and the root of page hashes. All workers of one core have one identity, which the
-tokenizer is part of, so it is taken once, from the first worker that is proven; Joins of workers on probation are kept
-until then. Sizes and defaults are the core's to say, for each state anew.
+Owns the tokenizer, the chat template and the root of page hashes. All workers of one core have the same identity, which
+includes the tokenizer, so the tokenizer is taken once, from the first worker that is proven. Joins of workers on
+probation are kept until then. Sizes and defaults come from the core with each ModelServed.
 """
 
 from collections.abc import Collection
@@ -14,11 +14,11 @@ from scheduler_svc.core.messages.config import MAX_LOGPROBS, MAX_NUM_SAMPLES
 from scheduler_svc.core.messages.effects import ModelServed
 
 
-class ModelCard:
-    """Empty until a worker is proven."""
+class ServedModel:
+    """Has no tokenizer until a worker is proven."""
 
     def __init__(self, *, default_max_new_tokens: int, max_waiting: int, cache_root: bytes) -> None:
-        """`cache_root`: 32 bytes that nobody outside can guess, for front ends alone, never logged."""
+        """`cache_root`: 32 random bytes that only front ends receive and that are never logged."""
         self._default_max_new_tokens = default_max_new_tokens
         self._max_waiting = max_waiting
         self._cache_root = cache_root
@@ -28,25 +28,25 @@ class ModelCard:
         self._on_probation: dict[str, worker_pb2.Join] = {}
 
     def joined(self, worker: str, join: worker_pb2.Join, workers: Collection[str]) -> None:
-        """The worker was accepted; `workers` are all that have joined, it among them."""
+        """Keeps the Join of a worker that the core accepted; `workers` are all that have joined, this one included."""
         if self._tokenizer_json is not None:
             return
         self._on_probation = {name: kept for name, kept in self._on_probation.items() if name in workers}
         self._on_probation[worker] = join
 
     def proven(self, worker: str) -> None:
-        """The worker confirmed a step: its tokenizer is the model's."""
+        """Takes the tokenizer of a worker that confirmed a step, if it is the first one."""
         join = self._on_probation.get(worker)
         if join is not None:
             self._tokenizer_json, self._chat_template = join.tokenizer_json, join.chat_template
             self._on_probation.clear()
 
     def state(self, effect: ModelServed) -> frontend_pb2.ModelState:
-        """The message for a front end."""
+        """Returns the message for a front end."""
         served = effect.info
         if served is None:
             return frontend_pb2.ModelState(ready=False)
-        assert self._tokenizer_json is not None, "a model is served that no worker was proven for"
+        assert self._tokenizer_json is not None, "a model is served before a worker is proven"
         defaults = served.defaults
         info = control_pb2.GetModelInfoResponse(
             model=served.model,

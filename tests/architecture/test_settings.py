@@ -1,16 +1,24 @@
-"""All programs may share one environment: each ignores the others' settings by name, and refuses unknown ones."""
+"""One environment serves all programs: each reads variables with its own prefix, and a few that both share."""
 
-from gpu_worker.settings import OTHER_PROGRAMS_SETTINGS as KNOWN_TO_WORKER
-from gpu_worker.settings import WorkerSettings
-from scheduler_svc.settings import OTHER_PROGRAMS_SETTINGS as KNOWN_TO_SCHEDULER
-from scheduler_svc.settings import SchedulerSettings
+from gpu_worker import settings as worker
+from scheduler_svc import settings as scheduler
 
-# The client reads one variable, TANDEM_ADDRESS.
-CLIENT = {"address"}
+SCHEDULER_SETTINGS = set(scheduler.SchedulerSettings.model_fields)
+WORKER_SETTINGS = set(worker.WorkerSettings.model_fields)
 
 
-def test_every_program_ignores_the_others_settings() -> None:
-    scheduler, worker = set(SchedulerSettings.model_fields), set(WorkerSettings.model_fields)
-    every = scheduler | worker | CLIENT
-    assert scheduler | KNOWN_TO_SCHEDULER == every
-    assert worker | KNOWN_TO_WORKER == every
+def test_each_program_has_a_prefix_of_its_own() -> None:
+    prefixes = [scheduler.ENV_PREFIX, worker.ENV_PREFIX]
+    assert prefixes == ["TANDEM_SCHEDULER_", "TANDEM_WORKER_"]
+    assert scheduler.OLD_PREFIX == worker.OLD_PREFIX == "TANDEM_"
+
+
+def test_both_programs_share_the_same_settings() -> None:
+    assert scheduler.SHARED_SETTINGS == worker.SHARED_SETTINGS
+    # Both programs have `config` too, but a file has the keys of one program.
+    assert scheduler.SHARED_SETTINGS | {"config"} == SCHEDULER_SETTINGS & WORKER_SETTINGS
+
+
+def test_no_old_name_begins_with_the_prefix_of_a_program() -> None:
+    every = SCHEDULER_SETTINGS | WORKER_SETTINGS
+    assert not [name for name in every if name.startswith(("scheduler_", "worker_", "address"))]

@@ -1,17 +1,17 @@
-"""Settings: which source wins, and what is refused by name."""
+"""Settings: the precedence of the sources, and the messages for refused names and values."""
 
+import os
+import re
 from pathlib import Path
 
 import pytest
 
-from gpu_worker.command_line import load_settings
-from gpu_worker.settings import SettingsRefused
+from gpu_worker.command_line import load_settings, variable_warnings
+from gpu_worker.settings import BUNDLED_MODEL, SettingsRefused, WorkerSettings
 
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
     for name in list(os.environ):
         if name.startswith("TANDEM_"):
             monkeypatch.delenv(name)
@@ -20,17 +20,17 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_flags_win_over_environment_over_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "worker.toml"
     file.write_text('max_rows = 1\npage_size = 16\nnum_pages = 9\ndtype = "bfloat16"\n')
-    monkeypatch.setenv("TANDEM_PAGE_SIZE", "32")
-    monkeypatch.setenv("TANDEM_NUM_PAGES", "10")
+    monkeypatch.setenv("TANDEM_WORKER_PAGE_SIZE", "32")
+    monkeypatch.setenv("TANDEM_WORKER_NUM_PAGES", "10")
     settings = load_settings(["--config", str(file), "--num-pages", "11"])
     assert (settings.max_rows, settings.page_size, settings.num_pages) == (1, 32, 11)
     assert settings.dtype == "bfloat16"
 
 
-def test_the_file_may_be_named_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_can_name_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "worker.toml"
     file.write_text("threads = 3\n")
-    monkeypatch.setenv("TANDEM_CONFIG", str(file))
+    monkeypatch.setenv("TANDEM_WORKER_CONFIG", str(file))
     assert load_settings([]).threads == 3
 
 
@@ -43,7 +43,7 @@ def test_sizes_may_have_units(text: str, num_bytes: int, tmp_path: Path, monkeyp
     file = tmp_path / "worker.toml"
     file.write_text(f'keep_free_bytes = "{text}"\n')
     assert load_settings(["--config", str(file)]).keep_free_bytes == num_bytes
-    monkeypatch.setenv("TANDEM_KEEP_FREE_BYTES", text)
+    monkeypatch.setenv("TANDEM_WORKER_KEEP_FREE_BYTES", text)
     assert load_settings([]).keep_free_bytes == num_bytes
 
 
@@ -86,15 +86,15 @@ def test_a_switch_can_be_turned_on_and_off() -> None:
         (["--max-rows"], "^argument --max-rows: expected one argument"),
     ],
 )
-def test_bad_values_are_named(arguments: list[str], problem: str) -> None:
+def test_invalid_values_are_refused_with_their_names(arguments: list[str], problem: str) -> None:
     with pytest.raises(SettingsRefused, match=problem):
         load_settings(arguments)
 
 
-def test_a_bad_value_is_named_as_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_value_is_named_by_its_flag_variable_or_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "worker.toml"
     file.write_text('page_size = "x"\nexit_with_parent = "perhaps"\n')
-    monkeypatch.setenv("TANDEM_MAX_ROWS", "lots")
+    monkeypatch.setenv("TANDEM_WORKER_MAX_ROWS", "lots")
     with pytest.raises(SettingsRefused) as refused:
         load_settings(["--config", str(file), "--threads", "few"])
     assert sorted(str(refused.value).split("; ")) == sorted(
@@ -102,7 +102,7 @@ def test_a_bad_value_is_named_as_it_was_given(tmp_path: Path, monkeypatch: pytes
             *(
                 "--threads is 'few'",
                 "it must be a whole number",
-                "TANDEM_MAX_ROWS is 'lots'",
+                "TANDEM_WORKER_MAX_ROWS is 'lots'",
                 "it must be a whole number",
             ),
             *("page_size is 'x'", "it must be a whole number", "exit_with_parent is 'perhaps'"),
@@ -125,11 +125,63 @@ def test_unknown_file_keys_are_refused(tmp_path: Path) -> None:
         load_settings(["--config", str(file)])
 
 
-def test_unknown_variables_are_refused_and_those_of_other_programs_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TANDEM_ADDRESS", "127.0.0.1:1")
-    monkeypatch.setenv("TANDEM_MAX_WAITING", "5")
-    monkeypatch.setenv("TANDEM_MAX_WORKER_WAIT_SECONDS", "5")
-    load_settings([])
-    monkeypatch.setenv("TANDEM_MAX_COLUMS", "3")
-    with pytest.raises(SettingsRefused, match="TANDEM_MAX_COLUMS"):
+def test_an_unknown_variable_of_the_worker_is_refused_with_a_suggestion(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANDEM_WORKER_MAX_COLUMS", "3")
+    said = "there is no environment variable TANDEM_WORKER_MAX_COLUMS; did you mean TANDEM_WORKER_MAX_ROWS?"
+    with pytest.raises(SettingsRefused, match=f"^{re.escape(said)}$"):
         load_settings([])
+
+
+def test_variables_of_other_programs_change_nothing_and_give_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = {"TANDEM_ADDRESS": "127.0.0.1:1", "TANDEM_SCHEDULER_MAX_WAITING": "5", "TANDEM_SCHEDULER_X": "5"}
+    set_all(monkeypatch, variables)
+    assert load_settings([]).model_dump() == WorkerSettings().model_dump()
+    assert variable_warnings(variables) == []
+
+
+def test_a_shared_variable_sets_both_programs_without_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = {"TANDEM_RUNTIME_DIR": "/run/tandem", "TANDEM_LOG_FORMAT": "json", "TANDEM_LOG_LEVEL": "error"}
+    set_all(monkeypatch, variables)
+    settings = load_settings([])
+    assert (str(settings.runtime_dir), settings.log_format, settings.log_level) == ("/run/tandem", "json", "error")
+    assert variable_warnings(variables) == []
+    monkeypatch.setenv("TANDEM_WORKER_LOG_LEVEL", "debug")
+    assert load_settings([]).log_level == "debug"
+
+
+def test_an_old_name_works_with_a_warning_that_gives_the_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = {"TANDEM_MAX_ROWS": "3", "TANDEM_THREADS": "2", "TANDEM_WORKER_THREADS": "1", "TANDEM_MODEL": ""}
+    set_all(monkeypatch, variables)
+    settings = load_settings([])
+    assert (settings.max_rows, settings.threads, settings.model) == (3, 1, str(BUNDLED_MODEL))
+    assert variable_warnings(variables) == [
+        "TANDEM_MAX_ROWS is an old name and still works; use TANDEM_WORKER_MAX_ROWS",
+        "TANDEM_THREADS is an old name and still works; use TANDEM_WORKER_THREADS",
+    ]
+    monkeypatch.setenv("TANDEM_MAX_ROWS", "lots")
+    with pytest.raises(SettingsRefused, match=r"^TANDEM_MAX_ROWS is 'lots'; it must be a whole number$"):
+        load_settings([])
+
+
+def test_a_file_named_by_the_old_name_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "worker.toml"
+    file.write_text("threads = 3\n")
+    monkeypatch.setenv("TANDEM_CONFIG", str(file))
+    assert load_settings([]).threads == 3
+
+
+def test_old_style_names_that_the_worker_does_not_read_are_ignored_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The worker has no list of the scheduler's settings, so it cannot refuse them."""
+    variables = {"TANDEM_MAX_WAITING": "5", "TANDEM_MAX_COLUMS": "3"}
+    set_all(monkeypatch, variables)
+    assert load_settings([]).model_dump() == WorkerSettings().model_dump()
+    assert variable_warnings(variables) == [
+        "ignored TANDEM_MAX_COLUMS, TANDEM_MAX_WAITING: variables of this program begin with TANDEM_WORKER_"
+    ]
+
+
+def set_all(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)

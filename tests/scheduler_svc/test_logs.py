@@ -1,4 +1,4 @@
-"""The log: its two formats, what it escapes, and that nothing waits for a stderr that is not read."""
+"""The log: its two formats, its escapes, and that nothing waits for a stderr that is not read."""
 
 import json
 import logging
@@ -49,7 +49,7 @@ def test_a_json_line_is_one_object_with_the_same_parts() -> None:
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
-def test_control_characters_of_a_peer_reach_no_terminal(log_format: logs.LogFormat) -> None:
+def test_control_characters_of_a_peer_are_escaped(log_format: logs.LogFormat) -> None:
     formatter = Formatter("core", log_format)
     line = formatter.format(record("worker %s", ESCAPES))
     shown = json.loads(line)["message"] if log_format == "json" else line
@@ -61,25 +61,25 @@ def test_control_characters_of_a_peer_reach_no_terminal(log_format: logs.LogForm
     assert not [one for one in line.split("\n")[1:] if not one.startswith("    ")]
 
 
-def test_a_text_without_control_characters_stays_as_it_is() -> None:
+def test_text_without_control_characters_is_unchanged() -> None:
     text = "Zürich, 東京: \\x1b, 50 %, “quoted”"
     assert escaped(text) == text
 
 
-def test_a_message_is_bounded() -> None:
+def test_a_long_message_is_cut() -> None:
     line = Formatter("core", "text").format(record("x" * 1_000_000))
     assert len(line) < 5000
     assert line.endswith("x… (995,904 characters more)")
 
 
 class Pipe:
-    """A stderr of the test's own, which it may leave unread."""
+    """A pipe in place of stderr, which a test may leave unread."""
 
     def __init__(self) -> None:
         self.reading, self.writing = os.pipe()
 
     def fill(self) -> None:
-        """Until a writer has to wait."""
+        """Fills the pipe until a writer has to wait."""
         os.set_blocking(self.writing, False)
         try:
             while True:
@@ -88,7 +88,7 @@ class Pipe:
             os.set_blocking(self.writing, True)
 
     def read_until(self, words: str) -> list[str]:
-        """The lines up to one with these words, without what filled the pipe."""
+        """Returns the lines up to one with these words, without the empty lines that filled the pipe."""
         data = b""
         while words not in data.decode():
             data += os.read(self.reading, 65_536)
@@ -103,7 +103,7 @@ def pipe() -> Iterator[Pipe]:
     os.close(pipe.writing)
 
 
-def test_what_finds_no_room_is_dropped_and_counted(pipe: Pipe) -> None:
+def test_records_are_dropped_and_counted_when_the_queue_is_full(pipe: Pipe) -> None:
     pipe.fill()
     handler = QueuedStderr(Formatter("core", "text"), descriptor=pipe.writing, capacity=10)
     for number in range(1000):
@@ -115,13 +115,13 @@ def test_what_finds_no_room_is_dropped_and_counted(pipe: Pipe) -> None:
     kept = [line for line in lines[:-1] if line != said]
     numbers = [int(line.split()[-1]) for line in kept]
     assert numbers[:10] == list(range(10))
-    # The writer holds one beside the queue, whose place another record takes, sooner or later.
+    # The writer holds one line outside the queue, so one more record may fit later.
     assert numbers[10:] == numbers[10:11]
     assert f"WARNING {1000 - len(kept)} log records were dropped" in said
     handler.close()
 
 
-def test_nothing_is_dropped_where_all_is_read(pipe: Pipe) -> None:
+def test_no_record_is_dropped_while_stderr_is_read(pipe: Pipe) -> None:
     handler = QueuedStderr(Formatter("core", "text"), descriptor=pipe.writing)
     for number in range(500):
         handler.handle(record("record %d", number))
@@ -130,7 +130,7 @@ def test_nothing_is_dropped_where_all_is_read(pipe: Pipe) -> None:
     handler.close()
 
 
-def test_closing_ends_although_nobody_reads(pipe: Pipe) -> None:
+def test_close_returns_although_stderr_is_not_read(pipe: Pipe) -> None:
     pipe.fill()
     handler = QueuedStderr(Formatter("core", "text"), descriptor=pipe.writing, capacity=2)
     for _ in range(10):
@@ -175,7 +175,7 @@ def test_announcements_and_uncaught_exceptions_are_logged_at_every_level(tmp_pat
     assert done.stderr.splitlines()[-1] == "    ValueError: the end"
 
 
-def test_lines_are_never_written_into_a_file_in_place_of_a_closed_stderr(tmp_path: Path) -> None:
+def test_no_line_is_written_into_a_file_that_got_the_number_of_a_closed_stderr(tmp_path: Path) -> None:
     done = started(tmp_path, shell="0<&- 1>&- 2>&-")
     assert done.returncode == 1
     assert (tmp_path / "file").read_text() == ""

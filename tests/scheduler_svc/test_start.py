@@ -1,4 +1,4 @@
-"""What a person meets before anything runs: settings, the runtime folder, addresses that cannot be used."""
+"""Start of the scheduler service: settings, the runtime folder, and addresses that cannot be used."""
 
 import os
 import socket
@@ -29,10 +29,10 @@ def test_flags_beat_the_environment_which_beats_the_file(monkeypatch: pytest.Mon
     file.write_text("max_waiting = 1\ngrace_seconds = 1\ndefault_max_new_tokens = 1\n")
     settings = load(
         monkeypatch, "--config", str(file), "--max-waiting", "3",
-        TANDEM_MAX_WAITING="2", TANDEM_GRACE_SECONDS="2",
+        TANDEM_SCHEDULER_MAX_WAITING="2", TANDEM_SCHEDULER_GRACE_SECONDS="2",
     )  # fmt: skip
     assert (settings.max_waiting, settings.grace_seconds, settings.default_max_new_tokens) == (3, 2.0, 1)
-    by_variable = load(monkeypatch, TANDEM_CONFIG=str(file))
+    by_variable = load(monkeypatch, TANDEM_SCHEDULER_CONFIG=str(file))
     assert by_variable.max_waiting == 1
 
 
@@ -42,8 +42,11 @@ def refusal(monkeypatch: pytest.MonkeyPatch, *flags: str, **variables: str) -> s
     return str(caught.value)
 
 
-def test_unknown_names_are_refused_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert refusal(monkeypatch, TANDEM_MAX_WAITNG="2").startswith("unknown environment variable TANDEM_MAX_WAITNG")
+def test_unknown_names_are_refused_with_a_suggestion(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert refusal(monkeypatch, TANDEM_SCHEDULER_MAX_WAITNG="2", TANDEM_SCHEDULER_QQ="") == (
+        "there is no environment variable TANDEM_SCHEDULER_MAX_WAITNG; did you mean TANDEM_SCHEDULER_MAX_WAITING?\n"
+        "there is no environment variable TANDEM_SCHEDULER_QQ (--help lists them)"
+    )
     file = tmp_path / "tandem.toml"
     file.write_text("max_waitng = 1\n")
     named = "there is no setting max_waitng; did you mean max_waiting?"
@@ -54,7 +57,7 @@ def test_unknown_names_are_refused_by_name(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 @pytest.mark.parametrize("content", [b'max_waiting = "x\n', b"\xff\xfe"])
-def test_a_config_file_that_is_not_toml_is_named(
+def test_a_config_file_that_is_not_toml_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: bytes
 ) -> None:
     file = tmp_path / "tandem.toml"
@@ -67,9 +70,56 @@ def test_switches_take_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not load(monkeypatch, "--no-reflection").reflection
 
 
-def test_variables_of_other_programs_and_empty_ones_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = load(monkeypatch, TANDEM_MODEL="somewhere", TANDEM_ADDRESS="127.0.0.1:1", TANDEM_MAX_WAITING="")
-    assert settings.max_waiting == 1024
+def test_variables_of_other_programs_change_nothing_and_give_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = {"TANDEM_WORKER_MODEL": "m", "TANDEM_ADDRESS": "127.0.0.1:1", "TANDEM_SCHEDULER_MAX_WAITING": ""}
+    assert load(monkeypatch, **variables).max_waiting == 1024
+    assert settings.variable_warnings(variables) == []
+
+
+def test_a_shared_variable_sets_both_programs_without_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = {"TANDEM_RUNTIME_DIR": "/run/tandem", "TANDEM_LOG_FORMAT": "json", "TANDEM_LOG_LEVEL": "error"}
+    shared = load(monkeypatch, **variables)
+    assert (str(shared.runtime_dir), shared.log_format, shared.log_level) == ("/run/tandem", "json", "error")
+    assert settings.variable_warnings(variables) == []
+    assert load(monkeypatch, **variables, TANDEM_SCHEDULER_LOG_LEVEL="debug").log_level == "debug"
+
+
+def test_an_old_name_works_with_a_warning_that_gives_the_new_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "tandem.toml"
+    file.write_text("max_waiting = 1\nfrontends = 3\n")
+    variables = {
+        "TANDEM_CONFIG": str(file), "TANDEM_MAX_WAITING": "5", "TANDEM_GRACE_SECONDS": "6",
+        "TANDEM_SCHEDULER_GRACE_SECONDS": "7", "TANDEM_RECORD": "",
+    }  # fmt: skip
+    loaded = load(monkeypatch, **variables)
+    assert (loaded.max_waiting, loaded.grace_seconds, loaded.frontends, loaded.record) == (5, 7.0, 3, None)
+    assert settings.variable_warnings(variables) == [
+        f"TANDEM_{name} is an old name and still works; use TANDEM_SCHEDULER_{name}"
+        for name in ("CONFIG", "GRACE_SECONDS", "MAX_WAITING")
+    ]
+
+
+def test_old_style_names_that_the_scheduler_does_not_read_are_ignored_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The scheduler service has no list of the worker's settings, so it cannot refuse them."""
+    variables = {"TANDEM_MAX_WAITNG": "5", "TANDEM_MAX_ROWS": "3"}
+    assert load(monkeypatch, **variables).max_waiting == 1024
+    assert settings.variable_warnings(variables) == [
+        "ignored TANDEM_MAX_ROWS, TANDEM_MAX_WAITNG: variables of this program begin with TANDEM_SCHEDULER_"
+    ]
+
+
+def test_warnings_about_variables_are_lines_of_the_log(tmp_path: Path) -> None:
+    (tmp_path / "run" / "worker.sock").mkdir(parents=True)
+    (tmp_path / "run").chmod(0o700)
+    done = run(tmp_path, env={**os.environ, "TANDEM_MAX_WAITING": "5"})
+    [line] = [line for line in done.stderr.splitlines() if "old name" in line]
+    assert line.endswith(
+        " core WARNING TANDEM_MAX_WAITING is an old name and still works; use TANDEM_SCHEDULER_MAX_WAITING"
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,11 +137,11 @@ def test_variables_of_other_programs_and_empty_ones_are_accepted(monkeypatch: py
         ("log-format", "xml", "log_format is 'xml'; it must be one of text, json"),
     ],
 )
-def test_a_refused_value_is_named_with_its_bounds(
+def test_a_refused_value_is_shown_with_its_bounds(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str
 ) -> None:
     assert refusal(monkeypatch, f"--{name}={value}") == said
-    assert refusal(monkeypatch, **{f"TANDEM_{name.upper().replace('-', '_')}": value}) == said
+    assert refusal(monkeypatch, **{f"TANDEM_SCHEDULER_{name.upper().replace('-', '_')}": value}) == said
 
 
 def test_a_file_with_values_of_wrong_types_is_refused_line_by_line(
@@ -106,7 +156,7 @@ def test_a_file_with_values_of_wrong_types_is_refused_line_by_line(
     }
 
 
-def test_help_says_each_default_once_and_in_plain_words(
+def test_help_shows_each_default_once_and_in_plain_words(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
@@ -118,7 +168,7 @@ def test_help_says_each_default_once_and_in_plain_words(
     assert not [word for word in ("factory", "None", "False", "float", "default default") if word in said]
 
 
-def test_the_runtime_folder_is_ours_alone_and_held_once(tmp_path: Path) -> None:
+def test_the_runtime_folder_is_private_and_held_by_one_scheduler(tmp_path: Path) -> None:
     folder = RuntimeDir(tmp_path / "run")
     assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
     assert folder.worker_endpoint == f"ipc://{tmp_path}/run/worker.sock"
@@ -153,7 +203,7 @@ def test_a_start_that_cannot_succeed_ends_with_one_line_and_exit_code_2(tmp_path
             (["--listen", "0.0.0.0:0"], "it listens on loopback addresses only (127.0.0.1, [::1] or localhost)"),
             (["--listen", "here"], "an address looks like 127.0.0.1:50051"),
             (["--max-waiting", "lots"], "max_waiting is 'lots'"),
-            (["--record", str(tmp_path)], "nothing is overwritten, choose another name"),
+            (["--record", str(tmp_path)], "existing files are not overwritten, choose another name"),
             (["--steps", str(tmp_path / "no" / "steps")], "No such file or directory"),
         ]
         for flags, cause in refused:
@@ -165,21 +215,21 @@ def test_a_start_that_cannot_succeed_ends_with_one_line_and_exit_code_2(tmp_path
     assert not list(tmp_path.glob("steps*"))
 
 
-def test_a_socket_that_cannot_be_made_ends_the_start_with_its_cause(tmp_path: Path) -> None:
+def test_a_socket_that_cannot_be_created_ends_the_start_with_its_cause(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir(mode=0o700)
     (tmp_path / "run" / "worker.sock").mkdir()
     done = run(tmp_path, "--runtime-dir", str(tmp_path / "run"))
     assert done.returncode == 2, done.stderr
-    assert f"the socket {tmp_path}/run/worker.sock cannot be made: Address already in use" in done.stderr
+    assert f"the socket {tmp_path}/run/worker.sock cannot be created: Address already in use" in done.stderr
 
 
-def test_version_is_that_of_the_distribution(tmp_path: Path) -> None:
+def test_version_prints_the_version_of_the_distribution(tmp_path: Path) -> None:
     done = run(tmp_path, "--version", stdout=subprocess.PIPE)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"tandem {version()}\n", "")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's end")
-def test_a_service_that_was_asked_to_ends_with_its_parent(tmp_path: Path) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux signals the end of the parent")
+def test_exit_with_parent_ends_the_service_with_its_parent(tmp_path: Path) -> None:
     starter = "import subprocess, sys; subprocess.Popen(sys.argv[1:]).wait()"
     command = [sys.executable, "-m", "scheduler_svc", "--runtime-dir", str(tmp_path / "run"), "--exit-with-parent"]
     with subprocess.Popen(

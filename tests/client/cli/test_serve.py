@@ -215,7 +215,7 @@ def test_the_cause_stands_after_the_lines_of_the_children(service: FakeService, 
 
 
 def test_serve_leaves_the_address_to_the_schedulers_own_settings(service: FakeService, tmp_path: Path) -> None:
-    """A flag would win over TANDEM_LISTEN and the key of a file."""
+    """A flag would win over TANDEM_SCHEDULER_LISTEN and the key of a file."""
     write_programs(tmp_path, scheduler="say('scheduler_svc: enough'); sys.exit(2)", worker=STAYS)
     with serve_process(tmp_path, stderr=subprocess.STDOUT) as process:
         out, _ = process.communicate(timeout=WAIT_SECONDS)

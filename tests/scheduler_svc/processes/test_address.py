@@ -1,4 +1,4 @@
-"""An address that is held for front ends: they share it, and no other program can take or share it."""
+"""An address that is held for front ends: they share it, and other programs can neither bind nor share it."""
 
 import errno
 import os
@@ -14,7 +14,7 @@ from scheduler_svc.processes.address import HeldAddress, ListenError, hold, take
 
 @contextmanager
 def bound(port: int, *, share: bool, listen: bool = True, address: str = "127.0.0.1") -> Iterator[socket.socket]:
-    """What another program, or a front end of ours, binds: as gRPC does, with SO_REUSEADDR."""
+    """A socket as another program or a front end binds it: like gRPC, with SO_REUSEADDR."""
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(share))
@@ -35,12 +35,12 @@ def port_of(address: HeldAddress) -> int:
     return int(address.listen.rpartition(":")[2])
 
 
-def test_port_0_is_one_port(held: HeldAddress) -> None:
+def test_port_0_is_replaced_by_a_free_port(held: HeldAddress) -> None:
     assert held.listen.startswith("127.0.0.1:")
     assert port_of(held) > 0
 
 
-def test_front_ends_share_it_and_get_every_connection(held: HeldAddress) -> None:
+def test_front_ends_share_the_address_and_get_every_connection(held: HeldAddress) -> None:
     port = port_of(held)
     with bound(port, share=True) as first, bound(port, share=True) as second, ExitStack() as stack:
         for listener in (first, second):
@@ -57,12 +57,12 @@ def test_front_ends_share_it_and_get_every_connection(held: HeldAddress) -> None
                     break
                 connection.close()
                 counts[-1] += 1
-        # None went to the held socket, and 64 fall on one side once in 2^63.
+        # No connection went to the held socket, and all 64 go to one front end once in 2^63 runs.
         assert sum(counts) == 64
         assert min(counts) > 0
 
 
-def test_a_program_that_shares_is_refused_once_sharing_has_stopped(held: HeldAddress) -> None:
+def test_a_program_that_shares_ports_is_refused_after_stop_sharing(held: HeldAddress) -> None:
     port = port_of(held)
     with bound(port, share=True) as front_end:
         held.stop_sharing()
@@ -71,7 +71,7 @@ def test_a_program_that_shares_is_refused_once_sharing_has_stopped(held: HeldAdd
                 pass
         with socket.create_connection(("127.0.0.1", port), timeout=10):
             front_end.accept()[0].close()
-    # Nor while no front end lives.
+    # It is refused also while no front end runs.
     with pytest.raises(OSError, match="in use"), bound(port, share=True):
         pass
     held.start_sharing()
@@ -79,13 +79,13 @@ def test_a_program_that_shares_is_refused_once_sharing_has_stopped(held: HeldAdd
         pass
 
 
-def test_nobody_listens_before_the_first_front_end_does(held: HeldAddress) -> None:
+def test_a_held_address_refuses_connections_before_a_front_end_listens(held: HeldAddress) -> None:
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port_of(held)), timeout=10)
 
 
 @pytest.mark.parametrize("share", [False, True])
-def test_a_port_that_another_program_listens_on_is_refused(share: bool) -> None:
+def test_holding_a_port_that_another_program_uses_fails(share: bool) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -97,25 +97,25 @@ def test_a_port_that_another_program_listens_on_is_refused(share: bool) -> None:
 
 
 @pytest.mark.parametrize("num_listening", [0, 1])
-def test_another_service_cannot_hold_it_too(held: HeldAddress, num_listening: int) -> None:
+def test_a_second_service_cannot_hold_the_same_address(held: HeldAddress, num_listening: int) -> None:
     with ExitStack() as stack:
         for _ in range(num_listening):
             stack.enter_context(bound(port_of(held), share=True))
         with pytest.raises(ListenError, match="taken"):
             HeldAddress(held.listen)
-    # Its front ends are dead, all at once; it starts them again.
+    # The same is true while all front ends are dead and are restarted.
     with pytest.raises(ListenError, match="taken"):
         HeldAddress(held.listen)
 
 
 @pytest.mark.parametrize("listen", [False, True])
-def test_what_does_not_share_cannot_take_it(held: HeldAddress, listen: bool) -> None:
+def test_a_program_that_does_not_share_ports_is_refused(held: HeldAddress, listen: bool) -> None:
     with pytest.raises(OSError, match="in use"), bound(port_of(held), share=False, listen=listen):
         pass
 
 
-def test_connections_that_linger_are_nobodys_port() -> None:
-    """A service that ended closed its connections first, and is started again."""
+def test_an_address_with_old_connections_can_be_held() -> None:
+    """A service that closed its connections and ended can be started again at once."""
     with bound(0, share=True) as listener:
         port = listener.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
@@ -127,13 +127,13 @@ def test_connections_that_linger_are_nobodys_port() -> None:
     HeldAddress(f"127.0.0.1:{port}").close()
 
 
-def test_it_is_free_again_after_close() -> None:
+def test_the_address_is_free_after_close() -> None:
     first = HeldAddress("127.0.0.1:0")
     first.close()
     HeldAddress(first.listen).close()
 
 
-def test_localhost_is_every_address_of_that_name() -> None:
+def test_localhost_holds_every_address_of_that_name() -> None:
     address = HeldAddress("localhost:0")
     with pytest.raises(OSError, match="in use"), bound(port_of(address), share=False):
         pass
@@ -141,19 +141,19 @@ def test_localhost_is_every_address_of_that_name() -> None:
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:0", "192.0.2.1:1", "example.org:80"])
-def test_only_loopback(listen: str) -> None:
+def test_addresses_other_than_loopback_are_refused(listen: str) -> None:
     with pytest.raises(ListenError, match=f"loopback.*{listen}$"):
         HeldAddress(listen)
 
 
 @pytest.mark.parametrize(("code", "reason"), [(errno.EADDRINUSE, "the port is taken"), (errno.EMFILE, "Too many open")])
-def test_the_cause_of_a_failed_bind_is_named(code: int, reason: str) -> None:
+def test_the_message_about_a_failed_bind_names_the_cause(code: int, reason: str) -> None:
     message = str(taken("127.0.0.1:1", OSError(code, os.strerror(code))))
     assert message.startswith(reason)
     assert message.endswith("cannot listen on 127.0.0.1:1")
 
 
-def test_outside_linux_the_address_of_one_front_end_is_checked_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outside_linux_an_address_is_checked_and_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     assert hold("127.0.0.1:0", num_sharing=1) is None
     with bound(0, share=False) as other, pytest.raises(ListenError, match="the port is taken"):

@@ -1,4 +1,4 @@
-"""The front ends as children: which of them is replaced, what they inherit, and what is logged about their ends."""
+"""Front ends as child processes: when one is replaced, what it inherits, and what is logged when it ends."""
 
 import logging
 import os
@@ -21,7 +21,7 @@ READY = "frontend listening on "
 
 
 class Bench:
-    """Front ends that find no core, and what is logged about them."""
+    """Front ends without a core, and the log lines about them."""
 
     def __init__(self, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
         self._flags = ["--endpoint", f"ipc://{folder}/core.sock", "--log-level", "error"]
@@ -40,7 +40,7 @@ class Bench:
         return [record.getMessage() for record in self._caplog.records if record.levelno >= logging.WARNING]
 
     def until(self, processes: FrontendProcesses, what: Callable[[], bool]) -> None:
-        """Turns of the loop until it is so; nothing tells when a child has printed or ended."""
+        """Runs turns of the loop until `what` is true; there is no event for output or end of a child."""
         limit = time.monotonic() + 30
         while not what():
             assert time.monotonic() < limit
@@ -64,15 +64,15 @@ def pids() -> set[int]:
     return {child.pid for child in children if child.status() != psutil.STATUS_ZOMBIE}
 
 
-def test_the_one_that_is_given_up_is_replaced_alone(bench: Bench) -> None:
+def test_only_the_front_end_that_is_killed_is_replaced(bench: Bench) -> None:
     before = pids()
     processes = bench.of(2)
     bench.until(processes, lambda: len(bench.ready_lines()) == 1)
     first, second = sorted(pids() - before)
-    # One that was lost before, or that is none of ours.
-    processes.give_up(f"f-1{second}-0a1b2c3d")
-    processes.give_up("somebody")
-    processes.give_up(f"f-{second}-0a1b2c3d")
+    # An earlier front end and an unknown peer: both are ignored.
+    processes.kill(f"f-1{second}-0a1b2c3d")
+    processes.kill("unknown")
+    processes.kill(f"f-{second}-0a1b2c3d")
     bench.until(processes, lambda: len(bench.ready_lines()) == 2)
     after = pids() - before
     assert len(after) == 2
@@ -89,14 +89,14 @@ def test_the_one_that_is_given_up_is_replaced_alone(bench: Bench) -> None:
 
 
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
-    """What runs in place of front ends from now on."""
+    """Replaces the program of front ends by a shell script."""
     path = tmp_path / "front-end"
     path.write_text("\n".join(["#!/bin/sh", f'echo "{READY}127.0.0.1:1"', *lines]))
     path.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(path))
 
 
-def test_one_that_hangs_is_replaced(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_front_end_that_hangs_is_replaced(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = pids()
     script(tmp_path, monkeypatch, "exec sleep 60")
     processes = bench.of(1, silence_seconds=0.3)
@@ -106,12 +106,12 @@ def test_one_that_hangs_is_replaced(bench: Bench, tmp_path: Path, monkeypatch: p
     assert not psutil.pid_exists(hanging)
     assert bench.warnings()[:2] == [
         "the front end has been silent for 0.3 s and is killed",
-        "the front end ended with code -9 and is started again in 0.1 s",
+        "the front end ended with code -9 and is restarted in 0.1 s",
     ]
 
 
 class Clock:
-    """Stands for the module `time` in frontend_process."""
+    """Replaces the module `time` in frontend_process."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
@@ -121,13 +121,13 @@ class Clock:
         return self.now
 
     def turns(self, processes: FrontendProcesses, count: int) -> None:
-        """Of the loop, 0.9 s each."""
+        """Runs turns of the loop, 0.9 s each."""
         for _ in range(count):
             self.now += 0.9
             processes.watch(restart=True)
 
 
-def test_one_that_says_that_it_lives_is_left_alone_and_that_is_no_output(
+def test_a_front_end_that_prints_alive_is_kept_and_the_line_is_not_logged(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -148,7 +148,7 @@ def test_one_that_says_that_it_lives_is_left_alone_and_that_is_no_output(
     assert bench.warnings() == ["the front end has been silent for 3 s and is killed"]
 
 
-def test_silence_means_nothing_after_a_pause_of_the_service_itself(
+def test_a_front_end_is_not_killed_for_silence_while_the_service_was_stalled(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script(tmp_path, monkeypatch, "exec sleep 60")
@@ -161,16 +161,16 @@ def test_silence_means_nothing_after_a_pause_of_the_service_itself(
     assert len(bench.warnings()) == 1
 
 
-def test_one_that_ends_again_and_again_is_started_ever_later(
+def test_the_backoff_doubles_while_a_front_end_ends_again_and_again(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script(tmp_path, monkeypatch, "exit 3")
     bench.until(bench.of(1), lambda: len(bench.warnings()) == 3)
-    ended = "the front end ended with code 3 and is started again in"
+    ended = "the front end ended with code 3 and is restarted in"
     assert bench.warnings() == [f"{ended} 0.1 s", f"{ended} 0.2 s", f"{ended} 0.4 s"]
 
 
-def test_a_machine_without_room_for_a_process_ends_no_service_that_serves(
+def test_a_failed_restart_is_repeated_and_a_failed_first_start_ends_the_service(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
@@ -184,7 +184,7 @@ def test_a_machine_without_room_for_a_process_ends_no_service_that_serves(
         bench.until(processes, lambda: len(bench.warnings()) == 2)
     assert (
         bench.warnings()[1]
-        == "the front end cannot be started and is tried again in 0.2 s: Resource temporarily unavailable"
+        == "the front end cannot be started; the next attempt is in 0.2 s: Resource temporarily unavailable"
     )
     bench.until(processes, lambda: len(bench.ready_lines()) == 2)
     with monkeypatch.context() as full:
@@ -196,7 +196,7 @@ def test_a_machine_without_room_for_a_process_ends_no_service_that_serves(
 
 
 @pytest.mark.parametrize(("count", "name"), [(1, "the front end"), (2, "front end [12] of 2")])
-def test_one_that_never_listens_ends_the_service_with_its_own_cause(bench: Bench, count: int, name: str) -> None:
+def test_a_front_end_that_never_listens_ends_the_service_with_its_cause(bench: Bench, count: int, name: str) -> None:
     processes = bench.of(count, "--no-such-flag")
     cause = "unrecognized arguments: --no-such-flag"
     with pytest.raises(FrontendFailed, match=f"^{name} ended with code 2 before it listened: {cause}$") as caught:
@@ -204,21 +204,21 @@ def test_one_that_never_listens_ends_the_service_with_its_own_cause(bench: Bench
     assert caught.value.exit_code == 2
 
 
-def test_each_child_inherits_the_secret(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_front_end_inherits_the_secret(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     heard = tmp_path / "heard"
-    # The last two words are --secret-fd N.
+    # The last two arguments are --secret-fd N.
     lines = ["for last; do :; done", f"cat /proc/self/fd/$last > {heard}", "exec sleep 60"]
     script(tmp_path, monkeypatch, *lines)
     processes = bench.of(1)
     bench.until(processes, lambda: heard.exists() and len(heard.read_bytes()) == 32)
     assert heard.read_bytes() == processes.secret
     heard.unlink()
-    processes.give_up(f"f-{psutil.Process().children()[-1].pid}-0a1b")
+    processes.kill(f"f-{psutil.Process().children()[-1].pid}-0a1b")
     bench.until(processes, lambda: heard.exists() and heard.read_bytes() == processes.secret)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the address is held on Linux only")
-def test_the_port_of_one_front_end_is_held_while_it_is_replaced(bench: Bench) -> None:
+def test_the_port_stays_held_while_the_only_front_end_is_replaced(bench: Bench) -> None:
     before = pids()
     processes = bench.of(1)
     bench.until(processes, lambda: len(bench.ready_lines()) == 1)
@@ -245,7 +245,7 @@ def test_the_port_of_one_front_end_is_held_while_it_is_replaced(bench: Bench) ->
     assert processes.listen.endswith(f":{port}")
 
 
-def test_a_taken_address_is_refused_before_anything_is_started(bench: Bench) -> None:
+def test_a_taken_address_is_refused_before_a_process_starts(bench: Bench) -> None:
     before = pids()
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

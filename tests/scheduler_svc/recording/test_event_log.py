@@ -1,6 +1,7 @@
-"""The same event log twice gives the same effects; a log that was changed, or a core that differs, is noticed."""
+"""The event log: a replay gives the same effects, and a changed log or a core that differs is detected."""
 
 import io
+import json
 import random
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from scheduler_svc.core.messages.config import Admission, CoreConfig, Policy
 from scheduler_svc.core.messages.page_hash import hash_pages
 from scheduler_svc.core.messages.reports import StepKind, StepReport
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.recording import event_log as record
+from scheduler_svc.recording import core_config, event_log
 from scheduler_svc.recording.replay import replay
 from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire import worker as worker_wire
@@ -39,12 +40,12 @@ def join_message() -> worker_pb2.WorkerToCore:
 
 
 class Session:
-    """A recorded session: the real core and an executor, every event written down."""
+    """A recorded session of the real core and an executor."""
 
     def __init__(self, path: Path, *, report_steps: bool = False) -> None:
         config = CoreConfig(max_waiting=20, report_steps=report_steps)
         self.core = Scheduler(config)
-        self.recorder = record.Recorder(path, config)
+        self.recorder = event_log.Recorder(path, config)
         self.executor = Executor(SHAPE)
         self.plans: list[worker_pb2.StepPlan] = []
         self.now = 0.0
@@ -56,7 +57,7 @@ class Session:
     def put(self, **event: object) -> None:
         entry = record_pb2.RecordedEvent(now=self.now, peer="w-1" if "worker" in event else "f-1", **event)  # type: ignore[arg-type]
         self.recorder.add_event(entry)
-        effects = self.core.handle(record.event_of(entry), self.now)
+        effects = self.core.handle(event_log.event_of(entry), self.now)
         self.recorder.add_effects(effects)
         for effect in effects:
             if isinstance(effect, fx.WorkerAccepted):
@@ -77,7 +78,7 @@ class Session:
         self.put(worker=join_message())
         for stream in range(1, 37, 3):
             self.now += draw.random()
-            # Some begin alike, so that pages are found; what has no root shares none.
+            # Some prompts share a prefix, so the core finds cached pages; requests without a root share none.
             prompt = [draw.randrange(2) for _ in range(draw.randint(1, 20))]
             root = draw.choice([b"", b"a" * 32, b"a" * 32, b"b" * 32])
             hashes = hash_pages(root, np.array(prompt, np.int32), SHAPE.page_size) if root else b""
@@ -132,8 +133,8 @@ def test_a_replay_gives_the_same_effects(tmp_path: Path, seed: int) -> None:
     assert replay(path, audited=True) > 40
 
 
-def test_every_setting_of_the_core_is_in_the_log(tmp_path: Path) -> None:
-    """None of them at its default, so that one which is left out shows."""
+def test_the_log_has_every_setting_of_the_core(tmp_path: Path) -> None:
+    """No setting is at its default, so the test fails if one is left out."""
     policy = Policy(mixed_steps=False, admission=Admission.KNOWN, cache_aware=False, fair_share=False)
     config = CoreConfig(
         max_waiting=1, max_waiting_tokens=2, plans_in_flight=3, step_timeout_seconds=4.0, silence_timeout_seconds=5.0,
@@ -141,24 +142,58 @@ def test_every_setting_of_the_core_is_in_the_log(tmp_path: Path) -> None:
     )  # fmt: skip
     for value, plain in ((config, CoreConfig()), (policy, Policy())):
         assert not [f.name for f in fields(value) if getattr(value, f.name) == getattr(plain, f.name)]
-    record.Recorder(tmp_path / "log", config).close()
-    read, _ = record.read(tmp_path / "log")
+    event_log.Recorder(tmp_path / "log", config).close()
+    read, _ = event_log.read(tmp_path / "log")
     assert read == config
     assert isinstance(read.policy.admission, Admission)
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "sentence"), [("version", 2, "version 2"), ("admission", "x", "admission 'x'")]
-)
-def test_a_log_of_another_program_is_refused(tmp_path: Path, field: str, value: object, sentence: str) -> None:
-    path = tmp_path / "log"
-    record.Recorder(path, CoreConfig()).close()
-    header = record_pb2.RecordedHeader.FromString(entries_of(path)[0])
-    setattr(header, field, value)
-    data = header.SerializeToString()
+def with_header(path: Path, version: int, settings: dict[str, object] | str) -> Path:
+    text = settings if isinstance(settings, str) else json.dumps(settings)
+    data = record_pb2.RecordedHeader(version=version, core_config=text).SerializeToString()
     path.write_bytes(len(data).to_bytes(4, "little") + data)
-    with pytest.raises(WireError, match=sentence):
-        record.read(path)
+    return path
+
+
+SETTINGS = json.loads(core_config.encode(CoreConfig()))
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ("{", "the core's settings are not JSON: "),
+        ("[]", r"the core's settings: \[\] is not an object$"),
+        (SETTINGS | {"speed": 1, "colour": 2}, "the core's settings: colour, speed unknown; another version wrote"),
+        ({"policy": SETTINGS["policy"]}, "the core's settings: max_plan_bytes, .* missing; another version wrote this"),
+        (SETTINGS | {"policy": 1}, "policy: 1 is not an object$"),
+        (SETTINGS | {"policy": SETTINGS["policy"] | {"lifo": True}}, "policy: lifo unknown; another version wrote"),
+        (
+            SETTINGS | {"policy": SETTINGS["policy"] | {"admission": "x"}},
+            "admission is 'x'; this program knows hori",
+        ),
+        (SETTINGS | {"max_waiting": True}, "max_waiting is True; it must be of type int$"),
+        (SETTINGS | {"step_timeout_seconds": "1"}, "step_timeout_seconds is '1'; it must be of type float$"),
+    ],
+    ids=["text", "list", "unknown", "missing", "policy-number", "policy-unknown", "admission", "bool", "string"],
+)
+def test_a_log_with_other_settings_is_refused(tmp_path: Path, settings: dict[str, object] | str, problem: str) -> None:
+    with pytest.raises(WireError, match=f"^{problem}"):
+        event_log.read(with_header(tmp_path / "log", 5, settings))
+
+
+def test_a_whole_number_of_seconds_is_read_as_a_float(tmp_path: Path) -> None:
+    config, _ = event_log.read(with_header(tmp_path / "log", 5, SETTINGS | {"step_timeout_seconds": 3}))
+    assert config == CoreConfig(step_timeout_seconds=3.0)
+    assert isinstance(config.step_timeout_seconds, float)
+
+
+def test_a_log_of_version_4_is_refused(tmp_path: Path) -> None:
+    """Version 4 had max_waiting as field 2, plans_in_flight as field 5 and the admission policy as field 10."""
+    data = b"\x08\x04\x10\x80\x08\x28\x02\x52\x07horizon"
+    path = tmp_path / "log"
+    path.write_bytes(len(data).to_bytes(4, "little") + data)
+    with pytest.raises(WireError, match=r"^it has version 4; this program reads version 5 only$"):
+        event_log.read(path)
 
 
 def test_a_replay_gives_the_same_step_reports(tmp_path: Path) -> None:
@@ -185,7 +220,7 @@ def entries_of(path: Path) -> list[bytes]:
     return entries
 
 
-def test_a_changed_event_is_noticed(tmp_path: Path) -> None:
+def test_replay_detects_a_changed_event(tmp_path: Path) -> None:
     path = tmp_path / "log"
     Session(path).run(1)
     entries = entries_of(path)
@@ -199,7 +234,7 @@ def test_a_changed_event_is_noticed(tmp_path: Path) -> None:
         replay(path, audited=False)
 
 
-def test_the_last_effects_are_compared_too(tmp_path: Path) -> None:
+def test_replay_compares_the_last_effects(tmp_path: Path) -> None:
     path = tmp_path / "log"
     Session(path).run(1)
     entries = entries_of(path)
@@ -214,28 +249,28 @@ def test_the_last_effects_are_compared_too(tmp_path: Path) -> None:
 
 def test_an_event_is_on_disk_before_it_is_handled(tmp_path: Path) -> None:
     path = tmp_path / "log"
-    recorder = record.Recorder(path, CoreConfig())
+    recorder = event_log.Recorder(path, CoreConfig())
     recorder.add_event(record_pb2.RecordedEvent(now=1.0, tick=record_pb2.Tick()))
     recorder.flush()
     assert len(entries_of(path)) == 2
     recorder.close()
 
 
-def test_a_disk_that_takes_no_more_ends_the_recording_only(
+def test_a_full_disk_ends_the_recording_and_not_the_service(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     full = io.BufferedWriter(io.FileIO("/dev/full", "wb"))
     monkeypatch.setattr(private_file, "create", lambda *_: full)
-    recorder = record.Recorder(tmp_path / "log", CoreConfig())
+    recorder = event_log.Recorder(tmp_path / "log", CoreConfig())
     for _ in range(3):
         recorder.add_event(record_pb2.RecordedEvent(now=1.0, tick=record_pb2.Tick()))
         recorder.add_effects([])
         recorder.flush()
     recorder.close()
-    assert sum("recording ends here" in line for line in caplog.messages) == 1
+    assert sum("recording stopped" in line for line in caplog.messages) == 1
 
 
-def test_an_entry_cut_short_is_left_out(tmp_path: Path) -> None:
+def test_an_entry_that_was_cut_short_is_skipped(tmp_path: Path) -> None:
     path = tmp_path / "log"
     Session(path).run(2)
     whole = replay(path, audited=False)
@@ -245,34 +280,34 @@ def test_an_entry_cut_short_is_left_out(tmp_path: Path) -> None:
 
 
 def test_only_this_user_may_read_the_log(tmp_path: Path) -> None:
-    record.Recorder(tmp_path / "log", CoreConfig()).close()
+    event_log.Recorder(tmp_path / "log", CoreConfig()).close()
     assert (tmp_path / "log").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_log_never_overwrites_another(tmp_path: Path) -> None:
+def test_the_recorder_never_overwrites_a_file(tmp_path: Path) -> None:
     path = tmp_path / "log"
-    path.write_text("mine")
+    path.write_text("another file")
     with pytest.raises(FileExistsError):
-        record.Recorder(path, CoreConfig())
+        event_log.Recorder(path, CoreConfig())
 
 
-def test_what_is_no_log_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_log_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"\xff\xff\xff\x7f")
     with pytest.raises(WireError, match="the limit is"):
-        record.read(path)
+        event_log.read(path)
 
 
-def test_the_replay_command_says_what_it_cannot_read(tmp_path: Path) -> None:
+def test_the_replay_command_names_the_file_that_it_cannot_read(tmp_path: Path) -> None:
     path = tmp_path / "log"
-    path.write_text("no log at all")
+    path.write_text("not a log")
     command = [sys.executable, "-m", "scheduler_svc.recording.replay", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith(f"replay: {path} cannot be read as an event log")
 
 
-def test_frames_of_front_ends_are_checked() -> None:
+def test_malformed_frames_of_front_ends_are_refused() -> None:
     with pytest.raises(WireError, match="not a FrontendToCore"):
         frontend_wire.parse(b"\xff\xff")
     with pytest.raises(WireError, match="empty"):

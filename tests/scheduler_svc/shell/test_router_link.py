@@ -1,4 +1,4 @@
-"""Router links on real sockets: lost peers are found, frames are bounded, an identity stays with its first peer."""
+"""Router links on real sockets: lost peers are detected, frames are bounded, an identity belongs to its first peer."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from scheduler_svc.shell.router_link import PROBE, FrameTooLargeError, PeerLostError, RouterLink
+from scheduler_svc.shell.router_link import PROBE, PeerFrameTooLargeError, PeerLostError, RouterLink
 
 CHILD = """
 import sys, zmq
@@ -34,7 +34,7 @@ def test_a_failed_bind_leaves_no_socket_open(tmp_path: Path) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     with pytest.raises(zmq.ZMQError):
         RouterLink(context, f"ipc://{tmp_path}/taken", max_frame_bytes=1 << 20)
-    # It waits for every socket of the context.
+    # This waits until every socket of the context is closed.
     context.term()
 
 
@@ -44,7 +44,7 @@ def received(link: RouterLink) -> tuple[str, bytes | None]:
     return message
 
 
-def test_a_killed_peer_is_found_gone_and_others_are_not(
+def test_a_killed_peer_is_unreachable_and_others_are_not(
     context: zmq.Context[zmq.Socket[bytes]], tmp_path: Path
 ) -> None:
     endpoint = f"ipc://{tmp_path}/s"
@@ -57,26 +57,26 @@ def test_a_killed_peer_is_found_gone_and_others_are_not(
     with subprocess.Popen([sys.executable, "-c", CHILD, endpoint]) as child:
         assert received(link) == ("peer", b"hello")
         link.send("peer", b"answer")
-        assert link.gone(["peer", "other"]) == []
+        assert link.unreachable(["peer", "other"]) == []
         child.kill()
         child.wait()
         assert link.monitor.poll(10_000)
-        assert link.somebody_left()
+        assert link.has_disconnects()
         deadline = time.monotonic() + 10
-        while link.gone(["peer", "other"]) != [("peer", "its connection is gone")]:
+        while link.unreachable(["peer", "other"]) != [("peer", "its connection is gone")]:
             assert time.monotonic() < deadline
     assert other.recv() == PROBE
     other.close(0)
     link.close()
 
 
-def test_an_unknown_peer_and_one_that_does_not_read_are_lost(
+def test_a_send_to_an_unknown_peer_or_one_that_does_not_read_fails(
     context: zmq.Context[zmq.Socket[bytes]], tmp_path: Path
 ) -> None:
     endpoint = f"ipc://{tmp_path}/s"
     link = RouterLink(context, endpoint, max_frame_bytes=1 << 20)
     with pytest.raises(PeerLostError, match="gone"):
-        link.send("nobody", b"x")
+        link.send("unknown", b"x")
     deaf = context.socket(zmq.DEALER)
     deaf.setsockopt(zmq.RCVHWM, 1)
     deaf.setsockopt(zmq.ROUTING_ID, b"deaf")
@@ -94,7 +94,7 @@ def test_an_unknown_peer_and_one_that_does_not_read_are_lost(
     link.close()
 
 
-def test_a_frame_above_the_bound_ends_its_senders_connection(
+def test_a_frame_above_the_limit_closes_its_senders_connection(
     context: zmq.Context[zmq.Socket[bytes]], tmp_path: Path
 ) -> None:
     endpoint = f"ipc://{tmp_path}/s"
@@ -103,7 +103,7 @@ def test_a_frame_above_the_bound_ends_its_senders_connection(
     sender.connect(endpoint)
     sender.send(b"y" * 1001)
     assert link.monitor.poll(10_000)
-    assert link.somebody_left()
+    assert link.has_disconnects()
     assert list(link.receive(10)) == []
     sender.close(0)
     link.close()
@@ -126,20 +126,20 @@ def test_a_frame_above_the_peers_limit_is_not_sent(context: zmq.Context[zmq.Sock
     link.limit_frames("small", 1500)
     link.limit_frames("other", 0)
     link.send("small", b"x" * 1500)
-    with pytest.raises(FrameTooLargeError, match="has 1,501 bytes; it takes at most 1,500"):
+    with pytest.raises(PeerFrameTooLargeError, match="has 1,501 bytes; it accepts at most 1,500"):
         link.send("small", b"x" * 1501)
     link.send("other", b"x" * 2000)
-    with pytest.raises(FrameTooLargeError, match="has 2,001 bytes; it takes at most 2,000"):
+    with pytest.raises(PeerFrameTooLargeError, match="has 2,001 bytes; it accepts at most 2,000"):
         link.send("other", b"x" * 2001)
     assert [len(peer.recv()) for peer in peers] == [1500, 2000]
-    link.keep_limits(["other"])
+    link.keep_limits_of(["other"])
     link.send("small", b"x" * 1501)
     for peer in peers:
         peer.close(0)
     link.close()
 
 
-def test_an_identity_stays_with_the_connection_that_brought_it(
+def test_an_identity_belongs_to_the_connection_that_used_it_first(
     context: zmq.Context[zmq.Socket[bytes]], tmp_path: Path
 ) -> None:
     endpoint = f"ipc://{tmp_path}/s"
@@ -148,7 +148,7 @@ def test_an_identity_stays_with_the_connection_that_brought_it(
     true.send(b"hello")
     assert received(link) == ("peer", b"hello")
     forger.send(b"forged")
-    # Once a later connection is heard, the forger's would have been.
+    # The forger connected before this peer, so its frame would have arrived first.
     last.send(b"here")
     assert received(link) == ("last", b"here")
     link.send("peer", b"answer")

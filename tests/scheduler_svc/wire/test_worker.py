@@ -13,7 +13,7 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.events import MAX_SAMPLING_BYTES
 from scheduler_svc.core.messages.reports import Load, WorkerLoad
 from scheduler_svc.core.scheduler import CoreConfig, Scheduler
-from scheduler_svc.shell.served_model import ModelCard
+from scheduler_svc.shell.served_model import ServedModel
 from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire import worker as worker_wire
 from scheduler_svc.wire.arrays import WireError, array, packed
@@ -300,7 +300,7 @@ def test_callers_are_told_what_one_request_may_ask_for() -> None:
 
 def state_of(join: worker_pb2.Join, served: worker_pb2.Join, *, max_waiting: int = 8) -> frontend_pb2.ModelState:
     """What a front end is told where the first proven worker joined with `join` and the core serves `served`."""
-    card = ModelCard(default_max_new_tokens=8, max_waiting=max_waiting, cache_root=b"c" * 32)
+    card = ServedModel(default_max_new_tokens=8, max_waiting=max_waiting, cache_root=b"c" * 32)
     card.joined("w", join, {"w"})
     card.proven("w")
     event = worker_wire.event_of(worker_pb2.WorkerToCore(join=served), "w")
@@ -322,7 +322,7 @@ def test_model_state_takes_sizes_and_defaults_from_the_core_and_the_tokenizer_fr
 
 
 def test_the_tokenizer_is_the_first_proven_workers() -> None:
-    card = ModelCard(default_max_new_tokens=8, max_waiting=8, cache_root=b"c" * 32)
+    card = ServedModel(default_max_new_tokens=8, max_waiting=8, cache_root=b"c" * 32)
     for name in ("w-1", "w-2", "w-3"):
         card.joined(name, worker_pb2.Join(tokenizer_json=name.encode()), {"w-1", "w-2", "w-3"})
     card.proven("w-2")
