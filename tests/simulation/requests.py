@@ -5,6 +5,7 @@ Owns nothing; draws from the caller's generator.
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 

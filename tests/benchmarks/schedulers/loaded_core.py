@@ -236,8 +236,8 @@ class LoadedCore:
         num_samples = int(plan.chunk_samples.sum()) + len(plan.decode_rows)
         result = pb.StepResult(generation=plan.generation, step=plan.step, status=pb.STEP_STATUS_OK, compute_us=1)
         result.tokens = self.tokens(num_samples).astype("<i4").tobytes()
-        if self._extras is not None:
-            top_k = self._extras.num_logprobs - 1
+        if self._num_logprobs:
+            top_k = self._num_logprobs - 1
             logprobs = result.logprobs
             logprobs.logprobs = _floats(self._rng, num_samples)
             logprobs.top_k = top_k
