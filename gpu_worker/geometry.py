@@ -72,11 +72,6 @@ class Geometry:
         return align_up(self.max_length, self.page_size) // self.page_size
 
     @property
-    def pool_tokens(self) -> int:
-        """Token slots in the pool, those of page 0 included."""
-        return self.num_pages * self.page_size
-
-    @property
     def prefill_tokens(self) -> int:
         """Query positions of the prefill kernel: chunks of one step, each aligned, always fit."""
         return align_up(self.token_budget, self.chunk_align)

@@ -18,14 +18,13 @@ from transformers import PreTrainedModel
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.checkpoint.files import ModelFiles, identity, read_files
 from gpu_worker.checkpoint.linear import PackedLinear, can_pack
-from gpu_worker.checkpoint.loading import load_weights
-from gpu_worker.checkpoint.model import weight_bytes
+from gpu_worker.checkpoint.loading import load_weights, weight_bytes
+from gpu_worker.compatibility.check_model import check_model, meta_model_of
+from gpu_worker.compatibility.cuda_shapes import check_cuda_shapes
+from gpu_worker.compatibility.independence import check_independence
+from gpu_worker.compatibility.rope import pin
+from gpu_worker.compatibility.self_check import check_runner
 from gpu_worker.device import choose_device, set_threads
-from gpu_worker.examination.cuda_shapes import check_cuda_shapes
-from gpu_worker.examination.examine import examine, twin_of
-from gpu_worker.examination.independence import check_independence
-from gpu_worker.examination.rope import pin
-from gpu_worker.examination.self_check import check_runner
 from gpu_worker.geometry import Geometry
 from gpu_worker.memory.costs import Costs
 from gpu_worker.memory.device_memory import free_bytes, free_host_bytes, resident_growth
@@ -83,12 +82,12 @@ def start(settings: WorkerSettings, folder: Path) -> Worker:
         log.warning(
             "generation_config.json asks for %s, which is not supported and ignored", ", ".join(files.not_done)[:500]
         )
-    with phase("examination of the model"):
-        twin = twin_of(files.config, dtype=dtype)
-        layers = examine(twin)
+    with phase("compatibility check"):
+        meta_model = meta_model_of(files.config, dtype=dtype)
+        layers = check_model(meta_model)
         if device.type == "cuda":
             check_cuda_shapes(layers, dtype)
-        costs = estimate(twin, layers, dtype=dtype, packs=can_pack(device, dtype))
+        costs = estimate(meta_model, layers, dtype=dtype, packs=can_pack(device, dtype))
     length = settings.max_length or costs.default_length
     seen = with_window(settings, layers, length)
     sizes = plan_memory(settings, costs, device, seen.within(length).reach)

@@ -12,7 +12,7 @@ def with_window(settings: WorkerSettings, layers: LayerMap, max_length: int) -> 
     window, sinks = settings.window, settings.window_sinks
     if window is None:
         return layers
-    own = [layer.kind.visibility.window for layer in layers.layers]
+    own = [layer.kind.pattern.window for layer in layers.layers]
     if None not in own:
         widest = max(width for width in own if width is not None)
         raise ValueError(

@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from gpu_worker.attention.paged import ATTENTION_NAME, register
 from gpu_worker.checkpoint.files import ModelFiles, ModelRefused
-from gpu_worker.checkpoint.model import prepare
+from gpu_worker.checkpoint.linear import PackedLinear, can_pack, pack_linears
 from gpu_worker.checkpoint.progress import Progress
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ def load_weights(files: ModelFiles, *, device: torch.device, dtype: torch.dtype)
     register()
     progress = Progress.of_this_process("weights", files.weights.num_bytes)
     try:
-        with _quiet_transformers() as warnings, _heard_by(progress, files.weights.tensor_bytes):
+        with _quiet_transformers() as warnings, _reporting_to(progress, files.weights.tensor_bytes):
             model, found = AutoModelForCausalLM.from_pretrained(
                 files.folder,
                 config=files.config,
@@ -58,6 +59,21 @@ def load_weights(files: ModelFiles, *, device: torch.device, dtype: torch.dtype)
         progress.close()
     check_complete(found)
     return prepare(model, device=device, dtype=dtype)
+
+
+def prepare(model: PreTrainedModel, *, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+    """Puts a loaded model in the state that the runner needs."""
+    model = model.to(device).eval()
+    model.requires_grad_(False)
+    if can_pack(device, dtype):
+        pack_linears(model)
+    return model
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """Bytes of the weights, a tied one counted once, packed ones where they now are."""
+    packed = sum(module.num_bytes for module in model.modules() if isinstance(module, PackedLinear))
+    return packed + sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
 
 def check_complete(found: Mapping[str, Any]) -> None:
@@ -87,7 +103,7 @@ def _some(names: list[str]) -> str:
 
 
 @contextmanager
-def _heard_by(progress: Progress, tensor_bytes: Mapping[str, int]) -> Iterator[None]:
+def _reporting_to(progress: Progress, tensor_bytes: Mapping[str, int]) -> Iterator[None]:
     """Counts in `progress` every tensor that Transformers puts into the model within."""
 
     def bar(factory: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:

@@ -38,7 +38,7 @@ class Costs:
     activations_per_token: int
     # K and V of a token, all layers; and of one in the page that a pool has for sinks whatever its pages.
     kv_per_token: int
-    sinks_per_token: int
+    learned_sinks_per_token: int
     # The different shapes of K and V among the layers.
     pool_tensors: tuple[PoolTensor, ...]
     vocab_size: int

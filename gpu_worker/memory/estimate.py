@@ -1,4 +1,4 @@
-"""What a model will take, from its twin without weights: bytes of weights and of K and V, activations of a step.
+"""What a model will take, from its meta_model without weights: bytes of weights and of K and V, activations of a step.
 
 Owns the counting. Knows nothing of what memory there is, nor of what is chosen from it.
 """
@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 
 from gpu_worker.attention.kv_cache import pool_bytes, tensor_shape
 from gpu_worker.attention.layers import LayerMap
-from gpu_worker.examination.examine import default_length, in_bfloat16, length_limit
-from gpu_worker.examination.probe import calls_without_masks
+from gpu_worker.compatibility.check_model import default_length, in_bfloat16, length_limit
+from gpu_worker.compatibility.probe import calls_without_masks
 from gpu_worker.memory.costs import Costs, PoolTensor
 
 # Of the step that is counted; what it takes grows with its tokens alone.
@@ -26,20 +26,20 @@ _ATTENTION_COPIES = 4
 _HALF_BYTES = 2
 
 
-def estimate(twin: PreTrainedModel, layers: LayerMap, *, dtype: torch.dtype, packs: bool) -> Costs:
-    """What the model that `twin` stands for takes; packs: its linear layers will be packed."""
-    halves = sum(parameter.numel() for parameter in twin.parameters()) * _HALF_BYTES
+def estimate(meta_model: PreTrainedModel, layers: LayerMap, *, dtype: torch.dtype, packs: bool) -> Costs:
+    """What the model that `meta_model` stands for takes; packs: its linear layers will be packed."""
+    halves = sum(parameter.numel() for parameter in meta_model.parameters()) * _HALF_BYTES
     return Costs(
-        weights=twin_weight_bytes(twin, packs=packs),
+        weights=meta_weight_bytes(meta_model, packs=packs),
         dtype=str(dtype).removeprefix("torch."),
         smaller_weights=("bfloat16", halves) if dtype.itemsize > _HALF_BYTES else None,
-        activations_per_token=activation_bytes(twin, layers, dtype),
+        activations_per_token=activation_bytes(meta_model, layers, dtype),
         kv_per_token=layers.elements_per_token * dtype.itemsize,
-        sinks_per_token=pool_bytes(layers, num_pages=0, page_size=1, dtype=dtype),
+        learned_sinks_per_token=pool_bytes(layers, num_pages=0, page_size=1, dtype=dtype),
         pool_tensors=pool_tensors(layers),
-        vocab_size=int(twin.config.get_text_config().vocab_size),
-        default_length=default_length(twin.config),
-        length_limit=length_limit(twin.config),
+        vocab_size=int(meta_model.config.get_text_config().vocab_size),
+        default_length=default_length(meta_model.config),
+        length_limit=length_limit(meta_model.config),
     )
 
 
@@ -53,26 +53,26 @@ def pool_tensors(layers: LayerMap) -> tuple[PoolTensor, ...]:
     return tuple(shapes)
 
 
-def activation_bytes(twin: PreTrainedModel, layers: LayerMap, dtype: torch.dtype) -> int:
+def activation_bytes(meta_model: PreTrainedModel, layers: LayerMap, dtype: torch.dtype) -> int:
     """Bytes that a token of a step takes at the step's peak, logits not counted."""
     # Grouped experts have shapes without data in bfloat16 alone.
-    with in_bfloat16(twin), LiveBytes() as counted:
-        calls_without_masks(twin, _NUM_TOKENS)
+    with in_bfloat16(meta_model), LiveBytes() as counted:
+        calls_without_masks(meta_model, _NUM_TOKENS)
     peak = counted.peak * dtype.itemsize // torch.bfloat16.itemsize
     around = max(kind.num_heads * kind.head_dim for kind in layers.kinds) * dtype.itemsize * _ATTENTION_COPIES
     return peak // _NUM_TOKENS + around
 
 
-def twin_weight_bytes(twin: nn.Module, *, packs: bool) -> int:
-    """Bytes of the weights that a twin on the meta device stands for, a tied one once.
+def meta_weight_bytes(meta_model: nn.Module, *, packs: bool) -> int:
+    """Bytes of the weights that a meta_model on the meta device stands for, a tied one once.
 
     packs: linear layers are packed; a tied one is packed as a copy.
     """
-    total = sum(parameter.numel() * parameter.element_size() for parameter in twin.parameters())
+    total = sum(parameter.numel() * parameter.element_size() for parameter in meta_model.parameters())
     if not packs:
         return total
-    linear = {id(module.weight): module.weight for module in twin.modules() if type(module) is nn.Linear}
-    others = {id(module.weight) for module in twin.modules() if isinstance(module, nn.Embedding)}
+    linear = {id(module.weight): module.weight for module in meta_model.modules() if type(module) is nn.Linear}
+    others = {id(module.weight) for module in meta_model.modules() if isinstance(module, nn.Embedding)}
     return total + sum(linear[tied].numel() * linear[tied].element_size() for tied in linear.keys() & others)
 
 

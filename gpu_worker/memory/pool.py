@@ -36,7 +36,7 @@ class Pool:
 
     def num_bytes(self, num_pages: int) -> int:
         """Of a pool of `num_pages`, with the pages that sinks need on top."""
-        return self.page_size * self.costs.sinks_per_token + num_pages * self.page_bytes
+        return self.page_size * self.costs.learned_sinks_per_token + num_pages * self.page_bytes
 
     def fitting(self, num_bytes: int) -> int:
         """Pages of the largest pool in `num_bytes`."""

@@ -177,11 +177,11 @@ class _Choice:
 
     def _held_pages(self) -> int:
         """Of the longest sequence at once: where it slides, what a tile of its queries sees, and a page to write on."""
-        window, leading = self.reach
+        window, sink_tokens = self.reach
         if not window:
             return self._pages()
-        of_leading = align_up(leading, self.page_size) // self.page_size
-        return min(self._pages(), of_leading + (window + CHUNK_ALIGN - 1) // self.page_size + 2)
+        of_sink_tokens = align_up(sink_tokens, self.page_size) // self.page_size
+        return min(self._pages(), of_sink_tokens + (window + CHUNK_ALIGN - 1) // self.page_size + 2)
 
     def _breakdown(self) -> str:
         host = f", saved pages {readable(self.host_pool)}" if self.host_pool and self.on_cpu else ""

@@ -16,10 +16,10 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.checkpoint.files import ModelRefused, read_files
 from gpu_worker.checkpoint.loading import load_weights
-from gpu_worker.examination.examine import examine, twin_of
-from gpu_worker.examination.independence import check_independence
-from gpu_worker.examination.rope import pin
-from gpu_worker.examination.self_check import check_runner
+from gpu_worker.compatibility.check_model import check_model, meta_model_of
+from gpu_worker.compatibility.independence import check_independence
+from gpu_worker.compatibility.rope import pin
+from gpu_worker.compatibility.self_check import check_runner
 from gpu_worker.step.runner import Runner
 from tests.census.hints import HINTS, UNBUILDABLE
 from tests.census.population import Member
@@ -73,7 +73,7 @@ def serve(
     config: PreTrainedConfig, device: torch.device, dtype: torch.dtype, max_length: int = MAX_LENGTH
 ) -> tuple[LayerMap, float]:
     """The layers of a model that matches eager, and the largest error as a part of the allowed one."""
-    layers = examine(twin_of(config, dtype=dtype))
+    layers = check_model(meta_model_of(config, dtype=dtype))
     eager = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="eager", dtype=dtype)
     if "Experts" in str(eager):
         # One by one, as the model's own code has it.
@@ -105,14 +105,14 @@ def describe(layers: LayerMap) -> str:
     """What its attention is made of, in a few words."""
     parts: list[str] = []
     kinds = layers.kinds
-    if any(kind.visibility.window is not None for kind in kinds):
-        every = all(kind.visibility.window is not None for kind in kinds)
+    if any(kind.pattern.window is not None for kind in kinds):
+        every = all(kind.pattern.window is not None for kind in kinds)
         parts.append("sliding windows" if every else "sliding windows and full attention")
     else:
         parts.append("full attention")
     if any(kind.softcap is not None for kind in kinds):
         parts.append("soft-capping")
-    if any(kind.visibility.has_sinks for kind in kinds):
+    if any(kind.pattern.has_learned_sinks for kind in kinds):
         parts.append("sinks")
     if any(kind.key_dim != kind.value_dim for kind in kinds):
         parts.append("keys and values of different dimensions")

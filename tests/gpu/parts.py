@@ -30,8 +30,8 @@ FILES: dict[str, tuple[str, ...]] = {
         "attention/test_views.py",
     ),
     "pages": ("wire/test_page_orders.py", "step/test_prefix_hits.py", "step/test_sliding.py"),
-    "examination": ("examination",),
-    "sampling": ("sampling", "step/test_output.py"),
+    "compatibility": ("compatibility",),
+    "sampling": ("sampling", "step/test_output.py", "step/test_staging.py"),
     "runner": ("test_bundled_model.py", "step/test_runner.py", "test_startup.py", "test_windows.py"),
 }
 # Parts with more kernels than may compile within the limit run in several: those of these families, and the rest.

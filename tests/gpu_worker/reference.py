@@ -81,22 +81,22 @@ def float64_model(model: PreTrainedModel) -> PreTrainedModel:
     """`model`'s weights, as they are, in an eager forward that computes in float64 throughout."""
     # Grouped matrix products have no float64; "eager" goes through the experts one by one.
     experts = {"experts_implementation": "eager"} if "Experts" in str(model) else {}
-    twin = AutoModelForCausalLM.from_config(
+    meta_model = AutoModelForCausalLM.from_config(
         copy.deepcopy(model.config), attn_implementation="eager", dtype=torch.float64, **experts
     )
-    twin.load_state_dict({name: tensor.double() for name, tensor in model.state_dict().items()})
-    return twin.eval()
+    meta_model.load_state_dict({name: tensor.double() for name, tensor in model.state_dict().items()})
+    return meta_model.eval()
 
 
-def visible(num_tokens: int, window: int | None, leading: int = 0) -> Tensor:
-    """bool [q, k]: each query sees the last `window` positions, its own included, and the first `leading` ones."""
+def visible(num_tokens: int, window: int | None, sink_tokens: int = 0) -> Tensor:
+    """bool [q, k]: each query sees the last `window` positions, its own included, and the first `sink_tokens` ones."""
     query, key = torch.arange(num_tokens)[:, None], torch.arange(num_tokens)[None, :]
     near = key > query - (window or num_tokens)
-    return (key <= query) & (near | (key < leading))
+    return (key <= query) & (near | (key < sink_tokens))
 
 
 def _masks(model: PreTrainedModel, num_tokens: int, bound: tuple[int, int]) -> Tensor | dict[str, Tensor]:
-    """Additive masks [1, 1, q, k] in which layers that see everything see `bound`: a window and leading positions."""
+    """Additive masks [1, 1, q, k] in which layers that see everything see `bound`: a window and sink tokens."""
     weight = model.get_input_embeddings().weight
 
     def additive(seen: Tensor) -> Tensor:

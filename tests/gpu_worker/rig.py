@@ -22,8 +22,8 @@ from transformers import (
 )
 
 from gpu_worker.attention.paged import ATTENTION_NAME, register
-from gpu_worker.checkpoint.model import prepare
-from gpu_worker.examination.examine import examine, twin_of
+from gpu_worker.checkpoint.loading import prepare
+from gpu_worker.compatibility.check_model import check_model, meta_model_of
 from gpu_worker.geometry import Geometry
 from gpu_worker.step.runner import Runner
 from gpu_worker.wire.frames import Outcome
@@ -126,7 +126,7 @@ class Rig:
         served.set_attn_implementation(ATTENTION_NAME)
         self.served = served = prepare(served, device=device, dtype=spec.dtype)
         # Shapes alone are read, and grouped experts have no other dtype without data.
-        layers = examine(twin_of(config_of(spec), dtype=torch.bfloat16))
+        layers = check_model(meta_model_of(config_of(spec), dtype=torch.bfloat16))
         layers = layers if spec.bound is None else layers.bounded(*spec.bound)
         self.runner = Runner(served, layers, self.geometry, device=device, dtype=spec.dtype)
         self.runner.warm_up()

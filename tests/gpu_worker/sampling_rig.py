@@ -16,7 +16,6 @@ from gpu_worker.geometry import Geometry
 from gpu_worker.step.output import Sampling, StepOutput
 from gpu_worker.step.row_tables import RowTables
 from gpu_worker.step.samples import SamplePart, lay_out_samples
-from gpu_worker.step.sampling_upload import sample_arrays
 from gpu_worker.step.shapes import Shapes
 from gpu_worker.step.staging import Staging
 from gpu_worker.wire.frames import read_plan
@@ -63,21 +62,23 @@ class SamplingRig:
             **wish.sampling,
         )
 
-    def laid_out(self, **running: object) -> tuple[SamplePart, dict[str, Tensor]]:
-        """The next plan's samples, and their arrays on the device."""
+    def laid_out(self, **running: object) -> SamplePart[Tensor]:
+        """The samples of the next plan, on the device."""
         plan = read_plan(self.core.plan(**running), self.geometry)
         self.tables.apply(plan)
         self.tables.check(plan)
         samples = lay_out_samples(plan, self.tables, plan.decode_rows.size, self.shapes)
         self.tables.advance(plan)
-        return samples, self._staging.upload(sample_arrays(samples, self.tables))
+        return self._staging.upload(samples)
 
     def step(self, logits_of: Callable[[int, int], Tensor], **running: object) -> StepOutput:
         """Runs one step; `logits_of` (row, position) are [V]. The core learns the tokens."""
-        samples, staged = self.laid_out(**running)
-        rows = [logits_of(int(row), int(at)) for row, at in zip(samples.rows, samples.positions, strict=False)]
-        rows += [torch.zeros_like(rows[0])] * (samples.rows.size - samples.num_samples)
-        output = self.sampling.run(torch.stack(rows).to(self.device), samples, staged, self.tables)
+        samples = self.laid_out(**running)
+        sampled = samples.rows.tolist()[: samples.num_samples]
+        # The token that the step samples counts as known already.
+        rows = [logits_of(row, int(self.tables.num_known[row]) - 1) for row in sampled]
+        rows += [torch.zeros_like(rows[0])] * (samples.rows.shape[0] - samples.num_samples)
+        output = self.sampling.run(torch.stack(rows).to(self.device), samples)
         tokens = output.tokens.cpu()[: samples.num_samples].tolist()
         self.core.learn(tokens)
         return output

@@ -10,7 +10,7 @@ from torch import Tensor
 from gpu_worker.attention import host_pages
 from gpu_worker.attention.host_pages import HostPages
 from gpu_worker.attention.kv_cache import KvCache
-from gpu_worker.attention.layers import AttentionKind, AttentionLayer, LayerMap, Visibility
+from gpu_worker.attention.layers import AttentionKind, AttentionLayer, AttentionPattern, LayerMap
 
 NUM_PAGES, PAGE_SIZE = 12, 16
 KIND = AttentionKind(num_heads=2, num_kv_heads=1, key_dim=16, value_dim=16, scale=1.0)
@@ -22,7 +22,7 @@ LAYERS = LayerMap(
             [
                 KIND,
                 replace(KIND, num_heads=6, num_kv_heads=3, key_dim=24, value_dim=8),
-                replace(KIND, visibility=Visibility(window=5, has_sinks=True)),
+                replace(KIND, pattern=AttentionPattern(window=5, has_learned_sinks=True)),
             ]
         )
     )

@@ -10,8 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from gpu_worker.attention.paged import ATTENTION_NAME
 from gpu_worker.checkpoint.files import read_files
 from gpu_worker.checkpoint.linear import PackedLinear, can_pack
-from gpu_worker.checkpoint.loading import load_weights
-from gpu_worker.checkpoint.model import weight_bytes
+from gpu_worker.checkpoint.loading import load_weights, weight_bytes
 
 
 @pytest.fixture(scope="module")

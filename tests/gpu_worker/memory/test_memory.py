@@ -15,10 +15,10 @@ from transformers import (
 
 from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.checkpoint.linear import can_pack
-from gpu_worker.checkpoint.model import prepare, weight_bytes
-from gpu_worker.examination.examine import examine, twin_of
+from gpu_worker.checkpoint.loading import prepare, weight_bytes
+from gpu_worker.compatibility.check_model import check_model, meta_model_of
 from gpu_worker.memory.device_memory import free_bytes, free_host_bytes, resident_growth
-from gpu_worker.memory.estimate import LiveBytes, activation_bytes, estimate, twin_weight_bytes
+from gpu_worker.memory.estimate import LiveBytes, activation_bytes, estimate, meta_weight_bytes
 
 CPU = torch.device("cpu")
 MIB = 1 << 20
@@ -104,7 +104,7 @@ def test_growth_is_that_of_the_peak(device: torch.device) -> None:
 def test_a_twin_weighs_what_the_model_will(tied: bool, dtype: torch.dtype) -> None:
     config = config_of(tied=tied)
     packs = can_pack(CPU, dtype)
-    expected = twin_weight_bytes(twin_of(config, dtype=dtype), packs=packs)
+    expected = meta_weight_bytes(meta_model_of(config, dtype=dtype), packs=packs)
     model = prepare(AutoModelForCausalLM.from_config(config, dtype=dtype), device=CPU, dtype=dtype)
     assert weight_bytes(model) == expected
 
@@ -129,8 +129,8 @@ def test_live_bytes_count_what_is_alive_at_once() -> None:
 def test_activations_of_a_twin_are_those_of_the_model(family: type[PreTrainedConfig], dtype: torch.dtype) -> None:
     """The model itself, whose attention is another, takes no more, and at least half of it."""
     config = config_of(family=family)
-    twin = twin_of(config, dtype=dtype)
-    per_token = activation_bytes(twin, examine(twin), dtype)
+    meta_model = meta_model_of(config, dtype=dtype)
+    per_token = activation_bytes(meta_model, check_model(meta_model), dtype)
     model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa").eval()
     for num_tokens in (64, 512):
         ids = torch.zeros(1, num_tokens, dtype=torch.int64)
@@ -140,14 +140,14 @@ def test_activations_of_a_twin_are_those_of_the_model(family: type[PreTrainedCon
 
 
 def test_an_estimate_has_the_layers_and_the_smaller_dtype() -> None:
-    twin = twin_of(config_of(), dtype=torch.float32)
-    costs = estimate(twin, examine(twin), dtype=torch.float32, packs=False)
+    meta_model = meta_model_of(config_of(), dtype=torch.float32)
+    costs = estimate(meta_model, check_model(meta_model), dtype=torch.float32, packs=False)
     # K and V of 3 layers, 2 heads of 16, four bytes.
-    assert (costs.kv_per_token, costs.sinks_per_token) == (2 * 3 * 2 * 16 * 4, 0)
+    assert (costs.kv_per_token, costs.learned_sinks_per_token) == (2 * 3 * 2 * 16 * 4, 0)
     assert costs.smaller_weights == ("bfloat16", costs.weights // 2)
     assert (costs.dtype, costs.vocab_size, costs.length_limit) == ("float32", 128, 2048)
-    half = twin_of(config_of(), dtype=torch.bfloat16)
-    assert estimate(half, examine(half), dtype=torch.bfloat16, packs=False).smaller_weights is None
+    half = meta_model_of(config_of(), dtype=torch.bfloat16)
+    assert estimate(half, check_model(half), dtype=torch.bfloat16, packs=False).smaller_weights is None
 
 
 WIDE = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16}
@@ -184,9 +184,9 @@ def test_the_pages_that_can_be_addressed_are_those_of_the_pool_as_it_is_allocate
     config: PreTrainedConfig, kv_per_token: int, page_size: int, addressable: int
 ) -> None:
     """Real shapes, without data: with one page more, K of some layer would have 2^31 elements."""
-    twin = twin_of(config, dtype=torch.bfloat16)
-    layers = examine(twin)
-    costs = estimate(twin, layers, dtype=torch.bfloat16, packs=False)
+    meta_model = meta_model_of(config, dtype=torch.bfloat16)
+    layers = check_model(meta_model)
+    costs = estimate(meta_model, layers, dtype=torch.bfloat16, packs=False)
     assert (costs.kv_per_token, costs.addressable_pages(page_size)) == (kv_per_token, addressable)
 
     def largest(num_pages: int) -> int:

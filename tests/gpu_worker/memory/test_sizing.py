@@ -26,7 +26,7 @@ COSTS = Costs(
     smaller_weights=("bfloat16", 8 * GIB),
     activations_per_token=100 * KIB,
     kv_per_token=32 * KIB,
-    sinks_per_token=0,
+    learned_sinks_per_token=0,
     # 32 layers, K and V, 8 heads of 16 in four bytes.
     pool_tensors=(PoolTensor(elements_per_token=128, extra_pages=0),),
     vocab_size=1000,
@@ -192,7 +192,7 @@ def test_a_length_that_no_pool_holds_names_the_longest() -> None:
 
 
 def test_a_sequence_that_slides_may_be_longer_than_the_pool() -> None:
-    """At once it holds a page of leading positions, and 18 for a window of 1,024, a tile of 64 queries and what comes
+    """At once it holds a page of sink tokens, and 18 for a window of 1,024, a tile of 64 queries and what comes
     next."""
     long = replace(COSTS, length_limit=1 << 20)
     chosen = sizes(costs=long, max_length=1 << 20, num_pages=20, max_rows=1, reach=(1024, 4))
@@ -206,7 +206,7 @@ def test_a_sequence_that_slides_may_be_longer_than_the_pool() -> None:
 
 
 def test_pages_for_sinks_are_counted() -> None:
-    costs = replace(COSTS, sinks_per_token=16 * KIB)
+    costs = replace(COSTS, learned_sinks_per_token=16 * KIB)
     assert sizes(costs=costs, pool_bytes=GIB).pool == GIB - MIB
     assert sizes(costs=costs, num_pages=10).pool == 10 * 2 * MIB + MIB
 
@@ -289,7 +289,7 @@ LLAMA_1B = Costs(
     activations_per_token=100 * KIB,
     # K and V of 16 layers, 8 heads of 64, two bytes.
     kv_per_token=2 * 16 * 8 * 64 * 2,
-    sinks_per_token=0,
+    learned_sinks_per_token=0,
     pool_tensors=(PoolTensor(elements_per_token=8 * 64, extra_pages=0),),
     vocab_size=128_256,
     default_length=131_072,

@@ -22,7 +22,6 @@ from gpu_worker.sampling import logits as logits_module
 from gpu_worker.sampling.logits import edited
 from gpu_worker.sampling.sampler import filtered
 from gpu_worker.sampling.token_history import TokenHistory
-from gpu_worker.step.sampling_upload import drawing_of, edits_of
 from tests.gpu_worker.sampling_rig import SamplingRig, Wish, logits_by_oracle
 
 VOCAB = 60
@@ -61,14 +60,14 @@ def changed(wishes: list[Wish], scores: Tensor, device: torch.device) -> tuple[T
     rows = range(1, len(wishes) + 1)
     for row, wish in zip(rows, wishes, strict=True):
         rig.add(row, [*PROMPT, *OUTPUT], wish, num_prompt=len(PROMPT))
-    samples, staged = rig.laid_out(chunks=dict.fromkeys(rows, LENGTH))
+    samples = rig.laid_out(chunks=dict.fromkeys(rows, LENGTH))
     history = TokenHistory(rig.geometry, device)
-    assert samples.edits is not None
-    if "history_places" in staged:
-        history.write(staged["history_places"], staged["history_tokens"])
-    edits = edits_of(samples.edits, staged)
+    edits, inputs = samples.edits, samples.drawing
+    assert edits is not None
+    if edits.penalties is not None:
+        assert edits.penalties.missing is not None
+        history.write(*edits.penalties.missing)
     result = edited(scores, edits, history)
-    inputs = drawing_of(samples, staged, rig.tables)
     if inputs is None:
         return result, None
     drawing = scores.index_select(0, inputs.rows).float()

@@ -13,16 +13,14 @@ from transformers.generation.logits_process import (
 )
 
 from gpu_worker.sampling import sampler
+from gpu_worker.sampling.inputs import FEW_RANKS, RankGroup, SamplingInputs
 from gpu_worker.sampling.sampler import (
     EditedLogits,
-    RankGroup,
-    SamplingInputs,
     filtered,
     gumbel_noise,
     noise_keys,
     sample,
 )
-from gpu_worker.step.samples import FEW_RANKS
 
 
 def inputs_of(rows: list[dict[str, float]], device: torch.device, drawing: list[int] | None = None) -> SamplingInputs:

@@ -8,7 +8,8 @@ import torch
 
 from gpu_worker.geometry import Geometry
 from gpu_worker.step.row_features import Uses
-from gpu_worker.step.row_tables import DeviceTables, RowTables, mix, spread_order
+from gpu_worker.step.row_tables import DeviceTables, RowTables, SlotEdits, mix, spread_order
+from gpu_worker.step.staging import mapped
 from gpu_worker.wire.fields import PlanError
 from gpu_worker.wire.frames import read_plan
 from tests.gpu_worker import plans
@@ -137,9 +138,9 @@ def test_device_tables_follow(device: torch.device) -> None:
         plan = read_plan(core.plan(**kwargs), GEOMETRY)
         edits = tables.apply(plan)
         tables.advance(plan)
-        slots = torch.from_numpy(on_device.slot_of_row[edits.rows]).to(device)
-        cols, pages = (torch.from_numpy(part).to(device) for part in (edits.cols, edits.pages))
-        on_device.set_pages(slots, cols, pages)
+        slots = on_device.slot_of_row[edits.rows]
+        on_host = SlotEdits(slots=slots, cols=edits.cols, pages=edits.pages)
+        on_device.set_pages(mapped(on_host, lambda array: torch.from_numpy(array).to(device)))
     slot = on_device.slot_of_row[5]
     assert on_device.pages[slot, :3].tolist() == [7, 4, 2]
     assert on_device.logical_of_page[[7, 4, 2]].tolist() == [0, 1, 2]

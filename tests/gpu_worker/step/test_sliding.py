@@ -22,15 +22,15 @@ def rig(request: pytest.FixtureRequest, rig_of: Callable[[RigSpec], Rig]) -> Rig
 
 
 def reach(rig: Rig) -> tuple[int, int]:
-    """The window and the leading positions, from the spec alone."""
+    """The window and the sink tokens, from the spec alone."""
     return rig.spec.bound or (rig.spec.window or 0, 0)
 
 
 def behind(rig: Rig, position: int) -> list[int]:
     """Logical pages that no query at `position` or later sees anything of."""
-    window, leading = reach(rig)
+    window, sink_tokens = reach(rig)
     page_size = rig.geometry.page_size
-    pages = range(-(-leading // page_size), rig.geometry.pages_per_row)
+    pages = range(-(-sink_tokens // page_size), rig.geometry.pages_per_row)
     return [page for page in pages if (page + 1) * page_size <= position - window + 1]
 
 
@@ -138,19 +138,19 @@ def resumed(rig: Rig, core: TinyCore, first: Sequence_, position: int) -> Sequen
 
 
 def test_a_page_that_is_missing_in_sight_is_refused(rig: Rig) -> None:
-    """One page too many behind the window, or a leading one."""
-    window, leading = reach(rig)
+    """One page too many behind the window, or one of sink tokens."""
+    window, sink_tokens = reach(rig)
     page_size = rig.geometry.page_size
     length = middling(rig) - 2
     hidden = behind(rig, length - 1)
-    for col in (0 if leading else hidden[-1] + 1, hidden[-1] + 1):
+    for col in (0 if sink_tokens else hidden[-1] + 1, hidden[-1] + 1):
         core = rig.core()
         sequence = core.add(1, rig.prompt(length, seed=3), position=length - 1)
         sequence.pages[col] = 0
         outcome = rig.submit(core.plan(decode=[1]))
         assert outcome.status == pb.STEP_STATUS_FAILED
         expected = f"started.pages holds 0 for page {col} of row 1, which its position {length - 1} sees: the window "
-        assert outcome.detail == expected + f"is {window}, sink_tokens {leading}"
+        assert outcome.detail == expected + f"is {window}, sink_tokens {sink_tokens}"
     core = rig.core()
     sequence = core.add(1, rig.prompt(length, seed=3), position=length - 1)
     for col in hidden:

@@ -13,7 +13,7 @@ from tests.gpu_worker.plans import Moves, TinyCore
 from tests.gpu_worker.rig import Recording, Rig, RigSpec
 from tests.gpu_worker.rig_specs import SPECS
 
-# Pages of 16 and 64, groups of 1, 2, 3 and 7 query heads, layers that slide, padded heads, sinks, leading positions.
+# Pages of 16 and 64, groups of 1, 2, 3 and 7 query heads, layers that slide, padded heads, sinks, sink tokens.
 CHOSEN = [spec for spec in SPECS if spec.dtype == torch.float32 and spec.page_size < 128 and spec.head_dim < 256]
 
 

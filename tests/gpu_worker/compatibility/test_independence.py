@@ -10,12 +10,12 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from gpu_worker.checkpoint.files import ModelRefused
-from gpu_worker.examination.independence import check_independence
-from gpu_worker.examination.rope import pin
+from gpu_worker.compatibility.independence import check_independence
+from gpu_worker.compatibility.rope import pin
 from tests.census.hints import HINTS
 from tests.census.shrink import tiny_config
 from tests.census.weights import randomize
-from tests.gpu_worker.examination.rope_configs import dynamic, phi3
+from tests.gpu_worker.compatibility.rope_configs import dynamic, phi3
 
 LENGTH = 200
 

@@ -9,14 +9,14 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, GptOssConfig, MistralConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from gpu_worker.attention.layers import LayerMap, Visibility
+from gpu_worker.attention.layers import AttentionPattern, LayerMap
 from gpu_worker.attention.paged import ATTENTION_NAME, PrefillAttention, register
 from gpu_worker.checkpoint.files import ModelRefused
-from gpu_worker.checkpoint.model import prepare
-from gpu_worker.examination import self_check
-from gpu_worker.examination.examine import examine, twin_of
-from gpu_worker.examination.rope import pin
-from gpu_worker.examination.self_check import check_runner
+from gpu_worker.checkpoint.loading import prepare
+from gpu_worker.compatibility import self_check
+from gpu_worker.compatibility.check_model import check_model, meta_model_of
+from gpu_worker.compatibility.rope import pin
+from gpu_worker.compatibility.self_check import check_runner
 from gpu_worker.geometry import Geometry, align_up
 from gpu_worker.step.row_tables import RowTables
 from gpu_worker.step.runner import Runner
@@ -24,7 +24,7 @@ from tests.census.hints import HINTS
 from tests.census.shrink import tiny_config
 from tests.census.trial import geometry_for
 from tests.census.weights import randomize
-from tests.gpu_worker.examination.rope_configs import dynamic
+from tests.gpu_worker.compatibility.rope_configs import dynamic
 
 LENGTH = 200
 
@@ -51,7 +51,7 @@ def runner_of(
 
 
 def mapped(config: object) -> LayerMap:
-    return examine(twin_of(config, dtype=torch.float32))
+    return check_model(meta_model_of(config, dtype=torch.float32))
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_finds_a_window_that_kernels_do_not_have(device: torch.device) -> None:
     config = tiny_config(MistralConfig, {})
     layers = mapped(config).layers
     wrong = LayerMap(
-        layers=tuple(replace(layer, kind=replace(layer.kind, visibility=Visibility())) for layer in layers)
+        layers=tuple(replace(layer, kind=replace(layer.kind, pattern=AttentionPattern())) for layer in layers)
     )
     model, runner = runner_of(config, wrong, geometry_for(LENGTH), device)
     with pytest.raises(ModelRefused, match="the self-check failed: logits differ from eager attention's by"):

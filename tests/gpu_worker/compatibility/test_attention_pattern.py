@@ -4,24 +4,24 @@ import pytest
 import torch
 from transformers import masking_utils as masks
 
-from gpu_worker.attention.layers import Visibility
-from gpu_worker.examination.visibility import UnreadableMask, read_visibility
+from gpu_worker.attention.layers import AttentionPattern
+from gpu_worker.compatibility.attention_pattern import UnreadableMask, read_pattern
 
 
 @pytest.mark.parametrize("length", [2, 50, 1000])
 def test_causal(length: int) -> None:
-    assert read_visibility(masks.causal_mask_function, num_heads=4, length=length) == Visibility()
+    assert read_pattern(masks.causal_mask_function, num_heads=4, length=length) == AttentionPattern()
 
 
 @pytest.mark.parametrize("window", [1, 2, 21, 96, 97, 500, 999])
 def test_a_window_is_found_at_its_length(window: int) -> None:
     mask = masks.sliding_window_causal_mask_function(window)
-    assert read_visibility(mask, num_heads=4, length=1000) == Visibility(window=window)
+    assert read_pattern(mask, num_heads=4, length=1000) == AttentionPattern(window=window)
 
 
 def test_a_window_as_long_as_every_text_is_none() -> None:
     mask = masks.sliding_window_causal_mask_function(1000)
-    assert read_visibility(mask, num_heads=4, length=1000) == Visibility()
+    assert read_pattern(mask, num_heads=4, length=1000) == AttentionPattern()
 
 
 def by_head(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
@@ -60,4 +60,4 @@ def strict(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -
 )
 def test_anything_else_is_told(mask: masks.Callable, problem: str) -> None:
     with pytest.raises(UnreadableMask, match=problem):
-        read_visibility(mask, num_heads=4, length=1000)
+        read_pattern(mask, num_heads=4, length=1000)

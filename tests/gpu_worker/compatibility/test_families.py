@@ -9,13 +9,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from gpu_worker.examination.examine import default_length, length_limit
+from gpu_worker.compatibility.check_model import default_length, length_limit
 from tests.census.case import describe, serve
 from tests.census.population import population
 from tests.census.reference import Reference, relative_error
 from tests.census.shrink import HEAD_DIM, MAX_LENGTH, tiny_config
 from tests.census.weights import randomize
-from tests.gpu_worker.examination.rope_configs import dynamic, phi3
+from tests.gpu_worker.compatibility.rope_configs import dynamic, phi3
 
 FAMILIES: dict[str, tuple[dict[str, Any], str]] = {
     "llama": ({}, "full attention"),
