@@ -63,7 +63,7 @@ def _host_zeros(num_pages: int, page_elements: int, like: Tensor) -> Tensor:
         code = torch.cuda.cudart().cudaHostRegister(pages.data_ptr(), count * like.element_size(), 0)
         if code != 0:
             raise ValueError(
-                f"host_pool_bytes: {count * like.element_size()} bytes of main memory cannot be locked for the GPU "
+                f"host_pool_bytes: {count * like.element_size()} bytes of host memory cannot be locked for the GPU "
                 f"(CUDA error {int(code)}); set a smaller host_pool_bytes, or 0"
             )
     return pages

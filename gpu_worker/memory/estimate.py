@@ -1,6 +1,6 @@
-"""What a model will take, from its meta_model without weights: bytes of weights and of K and V, activations of a step.
+"""Estimates a model's memory from its meta model: bytes of weights, of K and V, and of a step's activations.
 
-Owns the counting. Knows nothing of what memory there is, nor of what is chosen from it.
+Owns the counting. Knows nothing of free memory or of the choice of sizes.
 """
 
 import math
@@ -19,15 +19,15 @@ from gpu_worker.compatibility.check_model import default_length, in_bfloat16, le
 from gpu_worker.compatibility.probe import calls_without_masks
 from gpu_worker.memory.costs import Costs, PoolTensor
 
-# Of the step that is counted; what it takes grows with its tokens alone.
+# Tokens of the counted step; its memory is proportional to them.
 _NUM_TOKENS = 512
-# Copies of queries and outputs around a kernel: padded to its shape, and back.
+# Copies of queries and outputs for a kernel: padded to its shape, and back.
 _ATTENTION_COPIES = 4
 _HALF_BYTES = 2
 
 
 def estimate(meta_model: PreTrainedModel, layers: LayerMap, *, dtype: torch.dtype, packs: bool) -> Costs:
-    """What the model that `meta_model` stands for takes; packs: its linear layers will be packed."""
+    """The memory figures of the model; packs: its linear layers will be packed."""
     halves = sum(parameter.numel() for parameter in meta_model.parameters()) * _HALF_BYTES
     return Costs(
         weights=meta_weight_bytes(meta_model, packs=packs),
@@ -44,7 +44,7 @@ def estimate(meta_model: PreTrainedModel, layers: LayerMap, *, dtype: torch.dtyp
 
 
 def pool_tensors(layers: LayerMap) -> tuple[PoolTensor, ...]:
-    """The shapes that the pool's tensors have, each once."""
+    """The different shapes of the pool's tensors."""
     shapes: dict[PoolTensor, None] = {}
     for kind in layers.kinds:
         extra_tokens = tensor_shape(kind, num_pages=0, page_size=1)[1]
@@ -54,8 +54,8 @@ def pool_tensors(layers: LayerMap) -> tuple[PoolTensor, ...]:
 
 
 def activation_bytes(meta_model: PreTrainedModel, layers: LayerMap, dtype: torch.dtype) -> int:
-    """Bytes that a token of a step takes at the step's peak, logits not counted."""
-    # Grouped experts have shapes without data in bfloat16 alone.
+    """Bytes per token at the peak of a step, logits not counted."""
+    # Grouped experts run on the meta device in bfloat16 alone.
     with in_bfloat16(meta_model), LiveBytes() as counted:
         calls_without_masks(meta_model, _NUM_TOKENS)
     peak = counted.peak * dtype.itemsize // torch.bfloat16.itemsize
@@ -64,9 +64,9 @@ def activation_bytes(meta_model: PreTrainedModel, layers: LayerMap, dtype: torch
 
 
 def meta_weight_bytes(meta_model: nn.Module, *, packs: bool) -> int:
-    """Bytes of the weights that a meta_model on the meta device stands for, a tied one once.
+    """Bytes of the model's weights, a tied one counted once.
 
-    packs: linear layers are packed; a tied one is packed as a copy.
+    packs: linear layers are packed, and a tied one is packed as a copy.
     """
     total = sum(parameter.numel() * parameter.element_size() for parameter in meta_model.parameters())
     if not packs:
@@ -77,7 +77,7 @@ def meta_weight_bytes(meta_model: nn.Module, *, packs: bool) -> int:
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of the tensors made within, as if each operator took no workspace; on any device, meta too."""
+    """Counts the bytes of tensors created within, without operators' workspaces; on any device, meta included."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""What a plan does to whole pages before it computes anything: saves, zeroing, copies, loads, in this order.
+"""A plan's operations on whole pages, carried out before it computes: saves, zeroing, copies, loads, in this order.
 
 Owns the checks of worker.proto's HostCopies, PageCopies and zero_pages, none of which needs row state. Knows nothing of
-torch, nor of what the pages hold.
+torch or of the pages' contents.
 """
 
 from dataclasses import dataclass, field
@@ -18,8 +18,8 @@ _EMPTY = np.zeros(0, np.int32)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageOrders:
-    """Page saved_pages[i] goes to host page saved_slots[i]; `zeroed` become zero; the first copied_tokens[i] token
-    slots of page copied_from[i] go to copied_to[i]; host page loaded_slots[i] goes to page loaded_pages[i]."""
+    """Page saved_pages[i] is copied to host page saved_slots[i]; `zeroed` become zero; the first copied_tokens[i] token
+    slots of page copied_from[i] are copied to copied_to[i]; host page loaded_slots[i] is copied to loaded_pages[i]."""
 
     saved_pages: Int32Array = field(default_factory=lambda: _EMPTY)
     saved_slots: Int32Array = field(default_factory=lambda: _EMPTY)
@@ -31,7 +31,7 @@ class PageOrders:
     loaded_slots: Int32Array = field(default_factory=lambda: _EMPTY)
 
     def __bool__(self) -> bool:
-        """Whether there is anything to do."""
+        """Whether there is at least one operation."""
         return bool(self.saved_pages.size or self.zeroed.size or self.copied_to.size or self.loaded_pages.size)
 
 
@@ -57,7 +57,7 @@ def read_page_orders(message: pb.StepPlan, geometry: Geometry) -> PageOrders:
         loaded_pages=loaded_pages,
         loaded_slots=loaded_slots,
     )
-    # Of two that go to one place, neither is the last: they are carried out at once.
+    # Operations of one kind run at once, so two writes to the same page would have no order.
     for name, places in (
         ("saves.slots", orders.saved_slots),
         ("copies.targets", orders.copied_to),
@@ -71,7 +71,7 @@ def read_page_orders(message: pb.StepPlan, geometry: Geometry) -> PageOrders:
     ):
         both = np.intersect1d(orders.copied_from, taken)
         if both.size:
-            raise PlanError(f"copies.sources holds {both[0]}, which stands in {name} too")
+            raise PlanError(f"copies.sources contains {both[0]}, which {name} contains too")
     return orders
 
 
@@ -86,4 +86,4 @@ def _distinct(name: str, values: NDArray[np.int32]) -> None:
     ordered = np.sort(values)
     twice = ordered[1:][ordered[1:] == ordered[:-1]]
     if twice.size:
-        raise PlanError(f"{name} holds {twice[0]} twice")
+        raise PlanError(f"{name} contains {twice[0]} twice")

@@ -38,7 +38,7 @@ def table(outcomes: Sequence[Outcome], undeclared: Sequence[Member]) -> str:
         for kind, types in sorted(kinds.items(), key=lambda item: -len(item[1])):
             lines.append(f"| {result}: {kind} | {len(types)} | {', '.join(types)} |")
     types = [member.model_type for member in undeclared]
-    lines.append(f"| refused: no support declared for attention of others | {len(types)} | {', '.join(types)} |")
+    lines.append(f"| refused: no support declared for other attention implementations | {len(types)} | {', '.join(types)} |")
     return "\n".join(lines)
 
 

@@ -41,10 +41,10 @@ def file_error(number: int) -> OSError:
             torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1 GiB.\nSee docs."),
             "the GPU is out of memory: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1 GiB; ",
         ),
-        (MemoryError(), "main memory is used up: MemoryError; a smaller pool_bytes"),
+        (MemoryError(), "host memory is used up: MemoryError; a smaller pool_bytes"),
         (
             OSError(errno.ENOMEM, "Cannot allocate memory"),
-            "main memory is used up: [Errno 12] Cannot allocate memory; a",
+            "host memory is used up: [Errno 12] Cannot allocate memory; a",
         ),
         (file_error(errno.EACCES), "/models/a/model.safetensors: as the system says; it must be readable by"),
         (file_error(errno.EIO), "/models/a/model.safetensors: as the system says; the disk or the network share"),
@@ -68,7 +68,7 @@ def test_torchs_own_allocator_says_so_too() -> None:
     with pytest.raises(RuntimeError) as error:
         torch.empty(1 << 60, dtype=torch.uint8)
     assert is_expected(error.value)
-    assert explain(error.value).startswith("main memory is used up: ")
+    assert explain(error.value).startswith("host memory is used up: ")
 
 
 def test_a_missing_compiler_is_named() -> None:

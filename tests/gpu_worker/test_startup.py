@@ -124,7 +124,9 @@ def test_a_tokenizer_too_large_for_a_join_is_refused_before_loading(
 ) -> None:
     free(900 * MIB)
     monkeypatch.setattr("gpu_worker.wire.frames.MAX_JOIN_BYTES", 100)
-    with pytest.raises(ValueError, match=r"Join has \d+ bytes \(tokenizer.json \d+, .*the scheduler takes 100; serve"):
+    with pytest.raises(
+        ValueError, match=r"Join has \d+ bytes \(tokenizer.json \d+, .*the scheduler accepts 100; serve"
+    ):
         start(WorkerSettings(model=str(saved), device="cpu"), saved)
 
 
@@ -199,7 +201,7 @@ def test_join_says_what_was_set_and_measured(tmp_path: Path, device: torch.devic
     # Another window, another text: such a worker cannot go on with this one's requests.
     files, geometry, timings = startup.read_files(saved), worker.runner.geometry, Timings(token_us=1, page_copy_us=1)
     others = [
-        startup.introduce(settings.model_copy(update=update), files, geometry, timings, device, torch.float32)
+        startup.join_message(settings.model_copy(update=update), files, geometry, timings, device, torch.float32)
         for update in ({}, {"window": None, "window_sinks": 0}, {"window_sinks": 0}, {"window": 71, "window_sinks": 7})
     ]
     assert len({other.identity for other in others}) == len(others)

@@ -84,7 +84,7 @@ def test_how_far_back_some_layer_sees(own: list[AttentionPattern], max_length: i
         (
             {"window": 9},
             AttentionPattern(window=50),
-            r"every layer of this model slides already \(the widest window is 50\)",
+            r"every layer of this model has its own window \(the widest is 50\)",
         ),
     ],
 )

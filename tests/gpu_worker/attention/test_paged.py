@@ -169,7 +169,7 @@ def test_a_kernel_is_not_run_by_more_threads_than_it_has_buffers_for(
     kernel = next(iter(rig.runner.on_device.kernels.decode.values()))[0]
     key = rig.runner.on_device.cache.keys[0][None]
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    with pytest.raises(AssertionError, match="more threads than the kernel is made for"):
+    with pytest.raises(AssertionError, match="more threads than the kernel was compiled for"):
         kernel.kernel(kernel.query, key, key, None)
 
 

@@ -36,12 +36,12 @@ def test_a_repetition_penalty_is_a_default_whether_the_model_draws_or_not(saved:
     assert (files.repetition_penalty, files.temperature) == (1.3, 0.0)
 
 
-def test_what_is_asked_for_and_not_done_is_told(saved: Path, tmp_path: Path) -> None:
-    assert read_files(saved).not_done == ()
+def test_read_files_lists_unsupported_generation_options(saved: Path, tmp_path: Path) -> None:
+    assert read_files(saved).unsupported == ()
     folder = changed(saved, tmp_path / "m")
     asked = {"no_repeat_ngram_size": 3, "suppress_tokens": [7], "num_beams": 1, "top_p": 0.5, "max_length": 20}
     (folder / "generation_config.json").write_text(json.dumps(asked))
-    assert read_files(folder).not_done == ("no_repeat_ngram_size 3", "suppress_tokens [7]")
+    assert read_files(folder).unsupported == ("no_repeat_ngram_size 3", "suppress_tokens [7]")
 
 
 def test_what_a_config_wants_of_a_forward_beside_logits_is_left_out(saved: Path, tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_what_a_config_wants_of_a_forward_beside_logits_is_left_out(saved: Path,
     [
         (
             {"model_type": "llama9", "transformers_version": "9.1.0"},
-            r"model type llama9 is unknown to Transformers, installed is [\d.]+, config.json was written by 9.1.0; ",
+            r"model type llama9 is unknown to the installed Transformers [\d.]+, config.json was written by 9.1.0; ",
         ),
         (
             {"model_type": "llama9", "auto_map": {"AutoConfig": "configuration_llama9.Llama9Config"}},

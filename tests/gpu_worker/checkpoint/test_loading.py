@@ -112,8 +112,8 @@ def test_a_tied_head_need_not_be_there(tmp_path: Path) -> None:
         ),
         (
             {"model__norm__weight": torch.zeros(16)},
-            r"^1 tensor \(model.norm.weight\) is of another shape than config.json says: "
-            r"model.norm.weight is \[16\], wanted \[32\]; checkpoint and",
+            r"^1 tensor \(model.norm.weight\) is of another shape than in config.json: "
+            r"model.norm.weight is \[16\], expected \[32\]; checkpoint and",
         ),
     ],
 )
@@ -133,6 +133,6 @@ def test_experts_of_other_shapes_are_refused(tmp_path: Path, caplog: pytest.LogC
     name = next(name for name in weights if "experts.1.w1" in name)
     weights[name] = torch.zeros(47, 32)
     save_file(weights, file, metadata={"format": "pt"})
-    with pytest.raises(ModelRefused, match="cannot be brought into the form of mixtral; checkpoint and config"):
+    with pytest.raises(ModelRefused, match="cannot be converted for mixtral; checkpoint and config"):
         load_weights(read_files(tmp_path), device=CPU, dtype=torch.float32)
     assert "CONVERSION" in caplog.text

@@ -47,15 +47,15 @@ def strict(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -
 @pytest.mark.parametrize(
     ("mask", "problem"),
     [
-        (masks.bidirectional_mask_function, "see those after them"),
-        (masks.sliding_window_bidirectional_mask_function(30), "see those after them"),
-        (prefix_sees_itself, "see those after them"),
+        (masks.bidirectional_mask_function, "see later tokens"),
+        (masks.sliding_window_bidirectional_mask_function(30), "see later tokens"),
+        (prefix_sees_itself, "see later tokens"),
         (by_head, "position 8 does not see position 0 in head 1, unlike causal attention"),
         (first_tokens_stay, "has gaps"),
         (chunks, "unlike a window of 100"),
         (strict, "does not see itself"),
         (masks.chunked_causal_mask_function(300, torch.zeros(1, device="meta")), "within chunks"),
-        (masks.padding_mask_function(torch.zeros(1, 1000, dtype=torch.bool, device="meta")), "follows from data"),
+        (masks.padding_mask_function(torch.zeros(1, 1000, dtype=torch.bool, device="meta")), "depends on data"),
     ],
 )
 def test_anything_else_is_told(mask: masks.Callable, problem: str) -> None:

@@ -83,9 +83,9 @@ def test_the_twin_keeps_its_dtype() -> None:
         (lambda: tiny("jetmoe"), r"branches on data: modeling_jetmoe\.py"),
         (lambda: tiny("glm_moe_dsa"), "mask is read outside attention"),
         (lambda: tiny("doge"), "a mask of its own"),
-        (lambda: tiny("diffllama"), r"attends several times in a step: model\.layers\.0\.self_attn"),
+        (lambda: tiny("diffllama"), r"calls attention several times in a step: model\.layers\.0\.self_attn"),
         (lambda: tiny("nemotron"), "arguments that do not reach attention"),
-        (lambda: tiny("mamba"), "does not support attention of others"),
+        (lambda: tiny("mamba"), "does not support other attention implementations"),
         (lambda: tiny("llama", head_dim=520), r"heads larger than 512: model\.layers\.0\.self_attn"),
     ],
 )
@@ -111,8 +111,8 @@ def changed_llama(monkeypatch: pytest.MonkeyPatch, **keywords: object) -> PreTra
     ("keywords", "problem"),
     [
         ({"position_bias": torch.zeros(1)}, "not known here: .* passes position_bias"),
-        ({"s_aux": torch.zeros(3)}, "sinks of an unknown form"),
-        ({"s_aux": torch.zeros(4, 13)}, "sinks of an unknown form"),
+        ({"s_aux": torch.zeros(3)}, "learned sinks of an unknown form"),
+        ({"s_aux": torch.zeros(4, 13)}, "learned sinks of an unknown form"),
     ],
 )
 def test_unknown_arguments_are_refused(

@@ -74,7 +74,7 @@ def test_a_key_of_another_length_is_refused(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("gpu_worker.link.runtime_dir.time.sleep", lambda _: None)
     (tmp_path / KEY_NAME).touch(0o600)
     (tmp_path / KEY_NAME).write_bytes(b"k" * 33)
-    with pytest.raises(ValueError, match=rf"{tmp_path}/{KEY_NAME} does not hold a key of 32 bytes; delete it"):
+    with pytest.raises(ValueError, match=rf"{tmp_path}/{KEY_NAME} does not contain a key of 32 bytes; delete it"):
         KeyFile(tmp_path).read()
 
 

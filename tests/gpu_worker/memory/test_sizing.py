@@ -12,7 +12,7 @@ from gpu_worker.memory.sizing import (
     GPU_RESERVE_BYTES,
     DoesNotFit,
     Sizes,
-    check_passage,
+    check_host_memory,
     choose_sizes,
 )
 from gpu_worker.memory.units import readable, settable
@@ -104,11 +104,11 @@ def test_a_cpus_default_pool_takes_no_more_than_there_is() -> None:
             {"pool_bytes": 3 * MIB},
             "pool_bytes is 3145728, which is too small; two pages of 2097152 bytes are the least",
         ),
-        ({"pool_bytes": 0}, r"which is too small; .*: pool_bytes 4.0MiB would do"),
+        ({"pool_bytes": 0}, r"which is too small; .*: pool_bytes 4.0MiB would fit"),
         (
             {"max_length": 4096, "num_pages": 3},
             r"max_length is 4096, which needs num_pages 65 or pool_bytes 130.0MiB; the pool has 3 pages; "
-            "a larger pool, or max_length 128, would do",
+            "a larger pool, or max_length 128, would fit",
         ),
     ],
 )
@@ -121,17 +121,17 @@ def test_weights_that_do_not_fit() -> None:
     assert refused(12 * GIB) == (
         "weights take 16.0 GiB in float32; 12.0 GiB are free on cpu; dtype bfloat16 would take 8.0 GiB"
     )
-    assert refused(4 * GIB).endswith("; only a smaller model, or more memory, would do")
+    assert refused(4 * GIB).endswith("; use a smaller model, or more memory")
     half = replace(COSTS, weights=8 * GIB, dtype="bfloat16", smaller_weights=None)
     assert refused(4 * GIB, costs=half).startswith("weights take 8.0 GiB in bfloat16; 4.0 GiB are free on cpu; only")
 
 
 def test_weights_for_a_gpu_pass_through_main_memory() -> None:
-    check_passage(COSTS, 16 * GIB)
+    check_host_memory(COSTS, 16 * GIB)
     with pytest.raises(
-        DoesNotFit, match=r"weights take 16\.0 GiB in float32, and pass through main memory, where 4\.0"
+        DoesNotFit, match=r"weights take 16\.0 GiB in float32, and pass through host memory, where 4\.0"
     ):
-        check_passage(COSTS, 4 * GIB)
+        check_host_memory(COSTS, 4 * GIB)
 
 
 @pytest.mark.parametrize("asked", [{"num_pages": 40_000}, {"pool_bytes": 40 * GIB}])
@@ -177,7 +177,7 @@ def test_too_much_kept_free_names_what_may_be() -> None:
 def test_where_no_step_helps_smaller_weights_do() -> None:
     assert refused(16 * GIB + 300 * KIB).endswith("; dtype bfloat16 would take 8.0 GiB")
     costs = replace(COSTS, smaller_weights=None)
-    assert refused(16 * GIB + 300 * KIB, costs=costs).endswith("; only a smaller model, or more memory, would do")
+    assert refused(16 * GIB + 300 * KIB, costs=costs).endswith("; use a smaller model, or more memory")
 
 
 def test_a_length_that_no_pool_holds_names_the_longest() -> None:
@@ -231,7 +231,7 @@ def test_sizes_for_people_and_for_settings(num_bytes: int, text: str, below: str
 
 @pytest.mark.parametrize("on_cpu", [True, False])
 def test_host_memory_holds_whole_pages_and_stands_in_the_ledger(on_cpu: bool) -> None:
-    """On a CPU the pool has so much less; beside a GPU it is main memory."""
+    """On a CPU the pool has so much less; beside a GPU it is host memory."""
     asked, none = (
         sizes(24 * GIB, on_cpu=on_cpu, free_host=9 * GIB, keep_free_bytes=GIB, host_pool_bytes=size, max_rows=500)
         for size in ("4.001GiB", 0)
@@ -242,7 +242,7 @@ def test_host_memory_holds_whole_pages_and_stands_in_the_ledger(on_cpu: bool) ->
     assert none.pool - asked.pool == (4 * GIB if on_cpu else 0)
     place = "cpu" if on_cpu else "cuda:0"
     lines = ledger(asked, place, "float32")
-    name = f"  saved KV, {asked.geometry.host_pages} pages" + ("" if on_cpu else ", in main memory")
+    name = f"  saved KV, {asked.geometry.host_pages} pages" + ("" if on_cpu else ", in host memory")
     assert f"{name:40}     4.0 GiB" in lines
     # Less than a page beside what is kept.
     assert re.fullmatch(r"  free, 1.0 GiB of it kept +1.0 GiB", lines[-1])
@@ -255,12 +255,12 @@ def test_host_memory_that_does_not_fit_names_what_does() -> None:
     fits = fitting(message)
     assert sizes(24 * GIB, host_pool_bytes=fits).geometry.num_pages >= 2
     # What is left for the pool is told with what was taken.
-    assert f"saved pages {readable(sizes(24 * GIB, host_pool_bytes='4GiB').host_pool)}, and" in refused(
+    assert f"swapped-out pages {readable(sizes(24 * GIB, host_pool_bytes='4GiB').host_pool)}, and" in refused(
         24 * GIB, host_pool_bytes="4GiB", pool_bytes="4GiB"
     )
     message = refused(64 * GIB, on_cpu=False, free_host=2 * GIB, host_pool_bytes=2 * GIB)
     assert message.startswith(
-        "host_pool_bytes 2.0 GiB does not fit: of 2.0 GiB free in main memory, 256.0 MiB are kept"
+        "host_pool_bytes 2.0 GiB does not fit: of 2.0 GiB free in host memory, 256.0 MiB are kept"
     )
     assert sizes(64 * GIB, on_cpu=False, free_host=2 * GIB, host_pool_bytes=fitting(message)).geometry.host_pages > 400
     message = refused(64 * GIB, on_cpu=False, free_host=257 * MIB, host_pool_bytes=2 * GIB)
@@ -274,7 +274,7 @@ def fitting(message: str) -> str:
 
 
 def test_host_memory_below_a_page_is_refused() -> None:
-    problem = r"host_pool_bytes is 2097151, less than a page of 2097152 bytes; host_pool_bytes 2.0MiB would do, or 0"
+    problem = r"less than a page of 2097152 bytes; set host_pool_bytes to 2.0MiB at least, or to 0"
     with pytest.raises(ValueError, match=problem):
         sizes(host_pool_bytes=2 * MIB - 1)
     assert sizes(host_pool_bytes="2.0MiB").geometry.host_pages == 1

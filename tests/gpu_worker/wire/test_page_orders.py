@@ -234,12 +234,12 @@ def test_what_was_never_saved_is_not_loaded(plain_rig: Rig) -> None:
     order_all(rig, core, Moves(loads=[(2, 0)]))
     outcome = rig.submit(core.plan(moves=Moves(loads=[(2, 4)])))
     assert outcome.status == pb.STEP_STATUS_FAILED
-    assert outcome.detail == "loads.slots holds 4, which nothing was saved to"
+    assert outcome.detail == "loads.slots contains 4, to which no plan saved a page"
     # A scheduler that takes the worker anew has nothing there.
     core = rig.core()
     rig.runner.join(core.generation)
     outcome = rig.submit(core.plan(moves=Moves(loads=[(2, 0)])))
-    assert "loads.slots holds 0, which nothing was saved to" in outcome.detail
+    assert "loads.slots contains 0, to which no plan saved a page" in outcome.detail
 
 
 def test_a_step_tells_how_long_its_orders_took(plain_rig: Rig) -> None:
