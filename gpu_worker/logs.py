@@ -103,7 +103,7 @@ class QueuedHandler(logging.Handler):
     def _line(self, record: logging.LogRecord) -> str:
         try:
             return self.format(record) + "\n"
-        except Exception as error:  # a record whose arguments do not fit its message must not stop the worker
+        except Exception as error:  # arguments that do not fit the message must not stop the worker
             return self._own_line("a record of %s cannot be formatted: %r", record.name, error)
 
     def _own_line(self, message: str, *arguments: object) -> str:

@@ -18,8 +18,8 @@ from gpu_worker.attention.views import View
 def logical_to_physical(logical: BlockMask, page_table: Tensor, num_pages: int) -> BlockMask:
     """The mask over the pool in which each query sees the positions of its sequence that it sees in `logical`.
 
-    logical: [B, H, Q, KV], KV tile = page. page_table: int [B, >= KV tiles], the page of each logical tile, -1 if
-    there is none; a sequence's pages are distinct. Listed tiles must have a page.
+    logical: [B, H, Q, KV], KV tile = page. page_table: int [B, >= KV tiles], the page of each logical tile, -1 for
+    tiles without a page; a sequence's pages are distinct. Listed tiles must have a page.
     Method: PyTorch's attention-gym, `PagedAttention.convert_logical_block_mask`.
     """
     batch, heads, num_q_blocks, _ = logical.kv_indices.shape
@@ -160,7 +160,7 @@ class PrefillMask:
     """Prompt chunks packed along the query axis, each aligned to the query tile."""
 
     def __init__(self, view: View, *, q_positions: Tensor, logical_of_page: Tensor, list_width: int) -> None:
-        """q_positions: int32 [queries], -1 for padding, whose results are dropped; logical_of_page: int32 [pages of the
+        """q_positions: int32 [queries], -1 for padding (its results are dropped); logical_of_page: int32 [pages of the
         pool]. Both are kept by reference."""
         num_queries, device = q_positions.shape[0], q_positions.device
         self.view, self.q_positions = view, q_positions

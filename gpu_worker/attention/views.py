@@ -28,7 +28,7 @@ class DecodeSpans:
     # Hidden positions in the page in which the window begins: gap_start to gap_end - 1.
     gap_start: Int64Array
     gap_end: Int64Array
-    # Whether the last page of sink tokens is another page, whose positions after the sink tokens are hidden.
+    # Whether the last page of sink tokens is another page, in which positions after the sink tokens are hidden.
     cuts_sink_tokens: NDArray[np.bool_]
 
 
@@ -69,7 +69,7 @@ class View:
 
     @property
     def num_learned_sink_pages(self) -> int:
-        """1 if the pool has an additional page, whose first slot represents the learned sinks.
+        """1 if the pool has an additional page. Its first slot represents the learned sinks.
 
         No plan can name that page, so it stays zero. Page 0 could not serve: padding writes to it and may be NaN, and a
         masked NaN would still reach every row.
@@ -157,7 +157,7 @@ class View:
         )
 
     def tile_spans(self, first: Int64Array, last: Int64Array) -> TileSpans:
-        """The spans of tiles whose queries have positions `first` to `last`, each [n]."""
+        """The spans of tiles with queries at positions `first` to `last`, each [n]."""
         page_size, num_sink_pages, num_whole = self.page_size, self.sink_token_pages, self.full_sink_token_pages
         last_page = last // page_size
         # The first page of the window of the tile's first query, which reaches back furthest.

@@ -124,7 +124,7 @@ def _reporting_to(progress: Progress, tensor_bytes: Mapping[str, int]) -> Iterat
 
 
 def _counted(items: Iterable[Any], progress: Progress, tensor_bytes: Mapping[str, int]) -> Iterator[Any]:
-    """Yields `items`, whose first element is a parameter's name, and adds the bytes of its tensor afterwards.
+    """Yields `items`, pairs that begin with a parameter's name, and adds the bytes of its tensor afterwards.
 
     Parameters that are made of several tensors share the remaining bytes equally.
     """

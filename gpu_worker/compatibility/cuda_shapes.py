@@ -1,4 +1,4 @@
-"""Shapes of attention whose kernels are known not to compile, or not to start, on a CUDA device.
+"""Shapes of attention that are known not to compile, or not to start, on a CUDA device.
 
 Owns these limits, found by compiling the generated kernels for sm_90 with torch 2.11 and Triton 3.6. A model with such
 a layer is refused before its weights are loaded. Asks no device: every figure is an argument.

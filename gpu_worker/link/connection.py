@@ -63,7 +63,7 @@ class Connection:
         return poller
 
     def send(self, frame: bytes) -> bool:
-        """Returns False if there is no scheduler or it does not read; the monitor or a Rejoin reports that later."""
+        """Returns False without a scheduler that reads; the monitor or a Rejoin reports that later."""
         try:
             self.socket.send(frame, zmq.NOBLOCK)
         except zmq.Again:

@@ -76,7 +76,7 @@ class Link:
         self._joined = False
         self._last_sent = 0.0
         self._stopping = False
-        # Number of the oldest plans in flight whose sender no longer knows this worker.
+        # Number of the oldest plans in flight that belong to an ended session.
         self._num_void = 0
         # Logged after the next step that succeeds.
         self._ready_line = ""

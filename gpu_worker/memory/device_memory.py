@@ -45,7 +45,7 @@ def _left_in_groups(proc: Path, cgroups: Path) -> Iterator[int]:
             if controllers
             else ("memory.max", "memory.current", "inactive_file")
         )
-        # In a cgroup namespace the path may not exist under the mount, whose root is then the group.
+        # In a cgroup namespace the path may not exist under the mount; the mount's root is then the group.
         group = base / path.lstrip("/")
         for folder in (group, *group.parents):
             most, used = _text(folder / limit).strip(), _text(folder / current).strip()

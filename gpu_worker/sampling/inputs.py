@@ -61,7 +61,7 @@ class Biases(Generic[Array]):
 class Penalties(Generic[Array]):
     """Penalties on the tokens that a row already has; all [P]."""
 
-    # int64: index into the E samples, and the row whose history counts.
+    # int64: index into the E samples, and the row with the history that counts.
     at: Array
     rows: Array
     # int64: tokens of the row, and how many of them are its prompt.
@@ -92,5 +92,5 @@ class LogitEdits(Generic[Array]):
     draws: tuple[Array, Array] | None = None
     biases: Biases[Array] | None = None
     penalties: Penalties[Array] | None = None
-    # int64 [A], [N], [N]: those of the E samples whose tokens are restricted; index into the A and an allowed token.
+    # int64 [A], [N], [N]: those of the E samples with restricted tokens; index into the A and an allowed token.
     allowed: tuple[Array, Array, Array] | None = None

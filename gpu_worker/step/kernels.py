@@ -79,7 +79,7 @@ class Kernels:
         return self._tables.pages.shape[1] + view.num_learned_sink_pages
 
     def context(self, layout: StepLayout[Tensor]) -> StepContext:
-        """Updates the masks for `layout`, whose table edits are already applied."""
+        """Updates the masks for `layout`, after its table edits were applied."""
         none = layout.kv_slots[:0]
         decode = prefill = None
         if layout.decode is not None:

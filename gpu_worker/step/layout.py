@@ -29,7 +29,7 @@ class DecodePart(Generic[Array]):
     # [decode tokens]: the row and the slot of each packed token (row 0: padding).
     rows: Array
     slots: Array
-    # [bucket]: the slot whose entries of the page table each slot lists. None: its own.
+    # [bucket]: each slot lists the page table's entries of this slot. None: its own.
     list_slots: Array | None
     # [bucket]: the last token slot that each slot sees, and the end of that slot's page.
     last_slot: Array
@@ -45,7 +45,7 @@ class PrefillPart(Generic[Array]):
     bucket: int
     # One for each view.
     blocks: tuple[PrefillBlocks[Array], ...]
-    # [tiles]: the slot whose entries of the page table each tile reads.
+    # [tiles]: each tile reads the page table's entries of this slot.
     slots: Array
     # [bucket]: the position of each query, -1 for padding.
     q_positions: Array

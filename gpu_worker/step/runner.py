@@ -79,7 +79,7 @@ class Runner:
 
     @property
     def num_in_flight(self) -> int:
-        """Submitted plans whose outcome has not been collected."""
+        """Submitted plans without a collected outcome."""
         return len(self._in_flight)
 
     def join(self, generation: int) -> None:

@@ -23,7 +23,7 @@ _MIN_TEMPERATURE = 1e-5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptPart(Generic[Array]):
-    """Prompt tokens whose logprobs the result holds, in its order."""
+    """Prompt tokens with logprobs, in the result's order."""
 
     # int64 [n].
     targets: Array
@@ -36,7 +36,7 @@ class SamplePart(Generic[Array]):
 
     # Without padding.
     num_samples: int
-    # int64 [samples + prompt tokens]: packed tokens whose logits are computed; padded samples take token 0.
+    # int64 [samples + prompt tokens]: packed tokens that need logits; padded samples take token 0.
     kept: Array
     # int64 [samples]: the row that gets the token; padded with row 0.
     rows: Array
@@ -125,7 +125,7 @@ def _sampling_inputs(
 def _lay_out_prompt(
     plan: Plan, tables: RowTables, first_tokens: Int64Array
 ) -> tuple[Int64Array, PromptPart[HostArray] | None]:
-    """The packed tokens whose logits score prompt tokens, and what to compute of them; None if there are none.
+    """The packed tokens that score prompt tokens, and the targets; None if no prompt logprobs are requested.
 
     `first_tokens` [chunks]: the packed token at which each chunk begins.
     """

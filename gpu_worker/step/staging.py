@@ -1,6 +1,6 @@
 """A tree of host arrays becomes the same tree of tensors on the device, in one copy.
 
-A tree is a frozen dataclass whose fields are arrays, other values, and further trees, alone or in tuples. Owns the ring
+A tree is a frozen dataclass of arrays, other values, and further trees, alone or in tuples. Owns the ring
 of pinned host buffers, one longer than the plans in flight, each reused only after its event. Knows nothing of what the
 arrays mean. On a CPU the tensors share the arrays' memory.
 """

@@ -1,7 +1,7 @@
 """Parses frames of worker.proto into validated arrays, and serialises results.
 
-Owns every length and range check that needs no row state: invalid bytes raise `PlanError` (a plan whose generation and
-step are known) or `FrameError` (anything else), never another exception. Knows nothing of torch or of rows' state.
+Owns every length and range check that needs no row state: invalid bytes raise `PlanError` (in a plan with known generation
+and step) or `FrameError` (anything else), never another exception. Knows nothing of torch or of rows' state.
 """
 
 from dataclasses import dataclass, field
@@ -63,7 +63,7 @@ class Outcome:
     status: "pb.StepStatus"
     detail: str = ""
     tokens: Int32Array = field(default_factory=lambda: _EMPTY)
-    # Indices into `tokens` whose logits were not finite.
+    # Indices into `tokens` of rows with logits that were not finite.
     nonfinite: Int32Array = field(default_factory=lambda: _EMPTY)
     compute_us: int = 0
     # Logprobs of sampled tokens and of prompt tokens, where requested, in worker.proto's orders.

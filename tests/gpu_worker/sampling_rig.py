@@ -1,4 +1,4 @@
-"""Sampling without a model: plans, row tables and the worker's sampling as in a step, under logits that a test makes.
+"""Sampling without a model: plans, row tables and the worker's sampling as in a step, with logits from a test.
 
 Owns the oracle too: the probabilities that worker.proto promises, in float64 and plain loops, independent of the code
 under test.
@@ -24,7 +24,7 @@ from tests.gpu_worker.plans import Sequence_, TinyCore
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What one sequence asks for, beside its tokens."""
+    """The sampling parameters of one sequence."""
 
     sampling: Mapping[str, float] = field(default_factory=dict)
     biases: Mapping[int, float] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class Wish:
 
 
 class SamplingRig:
-    """One worker's sampling; a row's logits depend on what the test says of (row, position of the token to come)."""
+    """One worker's sampling; the test supplies the logits of (row, position of the next token)."""
 
     def __init__(self, *, vocab_size: int, max_rows: int, device: torch.device, max_length: int = 64) -> None:
         self.geometry = Geometry(
@@ -85,7 +85,7 @@ class SamplingRig:
 
 
 def logits_by_oracle(logits: Tensor, wish: Wish, prompt: Sequence[int], output: Sequence[int]) -> np.ndarray:
-    """float64 [V]: what temperature and filters are given, by worker.proto's words."""
+    """float64 [V]: the input of temperature and filters, as worker.proto defines it."""
     get = wish.sampling.get
     scores = logits.double().cpu().numpy().copy()
     for token, bias in wish.biases.items():
@@ -125,7 +125,7 @@ def _softmax(scores: np.ndarray) -> np.ndarray:
 
 
 def chi_square(counts: np.ndarray, exact: np.ndarray) -> float:
-    """p-value of counts [V] of independent draws; rare tokens are put together. 0 where the impossible came out."""
+    """p-value of counts [V] of independent draws; rare tokens are merged. 0 if an impossible token was drawn."""
     if counts[exact == 0].sum():
         return 0.0
     expected = counts.sum() * exact

@@ -1,4 +1,4 @@
-"""The window that settings ask for: on which layers, what of it is refused, and what the self-check makes of it."""
+"""The setting `window`: the layers it affects, refused values, and the self-check with it."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,7 +34,7 @@ def seen(layers: LayerMap) -> list[AttentionPattern]:
 EVERYTHING, SINKS = AttentionPattern(), AttentionPattern(has_learned_sinks=True)
 
 
-def test_layers_that_see_everything_are_bounded_and_others_stay() -> None:
+def test_window_bounds_full_attention_layers_and_keeps_others() -> None:
     layers = layers_of(
         EVERYTHING, AttentionPattern(window=8), SINKS, AttentionPattern(window=90, has_learned_sinks=True)
     )
@@ -56,14 +56,16 @@ def test_layers_that_see_everything_are_bounded_and_others_stay() -> None:
         ([EVERYTHING], 128, (0, 0)),
         ([AttentionPattern(window=8), EVERYTHING], 128, (0, 0)),
         ([AttentionPattern(window=8), AttentionPattern(window=40)], 128, (40, 0)),
-        # Too wide to hide anything of the longest sequence: all of it is seen.
+        # Too wide to hide a position of the longest sequence.
         ([AttentionPattern(window=8), AttentionPattern(window=40)], 40, (0, 0)),
         ([AttentionPattern(window=30, sink_tokens=9), AttentionPattern(window=40)], 128, (40, 9)),
         ([AttentionPattern(window=30, sink_tokens=9), AttentionPattern(window=20)], 39, (0, 0)),
         ([AttentionPattern(window=30, sink_tokens=9), AttentionPattern(window=20)], 40, (30, 9)),
     ],
 )
-def test_how_far_back_some_layer_sees(own: list[AttentionPattern], max_length: int, expected: tuple[int, int]) -> None:
+def test_reach_is_the_widest_window_of_all_layers(
+    own: list[AttentionPattern], max_length: int, expected: tuple[int, int]
+) -> None:
     assert layers_of(*own).within(max_length).reach == expected
 
 
@@ -88,14 +90,14 @@ def test_how_far_back_some_layer_sees(own: list[AttentionPattern], max_length: i
         ),
     ],
 )
-def test_what_would_change_nothing_is_refused(settings: dict[str, int], own: AttentionPattern, problem: str) -> None:
+def test_windows_without_effect_are_refused(settings: dict[str, int], own: AttentionPattern, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         with_window(WorkerSettings(**settings), layers_of(own), 128)
 
 
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if spec.bound], ids=str)
-def test_the_self_check_shows_eager_attention_the_same(spec: RigSpec, rig_of: Callable[[RigSpec], Rig]) -> None:
-    """Told nothing of the setting, it finds that the kernels show less."""
+def test_the_self_check_bounds_eager_attention_too(spec: RigSpec, rig_of: Callable[[RigSpec], Rig]) -> None:
+    """Without the setting, the check finds that the kernels see less."""
     rig = rig_of(spec)
     model, own = rig.served, check_model(meta_model_of(config_of(spec), dtype=torch.bfloat16))
     before = model.config._attn_implementation

@@ -1,4 +1,4 @@
-"""Masks as what they let each query see: the conversion by example and definition, the direct ones by it."""
+"""The visible positions of masks: the conversion against an example and its definition, direct masks against it."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ from tests.gpu_worker.plans import TinyCore
 
 
 def visible(mask: BlockMask) -> Tensor:
-    """bool [B, H, Q, KV]: what a kernel that obeys the block lists shows each query."""
+    """bool [B, H, Q, KV]: the positions that each query sees if a kernel obeys the block lists."""
     q_block, kv_block = mask.BLOCK_SIZE
     num_q, num_kv = mask.seq_lengths
     batch, heads, num_q_blocks = mask.kv_num_blocks.shape
@@ -48,9 +48,9 @@ def visible(mask: BlockMask) -> Tensor:
     return out
 
 
-def test_worked_example() -> None:
-    """Pages of 128, four in the pool. A stands on pages 1 and 2, B on page 3. A's token 130 sees page 1 whole and page
-    2 up to its own place, offset 2, and never page 0 (padding) nor page 3 (B's)."""
+def test_conversion_matches_a_worked_example() -> None:
+    """Pages of 128, four in the pool. A has pages 1 and 2, B has page 3. A's token 130 sees page 1 whole and page 2 up
+    to its own offset 2, and neither page 0 (padding) nor page 3 (B's)."""
 
     def causal(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return q_idx >= kv_idx
@@ -103,7 +103,7 @@ PATTERNS = [
 @pytest.mark.parametrize(("page_size", "chunk_align"), [(16, 16), (16, 64), (64, 32), (64, 64)])
 @pytest.mark.parametrize("on_cpu", [True, False], ids=["own-slots", "buckets"])
 def test_direct_masks_equal_the_conversion(page_size: int, chunk_align: int, on_cpu: bool) -> None:
-    """A mixed step of decode rows and chunks at odd places; both ways of bucketing, whatever the device."""
+    """Mixed steps of decode rows and chunks at unaligned positions, with both ways of bucketing on any device."""
     geometry = Geometry(
         page_size=page_size,
         num_pages=40,
@@ -172,7 +172,7 @@ def check_decode(
     for (_, pages, position), slot in zip(rows, context.decode_slots.tolist(), strict=False):
         expected[slot] = converted(pages, geometry, position, 1, pattern)
     assert torch.equal(seen, expected)
-    # No page is read of which nothing is seen.
+    # Pages without visible positions are not read.
     assert torch.equal(mask.kv_num_blocks[:, 0, 0].long(), pages_of(seen, geometry).sum(-1))
 
 
@@ -192,7 +192,7 @@ def check_prefill(
         assert own[0] % tile == 0
         expected[own] = converted(pages, geometry, start, count, pattern)
     assert not places
-    # Padding inside a tile may see the tile's full pages, nobody reads it; tiles of padding alone see nothing.
+    # Padding inside a tile may see the tile's full pages, as its result is dropped; tiles of padding see nothing.
     used = torch.zeros(len(seen) // tile, dtype=torch.bool)
     used[context.prefill_places // tile] = True
     assert torch.equal(seen[context.prefill_places], expected[context.prefill_places])
@@ -203,7 +203,7 @@ def check_prefill(
 
 
 def pages_of(slots: Tensor, geometry: Geometry) -> Tensor:
-    """bool [n, pages of the pool]: those that hold any of bool [n, slots]."""
+    """bool [n, pages of the pool]: the pages with any of bool [n, slots]."""
     return slots.view(len(slots), -1, geometry.page_size).any(-1)
 
 

@@ -39,7 +39,7 @@ def test_each_query_sees_its_own_past(spec: RigSpec, rig_of: Callable[[RigSpec],
         )
 
 
-def test_heads_of_odd_and_unequal_sizes_with_everything_at_once(device: torch.device) -> None:
+def test_unequal_head_sizes_work_with_every_feature_together(device: torch.device) -> None:
     """Latent attention's dimensions, a window shorter than a page, sink tokens, soft-capping and sinks, in
     float16."""
     kind = AttentionKind(
@@ -63,8 +63,8 @@ def test_heads_of_odd_and_unequal_sizes_with_everything_at_once(device: torch.de
 def check_mixed_step(
     geometry: Geometry, shapes: Shapes, kernels: Kernels, cache: KvCache, on_device: DeviceTables, index: int
 ) -> None:
-    """Rows 2 and 1 decode beside a chunk of row 3, in layer `index`, over a pool of noise that has NaN wherever the
-    kernels have nothing to read: in page 0, in free pages, in pages behind the window."""
+    """Rows 2 and 1 decode beside a chunk of row 3, in layer `index`, over a pool of noise with NaN where the kernels
+    must not read: in page 0, in free pages, in pages behind the window."""
     page_size, device = geometry.page_size, on_device.pages.device
     core = TinyCore(geometry, page_order=range(geometry.num_pages - 1, 0, -1))
     for row, start, end in (
@@ -140,7 +140,7 @@ def check_mixed_step(
 
 
 def test_uncompiled_flex_attention_is_unreachable(rig_of: Callable[[RigSpec], Rig]) -> None:
-    """With compilation turned off the call raises, where FlexAttention itself would give a wrong answer."""
+    """Without compilation the call raises, because FlexAttention itself would return wrong results."""
     rig = rig_of(SPECS[0])
     kernel = next(iter(rig.runner.on_device.kernels.decode.values()))[0]
     slots = torch.zeros(1, dtype=torch.int64, device=rig.device)
@@ -150,7 +150,7 @@ def test_uncompiled_flex_attention_is_unreachable(rig_of: Callable[[RigSpec], Ri
 
 
 def test_nothing_compiles_after_the_warm_up(rig_of: Callable[[RigSpec], Rig]) -> None:
-    """A shape that was not warmed raises; it does not compile in the middle of serving."""
+    """A shape that was not warmed up raises instead of compiling in the middle of serving."""
     rig = rig_of(SPECS[0])
     kernel = next(iter(rig.runner.on_device.kernels.decode.values()))[0]
     wrong = kernel.query[:1, :, :, : kernel.query.shape[3] // 2]
@@ -159,10 +159,10 @@ def test_nothing_compiles_after_the_warm_up(rig_of: Callable[[RigSpec], Rig]) ->
         kernel.kernel(wrong, key, key, None)
 
 
-def test_a_kernel_is_not_run_by_more_threads_than_it_has_buffers_for(
+def test_a_kernel_refuses_more_threads_than_it_has_buffers(
     rig_of: Callable[[RigSpec], Rig], device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would write beyond them."""
+    """The kernel would write beyond its buffers."""
     if device.type != "cpu":
         pytest.skip("threads are a CPU's")
     rig = rig_of(SPECS[0])

@@ -1,4 +1,4 @@
-"""Spans of pages against the positions they stand for, counted one by one."""
+"""Spans of pages against their positions, counted one by one."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def seen_positions(view: View, position: int) -> set[int]:
 
 
 def seen_pages(view: View, position: int) -> tuple[set[int], set[int]]:
-    """Pages of which a query at `position` sees anything, and everything."""
+    """Pages of which a query at `position` sees some positions, and all positions."""
     positions = seen_positions(view, position)
     pages = {at // view.page_size for at in positions}
     whole = {page for page in pages if positions >= set(range(page * view.page_size, (page + 1) * view.page_size))}
@@ -43,19 +43,19 @@ def seen_pages(view: View, position: int) -> tuple[set[int], set[int]]:
 
 
 def listed_pages(count: int, num_sink_pages: int, skipped: int) -> list[int]:
-    """As the masks list them: pages of sink tokens, and later ones after a gap."""
+    """The pages as masks list them: those of sink tokens, and later ones after a gap."""
     return [nth + (skipped if nth >= num_sink_pages else 0) for nth in range(count)]
 
 
 @given(views(), st.data())
-def test_a_decode_row_lists_the_pages_of_which_it_sees_anything(view: View, data: st.DataObject) -> None:
+def test_a_decode_row_lists_the_pages_with_visible_positions(view: View, data: st.DataObject) -> None:
     position = data.draw(st.integers(0, view.pages_per_row * view.page_size - 1))
     spans = view.decode_spans(np.array([position]))
     count = int(spans.num_pages[0])
     listed = listed_pages(count, view.sink_token_pages, int(spans.skipped[0]))
     assert set(listed) == seen_pages(view, position)[0]
     assert count <= view.max_decode
-    # What is not seen of the listed pages: a part of one, and the end of the last page of sink tokens.
+    # Hidden positions of the listed pages: part of one page, and the end of the last page of sink tokens.
     start, end = int(spans.gap_start[0]), int(spans.gap_end[0])
     assert start // view.page_size == end // view.page_size
     hidden = set(range(start, end))
@@ -66,7 +66,7 @@ def test_a_decode_row_lists_the_pages_of_which_it_sees_anything(view: View, data
 
 
 @given(views(), st.data())
-def test_a_tile_lists_each_page_once_and_whole_where_every_query_sees_it_whole(view: View, data: st.DataObject) -> None:
+def test_a_tile_lists_each_page_once_and_as_full_if_every_query_sees_it_whole(view: View, data: st.DataObject) -> None:
     end = view.pages_per_row * view.page_size
     first = data.draw(st.integers(0, end - 1))
     last = data.draw(st.integers(first, min(end, first + view.q_block) - 1))

@@ -1,4 +1,4 @@
-"""Weights by their headers: whole in one file or in shards, or refused with what is wrong."""
+"""Weights by their headers: complete in one file or in shards, or refused with the reason."""
 
 import json
 import struct
@@ -53,7 +53,7 @@ def test_a_truncated_shard_is_named_with_its_sizes(sharded: Path, tmp_path: Path
         (struct.pack("<Q", 2) + b"{}data", "has more than its tensors"),
     ],
 )
-def test_what_is_no_safetensors_file_is_refused(saved: Path, tmp_path: Path, content: bytes, problem: str) -> None:
+def test_files_that_are_not_safetensors_are_refused(saved: Path, tmp_path: Path, content: bytes, problem: str) -> None:
     folder = changed(saved, tmp_path / "m")
     (folder / "model.safetensors").write_bytes(content)
     with pytest.raises(ModelRefused, match=problem):

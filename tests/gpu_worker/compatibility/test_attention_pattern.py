@@ -1,4 +1,4 @@
-"""Mask functions are read by what they show, whatever they are made of."""
+"""Mask functions are read by evaluation, independent of how they are composed."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from gpu_worker.compatibility.attention_pattern import UnreadableMask, read_patt
 
 
 @pytest.mark.parametrize("length", [2, 50, 1000])
-def test_causal(length: int) -> None:
+def test_causal_masks_have_no_window(length: int) -> None:
     assert read_pattern(masks.causal_mask_function, num_heads=4, length=length) == AttentionPattern()
 
 
@@ -19,7 +19,7 @@ def test_a_window_is_found_at_its_length(window: int) -> None:
     assert read_pattern(mask, num_heads=4, length=1000) == AttentionPattern(window=window)
 
 
-def test_a_window_as_long_as_every_text_is_none() -> None:
+def test_a_window_as_long_as_every_text_is_dropped() -> None:
     mask = masks.sliding_window_causal_mask_function(1000)
     assert read_pattern(mask, num_heads=4, length=1000) == AttentionPattern()
 
@@ -58,6 +58,6 @@ def strict(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -
         (masks.padding_mask_function(torch.zeros(1, 1000, dtype=torch.bool, device="meta")), "depends on data"),
     ],
 )
-def test_anything_else_is_told(mask: masks.Callable, problem: str) -> None:
+def test_other_masks_are_refused_with_the_reason(mask: masks.Callable, problem: str) -> None:
     with pytest.raises(UnreadableMask, match=problem):
         read_pattern(mask, num_heads=4, length=1000)

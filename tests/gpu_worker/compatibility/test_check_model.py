@@ -1,4 +1,4 @@
-"""What the meta_model tells of a model, and what is refused in which words."""
+"""The layers that a meta model shows, and the wording of refusals."""
 
 from dataclasses import replace
 from typing import Any
@@ -31,7 +31,7 @@ def kinds_of(config: PreTrainedConfig, dtype: torch.dtype = torch.float32) -> li
     return [layer.kind for layer in check_model(meta_model_of(config, dtype=dtype)).layers]
 
 
-def test_a_real_size_is_examined_without_its_memory() -> None:
+def test_a_model_of_real_size_is_checked_without_its_memory() -> None:
     """117 billion parameters."""
     layers = check_model(meta_model_of(GptOssConfig(), dtype=torch.bfloat16)).layers
     full = AttentionKind(
@@ -47,27 +47,27 @@ def test_a_real_size_is_examined_without_its_memory() -> None:
     assert [layer.name for layer in layers[:2]] == ["model.layers.0.self_attn", "model.layers.1.self_attn"]
 
 
-def test_softcap_and_scale_are_what_the_model_computes_with() -> None:
+def test_softcap_and_scale_are_read_from_the_model() -> None:
     config = tiny_config(Gemma2Config, {"query_pre_attn_scalar": 10, "attn_logit_softcapping": 2.0})
     first, second = kinds_of(config)
     assert (first.softcap, first.scale, first.pattern.window) == (2.0, 10**-0.5, 21)
     assert (second.softcap, second.scale, second.pattern.window) == (2.0, 10**-0.5, None)
 
 
-def test_latent_attention_has_keys_and_values_of_their_own_dimensions() -> None:
+def test_latent_attention_has_different_key_and_value_dimensions() -> None:
     config = tiny_config(DeepseekV3Config, {"v_head_dim": 24, "num_hidden_layers": 2})
     kind, _ = kinds_of(config)
     assert (kind.key_dim, kind.value_dim, kind.head_dim) == (32, 24, 32)
 
 
-def test_a_kernel_that_the_config_names_and_nobody_has_matters_not() -> None:
+def test_a_missing_kernel_named_in_the_config_is_ignored() -> None:
     config = tiny("llama")
     config._attn_implementation_internal = "flash_attention_2"
     assert len(kinds_of(config)) == 2
     assert config._attn_implementation == "flash_attention_2"
 
 
-def test_the_twin_keeps_its_dtype() -> None:
+def test_the_meta_model_keeps_its_dtype() -> None:
     meta_model = meta_model_of(tiny("mixtral"), dtype=torch.float32)
     check_model(meta_model)
     assert {parameter.dtype for parameter in meta_model.parameters()} == {torch.float32}
@@ -89,13 +89,13 @@ def test_the_twin_keeps_its_dtype() -> None:
         (lambda: tiny("llama", head_dim=520), r"heads larger than 512: model\.layers\.0\.self_attn"),
     ],
 )
-def test_refused_with_the_reason(config: Any, problem: str) -> None:
+def test_unsupported_models_are_refused_with_the_reason(config: Any, problem: str) -> None:
     with pytest.raises(ModelRefused, match=problem):
         check_model(meta_model_of(config(), dtype=torch.float32))
 
 
 def changed_llama(monkeypatch: pytest.MonkeyPatch, **keywords: object) -> PreTrainedConfig:
-    """A Llama whose layers pass more to attention."""
+    """A Llama with layers that pass additional arguments to attention."""
     from transformers.models.llama import modeling_llama
 
     plain = modeling_llama.LlamaAttention.forward

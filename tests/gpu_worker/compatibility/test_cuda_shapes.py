@@ -1,4 +1,4 @@
-"""Shapes that do not compile for CUDA are refused by name; no device and no Triton is needed to know."""
+"""Shapes that do not compile for CUDA are refused by name, without a device or Triton."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -65,7 +65,7 @@ def test_shapes_that_do_not_compile_are_refused_by_name(
     assert str(refused.value) == problem
 
 
-def test_a_start_on_cuda_refuses_them_before_weights_are_loaded(
+def test_a_start_on_cuda_refuses_such_shapes_before_loading_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = save_model(tmp_path, hidden_size=80, num_attention_heads=80, num_key_value_heads=1)

@@ -1,4 +1,4 @@
-"""The self-check passes what is served rightly, and finds what the examination could not."""
+"""The self-check passes correct models, and finds faults that the other checks cannot."""
 
 from dataclasses import replace
 
@@ -82,7 +82,7 @@ def test_the_plans_suit_every_geometry(changes: dict[str, int]) -> None:
         assert cost <= geometry.token_budget
 
 
-def test_passes_and_leaves_no_trace(device: torch.device) -> None:
+def test_a_correct_runner_passes_and_is_unchanged(device: torch.device) -> None:
     config = tiny_config(MistralConfig, {})
     model, runner = runner_of(config, mapped(config), geometry_for(LENGTH), device)
     assert check_runner(model, runner, torch.float32) < 1e-4
@@ -91,7 +91,7 @@ def test_passes_and_leaves_no_trace(device: torch.device) -> None:
     assert not model._forward_hooks
 
 
-def test_finds_a_window_that_kernels_do_not_have(device: torch.device) -> None:
+def test_a_missing_window_is_found(device: torch.device) -> None:
     config = tiny_config(MistralConfig, {})
     layers = mapped(config).layers
     wrong = LayerMap(
@@ -102,22 +102,22 @@ def test_finds_a_window_that_kernels_do_not_have(device: torch.device) -> None:
         check_runner(model, runner, torch.float32)
 
 
-def test_finds_a_table_that_moves_with_the_batch(device: torch.device) -> None:
+def test_a_batch_dependent_table_is_found(device: torch.device) -> None:
     config = dynamic(length=60)
     model, runner = runner_of(config, mapped(config), geometry_for(LENGTH), device, pinned=False)
     with pytest.raises(ModelRefused, match="the self-check failed"):
         check_runner(model, runner, torch.float32)
 
 
-def test_rounding_that_chooses_other_experts_is_no_mistake(device: torch.device) -> None:
+def test_rounding_that_changes_experts_passes(device: torch.device) -> None:
     """Sixteen layers of experts in bfloat16 turn one rounding into a fifth of the logits."""
     config = tiny_config(GptOssConfig, {"num_hidden_layers": 16, "layer_types": ["sliding_attention"] * 16})
     model, runner = runner_of(config, mapped(config), geometry_for(LENGTH), device, dtype=torch.bfloat16)
     assert 0.05 < check_runner(model, runner, torch.bfloat16) < 0.5
 
 
-def test_finds_chunks_that_go_wrong_in_the_last_layer_alone(device: torch.device) -> None:
-    """Nothing reads what the last layer says of a prompt but its end."""
+def test_wrong_chunks_in_the_last_layer_are_found(device: torch.device) -> None:
+    """Only the last position of a prompt is read from the last layer."""
     config = tiny_config(MistralConfig, {})
     model, runner = runner_of(config, mapped(config), geometry_for(LENGTH), device)
     for bucket, layers in runner.on_device.kernels.prefill.items():
@@ -132,7 +132,7 @@ def test_finds_chunks_that_go_wrong_in_the_last_layer_alone(device: torch.device
 
 
 def test_a_model_that_is_its_own_base_passes(device: torch.device) -> None:
-    """Its steps without samples have logits too."""
+    """Such a model's steps without samples have logits too."""
     config = tiny_config(CONFIG_MAPPING["mllama"], HINTS["mllama"])
     model, runner = runner_of(config, mapped(config), geometry_for(LENGTH), device)
     assert model.base_model is model
@@ -144,7 +144,7 @@ def test_weights_that_are_not_finite_are_named(name: str, device: torch.device) 
     config = tiny_config(MistralConfig, {})
     register()
     model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION_NAME, dtype=torch.float32)
-    # On a CPU the second one is packed, and no parameter any more.
+    # On a CPU the second one is packed, and not a parameter any more.
     model.get_submodule(name).weight.data.view(-1)[3] = torch.nan
     model = prepare(model, device=device, dtype=torch.float32)
     runner = Runner(model, mapped(config), geometry_for(LENGTH), device=device, dtype=torch.float32)
@@ -153,7 +153,7 @@ def test_weights_that_are_not_finite_are_named(name: str, device: torch.device) 
         check_runner(model, runner, torch.float32)
 
 
-def test_values_that_do_not_fit_the_dtype_are_told(device: torch.device) -> None:
+def test_values_beyond_the_dtype_are_reported(device: torch.device) -> None:
     config = tiny_config(MistralConfig, {})
     model, runner = runner_of(config, mapped(config), geometry_for(LENGTH), device, dtype=torch.float16)
     model.model.norm.weight.fill_(60000.0)

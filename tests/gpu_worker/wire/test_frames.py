@@ -1,4 +1,4 @@
-"""Frames: what is well formed arrives as it was sent; anything else is one typed error."""
+"""Frames: valid ones are parsed as sent; every other one raises a typed error."""
 
 import random
 import struct
@@ -27,7 +27,7 @@ def good_plan() -> pb.StepPlan:
 
 
 def featured_plan() -> pb.StepPlan:
-    """Two rows, each of which asks for some of what few rows ask for."""
+    """Two rows, each with some of the optional features."""
     core = TinyCore(GEOMETRY)
     core.add(1, [1, 2, 3], biases={4: 1.5, 9: -np.inf}, presence_penalty=-2.0, num_logprobs=3, num_prompt=2)
     core.add(2, [4] * 20, allowed=[7, 8, 49], frequency_penalty=0.5, repetition_penalty=1.25, prompt_logprobs_from=19)
@@ -35,14 +35,14 @@ def featured_plan() -> pb.StepPlan:
 
 
 def moving_plan() -> pb.StepPlan:
-    """Saves, zeroing, copies and loads beside a row that starts: page 6 is given up and taken at once."""
+    """Saves, zeroing, copies and loads beside a row that starts: page 6 is swapped out and reused at once."""
     core = TinyCore(GEOMETRY)
     core.add(1, [1, 2, 3])
     moves = Moves(saves=[(6, 7), (7, 0)], zero=[6, 7], copies=[(9, 10, 1), (9, 11, 16)], loads=[(6, 3), (12, 0)])
     return core.plan(chunks={1: 3}, moves=moves)
 
 
-def test_a_plan_arrives_as_it_was_sent() -> None:
+def test_a_plan_is_parsed_as_sent() -> None:
     frame = pb.CoreToWorker(plan=good_plan()).SerializeToString()
     plan = read_plan(parse_frame(frame).plan, GEOMETRY)
     assert plan.started is not None
@@ -55,7 +55,7 @@ def test_a_plan_arrives_as_it_was_sent() -> None:
     assert plan.chunk_samples.tolist() == [True, False]
 
 
-def test_what_few_rows_ask_for_arrives_too() -> None:
+def test_optional_features_are_parsed_as_sent() -> None:
     frame = pb.CoreToWorker(plan=featured_plan()).SerializeToString()
     started = read_plan(parse_frame(frame).plan, GEOMETRY).started
     assert started is not None and started.features is not None
@@ -72,8 +72,8 @@ def test_what_few_rows_ask_for_arrives_too() -> None:
 
 
 @pytest.mark.parametrize("field", [name for name, _, _ in FEATURES])
-def test_each_of_them_alone(field: str) -> None:
-    """What is not there is off; what is there needs nothing else to be."""
+def test_each_feature_may_be_sent_alone(field: str) -> None:
+    """Missing features are off, and each feature may be present alone."""
     core = TinyCore(GEOMETRY)
     core.add(1, [1, 2, 3], **{field: 2})
     core.add(2, [1, 2, 3])
@@ -84,12 +84,12 @@ def test_each_of_them_alone(field: str) -> None:
     assert [part.size for part in (*started.features.biased, *started.features.allowed)] == [0] * 4
 
 
-def test_rows_that_ask_for_none_of_it_have_none() -> None:
+def test_rows_without_features_have_none() -> None:
     started = read_plan(good_plan(), GEOMETRY).started
     assert started is not None and started.features is None
 
 
-def test_a_result_frame_holds_the_outcome() -> None:
+def test_a_result_frame_contains_the_outcome() -> None:
     outcome = Outcome(
         generation=3,
         step=9,
@@ -106,7 +106,7 @@ def test_a_result_frame_holds_the_outcome() -> None:
     assert not message.result.HasField("logprobs") and not message.result.HasField("prompt_logprobs")
 
 
-def test_a_result_frame_holds_logprobs() -> None:
+def test_a_result_frame_contains_logprobs() -> None:
     own = TokenLogprobs(
         logprobs=np.array([-0.5, -2.0], np.float32),
         top_token_ids=np.array([[3, 1, 0], [9, 8, 7]], np.int32),
@@ -159,7 +159,7 @@ FLOAT_NAN = struct.pack("<2f", float("nan"), 1.0)
         ("started.num_banned", int32([2, 1]), "started.banned has 8 bytes; 3 entries need 12"),
     ],
 )
-def test_what_is_out_of_range_is_named(field: str, data: bytes, problem: str) -> None:
+def test_values_out_of_range_are_named(field: str, data: bytes, problem: str) -> None:
     message = good_plan()
     *path, name = field.split(".")
     setattr(getattr(message, path[0]) if path else message, name, data)
@@ -191,7 +191,7 @@ def test_what_is_out_of_range_is_named(field: str, data: bytes, problem: str) ->
         ("prompt_logprobs_from", int32([-1, 0]), "started.prompt_logprobs_from contains -1"),
     ],
 )
-def test_what_is_out_of_range_of_what_few_ask_for_is_named(field: str, data: bytes, problem: str) -> None:
+def test_features_out_of_range_are_named(field: str, data: bytes, problem: str) -> None:
     message = featured_plan()
     setattr(message.started, field, data)
     with pytest.raises(PlanError, match=problem.replace(".", r"\.").replace("+", r"\+")):
@@ -215,7 +215,7 @@ def mutated(data: bytes, draw: random.Random) -> bytes:
     return bytes(out)
 
 
-def test_mutated_frames_raise_nothing_else() -> None:
+def test_mutated_frames_raise_only_typed_errors() -> None:
     """Mutated as a whole, or in one field of a frame that stays a message: refused by a typed error, or valid."""
     draw = random.Random(4)
     every = (good_plan, featured_plan, moving_plan)
@@ -243,7 +243,7 @@ def test_mutated_frames_raise_nothing_else() -> None:
     assert min(counts.values()) > 100, counts
 
 
-def test_random_bytes_are_no_frame() -> None:
+def test_random_bytes_are_not_a_frame() -> None:
     draw = random.Random(5)
     for _ in range(2000):
         data = draw.randbytes(draw.randint(0, 60))

@@ -1,4 +1,4 @@
-"""Page orders and missing pages on the wire: what is well formed arrives as sent, the rest is one typed error."""
+"""Page orders and missing pages on the wire: valid ones are parsed as sent, others raise a typed error."""
 
 import re
 from dataclasses import replace
@@ -12,7 +12,7 @@ from tests.gpu_worker.plans import TinyCore, int32
 from tests.gpu_worker.wire.test_frames import GEOMETRY, good_plan, moving_plan
 
 
-def test_page_orders_arrive_as_they_were_sent() -> None:
+def test_page_orders_are_parsed_as_sent() -> None:
     frame = pb.CoreToWorker(plan=moving_plan()).SerializeToString()
     orders = read_plan(parse_frame(frame).plan, GEOMETRY).page_orders
     assert (orders.saved_pages.tolist(), orders.saved_slots.tolist()) == ([6, 7], [7, 0])
@@ -49,7 +49,7 @@ def test_page_orders_arrive_as_they_were_sent() -> None:
         ("copies.counts", [1], "copies.counts has 4 bytes; 2 entries need 8"),
     ],
 )
-def test_what_is_wrong_with_a_page_order_is_named(field: str, values: list[int], problem: str) -> None:
+def test_invalid_page_orders_are_refused_with_the_field(field: str, values: list[int], problem: str) -> None:
     message = moving_plan()
     *path, name = field.split(".")
     setattr(getattr(message, path[0]) if path else message, name, int32(values))
@@ -57,7 +57,7 @@ def test_what_is_wrong_with_a_page_order_is_named(field: str, values: list[int],
         read_plan(message, GEOMETRY)
 
 
-def test_without_host_memory_nothing_is_saved_or_loaded() -> None:
+def test_saves_and_loads_need_host_memory() -> None:
     for field in ("saves", "loads"):
         message = pb.StepPlan()
         getattr(message, field).pages = int32([1])
@@ -85,7 +85,7 @@ def test_without_host_memory_nothing_is_saved_or_loaded() -> None:
         (1, 0, 48, [0, 0, 0, 4], None),
     ],
 )
-def test_pages_behind_the_window_alone_may_be_missing(
+def test_only_pages_behind_the_window_may_be_missing(
     window: int, sinks: int, first_position: int, pages: list[int], wrong: int | None
 ) -> None:
     geometry = replace(GEOMETRY, window=window, sink_tokens=sinks)
