@@ -44,7 +44,7 @@ class Pool:
 
 
 def configured_pages(num_pages: int | None, pool_bytes: int | None, pool: Pool, *, room: int, breakdown: str) -> int:
-    """Pages of a pool with the size that one of the two settings gives. Raises DoesNotFit if it is too large, else ValueError.
+    """Pages of a pool with the size of one of the two settings. Raises DoesNotFit if it is too large, else ValueError.
 
     room: bytes available for the pool; breakdown: a sentence about the other bytes.
     """

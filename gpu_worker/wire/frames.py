@@ -1,7 +1,7 @@
 """Parses frames of worker.proto into validated arrays, and serialises results.
 
-Owns every length and range check that needs no row state: invalid bytes raise `PlanError` (in a plan with known generation
-and step) or `FrameError` (anything else), never another exception. Knows nothing of torch or of rows' state.
+Owns every length and range check that needs no row state: invalid bytes raise `PlanError` (in a plan with known
+generation and step) or `FrameError` (anywhere else), never another exception. Knows nothing of torch or of rows' state.
 """
 
 from dataclasses import dataclass, field
