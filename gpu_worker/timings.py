@@ -45,7 +45,7 @@ def _page_copy_us(runner: Runner) -> float:
     count = min(_NUM_PAGES, runner.geometry.host_pages, runner.geometry.num_pages - 1)
     if not count:
         return 0.0
-    pages, slots = np.arange(1, count + 1, dtype=np.int32), np.arange(count, dtype=np.int32)
+    pages, slots = np.arange(1, count + 1), np.arange(count)
     save = PageOrders(saved_pages=pages, saved_slots=slots)
     load = PageOrders(loaded_pages=pages, loaded_slots=slots)
     plans = [Plan(generation=0, step=i, checksum=0, page_orders=orders) for i, orders in ((1, save), (2, load))]

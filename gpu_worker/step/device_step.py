@@ -67,25 +67,26 @@ class DeviceStep:
         self.cache.zero_pages(torch.from_numpy(pages.astype(np.int64)).to(self.device))
 
     @torch.inference_mode()
-    def run(self, orders: PageOrders, layout: StepLayout[HostArray] | None) -> StepOutput | None:
+    def run(self, orders: PageOrders[HostArray], layout: StepLayout[HostArray] | None) -> StepOutput | None:
         """Carries out page orders, then computes tokens and logprobs. Returns None if there is nothing to compute."""
         self.pool_is_zero = False
-        arrays = _StepArrays(layout=layout, pages=_ordered_pages(orders) if orders else None)
-        staged: _StepArrays[Tensor] = self._staging.upload(arrays)
-        if staged.pages is not None:
-            self._carry_out(orders, staged.pages)
+        staged: _StepArrays[Tensor] = self._staging.upload(
+            _StepArrays(layout=layout, orders=orders if orders else None)
+        )
+        if staged.orders is not None:
+            self._carry_out(orders, staged.orders)
         return None if staged.layout is None else self._compute(staged.layout)
 
-    def _carry_out(self, orders: PageOrders, pages: "_OrderedPages[Tensor]") -> None:
+    def _carry_out(self, orders: PageOrders[HostArray], staged: PageOrders[Tensor]) -> None:
         """Follows worker.proto's order, because one plan may save a page, zero it and load other contents into it."""
         if orders.saved_pages.size:
-            self.host.save(pages.saved, orders.saved_slots)
+            self.host.save(staged.saved_pages, orders.saved_slots)
         if orders.zeroed.size:
-            self.cache.zero_pages(pages.zeroed)
+            self.cache.zero_pages(staged.zeroed)
         if orders.copied_to.size:
-            self.cache.copy_pages(pages.copied_from, pages.copied_to, pages.copied_tokens)
+            self.cache.copy_pages(staged.copied_from, staged.copied_to, staged.copied_tokens)
         if orders.loaded_pages.size:
-            self.host.load(pages.loaded, orders.loaded_slots)
+            self.host.load(staged.loaded_pages, orders.loaded_slots)
 
     def _compute(self, layout: StepLayout[Tensor]) -> StepOutput:
         self.tables.set_pages(layout.edits)
@@ -119,31 +120,8 @@ class DeviceStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _OrderedPages(Generic[Array]):
-    """The pages that orders name, and the tokens to copy; all int64."""
-
-    saved: Array
-    zeroed: Array
-    copied_from: Array
-    copied_to: Array
-    copied_tokens: Array
-    loaded: Array
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _StepArrays(Generic[Array]):
     """Every array that one step uploads."""
 
     layout: StepLayout[Array] | None
-    pages: _OrderedPages[Array] | None
-
-
-def _ordered_pages(orders: PageOrders) -> _OrderedPages[HostArray]:
-    return _OrderedPages(
-        saved=orders.saved_pages.astype(np.int64),
-        zeroed=orders.zeroed.astype(np.int64),
-        copied_from=orders.copied_from.astype(np.int64),
-        copied_to=orders.copied_to.astype(np.int64),
-        copied_tokens=orders.copied_tokens.astype(np.int64),
-        loaded=orders.loaded_pages.astype(np.int64),
-    )
+    orders: PageOrders[Array] | None

@@ -148,7 +148,7 @@ class Runner:
         self.tables.advance(plan)
         return layout
 
-    def _check_loads(self, orders: PageOrders) -> None:
+    def _check_loads(self, orders: PageOrders[HostArray]) -> None:
         """Raises PlanError if a host page is loaded that neither this plan nor an earlier one saved."""
         self._is_saved[orders.saved_slots] = True
         unknown = orders.loaded_slots[~self._is_saved[orders.loaded_slots]]

@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 from tandem.internal.v1 import worker_pb2 as pb
 
+from gpu_worker.arrays import HostArray
 from gpu_worker.geometry import Geometry, align_up
 from gpu_worker.wire.fields import Float32Array, Int32Array, PlanError, flags, int32_array
 from gpu_worker.wire.page_orders import NO_ORDERS, PageOrders, read_page_orders
@@ -40,7 +41,7 @@ class Plan:
     chunk_counts: Int32Array = field(default_factory=lambda: _EMPTY)
     chunk_samples: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
     decode_rows: Int32Array = field(default_factory=lambda: _EMPTY)
-    page_orders: PageOrders = NO_ORDERS
+    page_orders: PageOrders[HostArray] = NO_ORDERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
