@@ -42,22 +42,25 @@ def num_words(arrays: Iterable[NDArray[Any]]) -> int:
 
 def pack(arrays: Iterable[NDArray[Any]], words: NDArray[np.int64]) -> None:
     """Writes the arrays one after another, each from a whole word on."""
-    for array, span in _spans(arrays):
-        words[span].view(array.dtype)[: array.size] = array.reshape(-1)
+    views = {kind: words.view(kind) for kind in _TORCH_TYPES}
+    for array, start in _placed(arrays):
+        views[array.dtype][start : start + array.size] = array.reshape(-1)
 
 
 def unpack(arrays: Iterable[NDArray[Any]], words: Tensor) -> Iterator[Tensor]:
     """Views of packed `words` with the types and shapes of `arrays`."""
-    for array, span in _spans(arrays):
-        yield words[span].view(_TORCH_TYPES[array.dtype])[: array.size].view(array.shape)
+    views = {kind: words.view(torch_type) for kind, torch_type in _TORCH_TYPES.items()}
+    for array, start in _placed(arrays):
+        view = views[array.dtype][start : start + array.size]
+        yield view if array.ndim == 1 else view.view(array.shape)
 
 
-def _spans(arrays: Iterable[NDArray[Any]]) -> Iterator[tuple[NDArray[Any], slice]]:
-    start = 0
+def _placed(arrays: Iterable[NDArray[Any]]) -> Iterator[tuple[NDArray[Any], int]]:
+    """Each array with the index of its first element, counted in elements of its type."""
+    word = 0
     for array in arrays:
-        end = start + num_words([array])
-        yield array, slice(start, end)
-        start = end
+        yield array, word * _WORD_BYTES // array.itemsize
+        word += -(-array.nbytes // _WORD_BYTES)
 
 
 class Staging:
