@@ -61,7 +61,7 @@ def configured_pages(num_pages: int | None, pool_bytes: int | None, pool: Pool, 
         if pool.on_cpu:
             num_pages = min(num_pages, pool.max_pages)
     most = min(pool.max_pages, pool.fitting(room))
-    would = f"pool_bytes {settable(pool.num_bytes(most))} or num_pages {most} would"
+    would = f"pool_bytes {settable(pool.num_bytes(most))} or num_pages {most} would fit"
     if num_pages > pool.max_pages and not pool.on_cpu:
         raise DoesNotFit(f"{asked}; {WHY_CAPPED}: {would}")
     if pool.num_bytes(num_pages) > room:

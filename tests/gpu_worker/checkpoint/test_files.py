@@ -60,12 +60,12 @@ def test_read_files_turns_off_outputs_other_than_logits(saved: Path, tmp_path: P
         ),
         (
             {"model_type": "llama9", "auto_map": {"AutoConfig": "configuration_llama9.Llama9Config"}},
-            r"model type llama9 needs code of its own \(auto_map\), which is never run; serve",
+            r"model type llama9 needs its own code \(auto_map\), which is never run; serve",
         ),
         # Known to Transformers, but not as a language model.
         (
             {"model_type": "vit", "auto_map": {"AutoModelForCausalLM": "modeling_vit.VitLM"}},
-            "model type vit needs code of its own",
+            "model type vit needs its own code",
         ),
         ({"model_type": None}, "has no model_type"),
         ({"hidden_size": "wide"}, "config.json cannot be used: .*hidden_size"),

@@ -123,7 +123,7 @@ def test_weights_that_do_not_fit_are_refused() -> None:
     )
     assert refused(4 * GIB).endswith("; use a smaller model, or more memory")
     half = replace(COSTS, weights=8 * GIB, dtype="bfloat16", smaller_weights=None)
-    assert refused(4 * GIB, costs=half).startswith("weights take 8.0 GiB in bfloat16; 4.0 GiB are free on cpu; only")
+    assert refused(4 * GIB, costs=half).startswith("weights take 8.0 GiB in bfloat16; 4.0 GiB are free on cpu; use")
 
 
 def test_weights_for_a_gpu_must_fit_host_memory() -> None:
@@ -139,7 +139,7 @@ def test_a_pool_that_does_not_fit_names_the_largest_that_does(asked: dict[str, i
     rest = {"max_rows": 1000, "max_length": 4096}
     message = refused(24 * GIB, **asked, **rest)
     assert "of 24.0 GiB free on cpu, weights take 16.0 GiB, a step" in message
-    would = re.search(r"; pool_bytes (\S+) or num_pages (\d+) would$", message)
+    would = re.search(r"; pool_bytes (\S+) or num_pages (\d+) would fit$", message)
     assert would is not None
     assert sizes(24 * GIB, pool_bytes=would.group(1), **rest).pool <= 24 * GIB - 16 * GIB
     num_pages = int(would.group(2))
@@ -267,7 +267,7 @@ def test_host_memory_that_does_not_fit_names_the_size_that_does() -> None:
 
 
 def fitting(message: str) -> str:
-    would = re.search(r"; host_pool_bytes (\S+) would$", message)
+    would = re.search(r"; host_pool_bytes (\S+) would fit$", message)
     assert would is not None
     return would.group(1)
 
@@ -347,7 +347,7 @@ def test_small_pools_are_not_capped() -> None:
 def test_an_explicit_pool_beyond_the_cap_names_the_largest_that_compiles(asked: dict[str, int], start: str) -> None:
     message = refused(H200, costs=LLAMA_1B, on_cpu=False, **asked)
     assert message.startswith(start)
-    would = re.search(r": pool_bytes (\S+) or num_pages 32767 would$", message)
+    would = re.search(r": pool_bytes (\S+) or num_pages 32767 would fit$", message)
     assert would is not None
     assert sizes(H200, costs=LLAMA_1B, on_cpu=False, num_pages=32_767).geometry.num_pages == 32_767
     assert sizes(H200, costs=LLAMA_1B, on_cpu=False, pool_bytes=would.group(1)).geometry.num_pages <= 32_767
@@ -355,7 +355,7 @@ def test_an_explicit_pool_beyond_the_cap_names_the_largest_that_compiles(asked: 
 
 def test_beyond_the_cap_the_largest_pool_named_also_fits() -> None:
     message = refused(40 * GIB, costs=LLAMA_1B, on_cpu=False, num_pages=40_000)
-    would = re.search(r"or num_pages (\d+) would$", message)
+    would = re.search(r"or num_pages (\d+) would fit$", message)
     assert would is not None
     assert sizes(40 * GIB, costs=LLAMA_1B, on_cpu=False, num_pages=int(would.group(1))).pool < 40 * GIB
 
