@@ -51,7 +51,7 @@ def strict(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -
         (masks.sliding_window_bidirectional_mask_function(30), "see later tokens"),
         (prefix_sees_itself, "see later tokens"),
         (by_head, "position 8 does not see position 0 in head 1, unlike causal attention"),
-        (first_tokens_stay, "has gaps"),
+        (first_tokens_stay, "have gaps"),
         (chunks, "unlike a window of 100"),
         (strict, "does not see itself"),
         (masks.chunked_causal_mask_function(300, torch.zeros(1, device="meta")), "within chunks"),

@@ -110,7 +110,7 @@ def changed_llama(monkeypatch: pytest.MonkeyPatch, **keywords: object) -> PreTra
 @pytest.mark.parametrize(
     ("keywords", "problem"),
     [
-        ({"position_bias": torch.zeros(1)}, "not known here: .* passes position_bias"),
+        ({"position_bias": torch.zeros(1)}, "an unknown argument to attention: .* passes position_bias"),
         ({"s_aux": torch.zeros(3)}, "learned sinks of an unknown form"),
         ({"s_aux": torch.zeros(4, 13)}, "learned sinks of an unknown form"),
     ],

@@ -46,13 +46,13 @@ def test_shapes_that_compile_pass(change: dict[str, int], dtype: torch.dtype) ->
         (
             {"num_heads": 71, "num_kv_heads": 1},
             torch.bfloat16,
-            "layers.1.self_attn has 71 query heads per KV head; the decode kernel for CUDA takes at most 64: "
+            "layers.1.self_attn has 71 query heads per KV head; the decode kernel for CUDA takes at most 64; "
             "device cpu has no such limit",
         ),
         (
             {"key_dim": 257, "value_dim": 64},
             torch.float32,
-            "layers.1.self_attn has heads of 272 dimensions; the decode kernel for CUDA takes at most 256 in float32: "
+            "layers.1.self_attn has heads of 272 dimensions; the decode kernel for CUDA takes at most 256 in float32; "
             "dtype bfloat16 or device cpu has no such limit",
         ),
     ],
