@@ -27,7 +27,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code: 0 after a signal, 1 where the worker cannot serve, 2 for settings."""
+    """Returns the exit code: 0 after a signal, 1 if the worker cannot serve, 2 for settings."""
     begun = time.perf_counter()
     try:
         settings = load_settings(arguments)
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run(settings: WorkerSettings, begun: float) -> int:
-    """Checks, starts and serves. The exit code."""
+    """Checks, starts and serves. Returns the exit code."""
     try:
         folder = check_before_imports(settings)
         model = "the bundled model" if settings.model == str(BUNDLED_MODEL) else settings.model
@@ -65,8 +65,8 @@ def run(settings: WorkerSettings, begun: float) -> int:
 
 
 def serve(settings: WorkerSettings, folder: Path, begun: float) -> None:
-    """Starts and serves until a signal. Raises what stopped it."""
-    # Torch takes seconds to import; a wrong setting is refused without it.
+    """Starts and serves until a signal. Passes on fatal exceptions."""
+    # Torch takes seconds to import, and a wrong setting is refused without it.
     from gpu_worker.link.link import Link
     from gpu_worker.startup import log_phase, start
     from gpu_worker.step.runner import MAX_IN_FLIGHT
@@ -82,7 +82,7 @@ def serve(settings: WorkerSettings, folder: Path, begun: float) -> None:
 
 
 def last_line(cause: str, log_format: str) -> None:
-    """Writes why the worker ends, at every log level."""
+    """Writes the reason for the worker's end, at every log level."""
     if log_format == "json":
         logs.announce(log, cause, level=logging.CRITICAL)
     else:
@@ -97,12 +97,12 @@ def die_with_parent() -> None:
 
 
 def keep_compiled_kernels() -> None:
-    """Keeps compiled kernels beyond the process: in the user's cache folder, or in TORCHINDUCTOR_CACHE_DIR."""
+    """Keeps compiled kernels after the process ends: in the user's cache folder, or in TORCHINDUCTOR_CACHE_DIR."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tandem" / "inductor"
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
 
 
 if __name__ == "__main__":
     exit_code = main(sys.argv[1:])
-    # The interpreter's own teardown takes seconds once torch is loaded, and a device is wanted back at once.
+    # The interpreter's teardown takes seconds once torch is loaded; the device must be free at once.
     os._exit(exit_code)

@@ -10,7 +10,7 @@ import torch
 
 
 def choose_device(name: str) -> torch.device:
-    """`name` (cpu, cuda or cuda:N), or CUDA where there is one. Raises ValueError."""
+    """The device `name` (cpu, cuda or cuda:N); if it is empty, CUDA if available. Raises ValueError."""
     if not name:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)
@@ -18,7 +18,7 @@ def choose_device(name: str) -> torch.device:
         if torch.version.cuda is None and torch.version.hip is None:
             raise ValueError(
                 f"device is {name}; this torch ({torch.__version__}) is built without CUDA: "
-                "install a CUDA build of it, or set device cpu"
+                "install a CUDA build of torch, or set device cpu"
             )
         count = torch.cuda.device_count()
         index = device.index or 0
@@ -31,10 +31,10 @@ def choose_device(name: str) -> torch.device:
 
 
 def set_threads(threads: int | None) -> None:
-    """Threads of one operation: as asked, else all physical cores but one; one operation at a time.
+    """Sets the threads of one operation, by default all physical cores but one; operations run one at a time.
 
-    Scheduler, front end and clients need a core: with a thread on every core, each operation waits for the one thread
-    that is not scheduled, and a step of 14 ms took 200.
+    Scheduler, front end and clients need a core: with a thread on every core, each operation waits for a thread that is
+    not scheduled, and a step of 14 ms took 200.
     """
     torch.set_num_threads(threads or max(1, num_physical_cores() - 1))
     if torch.get_num_interop_threads() != 1:
@@ -42,7 +42,7 @@ def set_threads(threads: int | None) -> None:
 
 
 def num_physical_cores() -> int:
-    """Physical cores among the CPUs this process may use; a thread per hyperthread would only contend."""
+    """Physical cores among the CPUs of this process; more threads than that would only contend."""
     cores = set()
     for cpu in os.sched_getaffinity(0):
         topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")

@@ -1,7 +1,7 @@
-"""Why the worker cannot go on, in one line: the cause, then a hint.
+"""Explains in one line why the worker cannot continue: the cause, then a hint.
 
-Owns the wording for failures of the machine. Exceptions of this package carry both themselves. Imports no torch, whose
-own import may be what fails: its exceptions are known by name.
+Owns the wording for failures of the machine. Exceptions of this package contain both already. Imports no torch, because
+torch's import may be what fails; its exceptions are recognised by name.
 """
 
 import errno
@@ -14,21 +14,21 @@ _INSTALL = (
     "make install in the checkout brings what the worker needs, as does "
     "pip install 'dist/tandem_inference-….whl[worker]'"
 )
-# What the operating system says, and what helps.
+# Hints by the operating system's error number.
 _OF_FILES = {
     errno.EACCES: "it must be readable by the user that runs the worker",
     errno.EPERM: "it must be readable by the user that runs the worker",
     errno.ENOENT: "check the path, or download the model again",
     errno.EIO: "the disk or the network share that it is on fails; copy the model elsewhere",
     errno.ESTALE: "the network share that it is on went away; mount it again",
-    errno.ENOSPC: "TORCHINDUCTOR_CACHE_DIR and HF_HOME say where kernels and models are kept",
-    errno.EDQUOT: "TORCHINDUCTOR_CACHE_DIR and HF_HOME say where kernels and models are kept",
+    errno.ENOSPC: "TORCHINDUCTOR_CACHE_DIR and HF_HOME set the folders of kernels and models",
+    errno.EDQUOT: "TORCHINDUCTOR_CACHE_DIR and HF_HOME set the folders of kernels and models",
     errno.EMFILE: "ulimit -n allows too few open files",
 }
 
 
 def is_expected(error: BaseException) -> bool:
-    """Whether one line explains it: a traceback would not help."""
+    """Whether one line explains the error, so that a traceback would not help."""
     is_plain = isinstance(error, (ValueError, OSError, MemoryError, ImportError)) or _is_out_of_memory(error)
     return is_plain or type(error).__name__ in ("AcceleratorError", "DeviceLost", "JoinRefused")
 
@@ -39,7 +39,7 @@ def explain(error: BaseException) -> str:
     if kind == "OutOfMemoryError":
         return f"the GPU is out of memory: {reason}; {_MEMORY_SETTINGS}, nvidia-smi shows what else uses the GPU"
     if _is_out_of_memory(error):
-        return f"main memory is used up: {reason}; {_MEMORY_SETTINGS}, as does dtype bfloat16"
+        return f"host memory is used up: {reason}; {_MEMORY_SETTINGS}, as does dtype bfloat16"
     if isinstance(error, OSError) and error.errno in _OF_FILES:
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{(error.strerror or reason).lower()}; {_OF_FILES[error.errno]}"
@@ -67,7 +67,7 @@ def _room_for_kernels() -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line that is not empty, without its full stop."""
+    """The first line of the message that is not empty, without its full stop."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines or [type(error).__name__])[0][:500].rstrip(".")
 
@@ -77,7 +77,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
         return True
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    # Torch's own on a CPU.
+    # Torch's own exception on a CPU.
     return isinstance(error, RuntimeError) and (
         "DefaultCPUAllocator" in str(error) or "Cannot allocate memory" in str(error)
     )

@@ -1,4 +1,4 @@
-"""The fixed sizes of one worker: what its plans may name, and the static shapes its kernels are compiled for.
+"""The fixed sizes of one worker: the limits of its plans, and the static shapes of its kernels.
 
 Owns the arithmetic between pages, rows and budgets. Knows nothing of torch, models or sockets.
 """
@@ -10,7 +10,7 @@ MAX_PAGE_IDS = 1 << 20
 MAX_HOST_PAGES = 1 << 24
 # Query positions per tile of the prefill kernel.
 CHUNK_ALIGN = 64
-# Prompt tokens with logprobs of one step, beside the rows that sample: each takes as much memory as the vocabulary.
+# Prompt tokens with logprobs in one step, beside the rows that sample; each needs logits of the whole vocabulary.
 _PROMPT_LOGIT_ROWS = 256
 
 
@@ -38,13 +38,13 @@ class Geometry:
     vocab_size: int
     # Pages of host memory, numbered from 0.
     host_pages: int = 0
-    # Where no layer sees the whole past: no query sees further back than this many positions, its own included, but
-    # for the first sink_tokens. 0: some layer does.
+    # No query sees more than the last `window` positions and the first `sink_tokens` ones. 0: some layer sees the whole
+    # past.
     window: int = 0
     sink_tokens: int = 0
 
     def __post_init__(self) -> None:
-        """Raises ValueError, naming the setting and the limit, where the sizes cannot work together."""
+        """Raises ValueError, which names the setting and the limit, if the sizes contradict each other."""
         least_pages = 2
         if self.page_size < 16 or self.page_size & (self.page_size - 1):
             raise ValueError(f"page_size is {self.page_size}; it must be a power of two, at least 16")
@@ -58,7 +58,7 @@ class Geometry:
             raise ValueError(f"max_length is {self.max_length}; a row may have {MAX_PAGE_IDS - 1} pages at most")
         if not 0 <= self.host_pages <= MAX_HOST_PAGES:
             raise ValueError(f"host_pages is {self.host_pages}; it must be 0 to {MAX_HOST_PAGES}")
-        # Every row decodes in a step, and still a prompt's chunk gets through.
+        # A step in which every row decodes still has room for a prompt's chunk.
         least_budget = self.max_rows + self.chunk_align
         if self.token_budget < least_budget:
             raise ValueError(
@@ -72,13 +72,8 @@ class Geometry:
         return align_up(self.max_length, self.page_size) // self.page_size
 
     @property
-    def pool_tokens(self) -> int:
-        """Token slots in the pool, those of page 0 included."""
-        return self.num_pages * self.page_size
-
-    @property
     def prefill_tokens(self) -> int:
-        """Query positions of the prefill kernel: chunks of one step, each aligned, always fit."""
+        """Query positions of the prefill kernel, into which the aligned chunks of any step fit."""
         return align_up(self.token_budget, self.chunk_align)
 
     @property
@@ -88,7 +83,7 @@ class Geometry:
 
     @property
     def logit_rows(self) -> int:
-        """Positions of one step whose logits may be wanted: every row's, and prompt tokens' with logprobs.
+        """The most positions of one step that need logits: one for each row, and prompt tokens with logprobs.
 
         A step computes no more than its budget, which is at least max_rows and one chunk of a prompt.
         """

@@ -20,11 +20,11 @@ from typing import TextIO
 
 PROCESS = "worker"
 MAX_QUEUED = 1024
-# How long the end of the process waits for lines that are still queued.
+# Longest wait for queued lines at the end of the process.
 FLUSH_SECONDS = 1.0
 
 _log = logging.getLogger(__name__)
-# What a terminal would act on, and what ends a line.
+# Characters that a terminal would act on, or that end a line.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _CONTROL_IN_TRACEBACKS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
@@ -45,7 +45,7 @@ class TextFormat(logging.Formatter):
 
 
 class JsonFormat(logging.Formatter):
-    """One object per line with time, process, pid, level and message, and error where there is a traceback."""
+    """One object per line with time, process, pid, level and message, and error if there is a traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, object] = {
@@ -67,7 +67,7 @@ def _traceback(record: logging.LogRecord) -> str:
 
 
 class QueuedHandler(logging.Handler):
-    """Formats records on the caller's thread and leaves the writing to a thread of its own."""
+    """Formats records on the caller's thread; another thread writes them."""
 
     def __init__(self, stream: TextIO, formatter: logging.Formatter, *, max_queued: int = MAX_QUEUED) -> None:
         super().__init__()
@@ -81,18 +81,18 @@ class QueuedHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Queues the record, or counts it as dropped. The caller holds the handler's lock."""
         line = self._line(record)
-        # The report of drops goes first: it stands where the records are missing.
+        # The report of drops goes first, where the records are missing.
         if self.num_dropped and not self._put(self._report_of_drops()):
             self.num_dropped += 1
         else:
             self.num_dropped = 0 if self._put(line) else 1
 
     def draw(self, text: str) -> None:
-        """Queues text that is not a record, such as a progress bar; dropped where the queue is full."""
+        """Queues text that is not a record, such as a progress bar; drops it if the queue is full."""
         self._put(text)
 
     def stop(self) -> None:
-        """Writes what is queued, for FLUSH_SECONDS at most, and ends the writer."""
+        """Writes queued lines, for FLUSH_SECONDS at most, and ends the writer."""
         until = time.monotonic() + FLUSH_SECONDS
         try:
             self._lines.put(None, timeout=FLUSH_SECONDS)
@@ -103,7 +103,7 @@ class QueuedHandler(logging.Handler):
     def _line(self, record: logging.LogRecord) -> str:
         try:
             return self.format(record) + "\n"
-        except Exception as error:  # a record whose arguments do not fit its message must not stop the worker
+        except Exception as error:  # arguments that do not fit the message must not stop the worker
             return self._own_line("a record of %s cannot be formatted: %r", record.name, error)
 
     def _own_line(self, message: str, *arguments: object) -> str:
@@ -129,14 +129,14 @@ class QueuedHandler(logging.Handler):
                 self._write_report()
 
     def _write_report(self) -> None:
-        """Reports drops after which no record came."""
+        """Reports drops that no record followed."""
         self.acquire()
         text, self.num_dropped = self._report_of_drops() if self.num_dropped else "", 0
         self.release()
         self._write(text)
 
     def _write(self, text: str) -> None:
-        # Where nothing reads stderr any more, the worker goes on without a log.
+        # If nothing reads stderr any more, the worker continues without a log.
         with contextlib.suppress(OSError, ValueError):
             self._stream.write(text)
             self._stream.flush()
@@ -162,7 +162,7 @@ def start(level: str, log_format: str, stream: TextIO | None = None) -> None:
 
 
 def stop() -> None:
-    """Writes what is queued, for FLUSH_SECONDS at most. Records that follow go nowhere."""
+    """Writes queued lines, for FLUSH_SECONDS at most. Later records are dropped."""
     global _handler, _draws_on_terminal
     if _handler is None:
         return
@@ -187,13 +187,13 @@ def can_draw() -> bool:
 
 
 def draw(text: str) -> None:
-    """Writes `text` as it is, in order with the records."""
+    """Writes `text` unformatted, in order with the records."""
     if _handler is not None:
         _handler.draw(text)
 
 
 def adopt_libraries() -> None:
-    """Sends loggers that write to stderr by themselves through this log. Called once the libraries are imported."""
+    """Sends loggers that write to stderr directly through this log. Called once the libraries are imported."""
     for logger in logging.root.manager.loggerDict.values():
         if not isinstance(logger, logging.Logger):
             continue
@@ -212,6 +212,6 @@ def _log_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Python's warnings in one line; the place to hook them in is `warnings.showwarning`."""
+    """Logs one of Python's warnings in one line; replaces `warnings.showwarning`."""
     text = " ".join(str(message).split())
     logging.getLogger("py.warnings").warning("%s: %s (%s:%d)", category.__name__, text, filename, lineno)

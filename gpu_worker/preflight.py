@@ -1,4 +1,4 @@
-"""Checks of settings and paths that need no torch: what is wrong is refused before anything heavy is imported.
+"""Checks of settings and paths that need no torch, so that errors are reported before slow imports.
 
 Owns the order of these checks. The limits themselves belong to `geometry`, `windows`, `checkpoint` and `runtime_dir`.
 """
@@ -15,7 +15,7 @@ from gpu_worker.windows import check_window
 
 
 def check_before_imports(settings: WorkerSettings) -> Path:
-    """The model's folder, once nothing that can be seen without torch speaks against a start.
+    """The model's folder, after every check that needs no torch.
 
     Raises SettingsRefused for settings, ModelRefused for the model, ValueError or OSError for the runtime folder.
     """
@@ -32,14 +32,14 @@ def check_before_imports(settings: WorkerSettings) -> Path:
 
 
 def check_threads(threads: int | None) -> None:
-    """Raises ValueError: torch takes any number, and crashes where there is no room for their stacks."""
+    """Raises ValueError for too many threads: torch accepts any number, and crashes if their stacks do not fit."""
     num_cpus = len(os.sched_getaffinity(0))
     if threads is not None and threads > num_cpus:
         raise ValueError(f"threads is {threads}; this process may use {num_cpus} CPUs")
 
 
 def _check_numbers(settings: WorkerSettings) -> None:
-    """What is wrong whatever the model and the memory; sizes that were not given take the most lenient value."""
+    """Raises ValueError for sizes that no model and no memory allow; a missing size takes its most lenient value."""
     rows = settings.max_rows or default_max_rows(on_cpu=not settings.device.startswith("cuda"))
     Geometry(
         page_size=settings.page_size or 128,

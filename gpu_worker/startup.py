@@ -1,6 +1,6 @@
-"""From settings to a runner that is ready: device, sizes, ledger, warm-up, and the contents of Join.
+"""Starts the worker from its settings: device, compatibility check, sizes, weights, warm-up, contents of Join.
 
-Owns the order of start-up and its timed lines. Knows nothing of sockets.
+Owns the order of start-up and its timed log lines. Knows nothing of sockets.
 """
 
 import logging
@@ -18,21 +18,20 @@ from transformers import PreTrainedModel
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.checkpoint.files import ModelFiles, identity, read_files
 from gpu_worker.checkpoint.linear import PackedLinear, can_pack
-from gpu_worker.checkpoint.loading import load_weights
-from gpu_worker.checkpoint.model import weight_bytes
+from gpu_worker.checkpoint.loading import load_weights, weight_bytes
+from gpu_worker.compatibility.check_model import check_model, meta_model_of
+from gpu_worker.compatibility.cuda_shapes import check_cuda_shapes
+from gpu_worker.compatibility.independence import check_independence
+from gpu_worker.compatibility.rope import pin
+from gpu_worker.compatibility.self_check import check_runner
 from gpu_worker.device import choose_device, set_threads
-from gpu_worker.examination.cuda_shapes import check_cuda_shapes
-from gpu_worker.examination.examine import examine, twin_of
-from gpu_worker.examination.independence import check_independence
-from gpu_worker.examination.rope import pin
-from gpu_worker.examination.self_check import check_runner
 from gpu_worker.geometry import Geometry
 from gpu_worker.memory.costs import Costs
 from gpu_worker.memory.device_memory import free_bytes, free_host_bytes, resident_growth
 from gpu_worker.memory.estimate import estimate
 from gpu_worker.memory.ledger import Measured, ledger
 from gpu_worker.memory.pool import WHY_CAPPED
-from gpu_worker.memory.sizing import Sizes, check_passage, choose_sizes
+from gpu_worker.memory.sizing import Sizes, check_host_memory, choose_sizes
 from gpu_worker.settings import BUNDLED_MODEL, WorkerSettings
 from gpu_worker.step.runner import Runner
 from gpu_worker.step.warm_up import full_plan
@@ -48,7 +47,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """A warm runner and its introduction."""
+    """A warm runner and its Join message."""
 
     runner: Runner
     join: pb.Join
@@ -56,49 +55,52 @@ class Worker:
 
 @contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Logs how long `name` took."""
+    """Logs the duration of `name`."""
     begun = time.perf_counter()
     yield
     log_phase(name, time.perf_counter() - begun)
 
 
 def log_phase(name: str, seconds: float) -> None:
-    """One line, aligned with those of the other phases."""
+    """Logs a duration, aligned with those of other phases."""
     log.info("%-36s %7.2f s", name, seconds)
 
 
 def start(settings: WorkerSettings, folder: Path) -> Worker:
-    """The worker of the model in `folder`. Raises ModelRefused or ValueError, which name the setting and a value that
-    would do, and whatever the machine raises."""
+    """The worker of the model in `folder`.
+
+    Raises ModelRefused or ValueError, which name the setting and a valid value, and passes on errors of the machine.
+    """
     device = choose_device(settings.device)
     set_threads(settings.threads)
     dtype = _DTYPES.get(settings.dtype) or (torch.float32 if device.type == "cpu" else torch.bfloat16)
     with phase("model files"):
         files = read_files(folder)
-        # The largest parts of the Join; a Join that is too large is refused before weights are loaded.
+        # These are the largest parts of the Join; one that is too large is refused before weights are loaded.
         join_frame(pb.Join(tokenizer_json=files.tokenizer_json, chat_template=files.chat_template))
     if not files.tokenizer_json:
         log.warning("%s has no tokenizer.json: prompts and outputs are token ids only", files.folder)
-    if files.not_done:
+    if files.unsupported:
         log.warning(
-            "generation_config.json asks for %s, which is not supported and ignored", ", ".join(files.not_done)[:500]
+            "generation_config.json contains %s, which is not supported and ignored", ", ".join(files.unsupported)[:500]
         )
-    with phase("examination of the model"):
-        twin = twin_of(files.config, dtype=dtype)
-        layers = examine(twin)
+    with phase("compatibility check"):
+        meta_model = meta_model_of(files.config, dtype=dtype)
+        layers = check_model(meta_model)
         if device.type == "cuda":
             check_cuda_shapes(layers, dtype)
-        costs = estimate(twin, layers, dtype=dtype, packs=can_pack(device, dtype))
+        costs = estimate(meta_model, layers, dtype=dtype, packs=can_pack(device, dtype))
     length = settings.max_length or costs.default_length
-    seen = with_window(settings, layers, length)
-    sizes = plan_memory(settings, costs, device, seen.within(length).reach)
-    model, sizes = load(settings, files, costs, sizes, device, dtype, seen.within(length).reach)
+    bounded = with_window(settings, layers, length)
+    reach = bounded.within(length).reach
+    sizes = plan_memory(settings, costs, device, reach)
+    model, sizes = load(settings, files, costs, sizes, device, dtype, reach)
     with phase("check that rows are independent"):
         pinned = pin(model, sizes.geometry.max_length)
         check_independence(model, sizes.geometry.max_length)
     for name in pinned:
         log.info("rotary table of type %s fixed for sequences of %d tokens", name, sizes.geometry.max_length)
-    runner, measured = warm_runner(model, seen, sizes.geometry, device, dtype)
+    runner, measured = warm_runner(model, bounded, sizes.geometry, device, dtype)
     with phase("self-check against eager attention"):
         error = check_runner(model, runner, dtype, own=layers)
     log.info("self-check passed: logits differ from eager attention's by %.2g", error)
@@ -113,14 +115,14 @@ def start(settings: WorkerSettings, folder: Path) -> Worker:
     if runner.geometry.host_pages:
         log.info("a page copy to or from host memory takes %.3g us", timings.page_copy_us)
     with phase("identity"):
-        join = introduce(settings, files, runner.geometry, timings, device, dtype)
+        join = join_message(settings, files, runner.geometry, timings, device, dtype)
     return Worker(runner=runner, join=join)
 
 
 def plan_memory(settings: WorkerSettings, costs: Costs, device: torch.device, reach: tuple[int, int] = (0, 0)) -> Sizes:
-    """Sizes that fit in what is free now, in the log. Raises ValueError."""
+    """Chooses sizes that fit free memory and logs them. Raises ValueError."""
     if device.type == "cuda":
-        check_passage(costs, free_host_bytes())
+        check_host_memory(costs, free_host_bytes())
     on_cpu = device.type == "cpu"
     free_host = 0 if on_cpu else free_host_bytes()
     free = free_bytes(device)
@@ -141,7 +143,7 @@ def load(
     dtype: torch.dtype,
     reach: tuple[int, int] = (0, 0),
 ) -> tuple[PreTrainedModel, Sizes]:
-    """The model, and sizes by what is free once it is there: a GPU's context and others on it take memory meanwhile."""
+    """Loads the model. Chooses sizes again on a GPU, because its context and other processes take memory meanwhile."""
     with phase(f"weights, {costs.dtype} on {device}"):
         model = load_weights(files, device=device, dtype=dtype)
     if device.type == "cuda":
@@ -156,7 +158,7 @@ def load(
 def warm_runner(
     model: PreTrainedModel, layers: LayerMap, geometry: Geometry, device: torch.device, dtype: torch.dtype
 ) -> tuple[Runner, Measured]:
-    """The runner with every kernel compiled, and what it takes, the largest step included."""
+    """The runner with every kernel compiled, and its measured memory, the largest step included."""
     before = _allocated(device)
     with phase("page pool and tables"):
         runner = Runner(model, layers, geometry, device=device, dtype=dtype)
@@ -183,7 +185,7 @@ def _allocated(device: torch.device) -> int | None:
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else None
 
 
-def introduce(
+def join_message(
     settings: WorkerSettings,
     files: ModelFiles,
     geometry: Geometry,
@@ -191,7 +193,7 @@ def introduce(
     device: torch.device,
     dtype: torch.dtype,
 ) -> pb.Join:
-    """Everything in Join that describes the model and the sizes; the link adds what belongs to the connection."""
+    """The Join message with the model and the sizes; the link adds the fields of the connection."""
     own_name = "bundled" if files.folder == BUNDLED_MODEL.resolve() else Path(settings.model).name
     window = None if settings.window is None else (settings.window, settings.window_sinks)
     card = f" {torch.cuda.get_device_name(device)}" if device.type == "cuda" else ""

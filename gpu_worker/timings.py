@@ -1,6 +1,6 @@
-"""What the scheduler weighs when a row has to give way: the time of a prompt's token, and of a page to host memory.
+"""Measures the time of a prompt token and of a page copy, from which the scheduler chooses how to preempt a row.
 
-Owns the plans that are timed, and what is made of their times. Knows nothing of devices or sockets.
+Owns the timed plans and their evaluation. Knows nothing of devices or sockets.
 """
 
 from dataclasses import dataclass
@@ -15,20 +15,20 @@ from gpu_worker.wire.page_orders import PageOrders
 
 _NUM_PAGES = 8
 _REPEATS = 5
-# A slow model's start is not drawn out for a better figure.
+# Limits the time that a slow model spends on the measurement.
 _MOST_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """In microseconds: a prompt's token in a full step, and a page to host memory or back, 0 where there is none."""
+    """Microseconds per prompt token in a full step, and per page copied to or from host memory (0 without any)."""
 
     token_us: float
     page_copy_us: float
 
 
 def take_timings(runner: Runner) -> Timings:
-    """On a warm runner; leaves it as before."""
+    """Measures on a warm runner, and leaves it unchanged."""
     return Timings(token_us=_token_us(runner), page_copy_us=_page_copy_us(runner))
 
 
@@ -41,15 +41,15 @@ def _token_us(runner: Runner) -> float:
 
 
 def _page_copy_us(runner: Runner) -> float:
-    """There and back; the pages are zero before and after."""
+    """Median of copies in both directions; the pages are zero before and after."""
     count = min(_NUM_PAGES, runner.geometry.host_pages, runner.geometry.num_pages - 1)
     if not count:
         return 0.0
-    pages, slots = np.arange(1, count + 1, dtype=np.int32), np.arange(count, dtype=np.int32)
+    pages, slots = np.arange(1, count + 1), np.arange(count)
     save = PageOrders(saved_pages=pages, saved_slots=slots)
     load = PageOrders(loaded_pages=pages, loaded_slots=slots)
     plans = [Plan(generation=0, step=i, checksum=0, page_orders=orders) for i, orders in ((1, save), (2, load))]
-    # The first time, memory is touched that never was.
+    # The first run touches fresh memory and is not measured.
     runner.rehearse(*plans)
     moves = [outcome.compute_us for _ in range(_REPEATS) for outcome in runner.rehearse(*plans)]
     return median(moves) / count

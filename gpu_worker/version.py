@@ -1,4 +1,4 @@
-"""The version of Tandem that this worker belongs to: from the installed distribution, else from the checkout."""
+"""The worker's version of Tandem: from the installed distribution, else from the checkout."""
 
 import tomllib
 from importlib.metadata import PackageNotFoundError, version
@@ -8,7 +8,7 @@ DISTRIBUTION = "tandem-inference"
 
 
 def version_line() -> str:
-    """What --version prints, such as `tandem 0.1.0`."""
+    """The output of --version, such as `tandem 0.1.0`."""
     try:
         return f"tandem {version(DISTRIBUTION)}"
     except PackageNotFoundError:

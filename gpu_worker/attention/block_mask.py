@@ -1,26 +1,25 @@
 """BlockMasks over the paged pool: the general conversion, and the direct masks that the kernels run with.
 
-Owns which physical pages each query tile reads and where a page is cut. Knows nothing of rows' state, tensors of K
-and V, or models. "Block" is a BlockMask tile; its KV side is always one page.
+Owns which physical pages each query tile reads, and which positions of a page are masked. Knows nothing of rows' state,
+tensors of K and V, or models. A "block" is a tile of a BlockMask; its KV side is always one page.
 
-The conversion turns any logical mask (over positions of each sequence) into a physical one (over the pool) and is
-the oracle for the direct masks, which are updated in place each step and never rebuilt.
+The conversion turns any logical mask (over positions of each sequence) into a physical one (over the pool). It is the
+reference for the direct masks, which are updated in place in each step and never rebuilt.
 """
-
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
+from gpu_worker.attention.blocks import DecodeBlocks, PrefillBlocks
 from gpu_worker.attention.views import View
 
 
 def logical_to_physical(logical: BlockMask, page_table: Tensor, num_pages: int) -> BlockMask:
-    """The mask over the pool that shows each query what `logical` shows it over its own sequence's positions.
+    """The mask over the pool in which each query sees the positions of its sequence that it sees in `logical`.
 
-    logical: [B, H, Q, KV], KV tile = page. page_table: int [B, >= KV tiles], the page of each logical tile, -1 where
-    there is none; a sequence's pages are distinct. Listed tiles must have a page.
+    logical: [B, H, Q, KV], KV tile = page. page_table: int [B, >= KV tiles], the page of each logical tile, -1 for
+    tiles without a page; a sequence's pages are distinct. Listed tiles must have a page.
     Method: PyTorch's attention-gym, `PagedAttention.convert_logical_block_mask`.
     """
     batch, heads, num_q_blocks, _ = logical.kv_indices.shape
@@ -29,7 +28,7 @@ def logical_to_physical(logical: BlockMask, page_table: Tensor, num_pages: int) 
     num_logical = page_table.shape[1]
     logical_of_page = torch.full((batch, num_pages + 1), -1, dtype=torch.int64, device=page_table.device)
     cols = torch.arange(num_logical, device=page_table.device).expand(batch, num_logical)
-    # Tiles without a page write past the pool's end, which is cut off.
+    # Tiles without a page write to an extra column, which is dropped.
     logical_of_page.scatter_(1, torch.where(page_table < 0, num_pages, page_table), cols)
     logical_of_page = logical_of_page[:, :num_pages].contiguous()
 
@@ -62,10 +61,10 @@ def logical_to_physical(logical: BlockMask, page_table: Tensor, num_pages: int) 
 
 
 class DecodeEnds:
-    """Where each decode slot's last page is cut: the same for every visibility."""
+    """The end of each decode slot's sequence in its last page, which all attention patterns share."""
 
     def __init__(self, num_slots: int, device: torch.device) -> None:
-        # Token slots: the last that is seen, and the end of its page; what lies between is not computed yet.
+        # Token slots: the last visible one, and the end of its page; those between are not computed yet.
         self.last_slot = torch.zeros(num_slots, dtype=torch.int32, device=device)
         self.page_end = torch.zeros(num_slots, dtype=torch.int32, device=device)
 
@@ -75,61 +74,45 @@ class DecodeEnds:
         self.page_end.copy_(page_end)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeBlocks:
-    """What a step's decode slots list; all int64 [slots]."""
-
-    # Pages: 0 for an idle slot; the sinks' page counts.
-    num_blocks: Tensor
-    # With a window: pages not listed between the leading ones and the window's, and the token slots that are not seen
-    # of the page where the window begins: gap_start to gap_end - 1.
-    skipped: Tensor | None = None
-    gap_start: Tensor | None = None
-    gap_end: Tensor | None = None
-    # Where leading positions end inside a page: those that are not seen of that page.
-    leading_gap_start: Tensor | None = None
-    leading_gap_end: Tensor | None = None
-
-
 class DecodeMask:
-    """One query position per slot: every listed page is the slot's own, so only the last one is cut, with a window the
-    one where it begins, and the one where leading positions end.
+    """One query position per slot. Every listed page is the slot's own, so positions are masked in at most three pages:
+    the last one, the one in which the window begins, and the one in which the sink tokens end.
 
     All pages are partial: with full blocks the GPU's decode kernel spreads each KV split over the whole pool, and a
     row takes few mask evaluations anyway. Slots with no pages are skipped and yield zeros. Token slots are compared
-    without a division, which the CPU kernel would do for every score.
+    without a division, because the CPU kernel would divide for every score.
     """
 
     def __init__(self, view: View, *, page_lists: Tensor, ends: DecodeEnds) -> None:
-        """page_lists: int32 [slots, width] and ends are kept by reference."""
+        """page_lists (int32 [slots, width]) and ends are kept by reference."""
         slots, device = page_lists.shape[0], page_lists.device
         self.view, self.page_lists, self._ends = view, page_lists, ends
         self.num_blocks = torch.zeros(slots, 1, 1, dtype=torch.int32, device=device)
-        self.gap_start, self.gap_end, self.leading_gap_start, self.leading_gap_end = (
+        self.gap_start, self.gap_end, self.sink_gap_start, self.sink_gap_end = (
             torch.zeros(slots, dtype=torch.int32, device=device) for _ in range(4)
         )
         self._nth_page = torch.arange(view.max_decode, device=device)
-        self._is_window = (self._nth_page >= view.leading_pages).long()
-        if view.sink_slot is not None:
-            # The sinks' page comes first and stays there.
-            page_lists[:, 0] = view.sink_slot // view.page_size
+        self._is_window = (self._nth_page >= view.sink_token_pages).long()
+        if view.learned_sink_slot is not None:
+            # The page of learned sinks is always listed first.
+            page_lists[:, 0] = view.learned_sink_slot // view.page_size
 
     def block_mask(self, group: int) -> BlockMask:
-        """For kernels with `group` query rows, the query heads per KV head."""
+        """The mask for kernels with `group` query rows, which are the query heads per KV head."""
         last_slot, page_end = self._ends.last_slot, self._ends.page_end
-        gap_start, gap_end, sink_slot = self.gap_start, self.gap_end, self.view.sink_slot
-        leading_gap_start, leading_gap_end = self.leading_gap_start, self.leading_gap_end
-        has_window, cuts_leading = self.view.visibility.window is not None, self.view.cuts_leading
+        gap_start, gap_end, learned_sink_slot = self.gap_start, self.gap_end, self.view.learned_sink_slot
+        sink_gap_start, sink_gap_end = self.sink_gap_start, self.sink_gap_end
+        has_window, cuts_sink_tokens = self.view.pattern.window is not None, self.view.cuts_sink_tokens
 
         def cut(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
             seen = (kv_idx <= last_slot[b]) | (kv_idx >= page_end[b])
             if has_window:
                 seen = seen & ((kv_idx >= gap_end[b]) | (kv_idx < gap_start[b]))
-            if cuts_leading:
-                seen = seen & ((kv_idx >= leading_gap_end[b]) | (kv_idx < leading_gap_start[b]))
-            if sink_slot is not None:
-                # Their page is the pool's last.
-                seen = seen & (kv_idx <= sink_slot)
+            if cuts_sink_tokens:
+                seen = seen & ((kv_idx >= sink_gap_end[b]) | (kv_idx < sink_gap_start[b]))
+            if learned_sink_slot is not None:
+                # The page of learned sinks is the pool's last.
+                seen = seen & (kv_idx <= learned_sink_slot)
             return seen
 
         return BlockMask.from_kv_blocks(
@@ -142,24 +125,27 @@ class DecodeMask:
             compute_q_blocks=False,
         )
 
-    def update(self, blocks: DecodeBlocks, table: Tensor, slots: Tensor | None) -> None:
-        """table: int32 [rows' slots, width], pages in logical order, as it stands in this step; slots: int64 [slots],
-        whose part of it each slot lists. None: the table's own slots."""
+    def update(self, blocks: DecodeBlocks[Tensor], table: Tensor, slots: Tensor | None) -> None:
+        """Updates the lists for a step.
+
+        table: the page table, int32 [rows' slots, width], with pages in logical order. slots: int64 [slots], the entry
+        of the table that each slot lists; None: its own.
+        """
         self.num_blocks.view(-1).copy_(blocks.num_blocks)
         if self.page_lists is not table:
             self._list_pages(blocks, table, slots)
         if blocks.gap_start is not None:
             self.gap_start.copy_(blocks.gap_start)
             self.gap_end.copy_(blocks.gap_end)
-        if blocks.leading_gap_start is not None:
-            self.leading_gap_start.copy_(blocks.leading_gap_start)
-            self.leading_gap_end.copy_(blocks.leading_gap_end)
+        if blocks.sink_gap_start is not None:
+            self.sink_gap_start.copy_(blocks.sink_gap_start)
+            self.sink_gap_end.copy_(blocks.sink_gap_end)
 
-    def _list_pages(self, blocks: DecodeBlocks, table: Tensor, slots: Tensor | None) -> None:
+    def _list_pages(self, blocks: DecodeBlocks[Tensor], table: Tensor, slots: Tensor | None) -> None:
         if self.view.is_plain:
             torch.index_select(table, 0, slots, out=self.page_lists)
             return
-        begin, count = self.view.num_sink_pages, self.view.max_decode
+        begin, count = self.view.num_learned_sink_pages, self.view.max_decode
         if blocks.skipped is None:
             listed = table[:, :count]
             listed = listed if slots is None else listed.index_select(0, slots)
@@ -170,27 +156,12 @@ class DecodeMask:
         self.page_lists[:, begin : begin + count] = listed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrefillBlocks:
-    """What a step's prefill tiles list; nq query tiles of q_block positions."""
-
-    # int64 [nq]: slot whose part of the page table the tile reads.
-    slots: Tensor
-    # int64 [nq]: pages that every query of the tile sees whole; with a window, those not listed between the leading
-    # ones and the window's.
-    num_full: Tensor
-    skipped: Tensor | None = None
-    # int64 [nq] and [nq, w]: the other pages that it sees, each cut by position; the sinks' page is one.
-    num_partial: Tensor
-    partial_pages: Tensor
-
-
 class PrefillMask:
     """Prompt chunks packed along the query axis, each aligned to the query tile."""
 
     def __init__(self, view: View, *, q_positions: Tensor, logical_of_page: Tensor, list_width: int) -> None:
-        """q_positions: int32 [queries], the position of each, -1 for padding, which sees nothing it would not drop;
-        logical_of_page: int32 [pages of the pool]. Both are kept by reference."""
+        """q_positions: int32 [queries], -1 for padding (its results are dropped); logical_of_page: int32 [pages of the
+        pool]. Both are kept by reference."""
         num_queries, device = q_positions.shape[0], q_positions.device
         self.view, self.q_positions = view, q_positions
         shape = (1, 1, num_queries // view.q_block, list_width)
@@ -198,18 +169,18 @@ class PrefillMask:
         self.partial_lists, self.full_lists = (torch.zeros(shape, dtype=torch.int32, device=device) for _ in range(2))
         self.num_partial, self.num_full = (torch.zeros(shape[:3], dtype=torch.int32, device=device) for _ in range(2))
         self._nth_page = torch.arange(view.max_full, device=device)
-        self._is_window = (self._nth_page >= view.whole_leading_pages).long()
-        page_size, sink_slot = view.page_size, view.sink_slot
-        window, leading = view.visibility.window, view.visibility.leading
+        self._is_window = (self._nth_page >= view.full_sink_token_pages).long()
+        page_size, learned_sink_slot = view.page_size, view.learned_sink_slot
+        window, sink_tokens = view.pattern.window, view.pattern.sink_tokens
 
         def visible(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
             position = logical_of_page[kv_idx // page_size] * page_size + kv_idx % page_size
             seen = position <= q_positions[q_idx]
             if window is not None:
                 near = position > q_positions[q_idx] - window
-                seen = seen & ((near | (position < leading)) if leading else near)
-            if sink_slot is not None:
-                seen = (seen & (kv_idx < sink_slot)) | (kv_idx == sink_slot)
+                seen = seen & ((near | (position < sink_tokens)) if sink_tokens else near)
+            if learned_sink_slot is not None:
+                seen = (seen & (kv_idx < learned_sink_slot)) | (kv_idx == learned_sink_slot)
             return seen
 
         self.block_mask = BlockMask.from_kv_blocks(
@@ -223,18 +194,20 @@ class PrefillMask:
             compute_q_blocks=False,
         )
 
-    def update(self, blocks: PrefillBlocks, table: Tensor) -> None:
-        """table: int32 [rows' slots, width], pages in logical order, as it stands in this step."""
+    def update(self, blocks: PrefillBlocks[Tensor], table: Tensor, slots: Tensor) -> None:
+        """Updates the lists for a step.
+
+        table: the page table, int32 [rows' slots, width], with pages in logical order. slots: int64 [tiles], the entry
+        of the table that each tile lists.
+        """
         if self.view.is_plain:
-            torch.index_select(table, 0, blocks.slots, out=self.full_lists[0, 0])
+            torch.index_select(table, 0, slots, out=self.full_lists[0, 0])
         elif blocks.skipped is None:
-            self.full_lists[0, 0, :, : self.view.max_full] = table[:, : self.view.max_full].index_select(
-                0, blocks.slots
-            )
+            self.full_lists[0, 0, :, : self.view.max_full] = table[:, : self.view.max_full].index_select(0, slots)
         elif self.view.max_full:
             cols = torch.addcmul(self._nth_page, blocks.skipped[:, None], self._is_window)
             cols.clamp_(max=self.view.pages_per_row - 1)
-            self.full_lists[0, 0, :, : self.view.max_full] = table[blocks.slots[:, None], cols]
+            self.full_lists[0, 0, :, : self.view.max_full] = table[slots[:, None], cols]
         self.num_full[0, 0].copy_(blocks.num_full)
         self.num_partial[0, 0].copy_(blocks.num_partial)
         self.partial_lists[0, 0, :, : blocks.partial_pages.shape[1]] = blocks.partial_pages

@@ -1,7 +1,7 @@
 """One compiled FlexAttention call: its options by device, its changes to scores, its own compiled code.
 
-Knows nothing of steps or pages: masks come ready. FlexAttention that runs uncompiled ignores the block lists and trusts
-the mask function alone, which is wrong for these masks; `FlexKernel` raises instead.
+Uncompiled FlexAttention ignores the block lists and applies the mask function alone, which gives wrong results with
+these masks; `FlexKernel` raises instead. Knows nothing of steps or pages: masks are arguments.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,15 +28,15 @@ class UncompiledAttentionError(RuntimeError):
 def decode_options(device: torch.device, dtype: torch.dtype, page_size: int, head_dim: int) -> dict[str, Any]:
     """Kernel options of the decode call."""
     if device.type == "cpu":
-        # Below the page size this selects the attention template: the CPU's decode template needs full blocks and
-        # walks the whole pool.
+        # A size below the page size selects the attention template: the CPU's decode template needs full blocks and
+        # reads the whole pool.
         return {"PARTITION_SIZE": page_size // 2}
-    # Raises where the split-KV decode kernel cannot be used, instead of falling back silently.
+    # With this option torch raises if the split-KV decode kernel cannot be used, instead of falling back silently.
     options: dict[str, Any] = {"BACKEND": "TRITON_DECODE"}
     bytes_per_position = head_dim * dtype.itemsize
     if dtype.itemsize == 4 and 64 < head_dim <= 256:
         # With the usual 64 positions and 2 warps the compiler runs out of registers, and the kernel takes 2 to 3 GB of
-        # local memory: more than is left beside the pool.
+        # local memory, which does not fit beside the pool.
         block_n, num_warps = (32, 4) if head_dim <= 128 else (16, 8)
         options |= {"BLOCK_N": min(block_n, page_size), "num_warps": num_warps, "num_stages": 1}
     elif bytes_per_position > 1024:
@@ -58,16 +58,16 @@ def prefill_options(
 
 
 def _with_own_code(function: FunctionType) -> FunctionType:
-    """A copy with a code object of its own. Dynamo keeps compiled entries, their guards and the limit of recompiles by
-    code object; kernels that shared one would use up each other's limit, past which FlexAttention runs uncompiled."""
+    """A copy with its own code object. Dynamo keeps compiled entries, their guards and the limit of recompiles by code
+    object; kernels that shared one would use up each other's limit, past which FlexAttention runs uncompiled."""
     code = function.__code__.replace(co_name=f"flex_kernel_{next(_kernel_numbers)}")
     return FunctionType(code, function.__globals__, code.co_name, function.__defaults__, function.__closure__)
 
 
 def _guards_on_tensors(guards: "Sequence[GuardFilterEntry]") -> list[bool]:
-    """Keeps what depends on a call's tensors. The rest never changes for a kernel, whose code and mask are its own; but
-    some of it follows the whole process (how many classes pytree knows grows with any import) and would compile the
-    kernel again in the middle of serving."""
+    """Keeps the guards on a call's tensors. The others never change for a kernel, because it has its own code and mask;
+    but some depend on the whole process (the number of classes that pytree knows grows with any import) and would
+    compile the kernel again in the middle of serving."""
     return [guard.guard_type == "TENSOR_MATCH" for guard in guards]
 
 
@@ -87,11 +87,11 @@ class FlexKernel:
         kind: AttentionKind,
         mask: BlockMask,
         *,
-        sink_slot: int | None,
+        learned_sink_slot: int | None,
         rows_are_heads: bool,
         options: dict[str, Any],
     ) -> None:
-        """rows_are_heads: query rows are the heads of one KV head, whose sinks are [K, G] then; else [H]."""
+        """rows_are_heads: query rows are the heads of one KV head, and learned sinks are [K, G]; otherwise [H]."""
         softcap, scale = kind.softcap, kind.scale
         grouped = not rows_are_heads and kind.group > 1
         sink_of = _sink_of_row if rows_are_heads else _sink_of_head
@@ -103,23 +103,24 @@ class FlexKernel:
             def score_mod(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
                 if softcap is not None:
                     score = softcap * torch.tanh(score / softcap)
-                if sink_slot is not None:
-                    # Its value in the pool is zero, so that the sink takes its share and adds nothing.
-                    score = torch.where(kv_idx == sink_slot, sink_of(sinks, h, q_idx), score)
+                if learned_sink_slot is not None:
+                    # V of this slot is zero: the sink takes part in the softmax and adds nothing.
+                    score = torch.where(kv_idx == learned_sink_slot, sink_of(sinks, h, q_idx), score)
                 return score
 
             return flex_attention(
                 query,
                 key,
                 value,
-                score_mod=None if softcap is None and sink_slot is None else score_mod,
+                score_mod=None if softcap is None and learned_sink_slot is None else score_mod,
                 block_mask=mask,
                 scale=scale,
                 enable_gqa=grouped,
                 kernel_options=options,
             )
 
-        # A CPU's kernels have buffers for so many threads; told so, a cache never gives them to a process with more.
+        # A CPU's kernels have buffers for this number of threads; as a setting it is part of the key in the compiler's
+        # cache, so that a process with more threads never gets them.
         self._num_threads = torch.get_num_threads()
         settings = {"guard_filter_fn": _guards_on_tensors, "cpp.threads": self._num_threads}
         self._compiled: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor] = torch.compile(
@@ -128,6 +129,6 @@ class FlexKernel:
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
         assert not query.is_cpu or torch.get_num_threads() <= self._num_threads, (
-            "more threads than the kernel is made for"
+            "torch has more threads than the kernel was compiled for"
         )
         return self._compiled(query, key, value, sinks)

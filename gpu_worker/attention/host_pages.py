@@ -1,7 +1,7 @@
-"""Pages of host memory beside the pool: what rows had to give up, until they come back.
+"""Pages of host memory, to which pages of the pool are swapped out.
 
-Owns the host's tensor and the copies to and from it. All of it is enqueued on the compute stream, so that a save reads
-a page before anything later writes it, and a load finds what any earlier save brought. Knows nothing of sequences.
+Owns the host's tensor and the copies to and from it. All copies are enqueued on the compute stream, so that a save
+reads a page before any later write, and a load finds the contents of every earlier save. Knows nothing of sequences.
 """
 
 import mmap
@@ -13,12 +13,12 @@ from torch import Tensor
 
 from gpu_worker.attention.kv_cache import KvCache
 
-# Of the pages that pass through the device at once, gathered from all layers.
+# Bytes of the pages that are gathered from all layers on the device at once.
 _PASSAGE_BYTES = 32 << 20
 
 
 class HostPages:
-    """K and V of a page stand together, layer after layer, so that a page travels in one copy."""
+    """A host page holds K and V of all layers one after another, so that a page is one copy."""
 
     def __init__(self, cache: KvCache, num_pages: int) -> None:
         self._cache = cache
@@ -27,7 +27,7 @@ class HostPages:
         self._at_once = max(1, _PASSAGE_BYTES // page_bytes)
 
     def save(self, pages: Tensor, slots: NDArray[np.integer]) -> None:
-        """Pages int64 [n] of the pool, on its device, to host pages [n], all different."""
+        """Copies pages int64 [n] of the pool, on its device, to host pages [n], all different."""
         for start in range(0, slots.size, self._at_once):
             part = slots[start : start + self._at_once]
             passing = self._cache.gathered(pages[start : start + part.size])
@@ -35,7 +35,7 @@ class HostPages:
                 self.pages[slot : slot + end - first].copy_(passing[first:end], non_blocking=True)
 
     def load(self, pages: Tensor, slots: NDArray[np.integer]) -> None:
-        """Host pages [n] to pages int64 [n] of the pool, all different."""
+        """Copies host pages [n] to pages int64 [n] of the pool, all different."""
         for start in range(0, slots.size, self._at_once):
             part = slots[start : start + self._at_once]
             passing = self.pages.new_empty((part.size, self.pages.shape[1]), device=pages.device)
@@ -52,7 +52,7 @@ def _runs(slots: NDArray[np.integer]) -> list[tuple[int, int, int]]:
 
 
 def _host_zeros(num_pages: int, page_elements: int, like: Tensor) -> Tensor:
-    """Page-locked where a GPU reads it; torch's own pinned memory comes in powers of two, up to twice what is asked."""
+    """Zeros, page-locked for a GPU. Torch's own pinned memory is rounded up to a power of two, which may double it."""
     if not num_pages:
         return torch.zeros(0, page_elements, dtype=like.dtype)
     count = num_pages * page_elements
@@ -63,7 +63,7 @@ def _host_zeros(num_pages: int, page_elements: int, like: Tensor) -> Tensor:
         code = torch.cuda.cudart().cudaHostRegister(pages.data_ptr(), count * like.element_size(), 0)
         if code != 0:
             raise ValueError(
-                f"host_pool_bytes: {count * like.element_size()} bytes of main memory cannot be locked for the GPU "
-                f"(CUDA error {int(code)}); a smaller host_pool_bytes, or 0, may do"
+                f"host_pool_bytes: {count * like.element_size()} bytes of host memory cannot be locked for the GPU "
+                f"(CUDA error {int(code)}); set a smaller host_pool_bytes, or 0"
             )
     return pages

@@ -1,8 +1,8 @@
 """The paged pool: K and V of every layer.
 
-Owns the tensors, their shape, and how new keys and values reach them. Knows nothing of sequences; a slot number is page
-times page size plus offset, decided elsewhere. K and V are separate per layer and head-major. On a GPU each must have
-fewer than 2^31 elements, which `memory/sizing.py` sees to: the decode kernel does not compile beyond.
+Owns the tensors, their shape, and the writing of new keys and values. K and V are separate per layer and head-major. A
+token slot is page times page size plus offset. On a GPU each tensor must have fewer than 2^31 elements, as
+`memory/sizing.py` ensures, because the decode kernel does not compile for more. Knows nothing of sequences.
 """
 
 import math
@@ -18,12 +18,12 @@ _HUGE_PAGE_BYTES = 2 << 20
 
 
 def tensor_shape(kind: AttentionKind, *, num_pages: int, page_size: int) -> tuple[int, int, int]:
-    """(KV heads, tokens, head dimension) of a layer's K, and of its V; with sinks they have one page more."""
-    return kind.num_kv_heads, (num_pages + kind.visibility.has_sinks) * page_size, kind.head_dim
+    """(KV heads, tokens, head dimension) of a layer's K, and of its V; with learned sinks they have one more page."""
+    return kind.num_kv_heads, (num_pages + kind.pattern.has_learned_sinks) * page_size, kind.head_dim
 
 
 def pool_bytes(layers: LayerMap, *, num_pages: int, page_size: int, dtype: torch.dtype) -> int:
-    """Bytes of a pool of `num_pages`, and of the sinks' pages, which come on top."""
+    """Bytes of a pool of `num_pages`, and of the additional pages of learned sinks."""
     shapes = [tensor_shape(layer.kind, num_pages=num_pages, page_size=page_size) for layer in layers.layers]
     return sum(2 * math.prod(shape) for shape in shapes) * dtype.itemsize
 
@@ -31,7 +31,7 @@ def pool_bytes(layers: LayerMap, *, num_pages: int, page_size: int, dtype: torch
 class KvCache:
     """Starts zeroed: a masked score gives probability 0, and 0 times a stale NaN would be NaN.
 
-    Each layer has heads of its kind's size, and where it has sinks one page more (`View.num_sink_pages`).
+    Each layer has heads of its kind's size, and with learned sinks one more page (`View.num_learned_sink_pages`).
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class KvCache:
         self.page_size = page_size
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
-        # Their leading dimensions that a layer writes; what pads them stays zero.
+        # The parts of the head dimension that a layer writes; the padding behind them stays zero.
         self._written: list[tuple[Tensor, Tensor]] = []
         for kind in (layer.kind for layer in layers.layers):
             shape = tensor_shape(kind, num_pages=num_pages, page_size=page_size)
@@ -50,9 +50,9 @@ class KvCache:
             self._written.append((keys[..., : kind.key_dim], values[..., : kind.value_dim]))
 
     def write(self, layer_idx: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Puts keys and values [heads, t, key or value dimension] into token slots int64 [t].
+        """Writes keys and values [heads, t, key or value dimension] to token slots int64 [t].
 
-        index_put_, not index_copy_: the latter copied the whole pool inside compiled models.
+        Indexed assignment (index_put_) is used because index_copy_ copied the whole pool inside compiled models.
         """
         key_part, value_part = self._written[layer_idx]
         key_part[:, slots] = keys
@@ -69,9 +69,9 @@ class KvCache:
             pool[:, pages] = 0
 
     def copy_pages(self, sources: Tensor, targets: Tensor, counts: Tensor) -> None:
-        """The first counts[i] tokens of page sources[i] become those of page targets[i], in every layer; all int64 [n].
+        """Copies the first counts[i] tokens of page sources[i] to page targets[i], in every layer; all int64 [n].
 
-        The rest of a target becomes zero: what its last owner left there may not be finite, and a masked NaN counts.
+        The rest of a target becomes zero: values of its previous owner may be NaN, which masking does not remove.
         """
         is_rest = torch.arange(self.page_size, device=counts.device) >= counts[:, None]
         for pool in self._by_page():
@@ -80,7 +80,7 @@ class KvCache:
 
     @property
     def page_elements(self) -> int:
-        """Numbers of one page, K and V of all layers."""
+        """Elements of one page, K and V of all layers."""
         shapes = [pool.shape for pool in (*self.keys, *self.values)]
         return sum(heads * self.page_size * head_dim for heads, _, head_dim in shapes)
 
@@ -93,7 +93,7 @@ class KvCache:
         return out
 
     def scatter(self, pages: Tensor, contents: Tensor) -> None:
-        """Contents [n, page_elements], as `gathered` gives them, become those of pages int64 [n]."""
+        """Writes contents [n, page_elements], as `gathered` returns them, to pages int64 [n]."""
         for part, of_pages in self._parts(contents):
             of_pages[pages] = part
 
@@ -104,7 +104,7 @@ class KvCache:
             yield pool.view(heads, -1, self.page_size, head_dim)
 
     def _parts(self, contents: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """What each pool has of `contents`, and the pool with its pages first."""
+        """Each pool's part of `contents`, and the pool with its pages as the first dimension."""
         begin = 0
         for pool in self._by_page():
             heads, _, _, head_dim = pool.shape
@@ -114,7 +114,7 @@ class KvCache:
 
 
 def _zeros(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros; on Linux CPUs in huge pages: decode reads K and V in pieces of a page and a head, and gains 15 to 20 %."""
+    """Zeros; on Linux CPUs in huge pages, because decode, which reads K and V by page and head, gains 15 to 20 %."""
     if device.type != "cpu" or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.zeros(shape, dtype=dtype, device=device)
     num_items = shape[0] * shape[1] * shape[2]

@@ -1,6 +1,6 @@
-"""What each attention layer of a model wants of the kernels: the contract between its examination and its kernels.
+"""The parameters of each attention layer of a model: the contract between the compatibility check and the kernels.
 
-Owns the types. Knows nothing of how they were found out, of masks or of pages.
+Owns the types. Knows nothing of how a model is checked, of masks or of pages.
 """
 
 from collections.abc import Callable
@@ -11,40 +11,40 @@ HEAD_DIM_MULTIPLE = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Visibility:
-    """Which positions a query at position p sees; layers of equal visibility share their masks."""
+class AttentionPattern:
+    """The positions that a query at position p sees; layers with equal patterns share their masks."""
 
     # p - window < position <= p. None: every position up to p.
     window: int | None = None
-    # With a window: so many positions from 0 on are seen as well (StreamingLLM's attention sinks, arXiv 2309.17453).
-    leading: int = 0
-    # A learned score per query head takes part in the softmax with no value (gpt-oss).
-    has_sinks: bool = False
+    # With a window: positions 0 to sink_tokens - 1 are seen too (StreamingLLM's attention sinks, arXiv 2309.17453).
+    sink_tokens: int = 0
+    # A learned score per query head takes part in the softmax without a value (gpt-oss).
+    has_learned_sinks: bool = False
 
     def __post_init__(self) -> None:
-        assert self.leading == 0 or self.window is not None, "without a window every position is seen"
+        assert self.sink_tokens == 0 or self.window is not None, "without a window every position is seen"
 
-    def within(self, max_length: int) -> "Visibility":
-        """The same for sequences of at most `max_length` tokens: a window that never binds is none."""
-        if self.window is not None and self.window + self.leading >= max_length:
-            return replace(self, window=None, leading=0)
+    def within(self, max_length: int) -> "AttentionPattern":
+        """The pattern for sequences of at most `max_length` tokens: a window that hides nothing is dropped."""
+        if self.window is not None and self.window + self.sink_tokens >= max_length:
+            return replace(self, window=None, sink_tokens=0)
         return self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionKind:
-    """Everything that a compiled kernel depends on; layers of one kind share their kernels."""
+    """The parameters that a compiled kernel depends on; layers of one kind share their kernels."""
 
     num_heads: int
     num_kv_heads: int
-    # Of queries and keys, and of values, as the model has them.
+    # Dimension of queries and keys, and of values, as the model has them.
     key_dim: int
     value_dim: int
     # Factor of q k^T.
     scale: float
     # score → softcap * tanh(score / softcap), after scaling.
     softcap: float | None = None
-    visibility: Visibility = Visibility()
+    pattern: AttentionPattern = AttentionPattern()
 
     @property
     def group(self) -> int:
@@ -53,7 +53,7 @@ class AttentionKind:
 
     @property
     def head_dim(self) -> int:
-        """Dimension of a head in the pool, K and V alike."""
+        """Dimension of a head in the pool, the same for K and V."""
         return -(-max(self.key_dim, self.value_dim) // HEAD_DIM_MULTIPLE) * HEAD_DIM_MULTIPLE
 
 
@@ -78,34 +78,35 @@ class LayerMap:
         return tuple(dict.fromkeys(layer.kind for layer in self.layers))
 
     def within(self, max_length: int) -> "LayerMap":
-        """The same for sequences of at most `max_length` tokens."""
-        return self._seeing(lambda visibility: visibility.within(max_length))
+        """The layers for sequences of at most `max_length` tokens."""
+        return self._seeing(lambda pattern: pattern.within(max_length))
 
-    def bounded(self, window: int, leading: int) -> "LayerMap":
-        """Layers that see everything get this window and these leading positions; those that slide stay as they are."""
+    def bounded(self, window: int, sink_tokens: int) -> "LayerMap":
+        """The layers with this window and these sink tokens; layers that have their own window stay unchanged."""
         return self._seeing(
-            lambda own: replace(own, window=window, leading=leading) if own.window is None else own,
+            lambda own: replace(own, window=window, sink_tokens=sink_tokens) if own.window is None else own,
         )
 
-    def _seeing(self, change: Callable[[Visibility], Visibility]) -> "LayerMap":
+    def _seeing(self, change: Callable[[AttentionPattern], AttentionPattern]) -> "LayerMap":
         return LayerMap(
             layers=tuple(
-                replace(layer, kind=replace(layer.kind, visibility=change(layer.kind.visibility)))
-                for layer in self.layers
+                replace(layer, kind=replace(layer.kind, pattern=change(layer.kind.pattern))) for layer in self.layers
             )
         )
 
     @property
     def reach(self) -> tuple[int, int]:
-        """(window, leading): no layer sees further back than `window` positions, its own included, but for the first
-        `leading`. (0, 0) where some layer sees the whole past."""
-        seen = [layer.kind.visibility for layer in self.layers]
-        windows = [visibility.window for visibility in seen if visibility.window is not None]
+        """(window, sink_tokens): no layer sees more than the last `window` positions and the first `sink_tokens` ones.
+
+        Is (0, 0) if some layer sees the whole past.
+        """
+        seen = [layer.kind.pattern for layer in self.layers]
+        windows = [pattern.window for pattern in seen if pattern.window is not None]
         if len(windows) < len(seen):
             return 0, 0
-        return max(windows), max(visibility.leading for visibility in seen)
+        return max(windows), max(pattern.sink_tokens for pattern in seen)
 
     @property
     def elements_per_token(self) -> int:
-        """Numbers that one token takes in the pool, K and V of every layer."""
+        """Elements of one token in the pool, K and V of every layer."""
         return sum(2 * layer.kind.num_kv_heads * layer.kind.head_dim for layer in self.layers)

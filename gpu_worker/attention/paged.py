@@ -1,8 +1,10 @@
 """Paged attention as Transformers calls it: K and V go to the pool, then decode rows and prompt chunks attend.
 
-Owns the layout of queries in a kernel's call and the attention function registered with Transformers. Knows nothing
-of plans or rows: a step arrives as a `StepContext`. Shape legend: T packed tokens, H query heads, K KV heads, G query
-heads per KV head, D head dimension in the pool, B decode slots, P prefill queries, N the pool's token slots.
+Owns the layout of queries in a kernel's call and the attention function registered with Transformers. A step is an
+argument, the `StepContext`. Knows nothing of plans or rows.
+
+Shape legend: T packed tokens, H query heads, K KV heads, G query heads per KV head, D head dimension in the pool, B
+decode slots, P prefill queries, N the pool's token slots.
 """
 
 from collections.abc import Sequence
@@ -25,7 +27,7 @@ def _without_padding(out_THD: Tensor, kind: AttentionKind) -> Tensor:
 
 
 class DecodeAttention:
-    """One query position per slot. A group of query heads stands as query rows of its KV head: [B, K, G, D]."""
+    """One query position per slot. The query heads of a group are query rows of its KV head: [B, K, G, D]."""
 
     def __init__(self, kind: AttentionKind, mask: DecodeMask, *, dtype: torch.dtype) -> None:
         slots, device = mask.page_lists.shape[0], mask.page_lists.device
@@ -35,7 +37,7 @@ class DecodeAttention:
         self.kernel = FlexKernel(
             kind,
             mask.block_mask(kind.group),
-            sink_slot=mask.view.sink_slot,
+            learned_sink_slot=mask.view.learned_sink_slot,
             rows_are_heads=True,
             options=decode_options(device, dtype, mask.view.page_size, kind.head_dim),
         )
@@ -62,7 +64,7 @@ class PrefillAttention:
         self.kernel = FlexKernel(
             kind,
             mask.block_mask,
-            sink_slot=mask.view.sink_slot,
+            learned_sink_slot=mask.view.learned_sink_slot,
             rows_are_heads=False,
             options=prefill_options(device, dtype, mask.view.page_size, mask.view.q_block, kind.head_dim),
         )
@@ -81,9 +83,9 @@ class StepContext:
     """One step, as each layer sees it. Tokens are packed: decode rows, then chunks, then padding."""
 
     cache: KvCache
-    # int64 [T]: where each token's K and V go; padding goes to page 0.
+    # int64 [T]: the token slot for each token's K and V; padding goes to page 0.
     kv_slots: Tensor
-    # By layer; None where the step has none.
+    # By layer; None if the step has no decode rows, or no chunks.
     decode: Sequence[DecodeAttention] | None
     # int64 [tokens of the decode part].
     decode_slots: Tensor
@@ -94,22 +96,24 @@ class StepContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagedLayer:
-    """What an attention module knows of its place in the pool."""
+    """An attention module's layer of the pool and parameters."""
 
     index: int
     kind: AttentionKind
 
     def check(self, query: Tensor, scaling: float | None, softcap: float | None, sinks: Tensor | None) -> None:
-        """The model calls as it was examined; a kernel that computes something else would be wrong silently."""
+        """Asserts that the model calls attention as in the compatibility check: the kernel computes only that."""
         kind = self.kind
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        assert scale == kind.scale, f"scaling is {scale}, examined was {kind.scale}"
-        assert softcap == kind.softcap, f"softcap is {softcap}, examined was {kind.softcap}"
-        assert (sinks is not None) is kind.visibility.has_sinks, "sinks come where none were examined, or do not"
+        assert scale == kind.scale, f"scaling is {scale}, the kernel has {kind.scale}"
+        assert softcap == kind.softcap, f"softcap is {softcap}, the kernel has {kind.softcap}"
+        assert (sinks is not None) is kind.pattern.has_learned_sinks, (
+            "learned sinks are passed to a kernel without them, or the reverse"
+        )
 
 
 def attach(model: nn.Module, layers: LayerMap) -> None:
-    """Tells each attention module its place in the map, which may differ from its own `layer_idx`."""
+    """Gives each attention module its index in the map, which may differ from its own `layer_idx`."""
     for i, layer in enumerate(layers.layers):
         module = model.get_submodule(layer.name)
         module.paged_layer = PagedLayer(index=i, kind=layer.kind)  # type: ignore[assignment]
@@ -152,5 +156,5 @@ def paged_attention(
 
 
 def register() -> None:
-    """Makes `attn_implementation=ATTENTION_NAME` known; without a mask function of that name no mask is built."""
+    """Registers `attn_implementation=ATTENTION_NAME`; without a mask function of that name no mask is built."""
     AttentionInterface.register(ATTENTION_NAME, paged_attention)

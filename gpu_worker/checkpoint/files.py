@@ -1,6 +1,6 @@
-"""The model's folder: read, refused or identified, before a weight is loaded.
+"""Reads, checks and identifies the model's folder before a weight is loaded.
 
-Owns everything Join says of the model, and which files are read: safetensors and JSON, nothing that can run code.
+Owns the description of the model in Join, and the choice of files: safetensors and JSON, no format that can run code.
 Knows nothing of torch modules, pages, plans or sockets.
 """
 
@@ -20,11 +20,11 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from gpu_worker.checkpoint.locate import read_json, read_settings
 from gpu_worker.checkpoint.weights import ModelRefused, WeightFiles, find_weights
 
-# Read of a model's weights for its identity, shared among the shards by size.
+# Samples of a model's weights for its identity, distributed over the shards by size.
 _SAMPLE_BYTES, _NUM_SAMPLES = 4096, 1024
 _LEAST_SAMPLES = 4
-# What generation_config.json may ask for that changes tokens and is not done here, and how it says that it does not.
-_NOT_DONE = {
+# Options of generation_config.json that change tokens and are not supported, with their values for "off".
+_UNSUPPORTED = {
     "bad_words_ids": None,
     "begin_suppress_tokens": None,
     "encoder_repetition_penalty": 1.0,
@@ -48,7 +48,7 @@ _NOT_DONE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFiles:
-    """A model's folder, and what Join says of it beside the weights."""
+    """A model's folder and its description for Join, without the weights."""
 
     folder: Path
     config: PreTrainedConfig
@@ -59,15 +59,15 @@ class ModelFiles:
     top_k: int
     min_p: float
     repetition_penalty: float
-    # What generation_config.json asks for that is not done, as `name value`.
-    not_done: tuple[str, ...]
-    # Empty without a tokenizer.json: the model is served by token ids only.
+    # Unsupported options of generation_config.json, as `name value`.
+    unsupported: tuple[str, ...]
+    # Empty without a tokenizer.json: prompts and outputs are token ids then.
     tokenizer_json: bytes
     chat_template: str
 
 
 def read_files(folder: Path) -> ModelFiles:
-    """Everything but the weights, of which only headers are read. Raises ModelRefused, or OSError naming the file."""
+    """Reads the folder, and only the headers of weights. Raises ModelRefused, or OSError with the file's name."""
     config = _read_config(folder)
     try:
         generation = _generation_config(folder)
@@ -100,9 +100,9 @@ def read_files(folder: Path) -> ModelFiles:
         top_p=default("top_p", 1.0),
         top_k=int(default("top_k", 0)),
         min_p=default("min_p", 0.0),
-        # Not a matter of drawing: Transformers applies it to greedy decoding too.
+        # Applies to greedy decoding too, as in Transformers.
         repetition_penalty=generation.repetition_penalty or 1.0,
-        not_done=_not_done(generation),
+        unsupported=_unsupported_options(generation),
         tokenizer_json=tokenizer_json,
         chat_template=_chat_template(folder),
     )
@@ -115,10 +115,10 @@ def _read_config(folder: Path) -> PreTrainedConfig:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except OSError:
         raise
-    except Exception as error:  # whatever a config class of Transformers raises about its fields
+    except Exception as error:  # any error of a config class of Transformers
         raise ModelRefused(f"{path} cannot be used: {_first_line(error)}") from error
     for part in (config, config.get_text_config()):
-        # A forward is to return logits and nothing else.
+        # A forward returns logits only.
         part.return_dict = True
         for name in ("output_attentions", "output_hidden_states", "output_router_logits"):
             if getattr(part, name, False):
@@ -127,30 +127,30 @@ def _read_config(folder: Path) -> PreTrainedConfig:
 
 
 def _refuse_unknown_model(path: Path, settings: dict[str, Any]) -> None:
-    """The checkpoint's own code is never run, so Transformers must know the model."""
+    """Raises ModelRefused if Transformers lacks the model type, because a checkpoint's own code is never run."""
     kind, own_code = settings.get("model_type"), settings.get("auto_map") or {}
     if kind in CONFIG_MAPPING and (kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or not own_code):
         return
     installed, written_by = transformers.__version__, settings.get("transformers_version")
     if own_code:
         raise ModelRefused(
-            f"{path}: model type {kind} needs code of its own (auto_map), which is never run; "
-            f"serve a checkpoint of a model that Transformers {installed} has"
+            f"{path}: model type {kind} needs its own code (auto_map), which is never run; "
+            f"serve a checkpoint of a model that Transformers {installed} supports"
         )
     if kind is None:
         raise ModelRefused(f"{path} has no model_type; a checkpoint saved by Transformers has one")
     newer = f", config.json was written by {written_by}" if isinstance(written_by, str) else ""
     raise ModelRefused(
-        f"{path}: model type {kind} is unknown to Transformers, installed is {installed}{newer}; "
-        "a newer Transformers may have it"
+        f"{path}: model type {kind} is unknown to the installed Transformers {installed}{newer}; "
+        "a newer Transformers may support it"
     )
 
 
 def check_tokenizer(tokenizer_json: bytes, vocab_size: int, path: Path) -> None:
-    """A tokenizer smaller than the vocabulary is fine: vocabularies are padded. Raises ModelRefused."""
+    """Raises ModelRefused if a token exceeds the vocabulary. A smaller tokenizer passes, as vocabularies are padded."""
     try:
         vocabulary = Tokenizer.from_str(tokenizer_json.decode()).get_vocab(with_added_tokens=True)
-    except Exception as error:  # tokenizers raises Exception itself
+    except Exception as error:  # tokenizers raises the class Exception
         raise ModelRefused(
             f"{path} cannot be read by tokenizers: {_first_line(error)}; "
             "download it again, or remove it to serve token ids alone"
@@ -164,8 +164,10 @@ def check_tokenizer(tokenizer_json: bytes, vocab_size: int, path: Path) -> None:
 
 
 def identity(files: ModelFiles, page_size: int, window: tuple[int, int] | None = None) -> str:
-    """SHA-256 over weights, config, tokenizer, page size, and the window and sinks of the settings: workers with equal
-    ones continue each other's requests."""
+    """SHA-256 of weights, config, tokenizer, page size, and the settings window and window_sinks.
+
+    Workers with equal identities can continue each other's requests.
+    """
     digest = hashlib.sha256()
 
     def add(name: str, data: bytes) -> None:
@@ -186,7 +188,7 @@ def identity(files: ModelFiles, page_size: int, window: tuple[int, int] | None =
 
 
 def _fingerprint(path: Path, num_samples: int) -> Iterator[bytes]:
-    """The header with every tensor's name and place, and evenly spaced samples; a model up to 4 MiB is read whole."""
+    """The header with every tensor's name and offset, and evenly spaced samples; a model up to 4 MiB is read whole."""
     size = path.stat().st_size
     yield size.to_bytes(8, "little")
     with path.open("rb") as file:
@@ -212,9 +214,11 @@ def _generation_config(folder: Path) -> GenerationConfig:
     return GenerationConfig()
 
 
-def _not_done(generation: GenerationConfig) -> tuple[str, ...]:
-    asked = {name: getattr(generation, name, None) for name in _NOT_DONE}
-    return tuple(f"{name} {value}" for name, value in asked.items() if value is not None and value != _NOT_DONE[name])
+def _unsupported_options(generation: GenerationConfig) -> tuple[str, ...]:
+    asked = {name: getattr(generation, name, None) for name in _UNSUPPORTED}
+    return tuple(
+        f"{name} {value}" for name, value in asked.items() if value is not None and value != _UNSUPPORTED[name]
+    )
 
 
 def _chat_template(folder: Path) -> str:

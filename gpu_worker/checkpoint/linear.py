@@ -1,7 +1,7 @@
-"""Linear layers in the layout that oneDNN computes in: what inductor's freezing does, for an eager model on a CPU.
+"""Packs linear layers in oneDNN's layout on a CPU, as inductor's freezing does for compiled models.
 
-Owns the replacement of nn.Linear; knows nothing of models. Where the operators are missing or the layer does not
-qualify, the plain layer stays. A tied weight is packed as a copy and the embedding keeps its own.
+Owns the replacement of nn.Linear. If the operators are missing or the layer does not qualify, the plain layer stays. A
+tied weight is packed as a copy, and the embedding keeps the original. Knows nothing of models.
 """
 
 import torch
@@ -15,14 +15,14 @@ class PackedLinear(nn.Module):
         super().__init__()
         weight = linear.weight.detach().contiguous()
         self.num_bytes = weight.numel() * weight.element_size()
-        # Opaque to state dicts and casts on purpose: only this module's forward understands the layout.
+        # Hidden from state dicts and casts, because only this module's forward understands the layout.
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight)
         self.bias = None if linear.bias is None else linear.bias.detach()
         self.in_features, self.out_features = linear.in_features, linear.out_features
 
     @property
     def weight(self) -> Tensor:
-        """W as it was, unpacked at each use: some models compute with a layer's weight themselves."""
+        """W in the plain layout, unpacked at each use, because some models compute with a layer's weight directly."""
         return self._packed.to_dense()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -30,7 +30,7 @@ class PackedLinear(nn.Module):
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether prepacked linears exist for this device and dtype, tried on a small layer."""
+    """Whether this device and dtype support packing, which a small layer shows."""
     if device.type != "cpu" or dtype is not torch.float32 or not torch.backends.mkldnn.is_available():
         return False
     probe = nn.Linear(8, 8, bias=False)
@@ -43,7 +43,7 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def pack_linears(model: nn.Module) -> int:
-    """Replaces every nn.Linear of `model`; returns how many."""
+    """Replaces every nn.Linear of `model`. Returns their number."""
     places = [
         (module, name, child)
         for module in model.modules()

@@ -1,7 +1,7 @@
-"""The weights: read through Transformers into a model on its device, all of them and nothing else.
+"""Loads the weights through Transformers into a model on its device, and refuses an incomplete checkpoint.
 
-Transformers only warns of tensors that are missing, and makes them up at random; here that is refused. Owns the hook
-that sees how far Transformers is. Knows nothing of pages, plans or sockets.
+Transformers only warns of missing tensors and initialises them at random. Owns that check, the report of progress, and
+the final state of the model. Knows nothing of pages, plans or sockets.
 """
 
 import logging
@@ -11,17 +11,18 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from gpu_worker.attention.paged import ATTENTION_NAME, register
 from gpu_worker.checkpoint.files import ModelFiles, ModelRefused
-from gpu_worker.checkpoint.model import prepare
+from gpu_worker.checkpoint.linear import PackedLinear, can_pack, pack_linears
 from gpu_worker.checkpoint.progress import Progress
 
 log = logging.getLogger(__name__)
 
-# As Transformers calls its own bar, in 5.17 and 5.23.
+# The title of Transformers' own progress bar, in 5.17 and 5.23.
 _BAR_OF_TRANSFORMERS = "Loading weights"
 _NUM_NAMED = 3
 
@@ -31,7 +32,7 @@ def load_weights(files: ModelFiles, *, device: torch.device, dtype: torch.dtype)
     register()
     progress = Progress.of_this_process("weights", files.weights.num_bytes)
     try:
-        with _quiet_transformers() as warnings, _heard_by(progress, files.weights.tensor_bytes):
+        with _quiet_transformers() as warnings, _reporting_to(progress, files.weights.tensor_bytes):
             model, found = AutoModelForCausalLM.from_pretrained(
                 files.folder,
                 config=files.config,
@@ -39,7 +40,7 @@ def load_weights(files: ModelFiles, *, device: torch.device, dtype: torch.dtype)
                 use_safetensors=True,
                 attn_implementation=ATTENTION_NAME,
                 trust_remote_code=False,
-                # Shapes that differ are collected with what else is wrong, and refused below.
+                # Different shapes are collected with other faults, and refused below.
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
             )
@@ -51,7 +52,7 @@ def load_weights(files: ModelFiles, *, device: torch.device, dtype: torch.dtype)
         for line in warnings:
             log.error("Transformers: %s", line)
         raise ModelRefused(
-            f"the weights in {files.folder} cannot be brought into the form of {files.config.model_type}; "
+            f"the weights in {files.folder} cannot be converted for {files.config.model_type}; "
             "checkpoint and config.json do not belong together"
         ) from error
     finally:
@@ -60,18 +61,33 @@ def load_weights(files: ModelFiles, *, device: torch.device, dtype: torch.dtype)
     return prepare(model, device=device, dtype=dtype)
 
 
-def check_complete(found: Mapping[str, Any]) -> None:
-    """Raises ModelRefused where the checkpoint does not have exactly what the model wants.
+def prepare(model: PreTrainedModel, *, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+    """Puts a loaded model in the state that the runner needs."""
+    model = model.to(device).eval()
+    model.requires_grad_(False)
+    if can_pack(device, dtype):
+        pack_linears(model)
+    return model
 
-    found: Transformers' `output_loading_info`; tied weights and the model's own exceptions are already left out.
+
+def weight_bytes(model: nn.Module) -> int:
+    """Bytes of the weights, a tied one counted once, packed ones where they now are."""
+    packed = sum(module.num_bytes for module in model.modules() if isinstance(module, PackedLinear))
+    return packed + sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+
+
+def check_complete(found: Mapping[str, Any]) -> None:
+    """Raises ModelRefused unless the checkpoint has exactly the tensors of the model.
+
+    found: Transformers' `output_loading_info`, without tied weights and the model's own exceptions.
     """
     hint = "checkpoint and config.json do not belong together, download both again"
     mismatched = sorted(found["mismatched_keys"])
     if mismatched:
         name, stored, wanted = mismatched[0]
         raise ModelRefused(
-            f"{_some([entry[0] for entry in mismatched])} of another shape than config.json says: "
-            f"{name} is {list(stored)}, wanted {list(wanted)}; {hint}"
+            f"{_some([entry[0] for entry in mismatched])} of another shape than in config.json: "
+            f"{name} is {list(stored)}, expected {list(wanted)}; {hint}"
         )
     for problem, key in (("missing from the checkpoint", "missing_keys"), ("unknown to the model", "unexpected_keys")):
         if found[key]:
@@ -79,7 +95,7 @@ def check_complete(found: Mapping[str, Any]) -> None:
 
 
 def _some(names: list[str]) -> str:
-    """How many tensors, the first by name."""
+    """The number of tensors, and the first few names."""
     if len(names) == 1:
         return f"1 tensor ({names[0]}) is"
     more = ", …" if len(names) > _NUM_NAMED else ""
@@ -87,8 +103,8 @@ def _some(names: list[str]) -> str:
 
 
 @contextmanager
-def _heard_by(progress: Progress, tensor_bytes: Mapping[str, int]) -> Iterator[None]:
-    """Counts in `progress` every tensor that Transformers puts into the model within."""
+def _reporting_to(progress: Progress, tensor_bytes: Mapping[str, int]) -> Iterator[None]:
+    """Adds every tensor that Transformers loads within to `progress`."""
 
     def bar(factory: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         if keywords.get("desc") == _BAR_OF_TRANSFORMERS and args:
@@ -108,9 +124,9 @@ def _heard_by(progress: Progress, tensor_bytes: Mapping[str, int]) -> Iterator[N
 
 
 def _counted(items: Iterable[Any], progress: Progress, tensor_bytes: Mapping[str, int]) -> Iterator[Any]:
-    """`items`, (name of a parameter, what makes it) each; every one counts as the tensor of its name when it is done.
+    """Yields `items`, pairs that begin with a parameter's name, and adds the bytes of its tensor afterwards.
 
-    Parameters that are made of several tensors share equally what no name accounts for.
+    Parameters that are made of several tensors share the remaining bytes equally.
     """
     pairs = list(items)
     sizes = [tensor_bytes.get(name) for name, _ in pairs]
@@ -123,7 +139,7 @@ def _counted(items: Iterable[Any], progress: Progress, tensor_bytes: Mapping[str
 
 @contextmanager
 def _quiet_transformers() -> Iterator[list[str]]:
-    """Collects Transformers' warnings instead of logging them: an exception says in one line what is wrong."""
+    """Collects Transformers' warnings instead of logging them, because an exception reports the fault in one line."""
     lines: list[str] = []
 
     class Collector(logging.Handler):

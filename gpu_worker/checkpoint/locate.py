@@ -1,6 +1,6 @@
-"""The model's folder: a local one, or downloaded from the hub; and what of it is refused at first sight.
+"""Finds the model's folder, local or downloaded from the hub, and makes the checks that need no torch.
 
-Owns the look at a folder that needs neither torch nor Transformers, so that a wrong name is refused in a moment.
+Imports neither torch nor Transformers, so that a wrong name is refused within a second.
 """
 
 import json
@@ -13,7 +13,7 @@ from gpu_worker.checkpoint.weights import ModelRefused, find_weights
 
 log = logging.getLogger(__name__)
 
-# Beside config.json itself, the parts of it that may say how weights are stored.
+# Parts of config.json that may contain quantization_config, besides the top level.
 _PARTS = ("text_config",)
 
 
@@ -41,7 +41,7 @@ def locate(name: str) -> Path:
     except HFValidationError as error:
         raise ModelRefused(f"{neither}: a hub name has the form name or owner/name; {hint}") from error
     except RepositoryNotFoundError as error:
-        raise ModelRefused(f"{neither}: the hub has no such model, or only for its owner; {hint}") from error
+        raise ModelRefused(f"{neither}: the hub has no such model, or it is private; {hint}") from error
     except (OSError, ValueError) as error:
         raise ModelRefused(f"{neither}: {_first_cause(error)}; {hint}") from error
 
@@ -53,7 +53,7 @@ def check_folder(folder: Path) -> None:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """config.json as it stands. Raises ModelRefused, or OSError with the file's name."""
+    """The contents of config.json. Raises ModelRefused, or OSError with the file's name."""
     path = folder / "config.json"
     if not path.is_file():
         raise ModelRefused(f"{folder} has no config.json; a model is a folder with config.json and safetensors")
@@ -81,7 +81,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _first_cause(error: BaseException) -> str:
-    """What went wrong at first: the hub's own exceptions wrap the network's."""
+    """The first cause, because the hub's exceptions wrap those of the network."""
     while (cause := error.__cause__ or error.__context__) is not None:
         error = cause
     text = getattr(error, "strerror", None) or next(iter(str(error).strip().splitlines()), "")

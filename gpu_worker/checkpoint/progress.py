@@ -1,6 +1,6 @@
-"""How far loading is: a bar on a terminal, else a log line every few seconds.
+"""Progress of loading: a bar on a terminal, otherwise a log line every few seconds.
 
-Counts bytes; knows nothing of models.
+Counts bytes. Knows nothing of models.
 """
 
 import logging
@@ -17,7 +17,7 @@ _GIB = 1 << 30
 
 
 class Progress:
-    """Counts bytes as they come. `now` gives seconds; `draw` writes to the terminal and is None without one."""
+    """Counts loaded bytes. `now` returns seconds; `draw` writes to the terminal and is None without one."""
 
     def __init__(
         self,
@@ -34,18 +34,18 @@ class Progress:
 
     @classmethod
     def of_this_process(cls, what: str, total_bytes: int) -> "Progress":
-        """Draws a bar where stderr is a terminal."""
+        """Progress that draws a bar if stderr is a terminal."""
         return cls(what, total_bytes, draw=logs.draw if logs.can_draw() else None)
 
     def add(self, num_bytes: int) -> None:
-        """`num_bytes` more are there."""
+        """Counts `num_bytes` more."""
         self._done = min(self._total, self._done + num_bytes)
         if self._now() - self._shown >= self._interval:
             self._shown = self._now()
             self._show()
 
     def close(self) -> None:
-        """Leaves the terminal's line empty for what comes next."""
+        """Clears the terminal's line."""
         if self._draw is not None:
             self._draw("\r\x1b[K")
 

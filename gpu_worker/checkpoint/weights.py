@@ -1,6 +1,6 @@
-"""The files that a model's weights are in: which they are, and whether they are whole, from their headers alone.
+"""Finds the files of a model's weights and checks from their headers that they are complete.
 
-Owns the refusal of everything but safetensors. Knows nothing of torch, nor of what a model wants of its weights.
+Owns the refusal of every format except safetensors. Knows nothing of torch or of the model's tensors.
 """
 
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
-# Formats whose reader unpickles, which can run anything.
+# Formats that are read by unpickling, which can run any code.
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 # A safetensors file: the header's length in 8 bytes, the header in JSON, the tensors.
 _LENGTH_BYTES = 8
@@ -19,19 +19,19 @@ _AGAIN = "download it again"
 
 
 class ModelRefused(ValueError):
-    """The model cannot be served; the message says why and what would do."""
+    """The model cannot be served; the message contains the reason and a remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightFiles:
-    """The files in order of name, and the bytes of every tensor in them."""
+    """The files in order of their names, and the bytes of every tensor in them."""
 
     paths: tuple[Path, ...]
     tensor_bytes: Mapping[str, int]
 
     @property
     def num_bytes(self) -> int:
-        """Of all tensors, as stored."""
+        """Bytes of all tensors, as stored."""
         return sum(self.tensor_bytes.values())
 
 
@@ -52,14 +52,14 @@ def _sharded(folder: Path, index: Path) -> WeightFiles:
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         raise ModelRefused(
-            f"{missing[0]} is named by {index} and is not there ({len(missing)} of {len(names)} shards are missing); "
+            f"{index} names {missing[0]}, which does not exist ({len(missing)} of {len(names)} shards are missing); "
             f"download {'it' if len(missing) == 1 else 'them'} again"
         )
     by_shard = {name: _tensor_bytes(folder / name) for name in names}
     absent = [tensor for tensor, name in shard_of.items() if tensor not in by_shard[name]]
     if absent:
         raise ModelRefused(
-            f"{index} says that {absent[0]} is in {shard_of[absent[0]]}, which does not have it "
+            f"{index} lists {absent[0]} in {shard_of[absent[0]]}, which does not contain it "
             f"({len(absent)} such tensors); index and shards are of different checkpoints, download them again"
         )
     return WeightFiles(
@@ -74,7 +74,7 @@ def _read_index(index: Path) -> dict[str, str]:
         shard_of = json.loads(index.read_text())["weight_map"]
         names = [*shard_of.values()]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelRefused(f"{index} is no index of safetensors: {error}; {_AGAIN}") from error
+        raise ModelRefused(f"{index} is not an index of safetensors: {error}; {_AGAIN}") from error
     for name in names:
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
             raise ModelRefused(f"{index} names {name!r}; shards must be *.safetensors files beside it")
@@ -86,7 +86,9 @@ def _read_index(index: Path) -> dict[str, str]:
 def _refuse_other_formats(folder: Path) -> None:
     others = sorted(path.name for path in folder.glob("*.safetensors"))
     if others:
-        raise ModelRefused(f"{folder} has {others[0]}, but neither {_SINGLE} nor {_INDEX}; weights go by these names")
+        raise ModelRefused(
+            f"{folder} has {others[0]}, but neither {_SINGLE} nor {_INDEX}; weights must have these names"
+        )
     pickled = sorted(path.name for pattern in _PICKLED for path in folder.glob(pattern))
     if pickled:
         raise ModelRefused(
@@ -97,7 +99,7 @@ def _refuse_other_formats(folder: Path) -> None:
 
 
 def _tensor_bytes(path: Path) -> dict[str, int]:
-    """Tensor name → bytes, from the header. Raises ModelRefused where the file is not whole."""
+    """Tensor name → bytes, from the header. Raises ModelRefused if the file is incomplete."""
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(_LENGTH_BYTES)
@@ -105,7 +107,7 @@ def _tensor_bytes(path: Path) -> dict[str, int]:
             raise ModelRefused(f"{path} is a Git LFS pointer, not the weights; git lfs pull fetches them")
         header_bytes = int.from_bytes(start, "little")
         if size < _LENGTH_BYTES or header_bytes > _MAX_HEADER_BYTES:
-            raise ModelRefused(f"{path} is no safetensors file; {_AGAIN}")
+            raise ModelRefused(f"{path} is not a safetensors file; {_AGAIN}")
         header = file.read(header_bytes)
     if len(header) < header_bytes:
         raise _truncated(path, size, _LENGTH_BYTES + header_bytes)
@@ -123,4 +125,4 @@ def _tensor_bytes(path: Path) -> dict[str, int]:
 
 def _truncated(path: Path, size: int, whole: int) -> ModelRefused:
     what = "is truncated" if size < whole else "has more than its tensors"
-    return ModelRefused(f"{path} {what}: {size} bytes, its header says {whole}; {_AGAIN}")
+    return ModelRefused(f"{path} {what}: it has {size} bytes, its header describes {whole}; {_AGAIN}")

@@ -1,7 +1,7 @@
-"""One connection to a scheduler: a DEALER, its limits, and the monitor that says when it begins and ends.
+"""One connection to a scheduler: a DEALER, its limits, and the monitor that reports when it begins and ends.
 
-Owns both sockets. A connection that ended stays ended: libzmq never connects a DEALER again after a frame above
-MAXMSGSIZE, so the link replaces this object, with a routing id of its own each time. Knows nothing of messages.
+Owns both sockets. A connection never opens again after it ended, because libzmq does not reconnect a DEALER after a
+frame above MAXMSGSIZE; the link replaces this object, with a new routing id each time. Knows nothing of messages.
 """
 
 import os
@@ -11,7 +11,7 @@ import socket
 import zmq
 import zmq.utils.monitor
 
-# Plans and results are a few per second to a few thousand; more waiting than this means a peer that is gone.
+# There are a few to a few thousand plans and results per second; a longer queue means that the peer is gone.
 HIGH_WATER_MARK = 64
 MAX_FRAME_BYTES = 64 << 20
 _FAILED_HANDSHAKES = (
@@ -20,7 +20,7 @@ _FAILED_HANDSHAKES = (
 
 
 class Connection:
-    """Connects at once, and goes on trying while no scheduler is there."""
+    """Connects at once, and retries until a scheduler answers."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
         self.socket = context.socket(zmq.DEALER)
@@ -28,23 +28,23 @@ class Connection:
         self.socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
         self.socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
         self.socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-        # Nothing is queued for a scheduler that is not there: a new one must not read what was meant for another.
+        # Without a scheduler nothing is queued, because the next one must not read frames for the previous one.
         self.socket.setsockopt(zmq.IMMEDIATE, 1)
         self.socket.setsockopt(zmq.RECONNECT_IVL, 50)
         self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
         self.monitor = self.socket.get_monitor_socket(
             zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _FAILED_HANDSHAKES
         )
-        # Polled in place of the monitor's socket, for which libzmq makes system calls of its own at every poll.
+        # Polled instead of the monitor's socket, for which libzmq makes additional system calls at every poll.
         self.monitor_fd = int(self.monitor.getsockopt(zmq.FD))
-        # Whether a scheduler is there, and whether one was and went.
+        # Whether a scheduler is connected, and whether the connection has ended.
         self.is_open, self.has_ended = False, False
         self.socket.connect(endpoint)
-        # The descriptor becomes readable only after one look at the monitor has found nothing.
+        # The descriptor becomes readable only after the monitor was once read until it was empty.
         self.read_monitor()
 
     def read_monitor(self) -> None:
-        """Takes in what the monitor has to say; costs little when that is nothing."""
+        """Reads the monitor's events; cheap if there are none."""
         while True:
             try:
                 event = zmq.utils.monitor.recv_monitor_message(self.monitor, zmq.NOBLOCK)["event"]
@@ -56,14 +56,14 @@ class Connection:
                 self.is_open, self.has_ended = False, True
 
     def poller(self, wake: socket.socket) -> zmq.Poller:
-        """Wakes for frames, for what the monitor has to say, and for `wake`."""
+        """A poller that wakes for frames, for the monitor's events, and for `wake`."""
         poller = zmq.Poller()
         for readable in (self.socket, self.monitor_fd, wake):
             poller.register(readable, zmq.POLLIN)
         return poller
 
     def send(self, frame: bytes) -> bool:
-        """False where there is no scheduler, or one that does not read: the monitor or a Rejoin will say so."""
+        """Returns False without a scheduler that reads; the monitor or a Rejoin reports that later."""
         try:
             self.socket.send(frame, zmq.NOBLOCK)
         except zmq.Again:
@@ -71,7 +71,7 @@ class Connection:
         return True
 
     def close(self, *, linger_ms: int) -> None:
-        """Closes both sockets; frames not yet sent have `linger_ms`."""
+        """Closes both sockets; unsent frames have `linger_ms` to leave."""
         self.socket.disable_monitor()
         self.monitor.close(0)
         self.socket.close(linger_ms)

@@ -1,8 +1,8 @@
-"""The worker's end of the link to the scheduler: joins, takes plans, sends results, says it is alive.
+"""The worker's end of the link to the scheduler: joins, receives plans, sends results and heartbeats.
 
-Owns the order of things over one connection after another. Knows nothing of tensors; plans go to the runner as they
-came. The scheduler may be absent, start later, be replaced, or end the connection: every new connection and every
-Rejoin leads to another Join, and what belonged to the former one is neither kept nor answered.
+Owns the protocol over successive connections. The scheduler may be absent, start later, be replaced, or end the
+connection: every new connection and every Rejoin leads to another Join, and plans from before it are not answered.
+Knows nothing of tensors; plans go to the runner unread.
 """
 
 import logging
@@ -23,25 +23,25 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 0.8
 REFUSED_RETRY_SECONDS = 0.5
-# Frames on their way when the worker ends: its last results and Leave.
+# Time for the last frames when the worker ends: its last results and Leave.
 _LINGER_MS = 500
-# While the device works: how long a look at the socket may take, and how often the monitor is looked at.
+# While the device computes: the pause between reads of the socket, and between reads of the monitor.
 _BUSY_POLL_SECONDS = 50e-6
 _BUSY_MONITOR_SECONDS = 0.02
-# How often a Join is tried that could not be sent.
+# Pause before a Join that could not be sent is tried again.
 _JOIN_RETRY_SECONDS = 0.02
-# Between connections that ended before a step was confirmed on them.
+# Pauses between connections that ended before a step succeeded on them.
 _FIRST_PAUSE_SECONDS, _LAST_PAUSE_SECONDS = 0.02, 2.0
-# Where callers look for the service unless they name another address.
+# The address that clients use by default.
 _DEFAULT_LISTEN = "127.0.0.1:50051"
 
 
 class JoinRefused(RuntimeError):
-    """The scheduler does not want this worker and says not to try again."""
+    """The scheduler refuses this worker, and another try is pointless."""
 
 
 class PlanRunner(Protocol):
-    """What the link needs of a runner."""
+    """The part of a runner that the link uses."""
 
     @property
     def num_in_flight(self) -> int: ...
@@ -51,16 +51,16 @@ class PlanRunner(Protocol):
 
 
 def ready_line(listen: str) -> str:
-    """A command that can be pasted once the service at `listen` serves."""
+    """The log line with a command to paste once the service at `listen` is ready."""
     address = "" if listen == _DEFAULT_LISTEN else f" --address {listen}"
     return f'ready: tandem generate{address} "Return the"'
 
 
 class Link:
-    """Serves one scheduler after another, for as long as the process lives."""
+    """Serves one scheduler after another until the process ends."""
 
     def __init__(self, endpoint: str, join: pb.Join, runner: PlanRunner, *, key: KeyFile, max_in_flight: int) -> None:
-        """key: what a Join carries, read again for each. Raises ValueError where the Join is too large."""
+        """key: the key of a Join, read again for each Join. Raises ValueError if the Join is too large."""
         self._endpoint, self._join, self._runner, self._key = endpoint, join, runner, key
         self._max_in_flight = max_in_flight
         self._join.max_frame_bytes = MAX_FRAME_BYTES
@@ -76,17 +76,19 @@ class Link:
         self._joined = False
         self._last_sent = 0.0
         self._stopping = False
-        # The oldest plans in flight, which a scheduler sent that does not know this worker any more.
+        # Number of the oldest plans in flight that belong to an ended session.
         self._num_void = 0
-        # Said after the next step that succeeds.
+        # Logged after the next step that succeeds.
         self._ready_line = ""
         self._num_bad_frames = 0
-        # What was logged last, so that a state is logged once and not at every try.
+        # The last logged problem, so that it is logged once and not at every try.
         self._last_problem = ""
 
     def serve(self) -> None:
-        """Serves until a signal asks to stop. Raises JoinRefused, ValueError for a key that cannot be trusted, and
-        whatever the runner cannot survive."""
+        """Serves until a signal.
+
+        Raises JoinRefused, ValueError for a key that cannot be trusted, and fatal exceptions of the runner.
+        """
         with signals_wake(self._stop) as wake:
             poller = self._connection.poller(wake)
             try:
@@ -100,10 +102,10 @@ class Link:
                     self._take_frames()
                     self._send_outcomes()
             finally:
-                # In good order after a signal; also where the device is lost, so that the lane is reset at once.
+                # Leave is also sent when the device is lost, so that the scheduler resets the lane at once.
                 self._send(pb.WorkerToCore(leave=pb.Leave()).SerializeToString())
                 self._connection.close(linger_ms=_LINGER_MS)
-                # Waits until the last frames are gone, the linger at most.
+                # Waits until the last frames are sent, for the linger time at most.
                 self._context.term()
 
     def _stop(self) -> None:
@@ -124,7 +126,7 @@ class Link:
         return max(1, math.ceil((until - now) * 1e3))
 
     def _connect_again(self) -> None:
-        """A new connection in place of the one that ended; what belonged to the former one is void."""
+        """Replaces the connection that ended; plans in flight from it are not answered."""
         self._connection.close(linger_ms=0)
         self._void_session()
         self._last_problem = ""
@@ -143,15 +145,15 @@ class Link:
         self._socket = self._connection.socket
 
     def _void_session(self) -> None:
-        """The scheduler does not know this worker: plans in flight are not answered, and a Join is due."""
+        """Ends a session that the scheduler does not know: plans in flight get no answer, and a Join is due."""
         self._joined, self._join_at, self._ready_line = False, 0.0, ""
         self._num_void = self._runner.num_in_flight
 
     def _keep_in_touch(self) -> None:
-        """Join where one is due, else a heartbeat where nothing was sent for a while."""
+        """Sends a Join if one is due, else a heartbeat if nothing was sent for HEARTBEAT_SECONDS."""
         now = time.monotonic()
         if now >= self._next_look_at:
-            # While the device works, nothing polls.
+            # While the device computes, nothing polls the monitor.
             self._next_look_at = now + _BUSY_MONITOR_SECONDS
             self._connection.read_monitor()
         if self._join_at is not None:
@@ -165,7 +167,7 @@ class Link:
         try:
             self._join.key = self._key.read()
         except OSError as error:
-            # The folder is being removed or made again.
+            # The folder is being removed or created again.
             self._log_once(f"cannot read the key of the runtime folder, trying again: {error}")
             self._join_at = now + REFUSED_RETRY_SECONDS
             return
@@ -174,20 +176,19 @@ class Link:
             log.debug("sent Join to %s", self._endpoint)
 
     def _take_frames(self) -> None:
-        """Reads what is there, up to the plans that may be in flight."""
+        """Reads available frames until the limit of plans in flight."""
         while self._runner.num_in_flight < self._max_in_flight:
             try:
                 frame = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
             if not frame:
-                continue  # the scheduler's probe: are you still there?
+                continue  # an empty frame is the scheduler's probe of the connection
             try:
                 self._handle(parse_frame(frame))
             except FrameError as error:
                 self._count_bad_frame(error)
-            # What is done leaves at once: on a CPU a plan runs inside `submit`, and its result must leave before the
-            # next one runs.
+            # Sent at once, because on a CPU a plan runs inside `submit`: its result must not wait for the next plan.
             self._send_done()
 
     def _count_bad_frame(self, error: FrameError) -> None:
@@ -212,11 +213,11 @@ class Link:
             self._refused(message.refused)
 
     def _refused(self, refused: pb.Refused) -> None:
-        """Raises JoinRefused where another try is pointless."""
+        """Schedules another Join. Raises JoinRefused if another try is pointless."""
         self._void_session()
         self._join_at = time.monotonic() + REFUSED_RETRY_SECONDS
         if refused.retry:
-            self._log_once(f"standing by, asking again every {REFUSED_RETRY_SECONDS:g} s: {refused.reason}")
+            self._log_once(f"standing by, joining again every {REFUSED_RETRY_SECONDS:g} s: {refused.reason}")
         elif not self._key.has_changed():
             raise JoinRefused(refused.reason)
 
@@ -226,7 +227,7 @@ class Link:
             log.info("%s", problem)
 
     def _send_outcomes(self) -> None:
-        """Sends what is done; where the device is at work, waits for it a moment, ready for the next plan."""
+        """Sends finished results, then pauses briefly if the device is computing."""
         self._send_done()
         if self._runner.num_in_flight:
             time.sleep(_BUSY_POLL_SECONDS)

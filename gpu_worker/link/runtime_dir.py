@@ -1,7 +1,7 @@
-"""The runtime folder that scheduler and workers share: who may use it, its socket, and the key that a Join carries.
+"""The runtime folder that scheduler and workers share: its permissions, its socket, and the key for a Join.
 
-Owns the rules for the folder and for `worker.key`. The key guards against a stray process that joins by mistake, not
-against another program of the same user. Knows nothing of what travels over the socket.
+Owns the rules for the folder and for `worker.key`. The key protects against a process that joins by mistake, not
+against another program of the same user. Knows nothing of messages.
 """
 
 import os
@@ -11,14 +11,14 @@ import time
 from pathlib import Path
 
 KEY_NAME, KEY_BYTES = "worker.key", 32
-# Linux keeps socket paths in 108 bytes, the closing zero included; the scheduler's socket has the longest name.
+# Linux limits socket paths to 108 bytes, the final zero included; the scheduler's socket has the longest name.
 _MAX_SOCKET_PATH, _LONGEST_NAME = 107, "frontend.sock"
-# A program that makes the key may be between making the file and writing it.
+# Another program may have created the file and not yet written the key.
 _KEY_TRIES, _KEY_PAUSE_SECONDS = 50, 0.01
 
 
 def own_runtime_dir(path: Path) -> None:
-    """Makes the folder, or checks that it belongs to this user alone: whoever owns it can act as the scheduler.
+    """Creates the folder, or checks that only this user has access: its owner can act as the scheduler.
 
     Raises ValueError or OSError.
     """
@@ -41,19 +41,19 @@ def own_runtime_dir(path: Path) -> None:
 
 
 def worker_endpoint(folder: Path) -> str:
-    """Where workers connect."""
+    """The endpoint that workers connect to."""
     return f"ipc://{folder.absolute()}/worker.sock"
 
 
 class KeyFile:
-    """`worker.key` of a runtime folder, made by whichever of scheduler and worker comes first."""
+    """`worker.key` of a runtime folder, created by the scheduler or a worker, whichever starts first."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / KEY_NAME
         self._last = b""
 
     def read(self) -> bytes:
-        """The key. Raises ValueError where the file cannot be trusted, OSError where it cannot be read."""
+        """The key. Raises ValueError if the file cannot be trusted, OSError if it cannot be read."""
         for _ in range(_KEY_TRIES):
             try:
                 key = _trusted_key(self._path)
@@ -65,12 +65,12 @@ class KeyFile:
                 return key
             time.sleep(_KEY_PAUSE_SECONDS)
         raise ValueError(
-            f"{self._path} does not hold a key of {KEY_BYTES} bytes; delete it, then start the scheduler and its "
+            f"{self._path} does not contain a key of {KEY_BYTES} bytes; delete it, then start the scheduler and its "
             "workers again"
         )
 
     def has_changed(self) -> bool:
-        """Whether the file is another than what was last read: a scheduler may have made the folder again."""
+        """Whether the file differs from the last read: a scheduler may have created the folder again."""
         try:
             return _trusted_key(self._path) != self._last
         except OSError:
@@ -89,9 +89,9 @@ def _trusted_key(path: Path) -> bytes:
 
 
 def _make_key(path: Path) -> None:
-    """Writes a new key; does nothing where another program was faster.
+    """Writes a new key, unless another program was faster.
 
-    The key is written under another name and linked, so that no reader finds half of it.
+    The key is written under another name and then linked, so that no reader finds an incomplete key.
     """
     whole = path.with_name(f".{KEY_NAME}.{os.getpid()}.{secrets.token_hex(4)}")
     fd = os.open(whole, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT as a readable socket, because a poll goes on after a signal. Owns both handlers while in use."""
+"""SIGTERM and SIGINT as a readable socket, because a signal does not end a poll. Owns both handlers while in use."""
 
 import signal
 import socket

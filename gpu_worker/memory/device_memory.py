@@ -1,6 +1,6 @@
-"""What memory there is: free on the device, and by how much it shrinks at the peak of something.
+"""Measures free memory on the device and on the host, and the peak growth of memory during an operation.
 
-Owns the asking of CUDA, of /proc and of control groups. Decides nothing.
+Owns the queries to CUDA, /proc and control groups. Decides nothing.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 def free_bytes(device: torch.device) -> int:
-    """What this process can still take on the device."""
+    """Bytes that this process can still allocate on the device."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(device)[0]
@@ -24,7 +24,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def free_host_bytes(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
-    """Main memory that can be had without swapping: of the machine, and of each control group around this process."""
+    """Host memory available without swapping: the least of the machine and each control group of this process."""
     figures = dict(re.findall(r"^(\w+):\s+(\d+) kB", _text(proc / "meminfo"), re.MULTILINE))
     if "MemAvailable" in figures:
         free = int(figures["MemAvailable"]) << 10
@@ -34,7 +34,7 @@ def free_host_bytes(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
 
 
 def _left_in_groups(proc: Path, cgroups: Path) -> Iterator[int]:
-    """What is left in each group with a limit, file pages that would be given up counted as free."""
+    """Bytes available in each group with a limit; reclaimable file pages count as free."""
     for line in _text(proc / "self" / "cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
@@ -45,7 +45,7 @@ def _left_in_groups(proc: Path, cgroups: Path) -> Iterator[int]:
             if controllers
             else ("memory.max", "memory.current", "inactive_file")
         )
-        # In a namespace of its own the path may not exist under the mount, whose root is then the group.
+        # In a cgroup namespace the path may not exist under the mount; the mount's root is then the group.
         group = base / path.lstrip("/")
         for folder in (group, *group.parents):
             most, used = _text(folder / limit).strip(), _text(folder / current).strip()
@@ -65,7 +65,7 @@ def _text(path: Path) -> str:
 
 @contextmanager
 def resident_growth(device: torch.device) -> Iterator[list[int]]:
-    """Appends how much memory grew at its peak within: allocated on CUDA, resident on Linux; elsewhere nothing."""
+    """Appends the peak growth of memory within: allocated on CUDA, resident on Linux, nothing on other systems."""
     grown: list[int] = []
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -75,9 +75,9 @@ def resident_growth(device: torch.device) -> Iterator[list[int]]:
         torch.cuda.synchronize(device)
         grown.append(torch.cuda.max_memory_allocated(device) - before)
         return
-    _give_back_freed()
+    _trim_freed_memory()
     try:
-        # Sets the peak back to what is resident now.
+        # Resets the peak to the present resident size.
         (PROC / "self" / "clear_refs").write_text("5")
     except OSError:
         yield grown
@@ -87,8 +87,8 @@ def resident_growth(device: torch.device) -> Iterator[list[int]]:
     grown.append(max(0, _status("VmHWM") - before))
 
 
-def _give_back_freed() -> None:
-    """What the C library keeps of freed memory would hide growth."""
+def _trim_freed_memory() -> None:
+    """Returns freed memory that the C library keeps, because it would hide growth."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

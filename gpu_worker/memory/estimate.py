@@ -1,6 +1,6 @@
-"""What a model will take, from its twin without weights: bytes of weights and of K and V, activations of a step.
+"""Estimates a model's memory from its meta model: bytes of weights, of K and V, and of a step's activations.
 
-Owns the counting. Knows nothing of what memory there is, nor of what is chosen from it.
+Owns the counting. Knows nothing of free memory or of the choice of sizes.
 """
 
 import math
@@ -15,36 +15,36 @@ from transformers import PreTrainedModel
 
 from gpu_worker.attention.kv_cache import pool_bytes, tensor_shape
 from gpu_worker.attention.layers import LayerMap
-from gpu_worker.examination.examine import default_length, in_bfloat16, length_limit
-from gpu_worker.examination.probe import calls_without_masks
+from gpu_worker.compatibility.check_model import default_length, in_bfloat16, length_limit
+from gpu_worker.compatibility.probe import calls_without_masks
 from gpu_worker.memory.costs import Costs, PoolTensor
 
-# Of the step that is counted; what it takes grows with its tokens alone.
+# Tokens of the counted step; its memory is proportional to them.
 _NUM_TOKENS = 512
-# Copies of queries and outputs around a kernel: padded to its shape, and back.
+# Copies of queries and outputs for a kernel: padded to its shape, and back.
 _ATTENTION_COPIES = 4
 _HALF_BYTES = 2
 
 
-def estimate(twin: PreTrainedModel, layers: LayerMap, *, dtype: torch.dtype, packs: bool) -> Costs:
-    """What the model that `twin` stands for takes; packs: its linear layers will be packed."""
-    halves = sum(parameter.numel() for parameter in twin.parameters()) * _HALF_BYTES
+def estimate(meta_model: PreTrainedModel, layers: LayerMap, *, dtype: torch.dtype, packs: bool) -> Costs:
+    """The memory figures of the model; packs: its linear layers will be packed."""
+    halves = sum(parameter.numel() for parameter in meta_model.parameters()) * _HALF_BYTES
     return Costs(
-        weights=twin_weight_bytes(twin, packs=packs),
+        weights=meta_weight_bytes(meta_model, packs=packs),
         dtype=str(dtype).removeprefix("torch."),
         smaller_weights=("bfloat16", halves) if dtype.itemsize > _HALF_BYTES else None,
-        activations_per_token=activation_bytes(twin, layers, dtype),
+        activations_per_token=activation_bytes(meta_model, layers, dtype),
         kv_per_token=layers.elements_per_token * dtype.itemsize,
-        sinks_per_token=pool_bytes(layers, num_pages=0, page_size=1, dtype=dtype),
+        learned_sinks_per_token=pool_bytes(layers, num_pages=0, page_size=1, dtype=dtype),
         pool_tensors=pool_tensors(layers),
-        vocab_size=int(twin.config.get_text_config().vocab_size),
-        default_length=default_length(twin.config),
-        length_limit=length_limit(twin.config),
+        vocab_size=int(meta_model.config.get_text_config().vocab_size),
+        default_length=default_length(meta_model.config),
+        length_limit=length_limit(meta_model.config),
     )
 
 
 def pool_tensors(layers: LayerMap) -> tuple[PoolTensor, ...]:
-    """The shapes that the pool's tensors have, each once."""
+    """The different shapes of the pool's tensors."""
     shapes: dict[PoolTensor, None] = {}
     for kind in layers.kinds:
         extra_tokens = tensor_shape(kind, num_pages=0, page_size=1)[1]
@@ -53,31 +53,31 @@ def pool_tensors(layers: LayerMap) -> tuple[PoolTensor, ...]:
     return tuple(shapes)
 
 
-def activation_bytes(twin: PreTrainedModel, layers: LayerMap, dtype: torch.dtype) -> int:
-    """Bytes that a token of a step takes at the step's peak, logits not counted."""
-    # Grouped experts have shapes without data in bfloat16 alone.
-    with in_bfloat16(twin), LiveBytes() as counted:
-        calls_without_masks(twin, _NUM_TOKENS)
+def activation_bytes(meta_model: PreTrainedModel, layers: LayerMap, dtype: torch.dtype) -> int:
+    """Bytes per token at the peak of a step, logits not counted."""
+    # Grouped experts run on the meta device in bfloat16 alone.
+    with in_bfloat16(meta_model), LiveBytes() as counted:
+        calls_without_masks(meta_model, _NUM_TOKENS)
     peak = counted.peak * dtype.itemsize // torch.bfloat16.itemsize
     around = max(kind.num_heads * kind.head_dim for kind in layers.kinds) * dtype.itemsize * _ATTENTION_COPIES
     return peak // _NUM_TOKENS + around
 
 
-def twin_weight_bytes(twin: nn.Module, *, packs: bool) -> int:
-    """Bytes of the weights that a twin on the meta device stands for, a tied one once.
+def meta_weight_bytes(meta_model: nn.Module, *, packs: bool) -> int:
+    """Bytes of the model's weights, a tied one counted once.
 
-    packs: linear layers are packed; a tied one is packed as a copy.
+    packs: linear layers are packed, and a tied one is packed as a copy.
     """
-    total = sum(parameter.numel() * parameter.element_size() for parameter in twin.parameters())
+    total = sum(parameter.numel() * parameter.element_size() for parameter in meta_model.parameters())
     if not packs:
         return total
-    linear = {id(module.weight): module.weight for module in twin.modules() if type(module) is nn.Linear}
-    others = {id(module.weight) for module in twin.modules() if isinstance(module, nn.Embedding)}
+    linear = {id(module.weight): module.weight for module in meta_model.modules() if type(module) is nn.Linear}
+    others = {id(module.weight) for module in meta_model.modules() if isinstance(module, nn.Embedding)}
     return total + sum(linear[tied].numel() * linear[tied].element_size() for tied in linear.keys() & others)
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of the tensors made within, as if each operator took no workspace; on any device, meta too."""
+    """Counts the bytes of tensors created within, without operators' workspaces; on any device, meta included."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""Where the memory goes, as lines for the log: what was planned before loading, beside it what was measured after.
+"""The table of memory in the log: bytes planned before loading, and bytes measured after it.
 
-Knows nothing of how anything is measured.
+Knows nothing of how memory is measured.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _NAME_WIDTH, _FIGURE_WIDTH = 40, 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Bytes after loading; None where the device cannot be asked."""
+    """Bytes after loading; None if the device does not report them."""
 
     weights: int
     step: int | None
@@ -25,12 +25,12 @@ class Measured:
 
 
 def ledger(sizes: Sizes, place: str, dtype: str, measured: Measured | None = None) -> list[str]:
-    """A line per item, in two columns once there are measured figures."""
+    """One line per item, with a second column if there are measured figures."""
     geometry = sizes.geometry
     left = sizes.free - sizes.weights - sizes.step - sizes.tables - sizes.pool
     saved: list[tuple[str, int, int | None]] = []
     if geometry.host_pages:
-        where = "" if place == "cpu" else ", in main memory"
+        where = "" if place == "cpu" else ", in host memory"
         saved = [(f"saved KV, {geometry.host_pages} pages{where}", sizes.host_pool, measured and measured.host_pool)]
         left -= sizes.host_pool if place == "cpu" else 0
     pages = f"KV, {geometry.num_pages - 1} pages of {geometry.page_size} tokens"

@@ -1,6 +1,6 @@
-"""The KV pool: bytes of pages, pages of bytes, how many pages it may have, and a pool whose size was asked for.
+"""The KV pool's arithmetic: bytes of pages, pages of bytes, the largest pool, and a pool of a configured size.
 
-Owns the arithmetic of the pool. Knows nothing of what else takes memory.
+Knows nothing of other uses of memory.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ WHY_CAPPED = "K (or V) of one layer must have fewer than 2^31 elements, or its d
 
 
 class DoesNotFit(ValueError):
-    """More is wanted than there is room for; the message names the value that would fit."""
+    """The configured size does not fit; the message names the value that would fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,22 +31,22 @@ class Pool:
 
     @property
     def max_pages(self) -> int:
-        """What plans can name and, on a GPU, what the kernels can address."""
+        """The most pages that plans can name and, on a GPU, that kernels can address."""
         return MAX_PAGE_IDS if self.on_cpu else min(MAX_PAGE_IDS, self.costs.addressable_pages(self.page_size))
 
     def num_bytes(self, num_pages: int) -> int:
-        """Of a pool of `num_pages`, with the pages that sinks need on top."""
-        return self.page_size * self.costs.sinks_per_token + num_pages * self.page_bytes
+        """Bytes of a pool of `num_pages`, with the additional pages of learned sinks."""
+        return self.page_size * self.costs.learned_sinks_per_token + num_pages * self.page_bytes
 
     def fitting(self, num_bytes: int) -> int:
-        """Pages of the largest pool in `num_bytes`."""
+        """Pages of the largest pool that fits `num_bytes`."""
         return max(0, (num_bytes - self.num_bytes(0)) // self.page_bytes)
 
 
-def pages_as_asked(num_pages: int | None, pool_bytes: int | None, pool: Pool, *, room: int, breakdown: str) -> int:
-    """Pages of a pool whose size one of the two settings gives. Raises ValueError: DoesNotFit where less would do.
+def configured_pages(num_pages: int | None, pool_bytes: int | None, pool: Pool, *, room: int, breakdown: str) -> int:
+    """Pages of a pool with the size of one of the two settings. Raises DoesNotFit if it is too large, else ValueError.
 
-    room: bytes that are left for the pool; breakdown: what takes the others.
+    room: bytes available for the pool; breakdown: a sentence about the other bytes.
     """
     asked = f"num_pages is {num_pages}"
     if num_pages is None:
@@ -56,12 +56,12 @@ def pages_as_asked(num_pages: int | None, pool_bytes: int | None, pool: Pool, *,
         if num_pages < 2:
             raise ValueError(
                 f"pool_bytes is {pool_bytes}, which is too small; two pages of {pool.page_bytes} bytes are the least: "
-                f"pool_bytes {settable(pool.num_bytes(2), at_least=True)} would do"
+                f"pool_bytes {settable(pool.num_bytes(2), at_least=True)} would fit"
             )
         if pool.on_cpu:
             num_pages = min(num_pages, pool.max_pages)
     most = min(pool.max_pages, pool.fitting(room))
-    would = f"pool_bytes {settable(pool.num_bytes(most))} or num_pages {most} would"
+    would = f"pool_bytes {settable(pool.num_bytes(most))} or num_pages {most} would fit"
     if num_pages > pool.max_pages and not pool.on_cpu:
         raise DoesNotFit(f"{asked}; {WHY_CAPPED}: {would}")
     if pool.num_bytes(num_pages) > room:

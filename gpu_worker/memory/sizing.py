@@ -1,6 +1,6 @@
-"""From settings and figures to sizes that fit, or to a refusal that names the value that would.
+"""Chooses sizes that fit from settings and memory figures, or refuses with the value that would fit.
 
-Owns what a worker takes together and the defaults by device. Every figure is an argument. Knows nothing of torch,
+Owns the sum of a worker's memory and the defaults by device. Every figure is an argument. Knows nothing of torch,
 models or sockets.
 """
 
@@ -9,36 +9,36 @@ from typing import NoReturn
 
 from gpu_worker.geometry import CHUNK_ALIGN, MAX_HOST_PAGES, Geometry, align_up
 from gpu_worker.memory.costs import Costs
-from gpu_worker.memory.pool import WHY_CAPPED, DoesNotFit, Pool, pages_as_asked
+from gpu_worker.memory.pool import WHY_CAPPED, DoesNotFit, Pool, configured_pages
 from gpu_worker.memory.units import readable, settable
 from gpu_worker.settings import WorkerSettings
 
 DEFAULT_CPU_POOL_BYTES = 1 << 30
-# Stays free unless settings say otherwise. GPU: kernels, workspaces of libraries, the allocator's slack.
+# Kept free by default. On a GPU: for kernels, workspaces of libraries, the allocator's slack.
 CPU_RESERVE_BYTES, GPU_RESERVE_BYTES = 256 << 20, 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """What was chosen, and what it takes."""
+    """The chosen sizes and their bytes."""
 
     geometry: Geometry
     weights: int
     step: int
     tables: int
     pool: int
-    # Main memory for saved pages, which on a CPU is the place's own.
+    # Host memory for pages that are swapped out, which on a CPU is part of the same memory.
     host_pool: int
     # Kept free on purpose.
     reserve: int
-    # What was free before any of it.
+    # Free before all of these are allocated.
     free: int
     # Whether the pool is smaller than memory and rows allow, because of `WHY_CAPPED`.
     is_capped: bool = False
 
 
 def default_max_rows(*, on_cpu: bool) -> int:
-    """Sequences at once where the settings do not say."""
+    """The default of max_rows."""
     return 32 if on_cpu else 256
 
 
@@ -52,17 +52,17 @@ def choose_sizes(
     free_host: int = 0,
     reach: tuple[int, int] = (0, 0),
 ) -> Sizes:
-    """Sizes as asked, else from the model and the memory there is.
+    """Sizes from the settings, and defaults from the model and free memory.
 
-    free: bytes on `place` (cpu, cuda:0) before weights are loaded; free_host: those of main memory, where that is
-    another place; reach: `LayerMap.reach`, for a sequence that slides holds few pages at once. Raises ValueError:
-    DoesNotFit where more would do.
+    free: bytes on `place` (cpu, cuda:0) before weights are loaded; free_host: bytes of host memory, if `place` is a
+    GPU; reach: `LayerMap.reach`, because a sequence with a window holds few pages at once. Raises DoesNotFit if more
+    memory would help, else ValueError.
     """
     return _Choice(settings, costs, free, place, on_cpu, free_host, reach).made()
 
 
 class _Choice:
-    """One choice, in the order in which things are refused: limits, weights, step, host memory, pool, length."""
+    """One choice, checked in this order: limits, weights, step, host memory, pool, length."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class _Choice:
     ) -> None:
         self.settings, self.costs, self.free, self.place, self.on_cpu = settings, costs, free, place, on_cpu
         self.free_host, self.host_pool, self.reach = free_host, 0, reach
-        # CPU: pages of 64 and 128 are equally fast, 256 slower; smaller ones waste less.
+        # On a CPU pages of 64 and 128 tokens are equally fast and 256 is slower; smaller pages waste less.
         self.page_size = settings.page_size or (64 if on_cpu else 128)
         self.max_rows = settings.max_rows or default_max_rows(on_cpu=on_cpu)
         self.pool = Pool(costs=costs, page_size=self.page_size, on_cpu=on_cpu)
@@ -91,12 +91,12 @@ class _Choice:
         costs, limit = self.costs, self.costs.length_limit
         if self.length > limit:
             raise ValueError(f"max_length is {self.length}; the model's limit is {limit}")
-        # Sizes that cannot work together are refused for that, before their memory is looked at.
+        # Sizes that contradict each other are refused before their memory is computed.
         widest = self._geometry(num_pages=2, max_length=self.length)
         if costs.weights > self.free:
             self._refuse_weights()
         self.step, self.tables = costs.step(widest), costs.tables(widest)
-        # Left for the pool.
+        # Bytes available for the pool.
         self.room = self.free - costs.weights - self.step - self.tables - self.reserve
         if self.room < self.pool.num_bytes(2):
             self._refuse_step()
@@ -133,7 +133,7 @@ class _Choice:
         )
 
     def _num_pages(self) -> int:
-        # By default no more than every row takes at full length.
+        # By default no more pages than all rows need at full length.
         enough = self.max_rows * self._pages() + 1
         automatic = self.room
         if self.on_cpu and self.settings.keep_free_bytes is None:
@@ -141,19 +141,20 @@ class _Choice:
         num_pages = min(enough, self.pool.fitting(automatic))
         asked = self.settings.num_pages, self.settings.pool_bytes
         if asked != (None, None):
-            return pages_as_asked(*asked, self.pool, room=self.room, breakdown=self._breakdown())
+            return configured_pages(*asked, self.pool, room=self.room, breakdown=self._breakdown())
         self.is_capped = not self.on_cpu and num_pages > self.pool.max_pages
         return min(num_pages, self.pool.max_pages)
 
     def _host_pages(self) -> int:
-        """Pages of main memory, as asked; on a CPU the pool has so much less."""
+        """Pages of host memory for host_pool_bytes; on a CPU they reduce the room for the pool."""
         asked, page = self.settings.host_pool_bytes, self.pool.page_bytes
         if not asked:
             return 0
         if asked < page:
             would = settable(page, at_least=True)
             raise ValueError(
-                f"host_pool_bytes is {asked}, less than a page of {page} bytes; host_pool_bytes {would} would do, or 0"
+                f"host_pool_bytes is {asked}, less than a page of {page} bytes; "
+                f"set host_pool_bytes to {would} at least, or to 0"
             )
         num_pages = min(MAX_HOST_PAGES, asked // page)
         fits = self.room - self.pool.num_bytes(2) if self.on_cpu else self.free_host - CPU_RESERVE_BYTES
@@ -161,11 +162,11 @@ class _Choice:
             because = (
                 self._breakdown()
                 if self.on_cpu
-                else (f"of {readable(self.free_host)} free in main memory, {readable(CPU_RESERVE_BYTES)} are kept free")
+                else (f"of {readable(self.free_host)} free in host memory, {readable(CPU_RESERVE_BYTES)} are kept free")
             )
             raise DoesNotFit(
                 f"host_pool_bytes {readable(asked)} does not fit: {because}; "
-                f"host_pool_bytes {settable(fits if fits >= page else 0)} would"
+                f"host_pool_bytes {settable(fits if fits >= page else 0)} would fit"
             )
         self.host_pool = num_pages * page
         if self.on_cpu:
@@ -176,15 +177,15 @@ class _Choice:
         return align_up(self.length, self.page_size) // self.page_size
 
     def _held_pages(self) -> int:
-        """Of the longest sequence at once: where it slides, what a tile of its queries sees, and a page to write on."""
-        window, leading = self.reach
+        """The most pages that one sequence holds: with a window, those that a query tile sees and one to write."""
+        window, sink_tokens = self.reach
         if not window:
             return self._pages()
-        of_leading = align_up(leading, self.page_size) // self.page_size
-        return min(self._pages(), of_leading + (window + CHUNK_ALIGN - 1) // self.page_size + 2)
+        of_sink_tokens = align_up(sink_tokens, self.page_size) // self.page_size
+        return min(self._pages(), of_sink_tokens + (window + CHUNK_ALIGN - 1) // self.page_size + 2)
 
     def _breakdown(self) -> str:
-        host = f", saved pages {readable(self.host_pool)}" if self.host_pool and self.on_cpu else ""
+        host = f", swapped-out pages {readable(self.host_pool)}" if self.host_pool and self.on_cpu else ""
         return (
             f"of {readable(self.free)} free on {self.place}, weights take {readable(self.costs.weights)}, a step "
             f"{readable(self.step)}, tables {readable(self.tables)}{host}, and {readable(self.reserve)} are kept free"
@@ -194,7 +195,7 @@ class _Choice:
         smaller = self._smaller_dtype(self.free)
         raise DoesNotFit(
             f"weights take {readable(self.costs.weights)} in {self.costs.dtype}; {readable(self.free)} are free on "
-            f"{self.place}; {smaller or 'only a smaller model, or more memory, would do'}"
+            f"{self.place}; {smaller or 'use a smaller model, or more memory'}"
         )
 
     def _smaller_dtype(self, room: int) -> str:
@@ -208,7 +209,7 @@ class _Choice:
         return self.free >= self.costs.weights + step + tables + self.reserve + self.pool.num_bytes(2)
 
     def _refuse_step(self) -> NoReturn:
-        """Two pages do not fit beside a step: fewer tokens or rows, less kept free, or smaller weights."""
+        """Two pages do not fit beside a step; proposes fewer tokens or rows, less kept free, or smaller weights."""
         least, rows = self.max_rows + CHUNK_ALIGN, self.max_rows
         budgets = range(self.token_budget - self.token_budget % CHUNK_ALIGN, least - 1, -CHUNK_ALIGN)
         budget = next((value for value in (*budgets, least) if self._fits(rows, value)), None)
@@ -221,7 +222,7 @@ class _Choice:
             would = f"keep_free_bytes {settable(self.room + self.reserve - self.pool.num_bytes(2))} would fit"
         else:
             smaller = self._smaller_dtype(self.room + self.costs.weights - self.pool.num_bytes(2))
-            would = smaller or "only a smaller model, or more memory, would do"
+            would = smaller or "use a smaller model, or more memory"
         raise DoesNotFit(
             f"two pages of {self.page_size} tokens do not fit beside a step of token_budget {self.token_budget} "
             f"and max_rows {self.max_rows}: {self._breakdown()}; {would}"
@@ -235,18 +236,18 @@ class _Choice:
         if pages > self.pool.max_pages:
             raise DoesNotFit(f"{asked} and {WHY_CAPPED}; max_length {self._longest()} would fit")
         if need <= self.room:
-            raise ValueError(f"{asked}; a larger pool, or max_length {fits}, would do")
+            raise ValueError(f"{asked}; a larger pool, or max_length {fits}, would fit")
         raise DoesNotFit(f"{asked}, and {self._breakdown()}; max_length {self._longest()} would fit")
 
     def _longest(self) -> int:
-        """Of one sequence in the largest pool."""
+        """The length of one sequence that fills the largest pool."""
         return (min(self.pool.max_pages, self.pool.fitting(self.room)) - 1) * self.page_size
 
 
-def check_passage(costs: Costs, free_host: int) -> None:
-    """Weights for a GPU pass through main memory. Raises DoesNotFit."""
+def check_host_memory(costs: Costs, free_host: int) -> None:
+    """Raises DoesNotFit if the weights exceed free host memory, through which weights for a GPU pass."""
     if costs.weights > free_host:
         raise DoesNotFit(
-            f"weights take {readable(costs.weights)} in {costs.dtype}, and pass through main memory, where "
-            f"{readable(free_host)} are free; more of it, or a smaller model, would do"
+            f"weights take {readable(costs.weights)} in {costs.dtype}, and pass through host memory, where "
+            f"{readable(free_host)} are free; use a smaller model, or more host memory"
         )

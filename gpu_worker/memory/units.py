@@ -1,10 +1,10 @@
-"""Numbers of bytes as people and settings write them."""
+"""Numbers of bytes as text, for messages and for settings."""
 
 _UNITS = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
 def readable(num_bytes: int) -> str:
-    """For people: 1.5 GiB."""
+    """A size for a message: 1.5 GiB."""
     for unit, size in _UNITS:
         if num_bytes >= size:
             return f"{num_bytes / size:.1f} {unit}"
@@ -12,7 +12,7 @@ def readable(num_bytes: int) -> str:
 
 
 def settable(num_bytes: int, *, at_least: bool = False) -> str:
-    """For a setting: 1.5GiB, no more than `num_bytes`; or no less, where it is what is needed."""
+    """A size for a setting: 1.5GiB, rounded down, or up if `at_least`."""
     for unit, size in _UNITS:
         if num_bytes >= size:
             tenths = -(-10 * num_bytes // size) if at_least else 10 * num_bytes // size

@@ -1,6 +1,6 @@
-"""Logprobs of tokens and of the most probable ones beside them, from the model's own logits.
+"""Logprobs of tokens, and of the most probable tokens beside them, from the model's own logits.
 
-Owns their computation and their way to the host, with the step's tokens. Knows nothing of sampling or of rows.
+Owns their computation. Knows nothing of sampling or of rows.
 """
 
 from dataclasses import dataclass
@@ -8,45 +8,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpu_worker.wire.frames import TokenLogprobs
-
-# Numbers of each scratch tensor; more logits than this are worked off in parts.
+# Elements of each scratch tensor; logits beyond that are processed in parts.
 _MAX_SCRATCH = 1 << 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogprobTensors:
-    """float32 [m], int32 [m, k] and float32 [m, k], on one device."""
+    """Logprobs of m tokens, and the k most probable tokens beside each: float32 [m], int32 [m, k], float32 [m, k]."""
 
     logprobs: Tensor
     top_token_ids: Tensor
     top_logprobs: Tensor
 
-    def to_host(self) -> "LogprobTensors":
-        """The same in pinned memory, there once the stream has got so far."""
-        return LogprobTensors(
-            logprobs=pinned_copy(self.logprobs),
-            top_token_ids=pinned_copy(self.top_token_ids),
-            top_logprobs=pinned_copy(self.top_logprobs),
-        )
-
-    def arrays(self) -> TokenLogprobs:
-        """The same as numpy arrays; for tensors on the host."""
-        return TokenLogprobs(
-            logprobs=self.logprobs.numpy(),
-            top_token_ids=self.top_token_ids.numpy(),
-            top_logprobs=self.top_logprobs.numpy(),
-        )
-
-
-def pinned_copy(tensor: Tensor) -> Tensor:
-    """`tensor` in pinned host memory, copied in stream order without waiting."""
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return host.copy_(tensor, non_blocking=True)
-
 
 def logprobs_of(logits: Tensor, tokens: Tensor, top_k: int, rows: Tensor | None = None) -> LogprobTensors:
-    """Of `tokens`, int64 [m], under logits [m, V], or under those `rows` [m] of logits; softmax in float32."""
+    """Logprobs of `tokens`, int64 [m], under logits [m, V], or under rows `rows` [m] of logits; softmax in float32."""
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     step = max(1, _MAX_SCRATCH // logits.shape[1])
     for first in range(0, tokens.shape[0], step):

@@ -1,8 +1,8 @@
-"""Next tokens from logits, on the device, without a generator's state and without waiting for the device.
+"""Chooses tokens from logits, on the device, without a generator's state and without waiting for the device.
 
-Owns the order of the filters (temperature, top-k, top-p, min-p, as Transformers') and the noise. Knows nothing of rows
-or plans. Noise is a pure function of (seed, sample, position, token), so a token does not depend on what else is in
-the batch, nor on how often the step was run. Shape legend: S sampled rows, R those of them that draw, E those with
+Owns the order of the filters (temperature, top-k, top-p, min-p, as in Transformers) and the noise. Noise is a pure
+function of (seed, sample, position, token), so a token depends neither on the rest of the batch nor on how often the
+step runs. Knows nothing of rows or plans. Shape legend: S sampled rows, R those of them that draw, E those with
 changed logits, G some of the R, V vocabulary.
 """
 
@@ -11,16 +11,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpu_worker.step.samples import FEW_RANKS
+from gpu_worker.sampling.inputs import FEW_RANKS, SamplingInputs
 
-# Ranks looked at on a CPU before a whole vocabulary that is larger is sorted: for 32 rows of 152,000 tokens 7 or 50
-# instead of 460 ms.
+# Numbers of ranks that a CPU tries before it sorts the whole vocabulary: for 32 rows of 152,000 tokens this takes 7 or
+# 50 ms instead of 460.
 _CPU_RANKS = (256, 4096)
-# A vocabulary up to this is not worth these ways round.
+# Up to this vocabulary the whole row is sorted at once.
 _SMALL_VOCABULARY = 1023
-# Numbers of a scratch tensor; more rows than fit are worked off in parts.
+# Elements of a scratch tensor; rows beyond that are processed in parts.
 _MAX_SCRATCH = 1 << 24
-# On a CPU, noise is made for the tokens that the filters leave where these are fewer than one in so many.
+# On a CPU, noise is computed only for the tokens that the filters leave if these are fewer than one in _SPARSE.
 _SPARSE = 8
 
 
@@ -34,43 +34,12 @@ _FACTOR_2 = _signed(0x94D049BB133111EB)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankGroup:
-    """Drawing rows that filter by rank in one way, whatever other rows of the step do."""
-
-    # int64 [G]: which of the R rows; None: all of them.
-    places: Tensor | None
-    # Whether each has a top_k of at most FEW_RANKS.
-    few: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingInputs:
-    """What the drawing rows of a step ask for; all tensors are on the device."""
-
-    # int64 [R]: which of the S rows draw; the others are greedy.
-    rows: Tensor
-    temperature: Tensor
-    top_p: Tensor
-    top_k: Tensor
-    min_p: Tensor
-    # int64 [R]: the noise's key. Seeds are unsigned 64-bit numbers, reinterpreted.
-    seed: Tensor
-    sample_idx: Tensor
-    # Position of the token to be drawn.
-    position: Tensor
-    # Those that filter by rank.
-    rank_groups: tuple[RankGroup, ...]
-    # Whether any row filters by min_p.
-    filters_min_p: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EditedLogits:
-    """Logits of the samples that asked for a change of them, instead of the model's."""
+    """The changed logits of some samples, which replace the model's."""
 
     # int64 [E]: which of the S rows.
     samples: Tensor
-    # int64 [n] twice: which of the E draw, and their places among the R; None: none draws.
+    # int64 [n] twice: those of the E samples that draw, and their places among the R; None: none of them draws.
     draws: tuple[Tensor, Tensor] | None
     # float32 [E, V].
     logits: Tensor
@@ -89,15 +58,15 @@ def noise_keys(seed: Tensor, sample_idx: Tensor, position: Tensor) -> Tensor:
 
 
 def gumbel_noise(keys: Tensor, tokens: Tensor) -> Tensor:
-    """float32, standard Gumbel noise of int64 `tokens` under `keys`, broadcast with one another."""
+    """Standard Gumbel noise, float32, of int64 `tokens` under `keys`, which are broadcast with each other."""
     bits = _mix(keys + (tokens + 1) * _GOLDEN)
     # Uniform in (0, 1), fine near 0, where the exponential -log(1 - u) decides the winner.
     uniform = ((bits >> 32) & 0xFFFFFFFF).float().add_(0.5).mul_(2.0**-32).clamp_(max=1 - 2.0**-24)
     return uniform.neg_().log1p_().neg_().log_().neg_()
 
 
-def filtered(logits: Tensor, inputs: SamplingInputs) -> Tensor:
-    """float32 [R, V]: tempered logits, -inf where a filter removes the token. Equal logits stand or fall together."""
+def filtered(logits: Tensor, inputs: SamplingInputs[Tensor]) -> Tensor:
+    """Tempered logits, float32 [R, V], -inf for removed tokens. Equal logits are kept or removed together."""
     logits = logits / inputs.temperature[:, None]
     if inputs.rank_groups:
         threshold = logits.new_full((logits.shape[0],), -torch.inf)
@@ -110,7 +79,7 @@ def filtered(logits: Tensor, inputs: SamplingInputs) -> Tensor:
                 threshold.index_copy_(0, group.places, own)
         logits = logits.masked_fill(logits < threshold[:, None], -torch.inf)
     if inputs.filters_min_p:
-        # log 0 is -inf: a row without min_p keeps all.
+        # log 0 is -inf: a row without min_p keeps all tokens.
         floor = logits.amax(-1, keepdim=True) + inputs.min_p.log()[:, None]
         logits = logits.masked_fill(logits < floor, -torch.inf)
     return logits
@@ -119,8 +88,8 @@ def filtered(logits: Tensor, inputs: SamplingInputs) -> Tensor:
 def _rank_threshold(logits: Tensor, top_k: Tensor, top_p: Tensor, *, few: bool) -> Tensor:
     """The smallest logit that top-k and then top-p keep, [G].
 
-    The result does not depend on how many ranks were looked at: sums run from the most probable token on, and what
-    they are compared with is the whole row's sum, or that of its top_k.
+    The result does not depend on the number of ranks evaluated: sums begin with the most probable token and are
+    compared with the sum of the whole row, or of its top_k.
     """
     num_rows, vocab_size = logits.shape
     if few or logits.device.type != "cpu" or vocab_size <= _SMALL_VOCABULARY:
@@ -147,9 +116,9 @@ def _rank_threshold(logits: Tensor, top_k: Tensor, top_p: Tensor, *, few: bool) 
 def _threshold_within(
     logits: Tensor, top_k: Tensor, top_p: Tensor, peak: Tensor | None, num_ranks: int
 ) -> tuple[Tensor, Tensor]:
-    """Thresholds [G] by the `num_ranks` largest logits of each row, and whether these were enough, bool [G].
+    """Thresholds [G] from the `num_ranks` largest logits of each row, and whether these suffice, bool [G].
 
-    `peak` [G]: the share of the largest; None: the ranks hold all that a row may keep.
+    `peak` [G]: the probability of the largest logit; None: the ranks include every token that a row may keep.
     """
     vocab_size = logits.shape[1]
     if num_ranks < vocab_size:
@@ -157,7 +126,7 @@ def _threshold_within(
     else:
         num_ranks = vocab_size
         ranked = logits.sort(-1, descending=True).values
-    # In units of the largest, which is 1. The sums' rounding may not decide: float64.
+    # Relative to the largest, which is 1. Sums are float64, so that their rounding does not decide.
     share = (ranked - ranked[:, :1]).exp().double()
     up_to = share.cumsum(-1)
     limited = (top_k > 0) & (top_k < vocab_size)
@@ -165,7 +134,7 @@ def _threshold_within(
     total = up_to.gather(1, last)
     if peak is not None:
         total = torch.where(limited[:, None], total, 1 / peak.double()[:, None])
-    # Kept while the tokens before it do not yet hold top_p; the first always is.
+    # A token is kept while the tokens before it hold less than top_p; the first is always kept.
     kept = (up_to - share < top_p[:, None] * total) | (top_p >= 1)[:, None]
     kept &= torch.arange(num_ranks, device=logits.device) <= last
     kept[:, 0] = True
@@ -175,7 +144,7 @@ def _threshold_within(
 
 
 def _add_noise(logits: Tensor, keys: Tensor) -> None:
-    """Adds each row's noise to logits [R, V] in place; where a filter removed the token it would change nothing."""
+    """Adds each row's noise to logits [R, V] in place; tokens that a filter removed stay at -inf."""
     num_rows, vocab_size = logits.shape
     if logits.device.type == "cpu" and vocab_size > _SMALL_VOCABULARY:
         kept = logits > -torch.inf
@@ -190,12 +159,12 @@ def _add_noise(logits: Tensor, keys: Tensor) -> None:
         logits[part] += gumbel_noise(keys[part, None], tokens)
 
 
-def sample(logits: Tensor, inputs: SamplingInputs | None, edited: EditedLogits | None = None) -> Tensor:
-    """Tokens int64 [S] for logits [S, V]; -1 where a row's logits are not all finite, or its edits leave no token.
+def sample(logits: Tensor, inputs: SamplingInputs[Tensor] | None, edited: EditedLogits | None = None) -> Tensor:
+    """Tokens int64 [S] for logits [S, V]; -1 if a row's logits are not all finite, or its edits leave no token.
 
     `inputs` None: every row is greedy.
     """
-    # A sum is finite where every term is (logits are far from overflow), in one fast pass.
+    # A sum is finite if every term is (logits are far from overflow); this takes one fast pass.
     usable = logits.sum(-1, dtype=torch.float32).isfinite()
     tokens = logits.argmax(-1)
     if edited is not None:

@@ -1,10 +1,11 @@
 """One step on the device: page orders, page tables, masks, model, sampling, newest tokens, enqueued in stream order.
 
-Owns everything that lives on the device: the model, the KV pool, kernels, tables, staging buffers. Knows nothing of
-plans, generations or what is in flight.
+Owns all device memory: the model, the KV pool, kernels, tables, staging buffers. Knows nothing of plans, generations or
+which plans are in flight.
 """
 
-from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Generic
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from gpu_worker.arrays import Array, HostArray
 from gpu_worker.attention.host_pages import HostPages
 from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.attention.layers import LayerMap
@@ -20,10 +22,9 @@ from gpu_worker.geometry import Geometry
 from gpu_worker.step.kernels import Kernels
 from gpu_worker.step.layout import StepLayout
 from gpu_worker.step.output import Sampling, StepOutput
-from gpu_worker.step.row_tables import DeviceTables, RowTables
+from gpu_worker.step.row_tables import DeviceTables
 from gpu_worker.step.shapes import Shapes
 from gpu_worker.step.staging import Staging
-from gpu_worker.step.upload import order_arrays, step_arrays
 from gpu_worker.wire.page_orders import PageOrders
 
 
@@ -56,56 +57,54 @@ class DeviceStep:
         self.may_compile = True
 
     def zero_pool(self) -> None:
-        """Zeroes every page, unless all are."""
+        """Zeroes every page, unless the pool is zero already."""
         if not self.pool_is_zero:
             self.cache.zero()
             self.pool_is_zero = True
 
     def zero_pages(self, pages: NDArray[np.integer]) -> None:
-        """Zeroes these pages in every layer, outside any plan."""
+        """Zeroes the pages in every layer, outside any plan."""
         self.cache.zero_pages(torch.from_numpy(pages.astype(np.int64)).to(self.device))
 
     @torch.inference_mode()
-    def run(self, orders: PageOrders, layout: StepLayout | None, tables: RowTables) -> StepOutput | None:
-        """Page orders, then tokens and logprobs of one step, on the device; None where nothing is computed.
-
-        `tables` are the host's, the plan's differences applied.
-        """
+    def run(self, orders: PageOrders[HostArray], layout: StepLayout[HostArray] | None) -> StepOutput | None:
+        """Carries out page orders, then computes tokens and logprobs. Returns None if there is nothing to compute."""
         self.pool_is_zero = False
-        arrays = {} if layout is None else step_arrays(layout, tables, self.tables.slot_of_row)
-        staged = self._staging.upload(arrays | order_arrays(orders) if orders else arrays)
-        if orders:
-            self._carry_out(orders, staged)
-        return None if layout is None else self._compute(layout, staged, tables)
+        staged: _StepArrays[Tensor] = self._staging.upload(
+            _StepArrays(layout=layout, orders=orders if orders else None)
+        )
+        if staged.orders is not None:
+            self._carry_out(orders, staged.orders)
+        return None if staged.layout is None else self._compute(staged.layout)
 
-    def _carry_out(self, orders: PageOrders, staged: Mapping[str, Tensor]) -> None:
-        """In worker.proto's order. What a save takes may be zeroed and given to a row that loads, in one plan."""
+    def _carry_out(self, orders: PageOrders[HostArray], staged: PageOrders[Tensor]) -> None:
+        """Follows worker.proto's order, because one plan may save a page, zero it and load other contents into it."""
         if orders.saved_pages.size:
-            self.host.save(staged["saved_pages"], orders.saved_slots)
+            self.host.save(staged.saved_pages, orders.saved_slots)
         if orders.zeroed.size:
-            self.cache.zero_pages(staged["zeroed"])
+            self.cache.zero_pages(staged.zeroed)
         if orders.copied_to.size:
-            self.cache.copy_pages(staged["copied_from"], staged["copied_to"], staged["copied_tokens"])
+            self.cache.copy_pages(staged.copied_from, staged.copied_to, staged.copied_tokens)
         if orders.loaded_pages.size:
-            self.host.load(staged["loaded_pages"], orders.loaded_slots)
+            self.host.load(staged.loaded_pages, orders.loaded_slots)
 
-    def _compute(self, layout: StepLayout, staged: Mapping[str, Tensor], tables: RowTables) -> StepOutput:
-        self.tables.set_pages(staged["edit_slots"], staged["edit_cols"], staged["edit_pages"])
-        context = self.kernels.context(layout, staged)
-        ids = staged["token_ids"]
+    def _compute(self, layout: StepLayout[Tensor]) -> StepOutput:
+        self.tables.set_pages(layout.edits)
+        context = self.kernels.context(layout)
+        ids, samples = layout.token_ids, layout.samples
         if layout.decode is not None:
-            num_decode = layout.decode.rows.size
-            newest = self.tables.newest_token.index_select(0, staged["decode_rows"])
+            num_decode = layout.decode.rows.shape[0]
+            newest = self.tables.newest_token.index_select(0, layout.decode.rows)
             ids[:num_decode] = torch.where(ids[:num_decode] < 0, newest, ids[:num_decode])
-        logits = self._forward(ids, staged["positions"], staged["kept_tokens"], context)
+        logits = self._forward(ids, layout.positions, samples.kept, context)
         if logits is None:
             return StepOutput(tokens=ids[:0])
-        output = self._sampling.run(logits, layout.samples, staged, tables)
-        self.tables.newest_token.index_copy_(0, staged["sample_rows"], output.tokens.clamp(min=0))
+        output = self._sampling.run(logits, samples)
+        self.tables.newest_token.index_copy_(0, samples.rows, output.tokens.clamp(min=0))
         return output
 
     def _forward(self, ids: Tensor, positions: Tensor, keep: Tensor, context: StepContext) -> Tensor | None:
-        """Logits [kept, vocabulary] of the packed tokens `keep`; None where there are none."""
+        """Logits [kept, vocabulary] of the packed tokens `keep`. Returns None if it is empty."""
         stance = "default" if self.may_compile else "fail_on_recompile"
         arguments = {
             "input_ids": ids[None],
@@ -118,3 +117,11 @@ class DeviceStep:
                 self._model.base_model(**arguments)
                 return None
             return self._model(**arguments, logits_to_keep=keep).logits[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StepArrays(Generic[Array]):
+    """Every array that one step uploads."""
+
+    layout: StepLayout[Array] | None
+    orders: PageOrders[Array] | None

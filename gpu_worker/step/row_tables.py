@@ -1,15 +1,17 @@
-"""Row tables: which sequence stands in which row, which pages it has, and how far it is.
+"""Row tables: the sequence in each row, its pages and its next position.
 
-Owns the host's tables, their incremental checksum (worker.proto) and the device's copy of what kernels read. Knows
-nothing of attention, models or sockets. Every check against a row's state is here and raises `PlanError`.
+Owns the host's tables, their incremental checksum (worker.proto), the device's copy for kernels, and every check of a
+plan against a row's state, which raises `PlanError`. Knows nothing of attention, models or sockets.
 """
 
 from dataclasses import dataclass
+from typing import Generic
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from gpu_worker.arrays import Array
 from gpu_worker.geometry import Geometry
 from gpu_worker.step.row_features import RowFeatures
 from gpu_worker.wire.fields import Int32Array, PlanError
@@ -36,9 +38,9 @@ def _page_terms(rows: NDArray[np.integer], cols: NDArray[np.integer], pages: Int
 
 
 def spread_order(num_slots: int) -> NDArray[np.int64]:
-    """A permutation of 0..num_slots-1 whose every prefix lies evenly over the range (bit reversal).
+    """A permutation of 0..num_slots-1 in which every prefix is spread evenly over the range (bit reversal).
 
-    The CPU kernel gives each thread a contiguous part of the slots; rows are handed out lowest first.
+    The CPU kernel gives each thread a contiguous part of the slots, and rows are allocated lowest first.
     """
     bits = max(1, (num_slots - 1).bit_length())
     reversed_bits = [int(f"{slot:0{bits}b}"[::-1], 2) for slot in range(1 << bits)]
@@ -47,15 +49,24 @@ def spread_order(num_slots: int) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableEdits:
-    """Entries of the page table that a plan sets, in order: row r's logical page `col` is `page`."""
+    """The entries of the page table that a plan sets, in order: logical page `col` of a row is `page`."""
 
     rows: NDArray[np.int64]
     cols: NDArray[np.int64]
     pages: NDArray[np.int64]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotEdits(Generic[Array]):
+    """The same entries by attention slot; all int64 [n]."""
+
+    slots: Array
+    cols: Array
+    pages: Array
+
+
 class RowTables:
-    """The host's tables; the core keeps equal ones and sends their checksum with each plan."""
+    """The host's tables; the core keeps an equal copy and sends its checksum with each plan."""
 
     def __init__(self, geometry: Geometry) -> None:
         self.geometry = geometry
@@ -71,16 +82,16 @@ class RowTables:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets every row."""
+        """Removes every row."""
         num = self.geometry.max_rows + 1
         # Next position to compute.
         self.position = np.zeros(num, np.int64)
-        # Tokens held, those sampled by plans in flight included; 0: never started.
+        # Number of tokens, those sampled by plans in flight included; 0: never started.
         self.num_known = np.zeros(num, np.int64)
-        # Tokens that came with the row.
+        # Number of tokens that came with the row.
         self.num_started = np.zeros(num, np.int64)
         self.num_pages = np.zeros(num, np.int64)
-        # Tokens as they came with the row; sampled ones live on the device only.
+        # Tokens that came with the row; sampled tokens are only on the device.
         self.tokens: dict[int, Int32Array] = {}
         self.features.reset()
         self._checksum = 0
@@ -88,11 +99,11 @@ class RowTables:
 
     @property
     def checksum(self) -> int:
-        """worker.proto's checksum of the tables as they stand."""
+        """worker.proto's checksum of the tables."""
         return self._checksum
 
     def apply(self, plan: Plan) -> TableEdits:
-        """Carries out started rows and page appends. Raises PlanError."""
+        """Applies started rows and page appends. Raises PlanError."""
         parts: list[tuple[NDArray[np.integer], NDArray[np.integer], Int32Array]] = []
         if plan.started is not None and plan.started.rows.size:
             parts.append(self._start(plan.started))
@@ -148,7 +159,7 @@ class RowTables:
         return rows, cols, pages
 
     def check(self, plan: Plan) -> None:
-        """Raises PlanError where a row cannot compute what the plan wants of it next."""
+        """Raises PlanError if a row cannot compute what the plan requests."""
         rows = plan.chunk_rows.astype(np.int64)
         starts = plan.chunk_starts.astype(np.int64)
         ends = starts + plan.chunk_counts
@@ -168,7 +179,7 @@ class RowTables:
         _require(rows, covered, "has too few pages for the positions it computes")
 
     def advance(self, plan: Plan) -> None:
-        """Moves the running rows on by what the plan computes; `check` has passed."""
+        """Advances the running rows by what the plan computes; `check` has passed."""
         self._advance_rows(plan.chunk_rows, plan.chunk_counts.astype(np.int64), plan.chunk_samples)
         num = plan.decode_rows.size
         self._advance_rows(plan.decode_rows, np.ones(num, np.int64), np.ones(num, np.bool_))
@@ -191,21 +202,21 @@ def _require(rows: NDArray[np.int64], holds: NDArray[np.bool_], problem: str) ->
 
 
 class DeviceTables:
-    """What kernels read of the rows: page lists by attention slot, each page's logical index, newest tokens."""
+    """The tables that kernels read: page lists by attention slot, each page's logical index, newest tokens."""
 
     def __init__(self, geometry: Geometry, device: torch.device) -> None:
         on_cpu = device.type == "cpu"
         num_slots = geometry.max_rows + 1
-        # The CPU kernel insists on a list as wide as the pool; a row's own pages are enough elsewhere.
+        # The CPU kernel requires lists as wide as the pool; other kernels need only the pages of a row.
         width = geometry.num_pages if on_cpu else geometry.pages_per_row
         self.slot_of_row = spread_order(num_slots) if on_cpu else np.arange(num_slots, dtype=np.int64)
         self.pages = torch.zeros(num_slots, max(width, geometry.pages_per_row), dtype=torch.int32, device=device)
-        # A page shared by rows stands at the same logical index in each. The last entry is the sinks' page's.
+        # A page that rows share has the same logical index in each. The last entry is for the page of learned sinks.
         self.logical_of_page = torch.zeros(geometry.num_pages + 1, dtype=torch.int32, device=device)
-        # By row. Row 0 is padding's.
+        # By row; row 0 is padding.
         self.newest_token = torch.zeros(num_slots, dtype=torch.int64, device=device)
 
-    def set_pages(self, slots: torch.Tensor, cols: torch.Tensor, pages: torch.Tensor) -> None:
-        """Carries a plan's table edits out; all int64 [n]."""
-        self.pages.index_put_((slots, cols), pages.int())
-        self.logical_of_page.index_put_((pages,), cols.int())
+    def set_pages(self, edits: SlotEdits[torch.Tensor]) -> None:
+        """Applies a plan's edits of the page table."""
+        self.pages.index_put_((edits.slots, edits.cols), edits.pages.int())
+        self.logical_of_page.index_put_((edits.pages,), edits.cols.int())

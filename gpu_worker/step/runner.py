@@ -1,8 +1,8 @@
 """Carries plans out, one after another: the sole owner of the row tables, and through `DeviceStep` of the device.
 
-A plan goes: bytes → wire (numbers in range) → slots (row tables, checksum) → step (arrays) → device_step. `submit` only
-enqueues; `collect` yields outcomes in the order of the plans, so that two can be in flight. Knows nothing of sockets,
-of requests, or of why a plan is what it is.
+A plan passes through wire (bytes to checked numbers), row_tables (state, checksum), layout (arrays) and device_step.
+`submit` only enqueues; `collect` returns outcomes in the order of the plans, so that two plans can be in flight. Knows
+nothing of sockets, requests or scheduling.
 """
 
 import logging
@@ -16,16 +16,18 @@ import torch
 from tandem.internal.v1 import worker_pb2 as pb
 from transformers import PreTrainedModel
 
+from gpu_worker.arrays import HostArray
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.failures import first_line
 from gpu_worker.geometry import Geometry
+from gpu_worker.sampling.logprobs import LogprobTensors
 from gpu_worker.step.device_step import DeviceStep
-from gpu_worker.step.layout import Int64Array, StepLayout, lay_out
+from gpu_worker.step.layout import StepLayout, lay_out
 from gpu_worker.step.output import StepOutput
 from gpu_worker.step.row_tables import RowTables
 from gpu_worker.step.shapes import Shapes
 from gpu_worker.step.warm_up import warm_up_plan
-from gpu_worker.wire.frames import Outcome, Plan, PlanError, read_plan
+from gpu_worker.wire.frames import Outcome, Plan, PlanError, TokenLogprobs, read_plan
 from gpu_worker.wire.page_orders import PageOrders
 
 log = logging.getLogger(__name__)
@@ -34,16 +36,16 @@ MAX_IN_FLIGHT = 2
 
 
 class DeviceLost(RuntimeError):
-    """The device's context cannot be used any more; only a new process helps."""
+    """The device's context is unusable; only a new process can use the device again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _InFlight:
-    """A submitted plan. Either its outcome is known (it did not run) or its output is on its way."""
+    """A submitted plan. Either its outcome is final (it did not run) or its output is being computed."""
 
     outcome: Outcome
     output: StepOutput | None = None
-    rows: Int64Array | None = None
+    num_samples: int = 0
     started: "torch.cuda.Event | None" = None
     ended: "torch.cuda.Event | None" = None
 
@@ -70,29 +72,29 @@ class Runner:
         )
         self._in_flight: deque[_InFlight] = deque()
         self._generation, self._step, self._failed = 0, 0, False
-        # Host pages that hold what a plan saved.
+        # Host pages that plans saved contents to.
         self._is_saved = np.zeros(geometry.host_pages, np.bool_)
-        # Why the device cannot be used any more.
+        # Why the device is unusable; empty if it is usable.
         self._lost = ""
 
     @property
     def num_in_flight(self) -> int:
-        """Submitted plans whose outcome was not collected."""
+        """Submitted plans without a collected outcome."""
         return len(self._in_flight)
 
     def join(self, generation: int) -> None:
-        """The scheduler took this worker: it knows nothing of what the pool holds, so that is zeroed."""
+        """Begins a session with a scheduler, which knows nothing of the pool's contents, so the pool is zeroed."""
         self.reset(generation)
         self._is_saved[:] = False
         self.on_device.zero_pool()
 
     def reset(self, generation: int) -> None:
-        """A new generation begins: every row is forgotten, plans start at step 1."""
+        """Begins a generation: removes every row; plans start at step 1."""
         self._generation, self._step, self._failed = generation, 0, False
         self.tables.reset()
 
     def submit(self, message: pb.StepPlan) -> None:
-        """Enqueues one plan. Raises nothing: what goes wrong is its outcome."""
+        """Enqueues one plan. Raises nothing: an error becomes the plan's outcome."""
         if message.generation > self._generation:
             self.reset(message.generation)
         if self._failed or message.generation < self._generation:
@@ -116,7 +118,7 @@ class Runner:
             self._refuse(message, pb.STEP_STATUS_FAILED, str(error))
         except (torch.OutOfMemoryError, MemoryError) as error:
             self._refuse(message, pb.STEP_STATUS_OUT_OF_MEMORY, first_line(error))
-        except Exception as error:  # the plan must be answered whatever happened to its step
+        except Exception as error:  # every plan must be answered
             log.exception("step %d failed", message.step)
             no_memory = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
             status = pb.STEP_STATUS_OUT_OF_MEMORY if no_memory else pb.STEP_STATUS_FAILED
@@ -131,8 +133,8 @@ class Runner:
         outcome = Outcome(generation=message.generation, step=message.step, status=status, detail=detail)
         self._in_flight.append(_InFlight(outcome=outcome))
 
-    def _apply(self, plan: Plan) -> StepLayout | None:
-        """The host's part: tables as they are after the plan. None where nothing is computed."""
+    def _apply(self, plan: Plan) -> StepLayout[HostArray] | None:
+        """The host's part: applies the plan to the tables. Returns None if the plan computes nothing."""
         if plan.page_orders:
             self._check_loads(plan.page_orders)
         edits = self.tables.apply(plan)
@@ -146,34 +148,34 @@ class Runner:
         self.tables.advance(plan)
         return layout
 
-    def _check_loads(self, orders: PageOrders) -> None:
-        """Whatever is loaded was saved, by this plan or before."""
+    def _check_loads(self, orders: PageOrders[HostArray]) -> None:
+        """Raises PlanError if a host page is loaded that neither this plan nor an earlier one saved."""
         self._is_saved[orders.saved_slots] = True
         unknown = orders.loaded_slots[~self._is_saved[orders.loaded_slots]]
         if unknown.size:
-            raise PlanError(f"loads.slots holds {unknown[0]}, which nothing was saved to")
+            raise PlanError(f"loads.slots contains {unknown[0]}, to which no plan saved a page")
 
-    def _run(self, plan: Plan, layout: StepLayout | None, begun: float) -> _InFlight:
+    def _run(self, plan: Plan, layout: StepLayout[HostArray] | None, begun: float) -> _InFlight:
         """The device's part, enqueued in stream order."""
         outcome = Outcome(generation=plan.generation, step=plan.step, status=pb.STEP_STATUS_OK)
         if layout is None and not plan.page_orders:
             return _InFlight(outcome=outcome)
-        rows = None if layout is None else layout.samples.rows
+        num_samples = 0 if layout is None else layout.samples.num_samples
         if self.device.type == "cpu":
-            output = self.on_device.run(plan.page_orders, layout, self.tables)
+            output = self.on_device.run(plan.page_orders, layout)
             micros = int((time.perf_counter() - begun) * 1e6)
-            return _InFlight(outcome=replace(outcome, compute_us=micros), output=output, rows=rows)
+            return _InFlight(outcome=replace(outcome, compute_us=micros), output=output, num_samples=num_samples)
         started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         started.record()
-        output = self.on_device.run(plan.page_orders, layout, self.tables)
+        output = self.on_device.run(plan.page_orders, layout)
         output = None if output is None else output.to_host()
         ended.record()
-        return _InFlight(outcome=outcome, output=output, rows=rows, started=started, ended=ended)
+        return _InFlight(outcome=outcome, output=output, num_samples=num_samples, started=started, ended=ended)
 
     def collect(self, *, wait: bool = True) -> Outcome | None:
-        """The oldest plan's outcome; None where there is none, or not yet.
+        """The oldest plan's outcome. Returns None if no plan is in flight, or the oldest one still runs and not `wait`.
 
-        Raises DeviceLost once every outcome was collected, where the device failed for good.
+        Raises DeviceLost if the device has failed and every outcome was collected.
         """
         if not self._in_flight:
             if self._lost:
@@ -186,7 +188,7 @@ class Runner:
             self._in_flight.popleft()
             return self._finished(oldest)
         except torch.AcceleratorError as error:
-            # Kernels report their errors late; a context that had one answers nothing else any more.
+            # Kernels report their errors late; after one the context answers nothing else.
             self._lost = first_line(error)
             if self._in_flight and self._in_flight[0] is oldest:
                 self._in_flight.popleft()
@@ -197,10 +199,9 @@ class Runner:
         if item.started is not None and item.ended is not None:
             item.ended.synchronize()
             compute_us = int(item.started.elapsed_time(item.ended) * 1e3)
-        if item.output is None or item.rows is None:
+        if item.output is None:
             return replace(item.outcome, compute_us=compute_us)
-        num_samples = int(np.count_nonzero(item.rows))
-        tokens, output = item.output.tokens.numpy()[:num_samples], item.output
+        tokens, output = item.output.tokens.numpy()[: item.num_samples], item.output
         nonfinite = np.flatnonzero(tokens < 0).astype(np.int32)
         return Outcome(
             generation=item.outcome.generation,
@@ -209,12 +210,12 @@ class Runner:
             tokens=np.maximum(tokens, 0).astype(np.int32),
             nonfinite=nonfinite,
             compute_us=compute_us,
-            logprobs=None if output.logprobs is None else output.logprobs.arrays(),
-            prompt_logprobs=None if output.prompt_logprobs is None else output.prompt_logprobs.arrays(),
+            logprobs=_token_logprobs(output.logprobs),
+            prompt_logprobs=_token_logprobs(output.prompt_logprobs),
         )
 
     def warm_up(self, on_kernel: Callable[[str, float], None] | None = None) -> None:
-        """Compiles every kernel; afterwards nothing may compile. `on_kernel` hears of each: (name, seconds)."""
+        """Compiles every kernel; afterwards a compilation raises. Calls `on_kernel` (name, seconds) for each."""
         steps = [(f"prefill kernel, {size} tokens", 1, True) for size in reversed(self.shapes.prefill_buckets)]
         for size in reversed(self.shapes.decode_buckets):
             steps.append((f"decode kernel, {size} slots", min(size, self.geometry.max_rows), False))
@@ -228,8 +229,10 @@ class Runner:
         self.on_device.may_compile = False
 
     def rehearse(self, *plans: Plan) -> list[Outcome]:
-        """Runs plans before serving, whose rows start with all their pages, and which save no page but zeroed ones;
-        forgets them. Raises what they raise."""
+        """Runs plans before serving and resets the runner. Passes on their exceptions.
+
+        Rows must start with all their pages, and saved pages must be zero.
+        """
         self.reset(0)
         was_zero = self.on_device.pool_is_zero
         outcomes: list[Outcome] = []
@@ -245,10 +248,20 @@ class Runner:
         return outcomes
 
     def _warm(self, *, num_rows: int, chunk: bool) -> float:
-        """Runs one step of the shape; its seconds."""
+        """Runs one step of the shape. Returns its seconds."""
         begun = time.perf_counter()
         self.reset(0)
         plan = warm_up_plan(num_rows=num_rows, chunk=chunk)
         self._in_flight.append(self._run(plan, self._apply(plan), begun))
         self.collect()
         return time.perf_counter() - begun
+
+
+def _token_logprobs(tensors: LogprobTensors | None) -> TokenLogprobs | None:
+    if tensors is None:
+        return None
+    return TokenLogprobs(
+        logprobs=tensors.logprobs.numpy(),
+        top_token_ids=tensors.top_token_ids.numpy(),
+        top_logprobs=tensors.top_logprobs.numpy(),
+    )

@@ -1,4 +1,4 @@
-"""The static shapes that kernels are compiled for. Owns the choice by device; knows nothing of plans or torch."""
+"""The static shapes that kernels are compiled for. Owns the choice by device. Knows nothing of plans or torch."""
 
 from dataclasses import dataclass
 
@@ -7,19 +7,19 @@ from gpu_worker.geometry import Geometry
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shapes:
-    """Static shapes by device. Kernels exist for these and no others."""
+    """The shapes for which kernels exist."""
 
     # Decode slots of each decode kernel, ascending.
     decode_buckets: tuple[int, ...]
     # Query positions of each prefill kernel, ascending; the last holds the token budget.
     prefill_buckets: tuple[int, ...]
-    # Tokens and samples are padded to multiples and buckets, so that captured graphs can follow. None: packed
-    # exactly, and the one decode kernel has a slot for every row and reads the page table itself.
+    # Tokens and samples are padded to multiples and buckets, so that graphs can be captured later. None: no
+    # padding, and the single decode kernel has a slot for every row and reads the page table itself.
     token_multiple: int | None
 
     @classmethod
     def for_device(cls, geometry: Geometry, *, on_cpu: bool) -> "Shapes":
-        """A CPU skips inactive slots at no cost, so one shape serves all; elsewhere rows are bucketed."""
+        """On a CPU one shape, because inactive slots cost nothing there; on other devices buckets of rows."""
         prefill = (geometry.prefill_tokens,)
         if on_cpu:
             every_row = geometry.max_rows + 1

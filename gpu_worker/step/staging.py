@@ -1,10 +1,14 @@
-"""A step's host arrays on the device, in one copy.
+"""A tree of host arrays becomes the same tree of tensors on the device, in one copy.
 
-Owns the ring of pinned host buffers, one longer than the plans in flight, each reused only after its event. Knows
-nothing of what the arrays mean. On a CPU the arrays are the tensors.
+A tree is a frozen dataclass of arrays, other values, and further trees, alone or in tuples. Owns the ring
+of pinned host buffers, one longer than the plans in flight, each reused only after its event. Knows nothing of what the
+arrays mean. On a CPU the tensors share the arrays' memory.
 """
 
-from collections.abc import Mapping
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,10 +16,55 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 _LEAST_WORDS = 1 << 14
+_WORD_BYTES = 8
+_TORCH_TYPES = {np.dtype(np.int64): torch.int64, np.dtype(np.float32): torch.float32}
+
+
+def mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
+    """The tree with every array or tensor x replaced by change(x), in the order of the fields."""
+    if isinstance(tree, (np.ndarray, Tensor)):
+        return change(tree)
+    if isinstance(tree, tuple):
+        return tuple([mapped(part, change) for part in tree])
+    names = _field_names(type(tree))
+    return type(tree)(**{name: mapped(getattr(tree, name), change) for name in names}) if names else tree
+
+
+@functools.cache
+def _field_names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else ()
+
+
+def num_words(arrays: Iterable[NDArray[Any]]) -> int:
+    """The 8-byte words that `pack` writes."""
+    return sum(-(-array.nbytes // _WORD_BYTES) for array in arrays)
+
+
+def pack(arrays: Iterable[NDArray[Any]], words: NDArray[np.int64]) -> None:
+    """Writes the arrays one after another, each from a whole word on."""
+    views = {kind: words.view(kind) for kind in _TORCH_TYPES}
+    for array, start in _placed(arrays):
+        views[array.dtype][start : start + array.size] = array.reshape(-1)
+
+
+def unpack(arrays: Iterable[NDArray[Any]], words: Tensor) -> Iterator[Tensor]:
+    """Views of packed `words` with the types and shapes of `arrays`."""
+    views = {kind: words.view(torch_type) for kind, torch_type in _TORCH_TYPES.items()}
+    for array, start in _placed(arrays):
+        view = views[array.dtype][start : start + array.size]
+        yield view if array.ndim == 1 else view.view(array.shape)
+
+
+def _placed(arrays: Iterable[NDArray[Any]]) -> Iterator[tuple[NDArray[Any], int]]:
+    """Each array with the index of its first element, counted in elements of its type."""
+    word = 0
+    for array in arrays:
+        yield array, word * _WORD_BYTES // array.itemsize
+        word += -(-array.nbytes // _WORD_BYTES)
 
 
 class Staging:
-    """Uploads named arrays as int64 tensors; the device's copy lives until the next upload in stream order."""
+    """Uploads trees; the device's copy lives until the next upload in stream order."""
 
     def __init__(self, device: torch.device, num_buffers: int) -> None:
         self._device = device
@@ -24,27 +73,31 @@ class Staging:
         self._events: list[torch.cuda.Event | None] = [None] * num_buffers
         self._on_device = torch.zeros(0 if device.type == "cpu" else _LEAST_WORDS, dtype=torch.int64, device=device)
 
-    def upload(self, arrays: Mapping[str, NDArray[np.int64]]) -> dict[str, Tensor]:
-        """Each array, same shape, on the device."""
+    def upload(self, tree: Any) -> Any:
+        """The tree with tensors for its arrays, which are int64 or float32.
+
+        Python cannot express the type Tree[HostArray] → Tree[Tensor], so callers annotate the result.
+        """
         if self._device.type == "cpu":
-            return {name: torch.from_numpy(array) for name, array in arrays.items()}
-        total = sum(array.size for array in arrays.values())
+            return mapped(tree, torch.from_numpy)
+        arrays: list[NDArray[Any]] = []
+        mapped(tree, arrays.append)
+        views = unpack(arrays, self._copied(arrays))
+        return mapped(tree, lambda _: next(views))
+
+    def _copied(self, arrays: Sequence[NDArray[Any]]) -> Tensor:
+        """The device's buffer, with a copy of the packed arrays under way."""
+        total = num_words(arrays)
         if total > self._on_device.numel():
             self._on_device = torch.zeros(1 << total.bit_length(), dtype=torch.int64, device=self._device)
         host = self._free_host_buffer(total)
-        words = host.numpy()
-        views: dict[str, Tensor] = {}
-        offset = 0
-        for name, array in arrays.items():
-            words[offset : offset + array.size] = array.reshape(-1)
-            views[name] = self._on_device[offset : offset + array.size].view(array.shape)
-            offset += array.size
+        pack(arrays, host.numpy())
         self._on_device[:total].copy_(host[:total], non_blocking=True)
         event = torch.cuda.Event()
         event.record()
         self._events[self._next] = event
         self._next = (self._next + 1) % len(self._hosts)
-        return views
+        return self._on_device
 
     def _free_host_buffer(self, total: int) -> Tensor:
         event, host = self._events[self._next], self._hosts[self._next]

@@ -1,4 +1,4 @@
-"""Plans that a runner gives itself before it serves, so that every kernel it may need is compiled and loaded.
+"""Plans that a runner carries out before it serves, to compile and load every kernel and to measure memory and time.
 
 Knows nothing of devices.
 """
@@ -13,7 +13,7 @@ from gpu_worker.wire.started import StartedRows
 
 
 def warm_up_plan(*, num_rows: int, chunk: bool) -> Plan:
-    """Step 1 of rows that all stand on page 1, as chunks of one token or as decode rows; every other row draws."""
+    """Step 1 of rows that share page 1, as chunks of one token or as decode rows; every second row draws."""
     rows = np.arange(1, num_rows + 1, dtype=np.int32)
     ones, zeros = np.ones(num_rows, np.int32), np.zeros(num_rows, np.int32)
     drawing = GREEDY.but(temperature=1, top_p=0.5, min_p=0.1)
@@ -39,7 +39,7 @@ def warm_up_plan(*, num_rows: int, chunk: bool) -> Plan:
 
 
 def full_prompts_plan(geometry: Geometry) -> Plan:
-    """Prompts alone, as many tokens as a step takes and rows allow; each row greedy and on pages of its own while
+    """A step of prompts only, as many tokens as budget and rows allow; each row is greedy and has its own pages while
     there are any."""
     counts: list[int] = []
     left = geometry.token_budget - geometry.token_budget % geometry.chunk_align
@@ -66,7 +66,7 @@ def full_prompts_plan(geometry: Geometry) -> Plan:
 
 
 def full_plan(geometry: Geometry) -> Plan:
-    """The largest step, on page 1: every row asks for all it can, chunks take what decode rows leave of the budget."""
+    """The largest step, on page 1: every row uses every feature, and chunks fill the budget that decode rows leave."""
     num_rows = geometry.max_rows
     counts = _chunks(geometry)
     rows = np.arange(1, num_rows + 1, dtype=np.int32)
@@ -74,16 +74,16 @@ def full_plan(geometry: Geometry) -> Plan:
     lengths = ones.copy()
     lengths[: counts.size] = counts
     num_pages = align_up(lengths, geometry.page_size) // geometry.page_size
-    # The first row's prompt tells what may be told beside every row's sample.
-    told_from = zeros.copy()
-    told_from[0] = max(lengths[0] - (geometry.logit_rows - num_rows), 1) if lengths[0] > 1 else 0
+    # The first row's prompt has as many logprobs as the limit on logits leaves beside every row's sample.
+    logprobs_from = zeros.copy()
+    logprobs_from[0] = max(lengths[0] - (geometry.logit_rows - num_rows), 1) if lengths[0] > 1 else 0
     started = StartedRows.of_prompts(
         rows,
         [np.zeros(length, np.int32) for length in lengths],
         [np.ones(pages, np.int32) for pages in num_pages],
         sampling=[EVERYTHING] * num_rows,
         num_logprobs=ones + 1,
-        prompt_logprobs_from=told_from,
+        prompt_logprobs_from=logprobs_from,
     )
     return Plan(
         generation=0,
@@ -99,7 +99,7 @@ def full_plan(geometry: Geometry) -> Plan:
 
 
 def _chunks(geometry: Geometry) -> NDArray[np.int32]:
-    """Tokens of the first rows' chunks: each a row's whole length, the last one what is left of the budget."""
+    """Tokens of the first rows' chunks: each a row's full length, the last one the remaining budget."""
     counts: list[int] = []
     for row in range(geometry.max_rows):
         # The rows after this one decode.

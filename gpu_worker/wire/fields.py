@@ -1,6 +1,6 @@
 """Raw fields of worker.proto as arrays, each length and range checked.
 
-Owns the wording of refusals: field, value, limit. Knows nothing of what the fields mean.
+Owns the wording of these errors: field, value, limit. Knows nothing of the meaning of fields.
 """
 
 from collections.abc import Sequence
@@ -17,14 +17,14 @@ class PlanError(ValueError):
 
 
 def int32_array(data: bytes, name: str, low: int, high: int, size: int | None = None) -> Int32Array:
-    """int32 little-endian values, each in low..high; `size` of them where it is given."""
+    """int32 little-endian values, each in low..high; `size` values if it is given."""
     if len(data) % 4 or (size is not None and len(data) != 4 * size):
         need = f"{size} entries need {4 * size}" if size is not None else "int32 entries need a multiple of 4"
         raise PlanError(f"{name} has {len(data)} bytes; {need}")
     values = np.frombuffer(data, np.dtype("<i4"))
     if values.size and (values.min() < low or values.max() > high):
         wrong = values[(values < low) | (values > high)][0]
-        raise PlanError(f"{name} holds {wrong}; it must be {low} to {high}")
+        raise PlanError(f"{name} contains {wrong}; it must be {low} to {high}")
     return values
 
 

@@ -1,7 +1,7 @@
-"""Frames of worker.proto as validated arrays, and results back into frames.
+"""Parses frames of worker.proto into validated arrays, and serialises results.
 
-Owns every length and range check that needs no row state: hostile bytes raise `PlanError` (a plan whose generation
-and step are known) or `FrameError` (anything else), never another exception. Knows nothing of torch or of rows' state.
+Owns every length and range check that needs no row state: invalid bytes raise `PlanError` (in a plan with known
+generation and step) or `FrameError` (anywhere else), never another exception. Knows nothing of torch or of rows' state.
 """
 
 from dataclasses import dataclass, field
@@ -11,18 +11,19 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 from tandem.internal.v1 import worker_pb2 as pb
 
+from gpu_worker.arrays import HostArray
 from gpu_worker.geometry import Geometry, align_up
 from gpu_worker.wire.fields import Float32Array, Int32Array, PlanError, flags, int32_array
 from gpu_worker.wire.page_orders import NO_ORDERS, PageOrders, read_page_orders
 from gpu_worker.wire.started import StartedRows, read_started
 
-# The largest frame that the scheduler takes of a worker.
+# The largest frame that the scheduler accepts from a worker.
 MAX_JOIN_BYTES = 128 << 20
 _EMPTY = np.zeros(0, np.int32)
 
 
 class FrameError(ValueError):
-    """A frame that is not a message of worker.proto; there is nothing to answer."""
+    """A frame that is not a message of worker.proto; it gets no answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +41,12 @@ class Plan:
     chunk_counts: Int32Array = field(default_factory=lambda: _EMPTY)
     chunk_samples: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
     decode_rows: Int32Array = field(default_factory=lambda: _EMPTY)
-    page_orders: PageOrders = NO_ORDERS
+    page_orders: PageOrders[HostArray] = NO_ORDERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprobs:
-    """Logprobs of m tokens, with the k most probable ones at the place of each."""
+    """Logprobs of m tokens, and the k most probable tokens at the position of each."""
 
     # [m].
     logprobs: Float32Array
@@ -56,17 +57,17 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of one plan."""
+    """The result of one plan."""
 
     generation: int
     step: int
     status: "pb.StepStatus"
     detail: str = ""
     tokens: Int32Array = field(default_factory=lambda: _EMPTY)
-    # Indices into `tokens` whose logits were not finite.
+    # Indices into `tokens` of rows with logits that were not finite.
     nonfinite: Int32Array = field(default_factory=lambda: _EMPTY)
     compute_us: int = 0
-    # Of the sampled rows that want them, and of prompt tokens, in worker.proto's orders.
+    # Logprobs of sampled tokens and of prompt tokens, where requested, in worker.proto's orders.
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: TokenLogprobs | None = None
 
@@ -77,20 +78,20 @@ def parse_frame(frame: bytes | memoryview) -> pb.CoreToWorker:
     try:
         message.ParseFromString(bytes(frame))
     except DecodeError as error:
-        raise FrameError(f"frame of {len(frame)} bytes is no CoreToWorker message: {error}") from error
+        raise FrameError(f"frame of {len(frame)} bytes is not a CoreToWorker message: {error}") from error
     if message.WhichOneof("message") is None:
-        raise FrameError(f"frame of {len(frame)} bytes holds no message this worker knows")
+        raise FrameError(f"frame of {len(frame)} bytes has a message that this worker does not know")
     return message
 
 
 def join_frame(join: pb.Join) -> bytes:
-    """`join` as one WorkerToCore frame. Raises ValueError where the scheduler would not take it."""
+    """`join` as one WorkerToCore frame. Raises ValueError if it is larger than the scheduler accepts."""
     message = pb.WorkerToCore(join=join)
     num_bytes = message.ByteSize()
     if num_bytes > MAX_JOIN_BYTES:
         raise ValueError(
             f"Join has {num_bytes} bytes (tokenizer.json {len(join.tokenizer_json)}, chat template "
-            f"{len(join.chat_template.encode())}) and the scheduler takes {MAX_JOIN_BYTES}; "
+            f"{len(join.chat_template.encode())}) and the scheduler accepts {MAX_JOIN_BYTES}; "
             "serve a model with a smaller tokenizer.json, or remove it to serve token ids alone"
         )
     return message.SerializeToString()
@@ -118,7 +119,7 @@ def read_plan(message: pb.StepPlan, geometry: Geometry) -> Plan:
     )
     running = np.concatenate([plan.chunk_rows, plan.decode_rows])
     if np.unique(running).size != running.size:
-        raise PlanError("a row stands twice among chunks.rows and decode_rows")
+        raise PlanError("chunks.rows and decode_rows contain a row twice")
     cost = plan.decode_rows.size + sum(align_up(int(n), geometry.chunk_align) for n in plan.chunk_counts)
     if cost > geometry.token_budget:
         raise PlanError(f"the plan costs {cost} tokens; token_budget is {geometry.token_budget}")

@@ -1,44 +1,47 @@
-"""What a plan does to whole pages before it computes anything: saves, zeroing, copies, loads, in this order.
+"""A plan's operations on whole pages, carried out before it computes: saves, zeroing, copies, loads, in this order.
 
 Owns the checks of worker.proto's HostCopies, PageCopies and zero_pages, none of which needs row state. Knows nothing of
-torch, nor of what the pages hold.
+torch or of the pages' contents.
 """
 
 from dataclasses import dataclass, field
+from typing import Any, Generic
 
 import numpy as np
-from numpy.typing import NDArray
 from tandem.internal.v1 import worker_pb2 as pb
 
+from gpu_worker.arrays import Array, HostArray, Int64Array
 from gpu_worker.geometry import Geometry
-from gpu_worker.wire.fields import Int32Array, PlanError, int32_array
+from gpu_worker.wire.fields import PlanError, int32_array
 
-_EMPTY = np.zeros(0, np.int32)
+_EMPTY: Any = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PageOrders:
-    """Page saved_pages[i] goes to host page saved_slots[i]; `zeroed` become zero; the first copied_tokens[i] token
-    slots of page copied_from[i] go to copied_to[i]; host page loaded_slots[i] goes to page loaded_pages[i]."""
+class PageOrders(Generic[Array]):
+    """Page saved_pages[i] is copied to host page saved_slots[i]; `zeroed` become zero; the first copied_tokens[i] token
+    slots of page copied_from[i] are copied to copied_to[i]; host page loaded_slots[i] is copied to loaded_pages[i].
 
-    saved_pages: Int32Array = field(default_factory=lambda: _EMPTY)
-    saved_slots: Int32Array = field(default_factory=lambda: _EMPTY)
-    zeroed: Int32Array = field(default_factory=lambda: _EMPTY)
-    copied_from: Int32Array = field(default_factory=lambda: _EMPTY)
-    copied_to: Int32Array = field(default_factory=lambda: _EMPTY)
-    copied_tokens: Int32Array = field(default_factory=lambda: _EMPTY)
-    loaded_pages: Int32Array = field(default_factory=lambda: _EMPTY)
-    loaded_slots: Int32Array = field(default_factory=lambda: _EMPTY)
+    All int64, so that they can be indices on the device."""
+
+    saved_pages: Array = field(default_factory=lambda: _EMPTY)
+    saved_slots: Array = field(default_factory=lambda: _EMPTY)
+    zeroed: Array = field(default_factory=lambda: _EMPTY)
+    copied_from: Array = field(default_factory=lambda: _EMPTY)
+    copied_to: Array = field(default_factory=lambda: _EMPTY)
+    copied_tokens: Array = field(default_factory=lambda: _EMPTY)
+    loaded_pages: Array = field(default_factory=lambda: _EMPTY)
+    loaded_slots: Array = field(default_factory=lambda: _EMPTY)
 
     def __bool__(self) -> bool:
-        """Whether there is anything to do."""
+        """Whether there is at least one operation."""
         return bool(self.saved_pages.size or self.zeroed.size or self.copied_to.size or self.loaded_pages.size)
 
 
-NO_ORDERS = PageOrders()
+NO_ORDERS: PageOrders[HostArray] = PageOrders()
 
 
-def read_page_orders(message: pb.StepPlan, geometry: Geometry) -> PageOrders:
+def read_page_orders(message: pb.StepPlan, geometry: Geometry) -> PageOrders[HostArray]:
     """The orders of a plan, checked against `geometry`. Raises PlanError."""
     last_page = geometry.num_pages - 1
     if not (message.zero_pages or any(message.HasField(name) for name in ("saves", "copies", "loads"))):
@@ -50,14 +53,14 @@ def read_page_orders(message: pb.StepPlan, geometry: Geometry) -> PageOrders:
     orders = PageOrders(
         saved_pages=saved_pages,
         saved_slots=saved_slots,
-        zeroed=int32_array(message.zero_pages, "zero_pages", 1, last_page),
-        copied_from=int32_array(copies.sources, "copies.sources", 1, last_page),
-        copied_to=int32_array(copies.targets, "copies.targets", 1, last_page, num_copies),
-        copied_tokens=int32_array(copies.counts, "copies.counts", 1, geometry.page_size, num_copies),
+        zeroed=_int64(message.zero_pages, "zero_pages", 1, last_page),
+        copied_from=_int64(copies.sources, "copies.sources", 1, last_page),
+        copied_to=_int64(copies.targets, "copies.targets", 1, last_page, num_copies),
+        copied_tokens=_int64(copies.counts, "copies.counts", 1, geometry.page_size, num_copies),
         loaded_pages=loaded_pages,
         loaded_slots=loaded_slots,
     )
-    # Of two that go to one place, neither is the last: they are carried out at once.
+    # Operations of one kind run at once, so two writes to the same page would have no order.
     for name, places in (
         ("saves.slots", orders.saved_slots),
         ("copies.targets", orders.copied_to),
@@ -71,19 +74,23 @@ def read_page_orders(message: pb.StepPlan, geometry: Geometry) -> PageOrders:
     ):
         both = np.intersect1d(orders.copied_from, taken)
         if both.size:
-            raise PlanError(f"copies.sources holds {both[0]}, which stands in {name} too")
+            raise PlanError(f"copies.sources contains {both[0]}, which {name} contains too")
     return orders
 
 
-def _host_copies(message: pb.HostCopies, name: str, geometry: Geometry) -> tuple[Int32Array, Int32Array]:
+def _host_copies(message: pb.HostCopies, name: str, geometry: Geometry) -> tuple[Int64Array, Int64Array]:
     if (message.pages or message.slots) and not geometry.host_pages:
         raise PlanError(f"{name} names host pages; this worker has none (host_pages 0)")
-    pages = int32_array(message.pages, f"{name}.pages", 1, geometry.num_pages - 1)
-    return pages, int32_array(message.slots, f"{name}.slots", 0, geometry.host_pages - 1, pages.size)
+    pages = _int64(message.pages, f"{name}.pages", 1, geometry.num_pages - 1)
+    return pages, _int64(message.slots, f"{name}.slots", 0, geometry.host_pages - 1, pages.size)
 
 
-def _distinct(name: str, values: NDArray[np.int32]) -> None:
+def _int64(data: bytes, name: str, low: int, high: int, size: int | None = None) -> Int64Array:
+    return int32_array(data, name, low, high, size).astype(np.int64)
+
+
+def _distinct(name: str, values: Int64Array) -> None:
     ordered = np.sort(values)
     twice = ordered[1:][ordered[1:] == ordered[:-1]]
     if twice.size:
-        raise PlanError(f"{name} holds {twice[0]} twice")
+        raise PlanError(f"{name} contains {twice[0]} twice")

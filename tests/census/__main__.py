@@ -1,4 +1,4 @@
-"""The census: `python -m tests.census [NAME …]`. Exit code 1 where a class is neither served nor refused."""
+"""Measures model coverage: `python -m tests.census [NAME …]`. Exit code 1 if a class is neither served nor refused."""
 
 import argparse
 import logging

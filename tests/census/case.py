@@ -1,6 +1,6 @@
-"""One class of Transformers: made tiny, saved, and taken through the worker's own start; served, refused or failed.
+"""Takes one class of Transformers, made tiny and saved, through the worker's own start: it is served, refused or fails.
 
-Owns the order, which is that of gpu_worker/startup.py. A refusal is the worker's ModelRefused and nothing else.
+Owns the order, which is that of gpu_worker/startup.py. Only the worker's ModelRefused counts as a refusal.
 """
 
 import copy
@@ -16,10 +16,10 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.checkpoint.files import ModelRefused, read_files
 from gpu_worker.checkpoint.loading import load_weights
-from gpu_worker.examination.examine import examine, twin_of
-from gpu_worker.examination.independence import check_independence
-from gpu_worker.examination.rope import pin
-from gpu_worker.examination.self_check import check_runner
+from gpu_worker.compatibility.check_model import check_model, meta_model_of
+from gpu_worker.compatibility.independence import check_independence
+from gpu_worker.compatibility.rope import pin
+from gpu_worker.compatibility.self_check import check_runner
 from gpu_worker.step.runner import Runner
 from tests.census.hints import HINTS, UNBUILDABLE
 from tests.census.population import Member
@@ -30,7 +30,7 @@ from tests.census.weights import randomize
 
 
 class Result(StrEnum):
-    """What became of a class."""
+    """The result of one class."""
 
     SERVED = "served"
     REFUSED = "refused"
@@ -39,7 +39,7 @@ class Result(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Of one class: the sort of its attention where it is served, else why it is not; and the details."""
+    """One class: its kind of attention if it is served, else the reason for the refusal; and details."""
 
     member: Member
     result: Result
@@ -48,13 +48,13 @@ class Outcome:
 
 
 def run_case(member: Member, device: torch.device, dtype: torch.dtype = torch.float32) -> Outcome:
-    """Never raises: whatever else goes wrong is a failure."""
+    """Runs one class. Never raises: every exception except ModelRefused is a failure."""
     try:
         config = tiny_config(member.config_class, HINTS.get(member.model_type, {}))
         layers, ratio = serve(config, device, dtype)
     except ModelRefused as error:
         kind, _, detail = str(error).partition(": ")
-        # Reasons that a wrong hint would have as well.
+        # Reasons that a wrong hint would cause too.
         suspicious = kind.startswith(("the model cannot be built", "the model does not run"))
         expected = detail.startswith(UNBUILDABLE.get(member.model_type, ()))
         result = Result.FAILED if suspicious and not expected else Result.REFUSED
@@ -72,11 +72,11 @@ def run_case(member: Member, device: torch.device, dtype: torch.dtype = torch.fl
 def serve(
     config: PreTrainedConfig, device: torch.device, dtype: torch.dtype, max_length: int = MAX_LENGTH
 ) -> tuple[LayerMap, float]:
-    """The layers of a model that matches eager, and the largest error as a part of the allowed one."""
-    layers = examine(twin_of(config, dtype=dtype))
+    """The layers of a model that matches eager attention, and the largest error relative to the allowed one."""
+    layers = check_model(meta_model_of(config, dtype=dtype))
     eager = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="eager", dtype=dtype)
     if "Experts" in str(eager):
-        # One by one, as the model's own code has it.
+        # Computes experts one by one, as the model's own code does.
         eager.set_experts_implementation("eager")
     randomize(eager, seed=5)
     eager = eager.to(device).eval()
@@ -102,17 +102,17 @@ def _saved_and_loaded(
 
 
 def describe(layers: LayerMap) -> str:
-    """What its attention is made of, in a few words."""
+    """The kinds of attention of the layers, in a few words."""
     parts: list[str] = []
     kinds = layers.kinds
-    if any(kind.visibility.window is not None for kind in kinds):
-        every = all(kind.visibility.window is not None for kind in kinds)
+    if any(kind.pattern.window is not None for kind in kinds):
+        every = all(kind.pattern.window is not None for kind in kinds)
         parts.append("sliding windows" if every else "sliding windows and full attention")
     else:
         parts.append("full attention")
     if any(kind.softcap is not None for kind in kinds):
         parts.append("soft-capping")
-    if any(kind.visibility.has_sinks for kind in kinds):
+    if any(kind.pattern.has_learned_sinks for kind in kinds):
         parts.append("sinks")
     if any(kind.key_dim != kind.value_dim for kind in kinds):
         parts.append("keys and values of different dimensions")

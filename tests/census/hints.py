@@ -1,4 +1,4 @@
-"""What single families need beyond the rules of shrink.py before a tiny one can be made, or shows all it has."""
+"""Settings that single families need beyond the rules of shrink.py, to be built tiny or to show all their layers."""
 
 from typing import Any
 
@@ -78,14 +78,14 @@ HINTS: dict[str, dict[str, Any]] = {
     "zaya": {"num_experts_per_tok": 1},
 }
 
-# What cannot be built or run by itself here, and how Transformers says so.
+# Classes that cannot be built or run alone here, and Transformers' messages.
 _LACKS_A_CACHE = (
     "ValueError: The set of layer types producing a cache",
     "ValueError: inputs_embeds and shared_kv_states cannot be None",
 )
 UNBUILDABLE: dict[str, tuple[str, ...]] = {
     "gemma3n": ("ImportError: TimmWrapperModel requires the timm library",),
-    # Drafts for another model, whose cache they read.
+    # These draft for another model and read its cache.
     "gemma4_assistant": _LACKS_A_CACHE,
     "gemma4_unified_assistant": _LACKS_A_CACHE,
 }

@@ -1,4 +1,4 @@
-"""Who is counted: the causal-LM classes of the installed Transformers, and whether they declare support."""
+"""The population: the causal-LM classes of the installed Transformers, and whether they declare support."""
 
 from dataclasses import dataclass
 
@@ -8,12 +8,12 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One class, as one kind of config leads to it."""
+    """One class, and one config class that leads to it."""
 
     model_type: str
     class_name: str
     config_class: type[PreTrainedConfig]
-    # That attention may be computed by others: `_supports_attention_backend`.
+    # Whether other attention implementations are supported: `_supports_attention_backend`.
     declares: bool
 
 

@@ -1,4 +1,4 @@
-"""What Hugging Face's own eager forward says of a whole sequence: the census's truth, which owes the worker nothing.
+"""The reference: Hugging Face's own eager forward of a whole sequence, which uses no code of the worker.
 
 Rotary tables that depend on the longest text are forced by a companion in the batch, another sequence that ends at the
 longest position; eager attention never mixes sequences.
@@ -15,7 +15,7 @@ from tests.gpu_worker.reference import Float64Kept
 
 
 def decoder_of(model: PreTrainedModel) -> PreTrainedModel:
-    """The part whose first output is the last hidden states."""
+    """The part that returns the last hidden states first."""
     for part in (model.get_decoder(), getattr(model, "model", None), model.base_model):
         if isinstance(part, PreTrainedModel) and part is not model:
             return part
@@ -24,7 +24,7 @@ def decoder_of(model: PreTrainedModel) -> PreTrainedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truth:
-    """Of one sequence, in float64 on the CPU."""
+    """The exact values of one sequence, in float64 on the CPU."""
 
     # [n, hidden] and [n, vocabulary].
     hidden: Tensor
@@ -32,14 +32,14 @@ class Truth:
 
 
 class Reference:
-    """An eager model in the dtype that is served, and the same weights in float64 where its code lets it."""
+    """An eager model in the dtype that is served, and the same weights in float64 if its code allows it."""
 
     def __init__(self, model: PreTrainedModel, *, max_length: int) -> None:
         self._eager, self._max_length = model, max_length
         self._wide: PreTrainedModel | None = copy.deepcopy(model).double()
 
     def truth(self, tokens: list[int]) -> tuple[Truth, float]:
-        """The exact values, and the relative error of eager attention; 0 where float64 is not to be had."""
+        """The exact values, and the relative error of eager attention; 0 if float64 is not available."""
         eager = self._run(self._eager, tokens)
         if self._wide is not None:
             try:
@@ -66,5 +66,5 @@ class Reference:
 
 
 def relative_error(ours: Tensor, exact: Tensor) -> float:
-    """Root mean square of the difference over that of the exact values."""
+    """Root mean square of the difference, relative to that of the exact values."""
     return float((ours - exact).norm() / exact.norm())

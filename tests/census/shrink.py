@@ -1,7 +1,7 @@
 """Tiny configs: any config class of Transformers, with every size made small and every kind of layer kept.
 
-Owns rules by attribute name, which hold for most families, and nothing of single families: what a family needs beyond
-these rules is a hint in hints.py.
+Owns rules by attribute name, which hold for most families; settings that a single family needs beyond
+these rules are in hints.py.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig
 VOCAB_SIZE = 131
 # Tokens that configs name; prompts are drawn from those between.
 PAD_TOKEN, LAST_SPECIAL_TOKEN = 1, VOCAB_SIZE - 1
-# One head geometry for all, so that compiled kernels are found again.
+# One head geometry for all, so that compiled kernels are reused.
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 4, 2, 16
 HIDDEN_SIZE = NUM_HEADS * HEAD_DIM
 WINDOW = 21
@@ -49,7 +49,7 @@ RULES: dict[str, Any] = {
     "index_head_dim": 16,
     "index_topk": 8,
     "attention_chunk_size": 40,
-    # Of encoders: as the decoders that they are here.
+    # Encoders run as decoders here.
     "is_decoder": True,
 }
 # Drawn at random or of another vocabulary.
@@ -106,13 +106,13 @@ def _shrunk(default: PreTrainedConfig, given: dict[str, Any]) -> dict[str, Any]:
         settings |= {"use_sliding_window": True, "max_window_layers": 1}
         given = {"layer_types": None} | given
     if "kv_lora_rank" in values:
-        # Latent attention has keys of its own for every head.
+        # Latent attention has separate keys for every head.
         settings["num_key_value_heads"] = NUM_HEADS
     return settings | _fewer_layers(default, values, given)
 
 
 def _fewer_layers(default: PreTrainedConfig, values: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Two layers at least, and the first of each sort, where lists tell sorts of layers."""
+    """At least two layers, and the first of each kind if lists describe kinds of layers."""
     name = next((n for n in ("num_hidden_layers", "n_layer", "n_layers", "num_layers") if n in values), None)
     if name is None:
         return {}

@@ -1,4 +1,4 @@
-"""The census in words: its counts, and the table that stands in gpu_worker/README.md between two markers."""
+"""Model coverage as text: counts, and the table in gpu_worker/README.md between two markers."""
 
 import re
 from collections import defaultdict
@@ -17,7 +17,7 @@ _COUNT = re.compile(r"^- Transformers (\S+?),.*$", re.MULTILINE)
 
 
 def counts(outcomes: Sequence[Outcome], undeclared: Sequence[Member]) -> str:
-    """One line for this Transformers."""
+    """The line of counts for this version of Transformers."""
     num = {result: sum(outcome.result is result for outcome in outcomes) for result in Result}
     total = len(outcomes) + len(undeclared)
     failed = f", {num[Result.FAILED]} **failed**" if num[Result.FAILED] else ""
@@ -29,7 +29,7 @@ def counts(outcomes: Sequence[Outcome], undeclared: Sequence[Member]) -> str:
 
 
 def table(outcomes: Sequence[Outcome], undeclared: Sequence[Member]) -> str:
-    """Markdown: one row for each sort of served model, and for each reason of refusal."""
+    """Markdown: one row for each kind of served model, and for each reason of refusal."""
     groups: dict[Result, dict[str, list[str]]] = {result: defaultdict(list) for result in Result}
     for outcome in outcomes:
         groups[outcome.result][outcome.kind].append(outcome.member.model_type)
@@ -38,13 +38,15 @@ def table(outcomes: Sequence[Outcome], undeclared: Sequence[Member]) -> str:
         for kind, types in sorted(kinds.items(), key=lambda item: -len(item[1])):
             lines.append(f"| {result}: {kind} | {len(types)} | {', '.join(types)} |")
     types = [member.model_type for member in undeclared]
-    lines.append(f"| refused: no support declared for attention of others | {len(types)} | {', '.join(types)} |")
+    lines.append(
+        f"| refused: no support declared for other attention implementations | {len(types)} | {', '.join(types)} |"
+    )
     return "\n".join(lines)
 
 
 def write_table(outcomes: Sequence[Outcome], undeclared: Sequence[Member]) -> None:
-    """Replaces what stands between the markers; counts of other versions of Transformers stay, and so does their table
-    where one is newer."""
+    """Replaces the text between the markers; counts of other versions of Transformers stay, and so does the table of a
+    newer version."""
     text = README.read_text()
     before, rest = text.split(BEGIN)
     old, after = rest.split(END)

@@ -20,9 +20,9 @@ from tests.gpu_worker.plans import TinyCore
 # Our relative error may be this many times eager's, both against float64, plus what rounding alone may do.
 _RATIO = 4.0
 _FLOOR = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
-# One wrong position among a hundred would drown in the mean.
+# The mean would hide one wrong position among a hundred.
 _WORST_RATIO = 12.0
-# Beyond this, eager is no measure.
+# With a larger error eager attention is not a usable reference.
 _MAX_NOISE = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 3e-1}
 # Row: tokens of its prompt.
 PROMPTS = {1: 45, 2: 70, 3: 33}
@@ -38,7 +38,7 @@ STEPS: tuple[tuple[dict[int, int], list[int]], ...] = (
 
 
 class Mismatch(AssertionError):
-    """The worker computed something else than eager does."""
+    """The worker's results differ from those of eager attention."""
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class Recorder:
 
 @dataclass(slots=True)
 class Computed:
-    """Of each row: hidden states by position, and logits by the position that they follow."""
+    """Hidden states of each row by position, and logits by the position that they follow."""
 
     hidden: dict[int, dict[int, Tensor]] = field(default_factory=dict)
     logits: dict[int, dict[int, Tensor]] = field(default_factory=dict)

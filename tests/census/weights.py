@@ -1,4 +1,4 @@
-"""Random weights that show mistakes: larger than Transformers' own, no two norms alike, biases and sinks not 0."""
+"""Random weights that expose faults: larger than Transformers' own, norms all different, biases and sinks not 0."""
 
 import torch
 from torch import Tensor

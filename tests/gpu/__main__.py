@@ -1,6 +1,6 @@
-"""`python -m tests.gpu [PART …]`: the worker's tests and the census on a GPU, part by part, each within its limit.
+"""`python -m tests.gpu [PART …]`: the worker's tests and model coverage on a GPU, in parts with a time limit.
 
-Exit code 1 where a part failed or took too long. `make test-gpu` calls it.
+Exit code 1 if a part failed or took too long. `make test-gpu` calls it.
 """
 
 import argparse

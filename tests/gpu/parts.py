@@ -1,40 +1,40 @@
-"""What `make test-gpu` runs, in parts that each end within the limit. Owns the parts; knows nothing of how they run."""
+"""The parts of `make test-gpu`, each of which ends within the limit. Knows nothing of how they run."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 WORKER_TESTS = Path("tests/gpu_worker")
-# A machine is lent for minutes at a time; a part that takes longer counts as failed.
+# A GPU machine is available for minutes at a time; a part that takes longer counts as failed.
 LIMIT_SECONDS = 240
 _NUM_CENSUS_PARTS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One process: `arguments` for the Python that runs it; {device} stands for the device."""
+    """One process: arguments for its Python; {device} is replaced by the device."""
 
     name: str
     arguments: tuple[str, ...]
 
 
-# Folders and files of the worker's tests; each file is in exactly one part, which an architecture test watches.
+# Folders and files of the worker's tests; an architecture test checks that each file is in exactly one part.
 FILES: dict[str, tuple[str, ...]] = {
     "host": (
         *("wire/test_frames.py", "wire/test_moves.py", "memory", "checkpoint", "link", "step/test_row_tables.py"),
         *("test_settings.py", "test_failures.py", "test_logs.py", "test_preflight.py"),
     ),
     "forward": ("attention/test_forward.py",),
-    # These after forward, whose kernels they use again from the compiler's cache.
+    # These follow forward, because they reuse its kernels from the compiler's cache.
     "attention": (
         *("attention/test_block_mask.py", "attention/test_page_contents.py", "attention/test_paged.py"),
         "attention/test_views.py",
     ),
     "pages": ("wire/test_page_orders.py", "step/test_prefix_hits.py", "step/test_sliding.py"),
-    "examination": ("examination",),
-    "sampling": ("sampling", "step/test_output.py"),
+    "compatibility": ("compatibility",),
+    "sampling": ("sampling", "step/test_output.py", "step/test_staging.py"),
     "runner": ("test_bundled_model.py", "step/test_runner.py", "test_startup.py", "test_windows.py"),
 }
-# Parts with more kernels than may compile within the limit run in several: those of these families, and the rest.
+# Parts with too many kernels for the limit are split by these families, and the rest.
 SELECTIONS: dict[str, tuple[str, ...]] = {"forward": ("llama or mistral", "gemma2 or gpt_oss")}
 
 

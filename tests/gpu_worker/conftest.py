@@ -1,4 +1,4 @@
-"""What every worker test shares: the device, one thread, and the rigs, whose kernels compile once per session."""
+"""Shared by all worker tests: the device, one thread, and the rigs, so that kernels compile once per session."""
 
 from collections.abc import Callable, Iterator
 

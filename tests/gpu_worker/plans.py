@@ -1,4 +1,4 @@
-"""Plans for a runner under test: a tiny core that knows rows, pages and nothing of policy.
+"""Plans for a runner under test: a tiny core with rows and pages and without policy.
 
 Owns a page counter and the row states that plans refer to; its checksum is computed from worker.proto's formula over
 the whole tables each time, in plain Python, independent of the worker's incremental one.
@@ -42,7 +42,7 @@ def checksum(tables: dict[int, tuple[int, list[int]]]) -> int:
 
 @dataclass(kw_only=True)
 class Sequence_:
-    """A sequence as the tiny core sees it."""
+    """A sequence of the tiny core."""
 
     row: int
     tokens: list[int]
@@ -95,7 +95,7 @@ class Moves:
 
 
 class TinyCore:
-    """Builds plans in order; the caller says what runs."""
+    """Builds plans in order; the caller chooses what runs."""
 
     def __init__(self, geometry: Geometry, *, generation: int = 1, page_order: Sequence[int] | None = None) -> None:
         self.geometry = geometry
@@ -116,7 +116,7 @@ class TinyCore:
         num_prompt: int = 0,
         **sampling: float,
     ) -> Sequence_:
-        """A sequence in `row`, with pages for its tokens, which are its prompt unless `num_prompt` says how many.
+        """A sequence in `row`, with pages for its tokens, which are its prompt unless `num_prompt` is given.
 
         shared: its first pages, which come filled up to `position`, the first that is computed.
         """
@@ -148,7 +148,7 @@ class TinyCore:
         moves: Moves | None = None,
         next_token: int = 0,
     ) -> pb.StepPlan:
-        """One step: `chunks` {row: count} and `decode` rows; `next_token` stands in for tokens not yet known."""
+        """One step: `chunks` {row: count} and `decode` rows; `next_token` replaces tokens that are not known yet."""
         chunks = chunks or {}
         self.step += 1
         message = pb.StepPlan(generation=self.generation, step=self.step)
@@ -181,7 +181,7 @@ class TinyCore:
         return message
 
     def learn(self, outcome_tokens: Sequence[int], sampled: Sequence[int] | None = None) -> None:
-        """Puts a result's tokens where `plan` left a stand-in."""
+        """Replaces the placeholders of `plan` with a result's tokens."""
         for row, token in zip(self.sampled if sampled is None else sampled, outcome_tokens, strict=True):
             self.rows[row].tokens[self.rows[row].position] = int(token)
 

@@ -1,7 +1,7 @@
-"""The truth that the worker is measured against: Transformers' eager forward, with float64 kept float64.
+"""The reference for the worker: Transformers' eager forward, with float64 kept float64.
 
 Owns nothing of the worker and imports nothing from it. Eager casts to float32 in softmax, norms, routers and the rotary
-table; here those casts are lifted whatever the family, so that the error of a forward in another dtype can be measured
+table; here those casts are lifted in every family, so that the error of a forward in another dtype can be measured
 instead of guessed.
 """
 
@@ -26,7 +26,7 @@ def plain_attention(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """softmax(q k^T) v in the inputs' dtype. query [H, q, D], key and value [K, k, D], visible bool [q, k]; sinks [H]
-    are one more column of scores, which has no value."""
+    are an additional column of scores without a value."""
     group = query.shape[0] // key.shape[0]
     key, value = key.repeat_interleave(group, 0), value.repeat_interleave(group, 0)
     scores = query @ key.transpose(1, 2) * scale
@@ -43,7 +43,7 @@ NARROWER = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Float64Kept(TorchFunctionMode):
-    """What would cast to float32 casts to float64."""
+    """Turns casts to float32 into casts to float64."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -56,7 +56,7 @@ class Float64Kept(TorchFunctionMode):
             name: wider.get(arg, arg) if isinstance(arg, torch.dtype) else arg for name, arg in (kwargs or {}).items()
         }
         out = func(*args, **kwargs)
-        # Buffers that a model keeps in float32, like its rotary frequencies, are what they are until they are used.
+        # Buffers that a model keeps in float32, like its rotary frequencies, stay so until they are used.
         computed = isinstance(out, Tensor) and getattr(func, "__name__", "") not in ("__get__", "__getitem__")
         assert not computed or out.dtype not in NARROWER, f"{func} computed in {out.dtype}"
         return out
@@ -69,34 +69,34 @@ def eager_model(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:
-                # Weights of one would hide a norm that is left out.
+                # Norm weights of 1 would hide a missing norm.
                 parameter.uniform_(0.5, 1.5)
             elif "sinks" in name:
-                # Of the size of scores, or leaving them out would not be seen.
+                # Sinks as large as scores, so that missing ones are noticed.
                 parameter.normal_(1.0, 1.0)
     return model.eval()
 
 
 def float64_model(model: PreTrainedModel) -> PreTrainedModel:
-    """`model`'s weights, as they are, in an eager forward that computes in float64 throughout."""
-    # Grouped matrix products have no float64; "eager" goes through the experts one by one.
+    """An eager model with `model`'s weights that computes in float64 throughout."""
+    # Grouped matrix products have no float64; "eager" computes experts one by one.
     experts = {"experts_implementation": "eager"} if "Experts" in str(model) else {}
-    twin = AutoModelForCausalLM.from_config(
+    meta_model = AutoModelForCausalLM.from_config(
         copy.deepcopy(model.config), attn_implementation="eager", dtype=torch.float64, **experts
     )
-    twin.load_state_dict({name: tensor.double() for name, tensor in model.state_dict().items()})
-    return twin.eval()
+    meta_model.load_state_dict({name: tensor.double() for name, tensor in model.state_dict().items()})
+    return meta_model.eval()
 
 
-def visible(num_tokens: int, window: int | None, leading: int = 0) -> Tensor:
-    """bool [q, k]: each query sees the last `window` positions, its own included, and the first `leading` ones."""
+def visible(num_tokens: int, window: int | None, sink_tokens: int = 0) -> Tensor:
+    """bool [q, k]: each query sees the last `window` positions, its own included, and the first `sink_tokens` ones."""
     query, key = torch.arange(num_tokens)[:, None], torch.arange(num_tokens)[None, :]
     near = key > query - (window or num_tokens)
-    return (key <= query) & (near | (key < leading))
+    return (key <= query) & (near | (key < sink_tokens))
 
 
 def _masks(model: PreTrainedModel, num_tokens: int, bound: tuple[int, int]) -> Tensor | dict[str, Tensor]:
-    """Additive masks [1, 1, q, k] in which layers that see everything see `bound`: a window and leading positions."""
+    """Additive masks [1, 1, q, k] in which full-attention layers see `bound`: a window and sink tokens."""
     weight = model.get_input_embeddings().weight
 
     def additive(seen: Tensor) -> Tensor:
@@ -118,8 +118,8 @@ def hidden_and_logits(
 ) -> tuple[Tensor, Tensor]:
     """Last hidden states [n, hidden] and logits [n, vocabulary] of one whole sequence, as float64 on the CPU.
 
-    bound: layers that see everything see a window and the first so many positions instead. Logits are the head's: what
-    a model does to them afterwards (Gemma 2 caps them) changes no order."""
+    bound: window and sink tokens for full-attention layers. Logits are those of the head, before later changes by the
+    model (Gemma 2 caps them), which keep their order."""
     weight = model.get_input_embeddings().weight
     ids = torch.tensor([tokens], device=weight.device)
     masks = None if bound is None else _masks(model, len(tokens), bound)

@@ -22,8 +22,8 @@ from transformers import (
 )
 
 from gpu_worker.attention.paged import ATTENTION_NAME, register
-from gpu_worker.checkpoint.model import prepare
-from gpu_worker.examination.examine import examine, twin_of
+from gpu_worker.checkpoint.loading import prepare
+from gpu_worker.compatibility.check_model import check_model, meta_model_of
 from gpu_worker.geometry import Geometry
 from gpu_worker.step.runner import Runner
 from gpu_worker.wire.frames import Outcome
@@ -33,7 +33,7 @@ from tests.gpu_worker.reference import eager_model, float64_model, hidden_and_lo
 VOCAB_SIZE = 131
 # Our error may be this many times eager's in the same dtype, both against float64, each as root mean square.
 ERROR_RATIO = 2.0
-# Of the hidden states, which are of order 1: rounding that eager happens to be spared.
+# For hidden states of order 1: rounding that eager attention avoids by chance.
 ERROR_FLOOR = {torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 1.25e-3}
 
 
@@ -43,14 +43,14 @@ class RigSpec:
     group: int
     head_dim: int
     family: str = "qwen3"
-    # Of the families that slide, in every second layer or in all.
+    # The window of families with windows, in every second layer or in all.
     window: int | None = None
-    # As settings may have it: layers that see everything see a window and the first so many positions instead.
+    # As by settings: full-attention layers see a window and this number of sink tokens instead.
     bound: tuple[int, int] | None = None
     dtype: torch.dtype = torch.float32
     max_rows: int = 3
     chunk_align: int = 64
-    # Unless given, some rows' worth of pages, and a text of some pages.
+    # By default pages for some rows, and texts of some pages.
     num_pages: int | None = None
     max_length: int | None = None
 
@@ -73,11 +73,11 @@ _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, object]]] = {
     "qwen3": (Qwen3Config, {"tie_word_embeddings": True}),
     "llama": (LlamaConfig, {"tie_word_embeddings": False}),
     "mistral": (MistralConfig, {}),
-    # Soft-capping that bends scores of order 1; a scale that is not of the head dimension.
+    # Soft-capping that changes scores of order 1; a scale that differs from the head dimension's.
     "gemma2": (Gemma2Config, {"query_pre_attn_scalar": 10, "attn_logit_softcapping": 2.0}),
     "gpt_oss": (
         GptOssConfig,
-        # Layers that share a kernel have sinks of their own. Grouped experts want rows of a multiple of 16 bytes.
+        # Layers that share a kernel have different sinks. Grouped experts need rows of a multiple of 16 bytes.
         {
             "hidden_size": 80,
             "num_hidden_layers": 4,
@@ -125,8 +125,8 @@ class Rig:
         served = copy.deepcopy(self.eager)
         served.set_attn_implementation(ATTENTION_NAME)
         self.served = served = prepare(served, device=device, dtype=spec.dtype)
-        # Shapes alone are read, and grouped experts have no other dtype without data.
-        layers = examine(twin_of(config_of(spec), dtype=torch.bfloat16))
+        # Only shapes are read, and grouped experts run on the meta device in bfloat16 alone.
+        layers = check_model(meta_model_of(config_of(spec), dtype=torch.bfloat16))
         layers = layers if spec.bound is None else layers.bounded(*spec.bound)
         self.runner = Runner(served, layers, self.geometry, device=device, dtype=spec.dtype)
         self.runner.warm_up()
@@ -147,7 +147,7 @@ class Rig:
         self._kept_logits = output[0]
 
     def core(self, **options: object) -> TinyCore:
-        """A core of a new generation."""
+        """A core with a new generation."""
         self._generation += 1
         return TinyCore(self.geometry, generation=self._generation, **options)
 
@@ -166,7 +166,7 @@ class Rig:
         decode: Iterable[int] = (),
         moves: Moves | None = None,
     ) -> Outcome:
-        """Runs one step, tells the core its tokens, and records each computed position."""
+        """Runs one step, passes its tokens to the core, and records each computed position."""
         decode = list(decode)
         before = {row: core.rows[row].position for row in (*(chunks or {}), *decode)}
         outcome = self.submit(core.plan(chunks=chunks, decode=decode, moves=moves))
@@ -185,7 +185,7 @@ class Rig:
         return outcome
 
     def _places(self, chunks: dict[int, int], decode: list[int]) -> dict[tuple[int, int], int]:
-        """Where each (row, offset) stands in the packed tokens: decode rows, their padding, then chunks."""
+        """The index of each (row, offset) in the packed tokens: decode rows, their padding, then chunks."""
         shapes = self.runner.shapes
         places = {(row, 0): i for i, row in enumerate(decode)}
         at = len(decode)
@@ -200,7 +200,7 @@ class Rig:
         return np.random.default_rng(seed).integers(0, VOCAB_SIZE, length).tolist()
 
     def check(self, core: TinyCore, recording: Recording) -> None:
-        """Every recorded hidden state against float64, within what eager itself errs."""
+        """Compares every recorded hidden state with float64, within eager's own error."""
         for row in {row for row, _ in recording.hidden}:
             positions = sorted(position for at, position in recording.hidden if at == row)
             tokens = core.rows[row].tokens[: positions[-1] + 1]
@@ -216,5 +216,5 @@ def assert_as_good(ours: Tensor, eager: Tensor, exact: Tensor, floor: float) -> 
     error = (ours - exact).pow(2).mean().sqrt()
     worst = (ours - exact).pow(2).mean(-1).sqrt().max()
     assert error <= allowed, f"error {error:.3g}, allowed {allowed:.3g}"
-    # One wrong position among hundreds would drown in the mean.
+    # The mean would hide one wrong position among hundreds.
     assert worst <= 4 * allowed, f"worst position errs by {worst:.3g}, allowed {4 * allowed:.3g}"

@@ -13,10 +13,10 @@ SPECS = [
     RigSpec(page_size=128, group=2, head_dim=256, dtype=torch.float16),
     RigSpec(page_size=64, group=2, head_dim=64, dtype=torch.bfloat16),
     RigSpec(page_size=16, group=7, head_dim=64, family="mistral", window=37, dtype=torch.bfloat16),
-    # Each has a layer that slides and one that does not.
+    # Each has one layer with a window and one without.
     RigSpec(page_size=16, group=2, head_dim=24, family="gemma2", window=21, chunk_align=32),
     RigSpec(page_size=16, group=3, head_dim=40, family="gpt_oss", window=9),
-    # Leading positions that end inside their second page; and inside their first, beside layers that slide anyway.
+    # Sink tokens that end inside their second page; and inside their first, beside layers with their own window.
     # A text may be longer than the pool of the first.
     RigSpec(page_size=16, group=3, head_dim=64, family="llama", bound=(7, 17), num_pages=14, max_length=400),
     RigSpec(page_size=64, group=2, head_dim=64, family="gemma2", window=21, bound=(50, 5)),

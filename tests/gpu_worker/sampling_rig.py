@@ -1,4 +1,4 @@
-"""Sampling without a model: plans, row tables and the worker's sampling as in a step, under logits that a test makes.
+"""Sampling without a model: plans, row tables and the worker's sampling as in a step, with logits from a test.
 
 Owns the oracle too: the probabilities that worker.proto promises, in float64 and plain loops, independent of the code
 under test.
@@ -16,7 +16,6 @@ from gpu_worker.geometry import Geometry
 from gpu_worker.step.output import Sampling, StepOutput
 from gpu_worker.step.row_tables import RowTables
 from gpu_worker.step.samples import SamplePart, lay_out_samples
-from gpu_worker.step.sampling_upload import sample_arrays
 from gpu_worker.step.shapes import Shapes
 from gpu_worker.step.staging import Staging
 from gpu_worker.wire.frames import read_plan
@@ -25,7 +24,7 @@ from tests.gpu_worker.plans import Sequence_, TinyCore
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What one sequence asks for, beside its tokens."""
+    """The sampling parameters of one sequence."""
 
     sampling: Mapping[str, float] = field(default_factory=dict)
     biases: Mapping[int, float] = field(default_factory=dict)
@@ -34,7 +33,7 @@ class Wish:
 
 
 class SamplingRig:
-    """One worker's sampling; a row's logits depend on what the test says of (row, position of the token to come)."""
+    """One worker's sampling; the test supplies the logits of (row, position of the next token)."""
 
     def __init__(self, *, vocab_size: int, max_rows: int, device: torch.device, max_length: int = 64) -> None:
         self.geometry = Geometry(
@@ -63,28 +62,30 @@ class SamplingRig:
             **wish.sampling,
         )
 
-    def laid_out(self, **running: object) -> tuple[SamplePart, dict[str, Tensor]]:
-        """The next plan's samples, and their arrays on the device."""
+    def laid_out(self, **running: object) -> SamplePart[Tensor]:
+        """The samples of the next plan, on the device."""
         plan = read_plan(self.core.plan(**running), self.geometry)
         self.tables.apply(plan)
         self.tables.check(plan)
         samples = lay_out_samples(plan, self.tables, plan.decode_rows.size, self.shapes)
         self.tables.advance(plan)
-        return samples, self._staging.upload(sample_arrays(samples, self.tables))
+        return self._staging.upload(samples)
 
     def step(self, logits_of: Callable[[int, int], Tensor], **running: object) -> StepOutput:
         """Runs one step; `logits_of` (row, position) are [V]. The core learns the tokens."""
-        samples, staged = self.laid_out(**running)
-        rows = [logits_of(int(row), int(at)) for row, at in zip(samples.rows, samples.positions, strict=False)]
-        rows += [torch.zeros_like(rows[0])] * (samples.rows.size - samples.num_samples)
-        output = self.sampling.run(torch.stack(rows).to(self.device), samples, staged, self.tables)
+        samples = self.laid_out(**running)
+        sampled = samples.rows.tolist()[: samples.num_samples]
+        # The token that the step samples counts as known already.
+        rows = [logits_of(row, int(self.tables.num_known[row]) - 1) for row in sampled]
+        rows += [torch.zeros_like(rows[0])] * (samples.rows.shape[0] - samples.num_samples)
+        output = self.sampling.run(torch.stack(rows).to(self.device), samples)
         tokens = output.tokens.cpu()[: samples.num_samples].tolist()
         self.core.learn(tokens)
         return output
 
 
 def logits_by_oracle(logits: Tensor, wish: Wish, prompt: Sequence[int], output: Sequence[int]) -> np.ndarray:
-    """float64 [V]: what temperature and filters are given, by worker.proto's words."""
+    """float64 [V]: the input of temperature and filters, as worker.proto defines it."""
     get = wish.sampling.get
     scores = logits.double().cpu().numpy().copy()
     for token, bias in wish.biases.items():
@@ -124,7 +125,7 @@ def _softmax(scores: np.ndarray) -> np.ndarray:
 
 
 def chi_square(counts: np.ndarray, exact: np.ndarray) -> float:
-    """p-value of counts [V] of independent draws; rare tokens are put together. 0 where the impossible came out."""
+    """p-value of counts [V] of independent draws; rare tokens are merged. 0 if an impossible token was drawn."""
     if counts[exact == 0].sum():
         return 0.0
     expected = counts.sum() * exact

@@ -1,4 +1,4 @@
-"""A checkpoint of a tiny Llama as people get one: config, safetensors, tokenizer; and ways to spoil it."""
+"""A published checkpoint of a tiny Llama: config, safetensors, tokenizer; and ways to damage it."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""The bundled model is what its papers say: checksums, size, loading, tokenizer, held-out loss, corpus."""
+"""The bundled model matches its documentation: checksums, size, loading, tokenizer, held-out loss, corpus."""
 
 import json
 import math
@@ -98,7 +98,7 @@ def test_held_out_loss_is_as_recorded(model: PreTrainedModel, tokenizer: Tokeniz
     if platform.python_version() == PROVENANCE["cpython_version"]:
         assert loss == pytest.approx(PROVENANCE["held_out_loss_subset"], rel=TOLERANCE)
     else:
-        # Another version's texts: still far from the ln(vocabulary) of a model that knows nothing.
+        # The texts of another version: the loss is still far below ln(vocabulary), that of an untrained model.
         assert loss < 0.65 * math.log(VOCAB_SIZE)
 
 
@@ -179,7 +179,7 @@ def test_a_greedy_continuation_is_that_of_generate(model: PreTrainedModel, token
     assert continued == [*ids, *greedy(model, ids, 24).token_ids]
 
 
-def test_a_checkpoint_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
+def test_training_continues_identically_from_a_checkpoint(tmp_path: Path) -> None:
     def step(model: PreTrainedModel, optimizers: tuple[torch.optim.Optimizer, ...], first_id: int) -> None:
         ids = torch.arange(first_id, first_id + 16)[None]
         model(ids, labels=ids).loss.backward()
@@ -200,7 +200,7 @@ def test_a_checkpoint_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_verify_says_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_prints_its_findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for source in MODEL_DIR.iterdir():
         (tmp_path / source.name).write_bytes(source.read_bytes())
     (tmp_path / "provenance.json").write_text(json.dumps(PROVENANCE | {"held_out_loss": 1.0, "corpus_sha256": "0"}))
@@ -210,7 +210,7 @@ def test_verify_says_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "DIFFERS" in said
 
 
-def test_greedy_choices_are_clear_and_differ(model: PreTrainedModel, tokenizer: Tokenizer) -> None:
+def test_prompts_have_clear_greedy_choices_and_distinct_outputs(model: PreTrainedModel, tokenizer: Tokenizer) -> None:
     prompts = read_prompts()
     assert len(prompts) == len(set(prompts)) >= 96
     completions = [greedy(model, tokenizer.encode(prompt).ids) for prompt in prompts[::8]]

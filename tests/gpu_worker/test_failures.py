@@ -1,4 +1,4 @@
-"""A failed start: its last line is `gpu_worker: <cause>; <hint>`, whatever failed."""
+"""The last line of every failed start is `gpu_worker: <cause>; <hint>`."""
 
 import builtins
 import errno
@@ -26,7 +26,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def threads_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads belong to the process, here to all tests."""
+    """Keeps the number of threads, which all tests share."""
     monkeypatch.setattr(startup, "set_threads", lambda _: None)
 
 
@@ -41,10 +41,10 @@ def file_error(number: int) -> OSError:
             torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1 GiB.\nSee docs."),
             "the GPU is out of memory: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1 GiB; ",
         ),
-        (MemoryError(), "main memory is used up: MemoryError; a smaller pool_bytes"),
+        (MemoryError(), "host memory is used up: MemoryError; a smaller pool_bytes"),
         (
             OSError(errno.ENOMEM, "Cannot allocate memory"),
-            "main memory is used up: [Errno 12] Cannot allocate memory; a",
+            "host memory is used up: [Errno 12] Cannot allocate memory; a",
         ),
         (file_error(errno.EACCES), "/models/a/model.safetensors: as the system says; it must be readable by"),
         (file_error(errno.EIO), "/models/a/model.safetensors: as the system says; the disk or the network share"),
@@ -58,17 +58,17 @@ def file_error(number: int) -> OSError:
         (ValueError("max_rows is 0; it must be 1"), "max_rows is 0; it must be 1"),
     ],
 )
-def test_cause_and_hint_stand_in_one_line(error: Exception, line: str) -> None:
+def test_explain_puts_cause_and_hint_in_one_line(error: Exception, line: str) -> None:
     assert is_expected(error)
     assert explain(error).startswith(line)
     assert "\n" not in explain(error)
 
 
-def test_torchs_own_allocator_says_so_too() -> None:
+def test_torchs_cpu_allocator_counts_as_out_of_memory() -> None:
     with pytest.raises(RuntimeError) as error:
         torch.empty(1 << 60, dtype=torch.uint8)
     assert is_expected(error.value)
-    assert explain(error.value).startswith("main memory is used up: ")
+    assert explain(error.value).startswith("host memory is used up: ")
 
 
 def test_a_missing_compiler_is_named() -> None:
@@ -77,7 +77,7 @@ def test_a_missing_compiler_is_named() -> None:
     assert "install g++, or name a compiler in CXX" in explain(InvalidCxxCompiler())
 
 
-def test_kernels_that_do_not_compile_name_where_they_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_compilations_name_the_kernel_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor.exc import InductorError
 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
@@ -112,7 +112,7 @@ def last_line(
         OSError("bare"),
     ],
 )
-def test_whatever_loading_raises_is_the_last_line(
+def test_errors_of_loading_are_the_last_line(
     error: Exception,
     saved: Path,
     tmp_path: Path,
@@ -142,7 +142,7 @@ def test_files_that_may_not_be_read_are_named(
     assert line.startswith(f"gpu_worker: {saved}/model.safetensors: permission denied; it must be readable by")
 
 
-def test_imports_that_fail_are_told(
+def test_failed_imports_are_explained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     real_import = builtins.__import__
@@ -163,7 +163,7 @@ def test_imports_that_fail_are_told(
 def test_corrupt_weights_are_the_last_line_of_the_process(saved: Path, tmp_path: Path) -> None:
     folder = changed(saved, tmp_path / "m")
     weights = (folder / "model.safetensors").read_bytes()
-    # A header that is whole and wrong: safetensors finds out itself.
+    # The header is complete and wrong, so safetensors itself reports it.
     (folder / "model.safetensors").write_bytes(weights.replace(b'"shape":[40,', b'"shape":[99,'))
     flags = ["--model", str(folder), "--device", "cpu", "--runtime-dir", str(tmp_path / "run")]
     run = subprocess.run([sys.executable, "-m", "gpu_worker", *flags], capture_output=True, text=True, timeout=120)

@@ -19,7 +19,7 @@ STAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}"
 
 
 class BlockedStream(io.StringIO):
-    """Takes one write, then blocks until `opened`, as a pipe that nobody reads."""
+    """Takes one write, then blocks until `opened`, like an unread pipe."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ def test_control_characters_are_escaped_and_tracebacks_keep_their_lines() -> Non
     assert trace[-1] == r"ValueError: with \x1b[2J inside"
 
 
-def test_levels_bound_the_worker_and_libraries_say_warnings_alone() -> None:
+def test_levels_filter_the_worker_and_libraries_log_only_warnings() -> None:
     stream = written(level="debug")
     logging.getLogger("gpu_worker").debug("ours")
     logging.getLogger("some.library").info("theirs")
@@ -160,7 +160,7 @@ def test_a_full_queue_drops_records_and_counts_them() -> None:
     assert handler.num_dropped == 0
 
 
-def test_the_report_of_drops_stands_where_records_are_missing() -> None:
+def test_the_report_of_drops_precedes_the_next_record() -> None:
     stream = BlockedStream()
     handler = logs.QueuedHandler(stream, logs.TextFormat(), max_queued=2)
 
@@ -194,7 +194,7 @@ os._exit(0)
 """
 
 
-def test_a_process_whose_stderr_is_not_read_goes_on() -> None:
+def test_a_process_with_unread_stderr_continues() -> None:
     """The pipe holds 1 MiB at most, the queue 1,024 lines; the process logs 3 MB and ends."""
     process = subprocess.Popen(
         [sys.executable, "-c", CHATTERER], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -1,4 +1,4 @@
-"""What is wrong without torch is refused without torch: asked of a fresh interpreter, which lists what it imported."""
+"""Errors that need no torch are reported without importing it, as a fresh interpreter shows."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from tests.architecture.source import ROOT
 from tests.gpu_worker.saved_model import changed, save_model
 
 HEAVY = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub")
-# Runs the program as __main__ does, then lists what of HEAVY is loaded.
+# Runs the program as __main__ does, then lists the loaded modules of HEAVY.
 PROBE = f"""
 import json, sys
 from gpu_worker.__main__ import main
@@ -70,7 +70,7 @@ def test_a_wrong_setting_ends_in_one_line_before_torch(
     assert stderr.count("\n") == 1
 
 
-def test_a_refused_start_is_an_object_where_the_log_is_json(tmp_path: Path) -> None:
+def test_a_refused_start_is_a_json_object_in_a_json_log(tmp_path: Path) -> None:
     flags = ["--runtime-dir", str(tmp_path / "run"), "--model", "/no/such/model", "--log-level", "error"]
     *_, stderr = run(*flags, TANDEM_LOG_FORMAT="json")
     entry = json.loads(stderr)
@@ -84,7 +84,7 @@ def test_version_and_help_are_shown_without_torch() -> None:
     code, loaded, shown, stderr = run("--help", COLUMNS="100")
     assert (code, loaded, stderr) == (0, [], "")
     assert shown.startswith("usage: python -m gpu_worker [settings]\n\nA Tandem worker: ")
-    # Types are words for people, and no default stands twice.
+    # Types are shown as words, and no default appears twice.
     assert "ByteSize" not in shown
     assert "(default" not in shown
     for name in WorkerSettings.model_fields:
@@ -121,8 +121,8 @@ def test_settings_that_may_work_pass(tmp_path: Path) -> None:
     check_threads(None)
 
 
-def test_the_runtime_folder_and_its_key_are_made_at_once(tmp_path: Path) -> None:
-    """A worker that starts before its scheduler makes both; what is wrong with them is said before torch is loaded."""
+def test_preflight_creates_the_runtime_folder_and_its_key(tmp_path: Path) -> None:
+    """A worker that starts before its scheduler creates both; their faults are reported before torch is loaded."""
     settings = WorkerSettings(runtime_dir=tmp_path / "run")
     check_before_imports(settings)
     assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700

@@ -1,4 +1,4 @@
-"""Start-up: devices, what is refused before it is tried, the largest step, and what Join says."""
+"""Start-up: devices, early refusals, the largest step, and the contents of Join."""
 
 import logging
 from collections.abc import Callable
@@ -36,13 +36,13 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def threads_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads belong to the process, here to all tests."""
+    """Keeps the number of threads, which all tests share."""
     monkeypatch.setattr(startup, "set_threads", lambda _: None)
 
 
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Sets what is free; loading raises `Reached`."""
+    """Sets free memory; loading raises `Reached`."""
 
     def load(*_: object, **__: object) -> None:
         raise Reached
@@ -56,7 +56,7 @@ def test_a_device_that_the_machine_lacks_is_named() -> None:
         choose_device("cuda:99")
 
 
-def test_a_torch_without_cuda_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_without_cuda_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.version, "hip", None)
     with pytest.raises(
@@ -65,7 +65,7 @@ def test_a_torch_without_cuda_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         choose_device("cuda")
 
 
-def test_a_machine_without_cards_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_gpus_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(ValueError, match="this machine shows 0 CUDA devices: nvidia-smi and CUDA_VISIBLE_DEVICES"):
@@ -88,7 +88,7 @@ def test_a_machine_without_cards_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_before_loading(
+def test_models_that_do_not_fit_are_refused_before_loading(
     saved: Path, free: Callable[[int], None], free_now: int, settings: dict[str, object], problem: str
 ) -> None:
     free(free_now)
@@ -96,7 +96,7 @@ def test_what_does_not_fit_is_refused_before_loading(
         start(WorkerSettings(model=str(saved), device="cpu", **settings), saved)
 
 
-def test_the_ledger_stands_in_the_log_before_loading(
+def test_the_ledger_is_logged_before_loading(
     saved: Path, free: Callable[[int], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "gpu_worker")
@@ -109,7 +109,7 @@ def test_the_ledger_stands_in_the_log_before_loading(
     assert "  weights, float32                          40.4 KiB" in lines
 
 
-def test_a_model_without_a_tokenizer_is_said(
+def test_a_model_without_a_tokenizer_is_reported(
     tmp_path: Path, free: Callable[[int], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     free(900 * MIB)
@@ -124,19 +124,21 @@ def test_a_tokenizer_too_large_for_a_join_is_refused_before_loading(
 ) -> None:
     free(900 * MIB)
     monkeypatch.setattr("gpu_worker.wire.frames.MAX_JOIN_BYTES", 100)
-    with pytest.raises(ValueError, match=r"Join has \d+ bytes \(tokenizer.json \d+, .*the scheduler takes 100; serve"):
+    with pytest.raises(
+        ValueError, match=r"Join has \d+ bytes \(tokenizer.json \d+, .*the scheduler accepts 100; serve"
+    ):
         start(WorkerSettings(model=str(saved), device="cpu"), saved)
 
 
-def test_a_gpus_pool_follows_what_is_free_after_loading(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Someone else took memory meanwhile."""
+def test_a_gpus_pool_fits_the_memory_free_after_loading(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process took memory meanwhile."""
     card = mock.Mock(spec=torch.device, type="cuda")
     monkeypatch.setattr(startup, "load_weights", lambda *_, **__: mock.sentinel.model)
     monkeypatch.setattr(startup, "free_bytes", lambda _: 4000 * MIB)
     settings = WorkerSettings(model=str(saved), max_rows=8, token_budget=128, page_size=16)
     files = startup.read_files(saved)
-    twin = startup.twin_of(files.config, dtype=torch.bfloat16)
-    costs = startup.estimate(twin, startup.examine(twin), dtype=torch.bfloat16, packs=False)
+    meta_model = startup.meta_model_of(files.config, dtype=torch.bfloat16)
+    costs = startup.estimate(meta_model, startup.check_model(meta_model), dtype=torch.bfloat16, packs=False)
     planned = startup.plan_memory(settings, costs, card)
     monkeypatch.setattr(startup, "free_bytes", lambda _: 1024 * MIB + 235_000)
     model, sizes = startup.load(settings, files, costs, planned, card, torch.bfloat16)
@@ -162,15 +164,15 @@ def test_the_largest_step_uses_the_budget(max_rows: int, max_length: int, token_
     assert sorted([*plan.chunk_rows, *plan.decode_rows]) == list(range(1, max_rows + 1))
     assert plan.chunk_counts.max() <= max_length
     assert plan.chunk_samples.all()
-    # The first row's prompt tells of as many tokens as every row's sample leaves.
+    # The first row's prompt has as many logprobs as the limit leaves beside every row's sample.
     assert plan.started is not None
-    told = plan.chunk_counts[0] - plan.started.prompt_logprobs_from[0]
-    assert told == min(plan.chunk_counts[0] - 1, geometry.logit_rows - max_rows)
-    # Nothing more fits: every row is full, or another tile is too much.
+    num_logprobs = plan.chunk_counts[0] - plan.started.prompt_logprobs_from[0]
+    assert num_logprobs == min(plan.chunk_counts[0] - 1, geometry.logit_rows - max_rows)
+    # Nothing more fits: every row is full, or one more tile exceeds the budget.
     assert geometry.token_budget - cost < 64 or plan.decode_rows.size == 0
 
 
-def test_join_says_what_was_set_and_measured(tmp_path: Path, device: torch.device) -> None:
+def test_join_contains_settings_and_measurements(tmp_path: Path, device: torch.device) -> None:
     """A whole start, with the kernels of a rig, which are compiled already. Texts may be longer than the pool."""
     spec = next(spec for spec in SPECS if spec.family == "llama" and spec.bound)
     window, sinks = spec.bound
@@ -196,20 +198,20 @@ def test_join_says_what_was_set_and_measured(tmp_path: Path, device: torch.devic
     assert join.max_length > join.num_pages * join.page_size
     assert 0 < join.page_copy_us < 1e6
     assert 0 < join.token_us < 1e6
-    # Another window, another text: such a worker cannot go on with this one's requests.
+    # Another window gives another text, so such a worker cannot continue this one's requests.
     files, geometry, timings = startup.read_files(saved), worker.runner.geometry, Timings(token_us=1, page_copy_us=1)
     others = [
-        startup.introduce(settings.model_copy(update=update), files, geometry, timings, device, torch.float32)
+        startup.join_message(settings.model_copy(update=update), files, geometry, timings, device, torch.float32)
         for update in ({}, {"window": None, "window_sinks": 0}, {"window_sinks": 0}, {"window": 71, "window_sinks": 7})
     ]
     assert len({other.identity for other in others}) == len(others)
     assert join.identity == others[0].identity
-    # What was measured left no trace.
+    # Measuring left the runner unchanged.
     cache = worker.runner.on_device.cache
     assert not any(pool.any() for pool in (*cache.keys, *cache.values))
 
 
-def test_without_host_memory_no_page_is_timed(
+def test_page_copies_are_not_timed_without_host_memory(
     rig_of: Callable[[RigSpec], Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = rig_of(RigSpec(page_size=64, group=2, head_dim=64)).runner
@@ -219,7 +221,7 @@ def test_without_host_memory_no_page_is_timed(
 
 
 @pytest.mark.parametrize(("max_rows", "max_length", "token_budget"), [(1, 64, 65), (3, 80, 384), (256, 4096, 4096)])
-def test_prompts_alone_fill_a_step(max_rows: int, max_length: int, token_budget: int) -> None:
+def test_the_plan_of_full_prompts_fills_a_step(max_rows: int, max_length: int, token_budget: int) -> None:
     geometry = Geometry(
         page_size=16,
         num_pages=9,
@@ -240,7 +242,7 @@ def test_prompts_alone_fill_a_step(max_rows: int, max_length: int, token_budget:
         assert 1 <= pages.min() <= pages.max() < 9
 
 
-def test_the_largest_step_runs_and_is_forgotten(rig_of: Callable[[RigSpec], Rig]) -> None:
+def test_the_largest_step_runs_and_leaves_the_runner_unchanged(rig_of: Callable[[RigSpec], Rig]) -> None:
     runner = rig_of(RigSpec(page_size=64, group=2, head_dim=64)).runner
     # Other tests have used the rig.
     runner.on_device.cache.zero()

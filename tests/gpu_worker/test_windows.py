@@ -1,4 +1,4 @@
-"""The window that settings ask for: on which layers, what of it is refused, and what the self-check makes of it."""
+"""The setting `window`: the layers it affects, refused values, and the self-check with it."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gpu_worker.attention.layers import AttentionKind, AttentionLayer, LayerMap, Visibility
+from gpu_worker.attention.layers import AttentionKind, AttentionLayer, AttentionPattern, LayerMap
 from gpu_worker.checkpoint.files import ModelRefused
-from gpu_worker.examination.bounded_eager import BOUNDED_NAME, eager_name
-from gpu_worker.examination.examine import examine, twin_of
-from gpu_worker.examination.self_check import check_runner
+from gpu_worker.compatibility.bounded_eager import BOUNDED_NAME, eager_name
+from gpu_worker.compatibility.check_model import check_model, meta_model_of
+from gpu_worker.compatibility.self_check import check_runner
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.windows import with_window
 from tests.gpu_worker.rig import Rig, RigSpec, config_of
@@ -19,50 +19,53 @@ from tests.gpu_worker.rig_specs import SPECS
 KIND = AttentionKind(num_heads=2, num_kv_heads=1, key_dim=16, value_dim=16, scale=1.0)
 
 
-def layers_of(*visibilities: Visibility) -> LayerMap:
+def layers_of(*patterns: AttentionPattern) -> LayerMap:
     return LayerMap(
         layers=tuple(
-            AttentionLayer(name=str(i), kind=replace(KIND, visibility=visibility))
-            for i, visibility in enumerate(visibilities)
+            AttentionLayer(name=str(i), kind=replace(KIND, pattern=pattern)) for i, pattern in enumerate(patterns)
         )
     )
 
 
-def seen(layers: LayerMap) -> list[Visibility]:
-    return [layer.kind.visibility for layer in layers.layers]
+def seen(layers: LayerMap) -> list[AttentionPattern]:
+    return [layer.kind.pattern for layer in layers.layers]
 
 
-EVERYTHING, SINKS = Visibility(), Visibility(has_sinks=True)
+EVERYTHING, SINKS = AttentionPattern(), AttentionPattern(has_learned_sinks=True)
 
 
-def test_layers_that_see_everything_are_bounded_and_others_stay() -> None:
-    layers = layers_of(EVERYTHING, Visibility(window=8), SINKS, Visibility(window=90, has_sinks=True))
+def test_window_bounds_full_attention_layers_and_keeps_others() -> None:
+    layers = layers_of(
+        EVERYTHING, AttentionPattern(window=8), SINKS, AttentionPattern(window=90, has_learned_sinks=True)
+    )
     assert with_window(WorkerSettings(), layers, 128) is layers
     bounded = with_window(WorkerSettings(window=60, window_sinks=4), layers, 128)
     assert seen(bounded) == [
-        Visibility(window=60, leading=4),
-        Visibility(window=8),
-        Visibility(window=60, leading=4, has_sinks=True),
-        Visibility(window=90, has_sinks=True),
+        AttentionPattern(window=60, sink_tokens=4),
+        AttentionPattern(window=8),
+        AttentionPattern(window=60, sink_tokens=4, has_learned_sinks=True),
+        AttentionPattern(window=90, has_learned_sinks=True),
     ]
     assert bounded.reach == (90, 4)
-    assert seen(with_window(WorkerSettings(window=1), layers, 128))[0] == Visibility(window=1)
+    assert seen(with_window(WorkerSettings(window=1), layers, 128))[0] == AttentionPattern(window=1)
 
 
 @pytest.mark.parametrize(
     ("own", "max_length", "expected"),
     [
         ([EVERYTHING], 128, (0, 0)),
-        ([Visibility(window=8), EVERYTHING], 128, (0, 0)),
-        ([Visibility(window=8), Visibility(window=40)], 128, (40, 0)),
-        # Too wide to hide anything of the longest sequence: all of it is seen.
-        ([Visibility(window=8), Visibility(window=40)], 40, (0, 0)),
-        ([Visibility(window=30, leading=9), Visibility(window=40)], 128, (40, 9)),
-        ([Visibility(window=30, leading=9), Visibility(window=20)], 39, (0, 0)),
-        ([Visibility(window=30, leading=9), Visibility(window=20)], 40, (30, 9)),
+        ([AttentionPattern(window=8), EVERYTHING], 128, (0, 0)),
+        ([AttentionPattern(window=8), AttentionPattern(window=40)], 128, (40, 0)),
+        # Too wide to hide a position of the longest sequence.
+        ([AttentionPattern(window=8), AttentionPattern(window=40)], 40, (0, 0)),
+        ([AttentionPattern(window=30, sink_tokens=9), AttentionPattern(window=40)], 128, (40, 9)),
+        ([AttentionPattern(window=30, sink_tokens=9), AttentionPattern(window=20)], 39, (0, 0)),
+        ([AttentionPattern(window=30, sink_tokens=9), AttentionPattern(window=20)], 40, (30, 9)),
     ],
 )
-def test_how_far_back_some_layer_sees(own: list[Visibility], max_length: int, expected: tuple[int, int]) -> None:
+def test_reach_is_the_widest_window_of_all_layers(
+    own: list[AttentionPattern], max_length: int, expected: tuple[int, int]
+) -> None:
     assert layers_of(*own).within(max_length).reach == expected
 
 
@@ -80,19 +83,23 @@ def test_how_far_back_some_layer_sees(own: list[Visibility], max_length: int, ex
             "window is 128 and window_sinks 0; together they must be less than max_length 128",
         ),
         ({"window": 1, "window_sinks": 500}, EVERYTHING, "window is 1 and window_sinks 500; together"),
-        ({"window": 9}, Visibility(window=50), r"every layer of this model slides already \(the widest window is 50\)"),
+        (
+            {"window": 9},
+            AttentionPattern(window=50),
+            r"every layer of this model has its own window \(the widest is 50\)",
+        ),
     ],
 )
-def test_what_would_change_nothing_is_refused(settings: dict[str, int], own: Visibility, problem: str) -> None:
+def test_windows_without_effect_are_refused(settings: dict[str, int], own: AttentionPattern, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         with_window(WorkerSettings(**settings), layers_of(own), 128)
 
 
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if spec.bound], ids=str)
-def test_the_self_check_shows_eager_attention_the_same(spec: RigSpec, rig_of: Callable[[RigSpec], Rig]) -> None:
-    """Told nothing of the setting, it finds that the kernels show less."""
+def test_the_self_check_bounds_eager_attention_too(spec: RigSpec, rig_of: Callable[[RigSpec], Rig]) -> None:
+    """Without the setting, the check finds that the kernels see less."""
     rig = rig_of(spec)
-    model, own = rig.served, examine(twin_of(config_of(spec), dtype=torch.bfloat16))
+    model, own = rig.served, check_model(meta_model_of(config_of(spec), dtype=torch.bfloat16))
     before = model.config._attn_implementation
     assert eager_name(model, own) == BOUNDED_NAME
     assert eager_name(model, None) == eager_name(model, own.bounded(*rig.spec.bound)) == "eager"

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # Test suites are code more than prose and some distributions leave them out, so does this corpus; the
-# same goes for lib2to3's grammar drivers and IDLE. Frozen-import fixtures are no library at all.
+# same goes for lib2to3's grammar drivers and IDLE. Frozen-import fixtures are not a library.
 EXCLUDED_DIRS = frozenset(
     {
         "__phello__",

@@ -5,7 +5,7 @@ kept: greedy decoding in f32 has a clear winner at each of NUM_NEW_TOKENS steps,
 something else than the other prompts' completions, and circles less than what is left out.
 
     python -m gpu_worker.bundled.recipe.prompts            check prompts.txt against the model
-    python -m gpu_worker.bundled.recipe.prompts --choose   write prompts.txt anew (after training)
+    python -m gpu_worker.bundled.recipe.prompts --choose   write prompts.txt again (after training)
 """
 
 import argparse
@@ -116,7 +116,7 @@ class Greedy:
 
 @torch.inference_mode()
 def greedy(model: PreTrainedModel, prompt_ids: list[int], num_new_tokens: int = NUM_NEW_TOKENS) -> Greedy:
-    """NUM_NEW_TOKENS tokens, going on past EOS as a service does when told to ignore it."""
+    """NUM_NEW_TOKENS tokens, continuing past EOS as a service with ignore_eos does."""
     result = model.generate(
         torch.tensor([prompt_ids]),
         attention_mask=torch.ones(1, len(prompt_ids), dtype=torch.long),
@@ -154,7 +154,7 @@ def _is_prose(paragraph: str) -> bool:
 
 
 def choose(model: PreTrainedModel, tokenizer: Tokenizer) -> list[str]:
-    """Of the candidates that keep the rule, those whose completions repeat themselves least, in their order."""
+    """The valid candidates with the least repetition in their completions, in their order."""
     kept: dict[str, float] = {}
     endings: set[tuple[int, ...]] = set()
     for prompt in dict.fromkeys(candidates()):

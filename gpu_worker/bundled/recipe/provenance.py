@@ -23,7 +23,7 @@ def file_checksums(folder: Path) -> dict[str, str]:
 
 
 def read_provenance(folder: Path) -> dict[str, Any]:
-    """What was recorded about the model in `folder`; empty where there is none."""
+    """The recorded provenance of the model in `folder`; empty without a record."""
     path = folder / FILE_NAME
     return json.loads(path.read_text()) if path.exists() else {}
 

@@ -96,7 +96,7 @@ def build_model(recipe: Recipe) -> PreTrainedModel:
 
 
 def batches(documents: list[torch.Tensor], recipe: Recipe) -> Iterator[torch.Tensor]:
-    """[rows, window] ids for step 0, 1, …: shuffled documents in a row, shuffled anew when they run out."""
+    """[rows, window] ids for step 0, 1, …: shuffled documents in a row, shuffled again when they run out."""
     generator = torch.Generator().manual_seed(recipe.seed)
     stream = torch.empty(0, dtype=torch.long)
     for step in range(recipe.num_steps):

@@ -1,7 +1,7 @@
 """The bundled model's recipe in one command: corpus, tokenizer, training, measure, saved folder.
 
 Owns: the optimiser loop, its log and the command line. Step n draws the same documents and the same dropout
-noise on every run, whatever came before it, so an interrupted run goes on as if it had not stopped.
+noise on every run, so an interrupted run continues with the same results.
 
     python -m gpu_worker.bundled.recipe.train --out DIR      the whole recipe
     python -m gpu_worker.bundled.recipe.train --verify       measure the committed model again

@@ -1,4 +1,4 @@
-"""Masks as what they let each query see: the conversion by example and definition, the direct ones by it."""
+"""The visible positions of masks: the conversion against an example and its definition, direct masks against it."""
 
 from dataclasses import replace
 
@@ -10,20 +10,20 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from gpu_worker.attention.block_mask import logical_to_physical
 from gpu_worker.attention.kv_cache import KvCache
-from gpu_worker.attention.layers import AttentionKind, AttentionLayer, LayerMap, Visibility
+from gpu_worker.attention.layers import AttentionKind, AttentionLayer, AttentionPattern, LayerMap
 from gpu_worker.attention.paged import StepContext
 from gpu_worker.geometry import Geometry
 from gpu_worker.step.kernels import Kernels
 from gpu_worker.step.layout import lay_out
 from gpu_worker.step.row_tables import DeviceTables, RowTables
 from gpu_worker.step.shapes import Shapes
-from gpu_worker.step.upload import step_arrays
+from gpu_worker.step.staging import mapped
 from gpu_worker.wire.frames import read_plan
 from tests.gpu_worker.plans import TinyCore
 
 
 def visible(mask: BlockMask) -> Tensor:
-    """bool [B, H, Q, KV]: what a kernel that obeys the block lists shows each query."""
+    """bool [B, H, Q, KV]: the positions that each query sees if a kernel obeys the block lists."""
     q_block, kv_block = mask.BLOCK_SIZE
     num_q, num_kv = mask.seq_lengths
     batch, heads, num_q_blocks = mask.kv_num_blocks.shape
@@ -48,9 +48,9 @@ def visible(mask: BlockMask) -> Tensor:
     return out
 
 
-def test_worked_example() -> None:
-    """Pages of 128, four in the pool. A stands on pages 1 and 2, B on page 3. A's token 130 sees page 1 whole and page
-    2 up to its own place, offset 2, and never page 0 (padding) nor page 3 (B's)."""
+def test_conversion_matches_a_worked_example() -> None:
+    """Pages of 128, four in the pool. A has pages 1 and 2, B has page 3. A's token 130 sees page 1 whole and page 2 up
+    to its own offset 2, and neither page 0 (padding) nor page 3 (B's)."""
 
     def causal(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return q_idx >= kv_idx
@@ -89,11 +89,14 @@ def test_conversion_shows_each_query_what_the_logical_mask_shows_it(window: int 
     assert torch.equal(seen, expected)
 
 
-VISIBILITIES = [
-    *(Visibility(window=window) for window in (None, 1, 7, 37)),
-    *(Visibility(window=window, has_sinks=True) for window in (None, 16, 96)),
-    *(Visibility(window=window, leading=leading) for window, leading in ((1, 1), (7, 16), (40, 5), (20, 70), (64, 64))),
-    Visibility(window=9, leading=17, has_sinks=True),
+PATTERNS = [
+    *(AttentionPattern(window=window) for window in (None, 1, 7, 37)),
+    *(AttentionPattern(window=window, has_learned_sinks=True) for window in (None, 16, 96)),
+    *(
+        AttentionPattern(window=window, sink_tokens=sink_tokens)
+        for window, sink_tokens in ((1, 1), (7, 16), (40, 5), (20, 70), (64, 64))
+    ),
+    AttentionPattern(window=9, sink_tokens=17, has_learned_sinks=True),
 ]
 
 
@@ -103,7 +106,7 @@ VISIBILITIES = [
 )
 @pytest.mark.parametrize("on_cpu", [True, False], ids=["own-slots", "buckets"])
 def test_direct_masks_equal_the_conversion(page_size: int, chunk_align: int, on_cpu: bool) -> None:
-    """A mixed step of decode rows and chunks at odd places; both ways of bucketing, whatever the device."""
+    """Mixed steps of decode rows and chunks at unaligned positions, with both ways of bucketing on any device."""
     geometry = Geometry(
         page_size=page_size,
         num_pages=40,
@@ -117,7 +120,7 @@ def test_direct_masks_equal_the_conversion(page_size: int, chunk_align: int, on_
     core, tables = TinyCore(geometry, page_order=order), RowTables(geometry)
     cpu = torch.device("cpu")
     shapes, on_device = Shapes.for_device(geometry, on_cpu=on_cpu), DeviceTables(geometry, cpu)
-    layers = layers_of(VISIBILITIES)
+    layers = layers_of(PATTERNS)
     cache = KvCache(layers, num_pages=40, page_size=page_size, dtype=torch.float32, device=cpu)
     kernels = Kernels(layers, geometry, shapes, cache, on_device)
     lengths = {1: page_size, 2: 2 * page_size + 1, 3: page_size - 1, 4: 3 * page_size - 2, 5: 5 * page_size + 5}
@@ -134,11 +137,9 @@ def test_direct_masks_equal_the_conversion(page_size: int, chunk_align: int, on_
     for step in steps:
         plan = read_plan(core.plan(**step), geometry)
         edits = tables.apply(plan)
-        layout = lay_out(plan, edits, tables, on_device.slot_of_row, shapes, kernels.views)
-        arrays = step_arrays(layout, tables, on_device.slot_of_row)
-        staged = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        on_device.set_pages(staged["edit_slots"], staged["edit_cols"], staged["edit_pages"])
-        context = kernels.context(layout, staged)
+        layout = mapped(lay_out(plan, edits, tables, on_device.slot_of_row, shapes, kernels.views), torch.from_numpy)
+        on_device.set_pages(layout.edits)
+        context = kernels.context(layout)
         rows = [(row, core.rows[row].pages, int(tables.position[row])) for row in plan.decode_rows.tolist()]
         chunks = [
             (core.rows[row].pages, start, count)
@@ -146,18 +147,18 @@ def test_direct_masks_equal_the_conversion(page_size: int, chunk_align: int, on_
                 plan.chunk_rows.tolist(), plan.chunk_starts.tolist(), plan.chunk_counts.tolist(), strict=True
             )
         ]
-        for index, visibility in enumerate(VISIBILITIES):
+        for index, pattern in enumerate(PATTERNS):
             if context.decode is not None:
-                check_decode(context, index, rows, geometry, visibility)
+                check_decode(context, index, rows, geometry, pattern)
             if context.prefill is not None:
-                check_prefill(context, index, chunks, geometry, visibility)
+                check_prefill(context, index, chunks, geometry, pattern)
         tables.advance(plan)
 
 
-def layers_of(visibilities: list[Visibility]) -> LayerMap:
+def layers_of(patterns: list[AttentionPattern]) -> LayerMap:
     """A layer of one small head for each."""
     kind = AttentionKind(num_heads=1, num_kv_heads=1, key_dim=16, value_dim=16, scale=1.0)
-    kinds = [replace(kind, visibility=visibility) for visibility in visibilities]
+    kinds = [replace(kind, pattern=pattern) for pattern in patterns]
     return LayerMap(layers=tuple(AttentionLayer(name=str(i), kind=kind) for i, kind in enumerate(kinds)))
 
 
@@ -166,15 +167,15 @@ def check_decode(
     index: int,
     rows: list[tuple[int, list[int], int]],
     geometry: Geometry,
-    visibility: Visibility,
+    pattern: AttentionPattern,
 ) -> None:
     mask = context.decode[index].mask.block_mask(1)
     seen = visible(mask)[:, 0, 0]
     expected = torch.zeros_like(seen)
     for (_, pages, position), slot in zip(rows, context.decode_slots.tolist(), strict=False):
-        expected[slot] = converted(pages, geometry, position, 1, visibility)
+        expected[slot] = converted(pages, geometry, position, 1, pattern)
     assert torch.equal(seen, expected)
-    # No page is read of which nothing is seen.
+    # Pages without visible positions are not read.
     assert torch.equal(mask.kv_num_blocks[:, 0, 0].long(), pages_of(seen, geometry).sum(-1))
 
 
@@ -183,7 +184,7 @@ def check_prefill(
     index: int,
     chunks: list[tuple[list[int], int, int]],
     geometry: Geometry,
-    visibility: Visibility,
+    pattern: AttentionPattern,
 ) -> None:
     mask, tile = context.prefill[index].mask.block_mask, geometry.chunk_align
     seen = visible(mask)[0, 0]
@@ -192,9 +193,9 @@ def check_prefill(
     for pages, start, count in chunks:
         own, places = places[:count], places[count:]
         assert own[0] % tile == 0
-        expected[own] = converted(pages, geometry, start, count, visibility)
+        expected[own] = converted(pages, geometry, start, count, pattern)
     assert not places
-    # Padding inside a tile may see the tile's full pages, nobody reads it; tiles of padding alone see nothing.
+    # Padding inside a tile may see the tile's full pages, as its result is dropped; tiles of padding see nothing.
     used = torch.zeros(len(seen) // tile, dtype=torch.bool)
     used[context.prefill_places // tile] = True
     assert torch.equal(seen[context.prefill_places], expected[context.prefill_places])
@@ -205,23 +206,23 @@ def check_prefill(
 
 
 def pages_of(slots: Tensor, geometry: Geometry) -> Tensor:
-    """bool [n, pages of the pool]: those that hold any of bool [n, slots]."""
+    """bool [n, pages of the pool]: the pages with any of bool [n, slots]."""
     return slots.view(len(slots), -1, geometry.page_size).any(-1)
 
 
-def converted(pages: list[int], geometry: Geometry, start: int, count: int, visibility: Visibility) -> Tensor:
+def converted(pages: list[int], geometry: Geometry, start: int, count: int, pattern: AttentionPattern) -> Tensor:
     """bool [count, pool tokens]: the conversion of the logical mask of positions start .. start + count - 1, and the
     first slot after the plans' pages, where the sinks are."""
-    num_kv, window = len(pages) * geometry.page_size, visibility.window or geometry.max_length
+    num_kv, window = len(pages) * geometry.page_size, pattern.window or geometry.max_length
 
     def rule(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return (q_idx + start >= kv_idx) & ((q_idx + start - window < kv_idx) | (kv_idx < visibility.leading))
+        return (q_idx + start >= kv_idx) & ((q_idx + start - window < kv_idx) | (kv_idx < pattern.sink_tokens))
 
     logical = create_block_mask(
         rule, B=1, H=1, Q_LEN=count, KV_LEN=num_kv, device="cpu", BLOCK_SIZE=(16, geometry.page_size)
     )
     seen = visible(logical_to_physical(logical, torch.tensor([pages]), geometry.num_pages))[0, 0]
-    if not visibility.has_sinks:
+    if not pattern.has_learned_sinks:
         return seen
     sinks = torch.zeros(count, geometry.page_size, dtype=torch.bool)
     sinks[:, 0] = True

@@ -1,4 +1,4 @@
-"""The worker's forward against Transformers' eager one: however a sequence is computed, it is the same sequence."""
+"""The worker's forward against Transformers' eager one: the results do not depend on how a sequence is computed."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ def lengths_around_pages(page_size: int) -> list[int]:
     return [1, page_size - 1, page_size, page_size + 1, 2 * page_size, 2 * page_size + 1]
 
 
-def test_whole_prefill_then_decode_over_a_page_edge(rig: Rig) -> None:
+def test_prefill_and_decode_match_eager_attention_over_a_page_edge(rig: Rig) -> None:
     for i, length in enumerate(lengths_around_pages(rig.spec.page_size)):
         core, recording = rig.core(), Recording()
         core.add(1, rig.prompt(length, seed=i))
@@ -27,7 +27,7 @@ def test_whole_prefill_then_decode_over_a_page_edge(rig: Rig) -> None:
         rig.check(core, recording)
 
 
-def test_chunked_prefill_at_several_chunk_sizes(rig: Rig) -> None:
+def test_chunked_prefill_matches_eager_attention(rig: Rig) -> None:
     page_size = rig.spec.page_size
     for i, size in enumerate([page_size // 2 - 1, page_size, page_size + 5]):
         core, recording = rig.core(), Recording()
@@ -39,8 +39,8 @@ def test_chunked_prefill_at_several_chunk_sizes(rig: Rig) -> None:
         rig.check(core, recording)
 
 
-def test_mixed_steps(rig: Rig) -> None:
-    """Decode rows and chunks of others share steps; pages are handed out in no order."""
+def test_mixed_steps_match_eager_attention(rig: Rig) -> None:
+    """Decode rows and chunks of other rows share steps; pages are allocated in random order."""
     page_size = rig.spec.page_size
     pages = list(range(1, rig.geometry.num_pages))
     core = rig.core(page_order=[*pages[1::2], *pages[::2]])
@@ -57,8 +57,8 @@ def test_mixed_steps(rig: Rig) -> None:
     rig.check(core, recording)
 
 
-def test_resumed_sequence_on_other_pages_and_another_row(rig: Rig) -> None:
-    """What preemption and a lane reset do: the known tokens, generated ones included, are computed again elsewhere."""
+def test_a_resumed_sequence_matches_on_other_pages_and_another_row(rig: Rig) -> None:
+    """As after preemption and a lane reset, the known tokens, generated ones included, are computed again elsewhere."""
     page_size = rig.spec.page_size
     core = rig.core()
     first = core.add(1, rig.prompt(page_size, seed=30))

@@ -1,4 +1,4 @@
-"""Contents of pages on their way, in every layer: copied to other pages, to host memory and back."""
+"""Contents of pages in every layer: copied to other pages, to host memory and back."""
 
 from dataclasses import replace
 
@@ -10,11 +10,11 @@ from torch import Tensor
 from gpu_worker.attention import host_pages
 from gpu_worker.attention.host_pages import HostPages
 from gpu_worker.attention.kv_cache import KvCache
-from gpu_worker.attention.layers import AttentionKind, AttentionLayer, LayerMap, Visibility
+from gpu_worker.attention.layers import AttentionKind, AttentionLayer, AttentionPattern, LayerMap
 
 NUM_PAGES, PAGE_SIZE = 12, 16
 KIND = AttentionKind(num_heads=2, num_kv_heads=1, key_dim=16, value_dim=16, scale=1.0)
-# Heads of other sizes, padding, and a pool that is longer by the sinks' page.
+# Different head sizes, padding, and a pool with the additional page of learned sinks.
 LAYERS = LayerMap(
     layers=tuple(
         AttentionLayer(name=str(i), kind=kind)
@@ -22,7 +22,7 @@ LAYERS = LayerMap(
             [
                 KIND,
                 replace(KIND, num_heads=6, num_kv_heads=3, key_dim=24, value_dim=8),
-                replace(KIND, visibility=Visibility(window=5, has_sinks=True)),
+                replace(KIND, pattern=AttentionPattern(window=5, has_learned_sinks=True)),
             ]
         )
     )
@@ -31,7 +31,7 @@ LAYERS = LayerMap(
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16], ids=str)
 def cache(request: pytest.FixtureRequest, device: torch.device) -> KvCache:
-    """Every number another one, as far as the dtype tells them apart."""
+    """Fills the pool with different numbers, as far as the dtype distinguishes them."""
     made = KvCache(LAYERS, num_pages=NUM_PAGES, page_size=PAGE_SIZE, dtype=request.param, device=device)
     draw = torch.Generator().manual_seed(1)
     for pool in pools(made):
@@ -52,7 +52,7 @@ def on(cache: KvCache, values: list[int]) -> Tensor:
 
 
 def test_copies_take_the_first_tokens_and_clear_the_rest(cache: KvCache) -> None:
-    """One source may go to several; pages that no copy names stay; what a target held, NaN or not, is gone."""
+    """One source may have several targets; other pages stay; a target's former contents, NaN included, are gone."""
     before = [pool.clone() for pool in pools(cache)]
     copies = [(3, 5, 1), (3, 11, PAGE_SIZE - 1), (2, 1, PAGE_SIZE), (4, 8, 7)]
     targets = [target for _, target, _ in copies]
@@ -72,7 +72,7 @@ def test_copies_take_the_first_tokens_and_clear_the_rest(cache: KvCache) -> None
 def test_saved_pages_come_back_anywhere_bit_by_bit(
     cache: KvCache, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many pass at once, in runs of slots or scattered, NaN included."""
+    """Pages survive in any number at once, in runs of slots or scattered, NaN included."""
     page_bytes = cache.page_elements * cache.keys[0].element_size()
     monkeypatch.setattr(host_pages, "_PASSAGE_BYTES", at_once * page_bytes)
     host = HostPages(cache, 9)
@@ -82,7 +82,7 @@ def test_saved_pages_come_back_anywhere_bit_by_bit(
     host.save(on(cache, saved), slots)
     for pool in pools(cache):
         pool.zero_()
-    # Each to another page than it came from, the slots in another order.
+    # Each page returns to a different page, with the slots in another order.
     order, loaded = [3, 0, 4, 2, 1], [9, 10, 2, 1, 7]
     host.load(on(cache, loaded), slots[order])
     for pool, old in zip(pools(cache), before, strict=True):
@@ -102,5 +102,5 @@ def test_a_host_page_may_be_saved_over(cache: KvCache) -> None:
         assert not page(pool, 6).any()
 
 
-def test_without_host_memory_there_is_none(cache: KvCache) -> None:
+def test_host_pages_may_be_empty(cache: KvCache) -> None:
     assert HostPages(cache, 0).pages.nbytes == 0

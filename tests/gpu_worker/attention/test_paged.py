@@ -9,14 +9,14 @@ import torch
 from gpu_worker.attention import paged
 from gpu_worker.attention.flex_kernel import UncompiledAttentionError
 from gpu_worker.attention.kv_cache import KvCache
-from gpu_worker.attention.layers import AttentionKind, AttentionLayer, LayerMap, Visibility
+from gpu_worker.attention.layers import AttentionKind, AttentionLayer, AttentionPattern, LayerMap
 from gpu_worker.attention.paged import PagedLayer, paged_attention
 from gpu_worker.geometry import Geometry, align_up
 from gpu_worker.step.kernels import Kernels
 from gpu_worker.step.layout import lay_out
 from gpu_worker.step.row_tables import DeviceTables, RowTables
 from gpu_worker.step.shapes import Shapes
-from gpu_worker.step.upload import step_arrays
+from gpu_worker.step.staging import mapped
 from gpu_worker.wire.frames import read_plan
 from tests.gpu_worker.plans import TinyCore
 from tests.gpu_worker.reference import plain_attention
@@ -39,8 +39,8 @@ def test_each_query_sees_its_own_past(spec: RigSpec, rig_of: Callable[[RigSpec],
         )
 
 
-def test_heads_of_odd_and_unequal_sizes_with_everything_at_once(device: torch.device) -> None:
-    """Latent attention's dimensions, a window shorter than a page, leading positions, soft-capping and sinks, in
+def test_unequal_head_sizes_work_with_every_feature_together(device: torch.device) -> None:
+    """Latent attention's dimensions, a window shorter than a page, sink tokens, soft-capping and sinks, in
     float16."""
     kind = AttentionKind(
         num_heads=3,
@@ -49,7 +49,7 @@ def test_heads_of_odd_and_unequal_sizes_with_everything_at_once(device: torch.de
         value_dim=16,
         scale=0.3,
         softcap=2.0,
-        visibility=Visibility(window=5, leading=3, has_sinks=True),
+        pattern=AttentionPattern(window=5, sink_tokens=3, has_learned_sinks=True),
     )
     layers = LayerMap(layers=(AttentionLayer(name="attention", kind=kind),))
     geometry = Geometry(
@@ -63,8 +63,8 @@ def test_heads_of_odd_and_unequal_sizes_with_everything_at_once(device: torch.de
 def check_mixed_step(
     geometry: Geometry, shapes: Shapes, kernels: Kernels, cache: KvCache, on_device: DeviceTables, index: int
 ) -> None:
-    """Rows 2 and 1 decode beside a chunk of row 3, in layer `index`, over a pool of noise that has NaN wherever the
-    kernels have nothing to read: in page 0, in free pages, in pages behind the window."""
+    """Rows 2 and 1 decode beside a chunk of row 3, in layer `index`, over a pool of noise with NaN where the kernels
+    must not read: in page 0, in free pages, in pages behind the window."""
     page_size, device = geometry.page_size, on_device.pages.device
     core = TinyCore(geometry, page_order=range(geometry.num_pages - 1, 0, -1))
     for row, start, end in (
@@ -76,30 +76,30 @@ def check_mixed_step(
     plan = read_plan(core.plan(chunks={3: page_size + 6}, decode=[2, 1]), geometry)
     tables = RowTables(geometry)
     edits = tables.apply(plan)
-    set_pages(on_device, edits)
     layout = lay_out(plan, edits, tables, on_device.slot_of_row, shapes, kernels.views)
-    arrays = step_arrays(layout, tables, on_device.slot_of_row)
-    context = kernels.context(layout, {name: torch.from_numpy(a).to(device) for name, a in arrays.items()})
+    staged = mapped(layout, lambda array: torch.from_numpy(array).to(device))
+    on_device.set_pages(staged.edits)
+    context = kernels.context(staged)
     kind = context.decode[index].kind
-    window, num_tokens = kind.visibility.window or geometry.max_length, layout.positions.size
-    leading = kind.visibility.leading
+    window, num_tokens = kind.pattern.window or geometry.max_length, layout.positions.size
+    sink_tokens = kind.pattern.sink_tokens
     # Packed tokens of each row: decode rows in the plan's order, their padding, then the chunk.
     begin = layout.decode.rows.size
     own_tokens = {2: [0], 1: [1], 3: list(range(begin, begin + page_size + 6))}
 
     draw = torch.Generator().manual_seed(6)
-    readable = torch.zeros(geometry.num_pages, dtype=torch.bool)
+    readable, pool_tokens = torch.zeros(geometry.num_pages, dtype=torch.bool), geometry.num_pages * page_size
     for row, tokens in own_tokens.items():
         first_seen = max(0, int(layout.positions[tokens[0]]) - window + 1)
         last_seen = int(layout.positions[tokens[-1]])
         readable[core.rows[row].pages[first_seen // page_size : last_seen // page_size + 1]] = True
-        readable[core.rows[row].pages[: -(-leading // page_size)]] = True
+        readable[core.rows[row].pages[: -(-sink_tokens // page_size)]] = True
     behind = [page for row in core.rows.values() for page in row.pages if not readable[page]]
-    assert bool(behind) == (window + align_up(leading, page_size) < 2 * page_size - 2)
+    assert bool(behind) == (window + align_up(sink_tokens, page_size) < 2 * page_size - 2)
     for pool, dim in ((cache.keys[index], kind.key_dim), (cache.values[index], kind.value_dim)):
-        noise = torch.randn(kind.num_kv_heads, geometry.pool_tokens, dim, generator=draw)
+        noise = torch.randn(kind.num_kv_heads, pool_tokens, dim, generator=draw)
         noise[:, ~readable.repeat_interleave(page_size)] = torch.nan
-        pool[:, : geometry.pool_tokens, :dim] = noise
+        pool[:, :pool_tokens, :dim] = noise
     query, key, value = (
         torch.randn(1, heads, num_tokens, dim, generator=draw).to(device, cache.keys[index].dtype)
         for heads, dim in (
@@ -108,7 +108,7 @@ def check_mixed_step(
             (kind.num_kv_heads, kind.value_dim),
         )
     )
-    sinks = torch.randn(kind.num_heads, generator=draw).to(query) if kind.visibility.has_sinks else None
+    sinks = torch.randn(kind.num_heads, generator=draw).to(query) if kind.pattern.has_learned_sinks else None
     module = SimpleNamespace(paged_layer=PagedLayer(index=index, kind=kind))
     options = {"scaling": kind.scale, "softcap": kind.softcap, "s_aux": sinks}
     with torch.inference_mode():
@@ -121,12 +121,12 @@ def check_mixed_step(
         positions = torch.tensor(layout.positions[tokens], device=device)
         first, last = max(0, int(positions[0]) - window + 1), int(positions[-1])
         pages = torch.tensor(core.rows[row].pages, device=device)
-        seen = torch.cat([torch.arange(min(leading, first)), torch.arange(first, last + 1)]).to(device)
+        seen = torch.cat([torch.arange(min(sink_tokens, first)), torch.arange(first, last + 1)]).to(device)
         slots = (pages[:, None] * page_size + torch.arange(page_size, device=device)).flatten()[seen]
         keys = cache.keys[index][:, slots, : kind.key_dim]
         values = cache.values[index][:, slots, : kind.value_dim]
         assert torch.equal(keys[:, -1], key[0, :, tokens[-1]]), "the step's own key was not written"
-        near = (seen > positions[:, None] - window) | (seen < leading)
+        near = (seen > positions[:, None] - window) | (seen < sink_tokens)
         visible = (seen <= positions[:, None]) & near
         own = query[0][:, tokens]
         rule = {"softcap": kind.softcap, "sinks": sinks}
@@ -135,18 +135,12 @@ def check_mixed_step(
         error = (out[0, tokens].transpose(0, 1).double() - exact).abs().max()
         assert error <= 2 * (plain - exact).abs().max() + ERROR_FLOOR[query.dtype]
     for pool in (cache.keys[index], cache.values[index]):
-        assert not pool[:, geometry.pool_tokens :].any(), "the sinks' page was written"
+        assert not pool[:, pool_tokens:].any(), "the sinks' page was written"
         pool.zero_()
 
 
-def set_pages(tables: DeviceTables, edits: object) -> None:
-    device = tables.pages.device
-    columns = (tables.slot_of_row[edits.rows], edits.cols, edits.pages)
-    tables.set_pages(*(torch.from_numpy(column).to(device) for column in columns))
-
-
 def test_uncompiled_flex_attention_is_unreachable(rig_of: Callable[[RigSpec], Rig]) -> None:
-    """With compilation turned off the call raises, where FlexAttention itself would give a wrong answer."""
+    """Without compilation the call raises, because FlexAttention itself would return wrong results."""
     rig = rig_of(SPECS[0])
     kernel = next(iter(rig.runner.on_device.kernels.decode.values()))[0]
     slots = torch.zeros(1, dtype=torch.int64, device=rig.device)
@@ -156,7 +150,7 @@ def test_uncompiled_flex_attention_is_unreachable(rig_of: Callable[[RigSpec], Ri
 
 
 def test_nothing_compiles_after_the_warm_up(rig_of: Callable[[RigSpec], Rig]) -> None:
-    """A shape that was not warmed raises; it does not compile in the middle of serving."""
+    """A shape that was not warmed up raises instead of compiling in the middle of serving."""
     rig = rig_of(SPECS[0])
     kernel = next(iter(rig.runner.on_device.kernels.decode.values()))[0]
     wrong = kernel.query[:1, :, :, : kernel.query.shape[3] // 2]
@@ -165,17 +159,17 @@ def test_nothing_compiles_after_the_warm_up(rig_of: Callable[[RigSpec], Rig]) ->
         kernel.kernel(wrong, key, key, None)
 
 
-def test_a_kernel_is_not_run_by_more_threads_than_it_has_buffers_for(
+def test_a_kernel_refuses_more_threads_than_it_has_buffers(
     rig_of: Callable[[RigSpec], Rig], device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would write beyond them."""
+    """The kernel would write beyond its buffers."""
     if device.type != "cpu":
         pytest.skip("threads are a CPU's")
     rig = rig_of(SPECS[0])
     kernel = next(iter(rig.runner.on_device.kernels.decode.values()))[0]
     key = rig.runner.on_device.cache.keys[0][None]
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    with pytest.raises(AssertionError, match="more threads than the kernel is made for"):
+    with pytest.raises(AssertionError, match="more threads than the kernel was compiled for"):
         kernel.kernel(kernel.query, key, key, None)
 
 

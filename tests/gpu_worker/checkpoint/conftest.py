@@ -1,4 +1,4 @@
-"""One small checkpoint, in one file and in shards, for every module here; nobody writes to them."""
+"""One small checkpoint, in one file and in shards, for every module here. Tests do not change it."""
 
 from pathlib import Path
 

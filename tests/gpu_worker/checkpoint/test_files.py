@@ -1,4 +1,4 @@
-"""The model's folder: what Join says of it, what is refused, and its identity."""
+"""The model's folder: its description in Join, refusals, and its identity."""
 
 import json
 import shutil
@@ -12,7 +12,7 @@ from gpu_worker.checkpoint.files import ModelRefused, identity, read_files
 from tests.gpu_worker.saved_model import VOCAB_SIZE, changed, save_model, tokenizer_json
 
 
-def test_what_join_says_comes_from_the_files(saved: Path) -> None:
+def test_read_files_returns_the_fields_of_join(saved: Path) -> None:
     files = read_files(saved)
     assert files.eos_token_ids == (3, 5)
     assert (files.temperature, files.top_p, files.top_k, files.min_p) == (0.6, 0.95, 20, 0.0)
@@ -36,15 +36,15 @@ def test_a_repetition_penalty_is_a_default_whether_the_model_draws_or_not(saved:
     assert (files.repetition_penalty, files.temperature) == (1.3, 0.0)
 
 
-def test_what_is_asked_for_and_not_done_is_told(saved: Path, tmp_path: Path) -> None:
-    assert read_files(saved).not_done == ()
+def test_read_files_lists_unsupported_generation_options(saved: Path, tmp_path: Path) -> None:
+    assert read_files(saved).unsupported == ()
     folder = changed(saved, tmp_path / "m")
     asked = {"no_repeat_ngram_size": 3, "suppress_tokens": [7], "num_beams": 1, "top_p": 0.5, "max_length": 20}
     (folder / "generation_config.json").write_text(json.dumps(asked))
-    assert read_files(folder).not_done == ("no_repeat_ngram_size 3", "suppress_tokens [7]")
+    assert read_files(folder).unsupported == ("no_repeat_ngram_size 3", "suppress_tokens [7]")
 
 
-def test_what_a_config_wants_of_a_forward_beside_logits_is_left_out(saved: Path, tmp_path: Path) -> None:
+def test_read_files_turns_off_outputs_other_than_logits(saved: Path, tmp_path: Path) -> None:
     wants = {"return_dict": False, "output_attentions": True, "output_hidden_states": True}
     config = read_files(changed(saved, tmp_path / "m", **wants)).config
     assert config.return_dict
@@ -56,16 +56,16 @@ def test_what_a_config_wants_of_a_forward_beside_logits_is_left_out(saved: Path,
     [
         (
             {"model_type": "llama9", "transformers_version": "9.1.0"},
-            r"model type llama9 is unknown to Transformers, installed is [\d.]+, config.json was written by 9.1.0; ",
+            r"model type llama9 is unknown to the installed Transformers [\d.]+, config.json was written by 9.1.0; ",
         ),
         (
             {"model_type": "llama9", "auto_map": {"AutoConfig": "configuration_llama9.Llama9Config"}},
-            r"model type llama9 needs code of its own \(auto_map\), which is never run; serve",
+            r"model type llama9 needs its own code \(auto_map\), which is never run; serve",
         ),
         # Known to Transformers, but not as a language model.
         (
             {"model_type": "vit", "auto_map": {"AutoModelForCausalLM": "modeling_vit.VitLM"}},
-            "model type vit needs code of its own",
+            "model type vit needs its own code",
         ),
         ({"model_type": None}, "has no model_type"),
         ({"hidden_size": "wide"}, "config.json cannot be used: .*hidden_size"),
@@ -147,7 +147,7 @@ def test_identity_reads_every_shard_of_a_small_model(sharded: Path, tmp_path: Pa
 
 
 def test_identity_is_as_cheap_for_many_shards_as_for_one(tmp_path: Path) -> None:
-    """Of sparse shards of 1 GiB, all together, no more is read than of one file."""
+    """The shards of 1 GiB together are read as little as one file."""
     folder = save_model(tmp_path / "m")
     files = read_files(folder)
     paths = [folder / f"model-{i}.safetensors" for i in range(64)]

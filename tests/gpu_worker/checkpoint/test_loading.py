@@ -1,4 +1,4 @@
-"""Weights: loaded whole, from one file or shards, with progress; a checkpoint that is not the config's is refused."""
+"""Weights load completely, from one file or shards, with progress; a contradictory checkpoint is refused."""
 
 from pathlib import Path
 from typing import ClassVar
@@ -48,7 +48,7 @@ class Counted(Progress):
 
 
 def rewritten(saved: Path, folder: Path, **tensors: Tensor | None) -> Path:
-    """A copy with other tensors; None takes one away. Dots in names are written __."""
+    """A copy with other tensors; None removes one. Dots in names are written __."""
     changed(saved, folder)
     file = folder / "model.safetensors"
     weights = load_file(file)
@@ -79,7 +79,7 @@ def test_shards_are_the_same_model_and_every_byte_is_counted(
     assert sorted(Counted.added) == sorted(files.weights.tensor_bytes.values())
 
 
-def test_experts_that_are_merged_are_counted_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merged_experts_are_counted_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "Progress", Counted)
     save_mixtral(tmp_path, num_experts=4)
     files = read_files(tmp_path)
@@ -87,7 +87,7 @@ def test_experts_that_are_merged_are_counted_too(tmp_path: Path, monkeypatch: py
     assert 0.99 * files.weights.num_bytes < sum(Counted.added) <= files.weights.num_bytes
 
 
-def test_a_tied_head_need_not_be_there(tmp_path: Path) -> None:
+def test_a_tied_head_may_be_missing(tmp_path: Path) -> None:
     folder = save_model(tmp_path, tie_word_embeddings=True)
     assert HEAD not in read_files(folder).weights.tensor_bytes
     model = load_weights(read_files(folder), device=CPU, dtype=torch.bfloat16)
@@ -112,17 +112,17 @@ def test_a_tied_head_need_not_be_there(tmp_path: Path) -> None:
         ),
         (
             {"model__norm__weight": torch.zeros(16)},
-            r"^1 tensor \(model.norm.weight\) is of another shape than config.json says: "
-            r"model.norm.weight is \[16\], wanted \[32\]; checkpoint and",
+            r"^1 tensor \(model.norm.weight\) is of another shape than in config.json: "
+            r"model.norm.weight is \[16\], expected \[32\]; checkpoint and",
         ),
     ],
 )
-def test_a_checkpoint_that_is_not_the_configs_is_refused(
+def test_a_checkpoint_that_contradicts_the_config_is_refused(
     saved: Path, tmp_path: Path, tensors: dict[str, Tensor | None], problem: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(ModelRefused, match=problem):
         load_weights(read_files(rewritten(saved, tmp_path / "m", **tensors)), device=CPU, dtype=torch.float32)
-    # Transformers' own report would stand above the cause in colours.
+    # Transformers' own report would precede the cause, in colours.
     assert "REPORT" not in capfd.readouterr().err
 
 
@@ -133,6 +133,6 @@ def test_experts_of_other_shapes_are_refused(tmp_path: Path, caplog: pytest.LogC
     name = next(name for name in weights if "experts.1.w1" in name)
     weights[name] = torch.zeros(47, 32)
     save_file(weights, file, metadata={"format": "pt"})
-    with pytest.raises(ModelRefused, match="cannot be brought into the form of mixtral; checkpoint and config"):
+    with pytest.raises(ModelRefused, match="cannot be converted for mixtral; checkpoint and config"):
         load_weights(read_files(tmp_path), device=CPU, dtype=torch.float32)
     assert "CONVERSION" in caplog.text

@@ -1,4 +1,4 @@
-"""The model's folder: found here or on the hub, and refused at first sight, cause first."""
+"""The model's folder: found locally or on the hub, and refused with the cause first."""
 
 import socket
 from pathlib import Path
@@ -44,7 +44,7 @@ def raised_by_the_hub(monkeypatch: pytest.MonkeyPatch, error: Exception, cause: 
     return str(refused.value)
 
 
-def test_a_hub_out_of_reach_is_said_with_the_first_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_is_reported_with_the_first_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     network = socket.gaierror(-2, "Name or service not known")
     wrapped = LocalEntryNotFoundError("Got: ConnectError: [Errno -2] Name or service not known\nAn error happened …")
     assert raised_by_the_hub(monkeypatch, wrapped, network) == (
@@ -53,7 +53,7 @@ def test_a_hub_out_of_reach_is_said_with_the_first_cause(monkeypatch: pytest.Mon
     )
 
 
-def test_a_name_that_no_hub_has_is_said_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_hub_name_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     message = raised_by_the_hub(monkeypatch, HFValidationError("Repo id must be …, use `repo_type` argument"))
     assert "reachable on the hub: a hub name has the form name or owner/name; check the spelling" in message
     message = raised_by_the_hub(monkeypatch, ValueError("no space left."))
@@ -68,7 +68,7 @@ def test_a_name_that_no_hub_has_is_said_plainly(monkeypatch: pytest.MonkeyPatch)
         ({"quantization_config": {"bits": 4}}, "an unnamed method"),
     ],
 )
-def test_quantised_weights_are_refused_with_folder_method_and_what_would_do(
+def test_quantised_weights_are_refused_with_folder_method_and_remedy(
     saved: Path, tmp_path: Path, config: dict[str, object], method: str
 ) -> None:
     folder = changed(saved, tmp_path / "m", **config)

@@ -1,4 +1,4 @@
-"""Models: the state they are loaded in, and linear layers in oneDNN's layout."""
+"""The state of a loaded model, and linear layers in oneDNN's layout."""
 
 from pathlib import Path
 
@@ -10,8 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from gpu_worker.attention.paged import ATTENTION_NAME
 from gpu_worker.checkpoint.files import read_files
 from gpu_worker.checkpoint.linear import PackedLinear, can_pack
-from gpu_worker.checkpoint.loading import load_weights
-from gpu_worker.checkpoint.model import weight_bytes
+from gpu_worker.checkpoint.loading import load_weights, weight_bytes
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +62,6 @@ def test_packed_linears_compute_what_plain_ones_do(bias: bool, num_tokens: int) 
         exact = nn.functional.linear(x.double(), linear.weight.double(), linear.bias.double() if bias else None)
         packed = PackedLinear(linear)
         assert (packed(x).double() - exact).abs().max() < 1e-5
-        # Some models compute with a layer's weight themselves.
+        # Some models compute with a layer's weight directly.
         assert torch.equal(packed.weight, linear.weight)
         assert (packed.in_features, packed.out_features) == (48, 80)

@@ -32,7 +32,7 @@ def test_a_log_gets_a_line_every_few_seconds(caplog: pytest.LogCaptureFixture) -
     ]
 
 
-def test_a_terminal_has_one_line_that_goes_away(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_terminal_gets_one_line_that_is_cleared(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "gpu_worker.checkpoint.progress")
     clock, drawn = Clock(), list[str]()
     progress = Progress("weights", 2 * GIB, draw=drawn.append, now=clock)
@@ -50,7 +50,7 @@ def test_a_terminal_has_one_line_that_goes_away(caplog: pytest.LogCaptureFixture
     assert not caplog.records
 
 
-def test_more_bytes_than_expected_are_no_more_than_all() -> None:
+def test_progress_never_exceeds_the_total() -> None:
     clock, drawn = Clock(), list[str]()
     progress = Progress("weights", 0, draw=drawn.append, now=clock)
     clock.seconds += 1

@@ -1,4 +1,4 @@
-"""Weights by their headers: whole in one file or in shards, or refused with what is wrong."""
+"""Weights by their headers: complete in one file or in shards, or refused with the reason."""
 
 import json
 import struct
@@ -25,7 +25,7 @@ def test_a_missing_shard_is_named(sharded: Path, tmp_path: Path) -> None:
     folder = changed(sharded, tmp_path / "m")
     shards = sorted(folder.glob("*.safetensors"))
     shards[1].unlink()
-    problem = rf"{shards[1].name} is named by .*{INDEX} and is not there \(1 of {len(shards)} shards are missing\)"
+    problem = rf"{INDEX} names {shards[1].name}, which does not exist \(1 of {len(shards)} shards are missing\)"
     with pytest.raises(ModelRefused, match=problem):
         find_weights(folder)
 
@@ -36,22 +36,24 @@ def test_a_truncated_shard_is_named_with_its_sizes(sharded: Path, tmp_path: Path
     whole = shard.read_bytes()
     for kept in (len(whole) - 1, 40):
         shard.write_bytes(whole[:kept])
-        with pytest.raises(ModelRefused, match=f"{shard.name} is truncated: {kept} bytes, its header says .*; down"):
+        with pytest.raises(
+            ModelRefused, match=f"{shard.name} is truncated: it has {kept} bytes, its header describes .*; down"
+        ):
             find_weights(folder)
 
 
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (b"", "is no safetensors file"),
-        (b"\x80\x02}q\x00.padded", "is no safetensors file"),
+        (b"", "is not a safetensors file"),
+        (b"\x80\x02}q\x00.padded", "is not a safetensors file"),
         (b"version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer"),
         (struct.pack("<Q", 4) + b"none", "has a corrupt header"),
         (struct.pack("<Q", 8) + b'{"a": 1}', "has a corrupt header"),
         (struct.pack("<Q", 2) + b"{}data", "has more than its tensors"),
     ],
 )
-def test_what_is_no_safetensors_file_is_refused(saved: Path, tmp_path: Path, content: bytes, problem: str) -> None:
+def test_files_that_are_not_safetensors_are_refused(saved: Path, tmp_path: Path, content: bytes, problem: str) -> None:
     folder = changed(saved, tmp_path / "m")
     (folder / "model.safetensors").write_bytes(content)
     with pytest.raises(ModelRefused, match=problem):
@@ -63,7 +65,7 @@ def test_an_index_of_other_shards_is_refused(sharded: Path, tmp_path: Path) -> N
     index = json.loads((folder / INDEX).read_text())
     index["weight_map"]["model.ghost.weight"] = sorted(index["weight_map"].values())[0]
     (folder / INDEX).write_text(json.dumps(index))
-    with pytest.raises(ModelRefused, match=r"says that model.ghost.weight is in .*, which does not have it"):
+    with pytest.raises(ModelRefused, match=r"lists model.ghost.weight in .*, which does not contain it"):
         find_weights(folder)
 
 
@@ -79,7 +81,7 @@ def test_an_index_may_name_only_safetensors_beside_it(sharded: Path, tmp_path: P
 def test_a_broken_index_is_refused(sharded: Path, tmp_path: Path, content: str) -> None:
     folder = changed(sharded, tmp_path / "m")
     (folder / INDEX).write_text(content)
-    with pytest.raises(ModelRefused, match=f"{INDEX} (is no index|names no tensors)"):
+    with pytest.raises(ModelRefused, match=f"{INDEX} (is not an index|names no tensors)"):
         find_weights(folder)
 
 

@@ -1,4 +1,4 @@
-"""The link to the core: a real socket on each side, a runner that answers at once in place of a device."""
+"""The link to the core: a real socket on each side, and a runner that answers at once instead of a device."""
 
 import logging
 import os
@@ -44,7 +44,7 @@ class EchoRunner:
 
 
 class LateRunner(EchoRunner):
-    """Answers a plan only once the test lets it, as a device that is at work."""
+    """Answers a plan only when the test allows it, like a busy device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class LateRunner(EchoRunner):
 
 
 class Core:
-    """A ROUTER that sends what the test asks for."""
+    """A ROUTER that sends messages for the test."""
 
     def __init__(self, endpoint: str) -> None:
         self.socket = zmq.Context.instance().socket(zmq.ROUTER)
@@ -66,7 +66,7 @@ class Core:
         self.joins: list[bytes] = []
 
     def expect(self, kind: str) -> pb.WorkerToCore:
-        """The next message of a kind; heartbeats in between are passed over."""
+        """The next message of a kind; heartbeats in between are skipped."""
         while True:
             assert self.socket.poll(WAIT_MS), f"no {kind}"
             self.worker, frame = self.socket.recv_multipart()
@@ -129,7 +129,7 @@ def core(endpoint: str) -> Iterator[Core]:
     core.socket.close()
 
 
-def test_join_plans_results_and_leave(served: Served, core: Core) -> None:
+def test_a_session_has_join_plans_results_and_leave(served: Served, core: Core) -> None:
     def script() -> None:
         join = core.expect("join").join
         assert (join.model, join.max_frame_bytes) == ("echo", 64 << 20)
@@ -146,7 +146,7 @@ def test_join_plans_results_and_leave(served: Served, core: Core) -> None:
     core.expect("leave")
 
 
-def test_idle_workers_say_they_are_alive(served: Served, core: Core) -> None:
+def test_idle_workers_send_heartbeats(served: Served, core: Core) -> None:
     def script() -> None:
         core.expect("join")
         core.say(joined=pb.Joined(generation=1))
@@ -192,7 +192,7 @@ def test_a_rejoin_is_answered_with_a_join_on_the_same_connection(served: Served,
 
 
 def test_a_frame_above_the_limit_leads_to_a_new_connection_that_serves(served: Served, core: Core) -> None:
-    """libzmq ends the connection of such a frame for good: a new socket must join, each time it happens."""
+    """libzmq ends such a connection for good, so a new socket must join each time."""
 
     def script() -> None:
         core.expect("join")
@@ -212,12 +212,12 @@ def test_a_frame_above_the_limit_leads_to_a_new_connection_that_serves(served: S
 
 @pytest.fixture
 def small_frames(monkeypatch: pytest.MonkeyPatch) -> int:
-    """A frame limit that costs no memory to exceed."""
+    """Lowers the frame limit, so that exceeding it needs little memory."""
     monkeypatch.setattr("gpu_worker.link.connection.MAX_FRAME_BYTES", 1 << 16)
     return 1 << 16
 
 
-def test_connections_that_end_again_and_again_are_repeated_with_few_lines(
+def test_repeated_disconnects_are_retried_with_few_log_lines(
     served: Served, core: Core, small_frames: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each Join is answered with a frame above the limit, five times."""
@@ -238,7 +238,7 @@ def test_connections_that_end_again_and_again_are_repeated_with_few_lines(
     ]
 
 
-def test_a_frame_as_large_as_the_limit_is_taken(served: Served, core: Core) -> None:
+def test_a_frame_at_the_size_limit_is_accepted(served: Served, core: Core) -> None:
     def script() -> None:
         core.expect("join")
         core.say(joined=pb.Joined(generation=1))
@@ -278,7 +278,7 @@ def test_plans_of_a_broken_connection_are_not_answered_on_the_next(
     assert runner.outcomes == []
 
 
-def test_every_join_carries_the_key_as_it_is_in_the_folder_then(served: Served, core: Core, tmp_path: Path) -> None:
+def test_every_join_carries_the_present_key(served: Served, core: Core, tmp_path: Path) -> None:
     key_file = tmp_path / KEY_NAME
 
     def script() -> None:
@@ -331,23 +331,23 @@ def test_the_first_confirmed_step_announces_a_command_to_paste(
     assert ready() == ['ready: tandem generate --address 127.0.0.1:50366 "Return the"']
 
 
-def test_the_command_to_paste_names_an_address_only_where_it_is_not_the_default() -> None:
+def test_the_command_to_paste_omits_the_default_address() -> None:
     assert ready_line("127.0.0.1:50051") == 'ready: tandem generate "Return the"'
     assert ready_line("[::1]:50051") == 'ready: tandem generate --address [::1]:50051 "Return the"'
 
 
-def test_a_join_that_no_scheduler_takes_is_refused_before_it_is_sent(
+def test_a_join_that_is_too_large_is_refused_before_sending(
     endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert MAX_JOIN_BYTES == 128 << 20
     monkeypatch.setattr("gpu_worker.wire.frames.MAX_JOIN_BYTES", 1000)
     join = pb.Join(model="echo", tokenizer_json=bytes(1000))
-    problem = r"Join has 10\d\d bytes \(tokenizer.json 1000, chat template 0\) and the scheduler takes 1000; serve a"
+    problem = r"Join has 10\d\d bytes \(tokenizer.json 1000, chat template 0\) and the scheduler accepts 1000; serve a"
     with pytest.raises(ValueError, match=problem):
         Link(endpoint, join, EchoRunner(), key=KeyFile(tmp_path), max_in_flight=2)
 
 
-def test_refused_for_now_joins_again(served: Served, core: Core) -> None:
+def test_a_worker_refused_for_now_joins_again(served: Served, core: Core) -> None:
     def script() -> None:
         core.expect("join")
         core.say(refused=pb.Refused(reason="another worker serves", retry=True))
@@ -357,7 +357,7 @@ def test_refused_for_now_joins_again(served: Served, core: Core) -> None:
     served.run(script)
 
 
-def test_refused_for_good_stops(served: Served, core: Core) -> None:
+def test_a_worker_refused_for_good_stops(served: Served, core: Core) -> None:
     def script() -> None:
         core.expect("join")
         core.say(refused=pb.Refused(reason="identity differs", retry=False))

@@ -1,4 +1,4 @@
-"""The runtime folder and its key: made once, private, and refused where they are not."""
+"""The runtime folder and its key: created once, private, and refused otherwise."""
 
 import threading
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from gpu_worker.link.runtime_dir import KEY_NAME, KeyFile, own_runtime_dir, worker_endpoint
 
 
-def test_the_folder_is_made_private(tmp_path: Path) -> None:
+def test_the_folder_is_created_private(tmp_path: Path) -> None:
     own_runtime_dir(tmp_path / "a" / "new")
     assert (tmp_path / "a" / "new").stat().st_mode & 0o777 == 0o700
     own_runtime_dir(tmp_path / "a" / "new")
@@ -41,7 +41,7 @@ def test_workers_connect_below_the_absolute_path(tmp_path: Path, monkeypatch: py
     assert worker_endpoint(Path("run")) == f"ipc://{tmp_path}/run/worker.sock"
 
 
-def test_the_first_reader_makes_the_key_and_others_find_it(tmp_path: Path) -> None:
+def test_the_first_reader_creates_the_key_and_others_read_it(tmp_path: Path) -> None:
     keys: list[bytes] = []
     threads = [threading.Thread(target=lambda: keys.append(KeyFile(tmp_path).read())) for _ in range(8)]
     for thread in threads:
@@ -51,7 +51,7 @@ def test_the_first_reader_makes_the_key_and_others_find_it(tmp_path: Path) -> No
     assert len(keys) == 8
     assert set(keys) == {(tmp_path / KEY_NAME).read_bytes()}
     assert len(keys[0]) == 32
-    # Nothing is left beside it.
+    # No temporary file is left.
     assert [path.name for path in tmp_path.iterdir()] == [KEY_NAME]
     assert (tmp_path / KEY_NAME).stat().st_mode & 0o777 == 0o600
 
@@ -74,7 +74,7 @@ def test_a_key_of_another_length_is_refused(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("gpu_worker.link.runtime_dir.time.sleep", lambda _: None)
     (tmp_path / KEY_NAME).touch(0o600)
     (tmp_path / KEY_NAME).write_bytes(b"k" * 33)
-    with pytest.raises(ValueError, match=rf"{tmp_path}/{KEY_NAME} does not hold a key of 32 bytes; delete it"):
+    with pytest.raises(ValueError, match=rf"{tmp_path}/{KEY_NAME} does not contain a key of 32 bytes; delete it"):
         KeyFile(tmp_path).read()
 
 

@@ -1,4 +1,4 @@
-"""What memory there is and what a model will take: control groups, growth, weights and activations of twins."""
+"""Free memory and a model's memory: control groups, growth, weights and activations of meta models."""
 
 from pathlib import Path
 
@@ -15,10 +15,10 @@ from transformers import (
 
 from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.checkpoint.linear import can_pack
-from gpu_worker.checkpoint.model import prepare, weight_bytes
-from gpu_worker.examination.examine import examine, twin_of
+from gpu_worker.checkpoint.loading import prepare, weight_bytes
+from gpu_worker.compatibility.check_model import check_model, meta_model_of
 from gpu_worker.memory.device_memory import free_bytes, free_host_bytes, resident_growth
-from gpu_worker.memory.estimate import LiveBytes, activation_bytes, estimate, twin_weight_bytes
+from gpu_worker.memory.estimate import LiveBytes, activation_bytes, estimate, meta_weight_bytes
 
 CPU = torch.device("cpu")
 MIB = 1 << 20
@@ -57,12 +57,12 @@ def group(folder: Path, *, limit: str, used_mib: int, inactive_mib: int, old: bo
     (folder / "memory.stat").write_text(f"anon 5\n{names[2]} {inactive_mib * MIB}\n")
 
 
-def test_without_groups_what_the_machine_has_is_free(tmp_path: Path) -> None:
+def test_without_control_groups_the_machine_limits_memory(tmp_path: Path) -> None:
     proc, cgroups = machine(tmp_path, available_mib=700, groups="0::/\n")
     assert free_host_bytes(proc, cgroups) == 700 * MIB
 
 
-def test_every_group_around_the_process_limits_it(tmp_path: Path) -> None:
+def test_every_control_group_of_the_process_limits_memory(tmp_path: Path) -> None:
     proc, cgroups = machine(tmp_path, available_mib=700, groups="0::/user/worker\n")
     group(cgroups / "user" / "worker", limit="max", used_mib=10, inactive_mib=0)
     assert free_host_bytes(proc, cgroups) == 700 * MIB
@@ -72,25 +72,25 @@ def test_every_group_around_the_process_limits_it(tmp_path: Path) -> None:
     assert free_host_bytes(proc, cgroups) == 0
 
 
-def test_in_a_namespace_the_mount_is_the_group(tmp_path: Path) -> None:
+def test_in_a_cgroup_namespace_the_mount_is_the_group(tmp_path: Path) -> None:
     proc, cgroups = machine(tmp_path, available_mib=700, groups="0::/docker/abc\n")
     group(cgroups, limit=str(300 * MIB), used_mib=100, inactive_mib=0)
     assert free_host_bytes(proc, cgroups) == 200 * MIB
 
 
-def test_groups_of_the_first_kind_count_too(tmp_path: Path) -> None:
+def test_version_1_control_groups_limit_memory(tmp_path: Path) -> None:
     proc, cgroups = machine(tmp_path, available_mib=700, groups="4:cpu,cpuacct:/x\n3:memory:/docker/abc\n")
     group(cgroups / "memory" / "docker" / "abc", limit=str(300 * MIB), used_mib=100, inactive_mib=10, old=True)
-    # What no limit looks like there.
+    # The value that means "no limit" there.
     group(cgroups / "memory", limit="9223372036854771712", used_mib=1, inactive_mib=0, old=True)
     assert free_host_bytes(proc, cgroups) == 210 * MIB
 
 
-def test_this_machine_has_something_free(device: torch.device) -> None:
+def test_this_machine_has_free_memory(device: torch.device) -> None:
     assert MIB < free_bytes(device) < 1 << 50
 
 
-def test_growth_is_that_of_the_peak(device: torch.device) -> None:
+def test_growth_is_measured_at_the_peak(device: torch.device) -> None:
     with resident_growth(device) as grown:
         large = torch.ones(64 * MIB, dtype=torch.uint8, device=device)
         del large
@@ -101,20 +101,20 @@ def test_growth_is_that_of_the_peak(device: torch.device) -> None:
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_twin_weighs_what_the_model_will(tied: bool, dtype: torch.dtype) -> None:
+def test_the_meta_model_has_the_weight_bytes_of_the_model(tied: bool, dtype: torch.dtype) -> None:
     config = config_of(tied=tied)
     packs = can_pack(CPU, dtype)
-    expected = twin_weight_bytes(twin_of(config, dtype=dtype), packs=packs)
+    expected = meta_weight_bytes(meta_model_of(config, dtype=dtype), packs=packs)
     model = prepare(AutoModelForCausalLM.from_config(config, dtype=dtype), device=CPU, dtype=dtype)
     assert weight_bytes(model) == expected
 
 
-def test_live_bytes_count_what_is_alive_at_once() -> None:
+def test_live_bytes_count_tensors_alive_at_once() -> None:
     for place in ("cpu", "meta"):
         with LiveBytes() as counted:
             first = torch.zeros(1000, device=place)
             second = first + 1
-            # A view is no new memory, nor is what is written in place.
+            # Views and in-place operations allocate no memory.
             second.view(10, 100).add_(1)
             del first
             third = second * 2
@@ -126,11 +126,11 @@ def test_live_bytes_count_what_is_alive_at_once() -> None:
 
 @pytest.mark.parametrize("family", [LlamaConfig, Qwen3Config])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_activations_of_a_twin_are_those_of_the_model(family: type[PreTrainedConfig], dtype: torch.dtype) -> None:
-    """The model itself, whose attention is another, takes no more, and at least half of it."""
+def test_activations_of_the_meta_model_match_the_model(family: type[PreTrainedConfig], dtype: torch.dtype) -> None:
+    """The real model, with another attention, needs at most this and at least half of it."""
     config = config_of(family=family)
-    twin = twin_of(config, dtype=dtype)
-    per_token = activation_bytes(twin, examine(twin), dtype)
+    meta_model = meta_model_of(config, dtype=dtype)
+    per_token = activation_bytes(meta_model, check_model(meta_model), dtype)
     model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa").eval()
     for num_tokens in (64, 512):
         ids = torch.zeros(1, num_tokens, dtype=torch.int64)
@@ -140,14 +140,14 @@ def test_activations_of_a_twin_are_those_of_the_model(family: type[PreTrainedCon
 
 
 def test_an_estimate_has_the_layers_and_the_smaller_dtype() -> None:
-    twin = twin_of(config_of(), dtype=torch.float32)
-    costs = estimate(twin, examine(twin), dtype=torch.float32, packs=False)
+    meta_model = meta_model_of(config_of(), dtype=torch.float32)
+    costs = estimate(meta_model, check_model(meta_model), dtype=torch.float32, packs=False)
     # K and V of 3 layers, 2 heads of 16, four bytes.
-    assert (costs.kv_per_token, costs.sinks_per_token) == (2 * 3 * 2 * 16 * 4, 0)
+    assert (costs.kv_per_token, costs.learned_sinks_per_token) == (2 * 3 * 2 * 16 * 4, 0)
     assert costs.smaller_weights == ("bfloat16", costs.weights // 2)
     assert (costs.dtype, costs.vocab_size, costs.length_limit) == ("float32", 128, 2048)
-    half = twin_of(config_of(), dtype=torch.bfloat16)
-    assert estimate(half, examine(half), dtype=torch.bfloat16, packs=False).smaller_weights is None
+    half = meta_model_of(config_of(), dtype=torch.bfloat16)
+    assert estimate(half, check_model(half), dtype=torch.bfloat16, packs=False).smaller_weights is None
 
 
 WIDE = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16}
@@ -180,13 +180,13 @@ WITH_SINKS = GptOssConfig(
     ("config", "kv_per_token", "page_size", "addressable"),
     [(LLAMA_3_2_1B, 32_768, 128, 32_767), (OLMO_2_1B, 131_072, 128, 8191), (WITH_SINKS, 768, 16, 1_398_100)],
 )
-def test_the_pages_that_can_be_addressed_are_those_of_the_pool_as_it_is_allocated(
+def test_addressable_pages_match_the_allocated_pool(
     config: PreTrainedConfig, kv_per_token: int, page_size: int, addressable: int
 ) -> None:
     """Real shapes, without data: with one page more, K of some layer would have 2^31 elements."""
-    twin = twin_of(config, dtype=torch.bfloat16)
-    layers = examine(twin)
-    costs = estimate(twin, layers, dtype=torch.bfloat16, packs=False)
+    meta_model = meta_model_of(config, dtype=torch.bfloat16)
+    layers = check_model(meta_model)
+    costs = estimate(meta_model, layers, dtype=torch.bfloat16, packs=False)
     assert (costs.kv_per_token, costs.addressable_pages(page_size)) == (kv_per_token, addressable)
 
     def largest(num_pages: int) -> int:

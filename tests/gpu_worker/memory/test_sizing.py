@@ -1,4 +1,4 @@
-"""Sizes by settings and figures: what fits is taken, what does not is refused with the value that would. No memory."""
+"""Sizes by settings and figures: they fit, or are refused with the value that would fit. Allocates no memory."""
 
 import re
 from dataclasses import replace
@@ -12,7 +12,7 @@ from gpu_worker.memory.sizing import (
     GPU_RESERVE_BYTES,
     DoesNotFit,
     Sizes,
-    check_passage,
+    check_host_memory,
     choose_sizes,
 )
 from gpu_worker.memory.units import readable, settable
@@ -26,7 +26,7 @@ COSTS = Costs(
     smaller_weights=("bfloat16", 8 * GIB),
     activations_per_token=100 * KIB,
     kv_per_token=32 * KIB,
-    sinks_per_token=0,
+    learned_sinks_per_token=0,
     # 32 layers, K and V, 8 heads of 16 in four bytes.
     pool_tensors=(PoolTensor(elements_per_token=128, extra_pages=0),),
     vocab_size=1000,
@@ -54,7 +54,7 @@ def refused(free: int = 64 * GIB, *, costs: Costs = COSTS, **settings: object) -
     return str(error.value)
 
 
-def test_defaults_by_device() -> None:
+def test_defaults_depend_on_the_device() -> None:
     cpu = sizes()
     assert (cpu.geometry.page_size, cpu.geometry.max_rows, cpu.geometry.token_budget) == (64, 32, 512)
     assert (cpu.pool, cpu.reserve, cpu.geometry.max_length) == (GIB, CPU_RESERVE_BYTES, 4096)
@@ -64,7 +64,7 @@ def test_defaults_by_device() -> None:
     assert (gpu.pool, gpu.reserve) == (32 * GIB + 4 * MIB, GPU_RESERVE_BYTES)
 
 
-def test_unasked_no_more_pages_than_the_rows_can_use() -> None:
+def test_the_default_pool_has_no_more_pages_than_rows_can_use() -> None:
     assert sizes(max_rows=1, max_length=128).geometry.num_pages == 3
     assert sizes(max_rows=1, max_length=128, keep_free_bytes=GIB).geometry.num_pages == 3
     asked = sizes(max_rows=1, max_length=128, pool_bytes=GIB)
@@ -73,7 +73,7 @@ def test_unasked_no_more_pages_than_the_rows_can_use() -> None:
 
 
 @pytest.mark.parametrize("keep", [None, 0, 5 * GIB])
-def test_a_gpus_pool_takes_what_is_free_but_for_what_is_kept(keep: int | None) -> None:
+def test_a_gpus_pool_takes_free_memory_except_the_reserve(keep: int | None) -> None:
     chosen = sizes(40 * GIB, on_cpu=False, keep_free_bytes=keep)
     reserve = GPU_RESERVE_BYTES if keep is None else keep
     left = 40 * GIB - chosen.weights - chosen.step - chosen.tables - chosen.pool
@@ -82,13 +82,13 @@ def test_a_gpus_pool_takes_what_is_free_but_for_what_is_kept(keep: int | None) -
     assert reserve <= left < reserve + 5 * MIB
 
 
-def test_a_cpus_pool_takes_what_is_free_where_asked() -> None:
+def test_a_cpus_pool_takes_free_memory_if_configured() -> None:
     chosen = sizes(20 * GIB, keep_free_bytes=GIB)
     left = 20 * GIB - chosen.weights - chosen.step - chosen.tables - chosen.pool
     assert GIB <= left < GIB + 3 * MIB
 
 
-def test_a_cpus_default_pool_takes_no_more_than_there_is() -> None:
+def test_a_cpus_default_pool_fits_free_memory() -> None:
     chosen = sizes(17 * GIB)
     assert 0 < chosen.pool < GIB
     assert chosen.weights + chosen.step + chosen.tables + chosen.pool + chosen.reserve <= 17 * GIB
@@ -104,34 +104,34 @@ def test_a_cpus_default_pool_takes_no_more_than_there_is() -> None:
             {"pool_bytes": 3 * MIB},
             "pool_bytes is 3145728, which is too small; two pages of 2097152 bytes are the least",
         ),
-        ({"pool_bytes": 0}, r"which is too small; .*: pool_bytes 4.0MiB would do"),
+        ({"pool_bytes": 0}, r"which is too small; .*: pool_bytes 4.0MiB would fit"),
         (
             {"max_length": 4096, "num_pages": 3},
             r"max_length is 4096, which needs num_pages 65 or pool_bytes 130.0MiB; the pool has 3 pages; "
-            "a larger pool, or max_length 128, would do",
+            "a larger pool, or max_length 128, would fit",
         ),
     ],
 )
-def test_what_cannot_be_is_refused_whatever_the_memory(settings: dict[str, object], problem: str) -> None:
+def test_contradictory_sizes_are_refused_for_any_memory(settings: dict[str, object], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         sizes(**settings)
 
 
-def test_weights_that_do_not_fit() -> None:
+def test_weights_that_do_not_fit_are_refused() -> None:
     assert refused(12 * GIB) == (
         "weights take 16.0 GiB in float32; 12.0 GiB are free on cpu; dtype bfloat16 would take 8.0 GiB"
     )
-    assert refused(4 * GIB).endswith("; only a smaller model, or more memory, would do")
+    assert refused(4 * GIB).endswith("; use a smaller model, or more memory")
     half = replace(COSTS, weights=8 * GIB, dtype="bfloat16", smaller_weights=None)
-    assert refused(4 * GIB, costs=half).startswith("weights take 8.0 GiB in bfloat16; 4.0 GiB are free on cpu; only")
+    assert refused(4 * GIB, costs=half).startswith("weights take 8.0 GiB in bfloat16; 4.0 GiB are free on cpu; use")
 
 
-def test_weights_for_a_gpu_pass_through_main_memory() -> None:
-    check_passage(COSTS, 16 * GIB)
+def test_weights_for_a_gpu_must_fit_host_memory() -> None:
+    check_host_memory(COSTS, 16 * GIB)
     with pytest.raises(
-        DoesNotFit, match=r"weights take 16\.0 GiB in float32, and pass through main memory, where 4\.0"
+        DoesNotFit, match=r"weights take 16\.0 GiB in float32, and pass through host memory, where 4\.0"
     ):
-        check_passage(COSTS, 4 * GIB)
+        check_host_memory(COSTS, 4 * GIB)
 
 
 @pytest.mark.parametrize("asked", [{"num_pages": 40_000}, {"pool_bytes": 40 * GIB}])
@@ -139,7 +139,7 @@ def test_a_pool_that_does_not_fit_names_the_largest_that_does(asked: dict[str, i
     rest = {"max_rows": 1000, "max_length": 4096}
     message = refused(24 * GIB, **asked, **rest)
     assert "of 24.0 GiB free on cpu, weights take 16.0 GiB, a step" in message
-    would = re.search(r"; pool_bytes (\S+) or num_pages (\d+) would$", message)
+    would = re.search(r"; pool_bytes (\S+) or num_pages (\d+) would fit$", message)
     assert would is not None
     assert sizes(24 * GIB, pool_bytes=would.group(1), **rest).pool <= 24 * GIB - 16 * GIB
     num_pages = int(would.group(2))
@@ -158,7 +158,7 @@ def test_a_step_that_does_not_fit_names_the_budget_that_does(on_cpu: bool) -> No
     assert f"token_budget {budget} would" in refused(20 * GIB, on_cpu=on_cpu, token_budget=budget + 64)
 
 
-def test_rows_that_do_not_fit_name_how_many_do() -> None:
+def test_rows_that_do_not_fit_name_the_number_that_does() -> None:
     costs = replace(COSTS, vocab_size=256_000)
     message = refused(20 * GIB, costs=costs, max_rows=1024)
     would = re.search(r"; max_rows (\d+) with token_budget (\d+) would fit$", message)
@@ -168,19 +168,19 @@ def test_rows_that_do_not_fit_name_how_many_do() -> None:
     assert f"max_rows {rows} with" in refused(20 * GIB, costs=costs, max_rows=rows + 1, token_budget=budget + 1)
 
 
-def test_too_much_kept_free_names_what_may_be() -> None:
+def test_a_reserve_that_is_too_large_names_the_largest() -> None:
     would = re.search(r"; keep_free_bytes (\S+) would fit$", refused(20 * GIB, keep_free_bytes=8 * GIB))
     assert would is not None
     assert sizes(20 * GIB, keep_free_bytes=would.group(1)).geometry.num_pages >= 2
 
 
-def test_where_no_step_helps_smaller_weights_do() -> None:
+def test_smaller_weights_are_proposed_if_no_step_fits() -> None:
     assert refused(16 * GIB + 300 * KIB).endswith("; dtype bfloat16 would take 8.0 GiB")
     costs = replace(COSTS, smaller_weights=None)
-    assert refused(16 * GIB + 300 * KIB, costs=costs).endswith("; only a smaller model, or more memory, would do")
+    assert refused(16 * GIB + 300 * KIB, costs=costs).endswith("; use a smaller model, or more memory")
 
 
-def test_a_length_that_no_pool_holds_names_the_longest() -> None:
+def test_a_length_beyond_every_pool_names_the_longest() -> None:
     costs = replace(COSTS, length_limit=1 << 20)
     message = refused(20 * GIB, costs=costs, max_length=1 << 20, max_rows=1)
     assert message.startswith("max_length is 1048576, which needs num_pages 16385 or pool_bytes 32.1GiB; the pool has")
@@ -191,22 +191,21 @@ def test_a_length_that_no_pool_holds_names_the_longest() -> None:
     assert chosen.geometry.max_length == length
 
 
-def test_a_sequence_that_slides_may_be_longer_than_the_pool() -> None:
-    """At once it holds a page of leading positions, and 18 for a window of 1,024, a tile of 64 queries and what comes
-    next."""
+def test_a_sequence_with_a_window_may_exceed_the_pool() -> None:
+    """A sequence holds a page of sink tokens, and 18 for a window of 1,024, 64 queries and the next tokens."""
     long = replace(COSTS, length_limit=1 << 20)
     chosen = sizes(costs=long, max_length=1 << 20, num_pages=20, max_rows=1, reach=(1024, 4))
     assert (chosen.geometry.max_length, chosen.geometry.num_pages) == (1 << 20, 20)
     problem = "max_length is 1048576, which needs num_pages 20 or pool_bytes 40.0MiB; the pool has 19 pages; a larger"
     with pytest.raises(ValueError, match=problem):
         sizes(costs=long, max_length=1 << 20, num_pages=19, max_rows=1, reach=(1024, 4))
-    # Unasked, it is as long as the pool then.
+    # The default length is that of the pool then.
     assert sizes(num_pages=19, max_rows=1, reach=(1024, 4)).geometry.max_length == 18 * 64
     assert sizes(num_pages=20, max_rows=1, reach=(1024, 4)).geometry.max_length == 4096
 
 
-def test_pages_for_sinks_are_counted() -> None:
-    costs = replace(COSTS, sinks_per_token=16 * KIB)
+def test_pages_of_learned_sinks_are_counted() -> None:
+    costs = replace(COSTS, learned_sinks_per_token=16 * KIB)
     assert sizes(costs=costs, pool_bytes=GIB).pool == GIB - MIB
     assert sizes(costs=costs, num_pages=10).pool == 10 * 2 * MIB + MIB
 
@@ -221,7 +220,7 @@ def test_pages_for_sinks_are_counted() -> None:
         (5 * GIB + 1, "5.0 GiB", "5.0GiB", "5.1GiB"),
     ],
 )
-def test_sizes_for_people_and_for_settings(num_bytes: int, text: str, below: str, above: str) -> None:
+def test_sizes_as_text_are_readable_or_settable(num_bytes: int, text: str, below: str, above: str) -> None:
     assert readable(num_bytes) == text
     assert settable(num_bytes) == below
     assert settable(num_bytes, at_least=True) == above
@@ -230,8 +229,8 @@ def test_sizes_for_people_and_for_settings(num_bytes: int, text: str, below: str
 
 
 @pytest.mark.parametrize("on_cpu", [True, False])
-def test_host_memory_holds_whole_pages_and_stands_in_the_ledger(on_cpu: bool) -> None:
-    """On a CPU the pool has so much less; beside a GPU it is main memory."""
+def test_host_memory_holds_whole_pages_and_is_in_the_ledger(on_cpu: bool) -> None:
+    """On a CPU they reduce the pool; with a GPU they are host memory."""
     asked, none = (
         sizes(24 * GIB, on_cpu=on_cpu, free_host=9 * GIB, keep_free_bytes=GIB, host_pool_bytes=size, max_rows=500)
         for size in ("4.001GiB", 0)
@@ -242,25 +241,25 @@ def test_host_memory_holds_whole_pages_and_stands_in_the_ledger(on_cpu: bool) ->
     assert none.pool - asked.pool == (4 * GIB if on_cpu else 0)
     place = "cpu" if on_cpu else "cuda:0"
     lines = ledger(asked, place, "float32")
-    name = f"  saved KV, {asked.geometry.host_pages} pages" + ("" if on_cpu else ", in main memory")
+    name = f"  saved KV, {asked.geometry.host_pages} pages" + ("" if on_cpu else ", in host memory")
     assert f"{name:40}     4.0 GiB" in lines
     # Less than a page beside what is kept.
     assert re.fullmatch(r"  free, 1.0 GiB of it kept +1.0 GiB", lines[-1])
     assert not any("saved" in line for line in ledger(none, place, "float32"))
 
 
-def test_host_memory_that_does_not_fit_names_what_does() -> None:
+def test_host_memory_that_does_not_fit_names_the_size_that_does() -> None:
     message = refused(24 * GIB, host_pool_bytes=8 * GIB)
     assert message.startswith("host_pool_bytes 8.0 GiB does not fit: of 24.0 GiB free on cpu, weights take 16.0 GiB")
     fits = fitting(message)
     assert sizes(24 * GIB, host_pool_bytes=fits).geometry.num_pages >= 2
-    # What is left for the pool is told with what was taken.
-    assert f"saved pages {readable(sizes(24 * GIB, host_pool_bytes='4GiB').host_pool)}, and" in refused(
+    # The message lists the memory that reduces the room for the pool.
+    assert f"swapped-out pages {readable(sizes(24 * GIB, host_pool_bytes='4GiB').host_pool)}, and" in refused(
         24 * GIB, host_pool_bytes="4GiB", pool_bytes="4GiB"
     )
     message = refused(64 * GIB, on_cpu=False, free_host=2 * GIB, host_pool_bytes=2 * GIB)
     assert message.startswith(
-        "host_pool_bytes 2.0 GiB does not fit: of 2.0 GiB free in main memory, 256.0 MiB are kept"
+        "host_pool_bytes 2.0 GiB does not fit: of 2.0 GiB free in host memory, 256.0 MiB are kept"
     )
     assert sizes(64 * GIB, on_cpu=False, free_host=2 * GIB, host_pool_bytes=fitting(message)).geometry.host_pages > 400
     message = refused(64 * GIB, on_cpu=False, free_host=257 * MIB, host_pool_bytes=2 * GIB)
@@ -268,13 +267,13 @@ def test_host_memory_that_does_not_fit_names_what_does() -> None:
 
 
 def fitting(message: str) -> str:
-    would = re.search(r"; host_pool_bytes (\S+) would$", message)
+    would = re.search(r"; host_pool_bytes (\S+) would fit$", message)
     assert would is not None
     return would.group(1)
 
 
 def test_host_memory_below_a_page_is_refused() -> None:
-    problem = r"host_pool_bytes is 2097151, less than a page of 2097152 bytes; host_pool_bytes 2.0MiB would do, or 0"
+    problem = r"less than a page of 2097152 bytes; set host_pool_bytes to 2.0MiB at least, or to 0"
     with pytest.raises(ValueError, match=problem):
         sizes(host_pool_bytes=2 * MIB - 1)
     assert sizes(host_pool_bytes="2.0MiB").geometry.host_pages == 1
@@ -289,7 +288,7 @@ LLAMA_1B = Costs(
     activations_per_token=100 * KIB,
     # K and V of 16 layers, 8 heads of 64, two bytes.
     kv_per_token=2 * 16 * 8 * 64 * 2,
-    sinks_per_token=0,
+    learned_sinks_per_token=0,
     pool_tensors=(PoolTensor(elements_per_token=8 * 64, extra_pages=0),),
     vocab_size=128_256,
     default_length=131_072,
@@ -312,7 +311,7 @@ def test_a_gpus_default_pool_stays_below_2_to_the_31_elements_of_a_tensor(costs:
     assert (chosen.geometry.num_pages, chosen.is_capped) == (num_pages, True)
     elements = costs.pool_tensors[0].elements_per_token * 128
     assert num_pages * elements < 1 << 31 <= (num_pages + 1) * elements
-    # There is room for more, and rows that could use it.
+    # Memory and rows would allow more.
     left = H200 - chosen.weights - chosen.step - chosen.tables - chosen.pool - chosen.reserve
     assert left > 128 * costs.kv_per_token
     lines = ledger(chosen, "cuda:0", "bfloat16")
@@ -323,11 +322,11 @@ def test_a_gpus_default_pool_stays_below_2_to_the_31_elements_of_a_tensor(costs:
     )
 
 
-def test_keeping_memory_free_is_capped_as_the_default_is() -> None:
+def test_a_pool_by_keep_free_bytes_is_capped_like_the_default() -> None:
     assert sizes(H200, costs=LLAMA_1B, on_cpu=False, keep_free_bytes=0).geometry.num_pages == 32_767
 
 
-def test_pools_that_need_no_cap_have_none() -> None:
+def test_small_pools_are_not_capped() -> None:
     small = sizes(80 * GIB, costs=LLAMA_1B, on_cpu=False)
     assert not small.is_capped and small.geometry.num_pages < 32_767
     few_rows = sizes(H200, costs=OLMO_1B, on_cpu=False, max_rows=64)
@@ -348,7 +347,7 @@ def test_pools_that_need_no_cap_have_none() -> None:
 def test_an_explicit_pool_beyond_the_cap_names_the_largest_that_compiles(asked: dict[str, int], start: str) -> None:
     message = refused(H200, costs=LLAMA_1B, on_cpu=False, **asked)
     assert message.startswith(start)
-    would = re.search(r": pool_bytes (\S+) or num_pages 32767 would$", message)
+    would = re.search(r": pool_bytes (\S+) or num_pages 32767 would fit$", message)
     assert would is not None
     assert sizes(H200, costs=LLAMA_1B, on_cpu=False, num_pages=32_767).geometry.num_pages == 32_767
     assert sizes(H200, costs=LLAMA_1B, on_cpu=False, pool_bytes=would.group(1)).geometry.num_pages <= 32_767
@@ -356,7 +355,7 @@ def test_an_explicit_pool_beyond_the_cap_names_the_largest_that_compiles(asked: 
 
 def test_beyond_the_cap_the_largest_pool_named_also_fits() -> None:
     message = refused(40 * GIB, costs=LLAMA_1B, on_cpu=False, num_pages=40_000)
-    would = re.search(r"or num_pages (\d+) would$", message)
+    would = re.search(r"or num_pages (\d+) would fit$", message)
     assert would is not None
     assert sizes(40 * GIB, costs=LLAMA_1B, on_cpu=False, num_pages=int(would.group(1))).pool < 40 * GIB
 
@@ -370,14 +369,14 @@ def test_a_length_beyond_the_cap_names_the_longest() -> None:
     assert sizes(H200, costs=costs, on_cpu=False, max_length=32_766 * 128, max_rows=1).geometry.num_pages == 32_767
 
 
-def test_pages_for_sinks_count_toward_the_cap() -> None:
+def test_pages_of_learned_sinks_count_toward_the_cap() -> None:
     tensors = (PoolTensor(elements_per_token=64, extra_pages=0), PoolTensor(elements_per_token=512, extra_pages=1))
     assert replace(LLAMA_1B, pool_tensors=tensors).addressable_pages(128) == 32_766
     assert LLAMA_1B.addressable_pages(128) == 32_767
     assert LLAMA_1B.addressable_pages(64) == 65_535
 
 
-def test_the_ledger_is_a_table() -> None:
+def test_the_ledger_is_an_aligned_table() -> None:
     chosen = replace(sizes(), step=50 * MIB, tables=10 * KIB)
     before = ledger(chosen, "cpu", "float32")
     assert before == [

@@ -1,4 +1,4 @@
-"""Changed logits: Transformers' own processors one by one and combined, a plain oracle, and rows that stay apart."""
+"""Changed logits against Transformers' own processors, alone and combined, and a plain oracle; rows are independent."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,6 @@ from gpu_worker.sampling import logits as logits_module
 from gpu_worker.sampling.logits import edited
 from gpu_worker.sampling.sampler import filtered
 from gpu_worker.sampling.token_history import TokenHistory
-from gpu_worker.step.sampling_upload import drawing_of, edits_of
 from tests.gpu_worker.sampling_rig import SamplingRig, Wish, logits_by_oracle
 
 VOCAB = 60
@@ -56,19 +55,19 @@ WISHES = {
 
 
 def changed(wishes: list[Wish], scores: Tensor, device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """float32 [E, V] of the rows that ask for changes, and [R, V] filtered of those that draw."""
+    """Changed logits, float32 [E, V], and filtered logits [R, V] of the rows that draw."""
     rig = SamplingRig(vocab_size=scores.shape[1], max_rows=len(wishes), device=device)
     rows = range(1, len(wishes) + 1)
     for row, wish in zip(rows, wishes, strict=True):
         rig.add(row, [*PROMPT, *OUTPUT], wish, num_prompt=len(PROMPT))
-    samples, staged = rig.laid_out(chunks=dict.fromkeys(rows, LENGTH))
+    samples = rig.laid_out(chunks=dict.fromkeys(rows, LENGTH))
     history = TokenHistory(rig.geometry, device)
-    assert samples.edits is not None
-    if "history_places" in staged:
-        history.write(staged["history_places"], staged["history_tokens"])
-    edits = edits_of(samples.edits, staged)
+    edits, inputs = samples.edits, samples.drawing
+    assert edits is not None
+    if edits.penalties is not None:
+        assert edits.penalties.missing is not None
+        history.write(*edits.penalties.missing)
     result = edited(scores, edits, history)
-    inputs = drawing_of(samples, staged, rig.tables)
     if inputs is None:
         return result, None
     drawing = scores.index_select(0, inputs.rows).float()
@@ -122,7 +121,7 @@ def test_logits_are_those_of_transformers(name: str, dtype: torch.dtype, device:
 
 
 def test_banned_tokens_are_transformers_bad_words(device: torch.device) -> None:
-    """Tokens that never may come out are biases of minus infinity."""
+    """Transformers' bad words are biases of minus infinity here."""
     scores = random_logits(1, seed=2)
     expected = NoBadWordsLogitsProcessor([[4], [9], [33]])(torch.tensor([PROMPT]), scores)
     ours, _ = changed([Wish(biases=dict.fromkeys((4, 9, 33), -np.inf))], scores.to(device), device)
@@ -162,8 +161,8 @@ def random_wish(draw: np.random.Generator) -> Wish:
     return Wish(sampling=sampling, biases=biases, allowed=allowed, banned=banned)
 
 
-def test_any_combination_is_the_oracle_s_and_a_row_s_own(device: torch.device) -> None:
-    """60 rows in one step, each against float64; and each bit for bit what it is alone."""
+def test_any_combination_matches_the_oracle_and_stays_in_its_row(device: torch.device) -> None:
+    """60 rows in one step, each against float64, and bit for bit equal to the row alone."""
     draw = np.random.default_rng(4)
     wishes = [WISHES["bias"], *(random_wish(draw) for _ in range(60))]
     scores = random_logits(len(wishes), seed=5)
@@ -185,7 +184,9 @@ def test_any_combination_is_the_oracle_s_and_a_row_s_own(device: torch.device) -
     assert at == ours.shape[0] and 40 < asking < 61
 
 
-def test_penalties_in_parts_are_those_of_all_at_once(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_penalties_in_parts_equal_those_of_all_rows_at_once(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wishes = [Wish(sampling={"repetition_penalty": 1 + i / 10, "frequency_penalty": i / 5}) for i in range(1, 8)]
     scores = random_logits(7, seed=6).to(device)
     whole, _ = changed(wishes, scores, device)

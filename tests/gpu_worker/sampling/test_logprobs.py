@@ -15,7 +15,7 @@ from tests.gpu_worker.reference import hidden_and_logits
 from tests.gpu_worker.rig import Rig
 from tests.gpu_worker.rig_specs import SPECS
 
-# Of the runner's logprobs against the eager model's in float32: both round, in other orders.
+# The runner's logprobs and the eager model's in float32 round in different orders.
 TOLERANCE = 1e-4
 
 
@@ -25,12 +25,12 @@ def rig(rig_of: Callable[..., Rig]) -> Rig:
 
 
 def exact_logprobs(rig: Rig, tokens: list[int]) -> np.ndarray:
-    """float64 [n, V]: what eager says follows each of `tokens`."""
+    """float64 [n, V]: eager logprobs after each of `tokens`."""
     return hidden_and_logits(rig.eager, tokens)[1].log_softmax(-1).numpy()
 
 
 def check(got: TokenLogprobs | None, exact: np.ndarray, tokens: list[int], top_k: int) -> None:
-    """`got` are those of `tokens` under rows of `exact`."""
+    """Checks that `got` are the logprobs of `tokens` under the rows of `exact`."""
     assert got is not None
     assert got.logprobs.shape == (len(tokens),) and got.top_token_ids.shape == (len(tokens), top_k)
     places = np.arange(len(tokens))
@@ -47,8 +47,8 @@ def run(rig: Rig, core: TinyCore, **running: object) -> Outcome:
     return outcome
 
 
-def test_outputs(rig: Rig) -> None:
-    """Of the model's own logits, whatever sampling did to them; in the order of the sampled rows, the largest k."""
+def test_logprobs_of_outputs_match_float64(rig: Rig) -> None:
+    """Logprobs are of the model's own logits, before sampling changes them; in the order of the sampled rows."""
     core = rig.core()
     core.add(1, rig.prompt(20, seed=1), num_logprobs=3, biases={7: 50.0}, repetition_penalty=2.0)
     core.add(2, rig.prompt(11, seed=2))
@@ -64,7 +64,7 @@ def test_outputs(rig: Rig) -> None:
     assert core.rows[1].tokens[20] == 7
 
 
-def test_the_token_alone_where_no_others_are_wanted(rig: Rig) -> None:
+def test_top_k_0_returns_only_the_tokens_logprob(rig: Rig) -> None:
     core = rig.core()
     prompt = rig.prompt(9, seed=4)
     core.add(2, prompt, num_logprobs=1)
@@ -74,8 +74,8 @@ def test_the_token_alone_where_no_others_are_wanted(rig: Rig) -> None:
 
 @pytest.mark.parametrize("sizes", [[40], [1, 1, 2, 13, 23], [16, 16, 8], [39, 1]])
 @pytest.mark.parametrize("first", [1, 2, 17, 39])
-def test_prompts_over_chunk_edges(rig: Rig, first: int, sizes: list[int]) -> None:
-    """Whatever the chunks: each position from the first wanted on once, none before, and no sampled token."""
+def test_logprobs_of_prompts_match_over_chunk_edges(rig: Rig, first: int, sizes: list[int]) -> None:
+    """With any chunks, each position from the first requested one on appears once, and no sampled token."""
     core = rig.core()
     prompt, other = rig.prompt(40, seed=5), rig.prompt(12, seed=6)
     core.add(1, prompt, prompt_logprobs_from=first, num_logprobs=3)
@@ -92,7 +92,7 @@ def test_prompts_over_chunk_edges(rig: Rig, first: int, sizes: list[int]) -> Non
         top_logprobs=np.concatenate([part.top_logprobs for part in told]),
     )
     check(together, exact_logprobs(rig, prompt)[first - 1 : 39], prompt[first:], 2)
-    # The row's own token, and its neighbour, are what they are without.
+    # The row's own token, and its neighbour, are unchanged.
     plain = rig.core()
     plain.add(1, prompt)
     plain.add(2, other)
@@ -102,7 +102,7 @@ def test_prompts_over_chunk_edges(rig: Rig, first: int, sizes: list[int]) -> Non
     assert plain.rows[2].tokens[12:14] == core.rows[2].tokens[12:14]
 
 
-def test_prompts_of_several_rows_in_the_order_of_the_chunks(rig: Rig) -> None:
+def test_logprobs_of_several_prompts_follow_the_order_of_chunks(rig: Rig) -> None:
     core = rig.core()
     prompts = {row: rig.prompt(10 + row, seed=row) for row in (1, 2, 3)}
     core.add(1, prompts[1], prompt_logprobs_from=4, num_logprobs=2)
@@ -114,8 +114,8 @@ def test_prompts_of_several_rows_in_the_order_of_the_chunks(rig: Rig) -> None:
     assert outcome.logprobs is not None and outcome.logprobs.logprobs.size == 1
 
 
-def test_a_resumed_row_tells_of_its_prompt_from_where_it_is_asked(rig: Rig) -> None:
-    """Its output is no prompt; resumed behind its prompt, it tells nothing."""
+def test_a_resumed_row_returns_prompt_logprobs_from_the_requested_position(rig: Rig) -> None:
+    """Output tokens have no prompt logprobs, so a row that resumes behind its prompt returns none."""
     core = rig.core()
     tokens = rig.prompt(30, seed=7)
     core.add(1, tokens, num_prompt=20, prompt_logprobs_from=11)
@@ -130,7 +130,7 @@ def test_a_resumed_row_tells_of_its_prompt_from_where_it_is_asked(rig: Rig) -> N
     assert run(rig, core, chunks={1: 30}).prompt_logprobs is None
 
 
-def test_a_chunk_that_samples_nothing_tells_of_its_prompt_all_the_same(rig: Rig) -> None:
+def test_a_chunk_that_does_not_sample_returns_prompt_logprobs(rig: Rig) -> None:
     core = rig.core()
     prompt = rig.prompt(25, seed=8)
     core.add(3, prompt, prompt_logprobs_from=1)
@@ -139,7 +139,7 @@ def test_a_chunk_that_samples_nothing_tells_of_its_prompt_all_the_same(rig: Rig)
     check(outcome.prompt_logprobs, exact_logprobs(rig, prompt)[:6], prompt[1:7], 0)
 
 
-def test_more_positions_than_promised_fail_the_step_with_the_limit(rig: Rig) -> None:
+def test_more_positions_than_the_limit_fail_the_step(rig: Rig) -> None:
     core = rig.core()
     limit = rig.geometry.logit_rows
     length = rig.geometry.max_length
@@ -151,8 +151,8 @@ def test_more_positions_than_promised_fail_the_step_with_the_limit(rig: Rig) -> 
     assert f"logit_rows is {limit}" in outcome.detail
 
 
-def test_penalties_with_two_plans_in_flight(rig: Rig) -> None:
-    """The second plan is submitted before the token it must count was told to anyone."""
+def test_penalties_count_tokens_of_a_plan_in_flight(rig: Rig) -> None:
+    """The second plan is submitted before the host has the token that it must count."""
     core = rig.core()
     prompt = rig.prompt(20, seed=9)
     core.add(2, prompt, frequency_penalty=8.0, repetition_penalty=1.3)
@@ -175,7 +175,7 @@ def test_penalties_with_two_plans_in_flight(rig: Rig) -> None:
 
 
 def test_submit_never_waits_for_the_device(rig: Rig) -> None:
-    """Whatever rows ask for; CUDA itself says where something would wait."""
+    """For all features together; CUDA's own check reports a synchronisation."""
     if rig.device.type != "cuda":
         pytest.skip("a CPU computes inside submit")
     core = rig.core()
@@ -200,10 +200,10 @@ def test_submit_never_waits_for_the_device(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_softmax_is_in_float32_whatever_the_logits(
+def test_softmax_is_in_float32_for_every_dtype(
     dtype: torch.dtype, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And in parts as all at once; a row that is not finite harms no other."""
+    """Parts give the same result as all rows at once; a nonfinite row affects no other."""
     logits = (4 * torch.randn(9, 3000, generator=torch.Generator().manual_seed(1))).to(device=device, dtype=dtype)
     logits[4, 5] = torch.nan
     tokens, rows = torch.arange(7, device=device) * 400, torch.tensor([8, 1, 0, 5, 2, 7, 6], device=device)

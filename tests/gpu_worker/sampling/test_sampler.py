@@ -1,4 +1,4 @@
-"""Sampling: exact filters, the right distribution, and a token that depends on its own key alone."""
+"""Sampling: exact filters, the right distribution, and tokens that depend only on their key."""
 
 import math
 
@@ -13,16 +13,14 @@ from transformers.generation.logits_process import (
 )
 
 from gpu_worker.sampling import sampler
+from gpu_worker.sampling.inputs import FEW_RANKS, RankGroup, SamplingInputs
 from gpu_worker.sampling.sampler import (
     EditedLogits,
-    RankGroup,
-    SamplingInputs,
     filtered,
     gumbel_noise,
     noise_keys,
     sample,
 )
-from gpu_worker.step.samples import FEW_RANKS
 
 
 def inputs_of(rows: list[dict[str, float]], device: torch.device, drawing: list[int] | None = None) -> SamplingInputs:
@@ -67,7 +65,7 @@ ROWS = [
 ]
 
 
-# The largest takes the ways round a whole sort.
+# The largest vocabulary avoids a whole sort.
 @pytest.mark.parametrize("vocab_size", [40, 300, 5000])
 def test_filters_keep_what_transformers_keeps(vocab_size: int, device: torch.device) -> None:
     logits = 3 * torch.randn(len(ROWS), vocab_size, generator=torch.Generator().manual_seed(1)).to(device)
@@ -86,7 +84,7 @@ def test_filters_keep_what_transformers_keeps(vocab_size: int, device: torch.dev
 
 
 def test_partial_ranks_keep_what_a_whole_sort_keeps(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows from one sure token to nearly flat, ties among them: those that few ranks settle, more, or none but all."""
+    """Rows from one certain token to nearly flat, with ties: some need few ranks, some more, some all."""
     logits = torch.randn(60, 20_000, generator=torch.Generator().manual_seed(2)).to(device)
     logits *= torch.linspace(0.02, 8, 60, device=device)[:, None]
     logits[::3] = (logits[::3] * 4).round() / 4
@@ -100,7 +98,7 @@ def test_partial_ranks_keep_what_a_whole_sort_keeps(device: torch.device, monkey
     assert num_kept.min() == 1 and num_kept.max() > 4096 and ((num_kept > 256) & (num_kept < 4096)).any()
 
 
-def test_noise_of_the_kept_tokens_alone_is_that_of_all(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sparse_noise_equals_the_noise_of_all_tokens(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     logits = 3 * torch.randn(40, 3000, generator=torch.Generator().manual_seed(6)).to(device)
     inputs = inputs_of([{"top_k": 40, "seed": i, "position": 3 * i} for i in range(40)], device)
     sparse = sample(logits, inputs)
@@ -109,7 +107,7 @@ def test_noise_of_the_kept_tokens_alone_is_that_of_all(device: torch.device, mon
     assert torch.equal(sparse, sample(logits, inputs))
 
 
-def test_nearly_no_temperature_is_greedy_not_overflow(device: torch.device) -> None:
+def test_a_tiny_temperature_is_greedy_without_overflow(device: torch.device) -> None:
     logits = 30 * torch.randn(8, 100, generator=torch.Generator().manual_seed(7)).to(device)
     inputs = inputs_of([{"temperature": 1e-5, "seed": i, "top_p": 0.9} for i in range(8)], device)
     assert torch.equal(sample(logits, inputs), logits.argmax(-1))
@@ -146,8 +144,8 @@ def test_draws_of_different_positions_are_independent(device: torch.device) -> N
     assert ((counts - expected).pow(2) / expected).sum() < 8 + 5 * 4
 
 
-def test_same_key_same_token_whatever_the_batch(device: torch.device) -> None:
-    """Alone, at another place, among others, beside rows that filter otherwise."""
+def test_equal_keys_draw_equal_tokens_in_every_batch(device: torch.device) -> None:
+    """A row alone, at another index, among others, beside rows with other filters."""
     logits = torch.randn(6, 200, generator=torch.Generator().manual_seed(3)).to(device)
     row = {"seed": 11, "position": 40, "sample_idx": 2, "temperature": 0.9, "top_k": 30}
     others = [{"seed": i, "position": 40, "top_p": 0.5, "temperature": 1.5} for i in range(5)]
@@ -157,8 +155,8 @@ def test_same_key_same_token_whatever_the_batch(device: torch.device) -> None:
     assert alone == among == moved
 
 
-def test_every_part_of_the_key_matters(device: torch.device) -> None:
-    """Same logits: another seed, sample or position draws another sequence of tokens."""
+def test_every_part_of_the_key_changes_the_draws(device: torch.device) -> None:
+    """With the same logits, another seed, sample or position draws another sequence of tokens."""
     logits = torch.zeros(64, 1000, device=device)
     base = [{"seed": 1, "sample_idx": 1, "position": i} for i in range(64)]
     drawn = [
@@ -171,7 +169,7 @@ def test_every_part_of_the_key_matters(device: torch.device) -> None:
 
 
 def test_noise_is_gumbel(device: torch.device) -> None:
-    """Mean and variance of 200,000 values, and the same key's noise for a longer vocabulary begins alike."""
+    """Mean and variance of 200,000 values, and equal noise of one key for a longer vocabulary."""
     key = torch.arange(20, device=device)
     keys = noise_keys(key, key * 3, key * 7)[:, None]
     noise = gumbel_noise(keys, torch.arange(10_000, device=device))
@@ -181,7 +179,7 @@ def test_noise_is_gumbel(device: torch.device) -> None:
     assert torch.equal(gumbel_noise(keys, torch.arange(100, device=device)), noise[:, :100])
 
 
-def test_greedy_rows_are_argmax_beside_drawing_ones(device: torch.device) -> None:
+def test_greedy_rows_take_the_argmax_beside_drawing_rows(device: torch.device) -> None:
     logits = torch.randn(5, 300, generator=torch.Generator().manual_seed(4)).to(device)
     assert torch.equal(sample(logits, None), logits.argmax(-1))
     mixed = sample(logits, inputs_of([{"temperature": 5.0}], device, drawing=[3]))
@@ -189,8 +187,8 @@ def test_greedy_rows_are_argmax_beside_drawing_ones(device: torch.device) -> Non
     assert torch.equal(mixed[others], logits.argmax(-1)[others])
 
 
-def test_changed_logits_decide_for_their_rows_alone(device: torch.device) -> None:
-    """Greedy and drawing ones; a row whose changes leave no token says so, as one that is not finite does."""
+def test_changed_logits_affect_only_their_rows(device: torch.device) -> None:
+    """Greedy and drawing rows; a row with no remaining token is marked like a nonfinite one."""
     logits = torch.randn(5, 300, generator=torch.Generator().manual_seed(4)).to(device)
     changed = torch.full((3, 300), -torch.inf, device=device)
     changed[0, 17] = changed[2, 45] = 0.0
@@ -203,7 +201,7 @@ def test_changed_logits_decide_for_their_rows_alone(device: torch.device) -> Non
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_logits_draw_as_their_float32_twins(dtype: torch.dtype, device: torch.device) -> None:
+def test_half_precision_logits_draw_like_equal_float32_logits(dtype: torch.dtype, device: torch.device) -> None:
     logits = 3 * torch.randn(len(ROWS), 300, generator=torch.Generator().manual_seed(8)).to(device=device, dtype=dtype)
     inputs = inputs_of([{**row, "seed": 3} for row in ROWS], device)
     assert torch.equal(sample(logits, inputs), sample(logits.float(), inputs))
@@ -211,7 +209,7 @@ def test_half_precision_logits_draw_as_their_float32_twins(dtype: torch.dtype, d
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_rows_that_are_not_finite_are_told_apart(bad: float, device: torch.device) -> None:
+def test_nonfinite_rows_are_marked(bad: float, device: torch.device) -> None:
     logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(5)).to(device)
     expected = logits.argmax(-1).tolist()
     logits[1, 17] = bad

@@ -1,4 +1,4 @@
-"""Sampling over many steps: histories that live on the device, keys, company, and the distribution of draws."""
+"""Sampling over many steps: token histories on the device, keys, batches, and the distribution of draws."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu_worker.step.samples import FEW_RANKS
+from gpu_worker.sampling.inputs import FEW_RANKS
 from gpu_worker.wire.fields import PlanError
 from tests.gpu_worker.sampling_rig import SamplingRig, Wish, chi_square, logits_by_oracle, probabilities
 
@@ -52,20 +52,20 @@ def prompt(key: int) -> list[int]:
     return np.random.default_rng(key).integers(0, VOCAB, 7).tolist()
 
 
-def test_a_sequence_is_the_same_alone_and_in_any_company(device: torch.device) -> None:
-    """Whatever it asks for itself, in whichever row, whatever the others ask for."""
+def test_a_sequence_does_not_depend_on_the_rest_of_the_batch(device: torch.device) -> None:
+    """Its tokens depend neither on its row nor on the features of other rows."""
     wishes = [*PLAIN, *FEATURED]
     together = generate(device, {row: (row, wish) for row, wish in enumerate(wishes, 1)}, 8)
     for row, wish in enumerate(wishes, 1):
         assert generate(device, {1 + (row + 4) % 9: (row, wish)}, 8)[1 + (row + 4) % 9] == together[row], wish
     plain = generate(device, {row: (row, wish) for row, wish in enumerate(PLAIN, 1)}, 8)
     assert plain == {row: together[row] for row in plain}
-    # The company matters to nobody, yet the features do.
+    # The other rows change nothing, but the sequence's own features do.
     assert together[4] != generate(device, {4: (4, Wish())}, 8)[4]
 
 
 def test_penalties_count_what_was_sampled_on_the_device(device: torch.device) -> None:
-    """Greedy, so that the oracle can say each token; it sees the output grow."""
+    """Greedy, so that the oracle determines each token from the growing output."""
     wish = Wish(sampling={"frequency_penalty": 1.1, "presence_penalty": 0.3, "repetition_penalty": 1.4})
     tokens = generate(device, {3: (5, wish), 1: (6, Wish())}, 30)[3]
     known: list[int] = []
@@ -77,8 +77,8 @@ def test_penalties_count_what_was_sampled_on_the_device(device: torch.device) ->
     assert tokens != without
 
 
-def test_a_row_handed_on_forgets_its_last_owner(device: torch.device) -> None:
-    """Its tokens, its penalties, its biases: a new sequence in the row has its own alone."""
+def test_a_reused_row_has_nothing_of_its_previous_sequence(device: torch.device) -> None:
+    """A new sequence in the row has only its own tokens, penalties and biases."""
     rig = SamplingRig(vocab_size=VOCAB, max_rows=2, device=device)
     rig.add(1, [5] * 20, Wish(sampling={"repetition_penalty": 3.0}, biases={7: 100.0}, banned=[2]))
     rig.step(lambda row, position: logits_of_sequence(1)(position), chunks={1: 20})
@@ -91,8 +91,8 @@ def test_a_row_handed_on_forgets_its_last_owner(device: torch.device) -> None:
         assert rig.core.rows[1].tokens[7:] == generate(device, {1: (3, wish)}, 7)[1]
 
 
-def test_what_lies_behind_a_rows_last_token_is_none_of_its_own(device: torch.device) -> None:
-    """Beside a longer row, where the last owner of its own was longer too."""
+def test_stale_history_behind_the_last_token_is_ignored(device: torch.device) -> None:
+    """Beside a longer row, in a row with a longer previous sequence."""
     wish = Wish(sampling={"repetition_penalty": 3.0, "frequency_penalty": 1.0})
     rig = SamplingRig(vocab_size=VOCAB, max_rows=2, device=device)
     rig.add(1, range(VOCAB), wish)
@@ -107,8 +107,8 @@ def test_what_lies_behind_a_rows_last_token_is_none_of_its_own(device: torch.dev
 
 
 @pytest.mark.parametrize("wish", FEATURED, ids=range(len(FEATURED)))
-def test_a_resumed_sequence_goes_on_as_if_it_never_stopped(wish: Wish, device: torch.device) -> None:
-    """In another row, from known tokens, of which some are output."""
+def test_a_resumed_sequence_continues_identically(wish: Wish, device: torch.device) -> None:
+    """It resumes in another row from known tokens, some of which are output."""
     whole = generate(device, {2: (4, wish)}, 9)[2]
     rig = SamplingRig(vocab_size=VOCAB, max_rows=9, device=device)
     rig.add(7, [*prompt(4), *whole[:4]], wish, num_prompt=7)
@@ -119,11 +119,11 @@ def test_a_resumed_sequence_goes_on_as_if_it_never_stopped(wish: Wish, device: t
     assert rig.core.rows[7].tokens[7:] == whole
 
 
-def test_a_sequence_as_long_as_the_limit_with_penalties(device: torch.device) -> None:
-    """The token at max_length has no place in the history, and the next row's first is not touched."""
+def test_a_sequence_with_penalties_reaches_max_length(device: torch.device) -> None:
+    """The token at max_length is not written to the history, where it would overwrite the next row's first."""
     rig = SamplingRig(vocab_size=VOCAB, max_rows=2, device=device)
     rig.add(1, prompt(1) * 9, Wish(sampling={"repetition_penalty": 1.5}))
-    # The likeliest by far, were it not for its one place in the prompt.
+    # The most probable token by far without the penalty for its occurrence in the prompt.
     rig.add(2, [5, *[6] * 6], Wish(sampling={"repetition_penalty": 1000.0}, biases={5: 30.0}))
     rig.step(lambda row, position: logits_of_sequence(row)(position), chunks={1: 63, 2: 7})
     rig.step(lambda row, position: logits_of_sequence(row)(position), decode=[1, 2])
@@ -132,21 +132,20 @@ def test_a_sequence_as_long_as_the_limit_with_penalties(device: torch.device) ->
     assert 5 not in rig.core.rows[2].tokens[7:]
 
 
-def test_steps_whose_rows_ask_for_nothing_carry_nothing_more(device: torch.device) -> None:
+def test_steps_without_features_upload_none(device: torch.device) -> None:
     rig = SamplingRig(vocab_size=VOCAB, max_rows=3, device=device)
     for row, wish in enumerate(PLAIN, 1):
         rig.add(row, prompt(row), wish)
-    samples, staged = rig.laid_out(chunks={1: 7, 2: 7, 3: 7})
-    assert (samples.edits, samples.prompt, samples.told.size) == (None, None, 0)
-    assert not any(name.startswith(("edited", "history", "bias", "penal", "told", "prompt")) for name in staged)
+    samples = rig.laid_out(chunks={1: 7, 2: 7, 3: 7})
+    assert (samples.edits, samples.prompt, samples.with_logprobs) == (None, None, None)
     rig.add(1, prompt(1), Wish(banned=[3], sampling={"banned_until": 8}))
-    assert rig.laid_out(chunks={1: 7})[0].edits is not None
+    assert rig.laid_out(chunks={1: 7}).edits is not None
     rig.core.learn([1])
-    assert rig.laid_out(decode=[1])[0].edits is None
+    assert rig.laid_out(decode=[1]).edits is None
 
 
 NUM_DRAWS = 12_000
-# Likely ones of the logits drawn from.
+# Probable tokens of these logits.
 OUTPUT = [37, 37, 32]
 COMBINED = Wish(
     sampling={
@@ -180,7 +179,7 @@ def counts_of(wish: Wish, vary: str, device: torch.device) -> tuple[np.ndarray, 
 
 @pytest.mark.parametrize("vary", ["seed", "sample_idx"])
 def test_draws_with_everything_combined_follow_the_exact_probabilities(vary: str, device: torch.device) -> None:
-    """Chi-square against worker.proto's words in float64. Wrong settings must fail by the same counts."""
+    """Chi-square against worker.proto's definition in float64. Wrong settings must fail with the same counts."""
     logits = logits_of_sequence(0)(10)
 
     def exact(**change: float) -> np.ndarray:
@@ -197,7 +196,7 @@ def test_draws_with_everything_combined_follow_the_exact_probabilities(vary: str
     assert chi_square(counts, exact()) > 1e-3
     for wrong in ({"temperature": 1.3}, {"frequency_penalty": 0.4}, {"repetition_penalty": 1.15}, {"top_k": 12}):
         assert chi_square(counts, exact(**wrong)) < 1e-6, wrong
-    # Neighbours in what varies are independent: pairs against the product of their probabilities.
+    # Neighbours are independent: pairs against the product of their probabilities.
     likely = np.argsort(-exact())[:4]
     groups = np.full(VOCAB, 4)
     groups[likely] = np.arange(4)
@@ -208,7 +207,7 @@ def test_draws_with_everything_combined_follow_the_exact_probabilities(vary: str
 
 
 @pytest.mark.parametrize("top_k", [FEW_RANKS, FEW_RANKS + 1, 300])
-def test_top_k_keeps_as_many_as_it_says_on_either_side_of_the_few(top_k: int, device: torch.device) -> None:
+def test_top_k_is_exact_on_both_sides_of_few_ranks(top_k: int, device: torch.device) -> None:
     """Nearly flat logits, the most probable first: the last that is kept is drawn, the next never is."""
     num_draws = 20 * top_k
     rig = SamplingRig(vocab_size=400, max_rows=num_draws, device=device)
@@ -219,7 +218,7 @@ def test_top_k_keeps_as_many_as_it_says_on_either_side_of_the_few(top_k: int, de
     assert int(drawn.max()) == top_k - 1
 
 
-def test_a_row_without_top_k_keeps_all_beside_rows_with_one(device: torch.device) -> None:
+def test_a_row_without_top_k_keeps_all_tokens_beside_limited_rows(device: torch.device) -> None:
     drawn = []
     for seed in range(20):
         rig = SamplingRig(vocab_size=400, max_rows=3, device=device)
@@ -231,8 +230,8 @@ def test_a_row_without_top_k_keeps_all_beside_rows_with_one(device: torch.device
     assert second.max() > FEW_RANKS
 
 
-def test_a_temperature_close_to_0_is_no_warmer_than_it_says(device: torch.device) -> None:
-    """The best is ahead by twenty temperatures."""
+def test_a_temperature_close_to_0_is_greedy(device: torch.device) -> None:
+    """The best token leads by twenty temperatures."""
     rig = SamplingRig(vocab_size=VOCAB, max_rows=200, device=device)
     for row in range(1, 201):
         rig.add(row, [1], Wish(sampling={"temperature": 1e-3, "seed": row}))
@@ -244,9 +243,7 @@ def test_a_temperature_close_to_0_is_no_warmer_than_it_says(device: torch.device
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("place", [3, 4])
-def test_logits_that_are_not_finite_are_told_whatever_hides_them(
-    value: float, place: int, device: torch.device
-) -> None:
+def test_nonfinite_logits_are_reported_although_edits_hide_them(value: float, place: int, device: torch.device) -> None:
     """Token 3 is allowed, token 4 is not."""
     rig = SamplingRig(vocab_size=VOCAB, max_rows=3, device=device)
     allowing = Wish(allowed=[2, 3], sampling={"temperature": 1.0})
@@ -258,7 +255,7 @@ def test_logits_that_are_not_finite_are_told_whatever_hides_them(
     assert drawn[:2] == [-1, -1] and drawn[2] in (2, 3)
 
 
-def test_logits_of_more_positions_than_promised_are_refused(device: torch.device) -> None:
+def test_more_logits_than_the_limit_are_refused(device: torch.device) -> None:
     rig = SamplingRig(vocab_size=VOCAB, max_rows=8, device=device, max_length=512)
     limit = rig.geometry.logit_rows
     assert limit < 400

@@ -1,4 +1,4 @@
-"""Rows that start with pages which others filled, or are filling in the same plan: each as if it had computed all."""
+"""Rows that start with pages of other rows, full or filled in the same plan, match rows that computed everything."""
 
 from collections.abc import Callable
 
@@ -18,12 +18,12 @@ def rig(request: pytest.FixtureRequest, rig_of: Callable[[RigSpec], Rig]) -> Rig
 
 
 def add_hit(core: TinyCore, rig: Rig, row: int, shared: list[int], tokens: list[int], num_own: int, seed: int) -> None:
-    """A sequence in `row` that begins with `shared` pages of `tokens` and goes on with `num_own` tokens of its own."""
+    """A sequence in `row` that begins with `shared` pages of `tokens` and continues with `num_own` other tokens."""
     known = len(shared) * rig.geometry.page_size
     core.add(row, [*tokens[:known], *rig.prompt(num_own, seed)], shared=shared, position=known)
 
 
-def test_hits_of_any_number_of_pages(rig: Rig) -> None:
+def test_prefix_hits_of_any_number_of_pages_match(rig: Rig) -> None:
     """One page to three, the rest a chunk that ends inside a page or at its end, or only the last known token."""
     page_size = rig.geometry.page_size
     tokens = rig.prompt(3 * page_size + 5, seed=1)
@@ -34,7 +34,7 @@ def test_hits_of_any_number_of_pages(rig: Rig) -> None:
         shared = first.pages[:num_hit]
         add_hit(core, rig, 2, shared, tokens, page_size, seed=2)
         rig.step(core, recording, chunks={2: page_size}, decode=[1])
-        # The only position that is not computed is the last known token's: a decode row from the start.
+        # Only the last known token is computed, by a decode row from the start.
         add_hit(core, rig, 3, shared, tokens, 1, seed=num_hit)
         rig.step(core, recording, decode=[3, 1, 2])
         for _ in range(2):
@@ -58,7 +58,7 @@ def test_pages_are_shared_in_the_plan_that_computes_them(rig: Rig) -> None:
 
 
 def test_a_page_is_shared_that_another_row_completes_in_the_same_plan(rig: Rig) -> None:
-    """Half of it was computed by the plan before."""
+    """The previous plan computed half of the page."""
     page_size = rig.geometry.page_size
     tokens = rig.prompt(2 * page_size, seed=7)
     core, recording = rig.core(), Recording()
@@ -70,8 +70,8 @@ def test_a_page_is_shared_that_another_row_completes_in_the_same_plan(rig: Rig) 
     rig.check(core, recording)
 
 
-def test_pages_of_a_sequence_that_ended_are_hit(rig: Rig) -> None:
-    """Its row runs another one meanwhile, and what it had beside the shared pages is not finite."""
+def test_pages_of_an_ended_sequence_are_hit(rig: Rig) -> None:
+    """The row runs another sequence meanwhile, and the ended one's other pages are not finite."""
     page_size = rig.geometry.page_size
     tokens = rig.prompt(2 * page_size + 4, seed=9)
     core, recording = rig.core(), Recording()

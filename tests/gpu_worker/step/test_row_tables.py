@@ -1,4 +1,4 @@
-"""Row tables: the checksum is worker.proto's, kept incrementally; what a row cannot do is refused."""
+"""Row tables: worker.proto's checksum is updated incrementally; invalid work for a row is refused."""
 
 import random
 
@@ -8,7 +8,8 @@ import torch
 
 from gpu_worker.geometry import Geometry
 from gpu_worker.step.row_features import Uses
-from gpu_worker.step.row_tables import DeviceTables, RowTables, mix, spread_order
+from gpu_worker.step.row_tables import DeviceTables, RowTables, SlotEdits, mix, spread_order
+from gpu_worker.step.staging import mapped
 from gpu_worker.wire.fields import PlanError
 from gpu_worker.wire.frames import read_plan
 from tests.gpu_worker import plans
@@ -19,15 +20,15 @@ GEOMETRY = Geometry(
 )
 
 
-def test_splitmix64_vectors() -> None:
+def test_splitmix64_matches_published_vectors() -> None:
     """The first outputs of splitmix64 seeded with 0 and 1234567, as published with the generator."""
     assert plans.mix(0) == 0xE220A8397B1DCDAF
     assert plans.mix(1234567) == 6457827717110365317
     assert [int(value) for value in mix(np.array([0, 1234567], np.uint64))] == [plans.mix(0), plans.mix(1234567)]
 
 
-def test_checksum_by_hand() -> None:
-    """Row 2 on pages 5 and 9, at position 20: the formula written out once more."""
+def test_checksum_matches_the_formula_by_hand() -> None:
+    """Row 2 on pages 5 and 9, at position 20, with the formula written out."""
     core = TinyCore(GEOMETRY, page_order=[5, 9])
     core.add(2, [1] * 20)
     tables = RowTables(GEOMETRY)
@@ -93,7 +94,7 @@ def started_tables(core: TinyCore) -> RowTables:
         ([1], [10], [3], [1], "row 1 has a wrong samples flag"),
     ],
 )
-def test_chunks_that_a_row_cannot_compute(
+def test_chunks_that_a_row_cannot_compute_are_refused(
     rows: list[int], starts: list[int], counts: list[int], samples: list[int], problem: str
 ) -> None:
     core = TinyCore(GEOMETRY)
@@ -106,7 +107,7 @@ def test_chunks_that_a_row_cannot_compute(
 
 
 @pytest.mark.parametrize(("row", "problem"), [(3, "never started"), (1, "not that of its last known token")])
-def test_decode_rows_that_cannot_decode(row: int, problem: str) -> None:
+def test_decode_rows_that_cannot_decode_are_refused(row: int, problem: str) -> None:
     core = TinyCore(GEOMETRY)
     tables = started_tables(core)
     message = core.plan(chunks={1: 1})
@@ -129,7 +130,7 @@ def test_a_decode_without_a_page_is_refused() -> None:
         tables.check(read_plan(message, GEOMETRY))
 
 
-def test_device_tables_follow(device: torch.device) -> None:
+def test_device_tables_follow_the_plans(device: torch.device) -> None:
     core, tables = TinyCore(GEOMETRY, page_order=[7, 4, 2]), RowTables(GEOMETRY)
     on_device = DeviceTables(GEOMETRY, device)
     core.add(5, [1] * 30)
@@ -137,27 +138,27 @@ def test_device_tables_follow(device: torch.device) -> None:
         plan = read_plan(core.plan(**kwargs), GEOMETRY)
         edits = tables.apply(plan)
         tables.advance(plan)
-        slots = torch.from_numpy(on_device.slot_of_row[edits.rows]).to(device)
-        cols, pages = (torch.from_numpy(part).to(device) for part in (edits.cols, edits.pages))
-        on_device.set_pages(slots, cols, pages)
+        slots = on_device.slot_of_row[edits.rows]
+        on_host = SlotEdits(slots=slots, cols=edits.cols, pages=edits.pages)
+        on_device.set_pages(mapped(on_host, lambda array: torch.from_numpy(array).to(device)))
     slot = on_device.slot_of_row[5]
     assert on_device.pages[slot, :3].tolist() == [7, 4, 2]
     assert on_device.logical_of_page[[7, 4, 2]].tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("num_slots", [1, 2, 3, 9, 33, 64])
-def test_any_prefix_of_the_spread_order_is_even_over_two_halves(num_slots: int) -> None:
+def test_every_prefix_of_the_spread_order_is_even_over_both_halves(num_slots: int) -> None:
     order = spread_order(num_slots)
     assert sorted(order.tolist()) == list(range(num_slots))
     half = (1 << max(1, (num_slots - 1).bit_length())) // 2
     for length in range(1, num_slots + 1):
         low = int((order[:length] < half).sum())
         high = length - low
-        # The upper half may have run out of slots.
+        # The upper half may have no slots left.
         assert low - high in (0, 1) or high == num_slots - half
 
 
-def test_what_a_row_uses_is_its_own_from_start_to_restart_or_reset() -> None:
+def test_features_of_a_row_last_until_restart_or_reset() -> None:
     core, tables = TinyCore(GEOMETRY), RowTables(GEOMETRY)
 
     def start(row: int, **asks: object) -> int:
@@ -180,7 +181,7 @@ def test_what_a_row_uses_is_its_own_from_start_to_restart_or_reset() -> None:
 @pytest.mark.parametrize(
     ("max_rows", "budget", "rows"), [(32, 512, 320), (6, 256, 256), (3, 67, 67), (256, 4096, 512), (100, 4096, 384)]
 )
-def test_logits_of_every_row_and_of_a_chunk_are_promised(max_rows: int, budget: int, rows: int) -> None:
+def test_logit_rows_cover_every_row_and_a_chunk(max_rows: int, budget: int, rows: int) -> None:
     geometry = Geometry(
         page_size=64,
         num_pages=9,

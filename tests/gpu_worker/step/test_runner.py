@@ -1,4 +1,4 @@
-"""The runner as the core sees it: outcomes in order, failures that spare the process, rows and tokens kept apart."""
+"""The runner as the core uses it: outcomes in order, failures that spare the process, independent rows."""
 
 from collections.abc import Callable
 
@@ -20,7 +20,7 @@ def rig(rig_of: Callable[..., Rig]) -> Rig:
 
 
 def greedy(rig: Rig, tokens: list[int], num_new: int) -> list[int]:
-    """What eager says comes next."""
+    """The next token by eager attention."""
     out = list(tokens)
     for _ in range(num_new):
         out.append(int(hidden_and_logits(rig.eager, out)[1][-1].argmax()))
@@ -50,8 +50,8 @@ def test_two_plans_in_flight_feed_tokens_on_the_device(rig: Rig) -> None:
         assert got[row] == greedy(rig, prompt, 6)
 
 
-def test_pages_and_rows_are_handed_on_while_their_last_step_is_in_flight(rig: Rig) -> None:
-    """Row and pages of a sequence go to another in the next plan, submitted before the first one's result."""
+def test_pages_and_rows_are_reused_while_their_last_step_is_in_flight(rig: Rig) -> None:
+    """The next plan, submitted before the first result, gives row and pages of a sequence to another."""
     core = rig.core()
     first, second = rig.prompt(33, seed=3), rig.prompt(40, seed=4)
     sequence = core.add(2, first)
@@ -67,7 +67,7 @@ def test_pages_and_rows_are_handed_on_while_their_last_step_is_in_flight(rig: Ri
 
 
 def test_a_row_may_start_as_a_decode_row(rig: Rig) -> None:
-    """Pages that came filled: only the last known token is computed."""
+    """The row starts with full pages, and only the last known token is computed."""
     core = rig.core()
     prompt = rig.prompt(19, seed=5)
     full = core.add(1, prompt)
@@ -80,7 +80,7 @@ def test_a_row_may_start_as_a_decode_row(rig: Rig) -> None:
     assert [full.tokens[-1], *outcome.tokens.tolist()] == expected
 
 
-def test_drawn_tokens_do_not_depend_on_row_or_company(rig: Rig) -> None:
+def test_drawn_tokens_do_not_depend_on_row_or_batch(rig: Rig) -> None:
     prompt = rig.prompt(17, seed=6)
     how = {"temperature": 1.2, "top_k": 40, "seed": 99, "sample_idx": 1}
     drawn = []
@@ -97,7 +97,7 @@ def test_drawn_tokens_do_not_depend_on_row_or_company(rig: Rig) -> None:
     assert drawn[0] != greedy(rig, prompt, 6)
 
 
-def test_banned_tokens_come_out_only_from_their_position_on(rig: Rig) -> None:
+def test_banned_tokens_appear_only_from_their_position_on(rig: Rig) -> None:
     prompt = rig.prompt(12, seed=7)
     free = greedy(rig, prompt, 1)[0]
     core = rig.core()
@@ -114,8 +114,8 @@ def poison(rig: Rig, pages: list[int]) -> None:
         rig.runner.on_device.cache.values[0][:, start : start + rig.geometry.page_size] = torch.nan
 
 
-def test_a_row_that_is_not_finite_is_named_and_harms_no_other(rig: Rig) -> None:
-    """Neither its neighbour in the batch, nor the next owner of its pages."""
+def test_a_nonfinite_row_is_reported_and_affects_no_other(rig: Rig) -> None:
+    """Neither a neighbour in the batch nor the next owner of the pages is affected."""
     core = rig.core()
     prompt = rig.prompt(20, seed=8)
     core.add(1, rig.prompt(18, seed=9))
@@ -154,21 +154,21 @@ def running(rig: Rig) -> TinyCore:
     return core
 
 
-def test_a_wrong_checksum(rig: Rig) -> None:
+def test_a_wrong_checksum_is_out_of_sync(rig: Rig) -> None:
     core = running(rig)
     message = core.plan(decode=[1])
     message.checksum ^= 1
     expect_failure(rig, core, message, pb.STEP_STATUS_OUT_OF_SYNC, "row tables differ: checksum 0x")
 
 
-def test_a_gap_in_steps(rig: Rig) -> None:
+def test_a_gap_in_steps_is_out_of_sync(rig: Rig) -> None:
     core = running(rig)
     core.plan(decode=[1])
     message = core.plan(decode=[1])
     expect_failure(rig, core, message, pb.STEP_STATUS_OUT_OF_SYNC, "step 3 follows step 1")
 
 
-def test_a_plan_that_names_what_is_not_there(rig: Rig) -> None:
+def test_an_invalid_plan_fails_and_spares_the_process(rig: Rig) -> None:
     core = running(rig)
     message = core.plan(decode=[1])
     message.decode_rows = int32([rig.geometry.max_rows + 1])
@@ -183,7 +183,7 @@ def test_a_plan_that_names_what_is_not_there(rig: Rig) -> None:
         (RuntimeError("a kernel failed"), pb.STEP_STATUS_FAILED),
     ],
 )
-def test_a_step_that_fails_on_the_device(
+def test_a_failing_step_is_answered_and_spares_the_process(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, error: Exception, status: "pb.StepStatus"
 ) -> None:
     core = running(rig)
@@ -219,7 +219,7 @@ def test_plans_of_an_older_generation_are_skipped(rig: Rig) -> None:
     rig.step(new, decode=[1])
 
 
-def test_a_sequence_as_long_as_the_limit(rig: Rig) -> None:
+def test_a_sequence_reaches_max_length(rig: Rig) -> None:
     core = rig.core()
     length = rig.geometry.max_length
     core.add(1, rig.prompt(length - 2, seed=12))
@@ -231,7 +231,7 @@ def test_a_sequence_as_long_as_the_limit(rig: Rig) -> None:
     assert "the limit is" in outcome.detail
 
 
-def test_every_row_at_once(rig: Rig) -> None:
+def test_every_row_runs_at_once(rig: Rig) -> None:
     core = rig.core()
     rows = range(1, rig.geometry.max_rows + 1)
     for row in rows:
@@ -243,8 +243,8 @@ def test_every_row_at_once(rig: Rig) -> None:
         assert core.rows[row].tokens[10 + row :] == greedy(rig, rig.prompt(10 + row, seed=row), 3)
 
 
-def test_pages_are_zeroed_when_a_plan_says_so(rig: Rig) -> None:
-    """The tail of a page is masked, and 0 times NaN is NaN: without the order, the row's logits are not finite."""
+def test_a_plan_zeroes_pages(rig: Rig) -> None:
+    """The tail of a page is masked, and 0 times NaN is NaN: without the zeroing the row's logits are not finite."""
     prompt = rig.prompt(20, seed=8)
     for ordered in (False, True):
         core = rig.core()
@@ -272,7 +272,7 @@ def test_a_page_to_zero_outside_the_pool_is_refused(rig: Rig) -> None:
 
 
 def test_joining_zeroes_the_pool(rig: Rig) -> None:
-    """A scheduler that takes this worker anew knows nothing of what earlier generations left."""
+    """A new scheduler knows nothing of the pages of earlier generations."""
     core = rig.core()
     core.add(1, rig.prompt(20, seed=9))
     rig.step(core, chunks={1: 20})
@@ -289,8 +289,8 @@ def test_outcomes_are_plain_arrays(rig: Rig) -> None:
     assert outcome.compute_us > 0
 
 
-def test_what_the_process_imports_compiles_no_kernel_again(rig: Rig) -> None:
-    """Any import may teach pytree a class, and FlexAttention's traces ask how many it knows."""
+def test_later_imports_do_not_recompile_kernels(rig: Rig) -> None:
+    """Any import may register a class with pytree, and FlexAttention's traces depend on their number."""
 
     class Imported: ...
 

@@ -1,4 +1,4 @@
-"""Rows whose pages behind the window are given to others while they run on: nothing reads such a page any more."""
+"""Pages behind a row's window are given to other rows while it continues, because nothing reads them."""
 
 from collections.abc import Callable
 from itertools import count
@@ -12,7 +12,7 @@ from tests.gpu_worker.plans import Moves, Sequence_, TinyCore
 from tests.gpu_worker.rig import Recording, Rig, RigSpec
 from tests.gpu_worker.rig_specs import SPECS
 
-# Every layer slides: by itself, or by a setting that leaves the first positions in sight.
+# Every layer has a window: its own, or that of the setting, with sink tokens.
 SLIDING = [spec for spec in SPECS if spec.family == "mistral" or spec.bound]
 
 
@@ -22,20 +22,20 @@ def rig(request: pytest.FixtureRequest, rig_of: Callable[[RigSpec], Rig]) -> Rig
 
 
 def reach(rig: Rig) -> tuple[int, int]:
-    """The window and the leading positions, from the spec alone."""
+    """The window and the sink tokens, from the spec alone."""
     return rig.spec.bound or (rig.spec.window or 0, 0)
 
 
 def behind(rig: Rig, position: int) -> list[int]:
-    """Logical pages that no query at `position` or later sees anything of."""
-    window, leading = reach(rig)
+    """Logical pages without a position that a query at `position` or later sees."""
+    window, sink_tokens = reach(rig)
     page_size = rig.geometry.page_size
-    pages = range(-(-leading // page_size), rig.geometry.pages_per_row)
+    pages = range(-(-sink_tokens // page_size), rig.geometry.pages_per_row)
     return [page for page in pages if (page + 1) * page_size <= position - window + 1]
 
 
 def middling(rig: Rig) -> int:
-    """Tokens of a text that slides and still fits the pool whole."""
+    """Tokens of a text that exceeds the window and still fits the pool."""
     return min(rig.geometry.max_length, (rig.geometry.num_pages - 3) * rig.geometry.page_size)
 
 
@@ -47,7 +47,7 @@ def spoil(rig: Rig, pages: list[int]) -> None:
 
 
 def forget(rig: Rig) -> None:
-    """What tests spoil in page 0 and others would stay for those that share the rig."""
+    """Zeroes pages that tests filled with NaN, because other tests share the rig."""
     rig.runner.join(rig.core().generation)
 
 
@@ -56,26 +56,26 @@ def test_the_window_is_the_widest_of_all_layers(rig: Rig) -> None:
     assert (geometry.window, geometry.sink_tokens) == reach(rig)
 
 
-def test_no_window_where_a_layer_sees_everything(rig_of: Callable[[RigSpec], Rig]) -> None:
+def test_geometry_has_no_window_if_a_layer_sees_everything(rig_of: Callable[[RigSpec], Rig]) -> None:
     for spec in (SPECS[0], next(spec for spec in SPECS if spec.family == "gemma2" and not spec.bound)):
         geometry = rig_of(spec).runner.geometry
         assert (geometry.window, geometry.sink_tokens) == (0, 0)
 
 
-def test_a_row_runs_on_while_others_have_its_first_pages(rig: Rig) -> None:
+def test_a_row_continues_while_others_use_its_first_pages(rig: Rig) -> None:
     """Chunks, then decode steps to the longest sequence, which may be longer than the pool; before each step NaN stands
     wherever the row sees nothing of, until another row or itself writes there."""
     page_size, length = rig.geometry.page_size, rig.geometry.max_length
     core, recording = rig.core(), Recording()
     first = core.add(1, [])
-    # Whole pages, so that what was spoiled in them is gone once they are computed.
+    # Whole pages, so that computing them overwrites the NaN.
     first.num_prompt = (length - 2 * page_size) // page_size * page_size
     first.tokens = rig.prompt(first.num_prompt, seed=1)
     given = 0
     rows = count(2)
 
     def give_away() -> list[int]:
-        """Rows that start on pages which row 1 just left behind."""
+        """Rows that start on pages that fell behind row 1's window."""
         nonlocal given
         free = [first.pages[col] for col in behind(rig, first.position) if col < len(first.pages)][given:]
         given += len(free)
@@ -109,7 +109,7 @@ def test_a_row_runs_on_while_others_have_its_first_pages(rig: Rig) -> None:
 
 @pytest.mark.parametrize("as_decode_row", [True, False], ids=["decode", "chunk"])
 def test_a_row_starts_without_the_pages_behind_its_window(rig: Rig, as_decode_row: bool) -> None:
-    """Resumed on what is left of its pages: 0 stands for the others, and page 0 holds NaN like theirs."""
+    """The row resumes on its remaining pages; 0 replaces the others, and page 0 is filled with NaN."""
     page_size = rig.geometry.page_size
     length = middling(rig) - page_size // 2
     core, recording = rig.core(), Recording()
@@ -130,27 +130,27 @@ def test_a_row_starts_without_the_pages_behind_its_window(rig: Rig, as_decode_ro
 
 
 def resumed(rig: Rig, core: TinyCore, first: Sequence_, position: int) -> Sequence_:
-    """`first` in row 3, from `position` on, on its own pages but those behind the window."""
+    """`first` in row 3, from `position` on, on its own pages except those behind the window."""
     left = list(first.pages)
     for col in behind(rig, position):
         left[col] = 0
     return core.add(3, first.tokens, shared=left, position=position)
 
 
-def test_a_page_that_is_missing_in_sight_is_refused(rig: Rig) -> None:
-    """One page too many behind the window, or a leading one."""
-    window, leading = reach(rig)
+def test_a_missing_page_inside_the_window_is_refused(rig: Rig) -> None:
+    """One missing page too many, at the window or among those of sink tokens."""
+    window, sink_tokens = reach(rig)
     page_size = rig.geometry.page_size
     length = middling(rig) - 2
     hidden = behind(rig, length - 1)
-    for col in (0 if leading else hidden[-1] + 1, hidden[-1] + 1):
+    for col in (0 if sink_tokens else hidden[-1] + 1, hidden[-1] + 1):
         core = rig.core()
         sequence = core.add(1, rig.prompt(length, seed=3), position=length - 1)
         sequence.pages[col] = 0
         outcome = rig.submit(core.plan(decode=[1]))
         assert outcome.status == pb.STEP_STATUS_FAILED
         expected = f"started.pages holds 0 for page {col} of row 1, which its position {length - 1} sees: the window "
-        assert outcome.detail == expected + f"is {window}, sink_tokens {leading}"
+        assert outcome.detail == expected + f"is {window}, sink_tokens {sink_tokens}"
     core = rig.core()
     sequence = core.add(1, rig.prompt(length, seed=3), position=length - 1)
     for col in hidden:
@@ -160,7 +160,7 @@ def test_a_page_that_is_missing_in_sight_is_refused(rig: Rig) -> None:
 
 
 def test_pages_are_shared_behind_and_before_the_window(rig: Rig) -> None:
-    """A hit of a long prefix, of which the window leaves little: the rest never comes."""
+    """A hit of a long prefix, of which only the pages inside the window are sent."""
     page_size = rig.geometry.page_size
     tokens = rig.prompt(middling(rig) - 4, seed=4)
     core, recording = rig.core(), Recording()

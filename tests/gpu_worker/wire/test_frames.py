@@ -1,4 +1,4 @@
-"""Frames: what is well formed arrives as it was sent; anything else is one typed error."""
+"""Frames: valid ones are parsed as sent; every other one raises a typed error."""
 
 import random
 import struct
@@ -30,7 +30,7 @@ def good_plan() -> pb.StepPlan:
 
 
 def featured_plan() -> pb.StepPlan:
-    """Two rows, each of which asks for some of what few rows ask for."""
+    """Two rows, each with some of the optional features."""
     core = TinyCore(GEOMETRY)
     core.add(1, [1, 2, 3], biases={4: 1.5, 9: -np.inf}, presence_penalty=-2.0, num_logprobs=3, num_prompt=2)
     core.add(2, [4] * 20, allowed=[7, 8, 49], frequency_penalty=0.5, repetition_penalty=1.25, prompt_logprobs_from=19)
@@ -38,14 +38,14 @@ def featured_plan() -> pb.StepPlan:
 
 
 def moving_plan() -> pb.StepPlan:
-    """Saves, zeroing, copies and loads beside a row that starts: page 6 is given up and taken at once."""
+    """Saves, zeroing, copies and loads beside a row that starts: page 6 is swapped out and reused at once."""
     core = TinyCore(GEOMETRY)
     core.add(1, [1, 2, 3])
     moves = Moves(saves=[(6, 7), (7, 0)], zero=[6, 7], copies=[(9, 10, 1), (9, 11, 16)], loads=[(6, 3), (12, 0)])
     return core.plan(chunks={1: 3}, moves=moves)
 
 
-def test_a_plan_arrives_as_it_was_sent() -> None:
+def test_a_plan_is_parsed_as_sent() -> None:
     frame = pb.CoreToWorker(plan=good_plan()).SerializeToString()
     plan = read_plan(parse_frame(frame).plan, GEOMETRY)
     assert plan.started is not None
@@ -63,7 +63,7 @@ def test_a_plan_arrives_as_it_was_sent() -> None:
     assert plan.chunk_samples.tolist() == [True, False]
 
 
-def test_lists_of_tokens_and_logprobs_arrive_too() -> None:
+def test_optional_features_are_parsed_as_sent() -> None:
     frame = pb.CoreToWorker(plan=featured_plan()).SerializeToString()
     started = read_plan(parse_frame(frame).plan, GEOMETRY).started
     assert started is not None
@@ -102,7 +102,7 @@ def test_empty_bytes_mean_greedy() -> None:
     assert read_sampling(b"", "sampling", 50).settings == OFF
 
 
-def test_a_result_frame_holds_the_outcome() -> None:
+def test_a_result_frame_contains_the_outcome() -> None:
     outcome = Outcome(
         generation=3,
         step=9,
@@ -119,7 +119,7 @@ def test_a_result_frame_holds_the_outcome() -> None:
     assert not message.result.HasField("logprobs") and not message.result.HasField("prompt_logprobs")
 
 
-def test_a_result_frame_holds_logprobs() -> None:
+def test_a_result_frame_contains_logprobs() -> None:
     own = TokenLogprobs(
         logprobs=np.array([-0.5, -2.0], np.float32),
         top_token_ids=np.array([[3, 1, 0], [9, 8, 7]], np.int32),
@@ -141,34 +141,34 @@ def test_a_result_frame_holds_logprobs() -> None:
 @pytest.mark.parametrize(
     ("field", "data", "problem"),
     [
-        ("decode_rows", int32([0]), "decode_rows holds 0; it must be 1 to 4"),
-        ("decode_rows", int32([5]), "decode_rows holds 5; it must be 1 to 4"),
+        ("decode_rows", int32([0]), "decode_rows contains 0; it must be 1 to 4"),
+        ("decode_rows", int32([5]), "decode_rows contains 5; it must be 1 to 4"),
         ("decode_rows", b"abc", "decode_rows has 3 bytes"),
-        ("decode_rows", int32([3, 3]), "a row stands twice"),
-        ("decode_rows", int32([1]), "a row stands twice"),
+        ("decode_rows", int32([3, 3]), "contain a row twice"),
+        ("decode_rows", int32([1]), "contain a row twice"),
         ("appends.rows", int32([1]), "appends.pages has 0 bytes; 1 entries need 4"),
-        ("chunks.counts", int32([3, 65]), "chunks.counts holds 65; it must be 1 to 64"),
+        ("chunks.counts", int32([3, 65]), "chunks.counts contains 65; it must be 1 to 64"),
         ("chunks.counts", int32([3, 64]), "the plan costs 80 tokens; token_budget is 64"),
-        ("chunks.counts", int32([3, -1]), "chunks.counts holds -1"),
-        ("chunks.starts", int32([0, 100]), "chunks.starts holds 100; it must be 0 to 99"),
+        ("chunks.counts", int32([3, -1]), "chunks.counts contains -1"),
+        ("chunks.starts", int32([0, 100]), "chunks.starts contains 100; it must be 0 to 99"),
         ("chunks.samples", b"\x01\x02", "chunks.samples must be 2 bytes of 0 or 1"),
         ("chunks.samples", b"\x01", "chunks.samples must be 2 bytes of 0 or 1"),
         ("started.rows", int32([2, 2]), "a row stands twice in started.rows"),
-        ("started.num_tokens", int32([0, 20]), "started.num_tokens holds 0; it must be 1 to 100"),
-        ("started.num_tokens", int32([3, 101]), "started.num_tokens holds 101"),
+        ("started.num_tokens", int32([0, 20]), "started.num_tokens contains 0; it must be 1 to 100"),
+        ("started.num_tokens", int32([3, 101]), "started.num_tokens contains 101"),
         ("started.num_tokens", int32([3, 21]), "started.tokens has 92 bytes; 24 entries need 96"),
-        ("started.tokens", int32([50] * 23), "started.tokens holds 50; it must be 0 to 49"),
-        ("started.pages", int32([0, 1, 2]), "started.pages holds 0; it must be 1 to 19"),
-        ("started.pages", int32([1, 2, 20]), "started.pages holds 20"),
+        ("started.tokens", int32([50] * 23), "started.tokens contains 50; it must be 0 to 49"),
+        ("started.pages", int32([0, 1, 2]), "started.pages contains 0; it must be 1 to 19"),
+        ("started.pages", int32([1, 2, 20]), "started.pages contains 20"),
         ("started.first_position", int32([3, 0]), "started.first_position must lie below started.num_tokens"),
         ("started.sampling", b"1234567", "started.sampling has 7 bytes; num_sampling_bytes makes"),
         ("started.num_sampling_bytes", int32([9]), "started.num_sampling_bytes has 4 bytes; 2 entries need 8"),
-        ("started.num_sampling_bytes", int32([-1, 9]), "started.num_sampling_bytes holds -1; it must be 0 to 98304"),
-        ("started.num_sampling_bytes", int32([98305, 0]), "started.num_sampling_bytes holds 98305"),
+        ("started.num_sampling_bytes", int32([-1, 9]), "started.num_sampling_bytes contains -1; it must be 0 to 98304"),
+        ("started.num_sampling_bytes", int32([98305, 0]), "started.num_sampling_bytes contains 98305"),
         ("started.num_banned", int32([2, 1]), "started.banned has 8 bytes; 3 entries need 12"),
     ],
 )
-def test_what_is_out_of_range_is_named(field: str, data: bytes, problem: str) -> None:
+def test_values_out_of_range_are_named(field: str, data: bytes, problem: str) -> None:
     message = good_plan()
     *path, name = field.split(".")
     setattr(getattr(message, path[0]) if path else message, name, data)
@@ -180,11 +180,11 @@ def test_what_is_out_of_range_is_named(field: str, data: bytes, problem: str) ->
     ("field", "data", "problem"),
     [
         ("num_prompt_tokens", b"", "started.num_prompt_tokens has 0 bytes; 2 entries need 8"),
-        ("num_prompt_tokens", int32([0, 1]), "started.num_prompt_tokens holds 0; it must be 1 to 100"),
+        ("num_prompt_tokens", int32([0, 1]), "started.num_prompt_tokens contains 0; it must be 1 to 100"),
         ("num_prompt_tokens", int32([4, 1]), "started.num_prompt_tokens must not exceed started.num_tokens"),
-        ("num_logprobs", int32([52, 0]), "started.num_logprobs holds 52; it must be 0 to 51"),
+        ("num_logprobs", int32([52, 0]), "started.num_logprobs contains 52; it must be 0 to 51"),
         ("prompt_logprobs_from", int32([2, 0]), "started.prompt_logprobs_from must lie below started.num_prompt"),
-        ("prompt_logprobs_from", int32([-1, 0]), "started.prompt_logprobs_from holds -1"),
+        ("prompt_logprobs_from", int32([-1, 0]), "started.prompt_logprobs_from contains -1"),
     ],
 )
 def test_other_fields_out_of_range_are_named(field: str, data: bytes, problem: str) -> None:
@@ -257,7 +257,7 @@ def mutated(data: bytes, draw: random.Random) -> bytes:
     return bytes(out)
 
 
-def test_mutated_frames_raise_nothing_else() -> None:
+def test_mutated_frames_raise_only_typed_errors() -> None:
     """Mutated as a whole, or in one field of a frame that stays a message: refused by a typed error, or valid."""
     draw = random.Random(4)
     every = (good_plan, featured_plan, moving_plan)
@@ -285,7 +285,7 @@ def test_mutated_frames_raise_nothing_else() -> None:
     assert min(counts.values()) > 100, counts
 
 
-def test_random_bytes_are_no_frame() -> None:
+def test_random_bytes_are_not_a_frame() -> None:
     draw = random.Random(5)
     for _ in range(2000):
         data = draw.randbytes(draw.randint(0, 60))

@@ -1,4 +1,4 @@
-"""Page orders and missing pages on the wire: what is well formed arrives as sent, the rest is one typed error."""
+"""Page orders and missing pages on the wire: valid ones are parsed as sent, others raise a typed error."""
 
 import re
 from dataclasses import replace
@@ -12,7 +12,7 @@ from tests.gpu_worker.plans import TinyCore, int32
 from tests.gpu_worker.wire.test_frames import GEOMETRY, good_plan, moving_plan
 
 
-def test_page_orders_arrive_as_they_were_sent() -> None:
+def test_page_orders_are_parsed_as_sent() -> None:
     frame = pb.CoreToWorker(plan=moving_plan()).SerializeToString()
     orders = read_plan(parse_frame(frame).plan, GEOMETRY).page_orders
     assert (orders.saved_pages.tolist(), orders.saved_slots.tolist()) == ([6, 7], [7, 0])
@@ -27,29 +27,29 @@ def test_page_orders_arrive_as_they_were_sent() -> None:
 @pytest.mark.parametrize(
     ("field", "values", "problem"),
     [
-        ("saves.pages", [6, 0], "saves.pages holds 0; it must be 1 to 19"),
-        ("saves.pages", [6, 20], "saves.pages holds 20; it must be 1 to 19"),
+        ("saves.pages", [6, 0], "saves.pages contains 0; it must be 1 to 19"),
+        ("saves.pages", [6, 20], "saves.pages contains 20; it must be 1 to 19"),
         ("saves.pages", [6], "saves.slots has 8 bytes; 1 entries need 4"),
-        ("saves.slots", [7, 8], "saves.slots holds 8; it must be 0 to 7"),
-        ("saves.slots", [-1, 0], "saves.slots holds -1; it must be 0 to 7"),
-        ("saves.slots", [3, 3], "saves.slots holds 3 twice"),
-        ("loads.pages", [12, 12], "loads.pages holds 12 twice"),
-        ("loads.pages", [12, 99], "loads.pages holds 99; it must be 1 to 19"),
-        ("loads.pages", [12, 9], "copies.sources holds 9, which stands in loads.pages too"),
+        ("saves.slots", [7, 8], "saves.slots contains 8; it must be 0 to 7"),
+        ("saves.slots", [-1, 0], "saves.slots contains -1; it must be 0 to 7"),
+        ("saves.slots", [3, 3], "saves.slots contains 3 twice"),
+        ("loads.pages", [12, 12], "loads.pages contains 12 twice"),
+        ("loads.pages", [12, 99], "loads.pages contains 99; it must be 1 to 19"),
+        ("loads.pages", [12, 9], "copies.sources contains 9, which loads.pages contains too"),
         ("loads.slots", [0], "loads.slots has 4 bytes; 2 entries need 8"),
-        ("loads.slots", [0, 8], "loads.slots holds 8; it must be 0 to 7"),
-        ("zero_pages", [9], "copies.sources holds 9, which stands in zero_pages too"),
-        ("copies.sources", [9, 0], "copies.sources holds 0; it must be 1 to 19"),
-        ("copies.sources", [9, 10], "copies.sources holds 10, which stands in copies.targets too"),
+        ("loads.slots", [0, 8], "loads.slots contains 8; it must be 0 to 7"),
+        ("zero_pages", [9], "copies.sources contains 9, which zero_pages contains too"),
+        ("copies.sources", [9, 0], "copies.sources contains 0; it must be 1 to 19"),
+        ("copies.sources", [9, 10], "copies.sources contains 10, which copies.targets contains too"),
         ("copies.sources", [9], "copies.targets has 8 bytes; 1 entries need 4"),
-        ("copies.targets", [11, 11], "copies.targets holds 11 twice"),
-        ("copies.targets", [11, 20], "copies.targets holds 20; it must be 1 to 19"),
-        ("copies.counts", [0, 16], "copies.counts holds 0; it must be 1 to 16"),
-        ("copies.counts", [1, 17], "copies.counts holds 17; it must be 1 to 16"),
+        ("copies.targets", [11, 11], "copies.targets contains 11 twice"),
+        ("copies.targets", [11, 20], "copies.targets contains 20; it must be 1 to 19"),
+        ("copies.counts", [0, 16], "copies.counts contains 0; it must be 1 to 16"),
+        ("copies.counts", [1, 17], "copies.counts contains 17; it must be 1 to 16"),
         ("copies.counts", [1], "copies.counts has 4 bytes; 2 entries need 8"),
     ],
 )
-def test_what_is_wrong_with_a_page_order_is_named(field: str, values: list[int], problem: str) -> None:
+def test_invalid_page_orders_are_refused_with_the_field(field: str, values: list[int], problem: str) -> None:
     message = moving_plan()
     *path, name = field.split(".")
     setattr(getattr(message, path[0]) if path else message, name, int32(values))
@@ -57,7 +57,7 @@ def test_what_is_wrong_with_a_page_order_is_named(field: str, values: list[int],
         read_plan(message, GEOMETRY)
 
 
-def test_without_host_memory_nothing_is_saved_or_loaded() -> None:
+def test_saves_and_loads_need_host_memory() -> None:
     for field in ("saves", "loads"):
         message = pb.StepPlan()
         getattr(message, field).pages = int32([1])
@@ -85,7 +85,7 @@ def test_without_host_memory_nothing_is_saved_or_loaded() -> None:
         (1, 0, 48, [0, 0, 0, 4], None),
     ],
 )
-def test_pages_behind_the_window_alone_may_be_missing(
+def test_only_pages_behind_the_window_may_be_missing(
     window: int, sinks: int, first_position: int, pages: list[int], wrong: int | None
 ) -> None:
     geometry = replace(GEOMETRY, window=window, sink_tokens=sinks)

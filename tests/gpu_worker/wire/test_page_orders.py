@@ -1,4 +1,4 @@
-"""Page orders of plans on the runner: forks, pages that go to host memory and come back, their order within a plan."""
+"""Page orders of plans on the runner: forks, pages swapped out and in, their order within a plan."""
 
 import random
 from collections.abc import Callable, Iterable
@@ -13,7 +13,7 @@ from tests.gpu_worker.plans import Moves, TinyCore
 from tests.gpu_worker.rig import Recording, Rig, RigSpec
 from tests.gpu_worker.rig_specs import SPECS
 
-# Pages of 16 and 64, groups of 1, 2, 3 and 7 query heads, layers that slide, padded heads, sinks, leading positions.
+# Pages of 16 and 64, groups of 1, 2, 3 and 7 query heads, layers that slide, padded heads, sinks, sink tokens.
 CHOSEN = [spec for spec in SPECS if spec.dtype == torch.float32 and spec.page_size < 128 and spec.head_dim < 256]
 
 
@@ -50,8 +50,8 @@ def same(one: list[Tensor], other: list[Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def test_a_fork_in_the_middle_of_a_page(rig: Rig) -> None:
-    """Row 2 goes its own way after 1 to page_size tokens of row 1's second page, whose later tokens it never sees."""
+def test_a_fork_in_the_middle_of_a_page_matches_eager_attention(rig: Rig) -> None:
+    """Row 2 diverges after 1 to page_size tokens of row 1's second page, and never sees that page's later tokens."""
     page_size = rig.geometry.page_size
     for count in (1, page_size // 2, page_size - 1, page_size):
         core, recording = rig.core(), Recording()
@@ -69,7 +69,7 @@ def test_a_fork_in_the_middle_of_a_page(rig: Rig) -> None:
         rig.check(core, recording)
 
 
-def test_several_forks_of_a_prompt_that_is_still_being_computed(rig: Rig) -> None:
+def test_several_forks_of_an_unfinished_prompt_match(rig: Rig) -> None:
     """num_samples: the prompt's last page is copied in the plan after the one that fills it; one plan, two copies."""
     page_size = rig.geometry.page_size
     length = page_size + page_size // 2
@@ -89,9 +89,9 @@ def test_several_forks_of_a_prompt_that_is_still_being_computed(rig: Rig) -> Non
     rig.check(core, recording)
 
 
-def test_a_sequence_waits_in_host_memory_and_goes_on_elsewhere(rig: Rig) -> None:
-    """Its pages go to others in the plan that saves them; later it runs in another row, on other pages, as if never
-    interrupted."""
+def test_a_swapped_out_sequence_resumes_on_other_pages(rig: Rig) -> None:
+    """Its pages go to other rows in the plan that saves them; later it runs in another row, on other pages, with the
+    same results."""
     page_size = rig.geometry.page_size
     length = 2 * page_size + 5
     core, recording = rig.core(), Recording()
@@ -103,7 +103,7 @@ def test_a_sequence_waits_in_host_memory_and_goes_on_elsewhere(rig: Rig) -> None
     core.free_pages = [*reversed(first.pages), *core.free_pages]
     other = core.add(2, rig.prompt(length + 9, seed=8))
     assert set(other.pages) == set(saved)
-    # All of it is zeroed for its next owner, which writes there in this step.
+    # All pages are zeroed for their next owner, which writes there in this step.
     moves = Moves(saves=list(zip(saved, slots, strict=True)), zero=saved)
     rig.step(core, recording, chunks={2: length + 9}, moves=moves)
     rig.check(core, recording)
@@ -120,7 +120,7 @@ def test_a_sequence_waits_in_host_memory_and_goes_on_elsewhere(rig: Rig) -> None
     rig.check(core, recording)
 
 
-def test_a_part_of_the_pages_comes_back_and_the_rest_is_computed(rig: Rig) -> None:
+def test_a_partly_swapped_in_sequence_computes_the_rest(rig: Rig) -> None:
     page_size = rig.geometry.page_size
     length = 3 * page_size + 2
     core = rig.core()
@@ -144,7 +144,8 @@ def order_all(rig: Rig, core: TinyCore, moves: Moves) -> None:
 
 
 def test_one_plan_saves_zeroes_copies_and_loads_in_this_order(plain_rig: Rig) -> None:
-    """A plan may do nothing else. Page 4 is saved, zeroed, and takes what page 5 was; page 5 is saved and copied to."""
+    """A plan may contain only page orders. Page 4 is saved, zeroed, and gets page 5's contents; page 5 is saved and
+    copied to."""
     rig, core = plain_rig, plain_rig.core()
     draw = torch.Generator().manual_seed(2)
     for pool in pools(rig):
@@ -167,8 +168,8 @@ def test_one_plan_saves_zeroes_copies_and_loads_in_this_order(plain_rig: Rig) ->
         pool.zero_()
 
 
-def test_any_plans_do_what_their_orders_say_one_after_another(plain_rig: Rig) -> None:
-    """Random plans against a model that does one thing at a time, in the contract's sequence."""
+def test_random_page_orders_match_a_sequential_model(plain_rig: Rig) -> None:
+    """Random plans against a model that carries out one operation at a time, in worker.proto's order."""
     rig, core, draw = plain_rig, plain_rig.core(), random.Random(5)
     noise = torch.Generator().manual_seed(5)
     for pool in pools(rig):
@@ -208,7 +209,7 @@ def test_any_plans_do_what_their_orders_say_one_after_another(plain_rig: Rig) ->
         pool.zero_()
 
 
-def test_orders_before_a_step_in_flight_is_collected(plain_rig: Rig) -> None:
+def test_page_orders_wait_for_the_step_in_flight(plain_rig: Rig) -> None:
     """Saved while its last step is not collected, the page reused and loaded again: the stream keeps the order."""
     rig, core = plain_rig, plain_rig.core()
     prompt = rig.prompt(20, seed=3)
@@ -227,25 +228,25 @@ def test_orders_before_a_step_in_flight_is_collected(plain_rig: Rig) -> None:
     rig.check(core, recording)
 
 
-def test_what_was_never_saved_is_not_loaded(plain_rig: Rig) -> None:
+def test_loading_an_unsaved_page_is_refused(plain_rig: Rig) -> None:
     rig = plain_rig
     rig.runner.join(rig.core().generation)
     core = rig.core()
     order_all(rig, core, Moves(saves=[(1, 0)], loads=[(2, 0)]))
-    # A lane that was reset still has what it saved.
+    # After a lane reset the saved pages are still valid.
     core = rig.core()
     order_all(rig, core, Moves(loads=[(2, 0)]))
     outcome = rig.submit(core.plan(moves=Moves(loads=[(2, 4)])))
     assert outcome.status == pb.STEP_STATUS_FAILED
-    assert outcome.detail == "loads.slots holds 4, which nothing was saved to"
-    # A scheduler that takes the worker anew has nothing there.
+    assert outcome.detail == "loads.slots contains 4, to which no plan saved a page"
+    # For a new scheduler nothing is saved.
     core = rig.core()
     rig.runner.join(core.generation)
     outcome = rig.submit(core.plan(moves=Moves(loads=[(2, 0)])))
-    assert "loads.slots holds 0, which nothing was saved to" in outcome.detail
+    assert "loads.slots contains 0, to which no plan saved a page" in outcome.detail
 
 
-def test_a_step_tells_how_long_its_orders_took(plain_rig: Rig) -> None:
+def test_a_steps_time_includes_its_page_orders(plain_rig: Rig) -> None:
     core = plain_rig.core()
     pages = list(range(1, 10))
     outcome = plain_rig.submit(core.plan(moves=Moves(saves=list(zip(pages, range(9), strict=True)))))

@@ -1,4 +1,4 @@
-"""The families that must be served, through the census's own trial: prefill, chunks, decode, mixed steps against eager.
+"""The families that must be served, in the trial of model coverage: prefill, chunks, decode, mixed steps against eager.
 
 Their kernels have one head geometry and are shared: full attention, windows, and both with soft-capping and with sinks.
 """
@@ -9,13 +9,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from gpu_worker.examination.examine import default_length, length_limit
+from gpu_worker.compatibility.check_model import default_length, length_limit
 from tests.census.case import describe, serve
 from tests.census.population import population
 from tests.census.reference import Reference, relative_error
 from tests.census.shrink import HEAD_DIM, MAX_LENGTH, tiny_config
 from tests.census.weights import randomize
-from tests.gpu_worker.examination.rope_configs import dynamic, phi3
+from tests.gpu_worker.compatibility.rope_configs import dynamic, phi3
 
 FAMILIES: dict[str, tuple[dict[str, Any], str]] = {
     "llama": ({}, "full attention"),
@@ -35,7 +35,7 @@ _LONG = [pytest.param(name, marks=pytest.mark.long) for name in FAMILIES if name
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_oss", *_LONG])
-def test_matches_eager(family: str, device: torch.device) -> None:
+def test_every_family_matches_eager_attention(family: str, device: torch.device) -> None:
     hint, attention = FAMILIES[family]
     member = next(member for member in population() if member.model_type == family)
     layers, _ = serve(tiny_config(member.config_class, hint), device, torch.float32)
@@ -50,7 +50,7 @@ def test_matches_eager(family: str, device: torch.device) -> None:
         pytest.param(32, MAX_LENGTH, id="long table, texts beyond"),
     ],
 )
-def test_longrope_is_pinned(threshold: int, max_length: int, device: torch.device) -> None:
+def test_longrope_matches_eager_attention_when_pinned(threshold: int, max_length: int, device: torch.device) -> None:
     serve(phi3(threshold=threshold), device, torch.float32, max_length)
 
 
@@ -58,7 +58,7 @@ def test_longrope_is_pinned(threshold: int, max_length: int, device: torch.devic
     ("length", "max_length"),
     [pytest.param(128, 128, id="as made"), pytest.param(60, 200, id="stretched, texts on both sides")],
 )
-def test_dynamic_is_pinned(length: int, max_length: int, device: torch.device) -> None:
+def test_dynamic_rope_matches_eager_attention_when_pinned(length: int, max_length: int, device: torch.device) -> None:
     config = dynamic(length=length)
     assert (default_length(config), length_limit(config)) == (length, 4 * length)
     serve(config, device, torch.float32, max_length)
@@ -67,8 +67,8 @@ def test_dynamic_is_pinned(length: int, max_length: int, device: torch.device) -
 @pytest.mark.parametrize(
     ("config", "lengths"), [(phi3(threshold=64), (64, MAX_LENGTH)), (dynamic(length=60), (60, 200))]
 )
-def test_the_tables_differ(config: Any, lengths: tuple[int, int]) -> None:
-    """Or the tests above would prove nothing."""
+def test_pinned_tables_differ_from_the_default_ones(config: Any, lengths: tuple[int, int]) -> None:
+    """Otherwise the tests above would prove nothing."""
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
     randomize(model, seed=5)
     one, other = (Reference(model, max_length=length).truth(list(range(2, 42)))[0] for length in lengths)

@@ -1,9 +1,9 @@
-"""Whether the tokens of a packed step are independent outside attention, tried on the real weights before serving.
+"""Tests with the real weights, before serving, whether the tokens of a packed step are independent outside attention.
 
-Owns the trial. Attention is replaced by a local one, in which a token meets only itself; whatever still passes between
-tokens would pass between requests. Found are convolutions, state spaces and token shifts; positions taken from the
-order of the batch instead of `position_ids`; tables and capacities chosen by the batch; and texts that the model by
-itself numbers otherwise than 0, 1, 2. Knows nothing of pages.
+Owns the test. Attention is replaced by a local one, in which a token attends only to itself; information that still
+passes between tokens would pass between requests. The test finds convolutions, state spaces and token shifts; positions
+taken from the order of the batch instead of `position_ids`; tables and capacities that depend on the batch; and models
+that do not number the tokens of a text 0, 1, 2. Knows nothing of pages.
 """
 
 from collections.abc import Iterator
@@ -15,22 +15,22 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from gpu_worker.checkpoint.files import ModelRefused
-from gpu_worker.examination.examine import vocab_size_of
+from gpu_worker.compatibility.check_model import vocab_size_of
 
 _LOCAL_NAME = "tandem_local"
 _NUM_TOKENS = 24
-# Relative error of a token's hidden state; rounding of the same numbers in another order.
+# Relative error of a token's hidden state that rounding in another order may cause.
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
-# Tokens that must agree. Another order may round a router's near tie the other way, for a token or two.
+# Share of tokens that must agree. In another order a router's near tie may be rounded the other way for a few tokens.
 _AGREEING = 0.75
 
 
 def check_independence(model: PreTrainedModel, max_length: int) -> None:
-    """Raises ModelRefused, saying what passes between tokens. Leaves the model as it was."""
+    """Raises ModelRefused, which names the dependence between tokens. Leaves the model unchanged."""
     device, dtype = model.device, model.dtype
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(0, vocab_size_of(model.config), (_NUM_TOKENS,), generator=generator)
-    # Near and far positions: tables that batches choose differ in either.
+    # Near and far positions: tables that depend on the batch differ in either.
     spread = torch.logspace(0, 1, _NUM_TOKENS, base=max(max_length - 1, 2), dtype=torch.float64).long()
     positions = spread.clamp(max=max_length - 1)[torch.randperm(_NUM_TOKENS, generator=generator)]
     order = torch.randperm(_NUM_TOKENS, generator=generator)
@@ -49,22 +49,22 @@ def check_independence(model: PreTrainedModel, max_length: int) -> None:
             hidden(ids, positions)[order],
             hidden(ids[order], positions[order]),
             dtype,
-            "tokens that meet outside attention, or positions taken from the order of a batch: reordering a batch "
+            "tokens that interact outside attention, or positions taken from the order of a batch: reordering a batch "
             "changes its results",
         )
         _compare(
             hidden(ids, near)[:half],
             hidden(other_ids, far)[:half],
             dtype,
-            "results that depend on the rest of the batch: with other tokens and positions beside them, tokens come "
-            "out otherwise",
+            "results that depend on the rest of the batch: other tokens and positions in the batch change a token's "
+            "result",
         )
         alone = ids[: min(_NUM_TOKENS, max_length)].to(device)
         _compare(
             model.base_model(input_ids=alone[None], use_cache=False)[0][0],
             hidden(alone, torch.arange(alone.shape[0])),
             dtype,
-            "positions that do not count from 0: by itself the model numbers the tokens of a text otherwise",
+            "positions that do not count from 0: without position_ids the model numbers a text's tokens differently",
         )
 
 
@@ -95,14 +95,14 @@ def _local_attention(model: PreTrainedModel) -> Iterator[None]:
 def _attend_to_itself(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **_: Any
 ) -> tuple[Tensor, None]:
-    """A token's own value, weighed by its query and key as they stand turned by its position."""
+    """The token's own value, weighted by its query and key, which its position has rotated."""
     group = query.shape[1] // key.shape[1]
     share = 1 + (_turn(query) + _turn(key.repeat_interleave(group, 1))) / 2
     return (value.repeat_interleave(group, 1) * share).transpose(1, 2).contiguous(), None
 
 
 def _turn(x: Tensor) -> Tensor:
-    """In [-1, 1]: x along a fixed direction; a rotation of x changes it."""
+    """The component of x along a fixed direction, in [-1, 1]; a rotation of x changes it."""
     direction = torch.linspace(0, 9, x.shape[-1], device=x.device, dtype=torch.float32).cos()
     direction = (direction / direction.norm()).to(x.dtype)
     return nn.functional.normalize(x, dim=-1).matmul(direction)[..., None]

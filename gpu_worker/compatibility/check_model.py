@@ -1,8 +1,8 @@
-"""Whether a model can be served, and what each of its attention layers wants, before a weight is loaded.
+"""Checks, before a weight is loaded, whether a model can be served, and reads the parameters of its attention layers.
 
-Owns what is refused for the way a model is built, and the `LayerMap`. Nothing is asked by name of the family: a twin of
-the model on the meta device, which has shapes and no data, runs one step, and what it asks of attention is read. Meta
-tensors cannot branch on data, so a forward that does is refused here too. Knows nothing of weights, pages or kernels.
+Owns the `LayerMap` and the reasons for refusing how a model is built. No rule names a model family: a copy of the model
+on PyTorch's meta device, which has shapes and no data, runs one step, and its calls of attention are recorded. Meta
+tensors cannot branch on data, so a forward that does so is refused too. Knows nothing of weights, pages or kernels.
 """
 
 import copy
@@ -14,18 +14,18 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from gpu_worker.attention.layers import AttentionKind, AttentionLayer, LayerMap, Visibility
+from gpu_worker.attention.layers import AttentionKind, AttentionLayer, AttentionPattern, LayerMap
 from gpu_worker.checkpoint.files import ModelRefused
-from gpu_worker.examination.probe import STEP, Call, Heard, calls_with_masks, calls_without_masks, place_of
-from gpu_worker.examination.rope import undecorate
-from gpu_worker.examination.visibility import UnreadableMask, read_visibility
+from gpu_worker.compatibility.attention_pattern import UnreadableMask, read_pattern
+from gpu_worker.compatibility.probe import STEP, Call, Recorded, calls_with_masks, calls_without_masks, place_of
+from gpu_worker.compatibility.rope import undecorate
 
 # A tile of 16 keys must fit the kernels' shared memory.
 MAX_HEAD_DIM = 512
 _OTHER_PAST = "layers whose past is not in attention, such as convolutions and state spaces"
-# Tokens of the twin's step; no model has a dimension of this size.
+# Tokens of the meta model's step; no model has a dimension of this size.
 _NUM_TOKENS = 13
-# What models hand through to attention that changes no score, or that the mask says better.
+# Arguments that models pass to attention and that change no score, or that the mask expresses more exactly.
 _HARMLESS_KEYWORDS = frozenset(
     {
         "cache_position",
@@ -47,7 +47,7 @@ _READ_KEYWORDS = frozenset({"softcap", "s_aux"})
 
 
 def default_length(config: PreTrainedConfig) -> int:
-    """Positions that the model was made for. Raises ModelRefused where it does not say."""
+    """Positions that the model was trained for. Raises ModelRefused if the config does not contain them."""
     length = getattr(config.get_text_config(), "max_position_embeddings", None)
     if not isinstance(length, int) or length < 2:
         raise ModelRefused("no length limit: the config has no max_position_embeddings")
@@ -55,7 +55,7 @@ def default_length(config: PreTrainedConfig) -> int:
 
 
 def length_limit(config: PreTrainedConfig) -> int:
-    """Positions that it can be served with: `dynamic` rotary tables stretch to a multiple, at a price for all texts."""
+    """The largest max_length: `dynamic` rotary tables extend to a multiple, which changes the results of all texts."""
     rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
     tables = [table for table in (rope, *rope.values()) if isinstance(table, dict)]
     factors = [float(table["factor"]) for table in tables if table.get("rope_type") == "dynamic" and "factor" in table]
@@ -63,55 +63,55 @@ def length_limit(config: PreTrainedConfig) -> int:
 
 
 def vocab_size_of(config: PreTrainedConfig) -> int:
-    """Tokens that the model knows."""
+    """Size of the model's vocabulary."""
     return int(config.get_text_config().vocab_size)
 
 
-def twin_of(config: PreTrainedConfig, *, dtype: torch.dtype) -> PreTrainedModel:
-    """The model as it would be loaded, without data: parameters have shapes and dtypes. Raises ModelRefused."""
+def meta_model_of(config: PreTrainedConfig, *, dtype: torch.dtype) -> PreTrainedModel:
+    """The model as it would be loaded, on the meta device: parameters have shapes and dtypes. Raises ModelRefused."""
     try:
         with torch.device("meta"):
-            # Some configs name a kernel that is not installed; which one matters to nobody here.
+            # Some configs name a kernel that is not installed and not needed here.
             own = copy.deepcopy(config)
-            twin = AutoModelForCausalLM.from_config(own, dtype=dtype, attn_implementation="eager")
-    except Exception as error:  # whatever a model's own code does with this config
+            meta_model = AutoModelForCausalLM.from_config(own, dtype=dtype, attn_implementation="eager")
+    except Exception as error:  # any error of the model's own code
         raise ModelRefused(f"the model cannot be built from its config: {_first_line(error)}") from error
-    if not getattr(twin, "_supports_attention_backend", False):
-        raise ModelRefused(f"{type(twin).__name__} does not support attention of others: Transformers declares it so")
-    return twin.eval()
+    if not getattr(meta_model, "_supports_attention_backend", False):
+        raise ModelRefused(f"{type(meta_model).__name__} does not support other attention implementations")
+    return meta_model.eval()
 
 
-def examine(twin: PreTrainedModel) -> LayerMap:
+def check_model(meta_model: PreTrainedModel) -> LayerMap:
     """The attention layers of a model, in the order of its forward. Raises ModelRefused."""
-    for module in twin.modules():
+    for module in meta_model.modules():
         undecorate(module)
-    with in_bfloat16(twin):
-        heard = _run(twin)
-        if not heard.calls:
+    with in_bfloat16(meta_model):
+        recorded = _run(meta_model)
+        if not recorded.calls:
             raise ModelRefused("no attention: the model never calls the attention interface")
-        _check_layers(twin, heard)
-        masked = _run_with_masks(twin)
-    names = {module: name for name, module in twin.named_modules()}
-    if [call.module for call in heard.calls] != [call.module for call in masked.calls]:
+        _check_layers(meta_model, recorded)
+        masked = _run_with_masks(meta_model)
+    names = {module: name for name, module in meta_model.named_modules()}
+    if [call.module for call in recorded.calls] != [call.module for call in masked.calls]:
         raise ModelRefused("attention that depends on the mask: with masks the model calls other layers than without")
-    length = length_limit(twin.config)
-    known: dict[object, Visibility] = {}
+    length = length_limit(meta_model.config)
+    known: dict[object, AttentionPattern] = {}
     layers: list[AttentionLayer] = []
-    for call, with_mask in zip(heard.calls, masked.calls, strict=True):
+    for call, with_mask in zip(recorded.calls, masked.calls, strict=True):
         name = names[call.module]
         if any(layer.name == name for layer in layers):
-            raise ModelRefused(f"a layer that attends several times in a step: {name}")
+            raise ModelRefused(f"a layer that calls attention several times in a step: {name}")
         key = id(with_mask.mask)
         if key not in known:
-            known[key] = _visibility(with_mask, masked, name, length)
+            known[key] = _pattern(with_mask, masked, name, length)
         layers.append(AttentionLayer(name=name, kind=_kind(call, name, known[key])))
     return LayerMap(layers=tuple(layers))
 
 
 @contextmanager
-def in_bfloat16(twin: PreTrainedModel) -> Iterator[None]:
-    """The one dtype in which torch's grouped matrix product has shapes without data."""
-    tensors = [tensor for tensor in (*twin.parameters(), *twin.buffers()) if tensor.is_floating_point()]
+def in_bfloat16(meta_model: PreTrainedModel) -> Iterator[None]:
+    """Casts the model for the duration: torch's grouped matrix product runs on the meta device in bfloat16 alone."""
+    tensors = [tensor for tensor in (*meta_model.parameters(), *meta_model.buffers()) if tensor.is_floating_point()]
     dtypes = [tensor.dtype for tensor in tensors]
     for tensor in tensors:
         tensor.data = tensor.data.to(torch.bfloat16)
@@ -122,47 +122,47 @@ def in_bfloat16(twin: PreTrainedModel) -> Iterator[None]:
             tensor.data = tensor.data.to(dtype)
 
 
-def _run(twin: PreTrainedModel) -> Heard:
-    """What the twin asks for without masks, as the worker runs it."""
+def _run(meta_model: PreTrainedModel) -> Recorded:
+    """The model's calls without masks, as the worker runs it. Raises ModelRefused."""
     try:
-        heard, logits_shape = calls_without_masks(twin, _NUM_TOKENS)
-    except Exception as error:  # whatever a model's own code does without data
-        raise ModelRefused(_why_it_does_not_run(twin, error)) from error
+        recorded, logits_shape = calls_without_masks(meta_model, _NUM_TOKENS)
+    except Exception as error:  # any error of the model's own code
+        raise ModelRefused(_why_it_does_not_run(meta_model, error)) from error
     if logits_shape[:2] != (1, 1):
         raise ModelRefused("no logits_to_keep: the model computes logits for every token of a prompt")
-    if heard.convolutions:
-        raise ModelRefused(f"{_OTHER_PAST}: {heard.convolutions[0]}")
-    if heard.numberings:
-        raise ModelRefused(f"positions taken from the order of a batch: {heard.numberings[0]}")
-    for call in heard.calls:
+    if recorded.convolutions:
+        raise ModelRefused(f"{_OTHER_PAST}: {recorded.convolutions[0]}")
+    if recorded.numberings:
+        raise ModelRefused(f"positions taken from the order of a batch: {recorded.numberings[0]}")
+    for call in recorded.calls:
         if call.keywords.get("step") is not STEP:
-            raise ModelRefused("arguments that do not reach attention: a layer does not hand them on")
+            raise ModelRefused("arguments that do not reach attention: a layer does not pass them on")
         if call.mask is not None:
-            raise ModelRefused("a mask of its own: a layer adds something to the scores that only the mask carries")
-    return heard
+            raise ModelRefused("a mask of its own: a layer adds a term to the scores that only the mask contains")
+    return recorded
 
 
-def _run_with_masks(twin: PreTrainedModel) -> Heard:
+def _run_with_masks(meta_model: PreTrainedModel) -> Recorded:
     try:
-        return calls_with_masks(twin, _NUM_TOKENS)
+        return calls_with_masks(meta_model, _NUM_TOKENS)
     except Exception as error:
         if any(frame.name == "create_recurrent_attention_mask" for frame in traceback.extract_tb(error.__traceback__)):
             raise ModelRefused(f"{_OTHER_PAST}: the model makes masks for recurrent layers") from error
-        raise ModelRefused(f"masks that follow from data: {_place(error)}") from error
+        raise ModelRefused(f"masks that depend on data: {_place(error)}") from error
 
 
-def _why_it_does_not_run(twin: PreTrainedModel, error: Exception) -> str:
+def _why_it_does_not_run(meta_model: PreTrainedModel, error: Exception) -> str:
     if isinstance(error, NotImplementedError) or "meta tensor" in str(error) or "Meta tensor" in str(error):
         return f"a forward that branches on data: {place_of(_frame(error))}"
     try:
-        calls_with_masks(twin, _NUM_TOKENS)
-    except Exception:  # neither way; what was met first is told
+        calls_with_masks(meta_model, _NUM_TOKENS)
+    except Exception:  # the model runs neither way; the first error is reported
         return f"the model does not run on packed tokens: {_place(error)}"
     return f"the mask is read outside attention: {_place(error)}"
 
 
 def _place(error: Exception) -> str:
-    """The error and the line of the model's code that it came from."""
+    """The error and the line of the model's code that raised it."""
     return f"{_first_line(error)} ({place_of(_frame(error))})"
 
 
@@ -176,10 +176,10 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {(lines or [''])[0].strip()[:200]}"
 
 
-def _check_layers(twin: PreTrainedModel, heard: Heard) -> None:
-    """Every decoder layer attends: one that does not keeps its past in a way that is not served."""
-    calling = {call.module for call in heard.calls}
-    for name, modules in twin.named_modules():
+def _check_layers(meta_model: PreTrainedModel, recorded: Recorded) -> None:
+    """Raises ModelRefused if a decoder layer does not attend: its past is kept in a way that is not served."""
+    calling = {call.module for call in recorded.calls}
+    for name, modules in meta_model.named_modules():
         if not isinstance(modules, nn.ModuleList) or len(modules) < 2:
             continue
         attends = [any(module in calling for module in layer.modules()) for layer in modules]
@@ -190,25 +190,25 @@ def _check_layers(twin: PreTrainedModel, heard: Heard) -> None:
             raise ModelRefused(f"{_OTHER_PAST}: {name}.{idx} has {inside}")
 
 
-def _visibility(call: Call, masked: Heard, name: str, length: int) -> Visibility:
+def _pattern(call: Call, masked: Recorded, name: str, length: int) -> AttentionPattern:
     if call.mask is None:
         raise ModelRefused(f"attention without a mask: {name} sees every token of a batch")
     function = masked.mask_function(call.mask)
     if function is None:
         raise ModelRefused(f"a mask of its own: {name} changes the mask that Transformers makes")
     try:
-        return read_visibility(function, num_heads=call.query[1], length=length)
+        return read_pattern(function, num_heads=call.query[1], length=length)
     except UnreadableMask as error:
         raise ModelRefused(f"attention that is neither causal nor a sliding window: in {name}, {error}") from error
 
 
-def _kind(call: Call, name: str, visibility: Visibility) -> AttentionKind:
+def _kind(call: Call, name: str, pattern: AttentionPattern) -> AttentionKind:
     batch, heads, num_queries, key_dim = call.query
     _, kv_heads, num_keys, _ = call.key
     value_dim = call.value[3]
     if batch != 1 or num_queries != _NUM_TOKENS or num_keys != _NUM_TOKENS or call.value[:3] != call.key[:3]:
         raise ModelRefused(
-            f"attention over other tokens than the step's: {name} has queries {list(call.query)}, keys "
+            f"attention over tokens other than the step's: {name} has queries {list(call.query)}, keys "
             f"{list(call.key)}, values {list(call.value)} for {_NUM_TOKENS} tokens"
         )
     if heads % kv_heads:
@@ -219,10 +219,10 @@ def _kind(call: Call, name: str, visibility: Visibility) -> AttentionKind:
         )
     for keyword, value in call.keywords.items():
         if keyword not in _HARMLESS_KEYWORDS | _READ_KEYWORDS and value is not None:
-            raise ModelRefused(f"an argument to attention that is not known here: {name} passes {keyword}")
+            raise ModelRefused(f"an unknown argument to attention: {name} passes {keyword}")
     sinks = call.keywords.get("s_aux")
     if sinks is not None and (not isinstance(sinks, Tensor) or sinks.shape != (heads,)):
-        raise ModelRefused(f"sinks of an unknown form: {name} passes {getattr(sinks, 'shape', sinks)}")
+        raise ModelRefused(f"learned sinks of an unknown form: {name} passes {getattr(sinks, 'shape', sinks)}")
     scale, softcap = call.keywords.get("scaling"), call.keywords.get("softcap")
     return AttentionKind(
         num_heads=heads,
@@ -231,5 +231,5 @@ def _kind(call: Call, name: str, visibility: Visibility) -> AttentionKind:
         value_dim=value_dim,
         scale=float(key_dim**-0.5 if scale is None else scale),
         softcap=None if softcap is None else float(softcap),
-        visibility=Visibility(window=visibility.window, has_sinks=sinks is not None),
+        pattern=AttentionPattern(window=pattern.window, has_learned_sinks=sinks is not None),
     )

@@ -1,4 +1,4 @@
-"""Shapes that do not compile for CUDA are refused by name; no device and no Triton is needed to know."""
+"""Shapes that do not compile for CUDA are refused by name, without a device or Triton."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +11,7 @@ from gpu_worker import startup
 from gpu_worker.attention.flex_kernel import decode_options
 from gpu_worker.attention.layers import AttentionKind, AttentionLayer, LayerMap
 from gpu_worker.checkpoint.files import ModelRefused
-from gpu_worker.examination.cuda_shapes import check_cuda_shapes
+from gpu_worker.compatibility.cuda_shapes import check_cuda_shapes
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.startup import start
 from tests.gpu_worker.saved_model import save_model
@@ -46,14 +46,14 @@ def test_shapes_that_compile_pass(change: dict[str, int], dtype: torch.dtype) ->
         (
             {"num_heads": 71, "num_kv_heads": 1},
             torch.bfloat16,
-            "layers.1.self_attn has 71 query heads per KV head; the decode kernel for CUDA takes at most 64: "
-            "device cpu would do",
+            "layers.1.self_attn has 71 query heads per KV head; the decode kernel for CUDA takes at most 64; "
+            "device cpu has no such limit",
         ),
         (
             {"key_dim": 257, "value_dim": 64},
             torch.float32,
-            "layers.1.self_attn has heads of 272 dimensions; the decode kernel for CUDA takes at most 256 in float32: "
-            "dtype bfloat16 would do, or device cpu",
+            "layers.1.self_attn has heads of 272 dimensions; the decode kernel for CUDA takes at most 256 in float32; "
+            "dtype bfloat16 or device cpu has no such limit",
         ),
     ],
 )
@@ -65,7 +65,7 @@ def test_shapes_that_do_not_compile_are_refused_by_name(
     assert str(refused.value) == problem
 
 
-def test_a_start_on_cuda_refuses_them_before_weights_are_loaded(
+def test_a_start_on_cuda_refuses_such_shapes_before_loading_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = save_model(tmp_path, hidden_size=80, num_attention_heads=80, num_key_value_heads=1)

@@ -1,24 +1,24 @@
-"""Which positions a mask function of Transformers lets a query see: causal, or causal within a window.
+"""Reads an attention pattern, causal or causal within a window, from a mask function of Transformers.
 
-Owns the reading of mask functions, by evaluating them. Knows nothing of models or of kernels.
+Owns the evaluation of mask functions. Knows nothing of models or kernels.
 """
 
 import torch
 from torch import Tensor
 
-from gpu_worker.attention.layers import Visibility
-from gpu_worker.examination.probe import MaskFunction
+from gpu_worker.attention.layers import AttentionPattern
+from gpu_worker.compatibility.probe import MaskFunction
 
-# Every pair of positions below this is looked at, and whole rows elsewhere.
+# Below this position every pair is evaluated, elsewhere selected whole rows.
 _DENSE = 96
 
 
 class UnreadableMask(ValueError):
-    """The mask is neither causal nor a causal window; the message says what was seen."""
+    """The mask is neither causal nor a causal window; the message names the difference."""
 
 
-def read_visibility(mask: MaskFunction, *, num_heads: int, length: int) -> Visibility:
-    """What `mask` shows queries of a sequence of `length` tokens. Raises UnreadableMask."""
+def read_pattern(mask: MaskFunction, *, num_heads: int, length: int) -> AttentionPattern:
+    """The pattern of `mask` for a sequence of `length` tokens. Raises UnreadableMask."""
     length = max(length, 2)
     last = torch.tensor([length - 1])
     everything = torch.arange(length)
@@ -27,21 +27,21 @@ def read_visibility(mask: MaskFunction, *, num_heads: int, length: int) -> Visib
         raise UnreadableMask("a token does not see itself")
     seen = int(row.sum())
     if not bool(row[length - seen :].all()):
-        raise UnreadableMask("what a token sees has gaps")
+        raise UnreadableMask("the positions that a token sees have gaps")
     window = seen if seen < length else None
     edges = {0, 1, length // 2, length - 2, length - 1, *(range(seen - 2, seen + 3) if window else ())}
     rows = torch.tensor(sorted(q for q in edges if 0 <= q < length))
     _compare(mask, rows, everything, window, 1)
     dense = everything[:_DENSE]
     _compare(mask, dense, dense, window, num_heads)
-    return Visibility(window=window)
+    return AttentionPattern(window=window)
 
 
 def _compare(mask: MaskFunction, queries: Tensor, keys: Tensor, window: int | None, num_heads: int) -> None:
     seen = _evaluate(mask, queries, keys, num_heads)
     q, k = queries[:, None], keys[None, :]
     if bool((seen & (k > q)).any()):
-        raise UnreadableMask("tokens see those after them (bidirectional attention)")
+        raise UnreadableMask("tokens see later tokens (bidirectional attention)")
     expected = k <= q
     if window is not None:
         expected = expected & (k > q - window)
@@ -69,7 +69,7 @@ def _evaluate(mask: MaskFunction, queries: Tensor, keys: Tensor, num_heads: int)
 
 
 def _kind_of(mask: MaskFunction) -> str:
-    """What a mask that cannot be evaluated without data is, by the names of the functions it is made of."""
+    """Describes a mask that cannot be evaluated without data, by the names of the functions that it combines."""
     names, waiting = set[str](), [mask]
     while waiting:
         function = waiting.pop()
@@ -81,4 +81,4 @@ def _kind_of(mask: MaskFunction) -> str:
         return "tokens attend within chunks"
     if any(name.startswith("blockwise") for name in names):
         return "blocks of tokens see each other both ways"
-    return "it follows from data"
+    return "it depends on data"

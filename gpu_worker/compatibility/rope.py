@@ -1,9 +1,9 @@
-"""Rotary tables that Transformers chooses anew in each forward, from the largest position of the whole batch.
+"""Pins rotary tables that Transformers otherwise chooses in each forward, by the largest position of the whole batch.
 
-`longrope` has one table for short texts and one for long ones, `dynamic` one for each length. With several sequences in
-a batch the longest would choose for all, and cached keys would have been turned by another table. `pin` lets a module
-choose once, for the longest text that this worker serves, and from then on computes with that table. Knows nothing of
-attention or of pages.
+`longrope` has one table for short texts and one for long ones, `dynamic` one for each length. In a batch of several
+sequences the longest would determine the table of all, and cached keys would have been rotated by another table. `pin`
+lets a module choose once, for the longest text that this worker serves, and keep that table. Knows nothing of attention
+or pages.
 """
 
 import functools
@@ -19,7 +19,7 @@ _DECORATED_IN = modeling_rope_utils.__file__
 
 
 def undecorated_forward(module: nn.Module) -> Callable[..., Any] | None:
-    """The forward of `module` that chooses no table; None where it has no such decoration."""
+    """The forward of `module` without the choice of a table. Returns None if the module makes no such choice."""
     forward = type(module).forward
     while hasattr(forward, "__wrapped__"):
         if getattr(forward, "__code__", None) is not None and forward.__code__.co_filename == _DECORATED_IN:
@@ -29,7 +29,7 @@ def undecorated_forward(module: nn.Module) -> Callable[..., Any] | None:
 
 
 def undecorate(module: nn.Module) -> None:
-    """Freezes the choice of tables where it stands."""
+    """Keeps the module's present table from now on."""
     plain = undecorated_forward(module)
     if plain is not None:
         module.forward = functools.partial(plain, module)
@@ -37,7 +37,7 @@ def undecorate(module: nn.Module) -> None:
 
 @torch.inference_mode()
 def pin(model: nn.Module, max_length: int) -> list[str]:
-    """Every rotary module keeps the table for texts of `max_length` tokens; rope types that this decided for."""
+    """Pins the table for `max_length` tokens in every rotary module. Returns the rope types that this affects."""
     chosen: set[str] = set()
     for module in model.modules():
         if undecorated_forward(module) is None:

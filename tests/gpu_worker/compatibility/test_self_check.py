@@ -1,4 +1,4 @@
-"""The self-check passes what is served rightly, and finds what the examination could not."""
+"""The self-check passes correct models, and finds faults that the other checks cannot."""
 
 from dataclasses import replace
 
@@ -9,14 +9,14 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, GptOssConfig, MistralConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from gpu_worker.attention.layers import LayerMap, Visibility
+from gpu_worker.attention.layers import AttentionPattern, LayerMap
 from gpu_worker.attention.paged import ATTENTION_NAME, PrefillAttention, register
 from gpu_worker.checkpoint.files import ModelRefused
-from gpu_worker.checkpoint.model import prepare
-from gpu_worker.examination import self_check
-from gpu_worker.examination.examine import examine, twin_of
-from gpu_worker.examination.rope import pin
-from gpu_worker.examination.self_check import check_runner
+from gpu_worker.checkpoint.loading import prepare
+from gpu_worker.compatibility import self_check
+from gpu_worker.compatibility.check_model import check_model, meta_model_of
+from gpu_worker.compatibility.rope import pin
+from gpu_worker.compatibility.self_check import check_runner
 from gpu_worker.geometry import Geometry, align_up
 from gpu_worker.step.row_tables import RowTables
 from gpu_worker.step.runner import Runner
@@ -24,7 +24,7 @@ from tests.census.hints import HINTS
 from tests.census.shrink import tiny_config
 from tests.census.trial import geometry_for
 from tests.census.weights import randomize
-from tests.gpu_worker.examination.rope_configs import dynamic
+from tests.gpu_worker.compatibility.rope_configs import dynamic
 
 LENGTH = 200
 
@@ -51,7 +51,7 @@ def runner_of(
 
 
 def mapped(config: object) -> LayerMap:
-    return examine(twin_of(config, dtype=torch.float32))
+    return check_model(meta_model_of(config, dtype=torch.float32))
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_the_plans_suit_every_geometry(changes: dict[str, int]) -> None:
         assert cost <= geometry.token_budget
 
 
-def test_passes_and_leaves_no_trace(device: torch.device) -> None:
+def test_a_correct_runner_passes_and_is_unchanged(device: torch.device) -> None:
     config = tiny_config(MistralConfig, {})
     model, runner = runner_of(config, mapped(config), geometry_for(LENGTH), device)
     assert check_runner(model, runner, torch.float32) < 1e-4
@@ -91,33 +91,33 @@ def test_passes_and_leaves_no_trace(device: torch.device) -> None:
     assert not model._forward_hooks
 
 
-def test_finds_a_window_that_kernels_do_not_have(device: torch.device) -> None:
+def test_a_missing_window_is_found(device: torch.device) -> None:
     config = tiny_config(MistralConfig, {})
     layers = mapped(config).layers
     wrong = LayerMap(
-        layers=tuple(replace(layer, kind=replace(layer.kind, visibility=Visibility())) for layer in layers)
+        layers=tuple(replace(layer, kind=replace(layer.kind, pattern=AttentionPattern())) for layer in layers)
     )
     model, runner = runner_of(config, wrong, geometry_for(LENGTH), device)
     with pytest.raises(ModelRefused, match="the self-check failed: logits differ from eager attention's by"):
         check_runner(model, runner, torch.float32)
 
 
-def test_finds_a_table_that_moves_with_the_batch(device: torch.device) -> None:
+def test_a_batch_dependent_table_is_found(device: torch.device) -> None:
     config = dynamic(length=60)
     model, runner = runner_of(config, mapped(config), geometry_for(LENGTH), device, pinned=False)
     with pytest.raises(ModelRefused, match="the self-check failed"):
         check_runner(model, runner, torch.float32)
 
 
-def test_rounding_that_chooses_other_experts_is_no_mistake(device: torch.device) -> None:
+def test_rounding_that_changes_experts_passes(device: torch.device) -> None:
     """Sixteen layers of experts in bfloat16 turn one rounding into a fifth of the logits."""
     config = tiny_config(GptOssConfig, {"num_hidden_layers": 16, "layer_types": ["sliding_attention"] * 16})
     model, runner = runner_of(config, mapped(config), geometry_for(LENGTH), device, dtype=torch.bfloat16)
     assert 0.05 < check_runner(model, runner, torch.bfloat16) < 0.5
 
 
-def test_finds_chunks_that_go_wrong_in_the_last_layer_alone(device: torch.device) -> None:
-    """Nothing reads what the last layer says of a prompt but its end."""
+def test_wrong_chunks_in_the_last_layer_are_found(device: torch.device) -> None:
+    """Only the last position of a prompt is read from the last layer."""
     config = tiny_config(MistralConfig, {})
     model, runner = runner_of(config, mapped(config), geometry_for(LENGTH), device)
     for bucket, layers in runner.on_device.kernels.prefill.items():
@@ -132,7 +132,7 @@ def test_finds_chunks_that_go_wrong_in_the_last_layer_alone(device: torch.device
 
 
 def test_a_model_that_is_its_own_base_passes(device: torch.device) -> None:
-    """Its steps without samples have logits too."""
+    """Such a model's steps without samples have logits too."""
     config = tiny_config(CONFIG_MAPPING["mllama"], HINTS["mllama"])
     model, runner = runner_of(config, mapped(config), geometry_for(LENGTH), device)
     assert model.base_model is model
@@ -144,7 +144,7 @@ def test_weights_that_are_not_finite_are_named(name: str, device: torch.device) 
     config = tiny_config(MistralConfig, {})
     register()
     model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION_NAME, dtype=torch.float32)
-    # On a CPU the second one is packed, and no parameter any more.
+    # On a CPU the second one is packed, and not a parameter any more.
     model.get_submodule(name).weight.data.view(-1)[3] = torch.nan
     model = prepare(model, device=device, dtype=torch.float32)
     runner = Runner(model, mapped(config), geometry_for(LENGTH), device=device, dtype=torch.float32)
@@ -153,11 +153,11 @@ def test_weights_that_are_not_finite_are_named(name: str, device: torch.device) 
         check_runner(model, runner, torch.float32)
 
 
-def test_values_that_do_not_fit_the_dtype_are_told(device: torch.device) -> None:
+def test_values_beyond_the_dtype_are_reported(device: torch.device) -> None:
     config = tiny_config(MistralConfig, {})
     model, runner = runner_of(config, mapped(config), geometry_for(LENGTH), device, dtype=torch.float16)
     model.model.norm.weight.fill_(60000.0)
-    with pytest.raises(ModelRefused, match=r"do not fit float16, another dtype may hold them"):
+    with pytest.raises(ModelRefused, match=r"do not fit float16, try another dtype"):
         check_runner(model, runner, torch.float16)
 
 

@@ -1,8 +1,8 @@
-"""What a model asks of attention, overheard on a twin without weights: every call, every mask.
+"""Records a model's calls of attention, and its masks, on a meta model.
 
-Owns the implementation name under which a model's calls are recorded instead of computed. Knows nothing of what is
-served. Transformers' masks are functions of logical positions; `Heard` keeps the function itself, since keywords such
-as `sliding_window` say only what some kernels are told.
+Owns the implementation names under which calls are recorded instead of computed. Transformers' masks are functions of
+logical positions; `Recorded` keeps the function itself, because keywords such as `sliding_window` reach only some
+kernels. Knows nothing of which models can be served.
 """
 
 import traceback
@@ -21,7 +21,7 @@ from transformers.masking_utils import AttentionMaskInterface
 # Without masks, as the worker runs a model; and with masks, as its own eager attention would get them.
 CALLS_NAME, MASKS_NAME = "tandem_calls", "tandem_masks"
 
-# Stands for the step that the worker hands through a model to its attention.
+# Stands for the step that the worker passes through a model to its attention.
 STEP = object()
 
 # bool (batch, head, query position, key position), each an index tensor.
@@ -37,14 +37,14 @@ class Call:
     query: tuple[int, ...]
     key: tuple[int, ...]
     value: tuple[int, ...]
-    # The mask as it came; the tensor is no more than a name for a function in `Heard.masks`.
+    # The mask as passed; the tensor only identifies a function in `Recorded.masks`.
     mask: Tensor | None
     keywords: dict[str, Any]
 
 
 @dataclass(slots=True)
-class Heard:
-    """What one forward asked for, in order."""
+class Recorded:
+    """The calls and masks of one forward, in order."""
 
     calls: list[Call] = field(default_factory=list)
     # Lines of the model's code that number the tokens of a batch, or run a convolution.
@@ -53,11 +53,11 @@ class Heard:
     masks: list[tuple[Tensor, MaskFunction]] = field(default_factory=list)
 
     def mask_function(self, mask: Tensor) -> MaskFunction | None:
-        """What the model asked for when it got `mask`; None where the model changed it, or made its own."""
+        """The function that made `mask`. Returns None if the model changed the mask, or made its own."""
         return next((function for tensor, function in self.masks if tensor is mask), None)
 
 
-_heard: ContextVar[Heard] = ContextVar("heard")
+_recorded: ContextVar[Recorded] = ContextVar("recorded")
 
 
 def _record_call(
@@ -71,7 +71,7 @@ def _record_call(
         mask=attention_mask,
         keywords=keywords,
     )
-    _heard.get().calls.append(call)
+    _recorded.get().calls.append(call)
     batch, heads, length, _ = query.shape
     return query.new_empty(batch, length, heads, value.shape[-1]), None
 
@@ -80,16 +80,16 @@ def _record_mask(
     *, batch_size: int, q_length: int, kv_length: int, mask_function: MaskFunction, device: torch.device, **_: Any
 ) -> Tensor:
     mask = torch.ones(batch_size, 1, q_length, kv_length, dtype=torch.bool, device=device)
-    _heard.get().masks.append((mask, mask_function))
+    _recorded.get().masks.append((mask, mask_function))
     return mask
 
 
 class _Watch(TorchDispatchMode):
-    """Sees what a model does to the order of a batch. Grouped experts number tokens too, and undo it."""
+    """Notes convolutions and numberings of tokens in model code. Grouped experts number tokens too, and undo it."""
 
-    def __init__(self, heard: Heard, num_tokens: int) -> None:
+    def __init__(self, recorded: Recorded, num_tokens: int) -> None:
         super().__init__()
-        self._heard, self._num_tokens = heard, num_tokens
+        self._recorded, self._num_tokens = recorded, num_tokens
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -97,9 +97,9 @@ class _Watch(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         name = str(func)
         if name.startswith("aten.arange") and out.shape == (self._num_tokens,):
-            self._note(self._heard.numberings)
+            self._note(self._recorded.numberings)
         elif name.startswith(("aten.conv", "aten.convolution")):
-            self._note(self._heard.convolutions)
+            self._note(self._recorded.convolutions)
         return out
 
     def _note(self, lines: list[str]) -> None:
@@ -109,46 +109,46 @@ class _Watch(TorchDispatchMode):
 
 
 def place_of(frame: traceback.FrameSummary) -> str:
-    """A line of code, for people."""
+    """A line of code, as messages show it."""
     return f"{frame.filename.rsplit('/', 1)[-1]}, line {frame.lineno}: {frame.line}"
 
 
 @contextmanager
-def _listening(model: PreTrainedModel, name: str) -> Iterator[Heard]:
+def _recording(model: PreTrainedModel, name: str) -> Iterator[Recorded]:
     AttentionInterface.register(CALLS_NAME, _record_call)
     AttentionInterface.register(MASKS_NAME, _record_call)
     AttentionMaskInterface.register(MASKS_NAME, _record_mask)
     before = model.config._attn_implementation
     model.set_attn_implementation(name)
-    heard = Heard()
-    token = _heard.set(heard)
+    recorded = Recorded()
+    token = _recorded.set(recorded)
     try:
-        yield heard
+        yield recorded
     finally:
-        _heard.reset(token)
+        _recorded.reset(token)
         model.set_attn_implementation(before)
 
 
 @torch.inference_mode()
-def calls_without_masks(twin: PreTrainedModel, num_tokens: int) -> tuple[Heard, tuple[int, ...]]:
-    """What the twin asks for in a step of the worker, and the shape of its logits where one token's are wanted.
+def calls_without_masks(meta_model: PreTrainedModel, num_tokens: int) -> tuple[Recorded, tuple[int, ...]]:
+    """The model's calls in a step of the worker, and the shape of its logits if those of one token are requested.
 
-    Raises whatever the model raises.
+    Passes on every exception of the model.
     """
     ids = torch.zeros(1, num_tokens, dtype=torch.int64, device="meta")
     arguments = {"input_ids": ids, "position_ids": ids.clone(), "logits_to_keep": ids[0, :1], "step": STEP}
-    with _listening(twin, CALLS_NAME) as heard, _Watch(heard, num_tokens):
-        out = twin(**arguments, use_cache=False)
-    return heard, tuple(out.logits.shape)
+    with _recording(meta_model, CALLS_NAME) as recorded, _Watch(recorded, num_tokens):
+        out = meta_model(**arguments, use_cache=False)
+    return recorded, tuple(out.logits.shape)
 
 
 @torch.inference_mode()
-def calls_with_masks(twin: PreTrainedModel, num_tokens: int) -> Heard:
-    """What the twin asks for with the masks of one whole sequence. Raises whatever the model raises."""
+def calls_with_masks(meta_model: PreTrainedModel, num_tokens: int) -> Recorded:
+    """The model's calls with the masks of one whole sequence. Passes on every exception of the model."""
     ids = torch.zeros(1, num_tokens, dtype=torch.int64, device="meta")
-    # Given a mask of padding, Transformers does not look for several sequences in the positions, which a twin without
-    # data cannot tell.
+    # Without a mask of padding Transformers looks for several sequences in the positions, for which a meta model lacks
+    # the data.
     everything = torch.ones(1, num_tokens, dtype=torch.int64, device="meta")
-    with _listening(twin, MASKS_NAME) as heard:
-        twin(input_ids=ids, attention_mask=everything, position_ids=ids.clone(), use_cache=False)
-    return heard
+    with _recording(meta_model, MASKS_NAME) as recorded:
+        meta_model(input_ids=ids, attention_mask=everything, position_ids=ids.clone(), use_cache=False)
+    return recorded

@@ -1,4 +1,4 @@
-"""Tiny configs of models whose rotary table follows the longest text of a batch."""
+"""Tiny configs of models with rotary tables that depend on the longest text of a batch."""
 
 from transformers import LlamaConfig, Phi3Config
 

@@ -1,4 +1,4 @@
-"""What the twin tells of a model, and what is refused in which words."""
+"""The layers that a meta model shows, and the wording of refusals."""
 
 from dataclasses import replace
 from typing import Any
@@ -16,9 +16,9 @@ from transformers import (
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from gpu_worker.attention.layers import AttentionKind, Visibility
+from gpu_worker.attention.layers import AttentionKind, AttentionPattern
 from gpu_worker.checkpoint.files import ModelRefused
-from gpu_worker.examination.examine import examine, twin_of
+from gpu_worker.compatibility.check_model import check_model, meta_model_of
 from tests.census.hints import HINTS
 from tests.census.shrink import tiny_config
 
@@ -28,44 +28,49 @@ def tiny(model_type: str, **settings: Any) -> PreTrainedConfig:
 
 
 def kinds_of(config: PreTrainedConfig, dtype: torch.dtype = torch.float32) -> list[AttentionKind]:
-    return [layer.kind for layer in examine(twin_of(config, dtype=dtype)).layers]
+    return [layer.kind for layer in check_model(meta_model_of(config, dtype=dtype)).layers]
 
 
-def test_a_real_size_is_examined_without_its_memory() -> None:
+def test_a_model_of_real_size_is_checked_without_its_memory() -> None:
     """117 billion parameters."""
-    layers = examine(twin_of(GptOssConfig(), dtype=torch.bfloat16)).layers
+    layers = check_model(meta_model_of(GptOssConfig(), dtype=torch.bfloat16)).layers
     full = AttentionKind(
-        num_heads=64, num_kv_heads=8, key_dim=64, value_dim=64, scale=0.125, visibility=Visibility(has_sinks=True)
+        num_heads=64,
+        num_kv_heads=8,
+        key_dim=64,
+        value_dim=64,
+        scale=0.125,
+        pattern=AttentionPattern(has_learned_sinks=True),
     )
-    sliding = replace(full, visibility=Visibility(window=128, has_sinks=True))
+    sliding = replace(full, pattern=AttentionPattern(window=128, has_learned_sinks=True))
     assert [layer.kind for layer in layers] == [sliding, full] * 18
     assert [layer.name for layer in layers[:2]] == ["model.layers.0.self_attn", "model.layers.1.self_attn"]
 
 
-def test_softcap_and_scale_are_what_the_model_computes_with() -> None:
+def test_softcap_and_scale_are_read_from_the_model() -> None:
     config = tiny_config(Gemma2Config, {"query_pre_attn_scalar": 10, "attn_logit_softcapping": 2.0})
     first, second = kinds_of(config)
-    assert (first.softcap, first.scale, first.visibility.window) == (2.0, 10**-0.5, 21)
-    assert (second.softcap, second.scale, second.visibility.window) == (2.0, 10**-0.5, None)
+    assert (first.softcap, first.scale, first.pattern.window) == (2.0, 10**-0.5, 21)
+    assert (second.softcap, second.scale, second.pattern.window) == (2.0, 10**-0.5, None)
 
 
-def test_latent_attention_has_keys_and_values_of_their_own_dimensions() -> None:
+def test_latent_attention_has_different_key_and_value_dimensions() -> None:
     config = tiny_config(DeepseekV3Config, {"v_head_dim": 24, "num_hidden_layers": 2})
     kind, _ = kinds_of(config)
     assert (kind.key_dim, kind.value_dim, kind.head_dim) == (32, 24, 32)
 
 
-def test_a_kernel_that_the_config_names_and_nobody_has_matters_not() -> None:
+def test_a_missing_kernel_named_in_the_config_is_ignored() -> None:
     config = tiny("llama")
     config._attn_implementation_internal = "flash_attention_2"
     assert len(kinds_of(config)) == 2
     assert config._attn_implementation == "flash_attention_2"
 
 
-def test_the_twin_keeps_its_dtype() -> None:
-    twin = twin_of(tiny("mixtral"), dtype=torch.float32)
-    examine(twin)
-    assert {parameter.dtype for parameter in twin.parameters()} == {torch.float32}
+def test_the_meta_model_keeps_its_dtype() -> None:
+    meta_model = meta_model_of(tiny("mixtral"), dtype=torch.float32)
+    check_model(meta_model)
+    assert {parameter.dtype for parameter in meta_model.parameters()} == {torch.float32}
 
 
 @pytest.mark.parametrize(
@@ -78,19 +83,19 @@ def test_the_twin_keeps_its_dtype() -> None:
         (lambda: tiny("jetmoe"), r"branches on data: modeling_jetmoe\.py"),
         (lambda: tiny("glm_moe_dsa"), "mask is read outside attention"),
         (lambda: tiny("doge"), "a mask of its own"),
-        (lambda: tiny("diffllama"), r"attends several times in a step: model\.layers\.0\.self_attn"),
+        (lambda: tiny("diffllama"), r"calls attention several times in a step: model\.layers\.0\.self_attn"),
         (lambda: tiny("nemotron"), "arguments that do not reach attention"),
-        (lambda: tiny("mamba"), "does not support attention of others"),
+        (lambda: tiny("mamba"), "does not support other attention implementations"),
         (lambda: tiny("llama", head_dim=520), r"heads larger than 512: model\.layers\.0\.self_attn"),
     ],
 )
-def test_refused_with_the_reason(config: Any, problem: str) -> None:
+def test_unsupported_models_are_refused_with_the_reason(config: Any, problem: str) -> None:
     with pytest.raises(ModelRefused, match=problem):
-        examine(twin_of(config(), dtype=torch.float32))
+        check_model(meta_model_of(config(), dtype=torch.float32))
 
 
 def changed_llama(monkeypatch: pytest.MonkeyPatch, **keywords: object) -> PreTrainedConfig:
-    """A Llama whose layers pass more to attention."""
+    """A Llama with layers that pass additional arguments to attention."""
     from transformers.models.llama import modeling_llama
 
     plain = modeling_llama.LlamaAttention.forward
@@ -105,20 +110,20 @@ def changed_llama(monkeypatch: pytest.MonkeyPatch, **keywords: object) -> PreTra
 @pytest.mark.parametrize(
     ("keywords", "problem"),
     [
-        ({"position_bias": torch.zeros(1)}, "not known here: .* passes position_bias"),
-        ({"s_aux": torch.zeros(3)}, "sinks of an unknown form"),
-        ({"s_aux": torch.zeros(4, 13)}, "sinks of an unknown form"),
+        ({"position_bias": torch.zeros(1)}, "an unknown argument to attention: .* passes position_bias"),
+        ({"s_aux": torch.zeros(3)}, "learned sinks of an unknown form"),
+        ({"s_aux": torch.zeros(4, 13)}, "learned sinks of an unknown form"),
     ],
 )
 def test_unknown_arguments_are_refused(
     keywords: dict[str, object], problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ModelRefused, match=problem):
-        examine(twin_of(changed_llama(monkeypatch, **keywords), dtype=torch.float32))
+        check_model(meta_model_of(changed_llama(monkeypatch, **keywords), dtype=torch.float32))
 
 
 def test_logits_for_every_token_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = LlamaForCausalLM.forward
     monkeypatch.setattr(LlamaForCausalLM, "forward", lambda self, logits_to_keep=0, **given: plain(self, **given))
     with pytest.raises(ModelRefused, match="no logits_to_keep"):
-        examine(twin_of(tiny_config(LlamaConfig, {}), dtype=torch.float32))
+        check_model(meta_model_of(tiny_config(LlamaConfig, {}), dtype=torch.float32))

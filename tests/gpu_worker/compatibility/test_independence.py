@@ -1,4 +1,4 @@
-"""Whatever passes between tokens outside attention is found on the weights, and the model is left as it was."""
+"""Information that passes between tokens outside attention is found, and the model stays unchanged."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,12 +10,12 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from gpu_worker.checkpoint.files import ModelRefused
-from gpu_worker.examination.independence import check_independence
-from gpu_worker.examination.rope import pin
+from gpu_worker.compatibility.independence import check_independence
+from gpu_worker.compatibility.rope import pin
 from tests.census.hints import HINTS
 from tests.census.shrink import tiny_config
 from tests.census.weights import randomize
-from tests.gpu_worker.examination.rope_configs import dynamic, phi3
+from tests.gpu_worker.compatibility.rope_configs import dynamic, phi3
 
 LENGTH = 200
 
@@ -37,17 +37,17 @@ def test_independent_models_pass(model_type: str, dtype: torch.dtype) -> None:
 
 
 def shifted(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-    """Each token gets half of the one before it."""
+    """Adds half of the previous token to each token."""
     return (output + output.roll(1, 1)) / 2
 
 
 def crowded(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-    """Each token gets the batch's mean."""
+    """Adds the batch's mean to each token."""
     return output - output.mean(1, keepdim=True)
 
 
 def numbered(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-    """Each token gets its place in the batch."""
+    """Adds its place in the batch to each token."""
     return output + torch.arange(output.shape[1])[:, None] / output.shape[1]
 
 
@@ -59,7 +59,7 @@ def numbered(module: nn.Module, args: Any, output: Tensor) -> Tensor:
         (crowded, "depend on the rest of the batch"),
     ],
 )
-def test_tokens_that_meet_are_found(hook: Callable[..., Tensor], problem: str) -> None:
+def test_dependent_tokens_are_found(hook: Callable[..., Tensor], problem: str) -> None:
     model = model_of("llama")
     model.model.layers[1].mlp.register_forward_hook(hook)
     before = model.config._attn_implementation
@@ -69,7 +69,7 @@ def test_tokens_that_meet_are_found(hook: Callable[..., Tensor], problem: str) -
 
 
 @pytest.mark.parametrize("config", [phi3(threshold=64), dynamic(length=60)])
-def test_tables_that_follow_the_longest_text_are_found_unless_pinned(config: Any) -> None:
+def test_batch_dependent_tables_are_found_unless_pinned(config: Any) -> None:
     model = AutoModelForCausalLM.from_config(config).eval()
     randomize(model, seed=2)
     with pytest.raises(ModelRefused, match="depend on the rest of the batch"):
@@ -79,10 +79,10 @@ def test_tables_that_follow_the_longest_text_are_found_unless_pinned(config: Any
 
 
 @pytest.mark.parametrize("model_type", ["roberta", "camembert", "data2vec-text", "xlm-roberta-xl"])
-def test_texts_that_do_not_begin_at_position_0_are_found(model_type: str) -> None:
+def test_positions_that_do_not_count_from_0_are_found(model_type: str) -> None:
     with pytest.raises(ModelRefused, match="positions that do not count from 0"):
         check_independence(model_of(model_type), LENGTH)
 
 
-def test_nothing_is_pinned_where_nothing_moves() -> None:
+def test_static_tables_are_not_pinned() -> None:
     assert pin(model_of("gemma3_text"), LENGTH) == []

@@ -1,7 +1,7 @@
-"""A model's own eager attention with less to see: what the self-check compares with where a window was set.
+"""A model's own eager attention bounded to a window: the self-check's reference if the setting `window` is given.
 
-Owns the implementation name under which it runs. Knows nothing of pages or kernels; the model's masks stay its own, and
-what the setting hides is taken from them.
+Owns the implementation name under which it runs. The model makes its masks as usual; positions that the setting hides
+are then removed from them. Knows nothing of pages or kernels.
 """
 
 import sys
@@ -12,19 +12,21 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
-from gpu_worker.attention.layers import LayerMap, Visibility
+from gpu_worker.attention.layers import AttentionPattern, LayerMap
 
 BOUNDED_NAME = "tandem_bounded_eager"
 
 
 def eager_name(model: PreTrainedModel, own: LayerMap | None) -> str:
-    """The implementation that shows each layer what it is served with: `eager`, unless one that sees everything by
-    itself (`own`) is served with a window."""
-    bounded: dict[nn.Module, Visibility] = {}
+    """The name of the eager implementation in which each layer sees what it is served with.
+
+    own: the layers as the model has them. The name is `eager` unless a layer without a window is served with one.
+    """
+    bounded: dict[nn.Module, AttentionPattern] = {}
     for layer in () if own is None else own.layers:
         module = model.get_submodule(layer.name)
-        served: Visibility = module.paged_layer.kind.visibility  # type: ignore[union-attr,assignment]
-        if layer.kind.visibility.window is None and served.window is not None:
+        served: AttentionPattern = module.paged_layer.kind.pattern  # type: ignore[union-attr,assignment]
+        if layer.kind.pattern.window is None and served.window is not None:
             bounded[module] = served
     if not bounded:
         return "eager"
@@ -42,9 +44,9 @@ def eager_name(model: PreTrainedModel, own: LayerMap | None) -> str:
     return BOUNDED_NAME
 
 
-def _hiding(mask: Tensor, visibility: Visibility) -> Tensor:
-    """An additive mask [1, 1, q, k] of one whole text that hides what `visibility` does."""
-    assert visibility.window is not None
+def _hiding(mask: Tensor, pattern: AttentionPattern) -> Tensor:
+    """The additive mask [1, 1, q, k] of one whole text, with the positions hidden that `pattern` hides."""
+    assert pattern.window is not None
     query, key = (torch.arange(size, device=mask.device) for size in mask.shape[2:])
-    hidden = (key >= visibility.leading) & (key <= query[:, None] - visibility.window)
+    hidden = (key >= pattern.sink_tokens) & (key <= query[:, None] - pattern.window)
     return mask.masked_fill(hidden, torch.finfo(mask.dtype).min)

@@ -1,27 +1,27 @@
-"""Mask functions are read by what they show, whatever they are made of."""
+"""Mask functions are read by evaluation, independent of how they are composed."""
 
 import pytest
 import torch
 from transformers import masking_utils as masks
 
-from gpu_worker.attention.layers import Visibility
-from gpu_worker.examination.visibility import UnreadableMask, read_visibility
+from gpu_worker.attention.layers import AttentionPattern
+from gpu_worker.compatibility.attention_pattern import UnreadableMask, read_pattern
 
 
 @pytest.mark.parametrize("length", [2, 50, 1000])
-def test_causal(length: int) -> None:
-    assert read_visibility(masks.causal_mask_function, num_heads=4, length=length) == Visibility()
+def test_causal_masks_have_no_window(length: int) -> None:
+    assert read_pattern(masks.causal_mask_function, num_heads=4, length=length) == AttentionPattern()
 
 
 @pytest.mark.parametrize("window", [1, 2, 21, 96, 97, 500, 999])
 def test_a_window_is_found_at_its_length(window: int) -> None:
     mask = masks.sliding_window_causal_mask_function(window)
-    assert read_visibility(mask, num_heads=4, length=1000) == Visibility(window=window)
+    assert read_pattern(mask, num_heads=4, length=1000) == AttentionPattern(window=window)
 
 
-def test_a_window_as_long_as_every_text_is_none() -> None:
+def test_a_window_as_long_as_every_text_is_dropped() -> None:
     mask = masks.sliding_window_causal_mask_function(1000)
-    assert read_visibility(mask, num_heads=4, length=1000) == Visibility()
+    assert read_pattern(mask, num_heads=4, length=1000) == AttentionPattern()
 
 
 def by_head(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
@@ -47,17 +47,17 @@ def strict(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -
 @pytest.mark.parametrize(
     ("mask", "problem"),
     [
-        (masks.bidirectional_mask_function, "see those after them"),
-        (masks.sliding_window_bidirectional_mask_function(30), "see those after them"),
-        (prefix_sees_itself, "see those after them"),
+        (masks.bidirectional_mask_function, "see later tokens"),
+        (masks.sliding_window_bidirectional_mask_function(30), "see later tokens"),
+        (prefix_sees_itself, "see later tokens"),
         (by_head, "position 8 does not see position 0 in head 1, unlike causal attention"),
-        (first_tokens_stay, "has gaps"),
+        (first_tokens_stay, "have gaps"),
         (chunks, "unlike a window of 100"),
         (strict, "does not see itself"),
         (masks.chunked_causal_mask_function(300, torch.zeros(1, device="meta")), "within chunks"),
-        (masks.padding_mask_function(torch.zeros(1, 1000, dtype=torch.bool, device="meta")), "follows from data"),
+        (masks.padding_mask_function(torch.zeros(1, 1000, dtype=torch.bool, device="meta")), "depends on data"),
     ],
 )
-def test_anything_else_is_told(mask: masks.Callable, problem: str) -> None:
+def test_other_masks_are_refused_with_the_reason(mask: masks.Callable, problem: str) -> None:
     with pytest.raises(UnreadableMask, match=problem):
-        read_visibility(mask, num_heads=4, length=1000)
+        read_pattern(mask, num_heads=4, length=1000)

@@ -1,9 +1,9 @@
-"""The last thing before a model is served: what the warm runner computes against the same weights' eager attention.
+"""Compares the warm runner with eager attention on the same weights: the last check before a model is served.
 
-A prompt in two chunks, a second one beside the first's decode, decode steps of both; each logit vector is compared with
-one forward of the whole sequence. Finds whatever the examination could not: a table of positions that was not pinned, a
-kernel that computes something else on this device. How much rounding may do is measured on the model itself: experts
-chosen by a near tie make much of it. Knows nothing of pages' content or of sockets.
+The plans compute a prompt in two chunks, a second prompt beside a decode step of the first, and decode steps of both;
+each logit vector is compared with one forward of the whole sequence. This finds faults that the other checks cannot: a
+table of positions that was not pinned, a kernel with wrong results on this device. The tolerance for rounding is
+measured on the model itself, because experts that are chosen by a near tie amplify it. Knows nothing of sockets.
 """
 
 import logging
@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.checkpoint.files import ModelRefused
 from gpu_worker.checkpoint.linear import PackedLinear
-from gpu_worker.examination.bounded_eager import eager_name
+from gpu_worker.compatibility.bounded_eager import eager_name
 from gpu_worker.geometry import Geometry, align_up
 from gpu_worker.step.runner import Runner
 from gpu_worker.wire.frames import Plan
@@ -29,11 +29,11 @@ from gpu_worker.wire.started import StartedRows
 
 log = logging.getLogger(__name__)
 
-# Relative errors of a logit vector about its mean. What is wrong errs by a good part of 1, rounding by some times what
-# attention that is shaken by one rounding does to eager's own logits.
+# Relative errors of a logit vector about its mean. A fault causes an error near 1; rounding causes a few times the
+# error that one rounding error in attention ("shaken") causes in eager's own logits.
 _LEAST_TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 _TIMES_SHAKEN = 4.0
-# Two vectors that have nothing to do with each other differ by 1.4.
+# Two unrelated vectors differ by 1.4.
 _MOST_TOLERANCE, _MOST_SHAKEN = 1.0, 0.5
 # Long enough for the windows of small models, short enough for any.
 _LONGEST_PROMPT = 300
@@ -41,14 +41,14 @@ _NUM_DECODE = 4
 
 
 def check_runner(model: PreTrainedModel, runner: Runner, dtype: torch.dtype, *, own: LayerMap | None = None) -> float:
-    """The median relative error of the logits. Raises ModelRefused where it is no rounding. Leaves both as before.
+    """The median relative error of the logits. Raises ModelRefused if it exceeds rounding. Leaves both unchanged.
 
-    own: the layers as the model has them. Where the runner's see less, by a setting, eager attention is shown less too.
+    own: the layers as the model has them. If a setting bounds the runner's layers, eager attention is bounded too.
     """
     reference = eager_name(model, own)
     prompts = make_prompts(runner.geometry)
     if runner.geometry.window + runner.geometry.sink_tokens >= prompts[0].size + _NUM_DECODE:
-        log.info("self-check: its texts, %d tokens, are too short to slide", prompts[0].size)
+        log.info("self-check: its texts of %d tokens are too short for the window to slide", prompts[0].size)
     ours, texts = _served_logits(model, runner, prompts, dtype)
     errors, shaken, at_ends = list[float](), list[float](), list[float]()
     for text, found in zip(texts, ours, strict=True):
@@ -60,15 +60,15 @@ def check_runner(model: PreTrainedModel, runner: Runner, dtype: torch.dtype, *, 
             with _shaken(model, torch.finfo(dtype).eps):
                 shaken += _errors(_eager_logits(model, reference, text[:-1], len(found)), eager)
     if not np.isfinite(errors).all():
-        # A kernel may take scores that are no numbers for masked ones, and answer with numbers where eager has none.
+        # A kernel may treat NaN scores as masked and return numbers where eager attention returns NaN.
         raise ModelRefused(_not_finite(model, dtype))
     usual = float(np.median(shaken))
     if usual > _MOST_SHAKEN:
         raise ModelRefused(
             f"the self-check failed: one rounding in attention changes logits by {usual:.2g} of their size, so that "
-            f"{str(dtype).removeprefix('torch.')} says nothing of this model; a dtype that rounds less is needed"
+            f"{str(dtype).removeprefix('torch.')} is too coarse for this model; a dtype that rounds less is needed"
         )
-    # A prompt's end, where the kernels for chunks answer, is one position of many: the median would not see it.
+    # The end of a prompt, which prefill kernels compute, is one position of many, so the median would hide it.
     error = float(np.median(errors))
     for found_error, tolerance in (
         (error, _tolerance(dtype, usual)),
@@ -92,11 +92,11 @@ def _served_logits(
     prompts: list[np.ndarray[tuple[int], np.dtype[np.int32]]],
     dtype: torch.dtype,
 ) -> tuple[list[list[Tensor]], list[list[int]]]:
-    """Of each row the logits of its samples, and its text with them. Raises ModelRefused where one is not finite."""
+    """Logits of each row's samples, and its text with the sampled tokens. Raises ModelRefused if one is not finite."""
     kept: list[Tensor] = []
 
     def keep(module: object, args: object, keywords: dict[str, object], output: Any) -> None:
-        # Some models are their own base model, whose logits of steps without samples are nobody's.
+        # Some models are their own base model, which also runs steps without samples.
         if "logits_to_keep" in keywords:
             kept.append(output.logits[0].float().cpu())
 
@@ -120,7 +120,7 @@ def _served_logits(
 
 
 def _not_finite(model: PreTrainedModel, dtype: torch.dtype) -> str:
-    """Whether the weights are to blame, or what is computed with them."""
+    """The message for logits that are not finite: the cause is in the weights, or in computing with them."""
     packed = ((f"{name}.weight", part.weight) for name, part in model.named_modules() if isinstance(part, PackedLinear))
     for name, weight in chain(model.named_parameters(), packed):
         if not bool(weight.isfinite().all()):
@@ -128,12 +128,12 @@ def _not_finite(model: PreTrainedModel, dtype: torch.dtype) -> str:
     largest = torch.finfo(dtype).max
     return (
         f"the self-check failed: logits are not finite, though the weights are; values beyond {largest:.2g} do not "
-        f"fit {str(dtype).removeprefix('torch.')}, another dtype may hold them"
+        f"fit {str(dtype).removeprefix('torch.')}, try another dtype"
     )
 
 
 def make_prompts(geometry: Geometry) -> list[np.ndarray[tuple[int], np.dtype[np.int32]]]:
-    """Two where rows, pages and length allow it; their chunks fit a step."""
+    """Two prompts if rows, pages and length allow it; their chunks fit a step."""
     num_rows = min(2, geometry.max_rows, geometry.num_pages - 1)
     pages = min((geometry.num_pages - 1) // num_rows, geometry.pages_per_row)
     longest = min(pages * geometry.page_size, geometry.max_length) - _NUM_DECODE - 1
@@ -145,7 +145,7 @@ def make_prompts(geometry: Geometry) -> list[np.ndarray[tuple[int], np.dtype[np.
 
 
 def make_plans(prompts: list[np.ndarray[tuple[int], np.dtype[np.int32]]], geometry: Geometry) -> list[Plan]:
-    """Row 1's prompt in two chunks; row 2's beside a decode step; decode steps of all."""
+    """Plans with row 1's prompt in two chunks, row 2's prompt beside a decode step, and decode steps of all rows."""
     pages: list[np.ndarray[tuple[int], np.dtype[np.int32]]] = []
     first_page = 1
     for prompt in prompts:
@@ -175,7 +175,7 @@ def _plan(
     chunk: tuple[int, int, int, bool] | None = None,
     decode: list[int] | None = None,
 ) -> Plan:
-    """chunk: row, start, count, whether it ends the prompt."""
+    """A plan; chunk: row, start, count, whether it ends the prompt."""
     row, start, count, ends = ([], [], [], []) if chunk is None else ([value] for value in chunk)
     return Plan(
         generation=0,
@@ -195,7 +195,7 @@ def _started(
     tokens: list[np.ndarray[tuple[int], np.dtype[np.int32]]],
     pages: list[np.ndarray[tuple[int], np.dtype[np.int32]]],
 ) -> StartedRows:
-    """Greedy rows."""
+    """Rows that sample greedily."""
     return StartedRows.of_prompts(np.array(rows, np.int32), tokens, pages)
 
 
@@ -213,7 +213,7 @@ def _eager_logits(model: PreTrainedModel, implementation: str, text: list[int], 
 
 @contextmanager
 def _shaken(model: PreTrainedModel, eps: float) -> Iterator[None]:
-    """Within, every attention layer's output is off by a rounding."""
+    """Adds an error of one rounding to every attention layer's output for the duration."""
     generator = torch.Generator().manual_seed(1)
 
     def shake(module: object, args: object, output: Any) -> Any:
