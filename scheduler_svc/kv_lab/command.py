@@ -11,14 +11,12 @@ from scheduler_svc.kv_lab.charts.words import comparison_tables, heading, layout
 from scheduler_svc.kv_lab.comparison import Comparison, compare
 from scheduler_svc.kv_lab.geometry import Geometry
 from scheduler_svc.kv_lab.layouts.registry import LAYOUTS
-from scheduler_svc.kv_lab.measured import measure_apart
 from scheduler_svc.kv_lab.run import Life, fit, live
 from scheduler_svc.kv_lab.settings import MAX_MEMORY_TOKENS, Settings, SettingsError
 from scheduler_svc.kv_lab.workload import draw
 from scheduler_svc.simulator.cost.hardware import MODELS, UnknownName, model_named
 
 _MAX_SIZE = 1_048_576
-_MAX_MEASURED = 4096
 # This program is part of a checkout, never of the wheel.
 _INSTALL = "make install"
 _SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab_size")
@@ -60,7 +58,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name in _SIZES:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N", help="in place of the model's")
     _whole(parser, "--element-bytes", 2, "bytes per number, in K/V and weights")
-    _whole(parser, "--measure-tokens", 512, f"tokens generated on the clock, at most {_MAX_MEASURED}; 0: none")
     parser.add_argument("--png", type=Path, metavar="FILE", help="draw the figures (needs matplotlib)")
     parser.add_argument("--json", action="store_true", help="one object per layout and line, and one of the comparison")
 
@@ -70,8 +67,6 @@ def run(args: argparse.Namespace) -> int:
     try:
         geometry = _geometry(args)
         settings = _settings(args, geometry)
-        if not 0 <= args.measure_tokens <= _MAX_MEASURED:
-            raise SettingsError(f"--measure-tokens is {args.measure_tokens}; it must be from 0 to {_MAX_MEASURED:,}")
     except (SettingsError, UnknownName) as error:
         return _fail(str(error), 2)
     picture: Path | None = args.png
@@ -85,8 +80,7 @@ def run(args: argparse.Namespace) -> int:
         life = live(workload, layout, settings)
         fits = fit(workload, LAYOUTS[name](settings))
         runs.append(Run(life=life, figures=figures(life, layout, fits, geometry)))
-    measured = measure_apart(args.measure_tokens, settings.window, settings.seed) if args.measure_tokens else None
-    comparison = compare(settings, workload, geometry, measured)
+    comparison = compare(settings, workload, geometry)
     told = [run.figures for run in runs]
     if args.json:
         _print_json(settings, geometry, runs, comparison)

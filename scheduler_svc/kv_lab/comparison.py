@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from scheduler_svc.kv_lab.geometry import Geometry
-from scheduler_svc.kv_lab.measured import Measured
 from scheduler_svc.kv_lab.recompute import Cost, generate, next_token, read_tokens
 from scheduler_svc.kv_lab.settings import Settings
 from scheduler_svc.kv_lab.workload import Workload
@@ -44,14 +43,13 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """`measured` is None where nothing was."""
+    """What a cache saves at each length, and what each window saves."""
 
     lengths: tuple[AtLength, ...]
     windows: tuple[Window, ...]
-    measured: Measured | None
 
 
-def compare(settings: Settings, workload: Workload, geometry: Geometry, measured: Measured | None) -> Comparison:
+def compare(settings: Settings, workload: Workload, geometry: Geometry) -> Comparison:
     """At powers of two up to the longest sequence, and at that one; at the run's window, else at usual ones."""
     longest = settings.max_length
     lengths = [*(2**k for k in range(7, 21) if 2**k < longest), longest]
@@ -69,7 +67,6 @@ def compare(settings: Settings, workload: Workload, geometry: Geometry, measured
             )
             for window in windows
         ),
-        measured=measured,
     )
 
 

@@ -59,13 +59,12 @@ def figure_of(settings: Settings, geometry: Geometry, runs: Drawn, comparison: C
         _memory(axes, life, figures, is_last=at == len(runs) - 1)
     told = [figures for _, figures in runs]
     drawings = (_where, _fragmentation, _at_once, _steps, _times)
-    places = [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1)]
+    places = [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1), (3, 0)]
     cells = [figure.add_subplot(panels[row, column]) for row, column in places]
     for axes, drawing in zip(cells, drawings, strict=False):
         drawing(axes, told)
     _traffic(cells[5], comparison)
     _arithmetic(cells[6], geometry, settings, comparison)
-    _clock(cells[7], comparison)
     # What a user names is no formula.
     figure.suptitle("\n".join(heading(settings, geometry)), fontsize=11, x=0.01, ha="left", parse_math=False)
     return figure
@@ -251,23 +250,6 @@ def _arithmetic(axes: Axes, geometry: Geometry, settings: Settings, comparison: 
         f"cost of a token; all {last.length:,}: {last.flops_ratio:,.0f} × the FLOPs", fontsize=10, loc="left", pad=4
     )
     axes.set_ylabel("GFLOP", fontsize=9)
-    _curves(axes, "tokens of context")
-
-
-def _clock(axes: Axes, comparison: Comparison) -> None:
-    measured = comparison.measured
-    if measured is None:
-        axes.set_axis_off()
-        return
-    curves = (
-        (measured.recompute_ms, _NO_CACHE, "--", "no cache"),
-        (measured.cached_ms, _CACHE, "-", "cache"),
-        (measured.windowed_ms, _WINDOW, ":", f"window of {measured.window:,}"),
-    )
-    for ms, colour, stroke, label in curves:
-        axes.plot(measured.contexts, ms, color=colour, linestyle=stroke, marker=".", label=label)
-    axes.set_title("time of a token, measured: two small layers, numpy", fontsize=10, loc="left", pad=4)
-    axes.set_ylabel("ms", fontsize=9)
     _curves(axes, "tokens of context")
 
 

@@ -115,7 +115,7 @@ def layouts_table(runs: Sequence[Figures]) -> list[str]:
 
 
 def comparison_tables(comparison: Comparison, geometry: Geometry) -> list[str]:
-    """No cache against cache, in arithmetic and on the clock, and what a window leaves out."""
+    """Compares generation without a cache and with one, and shows what each window saves."""
     rows: list[list[str] | None] = [
         ["tokens (prompt)", "last token", "without cache", "all", "without cache", "ratio", "bytes", "without cache"]
     ]
@@ -138,19 +138,7 @@ def comparison_tables(comparison: Comparison, geometry: Geometry) -> list[str]:
         rows.append([f"{window.window:,}", size(window.full_bytes), size(window.bytes), percent(window.saved)])
     if comparison.windows:
         lines += ["", "What a window leaves out of attention's reading, mean over the workload", *_aligned(rows)]
-    measured = comparison.measured
-    if measured is None:
-        return lines
-    every = max(1, len(measured.contexts) // 4)
-    rows = [["context", "no cache, ms", "cache, ms", f"window of {measured.window:,}, ms", "no cache / cache"]]
-    columns = zip(
-        measured.contexts, measured.recompute_ms, measured.cached_ms, measured.windowed_ms, strict=True
-    )  # fmt: skip
-    for context, recomputed, cached, windowed in list(columns)[every - 1 :: every]:
-        numbers = [f"{value:.3f}" for value in (recomputed, cached, windowed)]
-        rows.append([f"{context:,}", *numbers, f"{recomputed / cached:,.1f} ×"])
-    title = "Per token, measured: two small layers of attention in numpy, one thread of this CPU; the outputs agree to "
-    return [*lines, "", f"{title}{measured.largest_difference:.0e}", *_aligned(rows)]
+    return lines
 
 
 def summary(settings: Settings, geometry: Geometry, runs: Sequence[Figures], comparison: Comparison) -> str:

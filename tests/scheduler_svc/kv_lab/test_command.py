@@ -15,7 +15,7 @@ from scheduler_svc.kv_lab.command import add_arguments, run
 
 SMALL = {
     "--sequences": "8", "--lives": "2", "--min-length": "4", "--max-length": "40", "--reserve": "64",
-    "--prefix-length": "8", "--measure-tokens": "0",
+    "--prefix-length": "8",
 }  # fmt: skip
 
 
@@ -48,7 +48,6 @@ def test_json_is_a_line_per_layout_and_one_of_the_comparison(capsys: pytest.Capt
         assert line["read_per_token_bytes"] < line["read_full_per_token_bytes"]
     assert lines[4]["settings"]["window"] == 8
     assert lines[4]["windows"][0]["window"] == 8
-    assert lines[4]["measured"] is None
 
 
 def test_one_layout_and_a_memory_in_gib(capsys: pytest.CaptureFixture[str]):
@@ -69,7 +68,6 @@ def test_a_model_that_is_changed_says_so(capsys: pytest.CaptureFixture[str]):
         (["--page-size", "0"], "--page-size is 0; it must be from 1 to 4,096"),
         (["--layers", "0"], "--layers is 0; it must be from 1 to 1,048,576"),
         (["--memory-gib", "nan"], "--memory-gib is nan; it must be above 0 and at most 2,048"),
-        (["--measure-tokens", "5000"], "--measure-tokens is 5000; it must be from 0 to 4,096"),
         (["--model", "gpt-9"], "no model is called 'gpt-9'; there are llama-3.1-8b"),
     ],
 )
@@ -92,7 +90,7 @@ def test_a_picture_beside_the_table(
     figure_of = chart.figure_of
     monkeypatch.setattr(chart, "figure_of", lambda *args: drawn.append(figure_of(*args)) or drawn[0])
     file = tmp_path / "lab.png"
-    assert main("--measure-tokens", "16", "--png", str(file)) == 0
+    assert main("--png", str(file)) == 0
     assert file.read_bytes().startswith(b"\x89PNG\r\n")
     lines = capsys.readouterr().out.splitlines()
     assert lines[-2] == str(file) and lines[-1].startswith("KV cache of ")

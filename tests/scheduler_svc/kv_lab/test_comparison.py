@@ -13,7 +13,7 @@ WORKLOAD = Workload(places=(((sequence(0, [0] * 5, prompt=2),),),), arrivals=(0,
 
 
 def test_lengths_are_powers_of_two_and_the_longest():
-    comparison = compare(settings(max_length=300), WORKLOAD, GEOMETRY, None)
+    comparison = compare(settings(max_length=300), WORKLOAD, GEOMETRY)
     assert [(at.length, at.prompt) for at in comparison.lengths] == [(128, 64), (256, 128), (300, 150)]
     last = comparison.lengths[-1]
     # The last token is made behind 299.
@@ -28,10 +28,10 @@ def test_lengths_are_powers_of_two_and_the_longest():
 
 
 def test_the_runs_window_or_usual_ones():
-    of_its_own = compare(settings(max_length=300, window=3), WORKLOAD, GEOMETRY, None).windows
+    of_its_own = compare(settings(max_length=300, window=3), WORKLOAD, GEOMETRY).windows
     assert [window.window for window in of_its_own] == [3]
     assert of_its_own[0].full_bytes == 4 * GEOMETRY.token_bytes
     assert of_its_own[0].bytes == 3 * GEOMETRY.token_bytes
     assert of_its_own[0].saved == 0.25
-    usual = compare(settings(max_length=600), WORKLOAD, GEOMETRY, None).windows
+    usual = compare(settings(max_length=600), WORKLOAD, GEOMETRY).windows
     assert [(window.window, window.saved) for window in usual] == [(256, 0), (512, 0)]
