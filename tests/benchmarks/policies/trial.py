@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from scheduler_svc.simulator import arguments
+from scheduler_svc.simulator import options
 from scheduler_svc.simulator.report.tables import figures_of
 from scheduler_svc.simulator.setup import setup_of, workload_of
 from scheduler_svc.simulator.simulation import Simulation
@@ -32,12 +32,12 @@ def run(scenario: Scenario, variant: Variant, seed: int, *, requests: int = 0) -
             path = Path(folder) / "trace.jsonl"
             write_trace(path, requests=scenario.trace_requests, seconds=scenario.trace_seconds, seed=seed)
             flags.append(f"--trace={path}")
-        args = arguments.parser().parse_args(flags)
-        workload = workload_of(args)
-    setup = setup_of(args)
-    at_once = args.concurrency or 0
+        chosen = options.read(flags)
+        workload = workload_of(chosen)
+    setup = setup_of(chosen)
+    at_once = chosen.concurrency or 0
     tally = Observed(tenants=workload.num_tenants, requests=requests, at_once=at_once)
-    coming = tally.watch(workload.arrivals(args.rate or workload.own_rate, setup.info.vocab_size))
+    coming = tally.watch(workload.arrivals(chosen.rate or workload.own_rate, setup.info.vocab_size))
     with constants(variant.constants), variant.change():
         simulation = Simulation(setup, coming, tally, concurrency=at_once)
         simulation.run()

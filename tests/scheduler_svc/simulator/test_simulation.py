@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from scheduler_svc.simulator.report.tables import figures_of
-from scheduler_svc.simulator.report.tally import Point, Tally, Timeline
 from scheduler_svc.simulator.simulation import Simulation
+from scheduler_svc.simulator.tally import Point, Tally, Timeline
 from scheduler_svc.simulator.workload.lengths import parse_lengths
 from scheduler_svc.simulator.workload.synthetic import Synthetic
 from tests.scheduler_svc.simulator.rig import Flat, arrival, arrivals, setup, simulated
@@ -23,10 +23,10 @@ def test_one_request_takes_the_steps_it_needs() -> None:
     simulation = simulated(setup(), iter([arrival(2.0, 300, 5)]))
     tally = simulation.tally
     assert tally.first_at == 2.0 and tally.last_at == pytest.approx(2.07)
-    everybody = tally.everybody
-    assert everybody.ttft.largest == pytest.approx(0.03)
-    assert everybody.itl.count == 4 and everybody.itl.largest == pytest.approx(0.01)
-    assert everybody.queue.largest == 0.0
+    all_requests = tally.all_requests
+    assert all_requests.ttft.largest == pytest.approx(0.03)
+    assert all_requests.itl.count == 4 and all_requests.itl.largest == pytest.approx(0.01)
+    assert all_requests.queue.largest == 0.0
     (worker,) = simulation.workers.values()
     assert worker.steps == 7 and worker.busy_seconds == pytest.approx(0.07)
     assert worker.wanted_tokens == 304  # The last token is sampled, never computed.
@@ -36,7 +36,7 @@ def test_one_request_takes_the_steps_it_needs() -> None:
 
 def test_the_link_is_paid_once_each_way_and_hides_behind_steps() -> None:
     tally = simulated(setup(link_seconds=0.001), iter([arrival(0.0, 16, 5)])).tally
-    assert tally.everybody.ttft.largest == pytest.approx(0.012)
+    assert tally.all_requests.ttft.largest == pytest.approx(0.012)
     assert tally.last_at == pytest.approx(0.052)
 
 
@@ -48,7 +48,7 @@ def test_a_sequence_ends_by_eos_and_what_was_in_flight_is_discarded() -> None:
     assert (exact.discarded_tokens, asked.discarded_tokens) == (0, 1)
 
 
-def test_everybody_gets_what_the_workload_says() -> None:
+def test_all_requests_gets_what_the_workload_says() -> None:
     workload = synthetic()
     wanted = list(arrivals(workload))
     for ask in (0, 500):
@@ -56,8 +56,8 @@ def test_everybody_gets_what_the_workload_says() -> None:
         assert tally.finished == tally.submitted == 300 and tally.live == 0
         assert tally.prompt_tokens == sum(len(each.prompt) for each in wanted)
         assert tally.output_tokens == sum(each.output_tokens for each in wanted)
-        assert tally.everybody.ttft.count == 300
-        assert tally.everybody.itl.count == tally.output_tokens - 300
+        assert tally.all_requests.ttft.count == 300
+        assert tally.all_requests.itl.count == tally.output_tokens - 300
 
 
 def test_the_same_setup_gives_the_same_figures() -> None:
@@ -149,7 +149,7 @@ def test_tenants_are_told_apart() -> None:
     simulation = simulated(made, arrivals(workload), tenants=5)
     first, others = simulation.tally.groups
     assert first.ttft.count + others.ttft.count == 200 and 90 < first.ttft.count < 150
-    assert first.itl.count + others.itl.count == simulation.tally.everybody.itl.count
+    assert first.itl.count + others.itl.count == simulation.tally.all_requests.itl.count
     figures = figures_of(simulation, made)
     assert figures["first_tenant"]["total_seconds"]["max"] <= figures["total_seconds"]["max"]
 
@@ -158,7 +158,7 @@ def test_slots_grow_and_are_used_again() -> None:
     """More live at once than the tables have room for at first, twice over."""
     coming = (arrival(second, 16, 2, first=i) for second, i in itertools.product((0.0, 1e4), range(3000)))
     tally = simulated(setup(max_waiting=5000, max_rows=64, token_budget=2048), coming).tally
-    assert tally.finished == 6000 and tally.everybody.itl.count == 6000
+    assert tally.finished == 6000 and tally.all_requests.itl.count == 6000
     assert max(point.waiting for point in tally.timeline.points) > 2000
 
 

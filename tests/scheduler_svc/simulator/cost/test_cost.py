@@ -60,7 +60,7 @@ def test_models_have_the_parameters_of_their_cards(name: str, parameters: float)
 
 
 def test_unknown_names_list_the_known() -> None:
-    with pytest.raises(UnknownName, match="no machine is called 'h1000'; there are b200, h200, h100"):
+    with pytest.raises(UnknownName, match="there is no machine 'h1000'; it must be one of b200, h200, h100"):
         machine_named("h1000")
     with pytest.raises(UnknownName, match=r"llama-3\.1-8b"):
         model_named("llama")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from scheduler_svc.simulator.report.histogram import Histogram
+from scheduler_svc.simulator.histogram import Histogram
 
 
 def test_percentiles_are_numpys() -> None:
