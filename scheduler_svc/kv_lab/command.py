@@ -34,7 +34,7 @@ _Size = Annotated[int | None, Field(ge=1, le=_MAX_SIZE, title="N", description="
 
 
 class ModelOptions(BaseModel):
-    """The model whose K/V fill the memory."""
+    """The model and the size of its K/V."""
 
     memory_gib: float | None = Field(
         None, gt=0, le=1 << 20, title="GIB", description="memory in GiB, in place of --memory-tokens"

@@ -7,7 +7,7 @@ from scheduler_svc.simulator.cost.hardware import Model
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Geometry:
-    """A model whose weights and K/V have `element_bytes` per number."""
+    """A model and the bytes per number in its weights and K/V."""
 
     model: Model
     element_bytes: int = 2

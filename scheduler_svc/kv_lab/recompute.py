@@ -78,5 +78,5 @@ def generate(geometry: Geometry, prompt: int, length: int, *, cached: bool, wind
 
 
 def read_tokens(sequences: Iterable[Sequence], window: int | None) -> int:
-    """Counts the tokens whose K/V attention reads while these sequences generate, once per generated token."""
+    """Counts the tokens of K/V that attention reads while these sequences generate, once per generated token."""
     return sum(attended(sequence.prompt, sequence.length, window) for sequence in sequences)

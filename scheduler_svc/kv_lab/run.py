@@ -34,9 +34,9 @@ class Steps:
     running: "array[int]" = field(default_factory=_longs)
     waiting: "array[int]" = field(default_factory=_longs)
     read_full: "array[int]" = field(default_factory=_longs)
-    """Tokens whose K/V the step's attention would read without a window."""
+    """Tokens of K/V that the step's attention would read without a window."""
     read: "array[int]" = field(default_factory=_longs)
-    """Tokens whose K/V the step's attention reads."""
+    """Tokens of K/V that the step's attention reads."""
 
 
 @dataclass(slots=True)

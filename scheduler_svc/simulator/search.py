@@ -16,7 +16,7 @@ _MIN_RATE, _MAX_RATE = 1e-6, 1e9
 class Probe:
     """One simulation at one rate.
 
-    `missed` counts requests whose first token came too late or never. `is_whole` is False if the simulation was
+    `missed` counts requests that got their first token too late or never. `is_whole` is False if the simulation was
     stopped because more requests had missed than may.
     """
 

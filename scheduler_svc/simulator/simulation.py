@@ -33,7 +33,7 @@ _TURNS_PER_PROGRESS = 256
 class Setup:
     """The core and the workers that serve the requests.
 
-    `ask_tokens` is the max_new_tokens of every request, whose output ends by EOS before it; if it is 0, each request
+    `ask_tokens` is the max_new_tokens of every request, and EOS ends the output before it. If it is 0, each request
     asks for exactly the tokens it gets. A step's tokens are padded to a multiple of `token_multiple`. `shares_prefixes`
     switches the prefix cache on.
     """

@@ -93,11 +93,11 @@ class Tally:
 
     @property
     def missed(self) -> int:
-        """Requests whose first token came too late, or never."""
+        """Requests that got their first token too late, or never."""
         return self.too_late + self.rejected + self.failed
 
     def enter(self, now: float, tenant: int) -> int:
-        """Counts a new request. Returns its stream, whose low bits are its slot."""
+        """Counts a new request. Returns its stream. The low bits of the stream are its slot."""
         slot = self._free.pop() if self._free else self._new_slot()
         self._arrived[slot] = now
         self._group[slot] = tenant > 0

@@ -1,6 +1,6 @@
 """One extent per sequence, allocated first fit, which grows as a list does. Owns the extents and their holes.
 
-A full extent takes slots from the hole behind it. If there is no such hole, it moves with all its tokens into the
+A full extent takes slots from the hole behind it. Without such a hole it moves with all its tokens into the
 first hole that holds it with room to grow, or else into the first that holds one more token. While an extent moves it
 holds both places. With a window an extent as long as the window becomes a ring buffer and stops growing.
 """

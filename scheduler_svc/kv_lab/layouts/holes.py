@@ -13,7 +13,7 @@ class Holes:
         self._ends = [total]
 
     def largest(self) -> int:
-        """Returns the slots of the largest run, 0 if there is none."""
+        """Returns the slots of the largest run, 0 if all slots are taken."""
         return max((end - start for start, end in self.runs()), default=0)
 
     def runs(self) -> list[tuple[int, int]]:

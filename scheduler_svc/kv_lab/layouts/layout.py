@@ -44,7 +44,7 @@ class Layout(ABC):
 
     @property
     def cached(self) -> int:
-        """Free slots whose tokens the prefix cache can still find."""
+        """Free slots with tokens that the prefix cache can still find."""
         return 0
 
     @abstractmethod
@@ -56,11 +56,11 @@ class Layout(ABC):
 
     @abstractmethod
     def admit(self, sequence: Sequence, length: int) -> int | None:
-        """Allocates slots for the first `length` tokens. Returns how many were cached, or None if there is no room."""
+        """Allocates slots for the first `length` tokens. Returns how many were cached, or None if they do not fit."""
 
     @abstractmethod
     def grow(self, sequence: Sequence) -> bool:
-        """Allocates a slot for the next token. Returns False and changes nothing if there is none."""
+        """Allocates a slot for the next token. Returns False and changes nothing if the memory is full."""
 
     @abstractmethod
     def release(self, sequence: Sequence) -> None:

@@ -84,7 +84,7 @@ class Shared(Paged):
             del self._newest[sequence.request]
 
     def _fork(self, sequence: Sequence) -> bool:
-        """Shares the pages of a sample that holds exactly the prompt. Returns False if there is none."""
+        """Shares the pages of a sample that holds exactly the prompt. Returns False if no sample does."""
         other = self._newest.get(sequence.request)
         if other is None or self._tables[other].length != sequence.prompt:
             return False
@@ -95,7 +95,7 @@ class Shared(Paged):
         return True
 
     def _find(self, sequence: Sequence, length: int) -> tuple[int, list[int]]:
-        """Returns how many pages from the start need no computation, and the cached page of each, 0 if there is none.
+        """Returns how many pages from the start need no computation, and the page of each, 0 if it is not cached.
 
         Pages before a position need no computation if all pages of that position's window are cached.
         """

@@ -1,6 +1,6 @@
 """Writes a synthetic trace in Mooncake's format, with the size and the shape of the published one.
 
-Owns the shape: conversations whose turns repeat all blocks of the turns before, a few system prompts, heavy-tailed
+Owns the shape: conversations with turns that repeat all blocks of the turns before, a few system prompts, heavy-tailed
 inputs of 8.6 k tokens on average, outputs of 180, 23,608 requests in an hour. The published trace is not part of this
 repository, so figures from this one resemble the published trace's but do not equal them.
 """
