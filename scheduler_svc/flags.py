@@ -1,19 +1,24 @@
-"""Command-line flags and error messages, both made from the fields of a settings class.
+"""Command-line flags and error messages, both made from the fields of a pydantic model.
 
-Owns the wording. A field's `title` is the placeholder of its value in --help, its `description` is the help text.
-Bounds and types are read from the field, so that help, check and message cannot differ. Names no setting.
+The service's settings and the options of `tandem simulate` are such models. A field's `title` is the placeholder behind
+its flag in --help, its `description` says what the flag does. Bounds and types come from the field, so help, check and
+message agree. This module knows no setting by name.
 """
 
 import argparse
 import difflib
 from collections.abc import Iterable, Mapping
+from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal, NoReturn, get_args, get_origin
+from types import UnionType
+from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin
 
+from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 Fields = Mapping[str, FieldInfo]
+_Model = TypeVar("_Model", bound=BaseModel)
 
 
 class SettingError(Exception):
@@ -26,26 +31,81 @@ class _SettingsParser(argparse.ArgumentParser):
         raise SettingError(f"{message} (--help lists the flags)")
 
 
-def parse(program: str, version: str, description: str, fields: Fields, arguments: list[str]) -> dict[str, object]:
-    """Returns the settings that the arguments name, their values as written. Raises SettingError.
+def parse(
+    program: str,
+    version: str,
+    description: str,
+    fields: Fields,
+    arguments: list[str],
+    groups: Mapping[str, Iterable[str]] | None = None,
+) -> dict[str, object]:
+    """Returns the settings that the arguments name, with their values as written. Raises SettingError.
 
-    --help and --version print and raise SystemExit.
+    `groups` maps a heading of --help to names of fields. --help and --version print and raise SystemExit.
     """
     parser = _SettingsParser(prog=program, description=description, allow_abbrev=False, usage="%(prog)s [FLAG ...]")
     parser.add_argument("--version", action="version", version=version)
+    sections = {
+        name: section
+        for heading, names in (groups or {}).items()
+        for section in [parser.add_argument_group(heading)]
+        for name in names
+    }
     for name, field in fields.items():
+        add, words = sections.get(name, parser).add_argument, _help(field)
         if field.annotation is bool:
-            parser.add_argument(
-                _flag(name), action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=_help(field)
-            )
+            add(_flag(name), action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=words)
         else:
-            parser.add_argument(_flag(name), metavar=field.title, default=argparse.SUPPRESS, help=_help(field))
+            placeholder = field.title or "|".join(_choices(field)) or None
+            add(_flag(name), metavar=placeholder, default=argparse.SUPPRESS, help=words)
     found, unknown = parser.parse_known_args(arguments)
     if unknown:
         flags = [_flag(name).removeprefix("--") for name in fields]
         hint = suggestion(unknown[0].partition("=")[0], flags, "--")
         raise SettingError(f"there is no flag {unknown[0]}{hint}")
     return vars(found)
+
+
+def read(
+    program: str,
+    version: str,
+    description: str,
+    model: type[_Model],
+    arguments: list[str],
+    groups: Mapping[str, Iterable[str]] | None = None,
+) -> _Model:
+    """Returns the options of a command that reads flags only. Raises SettingError, and SystemExit as `parse` does."""
+    return checked(model, parse(program, version, description, _fields(model), arguments, groups))
+
+
+def checked(model: type[_Model], values: Mapping[str, object]) -> _Model:
+    """Returns the model with these values. Raises SettingError with one line for each flag that is wrong.
+
+    Whole numbers may have commas between thousands, as --help prints them.
+    """
+    fields = _fields(model)
+    plain = {
+        name: value.replace(",", "") if isinstance(value, str) and _type(fields[name]) is int else value
+        for name, value in values.items()
+    }
+    try:
+        return model.model_validate(plain)
+    except ValidationError as error:
+        raise SettingError("\n".join(_flag_message(each, fields) for each in error.errors())) from None
+
+
+def _fields(model: type[BaseModel]) -> Fields:
+    """Returns the fields by the names of their flags."""
+    return {field.alias or name: field for name, field in model.model_fields.items()}
+
+
+def _flag_message(problem: ErrorDetails, fields: Fields) -> str:
+    """Names the flag, its value and what the value must be. A validator of the model words the error itself."""
+    if problem["type"] == "value_error":
+        words = str(problem.get("ctx", {}).get("error"))
+        return f"{_flag(str(problem['loc'][0]))} is {words}" if problem["loc"] else words
+    name = str(problem["loc"][0])
+    return f"{_flag(name)} is {_shown(problem['input'])}; it must be {_requirement(fields[name])}"
 
 
 def message(problem: ErrorDetails, fields: Fields) -> str:
@@ -87,14 +147,27 @@ def _shown(value: object) -> str:
 
 
 def _requirement(field: FieldInfo) -> str:
-    kind: Any = field.annotation
-    if get_origin(kind) is Literal:
-        return f"one of {', '.join(map(str, get_args(kind)))}"
+    kind = _type(field)
+    if choices := _choices(field):
+        return f"one of {', '.join(choices)}"
     if kind is bool:
         return "true or false"
     if kind in (int, float):
         return ("a whole number" if kind is int else "a number") + _range(field)
-    return "a path" if Path in (kind, *get_args(kind)) else "text"
+    return "a path" if kind is Path else "text"
+
+
+def _type(field: FieldInfo) -> Any:
+    """The type of a value that is not None."""
+    kind: Any = field.annotation
+    return get_args(kind)[0] if get_origin(kind) is UnionType else kind
+
+
+def _choices(field: FieldInfo) -> list[str]:
+    kind = _type(field)
+    if get_origin(kind) is Literal:
+        return [str(choice) for choice in get_args(kind)]
+    return list(kind) if isinstance(kind, type) and issubclass(kind, StrEnum) else []
 
 
 def _range(field: FieldInfo) -> str:

@@ -1,16 +1,19 @@
-"""`python -m scheduler_svc.kv_lab`: the KV-cache lab alone. Owns nothing."""
+"""`python -m scheduler_svc.kv_lab`: the KV cache lab without the simulator."""
 
-import argparse
+import sys
 
-from scheduler_svc.kv_lab.command import add_arguments, run
+from scheduler_svc.flags import SettingError
+from scheduler_svc.kv_lab.command import run
 
 
-def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m scheduler_svc.kv_lab", description=__doc__)
-    add_arguments(parser)
-    raise SystemExit(run(parser.parse_args()))
+def main() -> int:
+    """Returns the exit code."""
+    try:
+        return run("python -m scheduler_svc.kv_lab", sys.argv[1:])
+    except (SettingError, ValueError) as error:
+        print("\n".join(f"error: {line}" for line in str(error).splitlines()), file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -1,164 +1,157 @@
-"""`tandem simulate --memory …`: its options and what it prints. Owns the options' words; decides no figure."""
+"""`tandem simulate --memory …`: the lab's options and what it prints. Computes no figure."""
 
-import argparse
 import json
 import sys
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
+from types import ModuleType
+from typing import Annotated
 
-from scheduler_svc.kv_lab.charts.figures import Figures, figures
-from scheduler_svc.kv_lab.charts.words import comparison_tables, heading, layouts_table, summary
+from pydantic import BaseModel, Field, field_validator
+
+from scheduler_svc import flags
+from scheduler_svc.flags import SettingError
+from scheduler_svc.kv_lab.charts.figures import Result, figures
+from scheduler_svc.kv_lab.charts.tables import comparison_tables, heading, layouts_table, summary
 from scheduler_svc.kv_lab.comparison import Comparison, compare
 from scheduler_svc.kv_lab.geometry import Geometry
 from scheduler_svc.kv_lab.layouts.registry import LAYOUTS
-from scheduler_svc.kv_lab.measured import measure_apart
-from scheduler_svc.kv_lab.run import Life, fit, live
-from scheduler_svc.kv_lab.settings import MAX_MEMORY_TOKENS, Settings, SettingsError
+from scheduler_svc.kv_lab.run import count_that_fit, run_workload
+from scheduler_svc.kv_lab.settings import MAX_MEMORY_TOKENS, Settings
 from scheduler_svc.kv_lab.workload import draw
-from scheduler_svc.simulator.cost.hardware import MODELS, UnknownName, model_named
+from scheduler_svc.simulator.cost.hardware import MODELS, model_named
+from scheduler_svc.version import version
 
+_DESCRIPTION = """\
+The KV cache lab: runs the same sequences through four layouts of the same memory, and compares generation with and
+without a cache in exact arithmetic. --png draws the memory of each layout over time."""
 _MAX_SIZE = 1_048_576
-_MAX_MEASURED = 4096
 # This program is part of a checkout, never of the wheel.
 _INSTALL = "make install"
-_SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab_size")
+_SIZES = {"layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab_size"}
+_Size = Annotated[int | None, Field(ge=1, le=_MAX_SIZE, title="N", description="in place of the model's")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """One layout's life and what it came to."""
+class ModelOptions(BaseModel):
+    """The model and the size of its K/V."""
 
-    life: Life
-    figures: Figures
+    memory_gib: float | None = Field(
+        None, gt=0, le=1 << 20, title="GIB", description="memory in GiB, in place of --memory-tokens"
+    )
+    model: str = Field("llama-3.1-8b", title="NAME", description=", ".join(MODELS))
+    layers: _Size = None
+    hidden: _Size = None
+    heads: _Size = None
+    kv_heads: _Size = None
+    head_dim: _Size = None
+    intermediate: _Size = None
+    vocab_size: _Size = None
+    element_bytes: int = Field(2, ge=1, le=_MAX_SIZE, title="N", description="bytes per number, in K/V and weights")
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The lab's options; `run` reads them."""
-    preset = Settings()
-    parser.add_argument(
-        "--memory", choices=[*LAYOUTS, "all"], default="all",
-        help="where the K/V stand: fixed reservations, first-fit extents that grow, pages, or pages that are shared",
-    )  # fmt: skip
-    _whole(parser, "--sequences", preset.sequences, "sequences that want to run at once")
-    _whole(parser, "--lives", preset.lives, "sequences that follow one another in each place")
-    _whole(parser, "--min-length", preset.min_length, "tokens of the shortest sequence, prompt included")
-    _whole(parser, "--max-length", preset.max_length, "tokens of the longest sequence")
-    _share(parser, "--prompt-share", preset.prompt_share, "share of a sequence's tokens that is prompt")
-    _share(parser, "--gap", preset.gap, "mean steps between the first arrivals")
-    _whole(parser, "--reserve", preset.reserve, "longest sequence served: what the contiguous layout reserves")
-    memory = parser.add_mutually_exclusive_group()
-    _whole(memory, "--memory-tokens", preset.memory_tokens, "memory, in tokens whose K/V it holds")
-    memory.add_argument("--memory-gib", type=float, metavar="GIB", help="memory, in GiB of the model's K/V")
-    _whole(parser, "--page-size", preset.page_size, "tokens per page")
-    _share(parser, "--growth", preset.growth, "the growing layout makes a full extent so many times as large")
-    _whole(parser, "--prefix-groups", preset.prefix_groups, "prefixes that prompts begin with; 0: none")
-    _whole(parser, "--prefix-length", preset.prefix_length, "tokens of each")
-    _whole(parser, "--samples", preset.samples, "sequences that share one prompt")
-    parser.add_argument("--window", type=int, metavar="N", help="attention sees the last N tokens; default: all")
-    _whole(parser, "--seed", preset.seed, "of everything that is drawn")
-    parser.add_argument("--model", default="llama-3.1-8b", help=f"whose K/V: {', '.join(MODELS)} (llama-3.1-8b)")
-    for name in _SIZES:
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N", help="in place of the model's")
-    _whole(parser, "--element-bytes", 2, "bytes per number, in K/V and weights")
-    _whole(parser, "--measure-tokens", 512, f"tokens generated on the clock, at most {_MAX_MEASURED}; 0: none")
-    parser.add_argument("--png", type=Path, metavar="FILE", help="draw the figures (needs matplotlib)")
-    parser.add_argument("--json", action="store_true", help="one object per layout and line, and one of the comparison")
+    def geometry(self) -> Geometry:
+        """Returns the named model with the sizes that the options replace. Raises UnknownName."""
+        sizes = self.model_dump(include=_SIZES, exclude_none=True)
+        model = model_named(self.model)
+        if sizes:
+            model = replace(model, name=f"{model.name}, changed", **sizes)
+        return Geometry(model=model, element_bytes=self.element_bytes)
 
 
-def run(args: argparse.Namespace) -> int:
-    """The exit code: 2 for a setting that cannot be, 1 where the picture cannot be drawn or written."""
-    try:
-        geometry = _geometry(args)
-        settings = _settings(args, geometry)
-        if not 0 <= args.measure_tokens <= _MAX_MEASURED:
-            raise SettingsError(f"--measure-tokens is {args.measure_tokens}; it must be from 0 to {_MAX_MEASURED:,}")
-    except (SettingsError, UnknownName) as error:
-        return _fail(str(error), 2)
-    picture: Path | None = args.png
-    if picture is not None and (problem := _cannot_draw(picture)):
-        return _fail(problem, 1)
-    names = list(LAYOUTS) if args.memory == "all" else [str(args.memory)]
-    workload = draw(settings)
-    runs: list[Run] = []
-    for name in names:
-        layout = LAYOUTS[name](settings)
-        life = live(workload, layout, settings)
-        fits = fit(workload, LAYOUTS[name](settings))
-        runs.append(Run(life=life, figures=figures(life, layout, fits, geometry)))
-    measured = measure_apart(args.measure_tokens, settings.window, settings.seed) if args.measure_tokens else None
-    comparison = compare(settings, workload, geometry, measured)
-    told = [run.figures for run in runs]
-    if args.json:
-        _print_json(settings, geometry, runs, comparison)
-    else:
-        tables = [*layouts_table(told), "", *comparison_tables(comparison, geometry)]
-        print("\n".join([*heading(settings, geometry), "", *tables, ""]))
-    if picture is not None:
+class OutputOptions(BaseModel):
+    """What is printed and drawn."""
+
+    memory: str = Field(
+        "all",
+        title="LAYOUT",
+        description=f"memory layout: {', '.join(LAYOUTS)} or all",
+    )
+    png: Path | None = Field(None, title="FILE", description="draw the memory of each layout over time")
+    all_panels: bool = Field(False, description="let --png draw all other figures too")
+    as_json: bool = Field(False, alias="json", description="print one JSON object per layout and one of the comparison")
+
+    @field_validator("memory")
+    @classmethod
+    def _is_layout(cls, value: str) -> str:
+        if value not in (names := [*LAYOUTS, "all"]):
+            raise ValueError(f"{value!r}; it must be one of {', '.join(names)}")
+        return value
+
+
+class Options(OutputOptions, ModelOptions, Settings):
+    """Every option of the lab."""
+
+    def settings(self, geometry: Geometry) -> Settings:
+        """Returns the settings of the run, with the memory in tokens. Raises SettingError."""
+        settings = self.model_dump(include=set(Settings.model_fields))
+        if self.memory_gib is not None:
+            if "memory_tokens" in self.model_fields_set:
+                raise SettingError("--memory-tokens and --memory-gib exclude each other")
+            limit = MAX_MEMORY_TOKENS * geometry.token_bytes / 2**30
+            if self.memory_gib > limit:
+                raise SettingError(f"--memory-gib is {self.memory_gib:g}; it must be at most {limit:,.0f}")
+            settings["memory_tokens"] = int(self.memory_gib * 2**30) // geometry.token_bytes
+        return flags.checked(Settings, settings)
+
+
+def run(program: str, arguments: Sequence[str]) -> int:
+    """Returns the exit code, 1 if the picture cannot be drawn or written. Raises SettingError and ValueError."""
+    groups = {
+        "output": [field.alias or name for name, field in OutputOptions.model_fields.items()],
+        "sequences and layouts": Settings.model_fields,
+        "model": ModelOptions.model_fields,
+    }
+    options = flags.read(program, f"tandem {version()}", _DESCRIPTION, Options, list(arguments), groups)
+    geometry = options.geometry()
+    settings = options.settings(geometry)
+    chart: ModuleType | None = None
+    if options.png is not None:
+        # Checked before the run, which may be long.
+        if not options.png.parent.is_dir():
+            return _fail(f"--png {options.png}: there is no folder {options.png.parent}")
         try:
-            _draw(picture, settings, geometry, runs, comparison)
+            from scheduler_svc.kv_lab.charts import chart
+        except ModuleNotFoundError as error:
+            return _fail(f"{error.name} is missing: {_INSTALL}")
+    results, comparison = _results(options, settings, geometry)
+    table_figures = [result.figures for result in results]
+    if options.as_json:
+        _print_json(settings, geometry, results, comparison)
+    else:
+        tables = [*layouts_table(table_figures), "", *comparison_tables(comparison, geometry)]
+        print("\n".join([*heading(settings, geometry), "", *tables, ""]))
+    if chart is not None and options.png is not None:
+        try:
+            options.png.write_bytes(chart.draw(settings, geometry, results, comparison, all_panels=options.all_panels))
         except OSError as error:
-            # Only a write to a file that is open names none.
-            return _fail(f"{error.filename or picture}: {error.strerror}", 1)
-        print(picture, file=sys.stderr if args.json else sys.stdout)
-    if not args.json:
-        print(summary(settings, geometry, told, comparison))
+            # An error of write() carries no file name.
+            return _fail(f"{error.filename or options.png}: {error.strerror}")
+        print(options.png, file=sys.stderr if options.as_json else sys.stdout)
+    if not options.as_json:
+        if options.png is None:
+            print("--png FILE draws the memory of each layout over time, --all-panels the other figures too")
+        print(summary(settings, geometry, table_figures, comparison))
     return 0
 
 
-def _whole(parser: argparse._ActionsContainer, name: str, default: int, words: str) -> None:  # pyright: ignore[reportPrivateUsage]
-    parser.add_argument(name, type=int, default=default, metavar="N", help=f"{words}; default: {default:,}")
+def _results(options: Options, settings: Settings, geometry: Geometry) -> tuple[list[Result], Comparison]:
+    workload = draw(settings)
+    results: list[Result] = []
+    for name in LAYOUTS if options.memory == "all" else [options.memory]:
+        layout = LAYOUTS[name](settings)
+        record = run_workload(workload, layout, settings)
+        fits = count_that_fit(workload, LAYOUTS[name](settings))
+        results.append(Result(record=record, figures=figures(record, layout, fits, geometry)))
+    return results, compare(settings, workload, geometry)
 
 
-def _share(parser: argparse.ArgumentParser, name: str, default: float, words: str) -> None:
-    parser.add_argument(name, type=float, default=default, metavar="X", help=f"{words}; default: {default:g}")
-
-
-def _geometry(args: argparse.Namespace) -> Geometry:
-    model = model_named(args.model)
-    given: dict[str, int] = {name: getattr(args, name) for name in _SIZES if getattr(args, name) is not None}
-    for name, value in {**given, "element_bytes": args.element_bytes}.items():
-        if not 1 <= value <= _MAX_SIZE:
-            raise SettingsError(f"--{name.replace('_', '-')} is {value}; it must be from 1 to {_MAX_SIZE:,}")
-    if given:
-        model = replace(model, name=f"{model.name}, changed", **given)
-    return Geometry(model=model, element_bytes=args.element_bytes)
-
-
-def _settings(args: argparse.Namespace, geometry: Geometry) -> Settings:
-    given = {field.name: getattr(args, field.name) for field in fields(Settings)}
-    if args.memory_gib is not None:
-        most = MAX_MEMORY_TOKENS * geometry.token_bytes / 2**30
-        if not 0 < args.memory_gib <= most:
-            raise SettingsError(f"--memory-gib is {args.memory_gib:g}; it must be above 0 and at most {most:,.0f}")
-        given["memory_tokens"] = int(args.memory_gib * 2**30) // geometry.token_bytes
-    return Settings(**given)
-
-
-def _print_json(settings: Settings, geometry: Geometry, runs: list[Run], comparison: Comparison) -> None:
-    for run in runs:
-        print(json.dumps(run.figures.told()))
-    of = {"memory": "no cache", "settings": asdict(settings), "geometry": asdict(geometry)}
+def _print_json(settings: Settings, geometry: Geometry, results: Sequence[Result], comparison: Comparison) -> None:
+    for result in results:
+        print(json.dumps(result.figures.as_json()))
+    of = {"memory": "no cache", "settings": settings.model_dump(), "geometry": asdict(geometry)}
     print(json.dumps(of | asdict(comparison)))
 
 
-def _cannot_draw(picture: Path) -> str | None:
-    """Asked before the work, which may be long."""
-    if not picture.parent.is_dir():
-        return f"--png {picture}: there is no folder {picture.parent}"
-    try:
-        from scheduler_svc.kv_lab.charts import chart
-    except ModuleNotFoundError as error:
-        return f"{error.name} is missing: {_INSTALL}"
-    del chart
-    return None
-
-
-def _draw(picture: Path, settings: Settings, geometry: Geometry, runs: list[Run], comparison: Comparison) -> None:
-    from scheduler_svc.kv_lab.charts.chart import draw as draw_chart
-
-    picture.write_bytes(draw_chart(settings, geometry, [(run.life, run.figures) for run in runs], comparison))
-
-
-def _fail(words: str, code: int) -> int:
+def _fail(words: str) -> int:
     print(f"error: {words}", file=sys.stderr)
-    return code
+    return 1

@@ -1,9 +1,8 @@
-"""What a cache and a window change, told at a few lengths. Owns which lengths and windows; computes nothing itself."""
+"""What a cache and a window save. Owns the choice of lengths and windows; `recompute.py` does the arithmetic."""
 
 from dataclasses import dataclass
 
 from scheduler_svc.kv_lab.geometry import Geometry
-from scheduler_svc.kv_lab.measured import Measured
 from scheduler_svc.kv_lab.recompute import Cost, generate, next_token, read_tokens
 from scheduler_svc.kv_lab.settings import Settings
 from scheduler_svc.kv_lab.workload import Workload
@@ -13,7 +12,7 @@ _WINDOWS = (256, 512, 1024, 2048)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtLength:
-    """One sequence of `length` tokens, all but the prompt generated one by one; `token` is the last of them."""
+    """Costs of one sequence of `length` tokens: of its last token, and of all of them behind the prompt."""
 
     length: int
     prompt: int
@@ -24,13 +23,13 @@ class AtLength:
 
     @property
     def flops_ratio(self) -> float:
-        """All FLOPs without a cache, over those with one."""
+        """FLOPs of the sequence without a cache, divided by those with one."""
         return self.total_recomputed.flops / self.total_cached.flops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """K/V bytes that attention reads per generated token of the workload, on average."""
+    """Mean K/V bytes that attention reads per generated token of the workload."""
 
     window: int
     full_bytes: float
@@ -38,21 +37,20 @@ class Window:
 
     @property
     def saved(self) -> float:
-        """Share of the traffic that the window leaves out."""
+        """The share of the reads that the window avoids."""
         return 1 - self.bytes / self.full_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """`measured` is None where nothing was."""
+    """What a cache saves at each length, and what each window saves."""
 
     lengths: tuple[AtLength, ...]
     windows: tuple[Window, ...]
-    measured: Measured | None
 
 
-def compare(settings: Settings, workload: Workload, geometry: Geometry, measured: Measured | None) -> Comparison:
-    """At powers of two up to the longest sequence, and at that one; at the run's window, else at usual ones."""
+def compare(settings: Settings, workload: Workload, geometry: Geometry) -> Comparison:
+    """Compares at powers of two up to the longest sequence, and at the run's window or else at common ones."""
     longest = settings.max_length
     lengths = [*(2**k for k in range(7, 21) if 2**k < longest), longest]
     sequences = workload.in_order()
@@ -69,7 +67,6 @@ def compare(settings: Settings, workload: Workload, geometry: Geometry, measured
             )
             for window in windows
         ),
-        measured=measured,
     )
 
 

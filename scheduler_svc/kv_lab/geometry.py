@@ -1,4 +1,4 @@
-"""What one token's K/V take, of which model. Owns the bytes per element; the models' shapes are the simulator's."""
+"""The bytes of one token's K/V. Owns the bytes per number; the models' shapes are the simulator's."""
 
 from dataclasses import dataclass
 
@@ -7,17 +7,17 @@ from scheduler_svc.simulator.cost.hardware import Model
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Geometry:
-    """`element_bytes` is what one number takes, in the weights and in the K/V."""
+    """A model and the bytes per number in its weights and K/V."""
 
     model: Model
     element_bytes: int = 2
 
     @property
     def name(self) -> str:
-        """The model's."""
+        """The model's name."""
         return self.model.name
 
     @property
     def token_bytes(self) -> int:
-        """K/V of one token, in all layers."""
+        """Bytes of one token's K/V, in all layers."""
         return self.model.kv_values * self.element_bytes

@@ -1,11 +1,11 @@
-"""Generating with a KV cache and without one, in exact arithmetic. Owns what a forward costs; measures nothing.
+"""The cost of generation with a KV cache and without one, in exact arithmetic. Owns the cost of a forward.
 
 A forward over `new` tokens behind `past` cached ones multiplies every new token by the layers' weights (2 FLOPs per
-element), every query by each key it sees and every weight by its value (4 FLOPs per element of head and layer), and
-the last token by the logits' weights. Norms, activations and rotary embeddings are left out. Bytes: the weights once
-per forward; K/V of each new token written once; every K/V that the forward sees read once.
+element), every query by the keys it attends to and every attention weight by its value (4 FLOPs per element of head
+and layer), and the last token by the output projection. Norms, activations and rotary embeddings are left out. A
+forward reads the weights once, writes the K/V of each new token once and reads all K/V that it attends to once.
 
-Without a cache a forward's K/V live as long as the forward; they are written and read all the same.
+Without a cache the K/V of a forward last as long as the forward, which writes and reads them all the same.
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ from scheduler_svc.kv_lab.workload import Sequence
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Of one forward, or of several."""
+    """The cost of one forward, or of several."""
 
     flops: int
     weight_bytes: int
@@ -25,7 +25,7 @@ class Cost:
 
     @property
     def bytes(self) -> int:
-        """Read and written, activations left out."""
+        """Bytes read and written, without activations."""
         return self.weight_bytes + self.kv_bytes
 
     def __add__(self, other: "Cost") -> "Cost":
@@ -40,7 +40,7 @@ NOTHING = Cost(flops=0, weight_bytes=0, kv_bytes=0)
 
 
 def attended(past: int, length: int, window: int | None) -> int:
-    """Keys seen by the queries at positions past … length − 1, together: each sees itself and what the window shows."""
+    """Counts pairs of query and key for the queries at positions past … length − 1, each of which sees itself too."""
     if window is None or length <= window:
         return (length * (length + 1) - past * (past + 1)) // 2
     if past >= window:
@@ -49,7 +49,7 @@ def attended(past: int, length: int, window: int | None) -> int:
 
 
 def forward(geometry: Geometry, past: int, new: int, window: int | None = None) -> Cost:
-    """One forward that ends in one row of logits."""
+    """Returns the cost of a forward that computes the logits of one position."""
     length = past + new
     model = geometry.model
     score_flops = 4 * model.layers * model.heads * model.head_dim
@@ -64,13 +64,13 @@ def forward(geometry: Geometry, past: int, new: int, window: int | None = None) 
 
 
 def next_token(geometry: Geometry, context: int, *, cached: bool, window: int | None = None) -> Cost:
-    """The forward that makes the token behind `context` tokens: of the last of them, or of them all."""
+    """Returns the cost of the token behind `context` tokens, of which a cache holds all but the last."""
     past = context - 1 if cached else 0
     return forward(geometry, past, context - past, window)
 
 
 def generate(geometry: Geometry, prompt: int, length: int, *, cached: bool, window: int | None = None) -> Cost:
-    """A sequence of `length` tokens from a prompt: length − prompt forwards, the first over all of the prompt."""
+    """Returns the cost of the length − prompt forwards of a sequence. The first computes the whole prompt."""
     total = forward(geometry, 0, prompt, window) if length > prompt else NOTHING
     for context in range(prompt + 1, length):
         total += next_token(geometry, context, cached=cached, window=window)
@@ -78,5 +78,5 @@ def generate(geometry: Geometry, prompt: int, length: int, *, cached: bool, wind
 
 
 def read_tokens(sequences: Iterable[Sequence], window: int | None) -> int:
-    """Tokens whose K/V attention reads while these sequences generate, each once per token generated."""
+    """Counts the tokens of K/V that attention reads while these sequences generate, once per generated token."""
     return sum(attended(sequence.prompt, sequence.length, window) for sequence in sequences)

@@ -1,9 +1,9 @@
-"""A workload lived through one layout, on virtual steps. Owns who waits, runs and is preempted; knows no layout.
+"""Runs a workload through one layout, on virtual steps. Owns the queue, the batch and preemption; knows no layout.
 
-In a step: those due arrive; the queue is admitted from its head while it fits; every running sequence gets a token, and
-where there is no room for it the youngest is preempted, to the head of the queue, and computed again later; those that
-are complete go. After a preemption nobody is admitted until one has gone, or the same one would come and go with every
-step. Memory is looked at after the tokens and before they go.
+In a step, due sequences arrive, the queue's head is admitted while it fits, every running sequence gets a token, and
+complete sequences are released. If a token finds no room, the youngest sequence is preempted to the head of the queue
+and recomputed later. After a preemption no sequence is admitted until one has ended, because the preempted one would
+otherwise be admitted and preempted in every step. Memory is recorded after the tokens and before the releases.
 """
 
 from array import array
@@ -23,7 +23,7 @@ def _longs() -> "array[int]":
 
 @dataclass(slots=True)
 class Steps:
-    """One entry per step, of slots and of sequences."""
+    """One entry per step: token slots up to `cached`, then sequences, then tokens."""
 
     used: "array[int]" = field(default_factory=_longs)
     reserved: "array[int]" = field(default_factory=_longs)
@@ -34,28 +34,28 @@ class Steps:
     running: "array[int]" = field(default_factory=_longs)
     waiting: "array[int]" = field(default_factory=_longs)
     read_full: "array[int]" = field(default_factory=_longs)
-    """Tokens whose K/V the step's attention reads, were there no window."""
+    """Tokens of K/V that the step's attention would read without a window."""
     read: "array[int]" = field(default_factory=_longs)
-    """And those that it reads."""
+    """Tokens of K/V that the step's attention reads."""
 
 
 @dataclass(slots=True)
-class Life:
-    """What happened. Nanoseconds are measured around the calls into the layout, the clock's own cost among them."""
+class Record:
+    """What happened in a run. The times of calls into the layout include the cost of reading the clock."""
 
     steps: Steps = field(default_factory=Steps)
     last_demand: int = 0
-    """The last step at whose end somebody waited, or before which every place had a sequence or one to come."""
+    """The last step with full demand: a sequence waited, or no client had sent its last request to its end."""
     finished: int = 0
     rejected: int = 0
     preemptions: int = 0
     waits: "array[int]" = field(default_factory=_longs)
-    """Steps between arrival and first admission, of each sequence that was admitted."""
+    """Steps between arrival and first admission, for each admitted sequence."""
     prefilled: int = 0
-    """Tokens to compute at admissions, were nothing found."""
+    """Tokens of admitted sequences at their admission, cached ones included."""
     hit: int = 0
     recomputed: int = 0
-    """Of those computed, what had been computed before a preemption."""
+    """Tokens computed a second time, because of a preemption."""
     decoded: int = 0
     prepare_ns: "array[int]" = field(default_factory=_longs)
     admit_ns: "array[int]" = field(default_factory=_longs)
@@ -63,9 +63,9 @@ class Life:
 
 
 @dataclass(slots=True)
-class _Job:
+class _Entry:
     sequence: Sequence
-    place: int
+    client: int
     arrived: int
     length: int
     ran: bool = False
@@ -73,140 +73,140 @@ class _Job:
 
 class _Run:
     def __init__(self, workload: Workload, layout: Layout, settings: Settings) -> None:
-        self.life = Life()
+        self.record = Record()
         self._layout = layout
         self._workload = workload
         self._window = settings.window
-        self._due = [(step, place) for place, step in enumerate(workload.arrivals)]
+        self._due = [(step, client) for client, step in enumerate(workload.arrivals)]
         heapify(self._due)
-        self._lives = [0] * len(workload.places)
-        self._unfinished = [0] * len(workload.places)
-        self._waiting: deque[_Job] = deque()
-        self._running: list[_Job] = []
+        self._requests_ended = [0] * len(workload.clients)
+        self._unfinished = [0] * len(workload.clients)
+        self._waiting: deque[_Entry] = deque()
+        self._running: list[_Entry] = []
         self._now = 0
         self._full = False
-        """Somebody was preempted and nobody has ended since."""
+        """A sequence was preempted and none has ended since."""
         self._is_ending = False
-        """A place has seen its last sequence."""
+        """A client's last request has ended."""
 
-    def run(self) -> Life:
+    def run(self) -> Record:
         while self._due or self._waiting or self._running:
             self._arrive()
             self._admit()
             done, read_full, read = self._grow()
-            self._look(len(self._running) + len(done), read_full, read)
-            for job in done:
-                self._layout.release(job.sequence)
-                self._end(job)
+            self._observe(len(self._running) + len(done), read_full, read)
+            for entry in done:
+                self._layout.release(entry.sequence)
+                self._end(entry)
                 self._full = False
-                self.life.finished += 1
+                self.record.finished += 1
             self._now += 1
-        return self.life
+        return self.record
 
     def _arrive(self) -> None:
         while self._due and self._due[0][0] <= self._now:
-            _, place = heappop(self._due)
-            request = self._workload.places[place][self._lives[place]]
-            self._unfinished[place] = len(request)
+            _, client = heappop(self._due)
+            request = self._workload.clients[client][self._requests_ended[client]]
+            self._unfinished[client] = len(request)
             for sequence in request:
-                job = _Job(sequence, place, self._now, sequence.prompt)
+                entry = _Entry(sequence, client, self._now, sequence.prompt)
                 if not self._layout.could_ever_hold(sequence.length):
-                    self.life.rejected += 1
-                    self._end(job)
+                    self.record.rejected += 1
+                    self._end(entry)
                     continue
                 before = perf_counter_ns()
                 self._layout.prepare(sequence)
-                self.life.prepare_ns.append(perf_counter_ns() - before)
-                self._waiting.append(job)
+                self.record.prepare_ns.append(perf_counter_ns() - before)
+                self._waiting.append(entry)
 
     def _admit(self) -> None:
-        life = self.life
+        record = self.record
         while self._waiting and not (self._full and self._running):
-            job = self._waiting[0]
+            entry = self._waiting[0]
             before = perf_counter_ns()
-            hit = self._layout.admit(job.sequence, job.length)
+            hit = self._layout.admit(entry.sequence, entry.length)
             took = perf_counter_ns() - before
             if hit is None:
                 break
-            life.admit_ns.append(took)
-            life.prefilled += job.length
-            life.hit += hit
-            if job.ran:
-                life.recomputed += job.length - hit
+            record.admit_ns.append(took)
+            record.prefilled += entry.length
+            record.hit += hit
+            if entry.ran:
+                record.recomputed += entry.length - hit
             else:
-                life.waits.append(self._now - job.arrived)
-            job.ran = True
+                record.waits.append(self._now - entry.arrived)
+            entry.ran = True
             self._running.append(self._waiting.popleft())
 
-    def _grow(self) -> tuple[list[_Job], int, int]:
-        """Those that are complete; the tokens that the step's attention reads, without a window and with it."""
-        grow, grow_ns, window = self._layout.grow, self.life.grow_ns, self._window
-        done: list[_Job] = []
+    def _grow(self) -> tuple[list[_Entry], int, int]:
+        """Returns the complete sequences, and the tokens that attention reads without a window and with it."""
+        grow, grow_ns, window = self._layout.grow, self.record.grow_ns, self._window
+        done: list[_Entry] = []
         read_full = read = at = 0
-        # Those behind `at` may be preempted on the way.
+        # The sequences behind `at` may be preempted in the loop.
         while at < len(self._running):
-            job = self._running[at]
+            entry = self._running[at]
             before = perf_counter_ns()
-            grown = grow(job.sequence)
+            grown = grow(entry.sequence)
             took = perf_counter_ns() - before
             if not grown:
                 self._preempt()
                 continue
             grow_ns.append(took)
-            job.length += 1
-            read_full += job.length
-            read += job.length if window is None else min(job.length, window)
-            if job.length == job.sequence.length:
-                done.append(job)
+            entry.length += 1
+            read_full += entry.length
+            read += entry.length if window is None else min(entry.length, window)
+            if entry.length == entry.sequence.length:
+                done.append(entry)
             at += 1
-        self.life.decoded += at
+        self.record.decoded += at
         if done:
-            self._running = [job for job in self._running if job.length < job.sequence.length]
+            self._running = [entry for entry in self._running if entry.length < entry.sequence.length]
         return done, read_full, read
 
     def _preempt(self) -> None:
-        """The youngest goes back to the head of the queue; it may be the one that wants to grow."""
-        job = self._running.pop()
-        self._layout.release(job.sequence)
-        self._waiting.appendleft(job)
-        self.life.preemptions += 1
+        """Moves the youngest sequence to the head of the queue. It may be the one that needs the token."""
+        entry = self._running.pop()
+        self._layout.release(entry.sequence)
+        self._waiting.appendleft(entry)
+        self.record.preemptions += 1
         self._full = True
 
-    def _end(self, job: _Job) -> None:
-        """When all of its request have ended, the next one of its place comes."""
-        self._unfinished[job.place] -= 1
-        if self._unfinished[job.place]:
+    def _end(self, entry: _Entry) -> None:
+        """Ends a sequence. When its request is complete, the client sends its next one."""
+        self._unfinished[entry.client] -= 1
+        if self._unfinished[entry.client]:
             return
-        self._lives[job.place] += 1
-        if self._lives[job.place] < len(self._workload.places[job.place]):
-            heappush(self._due, (self._now + 1, job.place))
+        self._requests_ended[entry.client] += 1
+        if self._requests_ended[entry.client] < len(self._workload.clients[entry.client]):
+            heappush(self._due, (self._now + 1, entry.client))
         else:
             self._is_ending = True
 
-    def _look(self, running: int, read_full: int, read: int) -> None:
-        layout, steps = self._layout, self.life.steps
+    def _observe(self, running: int, read_full: int, read: int) -> None:
+        layout, steps = self._layout, self.record.steps
         steps.used.append(layout.used)
         steps.reserved.append(layout.reserved)
         steps.free.append(layout.free)
         steps.largest_hole.append(layout.largest_hole())
         steps.saved.append(layout.saved)
         steps.cached.append(layout.cached)
-        # With those that are complete: they hold their memory up to here.
+        # Complete sequences included, because they still hold their memory.
         steps.running.append(running)
         steps.waiting.append(len(self._waiting))
         steps.read_full.append(read_full)
         steps.read.append(read)
         if self._waiting or not self._is_ending:
-            self.life.last_demand = self._now
+            self.record.last_demand = self._now
 
 
-def live(workload: Workload, layout: Layout, settings: Settings) -> Life:
-    """The whole workload, until its last sequence has ended."""
+def run_workload(workload: Workload, layout: Layout, settings: Settings) -> Record:
+    """Runs the whole workload, until its last sequence has ended."""
     return _Run(workload, layout, settings).run()
 
 
-def fit(workload: Workload, layout: Layout) -> int:
-    """How many sequences, in order and each at its full length, are in memory when the next finds no room."""
+def count_that_fit(workload: Workload, layout: Layout) -> int:
+    """Admits sequences at their full lengths, in order, and returns how many there are before one finds no room."""
     count = 0
     for sequence in workload.in_order():
         if not layout.could_ever_hold(sequence.length):

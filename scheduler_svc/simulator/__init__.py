@@ -1,1 +1,1 @@
-"""The simulator: the real core, a cost model in place of the worker, virtual time."""
+"""The simulator: the real core on virtual time, with a cost model in place of the worker."""

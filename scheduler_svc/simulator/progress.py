@@ -1,6 +1,6 @@
-"""What a person who waits is told, on stderr: each phase and how long it took, and how far a long one is.
+"""Progress lines on stderr: each phase and how long it took, and how far a long simulation has come.
 
-Owns the wall clock; nothing that is simulated knows it.
+Owns the wall clock. Nothing that is simulated reads it.
 """
 
 import sys
@@ -10,40 +10,40 @@ from contextlib import contextmanager
 
 from scheduler_svc.simulator.simulation import Simulation
 
-_TELL_EVERY_SECONDS = 5.0
+_SECONDS_BETWEEN_LINES = 5.0
 
 
-def tell(line: str) -> None:
-    """A line for whoever waits."""
+def note(line: str) -> None:
+    """Prints a line to stderr."""
     print(line, file=sys.stderr, flush=True)
 
 
 @contextmanager
 def phase(name: str) -> Generator[None]:
-    """Says how long what is inside took, if it went well."""
+    """Prints how long the phase took, unless it raised."""
     begun = time.monotonic()
     yield
-    tell(f"{time.monotonic() - begun:8.2f} s  {name}")
+    note(f"{time.monotonic() - begun:8.2f} s  {name}")
 
 
 class Progress:
-    """Of one simulation of so many requests."""
+    """The progress of one simulation of `num_requests` requests."""
 
     def __init__(self, num_requests: int) -> None:
         self._num_requests = num_requests
-        self._begun = self._told = time.monotonic()
+        self._begun = self._noted = time.monotonic()
 
     def __call__(self, simulation: Simulation) -> None:
-        """Says something if the last time was long ago."""
+        """Prints a line if the last one is old enough."""
         now = time.monotonic()
-        if now - self._told < _TELL_EVERY_SECONDS:
+        if now - self._noted < _SECONDS_BETWEEN_LINES:
             return
-        self._told = now
+        self._noted = now
         tally = simulation.tally
         steps = sum(worker.steps for worker in simulation.workers.values())
         ended = tally.finished + tally.rejected
         seconds = now - self._begun
-        tell(
+        note(
             f"{seconds:8.0f} s  {ended / self._num_requests:4.0%}: {ended:,} of {self._num_requests:,} requests ended, "
             f"{tally.live:,} live; {simulation.now:,.0f} s of virtual time, {steps:,} steps"
         )

@@ -1,6 +1,6 @@
-"""How many requests per second still meet a goal: a bisection over rates.
+"""The search for the highest rate that meets a goal: a bisection over requests per second.
 
-Owns the search and when a probe has met the goal. Knows nothing of what a probe does.
+Owns the search, and the rule for whether a probe meets the goal. A probe can be any function of a rate.
 """
 
 import math
@@ -8,15 +8,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 LATE_SHARE = 0.01
-"""Requests that may miss the goal: what p99 says."""
-_LEAST_RATE, _MOST_RATE = 1e-6, 1e9
+"""The share of requests that may miss the goal, because the goal is a p99."""
+_MIN_RATE, _MAX_RATE = 1e-6, 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """One simulation. `missed` requests got their first token too late, or none at all.
+    """One simulation at one rate.
 
-    `is_whole` False: it was stopped once more had missed than may.
+    `missed` counts requests that got their first token too late or never. `is_whole` is False if the simulation was
+    stopped because more requests had missed than may.
     """
 
     rate: float
@@ -27,30 +28,30 @@ class Probe:
 
     @property
     def holds(self) -> bool:
-        """The goal is met."""
+        """Whether the goal is met."""
         return self.is_whole and self.missed <= LATE_SHARE * self.requests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """`best` is the highest rate that held, 0 where none did; `least_failing` the lowest that did not, inf if none."""
+class RateRange:
+    """`highest_holding` is 0 if no rate held, `lowest_failing` is inf if none failed."""
 
-    best: float
-    least_failing: float
+    highest_holding: float
+    lowest_failing: float
 
 
 def find_rate(
-    probe: Callable[[float], Probe], *, start: float, most_probes: int, precision: float
-) -> tuple[Found, list[Probe]]:
-    """Doubles or halves from `start` until one rate holds and one does not, then halves the gap, on a log scale."""
-    best, failing = 0.0, math.inf
+    probe: Callable[[float], Probe], *, start: float, max_probes: int, precision: float
+) -> tuple[RateRange, list[Probe]]:
+    """Doubles or halves from `start` until one rate holds and one fails, then halves the gap on a log scale."""
+    holding, failing = 0.0, math.inf
     probes: list[Probe] = []
     rate = start
-    while len(probes) < most_probes and _LEAST_RATE <= rate <= _MOST_RATE and failing > best * (1 + precision):
+    while len(probes) < max_probes and _MIN_RATE <= rate <= _MAX_RATE and failing > holding * (1 + precision):
         probes.append(probe(rate))
         if probes[-1].holds:
-            best = rate
+            holding = rate
         else:
             failing = rate
-        rate = best * 2 if failing == math.inf else failing / 2 if best == 0.0 else math.sqrt(best * failing)
-    return Found(best=best, least_failing=failing), probes
+        rate = holding * 2 if failing == math.inf else failing / 2 if holding == 0.0 else math.sqrt(holding * failing)
+    return RateRange(highest_holding=holding, lowest_failing=failing), probes

@@ -1,7 +1,7 @@
-"""Runs the real core on virtual time: arrivals in, plans to simulated workers, results back when they would come.
+"""Runs the real core on virtual time: arrivals go in, simulated workers take the plans, results return when due.
 
-Owns the clock, which jumps from one thing that happens to the next. The core is used as the service's loop uses it:
-what has come is handed in, then a Tick lets it plan. A run is decided by its setup and its arrivals alone.
+Owns the clock, which jumps from one event to the next. The simulation uses the core as the service's loop does: it
+hands in the events that are due, then a Tick lets the core plan. Setup and arrivals alone decide a run.
 """
 
 import math
@@ -16,24 +16,26 @@ from scheduler_svc.core.messages.reports import Load, StepReport
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.simulator.cost.step_cost import CostModel
-from scheduler_svc.simulator.report.tally import Tally
+from scheduler_svc.simulator.tally import Tally
 from scheduler_svc.simulator.worker import SLOT_MASK, SimulatedWorker, Targets
 from scheduler_svc.simulator.workload.request_source import Arrival
 
 _FRONTEND = "simulator"
-# Drawn at start in the service; here the same always, so that runs are.
+# The service draws its root at start. This one is constant, so that runs repeat exactly.
 _CACHE_ROOT = b"tandem simulate"
-# Later is never: no virtual worker loses patience.
+# Wake-ups beyond this time are timeouts, which no virtual worker reaches.
 _NEVER = 1e14
-_LOOK_EVERY_TURNS = 8
-_REPORT_EVERY_TURNS = 256
+_TURNS_PER_LOAD_QUERY = 8
+_TURNS_PER_PROGRESS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What serves. `ask_tokens`: callers ask for so many and end by EOS before; 0: they ask for exactly what they get.
+    """The core and the workers that serve the requests.
 
-    `token_multiple`: tokens of a step are padded to it. `shares_prefixes`: kept pages are found, and kept.
+    `ask_tokens` is the max_new_tokens of every request, and EOS ends the output before it. If it is 0, each request
+    asks for exactly the tokens it gets. A step's tokens are padded to a multiple of `token_multiple`. `shares_prefixes`
+    switches the prefix cache on.
     """
 
     config: CoreConfig
@@ -47,7 +49,7 @@ class Setup:
 
 
 class Simulation:
-    """One run."""
+    """One run of the core over the arrivals."""
 
     def __init__(
         self,
@@ -57,21 +59,21 @@ class Simulation:
         *,
         concurrency: int = 0,
     ) -> None:
-        """`concurrency`: the next request comes when fewer live, whatever its time; 0: it comes at its time."""
+        """If `concurrency` is not 0, requests ignore their times: one is submitted when fewer than that are live."""
         self.now = 0.0
         self.tally = tally
         self._setup = setup
         self._arrivals = arrivals
-        self._coming = next(arrivals, None)
+        self._next_arrival = next(arrivals, None)
         self._concurrency = concurrency or math.inf
         self._is_closed = concurrency > 0
         self.on_step: Callable[[StepReport], None] | None = None
-        """Hears of every step, where the core's config asks for reports."""
+        """Receives the report of every step, if the core's config asks for reports."""
         self._roots: dict[int, bytes] = {}
         self._targets = Targets()
         self._core = Scheduler(setup.config)
         self.load: Load | None = None
-        """As the core said last."""
+        """The core's last load report."""
         self.workers = {
             name: SimulatedWorker(
                 name=name,
@@ -85,7 +87,7 @@ class Simulation:
         }
 
     def run(self, on_turn: Callable[["Simulation"], bool] | None = None) -> bool:
-        """Once, until the last request has ended: True. `on_turn` is asked now and then; False ends the run: False."""
+        """Runs until the last request has ended. Returns False if `on_turn`, called now and then, returned False."""
         self._handle(ev.FrontendJoined(frontend=_FRONTEND))
         for worker in self.workers.values():
             self._handle(ev.WorkerJoined(worker=worker.name, info=self._setup.info))
@@ -97,24 +99,24 @@ class Simulation:
             self._handle(ev.Tick())
             turns += 1
             is_idle = not any(worker.results for worker in self.workers.values())
-            # What is seen holds until the next look, so none may be missing before and after a pause.
-            if is_idle != was_idle or turns % _LOOK_EVERY_TURNS == 0:
+            # The tally holds a load until the next one, so both ends of an idle time need one.
+            if is_idle != was_idle or turns % _TURNS_PER_LOAD_QUERY == 0:
                 self._handle(ev.LoadQuery(frontend=_FRONTEND, query=0))
             was_idle = is_idle
-            if on_turn is not None and turns % _REPORT_EVERY_TURNS == 0 and not on_turn(self):
+            if on_turn is not None and turns % _TURNS_PER_PROGRESS == 0 and not on_turn(self):
                 return False
-        assert not self.tally.live, f"{self.tally.live} requests live and nothing is left that could happen"
+        assert not self.tally.live, f"{self.tally.live} requests are live and no event is due"
         self._handle(ev.LoadQuery(frontend=_FRONTEND, query=0))
         return True
 
     def _next_moment(self) -> float | None:
-        """When something happens next; None: never."""
+        """Returns the time of the next event, None if none is due."""
         moments = [worker.results[0][0] for worker in self.workers.values() if worker.results]
-        if self._coming is not None and self.tally.live < self._concurrency:
-            moments.append(self.now if self._is_closed else self._coming.at)
+        if self._next_arrival is not None and self.tally.live < self._concurrency:
+            moments.append(self.now if self._is_closed else self._next_arrival.at)
         wake = self._core.next_wake()
         if wake is not None and wake < _NEVER:
-            # It asked at this moment already; a hair later is the next.
+            # The core was already called at this time, so the next call is the smallest step later.
             moments.append(wake if wake > self.now else math.nextafter(self.now, math.inf))
         return min(moments, default=None)
 
@@ -124,19 +126,19 @@ class Simulation:
                 self._handle(worker.results.popleft()[1])
 
     def _submit_due(self) -> None:
-        while (coming := self._coming) is not None and self.tally.live < self._concurrency:
-            if not self._is_closed and coming.at > self.now:
+        while (arrival := self._next_arrival) is not None and self.tally.live < self._concurrency:
+            if not self._is_closed and arrival.at > self.now:
                 return
-            self._submit(coming)
-            self._coming = next(self._arrivals, None)
+            self._submit(arrival)
+            self._next_arrival = next(self._arrivals, None)
 
     def _submit(self, arrival: Arrival) -> None:
         setup, info = self._setup, self._setup.info
         prompt = arrival.prompt
         stream = self.tally.enter(self.now, arrival.tenant)
         self._targets.set(stream & SLOT_MASK, arrival.output_tokens)
-        # Nobody asks for more than the model has room for.
-        asked = max(arrival.output_tokens, min(setup.ask_tokens, info.max_length - len(prompt)))
+        # A request may not ask for more than the model's context holds.
+        max_new_tokens = max(arrival.output_tokens, min(setup.ask_tokens, info.max_length - len(prompt)))
         root = self._root(arrival.tenant)
         self._handle(
             ev.Submit(
@@ -145,7 +147,7 @@ class Simulation:
                 request_id=str(stream),
                 prompt=prompt,
                 sampling=stream.to_bytes(8, "little"),
-                max_new_tokens=asked,
+                max_new_tokens=max_new_tokens,
                 min_new_tokens=0,
                 stop_token_ids=(),
                 ignore_eos=not setup.ask_tokens,
@@ -176,7 +178,7 @@ class Simulation:
                     self.tally.reject(effect)
                 case fx.LoadReply():
                     self.load = effect.load
-                    self.tally.look(effect.load, self.now)
+                    self.tally.observe(effect.load, self.now)
                 case StepReport() if self.on_step is not None:
                     self.on_step(effect)
                 case _:

@@ -1,7 +1,7 @@
-"""A worker without a device: takes plans, says when each would be done and which tokens it would bring.
+"""A worker without a device: it takes plans and returns when each is done and which tokens it yields.
 
-Owns the row tables that a worker must have to know how much a plan costs: positions, and where each sequence ends. It
-computes nothing: a token is a number made of row owner and position, until the request's recorded end, which is EOS.
+Owns the row tables from which the cost of a plan follows: positions, and where each sequence ends. It computes no
+model: a token is a hash of the row's request and position until the request's given end, where the token is EOS.
 """
 
 from collections import deque
@@ -15,27 +15,27 @@ from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.simulator.cost.step_cost import CostModel, IntArray, StepShape
 from scheduler_svc.simulator.workload.tokens import eos_of
 
-# A request's number in the low bits of its seed is its slot, above them its serial.
+# The low bits of a request's stream and seed are its slot, the bits above them its serial number.
 SLOT_BITS = 24
 SLOT_MASK = (1 << SLOT_BITS) - 1
 _FACTOR = 2654435761
 
 
 class Targets:
-    """By slot: output tokens after which the request in it ends. Grows as slots are needed."""
+    """Output tokens of the request in each slot. The table grows as slots are needed."""
 
     def __init__(self) -> None:
         self.outputs = np.zeros(1024, np.int64)
 
     def set(self, slot: int, output_tokens: int) -> None:
-        """For the slot's new request."""
+        """Stores the output tokens of the slot's new request."""
         if slot >= len(self.outputs):
             self.outputs = np.concatenate([self.outputs, np.zeros_like(self.outputs)])
         self.outputs[slot] = output_tokens
 
 
 class SimulatedWorker:
-    """Carries plans out one after another, as they come."""
+    """Executes plans one after another."""
 
     def __init__(
         self,
@@ -47,17 +47,17 @@ class SimulatedWorker:
         link_seconds: float,
         token_multiple: int,
     ) -> None:
-        """`link_seconds` each way; a step's tokens are padded to `token_multiple`."""
+        """`link_seconds` is the delay each way. A step's tokens are padded to a multiple of `token_multiple`."""
         self.name = name
         self.info = info
         self.results: deque[tuple[float, ev.StepDone]] = deque()
-        """When the core hears of each, in order."""
+        """The time at which each result reaches the core, in order."""
         self.busy_seconds = 0.0
         self.steps = 0
         self.wanted_tokens = 0
-        """Positions that plans asked for."""
+        """Positions that the plans contained."""
         self.padding_tokens = 0
-        """Positions computed beside them."""
+        """Positions computed only to pad steps."""
         self._cost = cost
         self._targets = targets
         self._link_seconds = link_seconds
@@ -65,13 +65,13 @@ class SimulatedWorker:
         self._free_at = 0.0
         self._eos = eos_of(info.vocab_size)
         rows = info.max_rows + 1
-        # Positions computed; the position of the last token; what the row's tokens are made of.
+        # By row: positions computed, position of the last token, and the seed of the tokens.
         self._position = np.zeros(rows, np.int64)
         self._last = np.zeros(rows, np.int64)
         self._key = np.zeros(rows, np.int64)
 
     def take(self, plan: Plan, now: float) -> None:
-        """Sent at `now`; its result lies in `results` from here on."""
+        """Executes a plan that was sent at `now`. Its result is appended to `results`."""
         for start in plan.starts:
             self._start(start)
         chunk_starts, chunk_counts = plan.chunk_starts.astype(np.int64), plan.chunk_counts.astype(np.int64)
@@ -125,7 +125,7 @@ class SimulatedWorker:
         self.padding_tokens += step.computed_tokens - wanted
 
     def _tokens(self, sampled: Int32Array) -> Int32Array:
-        """The token at each row's next position: EOS where the sequence ends, and after it."""
+        """Returns the token at each row's next position, which is EOS from the sequence's end on."""
         following = self._position[sampled]
         tokens = (following * _FACTOR + self._key[sampled] * 40503 >> 5) % (self.info.vocab_size - 1)
         tokens[following >= self._last[sampled]] = self._eos

@@ -1,4 +1,4 @@
-"""The experiments run at a small size, their figures agree with each other, the arithmetic of a verdict is right."""
+"""The experiments run at a small size, their figures are consistent, and the arithmetic of a verdict is right."""
 
 import json
 
@@ -24,9 +24,9 @@ SMALL = Scenario(
 )
 
 
-def test_a_runs_figures_agree_with_each_other() -> None:
+def test_the_figures_of_a_run_are_consistent() -> None:
     found = {each: run(SMALL, Variant(name=each, flags=f"--admission {each}"), 1) for each in ("known", "horizon")}
-    # Whatever was preempted, everybody got what it asked for, once.
+    # Every request got its tokens once, preempted or not.
     assert found["known"]["served_tokens"] == found["horizon"]["served_tokens"]
     assert found["known"]["preemptions"] > found["horizon"]["preemptions"]
     assert (found["known"]["recomputed"] > 0) is (found["known"]["preemptions"] > 0)
@@ -39,7 +39,7 @@ def test_a_runs_figures_agree_with_each_other() -> None:
         assert figures["window_seconds"] > 0
 
 
-def test_the_same_seed_gives_the_same_figures_and_another_gives_others() -> None:
+def test_the_seed_decides_the_figures() -> None:
     plain = Variant(name="plain")
     assert run(SMALL, plain, 1) == run(SMALL, plain, 1) != run(SMALL, plain, 2)
 
@@ -54,14 +54,14 @@ def test_every_experiment_is_judged_where_it_runs(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(SWEEPS))
-def test_a_sweep_starts_from_the_value_that_stands(name: str) -> None:
+def test_a_sweep_starts_from_the_value_of_the_core(name: str) -> None:
     first, *others = sweep(name).variants
     with constants(first.constants):
         pass
     assert all(first.constants != other.constants for other in others)
 
 
-def test_constants_change_wherever_they_were_taken_in_and_come_back() -> None:
+def test_constants_change_in_every_importing_module_and_are_restored() -> None:
     before = policy.MAX_PASSED_OVER
     with constants({"MAX_PASSED_OVER": 3}):
         assert (policy.MAX_PASSED_OVER, admission_order.MAX_PASSED_OVER) == (3, 3)
@@ -70,7 +70,7 @@ def test_constants_change_wherever_they_were_taken_in_and_come_back() -> None:
         pass
 
 
-def test_placements_keep_requests_where_they_were_put() -> None:
+def test_every_placement_serves_all_requests() -> None:
     original = placement.OtherLanes.start_sooner
     with placed(Placement.ROUND_ROBIN):
         assert placement.OtherLanes.start_sooner is not original
@@ -125,7 +125,7 @@ def test_a_gain_is_the_median_of_pairs(ours: list[float], theirs: list[float], i
         ((0.9, 1.0), "loses:"),
     ],
 )
-def test_five_percent_decide(ours: tuple[float, float], word: str) -> None:
+def test_a_gain_of_five_percent_decides_the_verdict(ours: tuple[float, float], word: str) -> None:
     scenarios = tuple(Scenario(name=name, words="", flags="", requests=1) for name in ("a", "b"))
     experiment = Experiment(
         name="e",
@@ -139,11 +139,11 @@ def test_five_percent_decide(ours: tuple[float, float], word: str) -> None:
     assert verdict(experiment, runs).startswith(f"ours against theirs {word}")
 
 
-def test_fairness_by_hand() -> None:
+def test_fairness_equals_an_example_by_hand() -> None:
     asked = np.array([100.0, 10.0, 10.0, 0.0])
     assert max_min_shares(asked, 50.0).tolist() == [30.0, 10.0, 10.0, 0.0]
     assert jain_index(np.array([30.0, 10.0, 10.0, 0.0]), asked) == pytest.approx(1.0)
-    # By the size of what they ask, as one queue would: 5/12 of it each.
+    # One queue serves each tenant in proportion to its requests: 5/12 of them.
     parts = np.array([100, 10, 10]) * 5 / 12 / np.array([30, 10, 10])
     expected = parts.sum() ** 2 / (3 * (parts**2).sum())
     assert jain_index(asked * 5 / 12, asked) == pytest.approx(expected)

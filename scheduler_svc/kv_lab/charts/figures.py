@@ -1,9 +1,9 @@
-"""What a life came to. Owns the definitions of the figures, which are these; knows nothing of layouts and pictures.
+"""The figures of a run. Owns their definitions, not their display.
 
-Means are over the steps up to the last in which somebody waited or no place had seen its last sequence: what comes
-after is an end, in which memory stands empty for want of sequences. Peaks and counts are of all steps. Internal
-fragmentation is the share of the reserved slots that hold no token, over time; external fragmentation is 1 − largest
-hole ÷ free, over the steps in which something was free.
+Means cover the steps of full demand: those up to the last one in which a sequence waited or every client still had a
+request. In later steps memory is empty only because sequences are missing. Peaks and counts cover all steps. Internal
+fragmentation is the share of reserved slots that hold no token. External fragmentation is 1 − largest hole ÷ free,
+over the steps in which a slot was free.
 """
 
 from array import array
@@ -14,14 +14,14 @@ import numpy.typing as npt
 
 from scheduler_svc.kv_lab.geometry import Geometry
 from scheduler_svc.kv_lab.layouts.layout import Layout
-from scheduler_svc.kv_lab.run import Life
+from scheduler_svc.kv_lab.run import Record
 
 Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """Microseconds of one kind of call into a layout; measured, and so of this Python and this machine."""
+    """Measured microseconds of one kind of call into a layout, which depend on Python and the machine."""
 
     calls: int
     median_us: float
@@ -30,7 +30,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Tokens are slots, one token's K/V in all layers: `token_bytes` bytes each."""
+    """The figures of one layout. A token's K/V, in all layers, take `token_bytes`."""
 
     memory: str
     geometry: str
@@ -80,22 +80,30 @@ class Figures:
     allocate: Spread
     grow: Spread
 
-    def told(self) -> dict[str, object]:
-        """For JSON: beside every `…_tokens` stands its `…_bytes`."""
-        told: dict[str, object] = {}
+    def as_json(self) -> dict[str, object]:
+        """Returns the figures with a `…_bytes` behind every `…_tokens`."""
+        values: dict[str, object] = {}
         for name, value in asdict(self).items():
-            told[name] = value
+            values[name] = value
             if name.endswith("_tokens"):
-                told[name.removesuffix("_tokens") + "_bytes"] = value * self.token_bytes
-        return told
+                values[name.removesuffix("_tokens") + "_bytes"] = value * self.token_bytes
+        return values
 
 
-def figures(life: Life, layout: Layout, fits: int, geometry: Geometry) -> Figures:
-    """Of a life that is over. `fits`: what `fit` said of the same workload."""
-    steps, size = life.steps, geometry.token_bytes
-    demand = slice(0, life.last_demand + 1)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """One layout's run and its figures."""
+
+    record: Record
+    figures: Figures
+
+
+def figures(record: Record, layout: Layout, fits: int, geometry: Geometry) -> Figures:
+    """Returns the figures of a complete run. `fits` is the result of `count_that_fit`."""
+    steps, size = record.steps, geometry.token_bytes
+    demand = slice(0, record.last_demand + 1)
     used, reserved, free = _ints(steps.used), _ints(steps.reserved), _ints(steps.free)
-    saved, running, waits = _ints(steps.saved), _ints(steps.running), _ints(life.waits)
+    saved, running, waits = _ints(steps.saved), _ints(steps.running), _ints(record.waits)
     wasted = reserved - used
     broken = external(free, _ints(steps.largest_hole))
     had_free = free > 0
@@ -109,13 +117,13 @@ def figures(life: Life, layout: Layout, fits: int, geometry: Geometry) -> Figure
         overhead_tokens=layout.overhead,
         steps=len(used),
         demand_steps=len(used[demand]),
-        sequences=life.finished,
-        rejected=life.rejected,
+        sequences=record.finished,
+        rejected=record.rejected,
         delayed=int((waits > 0).sum()),
         wait_mean_steps=_mean(waits),
         wait_p99_steps=float(np.percentile(waits, 99)) if len(waits) else 0.0,
-        preemptions=life.preemptions,
-        recomputed_tokens=life.recomputed,
+        preemptions=record.preemptions,
+        recomputed_tokens=record.recomputed,
         fit_sequences=fits,
         running_mean=_mean(running[demand]),
         running_peak=int(running.max()),
@@ -135,25 +143,25 @@ def figures(life: Life, layout: Layout, fits: int, geometry: Geometry) -> Figure
         saved_mean_tokens=_mean(saved[demand]),
         saved_peak_tokens=int(saved.max()),
         cached_mean_tokens=_mean(_ints(steps.cached)[demand]),
-        prefill_tokens=life.prefilled,
-        hit_tokens=life.hit,
+        prefill_tokens=record.prefilled,
+        hit_tokens=record.hit,
         moves=layout.moves,
         moved_tokens=layout.moved,
-        decoded_tokens=life.decoded,
-        decoded_per_step=life.decoded / len(used),
-        read_full_per_token_bytes=_share(read_full, life.decoded) * size,
-        read_per_token_bytes=_share(read, life.decoded) * size,
+        decoded_tokens=record.decoded,
+        decoded_per_step=record.decoded / len(used),
+        read_full_per_token_bytes=_share(read_full, record.decoded) * size,
+        read_per_token_bytes=_share(read, record.decoded) * size,
         read_full_per_step_bytes=read_full * size / decoding,
         read_per_step_bytes=read * size / decoding,
         read_saved=1 - _share(read, read_full) if read_full else 0.0,
-        prepare=_spread(life.prepare_ns),
-        allocate=_spread(life.admit_ns),
-        grow=_spread(life.grow_ns),
+        prepare=_spread(record.prepare_ns),
+        allocate=_spread(record.admit_ns),
+        grow=_spread(record.grow_ns),
     )
 
 
 def external(free: Ints, largest: Ints) -> npt.NDArray[np.float64]:
-    """1 − largest hole ÷ free, 0 where nothing is free."""
+    """Returns 1 − largest hole ÷ free, 0 if no slot is free."""
     return np.where(free > 0, 1 - largest / np.maximum(free, 1), 0.0)
 
 

@@ -1,6 +1,6 @@
-"""A fixed reservation for every sequence: as many slots as the longest may need. Owns the free reservations.
+"""A fixed reservation for every sequence, with the slots of the longest one. Owns the free reservations.
 
-With a window a reservation is a ring of its length.
+With a window a reservation is a ring buffer of its length.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ class Contiguous(Layout):
         self._span = settings.span
         self._longest = settings.reserve
         self.overhead = self.total % self._span
-        # Popped from the end: the lowest first.
+        # Reversed, because pop() takes the last one, which must be the lowest.
         self._starts = list(range(0, self.total - self.overhead, self._span))[::-1]
         self._held: dict[int, int] = {}
         self._lengths: dict[int, int] = {}

@@ -1,8 +1,8 @@
-"""One extent per sequence, first fit, which grows as a list does. Owns the extents and the holes between them.
+"""One extent per sequence, allocated first fit, which grows as a list does. Owns the extents and their holes.
 
-An extent that is full takes from the hole behind it; where there is none it moves, all its tokens copied, into the
-first hole that holds it with room to grow, else into the first that holds one token more. While it moves, it holds
-both places. With a window an extent becomes a ring when it is as long as the window, and grows no more.
+A full extent takes slots from the hole behind it. Without such a hole it moves with all its tokens into the
+first hole that holds it with room to grow, or else into the first that holds one more token. While an extent moves it
+holds both places. With a window an extent as long as the window becomes a ring buffer and stops growing.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ class _Extent:
 
 
 class Growing(Layout):
-    """Starts with exactly the slots of the tokens there are."""
+    """A new extent has exactly the slots of its tokens."""
 
     name = "growing"
 
@@ -35,7 +35,7 @@ class Growing(Layout):
         self._held: dict[int, _Extent] = {}
 
     def could_ever_hold(self, length: int) -> bool:
-        # Alone, from slot 0 on, it never needs to move.
+        # A sequence alone starts at slot 0 and never needs to move.
         return length <= self._longest and min(length, self._span) <= self.total
 
     def admit(self, sequence: Sequence, length: int) -> int | None:
@@ -77,7 +77,7 @@ class Growing(Layout):
             if start is not None:
                 break
         else:
-            # It needs one slot, but a run of all.
+            # It needs only one more slot, but all of them in one run.
             self.refused_by_fragmentation += self.free >= 1
             return False
         self._holes.give(extent.start, extent.start + before)

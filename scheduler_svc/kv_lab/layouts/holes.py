@@ -1,10 +1,10 @@
-"""Free runs of slots between extents, first fit. Owns their order and their merging; knows nothing of sequences."""
+"""Free runs of slots between extents, taken first fit. Owns their order and their merging."""
 
 from bisect import bisect_left
 
 
 class Holes:
-    """Runs [start, end), in order of their starts; no two touch."""
+    """Runs [start, end) in the order of their starts. No two of them touch."""
 
     __slots__ = ("_ends", "_starts")
 
@@ -13,32 +13,32 @@ class Holes:
         self._ends = [total]
 
     def largest(self) -> int:
-        """Slots in the largest; 0 where there is none."""
+        """Returns the slots of the largest run, 0 if all slots are taken."""
         return max((end - start for start, end in self.runs()), default=0)
 
     def runs(self) -> list[tuple[int, int]]:
-        """All of them, lowest first."""
+        """Returns all runs, the lowest first."""
         return list(zip(self._starts, self._ends, strict=True))
 
     def take_first(self, count: int) -> int | None:
-        """The lowest start with `count` slots behind it, taken; None, and no change, where there is none."""
+        """Takes `count` slots from the lowest run that has them. Returns their start, or None if no run is so long."""
         for at, start in enumerate(self._starts):
             if self._ends[at] - start >= count:
                 self._cut(at, count)
                 return start
         return None
 
-    def take_behind(self, start: int, most: int) -> int:
-        """Takes up to `most` slots from `start` on; how many there were."""
+    def take_behind(self, start: int, limit: int) -> int:
+        """Takes up to `limit` slots from `start` on. Returns how many it took."""
         at = bisect_left(self._starts, start)
         if at == len(self._starts) or self._starts[at] != start:
             return 0
-        count = min(most, self._ends[at] - start)
+        count = min(limit, self._ends[at] - start)
         self._cut(at, count)
         return count
 
     def give(self, start: int, end: int) -> None:
-        """The run [start, end) is free again."""
+        """Frees the run [start, end)."""
         at = bisect_left(self._starts, start)
         joins_next = at < len(self._starts) and self._starts[at] == end
         joins_last = at > 0 and self._ends[at - 1] == start

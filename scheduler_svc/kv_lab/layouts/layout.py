@@ -1,6 +1,6 @@
-"""What every memory layout answers. Owns the interface and its counters; knows nothing of any one layout.
+"""The interface of a memory layout and its counters.
 
-Memory is counted in token slots: one holds the K/V of one token, in all layers. For every layout and at every moment
+Memory is counted in token slots. One slot holds the K/V of one token, in all layers. At all times
 `reserved + free + overhead = total` and `used <= reserved`.
 """
 
@@ -12,68 +12,68 @@ from scheduler_svc.kv_lab.settings import Settings
 from scheduler_svc.kv_lab.workload import Sequence
 
 Extents = list[tuple[int, int]]
-"""Runs of slots, from the first to the one behind the last, in the order of the tokens in them."""
+"""Runs of slots as [start, end), in the order of the tokens in them."""
 
 
 class Layout(ABC):
-    """Memory of `total` slots. A sequence is admitted with the tokens it has, grows one at a time, and goes."""
+    """Memory of `total` slots. A sequence is admitted with its tokens, grows by one at a time, and is released."""
 
     name: ClassVar[str]
 
     def __init__(self, settings: Settings) -> None:
         self.total = settings.memory_tokens
         self.overhead: int = 0
-        """Slots that nobody can ever have."""
+        """Slots that no sequence can ever hold."""
         self.reserved: int = 0
-        """Slots that sequences hold, shared ones once."""
+        """Slots that sequences hold. Shared slots count once."""
         self.used: int = 0
-        """Reserved slots that hold a token, shared ones once."""
+        """Reserved slots that hold a token. Shared slots count once."""
         self.saved: int = 0
-        """Slots more that the same sequences would hold if none were shared."""
+        """Slots that sharing saves: the same sequences would hold this many more without it."""
         self.moves: int = 0
-        """Times that tokens were copied from one place to another."""
+        """How often tokens were copied to other slots."""
         self.moved: int = 0
-        """Tokens copied from one place to another."""
+        """Tokens copied to other slots."""
         self.refused_by_fragmentation: int = 0
-        """Times that enough slots were free and yet none could be had."""
+        """How often enough slots were free, but not in one run."""
 
     @property
     def free(self) -> int:
-        """Slots that nobody holds and somebody could."""
+        """Slots that no sequence holds and any could."""
         return self.total - self.overhead - self.reserved
 
     @property
     def cached(self) -> int:
-        """Free slots whose tokens can still be hit."""
+        """Free slots with tokens that the prefix cache can still find."""
         return 0
 
     @abstractmethod
     def could_ever_hold(self, length: int) -> bool:
-        """Whether a sequence of so many tokens fits when it is alone."""
+        """Whether a sequence of `length` tokens fits into the empty memory."""
 
-    def prepare(self, sequence: Sequence) -> None:  # noqa: B027 - most have nothing to prepare
-        """What is done once for a sequence, when it arrives and before it is admitted."""
+    def prepare(self, sequence: Sequence) -> None:  # noqa: B027 - most layouts prepare nothing
+        """Does the work of a sequence's arrival, before its first admission."""
 
     @abstractmethod
     def admit(self, sequence: Sequence, length: int) -> int | None:
-        """Takes slots for its first `length` tokens; how many of them were there already; None, no change: no room."""
+        """Allocates slots for the first `length` tokens. Returns how many were cached, or None if they do not fit."""
 
     @abstractmethod
     def grow(self, sequence: Sequence) -> bool:
-        """Takes a slot for its next token; False, and no change, if there is none."""
+        """Allocates a slot for the next token. Returns False and changes nothing if the memory is full."""
 
     @abstractmethod
     def release(self, sequence: Sequence) -> None:
-        """It ends or is preempted: its slots are let go."""
+        """Releases the slots of a sequence that ends or is preempted."""
 
     def largest_hole(self) -> int:
-        """Free slots that one sequence can have; all of them, where any slot is as good as another."""
+        """Returns the most free slots that one sequence could get: all of them, unless they must be contiguous."""
         return self.free
 
     @abstractmethod
     def extents(self) -> Mapping[int, Extents]:
-        """The slots that each sequence holds, by its index. For audits and tests."""
+        """Returns the slots that each sequence holds, by its index. For tests."""
 
     @abstractmethod
     def lengths(self) -> Mapping[int, int]:
-        """The tokens that each sequence has, those behind the window too. For audits and tests."""
+        """Returns the tokens of each sequence, those behind the window included. For tests."""

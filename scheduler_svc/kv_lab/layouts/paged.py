@@ -1,8 +1,7 @@
-"""Pages from the core's own pool, each sequence alone with its pages. Owns the page lists; sharing builds on it.
+"""Pages from the core's own pool, which sequences do not share. Owns the page tables.
 
-Page 0 is the pool's padding page: overhead, as is what is left of the memory behind the last whole page. With a window,
-pages wholly behind it are let go while the sequence runs; of a prompt only the window's pages are taken, as if it
-came in chunks.
+Page 0, the pool's padding page, is overhead, as is the memory behind the last whole page. With a window, a running
+sequence releases the pages wholly behind it, and a prompt gets only the window's pages, as if it came in chunks.
 """
 
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from scheduler_svc.kv_lab.workload import Sequence
 
 @dataclass(slots=True)
 class Table:
-    """Pages of one sequence: `pages[i]` holds the positions from `(first + i) × page_size` on."""
+    """The pages of one sequence. `pages[i]` holds the positions from `(first + i) × page_size` on."""
 
     pages: list[int]
     first: int
@@ -24,7 +23,7 @@ class Table:
 
 
 class Paged(Layout):
-    """Any free page is as good as another."""
+    """Any free page fits any sequence."""
 
     name = "paged"
 
@@ -39,9 +38,9 @@ class Paged(Layout):
         self._tables: dict[int, Table] = {}
 
     def could_ever_hold(self, length: int) -> bool:
-        # While it grows, the page that leaves the window goes after the new one came.
-        most = length if self._window is None else min(length, self._window + 2 * self._page_size)
-        return length <= self._longest and self._num_pages(most) * self._page_size <= self.total - self.overhead
+        # A growing sequence allocates a new page before it releases the one that leaves the window.
+        held = length if self._window is None else min(length, self._window + 2 * self._page_size)
+        return length <= self._longest and self._num_pages(held) * self._page_size <= self.total - self.overhead
 
     def admit(self, sequence: Sequence, length: int) -> int | None:
         first = self._first(length)
@@ -74,20 +73,20 @@ class Paged(Layout):
         self.used -= table.length - table.first * self._page_size
 
     def _slide(self, table: Table) -> None:
-        """Lets go of pages of which no position is in the window."""
+        """Releases the pages that hold no position of the window."""
         behind = self._first(table.length) - table.first
         if behind > 0:
-            self._let_go(table.pages[:behind])
+            self._release(table.pages[:behind])
             del table.pages[:behind]
             table.first += behind
 
-    def _let_go(self, pages: list[int]) -> None:
+    def _release(self, pages: list[int]) -> None:
         self._pool.release(pages)
         self.reserved -= len(pages) * self._page_size
         self.used -= len(pages) * self._page_size
 
     def _first(self, length: int) -> int:
-        """Index of the first page that a sequence of so many tokens holds."""
+        """Returns the index of the first page that a sequence of `length` tokens holds."""
         return 0 if self._window is None else max(0, length - self._window) // self._page_size
 
     def _num_pages(self, length: int) -> int:

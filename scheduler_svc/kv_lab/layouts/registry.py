@@ -1,4 +1,4 @@
-"""The layouts by name, in the order in which they are told. Owns nothing else."""
+"""The layouts by name, in the order of the report."""
 
 from scheduler_svc.kv_lab.layouts.contiguous import Contiguous
 from scheduler_svc.kv_lab.layouts.growing import Growing

@@ -1,9 +1,9 @@
-"""Pages that sequences share. Owns who forks and who copies; hashes, index and eviction are the core's own.
+"""Pages that sequences share. Owns forks and copies on write; hashes, index and eviction are the core's own.
 
-A full page is found again by the hash of all that stands before its end, while others hold it and after that until it
-is handed out anew. At least one token of a sequence is computed, in a page of its own, so an indexed page is never
-written again. Samples admitted before the first of them has generated anything hold all pages of its prompt, the
-partial one too: whoever writes into a page that others hold copies it first.
+A full page is cached by the hash of all tokens up to its end, until it is evicted. At least one token of a sequence is
+computed, in a page that only this sequence holds, so a cached page is never written again. Samples admitted before the
+first of them has generated a token fork: they hold all pages of its prompt, the partial one included. A sequence that
+writes into a page held by several sequences copies it first.
 """
 
 from scheduler_svc.core.messages.page_hash import HASH_BYTES, hash_pages, prefix_root
@@ -13,7 +13,7 @@ from scheduler_svc.kv_lab.workload import Sequence
 
 
 class Shared(Paged):
-    """`used` and `reserved` count a page once; `saved` is what its other holders would have held."""
+    """`used` and `reserved` count a page once. `saved` counts it for every further holder."""
 
     name = "shared"
 
@@ -23,7 +23,7 @@ class Shared(Paged):
         self._chains: dict[int, bytes] = {}
         self._tokens: dict[int, bytes] = {}
         self._written = [0] * self._pool.num_pages
-        # By request: who of it was admitted last by itself, and so may be forked.
+        # By request, the sequence that was admitted last without a fork. Later samples may fork from it.
         self._newest: dict[int, int] = {}
 
     @property
@@ -40,18 +40,18 @@ class Shared(Paged):
         first, size = self._first(length), self._page_size
         num_hit, found = self._find(sequence, length)
         hits = found[first:num_hit]
-        # Before anything is allocated, or a hit could be evicted for it.
+        # Held before the allocation, which could otherwise evict a hit.
         for page in hits:
             self._hold(page)
         start = max(first, num_hit)
         pages = self._pool.allocate(self._num_pages(length) - start)
         if pages is None:
-            self._let_go(hits)
+            self._release(hits)
             return None
         for i, page in enumerate(pages, start):
-            self._take(page, min(size, length - i * size))
+            self._count_new(page, min(size, length - i * size))
             if (i + 1) * size <= length:
-                self._pool.cache(page, *self._name(sequence, i))
+                self._pool.cache(page, *self._key(sequence, i))
         self._tables[sequence.index] = Table(hits + pages, first, length)
         self._newest[sequence.request] = sequence.index
         return num_hit * size
@@ -63,9 +63,9 @@ class Shared(Paged):
             taken = self._pool.allocate(1)
             if taken is None:
                 return False
-            self._take(taken[0], offset)
+            self._count_new(taken[0], offset)
             if offset:
-                self._let_go([table.pages.pop()])
+                self._release([table.pages.pop()])
                 self.moves += 1
                 self.moved += offset
             table.pages += taken
@@ -73,18 +73,18 @@ class Shared(Paged):
         self.used += 1
         table.length += 1
         if offset == size - 1:
-            self._pool.cache(table.pages[-1], *self._name(sequence, table.length // size - 1))
+            self._pool.cache(table.pages[-1], *self._key(sequence, table.length // size - 1))
         if self._window is not None:
             self._slide(table)
         return True
 
     def release(self, sequence: Sequence) -> None:
-        self._let_go(self._tables.pop(sequence.index).pages)
+        self._release(self._tables.pop(sequence.index).pages)
         if self._newest.get(sequence.request) == sequence.index:
             del self._newest[sequence.request]
 
     def _fork(self, sequence: Sequence) -> bool:
-        """Whether another sample holds the prompt and nothing more; then this one holds the same pages."""
+        """Shares the pages of a sample that holds exactly the prompt. Returns False if no sample does."""
         other = self._newest.get(sequence.request)
         if other is None or self._tables[other].length != sequence.prompt:
             return False
@@ -95,15 +95,15 @@ class Shared(Paged):
         return True
 
     def _find(self, sequence: Sequence, length: int) -> tuple[int, list[int]]:
-        """Pages from the start that need not be computed, and the page of each; 0 where none is found.
+        """Returns how many pages from the start need no computation, and the page of each, 0 if it is not cached.
 
-        Not computed is what stands before a token whose window is all there.
+        Pages before a position need no computation if all pages of that position's window are cached.
         """
         found: list[int] = []
-        # A run of pages that are there starts here.
+        # `start` is where the current run of cached pages begins.
         start = best = 0
         for i in range((length - 1) // self._page_size):
-            page = self._pool.find(*self._name(sequence, i))
+            page = self._pool.find(*self._key(sequence, i))
             found.append(page)
             if not page:
                 if self._window is None:
@@ -113,20 +113,20 @@ class Shared(Paged):
                 best = i + 1
         return best, found
 
-    def _name(self, sequence: Sequence, index: int) -> tuple[bytes, bytes]:
-        """Hash and tokens of a full page."""
+    def _key(self, sequence: Sequence, index: int) -> tuple[bytes, bytes]:
+        """Returns the hash and the tokens of a full page."""
         size = 4 * self._page_size
         chain, tokens = self._chains[sequence.index], self._tokens[sequence.index]
         return chain[index * HASH_BYTES : (index + 1) * HASH_BYTES], tokens[index * size : (index + 1) * size]
 
-    def _take(self, page: int, written: int) -> None:
-        """A page that the pool handed out."""
+    def _count_new(self, page: int, written: int) -> None:
+        """Counts a page that the pool allocated."""
         self._written[page] = written
         self.reserved += self._page_size
         self.used += written
 
     def _hold(self, page: int) -> None:
-        """One more holds a page that is indexed or held."""
+        """Adds a holder to a page that is cached or held."""
         if self._pool.references(page):
             self.saved += self._page_size
         else:
@@ -134,7 +134,7 @@ class Shared(Paged):
             self.used += self._written[page]
         self._pool.share(page)
 
-    def _let_go(self, pages: list[int]) -> None:
+    def _release(self, pages: list[int]) -> None:
         for page in pages:
             if self._pool.references(page) > 1:
                 self.saved -= self._page_size

@@ -1,7 +1,7 @@
-"""A step's duration fitted to a run that was recorded with --steps.
+"""A step's duration, fitted to a run that was recorded with --steps.
 
-Owns the reading of that file, the least squares and what is said of their error. The terms are few, each has a meaning
-and none may be negative: a constant (launches, the host), prompt tokens, decode rows, pages that decode rows read.
+Owns the reading of that file, the least squares and the report of their error. There are four terms, none negative: a
+constant (kernel launches, the host), prompt tokens, decode rows, and pages that decode rows read.
 """
 
 import csv
@@ -18,21 +18,21 @@ FloatArray = npt.NDArray[np.float64]
 TERMS = ("step", "prompt token", "decode row", "page read")
 _STEP_KINDS = {"prefill", "decode", "mixed"}
 _COLUMNS = ("kind", "prefill_tokens", "decode_tokens", "pages_used", "pages_total", "ms")
-_LEAST_STEPS = 20
-# Steps this many times as far off as the median one are no steps of the steady state: compiles, pauses.
+_MIN_STEPS = 20
+# Steps with this many times the median error are left out: they contain compiles or pauses.
 _OUTLIER = 20.0
 _NO_ERROR = 0.01
-_MOST = 1e12
+_MAX = 1e12
 _TINY = 1e-12
 
 
 class StepsFileError(ValueError):
-    """The file cannot be fitted; the message names the file, and line and column where one is at fault."""
+    """A file that cannot be fitted. The message names the file, and the line and column if one is wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RecordedSteps:
-    """`features` float64[n, 4], one column per term; `ms` float64[n], the worker's own time."""
+    """`features` float64[n, 4] has one column per term. `ms` float64[n] is the worker's own time per step."""
 
     features: FloatArray
     ms: FloatArray
@@ -41,9 +41,9 @@ class RecordedSteps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedCost:
-    """`coefficients` are milliseconds per term; from `steps` on: how well they do on what they were fitted to.
+    """`coefficients` are milliseconds per term. The fields from `steps` on describe the quality of the fit.
 
-    Page copies were not recorded: to and from host memory one costs `copy_us`, on the device nothing.
+    The file does not record page copies: a copy to or from host memory takes `copy_us`, one on the device no time.
     """
 
     coefficients: tuple[float, float, float, float]
@@ -57,13 +57,13 @@ class FittedCost:
 
     @property
     def name(self) -> str:
-        """The formula."""
+        """The formula of the fit."""
         parts = [f"{value * 1e3:.4g} us/{term}" for value, term in zip(self.coefficients, TERMS, strict=True) if value]
         return "fitted: " + " + ".join(parts)
 
     @property
     def verdict(self) -> str:
-        """How far it is off, in a sentence."""
+        """The error of the fit, in a sentence."""
         left_out = f", {self.left_out} left out as outliers" if self.left_out else ""
         return (
             f"fitted to {self.steps:,} steps{left_out}: R2 {self.r_squared:.4f}, a step off by "
@@ -71,7 +71,7 @@ class FittedCost:
         )
 
     def seconds(self, step: StepShape) -> float:
-        """Of one step."""
+        """Returns the duration of one step."""
         fixed, per_prompt_token, per_row, per_page = self.coefficients
         pages = int((-(-step.contexts // self.page_size)).sum()) if per_page else 0
         prompt_tokens = int(step.chunk_counts.sum())
@@ -79,16 +79,16 @@ class FittedCost:
         return 1e-3 * max(ms, _TINY) + 1e-6 * self.copy_us * step.host_pages_moved
 
     def page_copy_us(self) -> float:
-        """As it was told."""
+        """Returns the time to copy one page to or from host memory."""
         return self.copy_us
 
     def token_us(self) -> float:
-        """Of a prompt."""
+        """Returns the time per prompt token."""
         return 1e3 * self.coefficients[1]
 
 
 def read_steps(path: Path) -> RecordedSteps:
-    """Raises OSError, and StepsFileError for a file that is none of --steps or holds too little."""
+    """Reads a file of --steps. Raises OSError, and StepsFileError if it is malformed or has too few steps."""
     features: list[tuple[float, float, float, float]] = []
     times: list[float] = []
     pages_total = 0
@@ -96,7 +96,7 @@ def read_steps(path: Path) -> RecordedSteps:
         reader = csv.DictReader(file)
         missing = [name for name in _COLUMNS if name not in (reader.fieldnames or ())]
         if missing:
-            raise StepsFileError(f"{path}: no column {', '.join(missing)}; it must be a file of --steps")
+            raise StepsFileError(f"{path}: no column {', '.join(missing)}; it must be a file written by --steps")
         for row in reader:
             if row["kind"] not in _STEP_KINDS:
                 continue
@@ -105,8 +105,8 @@ def read_steps(path: Path) -> RecordedSteps:
                 features.append((1.0, prefill, decode, used if decode else 0.0))
                 times.append(ms)
                 pages_total = max(pages_total, int(total))
-    if len(times) < _LEAST_STEPS:
-        raise StepsFileError(f"{path}: {len(times)} timed steps; a fit needs at least {_LEAST_STEPS}")
+    if len(times) < _MIN_STEPS:
+        raise StepsFileError(f"{path}: {len(times)} timed steps; a fit needs at least {_MIN_STEPS}")
     return RecordedSteps(features=np.array(features), ms=np.array(times), pages_total=pages_total)
 
 
@@ -115,13 +115,13 @@ def _number(path: Path, line: int, row: dict[str, str], name: str) -> float:
         value = float(row[name])
     except (TypeError, ValueError):
         value = -1.0
-    if not 0 <= value <= _MOST:
-        raise StepsFileError(f"{path}, line {line}: {name} is {row[name]!r}; it must be a number from 0 to {_MOST:g}")
+    if not 0 <= value <= _MAX:
+        raise StepsFileError(f"{path}, line {line}: {name} is {row[name]!r}; it must be a number from 0 to {_MAX:g}")
     return value
 
 
 def fit(recorded: RecordedSteps, *, page_size: int, copy_us: float) -> FittedCost:
-    """Least squares of relative errors, twice: the second time without the outliers of the first."""
+    """Minimises the squares of the relative errors twice, the second time without the outliers of the first."""
     features, ms = recorded.features, recorded.ms
     coefficients = _coefficients(features, ms)
     errors = np.abs(features @ coefficients / ms - 1)
@@ -143,12 +143,12 @@ def fit(recorded: RecordedSteps, *, page_size: int, copy_us: float) -> FittedCos
 
 
 def _coefficients(features: FloatArray, ms: FloatArray) -> FloatArray:
-    # Divided by the measured time: else a few long prompts decide, and decode steps are most of a run.
+    # Relative errors, because absolute ones would let a few long prompts outweigh the many decode steps.
     return non_negative_least_squares(features / ms[:, None], np.ones(len(ms)))
 
 
 def non_negative_least_squares(a: FloatArray, b: FloatArray) -> FloatArray:
-    """x >= 0 that makes |a x - b| least (Lawson and Hanson 1974, active set). `a` float64[m, n] of few columns."""
+    """Returns the x >= 0 that minimises |a x - b| (Lawson and Hanson 1974, active set). `a` is float64[m, n]."""
     scale = np.linalg.norm(a, axis=0)
     scale[scale == 0] = 1.0
     a = a / scale
@@ -156,7 +156,7 @@ def non_negative_least_squares(a: FloatArray, b: FloatArray) -> FloatArray:
     x = np.zeros(columns)
     free = np.zeros(columns, np.bool_)
     tolerance = 1e-10 * max(1.0, float(np.abs(a.T @ b).max()))
-    # It ends after finitely many rounds; the bound is for rounding errors.
+    # The method needs finitely many rounds. The bound guards against rounding errors.
     for _ in range(10 * columns):
         gradient = a.T @ (b - a @ x)
         gradient[free] = -np.inf

@@ -1,6 +1,6 @@
-"""Machines and models by name: public figures of public data sheets and configs, in SI units.
+"""Machines and models by name: figures from public data sheets and configs, in SI units.
 
-Owns the two tables. Knows nothing of how a step's time is made of them (`roofline.py`).
+Owns the two tables. `roofline.py` computes step times from them.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ GB = 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """One device: dense 16-bit FLOP/s, bytes/s of its own memory, bytes of it, bytes/s to the host and to a peer."""
+    """One device: dense 16-bit FLOP/s, bytes/s and bytes of its memory, bytes/s to the host and to a peer."""
 
     name: str
     flops: float
@@ -24,7 +24,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A dense decoder. Of its layers `window_layers` see the newest `window` positions alone."""
+    """A dense decoder. `window_layers` of its layers attend only to the newest `window` positions."""
 
     name: str
     layers: int
@@ -41,28 +41,28 @@ class Model:
 
     @property
     def layer_parameters(self) -> int:
-        """Of all layers together: what every token is multiplied with."""
+        """Parameters of all layers, which multiply every token."""
         attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
         return self.layers * (attention + 3 * self.hidden * self.intermediate)
 
     @property
     def head_parameters(self) -> int:
-        """Of the last projection: what every sampled position is multiplied with."""
+        """Parameters of the output projection, which multiply every sampled position."""
         return self.vocab_size * self.hidden
 
     @property
     def parameters(self) -> int:
-        """All of them; tied embeddings once."""
+        """All parameters; tied embeddings count once."""
         return self.layer_parameters + self.head_parameters * (1 if self.tied else 2)
 
     @property
     def kv_values(self) -> int:
-        """Numbers that the cache keeps per position, all layers."""
+        """Numbers in the KV cache per position, all layers together."""
         return 2 * self.layers * self.kv_heads * self.head_dim
 
     @property
     def slides(self) -> bool:
-        """Every layer has the window, so that pages behind it may be freed."""
+        """Whether every layer has the window, so that pages behind it can be freed."""
         return self.window > 0 and self.window_layers == self.layers
 
 
@@ -79,7 +79,7 @@ def _machine(
     )
 
 
-# Data sheets, dense 16-bit tensor throughput; host: PCIe in one direction; peer: NVLink in one direction, else PCIe.
+# From data sheets: dense 16-bit tensor throughput, PCIe to the host and NVLink (else PCIe) to a peer, in one direction.
 _MACHINES = (
     _machine("b200", 2250, 8000, 180, 64, 900),
     _machine("h200", 989, 4800, 141, 64, 450),
@@ -135,21 +135,21 @@ _Named = TypeVar("_Named")
 
 
 class UnknownName(ValueError):
-    """No machine or model has this name; the message lists those there are."""
+    """A name of no known machine or model. The message lists the known ones."""
 
 
 def machine_named(name: str) -> Machine:
-    """Raises UnknownName."""
+    """Returns the machine of this name. Raises UnknownName."""
     return _named("machine", name, MACHINES)
 
 
 def model_named(name: str) -> Model:
-    """Raises UnknownName."""
+    """Returns the model of this name. Raises UnknownName."""
     return _named("model", name, MODELS)
 
 
 def _named(what: str, name: str, table: Mapping[str, _Named]) -> _Named:
     found = table.get(name.lower())
     if found is None:
-        raise UnknownName(f"no {what} is called {name!r}; there are {', '.join(table)}")
+        raise UnknownName(f"there is no {what} {name!r}; it must be one of {', '.join(table)}")
     return found

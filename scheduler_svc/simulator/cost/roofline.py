@@ -1,8 +1,8 @@
-"""A step's duration from a machine's two roofs: arithmetic and memory.
+"""A step's duration from a machine's peak arithmetic and memory bandwidth.
 
-Owns the arithmetic. Linear layers and attention run one after another on a device, so each has a roofline of its own:
-`max(flops / peak, bytes / bandwidth)`, both roofs lowered by an efficiency, and a fixed time per step on top. What it
-leaves out: that kernels run short of their roofs at small shapes, and whatever the host does between steps.
+Owns the arithmetic. Linear layers and attention run one after another on a device, so each has its own roofline,
+`max(flops / peak, bytes / bandwidth)`, with both peaks lowered by an efficiency. A fixed time per step is added. The
+model ignores that kernels fall short of their peaks at small shapes, and the host's work between steps.
 """
 
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ from scheduler_svc.simulator.cost.hardware import Machine, Model
 from scheduler_svc.simulator.cost.step_cost import IntArray, StepShape
 
 _NONE = np.zeros(0, np.int64)
-# An all-reduce's latency, twice a layer.
+# The latency of one all-reduce. Each layer has two.
 _ALL_REDUCE_SECONDS = 10e-6
-# Tokens over which the cost of one token of a long prompt is taken.
+# The cost of a token of a long prompt is the mean over a chunk of this many.
 _LONG_CHUNK = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roofline:
-    """`devices` share every layer alike (tensor parallel); `value_bytes` of a weight, an activation, a cache entry."""
+    """`devices` split every layer evenly (tensor parallel). A weight, activation or cache entry has `value_bytes`."""
 
     machine: Machine
     model: Model
@@ -34,26 +34,26 @@ class Roofline:
 
     @property
     def name(self) -> str:
-        """Model and machine."""
+        """The model and the machine."""
         many = f"{self.devices} x " if self.devices > 1 else ""
         return f"{self.model.name} on {many}{self.machine.name}"
 
     @property
     def weight_bytes(self) -> int:
-        """Of the whole model."""
+        """Bytes of the whole model."""
         return self.model.parameters * self.value_bytes
 
     @property
     def page_bytes(self) -> int:
-        """Of one page, all layers and devices."""
+        """Bytes of one page, all layers and devices together."""
         return self.model.kv_values * self.value_bytes * self.page_size
 
     def pages_in(self, share: float) -> int:
-        """Pages that this share of the devices' memory holds beside the weights; less than 1: it holds none."""
+        """Returns the pages that fit beside the weights in this share of the devices' memory; below 1 if none does."""
         return int((share * self.devices * self.machine.memory - self.weight_bytes) // self.page_bytes)
 
     def seconds(self, step: StepShape) -> float:
-        """Of one step."""
+        """Returns the duration of one step."""
         model, machine = self.model, self.machine
         flops_rate = self.flops_efficiency * machine.flops * self.devices
         bytes_rate = self.bandwidth_efficiency * machine.bandwidth * self.devices
@@ -72,11 +72,11 @@ class Roofline:
         return seconds + self._all_reduce_seconds(step.computed_tokens) + self.overhead_seconds
 
     def page_copy_us(self) -> float:
-        """Over the link to the host, each device its part."""
+        """Returns the time to copy one page over the host link, to which each device contributes its part."""
         return 1e6 * self.page_bytes / (self.bandwidth_efficiency * self.machine.host_bandwidth * self.devices)
 
     def token_us(self) -> float:
-        """Of a long prompt's first chunk."""
+        """Returns the time per token of a long prompt's first chunk."""
         counts = np.array([_LONG_CHUNK])
         step = StepShape(
             chunk_starts=np.zeros(1, np.int64),
@@ -88,13 +88,13 @@ class Roofline:
         return 1e6 * self.seconds(step) / _LONG_CHUNK
 
     def _layers(self) -> list[tuple[int, int]]:
-        """Layers of each visibility and their window, 0 for none."""
+        """Returns the number of layers of each attention pattern and their window, 0 for full attention."""
         model = self.model
         kinds = [(model.layers - model.window_layers, 0), (model.window_layers, model.window)]
         return [kind for kind in kinds if kind[0]]
 
     def _all_reduce_seconds(self, tokens: int) -> float:
-        """Two ring all-reduces of the activations per layer."""
+        """Returns the time of two ring all-reduces of the activations per layer."""
         if self.devices == 1:
             return 0.0
         part = 2 * (self.devices - 1) / self.devices
@@ -104,9 +104,9 @@ class Roofline:
 
 
 def chunk_attention(starts: IntArray, counts: IntArray, window: int) -> tuple[int, int]:
-    """Of chunks at these positions: pairs of query and key that are not masked, and keys that are read.
+    """Returns the unmasked pairs of query and key, and the keys read, of chunks at these positions.
 
-    Query q sees q + 1 keys, at most `window` of them; 0 is none.
+    Query q attends to q + 1 keys, of which a `window` above 0 leaves the newest.
     """
     if not len(starts):
         return 0, 0
@@ -117,6 +117,6 @@ def chunk_attention(starts: IntArray, counts: IntArray, window: int) -> tuple[in
 
 
 def _pairs_before(ends: IntArray, window: int) -> IntArray:
-    """Pairs of all queries before each of `ends`."""
+    """Returns the pairs of all queries before each of `ends`."""
     growing = ends if not window else np.minimum(ends, window)
     return growing * (growing + 1) // 2 + (ends - growing) * window

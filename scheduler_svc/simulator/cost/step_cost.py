@@ -1,4 +1,4 @@
-"""What a step is made of, as far as its duration depends on it, and what a cost model must answer.
+"""The interface of a cost model: the shape of a step, and the questions that a model answers.
 
 Owns the two definitions. `roofline.py` and `fitted.py` are the cost models.
 """
@@ -18,7 +18,7 @@ class StepShape:
 
     `chunk_starts`, `chunk_counts` int64[c]: first position and tokens of each prompt chunk. `contexts` int64[d]:
     positions that each decode row attends to, its own included. `computed_tokens`: positions that the linear layers
-    compute, padding included. `samples`: positions whose logits are wanted.
+    compute, padding included. `samples`: positions that need logits.
     """
 
     chunk_starts: IntArray
@@ -31,21 +31,21 @@ class StepShape:
 
 
 class CostModel(Protocol):
-    """How long a step takes."""
+    """Predicts how long a step takes."""
 
     @property
     def name(self) -> str:
-        """One line for people."""
+        """The model in one line."""
         ...
 
     def seconds(self, step: StepShape) -> float:
-        """Of the device, from the step's start to its result."""
+        """Returns the device's time from the step's start to its result."""
         ...
 
     def page_copy_us(self) -> float:
-        """To move one page to or from host memory."""
+        """Returns the time to copy one page to or from host memory."""
         ...
 
     def token_us(self) -> float:
-        """To compute one token of a long prompt."""
+        """Returns the time to compute one token of a long prompt."""
         ...

@@ -1,38 +1,20 @@
-"""The same requests under each value of one policy, side by side.
+"""The table of `--compare`: the same requests under each value of one policy, side by side.
 
-Owns which policies can be compared and which figures tell them apart.
+Owns which figures are compared.
 """
 
-import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from scheduler_svc.core.messages.config import Admission
 from scheduler_svc.simulator.report.tables import Figures, duration
 
-# Flags and their values, the default first.
-POLICIES: Mapping[str, tuple[object, ...]] = {
-    "mixed-steps": (True, False),
-    "admission": tuple(Admission),
-    "cache-aware": (True, False),
-    "fair-share": (True, False),
-    "prefix-sharing": (True, False),
-}
 _LABEL, _COLUMN = 22, 14
-
-
-def variants(args: argparse.Namespace) -> list[tuple[str, argparse.Namespace]]:
-    """A name and the flags of each run."""
-    name = args.compare
-    made: list[tuple[str, argparse.Namespace]] = []
-    for value in POLICIES[name]:
-        flags = argparse.Namespace(**{**vars(args), name.replace("-", "_"): value})
-        made.append(((name if value else f"no {name}") if isinstance(value, bool) else str(value), flags))
-    return made
+# A label, the keys of the figure, its format.
+_Row = tuple[str, tuple[str, ...], Callable[[float], str]]
 
 
 def comparison_table(columns: Sequence[tuple[str, Figures]]) -> str:
-    """A line per figure, a column per variant; the change against the first stands behind each other."""
+    """Returns a line per figure and a column per variant, with the change against the first variant."""
     lines = [" " * _LABEL + "".join(f"{name:>{_COLUMN}}{'':8}" for name, _ in columns)]
     for label, path, shown in _rows(columns[0][1]):
         values = [_figure(figures, path) for _, figures in columns]
@@ -41,21 +23,18 @@ def comparison_table(columns: Sequence[tuple[str, Figures]]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-# A label, where the figure stands, how it is shown.
-_Row = tuple[str, tuple[str, ...], Callable[[float], str]]
-
-
 def _rows(figures: Figures) -> list[_Row]:
+    whole, percent = "{:,.0f}".format, "{:.1%}".format
     rows: list[_Row] = [
-        ("requests/s", ("throughput", "requests_per_second"), _two_digits),
-        ("tokens/s out", ("throughput", "output_tokens_per_second"), _whole),
+        ("requests/s", ("throughput", "requests_per_second"), "{:,.2f}".format),
+        ("tokens/s out", ("throughput", "output_tokens_per_second"), whole),
         *((f"TTFT {key}", ("ttft_seconds", key), duration) for key in ("p50", "p90", "p99")),
         *((f"ITL {key}", ("itl_seconds", key), duration) for key in ("p50", "p90", "p99")),
         ("total mean", ("total_seconds", "mean"), duration),
-        ("hit rate", ("hit_rate",), _percent),
-        ("preemptions", ("preemptions",), _whole),
-        ("recomputed tokens", ("waste", "recomputed_tokens"), _whole),
-        ("rejected", ("requests", "rejected"), _whole),
+        ("hit rate", ("hit_rate",), percent),
+        ("preemptions", ("preemptions",), whole),
+        ("recomputed tokens", ("waste", "recomputed_tokens"), whole),
+        ("rejected", ("requests", "rejected"), whole),
     ]
     for group in ("first_tenant", "other_tenants"):
         if group in figures:
@@ -73,15 +52,3 @@ def _figure(figures: Figures, path: Sequence[str]) -> float:
 
 def _change(base: float, value: float) -> str:
     return f"{value / base - 1:+.0%}" if base else ""
-
-
-def _whole(value: float) -> str:
-    return f"{value:,.0f}"
-
-
-def _two_digits(value: float) -> str:
-    return f"{value:,.2f}"
-
-
-def _percent(value: float) -> str:
-    return f"{value:.1%}"

@@ -1,26 +1,26 @@
-"""What a simulation showed: figures, a table for people, one line to paste.
+"""The figures of a simulation, as JSON, as a table and as one line to paste.
 
-Owns the names and units of the figures. Everything in it is decided by setup, workload and seed: no wall time.
+Owns the names and units of the figures. Setup, workload and seed alone decide them: none is a wall time.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from scheduler_svc.simulator.report.histogram import Histogram
-from scheduler_svc.simulator.report.tally import Latencies, Point
+from scheduler_svc.simulator.histogram import Histogram
 from scheduler_svc.simulator.simulation import Setup, Simulation
+from scheduler_svc.simulator.tally import Latencies, Point
 
 Figures = dict[str, Any]
 
 _PERCENTS = (50, 90, 99)
-# Nothing is blank, anything at all a bar.
+# Only 0 is blank.
 _BARS = " ▁▂▃▄▅▆▇█"
 _WIDTH = 48
 _WASTE = ("recomputed", "discarded", "padding")
 
 
 def figures_of(simulation: Simulation, setup: Setup) -> Figures:
-    """As `--json` prints them. Seconds, tokens, pages; shares are 0 to 1."""
+    """Returns the figures as `--json` prints them, in seconds, tokens and pages. Shares are 0 to 1."""
     tally, workers = simulation.tally, list(simulation.workers.values())
     seconds = max(0.0, tally.last_at - tally.first_at)
     padding = sum(worker.padding_tokens for worker in workers)
@@ -36,7 +36,7 @@ def figures_of(simulation: Simulation, setup: Setup) -> Figures:
             "input_tokens_per_second": _share(tally.prompt_tokens, seconds),
             "output_tokens_per_second": _share(tally.output_tokens, seconds),
         },
-        **_latencies(tally.everybody),
+        **_latencies(tally.all_requests),
         "pages": {
             "total": pages,
             "page_size": setup.info.page_size,
@@ -88,7 +88,7 @@ def _share(part: float, whole: float) -> float:
 
 
 def table(figures: Figures) -> str:
-    """Lines for people."""
+    """Returns the figures as a table."""
     requests, throughput, pages, waste = (figures[name] for name in ("requests", "throughput", "pages", "waste"))
     computed = waste["computed_tokens"]
     ends = ", ".join(f"{count:,} {reason}" for reason, count in figures["ends"].items())
@@ -107,7 +107,7 @@ def table(figures: Figures) -> str:
         _line(
             "pages",
             f"{pages['total']:,} of {pages['page_size']} tokens; used {pages['used_mean']:,.0f} (mean) "
-            f"{pages['used_max']:,} (max), kept for others {pages['cached_mean']:,.0f} (mean)",
+            f"{pages['used_max']:,} (max), cached {pages['cached_mean']:,.0f} (mean)",
         ),
         _line("hit rate", f"{figures['hit_rate']:.1%} of prompt tokens were cached"),
         _line("preemptions", f"{figures['preemptions']:,} of {figures['preempted_requests']:,} requests"),
@@ -151,21 +151,21 @@ def _over_time(figures: Figures) -> list[str]:
     waiting = [point.waiting for point in points]
     return [
         _line("pages used", _spark([point.pages_used for point in points], total) + f" of {total:,}"),
-        _line("pages kept", _spark([point.pages_cached for point in points], total) + f" of {total:,}"),
+        _line("pages cached", _spark([point.pages_cached for point in points], total) + f" of {total:,}"),
         _line("waiting", _spark(waiting, max(waiting)) + f" of {max(waiting):,}"),
     ]
 
 
-def _spark(values: list[int], most: int) -> str:
-    """The largest of each stretch, as a bar."""
+def _spark(values: list[int], top: int) -> str:
+    """Returns a bar for the largest value of each stretch. `top` is the value of a full bar."""
     width = min(_WIDTH, len(values))
     parts = [values[i * len(values) // width : (i + 1) * len(values) // width] for i in range(width)]
     steps = len(_BARS) - 1
-    return "".join(_BARS[min(steps, -(-max(part) * steps // most)) if most else 0] for part in parts)
+    return "".join(_BARS[min(steps, -(-max(part) * steps // top)) if top else 0] for part in parts)
 
 
 def duration(seconds: float) -> str:
-    """Three digits and a unit."""
+    """Returns three digits and a unit."""
     if seconds < 1e-3:
         return f"{seconds * 1e6:.3g} us"
     if seconds < 1:
@@ -173,12 +173,12 @@ def duration(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:,.0f} s"
 
 
-def last_line(what: str, figures: Figures, seed: int) -> str:
-    """All in one line."""
+def summary(figures: Figures) -> str:
+    """Returns the main figures in one line."""
     ttft, itl, throughput = figures["ttft_seconds"], figures["itl_seconds"], figures["throughput"]
     return (
-        f"tandem simulate: {what}: {throughput['requests_per_second']:.2f} requests/s, "
+        f"{throughput['requests_per_second']:.2f} requests/s, "
         f"{throughput['output_tokens_per_second']:.0f} tokens/s out; TTFT p50 {duration(ttft['p50'])} p99 "
         f"{duration(ttft['p99'])}; ITL p50 {duration(itl['p50'])} p99 {duration(itl['p99'])}; hits "
-        f"{figures['hit_rate']:.1%}; {figures['preemptions']} preemptions; seed {seed}"
+        f"{figures['hit_rate']:.1%}; {figures['preemptions']} preemptions"
     )

@@ -1,4 +1,4 @@
-"""Distributions of lengths, as a flag names them.
+"""Distributions of lengths in tokens, as flags write them.
 
 Owns their grammar: `512`, `uniform:64:1024`, `exponential:MEAN[:MOST]`, `lognormal:MEAN:SIGMA[:MOST]`.
 """
@@ -9,23 +9,26 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-MOST_TOKENS = 10_000_000
+MAX_TOKENS = 10_000_000
 GRAMMAR = "N, uniform:LEAST:MOST, exponential:MEAN[:MOST] or lognormal:MEAN:SIGMA[:MOST]"
-# Kind and how many numbers it takes.
+# The least and most numbers that each kind takes.
 _ARITY = {"fixed": (1, 1), "uniform": (2, 2), "exponential": (1, 2), "lognormal": (2, 3)}
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Whole numbers of tokens, at least 1. `text` is what it was read from."""
+    """A distribution of whole numbers from 1 on. `text` is the source that it was parsed from."""
 
     text: str
     kind: str
     numbers: tuple[float, ...]
 
+    def __str__(self) -> str:
+        return self.text
+
     def draw(self, rng: np.random.Generator, count: int) -> npt.NDArray[np.int64]:
-        """int64[count]."""
-        numbers, most = self.numbers, float(MOST_TOKENS)
+        """Returns int64[count]."""
+        numbers, most = self.numbers, float(MAX_TOKENS)
         match self.kind:
             case "fixed":
                 values = np.full(count, numbers[0])
@@ -35,13 +38,13 @@ class Lengths:
                 values, most = rng.exponential(numbers[0], count), (*numbers, most)[1]
             case _:
                 mean, sigma = numbers[:2]
-                # Of the mean of the lengths themselves, not of their logarithms.
+                # The flag gives the mean of the lengths, not that of their logarithms.
                 values, most = rng.lognormal(math.log(mean) - sigma * sigma / 2, sigma, count), (*numbers, most)[2]
         return np.clip(np.rint(values), 1, most).astype(np.int64)
 
 
 def parse_lengths(text: str) -> Lengths:
-    """Raises ValueError with the grammar."""
+    """Returns the distribution. Raises ValueError with what is wrong, to be read behind `--flag is`."""
     kind, *rest = text.split(":") if ":" in text else ("fixed", text)
     least, most = _ARITY.get(kind, (0, -1))
     numbers: list[float] = []
@@ -50,12 +53,12 @@ def parse_lengths(text: str) -> Lengths:
     except ValueError:
         least = most + 1
     if not least <= len(numbers) <= most:
-        raise ValueError(f"{text!r} is no distribution of lengths; write {GRAMMAR}")
+        raise ValueError(f"{text!r}; it must be {GRAMMAR}")
     is_sigma = [kind == "lognormal" and i == 1 for i in range(len(numbers))]
     for number, sigma in zip(numbers, is_sigma, strict=True):
-        low, high = (0.0, 10.0) if sigma else (1.0, float(MOST_TOKENS))
+        low, high = (0.0, 10.0) if sigma else (1.0, float(MAX_TOKENS))
         if not low <= number <= high:
-            raise ValueError(f"{text!r}: {number:g} is outside {low:g} to {high:g}")
+            raise ValueError(f"{text!r}; its {number:g} must be from {low:g} to {high:g}")
     if kind == "uniform" and numbers[0] > numbers[1]:
-        raise ValueError(f"{text!r}: {numbers[0]:g} is more than {numbers[1]:g}")
+        raise ValueError(f"{text!r}; its {numbers[0]:g} must be at most {numbers[1]:g}")
     return Lengths(text, kind, tuple(numbers))

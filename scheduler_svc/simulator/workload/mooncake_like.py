@@ -1,8 +1,8 @@
-"""Writes a trace in Mooncake's format, of the size and the shape of the published one.
+"""Writes a synthetic trace in Mooncake's format, with the size and the shape of the published one.
 
-Owns the shape: conversations whose turns repeat all blocks of the turns before, a few system prompts, heavy-tailed
-inputs of 8.6 k tokens on average, outputs of 180, 23,608 requests in an hour. It stands in for the published trace,
-which is not part of this repository: figures are like that trace's, they are not that trace's.
+Owns the shape: conversations with turns that repeat all blocks of the turns before, a few system prompts, heavy-tailed
+inputs of 8.6 k tokens on average, outputs of 180, 23,608 requests in an hour. The published trace is not part of this
+repository, so figures from this one resemble the published trace's but do not equal them.
 """
 
 import json
@@ -17,12 +17,12 @@ from scheduler_svc.simulator.workload.traces import BLOCK_TOKENS
 REQUESTS = 23_608
 SECONDS = 3600.0
 _SYSTEM_PROMPTS, _SYSTEM_BLOCKS = 8, 2
-# Of requests that go on with a conversation; of conversations that start with a system prompt.
+# The share of requests that continue a conversation, and of conversations that start with a system prompt.
 _FOLLOW_SHARE, _SYSTEM_SHARE = 0.42, 0.5
-# Conversations that may still go on.
+# Conversations that may still continue.
 _OPEN = 600
-_MOST_INPUT, _MOST_OUTPUT = 120_000, 2_000
-# New tokens of a first turn and of a later one: lognormal mean and sigma.
+_MAX_INPUT, _MAX_OUTPUT = 120_000, 2_000
+# Lognormal mean and sigma of the new tokens of a first turn, of a later turn, and of an output.
 _FIRST, _LATER, _OUTPUT = (6_450.0, 1.15), (1_900.0, 1.0), (186.0, 0.9)
 
 
@@ -32,16 +32,16 @@ class _Conversation:
 
 
 def write_trace(path: Path, *, requests: int = REQUESTS, seconds: float = SECONDS, seed: int = 0) -> None:
-    """Lines in order of time. Raises OSError, FileExistsError where the file is there."""
+    """Writes one line per request, in order of time. Raises OSError, FileExistsError if the file exists."""
     rng = np.random.default_rng([seed, requests])
     moments = np.sort(rng.uniform(0, 1e3 * seconds, requests)).astype(np.int64)
     next_id = _SYSTEM_PROMPTS * _SYSTEM_BLOCKS
     conversations: list[_Conversation] = []
     with path.open("x", encoding="utf-8") as file:
         for moment in moments.tolist():
-            # The newest are the likeliest to go on.
+            # The newest conversations are the likeliest to continue.
             back = min(len(conversations), 1 + int(rng.exponential(_OPEN / 4)))
-            room = _MOST_INPUT - BLOCK_TOKENS * len(conversations[-back].blocks) if back else 0
+            room = _MAX_INPUT - BLOCK_TOKENS * len(conversations[-back].blocks) if back else 0
             follows = room > 0 and rng.random() < _FOLLOW_SHARE
             if follows:
                 conversation = conversations[-back]
@@ -49,14 +49,14 @@ def write_trace(path: Path, *, requests: int = REQUESTS, seconds: float = SECOND
                 conversation = _Conversation(_system_blocks(rng))
                 conversations = [*conversations[1 - _OPEN :], conversation]
             known = conversation.blocks
-            fresh = _length(rng, _LATER if follows else _FIRST, _MOST_INPUT - BLOCK_TOKENS * len(known))
+            fresh = _length(rng, _LATER if follows else _FIRST, _MAX_INPUT - BLOCK_TOKENS * len(known))
             blocks = -(-fresh // BLOCK_TOKENS)
             conversation.blocks = [*known, *range(next_id, next_id + blocks)]
             next_id += blocks
             line = {
                 "timestamp": moment,
                 "input_length": len(known) * BLOCK_TOKENS + fresh,
-                "output_length": _length(rng, _OUTPUT, _MOST_OUTPUT),
+                "output_length": _length(rng, _OUTPUT, _MAX_OUTPUT),
                 "hash_ids": conversation.blocks,
             }
             file.write(json.dumps(line, separators=(",", ":")) + "\n")
@@ -69,6 +69,6 @@ def _system_blocks(rng: np.random.Generator) -> list[int]:
     return list(range(first, first + _SYSTEM_BLOCKS))
 
 
-def _length(rng: np.random.Generator, shape: tuple[float, float], most: int) -> int:
+def _length(rng: np.random.Generator, shape: tuple[float, float], limit: int) -> int:
     mean, sigma = shape
-    return int(min(most, max(1.0, float(rng.lognormal(math.log(mean) - sigma * sigma / 2, sigma)))))
+    return int(min(limit, max(1.0, float(rng.lognormal(math.log(mean) - sigma * sigma / 2, sigma)))))

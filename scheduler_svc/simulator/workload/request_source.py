@@ -1,7 +1,7 @@
-"""What arrives, and when: the interface that the simulation reads, whoever makes it.
+"""The interface between a workload and the simulation: which requests arrive, and when.
 
-Owns the definition. Arrivals are made one at a time, as they are wanted: a million requests need no more memory than
-those that live.
+Owns the definitions. A workload yields its arrivals one at a time, so a million requests need no more memory than the
+live ones.
 """
 
 from collections.abc import Iterator
@@ -12,12 +12,12 @@ from scheduler_svc.core.messages.arrays import Int32Array
 
 
 class WorkloadError(ValueError):
-    """This cannot be simulated; the message names the line of the trace or the flag."""
+    """A workload that cannot be simulated. The message names the line of the trace or the flag."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Arrival:
-    """One request: seconds since the start, int32[n] of prompt, the tokens it will get, whose it is."""
+    """One request: seconds since the start, prompt int32[n], the tokens that it will get, its tenant."""
 
     at: float
     prompt: Int32Array
@@ -30,24 +30,24 @@ class Workload(Protocol):
 
     @property
     def name(self) -> str:
-        """A few words for people."""
+        """A short description for the report."""
         ...
 
     @property
     def num_requests(self) -> int:
-        """How many will come."""
+        """How many requests arrive in all."""
         ...
 
     @property
     def num_tenants(self) -> int:
-        """Tenants are 0 to this - 1."""
+        """How many tenants there are, numbered from 0."""
         ...
 
     @property
     def own_rate(self) -> float:
-        """Requests per second on average; 0 where all come at once."""
+        """Mean requests per second, 0 if all arrive at once."""
         ...
 
     def arrivals(self, rate: float, vocab_size: int) -> Iterator[Arrival]:
-        """From the first request on, faster or slower so that they come at `rate` on average."""
+        """Yields the arrivals from the first on, with all gaps scaled so that their mean rate is `rate`."""
         ...

@@ -1,7 +1,7 @@
-"""Arrivals drawn at random: when, how long, with which prefix, whose.
+"""Arrivals drawn at random: their times, lengths, prefixes and tenants.
 
-Owns the draws. Each has a generator of its own, so that one choice changes no other: the same seed at another rate
-brings the same requests, sooner or later.
+Owns the draws. Each quantity has its own generator, so changing one option leaves the others' draws as they were: the
+same seed at another rate yields the same requests at other times.
 """
 
 from collections.abc import Iterator
@@ -18,12 +18,12 @@ from scheduler_svc.simulator.workload.tokens import OWN_SPACE, PREFIX_SPACE, tok
 
 # Requests drawn at once.
 _BATCH = 4096
-# Tokens of all shared prefixes, which are kept.
-_MOST_PREFIX_TOKENS = 1 << 26
+# The tokens of all shared prefixes, which stay in memory.
+_MAX_PREFIX_TOKENS = 1 << 26
 
 
 class Spacing(StrEnum):
-    """How arrivals follow each other."""
+    """The distribution of the gaps between arrivals."""
 
     POISSON = "poisson"
     BURSTY = "bursty"
@@ -32,10 +32,10 @@ class Spacing(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Synthetic:
-    """`own_rate` requests per second. A prompt is one of `prefix_groups` prefixes, then tokens of its own.
+    """`own_rate` requests per second. A prompt is one of `prefix_groups` prefixes, followed by its own tokens.
 
-    `burstiness`: of BURSTY spacing, standard deviation of the gaps over their mean. `greedy_share`: of all requests
-    that are tenant 0's; 0: tenants are alike.
+    `burstiness` is the standard deviation of BURSTY gaps divided by their mean. Tenant 0 sends `greedy_share` of all
+    requests, or an equal share if that is 0.
     """
 
     num_requests: int
@@ -51,20 +51,20 @@ class Synthetic:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.prefix_groups * self.prefix_tokens > _MOST_PREFIX_TOKENS:
+        if self.prefix_groups * self.prefix_tokens > _MAX_PREFIX_TOKENS:
             raise WorkloadError(
-                f"{self.prefix_groups} prefixes of {self.prefix_tokens} tokens make more than {_MOST_PREFIX_TOKENS}"
+                f"{self.prefix_groups} prefixes of {self.prefix_tokens} tokens make more than {_MAX_PREFIX_TOKENS}"
             )
 
     @property
     def name(self) -> str:
-        """Lengths and what is shared."""
+        """The lengths, the shared prefixes and the tenants."""
         shared = f", {self.prefix_groups} prefixes of {self.prefix_tokens}" if self.prefix_groups else ""
         tenants = f", {self.num_tenants} tenants" if self.num_tenants > 1 else ""
         return f"{self.num_requests:,} requests of {self.inputs.text} in, {self.outputs.text} out{shared}{tenants}"
 
     def arrivals(self, rate: float, vocab_size: int) -> Iterator[Arrival]:
-        """Lazily, a batch of draws at a time."""
+        """Yields the arrivals, drawing a batch at a time."""
         rngs = [np.random.default_rng([self.seed, stream]) for stream in range(5)]
         prefixes = self._prefixes(vocab_size)
         at = 0.0
@@ -88,7 +88,7 @@ class Synthetic:
         return [tokens_of(key, self.prefix_tokens, vocab_size) for key in keys] if self.prefix_tokens else []
 
     def _gaps(self, rng: np.random.Generator, count: int) -> npt.NDArray[np.float64]:
-        """Of mean 1."""
+        """Returns gaps of mean 1."""
         match self.spacing:
             case Spacing.UNIFORM:
                 return np.ones(count)

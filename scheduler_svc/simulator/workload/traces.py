@@ -1,9 +1,9 @@
-"""Recorded arrivals: Mooncake's JSONL and Azure's CSV, read once into arrays.
+"""Recorded arrivals: Mooncake's JSON lines and Azure's CSV, read once into arrays.
 
-Owns both formats and the words for a bad line. A Mooncake line is `{"timestamp": ms, "input_length": n,
-"output_length": n, "hash_ids": [...]}`, one id per 512 tokens of the prompt: equal ids stand for equal tokens behind
-equal pasts. An Azure line is `TIMESTAMP,ContextTokens,GeneratedTokens`. Tokens are made of the ids, so whatever a trace
-shares is shared here; what has no id is nobody else's.
+Owns both formats and the errors for a bad line. A Mooncake line is `{"timestamp": ms, "input_length": n,
+"output_length": n, "hash_ids": [...]}` with one id per 512 tokens of the prompt. Equal ids stand for equal tokens
+behind equal prefixes. An Azure line is `TIMESTAMP,ContextTokens,GeneratedTokens`. Tokens are derived from the ids, so
+requests of one trace share the prefixes that the trace records; tokens without an id belong to one request alone.
 """
 
 import csv
@@ -21,19 +21,19 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler_svc.core.messages.arrays import Int32Array
-from scheduler_svc.simulator.workload.lengths import MOST_TOKENS
+from scheduler_svc.simulator.workload.lengths import MAX_TOKENS
 from scheduler_svc.simulator.workload.request_source import Arrival, WorkloadError
 from scheduler_svc.simulator.workload.tokens import BLOCK_SPACE, OWN_SPACE, tokens_of
 
 BLOCK_TOKENS = 512
-_MOST_ID = 1 << 48
-_LONGEST_LINE = 1 << 20
+_MAX_ID = 1 << 48
+_MAX_LINE = 1 << 20
 _AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
-_MOST_SECONDS = 1e9
+_MAX_SECONDS = 1e9
 
 
 class TraceFormat(StrEnum):
-    """Of a file of arrivals."""
+    """The format of a file of arrivals."""
 
     MOONCAKE = "mooncake"
     AZURE = "azure"
@@ -41,7 +41,7 @@ class TraceFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trace:
-    """`at` float64[n] seconds from the first, ascending; `inputs`, `outputs` int64[n] tokens.
+    """`at` float64[n] are seconds since the first arrival, ascending. `inputs` and `outputs` int64[n] are tokens.
 
     Request i has the block ids `blocks[block_ends[i - 1]:block_ends[i]]`.
     """
@@ -55,27 +55,35 @@ class Trace:
 
     @property
     def num_requests(self) -> int:
-        """Lines."""
+        """How many requests the trace has."""
         return len(self.at)
 
     @property
     def num_tenants(self) -> int:
-        """A trace does not tell."""
+        """1, because traces record no tenants."""
         return 1
 
     @property
     def own_rate(self) -> float:
-        """As recorded; 0 where all came at once."""
+        """The recorded mean rate, 0 if all requests arrived at once."""
         span = float(self.at[-1])
         return (self.num_requests - 1) / span if span > 0 else 0.0
 
     @property
     def shared_blocks(self) -> float:
-        """The share of blocks that stood in an earlier request, or earlier in the same one."""
+        """The share of blocks that repeat an earlier block of any request."""
         return 1 - len(np.unique(self.blocks)) / len(self.blocks) if len(self.blocks) else 0.0
 
+    @property
+    def description(self) -> str:
+        """Size, length and mean lengths of the trace, in one line."""
+        return (
+            f"{self.name}: {self.num_requests:,} requests in {self.at[-1]:,.0f} s; {self.inputs.mean():,.0f} tokens in "
+            f"and {self.outputs.mean():,.0f} out on average; {self.shared_blocks:.1%} of its blocks are repeated"
+        )
+
     def arrivals(self, rate: float, vocab_size: int) -> Iterator[Arrival]:
-        """The recorded gaps, all shortened or stretched alike."""
+        """Yields the arrivals with all recorded gaps scaled by one factor."""
         scale = self.own_rate / rate if rate else 0.0
         for i in range(self.num_requests):
             yield Arrival(
@@ -93,7 +101,7 @@ class Trace:
 
 
 class _Columns:
-    """A trace being read."""
+    """The columns of a trace while it is read."""
 
     def __init__(self) -> None:
         self.at = array("d")
@@ -111,7 +119,7 @@ class _Columns:
 
 
 def read_trace(path: Path, form: TraceFormat | None = None, limit: int | None = None) -> Trace:
-    """The first `limit` requests. Raises OSError, and WorkloadError with the line's number."""
+    """Returns the first `limit` requests. Raises OSError, and WorkloadError with the line's number."""
     columns = _Columns()
     with path.open(encoding="utf-8", newline="") as file:
         lines: dict[TraceFormat, Callable[[str, TextIO, _Columns, int], None]] = {
@@ -119,16 +127,16 @@ def read_trace(path: Path, form: TraceFormat | None = None, limit: int | None = 
             TraceFormat.AZURE: _read_azure,
         }
         try:
-            lines[form or _format_of(file)](str(path), file, columns, limit or MOST_TOKENS)
+            lines[form or _format_of(file)](str(path), file, columns, limit or MAX_TOKENS)
         except UnicodeDecodeError:
-            raise WorkloadError(f"{path} is no text") from None
+            raise WorkloadError(f"{path} is not UTF-8 text") from None
     if not columns.at:
         raise WorkloadError(f"{path} has no requests")
     return _trace(path.name, columns)
 
 
 def _trace(name: str, columns: _Columns) -> Trace:
-    """In order of arrival; lines of one moment stay as they stood."""
+    """Sorts the requests by arrival. Requests with equal times keep their order."""
     at = np.array(columns.at)
     counts = np.array(columns.block_counts)
     order = np.argsort(at, kind="stable")
@@ -147,18 +155,18 @@ def _trace(name: str, columns: _Columns) -> Trace:
 
 
 def _format_of(file: TextIO) -> TraceFormat:
-    first = file.readline(_LONGEST_LINE).strip()
+    first = file.readline(_MAX_LINE).strip()
     file.seek(0)
     return TraceFormat.MOONCAKE if first.startswith("{") else TraceFormat.AZURE
 
 
 def _lines(name: str, file: TextIO) -> Iterator[tuple[int, str]]:
-    """Numbered from 1, the empty ones left out."""
+    """Yields lines and their numbers from 1 on, skipping empty lines."""
     number = 0
-    while line := file.readline(_LONGEST_LINE):
+    while line := file.readline(_MAX_LINE):
         number += 1
-        if len(line) == _LONGEST_LINE:
-            raise WorkloadError(f"{name}, line {number}: it is longer than {_LONGEST_LINE} characters")
+        if len(line) == _MAX_LINE:
+            raise WorkloadError(f"{name}, line {number}: it is longer than {_MAX_LINE} characters")
         if line.strip():
             yield number, line
 
@@ -169,13 +177,13 @@ def _read_mooncake(name: str, file: TextIO, columns: _Columns, limit: int) -> No
         try:
             value: object = json.loads(line)
         except (ValueError, RecursionError):
-            raise WorkloadError(f"{where}: it is no JSON") from None
+            raise WorkloadError(f"{where}: it is not JSON") from None
         if not isinstance(value, dict):
-            raise WorkloadError(f"{where}: it is no JSON object")
+            raise WorkloadError(f"{where}: it is not a JSON object")
         fields = cast(dict[str, Any], value)
         at = fields.get("timestamp")
-        if isinstance(at, bool) or not isinstance(at, int | float) or not 0 <= at <= 1e3 * _MOST_SECONDS:
-            raise WorkloadError(f"{where}: timestamp is {_shown(at)}; it must be milliseconds from 0 on")
+        if isinstance(at, bool) or not isinstance(at, int | float) or not 0 <= at <= 1e3 * _MAX_SECONDS:
+            raise WorkloadError(f"{where}: timestamp is {_shown(at)}; it must be a number of milliseconds from 0 on")
         inputs, outputs = (_count(where, key, fields.get(key)) for key in ("input_length", "output_length"))
         columns.add(at / 1e3, inputs, outputs, _ids(where, fields.get("hash_ids"), inputs))
         if len(columns.at) == limit:
@@ -183,16 +191,16 @@ def _read_mooncake(name: str, file: TextIO, columns: _Columns, limit: int) -> No
 
 
 def _ids(where: str, value: object, inputs: int) -> list[int]:
-    """One per block; of the last, unfull one there need be none."""
+    """Returns one id per block. The last block may lack its id if it is not full."""
     if not isinstance(value, list):
         raise WorkloadError(f"{where}: hash_ids is {_shown(value)}; it must be a list")
     ids = cast(list[object], value)
     for number in ids:
-        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < _MOST_ID:
-            raise WorkloadError(f"{where}: hash_ids has {_shown(number)}; it must be a number from 0 to {_MOST_ID - 1}")
-    least, most = inputs // BLOCK_TOKENS, math.ceil(inputs / BLOCK_TOKENS)
-    if not least <= len(ids) <= most:
-        blocks = str(most) if least == most else f"{least} or {most}"
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < _MAX_ID:
+            raise WorkloadError(f"{where}: hash_ids has {_shown(number)}; it must be a number from 0 to {_MAX_ID - 1}")
+    low, high = inputs // BLOCK_TOKENS, math.ceil(inputs / BLOCK_TOKENS)
+    if not low <= len(ids) <= high:
+        blocks = str(high) if low == high else f"{low} or {high}"
         raise WorkloadError(
             f"{where}: {len(ids)} hash_ids for {inputs} tokens; blocks of {BLOCK_TOKENS} tokens make {blocks}"
         )
@@ -230,7 +238,7 @@ def _read_azure(name: str, file: TextIO, columns: _Columns, limit: int) -> None:
 
 
 def _seconds(where: str, text: str) -> float:
-    """`2023-11-16 18:15:46.6805900`, a zone behind it or not; the fraction has seven digits."""
+    """Parses `2023-11-16 18:15:46.6805900`, with or without a zone. The fraction may have seven digits."""
     whole, _, rest = text.partition(".")
     digits = rest[: len(rest) - len(rest.lstrip("0123456789"))]
     try:
@@ -246,9 +254,9 @@ def _whole(text: str) -> object:
 
 
 def _count(where: str, name: str, value: object) -> int:
-    """At least one: public traces have requests of no tokens, which count as one."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_TOKENS:
-        raise WorkloadError(f"{where}: {name} is {_shown(value)}; it must be a number from 0 to {MOST_TOKENS}")
+    """Returns the count, at least 1, because public traces contain requests of 0 tokens."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_TOKENS:
+        raise WorkloadError(f"{where}: {name} is {_shown(value)}; it must be a number from 0 to {MAX_TOKENS}")
     return max(1, value)
 
 

@@ -1,7 +1,7 @@
 """`python -m tests.benchmarks.policies`: what each policy of the core gains, and what its constants are worth.
 
-Owns the flags, the order of runs and what is printed. Virtual time alone: the same command prints the same figures on
-any machine.
+Owns the flags, the order of runs and what is printed. All runs are on virtual time, so the same command prints the same
+figures on any machine.
 """
 
 import argparse
@@ -23,7 +23,7 @@ SEEDS, QUICK_SEEDS, QUICK_REQUESTS = 3, 1, 300
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit code 0; nothing is judged by it."""
+    """Returns exit code 0, independent of the results."""
     args = _arguments(argv)
     seeds = args.seeds or (QUICK_SEEDS if args.quick else SEEDS)
     requests = args.requests or (QUICK_REQUESTS if args.quick else 0)
@@ -38,17 +38,17 @@ def main(argv: Sequence[str]) -> int:
     results = _results(work, args.jobs)
     for experiment in chosen:
         runs: dict[tuple[str, str], list[Figures]] = {}
-        _tell(args.json, "", f"{experiment.name}: {experiment.claim}")
+        _show(args.json, "", f"{experiment.name}: {experiment.claim}")
         for scenario in experiment.scenarios:
             for variant in experiment.variants:
                 runs[scenario.name, variant.name] = [next(results) for _ in range(seeds)]
                 if args.json:
                     _print_json(experiment, scenario, variant, runs[scenario.name, variant.name])
-            _tell(args.json, "", table(experiment, scenario, runs))
-        _tell(args.json, "", verdict(experiment, runs))
+            _show(args.json, "", table(experiment, scenario, runs))
+        _show(args.json, "", verdict(experiment, runs))
         if args.json:
-            told = [asdict(each) for each in gains(experiment, runs)]
-            print(json.dumps({"experiment": experiment.name, "gains": told}), flush=True)
+            found = [asdict(each) for each in gains(experiment, runs)]
+            print(json.dumps({"experiment": experiment.name, "gains": found}), flush=True)
     return 0
 
 
@@ -57,21 +57,21 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=list(EXPERIMENTS), default=list(EXPERIMENTS), metavar="NAME",
                         help=f"experiments: {', '.join(EXPERIMENTS)} (all)")  # fmt: skip
     parser.add_argument("--constant", nargs="+", choices=list(SWEEPS), metavar="NAME",
-                        help=f"instead of them, values of a constant side by side: {', '.join(SWEEPS)}")  # fmt: skip
-    parser.add_argument("--seeds", type=int, metavar="N", help=f"of each run ({SEEDS})")
-    parser.add_argument("--requests", type=int, metavar="N", help="at most so many per run")
+                        help=f"compare values of a constant in place of experiments: {', '.join(SWEEPS)}")  # fmt: skip
+    parser.add_argument("--seeds", type=int, metavar="N", help=f"seeds per run ({SEEDS})")
+    parser.add_argument("--requests", type=int, metavar="N", help="most requests per run")
     parser.add_argument("--quick", action="store_true", help=f"one seed, {QUICK_REQUESTS} requests: a minute")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (1)")
     parser.add_argument("--json", action="store_true", help="one object per line")
     return parser.parse_args(argv)
 
 
-# Experiment, whether it is a sweep, which scenario, which variant, seed, most requests.
+# The experiment, whether it is a sweep, the indexes of scenario and variant, the seed, the most requests.
 _Job = tuple[str, bool, int, int, int, int]
 
 
 def _results(work: Sequence[_Job], jobs: int) -> Iterator[Figures]:
-    """In the order of the work."""
+    """Yields the results in the order of the work."""
     if jobs < 2:
         yield from starmap(_one, work)
         return
@@ -90,7 +90,7 @@ def _print_json(experiment: Experiment, scenario: Scenario, variant: Variant, of
     print(json.dumps({**line, "seeds": list(of_seeds)}), flush=True)
 
 
-def _tell(is_json: bool, *lines: str) -> None:
+def _show(is_json: bool, *lines: str) -> None:
     if not is_json:
         print(*lines, sep="\n", flush=True)
 

@@ -1,6 +1,6 @@
-"""The core's constants, each with the workloads that feel it and values to try instead.
+"""The core's constants, each with the workloads that depend on it and with other values to try.
 
-Owns which. A sweep is an experiment whose first variant is the value that stands in the core.
+Owns the choice of both. A sweep is an experiment with the core's value as its first variant.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from tests.benchmarks.policies.scenario import Change, Experiment, Judged, Scena
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """`standing` is the core's value; `flags` and `change` are of all variants."""
+    """`standing` is the core's value. `flags` and `change` apply to all variants."""
 
     standing: float
     values: Sequence[float]
@@ -30,7 +30,7 @@ class Sweep:
 
 _ALIKE = Scenario(
     name="all of one length",
-    words="prompts and answers of 256 tokens, which callers ask for, memory for 30 % of what 128 rows want",
+    words="prompts and answers of 256 tokens, known ahead, memory for 30 % of what 128 rows need",
     flags="--input 256 --output 256 --max-new-tokens 0 --page-size 128 --max-rows 128 --concurrency 256 "
     "--num-pages 154",
     requests=1_000,
@@ -95,12 +95,12 @@ SWEEPS = {
 
 
 def sweep(name: str) -> Experiment:
-    """The constant's standing value against each other one."""
+    """Returns the experiment of the core's value against each other one."""
     found = SWEEPS[name]
     change = {} if found.change is None else {"change": found.change}
     return Experiment(
         name=name,
-        claim=f"its value {found.standing:g} against others",
+        claim=f"the core's value {found.standing:g} against others",
         scenarios=tuple(found.scenarios),
         variants=tuple(
             Variant(name=f"{value:g}", flags=found.flags, constants={name: value}, **change)

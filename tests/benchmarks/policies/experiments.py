@@ -1,4 +1,4 @@
-"""The claims of the core's policies, each with the workloads that it is to hold on and the variants that it is to beat.
+"""The claims of the core's policies, each with the workloads on which it must hold and the variants that it must beat.
 
 Owns what is compared. Lengths are heavy-tailed: lognormal of sigma 1, so that one in a hundred is seven times the mean.
 """
@@ -9,10 +9,10 @@ from functools import partial
 from tests.benchmarks.policies.placement import Placement, placed
 from tests.benchmarks.policies.scenario import Experiment, Judged, Scenario, Variant
 
-# Prompts of 512 tokens and answers of 256, which callers limit to 2,048.
+# Prompts of 512 tokens and answers of 256. Callers limit answers to 2,048.
 _ROWS = 128
 _CHAT = "--input lognormal:512:1.0:8192 --output lognormal:256:1.0:2048 --max-new-tokens 2048"
-# Little is asked, much is answered.
+# Short prompts, long answers.
 _LONG_ANSWERS = "--input lognormal:128:1.0:2048 --output lognormal:512:0.8:2048 --max-new-tokens 2048"
 
 
@@ -20,7 +20,7 @@ _COSTS = ("ttft", "itl", "total")
 
 
 def at(figures: Sequence[str], *scenarios: Scenario) -> tuple[Judged, ...]:
-    """Each of the figures at each of the scenarios."""
+    """Judges each of the figures at each of the scenarios."""
     return tuple(
         Judged(scenario=each.name, figure=figure, is_cost=any(cost in figure for cost in _COSTS))
         for figure in figures
@@ -29,13 +29,13 @@ def at(figures: Sequence[str], *scenarios: Scenario) -> tuple[Judged, ...]:
 
 
 def tight(percent: int, lengths: str = _CHAT, page_size: int = 16) -> Scenario:
-    """More callers than rows, and memory for so many percent of what all rows would take by their end."""
+    """Returns a scenario with more callers than rows, and memory for `percent` of what all rows need at their end."""
     kind, mean = ("chat", 768) if lengths is _CHAT else ("long answers", 640)
     pages = _ROWS * mean * percent // 100 // page_size
     paged = "" if page_size == 16 else f", pages of {page_size}"
     return Scenario(
         name=f"{kind}, {percent} %{paged}",
-        words=f"{kind}: {2 * _ROWS} callers at once, {_ROWS} rows, memory for {percent} % of what these want",
+        words=f"{kind}: {2 * _ROWS} callers at once, {_ROWS} rows, memory for {percent} % of what these need",
         flags=f"{lengths} --page-size {page_size} --concurrency {2 * _ROWS} --max-rows {_ROWS} --num-pages {pages + 1}",
         requests=1_000,
     )
@@ -43,19 +43,19 @@ def tight(percent: int, lengths: str = _CHAT, page_size: int = 16) -> Scenario:
 
 _STEADY = Scenario(
     name="chat, steady",
-    words="chat at four fifths of what the machine can do",
+    words="chat at four fifths of the machine's capacity",
     flags=f"{_CHAT} --page-size 16 --rate 23 --max-rows 256",
     requests=3_000,
 )
 _BURSTY = Scenario(
     name="chat, bursty",
-    words="the same, in bursts",
+    words="the same in bursts",
     flags=f"{_CHAT} --page-size 16 --rate 20 --arrivals bursty --burstiness 3 --max-rows 256",
     requests=3_000,
 )
 _MOONCAKE = Scenario(
     name="Mooncake-like",
-    words="conversations of 8,600-token prompts that repeat their turns before",
+    words="conversations with prompts of 8,600 tokens that repeat the turns before",
     flags="--page-size 128 --max-rows 128 --token-budget 4096",
     requests=1_500,
     trace_requests=1_500,
@@ -68,7 +68,7 @@ _TIGHT = (
 )
 _JUST = Scenario(
     name="long answers, at a rate",
-    words="long answers at a rate that just fits, memory for 30 % of what 128 rows want",
+    words="long answers at a rate that just fits, memory for 30 % of what 128 rows need",
     flags=f"{_LONG_ANSWERS} --page-size 16 --rate 9 --max-rows {_ROWS} --num-pages {_ROWS * 640 * 30 // 100 // 16 + 1}",
     requests=1_500,
 )
@@ -83,7 +83,7 @@ MIXED = Experiment(
 )
 ADMISSION = Experiment(
     name="admission",
-    claim="what stays free by an estimate beats a watermark, and nothing",
+    claim="an estimate of the pages to leave free beats a watermark, and leaving none",
     scenarios=(*_TIGHT, _JUST),
     variants=(
         Variant(name="horizon"),
@@ -100,7 +100,7 @@ _KINDS = (
 )
 _GROUPS = Scenario(
     name="prompts of 40 kinds",
-    words="40 prefixes of 2,048 tokens, memory for 16 of them beside what runs, more callers than rows",
+    words="40 prefixes of 2,048 tokens, memory for 16 of them beside the running requests, more callers than rows",
     flags=f"{_KINDS} --concurrency 96",
     requests=2_000,
 )
@@ -120,7 +120,7 @@ _CROWDED_MOONCAKE = Scenario(
 )
 CACHE = Experiment(
     name="cache",
-    claim="who finds most of its prompt kept goes first, against first come, first served",
+    claim="admitting the request with most of its prompt cached beats first come, first served",
     scenarios=(_GROUPS, _GROUPS_AT_A_RATE, _CROWDED_MOONCAKE),
     variants=(Variant(name="cache-aware"), Variant(name="FCFS", flags="--no-cache-aware")),
     judged=(
@@ -130,14 +130,14 @@ CACHE = Experiment(
 )
 _GREEDY = Scenario(
     name="one greedy tenant",
-    words="8 tenants, one sends 80 % of all requests, all together twice what the machine can do",
+    words="8 tenants, one sends 80 % of all requests, in all twice the machine's capacity",
     flags=f"{_CHAT} --page-size 16 --rate 36 --max-rows 64 --tenants 8 --greedy-share 0.8 --max-waiting 100000 "
     "--max-waiting-tokens 1000000000",
     requests=4_000,
 )
 FAIR = Experiment(
     name="fair",
-    claim="tenants share the service alike, against one queue of all",
+    claim="equal shares for all tenants, against one queue",
     scenarios=(_GREEDY,),
     variants=(Variant(name="fair share"), Variant(name="FCFS", flags="--no-fair-share")),
     judged=at(("small_ttft_p99", "small_served", "jain"), _GREEDY),
@@ -145,7 +145,7 @@ FAIR = Experiment(
 )
 SAVING = Experiment(
     name="saving",
-    claim="a preempted request's pages saved to host memory, against computing them again",
+    claim="swapping a preempted request's pages to host memory, against recomputing them",
     scenarios=(tight(30, _LONG_ANSWERS), tight(10, _LONG_ANSWERS)),
     variants=(
         Variant(name="saved", flags="--host-pages 20000"),
@@ -157,7 +157,7 @@ SAVING = Experiment(
 )
 _FOUR = Scenario(
     name="four workers",
-    words="64 prefixes of 2,048 tokens, each worker has room for 20 beside what runs",
+    words="64 prefixes of 2,048 tokens, each worker has room for 20 beside the running requests",
     flags="--input lognormal:128:1.0:2048 --output lognormal:64:1.0:512 --max-new-tokens 512 --page-size 64 "
     "--prefix-groups 64 --prefix-tokens 2048 --num-pages 1000 --max-rows 32 --workers 4 --rate 150",
     requests=4_000,
@@ -174,7 +174,7 @@ _FOUR_MOONCAKE = Scenario(
 
 ROUTING = Experiment(
     name="routing",
-    claim="where prefix and load are best, against each worker in turn, at random, and whoever is free",
+    claim="routing by prefix and load, against round robin, random and the first free worker",
     scenarios=(_FOUR, _FOUR_MOONCAKE),
     variants=(
         Variant(name="routed"),

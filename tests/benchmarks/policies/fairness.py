@@ -1,7 +1,7 @@
-"""How even service was: Jain's index of what tenants got over what an even hand would have given them.
+"""How fair the service was: Jain's index of what tenants got, relative to their fair shares.
 
 Owns the arithmetic. Method: Jain, Chiu and Hawe, "A quantitative measure of fairness" (1984), with the max-min fair
-share of each tenant as its optimum, so that a tenant who asks for little does not look badly served.
+share of each tenant as its optimum, so that a tenant with few requests does not look badly served.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ FloatArray = npt.NDArray[np.float64]
 
 
 def max_min_shares(asked: FloatArray, capacity: float) -> FloatArray:
-    """Everybody gets what it asks for up to one level, which uses the capacity up."""
+    """Returns the max-min fair shares: each tenant gets what it asks for, up to one common level."""
     shares, left = np.zeros(len(asked)), capacity
     order = np.argsort(asked, kind="stable")
     for i, tenant in enumerate(order):
@@ -21,7 +21,7 @@ def max_min_shares(asked: FloatArray, capacity: float) -> FloatArray:
 
 
 def jain_index(served: FloatArray, asked: FloatArray) -> float:
-    """1: as even as can be; 1 / tenants: one got everything. Tenants that asked for nothing do not count."""
+    """Returns 1 for perfect fairness, 1 / tenants if one got everything. Tenants without requests do not count."""
     shares = max_min_shares(asked, float(served.sum()))
     part = served[shares > 0] / shares[shares > 0]
     squares = float((part**2).sum())

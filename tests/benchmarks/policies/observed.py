@@ -1,7 +1,7 @@
-"""What the simulator's tally does not tell: service per tenant, and what the core did while it was busy.
+"""Counts what the simulator's tally does not: service per tenant, and throughput while the core is busy.
 
-Owns the stretch of time that counts: from the moment when a tenth of the requests have come until the last has. Before
-it rows fill, after it they run empty; a throughput over both says more of the workload's end than of a policy.
+Owns the time window that counts: from the arrival of a tenth of the requests to that of the last. Before it rows fill
+and after it they run empty, so a throughput that included both would measure the workload more than the policy.
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler_svc.core.messages import effects as fx
-from scheduler_svc.simulator.report.tally import Tally
+from scheduler_svc.simulator.tally import Tally
 from scheduler_svc.simulator.worker import SLOT_MASK
 from scheduler_svc.simulator.workload.request_source import Arrival
 
@@ -18,15 +18,15 @@ FloatArray = npt.NDArray[np.float64]
 
 
 class Observed(Tally):
-    """A tally that knows tenants one by one. Hand it the arrivals through `watch`."""
+    """A tally that counts each tenant. Pass its `watch` the arrivals."""
 
     def __init__(self, *, tenants: int, requests: int, at_once: int) -> None:
-        """`at_once` of the requests come before anything runs."""
+        """`at_once` of the requests arrive before the first step."""
         super().__init__(tenants=tenants)
         self.served: FloatArray = np.zeros(tenants)
-        """Tokens by tenant: prompts when their first token is out, and outputs."""
+        """Tokens by tenant: outputs, and each prompt once its first output token is out."""
         self.asked: FloatArray = np.zeros(tenants)
-        """Tokens by tenant, of what came."""
+        """Tokens by tenant of the requests that arrived."""
         self.output_tokens_out = 0
         self.window_served: FloatArray = np.zeros(tenants)
         self.window_asked: FloatArray = np.zeros(tenants)
@@ -41,7 +41,7 @@ class Observed(Tally):
         self._prompt_of: npt.NDArray[np.int64] = np.zeros(1024, np.int64)
 
     def watch(self, arrivals: Iterator[Arrival]) -> Iterator[Arrival]:
-        """The same arrivals. The simulation holds one ahead and enters it before it asks for the next."""
+        """Yields the same arrivals. The simulation enters each one before it takes the next."""
         for arrival in arrivals:
             self._coming = arrival
             yield arrival
@@ -71,7 +71,7 @@ class Observed(Tally):
         super().take(output, now)
 
     def page_seconds_until(self, now: float) -> float:
-        """Pages in use, added up over time."""
+        """Returns the integral of the pages in use over time."""
         point = self._point
         return self._used_seconds + (0.0 if point is None else (now - point.at) * point.pages_used)
 

@@ -1,6 +1,6 @@
-"""Ways to spread requests over workers that look at nothing, to compare the core's routing with.
+"""Ways to place requests on workers that ignore prefixes and load, as rivals of the core's placement.
 
-Owns what stands in for `OtherLanes.start_sooner` while a run lasts.
+Owns the replacement of `OtherLanes.start_sooner` during a run.
 """
 
 from collections.abc import Iterator
@@ -13,17 +13,17 @@ from scheduler_svc.core.schedule.placement import OtherLanes
 
 
 class Placement(StrEnum):
-    """Decided when a request comes, but for `FIRST_FREE`."""
+    """The rule for the worker that a request goes to."""
 
     ROUND_ROBIN = "round robin"
     RANDOM = "random"
     FIRST_FREE = "first free"
-    """Whichever worker plans next takes the queue's head."""
+    """The worker that plans next takes the queue's head."""
 
 
 @contextmanager
 def placed(placement: Placement) -> Iterator[None]:
-    """Requests go where it says."""
+    """Places requests by the rule while the context lasts."""
     original = OtherLanes.start_sooner
 
     def start_sooner(self, lane, request, begin) -> bool:

@@ -1,6 +1,6 @@
-"""Requests of the small tenants come with a step of priority, which the simulator's arrivals do not have.
+"""Gives the requests of small tenants one level of priority, which the simulator's arrivals lack.
 
-Owns the core that stands in for the simulation's while a run lasts.
+Owns the scheduler that replaces the simulation's during a run.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from scheduler_svc.core.messages.page_hash import prefix_root
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.simulator import simulation
 
-# What the simulation calls tenant 0.
+# The prefix root of tenant 0 in the simulation.
 _GREEDY_ROOT = prefix_root(simulation._CACHE_ROOT, "tenant-0")
 
 
@@ -26,7 +26,7 @@ class _Prioritising(Scheduler):
 
 @contextmanager
 def small_tenants_first() -> Iterator[None]:
-    """All but the greedy tenant have a step of priority."""
+    """Gives all tenants except the greedy one a level of priority while the context lasts."""
     original = simulation.Scheduler
     simulation.Scheduler = _Prioritising
     try:

@@ -1,21 +1,21 @@
-"""What is simulated: a workload on a machine, and the variants of the core that meet it.
+"""The parts of an experiment: workloads on a machine, and variants of the core.
 
-Owns the two kinds and how they become flags of `tandem simulate`, so that any run of a table can be repeated by hand.
+Owns their definitions. Both are flags of `tandem simulate`, so any run of a table can be repeated by hand.
 """
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
-# Gives what else a run needs to be of its variant.
+# Returns a context in which the run is of its variant.
 Change = Callable[[], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """`flags` are the simulator's. `trace_requests`: they come from a Mooncake-like trace of so many, else synthetic.
+    """`flags` are the simulator's. If `trace_requests` is not 0, requests come from a Mooncake-like trace of that size.
 
-    `requests` may be cut by --quick; what all rows want and what there is stays.
+    --quick may lower `requests`. The ratio of demand to memory stays.
     """
 
     name: str
@@ -28,18 +28,18 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """`flags` are added to the scenario's. `change` holds while the run lasts: for what is no flag."""
+    """`flags` are added to the scenario's. `change` lasts for the run, and replaces what has no flag."""
 
     name: str
     flags: str = ""
     change: Change = nullcontext
     constants: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Of the core, instead of those that stand there."""
+    """Constants of the core by name, with the values of this variant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """A figure that the claim is about, at one scenario. `is_cost`: less of it is better."""
+    """A figure that decides the claim, at one scenario. `is_cost`: lower is better."""
 
     scenario: str
     figure: str
@@ -48,7 +48,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """The first variant is what the core does unless told otherwise; the claim is that it beats each other."""
+    """The first variant is the core's default. The claim is that it beats each other one."""
 
     name: str
     claim: str
@@ -56,4 +56,4 @@ class Experiment:
     variants: tuple[Variant, ...]
     judged: tuple[Judged, ...]
     figures: tuple[str, ...] = ()
-    """Shown beside those that every experiment shows."""
+    """Figures shown besides those of every experiment."""

@@ -1,7 +1,7 @@
-"""Medians over seeds, what a claim gains, tables for people.
+"""Medians over seeds, gains, verdicts and tables.
 
-Owns the arithmetic of a verdict: variants meet the same requests seed by seed, so a gain is the median of the ratios of
-pairs. A heuristic that gains nowhere 5 % does not stay.
+Owns the arithmetic of a verdict. Variants get the same requests seed by seed, so a gain is the median of the ratios of
+pairs. A heuristic that gains less than 5 % everywhere is removed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,13 +41,13 @@ _LABELS = {
 _SHARES = {"recomputed", "hit_rate", "page_use", "small_served"}
 _WIDTH = 21
 
-# By scenario, variant: figures of each seed, in the order of seeds.
+# By scenario and variant, the figures of each seed.
 Runs = Mapping[tuple[str, str], Sequence[Figures]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """What the first variant gains over `rival` where it is judged; 0.05 is 5 % better. Least and most of the seeds."""
+    """The gain of the first variant over `rival`, median and range over seeds. 0.05 is 5 % better."""
 
     judged: Judged
     rival: str
@@ -57,7 +57,7 @@ class Gain:
 
 
 def gain(judged: Judged, ours: Sequence[Figures], rival: str, theirs: Sequence[Figures]) -> Gain:
-    """Of a cost, the part of the rival's that is saved; of a yield, what comes on top of the rival's."""
+    """Returns the share of the rival's cost that is saved, or the surplus over the rival's yield."""
     ratios = [
         (1 - _ratio(mine[judged.figure], other[judged.figure]))
         if judged.is_cost
@@ -74,7 +74,7 @@ def _ratio(mine: float, other: float) -> float:
 
 
 def gains(experiment: Experiment, runs: Runs) -> list[Gain]:
-    """Of the first variant over each other one, at every place where the claim is judged."""
+    """Returns the gains of the first variant over each other one, for every judged figure."""
     first, *rivals = experiment.variants
     return [
         gain(judged, runs[judged.scenario, first.name], rival.name, runs[judged.scenario, rival.name])
@@ -84,7 +84,7 @@ def gains(experiment: Experiment, runs: Runs) -> list[Gain]:
 
 
 def verdict(experiment: Experiment, runs: Runs) -> str:
-    """One line per rival: what the first variant gains in each figure, from the scenario where least to where most."""
+    """Returns one line per rival: the least and the largest gain in each figure, with their scenarios."""
     first, *rivals = experiment.variants
     lines: list[str] = []
     for rival in rivals:
@@ -112,7 +112,7 @@ def _range(found: Sequence[Gain]) -> str:
 
 
 def table(experiment: Experiment, scenario: Scenario, runs: Runs) -> str:
-    """A line per variant: the median, and behind it half the range over seeds."""
+    """Returns a line per variant: the median and half the range over seeds."""
     shown = (*_SHOWN, *experiment.figures)
     if any(each.figure == "requests_per_second" for each in experiment.judged):
         shown = ("requests_per_second", *shown)

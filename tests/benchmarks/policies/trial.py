@@ -1,6 +1,6 @@
-"""One run: a scenario under a variant with a seed, to its figures.
+"""One run of a scenario under a variant with a seed.
 
-Owns how flags, constants and changes are applied, and which figures there are.
+Owns how flags, constants and changes are applied, and which figures a run yields.
 """
 
 import shlex
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from scheduler_svc.simulator import arguments
+from scheduler_svc.simulator import options
 from scheduler_svc.simulator.report.tables import figures_of
 from scheduler_svc.simulator.setup import setup_of, workload_of
 from scheduler_svc.simulator.simulation import Simulation
@@ -24,7 +24,7 @@ _CORE = "scheduler_svc.core."
 
 
 def run(scenario: Scenario, variant: Variant, seed: int, *, requests: int = 0) -> Figures:
-    """The same for the same, always. `requests`: at most so many; 0: the scenario's."""
+    """Returns the figures, which the arguments determine. `requests` above 0 lowers the scenario's number."""
     requests = min(requests, scenario.requests) if requests else scenario.requests
     flags = [*shlex.split(scenario.flags), *shlex.split(variant.flags), f"--requests={requests}", f"--seed={seed}"]
     with TemporaryDirectory(prefix="tandem-policies-") as folder:
@@ -32,40 +32,40 @@ def run(scenario: Scenario, variant: Variant, seed: int, *, requests: int = 0) -
             path = Path(folder) / "trace.jsonl"
             write_trace(path, requests=scenario.trace_requests, seconds=scenario.trace_seconds, seed=seed)
             flags.append(f"--trace={path}")
-        args = arguments.parser().parse_args(flags)
-        workload = workload_of(args)
-    setup = setup_of(args)
-    at_once = args.concurrency or 0
+        chosen = options.read(flags)
+        workload = workload_of(chosen)
+    setup = setup_of(chosen)
+    at_once = chosen.concurrency or 0
     tally = Observed(tenants=workload.num_tenants, requests=requests, at_once=at_once)
-    coming = tally.watch(workload.arrivals(args.rate or workload.own_rate, setup.info.vocab_size))
+    coming = tally.watch(workload.arrivals(chosen.rate or workload.own_rate, setup.info.vocab_size))
     with constants(variant.constants), variant.change():
         simulation = Simulation(setup, coming, tally, concurrency=at_once)
         simulation.run()
-    told = figures_of(simulation, setup)
-    computed = told["waste"]["computed_tokens"] - told["waste"]["padding_tokens"]
-    seconds = tally.window_seconds or told["seconds"]
+    found = figures_of(simulation, setup)
+    computed = found["waste"]["computed_tokens"] - found["waste"]["padding_tokens"]
+    seconds = tally.window_seconds or found["seconds"]
     figures = {
         "tokens_per_second": tally.window_outputs / seconds,
-        "requests_per_second": told["throughput"]["requests_per_second"],
-        "ttft_p50": told["ttft_seconds"]["p50"],
-        "ttft_p99": told["ttft_seconds"]["p99"],
-        "itl_p50": told["itl_seconds"]["p50"],
-        "itl_p99": told["itl_seconds"]["p99"],
-        "total_mean": told["total_seconds"]["mean"],
-        "preemptions": float(told["preemptions"]),
-        "recomputed": told["waste"]["recomputed_tokens"] / computed,
-        "hit_rate": told["hit_rate"],
-        "page_use": tally.page_seconds / (seconds * told["pages"]["total"]),
-        "running": told["running_mean"],
-        "rejected": float(told["requests"]["rejected"]),
+        "requests_per_second": found["throughput"]["requests_per_second"],
+        "ttft_p50": found["ttft_seconds"]["p50"],
+        "ttft_p99": found["ttft_seconds"]["p99"],
+        "itl_p50": found["itl_seconds"]["p50"],
+        "itl_p99": found["itl_seconds"]["p99"],
+        "total_mean": found["total_seconds"]["mean"],
+        "preemptions": float(found["preemptions"]),
+        "recomputed": found["waste"]["recomputed_tokens"] / computed,
+        "hit_rate": found["hit_rate"],
+        "page_use": tally.page_seconds / (seconds * found["pages"]["total"]),
+        "running": found["running_mean"],
+        "rejected": float(found["requests"]["rejected"]),
         "served_tokens": float(tally.served.sum()),
         "window_seconds": seconds,
     }
     if workload.num_tenants > 1:
         figures |= {
-            "small_ttft_p50": told["other_tenants"]["ttft_seconds"]["p50"],
-            "small_ttft_p99": told["other_tenants"]["ttft_seconds"]["p99"],
-            "greedy_ttft_p99": told["first_tenant"]["ttft_seconds"]["p99"],
+            "small_ttft_p50": found["other_tenants"]["ttft_seconds"]["p50"],
+            "small_ttft_p99": found["other_tenants"]["ttft_seconds"]["p99"],
+            "greedy_ttft_p99": found["first_tenant"]["ttft_seconds"]["p99"],
             "small_served": float(tally.window_served[1:].sum() / max(1.0, tally.window_asked[1:].sum())),
             "jain": jain_index(tally.window_served, tally.window_asked),
         }
@@ -74,7 +74,7 @@ def run(scenario: Scenario, variant: Variant, seed: int, *, requests: int = 0) -
 
 @contextmanager
 def constants(values: Mapping[str, float]) -> Iterator[None]:
-    """The core's constants of these names are others for a while, wherever a module has taken them in."""
+    """Replaces constants of the core while the context lasts, in every module that has imported them."""
     changed: list[tuple[object, str, object]] = []
     for name, value in values.items():
         holders = [module for key, module in sys.modules.items() if key.startswith(_CORE) and hasattr(module, name)]

@@ -27,7 +27,7 @@ def test_its_help_and_its_refusals_too() -> None:
     helped = tandem("--help")
     assert helped.returncode == 0 and "--find-rate" in helped.stdout
     refused = tandem("--machine", "abacus")
-    assert refused.returncode == 2 and refused.stderr.startswith("error: no machine is called 'abacus'")
+    assert refused.returncode == 2 and refused.stderr.startswith("error: there is no machine 'abacus'")
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])

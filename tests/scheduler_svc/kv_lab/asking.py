@@ -1,4 +1,4 @@
-"""Small memories and sequences for the lab's tests, and what must be true of a layout: read off its raw extents."""
+"""Small memories and sequences for the lab's tests, and an audit of a layout's counters against its extents."""
 
 import numpy as np
 
@@ -8,14 +8,14 @@ from scheduler_svc.kv_lab.workload import Sequence
 
 
 def sequence(index: int, tokens: list[int], *, prompt: int = 1, request: int | None = None) -> Sequence:
-    """Of these tokens; a request of its own unless one is named."""
+    """Returns a sequence of these tokens, by default in a request of its own."""
     return Sequence(
         index=index, request=index if request is None else request, prompt=prompt, tokens=np.array(tokens, np.int32)
     )
 
 
 def settings(**changes: object) -> Settings:
-    """The smallest of everything, and what the test changes."""
+    """Returns the smallest settings, with the changes."""
     small: dict[str, object] = {
         "sequences": 1, "lives": 1, "min_length": 2, "max_length": 2, "reserve": 12, "memory_tokens": 24,
         "page_size": 4, "growth": 2.0, "prefix_groups": 0,
@@ -24,12 +24,12 @@ def settings(**changes: object) -> Settings:
 
 
 def covered(extents: Extents) -> list[int]:
-    """The slots, in the order of the extents."""
+    """Returns the slots in the order of the extents."""
     return [slot for start, end in extents for slot in range(start, end)]
 
 
 def audit(layout: Layout, asked: Settings) -> None:
-    """Raises AssertionError where the layout's counters are not what its extents say."""
+    """Asserts that the layout's counters equal what its extents yield."""
     extents, lengths = layout.extents(), layout.lengths()
     assert extents.keys() == lengths.keys()
     is_paged = layout.name in ("paged", "shared")
@@ -52,7 +52,7 @@ def audit(layout: Layout, asked: Settings) -> None:
     for index, runs in extents.items():
         slots, length = covered(runs), lengths[index]
         if is_paged:
-            # Pages wholly behind the window are gone; what is left begins with a page.
+            # Pages wholly behind the window are released, so the extents begin at a page.
             first = 0 if asked.window is None else max(0, length - asked.window) // asked.page_size
             count = length - first * asked.page_size
             assert len(runs) == -(-count // asked.page_size)
@@ -66,7 +66,7 @@ def audit(layout: Layout, asked: Settings) -> None:
 
 
 def largest_hole(layout: Layout, held: set[int]) -> int:
-    """The longest run of slots that nobody holds; all free ones, where they come in units that are alike."""
+    """Returns the longest run of free slots, or all free slots of a layout without extents."""
     if layout.name != "growing":
         return layout.free
     longest = run = 0

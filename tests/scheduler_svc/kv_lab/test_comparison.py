@@ -1,4 +1,4 @@
-"""Which lengths and windows are told, and that each is what it says."""
+"""The lengths and windows that are compared, and their costs."""
 
 from scheduler_svc.kv_lab.comparison import compare
 from scheduler_svc.kv_lab.geometry import Geometry
@@ -8,30 +8,30 @@ from scheduler_svc.simulator.cost.hardware import model_named
 from tests.scheduler_svc.kv_lab.asking import sequence, settings
 
 GEOMETRY = Geometry(model=model_named("qwen-3-0.6b"))
-# Three tokens are generated; they see 3 + 4 + 5 keys, and 3 + 3 + 3 of a window of three.
-WORKLOAD = Workload(places=(((sequence(0, [0] * 5, prompt=2),),),), arrivals=(0,))
+# Three tokens are generated. They attend to 3 + 4 + 5 keys, or to 3 + 3 + 3 with a window of three.
+WORKLOAD = Workload(clients=(((sequence(0, [0] * 5, prompt=2),),),), arrivals=(0,))
 
 
-def test_lengths_are_powers_of_two_and_the_longest():
-    comparison = compare(settings(max_length=300), WORKLOAD, GEOMETRY, None)
+def test_lengths_are_powers_of_two_and_the_longest_sequence():
+    comparison = compare(settings(max_length=300), WORKLOAD, GEOMETRY)
     assert [(at.length, at.prompt) for at in comparison.lengths] == [(128, 64), (256, 128), (300, 150)]
     last = comparison.lengths[-1]
-    # The last token is made behind 299.
+    # The last token is generated behind 299 others.
     assert last.token_cached == next_token(GEOMETRY, 299, cached=True)
     assert last.token_recomputed == next_token(GEOMETRY, 299, cached=False)
     assert last.total_cached == generate(GEOMETRY, 150, 300, cached=True)
     assert last.total_recomputed == generate(GEOMETRY, 150, 300, cached=False)
-    # Without a cache 150 … 299 tokens are computed, one after another, and with one 299 in all; the logits, which are
-    # a quarter of this model's products, are made 150 times either way.
+    # Without a cache the forwards compute 150, 151, … 299 tokens, with one they compute 299 in all. The logits, which
+    # are a quarter of this model's products, are computed 150 times either way.
     tokens = sum(range(150, 300)) / 299
     assert 0.8 * tokens < last.flops_ratio < tokens
 
 
-def test_the_runs_window_or_usual_ones():
-    of_its_own = compare(settings(max_length=300, window=3), WORKLOAD, GEOMETRY, None).windows
+def test_windows_are_the_runs_own_or_common_ones():
+    of_its_own = compare(settings(max_length=300, window=3), WORKLOAD, GEOMETRY).windows
     assert [window.window for window in of_its_own] == [3]
     assert of_its_own[0].full_bytes == 4 * GEOMETRY.token_bytes
     assert of_its_own[0].bytes == 3 * GEOMETRY.token_bytes
     assert of_its_own[0].saved == 0.25
-    usual = compare(settings(max_length=600), WORKLOAD, GEOMETRY, None).windows
+    usual = compare(settings(max_length=600), WORKLOAD, GEOMETRY).windows
     assert [(window.window, window.saved) for window in usual] == [(256, 0), (512, 0)]

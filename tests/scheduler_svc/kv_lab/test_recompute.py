@@ -1,4 +1,4 @@
-"""The arithmetic, by hand for a model of one layer and by counting one by one for others."""
+"""The arithmetic of recomputation: by hand for a model of one layer, by counting for others."""
 
 import pytest
 from hypothesis import given
@@ -16,9 +16,9 @@ TINY = Geometry(
 )  # fmt: skip
 
 
-def test_one_forward_by_hand():
+def test_the_cost_of_a_forward_equals_an_example_by_hand():
     assert (TINY.model.layer_parameters, TINY.model.head_parameters, TINY.token_bytes) == (30, 10, 4)
-    # Three new tokens behind one: they see 2 + 3 + 4 keys, 2 heads of 1 element, 4 FLOPs each.
+    # Three new tokens behind one attend to 2 + 3 + 4 keys, in 2 heads of 1 element, at 4 FLOPs each.
     cost = forward(TINY, 1, 3)
     assert cost.flops == 2 * 30 * 3 + 4 * 2 * 9 + 2 * 10
     assert cost.weight_bytes == 2 * (30 + 10)
@@ -27,22 +27,22 @@ def test_one_forward_by_hand():
     assert cost.bytes == 80 + 28
 
 
-def test_a_token_with_a_cache_and_without_by_hand():
+def test_the_cost_of_a_token_equals_an_example_by_hand():
     cached, again = next_token(TINY, 5, cached=True), next_token(TINY, 5, cached=False)
     assert cached.flops == 2 * 30 + 4 * 2 * 5 + 20
     assert again.flops == 5 * 2 * 30 + 4 * 2 * 15 + 20
     assert (cached.kv_bytes, again.kv_bytes) == ((1 + 5) * 4, (5 + 5) * 4)
 
 
-def test_a_window_by_hand():
-    # Of five tokens, two seen each but by the first: 1 + 2 + 2 + 2 + 2.
+def test_the_cost_with_a_window_equals_an_example_by_hand():
+    # Each of five tokens attends to two keys, the first to one: 1 + 2 + 2 + 2 + 2.
     assert attended(0, 5, 2) == 9
     assert next_token(TINY, 5, cached=True, window=2).flops == 2 * 30 + 4 * 2 * 2 + 20
     assert next_token(TINY, 5, cached=True, window=2).kv_bytes == (1 + 2) * 4
 
 
 @given(st.integers(0, 40), st.integers(1, 40), st.one_of(st.none(), st.integers(1, 50)))
-def test_keys_seen_and_read_against_counting(past: int, new: int, window: int | None):
+def test_keys_attended_and_read_equal_a_count(past: int, new: int, window: int | None):
     seen = [
         [key for key in range(query + 1) if window is None or query - key < window] for query in range(past, past + new)
     ]
@@ -57,13 +57,13 @@ def test_a_whole_sequence_is_its_forwards(prompt: int, more: int, window: int | 
     cached = generate(TINY, prompt, prompt + more, cached=True, window=window)
     again = generate(TINY, prompt, prompt + more, cached=False, window=window)
     assert again.flops == sum(forward(TINY, 0, context, window).flops for context in contexts)
-    # With a cache every position is computed once, the last token's never.
+    # With a cache every position is computed once, except the last token's.
     positions = prompt + more - 1 if more else 0
     assert cached.flops == 60 * positions + 8 * attended(0, positions, window) + 20 * more
     assert cached.weight_bytes == again.weight_bytes == 80 * more
 
 
-def test_what_sequences_read():
+def test_read_tokens_counts_the_reads_of_each_generated_token():
     of = [sequence(0, [0] * 5, prompt=2), sequence(1, [0] * 3, prompt=2)]
     assert read_tokens(of, None) == 3 + 4 + 5 + 3
     assert read_tokens(of, 3) == 3 + 3 + 3 + 3
@@ -73,8 +73,8 @@ def test_what_sequences_read():
     ("name", "token_bytes", "parameters"),
     [("llama-3.1-8b", 131072, 8.03e9), ("llama-3.1-70b", 327680, 70.55e9), ("qwen-3-8b", 147456, 8.19e9)],
 )
-def test_known_models(name: str, token_bytes: int, parameters: float):
+def test_known_models_have_their_public_sizes(name: str, token_bytes: int, parameters: float):
     geometry = Geometry(model=model_named(name))
     assert geometry.token_bytes == token_bytes
-    # With the embedding, which is looked up and not multiplied.
+    # The embedding counts too, although it is looked up and not multiplied.
     assert geometry.model.layer_parameters + 2 * geometry.model.head_parameters == pytest.approx(parameters, rel=1e-3)

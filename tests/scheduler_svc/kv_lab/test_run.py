@@ -1,4 +1,4 @@
-"""Lives: by hand where they are short, and by what must be true of any."""
+"""Runs of a workload: short ones checked by hand, longer ones against the raw extents of the layout."""
 
 import copy
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from scheduler_svc.kv_lab.geometry import Geometry
 from scheduler_svc.kv_lab.layouts.layout import Extents, Layout
 from scheduler_svc.kv_lab.layouts.registry import LAYOUTS
 from scheduler_svc.kv_lab.recompute import read_tokens
-from scheduler_svc.kv_lab.run import fit, live
+from scheduler_svc.kv_lab.run import count_that_fit, run_workload
 from scheduler_svc.kv_lab.settings import Settings
 from scheduler_svc.kv_lab.workload import Sequence, Workload, draw
 from scheduler_svc.simulator.cost.hardware import model_named
@@ -23,86 +23,88 @@ BUSY = settings(
 )  # fmt: skip
 
 
-def places(*lives: list[Sequence], arrivals: tuple[int, ...] | None = None) -> Workload:
-    """Requests of one sequence each, one place per list."""
-    return Workload(places=tuple(tuple((of,) for of in life) for life in lives), arrivals=arrivals or (0,) * len(lives))
+def clients(*requests: list[Sequence], arrivals: tuple[int, ...] | None = None) -> Workload:
+    """Returns a workload of one client per list, whose requests have one sequence each."""
+    return Workload(
+        clients=tuple(tuple((of,) for of in client) for client in requests), arrivals=arrivals or (0,) * len(requests)
+    )
 
 
-def test_one_after_another_in_one_reservation():
+def test_sequences_follow_one_another_in_one_reservation():
     asked = settings(memory_tokens=8, reserve=8, max_length=8)
-    workload = places(
+    workload = clients(
         [sequence(0, [0] * 4, prompt=2)], [sequence(1, [0] * 3, prompt=2), sequence(2, [0] * 3, prompt=1)]
     )
-    life = live(workload, LAYOUTS["contiguous"](asked), asked)
-    # Steps 0 and 1: the first grows to 4. Step 2: the second. Steps 3 and 4: its successor, from the step behind it.
-    assert list(life.steps.used) == [3, 4, 3, 2, 3]
-    assert list(life.steps.reserved) == [8] * 5
-    assert list(life.steps.running) == [1] * 5
-    assert list(life.steps.waiting) == [1, 1, 0, 0, 0]
-    assert list(life.steps.read) == [3, 4, 3, 2, 3]
-    assert list(life.waits) == [0, 2, 0]
-    assert (life.finished, life.decoded, life.prefilled, life.last_demand) == (3, 5, 5, 1)
+    record = run_workload(workload, LAYOUTS["contiguous"](asked), asked)
+    # Steps 0 and 1: the first grows to 4. Step 2: the second runs. Steps 3 and 4: the second client's next sequence.
+    assert list(record.steps.used) == [3, 4, 3, 2, 3]
+    assert list(record.steps.reserved) == [8] * 5
+    assert list(record.steps.running) == [1] * 5
+    assert list(record.steps.waiting) == [1, 1, 0, 0, 0]
+    assert list(record.steps.read) == [3, 4, 3, 2, 3]
+    assert list(record.waits) == [0, 2, 0]
+    assert (record.finished, record.decoded, record.prefilled, record.last_demand) == (3, 5, 5, 1)
 
 
-def test_the_youngest_makes_room_and_is_computed_again():
+def test_the_youngest_is_preempted_and_recomputed():
     asked = settings(memory_tokens=12, page_size=4, reserve=8, max_length=8)
     old, young = sequence(0, [0] * 6, prompt=3), sequence(1, [1] * 5, prompt=3)
-    life = live(places([old], [young]), LAYOUTS["paged"](asked), asked)
-    # Two pages: both come in step 0; in step 1 the old one needs a second page. Step 3: the young one again.
-    assert list(life.steps.running) == [2, 1, 1, 1]
-    assert list(life.steps.used) == [8, 5, 6, 5]
-    assert (life.preemptions, life.recomputed, life.prefilled, life.decoded) == (1, 4, 10, 5)
+    record = run_workload(clients([old], [young]), LAYOUTS["paged"](asked), asked)
+    # Two pages: both are admitted in step 0. In step 1 the old one needs a second page. Step 3: the young one again.
+    assert list(record.steps.running) == [2, 1, 1, 1]
+    assert list(record.steps.used) == [8, 5, 6, 5]
+    assert (record.preemptions, record.recomputed, record.prefilled, record.decoded) == (1, 4, 10, 5)
 
 
-@pytest.mark.parametrize(("name", "found"), [("paged", 0), ("shared", 4)])
-def test_who_was_preempted_goes_before_who_came_later(name: str, found: int):
+@pytest.mark.parametrize(("name", "hits"), [("paged", 0), ("shared", 4)])
+def test_a_preempted_sequence_is_readmitted_before_a_later_one(name: str, hits: int):
     asked = settings(memory_tokens=20, page_size=4, reserve=12, max_length=12)
     old, young, late = sequence(0, [0] * 9, prompt=7), sequence(1, [1] * 12, prompt=7), sequence(2, [2] * 12, prompt=9)
     layout = LAYOUTS[name](asked)
-    life = live(places([old], [young], [late], arrivals=(0, 0, 1)), layout, asked)
-    # In step 1 the old one takes the young one's last page, and ends. Then there is room for the young one alone, in
-    # steps 2 to 5; of its two pages the pool still has the first.
-    assert list(life.steps.running) == [2, 1, 1, 1, 1, 1, 1, 1, 1]
-    assert list(life.steps.waiting) == [0, 2, 1, 1, 1, 1, 0, 0, 0]
-    assert list(life.waits) == [0, 0, 5]
-    assert (life.preemptions, life.recomputed, life.hit, life.last_demand) == (1, 8 - found, found, 5)
-    told = figures(life, layout, 0, GEOMETRY)
-    assert (told.delayed, told.wait_mean_steps, told.running_mean, told.read_saved) == (1, 5 / 3, 7 / 6, 0)
+    record = run_workload(clients([old], [young], [late], arrivals=(0, 0, 1)), layout, asked)
+    # In step 1 the old one takes the young one's last page and ends. In steps 2 to 5 there is room for the young one
+    # only, and the first of its two pages is still cached.
+    assert list(record.steps.running) == [2, 1, 1, 1, 1, 1, 1, 1, 1]
+    assert list(record.steps.waiting) == [0, 2, 1, 1, 1, 1, 0, 0, 0]
+    assert list(record.waits) == [0, 0, 5]
+    assert (record.preemptions, record.recomputed, record.hit, record.last_demand) == (1, 8 - hits, hits, 5)
+    found = figures(record, layout, 0, GEOMETRY)
+    assert (found.delayed, found.wait_mean_steps, found.running_mean, found.read_saved) == (1, 5 / 3, 7 / 6, 0)
 
 
-def test_nobody_is_admitted_between_a_preemption_and_an_end():
+def test_no_sequence_is_admitted_between_a_preemption_and_an_end():
     asked = settings(memory_tokens=12, growth=1.0)
     old, young = sequence(0, [0] * 6, prompt=3), sequence(1, [1] * 7, prompt=5)
-    life = live(places([old], [young]), LAYOUTS["growing"](asked), asked)
-    # Slots 3 to 7 are the young one's. The old one moves behind them; then the young one cannot grow and goes. Its
-    # place would be free in step 1, and be taken from it in the same step.
-    assert (life.preemptions, list(life.steps.running)) == (1, [1, 1, 1, 1, 1])
+    record = run_workload(clients([old], [young]), LAYOUTS["growing"](asked), asked)
+    # The young one has slots 3 to 7 and the old one moves behind them, so the young one cannot grow and is preempted.
+    # It would fit again in step 1, and be preempted again in the same step.
+    assert (record.preemptions, list(record.steps.running)) == (1, [1, 1, 1, 1, 1])
 
 
-def test_the_end_begins_when_a_place_has_seen_its_last():
+def test_full_demand_ends_with_the_first_client_that_is_done():
     asked = settings(memory_tokens=24, reserve=12, max_length=12)
     short, long = sequence(0, [0] * 4, prompt=2), sequence(1, [0] * 6, prompt=2)
-    life = live(places([short], [long]), LAYOUTS["contiguous"](asked), asked)
-    assert list(life.steps.running) == [2, 2, 1, 1]
-    assert life.last_demand == 1
+    record = run_workload(clients([short], [long]), LAYOUTS["contiguous"](asked), asked)
+    assert list(record.steps.running) == [2, 2, 1, 1]
+    assert record.last_demand == 1
 
 
-def test_what_can_never_fit_is_rejected_and_its_place_goes_on():
+def test_a_sequence_that_can_never_fit_is_rejected_and_its_client_goes_on():
     asked = settings(memory_tokens=16, page_size=4, reserve=64, max_length=64)
     long, short = sequence(0, [0] * 13, prompt=2), sequence(1, [0] * 3, prompt=2)
-    life = live(places([long, short]), LAYOUTS["paged"](asked), asked)
-    assert (life.rejected, life.finished, list(life.steps.running)) == (1, 1, [0, 1])
+    record = run_workload(clients([long, short]), LAYOUTS["paged"](asked), asked)
+    assert (record.rejected, record.finished, list(record.steps.running)) == (1, 1, [0, 1])
 
 
-def test_fit_counts_whole_sequences_until_the_first_that_does_not():
+def test_count_that_fit_counts_full_lengths_until_one_does_not_fit():
     asked = settings(memory_tokens=20, page_size=4, reserve=8, max_length=8)
-    workload = places(*([sequence(i, [0] * length)] for i, length in enumerate((5, 8, 2))))
-    counts = {name: fit(workload, layout(asked)) for name, layout in LAYOUTS.items() if name != "shared"}
+    workload = clients(*([sequence(i, [0] * length)] for i, length in enumerate((5, 8, 2))))
+    counts = {name: count_that_fit(workload, layout(asked)) for name, layout in LAYOUTS.items() if name != "shared"}
     assert counts == {"contiguous": 2, "growing": 3, "paged": 2}
 
 
 def spied(name: str, asked: Settings) -> tuple[Layout, list[tuple[Mapping[int, Extents], Mapping[int, int]]]]:
-    """A layout whose extents and lengths are written down whenever it is looked at."""
+    """Returns a layout and the list into which it copies its extents and lengths in every step."""
     seen: list[tuple[Mapping[int, Extents], Mapping[int, int]]] = []
 
     class Spied(LAYOUTS[name]):  # type: ignore[misc]
@@ -116,13 +118,13 @@ def spied(name: str, asked: Settings) -> tuple[Layout, list[tuple[Mapping[int, E
 
 @pytest.mark.parametrize("window", [None, 20])
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_figures_are_those_of_the_raw_extents(name: str, window: int | None):
-    asked = settings(**{**vars_of(BUSY), "window": window})
+def test_figures_equal_those_computed_from_the_raw_extents(name: str, window: int | None):
+    asked = settings(**{**BUSY.model_dump(), "window": window})
     layout, seen = spied(name, asked)
     workload = draw(asked)
-    life = live(workload, layout, asked)
-    told = figures(life, layout, fit(workload, LAYOUTS[name](asked)), GEOMETRY)
-    # Read anew: slots held, slots written, the largest hole, all of them from the extents alone.
+    record = run_workload(workload, layout, asked)
+    found = figures(record, layout, count_that_fit(workload, LAYOUTS[name](asked)), GEOMETRY)
+    # Computed again from the extents alone: slots held, slots written, the largest hole.
     reserved, used, saved, broken = [], [], [], []
     for extents, lengths in seen:
         held = {slot for runs in extents.values() for slot in covered(runs)}
@@ -137,62 +139,58 @@ def test_figures_are_those_of_the_raw_extents(name: str, window: int | None):
         saved.append(sum(len(covered(runs)) for runs in extents.values()) - len(held))
         hole = largest_hole(layout, held) if name == "growing" else free
         broken.append(1 - hole / free if free else None)
-    demand = slice(0, told.demand_steps)
-    assert told.steps == len(seen) > told.demand_steps == life.last_demand + 1
-    assert told.grow.calls == told.decoded_tokens and 0 < told.grow.median_us < told.grow.p99_us
-    assert told.used_mean_tokens == pytest.approx(mean(used[demand]))
-    assert (told.used_peak_tokens, told.reserved_peak_tokens) == (max(used), max(reserved))
-    assert told.reserved_mean_tokens == pytest.approx(mean(reserved[demand]))
-    assert told.wasted_peak_tokens == max(r - u for r, u in zip(reserved, used, strict=True))
-    assert told.utilisation_mean == pytest.approx(mean(used[demand]) / 256)
-    assert told.utilisation_peak == max(used) / 256
-    assert told.internal_fragmentation == pytest.approx(1 - sum(used[demand]) / sum(reserved[demand]))
-    assert told.external_fragmentation == pytest.approx(mean([b for b in broken[demand] if b is not None]))
-    assert told.external_fragmentation_peak == pytest.approx(max((b for b in broken if b is not None), default=0.0))
-    assert (told.saved_peak_tokens, told.saved_mean_tokens) == (max(saved), pytest.approx(mean(saved[demand])))
+    demand = slice(0, found.demand_steps)
+    assert found.steps == len(seen) > found.demand_steps == record.last_demand + 1
+    assert found.grow.calls == found.decoded_tokens and 0 < found.grow.median_us < found.grow.p99_us
+    assert found.used_mean_tokens == pytest.approx(mean(used[demand]))
+    assert (found.used_peak_tokens, found.reserved_peak_tokens) == (max(used), max(reserved))
+    assert found.reserved_mean_tokens == pytest.approx(mean(reserved[demand]))
+    assert found.wasted_peak_tokens == max(r - u for r, u in zip(reserved, used, strict=True))
+    assert found.utilisation_mean == pytest.approx(mean(used[demand]) / 256)
+    assert found.utilisation_peak == max(used) / 256
+    assert found.internal_fragmentation == pytest.approx(1 - sum(used[demand]) / sum(reserved[demand]))
+    assert found.external_fragmentation == pytest.approx(mean([b for b in broken[demand] if b is not None]))
+    assert found.external_fragmentation_peak == pytest.approx(max((b for b in broken if b is not None), default=0.0))
+    assert (found.saved_peak_tokens, found.saved_mean_tokens) == (max(saved), pytest.approx(mean(saved[demand])))
 
 
 def mean(values: list[float]) -> float:
-    """0 of none."""
+    """Returns 0 for an empty list."""
     return sum(values) / max(1, len(values))
-
-
-def vars_of(asked: Settings) -> dict[str, object]:
-    return {name: getattr(asked, name) for name in asked.__dataclass_fields__}
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("seed", [0, 1])
-def test_what_any_life_must_add_up_to(name: str, seed: int):
-    asked = settings(**{**vars_of(BUSY), "seed": seed, "window": 32})
+def test_the_counts_of_a_run_add_up(name: str, seed: int):
+    asked = settings(**{**BUSY.model_dump(), "seed": seed, "window": 32})
     workload = draw(asked)
     layout = LAYOUTS[name](asked)
-    life = live(workload, layout, asked)
-    everyone = workload.in_order()
-    assert (life.finished, life.rejected, len(life.waits)) == (36, 0, 36)
-    assert life.decoded == sum(of.length - of.prompt for of in everyone) == len(life.grow_ns)
-    assert sum(life.steps.read_full) == read_tokens(everyone, None)
-    assert sum(life.steps.read) == read_tokens(everyone, 32)
-    assert life.prefilled - sum(of.prompt for of in everyone) >= life.recomputed
-    assert len(life.admit_ns) == 36 + life.preemptions
+    record = run_workload(workload, layout, asked)
+    sequences = workload.in_order()
+    assert (record.finished, record.rejected, len(record.waits)) == (36, 0, 36)
+    assert record.decoded == sum(of.length - of.prompt for of in sequences) == len(record.grow_ns)
+    assert sum(record.steps.read_full) == read_tokens(sequences, None)
+    assert sum(record.steps.read) == read_tokens(sequences, 32)
+    assert record.prefilled - sum(of.prompt for of in sequences) >= record.recomputed
+    assert len(record.admit_ns) == 36 + record.preemptions
     assert (layout.reserved, layout.used, layout.saved, dict(layout.extents())) == (0, 0, 0, {})
-    # The same again, but for the clock.
-    again = live(workload, LAYOUTS[name](asked), asked)
-    assert (again.steps, again.waits, again.preemptions) == (life.steps, life.waits, life.preemptions)
+    # A second run is equal, except for measured times.
+    again = run_workload(workload, LAYOUTS[name](asked), asked)
+    assert (again.steps, again.waits, again.preemptions) == (record.steps, record.waits, record.preemptions)
 
 
-def test_the_layouts_stand_in_the_order_that_the_lab_is_about():
-    asked = settings(**{**vars_of(BUSY), "samples": 1})
+def test_each_layout_runs_more_at_once_than_the_one_before():
+    asked = settings(**{**BUSY.model_dump(), "samples": 1})
     workload = draw(asked)
     at_once: list[float] = []
     for name in ("contiguous", "growing", "paged", "shared"):
         layout = LAYOUTS[name](asked)
-        life = live(workload, layout, asked)
-        at_once.append(figures(life, layout, 0, GEOMETRY).running_mean)
+        record = run_workload(workload, layout, asked)
+        at_once.append(figures(record, layout, 0, GEOMETRY).running_mean)
         if name == "contiguous":
-            assert figures(life, layout, 0, GEOMETRY).internal_fragmentation > 0.3
+            assert figures(record, layout, 0, GEOMETRY).internal_fragmentation > 0.3
         if name == "growing":
             assert layout.moved > 0 and layout.refused_by_fragmentation > 0
         if name == "shared":
-            assert life.hit > 0
+            assert record.hit > 0
     assert at_once == sorted(at_once)

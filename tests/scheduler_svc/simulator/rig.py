@@ -1,4 +1,4 @@
-"""Small simulations: a cost model whose every step takes as long as told, and setups of few pages."""
+"""Small simulations: a cost model with a given time per step, and setups of few pages."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,15 +8,15 @@ import numpy as np
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.simulator.cost.step_cost import StepShape
-from scheduler_svc.simulator.report.tally import Tally
 from scheduler_svc.simulator.simulation import Setup, Simulation
+from scheduler_svc.simulator.tally import Tally
 from scheduler_svc.simulator.workload.request_source import Arrival
 from scheduler_svc.simulator.workload.synthetic import Synthetic
 from scheduler_svc.simulator.workload.tokens import eos_of
 
 VOCAB_SIZE = 1000
 PAGE_SIZE = 16
-ROOT_PATIENCE = 1e15
+TIMEOUT_SECONDS = 1e15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ def setup(
         token_us=cost.token_us(),
     )
     config = CoreConfig(
-        max_waiting=max_waiting, step_timeout_seconds=ROOT_PATIENCE, silence_timeout_seconds=ROOT_PATIENCE
+        max_waiting=max_waiting, step_timeout_seconds=TIMEOUT_SECONDS, silence_timeout_seconds=TIMEOUT_SECONDS
     )
     return Setup(
         config=config,
@@ -81,7 +81,7 @@ def setup(
 
 
 def arrival(at: float, prompt: int, outputs: int, *, first: int = 0, tenant: int = 0) -> Arrival:
-    """A prompt of tokens that count from `first` on."""
+    """Returns a request with a prompt of tokens that count from `first` on."""
     tokens = ((np.arange(prompt) + first) % (VOCAB_SIZE - 1)).astype(np.int32)
     return Arrival(at=at, prompt=tokens, output_tokens=outputs, tenant=tenant)
 
@@ -91,7 +91,7 @@ def arrivals(workload: Synthetic, rate: float = 0.0) -> Iterator[Arrival]:
 
 
 def simulated(made: Setup, coming: Iterator[Arrival], *, concurrency: int = 0, tenants: int = 1) -> Simulation:
-    """Run to its end."""
+    """Runs a simulation to its end."""
     simulation = Simulation(made, coming, Tally(tenants=tenants), concurrency=concurrency)
     assert simulation.run()
     return simulation

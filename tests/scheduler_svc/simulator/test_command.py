@@ -1,4 +1,4 @@
-"""`tandem simulate` as it is called: what it prints, what it refuses and in which words."""
+"""The command line of `tandem simulate`: what it prints and what it refuses."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ def figures(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
     return json.loads(line)
 
 
-def test_the_table_and_the_last_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_has_every_figure_and_the_last_line_the_main_ones(capsys: pytest.CaptureFixture[str]) -> None:
     lines = printed(capsys, *SMALL).splitlines()
     labels = [line.split("  ")[0] for line in lines]
     for label in ("TTFT", "ITL", "queue", "total", "requests", "throughput", "pages", "hit rate", "waste"):
@@ -31,7 +31,7 @@ def test_the_table_and_the_last_line(capsys: pytest.CaptureFixture[str]) -> None
     assert lines[-1].endswith("seed 0") and "TTFT p50" in lines[-1]
 
 
-def test_json_is_the_same_every_time(capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_equal_runs_print_equal_json(capsys: pytest.CaptureFixture[str]) -> None:
     first, second = (figures(capsys, *SMALL, "--workers", "2") for _ in range(2))
     assert first == second
     assert first["requests"] == {"submitted": 60, "finished": 60, "rejected": 0}
@@ -42,20 +42,20 @@ def test_json_is_the_same_every_time(capsys: pytest.CaptureFixture[str]) -> None
     assert len(first["timeline"]) > 2
 
 
-def test_machines_and_models_change_what_is_expected(capsys: pytest.CaptureFixture[str]) -> None:
+def test_machine_and_model_decide_the_latency(capsys: pytest.CaptureFixture[str]) -> None:
     h200, l4 = (figures(capsys, *SMALL, "--machine", machine) for machine in ("h200", "l4"))
     assert l4["itl_seconds"]["p50"] > 5 * h200["itl_seconds"]["p50"]
     small = figures(capsys, *SMALL, "--machine", "l4", "--model", "smollm2-135m")
     assert small["itl_seconds"]["p50"] < l4["itl_seconds"]["p50"] / 10
 
 
-def test_policies_reach_the_core(capsys: pytest.CaptureFixture[str]) -> None:
+def test_policy_switches_reach_the_core(capsys: pytest.CaptureFixture[str]) -> None:
     heavy = ["--requests", "80", "--rate", "1000", "--input", "2000", "--output", "40", "--max-new-tokens", "0"]
     mixed, apart = (figures(capsys, *heavy, flag) for flag in ("--mixed-steps", "--no-mixed-steps"))
     assert mixed["itl_seconds"] != apart["itl_seconds"]
 
 
-def test_a_trace_by_its_own_blocks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_requests_of_a_trace_share_its_blocks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "made.jsonl"
     assert main(["--write-trace", str(path), "--requests", "60", "--seed", "3"]) == 0
     run = ("--trace", str(path), "--rate", "4")
@@ -66,7 +66,7 @@ def test_a_trace_by_its_own_blocks(capsys: pytest.CaptureFixture[str], tmp_path:
     assert first["requests"]["submitted"] == 20 and first["what"].endswith("with 2 at once")
 
 
-def test_steps_written_can_be_fitted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_steps_file_can_be_fitted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "steps.csv"
     run = ["--requests", "150", "--rate", "8", "--input", "uniform:10:4000", "--output", "uniform:1:60"]
     machine = figures(capsys, *run, "--steps", str(path))
@@ -82,7 +82,7 @@ def test_steps_written_can_be_fitted(capsys: pytest.CaptureFixture[str], tmp_pat
         assert fitted[name]["mean"] == pytest.approx(machine[name]["mean"], rel=0.2)
 
 
-def test_the_highest_rate_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+def test_find_rate_finds_the_highest_rate_that_holds(capsys: pytest.CaptureFixture[str]) -> None:
     goal = ["--find-rate", "--ttft-p99", "0.3"]
     run = ["--requests", "300", "--input", "1000", "--output", "4", "--rate", "20"]
     found = figures(capsys, *run, *goal)
@@ -96,8 +96,8 @@ def test_the_highest_rate_is_found(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--machine", "abacus"], "no machine is called 'abacus'; there are b200, h200, h100"),
-        (["--model", "eliza"], "no model is called 'eliza'; there are llama-3.1-8b"),
+        (["--machine", "abacus"], "there is no machine 'abacus'; it must be one of b200, h200, h100"),
+        (["--model", "eliza"], "there is no model 'eliza'; it must be one of llama-3.1-8b"),
         (["--model", "llama-3.1-70b"], "weights of 141.1 GB leave no page in 90% of 80 GB; --devices 2"),
         (["--find-rate"], "--find-rate and --ttft-p99 SECONDS go together"),
         (["--ttft-p99", "1"], "--find-rate and --ttft-p99 SECONDS go together"),
@@ -105,33 +105,23 @@ def test_the_highest_rate_is_found(capsys: pytest.CaptureFixture[str]) -> None:
         (["--token-budget", "300"], "--token-budget is 300; --max-rows 256 and one chunk of 128 need 384"),
         (["--trace", "nowhere.jsonl"], "nowhere.jsonl: No such file or directory"),
         (["--fit", "nowhere.csv"], "nowhere.csv: No such file or directory"),
+        (["--rate", "0"], "--rate is 0; it must be a number from 1e-06 to 1e+09"),
+        (["--rate", "nan"], "--rate is nan; it must be a number"),
+        (["--workers", "65"], "--workers is 65; it must be a whole number from 1 to 64"),
+        (["--input", "few"], "--input is 'few'; it must be N, uniform:LEAST:MOST"),
+        (["--admission", "none"], "--admission is 'none'; it must be one of horizon, watermark, known"),
+        (["--compare", "seeds"], "--compare is 'seeds'; it must be one of mixed-steps, admission"),
+        (["--request", "5"], "there is no flag --request; did you mean --requests?"),
         (["--prefix-groups", "1000000"], "1000000 prefixes of 1024 tokens make more than"),
     ],
 )
-def test_what_cannot_be_is_refused(capsys: pytest.CaptureFixture[str], argv: list[str], message: str) -> None:
+def test_wrong_options_are_refused(capsys: pytest.CaptureFixture[str], argv: list[str], message: str) -> None:
     assert main(argv) == 2
     captured = capsys.readouterr()
     assert captured.err.startswith("error: ") and message in captured.err and captured.out == ""
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["--rate", "0"], "argument --rate: '0' is no number from 1e-06 to 1e+09"),
-        (["--rate", "nan"], "argument --rate: 'nan' is no number"),
-        (["--workers", "65"], "argument --workers: '65' is no whole number from 1 to 64"),
-        (["--input", "few"], "argument --input: 'few' is no distribution of lengths"),
-        (["--request", "5"], "unrecognized arguments: --request 5"),
-    ],
-)
-def test_flags_that_are_wrong(capsys: pytest.CaptureFixture[str], argv: list[str], message: str) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(argv)
-    assert ended.value.code == 2
-    assert message in capsys.readouterr().err
-
-
-def test_pages_must_divide_the_blocks_of_a_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_page_size_must_divide_the_blocks_of_a_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "made.jsonl"
     write_trace(path, requests=5)
     assert main(["--trace", str(path), "--page-size", "96"]) == 2
@@ -139,14 +129,14 @@ def test_pages_must_divide_the_blocks_of_a_trace(capsys: pytest.CaptureFixture[s
     assert main(["--trace", str(path), "--page-size", "96", "--no-prefix-sharing"]) == 0
 
 
-def test_the_lab_is_reached(capsys: pytest.CaptureFixture[str]) -> None:
+def test_memory_starts_the_lab(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--memory", "paged", "--help"])
     assert ended.value.code == 0
     assert "--sequences" in capsys.readouterr().out
 
 
-def test_policies_stand_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_prints_the_variants_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     shared = ["--prefix-groups", "1", "--prefix-tokens", "512", "--tenants", "3"]
     lines = printed(capsys, *SMALL, *shared, "--compare", "prefix-sharing").splitlines()
     assert lines[0].split() == ["prefix-sharing", "no", "prefix-sharing"]
@@ -158,15 +148,15 @@ def test_policies_stand_side_by_side(capsys: pytest.CaptureFixture[str]) -> None
     assert json.loads(runs[0])["ttft_seconds"] == figures(capsys, *SMALL)["ttft_seconds"]
 
 
-def test_requests_of_one_moment_have_no_rate(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_requests_that_arrive_at_once_have_no_rate(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "2024-05-10 00:00:00.009930+00:00,9,3\n" * 4)
     assert printed(capsys, "--trace", str(path), "--rate", "5").splitlines()[-1].count("trace.csv all at once") == 1
     assert main(["--trace", str(path), "--find-rate", "--ttft-p99", "1"]) == 2
-    assert "all requests of the trace come at once" in capsys.readouterr().err
+    assert "all requests of the trace arrive at once" in capsys.readouterr().err
 
 
-def test_nobody_may_enter(capsys: pytest.CaptureFixture[str]) -> None:
+def test_requests_longer_than_the_context_are_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     refused = figures(capsys, "--requests", "3", "--rate", "1", "--input", "9000", "--model", "gemma-2-2b")
     assert refused["ends"] == {"rejected: invalid": 3} and refused["seconds"] == 0
     assert "3 rejected: invalid" in printed(capsys, "--requests", "3", "--input", "9000", "--model", "gemma-2-2b")

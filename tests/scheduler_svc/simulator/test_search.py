@@ -1,4 +1,4 @@
-"""The search brackets the rate, whatever the rate is and wherever it starts."""
+"""The search brackets the rate from any start."""
 
 import math
 
@@ -15,25 +15,25 @@ def probe_of(limit: float):
 
 
 @pytest.mark.parametrize("start", [0.01, 1.0, 37.0, 37.1, 5000.0])
-def test_it_brackets_the_rate(start: float) -> None:
-    found, probes = find_rate(probe_of(37.0), start=start, most_probes=40, precision=0.05)
-    assert found.best <= 37.0 < found.least_failing <= 1.05 * found.best
+def test_the_search_brackets_the_rate(start: float) -> None:
+    found, probes = find_rate(probe_of(37.0), start=start, max_probes=40, precision=0.05)
+    assert found.highest_holding <= 37.0 < found.lowest_failing <= 1.05 * found.highest_holding
     assert [probe.rate for probe in probes] == list(dict.fromkeys(probe.rate for probe in probes))
 
 
-def test_it_ends_where_every_rate_holds_and_where_none_does() -> None:
-    found, probes = find_rate(probe_of(math.inf), start=1.0, most_probes=100, precision=0.05)
-    assert found.least_failing == math.inf and found.best == probes[-1].rate > 1e8
-    found, probes = find_rate(probe_of(0.0), start=1.0, most_probes=100, precision=0.05)
-    assert found.best == 0.0 and found.least_failing == probes[-1].rate < 1e-5
+def test_the_search_ends_if_every_rate_holds_and_if_none_does() -> None:
+    found, probes = find_rate(probe_of(math.inf), start=1.0, max_probes=100, precision=0.05)
+    assert found.lowest_failing == math.inf and found.highest_holding == probes[-1].rate > 1e8
+    found, probes = find_rate(probe_of(0.0), start=1.0, max_probes=100, precision=0.05)
+    assert found.highest_holding == 0.0 and found.lowest_failing == probes[-1].rate < 1e-5
 
 
-def test_it_takes_no_more_probes_than_it_may() -> None:
-    found, probes = find_rate(probe_of(37.0), start=1.0, most_probes=7, precision=0.001)
-    assert len(probes) == 7 and found.best < 37 < found.least_failing
+def test_the_search_stops_at_the_limit_of_probes() -> None:
+    found, probes = find_rate(probe_of(37.0), start=1.0, max_probes=7, precision=0.001)
+    assert len(probes) == 7 and found.highest_holding < 37 < found.lowest_failing
 
 
-def test_one_percent_may_miss_the_goal() -> None:
+def test_a_probe_holds_if_one_percent_misses_the_goal() -> None:
     def holds(missed: int, is_whole: bool = True) -> bool:
         return Probe(rate=1.0, requests=1000, missed=missed, ttft_p99=0.0, is_whole=is_whole).holds
 

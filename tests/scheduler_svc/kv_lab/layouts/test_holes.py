@@ -1,4 +1,4 @@
-"""Holes against a plain list of slots."""
+"""`Holes` compared with a plain list of slots."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +19,7 @@ def runs_of(free: list[bool]) -> list[tuple[int, int]]:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["first", "behind", "give"]), st.integers(0, TOTAL), st.integers(1, 6))))
-def test_against_a_list_of_slots(actions: list[tuple[str, int, int]]):
+def test_holes_equal_a_plain_list_of_slots(actions: list[tuple[str, int, int]]):
     holes, free = Holes(TOTAL), [True] * TOTAL
     taken: list[tuple[int, int]] = []
     for action, at, count in actions:
@@ -28,7 +28,7 @@ def test_against_a_list_of_slots(actions: list[tuple[str, int, int]]):
             assert holes.take_first(count) == expected
             begin, end = (0, 0) if expected is None else (expected, expected + count)
         elif action == "behind":
-            # A run that begins here and not before.
+            # Only a run that begins exactly here.
             starts = dict(runs_of(free))
             begin, end = at, min(at + count, starts.get(at, at))
             assert holes.take_behind(at, count) == end - begin

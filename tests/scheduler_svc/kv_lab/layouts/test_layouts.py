@@ -1,4 +1,4 @@
-"""Each layout under random comings and goings: counters, extents and, where slots are shared, what stands in them."""
+"""Each layout under random admissions and releases: counters, extents and, for pages, the tokens in them."""
 
 import pytest
 from hypothesis import given
@@ -13,7 +13,7 @@ from tests.scheduler_svc.kv_lab.asking import audit, covered, sequence, settings
 
 
 class Memory:
-    """What stands in every slot, kept by itself: written where a layout says that a token is new, else copied."""
+    """A model of the tokens in every slot. A token is written if the layout reports it as new, and copied otherwise."""
 
     def __init__(self, layout: Layout, asked: Settings) -> None:
         self._layout, self._asked = layout, asked
@@ -28,7 +28,7 @@ class Memory:
     def grown(self, of: Sequence, length: int) -> None:
         before, now = self._places[of.index], covered(list(self._layout.extents()[of.index]))
         first_before, first_now = self._first(length - 1), self._first(length)
-        # What stayed in the window may stand elsewhere now. Only then was it copied.
+        # A token that stayed in the window was copied if its slot changed.
         old = {first_before + i: slot for i, slot in enumerate(before)}
         for i, slot in enumerate(now):
             position = first_now + i
@@ -37,11 +37,11 @@ class Memory:
         self._places[of.index] = now
         self._write(of, length - 1, length)
 
-    def gone(self, of: Sequence) -> None:
+    def released(self, of: Sequence) -> None:
         del self._places[of.index]
 
     def check(self, of: Sequence, length: int) -> None:
-        """Every position in the sequence's window holds its token."""
+        """Asserts that every position in the sequence's window holds its token."""
         first = self._first(length)
         least = 0 if self._asked.window is None else max(0, length - self._asked.window)
         for position in range(least, length):
@@ -66,14 +66,14 @@ asked_for = st.builds(
     growth=st.sampled_from([1.0, 1.5, 3.0]),
     window=st.one_of(st.none(), st.integers(1, 9)),
 )
-# Of two tokens, so that most of what comes began before; samples of one request have its prompt.
+# Prompts of two distinct tokens, so that most share a prefix. Samples of one request share its prompt.
 prompts = st.lists(st.integers(0, 1), min_size=1, max_size=9)
-actions = st.lists(st.tuples(st.sampled_from(["come", "sample", "again", "grow", "grow", "grow", "go"]),
+actions = st.lists(st.tuples(st.sampled_from(["arrive", "sample", "again", "grow", "grow", "grow", "release"]),
                              st.integers(0, 99), prompts), min_size=10, max_size=60)  # fmt: skip
 
 
 class Trial:
-    """Sequences that run in one layout, and those that were preempted."""
+    """Sequences that run in one layout, and preempted ones."""
 
     def __init__(self, layout: Layout, asked: Settings) -> None:
         self.layout, self.asked = layout, asked
@@ -83,24 +83,24 @@ class Trial:
         self.count = 0
 
     def do(self, action: str, choice: int, prompt: list[int]) -> None:
-        if action == "come" or (action == "sample" and not self.live):
-            self.come(prompt, self.count)
+        if action == "arrive" or (action == "sample" and not self.live):
+            self.arrive(prompt, self.count)
         elif action == "sample":
             of = self.live[choice % len(self.live)][0]
-            self.come(of.tokens[: of.prompt].tolist(), of.request)
+            self.arrive(of.tokens[: of.prompt].tolist(), of.request)
         elif action == "again" and self.preempted:
             self.admit(*self.preempted.pop(choice % len(self.preempted)))
         elif self.live and action == "grow":
             self.grow(choice % len(self.live))
-        elif self.live and action == "go":
+        elif self.live and action == "release":
             of, length = self.live.pop(choice % len(self.live))
             self.layout.release(of)
             if self.memory:
-                self.memory.gone(of)
+                self.memory.released(of)
             self.preempted.append((of, length))
 
-    def come(self, prompt: list[int], request: int) -> None:
-        # What it generates is its own alone, but for samples that draw alike.
+    def arrive(self, prompt: list[int], request: int) -> None:
+        # Generated tokens differ between sequences, except between some samples.
         tokens = [*prompt, self.count % 2, *((self.count >> k) & 1 for k in range(12))]
         of = sequence(self.count, tokens, prompt=len(prompt), request=request)
         self.count += 1
@@ -142,7 +142,7 @@ class Trial:
 
 
 def figures(layout: Layout) -> object:
-    """All that a refusal leaves as it was; `cached` too, but for the order in which pages are handed out."""
+    """Returns everything that a refusal must leave unchanged."""
     return (layout.used, layout.reserved, layout.saved, layout.cached, layout.moved, dict(layout.lengths()),
             {index: list(runs) for index, runs in layout.extents().items()})  # fmt: skip
 
@@ -150,7 +150,7 @@ def figures(layout: Layout) -> object:
 @pytest.mark.parametrize("name", LAYOUTS)
 @trials(deadline=None, max_examples=100)
 @given(asked=asked_for, actions=actions)
-def test_counters_are_what_the_extents_say(name: str, asked: Settings, actions: list[tuple[str, int, list[int]]]):
+def test_counters_equal_those_of_the_extents(name: str, asked: Settings, actions: list[tuple[str, int, list[int]]]):
     trial = Trial(LAYOUTS[name](asked), asked)
     trial.check()
     for action in actions:
@@ -163,7 +163,7 @@ def test_counters_are_what_the_extents_say(name: str, asked: Settings, actions: 
     assert (trial.layout.used, trial.layout.reserved, trial.layout.saved) == (0, 0, 0)
 
 
-def test_contiguous_by_hand():
+def test_the_contiguous_layout_equals_an_example_by_hand():
     layout = LAYOUTS["contiguous"](settings(memory_tokens=10, reserve=4))
     a, b, c = (sequence(i, [0] * 4) for i in range(3))
     assert layout.overhead == 2
@@ -176,30 +176,30 @@ def test_contiguous_by_hand():
     assert not layout.could_ever_hold(5)
 
 
-def test_growing_by_hand():
+def test_the_growing_layout_equals_an_example_by_hand():
     layout = LAYOUTS["growing"](settings(memory_tokens=10))
     a, b, c = (sequence(i, [0] * 8) for i in range(3))
     assert (layout.admit(a, 3), layout.admit(b, 2)) == (0, 0)
-    # Its neighbour is taken, and 6 slots are nowhere: the 4 that it needs behind that neighbour.
+    # The slots behind it are taken and no hole has 6 slots, so it moves to the 4 that it needs.
     assert layout.grow(a)
     assert layout.extents() == {0: [(5, 9)], 1: [(3, 5)]}
     assert (layout.moves, layout.moved, layout.free, layout.largest_hole()) == (1, 3, 4, 3)
     assert layout.admit(c, 4) is None
     assert layout.refused_by_fragmentation == 1
-    # In place, as far as the hole behind it goes.
+    # It grows in place, as far as the hole behind it reaches.
     assert layout.grow(a)
     assert layout.extents()[0] == [(5, 10)]
     layout.release(b)
     assert (layout.largest_hole(), layout.admit(c, 5)) == (5, 0)
-    # Full and not broken up.
+    # The memory is full and not fragmented.
     assert not layout.grow(a)
     assert (layout.refused_by_fragmentation, layout.used, layout.reserved) == (1, 10, 10)
 
 
-def test_paged_by_hand():
+def test_the_paged_layout_equals_an_example_by_hand():
     layout = LAYOUTS["paged"](settings(memory_tokens=22))
     a, b = (sequence(i, [0] * 12) for i in range(2))
-    # The padding page, and two slots behind the last page.
+    # Overhead is the padding page and two slots behind the last page.
     assert layout.overhead == 6
     assert (layout.admit(a, 5), layout.admit(b, 4)) == (0, 0)
     assert layout.extents() == {0: [(4, 8), (8, 12)], 1: [(12, 16)]}
@@ -210,7 +210,7 @@ def test_paged_by_hand():
     assert (layout.reserved, layout.used, layout.free) == (16, 13, 0)
 
 
-def test_paged_behind_a_window_by_hand():
+def test_the_paged_layout_releases_pages_behind_a_window():
     layout = LAYOUTS["paged"](settings(memory_tokens=16, window=4))
     a = sequence(0, [0] * 12)
     # Of 7 tokens the last four are 3 to 6: two pages. With 8 the first page is behind them.
@@ -222,7 +222,7 @@ def test_paged_behind_a_window_by_hand():
     assert (layout.reserved, layout.used, layout.lengths()[0]) == (4, 4, 12)
 
 
-def test_shared_by_hand():
+def test_the_shared_layout_equals_an_example_by_hand():
     layout = LAYOUTS["shared"](settings(memory_tokens=40))
     prompt = [1, 2, 3, 4, 5, 6]
     a, b = (sequence(i, [*prompt, 7 + i, 9], prompt=6, request=0) for i in range(2))
@@ -232,11 +232,11 @@ def test_shared_by_hand():
     assert (layout.admit(a, 6), layout.admit(b, 6)) == (0, 6)
     assert layout.extents() == {0: [(4, 8), (8, 12)], 1: [(4, 8), (8, 12)]}
     assert (layout.reserved, layout.used, layout.saved) == (8, 6, 8)
-    # The first to write copies the two tokens of the partial page; the other then has it alone.
+    # The first write copies the two tokens of the partial page. The other sequence then holds that page alone.
     assert (layout.grow(a), layout.grow(b)) == (True, True)
     assert layout.extents() == {0: [(4, 8), (12, 16)], 1: [(4, 8), (8, 12)]}
     assert (layout.moves, layout.moved, layout.used, layout.saved) == (1, 2, 10, 4)
-    # A third finds the first page, while it is held and after.
+    # A third sequence finds the first page, while it is held and afterwards.
     assert layout.admit(c, 6) == 4
     assert (layout.reserved, layout.saved) == (16, 8)
     for of in (a, b, c):
@@ -245,7 +245,7 @@ def test_shared_by_hand():
     assert layout.admit(c, 6) == 4
 
 
-def test_a_sequence_that_comes_again_finds_its_own_pages():
+def test_a_readmitted_sequence_finds_its_own_pages():
     layout = LAYOUTS["shared"](settings(memory_tokens=40))
     a = sequence(0, list(range(12)), prompt=2)
     layout.prepare(a)
@@ -255,33 +255,33 @@ def test_a_sequence_that_comes_again_finds_its_own_pages():
     assert layout.admit(a, 10) == 8
 
 
-def test_behind_a_window_a_head_is_found_without_what_it_no_longer_needs():
+def test_with_a_window_the_pages_before_it_need_not_be_cached():
     asked = settings(memory_tokens=16, window=4)
     layout = LAYOUTS["shared"](asked)
     a = sequence(0, list(range(12)), prompt=12)
     other = sequence(1, [99] * 5, prompt=5)
     for of in (a, other):
         layout.prepare(of)
-    # It takes the pages of positions 4 to 11; the first page never was.
+    # It takes the pages of positions 4 to 11 and never allocates the first page.
     assert layout.admit(a, 10) == 0
     layout.release(a)
     assert layout.admit(other, 3) == 0
-    # Positions 4 to 7 are one page that is still there: all that the token at 8 sees beside itself.
+    # Positions 4 to 7 are one cached page, which is all that the token at 8 attends to beside itself.
     assert layout.admit(a, 10) == 8
 
 
-def test_behind_a_window_nothing_is_found_where_what_it_needs_is_missing():
+def test_with_a_window_a_missing_page_in_it_prevents_a_hit():
     layout = LAYOUTS["shared"](settings(memory_tokens=24, window=6))
     a = sequence(0, list(range(12)), prompt=12)
     layout.prepare(a)
-    # It takes the pages of positions 4 to 11, and the token at 8 would see position 3 too.
+    # It takes the pages of positions 4 to 11, but the token at 8 also attends to position 3.
     assert layout.admit(a, 10) == 0
     layout.release(a)
     assert layout.cached == 4
     assert layout.admit(a, 10) == 0
 
 
-def test_the_last_token_is_computed_even_where_all_pages_are_there():
+def test_the_last_token_is_computed_even_if_all_pages_are_cached():
     layout = LAYOUTS["shared"](settings(memory_tokens=40))
     a, b = (sequence(i, list(range(12)), prompt=8) for i in range(2))
     for of in (a, b):

@@ -1,5 +1,4 @@
-"""Models and machines are what their public configs say; a roofline is bound by what binds it; a fit finds what made
-the times."""
+"""Models have the sizes of their public configs, a roofline follows the tighter bound, a fit recovers its terms."""
 
 import itertools
 from pathlib import Path
@@ -40,7 +39,7 @@ def step(
     )
 
 
-# Billions, of the public model cards.
+# Billions of parameters, from the public model cards.
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [
@@ -59,8 +58,8 @@ def test_models_have_the_parameters_of_their_cards(name: str, parameters: float)
     assert model_named(name).parameters / 1e9 == pytest.approx(parameters, rel=0.01)
 
 
-def test_unknown_names_list_the_known() -> None:
-    with pytest.raises(UnknownName, match="no machine is called 'h1000'; there are b200, h200, h100"):
+def test_the_error_for_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(UnknownName, match="there is no machine 'h1000'; it must be one of b200, h200, h100"):
         machine_named("h1000")
     with pytest.raises(UnknownName, match=r"llama-3\.1-8b"):
         model_named("llama")
@@ -68,7 +67,7 @@ def test_unknown_names_list_the_known() -> None:
 
 
 @pytest.mark.parametrize("window", [0, 1, 4, 7, 100])
-def test_attention_of_a_chunk_is_counted_pair_by_pair(window: int) -> None:
+def test_chunk_attention_equals_a_count_of_all_pairs(window: int) -> None:
     rng = np.random.default_rng(window)
     starts, counts = rng.integers(0, 20, 6), rng.integers(1, 12, 6)
     seen = [
@@ -89,12 +88,12 @@ def roofline(model: str = "llama-3.1-8b", **changes: float) -> Roofline:
 def test_a_small_decode_step_reads_the_weights_once() -> None:
     cost = roofline()
     model = cost.model
-    read = 2 * (model.parameters - model.head_parameters)  # all but the embedding's table
+    read = 2 * (model.parameters - model.head_parameters)  # all but the embedding table
     assert cost.seconds(step(contexts=[1])) == pytest.approx(read / 3350e9, rel=1e-3)
     assert cost.seconds(step(contexts=[1] * 8)) == pytest.approx(cost.seconds(step(contexts=[1])), rel=1e-3)
 
 
-def test_a_context_costs_its_cache_entries() -> None:
+def test_a_longer_context_reads_more_cache_entries() -> None:
     cost = roofline()
     more = cost.seconds(step(contexts=[100_001])) - cost.seconds(step(contexts=[1]))
     assert more == pytest.approx(100_000 * 2 * MODELS["llama-3.1-8b"].kv_values / 3350e9)
@@ -111,7 +110,7 @@ def test_a_long_prompt_is_bound_by_arithmetic() -> None:
     assert later == pytest.approx(4 * model.layers * model.heads * model.head_dim * tokens * 100_000 / 989e12)
 
 
-def test_a_window_bounds_what_its_layers_read() -> None:
+def test_a_window_bounds_the_reads_of_its_layers() -> None:
     sliding, whole = roofline("mistral-7b-v0.1"), roofline("mistral-7b-v0.3")
     far = step(contexts=[30_000] * 32)
     assert sliding.seconds(far) == pytest.approx(sliding.seconds(step(contexts=[4096] * 32)))
@@ -123,19 +122,19 @@ def test_a_window_bounds_what_its_layers_read() -> None:
     )
 
 
-def test_efficiency_overhead_devices_and_copies() -> None:
+def test_efficiency_overhead_devices_and_copies_change_the_time() -> None:
     small = step(contexts=[1])
     base = roofline().seconds(small)
     assert roofline(bandwidth_efficiency=0.5).seconds(small) == pytest.approx(2 * base)
     assert roofline(overhead_seconds=0.25).seconds(small) == pytest.approx(base + 0.25)
-    # Two all-reduces per layer of 10 us each, and next to no bytes.
+    # Two all-reduces of 10 us per layer, with hardly any bytes.
     assert roofline(devices=2).seconds(small) == pytest.approx(base / 2 + 32 * 2 * 10e-6, rel=0.01)
     assert roofline().seconds(step(contexts=[1], host_pages=3)) == pytest.approx(
         base + 3 * 128 * 2 * MODELS["llama-3.1-8b"].kv_values / 64e9
     )
 
 
-def test_what_memory_holds_beside_the_weights() -> None:
+def test_pages_fill_the_memory_beside_the_weights() -> None:
     cost = roofline()
     assert cost.pages_in(0.9) == int((72e9 - 2 * cost.model.parameters) // (128 * 131072))
     assert roofline("llama-3.1-70b").pages_in(0.9) < 1
@@ -145,7 +144,7 @@ def test_what_memory_holds_beside_the_weights() -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_least_squares_without_negatives_is_the_best_of_all_subsets(seed: int) -> None:
+def test_non_negative_least_squares_is_the_best_of_all_subsets(seed: int) -> None:
     rng = np.random.default_rng(seed)
     a, b = rng.normal(size=(30, 4)), rng.normal(size=30)
     found = non_negative_least_squares(a, b)
@@ -176,7 +175,7 @@ def recorded(noise: float = 0.0, count: int = 400) -> RecordedSteps:
     return RecordedSteps(features=features, ms=features @ TRUE * (1 + noise * rng.normal(size=count)), pages_total=4000)
 
 
-def test_a_fit_finds_what_made_the_times() -> None:
+def test_a_fit_recovers_the_coefficients() -> None:
     exact = fit(recorded(), page_size=16, copy_us=5.0)
     assert exact.coefficients == pytest.approx(tuple(TRUE))
     assert exact.r_squared == pytest.approx(1.0) and exact.median_error == pytest.approx(0.0, abs=1e-9)
@@ -188,7 +187,7 @@ def test_a_fit_finds_what_made_the_times() -> None:
     assert exact.seconds(step([(0, 10), (5, 30)], [16, 17], host_pages=1)) == pytest.approx(1e-3 * ms + 5e-6)
 
 
-def test_steps_of_another_kind_are_left_out_and_counted() -> None:
+def test_outliers_are_left_out_and_counted() -> None:
     steps = recorded()
     steps.ms[:3] *= 5000  # compiles
     found = fit(steps, page_size=16, copy_us=0.0)
@@ -209,12 +208,12 @@ def lines(count: int) -> list[dict[str, object]]:
     return [dict(line) for _ in range(count)]
 
 
-def test_the_file_of_steps_is_read(tmp_path: Path) -> None:
+def test_read_steps_reads_timed_steps_only(tmp_path: Path) -> None:
     others: list[dict[str, object]] = [{"kind": "joined"}, {"kind": "reset", "ms": 9}]
     prefill: dict[str, object] = {"kind": "prefill", "prefill_tokens": 5, "pages_used": 9, "ms": 4}
     steps = read_steps(steps_file(tmp_path, [*others, *lines(20), prefill]))
     assert steps.ms.tolist() == [3.5] * 20 + [4]
-    # Pages count where decode rows read them.
+    # Pages count only in steps with decode rows.
     assert steps.features[[0, -1]].tolist() == [[1, 0, 2, 7], [1, 5, 0, 0]]
     assert steps.pages_total == 100
 
@@ -227,14 +226,14 @@ def test_the_file_of_steps_is_read(tmp_path: Path) -> None:
         ({"pages_used": "nan"}, "line 6: pages_used is 'nan'"),
     ],
 )
-def test_bad_cells_are_named(tmp_path: Path, change: dict[str, object], message: str) -> None:
+def test_the_error_for_a_bad_cell_names_it(tmp_path: Path, change: dict[str, object], message: str) -> None:
     many = lines(30)
     many[4].update(change)
     with pytest.raises(StepsFileError, match=message):
         read_steps(steps_file(tmp_path, many))
 
 
-def test_files_that_cannot_be_fitted(tmp_path: Path) -> None:
+def test_files_that_cannot_be_fitted_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StepsFileError, match="19 timed steps; a fit needs at least 20"):
         read_steps(steps_file(tmp_path, lines(19)))
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
@@ -242,6 +241,6 @@ def test_files_that_cannot_be_fitted(tmp_path: Path) -> None:
         read_steps(tmp_path / "other.csv")
 
 
-def test_a_fit_of_equal_steps_says_so_without_dividing_by_nothing(tmp_path: Path) -> None:
+def test_a_fit_of_equal_steps_does_not_divide_by_zero(tmp_path: Path) -> None:
     found = fit(read_steps(steps_file(tmp_path, lines(40))), page_size=16, copy_us=0.0)
     assert isinstance(found, FittedCost) and found.median_error == pytest.approx(0.0, abs=1e-9)

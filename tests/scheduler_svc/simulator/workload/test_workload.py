@@ -1,4 +1,4 @@
-"""Traces are read as their formats are, bad lines named; what is drawn has the shape that was asked for."""
+"""Traces are read in both formats with errors that name the line; synthetic workloads have the requested shape."""
 
 import itertools
 import json
@@ -33,14 +33,14 @@ def mooncake(folder: Path, lines: list[Any]) -> Path:
     return path
 
 
-def test_mooncake(tmp_path: Path) -> None:
+def test_a_mooncake_trace_is_read(tmp_path: Path) -> None:
     trace = read_trace(mooncake(tmp_path, MOONCAKE))
     assert trace.at.tolist() == [0, 1.5, 3] and trace.own_rate == pytest.approx(2 / 3)
     assert trace.shared_blocks == pytest.approx(2 / 7)
     first, second, third = trace.arrivals(trace.own_rate, VOCAB_SIZE)
     assert [len(each.prompt) for each in (first, second, third)] == [1030, 1100, 600]
     assert [each.output_tokens for each in (first, second, third)] == [3, 4, 1]
-    # Equal ids are equal tokens; another id another block; what has no id is nobody's.
+    # Equal ids give equal tokens, other ids other tokens; tokens without an id belong to one request.
     assert (first.prompt[:1024] == second.prompt[:1024]).all()
     assert not (first.prompt[1024:] == second.prompt[1024:1030]).all()
     assert first.prompt.dtype == np.int32
@@ -48,14 +48,14 @@ def test_mooncake(tmp_path: Path) -> None:
     assert len(np.unique(np.concatenate([first.prompt, third.prompt]))) > VOCAB_SIZE // 2
 
 
-def test_another_rate_moves_arrivals_alone(tmp_path: Path) -> None:
+def test_another_rate_changes_only_the_times(tmp_path: Path) -> None:
     trace = read_trace(mooncake(tmp_path, MOONCAKE))
     own, twice = list(trace.arrivals(2 / 3, VOCAB_SIZE)), list(trace.arrivals(4 / 3, VOCAB_SIZE))
     assert [each.at for each in twice] == pytest.approx([each.at / 2 for each in own])
     assert all((a.prompt == b.prompt).all() for a, b in zip(own, twice, strict=True))
 
 
-def test_azure(tmp_path: Path) -> None:
+def test_an_azure_trace_is_read(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text(AZURE)
     trace = read_trace(path)
@@ -82,9 +82,9 @@ def test_the_first_so_many(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "line 2: it is no JSON"),
-        ("[1]", "line 2: it is no JSON object"),
-        ({"timestamp": -1}, "line 2: timestamp is -1; it must be milliseconds from 0 on"),
+        ("{", "line 2: it is not JSON"),
+        ("[1]", "line 2: it is not a JSON object"),
+        ({"timestamp": -1}, "line 2: timestamp is -1; it must be a number of milliseconds"),
         ({"timestamp": None}, "line 2: timestamp is None"),
         ({"timestamp": True}, "line 2: timestamp is True"),
         ({"input_length": 1.5}, "line 2: input_length is 1.5; it must be a number from 0 to 10000000"),
@@ -95,7 +95,7 @@ def test_the_first_so_many(tmp_path: Path) -> None:
         ({"input_length": 1024, "hash_ids": [1]}, r"line 2: 1 hash_ids for 1024 tokens; blocks of 512 tokens make 2$"),
     ],
 )
-def test_bad_lines_of_mooncake_are_named(tmp_path: Path, line: Any, message: str) -> None:
+def test_the_error_for_a_bad_mooncake_line_names_it(tmp_path: Path, line: Any, message: str) -> None:
     bad = {**MOONCAKE[0], **line} if isinstance(line, dict) else line
     with pytest.raises(WorkloadError, match=message):
         read_trace(mooncake(tmp_path, [MOONCAKE[0], bad]))
@@ -113,24 +113,24 @@ def test_bad_lines_of_mooncake_are_named(tmp_path: Path, line: Any, message: str
         ("x" * (1 << 20), "line 1: it is longer than 1048576 characters"),
     ],
 )
-def test_bad_lines_of_azure_are_named(tmp_path: Path, text: str, message: str) -> None:
+def test_the_error_for_a_bad_azure_line_names_it(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "trace.csv"
     path.write_text(text)
     with pytest.raises(WorkloadError, match=message):
         read_trace(path, TraceFormat.AZURE)
 
 
-def test_bytes_that_are_no_text(tmp_path: Path) -> None:
+def test_bytes_that_are_not_text_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(WorkloadError, match="is no text"):
+    with pytest.raises(WorkloadError, match="is not UTF-8 text"):
         read_trace(path)
 
 
 # Made-up traces --------------------------------------------------------------------------------------------------
 
 
-def test_the_made_up_trace_has_the_published_ones_shape(tmp_path: Path) -> None:
+def test_a_written_trace_has_the_shape_of_the_published_one(tmp_path: Path) -> None:
     write_trace(tmp_path / "made.jsonl")
     trace = read_trace(tmp_path / "made.jsonl")
     assert trace.num_requests == REQUESTS == 23_608
@@ -157,13 +157,13 @@ def gaps(workload: Synthetic) -> np.ndarray[Any, Any]:
 @pytest.mark.parametrize(
     ("spacing", "variation"), [(Spacing.POISSON, 1.0), (Spacing.UNIFORM, 0.0), (Spacing.BURSTY, 3.0)]
 )
-def test_arrivals_have_their_rate_and_spread(spacing: Spacing, variation: float) -> None:
+def test_arrivals_have_the_rate_and_spread_of_their_spacing(spacing: Spacing, variation: float) -> None:
     found = gaps(synthetic(20_000, spacing=spacing))
     assert found.mean() == pytest.approx(1 / 50, rel=0.1)
     assert found.std() / found.mean() == pytest.approx(variation, rel=0.15, abs=1e-6)
 
 
-def test_a_seed_decides_everything_and_a_rate_only_the_moments() -> None:
+def test_the_seed_decides_the_requests_and_the_rate_only_the_times() -> None:
     def same(a: Arrival, b: Arrival) -> bool:
         return a.output_tokens == b.output_tokens and np.array_equal(a.prompt, b.prompt)
 
@@ -174,11 +174,11 @@ def test_a_seed_decides_everything_and_a_rate_only_the_moments() -> None:
     assert not any(same(a, b) for a, b in zip(one, other, strict=True))
 
 
-def test_a_billion_requests_are_drawn_as_they_come() -> None:
+def test_a_billion_requests_are_drawn_lazily() -> None:
     assert len(list(itertools.islice(arrivals(synthetic(1_000_000_000)), 5))) == 5
 
 
-def test_prefixes_are_shared_within_a_group_alone() -> None:
+def test_prefixes_are_shared_within_a_group_only() -> None:
     prompts = [each.prompt for each in arrivals(synthetic(300, prefix_groups=3, prefix_tokens=40))]
     heads = {prompt[:40].tobytes() for prompt in prompts}
     assert len(heads) == 3
@@ -205,7 +205,7 @@ def test_a_greedy_tenant_sends_its_share() -> None:
         ("lognormal:8000:1:9000", None, 1, 9000),
     ],
 )
-def test_lengths(text: str, mean: float | None, least: int, most: int | None) -> None:
+def test_lengths_have_their_mean_and_bounds(text: str, mean: float | None, least: int, most: int | None) -> None:
     drawn = parse_lengths(text).draw(np.random.default_rng(0), 50_000)
     assert drawn.min() >= least and (most is None or drawn.max() == most)
     assert mean is None or drawn.mean() == pytest.approx(mean, rel=0.03)
@@ -214,6 +214,6 @@ def test_lengths(text: str, mean: float | None, least: int, most: int | None) ->
 @pytest.mark.parametrize(
     "text", ["", "x", "0", "uniform:1", "uniform:9:3", "normal:3:4", "lognormal:100", "lognormal:100:99", "nan", "5:6"]
 )
-def test_lengths_that_are_none(text: str) -> None:
-    with pytest.raises(ValueError, match=r"lognormal:MEAN:SIGMA|outside|is more than"):
+def test_malformed_lengths_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"it must be N, uniform|must be from|must be at most"):
         parse_lengths(text)

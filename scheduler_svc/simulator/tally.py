@@ -1,6 +1,7 @@
-"""What a simulation is asked about, counted as it goes: latencies, tokens, ends, pages over time.
+"""Counts what a simulation yields as it runs: latencies, tokens, ends, pages over time.
 
-Owns the counts and the slots of live requests. Everything is bounded by what lives at once, never by what has been.
+Owns the counts and the slots of live requests. Its memory grows with the requests that are live at once, not with all
+requests of the run.
 """
 
 from collections import Counter
@@ -11,16 +12,16 @@ import numpy.typing as npt
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages.reports import Load
-from scheduler_svc.simulator.report.histogram import Histogram
+from scheduler_svc.simulator.histogram import Histogram
 from scheduler_svc.simulator.worker import SLOT_BITS, SLOT_MASK
 
 FloatArray = npt.NDArray[np.float64]
 
-_MOST_POINTS = 512
+_MAX_POINTS = 512
 
 
 class Latencies:
-    """Of some requests: seconds to the first token, between tokens, in the queue, from arrival to end."""
+    """Latencies of a set of requests: to the first token, between tokens, in the queue, from arrival to end."""
 
     def __init__(self) -> None:
         self.ttft = Histogram()
@@ -31,7 +32,7 @@ class Latencies:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A look at the core: seconds, pages, requests."""
+    """The core's load at one time: seconds, pages, requests."""
 
     at: float
     pages_used: int
@@ -41,28 +42,28 @@ class Point:
 
 
 class Timeline:
-    """At most so many points, evenly spread: when they are too many, every second one goes."""
+    """At most 512 points, evenly spread. When there are more, every second one is dropped."""
 
     def __init__(self) -> None:
         self.points: list[Point] = []
         self._gap = 0.0
 
     def add(self, point: Point) -> None:
-        """Kept if it is far enough from the last."""
+        """Adds the point if it is far enough from the last one."""
         if self.points and point.at - self.points[-1].at < self._gap:
             return
         self.points.append(point)
-        if len(self.points) > _MOST_POINTS:
+        if len(self.points) > _MAX_POINTS:
             self.points = self.points[::2]
             self._gap = (self.points[-1].at - self.points[0].at) / (len(self.points) - 1)
 
 
 class Tally:
-    """Of one simulation. `tenants` more than one: the first and the others are told apart."""
+    """The counts of one simulation. With several tenants the first and the others are also counted apart."""
 
     def __init__(self, *, tenants: int = 1, ttft_limit: float = 0.0) -> None:
-        """`ttft_limit` seconds: later first tokens are counted; 0: none is."""
-        self.everybody = Latencies()
+        """Counts first tokens that come later than `ttft_limit` seconds, unless it is 0."""
+        self.all_requests = Latencies()
         self.groups: list[Latencies] = [Latencies(), Latencies()] if tenants > 1 else []
         self.ends: Counter[str] = Counter()
         self.submitted = self.finished = self.rejected = self.failed = 0
@@ -75,7 +76,7 @@ class Tally:
         self.pages_used_max = self.pages_held_max = 0
         self._used_seconds = self._cached_seconds = self._running_seconds = 0.0
         self._point: Point | None = None
-        self._looked_from: float | None = None
+        self._observed_from: float | None = None
         self._ttft_limit = ttft_limit
         self._free: list[int] = []
         self._arrived: FloatArray = np.zeros(1024)
@@ -92,11 +93,11 @@ class Tally:
 
     @property
     def missed(self) -> int:
-        """Requests whose first token came too late, or never."""
+        """Requests that got their first token too late, or never."""
         return self.too_late + self.rejected + self.failed
 
     def enter(self, now: float, tenant: int) -> int:
-        """A request comes; its stream, whose low bits are its slot."""
+        """Counts a new request. Returns its stream. The low bits of the stream are its slot."""
         slot = self._free.pop() if self._free else self._new_slot()
         self._arrived[slot] = now
         self._group[slot] = tenant > 0
@@ -116,13 +117,13 @@ class Tally:
         return slot
 
     def reject(self, effect: fx.Rejected) -> None:
-        """It may not enter."""
+        """Counts a rejected request."""
         self.rejected += 1
         self.ends[f"rejected: {effect.code}"] += 1
         self._free.append(effect.stream & SLOT_MASK)
 
     def take(self, output: fx.StepOutput, now: float) -> None:
-        """A step's tokens and ends."""
+        """Counts a step's tokens and ends."""
         if len(output.streams):
             slots = (output.streams & np.uint64(SLOT_MASK)).astype(np.int64)
             is_first = output.offsets == 0
@@ -132,7 +133,7 @@ class Tally:
             else:
                 later = slots
             gaps = now - self._token_at[later]
-            self.everybody.itl.add(gaps)
+            self.all_requests.itl.add(gaps)
             for group, latencies in enumerate(self.groups):
                 latencies.itl.add(gaps[self._group[later] == group])
             self._token_at[slots] = now
@@ -141,7 +142,7 @@ class Tally:
 
     def _take_firsts(self, slots: npt.NDArray[np.int64], now: float) -> None:
         waits = now - self._arrived[slots]
-        self.everybody.ttft.add(waits)
+        self.all_requests.ttft.add(waits)
         for group, latencies in enumerate(self.groups):
             latencies.ttft.add(waits[self._group[slots] == group])
         if self._ttft_limit:
@@ -157,8 +158,8 @@ class Tally:
             self.finished += 1
             self.prompt_tokens += stats.prompt_tokens
             self.cached_tokens += stats.cached_prompt_tokens
-        self.everybody.queue.add_one(stats.queue_seconds)
-        self.everybody.total.add_one(stats.total_seconds)
+        self.all_requests.queue.add_one(stats.queue_seconds)
+        self.all_requests.total.add_one(stats.total_seconds)
         if self.groups:
             group = self.groups[int(self._group[slot])]
             group.queue.add_one(stats.queue_seconds)
@@ -172,12 +173,12 @@ class Tally:
 
     # The core ------------------------------------------------------------------------------------------------
 
-    def look(self, load: Load, now: float) -> None:
-        """How the core stands; what it said last held until now."""
+    def observe(self, load: Load, now: float) -> None:
+        """Takes the core's load. The load before it counts until `now`."""
         point = Point(now, load.pages_used, load.pages_cached, load.running, load.waiting)
         before = self._point
         if before is None:
-            self._looked_from = now
+            self._observed_from = now
         else:
             seconds = now - before.at
             self._used_seconds += seconds * before.pages_used
@@ -189,8 +190,8 @@ class Tally:
         self.timeline.add(point)
 
     def means(self) -> tuple[float, float, float]:
-        """Over time: pages used, pages cached, requests running."""
-        if self._point is None or self._looked_from is None or self._point.at <= self._looked_from:
+        """Returns means over time: pages used, pages cached, requests running."""
+        if self._point is None or self._observed_from is None or self._point.at <= self._observed_from:
             return 0.0, 0.0, 0.0
-        seconds = self._point.at - self._looked_from
+        seconds = self._point.at - self._observed_from
         return self._used_seconds / seconds, self._cached_seconds / seconds, self._running_seconds / seconds

@@ -1,12 +1,12 @@
-"""Percentiles of the histogram are those of the values, to a quarter of a percent."""
+"""The histogram's percentiles equal those of the values, to a quarter of a percent."""
 
 import numpy as np
 import pytest
 
-from scheduler_svc.simulator.report.histogram import Histogram
+from scheduler_svc.simulator.histogram import Histogram
 
 
-def test_percentiles_are_numpys() -> None:
+def test_percentiles_equal_those_of_numpy() -> None:
     values = np.random.default_rng(0).lognormal(-3, 2, 20_000)
     histogram = Histogram()
     for part in np.split(values[:15_000], 100):
@@ -21,7 +21,7 @@ def test_percentiles_are_numpys() -> None:
     assert histogram.percentile(100) == pytest.approx(values.max(), rel=0.003)
 
 
-def test_equal_values_and_those_beyond_its_range() -> None:
+def test_equal_values_and_values_out_of_range_are_counted() -> None:
     histogram = Histogram()
     histogram.add(np.full(7, 0.02))
     assert histogram.percentile(50) == pytest.approx(0.02, rel=0.003)
@@ -31,7 +31,7 @@ def test_equal_values_and_those_beyond_its_range() -> None:
     assert histogram.count == 10 and histogram.largest == 1e9
 
 
-def test_empty() -> None:
+def test_an_empty_histogram_yields_zeros() -> None:
     histogram = Histogram()
     histogram.add(np.zeros(0))
     assert (histogram.count, histogram.mean, histogram.percentile(99)) == (0, 0.0, 0.0)

@@ -1,4 +1,4 @@
-"""The lab's figures as text: a table per question, and one line that can be pasted. Owns the wording, no figure."""
+"""The lab's figures as text: tables, and one line to paste. Owns the wording, computes no figure."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,13 +12,13 @@ _THOUSANDS = ("", "k", "M", "G", "T", "P", "E")
 
 
 def size(count: float) -> str:
-    """Bytes in the unit that keeps the number below 1,024."""
+    """Formats bytes in the unit that keeps the number below 1,024."""
     value, unit = in_unit(count)
     return f"{value:,.0f} B" if unit == "B" else f"{value:,.1f} {unit}"
 
 
 def in_unit(count: float) -> tuple[float, str]:
-    """Bytes as a number and the unit that keeps it below 1,024."""
+    """Returns bytes as a number below 1,024 and its unit."""
     for unit in _UNITS[:-1]:
         if abs(count) < 1024:
             return count, unit
@@ -27,7 +27,7 @@ def in_unit(count: float) -> tuple[float, str]:
 
 
 def scaled(count: float, unit: str) -> str:
-    """A count in thousands, millions and so on of its unit."""
+    """Formats a count in thousands, millions and so on of its unit."""
     for prefix in _THOUSANDS[:-1]:
         if abs(count) < 1000:
             return f"{count:,.1f} {prefix}{unit}"
@@ -36,27 +36,27 @@ def scaled(count: float, unit: str) -> str:
 
 
 def percent(share: float) -> str:
-    """A share, in whole percent from 10 on."""
+    """Formats a share, in whole percent from 10 on."""
     return f"{100 * share:.0f} %" if share >= 0.0995 or share == 0 else f"{100 * share:.1f} %"
 
 
 def heading(settings: Settings, geometry: Geometry) -> list[str]:
-    """What the figures are of."""
+    """Describes the run in two lines."""
     memory = settings.memory_tokens
     sharing = (
-        f"; {settings.prefix_groups:,} prefixes of {settings.prefix_length:,} tokens"
+        f"; {settings.prefix_groups:,} shared prefixes of {settings.prefix_length:,} tokens"
         if settings.prefix_groups and settings.prefix_length
-        else "; no common prefixes"
+        else "; no shared prefixes"
     )
-    samples = f", {settings.samples} samples of each prompt" if settings.samples > 1 else ""
-    window = f"; a window of {settings.window:,} tokens" if settings.window is not None else ""
+    samples = f" with {settings.samples} samples" if settings.samples > 1 else ""
+    window = f"; attention window of {settings.window:,} tokens" if settings.window is not None else ""
     return [
-        f"{settings.sequences:,} sequences at once, {settings.lives:,} after each other in every place, "
-        f"{settings.min_length:,} to {settings.max_length:,} tokens each, {percent(settings.prompt_share)} of them "
-        f"prompt{sharing}{samples}{window}; seed {settings.seed}",
-        f"memory of {memory:,} tokens, {size(memory * geometry.token_bytes)} of {geometry.name} "
-        f"({size(geometry.token_bytes)} each); at most {settings.reserve:,} tokens are served; "
-        f"pages of {settings.page_size}",
+        f"{settings.sequences // settings.samples:,} clients, {settings.lives:,} requests each{samples}; sequences of "
+        f"{settings.min_length:,} to {settings.max_length:,} tokens, {percent(settings.prompt_share)} of them "
+        f"prompt{sharing}{window}; seed {settings.seed}",
+        f"memory of {memory:,} tokens, {size(memory * geometry.token_bytes)} for {geometry.name} "
+        f"({size(geometry.token_bytes)} per token); longest sequence served {settings.reserve:,} tokens; "
+        f"pages of {settings.page_size} tokens",
     ]
 
 
@@ -68,14 +68,14 @@ def _of_tokens(tokens: Callable[[Figures], float]) -> Callable[[Figures], str]:
 
 
 _ROWS: tuple[Row | None, ...] = (
-    ("sequences that fit, whole", lambda f: f"{f.fit_sequences:,}"),
-    ("run at once, mean / peak", lambda f: f"{f.running_mean:,.1f} / {f.running_peak:,}"),
-    ("steps until all have ended", lambda f: f"{f.steps:,}"),
+    ("would fit at full length", lambda f: f"{f.fit_sequences:,}"),
+    ("running, mean / peak", lambda f: f"{f.running_mean:,.1f} / {f.running_peak:,}"),
+    ("steps in all", lambda f: f"{f.steps:,}"),
     ("tokens per step", lambda f: f"{f.decoded_per_step:,.1f}"),
-    ("rejected / had to wait", lambda f: f"{f.rejected:,} / {f.delayed:,}"),
-    ("steps of waiting, mean / p99", lambda f: f"{f.wait_mean_steps:,.0f} / {f.wait_p99_steps:,.0f}"),
-    ("preempted", lambda f: f"{f.preemptions:,}"),
-    ("tokens computed again", lambda f: f"{f.recomputed_tokens:,}"),
+    ("rejected / queued", lambda f: f"{f.rejected:,} / {f.delayed:,}"),
+    ("steps in the queue, mean / p99", lambda f: f"{f.wait_mean_steps:,.0f} / {f.wait_p99_steps:,.0f}"),
+    ("preemptions", lambda f: f"{f.preemptions:,}"),
+    ("tokens recomputed", lambda f: f"{f.recomputed_tokens:,}"),
     None,
     ("used, mean", _of_tokens(lambda f: f.used_mean_tokens)),
     ("used, peak", _of_tokens(lambda f: f.used_peak_tokens)),
@@ -85,39 +85,48 @@ _ROWS: tuple[Row | None, ...] = (
     ("utilisation, mean / peak", lambda f: f"{percent(f.utilisation_mean)} / {percent(f.utilisation_peak)}"),
     ("internal fragmentation", lambda f: percent(f.internal_fragmentation)),
     (
-        "external, mean / peak",
+        "external fragmentation, mean / peak",
         lambda f: f"{percent(f.external_fragmentation)} / {percent(f.external_fragmentation_peak)}",
     ),
-    ("refused though free in total", lambda f: f"{f.refused_by_fragmentation:,}"),
+    ("no room though enough was free", lambda f: f"{f.refused_by_fragmentation:,}"),
     None,
     ("saved by sharing, mean", _of_tokens(lambda f: f.saved_mean_tokens)),
     ("saved by sharing, peak", _of_tokens(lambda f: f.saved_peak_tokens)),
-    ("admitted tokens found", lambda f: f"{f.hit_tokens:,} of {f.prefill_tokens:,}"),
-    ("copied, times", lambda f: f"{f.moves:,}"),
-    ("copied", _of_tokens(lambda f: f.moved_tokens)),
+    ("cached tokens of those admitted", lambda f: f"{f.hit_tokens:,} of {f.prefill_tokens:,}"),
+    ("copies", lambda f: f"{f.moves:,}"),
+    ("tokens copied", _of_tokens(lambda f: f.moved_tokens)),
     ("K/V read per step", lambda f: size(f.read_per_step_bytes)),
     None,
-    ("allocate, median / p99 µs", lambda f: f"{f.allocate.median_us:.2f} / {f.allocate.p99_us:.2f}"),
-    ("one token, median / p99 µs", lambda f: f"{f.grow.median_us:.2f} / {f.grow.p99_us:.2f}"),
+    ("admission, median / p99 µs", lambda f: f"{f.allocate.median_us:.2f} / {f.allocate.p99_us:.2f}"),
+    ("next token, median / p99 µs", lambda f: f"{f.grow.median_us:.2f} / {f.grow.p99_us:.2f}"),
     ("hashing, median / p99 µs", lambda f: f"{f.prepare.median_us:.2f} / {f.prepare.p99_us:.2f}"),
 )
 
 
 def layouts_table(runs: Sequence[Figures]) -> list[str]:
-    """A column per layout."""
-    rows: list[list[str] | None] = [["tokens and their bytes", *(run.memory for run in runs)]]
+    """Returns a table with a column per layout."""
+    rows: list[list[str] | None] = [["memory layout", *(run.memory for run in runs)]]
     rows += [None if row is None else [row[0], *(row[1](run) for run in runs)] for row in _ROWS]
     return [
         *_aligned(rows),
-        "µs are measured, of this lab's Python on this machine, the clock's own cost of a call among them; hashing is",
-        "done once when a sequence arrives. Means leave out the end, in which nobody waits and places stay empty.",
+        "µs are measured times of this Python code on this machine. Hashing happens once, when a sequence arrives.",
+        "Means leave out the end of the run, where no sequence waits and clients have no more requests.",
     ]
 
 
 def comparison_tables(comparison: Comparison, geometry: Geometry) -> list[str]:
-    """No cache against cache, in arithmetic and on the clock, and what a window leaves out."""
+    """Compares generation without a cache and with one, and shows what each window saves."""
     rows: list[list[str] | None] = [
-        ["tokens (prompt)", "last token", "without cache", "all", "without cache", "ratio", "bytes", "without cache"]
+        [
+            "tokens (prompt)",
+            "last token",
+            "without cache",
+            "all tokens",
+            "without cache",
+            "ratio",
+            "bytes",
+            "without cache",
+        ]
     ]
     for at in comparison.lengths:
         rows.append(
@@ -132,31 +141,22 @@ def comparison_tables(comparison: Comparison, geometry: Geometry) -> list[str]:
                 size(at.total_recomputed.bytes),
             ]
         )
-    lines = [f"No cache against a cache, {geometry.name}, one sequence alone, exact arithmetic", *_aligned(rows)]
-    rows = [["window", "K/V read per token", "with the window", "left out"]]
+    lines = [
+        f"FLOPs and bytes with and without a cache: {geometry.name}, one sequence alone, exact arithmetic",
+        *_aligned(rows),
+    ]
+    rows = [["window", "K/V read per token", "with the window", "saved"]]
     for window in comparison.windows:
         rows.append([f"{window.window:,}", size(window.full_bytes), size(window.bytes), percent(window.saved)])
     if comparison.windows:
-        lines += ["", "What a window leaves out of attention's reading, mean over the workload", *_aligned(rows)]
-    measured = comparison.measured
-    if measured is None:
-        return lines
-    every = max(1, len(measured.contexts) // 4)
-    rows = [["context", "no cache, ms", "cache, ms", f"window of {measured.window:,}, ms", "no cache / cache"]]
-    columns = zip(
-        measured.contexts, measured.recompute_ms, measured.cached_ms, measured.windowed_ms, strict=True
-    )  # fmt: skip
-    for context, recomputed, cached, windowed in list(columns)[every - 1 :: every]:
-        numbers = [f"{value:.3f}" for value in (recomputed, cached, windowed)]
-        rows.append([f"{context:,}", *numbers, f"{recomputed / cached:,.1f} ×"])
-    title = "Per token, measured: two small layers of attention in numpy, one thread of this CPU; the outputs agree to "
-    return [*lines, "", f"{title}{measured.largest_difference:.0e}", *_aligned(rows)]
+        lines += ["", "K/V that attention reads with a window, mean over the workload", *_aligned(rows)]
+    return lines
 
 
 def summary(settings: Settings, geometry: Geometry, runs: Sequence[Figures], comparison: Comparison) -> str:
-    """One line that stands alone."""
+    """Describes the run and its main figures in one line."""
     parts = [
-        f"{run.memory} {run.running_mean:,.1f} at once, {percent(run.utilisation_mean)} used, {run.steps:,} steps"
+        f"{run.memory} {run.running_mean:,.1f} running, {percent(run.utilisation_mean)} used, {run.steps:,} steps"
         for run in runs
     ]
     saved = max(run.saved_mean_tokens for run in runs) * geometry.token_bytes
@@ -174,7 +174,7 @@ def summary(settings: Settings, geometry: Geometry, runs: Sequence[Figures], com
 
 
 def _aligned(rows: Sequence[Sequence[str] | None]) -> list[str]:
-    """Columns to the right, the first to the left; None is an empty line."""
+    """Aligns the first column left and the others right. None is an empty line."""
     cells = [row for row in rows if row is not None]
     widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
     lines: list[str] = []

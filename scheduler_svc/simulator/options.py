@@ -1,0 +1,220 @@
+"""The options of `tandem simulate`: names, defaults, bounds and help. `setup.py` builds the simulation from them.
+
+The switches of the core's policy come from the fields of `Policy`, so a new policy needs no line here.
+"""
+
+import ast
+import inspect
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, field_validator
+
+from scheduler_svc import flags
+from scheduler_svc.core.messages.config import MAX_LANES, CoreConfig, Policy
+from scheduler_svc.simulator.cost.hardware import MACHINES, MODELS
+from scheduler_svc.simulator.workload.lengths import GRAMMAR, Lengths, parse_lengths
+from scheduler_svc.simulator.workload.synthetic import Spacing
+from scheduler_svc.simulator.workload.traces import TraceFormat
+from scheduler_svc.version import version
+
+PROGRAM = "tandem simulate"
+_DESCRIPTION = """\
+Runs the scheduler's real core on virtual time, with a cost model in place of the worker, and predicts latency,
+throughput, memory use and wasted work. Requests come from a trace or are drawn at random. With --memory LAYOUT the
+command is the KV cache lab instead: tandem simulate --memory paged --help."""
+_MANY = 100_000_000
+_DEFAULTS = CoreConfig()
+# The defaults of a field are values, those of the command line are text.
+_Lengths = Annotated[Lengths, BeforeValidator(lambda value: parse_lengths(value) if isinstance(value, str) else value)]
+
+
+class RequestOptions(BaseModel):
+    """Which requests arrive, and when."""
+
+    trace: Path | None = Field(
+        None, title="FILE", description="Mooncake's JSON lines or Azure's CSV; default: synthetic"
+    )
+    trace_format: TraceFormat | None = Field(None, description="default: detected from the first line")
+    requests: int | None = Field(
+        None, ge=1, le=_MANY, title="N", description="first N requests of the trace (default: all); synthetic: 1,000"
+    )
+    rate: float | None = Field(
+        None, ge=1e-6, le=1e9, title="R", description="mean requests per second; default: the trace's; synthetic: 1"
+    )
+    concurrency: int | None = Field(
+        None, ge=1, le=1_000_000, title="N", description="ignore arrival times; submit when fewer than N are live"
+    )
+    arrivals: Spacing = Field(Spacing.POISSON, description="synthetic: distribution of the gaps between arrivals")
+    burstiness: float = Field(
+        3.0, ge=0.1, le=100, title="CV", description="bursty: standard deviation of the gaps divided by their mean"
+    )
+    input: _Lengths = Field(
+        parse_lengths("lognormal:512:0.8"), title="LENGTHS", description=f"synthetic: prompt tokens: {GRAMMAR}"
+    )
+    output: _Lengths = Field(
+        parse_lengths("lognormal:128:0.8"), title="LENGTHS", description="synthetic: output tokens, in the same forms"
+    )
+    prefix_groups: int = Field(
+        0, ge=0, le=1_000_000, title="N", description="synthetic: put one of N shared prefixes before each prompt"
+    )
+    prefix_tokens: int = Field(1024, ge=0, le=1_000_000, title="N", description="length of such a prefix")
+    tenants: int = Field(
+        1, ge=1, le=100_000, title="N", description="synthetic: N tenants, which share no pages with each other"
+    )
+    greedy_share: float = Field(
+        0.0, ge=0, le=1, title="SHARE", description="share of requests that the first tenant sends; 0: an equal share"
+    )
+    max_new_tokens: int = Field(
+        2048,
+        ge=0,
+        le=1_000_000,
+        title="N",
+        description="requested limit; EOS ends the output before; 0: request exactly the output's length",
+    )
+    seed: int = Field(0, ge=0, le=1 << 62, title="N", description="seed of all random draws")
+
+
+class WorkerOptions(BaseModel):
+    """The machine, the model and the workers."""
+
+    machine: str = Field("h100", title="NAME", description=", ".join(MACHINES))
+    model: str = Field("llama-3.1-8b", title="NAME", description=", ".join(MODELS))
+    devices: int = Field(1, ge=1, le=64, title="N", description="devices of one worker, tensor parallel")
+    workers: int = Field(1, ge=1, le=MAX_LANES, title="N", description="identical workers")
+    value_bytes: int = Field(2, ge=1, le=4, title="N", description="bytes per weight and cache entry")
+    fit: Path | None = Field(
+        None, title="FILE", description="fit step times to a file of the service's --steps; default: a roofline"
+    )
+    page_size: int = Field(128, ge=1, le=1024, title="N", description="tokens per page")
+    num_pages: int | None = Field(
+        None,
+        ge=2,
+        le=1 << 30,
+        title="N",
+        description="pages per worker; default: what fits in 90 % of the memory beside the weights",
+    )
+    host_pages: int = Field(0, ge=0, le=1 << 30, title="N", description="pages in host memory")
+    max_rows: int = Field(256, ge=1, le=65536, title="N", description="sequences that run at once")
+    max_length: int | None = Field(None, ge=2, le=10_000_000, title="N", description="default: the model's")
+    token_budget: int = Field(4096, ge=1, le=1 << 20, title="N", description="tokens per step")
+    chunk_align: int = Field(128, ge=1, le=4096, title="N", description="tokens that a prompt chunk is padded to")
+    flops_efficiency: float = Field(0.6, ge=0.01, le=1, title="SHARE", description="share of the peak FLOP/s reached")
+    bandwidth_efficiency: float = Field(
+        0.8, ge=0.01, le=1, title="SHARE", description="share of the peak bandwidth reached"
+    )
+    overhead_us: float = Field(500.0, ge=0, le=1e9, title="US", description="fixed time per step")
+    link_us: float = Field(100.0, ge=0, le=1e9, title="US", description="delay between core and worker, each way")
+
+
+class CoreOptions(BaseModel):
+    """The core. The switches of `Policy` join these in `read`."""
+
+    prefix_sharing: bool = Field(True, description="requests share pages of equal prompts")
+    plans_in_flight: int = Field(
+        _DEFAULTS.plans_in_flight, ge=1, le=8, title="N", description="plans sent before the first one's result"
+    )
+    max_waiting: int = Field(
+        _DEFAULTS.max_waiting, ge=1, le=_MANY, title="N", description="waiting requests; more are rejected"
+    )
+    max_waiting_tokens: int = Field(
+        _DEFAULTS.max_waiting_tokens, ge=1, le=1 << 40, title="N", description="tokens of all waiting requests"
+    )
+
+    @property
+    def policy(self) -> Policy:
+        """The policy that the switches describe."""
+        return Policy(**{field.name: getattr(self, field.name) for field in fields(Policy)})
+
+
+class OutputOptions(BaseModel):
+    """What to find out."""
+
+    as_json: bool = Field(False, alias="json", description="print one JSON object in place of the table")
+    steps: Path | None = Field(None, title="FILE", description="write one line per step, for tandem plot")
+    compare: str | None = Field(
+        None, title="POLICY", description="run the same requests under each value of one policy, side by side"
+    )
+    find_rate: bool = Field(False, description="find how many requests per second keep TTFT p99 below --ttft-p99")
+    ttft_p99: float | None = Field(None, ge=1e-6, le=1e6, title="SECONDS", description="the goal of --find-rate")
+    precision: float = Field(
+        0.05, ge=0.001, le=1, title="SHARE", description="largest gap between the rate that holds and one that fails"
+    )
+    probes: int = Field(16, ge=1, le=100, title="N", description="most simulations that --find-rate may run")
+    write_trace: Path | None = Field(
+        None, title="FILE", description="only write a synthetic trace in Mooncake's format"
+    )
+
+    @field_validator("compare")
+    @classmethod
+    def _is_comparable(cls, value: str | None) -> str | None:
+        if value is not None and value not in COMPARABLE:
+            raise ValueError(f"{value!r}; it must be one of {', '.join(COMPARABLE)}")
+        return value
+
+
+class Options(OutputOptions, CoreOptions, WorkerOptions, RequestOptions):
+    """Every option of the simulator."""
+
+    model_config = ConfigDict(frozen=True)
+
+    def variants(self) -> Iterator[tuple[str, "Options"]]:
+        """Yields a name and the options of each run that --compare asks for."""
+        name = str(self.compare)
+        for value in COMPARABLE[name]:
+            label = (name if value else f"no {name}") if isinstance(value, bool) else str(value)
+            yield label, self.model_copy(update={name.replace("-", "_"): value})
+
+
+def _values(default: object) -> Sequence[object]:
+    """Returns the values of a switch, its default first."""
+    kinds = cast("Sequence[object]", (True, False) if isinstance(default, bool) else type(default))
+    return sorted(kinds, key=lambda value: value != default)
+
+
+COMPARABLE: Mapping[str, Sequence[object]] = {
+    **{field.name.replace("_", "-"): _values(field.default) for field in fields(Policy)},
+    "prefix-sharing": (True, False),
+}
+"""The policies that --compare takes, and their values."""
+
+
+def _attribute_docstrings(of: type) -> dict[str, str]:
+    """Returns the docstrings that stand behind attributes of a class."""
+    (definition,) = ast.parse(inspect.getsource(of)).body
+    found: dict[str, str] = {}
+    for statement, behind in itertools.pairwise(cast(ast.ClassDef, definition).body):
+        match statement, behind:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
+                found[name] = words
+            case _:
+                pass
+    return found
+
+
+def _phrase(words: str) -> str:
+    """Returns a docstring as a phrase for --help."""
+    return words[:1].lower() + " ".join(words[1:].split()).rstrip(".")
+
+
+def read(arguments: Sequence[str]) -> Options:
+    """Returns the options that the arguments name. Raises SettingError."""
+    words = _attribute_docstrings(Policy)
+    switches: dict[str, Any] = {
+        field.name: (
+            field.type,
+            Field(field.default, description=_phrase(words.get(field.name) or cast(type, field.type).__doc__ or "")),
+        )
+        for field in fields(Policy)
+    }
+    model = create_model("Options", __base__=Options, **switches)
+    groups = {
+        "requests": RequestOptions.model_fields,
+        "machine and model": WorkerOptions.model_fields,
+        "core": [*switches, *CoreOptions.model_fields],
+        "output": [field.alias or name for name, field in OutputOptions.model_fields.items()],
+    }
+    return flags.read(PROGRAM, f"tandem {version()}", _DESCRIPTION, model, list(arguments), groups)
