@@ -23,7 +23,9 @@ Refusal = tuple[RejectCode, str, str]
 
 def refusal(event: Submit, *, worker_infos: WorkerInfos, queue: RequestQueue, config: CoreConfig) -> Refusal | None:
     """Why the request may not enter; None: it may. A worker has been proven at least once."""
-    if queue.of_id(event.request_id) or any(queue.by_stream(event.frontend, stream) for stream in event.streams):
+    if queue.by_request_id(event.request_id) or any(
+        queue.by_stream(event.frontend, stream) for stream in event.streams
+    ):
         return RejectCode.DUPLICATE, "request_id", f"request_id {event.request_id!r} is live already"
     prompt, new = len(event.prompt), event.max_new_tokens
     return _misfit(worker_infos, prompt, new) or _never(event, worker_infos, config) or _not_now(event, queue, config)

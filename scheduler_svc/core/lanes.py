@@ -225,7 +225,7 @@ class Lanes:
     def flush(self) -> int:
         """Forgets every page that is kept; returns how many there were."""
         for lane in self.by_worker.values():
-            lane.schedule.forget_lookups()
+            lane.schedule.clear_lookups()
         return sum(lane.pool.evict_all() + lane.host.evict_all() for lane in self.by_worker.values())
 
     # Steps ---------------------------------------------------------------------------------------------------

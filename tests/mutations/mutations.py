@@ -195,8 +195,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "host-page-reused-before-its-load",
         "what a host page held is still found there after another was saved over it",
         "state/host_pool",
-        "self._free.pop() if self._free else self._kept.popitem(last=False)[1].slot",
-        "self._free.pop() if self._free else next(iter(self._kept.values())).slot",
+        "self._free.pop() if self._free else self._pages.popitem(last=False)[1].slot",
+        "self._free.pop() if self._free else next(iter(self._pages.values())).slot",
     ),
     _core(
         "saves-of-no-plan",
@@ -274,8 +274,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "a-front-ends-requests-outlive-it",
         "one request of a front end that is gone goes on",
         "scheduler",
-        "            for request in self.queue.of_frontend(frontend):\n",
-        "            for request in self.queue.of_frontend(frontend)[1:]:\n",
+        "            for request in self.queue.by_frontend(frontend):\n",
+        "            for request in self.queue.by_frontend(frontend)[1:]:\n",
     ),
     _core(
         "late-plans-of-a-lost-lane-awaited",

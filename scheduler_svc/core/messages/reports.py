@@ -34,7 +34,7 @@ class Load:
     lane_resets: int
     output_tokens: int
     worker_pid: int
-    """Process id of the worker that joined first, 0 if there is none."""
+    """Process id of the worker that joined first, or 0."""
     pages_cached: int
     """Cached pages that no row holds."""
     prompt_tokens: int

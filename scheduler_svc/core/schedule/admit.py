@@ -46,7 +46,7 @@ def admit(builder: PlanBuilder, suspects: Collection[int], other_lanes: Sequence
         if request.prompt_logprobs_from and not builder.room.has(lane.info.chunk_align):
             chooser.skip(request)
             continue
-        siblings = queue.of_id(request.request_id)
+        siblings = queue.by_request_id(request.request_id)
         matched = match_prefix(
             lane, request, siblings, [start.row for start in builder.starts] if len(siblings) > 1 else ()
         )

@@ -160,7 +160,7 @@ def test_what_was_cancelled_does_not_pile_up() -> None:
         core.handle(ev.Cancel(frontend=FRONTEND, stream=stream), 0.0)
         core.handle(ev.Tick(), 0.0)
         longest_queue = max(longest_queue, len(core.queue._rest))
-        longest_due = max(longest_due, len(core.queue._due))
+        longest_due = max(longest_due, len(core.queue._deadlines))
     assert core.queue.num_waiting == 1
     # Twice what lives, and a little that is not worth the work.
     assert longest_queue <= 2 * 2 + 64

@@ -266,7 +266,7 @@ def preempted_beside_another() -> Fleet:
     for i in range(2):
         ask(fleet, [i, i, i], max_new_tokens=4)
     fleet.tick()
-    [victim] = fleet.core.queue.of_id("r2")
+    [victim] = fleet.core.queue.by_request_id("r2")
     assert (victim.row, victim.pending_plans, victim.pending_tokens) == (0, 2, 2)
     fleet.join_as(tight)
     fleet.tick()

@@ -47,7 +47,7 @@ def test_the_first_sample_is_what_one_alone_would_be() -> None:
 def test_samples_share_the_prompt() -> None:
     world = World()
     world.submit(PROMPT, num_samples=3)
-    samples = world.core.queue.of_id("r1")
+    samples = world.core.queue.by_request_id("r1")
     assert [sample.sample_idx for sample in samples] == [0, 1, 2]
     assert all(sample.prompt is samples[0].prompt for sample in samples)
     assert len({sample.handle for sample in samples}) == 3

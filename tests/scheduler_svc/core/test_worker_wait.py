@@ -129,7 +129,7 @@ def test_the_wait_of_a_request_adds_one_deadline_however_often_workers_die() -> 
     fleet.lose("a")
     for _ in range(20):
         fleet.lose(fleet.join_as(LARGE))
-    assert len(fleet.core.queue._due) == 1
+    assert len(fleet.core.queue._deadlines) == 1
     fleet.join_as(LARGE)
     fleet.run()
     assert fleet.end(long).failure is None

@@ -100,7 +100,7 @@ def test_who_wants_nothing_that_is_kept_passes_nobody() -> None:
 def test_nobody_passes_another_tenant(kept_for: str) -> None:
     world = warm(salt=kept_for)
     # As if the warming had been long ago.
-    world.core.queue.fair_share._next_starts.clear()
+    world.core.queue.fair_share._last_finish.clear()
     streams = [cold(world, salt="a"), alike(world, salt="b"), alike(world, salt="a")]
     # Turn by turn: a's, b's, a's.
     assert run(world) == streams
@@ -109,7 +109,7 @@ def test_nobody_passes_another_tenant(kept_for: str) -> None:
 def test_a_greedy_tenant_with_all_of_it_kept_does_not_delay_another() -> None:
     """If its requests passed its own cold one, which keeps its place, another tenant would wait for all of them."""
     world = warm(salt="greedy")
-    world.core.queue.fair_share._next_starts.clear()
+    world.core.queue.fair_share._last_finish.clear()
     first = cold(world, salt="greedy")
     others = [alike(world, salt="greedy") for _ in range(20)]
     another = cold(world, salt="another")
@@ -118,7 +118,7 @@ def test_a_greedy_tenant_with_all_of_it_kept_does_not_delay_another() -> None:
 
 def test_where_no_other_waits_a_tenant_may_pass_itself_again() -> None:
     world = warm(salt="a")
-    world.core.queue.fair_share._next_starts.clear()
+    world.core.queue.fair_share._last_finish.clear()
     first, other, second, kept = cold(world, salt="a"), cold(world, salt="b"), cold(world, salt="a"), 0
     kept = alike(world, salt="a")
     assert run(world) == [first, other, kept, second]
@@ -136,7 +136,7 @@ def test_nobody_passes_a_suspect_that_does_not_fit_yet() -> None:
     world.step()
     big = world.submit([201] * 33, max_new_tokens=1, ignore_eos=True)
     # As if its step had failed before: it is to run alone, and takes nine of eleven pages, of which three are in use.
-    [request] = world.core.queue.of_id(f"r{big}")
+    [request] = world.core.queue.by_request_id(f"r{big}")
     world.core.suspects.add(request.handle)
     kept = alike(world)
     for _ in range(3):
@@ -153,7 +153,7 @@ def test_nobody_passes_who_waits_for_its_own_late_tokens() -> None:
     victim = world.submit([201] * 15, max_new_tokens=9, ignore_eos=True)
     world.tick()
     # Four of nine pages each, full with the second plan; the third takes the last one for the older request.
-    [waiting] = world.core.queue.of_id(f"r{victim}")
+    [waiting] = world.core.queue.by_request_id(f"r{victim}")
     assert (waiting.preemptions, waiting.pending_plans) == (1, 2)
     kept = alike(world)
     world.apply()

@@ -148,7 +148,7 @@ def test_who_was_preempted_resumes_from_what_is_left(max_new_tokens: int, recomp
     for _ in range(3):
         world.step()
     # Eight of its positions were confirmed: two pages, both kept.
-    [waiting] = world.core.queue.of_id("r2")
+    [waiting] = world.core.queue.by_request_id("r2")
     assert (waiting.row, waiting.computed, waiting.preemptions) == (0, 8, 1)
     world.run()
     world.check_all_ended()

@@ -113,7 +113,7 @@ def test_a_low_priority_is_reached_whatever_comes_before_it() -> None:
     low = world.submit([1], max_new_tokens=cost - 1, ignore_eos=True)
     # Its tenant's next ones stand at one, two, … quarters, less four of them.
     high = [world.submit([1, i], max_new_tokens=cost - 2, ignore_eos=True, priority=1) for i in range(6)]
-    while world.core.queue.num_waiting or world.core.queue.of_id("r7"):
+    while world.core.queue.num_waiting or world.core.queue.by_request_id("r7"):
         world.step()
         for stream in (low, *high):
             if world.streams[stream].tokens:
@@ -163,9 +163,9 @@ def test_tenants_who_are_no_further_than_the_service_are_forgotten_and_it_makes_
     fair_share.enter(b"far", 1000)
     fair_share.admitted(50)
     fair_share.prune(num_live=100)
-    assert len(fair_share._next_starts) == 201
+    assert len(fair_share._last_finish) == 201
     fair_share.prune(num_live=1)
-    assert fair_share._next_starts == {b"far": 1000}
+    assert fair_share._last_finish == {b"far": 1000}
     assert [fair_share.enter((3).to_bytes(2), 1), fair_share.enter(b"far", 1)] == [50, 1000]
 
 
@@ -175,7 +175,7 @@ def test_where_too_many_are_further_than_the_service_it_moves_on_and_no_tenant_g
         fair_share.enter(i.to_bytes(2), 10 * (i + 1))
     fair_share.prune(num_live=3)
     # One for each that lives and 32 more stay; the others, and whoever is new, stand where the last forgotten stood.
-    assert sorted(fair_share._next_starts.values()) == [10 * (i + 1) for i in range(165, 200)]
+    assert sorted(fair_share._last_finish.values()) == [10 * (i + 1) for i in range(165, 200)]
     assert [fair_share.enter(tenant, 1) for tenant in ((164).to_bytes(2), b"new", (199).to_bytes(2))] == [
         1650,
         1650,
@@ -211,4 +211,4 @@ def test_tenants_who_are_gone_do_not_pile_up(run: bool) -> None:
         else:
             world.cancel(stream)
     world.check_empty()
-    assert len(world.core.queue.fair_share._next_starts) <= 64
+    assert len(world.core.queue.fair_share._last_finish) <= 64

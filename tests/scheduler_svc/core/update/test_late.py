@@ -23,7 +23,7 @@ def preempted(shape: Shape = SHAPE, *, faults: Faults | None = None, max_new_tok
     world.submit(VICTIM, max_new_tokens=max_new_tokens, **wish)
     world.tick(1.0)
     assert [sorted([*plan.chunk_rows, *plan.decode_rows]) for plan in world.sent] == [[1, 2], [1, 2], [1]]
-    [victim] = world.core.queue.of_id("r2")
+    [victim] = world.core.queue.by_request_id("r2")
     assert (victim.row, victim.pending_plans, victim.pending_tokens) == (0, 2, 2)
     return world
 
@@ -113,7 +113,7 @@ def test_offsets_go_on_after_a_second_preemption() -> None:
     world.join()
     world.submit([7, 8, 9], max_new_tokens=6, ignore_eos=True, priority=1)
     world.tick()
-    [victim] = world.core.queue.of_id("r2")
+    [victim] = world.core.queue.by_request_id("r2")
     assert (victim.row, victim.preemptions, victim.pending_tokens) == (0, 2, 2)
     hear(world, 5.0)
     hear(world, 6.0)

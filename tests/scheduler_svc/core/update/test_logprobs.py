@@ -172,7 +172,7 @@ def test_a_prompt_preempted_half_way_hears_its_late_pieces_and_goes_on_from_ther
     world.tick()
     # In the third plan the first one takes a page of the second one's four.
     assert [chunks_of(plan) for plan in world.sent] == [[(1, 0, 3), (2, 0, 2)], [(2, 2, 6)], []]
-    [victim] = world.core.queue.of_id("r2")
+    [victim] = world.core.queue.by_request_id("r2")
     assert (victim.row, victim.pending_plans, victim.pending_tokens) == (0, 2, 0)
     while world.apply() | world.deliver():
         pass
@@ -191,7 +191,7 @@ def test_late_pieces_may_be_the_last() -> None:
     world.submit([1, 2, 3], max_new_tokens=8, ignore_eos=True)
     world.submit(prompt(8), max_new_tokens=2, ignore_eos=True, prompt_logprobs_from=1)
     world.tick()
-    [victim] = world.core.queue.of_id("r2")
+    [victim] = world.core.queue.by_request_id("r2")
     assert (victim.row, victim.pending_tokens, victim.prompt_logprobs_from) == (0, 1, 1)
     assert world.core.queue.head() is victim
     world.run()
@@ -342,7 +342,7 @@ def test_late_tokens_bring_their_logprobs_and_those_of_the_dead_are_dropped() ->
     world.submit([1, 2, 3], max_new_tokens=6, ignore_eos=True, extras=ev.Extras(num_logprobs=5))
     world.submit([4, 5, 6], max_new_tokens=4, ignore_eos=True, extras=TWO_BEST)
     world.tick()
-    [victim] = world.core.queue.of_id("r2")
+    [victim] = world.core.queue.by_request_id("r2")
     assert (victim.row, victim.pending_tokens) == (0, 2)
     world.apply(), world.deliver()
     assert len(world.streams[2].logprobs) == 1
