@@ -24,7 +24,7 @@ def crash(world: World, times: int, seconds: float = 1.0) -> None:
         world.tick()
 
 
-def test_a_full_queue_is_announced_once_and_so_is_its_end() -> None:
+def test_the_start_and_end_of_a_full_queue_are_announced_once() -> None:
     world = World(TWO_ROWS, config=greedy(max_waiting=2))
     for i in range(4):
         world.submit([i], max_new_tokens=8, ignore_eos=True)
@@ -93,7 +93,7 @@ def test_workers_that_die_without_a_token_make_the_core_stop_serving() -> None:
     assert len(world.streams[kept].tokens) == 4
 
 
-def test_an_idle_core_serves_again_once_the_deaths_are_long_ago() -> None:
+def test_an_idle_core_serves_again_when_the_window_has_passed() -> None:
     world = World(TWO_ROWS, config=greedy(silence_timeout_seconds=1e6))
     crash(world, DEATHS)
     assert statuses(world)[-1].not_serving
@@ -101,7 +101,7 @@ def test_an_idle_core_serves_again_once_the_deaths_are_long_ago() -> None:
     assert statuses(world)[-1].not_serving == ""
 
 
-def test_workers_that_say_goodbye_are_no_crash_loop() -> None:
+def test_workers_that_announce_their_stop_do_not_make_a_crash_loop() -> None:
     world = World(TWO_ROWS)
     for _ in range(2 * DEATHS):
         world.handle(ev.WorkerLost(worker=world.worker, reason="it stops", is_orderly=True))
@@ -110,13 +110,13 @@ def test_workers_that_say_goodbye_are_no_crash_loop() -> None:
     assert not any(status.not_serving for status in statuses(world))
 
 
-def test_slow_deaths_are_no_crash_loop() -> None:
+def test_slow_deaths_do_not_make_a_crash_loop() -> None:
     world = World(TWO_ROWS, config=greedy(silence_timeout_seconds=1e6))
     crash(world, 2 * DEATHS, seconds=WINDOW_SECONDS / (DEATHS - 1) + 1)
     assert not any(status.not_serving for status in statuses(world))
 
 
-def test_the_load_names_the_last_loss() -> None:
+def test_the_load_reports_the_last_lost_worker() -> None:
     world = World(TWO_ROWS)
     [reply] = world.handle(ev.LoadQuery(frontend="f-1", query=1))
     assert isinstance(reply, fx.LoadReply)

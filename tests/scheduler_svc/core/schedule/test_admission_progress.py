@@ -6,11 +6,11 @@ from scheduler_svc.core.state.request import Request
 from scheduler_svc.core.state.request_queue import AGEING_TOKENS
 from tests.rigs.executor import Shape
 from tests.scheduler_svc.core.fleet import Fleet
-from tests.scheduler_svc.core.orders import beginnings, prompts_started
+from tests.scheduler_svc.core.sent_plans import first_positions, prompts_started
 from tests.scheduler_svc.core.world import World, greedy
 
 
-def test_who_would_pass_the_head_and_does_not_fit_does_not_keep_it_out() -> None:
+def test_a_request_that_does_not_fit_does_not_block_the_head_that_it_would_pass() -> None:
     """A page of the long one is kept, so it would go first; it takes twelve, and the head one."""
     world = World(Shape(page_size=4, num_pages=16), greedy())
     world.submit([1, 2, 3, 4, 5], max_new_tokens=1, ignore_eos=True)
@@ -26,7 +26,7 @@ def test_who_would_pass_the_head_and_does_not_fit_does_not_keep_it_out() -> None
     world.check_all_ended()
 
 
-def test_a_sample_forks_at_once_whoever_behind_it_does_not_fit() -> None:
+def test_a_sample_forks_at_once_although_a_request_behind_it_does_not_fit() -> None:
     """While the second sample waits for the first to compute their prompt, who is behind it is found too long."""
     world = World(Shape(page_size=4, num_pages=24, token_budget=16, max_rows=8), greedy(plans_in_flight=1))
     world.submit([1] * 4, max_new_tokens=40, ignore_eos=True)
@@ -37,12 +37,12 @@ def test_a_sample_forks_at_once_whoever_behind_it_does_not_fit() -> None:
     for _ in range(4):
         world.step()
     assert prompts_started(world) == [[1] * 4, prompt, prompt]
-    assert beginnings(world) == [0, 0, 19]
+    assert first_positions(world) == [0, 0, 19]
     world.run()
     world.check_all_ended()
 
 
-def test_one_urgent_request_of_a_tenant_does_not_put_others_behind_all_that_it_has_waiting() -> None:
+def test_an_urgent_request_does_not_put_its_tenants_backlog_before_others() -> None:
     world = World(Shape(max_rows=1, num_pages=16), CoreConfig(max_waiting=200))
     for i in range(50):
         world.submit([1, i], max_new_tokens=10, ignore_eos=True, salt="batch")
@@ -57,7 +57,7 @@ def test_one_urgent_request_of_a_tenant_does_not_put_others_behind_all_that_it_h
     assert world.streams[other].end
 
 
-def test_nobody_is_left_to_a_worker_that_does_not_answer() -> None:
+def test_placement_skips_a_lane_with_an_overdue_step() -> None:
     """The silent one has less to do, so it would start a newcomer sooner if it answered."""
     fleet = Fleet(Shape(), Shape(), config=greedy(silence_timeout_seconds=1000.0))
     for i in range(6):
@@ -77,7 +77,7 @@ def test_nobody_is_left_to_a_worker_that_does_not_answer() -> None:
     fleet.check_content()
 
 
-def test_who_waits_for_tokens_of_one_worker_keeps_nobody_from_another() -> None:
+def test_a_head_with_pending_plans_on_one_lane_does_not_block_another_lane() -> None:
     """The queue's head was preempted, and the worker that has its last token to tell is silent."""
     shape = Shape(page_size=4, max_rows=4, num_pages=8)
     fleet = Fleet(shape, shape, config=greedy(silence_timeout_seconds=1000.0))

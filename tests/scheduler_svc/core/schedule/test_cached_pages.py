@@ -7,7 +7,7 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.state.lane import Lane
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
-from tests.scheduler_svc.core.orders import beginnings, flush, load, starts
+from tests.scheduler_svc.core.sent_plans import first_positions, flush, load, starts
 from tests.scheduler_svc.core.world import FRONTEND, World, greedy
 
 SHAPE = Shape(page_size=4, num_pages=32)
@@ -17,8 +17,8 @@ def text(length: int, first: int = 0) -> list[int]:
     return [first + i for i in range(length)]
 
 
-def ask(world: World, prompt: list[int], **wish: object) -> int:
-    return world.submit(prompt, **({"max_new_tokens": 1, "ignore_eos": True} | wish))
+def ask(world: World, prompt: list[int], **options: object) -> int:
+    return world.submit(prompt, **({"max_new_tokens": 1, "ignore_eos": True} | options))
 
 
 def found(world: World, prompt: list[int]) -> int:
@@ -39,7 +39,7 @@ def lane(world: World) -> Lane:
 
 @pytest.mark.parametrize("how", ["cancel", "abort", "finish", "time limit"])
 @pytest.mark.parametrize("confirmed", [False, True])
-def test_pages_are_found_after_an_end_from_outside_before_the_first_sample_too(how: str, confirmed: bool) -> None:
+def test_pages_stay_cached_after_an_end_from_outside(how: str, confirmed: bool) -> None:
     world = World(SHAPE, greedy(plans_in_flight=1))
     stream = ask(world, text(9), max_new_tokens=20, max_time_seconds=5.0)
     world.tick()
@@ -60,14 +60,14 @@ def test_pages_are_found_after_an_end_from_outside_before_the_first_sample_too(h
     assert found(world, text(9)) == 8
 
 
-def test_pages_are_found_while_their_writer_runs() -> None:
+def test_pages_are_cached_while_their_request_runs() -> None:
     world = World(SHAPE)
     ask(world, text(9), max_new_tokens=30)
     world.step()
     assert found(world, text(9)) == 8
 
 
-def test_pages_are_found_when_their_front_end_is_lost() -> None:
+def test_pages_stay_cached_when_their_front_end_is_lost() -> None:
     world = World(SHAPE, greedy(plans_in_flight=1))
     ask(world, text(9), max_new_tokens=30)
     world.step()
@@ -80,7 +80,7 @@ def test_pages_are_found_when_their_front_end_is_lost() -> None:
 # Until they are handed out ----------------------------------------------------------------------------------------
 
 
-def test_tails_go_before_heads() -> None:
+def test_the_end_of_a_sequence_is_evicted_before_its_start() -> None:
     world = World(Shape(page_size=4, num_pages=6))
     assert found(world, text(9)) == 0
     # Page 3, begun and not full, has no name; 4 and 5 were never used. After those the tail of what is kept.
@@ -90,7 +90,7 @@ def test_tails_go_before_heads() -> None:
     assert found(world, text(9)) == 4
 
 
-def test_what_was_used_longest_ago_goes_first() -> None:
+def test_the_least_recently_used_sequence_is_evicted_first() -> None:
     world = World(Shape(page_size=4, num_pages=5))
     first, second = text(5), text(5, 50)
     found(world, first)
@@ -102,7 +102,7 @@ def test_what_was_used_longest_ago_goes_first() -> None:
     assert found(world, second) == 0
 
 
-def test_what_somebody_holds_is_not_handed_out() -> None:
+def test_used_pages_are_not_allocated() -> None:
     world = World(Shape(page_size=4, num_pages=5, max_rows=2), greedy(plans_in_flight=1))
     ask(world, text(5), max_new_tokens=4)
     for first in (50, 70):
@@ -116,7 +116,7 @@ def test_what_somebody_holds_is_not_handed_out() -> None:
     world.check_all_ended()
 
 
-def test_a_page_that_is_freed_is_hit_again_at_once() -> None:
+def test_a_released_page_is_matched_again_at_once() -> None:
     world = World(Shape(page_size=4, num_pages=4, max_rows=1), greedy(plans_in_flight=3))
     gone = ask(world, text(9), max_new_tokens=2)
     world.tick()
@@ -141,7 +141,7 @@ def test_a_page_that_is_freed_is_hit_again_at_once() -> None:
         (9, 4),  # it takes a fourth, the tail of what the other one left
     ],
 )
-def test_who_was_preempted_resumes_from_what_is_left(max_new_tokens: int, recomputed: int) -> None:
+def test_a_preempted_request_resumes_from_its_remaining_cached_pages(max_new_tokens: int, recomputed: int) -> None:
     world = World(Shape(page_size=4, num_pages=6), greedy(plans_in_flight=1))
     first = ask(world, text(7), max_new_tokens=max_new_tokens)
     victim = ask(world, text(7, 50), max_new_tokens=9)
@@ -155,12 +155,12 @@ def test_who_was_preempted_resumes_from_what_is_left(max_new_tokens: int, recomp
     assert world.end(victim).stats.recomputed_tokens == recomputed
     assert world.end(victim).stats.preemptions == 1
     assert world.end(first).stats.preemptions == 0
-    assert beginnings(world) == [0, 0, 8 - recomputed]
+    assert first_positions(world) == [0, 0, 8 - recomputed]
     # What it found of itself is no hit of a prompt.
     assert load(world).cached_prompt_tokens == 0
 
 
-def test_who_keeps_nothing_computes_all_of_it_again() -> None:
+def test_a_preempted_request_without_cached_pages_recomputes_everything() -> None:
     world = World(Shape(page_size=4, num_pages=6), greedy(plans_in_flight=1))
     ask(world, text(7), max_new_tokens=5)
     victim = ask(world, text(7, 50), max_new_tokens=9, cache_write=False)
@@ -173,7 +173,7 @@ def test_who_keeps_nothing_computes_all_of_it_again() -> None:
 # Until they are void ----------------------------------------------------------------------------------------------
 
 
-def test_of_a_lost_worker_nothing_is_kept() -> None:
+def test_the_loss_of_a_worker_evicts_its_pages() -> None:
     world = World(SHAPE)
     found(world, text(9))
     world.kill()
@@ -191,7 +191,7 @@ def test_of_a_lost_worker_nothing_is_kept() -> None:
         (pb.STEP_STATUS_SKIPPED, []),
     ],
 )
-def test_what_confirmed_steps_wrote_outlives_a_step_that_failed(status: int, named: list[int]) -> None:
+def test_pages_of_confirmed_steps_survive_a_failed_step(status: int, named: list[int]) -> None:
     """After other trouble nobody knows what the worker holds."""
     world = World(Shape(page_size=4, num_pages=32, token_budget=8), greedy(plans_in_flight=1))
     ask(world, text(17), max_new_tokens=4)
@@ -210,7 +210,7 @@ def names(world: World) -> list[int]:
     return [page for page in range(1, world.shape.num_pages) if lane(world).pool.hash_of(page)]
 
 
-def test_what_plans_behind_the_failed_one_were_to_write_is_void_too() -> None:
+def test_pages_of_plans_after_the_failed_one_are_evicted() -> None:
     world = World(Shape(page_size=4, num_pages=32, token_budget=8), greedy(plans_in_flight=3), join=False)
     world.join(Faults(fail_steps=frozenset({2})))
     ask(world, text(25), max_new_tokens=4)
@@ -223,12 +223,12 @@ def test_what_plans_behind_the_failed_one_were_to_write_is_void_too() -> None:
     assert names(world) == [1, 2]
     # A suspect computes everything anew; who comes after it finds what it has left.
     world.run()
-    assert beginnings(world) == [0, 0]
+    assert first_positions(world) == [0, 0]
     assert found(world, text(25)) == 24
     world.check_all_ended()
 
 
-def test_another_request_goes_on_from_what_outlived_the_failure() -> None:
+def test_another_request_uses_pages_that_survived_the_failure() -> None:
     world = World(SHAPE, join=False)
     world.join(Faults(fail_steps=frozenset({2})))
     assert found(world, text(9)) == 0
@@ -242,7 +242,7 @@ def test_another_request_goes_on_from_what_outlived_the_failure() -> None:
 # Until they are forgotten -----------------------------------------------------------------------------------------
 
 
-def test_a_flush_forgets_everything_and_rows_run_on() -> None:
+def test_a_flush_evicts_everything_and_rows_run_on() -> None:
     world = World(SHAPE)
     found(world, text(9))
     stream = ask(world, text(9, 50), max_new_tokens=12)
@@ -256,11 +256,11 @@ def test_a_flush_forgets_everything_and_rows_run_on() -> None:
     ask(world, text(9, 50))
     world.run()
     world.check_all_ended()
-    assert beginnings(world) == [0, 0, 0, 0]
+    assert first_positions(world) == [0, 0, 0, 0]
     assert len(world.streams[stream].tokens) == 12
 
 
-def test_a_flush_between_a_plan_and_its_failure_changes_nothing_of_others() -> None:
+def test_a_flush_between_a_plan_and_its_failure_is_harmless() -> None:
     world = World(SHAPE, greedy(plans_in_flight=1), join=False)
     world.join(Faults(fail_steps=frozenset({1})))
     ask(world, text(9), max_new_tokens=3)
@@ -271,6 +271,6 @@ def test_a_flush_between_a_plan_and_its_failure_changes_nothing_of_others() -> N
     world.check_all_ended()
 
 
-def test_a_flush_without_a_worker_finds_nothing() -> None:
+def test_a_flush_without_a_worker_evicts_nothing() -> None:
     world = World(SHAPE, join=False)
     assert flush(world) == 0

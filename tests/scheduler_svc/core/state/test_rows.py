@@ -37,7 +37,7 @@ def seat(rows: Rows, pages: list[int], first_position: int = 0) -> int:
     return rows.seat(request(Phase.WAITING), pages, 0, first_position=first_position, held_from=0)
 
 
-def test_the_checksum_follows_starts_appends_and_steps_and_keeps_ended_rows() -> None:
+def test_the_checksum_covers_starts_appends_steps_and_ended_rows() -> None:
     rows = Rows(3)
     assert seat(rows, [5, 2], first_position=1) == 1
     assert rows.checksum == plain_checksum({1: (1, [5, 2])})
@@ -51,7 +51,7 @@ def test_the_checksum_follows_starts_appends_and_steps_and_keeps_ended_rows() ->
     assert rows.checksum == plain_checksum({1: (0, [9]), 2: (0, [1])})
 
 
-def test_tokens_survive_the_tail_in_order() -> None:
+def test_tokens_keep_their_order_across_the_tail() -> None:
     rows, subject = Rows(1), request(Phase.WAITING)
     row = np.array([rows.seat(subject, [1], 0, first_position=0, held_from=0)])
     tokens = [(37 * i) % 1000 for i in range(2 * TAIL_TOKENS + 5)]

@@ -25,16 +25,16 @@ def warm(config: CoreConfig | None = None, *, salt: str = "", shape: Shape = SHA
     return world
 
 
-def cold(world: World, **wish: object) -> int:
+def cold(world: World, **options: object) -> int:
     """A prompt that nobody has seen."""
     number = len(world.streams) + 1
-    return world.submit([100 + number % 100, number] * 5, **({"max_new_tokens": 1, "ignore_eos": True} | wish))
+    return world.submit([100 + number % 100, number] * 5, **({"max_new_tokens": 1, "ignore_eos": True} | options))
 
 
-def alike(world: World, num_tokens: int = 9, **wish: object) -> int:
+def alike(world: World, num_tokens: int = 9, **options: object) -> int:
     """So many tokens of the stem, and one of its own."""
     number = len(world.streams) + 1
-    return world.submit([*STEM[:num_tokens], 100 + number], **({"max_new_tokens": 1, "ignore_eos": True} | wish))
+    return world.submit([*STEM[:num_tokens], 100 + number], **({"max_new_tokens": 1, "ignore_eos": True} | options))
 
 
 def order(world: World) -> list[int]:
@@ -55,13 +55,13 @@ def lane(world: World) -> Lane:
     return world.lane
 
 
-def test_who_finds_more_goes_first_and_of_equals_who_came_first() -> None:
+def test_the_longest_cached_prefix_goes_first_then_arrival() -> None:
     world = warm()
     first, some, most, again, none = cold(world), alike(world, 4), alike(world), alike(world), cold(world)
     assert run(world) == [most, again, some, first, none]
 
 
-def test_what_becomes_kept_on_the_way_counts() -> None:
+def test_pages_cached_meanwhile_count() -> None:
     world = warm()
     one, other, of_one = cold(world), cold(world), 0
     of_one = world.submit([*world.streams[one].submit.prompt.tolist(), 7], max_new_tokens=1, ignore_eos=True)
@@ -69,20 +69,20 @@ def test_what_becomes_kept_on_the_way_counts() -> None:
     assert run(world) == [one, of_one, other]
 
 
-def test_where_the_policy_says_so_it_is_first_come_first_served() -> None:
+def test_without_cache_aware_order_requests_go_first_come_first_served() -> None:
     world = warm(CoreConfig(policy=Policy(admission=Admission.KNOWN, cache_aware=False)))
     streams = [cold(world), alike(world), cold(world), alike(world)]
     assert run(world) == streams
 
 
-def test_nobody_is_passed_over_more_often_than_the_bound() -> None:
+def test_a_request_is_passed_over_a_bounded_number_of_times() -> None:
     world = warm()
     first = cold(world)
     others = [alike(world) for _ in range(MAX_PASSED_OVER + 8)]
     assert run(world) == [*others[:MAX_PASSED_OVER], first, *others[MAX_PASSED_OVER:]]
 
 
-def test_only_the_first_that_wait_are_looked_at() -> None:
+def test_only_the_first_waiting_requests_are_compared() -> None:
     world = warm()
     others = [cold(world) for _ in range(WINDOW)]
     beyond = alike(world)
@@ -90,14 +90,14 @@ def test_only_the_first_that_wait_are_looked_at() -> None:
     assert run(world) == [others[0], beyond, *others[1:]]
 
 
-def test_who_wants_nothing_that_is_kept_passes_nobody() -> None:
+def test_a_request_that_does_not_read_the_cache_passes_no_other() -> None:
     world = warm()
     streams = [cold(world), alike(world, cache_read=False), cold(world)]
     assert run(world) == streams
 
 
 @pytest.mark.parametrize("kept_for", ["a", "b"])
-def test_nobody_passes_another_tenant(kept_for: str) -> None:
+def test_a_request_does_not_pass_another_tenant(kept_for: str) -> None:
     world = warm(salt=kept_for)
     # As if the warming had been long ago.
     world.core.queue.fair_share._last_finish.clear()
@@ -106,7 +106,7 @@ def test_nobody_passes_another_tenant(kept_for: str) -> None:
     assert run(world) == streams
 
 
-def test_a_greedy_tenant_with_all_of_it_kept_does_not_delay_another() -> None:
+def test_a_tenant_with_cached_prompts_does_not_delay_another_tenant() -> None:
     """If its requests passed its own cold one, which keeps its place, another tenant would wait for all of them."""
     world = warm(salt="greedy")
     world.core.queue.fair_share._last_finish.clear()
@@ -116,7 +116,7 @@ def test_a_greedy_tenant_with_all_of_it_kept_does_not_delay_another() -> None:
     assert run(world) == [first, another, *others]
 
 
-def test_where_no_other_waits_a_tenant_may_pass_itself_again() -> None:
+def test_a_tenant_may_pass_itself_when_no_other_tenant_waits() -> None:
     world = warm(salt="a")
     world.core.queue.fair_share._last_finish.clear()
     first, other, second, kept = cold(world, salt="a"), cold(world, salt="b"), cold(world, salt="a"), 0
@@ -124,13 +124,13 @@ def test_where_no_other_waits_a_tenant_may_pass_itself_again() -> None:
     assert run(world) == [first, other, kept, second]
 
 
-def test_nobody_passes_a_higher_priority() -> None:
+def test_a_request_does_not_pass_a_higher_priority() -> None:
     world = warm()
     urgent, normal = cold(world, priority=1), alike(world)
     assert run(world) == [urgent, normal]
 
 
-def test_nobody_passes_a_suspect_that_does_not_fit_yet() -> None:
+def test_a_request_does_not_pass_a_suspect_that_does_not_fit_yet() -> None:
     world = warm(shape=Shape(page_size=4, num_pages=12, max_rows=3))
     runs = world.submit([200] * 9, max_new_tokens=12, ignore_eos=True)
     world.step()
@@ -146,7 +146,7 @@ def test_nobody_passes_a_suspect_that_does_not_fit_yet() -> None:
     assert run(world) == [runs, big, kept]
 
 
-def test_nobody_passes_who_waits_for_its_own_late_tokens() -> None:
+def test_a_request_does_not_pass_a_head_with_pending_plans() -> None:
     """A preempted request whose plans are in flight is at the head: it cannot be admitted yet, and nobody else is."""
     world = warm(greedy(plans_in_flight=3), shape=Shape(page_size=4, num_pages=10, max_rows=3))
     older = world.submit([200] * 15, max_new_tokens=9, ignore_eos=True)

@@ -22,7 +22,7 @@ def load(world: World) -> Load:
 # Accounts -----------------------------------------------------------------------------------------------------
 
 
-def test_samples_in_flight_behind_values_that_are_not_finite_are_discarded() -> None:
+def test_tokens_in_flight_after_nonfinite_logits_count_as_discarded() -> None:
     world = World(config=greedy(plans_in_flight=3), join=False)
     world.join(Faults(nonfinite_token=280))
     stream = world.submit([1, 280], max_new_tokens=9)
@@ -32,7 +32,7 @@ def test_samples_in_flight_behind_values_that_are_not_finite_are_discarded() -> 
     assert (stats.output_tokens, stats.discarded_tokens, stats.recomputed_tokens) == (0, 2, 0)
 
 
-def test_only_what_was_computed_again_counts() -> None:
+def test_only_recomputed_positions_count_as_recomputed() -> None:
     """Lost with 24 positions, again when 8 of these are computed anew."""
     world = World(Shape(token_budget=8, max_rows=4), greedy(plans_in_flight=1))
     stream = world.submit(list(range(40)), max_new_tokens=1, ignore_eos=True)
@@ -46,7 +46,7 @@ def test_only_what_was_computed_again_counts() -> None:
 
 
 @pytest.mark.parametrize(("output_tokens", "kept"), [(0, 0), (2, 2), (3, 3), (100, 3)])
-def test_a_finish_keeps_at_most_what_was_delivered(output_tokens: int, kept: int) -> None:
+def test_a_finish_counts_at_most_the_delivered_tokens(output_tokens: int, kept: int) -> None:
     world = World(config=greedy(plans_in_flight=2))
     stream = world.submit([1, 2], max_new_tokens=50, ignore_eos=True)
     for _ in range(3):
@@ -58,7 +58,7 @@ def test_a_finish_keeps_at_most_what_was_delivered(output_tokens: int, kept: int
     assert (stats.output_tokens, stats.discarded_tokens) == (kept, 3 - kept + 1)
 
 
-def test_the_load_counts_tokens_that_were_delivered() -> None:
+def test_the_load_counts_delivered_tokens() -> None:
     world = World(Shape(page_size=4, num_pages=9), greedy(plans_in_flight=2))
     gone, stays, waits = (world.submit([i, i, i], max_new_tokens=5, ignore_eos=True) for i in range(3))
     world.step()
@@ -85,7 +85,7 @@ def greeting(world: World, frontend: str = FRONTEND) -> list[fx.Effect]:
     ]
 
 
-def test_a_front_end_that_says_hello_again_starts_anew() -> None:
+def test_a_front_end_that_joins_again_loses_its_requests() -> None:
     world = World()
     world.submit([1, 2], max_new_tokens=50, ignore_eos=True)
     world.step()
@@ -100,7 +100,7 @@ def test_a_front_end_that_says_hello_again_starts_anew() -> None:
     assert len(world.streams[again].tokens) == 4
 
 
-def test_a_front_end_that_comes_first_is_told_what_is_served() -> None:
+def test_front_ends_get_the_model_when_a_worker_joins() -> None:
     world = World(join=False)
     assert world.effects == [
         fx.ModelServed(frontend=FRONTEND, info=None, recent_max_length=0),
@@ -117,7 +117,7 @@ def test_a_front_end_that_comes_first_is_told_what_is_served() -> None:
     assert not [effect for effect in world.effects if isinstance(effect, fx.ModelServed)]
 
 
-def test_a_drain_is_told_to_all_and_to_who_comes_later() -> None:
+def test_a_drain_is_announced_to_present_and_later_front_ends() -> None:
     world = World()
     world.tick()
     assert world.handle(ev.DrainStarted()) == [fx.AnnounceDrain(frontend=FRONTEND)]
@@ -128,7 +128,7 @@ def test_a_drain_is_told_to_all_and_to_who_comes_later() -> None:
 
 
 @pytest.mark.parametrize("index", [-1, 1, 2**31 - 1])
-def test_a_result_that_points_outside_itself_closes_the_lane_and_hurts_nobody(index: int) -> None:
+def test_a_result_with_an_index_out_of_range_closes_the_lane_and_costs_no_tokens(index: int) -> None:
     world = World()
     stream = world.submit([1, 2, 3], max_new_tokens=4, ignore_eos=True)
     world.tick()
@@ -148,7 +148,7 @@ def test_a_result_that_points_outside_itself_closes_the_lane_and_hurts_nobody(in
 # Bounds -------------------------------------------------------------------------------------------------------
 
 
-def test_what_was_cancelled_does_not_pile_up() -> None:
+def test_entries_of_cancelled_requests_do_not_accumulate() -> None:
     world = World()
     # First in both heaps, so that the dead lie below a live one; and nobody plans, so that nothing is popped.
     first = world.submit([1], priority=9, deadline_seconds=1e5)

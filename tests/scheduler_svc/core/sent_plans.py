@@ -13,7 +13,7 @@ def starts(world: World) -> list[tuple[int, list[int]]]:
     return [(start.first_position, start.pages.tolist()) for plan in world.sent for start in plan.starts]
 
 
-def beginnings(world: World) -> list[int]:
+def first_positions(world: World) -> list[int]:
     """The first position of every row started, in order: what was kept of it, in tokens."""
     return [first for first, _ in starts(world)]
 
@@ -28,7 +28,7 @@ def chunks(plan: Plan) -> list[tuple[int, int, int]]:
     return _rows(plan.chunk_rows, plan.chunk_starts, plan.chunk_counts)
 
 
-def saves(plan: Plan) -> list[tuple[int, int]]:
+def swap_outs(plan: Plan) -> list[tuple[int, int]]:
     """(page, host page)."""
     return _rows(plan.moves.saved_pages, plan.moves.saved_slots)
 
@@ -38,7 +38,7 @@ def copies(plan: Plan) -> list[tuple[int, int, int]]:
     return _rows(plan.moves.copied_from, plan.moves.copied_to, plan.moves.copied_tokens)
 
 
-def loads(plan: Plan) -> list[tuple[int, int]]:
+def swap_ins(plan: Plan) -> list[tuple[int, int]]:
     """(host page, page)."""
     return _rows(plan.moves.loaded_slots, plan.moves.loaded_pages)
 

@@ -27,7 +27,7 @@ def zeroed(world: World) -> list[list[int]]:
 # Values that are not finite -----------------------------------------------------------------------------------
 
 
-def test_a_normal_end_orders_no_zeroing() -> None:
+def test_pages_of_a_normal_end_are_not_zeroed() -> None:
     world = World(ONE_PAGE)
     for token in (1, 2):
         world.submit([token, token], max_new_tokens=3, ignore_eos=True)
@@ -36,7 +36,7 @@ def test_a_normal_end_orders_no_zeroing() -> None:
     assert all(pages == [] for pages in zeroed(world))
 
 
-def test_who_left_before_its_result_leaves_a_page_to_be_zeroed() -> None:
+def test_the_page_of_a_request_cancelled_before_its_result_is_zeroed() -> None:
     world = World(ONE_PAGE, greedy(plans_in_flight=1), join=False)
     world.join(Faults(nonfinite_token=POISON))
     poisoned = world.submit([1, POISON], max_new_tokens=3)
@@ -49,7 +49,7 @@ def test_who_left_before_its_result_leaves_a_page_to_be_zeroed() -> None:
     assert len(world.streams[heir].tokens) == 3
 
 
-def test_a_page_that_finite_samples_read_in_part_is_zeroed_too() -> None:
+def test_a_page_that_finite_samples_have_read_in_part_is_zeroed() -> None:
     second = World()
     second.submit([1, 2], max_new_tokens=2, ignore_eos=True)
     second.run()
@@ -69,7 +69,7 @@ def test_a_page_that_finite_samples_read_in_part_is_zeroed_too() -> None:
     assert len(world.streams[heir].tokens) == 3
 
 
-def test_a_zero_order_that_no_plan_carried_yet_outlives_a_reset() -> None:
+def test_only_pages_that_are_allocated_again_are_zeroed_after_a_reset() -> None:
     world = World(Shape(page_size=4, num_pages=9), join=False)
     world.join(Faults(nonfinite_token=POISON, fail_steps=frozenset({2})))
     world.submit([1, POISON], max_new_tokens=6)
@@ -88,7 +88,7 @@ def test_a_zero_order_that_no_plan_carried_yet_outlives_a_reset() -> None:
 # A worker that is lost ----------------------------------------------------------------------------------------
 
 
-def test_a_lost_worker_is_on_the_account() -> None:
+def test_the_loss_of_a_worker_counts_recomputed_tokens() -> None:
     world = World(config=greedy(plans_in_flight=3))
     stream = world.submit([1, 2, 3, 4, 5], max_new_tokens=4, ignore_eos=True)
     world.step()
@@ -108,7 +108,7 @@ def test_a_lost_worker_is_on_the_account() -> None:
 PATIENT = greedy(step_timeout_seconds=3.0, silence_timeout_seconds=9.0)
 
 
-def test_idle_silence_ends_the_lane() -> None:
+def test_a_silent_idle_worker_times_out() -> None:
     world = World(config=PATIENT)
     assert world.core.next_wake() == pytest.approx(9.0)
     world.tick(8.9)
@@ -118,7 +118,7 @@ def test_idle_silence_ends_the_lane() -> None:
     assert fx.AskRejoin(worker=world.worker) in world.effects
 
 
-def test_a_heartbeat_prevents_it() -> None:
+def test_a_heartbeat_restarts_the_silence_timeout() -> None:
     world = World(config=PATIENT)
     world.now = 8.0
     world.handle(ev.WorkerAlive(worker=world.worker))
@@ -127,7 +127,7 @@ def test_a_heartbeat_prevents_it() -> None:
     assert world.core.next_wake() == pytest.approx(17.0)
 
 
-def test_a_result_is_a_sign_of_life() -> None:
+def test_a_result_restarts_the_silence_timeout() -> None:
     world = World(config=PATIENT)
     world.now = 7.0
     world.submit([1], max_new_tokens=1, ignore_eos=True)
@@ -138,7 +138,7 @@ def test_a_result_is_a_sign_of_life() -> None:
     assert world.lane is not None
 
 
-def test_a_long_first_step_does_not_time_the_second_out() -> None:
+def test_the_timeout_of_a_step_starts_when_the_one_before_it_ends() -> None:
     world = World(config=PATIENT)
     world.submit([1], max_new_tokens=9, ignore_eos=True)
     world.tick()
@@ -170,7 +170,7 @@ def failed_once(status: int = pb.STEP_STATUS_FAILED) -> World:
     return world
 
 
-def test_suspects_run_alone_one_after_the_other_until_they_have_sampled() -> None:
+def test_suspects_run_alone_one_after_another_until_they_have_sampled() -> None:
     world = failed_once()
     world.run()
     world.check_all_ended()
@@ -178,7 +178,7 @@ def test_suspects_run_alone_one_after_the_other_until_they_have_sampled() -> Non
     assert world.core.suspects == set()
 
 
-def test_nobody_is_admitted_beside_a_suspect() -> None:
+def test_no_request_is_admitted_while_a_suspect_runs() -> None:
     world = World(config=greedy(plans_in_flight=2), join=False)
     world.join(Faults(fail_steps=frozenset({1})))
     suspect = world.submit([1], max_new_tokens=4, ignore_eos=True)
@@ -203,7 +203,7 @@ def test_nobody_is_admitted_beside_a_suspect() -> None:
     world.check_all_ended()
 
 
-def test_a_suspect_is_not_admitted_along_with_others() -> None:
+def test_a_suspect_waits_while_a_request_before_it_is_admitted() -> None:
     world = failed_once()
     urgent = world.submit([3], max_new_tokens=3, ignore_eos=True, priority=9)
     world.run()
@@ -214,7 +214,7 @@ def test_a_suspect_is_not_admitted_along_with_others() -> None:
 
 
 @pytest.mark.parametrize("status", [pb.STEP_STATUS_OUT_OF_SYNC, pb.STEP_STATUS_SKIPPED])
-def test_a_step_that_was_not_run_makes_nobody_a_suspect(status: int) -> None:
+def test_a_step_that_was_not_computed_makes_no_suspects(status: int) -> None:
     world = failed_once(status)
     assert world.core.suspects == set()
     world.run()
@@ -225,7 +225,7 @@ def test_a_step_that_was_not_run_makes_nobody_a_suspect(status: int) -> None:
 # A worker that lies -------------------------------------------------------------------------------------------
 
 
-def test_a_stop_token_that_was_banned_is_no_stop() -> None:
+def test_a_banned_stop_token_does_not_end_the_request() -> None:
     world = World()
     stream = world.submit([1], max_new_tokens=1, min_new_tokens=1, stop_token_ids=(7,))
     world.tick()
