@@ -1,4 +1,4 @@
-"""Several workers: where requests go, what becomes of those of one that is lost, and that no lane touches another."""
+"""Several workers: placement of requests, the loss of a worker, and the independence of the lanes."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ def ask(fleet: Fleet, prompt: list[int], **options: object) -> int:
     return fleet.submit(prompt, **({"max_new_tokens": 6, "ignore_eos": True} | options))
 
 
-# Where requests go ------------------------------------------------------------------------------------------------
+# Placement --------------------------------------------------------------------------------------------------------
 
 
 def test_equal_lanes_share_the_waiting_requests_evenly() -> None:
@@ -42,7 +42,7 @@ def test_equal_lanes_share_the_waiting_requests_evenly() -> None:
 
 @pytest.mark.parametrize("num_workers", [2, 3])
 def test_a_burst_fills_all_lanes_in_one_tick(num_workers: int) -> None:
-    """What one leaves to another counts as that one's work, so not all that waits is left to whoever is idle now."""
+    """A request that one lane leaves to another counts as the other's backlog, so the requests spread over all."""
     fleet = Fleet(*[SHAPE] * num_workers)
     for i in range(8 * num_workers):
         ask(fleet, [i, i, i])
@@ -58,7 +58,7 @@ def test_uncomputed_prompt_tokens_count_as_backlog() -> None:
     long, short = ask(fleet, text(200)), ask(fleet, [1])
     fleet.tick()
     assert (fleet.running("a"), fleet.running("b")) == ([long], [short])
-    # The first lane has 136 tokens to go, as much as four rows and a bit: its next plan would take nobody.
+    # The first lane has 136 tokens left to compute, a little more than four rows, so its next plan admits no request.
     later = [ask(fleet, [2, i]) for i in range(4)]
     for name in "ab":
         fleet.work(name)
@@ -71,7 +71,7 @@ def test_uncomputed_prompt_tokens_count_as_backlog() -> None:
 
 @pytest.mark.parametrize("rows_ahead", [1, 2])
 def test_placement_weighs_a_cached_prefix_against_the_backlog(rows_ahead: int) -> None:
-    """What is kept there is worth 48 tokens; each row that runs there costs as much as 32."""
+    """The cached prefix saves 48 tokens, and each row that runs on the lane counts as 32."""
     stem = text(49, 100)
     assert (len(stem) - 1) * 2 > 2 * ROW_TOKENS > len(stem) > ROW_TOKENS
     fleet = Fleet(SHAPE, SHAPE)
@@ -112,7 +112,7 @@ def test_placement_skips_a_full_lane_although_it_has_the_prefix() -> None:
     fleet.run()
     ask(fleet, text(17), max_new_tokens=9)
     fleet.tick()
-    # The row of the first lane is taken.
+    # The first lane's only row is seated.
     again = ask(fleet, text(17), max_new_tokens=1)
     fleet.step()
     fleet.run()
@@ -129,7 +129,7 @@ def test_samples_of_one_request_may_run_on_different_lanes() -> None:
 
 
 def test_a_sample_forks_from_a_sibling_that_has_computed_the_prompt_on_its_lane() -> None:
-    """The first sample loses its worker before its first token; it and the third then fork from the second one."""
+    """The first sample loses its worker before its first token. It and the third then fork from the second one."""
     fleet = Fleet(replace(SHAPE, max_rows=3), config=greedy(plans_in_flight=1))
     fillers = [ask(fleet, [i], max_new_tokens=30) for i in range(2)]
     fleet.step()
@@ -152,7 +152,7 @@ def test_a_sample_forks_from_a_sibling_that_has_computed_the_prompt_on_its_lane(
     assert [len(fleet.streams[first + i].tokens) for i in range(3)] == [6, 6, 6]
 
 
-# Who is lost ------------------------------------------------------------------------------------------------------
+# The loss of a worker ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 4])
@@ -198,17 +198,17 @@ def test_results_of_a_lost_worker_are_ignored() -> None:
         ask(fleet, text(6, 20 * i))
     fleet.tick()
     fleet.work("a")
-    dead = fleet.lose("a")
-    assert dead.results
+    lost = fleet.lose("a")
+    assert lost.results
     tokens = {number: list(stream.tokens) for number, stream in fleet.streams.items()}
-    for result in dead.results:
-        assert fleet.handle(dead.event_of(result)) == [fx.AskRejoin(worker="a")]
+    for result in lost.results:
+        assert fleet.handle(lost.event_of(result)) == [fx.AskRejoin(worker="a")]
     assert tokens == {number: list(stream.tokens) for number, stream in fleet.streams.items()}
     fleet.run()
     fleet.check_all_ended()
 
 
-# No lane touches another ------------------------------------------------------------------------------------------
+# Independence of the lanes ----------------------------------------------------------------------------------------
 
 
 def test_each_lane_has_its_own_generation_steps_and_rows() -> None:
@@ -219,7 +219,7 @@ def test_each_lane_has_its_own_generation_steps_and_rows() -> None:
         fleet.step()
     fleet.tick()
     assert [(fleet.lane_of(name).generation, fleet.lane_of(name).step) for name in "ab"] == [(1, 4), (2, 4)]
-    # Both run row 1 and page 1.
+    # Both use row 1 and page 1.
     assert [fleet.plans_of[name][0].starts[0].pages.tolist() for name in "ab"] == [[1], [1]]
     fleet.work("a")
     fleet.workers["a"].results[0].status = pb.STEP_STATUS_OUT_OF_SYNC
@@ -230,7 +230,7 @@ def test_each_lane_has_its_own_generation_steps_and_rows() -> None:
 
 
 def test_the_result_of_a_lane_is_read_against_its_own_plan() -> None:
-    """The same step and row numbers on both; each answer is given to whom its lane's plan named."""
+    """Both lanes use the same step and row numbers. Each result goes to the request in its own lane's plan."""
     fleet = Fleet(SHAPE, SHAPE, config=greedy(plans_in_flight=1))
     streams = [ask(fleet, [i], max_new_tokens=3) for i in range(2)]
     fleet.tick()
@@ -252,15 +252,15 @@ def test_a_result_with_the_generation_of_another_lane_is_ignored() -> None:
     fleet.work("a")
     event = fleet.workers["a"].event_of(fleet.workers["a"].results[0])
     assert isinstance(event, ev.StepDone)
-    # Its generation is not the other lane's.
+    # The result has the generation of lane "a", so it is ignored on lane "b".
     assert fleet.handle(replace(event, worker="b")) == []
     assert [stream.tokens for stream in fleet.streams.values()] == [[], []]
     fleet.run()
     fleet.check_all_ended()
 
 
-def preempted_beside_another() -> Fleet:
-    """The second request was preempted with two plans in flight; then another worker joins."""
+def preempted_with_pending_plans() -> Fleet:
+    """Returns a fleet in which a second worker joined after the second request was preempted with two pending plans."""
     tight = replace(SHAPE, num_pages=3, max_rows=2, max_length=12)
     fleet = Fleet(tight, config=greedy(plans_in_flight=3))
     for i in range(2):
@@ -270,13 +270,13 @@ def preempted_beside_another() -> Fleet:
     assert (victim.row, victim.pending_plans, victim.pending_tokens) == (0, 2, 2)
     fleet.join_as(tight)
     fleet.tick()
-    # It may not go there before its own plans are confirmed.
+    # The request is not admitted there before its pending plans are answered.
     assert fleet.plans_of["b"] == []
     return fleet
 
 
 def test_pending_tokens_come_from_the_lane_that_preempted_the_request() -> None:
-    fleet = preempted_beside_another()
+    fleet = preempted_with_pending_plans()
     fleet.work("b")
     fleet.work("a")
     fleet.hear("a")
@@ -289,7 +289,7 @@ def test_pending_tokens_come_from_the_lane_that_preempted_the_request() -> None:
 
 
 def test_pending_plans_end_with_the_loss_of_their_lane() -> None:
-    fleet = preempted_beside_another()
+    fleet = preempted_with_pending_plans()
     fleet.lose("a")
     fleet.tick()
     assert fleet.started("b") == [[0, 0, 0], [1, 1, 1]]
@@ -300,7 +300,7 @@ def test_pending_plans_end_with_the_loss_of_their_lane() -> None:
 
 @pytest.mark.parametrize(("requests", "elsewhere"), [(2, [2]), (4, [3])])
 def test_each_lane_runs_its_suspects_alone(requests: int, elsewhere: list[int]) -> None:
-    """The first lane's step fails. One suspect runs there alone; a second one goes where rows pause for it."""
+    """The first lane's step fails. One suspect runs there alone, and a second one runs alone on the other lane."""
     fleet = Fleet(config=greedy(plans_in_flight=1))
     fleet.shape = SHAPE
     fleet.join_as(SHAPE, Faults(fail_steps=frozenset({1})))
@@ -314,7 +314,7 @@ def test_each_lane_runs_its_suspects_alone(requests: int, elsewhere: list[int]) 
     fleet.hear("b")
     fleet.tick()
     records = [fleet.lane_of(name).in_flight[-1] for name in "ab"]
-    # Handles count requests as streams do.
+    # The handles are equal to the streams here.
     assert [record.handles.tolist() for record in records] == [[streams[0]], elsewhere]
     fleet.run()
     fleet.check_all_ended()
@@ -354,13 +354,13 @@ def test_the_load_has_sums_and_an_entry_per_worker() -> None:
     for i in range(3):
         ask(fleet, text(9, 30 * i))
     fleet.step()
-    told = load(fleet)
-    assert (told.workers, told.running, told.pages_total, told.host_pages_total) == (2, 3, 127 + 63, 3)
-    assert [(one.running, one.pages_used, one.pages_total) for one in told.per_worker] == [(2, 6, 127), (1, 3, 63)]
-    assert told.pages_used == 9
+    total = load(fleet)
+    assert (total.workers, total.running, total.pages_total, total.host_pages_total) == (2, 3, 127 + 63, 3)
+    assert [(one.running, one.pages_used, one.pages_total) for one in total.per_worker] == [(2, 6, 127), (1, 3, 63)]
+    assert total.pages_used == 9
     fleet.run()
     assert [one.pages_cached for one in load(fleet).per_worker] == [6, 3]
-    # Each kept two pages of a prompt, and one of prompt and answer.
+    # Each request left two cached pages of its prompt, and one of prompt and output.
     assert flush(fleet) == 9
 
 
@@ -370,7 +370,7 @@ LARGE, SMALL = replace(SHAPE, max_length=100), replace(SHAPE, max_length=40)
 
 
 def two_sizes() -> tuple[Fleet, int]:
-    """A large worker that runs what only it can, and a small one beside it."""
+    """Returns a fleet of a large and a small worker, and a stream that runs on the large one and fits only there."""
     fleet = Fleet(LARGE, SMALL)
     long = ask(fleet, text(30), max_new_tokens=40)
     for _ in range(4):
@@ -383,12 +383,12 @@ def test_a_request_too_long_for_the_present_workers_is_set_aside_until_another_j
     fleet, long = two_sizes()
     fleet.lose("a")
     fleet.tick()
-    heard = len(fleet.streams[long].tokens)
+    num_tokens = len(fleet.streams[long].tokens)
     others = [ask(fleet, text(6, 50 + i)) for i in range(3)]
     fleet.run()
-    # It stands in nobody's way, and still counts as waiting.
+    # The request blocks no other, and still counts as waiting.
     assert [len(fleet.streams[stream].tokens) for stream in others] == [6] * 3
-    assert (load(fleet).waiting, load(fleet).waiting_tokens) == (1, 30 + heard)
+    assert (load(fleet).waiting, load(fleet).waiting_tokens) == (1, 30 + num_tokens)
     fleet.join_as(LARGE)
     fleet.run()
     fleet.check_all_ended()

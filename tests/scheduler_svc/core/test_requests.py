@@ -1,4 +1,4 @@
-"""The core at its edges, content checked: small pools, exact pages, losses, faults, deadlines."""
+"""Whole requests with their content checked: small pools, page edges, lost workers, failing steps, deadlines."""
 
 import itertools
 
@@ -158,7 +158,7 @@ def test_requests_ended_from_outside_in_any_phase_free_everything(steps: int, ho
             case "cancel":
                 world.cancel(stream)
             case "abort":
-                world.handle(ev.Abort(frontend=FRONTEND, query=1, request_ids=(f"r{stream}", "nobody")))
+                world.handle(ev.Abort(frontend=FRONTEND, query=1, request_ids=(f"r{stream}", "unknown")))
             case "finish":
                 kept = len(world.streams[stream].tokens)
                 world.handle(ev.Finish(frontend=FRONTEND, stream=stream, output_tokens=kept))
@@ -499,7 +499,7 @@ def test_a_worker_without_a_confirmed_step_is_refused_after_some_resets() -> Non
         )  # fmt: skip
         resets += 1
         assert resets <= 10
-    # Two plans are out and the last one's result comes first: that, too, is no step confirmed.
+    # Two plans are in flight and the result of the last one comes first, so no step is confirmed.
     refused = [effect for effect in world.effects if isinstance(effect, fx.WorkerRefused)]
     assert [effect.retry for effect in refused] == [True]
     assert "resets in a row without one confirmed step" in refused[0].reason

@@ -1,4 +1,4 @@
-"""Several samples of one request: in together or not at all, then each by itself."""
+"""Requests with several samples: all are admitted or none, then each runs and ends by itself."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def test_a_request_is_admitted_once_and_each_sample_gets_a_row_and_an_end() -> N
     world.check_all_ended()
     assert started(world) == [(1, 0), (2, 1), (3, 2)]
     tokens = [tuple(world.streams[number].tokens) for number in range(stream, stream + 3)]
-    assert len(set(tokens)) == 3, "the noise is keyed by the sample"
+    assert len(set(tokens)) == 3, "the random numbers depend on the sample"
     assert [world.end(number).stats.output_tokens for number in range(stream, stream + 3)] == [5, 5, 5]
 
 
@@ -142,7 +142,7 @@ def test_abort_ends_all_samples_with_one_outcome() -> None:
     world = World(Shape(max_rows=2))
     world.submit(PROMPT, num_samples=3, max_new_tokens=50, ignore_eos=True)
     world.step()
-    # One is gone already, one runs, one waits.
+    # The first sample is cancelled, the second runs, the third waits.
     world.cancel(1)
     effects = world.handle(ev.Abort(frontend=FRONTEND, query=5, request_ids=("r1", "r1")))
     assert [effect for effect in effects if isinstance(effect, fx.AbortReply)] == [
@@ -207,7 +207,7 @@ def test_samples_survive_preemption_and_a_lost_worker() -> None:
     assert [len(world.streams[number].tokens) for number in (1, 2, 3)] == [6, 6, 6]
 
 
-# What goes with each sample ----------------------------------------------------------------------------------------
+# The settings of each sample ---------------------------------------------------------------------------------------
 
 
 def test_a_plan_contains_all_settings_of_a_row() -> None:

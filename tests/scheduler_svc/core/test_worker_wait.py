@@ -1,4 +1,4 @@
-"""Requests that no present worker can hold: how long they wait, what new ones are answered, what callers are told."""
+"""Requests that no present worker can hold: how long they wait, how new ones are rejected, what callers see."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ WAIT = greedy(max_worker_wait_seconds=100.0, silence_timeout_seconds=1e6)
 
 
 def served(world: World) -> list[tuple[int, int]]:
-    """(max_length, recent_max_length) of each model state that the front end was sent since the last look."""
+    """Returns (max_length, recent_max_length) of each ModelServed since the last call."""
     sent = [effect for effect in world.effects if isinstance(effect, fx.ModelServed)]
     world.effects.clear()
     return [(effect.info.max_length if effect.info else 0, effect.recent_max_length) for effect in sent]
@@ -75,7 +75,7 @@ def test_an_output_that_fits_only_a_lost_worker_is_cut_only_after_the_wait() -> 
     refused = fleet.streams[fleet.submit([1] * 30, max_new_tokens=30)].rejected
     assert refused is not None and refused.code is fx.RejectCode.NOT_READY
     fleet.tick(100.0)
-    # Nothing larger is waited for: the output ends where the model that is served ends.
+    # The larger worker no longer counts, so the output ends at the limit of the present one.
     stream = fleet.submit([1] * 30, max_new_tokens=30, ignore_eos=True)
     fleet.run()
     assert fleet.end(stream).reason is fx.EndReason.CONTEXT_FULL
@@ -87,8 +87,8 @@ def test_a_running_request_keeps_its_tokens_and_fails_when_the_wait_is_over() ->
     long = fleet.submit([1] * 50, max_new_tokens=40, ignore_eos=True)
     for _ in range(5):
         fleet.step(0.01)
-    heard = len(fleet.streams[long].tokens)
-    assert heard > 0
+    num_tokens = len(fleet.streams[long].tokens)
+    assert num_tokens > 0
     fleet.lose("a")
     fleet.now += 99.0
     fleet.run()
@@ -97,7 +97,7 @@ def test_a_running_request_keeps_its_tokens_and_fails_when_the_wait_is_over() ->
     failure = fleet.end(long).failure
     assert failure is not None and failure.code is fx.FailureCode.NO_WORKER
     assert "90 tokens" in failure.message and failure.message.endswith("the limit is 100 s (max_worker_wait_seconds)")
-    assert len(fleet.streams[long].tokens) == heard
+    assert len(fleet.streams[long].tokens) == num_tokens
     fleet.check_all_ended()
 
 
@@ -156,7 +156,7 @@ def test_a_new_front_end_gets_the_present_limits() -> None:
 
 
 def test_a_longer_worker_with_a_small_pool_does_not_cut_other_requests() -> None:
-    """Its length counts only for what its own pool can hold: while it serves, and after it left."""
+    """The length of a worker counts only as far as its own pool holds it, while it is present and after it left."""
     wide = replace(LARGE, num_pages=60, max_length=200)
     long = replace(LARGE, num_pages=11, max_length=400)
     fleet = Fleet(wide, config=WAIT)
