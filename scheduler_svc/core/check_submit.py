@@ -22,7 +22,9 @@ Refusal = tuple[RejectCode, str, str]
 
 def refusal(event: Submit, *, worker_infos: WorkerInfos, queue: RequestQueue, config: CoreConfig) -> Refusal | None:
     """The reason for refusing the request, None if it is accepted. At least one worker was proven before."""
-    if queue.of_id(event.request_id) or any(queue.by_stream(event.frontend, stream) for stream in event.streams):
+    if queue.by_request_id(event.request_id) or any(
+        queue.by_stream(event.frontend, stream) for stream in event.streams
+    ):
         return RejectCode.DUPLICATE, "request_id", f"request_id {event.request_id!r} is live already"
     prompt, new = len(event.prompt), event.max_new_tokens
     return (

@@ -198,7 +198,7 @@ class Lanes:
     def flush(self) -> int:
         """Evicts every cached page; returns their number."""
         for lane in self.by_worker.values():
-            lane.schedule.forget_lookups()
+            lane.schedule.clear_lookups()
         return sum(lane.pool.evict_all() + lane.host.evict_all() for lane in self.by_worker.values())
 
     # Steps ---------------------------------------------------------------------------------------------------

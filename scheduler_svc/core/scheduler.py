@@ -93,7 +93,7 @@ class Scheduler:
 
     def next_wake(self) -> float | None:
         """Time at which a Tick is due even if no event arrives; None if none is."""
-        moments = (self.queue.next_due(), self._lanes.next_timeout(), self._lanes.worker_infos.next_expiry())
+        moments = (self.queue.next_deadline(), self._lanes.next_timeout(), self._lanes.worker_infos.next_expiry())
         return min((at for at in moments if at is not None), default=None)
 
     # Requests ------------------------------------------------------------------------------------------------
@@ -127,9 +127,9 @@ class Scheduler:
         ):
             self.queue.add(request)
             if event.max_time_seconds > 0:
-                self.queue.add_due(now + event.max_time_seconds, request, DeadlineKind.TIME_LIMIT)
+                self.queue.add_deadline(now + event.max_time_seconds, request, DeadlineKind.TIME_LIMIT)
             if event.deadline_seconds > 0:
-                self.queue.add_due(now + event.deadline_seconds, request, DeadlineKind.DEADLINE)
+                self.queue.add_deadline(now + event.deadline_seconds, request, DeadlineKind.DEADLINE)
             self._update_worker_wait(request, now)
         return [fx.Admitted(frontend=event.frontend, stream=event.stream, requests_ahead=ahead)]
 
@@ -158,7 +158,7 @@ class Scheduler:
     def _on_abort(self, event: ev.Abort, now: float) -> list[fx.Effect]:
         outcomes: list[tuple[str, bool]] = []
         for request_id in event.request_ids:
-            samples = self.queue.of_id(request_id)
+            samples = self.queue.by_request_id(request_id)
             outcomes.append((request_id, bool(samples)))
             for request in samples:
                 self._end(request, now, reason=fx.EndReason.ABORTED)
@@ -196,7 +196,7 @@ class Scheduler:
             self.lanes[request.worker].leave(request, Move.END)
         else:
             request.move(Move.END)
-            self.queue.uncount(request)
+            self.queue.withdraw(request)
         self.queue.remove(request)
         self.suspects.discard(request.handle)
         return request.pending_tokens
@@ -219,7 +219,7 @@ class Scheduler:
 
     def _drop_frontend(self, frontend: str) -> None:
         if self.frontends.pop(frontend, None) is not None:
-            for request in self.queue.of_frontend(frontend):
+            for request in self.queue.by_frontend(frontend):
                 self._remove(request)
 
     def _on_load_query(self, event: ev.LoadQuery, now: float) -> list[fx.Effect]:
@@ -251,9 +251,9 @@ class Scheduler:
         if request.phase is Phase.RUNNING or any(
             info.holds(request.total_length) for info in self._lanes.worker_infos.present
         ):
-            request.worker_holds_it()
-        elif request.no_worker_holds_it(now):
-            self.queue.add_due(now + self.config.max_worker_wait_seconds, request, DeadlineKind.WORKER_WAIT)
+            request.end_worker_wait()
+        elif request.begin_worker_wait(now):
+            self.queue.add_deadline(now + self.config.max_worker_wait_seconds, request, DeadlineKind.WORKER_WAIT)
 
     def _on_worker_alive(self, event: ev.WorkerAlive, now: float) -> list[fx.Effect]:
         lane = self.lanes.get(event.worker)
@@ -282,7 +282,7 @@ class Scheduler:
 
     def _on_tick(self, event: ev.Tick, now: float) -> list[fx.Effect]:
         effects: list[fx.Effect] = []
-        while (due := self.queue.pop_due(now)) is not None:
+        while (due := self.queue.pop_deadline(now)) is not None:
             self._expire(*due, now)
         self._lanes.worker_infos.expire(now)
         effects += self._lanes.expire_workers(now)
@@ -302,12 +302,12 @@ class Scheduler:
 
     def _end_worker_wait(self, request: Request, now: float) -> None:
         """Ends a request that no worker could hold for `max_worker_wait_seconds`. The wait may have restarted since."""
-        limit, since = self.config.max_worker_wait_seconds, request.unheld_since
-        ends_at = request.wait_deadline_came(now, limit)
+        limit, since = self.config.max_worker_wait_seconds, request.worker_wait_since
+        ends_at = request.worker_wait_ends_at(now, limit)
         if since is None or ends_at is None:
             return
         if now < ends_at:
-            self.queue.add_due(ends_at, request, DeadlineKind.WORKER_WAIT)
+            self.queue.add_deadline(ends_at, request, DeadlineKind.WORKER_WAIT)
             return
         message = (
             f"no worker that can hold its {request.total_length} tokens (prompt and max_new_tokens) was there for "

@@ -195,8 +195,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "host-page-reused-before-its-load",
         "a host page stays in the index after another page was saved over it",
         "state/host_pool",
-        "self._free.pop() if self._free else self._kept.popitem(last=False)[1].slot",
-        "self._free.pop() if self._free else next(iter(self._kept.values())).slot",
+        "self._free.pop() if self._free else self._pages.popitem(last=False)[1].slot",
+        "self._free.pop() if self._free else next(iter(self._pages.values())).slot",
     ),
     _core(
         "saves-of-no-plan",
@@ -274,8 +274,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "a-front-ends-requests-outlive-it",
         "one request of a lost front end continues",
         "scheduler",
-        "            for request in self.queue.of_frontend(frontend):\n",
-        "            for request in self.queue.of_frontend(frontend)[1:]:\n",
+        "            for request in self.queue.by_frontend(frontend):\n",
+        "            for request in self.queue.by_frontend(frontend)[1:]:\n",
     ),
     _core(
         "late-plans-of-a-lost-lane-awaited",

@@ -1,7 +1,4 @@
-"""Array types of the core's messages, and the empty arrays that stand for "none".
-
-Owns nothing.
-"""
+"""Array types of the core's messages, and the empty arrays that stand for "none"."""
 
 import numpy as np
 import numpy.typing as npt

@@ -1,7 +1,7 @@
-"""What the core wants done: every output of `Scheduler.handle`, as plain data.
+"""The outputs of the core: one class per effect that `Scheduler.handle` returns, as plain data.
 
-Owns nothing. The loop carries each effect out and never asks the core why. A step's tokens travel as one effect per
-front end, in arrays: at 1,024 rows an object per row costs more than the whole step.
+The shell carries out each effect in order. The tokens of a step form one StepOutput per front end, as arrays, because
+at 1,024 rows an object per row would cost more time than the step itself.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from scheduler_svc.core.messages.worker_info import WorkerInfo
 
 
 class RejectCode(StrEnum):
-    """Why a request was not admitted."""
+    """Why a request was rejected on arrival."""
 
     INVALID = "invalid"
     DUPLICATE = "duplicate"
@@ -26,7 +26,7 @@ class RejectCode(StrEnum):
 
 
 class EndReason(StrEnum):
-    """Why an admitted request ended in good order."""
+    """Why an admitted request ended normally."""
 
     EOS = "eos"
     STOP_TOKEN = "stop token"
@@ -38,7 +38,7 @@ class EndReason(StrEnum):
 
 
 class FailureCode(StrEnum):
-    """Why an admitted request could not go on."""
+    """Why an admitted request failed."""
 
     INTERNAL = "internal"
     DEADLINE = "deadline"
@@ -48,7 +48,7 @@ class FailureCode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """An error instead of a reason, one sentence."""
+    """An error that ended a request. `message` is one sentence."""
 
     code: FailureCode
     message: str
@@ -56,25 +56,35 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
-    """A request's account: tokens, and seconds of the core's clock."""
+    """Tokens and times of one request, sent at its end."""
 
     prompt_tokens: int
     output_tokens: int
+    """Output tokens up to the end that was chosen."""
     discarded_tokens: int
+    """Tokens that were sampled after that end, those still in flight included."""
     recomputed_tokens: int
+    """Positions computed more than once, because of preemptions and lane resets."""
     cached_prompt_tokens: int
+    """Prompt tokens found in the prefix cache at the first admission to a row."""
     queue_seconds: float
+    """From arrival to the first row."""
     prefill_seconds: float
+    """From the first row to the first output token."""
     first_token_seconds: float
+    """From arrival to the first output token."""
     decode_seconds: float
+    """From the first output token to the last."""
     total_seconds: float
+    """From arrival to the end."""
     preemptions: int
     worker_changes: int
+    """Lane resets while the request was running."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """The one terminal answer of an admitted request: exactly one of `reason` and `failure` is set."""
+    """The one terminal answer of an admitted request. Exactly one of `reason` and `failure` is set."""
 
     stream: int
     reason: EndReason | None
@@ -85,7 +95,10 @@ class End:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admitted:
-    """The request waits, all its samples, behind `requests_ahead` others; `stream` is the first."""
+    """The core accepted a request and queued all its samples. `stream` is the first sample's.
+
+    `requests_ahead` is the number of requests that were waiting already.
+    """
 
     frontend: str
     stream: int
@@ -94,7 +107,7 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
-    """The request's terminal answer for all its samples, before they were admitted; `stream` is the first."""
+    """The core rejected a request. This is the only answer, for all samples. `stream` is the first sample's."""
 
     frontend: str
     stream: int
@@ -105,16 +118,22 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Logprobs:
-    """`logprobs` float32[m] of the tokens themselves; `top_token_ids` int32[m, k] and `top_logprobs` float32[m, k]."""
+    """Logprobs of m tokens, each with the k most probable tokens at its position."""
 
     logprobs: Float32Array
+    """float32[m]: the logprob of each token."""
     top_token_ids: Int32Array
+    """int32[m, k], most probable first."""
     top_logprobs: Float32Array
+    """float32[m, k]: their logprobs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenLogprobs:
-    """Of some entries of a StepOutput, `entries` int32[m], ascending. Who wants fewer than k has the first ones."""
+    """Logprobs of the entries of a StepOutput that want them. `entries` int32[m] is ascending.
+
+    k is the largest number of alternatives that an entry wants. An entry that wants fewer uses the first ones.
+    """
 
     entries: Int32Array
     values: Logprobs
@@ -122,7 +141,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PromptLogprobs:
-    """Of the stream's prompt tokens from `start` on: one piece, which the next one follows on."""
+    """Logprobs of a stream's prompt tokens from position `start` on. The pieces of a prompt arrive in order."""
 
     frontend: str
     stream: int
@@ -132,15 +151,15 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepOutput:
-    """Prompt logprobs and tokens of one step for one front end, one token per entry, then those who ended.
-
-    `streams` uint64[n], `offsets` int32[n] (output tokens before this one), `tokens` int32[n].
-    """
+    """What one step produced for the streams of one front end: prompt logprobs, then n tokens, then ends."""
 
     frontend: str
     streams: npt.NDArray[np.uint64]
+    """uint64[n]: the stream of each token."""
     offsets: Int32Array
+    """int32[n]: the stream's output tokens before this one."""
     tokens: Int32Array
+    """int32[n]."""
     logprobs: TokenLogprobs | None
     prompt_logprobs: tuple[PromptLogprobs, ...]
     ends: tuple[End, ...]
@@ -148,7 +167,7 @@ class StepOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbortReply:
-    """Per id, in the order asked: was it live?"""
+    """The answer to an Abort: each id in the order of the event, and whether it was live."""
 
     frontend: str
     query: int
@@ -157,7 +176,7 @@ class AbortReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadReply:
-    """Answer to a LoadQuery."""
+    """The answer to a LoadQuery."""
 
     frontend: str
     query: int
@@ -166,7 +185,7 @@ class LoadReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlushReply:
-    """Answer to a FlushCache: pages that were kept, on devices and in host memory."""
+    """The answer to a FlushCache. `pages` counts the pages that were cached, on devices and in host memory."""
 
     frontend: str
     query: int
@@ -175,34 +194,31 @@ class FlushReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelServed:
-    """What callers of this front end may wanted for; `info` is None until a worker is proven.
-
-    `recent_max_length`: the longest sequence of a worker that is present or left less than `max_worker_wait_seconds`
-    ago.
-    """
+    """The model and limits that this front end publishes to callers, sent when it joins and after each change."""
 
     frontend: str
     info: WorkerInfo | None
+    """The largest worker present, or the last one if none is. None until a worker is proven."""
     recent_max_length: int
+    """Largest `max_length` of the workers that are present or left less than `max_worker_wait_seconds` ago."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreStatus:
-    """What this front end needs to know before it spends work on a request.
-
-    `queue_full` is a sentence while no request can be queued, `not_serving` one while the core does not serve; both are
-    empty otherwise. `workers` have joined.
-    """
+    """Whether the core takes requests, so that this front end can refuse a request before it parses it."""
 
     frontend: str
     queue_full: str
+    """One sentence while the queue is full, otherwise empty."""
     not_serving: str
+    """One sentence while the workers crash in a loop, otherwise empty."""
     workers: int
+    """Number of workers that have joined."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerAccepted:
-    """The worker serves from now on; plans of `generation` follow."""
+    """The worker has a lane. Its plans will carry `generation`."""
 
     worker: str
     generation: int
@@ -210,14 +226,14 @@ class WorkerAccepted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerProven:
-    """The worker has confirmed a step, or need not: its sizes reach callers and it gets requests."""
+    """The worker has confirmed a step, or does not have to: requests run on it and callers see its limits."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRefused:
-    """The worker may not serve; with `retry` it may ask again."""
+    """The worker may not serve. If `retry`, it may join again later."""
 
     worker: str
     reason: str
@@ -226,14 +242,14 @@ class WorkerRefused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskRejoin:
-    """The worker is not known (any more) and should join again."""
+    """The core does not know this worker, or gave it up: the worker should join again."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendPlan:
-    """Send this plan to this worker."""
+    """The next plan for a worker."""
 
     worker: str
     plan: Plan
@@ -241,14 +257,14 @@ class SendPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnnounceDrain:
-    """Tell this front end that nobody is admitted any more."""
+    """The core rejects all new requests from now on, because the service shuts down."""
 
     frontend: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """A line for the log: something an operator wants to know."""
+    """A line for the operator's log."""
 
     message: str
 

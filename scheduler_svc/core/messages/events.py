@@ -1,7 +1,7 @@
-"""What can happen to the core: every input of `Scheduler.handle`, as plain data.
+"""The inputs of the core: one class per event that `Scheduler.handle` takes, as plain data.
 
-Owns nothing. Knows nothing of sockets, protobuf or the clock; `peer` names are opaque. Sizes and ranges of the fields
-were checked by whoever made the event; what only the core can know (duplicates, bounds, the pool) it checks itself.
+The names of front ends and workers (`frontend`, `worker`) are opaque strings. The shell checks the sizes and ranges of
+all fields before it makes an event. The core checks what depends on its state: duplicate ids, queue limits, pool size.
 """
 
 from dataclasses import dataclass, field
@@ -16,44 +16,49 @@ MAX_SAMPLING_BYTES = 96 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Submit:
-    """A validated request. `prompt` is int32[at least 1]; seconds count from this event, 0 is none.
-
-    Each of its samples is a stream: `stream` to `stream + num_samples - 1`. `sampling` is a serialized SamplingParams,
-    which the core passes to the worker unread. `num_logprobs` is 0 for none, else 1 + the number of alternatives.
-    Logprobs of the prompt's tokens from `prompt_logprobs_from` on are told on the first; 0 is none. `prefix_root` is 32
-    bytes, or empty: then no page is shared; `page_hashes` are 32 bytes for each full page of the prompt
-    (`page_hash.py`). Requests of one root are one tenant's.
-    """
+    """A validated request. Its samples use the streams `stream` to `stream + num_samples - 1`, one each."""
 
     frontend: str
     stream: int
     request_id: str
     prompt: Int32Array
+    """int32[n], n at least 1."""
     sampling: bytes
+    """A serialized SamplingParams, which the core passes to the worker without reading it."""
     max_new_tokens: int
     min_new_tokens: int
     stop_token_ids: tuple[int, ...]
     ignore_eos: bool
     priority: int
+    """Requests of a higher priority go first (`request_queue.queue_key`)."""
     max_time_seconds: float
+    """Time from this event after which the request ends with TIME_LIMIT. 0 for no limit."""
     deadline_seconds: float
+    """Time from this event after which the request fails with DEADLINE. 0 for no deadline."""
     num_samples: int = 1
     num_logprobs: int = 0
+    """0 for none, else 1 + the number of alternatives beside each output token."""
     prompt_logprobs_from: int = 0
+    """The first stream gets prompt logprobs from this position on. 0 for none."""
     prefix_root: bytes = b""
+    """32 bytes: the start of the request's page hashes (`page_hash`), which also identifies the tenant. If it is empty,
+    the request shares no pages."""
     page_hashes: bytes = b""
+    """32 bytes for each full page of the prompt, as far as the front end computed them."""
     cache_read: bool = True
+    """Whether the request may use cached pages."""
     cache_write: bool = True
+    """Whether the request's pages enter the prefix cache."""
 
     @property
     def streams(self) -> range:
-        """One per sample."""
+        """The streams of the request, one per sample."""
         return range(self.stream, self.stream + self.num_samples)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancel:
-    """Nobody listens to the stream any more."""
+    """The caller of this stream is gone: the core frees the request without an answer."""
 
     frontend: str
     stream: int
@@ -61,7 +66,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish:
-    """A stop string: the stream's output ends after `output_tokens` tokens."""
+    """The front end found a stop string: the stream's output ends after `output_tokens` tokens."""
 
     frontend: str
     stream: int
@@ -70,7 +75,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abort:
-    """End the live requests among these ids."""
+    """A caller ends the live requests with these ids. `query` identifies the AbortReply."""
 
     frontend: str
     query: int
@@ -79,7 +84,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadQuery:
-    """Tell how busy the core is."""
+    """A front end asks for the core's load. `query` identifies the LoadReply."""
 
     frontend: str
     query: int
@@ -87,7 +92,7 @@ class LoadQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlushCache:
-    """Forget every page that is kept for requests to come."""
+    """A caller empties the prefix cache of all workers, host memory included. `query` identifies the FlushReply."""
 
     frontend: str
     query: int
@@ -95,21 +100,21 @@ class FlushCache:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontendJoined:
-    """A front end says hello; if it is known, it starts anew and its requests are freed."""
+    """A front end connects. If it is known already, it has restarted, so the core frees its requests first."""
 
     frontend: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontendLost:
-    """A front end is gone; nobody listens to its streams."""
+    """A front end is gone, so the core frees its requests."""
 
     frontend: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerJoined:
-    """A worker offers itself, for the first time or again."""
+    """A worker asks to serve, for the first time or again."""
 
     worker: str
     info: WorkerInfo
@@ -117,7 +122,7 @@ class WorkerJoined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLost:
-    """A worker is gone. `is_orderly`: it said so itself, after a signal; that is not a death."""
+    """A worker is gone. `is_orderly` if it announced its stop. Otherwise this counts as a crash (`crash_loop`)."""
 
     worker: str
     reason: str
@@ -126,13 +131,13 @@ class WorkerLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerAlive:
-    """A worker's heartbeat."""
+    """A worker sent a heartbeat."""
 
     worker: str
 
 
 class StepStatus(StrEnum):
-    """How a step went."""
+    """The outcome of a step."""
 
     OK = "ok"
     SKIPPED = "skipped"
@@ -143,16 +148,15 @@ class StepStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RawLogprobs:
-    """Logprobs as a worker told them, their lengths not judged yet.
-
-    `logprobs` float32[m] of the tokens themselves; `top_token_ids` int32[m * top_k] and `top_logprobs`
-    float32[m * top_k], most probable first.
-    """
+    """Logprobs of m tokens as a worker sent them. Lengths and values are not checked yet (`update.check_result`)."""
 
     logprobs: Float32Array = field(default_factory=lambda: NO_FLOATS)
+    """float32[m]: the logprob of each token."""
     top_k: int = 0
     top_token_ids: Int32Array = field(default_factory=lambda: NO_IDS)
+    """int32[m * top_k]: the most probable tokens at each position, most probable first."""
     top_logprobs: Float32Array = field(default_factory=lambda: NO_FLOATS)
+    """float32[m * top_k]: their logprobs."""
 
 
 NO_LOGPROBS = RawLogprobs()
@@ -160,37 +164,39 @@ NO_LOGPROBS = RawLogprobs()
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepDone:
-    """A step's result: `tokens` int32, one per sampled row in the plan's order; `nonfinite` indices into them.
-
-    `compute_us` is the worker's own time for the step. `logprobs` are of the sampled rows that want them, in order;
-    `prompt_logprobs` of the chunks' prompt positions that are wanted, chunk after chunk.
-    """
+    """A worker's result of one plan."""
 
     worker: str
     generation: int
     step: int
     status: StepStatus
     detail: str
+    """Text for people if `status` is not OK."""
     tokens: Int32Array
+    """int32[s]: one token per row that samples, in the order of `SentPlan.sampled`."""
     nonfinite: Int32Array
+    """int32: indices into `tokens` of rows with logits that were not finite. Their tokens are meaningless."""
     compute_us: int
+    """Time that the worker took for the step."""
     logprobs: RawLogprobs = NO_LOGPROBS
+    """One entry per row that samples and wants logprobs, in the order of `tokens`."""
     prompt_logprobs: RawLogprobs = NO_LOGPROBS
+    """One entry per wanted prompt position, in the order of `SentPlan.wanted_prompt_logprobs`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """The inbox is drained: expire what is due and plan. The core plans at no other time."""
+    """The shell has passed on all pending events: the core expires deadlines and plans. It plans on no other event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainStarted:
-    """Admit nobody from now on."""
+    """The service begins to shut down: the core rejects new requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainEnded:
-    """The grace is over: end whatever lives."""
+    """The shutdown's grace period is over: the core ends all live requests."""
 
 
 Event = (

@@ -1,7 +1,8 @@
-"""The chain of hashes that names a page by all that stands before its end.
+"""The hash of a full page of tokens, which the prefix cache is keyed by. Front ends and the core share this definition.
 
-Owns its definition, which the front end and the core share, and nothing else. A hash covers everything up to the page's
-last token, so two pages of one hash have the same logical index and the same past.
+A page's hash is SHA-256 of the hash of the page before it and the page's own tokens. It therefore covers every token up
+to the end of the page: two pages with equal hashes have the same index in their sequences and follow the same tokens.
+The chain begins at `prefix_root`, so requests with different roots never share a page.
 """
 
 from hashlib import sha256
@@ -13,18 +14,18 @@ _TAG = b"tandem prefix 1"
 
 
 def prefix_root(cache_root: bytes, salt: str) -> bytes:
-    """What the first page's hash is chained to: the service's root, drawn at start, and the caller's salt."""
+    """Returns the start of a request's hash chain: 32 bytes from the service's random root and the caller's salt."""
     text = salt.encode()
     return sha256(_TAG + len(cache_root).to_bytes(4, "little") + cache_root + text).digest()
 
 
 def next_hash(parent: bytes, tokens: bytes) -> bytes:
-    """Of a page whose tokens are these, little-endian int32, behind a past of hash `parent`."""
+    """Returns the hash of a page. `tokens` are its little-endian int32 tokens, `parent` is the hash before it."""
     return sha256(parent + tokens).digest()
 
 
 def hash_pages(parent: bytes, tokens: Int32Array, page_size: int) -> bytes:
-    """Hashes of the full pages in `tokens` int32[n], 32 bytes each, one after another."""
+    """Returns the hashes of the full pages in `tokens` int32[n], concatenated, 32 bytes each."""
     data = tokens.astype("<i4", copy=False).tobytes()
     size, hashes = 4 * page_size, list[bytes]()
     for end in range(size, len(data) + 1, size):

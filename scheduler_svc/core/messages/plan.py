@@ -1,7 +1,7 @@
-"""One step's order to a worker, and the core's memory of it while it is in flight.
+"""The plan of one step, which the core sends to a worker, and the record that the core keeps until the result arrives.
 
-A plan is complete and immutable once it is returned: arrays are made for it and never touched again.
-Knows nothing of how it is encoded.
+Both are immutable: their arrays are made for them and never written again. `worker.proto` specifies the encoded plan
+and the order in which a worker applies its parts.
 """
 
 from dataclasses import dataclass, field
@@ -14,18 +14,20 @@ from scheduler_svc.core.messages.arrays import NO_PAGES, Int32Array, Int64Array
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PageMoves:
-    """Contents of pages on their way, before anything of the step is written; all int32.
+    """Copies of page contents that the worker makes before it computes the step. All arrays are int32.
 
-    `saved_pages[i]` goes to host page `saved_slots[i]`, first of all; the first `copied_tokens[i]` slots of page
-    `copied_from[i]` to `copied_to[i]`; host page `loaded_slots[i]` to page `loaded_pages[i]`.
+    They happen in this order: swap-outs, then copies, then swap-ins.
     """
 
     saved_pages: Int32Array = field(default_factory=lambda: NO_PAGES)
+    """Page `saved_pages[i]` is swapped out to host page `saved_slots[i]`."""
     saved_slots: Int32Array = field(default_factory=lambda: NO_PAGES)
     copied_from: Int32Array = field(default_factory=lambda: NO_PAGES)
+    """The first `copied_tokens[i]` slots of page `copied_from[i]` are copied to page `copied_to[i]`."""
     copied_to: Int32Array = field(default_factory=lambda: NO_PAGES)
     copied_tokens: Int32Array = field(default_factory=lambda: NO_PAGES)
     loaded_slots: Int32Array = field(default_factory=lambda: NO_PAGES)
+    """Host page `loaded_slots[i]` is swapped in to page `loaded_pages[i]`."""
     loaded_pages: Int32Array = field(default_factory=lambda: NO_PAGES)
 
 
@@ -34,50 +36,63 @@ NOTHING_MOVES = PageMoves()
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowStart:
-    """A row in full: new, or resumed. `tokens` int32[known], `pages` int32[pages] in logical order, 0 behind a window.
-
-    Pages before `first_position` come filled. `sampling`, `num_logprobs` and `prompt_logprobs_from` are as in `Submit`.
-    """
+    """All that the worker needs to start a row, for a new or a resumed request. Later plans send only differences."""
 
     row: int
     tokens: Int32Array
+    """int32[number of known tokens]: the prompt and the output so far."""
     pages: Int32Array
+    """int32[number of pages], in logical order. 0 stands for a page behind the window, which is never read."""
     first_position: int
+    """The first position to compute. The pages already hold the keys and values of the positions before it."""
     num_prompt_tokens: int
     sampling: bytes
     sample_idx: int
     banned_until: int
+    """Length of the sequence up to which none of the `banned` tokens may be sampled (`min_new_tokens`)."""
     banned: tuple[int, ...]
     num_logprobs: int
     prompt_logprobs_from: int
+    """The request wants prompt logprobs from this position on. 0 for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Plan:
-    """The order for one model forward; worker.proto says what each part means.
+    """One forward pass of the model: prompt chunks and decode rows, and the changes to the worker's row tables.
 
-    Rows and pages are int32. `chunk_samples` is 1 where a chunk reaches the last known token. Sampled rows, the order
-    of a result's tokens: chunks that sample, then decode rows.
+    The rows that sample are the chunks with `chunk_samples`, then the decode rows. The result's tokens have this order.
     """
 
     generation: int
+    """The lane's generation. A worker drops all rows when a plan of a newer generation arrives."""
     step: int
+    """Number of the plan in its generation, from 1."""
     checksum: int
+    """Checksum of the worker's row tables after this plan (`Rows.checksum`). A worker that computes another one
+    answers OUT_OF_SYNC."""
     zero_pages: Int32Array
+    """Pages that the worker fills with zeros before it writes to them (`PagePool`, unverified pages)."""
     starts: tuple[RowStart, ...]
     append_rows: Int32Array
+    """Row `append_rows[i]` gets page `append_pages[i]` as its next page."""
     append_pages: Int32Array
     chunk_rows: Int32Array
+    """Row `chunk_rows[i]` computes `chunk_counts[i]` positions from `chunk_starts[i]` on."""
     chunk_starts: Int32Array
     chunk_counts: Int32Array
     chunk_samples: npt.NDArray[np.uint8]
+    """1 if the chunk reaches the row's last known token, so that the row samples its next token. 0 otherwise."""
     decode_rows: Int32Array
+    """Rows that compute one position, their next one, and sample a token."""
     moves: PageMoves = NOTHING_MOVES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantedPromptLogprobs:
-    """Logprobs that a chunk will bring: of the prompt positions `start` to `start + count - 1`, with `top_k` others."""
+    """Prompt logprobs that the result of a chunk contains: positions `start` to `start + count - 1`.
+
+    Each comes with `top_k` alternatives. `handle` identifies the request.
+    """
 
     handle: int
     start: int
@@ -87,25 +102,32 @@ class WantedPromptLogprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SentPlan:
-    """What a sent plan will be read against when its result comes, whatever happened to the rows since.
+    """The core's record of a plan in flight. The result is read against it.
 
-    `rows`, `handles`, `ends` name every row of the plan: whose it was and the first position after those computed.
-    `sampled` are indices into them, in the order of the result's tokens. `prefill_tokens` are those of its chunks,
-    `decode_tokens` one per decode row. `num_logprobs` int32[sampled] is what each sampled row wants, None where all
-    want none; `wanted_prompt_logprobs` are in the order of the chunks. `cached` are the pages,
-    with their hashes, that are in the prefix cache because this plan fills them; `swapped_out` are the hashes of the
-    pages that it copies to host memory. Both are void if the plan is.
+    By the time of the result a row may have another request or none. A token therefore counts for the request with the
+    recorded handle, not for the request that has the row now.
     """
 
     step: int
     sent_at: float
     rows: Int32Array
+    """int32[n]: every row of the plan, chunks first, then decode rows."""
     handles: Int64Array
+    """int64[n]: the request in each row."""
     ends: Int32Array
+    """int32[n]: the first position after those that the plan computes for the row."""
     sampled: Int64Array
+    """int64[s]: indices into `rows` of the rows that sample, in the order of the result's tokens."""
     prefill_tokens: int
+    """Positions in chunks."""
     decode_tokens: int
+    """Decode rows."""
     num_logprobs: Int32Array | None
+    """int32[s]: `Sampling.num_logprobs` of each row that samples. None if no row wants logprobs."""
     wanted_prompt_logprobs: tuple[WantedPromptLogprobs, ...]
+    """In the order of the chunks."""
     cached: tuple[tuple[int, bytes], ...]
+    """Page and hash of each page that entered the prefix cache because this plan fills it. If the plan becomes void,
+    these pages are evicted."""
     swapped_out: tuple[bytes, ...]
+    """Hashes of the pages that this plan swaps out. If the plan becomes void, their host pages are evicted."""

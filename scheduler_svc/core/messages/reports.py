@@ -1,7 +1,4 @@
-"""Reports of the core: its load, and what became of each step.
-
-Owns nothing.
-"""
+"""Reports of the core: its current load, and the outcome of each step."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -9,7 +6,7 @@ from enum import StrEnum
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLoad:
-    """How busy one worker is; `device` is text for people."""
+    """The load of one worker. `device` is text for people."""
 
     pid: int
     device: str
@@ -21,11 +18,7 @@ class WorkerLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """How busy the core is; `step_ms` is the median of the last steps, plan sent to result read.
-
-    `pages_cached` are kept and held by nobody. `prompt_tokens` of all admitted requests, `cached_prompt_tokens` of
-    these found in kept pages.
-    """
+    """The load of the core. Counters run from the core's start, pages are summed over the workers."""
 
     running: int
     waiting: int
@@ -34,19 +27,25 @@ class Load:
     pages_total: int
     workers: int
     steps: int
+    """Confirmed steps."""
     step_ms: float
+    """Median time from a plan's sending to its result, over the last 64 steps."""
     preemptions: int
     lane_resets: int
     output_tokens: int
     worker_pid: int
+    """Process id of the worker that joined first, or 0."""
     pages_cached: int
+    """Cached pages that no row holds."""
     prompt_tokens: int
+    """Prompt tokens of all requests that were admitted to a row."""
     cached_prompt_tokens: int
+    """Those of `prompt_tokens` that were found in the prefix cache."""
     host_pages_used: int
     host_pages_total: int
     per_worker: tuple[WorkerLoad, ...]
     worker_lost_seconds: float | None
-    """Since the last loss of a worker; None: none was lost."""
+    """Time since a worker was last lost. None if none was."""
     worker_lost_reason: str
 
 

@@ -1,14 +1,11 @@
-"""What a worker serves, and whether a sequence fits it.
-
-Owns nothing.
-"""
+"""What a worker reports about itself when it joins, and whether a sequence fits on it."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationDefaults:
-    """Sampling settings of requests that set none, as the model's own configuration gives them."""
+    """Sampling settings for requests that leave them unset, from the model's `generation_config.json`."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -19,42 +16,54 @@ class GenerationDefaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerInfo:
-    """What a worker serves. Pages are numbered 0 to num_pages - 1, page 0 and row 0 are reserved.
-
-    `logit_rows`: positions of one step whose logits may be wanted, at least `max_rows + chunk_align`. `window` 0:
-    some layer sees the whole past; else position p sees those from p - window + 1 on and the first `sink_tokens`.
-    `host_pages` fit the worker's host memory; `page_copy_us` moves one of them, `token_us` computes one prompt token.
-    `max_frame_bytes`: the largest message that the worker takes. `device` is text for people.
-    """
+    """The model and limits of one worker, as in `Join` of worker.proto."""
 
     identity: str
+    """Hash of weights, config, tokenizer and page size. All workers of a service have the same."""
     model: str
     vocab_size: int
     page_size: int
+    """Tokens per page."""
     num_pages: int
+    """Pages in the KV cache, numbered from 0. Page 0 is reserved for padding."""
     max_rows: int
+    """Sequences that run at the same time, in rows 1 to `max_rows`. Row 0 is reserved for padding."""
     max_length: int
+    """Largest length of a sequence, prompt and output together."""
     token_budget: int
+    """Largest number of positions that a step computes: 1 per decode row, plus each chunk rounded up to
+    `chunk_align`."""
     chunk_align: int
     logit_rows: int
+    """Positions per step for which the worker computes logits, at least `max_rows + chunk_align`."""
     eos_token_ids: tuple[int, ...]
     pid: int
     window: int = 0
+    """0 if some layer attends to the whole sequence. Otherwise position p attends to the positions from
+    p - window + 1 to p and to the first `sink_tokens` positions only."""
     sink_tokens: int = 0
     host_pages: int = 0
+    """Pages that fit in the worker's host memory."""
     page_copy_us: float = 0.0
+    """Measured time to move one page between device and host memory."""
     token_us: float = 0.0
+    """Measured time to compute one prompt token."""
     max_frame_bytes: int = 64 << 20
+    """Size of the largest message that the worker accepts."""
     device: str = ""
+    """Description for people."""
     defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
 
     @property
     def usable_pages(self) -> int:
-        """Pages that requests may hold."""
+        """Pages that rows may hold: all but page 0."""
         return self.num_pages - 1
 
     def pages_at_once(self, num_tokens: int) -> int:
-        """The largest number of pages that a sequence of `num_tokens` positions holds at the same time."""
+        """Returns the largest number of pages that a sequence of `num_tokens` positions holds at any one time.
+
+        With a window this is a constant for long sequences, because pages behind the window are released.
+        """
         all_pages = -(-num_tokens // self.page_size)
         if not self.window:
             return all_pages
@@ -62,7 +71,7 @@ class WorkerInfo:
         return min(all_pages, sink_pages + (self.window + self.chunk_align - 1) // self.page_size + 2)
 
     def holds(self, total_length: int) -> bool:
-        """Whether this worker can run a sequence of `total_length` tokens to its end.
+        """Returns whether the worker can run a sequence of `total_length` tokens to its end.
 
         The last token is sampled and never computed, so it needs no slot in a page.
         """

@@ -82,7 +82,7 @@ def _judge(builder: PlanBuilder, request: Request, others: OtherLanes, policy: P
         return _Refusal.SKIP
     if request.prompt_logprobs_from and not builder.logits.has(lane.info.chunk_align):
         return _Refusal.SKIP
-    siblings = builder.queue.of_id(request.request_id)
+    siblings = builder.queue.by_request_id(request.request_id)
     newly_seated = [start.row for start in builder.starts] if len(siblings) > 1 else ()
     matched = match_prefix(lane, request, siblings, newly_seated)
     if matched is None or others.start_sooner(lane, request, matched):

@@ -86,7 +86,7 @@ def _lookup(lane: Lane, request: Request) -> tuple[int, int]:
         there = match_prefix(lane, request)
         assert there is not None, "only siblings make a request wait"
         found = there.first_position, len(there.pages)
-        lane.schedule.remember(request.handle, request.known, found)
+        lane.schedule.store_lookup(request.handle, request.known, found)
     return found
 
 

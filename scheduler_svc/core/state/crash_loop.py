@@ -1,8 +1,9 @@
-"""Whether the workers die again and again without computing anything.
+"""Detects workers that crash again and again without computing anything.
 
-Owns the times of the latest deaths since the last confirmed token. A service whose workers crash in a loop says so in
-its health instead of accepting requests that wait for nothing. The state ends with a confirmed token, or by time: once
-fewer than `DEATHS` lie within `WINDOW_SECONDS`, so that an idle service whose worker stays up serves again.
+The workers are in a crash loop if `DEATHS` of them died within `WINDOW_SECONDS` and no token was confirmed in between.
+The service then rejects requests and reports itself as not serving, because a request would wait in vain. A confirmed
+token ends the state, and so does time: as soon as fewer than `DEATHS` deaths lie within the last `WINDOW_SECONDS`, the
+service accepts requests again. Otherwise an idle service with a healthy worker would never leave the state.
 """
 
 from collections import deque
@@ -12,24 +13,24 @@ WINDOW_SECONDS = 60.0
 
 
 class CrashLoop:
-    """Fed with every death of a worker and every step that confirmed tokens."""
+    """Remembers the times of the latest deaths since the last confirmed token."""
 
     def __init__(self) -> None:
         self._died_at: deque[float] = deque(maxlen=DEATHS)
         self._reason = ""
 
     def died(self, reason: str, now: float) -> None:
-        """A worker that had joined is gone and did not say goodbye."""
+        """Records that a worker which had joined is gone without having announced its stop."""
         self._died_at.append(now)
         self._reason = reason
 
     def confirmed(self) -> None:
-        """A step brought tokens."""
+        """Records that the result of a step contained tokens."""
         if self._died_at:
             self._died_at.clear()
 
     def cause(self, now: float) -> str:
-        """One sentence while the loop lasts, else empty."""
+        """Returns one sentence if the workers are in a crash loop, otherwise an empty string."""
         if len(self._died_at) < DEATHS or now - self._died_at[0] > WINDOW_SECONDS:
             return ""
         return (

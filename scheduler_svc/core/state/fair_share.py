@@ -1,35 +1,50 @@
-"""Who stands where in the queue: tags of start-time fair queueing, in tokens of service.
+"""Fair sharing of the service between fair_share: start-time fair queueing, counted in tokens.
 
-Owns the tenants' last tags and how far the service has come. Method: Goyal, Vin and Cheng, "Start-time fair queueing"
-(1996), with a request's tokens as its cost, as Sheng et al. count them in "Fairness in serving large language models"
-(2024). A request's tag is where its tenant stood when it came, or where the service stands, whichever is further; its
-cost moves the tenant on. Where one tenant is alone, that is first come, first served.
+Each request gets a virtual start time, and the request queue serves small ones first (`request_queue.queue_key`). The
+virtual time of the service is the largest start time served so far. A new request starts where its tenant's previous
+request finishes, but not before the virtual time of the service:
+
+    start  = max(virtual time, finish of the tenant's previous request)
+    finish = start + cost                        cost: largest number of tokens, prompt and output
+
+A tenant with many requests therefore queues behind itself, and an idle tenant saves up no claim. With a single tenant
+the order is first come, first served.
+
+Sources: Goyal, Vin and Cheng, "Start-time fair queueing" (1996). Counting a request's cost in tokens follows Sheng et
+al., "Fairness in serving large language models" (2024).
 """
 
 
 class FairShare:
-    """A tenant is a request's `prefix_root`; nothing else is known of it."""
+    """The virtual time of the service and the last finish time of each tenant.
+
+    A tenant is identified by the `prefix_root` of its requests.
+    """
 
     def __init__(self) -> None:
-        self._served = 0
-        self._next_starts: dict[bytes, int] = {}
+        self._virtual_time = 0
+        self._last_finish: dict[bytes, int] = {}
 
     def enter(self, tenant: bytes, cost: int) -> int:
-        """The tag of a new request of so many tokens, prompt and what it may say."""
-        tag = max(self._served, self._next_starts.get(tenant, 0))
-        self._next_starts[tenant] = tag + cost
-        return tag
+        """Returns the virtual start time of a new request that costs at most `cost` tokens."""
+        start = max(self._virtual_time, self._last_finish.get(tenant, 0))
+        self._last_finish[tenant] = start + cost
+        return start
 
-    def admitted(self, tag: int) -> None:
-        """A request with this tag is being served."""
-        self._served = max(self._served, tag)
+    def admitted(self, virtual_start: int) -> None:
+        """Advances the virtual time to the start time of a request that is being served."""
+        self._virtual_time = max(self._virtual_time, virtual_start)
 
     def prune(self, num_live: int) -> None:
-        """Forgets tenants who are no further than the service: they are as good as new.
+        """Drops tenants to bound the memory to about two per live request.
 
-        Where too many are further (each may have come once, with a salt of its own), the service is moved on to where
-        few are: what those behind it were ahead is forgiven.
+        A tenant with a finish time in the past is equal to a new tenant, so dropping it changes nothing. If too many
+        finish times lie ahead (for example, because each request used a salt of its own), the virtual time advances
+        until few do, and the dropped tenants are treated as new.
         """
-        if len(self._next_starts) > 2 * num_live + 64:
-            self._served = max(self._served, sorted(self._next_starts.values(), reverse=True)[num_live + 32])
-            self._next_starts = {tenant: tag for tenant, tag in self._next_starts.items() if tag > self._served}
+        if len(self._last_finish) > 2 * num_live + 64:
+            finishes = sorted(self._last_finish.values(), reverse=True)
+            self._virtual_time = max(self._virtual_time, finishes[num_live + 32])
+            self._last_finish = {
+                tenant: finish for tenant, finish in self._last_finish.items() if finish > self._virtual_time
+            }

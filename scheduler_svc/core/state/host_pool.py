@@ -1,8 +1,11 @@
-"""The second tier of kept pages: a worker's host memory, as the core sees it.
+"""The host pages of one lane: a second tier of the prefix cache in the worker's host memory.
 
-Owns which host page holds what, and which was used longest ago. Pages come here when a request is preempted, because
-moving them twice is cheaper than computing them again (`policy.swapping_pays`); whoever begins alike may load them.
-Knows nothing of devices: saves and loads travel in plans, which the worker carries out in order.
+A preempted request's pages are swapped out to host pages if copying them twice takes less time than computing them
+again (`policy.swapping_pays`). Any request with the same prefix may swap them in. If no host page is free, the least
+recently used one is replaced.
+
+This is the core's view only. Plans contain the copies, and the worker makes them in order. A page is therefore recorded
+here as soon as the plan that swaps it out is being made.
 """
 
 from collections import OrderedDict
@@ -11,63 +14,69 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostPage:
-    """`tokens` are the page's, little-endian int32; `suspect` where no finite sample has read all of it."""
+    """A cached page in host memory."""
 
     slot: int
+    """Number of the host page."""
     tokens: bytes
+    """The tokens of the page, little-endian int32."""
     unverified: bool
+    """Whether the page may hold values that are not finite (`page_pool`)."""
 
 
 class HostPool:
-    """`num_slots` host pages, numbered from 0."""
+    """`num_slots` host pages, numbered from 0, and the index from page hash to host page."""
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
         self._free = list(range(num_slots - 1, -1, -1))
-        # Least recently used first.
-        self._kept: OrderedDict[bytes, HostPage] = OrderedDict()
+        # In eviction order: the least recently used page is the first.
+        self._pages: OrderedDict[bytes, HostPage] = OrderedDict()
 
     @property
     def num_used(self) -> int:
-        """Host pages that hold something."""
-        return len(self._kept)
+        """Host pages that hold a cached page."""
+        return len(self._pages)
 
     def find(self, page_hash: bytes, tokens: bytes) -> HostPage | None:
-        """The host page with this past and these tokens."""
-        found = self._kept.get(page_hash)
+        """Returns the host page with this hash and these tokens, or None."""
+        found = self._pages.get(page_hash)
         return found if found is not None and found.tokens == tokens else None
 
     def touch(self, page_hash: bytes) -> None:
-        """Notes that it was used."""
-        self._kept.move_to_end(page_hash)
+        """Marks the page with this hash as the most recently used one."""
+        self._pages.move_to_end(page_hash)
 
     def store(self, page_hash: bytes, tokens: bytes, *, unverified: bool) -> int | None:
-        """A slot for the page, another's if none is free; None: it is here already, or there is no host memory."""
-        if page_hash in self._kept or not self.num_slots:
+        """Returns the slot to swap the page out to. Evicts the least recently used page if no slot is free.
+
+        Returns None if the page is in host memory already, or if the worker has none.
+        """
+        if page_hash in self._pages or not self.num_slots:
             return None
-        slot = self._free.pop() if self._free else self._kept.popitem(last=False)[1].slot
-        self._kept[page_hash] = HostPage(slot=slot, tokens=tokens, unverified=unverified)
+        slot = self._free.pop() if self._free else self._pages.popitem(last=False)[1].slot
+        self._pages[page_hash] = HostPage(slot=slot, tokens=tokens, unverified=unverified)
         return slot
 
     def evict(self, page_hash: bytes) -> None:
-        """Its content cannot be trusted, or never arrived."""
-        found = self._kept.pop(page_hash, None)
+        """Removes the page with this hash, if it is there."""
+        found = self._pages.pop(page_hash, None)
         if found is not None:
             self._free.append(found.slot)
 
     def is_unverified(self, page_hash: bytes) -> bool:
-        """Whether it is here, and may not be finite."""
-        found = self._kept.get(page_hash)
+        """Returns whether the page with this hash is in host memory and may hold values that are not finite."""
+        found = self._pages.get(page_hash)
         return found is not None and found.unverified
 
     def evict_all(self) -> int:
-        """Empties it; returns how many it held."""
-        count = len(self._kept)
-        for page_hash in list(self._kept):
+        """Removes all pages and returns their number."""
+        count = len(self._pages)
+        for page_hash in list(self._pages):
             self.evict(page_hash)
         return count
 
     def audit(self) -> None:
-        """Every slot is free or holds one thing."""
-        slots = self._free + [page.slot for page in self._kept.values()]
-        assert sorted(slots) == list(range(self.num_slots)), "host slots lost or held twice"
+        """Raises AssertionError unless every slot is either free or holds exactly one page."""
+        slots = self._free + [page.slot for page in self._pages.values()]
+        assert sorted(slots) == list(range(self.num_slots)), "a host slot is missing or used twice"

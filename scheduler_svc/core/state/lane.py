@@ -1,6 +1,17 @@
-"""The core's view of one worker: its pages, what is kept of them, its rows, plans in flight and generation.
+"""A lane: the core's state for one worker. It has the page pool, the host pool, the rows and the plans in flight.
 
-Owns that state and its moments of loss (a request leaves its row; the whole lane is reset). Decides nothing.
+The scheduling decides; a lane changes its state as a whole, so that rows, pages and plans always agree.
+
+**Pages.** A row holds one reference to each of its pages. A page leaves a row in three ways: the request leaves the
+row, the lane is reset, or the page falls behind the attention window. If the worker has a window, no position from the
+row's next one on reads the pages before it, except the sink pages that hold the first `sink_tokens` positions. The lane
+releases them while the row runs. The row's page list still contains them, as the worker's table does.
+
+**Plans in flight.** A plan that was sent may still read or write pages that have been released since. This is safe
+because the worker applies plans in order: the next owner of a page writes it in a later plan.
+
+**Reset.** If a step fails or the worker is lost, the rows and the plans in flight are dropped and the lane begins a new
+generation. Results of older generations are ignored. The worker drops its rows at the first plan of the new generation.
 """
 
 from collections import deque
@@ -16,76 +27,80 @@ from scheduler_svc.core.state.request import Move, Request
 from scheduler_svc.core.state.rows import Rows
 
 OVERDUE_SECONDS = 2.0
-"""A worker whose step takes longer may never answer: requests are not left to it while others have room."""
+"""A worker that takes longer than this for a step may never answer. Until it does, other lanes do not leave requests to
+it."""
 
 
 class Lane:
-    """Opened when a worker joins, reset whenever what it runs can no longer be trusted."""
+    """Created when a worker joins, and dropped when the worker is lost."""
 
     def __init__(self, *, worker: str, number: int, info: WorkerInfo, generation: int, now: float) -> None:
         self.worker = worker
         self.number = number
-        """Unique among the lanes of the core's life: the older lane has the lower one."""
+        """Number of the lane, counted from the core's start. An older lane has a lower number."""
         self.info = info
         self.heard_at = now
+        """Time of the worker's last message."""
         self.result_at = now
+        """Time of the worker's last result."""
         self.fruitless_resets = 0
-        """Resets since a step was last confirmed."""
+        """Failed steps since a step was last confirmed."""
         self.sink_pages = -(-info.sink_tokens // info.page_size)
-        """Leading pages that every position sees, whatever the window."""
+        """Number of leading pages that every position reads, in addition to its window."""
         self.pool = PagePool(info.num_pages)
         self.host = HostPool(info.host_pages)
         self.schedule = LaneSchedule()
         self.is_proven = False
-        """Whether the worker has confirmed a step, or need not."""
+        """Whether the worker has confirmed a step, or does not have to."""
         self._open(generation)
 
     def _open(self, generation: int) -> None:
         self.generation = generation
         self.step = 0
-        # Pages handed out that the next plan must zero first.
+        """Number of the last plan in this generation."""
+        # Allocated pages that the next plan must zero.
         self._zero_pages: list[int] = []
         self.schedule.reset()
         self.rows = Rows(self.info.max_rows, self.info.page_size)
         self.in_flight: deque[SentPlan] = deque()
+        """Plans without a result, oldest first."""
 
     # Sizes ---------------------------------------------------------------------------------------------------------
 
     def pages_for(self, num_tokens: int) -> int:
-        """Pages that so many positions take."""
+        """Returns the number of pages for `num_tokens` positions."""
         return -(-num_tokens // self.info.page_size)
 
     def first_seen_page(self, position: int) -> int:
-        """The first page past the sink pages that the position, or one after it, reads; 0 without a window."""
+        """Returns the index of the first page in the position's window. Later positions read no earlier page.
+
+        Sink pages are not considered. Returns 0 without a window.
+        """
         window = self.info.window
         return max(0, position - window + 1) // self.info.page_size if window else 0
 
     # Pages ---------------------------------------------------------------------------------------------------------
 
     def allocate(self, count: int) -> list[int] | None:
-        """Pages for somebody's own use, None where too few are left; the next plan zeroes those that need it."""
+        """Allocates pages, or returns None if too few are unused. The next plan zeroes those that need it."""
         pages = self.pool.allocate(count)
         if pages is not None:
             self._zero_pages += self.pool.take_unverified(pages)
         return pages
 
     def held_pages(self, row: int) -> list[int]:
-        """What the row holds, in logical order: all but those behind a window."""
+        """Returns the pages that the row holds, in logical order: all but those behind the window."""
         pages, held_from = self.rows.pages[row], int(self.rows.held_from[row])
         if held_from <= self.sink_pages:
             return pages
         return pages[: self.sink_pages] + pages[held_from:]
 
     def holds(self, row: int, page_idx: int) -> bool:
-        """Whether the row still holds its page of this logical index."""
+        """Returns whether the row still holds its page with this logical index."""
         return page_idx < self.sink_pages or page_idx >= self.rows.held_from[row]
 
     def free_behind_windows(self) -> None:
-        """Frees what no position from a row's next one on will read.
-
-        Plans in flight may still read it; the worker carries plans out in order, so whoever gets a page next writes it
-        after that.
-        """
+        """Releases the pages of all rows that no position from the row's next one on reads."""
         if not self.info.window:
             return
         rows, seated = self.rows, self.rows.seated()
@@ -101,7 +116,10 @@ class Lane:
     def seat(
         self, request: Request, pages: list[int], frontend_idx: int, *, first_position: int, held_from: int
     ) -> int:
-        """Gives a waiting request a row with these pages, which the lane allocated or shares; returns the row."""
+        """Gives a waiting request a row with these pages, each with a reference for it, and returns the row.
+
+        The pages hold the positions before `first_position`. `held_from` is as in `Rows`.
+        """
         request.move(Move.ADMIT)
         request.worker = self.worker
         return self.rows.seat(request, pages, frontend_idx, first_position=first_position, held_from=held_from)
@@ -109,75 +127,76 @@ class Lane:
     # Plans and results ---------------------------------------------------------------------------------------------
 
     def take_zero_pages(self) -> list[int]:
-        """Pages that the plan being made must zero before all else."""
+        """Returns the pages that the plan being made must zero, and clears the list."""
         pages, self._zero_pages = self._zero_pages, []
         return pages
 
     def plan_made(self, record: SentPlan) -> None:
-        """The lane's next plan was made; `record` is what its result is read against."""
+        """Adds the record of a new plan to the plans in flight."""
         assert record.step == self.step + 1, f"step {record.step} planned after step {self.step}"
         self.step = record.step
         self.in_flight.append(record)
-        self.schedule.forget_lookups()
+        self.schedule.clear_lookups()
 
     def result_confirmed(self) -> None:
-        """The oldest plan in flight was carried out, and its result is valid."""
+        """Removes the oldest plan in flight, because its result is valid."""
         self.in_flight.popleft()
-        self.schedule.forget_lookups()
+        self.schedule.clear_lookups()
         self.fruitless_resets = 0
 
     def count_fruitless_reset(self) -> int:
-        """A step went wrong; returns how many did in a row."""
+        """Counts a failed step. Returns the number of failed steps since a step was last confirmed."""
         self.fruitless_resets += 1
         return self.fruitless_resets
 
     def excuse_resets(self) -> None:
-        """The steps that went wrong were a request's fault, not the worker's."""
+        """Sets the count of failed steps to zero, because a request and not the worker made them fail."""
         self.fruitless_resets = 0
 
     def heard(self, now: float) -> None:
-        """The worker sent a sign of life."""
+        """Records that the worker sent a message."""
         self.heard_at = now
 
     def answered(self, now: float) -> None:
-        """The worker sent a result."""
+        """Records that the worker sent a result."""
         self.heard_at = self.result_at = now
 
     def prove(self) -> None:
-        """The worker confirmed its first step, or need not: requests may run on it."""
+        """Records that requests may run on the worker."""
         self.is_proven = True
 
-    # Answers -------------------------------------------------------------------------------------------------------
+    # Waiting for results ---------------------------------------------------------------------------------------------
 
     def working_since(self) -> float:
-        """Since when the answer to the oldest plan in flight, there must be one, is what the worker works at."""
-        # That plan may have been sent while others ran before it.
+        """Returns the time at which the worker began the oldest plan in flight. There must be one."""
+        # The plan may have been sent while the worker was still computing an earlier one.
         return max(self.in_flight[0].sent_at, self.result_at)
 
     def is_overdue(self, now: float) -> bool:
-        """Whether its worker takes so long over a step that nobody is left to it until it answers."""
+        """Returns whether the worker has taken more than `OVERDUE_SECONDS` for its current step."""
         return bool(self.in_flight) and now - self.working_since() > OVERDUE_SECONDS
 
     def awaits(self, request: Request) -> bool:
-        """Whether a plan in flight names the request."""
+        """Returns whether a plan in flight contains the request."""
         return any(request.handle in record.handles for record in self.in_flight)
 
-    # Loss ----------------------------------------------------------------------------------------------------------
+    # Leaving and reset ---------------------------------------------------------------------------------------------
 
     def leave(self, request: Request, move: Move) -> None:
-        """Takes a running request off its row and frees its pages at once; what the index names stays to be found.
+        """Takes a running request off its row and releases its pages at once. Cached pages stay cached.
 
-        Plans in flight may still read and write those pages, as in `free_behind_windows`.
+        `move` is the request's transition: preempted, reset or ended.
         """
         row, rows = request.row, self.rows
         planned = int(rows.planned[row])
         confirmed = int(rows.confirmed[row])
-        # What it was to compute again was counted when it got its row.
+        # `Request.admitted` counted all positions to recompute. Those without a confirmed result do not count.
         request.recomputed_tokens -= max(0, request.computed - confirmed)
         request.computed = max(request.computed, confirmed)
         held = self.held_pages(row)
         if planned and rows.verified[row] == planned == rows.confirmed[row]:
-            # All that was ever written to the last page, a finite sample has read; full ones were sealed before.
+            # A finite sample has read every position that was ever written, so the last page is verified although it
+            # is not full. `cache_full_pages` has dealt with the full pages.
             last = (planned - 1) // self.info.page_size
             if self.holds(row, last) and last * self.info.page_size >= rows.verified_from[row]:
                 self.pool.mark_verified(rows.pages[row][last])
@@ -187,7 +206,7 @@ class Lane:
         request.move(move)
 
     def evict_unverified(self, request: Request) -> None:
-        """Takes out of the index what no finite sample has read of a request whose values are not finite."""
+        """Evicts the unverified pages of a request that had non-finite logits, here and in host memory."""
         pool = self.pool
         for page_hash in request.page_hashes:
             page = pool.page_with_hash(page_hash)
@@ -197,23 +216,23 @@ class Lane:
                 self.host.evict(page_hash)
 
     def reset(self, generation: int, *, keep_pages: bool) -> list[Request]:
-        """Drops all rows and plans in flight; returns the requests that ran, rows ascending.
+        """Drops all rows and plans in flight, and begins a new generation. Returns the requests that ran, by row.
 
-        The index keeps pages whose every step is confirmed, or none.
+        If `keep_pages`, pages that were filled by confirmed steps stay cached. Otherwise all pages are evicted.
         """
         requests = self.rows.requests_at(self.rows.seated())
         for request in requests:
             self.leave(request, Move.RESET)
         for record in self.in_flight:
-            self._void(record)
+            self._evict_pages_of(record)
         if not keep_pages:
             self.pool.evict_all()
             self.host.evict_all()
         self._open(generation)
         return requests
 
-    def _void(self, record: SentPlan) -> None:
-        """Nobody knows how far the plan came."""
+    def _evict_pages_of(self, record: SentPlan) -> None:
+        """Evicts the pages that a void plan was to fill or swap out, because it is unknown how far the worker got."""
         for page, page_hash in record.cached:
             if self.pool.hash_of(page) == page_hash:
                 self.pool.evict(page)
@@ -221,9 +240,10 @@ class Lane:
             self.host.evict(page_hash)
 
     def swap_out(self, request: Request, num_written: int) -> list[tuple[int, int, bytes]]:
-        """Room in host memory for the named pages of a running request: page, host page, hash.
+        """Assigns host pages to the cached pages that only this running request holds.
 
-        `num_written` host pages this plan writes already, which may not be lost again.
+        Returns (page, host page, hash) for each. `num_written` is the number of host pages that the current plan
+        writes already. They must not be replaced within the plan, so the sum stays within the number of host pages.
         """
         swap_outs: list[tuple[int, int, bytes]] = []
         table = self.rows.pages[request.row]
@@ -231,7 +251,7 @@ class Lane:
             if num_written + len(swap_outs) >= self.host.num_slots:
                 break
             page = table[page_idx]
-            # Only those that it alone holds: what others share stays on the device.
+            # A page that other rows share stays on the device.
             if self.pool.hash_of(page) != page_hash or self.pool.references(page) != 1:
                 continue
             slot = self.host.store(page_hash, self.pool.tokens(page), unverified=self.pool.is_unverified(page))

@@ -1,29 +1,36 @@
-"""The pages of one lane: reference counts, the free list in eviction order, and the index of pages that are kept.
+"""The pages of one lane's KV cache: reference counts, the free list, the prefix cache index, and unverified pages.
 
-Owns which pages are free, kept or used, which hash names a page, and which may hold values that are not finite. Page 0
-is reserved for padding and never appears. Knows nothing of what stands in a page, of rows or of requests.
+**Reference counts.** A page is used while at least one row holds a reference to it, and unused otherwise. Page 0 is
+reserved for padding and is neither.
 
-    free + kept + used = num_pages - 1
+    num_used + num_unused = num_pages - 1
 
-A used page is held by somebody. A free one is held by nobody; it keeps its content, and one that the index names is
-kept: a request that begins alike takes it back from the middle of the list, in O(1). What no hash names is handed out
-first, then the page that was given up longest ago. A hash covers everything up to its page's end (`page_hash`), and the
-tokens are compared all the same.
+**Prefix cache.** The index maps the hash of a full page (`page_hash`) to the page that holds its keys and values. A
+page in the index is cached. It is never written again, so any number of rows may share it. A cached page stays cached
+when its last reference is released, until it is evicted. `find` also compares the tokens, so a hash collision is
+harmless.
 
-A page that was handed out is suspect until a finite sample has read all of it: its next owner multiplies its stale
-tail by zero, which NaN survives, so a suspect page is zeroed when it is handed out again.
+**Free list.** The unused pages form a doubly linked list in eviction order. `allocate` takes pages from its front and
+evicts those that are cached. A released page goes to the front if it is not cached and to the end if it is, so pages
+without cached content are allocated first, then the cached page that was released longest ago. A prefix match takes a
+page out of the middle of the list in O(1).
+
+**Unverified pages.** An allocated page is unverified until a sample with finite logits has read all of its values. A
+request with NaN in its keys or values may leave them in the page. The next owner would read them although they are
+masked, because attention multiplies masked values by zero and 0 * NaN is NaN. An unverified page must therefore be
+zeroed when it is allocated again.
 """
 
 from collections.abc import Iterable, Sequence
 
 
 class PagePool:
-    """`num_pages` pages, page 0 included."""
+    """`num_pages` pages, page 0 included. All are unused and none is cached at the start."""
 
     __slots__ = (
         "_hashes",
         "_next",
-        "_page_of",
+        "_page_by_hash",
         "_previous",
         "_references",
         "_tokens",
@@ -38,39 +45,41 @@ class PagePool:
             raise ValueError(f"num_pages is {num_pages}; a pool needs at least 2, page 0 is reserved")
         self.num_pages = num_pages
         self.num_unused = num_pages - 1
-        """Free and kept pages: what can be handed out."""
+        """Pages in the free list, cached or not."""
         self.num_evictable = 0
-        # A doubly linked ring over page numbers; page 0 is its anchor. Lists, not arrays: single elements are read and
-        # written, which numpy does three times slower.
+        """Cached pages in the free list."""
+        # The free list is a ring with page 0 as its anchor. These are lists, because numpy takes three times as long to
+        # read and write single elements.
         self._next = [*range(1, num_pages), 0]
         self._previous = [num_pages - 1, *range(num_pages - 1)]
         self._references = [0] * num_pages
-        self._page_of: dict[bytes, int] = {}
+        self._page_by_hash: dict[bytes, int] = {}
         self._hashes: list[bytes | None] = [None] * num_pages
         self._tokens: list[bytes] = [b""] * num_pages
-        # 1 where values may not be finite.
+        # 1 if the page is unverified.
         self._unverified = bytearray(num_pages)
 
     @property
     def num_used(self) -> int:
-        """Pages that somebody holds."""
+        """Pages with at least one reference."""
         return self.num_pages - 1 - self.num_unused
 
     @property
     def num_cached(self) -> int:
-        """Pages that a hash names, held or not."""
-        return len(self._page_of)
+        """Pages in the prefix cache index, used or not."""
+        return len(self._page_by_hash)
 
     def references(self, page: int) -> int:
-        """How many hold this page."""
+        """The page's reference count."""
         return self._references[page]
 
-    # Holding -------------------------------------------------------------------------------------------------------
+    # References ----------------------------------------------------------------------------------------------------
 
     def allocate(self, count: int) -> list[int] | None:
-        """Takes `count` pages, each with one reference and out of the index; None, and no change, if too few.
+        """Takes `count` pages from the free list, evicts the cached ones, and gives each page one reference.
 
-        Whoever asks looks at `suspect` first, by `take_unverified`.
+        Returns None and changes nothing if the list is too short. The caller passes the pages to `take_unverified` and
+        zeroes those that it returns.
         """
         if count > self.num_unused:
             return None
@@ -90,7 +99,7 @@ class PagePool:
         return pages
 
     def take_unverified(self, pages: Iterable[int]) -> list[int]:
-        """Those of freshly allocated pages that must be zeroed. All of them are suspect from now on."""
+        """Returns those newly allocated pages that must be zeroed, and marks all of them as unverified."""
         unverified = self._unverified
         found = [page for page in pages if unverified[page]]
         for page in pages:
@@ -98,15 +107,15 @@ class PagePool:
         return found
 
     def is_unverified(self, page: int) -> bool:
-        """Whether the page may hold values that are not finite."""
+        """Returns whether the page may hold values that are not finite."""
         return bool(self._unverified[page])
 
     def mark_verified(self, page: int) -> None:
-        """A finite sample has read all values of the page."""
+        """Records that a finite sample has read all values of the page."""
         self._unverified[page] = 0
 
     def share(self, page: int) -> None:
-        """Adds a reference; a page that nobody held leaves the list wherever it stands."""
+        """Adds a reference. An unused page leaves the free list."""
         assert 0 < page < self.num_pages
         if self._references[page] == 0:
             before, after = self._previous[page], self._next[page]
@@ -117,19 +126,20 @@ class PagePool:
         self._references[page] += 1
 
     def release(self, pages: Sequence[int]) -> None:
-        """Drops one reference of each, last page first; those that nobody holds can be handed out.
+        """Drops one reference of each page, in reverse order. Pages without a reference join the free list.
 
-        Tails before heads: a sequence's head is what another is likelier to share, so it is evicted later.
+        `pages` are in the order of the sequence. The reverse order makes the end of a sequence be evicted before its
+        start, because other requests are more likely to share the start.
         """
         references = self._references
         for page in reversed(pages):
             assert references[page] > 0, f"page {page} is free already"
             references[page] -= 1
             if references[page] == 0:
-                self._enlist(page)
+                self._insert(page)
 
-    def _enlist(self, page: int) -> None:
-        """To the list's end where a hash names it, else to its front."""
+    def _insert(self, page: int) -> None:
+        """Inserts the page at the end of the free list if it is cached, otherwise at the front."""
         following, previous = self._next, self._previous
         if self._hashes[page] is None:
             before, after = 0, following[0]
@@ -142,58 +152,61 @@ class PagePool:
         previous[after] = page
         self.num_unused += 1
 
-    # The index -----------------------------------------------------------------------------------------------------
+    # The prefix cache index ----------------------------------------------------------------------------------------
 
     def find(self, page_hash: bytes, tokens: bytes) -> int:
-        """The page with this past and these tokens; 0: none."""
-        page = self._page_of.get(page_hash, 0)
+        """Returns the cached page with this hash and these tokens, or 0."""
+        page = self._page_by_hash.get(page_hash, 0)
         return page if page and self._tokens[page] == tokens else 0
 
     def cache(self, page: int, page_hash: bytes, tokens: bytes) -> bool:
-        """Names a held page, which is never written again; False: another has this name, or it has one."""
-        assert self._references[page] > 0, f"page {page} is kept and nobody holds it"
-        if page_hash in self._page_of or self._hashes[page] is not None:
+        """Adds a used page to the index. Nothing may be written to the page from now on.
+
+        Returns False and changes nothing if the page is cached already, or another page with this hash is.
+        """
+        assert self._references[page] > 0, f"page {page} cannot be cached: it has no reference"
+        if page_hash in self._page_by_hash or self._hashes[page] is not None:
             return False
-        self._page_of[page_hash] = page
+        self._page_by_hash[page_hash] = page
         self._hashes[page] = page_hash
         self._tokens[page] = tokens
         return True
 
     def hash_of(self, page: int) -> bytes | None:
-        """The hash that names the page."""
+        """Returns the hash of a cached page, or None if the page is not cached."""
         return self._hashes[page]
 
     def tokens(self, page: int) -> bytes:
-        """The tokens of a page that a hash names."""
+        """Returns the tokens of a cached page, little-endian int32."""
         return self._tokens[page]
 
     def page_with_hash(self, page_hash: bytes) -> int:
-        """The page of this hash, whatever its tokens; 0: none."""
-        return self._page_of.get(page_hash, 0)
+        """Returns the cached page with this hash, or 0. The tokens are not compared."""
+        return self._page_by_hash.get(page_hash, 0)
 
     def evict(self, page: int) -> None:
-        """Takes a page out of the index; whoever holds it goes on."""
+        """Removes a page from the index, if it is there. Rows that hold the page keep it."""
         if self._hashes[page] is None:
             return
         self.num_evictable -= self._references[page] == 0
         self._drop_hash(page)
 
     def evict_all(self) -> int:
-        """Empties the index; returns how many pages it named."""
-        count = len(self._page_of)
-        for page in list(self._page_of.values()):
+        """Empties the index and returns the number of pages that were in it."""
+        count = len(self._page_by_hash)
+        for page in list(self._page_by_hash.values()):
             self.evict(page)
         return count
 
     def _drop_hash(self, page: int) -> None:
         page_hash = self._hashes[page]
         assert page_hash is not None
-        del self._page_of[page_hash]
+        del self._page_by_hash[page_hash]
         self._hashes[page] = None
         self._tokens[page] = b""
 
     def free_pages(self) -> list[int]:
-        """Pages that nobody holds, in the order in which they are handed out; O(pages), for audits and tests."""
+        """Returns the free list in eviction order. It takes O(pages), so only audits and tests call it."""
         pages: list[int] = []
         page = self._next[0]
         while page:

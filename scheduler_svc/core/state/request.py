@@ -1,7 +1,15 @@
-"""One admitted request: what it asked for, what it has, and the table of its phases.
+"""One live request: its parameters, its tokens, and its phase.
 
-Owns the cold state, the hashes that name its pages among it. While a request runs, its hot counters live in the lane's
-`Rows`; they come back here when it leaves its row. Knows nothing of which pages it holds, or of plans.
+**Phases.** A request waits in the queue, runs in a row of a lane, or has ended. `TRANSITIONS` lists all transitions.
+While it runs, its counters, its page list and its newest tokens are in the lane's `Rows`. When it leaves the row, its
+tokens move here and its pages are released, so it can resume on any lane.
+
+**Plans in flight after preemption.** Plans that contain the request may be in flight when it is preempted. Their tokens
+are valid and are delivered when the results arrive. Until then the request does not know all of its tokens, so it
+cannot be admitted again: `pending_plans` counts these plans, `pending_tokens` the tokens that they will sample for the
+request. After a lane reset both are zero, because the plans of the old generation are void.
+
+**Page hashes.** The request hashes its full pages on demand and keeps the hashes (`page_hash`).
 """
 
 from dataclasses import dataclass, field
@@ -15,7 +23,7 @@ from scheduler_svc.core.messages.page_hash import next_hash
 
 
 class Phase(StrEnum):
-    """Where a request is. Prefill, decode and resume are not phases: they are one mechanism, catching up."""
+    """Prefill and decode are not phases of their own: both compute the known tokens that are not computed yet."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -23,7 +31,7 @@ class Phase(StrEnum):
 
 
 class Move(StrEnum):
-    """What can happen to a request."""
+    """The transitions of a request's phase."""
 
     ADMIT = "admit"
     PREEMPT = "preempt"
@@ -31,7 +39,7 @@ class Move(StrEnum):
     END = "end"
 
 
-# Everything that is not here is a bug, and asserts.
+# Any other transition is a bug and raises AssertionError.
 TRANSITIONS: dict[tuple[Phase, Move], Phase] = {
     (Phase.WAITING, Move.ADMIT): Phase.RUNNING,
     (Phase.RUNNING, Move.PREEMPT): Phase.WAITING,
@@ -43,9 +51,10 @@ TRANSITIONS: dict[tuple[Phase, Move], Phase] = {
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Request:
-    """`handle` is unique for the core's life, so a late result can never meet a request that it was not for."""
+    """One sample of a submitted request. It is queued, runs and ends by itself."""
 
     handle: int
+    """Unique during the core's life, so the result of a plan can never be read for another request."""
     frontend: str
     stream: int
     request_id: str
@@ -53,48 +62,49 @@ class Request:
     sampling: bytes
     """A serialized SamplingParams; the core does not read it."""
     sample_idx: int
-    """Which sample of its submitted request this is; keys the noise."""
+    """Index of the sample in its submitted request. The random numbers of sampling depend on it."""
     total_length: int
-    """Prompt and output tokens at which it ends, with LENGTH unless `is_cut`."""
+    """Number of prompt and output tokens at which the request ends with LENGTH, or CONTEXT_FULL if `is_cut`."""
     is_cut: bool = False
-    """The model's length is less than prompt and max_new_tokens: it ends with CONTEXT_FULL."""
+    """Whether `total_length` is less than the prompt and max_new_tokens, because the worker holds no more."""
     min_new_tokens: int
     stop_token_ids: frozenset[int]
     banned: tuple[int, ...]
-    """Tokens that may not be drawn before `min_new_tokens` are out."""
+    """Tokens that may not be sampled before the output has `min_new_tokens` tokens."""
     ignore_eos: bool
     priority: int
     arrival: int
+    """Number in the order of arrival, unique."""
     arrived_at: float
     virtual_start: int = 0
-    """Its place in the order, in tokens of service (`tenants.py`)."""
+    """Virtual start time in tokens of service (`fair_share`)."""
     passed_over: int = 0
-    """Requests behind it that were admitted before it, because more of theirs was kept."""
+    """Number of requests behind this one that were admitted first because more of their prompt was cached."""
     prefix_root: bytes = b""
-    """What its pages' hashes are chained to; it also stands for the tenant. Empty: no page of it is shared."""
+    """The start of the page hashes, which also identifies the tenant. If it is empty, the request shares no pages."""
     page_hashes: list[bytes] = field(default_factory=list[bytes])
-    """Of its full pages, as far as they were needed."""
+    """Hashes of the leading full pages, as far as they were needed."""
     cache_read: bool = True
     cache_write: bool = True
     phase: Phase = Phase.WAITING
     worker: str = ""
-    """Whose lane it runs on while RUNNING, else empty."""
+    """The worker of the lane that the request runs on. Empty unless it is running."""
     row: int = 0
-    """Its row there while RUNNING, else 0."""
+    """The row in that lane. 0 unless the request is running."""
     computed: int = 0
-    """Positions that were computed and confirmed before it lost its row, at most."""
+    """Largest number of positions that were confirmed when the request left a row. It counts recomputed tokens."""
     outputs: list[Int32Array] = field(default_factory=list[Int32Array])
-    """Output tokens flushed from its row, in order; all of them while it has no row."""
+    """Output tokens in order, without those that are still in the tail of its row."""
     num_outputs: int = 0
-    """Tokens in `outputs`."""
+    """Number of tokens in `outputs`."""
     num_logprobs: int = 0
     """0 for none, else 1 + the number of alternatives reported beside each output token."""
     prompt_logprobs_from: int = 0
-    """The first prompt position whose logprobs are wanted and not told yet; 0: none is."""
+    """The first prompt position with logprobs that are wanted and not sent yet, or 0."""
     pending_plans: int = 0
-    """Plans in flight that name a row it was preempted from; until 0 it is not eligible."""
+    """Plans in flight that contain the request from before its preemption. It cannot be admitted until this is 0."""
     pending_tokens: int = 0
-    """Samples that those plans will bring; they are valid and delivered."""
+    """Tokens that those plans will sample for the request."""
     admitted_at: float | None = None
     first_token_at: float | None = None
     last_token_at: float | None = None
@@ -102,13 +112,13 @@ class Request:
     cached_prompt_tokens: int = 0
     preemptions: int = 0
     worker_changes: int = 0
-    unheld_since: float | None = None
-    """Since when no worker that serves could hold it; None: one can."""
-    is_wait_due: bool = False
-    """Whether the end of that wait is among the deadlines ahead."""
+    worker_wait_since: float | None = None
+    """Time since which no present worker could hold the request. None if one can."""
+    has_wait_deadline: bool = False
+    """Whether the queue has a deadline for the end of that wait."""
 
     def move(self, move: Move) -> None:
-        """Takes a transition of the table; any other is a broken invariant."""
+        """Makes a transition. Raises AssertionError if `TRANSITIONS` does not contain it."""
         to = TRANSITIONS.get((self.phase, move))
         assert to is not None, f"request {self.request_id}: {move} while {self.phase}"
         self.phase = to
@@ -117,16 +127,16 @@ class Request:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
+        """Number of tokens in the prompt."""
         return len(self.prompt)
 
     @property
     def top_k(self) -> int:
-        """Alternatives that it wants beside each logprob."""
+        """Number of alternatives that the request wants with each logprob."""
         return max(0, self.num_logprobs - 1)
 
     def admitted(self, now: float, *, first_position: int) -> bool:
-        """Records that the request gets a row which starts at `first_position`; True the first time."""
+        """Records that the request gets a row which starts at `first_position`. Returns True the first time."""
         self.recomputed_tokens += max(0, self.computed - first_position)
         if self.admitted_at is not None:
             return False
@@ -135,7 +145,7 @@ class Request:
         return True
 
     def pass_over(self) -> None:
-        """Counts that a request behind this one was admitted first."""
+        """Counts a request behind this one that was admitted first."""
         self.passed_over += 1
 
     def emitted_first_token(self, now: float) -> None:
@@ -147,63 +157,70 @@ class Request:
         self.last_token_at = now
 
     def void_pending_plans(self) -> None:
-        """The plans in flight that name the request became void: no token comes from them."""
+        """Drops the plans in flight that contain the request, because they became void."""
         self.pending_plans = self.pending_tokens = 0
 
     def pending_plan_answered(self) -> None:
-        """One of the plans in flight that name a row which the request left has been answered."""
+        """Counts down when a plan from before the preemption is answered."""
         self.pending_plans -= 1
 
     def take_pending_token(self) -> None:
-        """A plan from before the preemption brought a token for the request."""
+        """Counts down when the result of such a plan contains a token for the request."""
         assert self.pending_tokens > 0, f"request {self.request_id}: a token arrived that was not in flight"
         self.pending_tokens -= 1
 
-    def worker_holds_it(self) -> None:
-        """A worker that serves can hold the request, or runs it."""
-        self.unheld_since = None
+    def end_worker_wait(self) -> None:
+        """Ends the wait for a worker, because a present worker can hold the request."""
+        self.worker_wait_since = None
 
-    def no_worker_holds_it(self, now: float) -> bool:
-        """Starts the wait for a worker that can hold the request; True if a deadline for its end is to be added."""
-        if self.unheld_since is not None:
+    def begin_worker_wait(self, now: float) -> bool:
+        """Begins the wait for a worker that can hold the request, unless it waits already.
+
+        Returns True if the caller must add a deadline for the end of the wait to the queue.
+        """
+        if self.worker_wait_since is not None:
             return False
-        self.unheld_since = now
-        is_new, self.is_wait_due = not self.is_wait_due, True
+        self.worker_wait_since = now
+        is_new, self.has_wait_deadline = not self.has_wait_deadline, True
         return is_new
 
-    def wait_deadline_came(self, now: float, limit_seconds: float) -> float | None:
-        """The deadline added with the wait has come. Returns the time at which the wait ends, None if it is over.
+    def worker_wait_ends_at(self, now: float, limit_seconds: float) -> float | None:
+        """Returns when the wait ends, or None if the request does not wait. Called when the wait's deadline has come.
 
-        The wait may have ended and begun again since; the returned time is then later than `now`.
+        The wait may have ended and begun again since the deadline was added. The end is then later than `now`, and the
+        caller must add a deadline for it.
         """
-        self.is_wait_due = self.unheld_since is not None and now < self.unheld_since + limit_seconds
-        return None if self.unheld_since is None else self.unheld_since + limit_seconds
+        self.has_wait_deadline = self.worker_wait_since is not None and now < self.worker_wait_since + limit_seconds
+        return None if self.worker_wait_since is None else self.worker_wait_since + limit_seconds
 
     def prompt_logprobs_sent(self, start: int, count: int) -> None:
-        """Notes that those of `count` positions went out; in order, or the invariant is broken."""
+        """Records that the logprobs of `count` prompt positions from `start` on were sent.
+
+        Raises AssertionError if `start` is not the next position.
+        """
         assert start == self.prompt_logprobs_from, f"request {self.request_id}: prompt logprobs out of order"
         end = start + count
         self.prompt_logprobs_from = end if end < self.prompt_tokens else 0
 
     @property
     def known(self) -> int:
-        """Known tokens; of a running request only those flushed, its row knows the rest."""
+        """Number of tokens that the request has. While it runs, its row may have more (`Rows.known`)."""
         return len(self.prompt) + self.num_outputs
 
     @property
     def last_position(self) -> int:
-        """Positions computed in its whole life: the last token is sampled, never computed."""
+        """Position of the last token, which is sampled but never computed. Equals the number of computed positions."""
         return self.total_length - 1
 
     def known_tokens(self) -> Int32Array:
-        """int32[known], a fresh array; only while it has no row."""
+        """Returns the tokens of a request without a row: int32[known], a new array."""
         return np.concatenate([self.prompt, *self.outputs])
 
     def tokens_between(self, start: int, end: int) -> Int32Array:
-        """int32[end - start] of the tokens that it holds, which its row's newest are not part of."""
+        """Returns the tokens from `start` to `end - 1`, int32[end - start]. `end` is at most `known`."""
         prompt = len(self.prompt)
         if self.outputs and end == prompt + self.num_outputs and len(self.outputs[-1]) >= end - start:
-            return self.outputs[-1][start - end :]  # the page that just filled
+            return self.outputs[-1][start - end :]  # the common case: the page that has just become full
         if end <= prompt:
             return self.prompt[start:end]
         parts: list[Int32Array] = []
@@ -220,11 +237,11 @@ class Request:
         return np.concatenate(parts[::-1])
 
     def page_tokens(self, page_idx: int, page_size: int) -> bytes:
-        """The tokens of its page of this logical index, little-endian int32."""
+        """Returns the tokens of the page with this logical index, little-endian int32."""
         return self.tokens_between(page_idx * page_size, (page_idx + 1) * page_size).tobytes()
 
     def hash_known(self, page_size: int) -> None:
-        """Brings the hashes up to all full pages that it knows; only while it has no row."""
+        """Hashes all full pages of a request without a row."""
         if not self.prefix_root:
             return
         hashes = self.page_hashes
@@ -232,19 +249,19 @@ class Request:
             self.add_hash(self.page_tokens(page_idx, page_size))
 
     def add_hash(self, tokens: bytes) -> bytes:
-        """Names its next full page, whose tokens these are; returns the hash."""
+        """Adds and returns the hash of the next full page, which has these tokens."""
         page_hash = next_hash(self.page_hashes[-1] if self.page_hashes else self.prefix_root, tokens)
         self.page_hashes.append(page_hash)
         return page_hash
 
     def add_outputs(self, tokens: Int32Array) -> None:
-        """Takes tokens over from its row."""
+        """Appends output tokens."""
         if len(tokens):
             self.outputs.append(tokens)
             self.num_outputs += len(tokens)
 
     def stats(self, *, now: float, output_tokens: int, discarded_tokens: int) -> Stats:
-        """Its account at its end."""
+        """Returns the tokens and times of a request that ends `now`."""
         admitted = now if self.admitted_at is None else self.admitted_at
         first = self.first_token_at
         last = now if self.last_token_at is None else self.last_token_at

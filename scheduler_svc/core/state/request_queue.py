@@ -1,6 +1,18 @@
-"""The live requests, found by handle, stream or id; the queue of those that wait; the deadlines ahead.
+"""All live requests, the queue of the waiting ones, and their deadlines.
 
-Owns who is live, who waits and whose turn it is. Knows nothing of workers.
+**Order.** Requests wait in one queue, bound to no lane. They are ordered by virtual start time (`fair_share`), minus
+`AGEING_TOKENS` for each step of priority, then by arrival. This key never changes, so a preempted request returns to
+its old place, ahead of all that came later. Admission looks at the first `WINDOW` waiting requests, because it may
+admit them out of order. They are a sorted list; all others are a heap.
+
+**Lazy removal.** A request that stops waiting while it is in the queue (it is cancelled, for example) leaves its entry
+behind. Entries of requests that do not wait are skipped and dropped when they reach the front.
+
+**Set aside.** A request that no present worker can hold is taken out of the queue, so that it does not block those
+behind it. It goes back when the workers change.
+
+**Deadlines.** A heap of the times at which requests end: time limits, deadlines of callers, and the end of the wait for
+a worker. Entries of requests that have ended are dropped when they come up.
 """
 
 import heapq
@@ -15,36 +27,32 @@ from scheduler_svc.core.state.fair_share import FairShare
 from scheduler_svc.core.state.request import Phase, Request
 
 AGEING_TOKENS = 65_536
-"""A step of priority is worth so many tokens of service: later requests of that priority go first until they add up to
-so much. Nothing starves."""
+"""Head start in virtual time for each step of priority. It is finite, so requests of low priority do not starve."""
 WINDOW = 32
-"""Waiting requests that are looked at when one is to be admitted."""
+"""Number of waiting requests, from the head of the queue, that admission looks at."""
 
 
 class Schedulable(Protocol):
-    """What policy may look at."""
+    """What the order of the queue depends on."""
 
     @property
     def priority(self) -> int:
-        """Higher goes first."""
+        """Requests of a higher priority go first."""
         ...
 
     @property
     def virtual_start(self) -> int:
-        """Tokens of service after which it is its tenant's turn (`tenants.py`)."""
+        """Virtual start time in tokens of service (`fair_share`)."""
         ...
 
     @property
     def arrival(self) -> int:
-        """The core's running count of admitted requests; unique."""
+        """Number in the order of arrival, unique."""
         ...
 
 
 def queue_key(request: Schedulable) -> tuple[int, int]:
-    """Smallest first: by turn, with a head start for priority, then by arrival.
-
-    It never changes, and a preempted request keeps it, so it goes back ahead of those that came later.
-    """
+    """Returns the request's place in the order: the smallest key goes first."""
     return (request.virtual_start - request.priority * AGEING_TOKENS, request.arrival)
 
 
@@ -52,7 +60,7 @@ _Entry = tuple[tuple[int, int], Request]
 
 
 class DeadlineKind(StrEnum):
-    """What a moment ahead means for its request."""
+    """What happens when a deadline comes: the request ends with this cause."""
 
     TIME_LIMIT = "time limit"
     DEADLINE = "deadline"
@@ -60,20 +68,23 @@ class DeadlineKind(StrEnum):
 
 
 class RequestQueue:
-    """Every live request, exactly once."""
+    """Iteration and `len` cover all live requests, waiting or running."""
 
     def __init__(self) -> None:
         self._by_handle: dict[int, Request] = {}
         self._by_stream: dict[tuple[str, int], Request] = {}
         self._by_id: dict[str, list[Request]] = {}
-        # The first in order, all of them before any of the rest, which is a heap.
+        # `_front` is sorted and `_rest` is a heap. No entry of `_rest` goes before an entry of `_front`.
         self._front: list[_Entry] = []
         self._rest: list[_Entry] = []
         self._set_aside: dict[int, Request] = {}
         self.fair_share = FairShare()
-        self._due: list[tuple[float, int, DeadlineKind]] = []
+        # A heap of time, handle and kind.
+        self._deadlines: list[tuple[float, int, DeadlineKind]] = []
         self.num_waiting = 0
+        """Waiting requests, including those set aside."""
         self.waiting_tokens = 0
+        """Known tokens of the waiting requests."""
 
     def __len__(self) -> int:
         return len(self._by_handle)
@@ -82,30 +93,30 @@ class RequestQueue:
         return iter(self._by_handle.values())
 
     def by_handle(self, handle: int) -> Request | None:
-        """The live request with this handle."""
+        """Returns the live request with this handle, or None."""
         return self._by_handle.get(handle)
 
     def by_stream(self, frontend: str, stream: int) -> Request | None:
-        """The live request of this stream."""
+        """Returns the live request of this stream, or None."""
         return self._by_stream.get((frontend, stream))
 
-    def of_id(self, request_id: str) -> tuple[Request, ...]:
-        """The live requests with this id: samples of one submitted request, in order."""
+    def by_request_id(self, request_id: str) -> tuple[Request, ...]:
+        """Returns the live requests with this id in order: the samples of one submitted request."""
         return tuple(self._by_id.get(request_id, ()))
 
-    def of_frontend(self, frontend: str) -> list[Request]:
-        """Live requests of one front end, in order of admission."""
+    def by_frontend(self, frontend: str) -> list[Request]:
+        """Returns the live requests of one front end in the order of arrival."""
         return [request for request in self if request.frontend == frontend]
 
     def add(self, request: Request) -> None:
-        """Takes in a new request and queues it."""
+        """Adds a new request and queues it."""
         self._by_handle[request.handle] = request
         self._by_stream[request.frontend, request.stream] = request
         self._by_id.setdefault(request.request_id, []).append(request)
         self.enqueue(request)
 
     def remove(self, request: Request) -> None:
-        """Forgets a request that ended; the queue's entry, if any, is dropped when it comes up."""
+        """Removes a request that has ended."""
         del self._by_handle[request.handle]
         del self._by_stream[request.frontend, request.stream]
         samples = self._by_id[request.request_id]
@@ -117,13 +128,13 @@ class RequestQueue:
     # The queue -----------------------------------------------------------------------------------------------
 
     def enqueue(self, request: Request) -> None:
-        """Puts a waiting request in its place."""
+        """Inserts a waiting request at its place in the order."""
         assert request.phase is Phase.WAITING
-        self._place((queue_key(request), request))
+        self._insert((queue_key(request), request))
         self.num_waiting += 1
         self.waiting_tokens += request.known
 
-    def _place(self, entry: _Entry) -> None:
+    def _insert(self, entry: _Entry) -> None:
         if self._rest and (not self._front or entry > self._front[-1]):
             heapq.heappush(self._rest, entry)
             return
@@ -132,7 +143,7 @@ class RequestQueue:
             heapq.heappush(self._rest, self._front.pop())
 
     def first(self) -> list[_Entry]:
-        """The first `WINDOW` that wait, next first; only until the queue changes."""
+        """Returns the first `WINDOW` waiting requests in order. The list is valid until the queue changes."""
         front, rest = self._front, self._rest
         if any(entry[1].phase is not Phase.WAITING for entry in front):
             front[:] = [entry for entry in front if entry[1].phase is Phase.WAITING]
@@ -143,26 +154,26 @@ class RequestQueue:
         return front
 
     def head(self) -> Request | None:
-        """Whoever goes next."""
+        """Returns the first waiting request, or None if no request waits in the queue."""
         front = self._front if self._front and self._front[0][1].phase is Phase.WAITING else self.first()
         return front[0][1] if front else None
 
     def take(self, request: Request) -> None:
-        """Removes one of the first, which is about to be admitted."""
-        self._drop(request)
-        # A head start is not service that its tenant has had: what the tenant has waiting from before stands behind it.
+        """Removes one of the first `WINDOW` waiting requests, which is about to be admitted."""
+        self._remove_from_front(request)
+        # A request with a head start must not advance the virtual time past the requests that it overtook.
         self.fair_share.admitted(min(request.virtual_start, queue_key(request)[0]))
-        self.uncount(request)
+        self.withdraw(request)
 
-    def _drop(self, request: Request) -> None:
+    def _remove_from_front(self, request: Request) -> None:
         for i, entry in enumerate(self._front):
             if entry[1] is request:
                 del self._front[i]
                 return
-        raise AssertionError(f"request {request.request_id} is none of the first that wait")
+        raise AssertionError(f"request {request.request_id} is not among the first {WINDOW} that wait")
 
-    def uncount(self, request: Request) -> None:
-        """Notes that a waiting request waits no longer; a dead entry may stay in the queue."""
+    def withdraw(self, request: Request) -> None:
+        """Records that a request no longer waits. Its entry may stay in the queue."""
         self.num_waiting -= 1
         self.waiting_tokens -= request.known
         self._set_aside.pop(request.handle, None)
@@ -171,45 +182,48 @@ class RequestQueue:
             heapq.heapify(self._rest)
 
     def set_aside(self, request: Request) -> None:
-        """Puts one of the first aside: no worker that serves can run it. It waits, in nobody's way, for another."""
-        self._drop(request)
+        """Takes one of the first `WINDOW` waiting requests out of the queue. It still counts as waiting."""
+        self._remove_from_front(request)
         self._set_aside[request.handle] = request
 
     def restore_set_aside(self) -> None:
-        """Another worker serves: back into the queue with those who were put aside."""
+        """Puts all requests that were set aside back into the queue."""
         for request in self._set_aside.values():
-            self._place((queue_key(request), request))
+            self._insert((queue_key(request), request))
         self._set_aside.clear()
 
     def add_pending_token(self, request: Request, token: int) -> None:
-        """Gives a waiting request a token that a plan from before its preemption brought."""
+        """Appends a token to a waiting request, from the result of a plan that was in flight at its preemption."""
         request.add_outputs(np.array([token], np.int32))
         self.waiting_tokens += 1
 
     def waiting(self) -> list[Request]:
-        """Who waits, next first, then who was put aside; O(n log n), for audits and the rare look at all."""
+        """Returns all waiting requests: those in the queue, in order, then those set aside.
+
+        It takes O(n log n), so only audits and rare operations call it.
+        """
         queued = [entry[1] for entry in sorted(self._front + self._rest) if entry[1].phase is Phase.WAITING]
         return queued + list(self._set_aside.values())
 
     # Deadlines -----------------------------------------------------------------------------------------------
 
-    def add_due(self, at: float, request: Request, due: DeadlineKind) -> None:
-        """Remembers a moment at which the request ends."""
-        heapq.heappush(self._due, (at, request.handle, due))
+    def add_deadline(self, at: float, request: Request, kind: DeadlineKind) -> None:
+        """Adds a time at which the request ends."""
+        heapq.heappush(self._deadlines, (at, request.handle, kind))
 
-    def pop_due(self, now: float) -> tuple[Request, DeadlineKind] | None:
-        """The earliest live request whose moment has come."""
-        due = self._due
-        while due and (due[0][0] <= now or due[0][1] not in self._by_handle):
-            _, handle, what = heapq.heappop(due)
+    def pop_deadline(self, now: float) -> tuple[Request, DeadlineKind] | None:
+        """Removes and returns the earliest deadline that has come, or returns None."""
+        deadlines = self._deadlines
+        while deadlines and (deadlines[0][0] <= now or deadlines[0][1] not in self._by_handle):
+            _, handle, kind = heapq.heappop(deadlines)
             request = self._by_handle.get(handle)
             if request is not None:
-                return request, what
-        if len(due) > 2 * len(self) + 64:
-            self._due = [entry for entry in due if entry[1] in self._by_handle]
-            heapq.heapify(self._due)
+                return request, kind
+        if len(deadlines) > 2 * len(self) + 64:
+            self._deadlines = [entry for entry in deadlines if entry[1] in self._by_handle]
+            heapq.heapify(self._deadlines)
         return None
 
-    def next_due(self) -> float | None:
-        """When the next moment may come; may be early, never late."""
-        return self._due[0][0] if self._due else None
+    def next_deadline(self) -> float | None:
+        """Returns the earliest deadline, or None. It may belong to a request that has ended."""
+        return self._deadlines[0][0] if self._deadlines else None

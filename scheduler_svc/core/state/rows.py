@@ -1,25 +1,31 @@
-"""The rows of one worker: hot state of whatever runs, as arrays, and the checksum of the worker's tables.
+"""The rows of one worker: the state of its running requests as arrays, and the checksum of the worker's row tables.
 
-Owns every running request's counters, page list and the tail of its tokens. Knows nothing of queues or policy.
+A running request is seated in a row. Its counters, its page list and its newest tokens are here, indexed by row, so
+that a step of 1,024 rows costs a few array operations.
 
-Counters per row (positions and tokens are counted from the start of the sequence):
+**Counters.** All count tokens or positions from the start of the sequence:
 
-    confirmed <= planned <= known + samples
+    known               tokens that the core has, prompt and output
+    tokens_in_flight    further tokens, which plans in flight will sample
+    planned             positions that are computed by the plans sent so far, or were cached when the row was seated
+    confirmed           positions as in `planned`, as far as results have arrived
+    verified            positions with finite keys and values, because a later sample that read them was finite
+    last                position of the last token, which is sampled but never computed
 
-`known` token ids held by the core, `planned` positions in sent plans, `confirmed` positions in received results,
-`samples` tokens that plans in flight will bring, `proven` positions whose keys and values are finite, because a later
-finite sample read them. A row has work while planned < min(known + samples, last). `sealed` full pages are proven; the
-row's next is when `proven` reaches `cache_at`. With a window a finite sample has not read all that was computed in
-its step: positions from `verified_from` on are proven, those before it nobody knows.
+    verified <= confirmed <= planned <= min(known + tokens_in_flight, last)
 
-With a window the row no longer holds the pages that nothing of it reads: those from the lane's sink pages on and before
-`held_from`. Its page list still names them, as the worker's table does.
+A row has positions to compute while planned < min(known + tokens_in_flight, last). One is a decode, more are a chunk.
 
-`prompt_logprobs_from` is what the worker was told when the row was started; how far they were told since, the request
-knows.
+**Full pages.** `num_cached` is the number of full pages that `cache_full_pages` has processed. It is due again when
+`verified` reaches `cache_at`. If the worker has a window, the row's first sample has read only its last positions, so
+the positions before `verified_from` are never verified.
 
-A row that its request left keeps `planned` and its page sum: the worker is not told of ends, so its tables keep them
-too, and the checksum (worker.proto) covers every row started in the generation.
+**Window.** The row no longer holds its pages from the lane's sink pages up to, but not including, page `held_from`. Its
+page list still contains them, as the worker's table does.
+
+**Checksum.** It is updated with every change and sent with every plan, so that the worker can compare its own tables
+(worker.proto has the formula). Plans do not mention that a request has left its row, so the worker's tables keep such a
+row. `planned` and the page sum of a row therefore stay until the row is seated again.
 """
 
 import numpy as np
@@ -28,8 +34,9 @@ import numpy.typing as npt
 from scheduler_svc.core.messages.arrays import Int32Array
 from scheduler_svc.core.state.request import Request
 
-# Tokens a row gathers before they move to its request: one short loop per so many steps instead of one per step.
-TAIL = 64
+# New tokens of a row collect in `_tail` and move to its request when this many, or a page of them, are there. So the
+# loop over requests runs once in 64 steps and not in every step.
+TAIL_TOKENS = 64
 
 _MASK = (1 << 64) - 1
 _GAMMA, _MIX1, _MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -37,7 +44,7 @@ _POSITION_TAG = 0xFFFFF
 
 
 def mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """splitmix64's finalizer (Steele, Lea, Flood 2014), elementwise, modulo 2^64."""
+    """Applies the finalizer of splitmix64 (Steele, Lea, Flood 2014) to each element, modulo 2^64."""
     z = x + np.uint64(_GAMMA)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(_MIX1)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(_MIX2)
@@ -45,7 +52,7 @@ def mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def mix_one(x: int) -> int:
-    """`mix` of one number; twenty times faster than an array of one."""
+    """Applies `mix` to one number, twenty times faster than to an array of one element."""
     z = x + _GAMMA & _MASK
     z = (z ^ z >> 30) * _MIX1 & _MASK
     z = (z ^ z >> 27) * _MIX2 & _MASK
@@ -53,21 +60,22 @@ def mix_one(x: int) -> int:
 
 
 class Rows:
-    """Rows 1 to `max_rows`; row 0 is reserved and never seated."""
+    """Rows 1 to `max_rows`. Row 0 is reserved for padding and never seated."""
 
-    def __init__(self, max_rows: int, page_size: int = TAIL) -> None:
-        """`page_size` only tells how many tokens to gather."""
+    def __init__(self, max_rows: int, page_size: int = TAIL_TOKENS) -> None:
+        """All rows are free. `page_size` affects only how many new tokens collect in a row."""
         n = max_rows + 1
         self.max_rows = max_rows
         self.num_seated = 0
-        # Seated rows that want logprobs: where it is 0, nobody looks any further.
         self.num_with_logprobs = 0
-        # Positions that the seated rows had left when they were seated, together: no less than they have now.
+        """Seated rows that want logprobs. If it is 0, planning skips everything about logprobs."""
         self.remaining_bound = 0
-        # Lowest first, so that what runs stays packed at the front.
+        """Upper bound on the sum of `last - known` over the seated rows: each row counts as when it was seated."""
+        # The lowest row is the next, so that seated rows stay dense.
         self._free = list(range(max_rows, 0, -1))
         self.requests: list[Request | None] = [None] * n
         self.pages: list[list[int]] = [[] for _ in range(n)]
+        # 0 if the row is free.
         self.handle = np.zeros(n, np.int64)
         self.known = np.zeros(n, np.int32)
         self.planned = np.zeros(n, np.int32)
@@ -91,9 +99,11 @@ class Rows:
         self.has_stops = np.zeros(n, np.bool_)
         self.num_logprobs = np.zeros(n, np.int32)
         self.prompt_logprobs_from = np.zeros(n, np.int32)
-        # Whole pages where they are small, so that a full page's tokens are in one piece.
-        self._width = -(-TAIL // page_size) * page_size if page_size <= 4 * TAIL else TAIL
+        # A multiple of small pages, so that the tokens of a full page are contiguous.
+        self._width = -(-TAIL_TOKENS // page_size) * page_size if page_size <= 4 * TAIL_TOKENS else TAIL_TOKENS
         self._tail = np.zeros((n, self._width), np.int32)
+        # Tokens of the sequence that the row's request has. The others are in `_tail`, at their position modulo
+        # `_width`.
         self._flushed = np.zeros(n, np.int32)
         self._weight = mix(np.arange(n, dtype=np.uint64) << np.uint64(40) ^ np.uint64(_POSITION_TAG)) | np.uint64(1)
         self._page_sum = np.zeros(n, np.uint64)
@@ -101,36 +111,40 @@ class Rows:
 
     @property
     def checksum(self) -> int:
-        """Of the worker's tables once it has applied everything told so far."""
+        """Checksum of the worker's row tables when it has applied all changes so far."""
         return self._checksum
 
     @property
     def num_free(self) -> int:
-        """Rows nobody sits in."""
+        """Number of free rows."""
         return len(self._free)
 
     def seated(self) -> npt.NDArray[np.int64]:
-        """Rows in use, ascending."""
+        """Returns the seated rows, ascending."""
         return np.flatnonzero(self.handle)
 
     def page_sum(self, row: int) -> int:
-        """The row's pages' part of the checksum; an ended row keeps its own."""
+        """Returns what the row's pages contribute to the checksum. A row that was left keeps its value."""
         return int(self._page_sum[row])
 
     def request_at(self, row: int) -> Request:
-        """Who sits there; somebody must."""
+        """Returns the request in a seated row."""
         request = self.requests[row]
         assert request is not None, f"row {row} is empty"
         return request
 
     def requests_at(self, rows: npt.NDArray[np.int64]) -> list[Request]:
-        """Who sits in these rows, all of them taken."""
+        """Returns the requests in these rows, which are all seated."""
         return [self.request_at(row) for row in rows.tolist()]
 
     def seat(
         self, request: Request, pages: list[int], frontend_idx: int, *, first_position: int, held_from: int
     ) -> int:
-        """Gives the request a row with its pages, filled before `first_position`; returns the row."""
+        """Seats the request in a free row and returns the row.
+
+        The row owns the list `pages`, which is the page list of the sequence. The pages hold the keys and values of the
+        positions before `first_position`.
+        """
         row = self._free.pop()
         self.num_seated += 1
         known = request.known
@@ -162,7 +176,10 @@ class Rows:
         return row
 
     def unseat(self, row: int) -> list[int]:
-        """Takes the request out, its tokens and counts of what is in flight with it; returns the pages it held."""
+        """Removes the request from its row and returns the row's page list.
+
+        The request takes over its tokens, and the numbers of plans and tokens in flight.
+        """
         request = self.request_at(row)
         first = int(self._flushed[row]) % self._width
         request.add_outputs(self._tail[row, first : first + int(self.known[row] - self._flushed[row])].copy())
@@ -179,7 +196,7 @@ class Rows:
         return pages
 
     def append_page(self, row: int, page: int) -> None:
-        """Gives the row its next page."""
+        """Appends a page to the row's page list."""
         pages = self.pages[row]
         term = mix_one(row << 40 ^ len(pages) << 20 ^ page)
         pages.append(page)
@@ -187,24 +204,27 @@ class Rows:
         self._page_sum[row] = (int(self._page_sum[row]) + term) & _MASK
         self._checksum = (self._checksum + term) & _MASK
 
-    def append_pages(self, to: list[int], pages: list[int]) -> None:
-        """Gives each of these rows, no row twice, its next page."""
+    def append_pages(self, rows: list[int], pages: list[int]) -> None:
+        """Appends `pages[i]` to the page list of `rows[i]`. The rows are distinct."""
         if len(pages) < 4:
-            for row, page in zip(to, pages, strict=True):
+            for row, page in zip(rows, pages, strict=True):
                 self.append_page(row, page)
             return
-        rows = np.array(to, np.int64)
-        idx = self.num_pages[rows].astype(np.uint64)
-        terms = mix(rows.astype(np.uint64) << np.uint64(40) ^ idx << np.uint64(20) ^ np.array(pages, np.uint64))
-        self.num_pages[rows] += 1
-        self._page_sum[rows] += terms
+        index = np.array(rows, np.int64)
+        page_idx = self.num_pages[index].astype(np.uint64)
+        terms = mix(index.astype(np.uint64) << np.uint64(40) ^ page_idx << np.uint64(20) ^ np.array(pages, np.uint64))
+        self.num_pages[index] += 1
+        self._page_sum[index] += terms
         self._checksum = (self._checksum + int(terms.sum())) & _MASK
         tables = self.pages
-        for row, page in zip(to, pages, strict=True):
+        for row, page in zip(rows, pages, strict=True):
             tables[row].append(page)
 
     def plan(self, rows: npt.NDArray[np.int64], counts: Int32Array, sampled: npt.NDArray[np.int64]) -> None:
-        """A plan computes `counts[i]` positions of `rows[i]`, no row twice, and samples `rows[sampled]`."""
+        """Records a plan that computes `counts[i]` positions of `rows[i]` and samples a token for `rows[sampled]`.
+
+        The rows are distinct.
+        """
         self.planned[rows] += counts
         self.plans_in_flight[rows] += 1
         self.tokens_in_flight[rows[sampled]] += 1
@@ -212,27 +232,27 @@ class Rows:
         self._checksum = (self._checksum + int(moved)) & _MASK
 
     def confirm(self, rows: npt.NDArray[np.int64], ends: Int32Array) -> None:
-        """A plan that computed the positions before `ends[i]` of `rows[i]` was answered; no row twice."""
+        """Records the result of a plan that computed `rows[i]` up to position `ends[i] - 1`. The rows are distinct."""
         self.confirmed[rows] = ends
         self.plans_in_flight[rows] -= 1
 
     def drop_sampled(self, rows: npt.NDArray[np.int64]) -> None:
-        """The tokens that an answered plan brought for these rows are not used."""
+        """Records that the tokens in a result for these rows are not used."""
         self.tokens_in_flight[rows] -= 1
 
     def add_sampled(self, rows: npt.NDArray[np.int64], tokens: Int32Array) -> Int32Array:
-        """Appends the token that an answered plan brought for each of `rows`, no row twice.
+        """Appends the tokens of a result, `tokens[i]` to `rows[i]`. The rows are distinct, their logits were finite.
 
-        The token is finite, so every confirmed position is. Returns int32[rows], the positions proven finite.
+        The positions confirmed so far are verified by this. Returns them, int32[len(rows)].
         """
         self.tokens_in_flight[rows] -= 1
-        proven = self.confirmed[rows]
-        self.verified[rows] = proven
+        verified = self.confirmed[rows]
+        self.verified[rows] = verified
         self.add_tokens(rows, tokens)
-        return proven
+        return verified
 
     def add_tokens(self, rows: npt.NDArray[np.int64], tokens: Int32Array) -> None:
-        """Appends one token to each of `rows`, no row twice."""
+        """Appends one token to each of `rows`, which are distinct."""
         width, known = self._width, self.known[rows]
         used = known % width
         self._tail[rows, used] = tokens
@@ -244,7 +264,7 @@ class Rows:
             self._flushed[row] = flushed - flushed % width + width
 
     def tokens_between(self, row: int, start: int, end: int) -> Int32Array:
-        """int32[end - start] of what the row knows, its newest tokens included."""
+        """Returns the row's tokens from `start` to `end - 1`, int32[end - start]. `end` is at most `known`."""
         request, flushed = self.request_at(row), int(self._flushed[row])
         if end <= flushed:
             return request.tokens_between(start, end)
@@ -256,6 +276,7 @@ class Rows:
         return bool(self.num_logprobs[row] or self.prompt_logprobs_from[row])
 
     def _replace_table(self, row: int, pages: list[int], first_position: int) -> None:
+        """Replaces what the row contributes to the checksum when it is seated again."""
         weight = int(self._weight[row])
         old = int(self.planned[row]) * weight + int(self._page_sum[row])
         index = np.arange(len(pages), dtype=np.uint64) << np.uint64(20)

@@ -1,6 +1,6 @@
-"""A world of several workers: the core, and a content-checking executor for each of them.
+"""A world with several workers: the core, and for each worker an executor that checks its content.
 
-Owns the messages of each worker by itself; who applies, answers or dies, and when, the test says.
+Each worker has its own queues of messages. The test decides when a worker applies a plan, answers or dies.
 """
 
 from scheduler_svc.core.messages import effects as fx
@@ -15,7 +15,7 @@ from tests.simulation.worker import Joined, Worker
 
 
 class Fleet(World):
-    """Workers are called "a", "b", … in the order in which they join; one that is gone never comes back by its name."""
+    """Workers are named "a", "b" and so on in the order in which they join. No name is used twice."""
 
     def __init__(self, *shapes: Shape, config: CoreConfig | None = None) -> None:
         self.workers: dict[str, Worker] = {}
@@ -25,7 +25,7 @@ class Fleet(World):
             self.join_as(shape)
 
     def join_as(self, shape: Shape, faults: Faults | None = None) -> str:
-        """A new worker joins; its name."""
+        """Lets a new worker join and returns its name."""
         name = chr(ord("a") + len(self.plans_of))
         self.workers[name] = Worker(name=name, shape=shape, faults=faults or Faults())
         self.plans_of[name] = []
@@ -44,24 +44,24 @@ class Fleet(World):
                 super()._take(effect)
 
     def lane_of(self, name: str) -> Lane:
-        """The worker's lane; it must serve."""
+        """Returns the lane of a present worker."""
         return self.core.lanes[name]
 
     def lose(self, name: str) -> Worker:
-        """The worker dies with whatever it has not said; that is still there to be said too late."""
+        """Removes the worker, as if it had died, and returns it. Its undelivered results can still be sent late."""
         worker = self.workers.pop(name)
         self.handle(ev.WorkerLost(worker=name, reason="killed"))
         return worker
 
     def work(self, name: str) -> bool:
-        """The worker takes in all that came, and answers nothing yet; False where nothing had come."""
+        """Lets the worker apply all messages in its inbox. Returns False if there were none."""
         worker, busy = self.workers[name], False
         while worker.work():
             busy = True
         return busy
 
     def hear(self, name: str) -> bool:
-        """The core hears the worker's oldest answer; False where there is none."""
+        """Delivers the worker's oldest result to the core. Returns False if there is none."""
         worker = self.workers[name]
         if not worker.results:
             return False
@@ -69,14 +69,14 @@ class Fleet(World):
         return True
 
     def step(self, seconds: float = 0.0) -> None:
-        """A tick, and one answer of each worker."""
+        """Ticks, then delivers one result of each worker."""
         self.tick(seconds)
         for name in list(self.workers):
             self.work(name)
             self.hear(name)
 
     def run(self, max_steps: int = 10_000) -> None:
-        """Until nothing is left to do."""
+        """Steps until nothing is left to do. Raises AssertionError after `max_steps`."""
         for _ in range(max_steps):
             self.tick(0.001)
             busy = [self.work(name) | self.hear(name) for name in list(self.workers)]
@@ -85,11 +85,11 @@ class Fleet(World):
         raise AssertionError(f"still busy after {max_steps} steps")
 
     def running(self, name: str) -> list[int]:
-        """The streams that run there, by row."""
+        """Returns the streams that run on the worker, by row."""
         rows = self.lane_of(name).rows
         return [request.stream for request in rows.requests_at(rows.seated())]
 
     def started(self, name: str) -> list[list[int]]:
-        """The prompts of the rows started there, in order."""
+        """Returns the prompts of the rows started on the worker, in order."""
         plans = self.plans_of[name]
         return [start.tokens[: start.num_prompt_tokens].tolist() for plan in plans for start in plan.starts]

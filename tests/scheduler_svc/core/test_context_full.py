@@ -1,4 +1,4 @@
-"""Where the model's positions end: the stream ends with CONTEXT_FULL, unless something else ends it there."""
+"""Requests that reach the maximum length: they end with CONTEXT_FULL, unless something else ends them there."""
 
 import pytest
 
@@ -21,7 +21,7 @@ TOKENS = complete(TEN, max_new_tokens=6, vocab=SHAPE.sampled_vocab).tokens
         (1000, fx.EndReason.CONTEXT_FULL),
     ],
 )
-def test_what_was_asked_for_beyond_the_last_position_is_cut(max_new_tokens: int, reason: fx.EndReason) -> None:
+def test_output_beyond_the_last_position_is_cut(max_new_tokens: int, reason: fx.EndReason) -> None:
     world = World(SHAPE)
     stream = world.submit(TEN, max_new_tokens=max_new_tokens, ignore_eos=True)
     world.run()
@@ -29,11 +29,11 @@ def test_what_was_asked_for_beyond_the_last_position_is_cut(max_new_tokens: int,
     end = world.end(stream)
     assert (end.reason, end.stop_token_id) == (reason, None)
     assert world.streams[stream].tokens == list(TOKENS[:max_new_tokens])
-    # Length is foreseen: nothing was computed for nobody.
+    # The core knows the length beforehand, so no token is computed in vain.
     assert end.stats.discarded_tokens == 0
 
 
-def test_a_stop_at_the_last_position_is_a_stop() -> None:
+def test_a_stop_token_at_the_last_position_ends_with_stop_token() -> None:
     assert TOKENS[-1] not in TOKENS[:-1]
     world = World(SHAPE)
     stream = world.submit(TEN, max_new_tokens=50, ignore_eos=True, stop_token_ids=(TOKENS[-1],))
@@ -42,21 +42,21 @@ def test_a_stop_at_the_last_position_is_a_stop() -> None:
     assert (world.end(stream).reason, world.end(stream).stop_token_id) == (fx.EndReason.STOP_TOKEN, TOKENS[-1])
 
 
-@pytest.mark.parametrize(("length", "told"), [(15, None), (16, "and a new one makes 17; the limit is 16")])
-def test_a_prompt_needs_room_for_one_token_more(length: int, told: str | None) -> None:
+@pytest.mark.parametrize(("length", "message"), [(15, None), (16, "and a new one makes 17; the limit is 16")])
+def test_a_prompt_needs_room_for_one_output_token(length: int, message: str | None) -> None:
     world = World(SHAPE)
     stream = world.submit(list(range(length)), max_new_tokens=50, ignore_eos=True)
     world.run()
     rejected = world.streams[stream].rejected
-    if told is None:
+    if message is None:
         assert (world.end(stream).reason, len(world.streams[stream].tokens)) == (fx.EndReason.CONTEXT_FULL, 1)
     else:
         assert rejected is not None
-        assert rejected.message.endswith(told)
+        assert rejected.message.endswith(message)
 
 
-def test_every_sample_ends_there_and_only_what_the_cut_text_takes_is_asked_of_the_pool() -> None:
-    # Fifteen positions take the four pages that there are; what was asked for beyond them counts for nothing.
+def test_every_sample_is_cut_and_needs_only_the_pages_of_the_cut_length() -> None:
+    # Fifteen positions fill the pool's four pages. The tokens requested beyond them need no pages.
     world = World(Shape(page_size=4, num_pages=5, max_length=16))
     world.submit(TEN, max_new_tokens=1000, num_samples=2, temperature=1.0, ignore_eos=True)
     world.run()
@@ -64,7 +64,7 @@ def test_every_sample_ends_there_and_only_what_the_cut_text_takes_is_asked_of_th
     assert [world.end(stream).reason for stream in (1, 2)] == [fx.EndReason.CONTEXT_FULL] * 2
 
 
-def test_after_a_worker_was_lost_it_still_ends_there() -> None:
+def test_a_request_ends_at_the_last_position_after_the_loss_of_its_worker() -> None:
     world = World(SHAPE)
     stream = world.submit(TEN, max_new_tokens=1000, ignore_eos=True)
     for _ in range(4):

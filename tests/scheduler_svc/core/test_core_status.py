@@ -1,4 +1,4 @@
-"""The status that front ends refuse by: a full queue, workers that crash in a loop."""
+"""The core's status, by which front ends refuse requests: a full queue, workers that crash in a loop."""
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
@@ -10,7 +10,7 @@ TWO_ROWS = Shape(max_rows=2, max_length=64)
 
 
 def statuses(world: World) -> list[fx.CoreStatus]:
-    """What front ends were sent since the last look."""
+    """Returns the statuses that front ends were sent since the last call."""
     sent = [effect for effect in world.effects if isinstance(effect, fx.CoreStatus)]
     world.effects.clear()
     return sent
@@ -24,7 +24,7 @@ def crash(world: World, times: int, seconds: float = 1.0) -> None:
         world.tick()
 
 
-def test_a_full_queue_is_announced_once_and_so_is_its_end() -> None:
+def test_the_start_and_end_of_a_full_queue_are_announced_once() -> None:
     world = World(TWO_ROWS, config=greedy(max_waiting=2))
     for i in range(4):
         world.submit([i], max_new_tokens=8, ignore_eos=True)
@@ -57,7 +57,7 @@ def test_no_row_is_free_while_the_queue_is_announced_as_full() -> None:
         for status in statuses(world):
             is_full = bool(status.queue_full)
         assert world.lane is not None
-        # Read as of the last plan: results that came after it free rows, the next plan gives them away.
+        # The status is as of the last plan. Results after it free rows, and the next plan fills them.
         if is_full:
             world.tick()
             assert world.lane.rows.num_free == 0 or not world.core.queue.num_waiting
@@ -73,7 +73,7 @@ def test_the_number_of_workers_is_announced() -> None:
 
 def test_workers_that_die_without_a_token_make_the_core_stop_serving() -> None:
     world = World(TWO_ROWS)
-    kept = world.submit([1, 2], max_new_tokens=4, ignore_eos=True)
+    admitted = world.submit([1, 2], max_new_tokens=4, ignore_eos=True)
     crash(world, DEATHS - 1)
     assert not any(status.not_serving for status in statuses(world))
     crash(world, 1)
@@ -87,13 +87,13 @@ def test_workers_that_die_without_a_token_make_the_core_stop_serving() -> None:
     refused = world.streams[world.submit([3])].rejected
     assert refused is not None
     assert (refused.code, refused.message) == (fx.RejectCode.NOT_READY, status.not_serving)
-    # What was admitted is kept, and its first token ends the state.
+    # The admitted request stays, and its first token ends the state.
     world.run()
     assert statuses(world)[-1].not_serving == ""
-    assert len(world.streams[kept].tokens) == 4
+    assert len(world.streams[admitted].tokens) == 4
 
 
-def test_an_idle_core_serves_again_once_the_deaths_are_long_ago() -> None:
+def test_an_idle_core_serves_again_when_the_window_has_passed() -> None:
     world = World(TWO_ROWS, config=greedy(silence_timeout_seconds=1e6))
     crash(world, DEATHS)
     assert statuses(world)[-1].not_serving
@@ -101,7 +101,7 @@ def test_an_idle_core_serves_again_once_the_deaths_are_long_ago() -> None:
     assert statuses(world)[-1].not_serving == ""
 
 
-def test_workers_that_say_goodbye_are_no_crash_loop() -> None:
+def test_workers_that_announce_their_stop_do_not_make_a_crash_loop() -> None:
     world = World(TWO_ROWS)
     for _ in range(2 * DEATHS):
         world.handle(ev.WorkerLost(worker=world.worker, reason="it stops", is_orderly=True))
@@ -110,13 +110,13 @@ def test_workers_that_say_goodbye_are_no_crash_loop() -> None:
     assert not any(status.not_serving for status in statuses(world))
 
 
-def test_slow_deaths_are_no_crash_loop() -> None:
+def test_slow_deaths_do_not_make_a_crash_loop() -> None:
     world = World(TWO_ROWS, config=greedy(silence_timeout_seconds=1e6))
     crash(world, 2 * DEATHS, seconds=WINDOW_SECONDS / (DEATHS - 1) + 1)
     assert not any(status.not_serving for status in statuses(world))
 
 
-def test_the_load_names_the_last_loss() -> None:
+def test_the_load_reports_the_last_lost_worker() -> None:
     world = World(TWO_ROWS)
     [reply] = world.handle(ev.LoadQuery(frontend="f-1", query=1))
     assert isinstance(reply, fx.LoadReply)

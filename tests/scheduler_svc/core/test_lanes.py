@@ -1,4 +1,4 @@
-"""Several workers: where requests go, what becomes of those of one that is lost, and that no lane touches another."""
+"""Several workers: placement of requests, the loss of a worker, and the independence of the lanes."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from scheduler_svc.core.schedule.placement import ROW_TOKENS
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
 from tests.scheduler_svc.core.fleet import Fleet
-from tests.scheduler_svc.core.orders import copies, flush, load
+from tests.scheduler_svc.core.sent_plans import copies, flush, load
 from tests.scheduler_svc.core.world import FRONTEND, greedy
 
 SHAPE = Shape(page_size=4, num_pages=128, max_rows=8, token_budget=256)
@@ -22,14 +22,14 @@ def text(length: int, first: int = 0) -> list[int]:
     return [(first + i) % 250 for i in range(length)]
 
 
-def ask(fleet: Fleet, prompt: list[int], **wish: object) -> int:
-    return fleet.submit(prompt, **({"max_new_tokens": 6, "ignore_eos": True} | wish))
+def ask(fleet: Fleet, prompt: list[int], **options: object) -> int:
+    return fleet.submit(prompt, **({"max_new_tokens": 6, "ignore_eos": True} | options))
 
 
-# Where requests go ------------------------------------------------------------------------------------------------
+# Placement --------------------------------------------------------------------------------------------------------
 
 
-def test_workers_that_are_alike_take_turns_within_one_plan_of_each() -> None:
+def test_equal_lanes_share_the_waiting_requests_evenly() -> None:
     fleet = Fleet(SHAPE, SHAPE)
     streams = [ask(fleet, [i, i, i]) for i in range(6)]
     fleet.tick()
@@ -41,8 +41,8 @@ def test_workers_that_are_alike_take_turns_within_one_plan_of_each() -> None:
 
 
 @pytest.mark.parametrize("num_workers", [2, 3])
-def test_a_flood_fills_all_of_them_as_fast_as_one(num_workers: int) -> None:
-    """What one leaves to another counts as that one's work, so not all that waits is left to whoever is idle now."""
+def test_a_burst_fills_all_lanes_in_one_tick(num_workers: int) -> None:
+    """A request that one lane leaves to another counts as the other's backlog, so the requests spread over all."""
     fleet = Fleet(*[SHAPE] * num_workers)
     for i in range(8 * num_workers):
         ask(fleet, [i, i, i])
@@ -53,12 +53,12 @@ def test_a_flood_fills_all_of_them_as_fast_as_one(num_workers: int) -> None:
     fleet.check_all_ended()
 
 
-def test_what_is_left_of_a_prompt_is_work_to_do() -> None:
+def test_uncomputed_prompt_tokens_count_as_backlog() -> None:
     fleet = Fleet(replace(SHAPE, token_budget=64), SHAPE, config=greedy(plans_in_flight=1))
     long, short = ask(fleet, text(200)), ask(fleet, [1])
     fleet.tick()
     assert (fleet.running("a"), fleet.running("b")) == ([long], [short])
-    # The first lane has 136 tokens to go, as much as four rows and a bit: its next plan would take nobody.
+    # The first lane has 136 tokens left to compute, a little more than four rows, so its next plan admits no request.
     later = [ask(fleet, [2, i]) for i in range(4)]
     for name in "ab":
         fleet.work(name)
@@ -70,8 +70,8 @@ def test_what_is_left_of_a_prompt_is_work_to_do() -> None:
 
 
 @pytest.mark.parametrize("rows_ahead", [1, 2])
-def test_a_kept_prefix_is_weighed_against_the_load(rows_ahead: int) -> None:
-    """What is kept there is worth 48 tokens; each row that runs there costs as much as 32."""
+def test_placement_weighs_a_cached_prefix_against_the_backlog(rows_ahead: int) -> None:
+    """The cached prefix saves 48 tokens, and each row that runs on the lane counts as 32."""
     stem = text(49, 100)
     assert (len(stem) - 1) * 2 > 2 * ROW_TOKENS > len(stem) > ROW_TOKENS
     fleet = Fleet(SHAPE, SHAPE)
@@ -92,7 +92,7 @@ def test_a_kept_prefix_is_weighed_against_the_load(rows_ahead: int) -> None:
     assert fleet.end(again).stats.cached_prompt_tokens == (48 if rows_ahead == 1 else 0)
 
 
-def test_what_is_kept_on_the_younger_lane_draws_too() -> None:
+def test_placement_prefers_a_younger_lane_with_the_cached_prefix() -> None:
     fleet = Fleet(SHAPE, SHAPE)
     ask(fleet, text(9), max_new_tokens=1)
     ask(fleet, text(9, 50), max_new_tokens=1)
@@ -105,14 +105,14 @@ def test_what_is_kept_on_the_younger_lane_draws_too() -> None:
     assert fleet.started("b") == [text(9, 50)] * 2
 
 
-def test_a_lane_without_room_gets_nobody_whatever_it_has() -> None:
+def test_placement_skips_a_full_lane_although_it_has_the_prefix() -> None:
     small = replace(SHAPE, max_rows=1, num_pages=16)
     fleet = Fleet(small, SHAPE)
     ask(fleet, text(17), max_new_tokens=1)
     fleet.run()
     ask(fleet, text(17), max_new_tokens=9)
     fleet.tick()
-    # The row of the first lane is taken.
+    # The first lane's only row is seated.
     again = ask(fleet, text(17), max_new_tokens=1)
     fleet.step()
     fleet.run()
@@ -120,7 +120,7 @@ def test_a_lane_without_room_gets_nobody_whatever_it_has() -> None:
     assert (fleet.end(2).stats.cached_prompt_tokens, fleet.end(again).stats.cached_prompt_tokens) == (16, 0)
 
 
-def test_samples_of_one_request_may_run_on_both() -> None:
+def test_samples_of_one_request_may_run_on_different_lanes() -> None:
     fleet = Fleet(replace(SHAPE, max_rows=2), replace(SHAPE, max_rows=2))
     ask(fleet, text(10), num_samples=4, temperature=1.0, seed=3)
     fleet.run()
@@ -128,8 +128,8 @@ def test_samples_of_one_request_may_run_on_both() -> None:
     assert len(fleet.started("a")) + len(fleet.started("b")) == 4
 
 
-def test_a_sample_forks_from_a_sibling_of_its_own_lane_and_not_from_one_that_begins_with_it() -> None:
-    """The first sample loses its worker before its first token; it and the third then fork from the second one."""
+def test_a_sample_forks_from_a_sibling_that_has_computed_the_prompt_on_its_lane() -> None:
+    """The first sample loses its worker before its first token. It and the third then fork from the second one."""
     fleet = Fleet(replace(SHAPE, max_rows=3), config=greedy(plans_in_flight=1))
     fillers = [ask(fleet, [i], max_new_tokens=30) for i in range(2)]
     fleet.step()
@@ -152,12 +152,12 @@ def test_a_sample_forks_from_a_sibling_of_its_own_lane_and_not_from_one_that_beg
     assert [len(fleet.streams[first + i].tokens) for i in range(3)] == [6, 6, 6]
 
 
-# Who is lost ------------------------------------------------------------------------------------------------------
+# The loss of a worker ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 4])
 @pytest.mark.parametrize("gone", ["a", "b"])
-def test_requests_of_a_lost_worker_go_to_the_other_with_their_tokens(steps: int, gone: str) -> None:
+def test_requests_of_a_lost_worker_resume_on_the_other_with_their_tokens(steps: int, gone: str) -> None:
     fleet = Fleet(SHAPE, SHAPE)
     streams = [ask(fleet, text(6, 20 * i), temperature=i % 2, seed=i) for i in range(4)]
     for _ in range(steps):
@@ -177,7 +177,7 @@ def test_requests_of_a_lost_worker_go_to_the_other_with_their_tokens(steps: int,
     assert resumed == [fleet.streams[stream].submit.prompt.tolist() + known[stream] for stream in theirs]
 
 
-def test_with_the_last_worker_they_wait_for_the_next() -> None:
+def test_requests_of_the_last_worker_wait_for_the_next_one() -> None:
     fleet = Fleet(SHAPE, SHAPE)
     for i in range(4):
         ask(fleet, text(6, 20 * i))
@@ -192,23 +192,23 @@ def test_with_the_last_worker_they_wait_for_the_next() -> None:
     assert [fleet.end(stream).stats.worker_changes for stream in fleet.streams] == [1] * 4
 
 
-def test_what_the_dead_say_is_nobodys_business() -> None:
+def test_results_of_a_lost_worker_are_ignored() -> None:
     fleet = Fleet(SHAPE, SHAPE)
     for i in range(4):
         ask(fleet, text(6, 20 * i))
     fleet.tick()
     fleet.work("a")
-    dead = fleet.lose("a")
-    assert dead.results
+    lost = fleet.lose("a")
+    assert lost.results
     tokens = {number: list(stream.tokens) for number, stream in fleet.streams.items()}
-    for result in dead.results:
-        assert fleet.handle(dead.event_of(result)) == [fx.AskRejoin(worker="a")]
+    for result in lost.results:
+        assert fleet.handle(lost.event_of(result)) == [fx.AskRejoin(worker="a")]
     assert tokens == {number: list(stream.tokens) for number, stream in fleet.streams.items()}
     fleet.run()
     fleet.check_all_ended()
 
 
-# No lane touches another ------------------------------------------------------------------------------------------
+# Independence of the lanes ----------------------------------------------------------------------------------------
 
 
 def test_each_lane_has_its_own_generation_steps_and_rows() -> None:
@@ -219,7 +219,7 @@ def test_each_lane_has_its_own_generation_steps_and_rows() -> None:
         fleet.step()
     fleet.tick()
     assert [(fleet.lane_of(name).generation, fleet.lane_of(name).step) for name in "ab"] == [(1, 4), (2, 4)]
-    # Both run row 1 and page 1.
+    # Both use row 1 and page 1.
     assert [fleet.plans_of[name][0].starts[0].pages.tolist() for name in "ab"] == [[1], [1]]
     fleet.work("a")
     fleet.workers["a"].results[0].status = pb.STEP_STATUS_OUT_OF_SYNC
@@ -229,8 +229,8 @@ def test_each_lane_has_its_own_generation_steps_and_rows() -> None:
     assert len(fleet.lane_of("b").in_flight) == 1
 
 
-def test_a_late_result_of_one_lane_reads_as_its_own() -> None:
-    """The same step and row numbers on both; each answer is given to whom its lane's plan named."""
+def test_the_result_of_a_lane_is_read_against_its_own_plan() -> None:
+    """Both lanes use the same step and row numbers. Each result goes to the request in its own lane's plan."""
     fleet = Fleet(SHAPE, SHAPE, config=greedy(plans_in_flight=1))
     streams = [ask(fleet, [i], max_new_tokens=3) for i in range(2)]
     fleet.tick()
@@ -244,7 +244,7 @@ def test_a_late_result_of_one_lane_reads_as_its_own() -> None:
     fleet.check_all_ended()
 
 
-def test_a_result_under_anothers_name_is_not_believed() -> None:
+def test_a_result_with_the_generation_of_another_lane_is_ignored() -> None:
     fleet = Fleet(SHAPE, SHAPE, config=greedy(plans_in_flight=1))
     for i in range(2):
         ask(fleet, [i], max_new_tokens=3)
@@ -252,31 +252,31 @@ def test_a_result_under_anothers_name_is_not_believed() -> None:
     fleet.work("a")
     event = fleet.workers["a"].event_of(fleet.workers["a"].results[0])
     assert isinstance(event, ev.StepDone)
-    # Its generation is not the other lane's.
+    # The result has the generation of lane "a", so it is ignored on lane "b".
     assert fleet.handle(replace(event, worker="b")) == []
     assert [stream.tokens for stream in fleet.streams.values()] == [[], []]
     fleet.run()
     fleet.check_all_ended()
 
 
-def preempted_beside_another() -> Fleet:
-    """The second request was preempted with two plans in flight; then another worker joins."""
+def preempted_with_pending_plans() -> Fleet:
+    """Returns a fleet in which a second worker joined after the second request was preempted with two pending plans."""
     tight = replace(SHAPE, num_pages=3, max_rows=2, max_length=12)
     fleet = Fleet(tight, config=greedy(plans_in_flight=3))
     for i in range(2):
         ask(fleet, [i, i, i], max_new_tokens=4)
     fleet.tick()
-    [victim] = fleet.core.queue.of_id("r2")
+    [victim] = fleet.core.queue.by_request_id("r2")
     assert (victim.row, victim.pending_plans, victim.pending_tokens) == (0, 2, 2)
     fleet.join_as(tight)
     fleet.tick()
-    # It may not go there before its own plans are confirmed.
+    # The request is not admitted there before its pending plans are answered.
     assert fleet.plans_of["b"] == []
     return fleet
 
 
-def test_late_tokens_of_a_preempted_request_come_from_the_lane_that_it_left() -> None:
-    fleet = preempted_beside_another()
+def test_pending_tokens_come_from_the_lane_that_preempted_the_request() -> None:
+    fleet = preempted_with_pending_plans()
     fleet.work("b")
     fleet.work("a")
     fleet.hear("a")
@@ -288,8 +288,8 @@ def test_late_tokens_of_a_preempted_request_come_from_the_lane_that_it_left() ->
     fleet.check_all_ended()
 
 
-def test_nobody_waits_for_late_tokens_of_a_lane_that_is_lost() -> None:
-    fleet = preempted_beside_another()
+def test_pending_plans_end_with_the_loss_of_their_lane() -> None:
+    fleet = preempted_with_pending_plans()
     fleet.lose("a")
     fleet.tick()
     assert fleet.started("b") == [[0, 0, 0], [1, 1, 1]]
@@ -299,8 +299,8 @@ def test_nobody_waits_for_late_tokens_of_a_lane_that_is_lost() -> None:
 
 
 @pytest.mark.parametrize(("requests", "elsewhere"), [(2, [2]), (4, [3])])
-def test_suspects_run_alone_each_on_a_lane_of_its_own(requests: int, elsewhere: list[int]) -> None:
-    """The first lane's step fails. One suspect runs there alone; a second one goes where rows pause for it."""
+def test_each_lane_runs_its_suspects_alone(requests: int, elsewhere: list[int]) -> None:
+    """The first lane's step fails. One suspect runs there alone, and a second one runs alone on the other lane."""
     fleet = Fleet(config=greedy(plans_in_flight=1))
     fleet.shape = SHAPE
     fleet.join_as(SHAPE, Faults(fail_steps=frozenset({1})))
@@ -314,7 +314,7 @@ def test_suspects_run_alone_each_on_a_lane_of_its_own(requests: int, elsewhere: 
     fleet.hear("b")
     fleet.tick()
     records = [fleet.lane_of(name).in_flight[-1] for name in "ab"]
-    # Handles count requests as streams do.
+    # The handles are equal to the streams here.
     assert [record.handles.tolist() for record in records] == [[streams[0]], elsewhere]
     fleet.run()
     fleet.check_all_ended()
@@ -324,7 +324,7 @@ def test_suspects_run_alone_each_on_a_lane_of_its_own(requests: int, elsewhere: 
 # Joining ----------------------------------------------------------------------------------------------------------
 
 
-def test_workers_beside_one_another_must_see_alike() -> None:
+def test_a_worker_with_another_window_is_refused() -> None:
     fleet = Fleet(SHAPE)
     info = fleet.lane_of("a").info
     for other in (replace(info, window=8), replace(info, window=8, sink_tokens=2)):
@@ -338,7 +338,7 @@ def test_workers_beside_one_another_must_see_alike() -> None:
     assert list(fleet.core.lanes) == ["a"]
 
 
-def test_so_many_workers_serve_and_one_more_stands_by() -> None:
+def test_a_worker_beyond_the_maximum_is_refused_and_may_retry() -> None:
     fleet = Fleet(*[SHAPE] * MAX_LANES)
     refused = fleet.handle(ev.WorkerJoined(worker="more", info=fleet.lane_of("a").info))
     assert refused == [
@@ -349,18 +349,18 @@ def test_so_many_workers_serve_and_one_more_stands_by() -> None:
     assert [type(effect) for effect in effects] == [fx.WorkerAccepted, fx.WorkerProven]
 
 
-def test_the_load_sums_over_all_and_tells_of_each() -> None:
+def test_the_load_has_sums_and_an_entry_per_worker() -> None:
     fleet = Fleet(SHAPE, replace(SHAPE, num_pages=64, host_pages=3))
     for i in range(3):
         ask(fleet, text(9, 30 * i))
     fleet.step()
-    told = load(fleet)
-    assert (told.workers, told.running, told.pages_total, told.host_pages_total) == (2, 3, 127 + 63, 3)
-    assert [(one.running, one.pages_used, one.pages_total) for one in told.per_worker] == [(2, 6, 127), (1, 3, 63)]
-    assert told.pages_used == 9
+    total = load(fleet)
+    assert (total.workers, total.running, total.pages_total, total.host_pages_total) == (2, 3, 127 + 63, 3)
+    assert [(one.running, one.pages_used, one.pages_total) for one in total.per_worker] == [(2, 6, 127), (1, 3, 63)]
+    assert total.pages_used == 9
     fleet.run()
     assert [one.pages_cached for one in load(fleet).per_worker] == [6, 3]
-    # Each kept two pages of a prompt, and one of prompt and answer.
+    # Each request left two cached pages of its prompt, and one of prompt and output.
     assert flush(fleet) == 9
 
 
@@ -370,7 +370,7 @@ LARGE, SMALL = replace(SHAPE, max_length=100), replace(SHAPE, max_length=40)
 
 
 def two_sizes() -> tuple[Fleet, int]:
-    """A large worker that runs what only it can, and a small one beside it."""
+    """Returns a fleet of a large and a small worker, and a stream that runs on the large one and fits only there."""
     fleet = Fleet(LARGE, SMALL)
     long = ask(fleet, text(30), max_new_tokens=40)
     for _ in range(4):
@@ -379,16 +379,16 @@ def two_sizes() -> tuple[Fleet, int]:
     return fleet, long
 
 
-def test_who_is_too_long_for_those_that_are_left_is_put_aside_until_another_comes() -> None:
+def test_a_request_too_long_for_the_present_workers_is_set_aside_until_another_joins() -> None:
     fleet, long = two_sizes()
     fleet.lose("a")
     fleet.tick()
-    heard = len(fleet.streams[long].tokens)
+    num_tokens = len(fleet.streams[long].tokens)
     others = [ask(fleet, text(6, 50 + i)) for i in range(3)]
     fleet.run()
-    # It stands in nobody's way, and still counts as waiting.
+    # The request blocks no other, and still counts as waiting.
     assert [len(fleet.streams[stream].tokens) for stream in others] == [6] * 3
-    assert (load(fleet).waiting, load(fleet).waiting_tokens) == (1, 30 + heard)
+    assert (load(fleet).waiting, load(fleet).waiting_tokens) == (1, 30 + num_tokens)
     fleet.join_as(LARGE)
     fleet.run()
     fleet.check_all_ended()
@@ -397,7 +397,7 @@ def test_who_is_too_long_for_those_that_are_left_is_put_aside_until_another_come
 
 
 @pytest.mark.parametrize("how", ["cancel", "abort", "deadline"])
-def test_who_was_put_aside_may_end_there(how: str) -> None:
+def test_a_request_that_was_set_aside_may_end(how: str) -> None:
     fleet, _ = two_sizes()
     fleet.lose("a")
     fleet.run()
@@ -422,7 +422,7 @@ def test_who_was_put_aside_may_end_there(how: str) -> None:
     fleet.check_empty()
 
 
-def test_a_small_worker_that_comes_beside_another_ends_nobody() -> None:
+def test_a_small_worker_that_joins_does_not_end_a_longer_request() -> None:
     fleet, long = two_sizes()
     fleet.lose("a")
     fleet.join_as(SMALL)
@@ -448,7 +448,7 @@ def test_a_request_waits_while_only_a_smaller_worker_serves() -> None:
     assert fleet.end(long).failure is None
 
 
-def test_the_largest_that_serves_is_the_limit_at_the_door() -> None:
+def test_the_largest_present_worker_sets_the_limits_for_new_requests() -> None:
     fleet = Fleet(SMALL, LARGE)
     fits, cut = ask(fleet, text(60), max_new_tokens=40), ask(fleet, text(60, 9), max_new_tokens=41)
     fleet.run()

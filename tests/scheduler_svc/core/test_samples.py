@@ -1,4 +1,4 @@
-"""Several samples of one request: in together or not at all, then each by itself."""
+"""Requests with several samples: all are admitted or none, then each runs and ends by itself."""
 
 from dataclasses import asdict
 
@@ -24,7 +24,7 @@ def refused(world: World, stream: int) -> fx.Rejected:
     return rejected
 
 
-def test_one_answer_at_the_door_then_a_row_and_an_end_for_each() -> None:
+def test_a_request_is_admitted_once_and_each_sample_gets_a_row_and_an_end() -> None:
     world = World()
     stream = world.submit(PROMPT, num_samples=3, max_new_tokens=5, temperature=1.0, seed=4, ignore_eos=True)
     admitted = [effect for effect in world.effects if isinstance(effect, fx.Admitted)]
@@ -33,11 +33,11 @@ def test_one_answer_at_the_door_then_a_row_and_an_end_for_each() -> None:
     world.check_all_ended()
     assert started(world) == [(1, 0), (2, 1), (3, 2)]
     tokens = [tuple(world.streams[number].tokens) for number in range(stream, stream + 3)]
-    assert len(set(tokens)) == 3, "the noise is keyed by the sample"
+    assert len(set(tokens)) == 3, "the random numbers depend on the sample"
     assert [world.end(number).stats.output_tokens for number in range(stream, stream + 3)] == [5, 5, 5]
 
 
-def test_the_first_sample_is_what_one_alone_would_be() -> None:
+def test_the_first_sample_equals_a_single_sample() -> None:
     several, alone = World(), World()
     for world, num_samples in ((several, 4), (alone, 1)):
         world.submit(PROMPT, num_samples=num_samples, max_new_tokens=8, temperature=0.7, seed=9, ignore_eos=True)
@@ -48,13 +48,13 @@ def test_the_first_sample_is_what_one_alone_would_be() -> None:
 def test_samples_share_the_prompt() -> None:
     world = World()
     world.submit(PROMPT, num_samples=3)
-    samples = world.core.queue.of_id("r1")
+    samples = world.core.queue.by_request_id("r1")
     assert [sample.sample_idx for sample in samples] == [0, 1, 2]
     assert all(sample.prompt is samples[0].prompt for sample in samples)
     assert len({sample.handle for sample in samples}) == 3
 
 
-def test_those_that_do_not_fit_yet_wait_and_are_counted_ahead() -> None:
+def test_samples_that_do_not_fit_wait_and_count_as_requests_ahead() -> None:
     world = World(Shape(max_rows=2))
     world.submit(PROMPT, num_samples=3, max_new_tokens=3, ignore_eos=True)
     world.tick()
@@ -76,21 +76,21 @@ BOUNDED = greedy(max_waiting=6, max_waiting_tokens=20)
         (5, 5, "num_samples is 5 and the prompt has 5 tokens, 25 together; the limit of tokens that wait is 20"),
     ],
 )
-def test_what_no_patience_admits_is_invalid(prompt: int, num_samples: int, sentence: str) -> None:
+def test_more_samples_than_the_queue_can_hold_are_invalid(prompt: int, num_samples: int, sentence: str) -> None:
     world = World(config=BOUNDED)
     rejected = refused(world, world.submit([1] * prompt, num_samples=num_samples))
     assert (rejected.code, rejected.field) == (fx.RejectCode.INVALID, "sampling.num_samples")
     assert rejected.message == sentence
 
 
-def test_a_prompt_that_no_patience_admits_is_invalid_too() -> None:
+def test_a_prompt_longer_than_the_queue_can_hold_is_invalid() -> None:
     world = World(config=BOUNDED)
     rejected = refused(world, world.submit([1] * 21))
     assert (rejected.code, rejected.field) == (fx.RejectCode.INVALID, "token_ids")
     assert rejected.message == "the prompt has 21 tokens; the limit of tokens that wait is 20"
 
 
-def test_sixty_four_samples_are_the_most() -> None:
+def test_a_request_may_have_at_most_sixty_four_samples() -> None:
     world = World(config=greedy(max_waiting=1000))
     assert refused(world, world.submit([1], num_samples=65)).message == "num_samples is 65; the limit is 64"
     world.submit([1], num_samples=64, max_new_tokens=2, ignore_eos=True)
@@ -98,7 +98,7 @@ def test_sixty_four_samples_are_the_most() -> None:
     assert len([stream for stream in world.streams.values() if stream.end]) == 64
 
 
-def test_a_queue_with_room_for_some_takes_none() -> None:
+def test_a_queue_with_room_for_some_samples_rejects_all() -> None:
     world = World(config=BOUNDED)
     world.submit([1], num_samples=4)
     rejected = refused(world, world.submit([1], num_samples=3))
@@ -114,7 +114,7 @@ def test_a_queue_with_room_for_some_takes_none() -> None:
 
 
 @pytest.mark.parametrize(("stream", "num_samples"), [(4, 1), (2, 2), (1, 8), (5, 1), (3, 1)])
-def test_a_stream_in_use_is_refused_wherever_it_lies_in_the_range(stream: int, num_samples: int) -> None:
+def test_a_request_with_any_stream_in_use_is_rejected(stream: int, num_samples: int) -> None:
     world = World()
     world.submit(PROMPT, num_samples=3)  # streams 1 to 3
     submit = world.streams[1].submit
@@ -129,7 +129,7 @@ def test_a_stream_in_use_is_refused_wherever_it_lies_in_the_range(stream: int, n
         assert len(world.core.queue) == 3
 
 
-def test_an_id_is_free_when_its_last_sample_has_ended() -> None:
+def test_a_request_id_is_free_when_its_last_sample_has_ended() -> None:
     world = World()
     world.submit(PROMPT, num_samples=2, request_id="same")
     world.cancel(1)
@@ -143,7 +143,7 @@ def test_abort_ends_all_samples_with_one_outcome() -> None:
     world = World(Shape(max_rows=2))
     world.submit(PROMPT, num_samples=3, max_new_tokens=50, ignore_eos=True)
     world.step()
-    # One is gone already, one runs, one waits.
+    # The first sample is cancelled, the second runs, the third waits.
     world.cancel(1)
     effects = world.handle(ev.Abort(frontend=FRONTEND, query=5, request_ids=("r1", "r1")))
     assert [effect for effect in effects if isinstance(effect, fx.AbortReply)] == [
@@ -155,7 +155,7 @@ def test_abort_ends_all_samples_with_one_outcome() -> None:
     world.check_empty()
 
 
-def test_cancel_and_finish_reach_one_sample_and_leave_the_others() -> None:
+def test_cancel_and_finish_end_one_sample_and_leave_the_others() -> None:
     world = World()
     world.submit(PROMPT, num_samples=3, max_new_tokens=6, temperature=1.0, ignore_eos=True)
     for _ in range(3):
@@ -170,7 +170,7 @@ def test_cancel_and_finish_reach_one_sample_and_leave_the_others() -> None:
     assert len(world.streams[1].tokens) == 6
 
 
-def test_time_limits_and_deadlines_hold_for_each() -> None:
+def test_time_limits_and_deadlines_apply_to_each_sample() -> None:
     world = World(Shape(max_rows=2))
     world.submit(PROMPT, num_samples=3, max_new_tokens=50, ignore_eos=True, max_time_seconds=2.0)
     world.submit(PROMPT, num_samples=2, deadline_seconds=1.0)
@@ -182,7 +182,7 @@ def test_time_limits_and_deadlines_hold_for_each() -> None:
     assert [world.end(number).reason for number in (1, 2, 3)] == [fx.EndReason.TIME_LIMIT] * 3
 
 
-def test_every_sample_ends_once_no_worker_can_hold_it_for_too_long() -> None:
+def test_every_sample_fails_when_the_worker_wait_is_over() -> None:
     world = World(config=greedy(max_worker_wait_seconds=50.0))
     world.submit([1] * 40, num_samples=2, max_new_tokens=30)
     world.kill()
@@ -208,10 +208,10 @@ def test_samples_survive_preemption_and_a_lost_worker() -> None:
     assert [len(world.streams[number].tokens) for number in (1, 2, 3)] == [6, 6, 6]
 
 
-# What goes with each sample ----------------------------------------------------------------------------------------
+# The settings of each sample ---------------------------------------------------------------------------------------
 
 
-def test_a_plan_brings_all_settings_of_a_row() -> None:
+def test_a_plan_contains_all_settings_of_a_row() -> None:
     world = World()
     asked = Settings(presence_penalty=0.5, biases=((3, 1.5), (4, MINUS_INFINITY)))
     world.submit(PROMPT, num_samples=2, num_logprobs=3, prompt_logprobs_from=2, **asdict(asked))

@@ -1,4 +1,4 @@
-"""Requests that no present worker can hold: how long they wait, what new ones are answered, what callers are told."""
+"""Requests that no present worker can hold: how long they wait, how new ones are rejected, what callers see."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ WAIT = greedy(max_worker_wait_seconds=100.0, silence_timeout_seconds=1e6)
 
 
 def served(world: World) -> list[tuple[int, int]]:
-    """(max_length, recent_max_length) of each model state that the front end was sent since the last look."""
+    """Returns (max_length, recent_max_length) of each ModelServed since the last call."""
     sent = [effect for effect in world.effects if isinstance(effect, fx.ModelServed)]
     world.effects.clear()
     return [(effect.info.max_length if effect.info else 0, effect.recent_max_length) for effect in sent]
@@ -28,7 +28,7 @@ def two_sizes() -> Fleet:
     return fleet
 
 
-def test_front_ends_learn_the_present_sizes_when_the_larger_worker_leaves() -> None:
+def test_front_ends_get_the_present_limits_when_the_larger_worker_leaves() -> None:
     fleet = two_sizes()
     fleet.lose("a")
     assert served(fleet) == [(40, 100)]
@@ -39,7 +39,7 @@ def test_front_ends_learn_the_present_sizes_when_the_larger_worker_leaves() -> N
     assert served(fleet) == [(40, 40)]
 
 
-def test_front_ends_learn_the_larger_sizes_when_the_larger_worker_is_back() -> None:
+def test_front_ends_get_the_larger_limits_when_the_larger_worker_is_back() -> None:
     fleet = two_sizes()
     fleet.lose("a")
     served(fleet)
@@ -47,7 +47,7 @@ def test_front_ends_learn_the_larger_sizes_when_the_larger_worker_is_back() -> N
     assert served(fleet) == [(100, 100)]
 
 
-def test_the_last_workers_sizes_stay_served_while_none_is_there() -> None:
+def test_the_limits_of_the_last_worker_stay_served_while_none_is_present() -> None:
     world = World(LARGE, config=WAIT)
     served(world)
     world.kill()
@@ -57,7 +57,7 @@ def test_the_last_workers_sizes_stay_served_while_none_is_there() -> None:
     assert served(world) == []
 
 
-def test_a_prompt_that_fitted_the_worker_before_is_refused_as_not_ready_and_later_as_invalid() -> None:
+def test_a_prompt_that_fits_only_a_lost_worker_is_rejected_as_not_ready_then_invalid() -> None:
     fleet = two_sizes()
     fleet.lose("a")
     rejected = fleet.streams[fleet.submit([1] * 50)].rejected
@@ -69,26 +69,26 @@ def test_a_prompt_that_fitted_the_worker_before_is_refused_as_not_ready_and_late
     assert rejected.message == "the prompt has 50 tokens, and a new one makes 51; the limit is 40"
 
 
-def test_an_output_that_fitted_the_worker_before_is_not_cut_with_context_full() -> None:
+def test_an_output_that_fits_only_a_lost_worker_is_cut_only_after_the_wait() -> None:
     fleet = two_sizes()
     fleet.lose("a")
     refused = fleet.streams[fleet.submit([1] * 30, max_new_tokens=30)].rejected
     assert refused is not None and refused.code is fx.RejectCode.NOT_READY
     fleet.tick(100.0)
-    # Nothing larger is waited for: the output ends where the model that is served ends.
+    # The larger worker no longer counts, so the output ends at the limit of the present one.
     stream = fleet.submit([1] * 30, max_new_tokens=30, ignore_eos=True)
     fleet.run()
     assert fleet.end(stream).reason is fx.EndReason.CONTEXT_FULL
     assert len(fleet.streams[stream].tokens) == 10
 
 
-def test_a_running_request_ends_unavailable_after_its_tokens_once_the_wait_is_over() -> None:
+def test_a_running_request_keeps_its_tokens_and_fails_when_the_wait_is_over() -> None:
     fleet = two_sizes()
     long = fleet.submit([1] * 50, max_new_tokens=40, ignore_eos=True)
     for _ in range(5):
         fleet.step(0.01)
-    heard = len(fleet.streams[long].tokens)
-    assert heard > 0
+    num_tokens = len(fleet.streams[long].tokens)
+    assert num_tokens > 0
     fleet.lose("a")
     fleet.now += 99.0
     fleet.run()
@@ -97,11 +97,11 @@ def test_a_running_request_ends_unavailable_after_its_tokens_once_the_wait_is_ov
     failure = fleet.end(long).failure
     assert failure is not None and failure.code is fx.FailureCode.NO_WORKER
     assert "90 tokens" in failure.message and failure.message.endswith("the limit is 100 s (max_worker_wait_seconds)")
-    assert len(fleet.streams[long].tokens) == heard
+    assert len(fleet.streams[long].tokens) == num_tokens
     fleet.check_all_ended()
 
 
-def test_the_deadline_of_a_waiting_request_comes_first() -> None:
+def test_the_deadline_of_a_waiting_request_ends_it_before_the_wait() -> None:
     fleet = two_sizes()
     long = fleet.submit([1] * 50, max_new_tokens=40, deadline_seconds=30.0)
     fleet.lose("a")
@@ -110,7 +110,7 @@ def test_the_deadline_of_a_waiting_request_comes_first() -> None:
     assert failure is not None and failure.code is fx.FailureCode.DEADLINE
 
 
-def test_the_wait_begins_anew_after_a_worker_could_hold_the_request() -> None:
+def test_the_wait_restarts_after_a_worker_could_hold_the_request() -> None:
     fleet = two_sizes()
     long = fleet.submit([1] * 50, max_new_tokens=40, ignore_eos=True)
     fleet.lose("a")
@@ -123,19 +123,19 @@ def test_the_wait_begins_anew_after_a_worker_could_hold_the_request() -> None:
     assert fleet.end(long).failure is not None
 
 
-def test_the_wait_of_a_request_adds_one_deadline_however_often_workers_die() -> None:
+def test_the_wait_of_a_request_has_one_deadline_although_many_workers_die() -> None:
     fleet = two_sizes()
     long = fleet.submit([1] * 50, max_new_tokens=40, ignore_eos=True)
     fleet.lose("a")
     for _ in range(20):
         fleet.lose(fleet.join_as(LARGE))
-    assert len(fleet.core.queue._due) == 1
+    assert len(fleet.core.queue._deadlines) == 1
     fleet.join_as(LARGE)
     fleet.run()
     assert fleet.end(long).failure is None
 
 
-def test_requests_wait_for_a_worker_at_most_so_long_where_none_is_there() -> None:
+def test_requests_wait_a_bounded_time_while_no_worker_is_present() -> None:
     world = World(LARGE, config=WAIT)
     world.kill()
     stream = world.submit([1, 2, 3])
@@ -146,7 +146,7 @@ def test_requests_wait_for_a_worker_at_most_so_long_where_none_is_there() -> Non
     assert failure is not None and failure.code is fx.FailureCode.NO_WORKER
 
 
-def test_a_new_front_end_learns_the_sizes_of_the_moment() -> None:
+def test_a_new_front_end_gets_the_present_limits() -> None:
     fleet = two_sizes()
     fleet.lose("a")
     fleet.tick(50.0)
@@ -155,8 +155,8 @@ def test_a_new_front_end_learns_the_sizes_of_the_moment() -> None:
     assert (model.info.max_length, model.recent_max_length) == (40, 100)
 
 
-def test_a_longer_worker_with_a_small_pool_takes_nothing_from_the_others() -> None:
-    """Its length counts only for what its own pool can hold: while it serves, and after it left."""
+def test_a_longer_worker_with_a_small_pool_does_not_cut_other_requests() -> None:
+    """The length of a worker counts only as far as its own pool holds it, while it is present and after it left."""
     wide = replace(LARGE, num_pages=60, max_length=200)
     long = replace(LARGE, num_pages=11, max_length=400)
     fleet = Fleet(wide, config=WAIT)

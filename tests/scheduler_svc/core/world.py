@@ -1,8 +1,8 @@
-"""The real core and a content-checking executor under a virtual clock: what the core's tests drive.
+"""The real core and one worker's executor, which checks its content, under a virtual clock.
 
-Owns the messages between them, which stay where they are until a test moves them, so every order of events can be made.
-After each event every invariant is audited; each stream's tokens are checked for gaps, and its terminal answer for
-being the only one.
+Messages between the two stay in queues until the test moves them, so a test can produce any order of events. After each
+event the world audits all invariants, checks that each stream's tokens have no gaps, and that each stream gets one
+terminal answer.
 """
 
 from collections import deque
@@ -29,17 +29,17 @@ from tests.rigs.oracle import Completion, complete, logprobs
 from tests.rigs.sampling import Logprob, Settings
 
 FRONTEND = "f-1"
-# What a service draws at its start.
+# A service draws this at random when it starts.
 CACHE_ROOT = bytes(range(32))
 
 
 def greedy(**settings: Any) -> CoreConfig:
-    """A core that admits whatever fits now, so that small pools overflow."""
+    """Returns a config without headroom, so that small pools overflow and requests are preempted."""
     return CoreConfig(policy=Policy(admission=Admission.KNOWN), **settings)
 
 
 def info_of(shape: Shape) -> WorkerInfo:
-    """What a worker of this shape offers; workers of all shapes serve the same model."""
+    """Returns the info of a worker with this shape. Workers of all shapes serve the same model."""
     return WorkerInfo(
         identity="identity",
         model="model",
@@ -62,7 +62,7 @@ def info_of(shape: Shape) -> WorkerInfo:
 
 
 def hashes_of(prompt: list[int], page_size: int, *, salt: str | None = "") -> dict[str, bytes]:
-    """What a front end tells of a prompt's pages: fields of a Submit. `salt` None: nothing, no page is shared."""
+    """Returns the fields of a Submit about the prompt's pages. Without a salt (None) the request shares no pages."""
     if salt is None:
         return {}
     root = prefix_root(CACHE_ROOT, salt)
@@ -70,12 +70,12 @@ def hashes_of(prompt: list[int], page_size: int, *, salt: str | None = "") -> di
 
 
 def settings_of(submit: ev.Submit, sample_idx: int) -> Settings:
-    """A sample's settings as the oracle takes them."""
+    """Returns the sampling settings of one sample for the oracle."""
     return Settings.of(SamplingParams.FromString(submit.sampling), sample_idx)
 
 
 def rows_of(values: fx.Logprobs, top_k: int | None = None) -> list[Logprob]:
-    """Logprobs of an effect, one per line, with as many alternatives as wanted, all unless told."""
+    """Returns the logprobs of an effect, one per token, with `top_k` alternatives, or all if it is None."""
     lines = zip(values.logprobs.tolist(), values.top_token_ids.tolist(), values.top_logprobs.tolist(), strict=True)
     return [
         Logprob(logprob=own, top=tuple(zip(ids[:top_k], logprobs[:top_k], strict=True))) for own, ids, logprobs in lines
@@ -84,7 +84,7 @@ def rows_of(values: fx.Logprobs, top_k: int | None = None) -> list[Logprob]:
 
 @dataclass(slots=True)
 class Stream:
-    """What one caller asked for and has heard on one of its streams."""
+    """The request of one stream, and everything that the core has sent to the stream."""
 
     submit: ev.Submit
     sample_idx: int = 0
@@ -97,7 +97,7 @@ class Stream:
     _expected: tuple[Shape, Completion] | None = None
 
     def expected(self, shape: Shape) -> Completion:
-        """The oracle's answer, which knows nothing of the world."""
+        """Returns the oracle's completion, which does not depend on the world."""
         if self._expected is None or self._expected[0] != shape:
             self._expected = shape, self._complete(shape)
         return self._expected[1]
@@ -115,7 +115,7 @@ class Stream:
         )
 
     def take(self, output: fx.StepOutput, number: int) -> None:
-        """What an effect brings to this stream, in the promised order. Raises AssertionError where it is not."""
+        """Appends what an effect contains for this stream. Raises AssertionError if it is out of order."""
         assert self.admitted and self.rejected is None
         assert self.end is None, f"stream {number}: something after its end"
         for piece in output.prompt_logprobs:
@@ -136,15 +136,15 @@ class Stream:
         assert piece.start == following, f"prompt logprobs from {piece.start} on, {following} come next"
         self.prompt_logprobs += rows_of(piece.values)
 
-    def _take_logprobs(self, told: fx.TokenLogprobs | None, entry: int) -> None:
+    def _take_logprobs(self, logprobs: fx.TokenLogprobs | None, entry: int) -> None:
         wanted = self.submit.num_logprobs
-        lines = [] if told is None else np.flatnonzero(told.entries == entry).tolist()
+        lines = [] if logprobs is None else np.flatnonzero(logprobs.entries == entry).tolist()
         assert len(lines) == (wanted > 0), f"{len(lines)} logprobs of a token, {wanted} were wanted"
-        if told is not None and lines:
-            self.logprobs.append(rows_of(told.values, wanted - 1)[lines[0]])
+        if logprobs is not None and lines:
+            self.logprobs.append(rows_of(logprobs.values, wanted - 1)[lines[0]])
 
     def check_logprobs(self, shape: Shape) -> None:
-        """All that came are the oracle's; where a token came, all of the prompt's had come."""
+        """Checks all logprobs against the oracle, and that all prompt logprobs came before the first token."""
         prompt, vocab_size = self.submit.prompt.tolist(), shape.vocab_size
         wanted, start = self.submit.num_logprobs, self.submit.prompt_logprobs_from
         top_k = max(0, wanted - 1)
@@ -155,20 +155,20 @@ class Stream:
             return
         expected = logprobs(prompt, start=start, vocab_size=vocab_size, top_k=top_k)
         assert self.prompt_logprobs == expected[: len(self.prompt_logprobs)]
-        # Where those are not finite the request fails, and the token of that step may come with its end.
+        # If they are not finite the request fails, and the token of that step may come with its end.
         failed = self.end is not None and self.end.failure is not None
-        told_all = len(self.prompt_logprobs) == len(expected)
-        assert not self.tokens or told_all or failed, "a token before all of the prompt's"
+        is_complete = len(self.prompt_logprobs) == len(expected)
+        assert not self.tokens or is_complete or failed, "a token before all prompt logprobs"
 
 
 def streams_in(output: fx.StepOutput) -> list[int]:
-    """Who hears something of the effect, besides ends."""
+    """Returns the streams that the effect has tokens or prompt logprobs for."""
     pieces = (piece.stream for piece in output.prompt_logprobs)
     return list(dict.fromkeys([*pieces, *output.streams.tolist()]))
 
 
 class World:
-    """`worker` joins at once unless told not to; `plans` wait to be applied, `results` to be delivered."""
+    """One worker joins at once unless `join` is False. `plans` wait to be applied and `results` to be delivered."""
 
     def __init__(self, shape: Shape | None = None, config: CoreConfig | None = None, *, join: bool = True) -> None:
         self.shape = shape or Shape()
@@ -189,7 +189,7 @@ class World:
     # Events ------------------------------------------------------------------------------------------------------
 
     def handle(self, event: ev.Event) -> list[fx.Effect]:
-        """Hands the event in, audits, and takes the effects in."""
+        """Passes the event to the core, audits the core, and applies the effects to the world."""
         self.log.append((self.now, event))
         effects = self.core.handle(event, self.now)
         self.effects.extend(effects)
@@ -228,7 +228,7 @@ class World:
 
     @property
     def lane(self) -> Lane | None:
-        """The newest worker's lane; None while it does not serve."""
+        """The lane of the newest worker, or None if the worker is not present."""
         return self.core.lanes.get(self.worker)
 
     @property
@@ -237,11 +237,11 @@ class World:
         return f"w-{self._workers}"
 
     def info(self) -> WorkerInfo:
-        """What the executor can do."""
+        """Returns the info of the world's worker."""
         return info_of(self.shape)
 
     def join(self, faults: Faults | None = None) -> None:
-        """A new worker, its pool empty, joins."""
+        """Lets a new worker with an empty pool join."""
         self._workers += 1
         self.plans.clear()
         self.results.clear()
@@ -249,7 +249,7 @@ class World:
         self.handle(ev.WorkerJoined(worker=self.worker, info=self.info()))
 
     def kill(self) -> None:
-        """The worker dies with whatever it had not answered."""
+        """Removes the worker, as if it had died, with its plans and undelivered results."""
         self.plans.clear()
         self.results.clear()
         self.handle(ev.WorkerLost(worker=self.worker, reason="killed"))
@@ -275,7 +275,7 @@ class World:
         cache_write: bool = True,
         **sampling: Any,
     ) -> int:
-        """A request of new streams; returns the first. `page_hashes` None: the prompt's own; `sampling`: Settings."""
+        """Submits a request and returns its first stream. Without `page_hashes` (None) the prompt's own are sent."""
         hashes = hashes_of(prompt, self.shape.page_size, salt=salt)
         if page_hashes is not None:
             hashes["page_hashes"] = page_hashes
@@ -306,16 +306,16 @@ class World:
         return stream
 
     def cancel(self, stream: int) -> None:
-        """The caller goes away."""
+        """Cancels a stream."""
         self.handle(ev.Cancel(frontend=FRONTEND, stream=stream))
 
     def tick(self, seconds: float = 0.0) -> None:
-        """Time passes; the core plans."""
+        """Advances the clock, then lets the core plan."""
         self.now += seconds
         self.handle(ev.Tick())
 
     def step(self, seconds: float = 0.0) -> None:
-        """A tick, then the worker answers its oldest plan and the core hears it."""
+        """Ticks, then applies the oldest plan and delivers the oldest result."""
         self.tick(seconds)
         self.apply()
         self.deliver()
@@ -323,7 +323,7 @@ class World:
     # The worker's side -------------------------------------------------------------------------------------------
 
     def apply(self) -> bool:
-        """The worker carries out its oldest plan; False where it has none."""
+        """Lets the worker apply its oldest plan. Returns False if it has none."""
         if not self.plans:
             return False
         message = pb.CoreToWorker.FromString(worker_wire.plan_frame(self.plans.popleft()))
@@ -331,7 +331,7 @@ class World:
         return True
 
     def deliver(self) -> bool:
-        """The core hears the oldest result; False where there is none."""
+        """Delivers the oldest result to the core. Returns False if there is none."""
         if not self.results:
             return False
         message = pb.WorkerToCore(result=self.results.popleft())
@@ -339,23 +339,23 @@ class World:
         return True
 
     def run(self, max_steps: int = 10_000) -> None:
-        """Ticks, applies and delivers until nothing is left to do. Raises AssertionError where it does not end."""
+        """Ticks, applies and delivers until nothing is left to do. Raises AssertionError after `max_steps`."""
         for _ in range(max_steps):
             self.tick(0.001)
             if not (self.apply() | self.deliver()):
                 return
         raise AssertionError(f"still busy after {max_steps} steps")
 
-    # Verdicts ----------------------------------------------------------------------------------------------------
+    # Checks ------------------------------------------------------------------------------------------------------
 
     def end(self, stream: int) -> fx.End:
-        """The stream's terminal answer, which must have come."""
+        """Returns the stream's terminal answer. Raises AssertionError if there is none."""
         end = self.streams[stream].end
         assert end is not None, f"stream {stream} has not ended"
         return end
 
     def check_content(self) -> None:
-        """Every token heard so far is the oracle's; every good end is the oracle's end; the worker saw no violation."""
+        """Checks all tokens and normal ends against the oracle, and that the executor found no violation."""
         assert self.executor.violations == []
         for number, stream in self.streams.items():
             expected = stream.expected(self.shape)
@@ -371,14 +371,14 @@ class World:
             assert end.stats.output_tokens <= len(stream.tokens)
 
     def check_all_ended(self) -> None:
-        """Nobody is forgotten and nothing is held."""
+        """Checks that every stream has ended and no request, row or page is in use."""
         for number, stream in self.streams.items():
             assert stream.rejected or stream.end, f"stream {number} got no terminal answer"
         self.check_content()
         self.check_empty()
 
     def check_empty(self) -> None:
-        """No request, row or page is in use."""
+        """Checks that no request, row or page is in use."""
         assert len(self.core.queue) == 0
         assert self.core.queue.num_waiting == 0
         for lane in self.core.lanes.values():

@@ -1,4 +1,4 @@
-"""Who fits is not kept waiting by somebody else's want: of pages, of a sibling, of a worker that does not answer."""
+"""A request that fits is admitted although another one waits: for pages, for a sibling, for an overdue worker."""
 
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.state.lane import OVERDUE_SECONDS
@@ -6,12 +6,12 @@ from scheduler_svc.core.state.request import Request
 from scheduler_svc.core.state.request_queue import AGEING_TOKENS
 from tests.rigs.executor import Shape
 from tests.scheduler_svc.core.fleet import Fleet
-from tests.scheduler_svc.core.orders import beginnings, prompts_started
+from tests.scheduler_svc.core.sent_plans import first_positions, prompts_started
 from tests.scheduler_svc.core.world import World, greedy
 
 
-def test_who_would_pass_the_head_and_does_not_fit_does_not_keep_it_out() -> None:
-    """A page of the long one is kept, so it would go first; it takes twelve, and the head one."""
+def test_a_request_that_does_not_fit_does_not_block_the_head_that_it_would_pass() -> None:
+    """A page of the long request is cached, so it would pass the head. It needs twelve pages and the head needs one."""
     world = World(Shape(page_size=4, num_pages=16), greedy())
     world.submit([1, 2, 3, 4, 5], max_new_tokens=1, ignore_eos=True)
     world.run()
@@ -26,8 +26,8 @@ def test_who_would_pass_the_head_and_does_not_fit_does_not_keep_it_out() -> None
     world.check_all_ended()
 
 
-def test_a_sample_forks_at_once_whoever_behind_it_does_not_fit() -> None:
-    """While the second sample waits for the first to compute their prompt, who is behind it is found too long."""
+def test_a_sample_forks_at_once_although_a_request_behind_it_does_not_fit() -> None:
+    """While the second sample waits for the first to compute the prompt, a request behind it does not fit."""
     world = World(Shape(page_size=4, num_pages=24, token_budget=16, max_rows=8), greedy(plans_in_flight=1))
     world.submit([1] * 4, max_new_tokens=40, ignore_eos=True)
     world.step()
@@ -37,12 +37,12 @@ def test_a_sample_forks_at_once_whoever_behind_it_does_not_fit() -> None:
     for _ in range(4):
         world.step()
     assert prompts_started(world) == [[1] * 4, prompt, prompt]
-    assert beginnings(world) == [0, 0, 19]
+    assert first_positions(world) == [0, 0, 19]
     world.run()
     world.check_all_ended()
 
 
-def test_one_urgent_request_of_a_tenant_does_not_put_others_behind_all_that_it_has_waiting() -> None:
+def test_an_urgent_request_does_not_put_its_tenants_backlog_before_others() -> None:
     world = World(Shape(max_rows=1, num_pages=16), CoreConfig(max_waiting=200))
     for i in range(50):
         world.submit([1, i], max_new_tokens=10, ignore_eos=True, salt="batch")
@@ -53,12 +53,12 @@ def test_one_urgent_request_of_a_tenant_does_not_put_others_behind_all_that_it_h
     world.check_all_ended()
     assert AGEING_TOKENS > 50 * 12
     order = prompts_started(world)
-    assert order.index([3, 3]) < 4, f"it came as number {order.index([3, 3])} of {len(order)}"
+    assert order.index([3, 3]) < 4, f"place {order.index([3, 3])} of {len(order)}"
     assert world.streams[other].end
 
 
-def test_nobody_is_left_to_a_worker_that_does_not_answer() -> None:
-    """The silent one has less to do, so it would start a newcomer sooner if it answered."""
+def test_placement_skips_a_lane_with_an_overdue_step() -> None:
+    """The overdue lane has the smaller backlog, so it would start the request sooner if it answered."""
     fleet = Fleet(Shape(), Shape(), config=greedy(silence_timeout_seconds=1000.0))
     for i in range(6):
         fleet.submit([i, i], max_new_tokens=200, ignore_eos=True)
@@ -66,40 +66,40 @@ def test_nobody_is_left_to_a_worker_that_does_not_answer() -> None:
     for stream in fleet.running("b")[1:]:
         fleet.cancel(stream)
     fleet.tick()
-    newcomer = fleet.submit([9, 9], max_new_tokens=2, ignore_eos=True)
+    new = fleet.submit([9, 9], max_new_tokens=2, ignore_eos=True)
     for _ in range(5):
         fleet.tick(OVERDUE_SECONDS / 2)
         fleet.work("a")
         fleet.hear("a")
-    assert fleet.end(newcomer).stats.output_tokens == 2
+    assert fleet.end(new).stats.output_tokens == 2
     assert fleet.now < fleet.core.config.step_timeout_seconds
     fleet.run()
     fleet.check_content()
 
 
-def test_who_waits_for_tokens_of_one_worker_keeps_nobody_from_another() -> None:
-    """The queue's head was preempted, and the worker that has its last token to tell is silent."""
+def test_a_head_with_pending_plans_on_one_lane_does_not_block_another_lane() -> None:
+    """The head of the queue was preempted, and the worker with its pending tokens does not answer."""
     shape = Shape(page_size=4, max_rows=4, num_pages=8)
     fleet = Fleet(shape, shape, config=greedy(silence_timeout_seconds=1000.0))
     for i in range(6):
         fleet.submit([i] * 6, max_new_tokens=20, ignore_eos=True)
-    late: list[Request] = []
-    while not late:
+    pending: list[Request] = []
+    while not pending:
         for name in fleet.workers:
             fleet.work(name)
             fleet.hear(name)
         fleet.tick()
-        late = [request for request in fleet.core.queue.waiting() if request.pending_plans]
-    silent = "a" if fleet.lane_of("a").awaits(late[0]) else "b"
+        pending = [request for request in fleet.core.queue.waiting() if request.pending_plans]
+    silent = "a" if fleet.lane_of("a").awaits(pending[0]) else "b"
     other = "b" if silent == "a" else "a"
     for stream in fleet.running(other):
         fleet.cancel(stream)
-    newcomer = fleet.submit([9, 9], max_new_tokens=2, ignore_eos=True)
+    new = fleet.submit([9, 9], max_new_tokens=2, ignore_eos=True)
     for _ in range(40):
         fleet.tick(1.0)
         fleet.work(other)
         fleet.hear(other)
-    assert late[0].pending_plans
-    assert fleet.end(newcomer).stats.output_tokens == 2
+    assert pending[0].pending_plans
+    assert fleet.end(new).stats.output_tokens == 2
     fleet.run()
     fleet.check_content()

@@ -1,4 +1,4 @@
-"""How long pages are kept: after an end of any kind, until they are handed out, forgotten or void."""
+"""How long pages stay cached: after any end of their request, until they are allocated, flushed or void."""
 
 import pytest
 from tandem.internal.v1 import worker_pb2 as pb
@@ -7,7 +7,7 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.state.lane import Lane
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
-from tests.scheduler_svc.core.orders import beginnings, flush, load, starts
+from tests.scheduler_svc.core.sent_plans import first_positions, flush, load, starts
 from tests.scheduler_svc.core.world import FRONTEND, World, greedy
 
 SHAPE = Shape(page_size=4, num_pages=32)
@@ -17,12 +17,12 @@ def text(length: int, first: int = 0) -> list[int]:
     return [first + i for i in range(length)]
 
 
-def ask(world: World, prompt: list[int], **wish: object) -> int:
-    return world.submit(prompt, **({"max_new_tokens": 1, "ignore_eos": True} | wish))
+def ask(world: World, prompt: list[int], **options: object) -> int:
+    return world.submit(prompt, **({"max_new_tokens": 1, "ignore_eos": True} | options))
 
 
 def found(world: World, prompt: list[int]) -> int:
-    """Tokens kept of a prompt, as told to one who asks for it; it keeps them fresh."""
+    """Runs the prompt and returns how many of its tokens were cached. This also makes them recently used."""
     stream = ask(world, prompt)
     world.run()
     world.check_content()
@@ -34,12 +34,12 @@ def lane(world: World) -> Lane:
     return world.lane
 
 
-# Who left them ----------------------------------------------------------------------------------------------------
+# After the end of their request -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["cancel", "abort", "finish", "time limit"])
 @pytest.mark.parametrize("confirmed", [False, True])
-def test_pages_are_found_after_an_end_from_outside_before_the_first_sample_too(how: str, confirmed: bool) -> None:
+def test_pages_stay_cached_after_an_end_from_outside(how: str, confirmed: bool) -> None:
     world = World(SHAPE, greedy(plans_in_flight=1))
     stream = ask(world, text(9), max_new_tokens=20, max_time_seconds=5.0)
     world.tick()
@@ -56,18 +56,18 @@ def test_pages_are_found_after_an_end_from_outside_before_the_first_sample_too(h
         case _:
             world.tick(5.0)
     assert load(world).pages_used == 0
-    # Where nothing is confirmed, the plan that fills them is still on its way, and this one comes after it.
+    # If no step is confirmed, the plan that fills the pages is still in flight, and the next plan comes after it.
     assert found(world, text(9)) == 8
 
 
-def test_pages_are_found_while_their_writer_runs() -> None:
+def test_pages_are_cached_while_their_request_runs() -> None:
     world = World(SHAPE)
     ask(world, text(9), max_new_tokens=30)
     world.step()
     assert found(world, text(9)) == 8
 
 
-def test_pages_are_found_when_their_front_end_is_lost() -> None:
+def test_pages_stay_cached_when_their_front_end_is_lost() -> None:
     world = World(SHAPE, greedy(plans_in_flight=1))
     ask(world, text(9), max_new_tokens=30)
     world.step()
@@ -77,32 +77,32 @@ def test_pages_are_found_when_their_front_end_is_lost() -> None:
     assert found(world, text(9)) == 8
 
 
-# Until they are handed out ----------------------------------------------------------------------------------------
+# Until they are allocated -----------------------------------------------------------------------------------------
 
 
-def test_tails_go_before_heads() -> None:
+def test_the_end_of_a_sequence_is_evicted_before_its_start() -> None:
     world = World(Shape(page_size=4, num_pages=6))
     assert found(world, text(9)) == 0
-    # Page 3, begun and not full, has no name; 4 and 5 were never used. After those the tail of what is kept.
+    # Page 3 is not full and so not cached; pages 4 and 5 were never used. The cached pages follow, last page first.
     assert lane(world).pool.free_pages() == [3, 4, 5, 2, 1]
     found(world, text(13, 100))
     assert starts(world)[1] == (0, [3, 4, 5, 2])
     assert found(world, text(9)) == 4
 
 
-def test_what_was_used_longest_ago_goes_first() -> None:
+def test_the_least_recently_used_sequence_is_evicted_first() -> None:
     world = World(Shape(page_size=4, num_pages=5))
     first, second = text(5), text(5, 50)
     found(world, first)
     found(world, second)
-    # The first one is used again, so the second one is the older now.
+    # The first sequence is used again, so the second one is the least recently used.
     assert found(world, first) == 4
     found(world, text(9, 100))
     assert found(world, first) == 4
     assert found(world, second) == 0
 
 
-def test_what_somebody_holds_is_not_handed_out() -> None:
+def test_used_pages_are_not_allocated() -> None:
     world = World(Shape(page_size=4, num_pages=5, max_rows=2), greedy(plans_in_flight=1))
     ask(world, text(5), max_new_tokens=4)
     for first in (50, 70):
@@ -110,13 +110,13 @@ def test_what_somebody_holds_is_not_handed_out() -> None:
         world.step()
     ask(world, text(5))
     world.step()
-    # The first one still runs; the two pages beside its own go round, tails first.
+    # The first request still runs. The two other pages are allocated in turn, the last page of a sequence first.
     assert starts(world) == [(0, [1, 2]), (0, [3, 4]), (0, [4, 3]), (4, [1, 3])]
     world.run()
     world.check_all_ended()
 
 
-def test_a_page_that_is_freed_is_hit_again_at_once() -> None:
+def test_a_released_page_is_matched_again_at_once() -> None:
     world = World(Shape(page_size=4, num_pages=4, max_rows=1), greedy(plans_in_flight=3))
     gone = ask(world, text(9), max_new_tokens=2)
     world.tick()
@@ -124,7 +124,7 @@ def test_a_page_that_is_freed_is_hit_again_at_once() -> None:
     world.cancel(gone)
     again = ask(world, text(9), max_new_tokens=2)
     world.tick()
-    # What is in flight still reads and writes them; this plan comes after that.
+    # Plans in flight still read and write the pages. This plan comes after them.
     assert starts(world) == [(0, [1, 2, 3]), (8, [1, 2, 3])]
     world.run()
     world.check_content()
@@ -137,30 +137,30 @@ def test_a_page_that_is_freed_is_hit_again_at_once() -> None:
 @pytest.mark.parametrize(
     ("max_new_tokens", "recomputed"),
     [
-        (5, 0),  # the first one stays within three pages
-        (9, 4),  # it takes a fourth, the tail of what the other one left
+        (5, 0),  # the first request stays within three pages
+        (9, 4),  # it takes a fourth page, the last one that the preempted request left
     ],
 )
-def test_who_was_preempted_resumes_from_what_is_left(max_new_tokens: int, recomputed: int) -> None:
+def test_a_preempted_request_resumes_from_its_remaining_cached_pages(max_new_tokens: int, recomputed: int) -> None:
     world = World(Shape(page_size=4, num_pages=6), greedy(plans_in_flight=1))
     first = ask(world, text(7), max_new_tokens=max_new_tokens)
     victim = ask(world, text(7, 50), max_new_tokens=9)
     for _ in range(3):
         world.step()
-    # Eight of its positions were confirmed: two pages, both kept.
-    [waiting] = world.core.queue.of_id("r2")
+    # Eight of its positions were confirmed, so two pages are cached.
+    [waiting] = world.core.queue.by_request_id("r2")
     assert (waiting.row, waiting.computed, waiting.preemptions) == (0, 8, 1)
     world.run()
     world.check_all_ended()
     assert world.end(victim).stats.recomputed_tokens == recomputed
     assert world.end(victim).stats.preemptions == 1
     assert world.end(first).stats.preemptions == 0
-    assert beginnings(world) == [0, 0, 8 - recomputed]
-    # What it found of itself is no hit of a prompt.
+    assert first_positions(world) == [0, 0, 8 - recomputed]
+    # Its own pages do not count as cached prompt tokens.
     assert load(world).cached_prompt_tokens == 0
 
 
-def test_who_keeps_nothing_computes_all_of_it_again() -> None:
+def test_a_preempted_request_without_cached_pages_recomputes_everything() -> None:
     world = World(Shape(page_size=4, num_pages=6), greedy(plans_in_flight=1))
     ask(world, text(7), max_new_tokens=5)
     victim = ask(world, text(7, 50), max_new_tokens=9, cache_write=False)
@@ -173,7 +173,7 @@ def test_who_keeps_nothing_computes_all_of_it_again() -> None:
 # Until they are void ----------------------------------------------------------------------------------------------
 
 
-def test_of_a_lost_worker_nothing_is_kept() -> None:
+def test_the_loss_of_a_worker_evicts_its_pages() -> None:
     world = World(SHAPE)
     found(world, text(9))
     world.kill()
@@ -183,7 +183,7 @@ def test_of_a_lost_worker_nothing_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "named"),
+    ("status", "cached"),
     [
         (pb.STEP_STATUS_FAILED, [1, 2]),
         (pb.STEP_STATUS_OUT_OF_MEMORY, [1, 2]),
@@ -191,44 +191,44 @@ def test_of_a_lost_worker_nothing_is_kept() -> None:
         (pb.STEP_STATUS_SKIPPED, []),
     ],
 )
-def test_what_confirmed_steps_wrote_outlives_a_step_that_failed(status: int, named: list[int]) -> None:
-    """After other trouble nobody knows what the worker holds."""
+def test_pages_of_confirmed_steps_survive_a_failed_step(status: int, cached: list[int]) -> None:
+    """After other failures the core cannot know what the worker's pages hold."""
     world = World(Shape(page_size=4, num_pages=32, token_budget=8), greedy(plans_in_flight=1))
     ask(world, text(17), max_new_tokens=4)
     world.step()
     world.tick()
     assert starts(world) == [(0, [1, 2, 3, 4, 5])]
-    assert names(world) == [1, 2, 3, 4]
+    assert cached_pages(world) == [1, 2, 3, 4]
     world.apply()
     world.results[0].status = status
     world.deliver()
-    assert names(world) == named
+    assert cached_pages(world) == cached
 
 
-def names(world: World) -> list[int]:
-    """The pages that a hash names."""
+def cached_pages(world: World) -> list[int]:
+    """Returns the pages in the prefix cache index."""
     return [page for page in range(1, world.shape.num_pages) if lane(world).pool.hash_of(page)]
 
 
-def test_what_plans_behind_the_failed_one_were_to_write_is_void_too() -> None:
+def test_pages_of_plans_after_the_failed_one_are_evicted() -> None:
     world = World(Shape(page_size=4, num_pages=32, token_budget=8), greedy(plans_in_flight=3), join=False)
     world.join(Faults(fail_steps=frozenset({2})))
     ask(world, text(25), max_new_tokens=4)
     world.tick()
-    assert names(world) == [1, 2, 3, 4, 5, 6]
+    assert cached_pages(world) == [1, 2, 3, 4, 5, 6]
     for _ in range(3):
         world.apply()
     world.deliver()
     world.deliver()
-    assert names(world) == [1, 2]
-    # A suspect computes everything anew; who comes after it finds what it has left.
+    assert cached_pages(world) == [1, 2]
+    # The suspect recomputes everything, and the request after it finds its pages.
     world.run()
-    assert beginnings(world) == [0, 0]
+    assert first_positions(world) == [0, 0]
     assert found(world, text(25)) == 24
     world.check_all_ended()
 
 
-def test_another_request_goes_on_from_what_outlived_the_failure() -> None:
+def test_another_request_uses_pages_that_survived_the_failure() -> None:
     world = World(SHAPE, join=False)
     world.join(Faults(fail_steps=frozenset({2})))
     assert found(world, text(9)) == 0
@@ -239,16 +239,16 @@ def test_another_request_goes_on_from_what_outlived_the_failure() -> None:
     assert found(world, text(9, 50)) == 8
 
 
-# Until they are forgotten -----------------------------------------------------------------------------------------
+# Until they are flushed -------------------------------------------------------------------------------------------
 
 
-def test_a_flush_forgets_everything_and_rows_run_on() -> None:
+def test_a_flush_evicts_everything_and_rows_run_on() -> None:
     world = World(SHAPE)
     found(world, text(9))
     stream = ask(world, text(9, 50), max_new_tokens=12)
     world.step()
     assert (load(world).pages_cached, load(world).pages_used) == (2, 3)
-    # Two that nobody holds, two full ones of who runs.
+    # Two unused pages, and two full pages of the running request.
     assert flush(world) == 4
     assert (load(world).pages_cached, load(world).pages_used) == (0, 3)
     assert flush(world) == 0
@@ -256,11 +256,11 @@ def test_a_flush_forgets_everything_and_rows_run_on() -> None:
     ask(world, text(9, 50))
     world.run()
     world.check_all_ended()
-    assert beginnings(world) == [0, 0, 0, 0]
+    assert first_positions(world) == [0, 0, 0, 0]
     assert len(world.streams[stream].tokens) == 12
 
 
-def test_a_flush_between_a_plan_and_its_failure_changes_nothing_of_others() -> None:
+def test_a_flush_between_a_plan_and_its_failure_is_harmless() -> None:
     world = World(SHAPE, greedy(plans_in_flight=1), join=False)
     world.join(Faults(fail_steps=frozenset({1})))
     ask(world, text(9), max_new_tokens=3)
@@ -271,6 +271,6 @@ def test_a_flush_between_a_plan_and_its_failure_changes_nothing_of_others() -> N
     world.check_all_ended()
 
 
-def test_a_flush_without_a_worker_finds_nothing() -> None:
+def test_a_flush_without_a_worker_evicts_nothing() -> None:
     world = World(SHAPE, join=False)
     assert flush(world) == 0

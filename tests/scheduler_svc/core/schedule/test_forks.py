@@ -9,16 +9,16 @@ import pytest
 from scheduler_svc.core.state.lane import Lane
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
-from tests.scheduler_svc.core.orders import beginnings, chunks, copies, flush, load, starts
+from tests.scheduler_svc.core.sent_plans import chunks, copies, first_positions, flush, load, starts
 from tests.scheduler_svc.core.world import World, greedy
 
 SHAPE = Shape(page_size=4, num_pages=32)
 TEN = list(range(10))
 
 
-def ask(world: World, prompt: list[int] = TEN, **wish: object) -> int:
+def ask(world: World, prompt: list[int] = TEN, **options: object) -> int:
     settings = {"max_new_tokens": 6, "num_samples": 3, "temperature": 1.0, "seed": 5, "ignore_eos": True}
-    return world.submit(prompt, **(settings | wish))
+    return world.submit(prompt, **(settings | options))
 
 
 def lane(world: World) -> Lane:
@@ -35,7 +35,7 @@ def finish(world: World) -> None:
     world.check_all_ended()
 
 
-def test_the_others_wait_for_one_plan_then_copy_the_last_page() -> None:
+def test_other_samples_wait_for_one_plan_then_copy_the_last_page() -> None:
     world = World(SHAPE)
     ask(world)
     world.tick()
@@ -55,16 +55,16 @@ def test_the_others_wait_for_one_plan_then_copy_the_last_page() -> None:
     ("length", "first_position", "copied"),
     [(2, 1, 1), (3, 2, 2), (4, 3, 3), (5, 4, 0), (6, 5, 1), (8, 7, 3), (9, 8, 0), (12, 11, 3), (13, 12, 0)],
 )
-def test_what_stands_before_the_last_token_is_copied(length: int, first_position: int, copied: int) -> None:
+def test_a_fork_copies_the_last_page_up_to_the_last_token(length: int, first_position: int, copied: int) -> None:
     """Of a prompt one longer than its full pages nothing is left to copy: these are shared."""
     world = World(SHAPE)
     ask(world, list(range(length)), num_samples=2)
     finish(world)
-    assert beginnings(world) == [0, first_position]
+    assert first_positions(world) == [0, first_position]
     assert [count for _, _, count in all_copies(world)] == [copied] * (copied > 0)
 
 
-def test_samples_of_a_single_token_need_not_wait() -> None:
+def test_samples_of_a_single_token_do_not_wait() -> None:
     world = World(SHAPE)
     ask(world, [7])
     world.tick()
@@ -72,7 +72,7 @@ def test_samples_of_a_single_token_need_not_wait() -> None:
     finish(world)
 
 
-def test_they_wait_while_the_prompt_runs_in_chunks_and_others_pass_by() -> None:
+def test_samples_wait_for_a_chunked_prompt_and_other_requests_pass_them() -> None:
     world = World(Shape(page_size=4, num_pages=32, token_budget=8, max_rows=4), greedy(plans_in_flight=1))
     ask(world, num_samples=2)
     world.submit([50, 51, 52], max_new_tokens=2, ignore_eos=True)
@@ -80,11 +80,11 @@ def test_they_wait_while_the_prompt_runs_in_chunks_and_others_pass_by() -> None:
         world.step()
     assert [chunks(plan) for plan in world.sent] == [[(1, 0, 8)], [(1, 8, 2), (2, 0, 3)], []]
     assert [len(plan.starts) for plan in world.sent] == [1, 1, 1]
-    assert beginnings(world) == [0, 0, 9]
+    assert first_positions(world) == [0, 0, 9]
     finish(world)
 
 
-def test_a_sibling_that_goes_while_it_computes_leaves_what_it_planned() -> None:
+def test_a_cancelled_sibling_leaves_the_full_pages_that_it_planned() -> None:
     world = World(Shape(page_size=4, num_pages=32, token_budget=8, max_rows=4), greedy(plans_in_flight=1))
     ask(world, num_samples=2)
     world.tick()
@@ -92,7 +92,7 @@ def test_a_sibling_that_goes_while_it_computes_leaves_what_it_planned() -> None:
     world.run()
     world.check_content()
     # Two full pages were planned; nothing of the third is copied from nobody.
-    assert beginnings(world) == [0, 8]
+    assert first_positions(world) == [0, 8]
     assert all_copies(world) == []
 
 
@@ -100,23 +100,23 @@ def test_a_sibling_that_ended_leaves_its_full_pages() -> None:
     world = World(Shape(page_size=4, num_pages=32, max_rows=1))
     ask(world)
     finish(world)
-    assert beginnings(world) == [0, 8, 8]
+    assert first_positions(world) == [0, 8, 8]
     assert all_copies(world) == []
 
 
-def test_a_sibling_that_left_is_no_source_even_where_all_of_it_stands() -> None:
+def test_a_cancelled_sibling_is_not_forked_although_it_computed_the_prompt() -> None:
     world = World(SHAPE, greedy(plans_in_flight=1))
     ask(world, num_samples=2)
     world.step()
     world.cancel(1)
     world.run()
     world.check_content()
-    assert beginnings(world) == [0, 8]
+    assert first_positions(world) == [0, 8]
     assert all_copies(world) == []
 
 
 @pytest.mark.parametrize(("gone", "source"), [(2, 3), (1, 4)])
-def test_any_sibling_that_runs_is_a_source_however_far_it_has_gone(gone: int, source: int) -> None:
+def test_any_running_sibling_is_forked_at_the_end_of_the_prompt(gone: int, source: int) -> None:
     """Room for two rows: the third sample comes when another goes, and copies no more than the prompt."""
     world = World(Shape(page_size=4, num_pages=32, max_rows=2), greedy(plans_in_flight=1))
     ask(world, max_new_tokens=9)
@@ -134,55 +134,55 @@ def test_any_sibling_that_runs_is_a_source_however_far_it_has_gone(gone: int, so
 # With the caller's wishes -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wish", [{"cache_write": False}, {"salt": None}])
-def test_forks_need_no_index(wish: dict[str, object]) -> None:
+@pytest.mark.parametrize("options", [{"cache_write": False}, {"salt": None}])
+def test_forks_do_not_need_the_prefix_cache(options: dict[str, object]) -> None:
     world = World(SHAPE)
-    ask(world, **wish)
+    ask(world, **options)
     finish(world)
-    assert beginnings(world) == [0, 9, 9]
+    assert first_positions(world) == [0, 9, 9]
     assert load(world).pages_cached == 0
 
 
-def test_who_bypasses_reading_forks_its_own_prompt_all_the_same() -> None:
+def test_samples_that_do_not_read_the_cache_fork_their_own_prompt() -> None:
     world = World(SHAPE)
     ask(world, num_samples=1)
     finish(world)
     ask(world, cache_read=False)
     finish(world)
-    assert beginnings(world) == [0, 0, 9, 9]
+    assert first_positions(world) == [0, 0, 9, 9]
 
 
-def test_a_fork_goes_on_from_a_hit() -> None:
+def test_a_fork_follows_a_sibling_with_a_cached_prefix() -> None:
     world = World(SHAPE)
     ask(world, num_samples=1)
     finish(world)
     ask(world)
     finish(world)
-    assert beginnings(world) == [0, 8, 9, 9]
+    assert first_positions(world) == [0, 8, 9, 9]
     assert [world.end(stream).stats.cached_prompt_tokens for stream in (2, 3, 4)] == [8, 9, 9]
 
 
-def test_prompt_logprobs_are_the_first_ones_and_forks_do_not_wait_for_more() -> None:
+def test_forks_skip_the_prompt_logprobs_of_the_first_sample() -> None:
     world = World(SHAPE)
     ask(world, prompt_logprobs_from=2)
     finish(world)
-    assert beginnings(world) == [0, 9, 9]
+    assert first_positions(world) == [0, 9, 9]
     assert [len(world.streams[stream].prompt_logprobs) for stream in (1, 2, 3)] == [8, 0, 0]
 
 
-def test_a_flush_does_not_part_siblings() -> None:
+def test_a_flush_does_not_prevent_a_fork() -> None:
     world = World(Shape(page_size=4, num_pages=32, token_budget=8, max_rows=4), greedy(plans_in_flight=1))
     ask(world, num_samples=2)
     world.step()
     assert flush(world) == 2
     finish(world)
-    assert beginnings(world) == [0, 9]
+    assert first_positions(world) == [0, 9]
 
 
 # When things go wrong ---------------------------------------------------------------------------------------------
 
 
-def test_who_was_preempted_goes_on_from_its_own_answer_and_forks_no_more() -> None:
+def test_a_preempted_sample_with_output_resumes_without_a_fork() -> None:
     world = World(Shape(page_size=4, num_pages=7, max_rows=3), greedy(plans_in_flight=1))
     ask(world, num_samples=2, max_new_tokens=7)
     world.submit([60, 61], max_new_tokens=9, ignore_eos=True, priority=1)
@@ -194,7 +194,7 @@ def test_who_was_preempted_goes_on_from_its_own_answer_and_forks_no_more() -> No
 
 
 @pytest.mark.parametrize("step", [1, 2, 3])
-def test_siblings_survive_a_step_that_fails(step: int) -> None:
+def test_siblings_survive_a_failed_step(step: int) -> None:
     world = World(SHAPE, join=False)
     world.join(Faults(fail_steps=frozenset({step})))
     ask(world)
@@ -203,7 +203,7 @@ def test_siblings_survive_a_step_that_fails(step: int) -> None:
     assert [len(world.streams[stream].tokens) for stream in (1, 2, 3)] == [6, 6, 6]
 
 
-def test_a_prompt_that_is_not_finite_ends_all_that_share_it() -> None:
+def test_nonfinite_logits_end_all_samples_of_the_prompt() -> None:
     world = World(SHAPE, join=False)
     world.join(Faults(nonfinite_token=280))
     ask(world, [*TEN[:8], 280, 9])

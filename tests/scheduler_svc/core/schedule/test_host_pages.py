@@ -16,7 +16,7 @@ from scheduler_svc.core.state.host_pool import HostPool
 from scheduler_svc.core.state.lane import Lane
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
-from tests.scheduler_svc.core.orders import beginnings, flush, load, loads, saves, starts
+from tests.scheduler_svc.core.sent_plans import first_positions, flush, load, starts, swap_ins, swap_outs
 from tests.scheduler_svc.core.world import World, greedy, info_of
 
 SHAPE = Shape(page_size=4, num_pages=6, host_pages=8, page_copy_us=1.0, token_us=50.0)
@@ -29,40 +29,45 @@ def lane(world: World) -> Lane:
 
 
 def scene(
-    shape: Shape = SHAPE, *, newer: list[int] = NEWER, faults: Faults | None = None, in_flight: int = 1, **wish: object
+    shape: Shape = SHAPE,
+    *,
+    newer: list[int] = NEWER,
+    faults: Faults | None = None,
+    in_flight: int = 1,
+    **options: object,
 ) -> World:
     """Before the third plan."""
     world = World(shape, greedy(plans_in_flight=in_flight), join=False)
     world.join(faults)
     world.submit(OLDER, max_new_tokens=9, ignore_eos=True)
-    world.submit(newer, **({"max_new_tokens": 9, "ignore_eos": True} | wish))
+    world.submit(newer, **({"max_new_tokens": 9, "ignore_eos": True} | options))
     for _ in range(2):
         world.step()
     return world
 
 
-def all_saves(world: World) -> list[tuple[int, int]]:
-    return [save for plan in world.sent for save in saves(plan)]
+def all_swap_outs(world: World) -> list[tuple[int, int]]:
+    return [save for plan in world.sent for save in swap_outs(plan)]
 
 
-def all_loads(world: World) -> list[tuple[int, int]]:
-    return [one for plan in world.sent for one in loads(plan)]
+def all_swap_ins(world: World) -> list[tuple[int, int]]:
+    return [one for plan in world.sent for one in swap_ins(plan)]
 
 
 # Saved ------------------------------------------------------------------------------------------------------------
 
 
-def test_who_gives_way_is_saved_heads_first_and_comes_back_whole() -> None:
+def test_a_preempted_request_is_swapped_out_first_pages_first_and_resumes_in_full() -> None:
     world = scene()
     world.step()
     third = world.sent[2]
-    assert (saves(third), third.append_pages.tolist()) == ([(3, 0), (4, 1)], [5])
+    assert (swap_outs(third), third.append_pages.tolist()) == ([(3, 0), (4, 1)], [5])
     assert (load(world).host_pages_used, load(world).host_pages_total) == (2, 8)
     world.run()
     world.check_all_ended()
     # The older one took page 4, the tail. Page 3 is still on the device; what page 4 held comes from host page 1.
     assert starts(world)[2] == (8, [3, 4, 5])
-    assert all_loads(world) == [(1, 4)]
+    assert all_swap_ins(world) == [(1, 4)]
     stats = world.end(2).stats
     assert (stats.preemptions, stats.recomputed_tokens) == (1, 0)
     # It stays there for who begins alike.
@@ -80,7 +85,7 @@ def test_who_gives_way_is_saved_heads_first_and_comes_back_whole() -> None:
         (0, 1.0, 50.0, False),
     ],
 )
-def test_pages_are_saved_where_moving_them_twice_is_cheaper(
+def test_pages_are_swapped_out_if_two_copies_cost_less_than_computing_them(
     host_pages: int, page_copy_us: float, token_us: float, pays: bool
 ) -> None:
     shape = replace(SHAPE, host_pages=host_pages, page_copy_us=page_copy_us, token_us=token_us)
@@ -88,50 +93,50 @@ def test_pages_are_saved_where_moving_them_twice_is_cheaper(
     world = scene(shape)
     world.run()
     world.check_all_ended()
-    assert len(all_saves(world)) == (2 if pays else 0)
+    assert len(all_swap_outs(world)) == (2 if pays else 0)
     assert world.end(2).stats.recomputed_tokens == (0 if pays else 4)
 
 
-def test_only_what_fits_is_saved_and_heads_go_first() -> None:
+def test_the_first_pages_are_swapped_out_if_host_memory_is_small() -> None:
     world = scene(replace(SHAPE, host_pages=1))
     world.run()
     world.check_all_ended()
-    assert all_saves(world) == [(3, 0)]
+    assert all_swap_outs(world) == [(3, 0)]
     # The head was still on the device.
-    assert all_loads(world) == []
+    assert all_swap_ins(world) == []
     assert world.end(2).stats.recomputed_tokens == 4
 
 
-def test_what_others_hold_stays_where_it_is() -> None:
+def test_pages_that_other_rows_share_are_not_swapped_out() -> None:
     world = scene(replace(SHAPE, num_pages=5), newer=OLDER, temperature=1.0, seed=3)
     assert starts(world) == [(0, [1, 2]), (4, [1, 3])]
     world.run()
     world.check_all_ended()
     # Page 1 is the older one's too.
-    assert all_saves(world) == [(3, 0)]
+    assert all_swap_outs(world) == [(3, 0)]
 
 
-@pytest.mark.parametrize("wish", [{"cache_write": False}, {"salt": None}])
-def test_who_keeps_nothing_is_not_saved(wish: dict[str, object]) -> None:
-    world = scene(**wish)
+@pytest.mark.parametrize("options", [{"cache_write": False}, {"salt": None}])
+def test_uncached_pages_are_not_swapped_out(options: dict[str, object]) -> None:
+    world = scene(**options)
     world.run()
     world.check_all_ended()
-    assert all_saves(world) == []
+    assert all_swap_outs(world) == []
     assert world.end(2).stats.recomputed_tokens == 8
 
 
-def test_what_no_step_has_confirmed_yet_is_not_saved() -> None:
+def test_output_pages_of_unconfirmed_steps_are_not_swapped_out() -> None:
     """Three plans in one tick: of the answer nothing is known, the prompt's full page is planned and so has a name."""
     world = World(SHAPE, greedy(plans_in_flight=3))
     for prompt in (OLDER, NEWER):
         world.submit(prompt, max_new_tokens=9, ignore_eos=True)
     world.tick()
-    assert [saves(plan) for plan in world.sent] == [[], [], [(3, 0)]]
+    assert [swap_outs(plan) for plan in world.sent] == [[], [], [(3, 0)]]
     world.run()
     world.check_all_ended()
 
 
-def test_a_save_that_no_plan_carries_is_forgotten() -> None:
+def test_a_swap_out_without_a_plan_is_undone() -> None:
     """The older one's last position is in flight when the newer one needs a page: nothing is left to run."""
     world = World(replace(SHAPE, num_pages=5), greedy(plans_in_flight=3))
     world.submit(OLDER, max_new_tokens=2, ignore_eos=True)
@@ -142,13 +147,13 @@ def test_a_save_that_no_plan_carries_is_forgotten() -> None:
     assert load(world).host_pages_used == 0
     world.run()
     world.check_all_ended()
-    assert all_saves(world) == []
+    assert all_swap_outs(world) == []
 
 
 # Loaded -----------------------------------------------------------------------------------------------------------
 
 
-def test_who_begins_alike_may_load_what_another_left() -> None:
+def test_another_request_with_the_same_prefix_swaps_pages_in() -> None:
     world = scene()
     world.run()
     # All of the device is handed out anew.
@@ -160,23 +165,23 @@ def test_who_begins_alike_may_load_what_another_left() -> None:
     world.run()
     world.check_all_ended()
     assert world.end(again).stats.cached_prompt_tokens == 8
-    assert [slot for slot, _ in loads(world.sent[number])] == [0, 1]
+    assert [slot for slot, _ in swap_ins(world.sent[number])] == [0, 1]
     # Loaded pages have their names again: the next one shares them on the device.
     world.submit([*answered[:8], 202], max_new_tokens=2, ignore_eos=True)
     world.run()
     world.check_all_ended()
-    assert beginnings(world)[-1] == 8
-    assert len(all_loads(world)) == 3
+    assert first_positions(world)[-1] == 8
+    assert len(all_swap_ins(world)) == 3
 
 
-def test_another_tenant_loads_nothing() -> None:
+def test_another_tenant_swaps_no_pages_in() -> None:
     world = scene()
     world.run()
     world.submit([100 + i for i in range(17)], max_new_tokens=3, ignore_eos=True)
     world.submit([*NEWER, 200], max_new_tokens=2, ignore_eos=True, salt="another")
     world.run()
     world.check_all_ended()
-    assert beginnings(world)[-1] == 0
+    assert first_positions(world)[-1] == 0
 
 
 # Void -------------------------------------------------------------------------------------------------------------
@@ -189,7 +194,7 @@ def saved_and_confirmed() -> World:
     return world
 
 
-def test_of_a_lost_worker_nothing_is_left() -> None:
+def test_the_loss_of_a_worker_drops_its_host_pages() -> None:
     world = saved_and_confirmed()
     world.kill()
     assert load(world).host_pages_total == 0
@@ -197,7 +202,7 @@ def test_of_a_lost_worker_nothing_is_left() -> None:
     assert load(world).host_pages_used == 0
     world.run()
     world.check_all_ended()
-    assert all_loads(world) == []
+    assert all_swap_ins(world) == []
 
 
 @pytest.mark.parametrize(
@@ -209,7 +214,7 @@ def test_of_a_lost_worker_nothing_is_left() -> None:
         (pb.STEP_STATUS_SKIPPED, 0),
     ],
 )
-def test_what_a_confirmed_plan_saved_outlives_a_step_that_failed(status: int, left: int) -> None:
+def test_host_pages_of_confirmed_plans_survive_a_failed_step(status: int, left: int) -> None:
     world = saved_and_confirmed()
     world.tick()
     world.apply()
@@ -218,7 +223,7 @@ def test_what_a_confirmed_plan_saved_outlives_a_step_that_failed(status: int, le
     assert load(world).host_pages_used == left
 
 
-def test_what_the_failed_plan_was_to_save_is_void() -> None:
+def test_host_pages_of_a_failed_plan_are_evicted() -> None:
     world = scene(faults=Faults(fail_steps=frozenset({3})))
     world.tick()
     assert load(world).host_pages_used == 2
@@ -229,21 +234,21 @@ def test_what_the_failed_plan_was_to_save_is_void() -> None:
     world.check_all_ended()
 
 
-def test_a_flush_forgets_what_is_there_and_counts_it() -> None:
+def test_a_flush_evicts_and_counts_host_pages() -> None:
     world = saved_and_confirmed()
     # Two in host memory; the older one's two and those two on the device.
     assert flush(world) == 2 + 4
     assert (load(world).host_pages_used, load(world).pages_cached) == (0, 0)
     world.run()
     world.check_all_ended()
-    assert all_loads(world) == []
-    assert beginnings(world) == [0, 0, 0]
+    assert all_swap_ins(world) == []
+    assert first_positions(world) == [0, 0, 0]
 
 
 # The pool by itself -----------------------------------------------------------------------------------------------
 
 
-def test_what_was_used_longest_ago_gives_way() -> None:
+def test_the_least_recently_used_host_page_is_replaced() -> None:
     pool = HostPool(2)
     assert [pool.store(name, name, unverified=False) for name in (b"a", b"b")] == [0, 1]
     pool.touch(b"a")
@@ -254,7 +259,7 @@ def test_what_was_used_longest_ago_gives_way() -> None:
     assert found.slot == 0
 
 
-def test_what_is_there_is_not_saved_again_and_tokens_are_compared() -> None:
+def test_a_page_in_host_memory_is_not_stored_again_and_tokens_are_compared() -> None:
     pool = HostPool(2)
     assert pool.store(b"a", b"tokens", unverified=True) == 0
     assert pool.store(b"a", b"tokens", unverified=False) is None
@@ -263,14 +268,14 @@ def test_what_is_there_is_not_saved_again_and_tokens_are_compared() -> None:
     assert not pool.is_unverified(b"b")
 
 
-def test_a_pool_of_nothing_takes_nothing() -> None:
+def test_an_empty_host_pool_stores_nothing() -> None:
     pool = HostPool(0)
     assert pool.store(b"a", b"", unverified=False) is None
     assert (pool.num_used, pool.evict_all()) == (0, 0)
 
 
 @given(st.integers(0, 3), st.lists(st.tuples(st.sampled_from(["save", "touch", "forget", "all"]), st.integers(0, 5))))
-def test_it_behaves_as_a_list(num_slots: int, operations: list[tuple[str, int]]) -> None:
+def test_the_host_pool_behaves_like_a_list(num_slots: int, operations: list[tuple[str, int]]) -> None:
     pool, names, slots = HostPool(num_slots), list[bytes](), dict[bytes, int]()
     for what, number in operations:
         name = bytes([number])

@@ -21,7 +21,7 @@ def started_bytes(plan: Plan) -> int:
     return worker_pb2.CoreToWorker.FromString(worker_wire.plan_frame(plan)).plan.started.ByteSize()
 
 
-def test_rows_beyond_the_plans_size_start_with_the_next_plans() -> None:
+def test_rows_beyond_the_size_of_a_plan_start_with_the_next_plans() -> None:
     """Thirty long requests that share their prompt's pages all fit the rows when a new worker joins."""
     limit = 6000
     world = World(SHAPE, config=greedy(max_plan_bytes=limit))
@@ -39,7 +39,7 @@ def test_rows_beyond_the_plans_size_start_with_the_next_plans() -> None:
     assert max(len(plan.starts) for plan in world.sent) > 3
 
 
-def test_a_row_longer_than_the_bound_starts_alone() -> None:
+def test_a_row_larger_than_the_bound_starts_alone() -> None:
     world = World(SHAPE, config=greedy(max_plan_bytes=1))
     for i in range(5):
         world.submit([i] * 50, max_new_tokens=3)
@@ -76,12 +76,12 @@ def test_a_worker_whose_longest_row_exceeds_its_frames_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("max_length", "num_pages"), [(131_072, 1 << 20), (1 << 20, 1 << 20), (8 << 20, 1 << 17)])
-def test_workers_of_usual_sizes_are_taken(max_length: int, num_pages: int) -> None:
+def test_workers_of_usual_sizes_fit_their_frames(max_length: int, num_pages: int) -> None:
     info = replace(World(SHAPE, join=False).info(), max_length=max_length, num_pages=num_pages, page_size=64)
     assert largest_plan_bytes(info, 16 << 20) <= 64 << 20
 
 
-def test_plans_for_a_worker_of_small_frames_are_smaller() -> None:
+def test_plans_for_a_worker_with_small_frames_are_smaller() -> None:
     """40 rows of 20,000 tokens make 3.2 MB; the worker takes frames of 1 MiB, half of which rows may fill."""
     shape = Shape(page_size=64, num_pages=13_000, max_rows=40, max_length=21_000, token_budget=900_000)
     world, limit = World(shape, join=False), 1 << 20

@@ -45,7 +45,7 @@ def lockstep(world: World, steps: int) -> None:
     world.tick()
 
 
-def test_a_prompt_in_chunks_then_decode_over_a_page_edge() -> None:
+def test_a_prompt_runs_in_chunks_then_decodes_across_a_page_edge() -> None:
     world = World(Shape(page_size=4, num_pages=10, token_budget=8, max_rows=2, chunk_align=2))
     world.submit(list(range(11)), max_new_tokens=4, ignore_eos=True)
     lockstep(world, 5)
@@ -59,7 +59,7 @@ def test_a_prompt_in_chunks_then_decode_over_a_page_edge() -> None:
     assert [plan.step for plan in world.sent] == [1, 2, 3, 4, 5]
 
 
-def test_decode_goes_first_and_the_prompt_gets_what_is_left() -> None:
+def test_decode_rows_go_first_and_the_prompt_gets_the_rest_of_the_budget() -> None:
     world = World(Shape(page_size=4, num_pages=20, token_budget=9, max_rows=3, chunk_align=4))
     world.submit([1, 2], max_new_tokens=9, ignore_eos=True)
     world.submit([3], max_new_tokens=9, ignore_eos=True)
@@ -91,7 +91,7 @@ def test_two_plans_are_in_flight_and_no_more() -> None:
     assert len(world.sent) == 3
 
 
-def test_length_is_foreseen_and_nothing_is_sampled_for_nothing() -> None:
+def test_no_token_is_sampled_beyond_max_new_tokens() -> None:
     world = World()
     world.submit([1, 2, 3], max_new_tokens=2, ignore_eos=True)
     world.run()
@@ -104,7 +104,7 @@ def test_length_is_foreseen_and_nothing_is_sampled_for_nothing() -> None:
     assert end.stats.discarded_tokens == 0
 
 
-def test_preemption_frees_a_page_in_the_same_step_and_the_victim_comes_back_whole() -> None:
+def test_preemption_frees_a_page_in_the_same_step_and_the_victim_resumes() -> None:
     world = World(Shape(page_size=2, num_pages=4, token_budget=8, max_rows=2))
     world.submit([1, 2], max_new_tokens=5, ignore_eos=True)
     world.submit([3, 4], max_new_tokens=3, ignore_eos=True)
@@ -121,7 +121,7 @@ def test_preemption_frees_a_page_in_the_same_step_and_the_victim_comes_back_whol
     assert len(tokens) == 3, "the token that was in flight when it gave way is known by then"
 
 
-def test_what_nobody_can_find_again_is_reused_first_then_what_was_left_longest_ago() -> None:
+def test_uncached_pages_are_reused_first_then_those_released_longest_ago() -> None:
     world = World(Shape(page_size=2, num_pages=6, max_rows=1, token_budget=16))
     for first in range(4):
         world.submit([first, first], max_new_tokens=2, ignore_eos=True)
@@ -138,7 +138,7 @@ def test_what_nobody_can_find_again_is_reused_first_then_what_was_left_longest_a
 @pytest.mark.parametrize(
     ("known", "chunks"), [(3, [3]), (8, [8]), (9, [8]), (10, [8, 2]), (16, [8, 8]), (18, [8, 8, 2])]
 )
-def test_chunks_fill_the_budget(known: int, chunks: list[int]) -> None:
+def test_chunks_fill_the_token_budget(known: int, chunks: list[int]) -> None:
     world = World(Shape(page_size=4, num_pages=20, token_budget=8, max_rows=1, chunk_align=1))
     world.submit(list(range(known)), max_new_tokens=1, ignore_eos=True)
     world.run()
@@ -150,7 +150,7 @@ def test_chunks_fill_the_budget(known: int, chunks: list[int]) -> None:
     assert flags == [False] * (len(chunks) - 1) + [rest == 0]
 
 
-def test_the_checksum_is_that_of_the_worker_after_every_plan() -> None:
+def test_every_plan_has_a_checksum_of_its_own() -> None:
     """The executor checks each plan's; here, that it is not constant."""
     world = World(Shape(page_size=2, num_pages=9))
     world.submit([1, 2, 3], max_new_tokens=6, ignore_eos=True)
@@ -160,7 +160,7 @@ def test_the_checksum_is_that_of_the_worker_after_every_plan() -> None:
     assert all(0 <= checksum < 1 << 64 for checksum in checksums)
 
 
-def test_a_plan_is_not_changed_by_what_comes_after_it() -> None:
+def test_a_plan_does_not_change_after_it_is_sent() -> None:
     world = World(Shape(page_size=2, num_pages=12))
     world.submit([1, 2, 3], max_new_tokens=8, ignore_eos=True)
     world.tick()
@@ -174,7 +174,7 @@ def test_a_plan_is_not_changed_by_what_comes_after_it() -> None:
     assert np.array_equal(plan.starts[0].tokens, tokens)
 
 
-def test_a_step_that_preempted_admits_nobody() -> None:
+def test_a_step_with_a_preemption_admits_no_request() -> None:
     world = World(Shape(page_size=2, num_pages=4, max_rows=3), greedy(plans_in_flight=1))
     world.submit([1, 2], max_new_tokens=4, ignore_eos=True, priority=2)
     world.submit([3, 4, 5], max_new_tokens=2, ignore_eos=True)
@@ -191,7 +191,7 @@ def test_a_step_that_preempted_admits_nobody() -> None:
     world.check_all_ended()
 
 
-def test_pages_go_to_the_best_first() -> None:
+def test_pages_go_to_the_first_in_the_queue_order() -> None:
     world = World(Shape(page_size=4, num_pages=9), greedy(plans_in_flight=1))
     world.submit([1, 2], max_new_tokens=5, ignore_eos=True)
     world.tick()
@@ -264,11 +264,11 @@ def two_prompts_under_way(token_budget: int, prompt_logprobs_from: int = 0, spar
     return plan
 
 
-def test_prompts_under_way_go_on_best_first() -> None:
+def test_running_prompts_continue_in_the_queue_order() -> None:
     assert seen(two_prompts_under_way(16)).chunks == ((2, 0, 6, True), (1, 0, 8, False))
 
 
-def test_a_prompt_that_got_nothing_keeps_newcomers_out() -> None:
+def test_a_running_prompt_without_budget_prevents_admission() -> None:
     assert seen(two_prompts_under_way(10)) == Expected(chunks=((2, 0, 6, True),))
     # Where all got their share, the rest is the newcomer's.
     assert seen(two_prompts_under_way(13)) == Expected(
@@ -286,7 +286,7 @@ def test_a_prompt_that_got_nothing_keeps_newcomers_out() -> None:
         (13, ((2, 0, 6, True), (1, 0, 9, True))),
     ],
 )
-def test_a_prompt_that_waits_for_logits_keeps_nobody_out(
+def test_a_running_prompt_without_logit_rows_does_not_prevent_admission(
     logits: int, chunks: tuple[tuple[int, int, int, bool], ...]
 ) -> None:
     plan = two_prompts_under_way(32, prompt_logprobs_from=1, spare_logit_rows=logits)

@@ -22,7 +22,7 @@ def models(world: World) -> list[int]:
     return [info.max_length for info in sent if info is not None]
 
 
-def test_callers_learn_the_model_after_the_first_confirmed_step() -> None:
+def test_front_ends_get_the_model_after_the_first_confirmed_step() -> None:
     world = World(SHAPE, config=STRICT)
     world.tick()
     assert models(world) == [] and world.core.info is None
@@ -37,7 +37,7 @@ def test_callers_learn_the_model_after_the_first_confirmed_step() -> None:
     world.check_all_ended()
 
 
-def test_the_first_step_is_one_token_in_one_page() -> None:
+def test_the_first_step_computes_one_token_in_one_page() -> None:
     world = World(SHAPE, config=STRICT)
     world.tick()
     [plan] = world.sent
@@ -52,7 +52,7 @@ def test_the_first_step_is_one_token_in_one_page() -> None:
     assert (load.load.steps, load.load.output_tokens, load.load.pages_used) == (0, 0, 0)
 
 
-def test_a_stray_join_changes_no_sizes_and_gets_no_request() -> None:
+def test_an_unproven_worker_changes_no_limits_and_gets_no_request() -> None:
     fleet = Fleet(SHAPE, config=STRICT)
     fleet.run()
     models(fleet)
@@ -69,7 +69,7 @@ def test_a_stray_join_changes_no_sizes_and_gets_no_request() -> None:
     assert invalid is not None and invalid.message.endswith("the limit is 100")
 
 
-def test_a_strays_identity_keeps_no_worker_out() -> None:
+def test_the_identity_of_an_unproven_worker_excludes_no_other() -> None:
     fleet = Fleet(config=STRICT)
     fleet.workers["stray"], fleet.plans_of["stray"] = Worker(name="stray", shape=SHAPE, faults=Faults()), []
     fleet.handle(ev.WorkerJoined(worker="stray", info=replace(fleet.workers["stray"].info, identity="stray")))
@@ -86,7 +86,7 @@ def test_a_strays_identity_keeps_no_worker_out() -> None:
     assert list(fleet.core.lanes) == [name]
 
 
-def test_a_worker_that_fails_its_first_step_is_tried_again_and_sent_away_in_the_end() -> None:
+def test_a_worker_that_fails_its_first_step_is_retried_then_refused() -> None:
     world = World(SHAPE, config=STRICT, join=False)
     world.join(Faults(fail_steps=frozenset(range(1, 9))))
     for _ in range(5):
@@ -95,7 +95,7 @@ def test_a_worker_that_fails_its_first_step_is_tried_again_and_sent_away_in_the_
     assert world.core.lanes == {} and world.core.info is None
 
 
-def test_sizes_go_when_their_worker_leaves() -> None:
+def test_the_limits_of_a_worker_end_when_it_leaves() -> None:
     fleet = Fleet(SHAPE, replace(SHAPE, max_length=60), config=greedy(prove_workers=True, max_worker_wait_seconds=10.0))
     fleet.run()
     models(fleet)
@@ -109,7 +109,7 @@ def lose_strays(fleet: Fleet) -> None:
         fleet.tick(0.1)
 
 
-def test_strays_that_leave_unproven_are_no_crash_loop_beside_a_worker_that_serves() -> None:
+def test_unproven_workers_that_leave_beside_a_proven_one_do_not_count_as_crashes() -> None:
     fleet = Fleet(SHAPE, config=STRICT)
     fleet.run()
     lose_strays(fleet)
@@ -119,13 +119,13 @@ def test_strays_that_leave_unproven_are_no_crash_loop_beside_a_worker_that_serve
     assert len(fleet.streams[stream].tokens) == 3
 
 
-def test_workers_that_die_in_their_first_step_are_a_crash_loop_where_none_serves() -> None:
+def test_workers_that_die_in_their_first_step_make_a_crash_loop() -> None:
     fleet = Fleet(config=STRICT)
     lose_strays(fleet)
     assert [effect for effect in fleet.effects if isinstance(effect, fx.CoreStatus) and effect.not_serving]
 
 
-def test_workers_refused_for_their_identity_are_no_deaths() -> None:
+def test_workers_refused_for_their_identity_do_not_count_as_crashes() -> None:
     fleet = Fleet(SHAPE, config=STRICT)
     for i in range(DEATHS):
         name = f"stray-{i}"

@@ -9,7 +9,7 @@ from scheduler_svc.core.scheduler import CoreConfig
 from scheduler_svc.core.state.lane import Lane
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
-from tests.scheduler_svc.core.orders import beginnings, chunks, flush, load, starts
+from tests.scheduler_svc.core.sent_plans import chunks, first_positions, flush, load, starts
 from tests.scheduler_svc.core.world import World, greedy
 
 
@@ -40,7 +40,7 @@ def held(world: World, row: int = 1) -> list[int]:
 
 @pytest.mark.parametrize("window", [1, 2, 4, 5, 6, 8, 9])
 @pytest.mark.parametrize("sinks", [0, 1, 4, 5])
-def test_a_row_holds_what_its_next_position_sees_and_no_more(window: int, sinks: int) -> None:
+def test_a_row_holds_only_the_pages_that_its_next_position_reads(window: int, sinks: int) -> None:
     world = World(shape(window=window, sink_tokens=sinks), greedy(plans_in_flight=1))
     world.submit(text(7), max_new_tokens=20, ignore_eos=True)
     for _ in range(19):
@@ -58,7 +58,7 @@ def test_a_row_holds_what_its_next_position_sees_and_no_more(window: int, sinks:
     world.check_all_ended()
 
 
-def test_a_page_goes_with_the_plan_that_reads_it_last_and_may_be_handed_out_at_once() -> None:
+def test_a_page_behind_the_window_is_released_at_once_and_allocated_again() -> None:
     world = World(shape(num_pages=4), greedy(plans_in_flight=3))
     world.submit(text(7), max_new_tokens=12, ignore_eos=True)
     world.run()
@@ -75,7 +75,7 @@ def test_a_page_goes_with_the_plan_that_reads_it_last_and_may_be_handed_out_at_o
     assert given == [(1, 3), (1, 1), (1, 2)]
 
 
-def test_without_a_window_nothing_is_given_up() -> None:
+def test_without_a_window_no_page_is_released() -> None:
     world = World(shape(window=0), greedy(plans_in_flight=1))
     world.submit(text(7), max_new_tokens=20, ignore_eos=True)
     for _ in range(19):
@@ -83,7 +83,7 @@ def test_without_a_window_nothing_is_given_up() -> None:
     assert held(world) == list(range(7))
 
 
-def test_who_gave_a_page_up_says_nothing_of_it_when_it_ends() -> None:
+def test_a_request_does_not_verify_a_page_that_it_released() -> None:
     """One page, and a window of one token: it is free as soon as the first one's plan is made. The next one gets it,
     and writes to it what is not finite, before the first one ends."""
     world = World(shape(num_pages=2, window=1), greedy(plans_in_flight=2), join=False)
@@ -98,7 +98,7 @@ def test_who_gave_a_page_up_says_nothing_of_it_when_it_ends() -> None:
     assert len(world.streams[heir].tokens) == 3
 
 
-def test_a_row_does_not_declare_a_page_finite_that_it_gave_up() -> None:
+def test_a_row_that_leaves_does_not_verify_a_page_that_it_released() -> None:
     """Pages and window of one token: the first row's page is free once its plan is made. The second row gets it and
     writes values that are not finite; the first row ends in between. The third row must find the page zeroed."""
     world = World(shape(num_pages=6, page_size=1, window=1, max_rows=3), greedy(plans_in_flight=2), join=False)
@@ -119,7 +119,7 @@ def test_a_row_does_not_declare_a_page_finite_that_it_gave_up() -> None:
 # Longer than the pool ---------------------------------------------------------------------------------------------
 
 
-def test_a_text_longer_than_the_pool_runs() -> None:
+def test_a_sequence_longer_than_the_pool_completes() -> None:
     """Five pages; fifty tokens and six more: chunks are cut to the pages that are there."""
     world = World(shape(num_pages=6), greedy(plans_in_flight=1))
     stream = world.submit(text(50), max_new_tokens=6, ignore_eos=True)
@@ -134,7 +134,7 @@ def test_a_text_longer_than_the_pool_runs() -> None:
 
 @pytest.mark.parametrize("num_pages", [4, 5, 6, 7, 9])
 @pytest.mark.parametrize("sinks", [0, 3])
-def test_many_long_texts_share_a_pool_that_none_of_them_fits(num_pages: int, sinks: int) -> None:
+def test_several_long_sequences_share_a_pool_smaller_than_each(num_pages: int, sinks: int) -> None:
     world = World(shape(num_pages=num_pages + (sinks > 0), sink_tokens=sinks, max_rows=3))
     for first in (0, 50, 100, 150):
         world.submit(text(40, first), max_new_tokens=30, ignore_eos=True)
@@ -143,7 +143,7 @@ def test_many_long_texts_share_a_pool_that_none_of_them_fits(num_pages: int, sin
     assert [len(stream.tokens) for stream in world.streams.values()] == [30] * 4
 
 
-def test_a_first_chunk_leaves_what_those_who_run_may_take() -> None:
+def test_a_first_chunk_leaves_the_headroom_of_the_running_rows() -> None:
     """Ten pages, a row holds three. A chunk as large as what is unused would leave nothing, and so not get in."""
     world = World(shape(num_pages=11, max_rows=4), CoreConfig(plans_in_flight=1))
     for first in (0, 100):
@@ -156,7 +156,7 @@ def test_a_first_chunk_leaves_what_those_who_run_may_take() -> None:
     world.check_all_ended()
 
 
-def test_what_even_a_window_does_not_fit_is_refused_with_the_arithmetic() -> None:
+def test_a_request_too_large_for_its_window_is_rejected_with_the_numbers() -> None:
     world = World(shape(num_pages=4, sink_tokens=1))
     # The sinks' page, and three that a window of six touches while it moves.
     rejected = world.streams[world.submit(text(13), max_new_tokens=5)].rejected
@@ -167,7 +167,7 @@ def test_what_even_a_window_does_not_fit_is_refused_with_the_arithmetic() -> Non
     assert len(world.streams[fits].tokens) == 5
 
 
-def test_prompts_that_wait_for_pages_of_one_another_are_resolved_in_the_same_tick() -> None:
+def test_prompts_that_starve_each_other_are_resolved_in_the_same_tick() -> None:
     """Four pages. The first tells logprobs, four a step; the second gets in beside it, and both need a page more."""
     world = World(shape(num_pages=5, max_rows=2, spare_logit_rows=4), greedy(plans_in_flight=1))
     world.submit(text(20), max_new_tokens=3, ignore_eos=True, prompt_logprobs_from=1)
@@ -188,7 +188,7 @@ def test_prompts_that_wait_for_pages_of_one_another_are_resolved_in_the_same_tic
 # Hits -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_hit_needs_only_what_its_first_position_sees() -> None:
+def test_a_prefix_match_needs_only_the_pages_in_the_window() -> None:
     world = World(shape(), greedy(plans_in_flight=1))
     world.submit(text(21), max_new_tokens=1, ignore_eos=True)
     world.run()
@@ -199,7 +199,7 @@ def test_a_hit_needs_only_what_its_first_position_sees() -> None:
     assert starts(world) == [(0, [1, 2, 3, 4, 5, 6]), (20, [0, 0, 0, 4, 5, 6])]
 
 
-def test_with_sinks_their_page_must_be_there_too() -> None:
+def test_a_prefix_match_needs_the_sink_pages() -> None:
     world = World(shape(sink_tokens=3), greedy(plans_in_flight=1))
     world.submit(text(21), max_new_tokens=1, ignore_eos=True)
     world.run()
@@ -210,7 +210,7 @@ def test_with_sinks_their_page_must_be_there_too() -> None:
     lane(world).pool.evict(1)
     world.submit([*text(21), 201], max_new_tokens=1, ignore_eos=True)
     world.run()
-    assert beginnings(world)[2] == 0
+    assert first_positions(world)[2] == 0
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_with_sinks_their_page_must_be_there_too() -> None:
         ([1, 2, 4], 0),
     ],
 )
-def test_the_furthest_end_whose_window_is_there_counts(gone: list[int], hit: int) -> None:
+def test_a_prefix_match_ends_at_the_last_page_with_a_cached_window(gone: list[int], hit: int) -> None:
     world = World(shape(), greedy(plans_in_flight=1))
     world.submit(text(21), max_new_tokens=1, ignore_eos=True)
     world.run()
@@ -234,7 +234,7 @@ def test_the_furthest_end_whose_window_is_there_counts(gone: list[int], hit: int
     world.submit([*text(21), 200], max_new_tokens=1, ignore_eos=True)
     world.run()
     world.check_all_ended()
-    assert beginnings(world) == [0, hit]
+    assert first_positions(world) == [0, hit]
 
 
 def test_equal_prompts_share_within_the_window() -> None:
@@ -258,7 +258,7 @@ def test_samples_fork_within_the_window() -> None:
     world.check_all_ended()
 
 
-def test_who_was_preempted_resumes_behind_its_window() -> None:
+def test_a_preempted_request_resumes_without_the_pages_behind_its_window() -> None:
     """Five pages. Both need one for positions 16 and 8 of the eleventh plan, and one is left."""
     world = World(shape(num_pages=6), greedy(plans_in_flight=1))
     victim = world.submit(text(7), max_new_tokens=20, ignore_eos=True)
@@ -276,7 +276,7 @@ def test_who_was_preempted_resumes_behind_its_window() -> None:
     assert (stats.output_tokens, stats.preemptions, stats.recomputed_tokens) == (20, 1, 0)
 
 
-def test_a_flush_leaves_rows_what_they_hold() -> None:
+def test_a_flush_leaves_rows_their_pages() -> None:
     world = World(shape(), greedy(plans_in_flight=1))
     world.submit(text(21), max_new_tokens=8, ignore_eos=True)
     world.step()

@@ -21,11 +21,11 @@ def order(world: World) -> list[int]:
     ]
 
 
-def ask(world: World, salt: str = "", *, max_new_tokens: int = 1, **wish: object) -> int:
+def ask(world: World, salt: str = "", *, max_new_tokens: int = 1, **options: object) -> int:
     """A prompt of two tokens that nobody else has."""
     number = len(world.streams) + 1
     return world.submit(
-        [number % 200, number // 200], max_new_tokens=max_new_tokens, ignore_eos=True, salt=salt, **wish
+        [number % 200, number // 200], max_new_tokens=max_new_tokens, ignore_eos=True, salt=salt, **options
     )
 
 
@@ -38,26 +38,26 @@ def run(world: World) -> list[int]:
 # FairShare ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_tenant_alone_is_served_first_come_first_served() -> None:
+def test_a_single_tenant_is_served_first_come_first_served() -> None:
     world = World(ONE_AT_A_TIME)
     streams = [ask(world, max_new_tokens=1 + 7 * i % 5) for i in range(12)]
     assert run(world) == streams
 
 
-def test_requests_without_a_root_are_one_tenant() -> None:
+def test_requests_without_a_prefix_root_are_one_tenant() -> None:
     world = World(ONE_AT_A_TIME)
     streams = [world.submit([1, i], max_new_tokens=1 + i % 3, ignore_eos=True, salt=None) for i in range(6)]
     assert run(world) == streams
 
 
-def test_a_hundred_requests_of_one_do_not_delay_the_one_of_another() -> None:
+def test_a_hundred_requests_of_one_tenant_do_not_delay_another_tenant() -> None:
     world = World(ONE_AT_A_TIME, greedy(max_waiting=200))
     greedy_ones = [ask(world, "greedy") for _ in range(100)]
     other = ask(world, "other")
     assert run(world) == [greedy_ones[0], other, *greedy_ones[1:]]
 
 
-def test_without_fair_share_it_waits_for_all_of_them() -> None:
+def test_without_fair_share_a_tenant_waits_for_all_earlier_requests() -> None:
     policy = Policy(admission=Admission.KNOWN, fair_share=False)
     world = World(ONE_AT_A_TIME, CoreConfig(policy=policy, max_waiting=200))
     greedy_ones = [ask(world, "greedy") for _ in range(20)]
@@ -65,7 +65,7 @@ def test_without_fair_share_it_waits_for_all_of_them() -> None:
     assert run(world) == [*greedy_ones, other]
 
 
-def test_who_comes_late_is_not_owed_what_it_did_not_ask_for() -> None:
+def test_an_idle_tenant_saves_up_no_share() -> None:
     world = World(ONE_AT_A_TIME)
     early = [ask(world, "a") for _ in range(6)]
     for _ in range(3):
@@ -76,7 +76,7 @@ def test_who_comes_late_is_not_owed_what_it_did_not_ask_for() -> None:
     assert run(world) == [*early[:3], late[0], early[3], late[1], early[4], late[2], early[5]]
 
 
-def test_turns_are_by_tokens_not_by_requests() -> None:
+def test_the_share_counts_tokens_not_requests() -> None:
     world = World(ONE_AT_A_TIME)
     # Each costs its prompt of two and what it may say: twelve tokens against six.
     a = [ask(world, "a", max_new_tokens=10) for _ in range(3)]
@@ -85,7 +85,7 @@ def test_turns_are_by_tokens_not_by_requests() -> None:
     assert run(world) == [a[0], b[0], b[1], a[1], b[2], b[3], a[2], b[4]]
 
 
-def test_samples_cost_as_much_as_requests() -> None:
+def test_each_sample_costs_as_much_as_a_request() -> None:
     world = World(ONE_AT_A_TIME)
     world.submit([1, 1], num_samples=3, max_new_tokens=1, ignore_eos=True, salt="a")
     other = ask(world, "b")
@@ -96,7 +96,7 @@ def test_samples_cost_as_much_as_requests() -> None:
 # Priority ---------------------------------------------------------------------------------------------------------
 
 
-def test_priority_goes_first_within_a_tenant_and_across() -> None:
+def test_a_higher_priority_goes_first_within_and_across_tenants() -> None:
     world = World(ONE_AT_A_TIME)
     low = [ask(world, salt) for salt in ("a", "a", "b")]
     high = [ask(world, salt, priority=1) for salt in ("b", "a")]
@@ -105,7 +105,7 @@ def test_priority_goes_first_within_a_tenant_and_across() -> None:
     assert run(world) == [*high, low[0], low[2], low[1]]
 
 
-def test_a_low_priority_is_reached_whatever_comes_before_it() -> None:
+def test_a_low_priority_request_does_not_starve() -> None:
     """Long requests of a higher priority, each of a quarter of what a step of priority is worth."""
     cost = AGEING_TOKENS // 4
     shape = Shape(page_size=64, num_pages=2 + cost // 64, max_length=cost, max_rows=1, token_budget=64)
@@ -113,7 +113,7 @@ def test_a_low_priority_is_reached_whatever_comes_before_it() -> None:
     low = world.submit([1], max_new_tokens=cost - 1, ignore_eos=True)
     # Its tenant's next ones stand at one, two, … quarters, less four of them.
     high = [world.submit([1, i], max_new_tokens=cost - 2, ignore_eos=True, priority=1) for i in range(6)]
-    while world.core.queue.num_waiting or world.core.queue.of_id("r7"):
+    while world.core.queue.num_waiting or world.core.queue.by_request_id("r7"):
         world.step()
         for stream in (low, *high):
             if world.streams[stream].tokens:
@@ -123,13 +123,13 @@ def test_a_low_priority_is_reached_whatever_comes_before_it() -> None:
 
 
 @pytest.mark.parametrize("priority", [-2, 0, 3])
-def test_equal_priorities_are_as_good_as_none(priority: int) -> None:
+def test_equal_priorities_go_first_come_first_served(priority: int) -> None:
     world = World(ONE_AT_A_TIME)
     streams = [ask(world, priority=priority) for _ in range(5)]
     assert run(world) == streams
 
 
-def test_who_was_preempted_keeps_its_place() -> None:
+def test_a_preempted_request_keeps_its_place() -> None:
     world = World(Shape(page_size=4, num_pages=6, max_rows=2), greedy(plans_in_flight=1))
     world.submit([1] * 7, max_new_tokens=5, ignore_eos=True)
     world.submit([2] * 7, max_new_tokens=9, ignore_eos=True)
@@ -141,7 +141,7 @@ def test_who_was_preempted_keeps_its_place() -> None:
 # The tags by themselves -------------------------------------------------------------------------------------------
 
 
-def test_a_tag_is_where_the_tenant_or_the_service_stands_whichever_is_further() -> None:
+def test_a_virtual_start_is_the_later_of_tenant_and_service() -> None:
     fair_share = FairShare()
     assert [
         fair_share.enter(b"a", 10),
@@ -156,26 +156,26 @@ def test_a_tag_is_where_the_tenant_or_the_service_stands_whichever_is_further() 
     assert fair_share.enter(b"d", 1) == 12
 
 
-def test_tenants_who_are_no_further_than_the_service_are_forgotten_and_it_makes_no_difference() -> None:
+def test_pruned_tenants_behind_the_virtual_time_lose_nothing() -> None:
     fair_share = FairShare()
     for i in range(200):
         fair_share.enter(i.to_bytes(2), 10)
     fair_share.enter(b"far", 1000)
     fair_share.admitted(50)
     fair_share.prune(num_live=100)
-    assert len(fair_share._next_starts) == 201
+    assert len(fair_share._last_finish) == 201
     fair_share.prune(num_live=1)
-    assert fair_share._next_starts == {b"far": 1000}
+    assert fair_share._last_finish == {b"far": 1000}
     assert [fair_share.enter((3).to_bytes(2), 1), fair_share.enter(b"far", 1)] == [50, 1000]
 
 
-def test_where_too_many_are_further_than_the_service_it_moves_on_and_no_tenant_goes_back() -> None:
+def test_pruning_advances_the_virtual_time_if_too_many_tenants_are_ahead() -> None:
     fair_share = FairShare()
     for i in range(200):
         fair_share.enter(i.to_bytes(2), 10 * (i + 1))
     fair_share.prune(num_live=3)
     # One for each that lives and 32 more stay; the others, and whoever is new, stand where the last forgotten stood.
-    assert sorted(fair_share._next_starts.values()) == [10 * (i + 1) for i in range(165, 200)]
+    assert sorted(fair_share._last_finish.values()) == [10 * (i + 1) for i in range(165, 200)]
     assert [fair_share.enter(tenant, 1) for tenant in ((164).to_bytes(2), b"new", (199).to_bytes(2))] == [
         1650,
         1650,
@@ -184,7 +184,7 @@ def test_where_too_many_are_further_than_the_service_it_moves_on_and_no_tenant_g
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 9)), min_size=1, max_size=60))
-def test_while_all_have_work_no_tenant_gets_more_than_one_request_ahead(costs: list[tuple[int, int]]) -> None:
+def test_busy_tenants_differ_by_at_most_their_two_largest_requests(costs: list[tuple[int, int]]) -> None:
     """Start-time fair queueing's bound: what two tenants got in an interval in which both wait differs by no more than
     their two largest requests."""
     fair_share = FairShare()
@@ -201,7 +201,7 @@ def test_while_all_have_work_no_tenant_gets_more_than_one_request_ahead(costs: l
 
 
 @pytest.mark.parametrize("run", [True, False])
-def test_tenants_who_are_gone_do_not_pile_up(run: bool) -> None:
+def test_tenants_without_requests_do_not_accumulate(run: bool) -> None:
     """Salts are the callers' to choose: each request may bring a new one. `run`: else it is cancelled as it waits."""
     world = World(ONE_AT_A_TIME)
     for _ in range(300):
@@ -211,4 +211,4 @@ def test_tenants_who_are_gone_do_not_pile_up(run: bool) -> None:
         else:
             world.cancel(stream)
     world.check_empty()
-    assert len(world.core.queue.fair_share._next_starts) <= 64
+    assert len(world.core.queue.fair_share._last_finish) <= 64

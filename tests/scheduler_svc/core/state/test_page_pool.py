@@ -9,14 +9,14 @@ from scheduler_svc.core.state.page_pool import PagePool
 TOKENS = b"tokens"
 
 
-def test_page_zero_is_never_handed_out() -> None:
+def test_page_zero_is_never_allocated() -> None:
     pool = PagePool(5)
     assert pool.allocate(4) == [1, 2, 3, 4]
     assert pool.allocate(1) is None
     assert pool.num_unused == 0
 
 
-def test_too_few_is_a_result_and_changes_nothing() -> None:
+def test_allocate_returns_none_and_changes_nothing_if_too_few_are_unused() -> None:
     pool = PagePool(4)
     assert pool.allocate(4) is None
     assert pool.free_pages() == [1, 2, 3]
@@ -30,7 +30,7 @@ def kept(pool: PagePool, count: int, first_name: int) -> list[int]:
     return pages
 
 
-def test_what_no_hash_names_goes_first_then_what_was_left_longest_ago_tails_before_heads() -> None:
+def test_the_free_list_has_uncached_pages_first_then_the_least_recently_released() -> None:
     pool = PagePool(8)
     first, second, nameless = kept(pool, 2, 0), kept(pool, 3, 10), pool.allocate(2)
     assert nameless is not None
@@ -41,7 +41,7 @@ def test_what_no_hash_names_goes_first_then_what_was_left_longest_ago_tails_befo
     assert (pool.num_unused, pool.num_evictable, pool.num_used) == (7, 5, 0)
 
 
-def test_a_page_is_unused_when_its_last_holder_lets_go() -> None:
+def test_a_page_is_unused_when_its_last_reference_is_released() -> None:
     pool = PagePool(3)
     assert pool.allocate(1) == [1]
     pool.share(1)
@@ -51,7 +51,7 @@ def test_a_page_is_unused_when_its_last_holder_lets_go() -> None:
     assert pool.free_pages() == [1, 2]
 
 
-def test_a_kept_page_is_found_by_hash_and_tokens_until_it_is_handed_out() -> None:
+def test_a_cached_page_is_found_by_hash_and_tokens_until_it_is_allocated() -> None:
     pool = PagePool(3)
     [page] = kept(pool, 1, 5)
     assert not pool.cache(page, b"another", TOKENS), "it has a name"
@@ -66,7 +66,7 @@ def test_a_kept_page_is_found_by_hash_and_tokens_until_it_is_handed_out() -> Non
     assert pool.hash_of(page) is None
 
 
-def test_a_page_that_is_forgotten_stays_with_who_holds_it() -> None:
+def test_an_evicted_page_keeps_its_references() -> None:
     pool = PagePool(3)
     [page] = kept(pool, 1, 5)
     pool.evict(page)
@@ -76,7 +76,7 @@ def test_a_page_that_is_forgotten_stays_with_who_holds_it() -> None:
     assert pool.evict_all() == 0
 
 
-def test_pages_are_suspect_from_when_they_are_handed_out() -> None:
+def test_pages_are_unverified_from_their_allocation_on() -> None:
     pool = PagePool(4)
     pages = pool.allocate(2)
     assert pages is not None
@@ -88,12 +88,12 @@ def test_pages_are_suspect_from_when_they_are_handed_out() -> None:
     assert pool.take_unverified(again) == [1]
 
 
-def test_releasing_a_free_page_is_a_broken_invariant() -> None:
+def test_releasing_an_unused_page_raises() -> None:
     with pytest.raises(AssertionError, match="page 1 is free already"):
         PagePool(3).release([1])
 
 
-def test_a_pool_of_one_page_is_refused_with_the_number() -> None:
+def test_a_pool_of_one_page_raises() -> None:
     with pytest.raises(ValueError, match="num_pages is 1; a pool needs at least 2"):
         PagePool(1)
 
@@ -102,7 +102,7 @@ _OPERATIONS = st.sampled_from(["allocate", "release", "share", "keep", "forget"]
 
 
 @given(st.lists(st.tuples(_OPERATIONS, st.integers(0, 9)), max_size=80))
-def test_it_behaves_as_plain_lists(operations: list[tuple[str, int]]) -> None:
+def test_the_page_pool_behaves_like_plain_lists(operations: list[tuple[str, int]]) -> None:
     pool, unused, held = PagePool(8), list(range(1, 8)), list[int]()
     names: dict[int, bytes] = {}
     for what, number in operations:

@@ -30,7 +30,7 @@ def request(phase: Phase) -> Request:
 
 
 @pytest.mark.parametrize(("phase", "move"), list(itertools.product(Phase, Move)))
-def test_every_pair_is_in_the_table_or_a_broken_invariant(phase: Phase, move: Move) -> None:
+def test_every_phase_and_move_is_in_the_table_or_raises(phase: Phase, move: Move) -> None:
     subject = request(phase)
     if (phase, move) in TRANSITIONS:
         subject.move(move)
@@ -41,6 +41,6 @@ def test_every_pair_is_in_the_table_or_a_broken_invariant(phase: Phase, move: Mo
         assert subject.phase is phase
 
 
-def test_what_ended_stays_ended_and_all_phases_can_end() -> None:
+def test_every_phase_can_end_and_ended_is_final() -> None:
     assert not [pair for pair in TRANSITIONS if pair[0] is Phase.ENDED]
     assert {phase for phase, move in TRANSITIONS if move is Move.END} == {Phase.WAITING, Phase.RUNNING}

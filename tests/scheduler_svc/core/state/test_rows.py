@@ -3,7 +3,7 @@
 import numpy as np
 
 from scheduler_svc.core.state.request import Phase
-from scheduler_svc.core.state.rows import TAIL, Rows, mix, mix_one
+from scheduler_svc.core.state.rows import TAIL_TOKENS, Rows, mix, mix_one
 from tests.scheduler_svc.core.state.test_request import request
 
 MASK = (1 << 64) - 1
@@ -37,7 +37,7 @@ def seat(rows: Rows, pages: list[int], first_position: int = 0) -> int:
     return rows.seat(request(Phase.WAITING), pages, 0, first_position=first_position, held_from=0)
 
 
-def test_the_checksum_follows_starts_appends_and_steps_and_keeps_ended_rows() -> None:
+def test_the_checksum_covers_starts_appends_steps_and_ended_rows() -> None:
     rows = Rows(3)
     assert seat(rows, [5, 2], first_position=1) == 1
     assert rows.checksum == plain_checksum({1: (1, [5, 2])})
@@ -51,16 +51,22 @@ def test_the_checksum_follows_starts_appends_and_steps_and_keeps_ended_rows() ->
     assert rows.checksum == plain_checksum({1: (0, [9]), 2: (0, [1])})
 
 
-def test_tokens_survive_the_tail_in_order() -> None:
+def test_tokens_keep_their_order_across_the_tail() -> None:
     rows, subject = Rows(1), request(Phase.WAITING)
     row = np.array([rows.seat(subject, [1], 0, first_position=0, held_from=0)])
-    tokens = [(37 * i) % 1000 for i in range(2 * TAIL + 5)]
+    tokens = [(37 * i) % 1000 for i in range(2 * TAIL_TOKENS + 5)]
     for token in tokens:
         rows.add_tokens(row, np.array([token], np.int32))
     known = [1, 2, *tokens]
-    for start, end in [(0, 2), (1, 4), (TAIL - 3, TAIL + 9), (2 * TAIL - 1, len(known)), (0, len(known))]:
+    for start, end in [
+        (0, 2),
+        (1, 4),
+        (TAIL_TOKENS - 3, TAIL_TOKENS + 9),
+        (2 * TAIL_TOKENS - 1, len(known)),
+        (0, len(known)),
+    ]:
         assert rows.tokens_between(1, start, end).tolist() == known[start:end]
     rows.unseat(1)
     assert subject.known_tokens().tolist() == known
-    for start, end in [(0, 1), (1, 4), (TAIL, TAIL + 9), (0, len(known))]:
+    for start, end in [(0, 1), (1, 4), (TAIL_TOKENS, TAIL_TOKENS + 9), (0, len(known))]:
         assert subject.tokens_between(start, end).tolist() == known[start:end]

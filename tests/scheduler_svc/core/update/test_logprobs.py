@@ -61,7 +61,9 @@ def pieces_of(world: World, stream: int = 1) -> list[tuple[int, int]]:
         (20, 4, [(0, 16), (16, 4)]),
     ],
 )
-def test_chunks_are_cut_to_the_logits_there_are(wanted_from: int, logits: int, chunks: list[tuple[int, int]]) -> None:
+def test_chunks_are_cut_to_the_available_logit_rows(
+    wanted_from: int, logits: int, chunks: list[tuple[int, int]]
+) -> None:
     shape = Shape(page_size=4, num_pages=20, max_rows=1, chunk_align=4, token_budget=16, spare_logit_rows=logits)
     world = World(shape, ONE)
     world.submit(prompt(20), max_new_tokens=1, ignore_eos=True, prompt_logprobs_from=wanted_from)
@@ -72,7 +74,7 @@ def test_chunks_are_cut_to_the_logits_there_are(wanted_from: int, logits: int, c
     assert told == (20 - wanted_from if wanted_from else 0)
 
 
-def test_a_rest_of_one_position_decodes_and_tells_nothing() -> None:
+def test_the_last_prompt_position_alone_decodes_without_prompt_logprobs() -> None:
     world = World(Shape(page_size=4, num_pages=20, max_rows=1, chunk_align=4, token_budget=16), ONE)
     world.submit(prompt(17), max_new_tokens=2, ignore_eos=True, prompt_logprobs_from=1)
     world.run()
@@ -85,7 +87,7 @@ def test_a_rest_of_one_position_decodes_and_tells_nothing() -> None:
     assert pieces_of(world) == [(1, 16)]
 
 
-def test_a_prompt_of_one_token_has_nothing_to_tell() -> None:
+def test_a_prompt_of_one_token_has_no_prompt_logprobs() -> None:
     world = World()
     world.submit([5], prompt_logprobs_from=1)
     world.run()
@@ -93,7 +95,7 @@ def test_a_prompt_of_one_token_has_nothing_to_tell() -> None:
     assert starts_of(world) == [(1, 0)]
 
 
-def test_rows_that_may_sample_keep_their_logits() -> None:
+def test_every_row_that_may_sample_keeps_a_logit_row() -> None:
     # Logits for 6 positions: two may sample, so 4 are the prompt's, until the other has ended.
     shape = Shape(page_size=4, num_pages=20, max_rows=2, chunk_align=2, token_budget=30, spare_logit_rows=4)
     world = World(shape, ONE)
@@ -104,7 +106,7 @@ def test_rows_that_may_sample_keep_their_logits() -> None:
     assert [chunks_of(plan) for plan in world.sent] == [[(2, 0, 4)], [(2, 4, 4)], [(2, 8, 6)]]
 
 
-def test_the_best_prompt_takes_its_logits_and_others_without_pass_it() -> None:
+def test_the_first_prompt_gets_the_logit_rows_and_requests_without_logprobs_pass_it() -> None:
     shape = Shape(page_size=4, num_pages=40, max_rows=4, chunk_align=4, token_budget=60, spare_logit_rows=4)
     world = World(shape, ONE)
     first, second = (world.submit(prompt(9, i), max_new_tokens=1, prompt_logprobs_from=1) for i in range(2))
@@ -122,7 +124,7 @@ def test_the_best_prompt_takes_its_logits_and_others_without_pass_it() -> None:
     assert [len(world.streams[stream].tokens) for stream in (first, second, *plain)] == [1, 1, 1, 1]
 
 
-def test_a_suspect_that_wants_its_prompts_logprobs_runs_alone_all_the_same() -> None:
+def test_a_suspect_with_prompt_logprobs_runs_alone_and_finishes() -> None:
     world = World(Shape(chunk_align=4, token_budget=16, spare_logit_rows=0), ONE, join=False)
     world.join(Faults(fail_steps=frozenset({2})))
     world.submit(prompt(10), max_new_tokens=2, ignore_eos=True, prompt_logprobs_from=1)
@@ -139,7 +141,7 @@ CHUNKED = Shape(page_size=4, num_pages=20, max_rows=2, chunk_align=2, token_budg
 
 @pytest.mark.parametrize("confirmed", [0, 1, 2, 3])
 @pytest.mark.parametrize("wanted_from", [1, 5, 14])
-def test_a_lost_worker_repeats_and_skips_nothing(confirmed: int, wanted_from: int) -> None:
+def test_prompt_logprobs_are_sent_once_although_the_worker_is_lost(confirmed: int, wanted_from: int) -> None:
     world = World(CHUNKED)
     world.submit(prompt(15), max_new_tokens=3, ignore_eos=True, prompt_logprobs_from=wanted_from, num_logprobs=TWO_BEST)
     for _ in range(confirmed):
@@ -155,7 +157,7 @@ def test_a_lost_worker_repeats_and_skips_nothing(confirmed: int, wanted_from: in
     assert sum(count for _, count in pieces_of(world)) == 15 - wanted_from
 
 
-def test_a_failed_step_in_the_middle_of_a_prompt_repeats_nothing() -> None:
+def test_prompt_logprobs_are_sent_once_although_a_step_fails() -> None:
     world = World(CHUNKED, join=False)
     world.join(Faults(fail_steps=frozenset({2})))
     world.submit(prompt(15), max_new_tokens=3, ignore_eos=True, prompt_logprobs_from=1)
@@ -165,7 +167,7 @@ def test_a_failed_step_in_the_middle_of_a_prompt_repeats_nothing() -> None:
     assert pieces_of(world) == [(1, 6), (7, 6), (13, 2)]
 
 
-def test_a_prompt_preempted_half_way_hears_its_late_pieces_and_goes_on_from_there() -> None:
+def test_a_preempted_prompt_gets_its_pending_logprobs_and_resumes_after_them() -> None:
     shape = Shape(page_size=4, num_pages=6, max_rows=2, chunk_align=2, token_budget=7)
     world = World(shape, greedy(plans_in_flight=3))
     world.submit([1, 2, 3], max_new_tokens=8, ignore_eos=True)
@@ -173,7 +175,7 @@ def test_a_prompt_preempted_half_way_hears_its_late_pieces_and_goes_on_from_ther
     world.tick()
     # In the third plan the first one takes a page of the second one's four.
     assert [chunks_of(plan) for plan in world.sent] == [[(1, 0, 3), (2, 0, 2)], [(2, 2, 6)], []]
-    [victim] = world.core.queue.of_id("r2")
+    [victim] = world.core.queue.by_request_id("r2")
     assert (victim.row, victim.pending_plans, victim.pending_tokens) == (0, 2, 0)
     while world.apply() | world.deliver():
         pass
@@ -185,14 +187,14 @@ def test_a_prompt_preempted_half_way_hears_its_late_pieces_and_goes_on_from_ther
     assert sum(count for _, count in pieces_of(world, 2)) == 13
 
 
-def test_late_pieces_may_be_the_last() -> None:
+def test_pending_prompt_logprobs_may_be_the_last() -> None:
     """It waits, wants no prompt logprobs any more, and is admitted all the same."""
     shape = Shape(page_size=4, num_pages=4, max_rows=2, chunk_align=1, token_budget=12)
     world = World(shape, greedy(plans_in_flight=3))
     world.submit([1, 2, 3], max_new_tokens=8, ignore_eos=True)
     world.submit(prompt(8), max_new_tokens=2, ignore_eos=True, prompt_logprobs_from=1)
     world.tick()
-    [victim] = world.core.queue.of_id("r2")
+    [victim] = world.core.queue.by_request_id("r2")
     assert (victim.row, victim.pending_tokens, victim.prompt_logprobs_from) == (0, 1, 1)
     assert world.core.queue.head() is victim
     world.run()
@@ -201,7 +203,7 @@ def test_late_pieces_may_be_the_last() -> None:
     assert [wanted for _, wanted in starts_of(world)] == [0, 1, 0]
 
 
-def test_only_the_first_sample_is_told_of_the_prompt() -> None:
+def test_only_the_first_sample_gets_prompt_logprobs() -> None:
     world = World(CHUNKED)
     world.submit(
         prompt(9), num_samples=2, max_new_tokens=2, ignore_eos=True, prompt_logprobs_from=1, num_logprobs=TWO_BEST
@@ -212,7 +214,7 @@ def test_only_the_first_sample_is_told_of_the_prompt() -> None:
     assert pieces_of(world, 2) == []
 
 
-def test_a_cancelled_prompt_is_told_no_more() -> None:
+def test_a_cancelled_request_gets_no_prompt_logprobs() -> None:
     world = World(CHUNKED)
     world.submit(prompt(15), prompt_logprobs_from=1)
     other = world.submit(prompt(5, 1), max_new_tokens=2, ignore_eos=True)
@@ -224,7 +226,7 @@ def test_a_cancelled_prompt_is_told_no_more() -> None:
     world.check_empty()
 
 
-def test_pieces_have_as_many_alternatives_as_their_own_request_wants() -> None:
+def test_each_piece_has_the_number_of_alternatives_of_its_request() -> None:
     world = World(Shape(token_budget=64, spare_logit_rows=64))
     for salt, num_logprobs in enumerate([6, 1, 0, 3]):
         asked = {"num_logprobs": num_logprobs, "prompt_logprobs_from": 1}
@@ -235,7 +237,7 @@ def test_pieces_have_as_many_alternatives_as_their_own_request_wants() -> None:
     assert [piece.values.top_token_ids.shape for piece in output.prompt_logprobs] == [(4, 5), (4, 0), (4, 0), (4, 2)]
 
 
-def test_values_that_are_not_finite_end_a_prompt_before_it_has_sampled() -> None:
+def test_nonfinite_prompt_logprobs_end_the_request_before_its_first_token() -> None:
     world = World(CHUNKED, join=False)
     world.join(Faults(nonfinite_token=280))
     doomed = world.submit([*prompt(8), 280, *prompt(6)], prompt_logprobs_from=1, num_logprobs=TWO_BEST)
@@ -251,7 +253,7 @@ def test_values_that_are_not_finite_end_a_prompt_before_it_has_sampled() -> None
 
 
 @pytest.mark.parametrize("max_new_tokens", [1, 2])
-def test_a_prompt_without_its_logprobs_fails_whatever_its_token_says(max_new_tokens: int) -> None:
+def test_a_request_without_its_prompt_logprobs_fails_although_its_token_is_valid(max_new_tokens: int) -> None:
     world = World()
     stream = world.submit(prompt(5), max_new_tokens=max_new_tokens, ignore_eos=True, prompt_logprobs_from=1)
     world.tick()
@@ -264,7 +266,7 @@ def test_a_prompt_without_its_logprobs_fails_whatever_its_token_says(max_new_tok
     world.check_empty()
 
 
-def test_what_a_step_tells_of_the_dead_is_passed_over() -> None:
+def test_logprobs_of_ended_requests_are_dropped() -> None:
     """Both lists have lines of the first request, which left meanwhile; the others' own come after them."""
     world = World(Shape(token_budget=64, spare_logit_rows=64))
     for salt in range(3):
@@ -283,7 +285,7 @@ def test_what_a_step_tells_of_the_dead_is_passed_over() -> None:
 # Outputs -----------------------------------------------------------------------------------------------------------
 
 
-def test_entries_that_want_logprobs_are_named_and_others_cost_nothing() -> None:
+def test_only_entries_that_want_logprobs_have_them() -> None:
     world = World(config=ONE)
     for salt, num_logprobs in enumerate([0, TWO_BEST, 0, 1]):
         world.submit(prompt(3, salt), max_new_tokens=2, ignore_eos=True, num_logprobs=num_logprobs)
@@ -294,7 +296,7 @@ def test_entries_that_want_logprobs_are_named_and_others_cost_nothing() -> None:
     assert [logprobs and logprobs.entries.tolist() for logprobs in told] == [[1, 3], [1, 3]]
 
 
-def test_where_nobody_wants_them_nothing_is_kept() -> None:
+def test_nothing_is_recorded_if_no_row_wants_logprobs() -> None:
     world = World()
     world.submit(prompt(3), presence_penalty=1.0)
     world.tick()
@@ -307,7 +309,7 @@ def test_where_nobody_wants_them_nothing_is_kept() -> None:
     )
 
 
-def test_each_front_end_gets_its_own() -> None:
+def test_each_front_end_gets_its_own_logprobs() -> None:
     world = World(config=ONE)
     world.submit(prompt(3), max_new_tokens=1, num_logprobs=TWO_BEST, ignore_eos=True, prompt_logprobs_from=1)
     submit = world.streams[1].submit
@@ -341,12 +343,12 @@ def _event(world: World, result: object) -> ev.Event:
     return worker_wire.event_of(pb.WorkerToCore(result=result), world.worker)
 
 
-def test_late_tokens_bring_their_logprobs_and_those_of_the_dead_are_dropped() -> None:
+def test_pending_tokens_come_with_logprobs_until_the_request_is_cancelled() -> None:
     world = World(Shape(page_size=4, num_pages=3, max_rows=2), greedy(plans_in_flight=3))
     world.submit([1, 2, 3], max_new_tokens=6, ignore_eos=True, num_logprobs=5)
     world.submit([4, 5, 6], max_new_tokens=4, ignore_eos=True, num_logprobs=TWO_BEST)
     world.tick()
-    [victim] = world.core.queue.of_id("r2")
+    [victim] = world.core.queue.by_request_id("r2")
     assert (victim.row, victim.pending_tokens) == (0, 2)
     world.apply(), world.deliver()
     assert len(world.streams[2].logprobs) == 1
@@ -359,7 +361,7 @@ def test_late_tokens_bring_their_logprobs_and_those_of_the_dead_are_dropped() ->
 
 @pytest.mark.parametrize("what", ["logprobs", "prompt_logprobs"])
 @pytest.mark.parametrize("how", ["fewer", "more", "none", "top_k", "ids", "tops", "outside"])
-def test_logprobs_that_do_not_fit_send_the_worker_away_and_hurt_nobody(what: str, how: str) -> None:
+def test_malformed_logprobs_refuse_the_worker_and_its_requests_go_on(what: str, how: str) -> None:
     world = World()
     stream = world.submit(prompt(5), max_new_tokens=3, ignore_eos=True, num_logprobs=TWO_BEST, prompt_logprobs_from=1)
     world.tick()
@@ -391,7 +393,7 @@ def test_logprobs_that_do_not_fit_send_the_worker_away_and_hurt_nobody(what: str
     assert len(world.streams[stream].tokens) == 3
 
 
-def test_a_row_that_is_not_finite_excuses_no_other_rows_logprobs() -> None:
+def test_malformed_logprobs_are_refused_beside_a_nonfinite_row() -> None:
     world = World()
     world.submit(prompt(5), ignore_eos=True)
     world.submit(prompt(5, 1), ignore_eos=True, num_logprobs=TWO_BEST)
@@ -403,7 +405,7 @@ def test_a_row_that_is_not_finite_excuses_no_other_rows_logprobs() -> None:
     assert world.lane is None
 
 
-def test_a_logprob_that_is_no_number_needs_a_row_that_is_not_finite() -> None:
+def test_a_nan_logprob_of_a_finite_row_is_refused() -> None:
     world = World()
     world.submit(prompt(5), ignore_eos=True, num_logprobs=TWO_BEST)
     world.tick()
@@ -413,7 +415,7 @@ def test_a_logprob_that_is_no_number_needs_a_row_that_is_not_finite() -> None:
     assert world.lane is None
 
 
-def test_logprobs_that_nobody_asked_for_send_the_worker_away() -> None:
+def test_unrequested_logprobs_are_refused() -> None:
     for what in ("logprobs", "prompt_logprobs"):
         world = World()
         world.submit(prompt(5))

@@ -31,7 +31,7 @@ def finish(world: World, compute_us: int) -> None:
     world.deliver()
 
 
-def test_nothing_is_reported_unasked() -> None:
+def test_steps_are_not_reported_by_default() -> None:
     silent = World(SHAPE)
     silent.submit(prompt(3))
     silent.run()
@@ -40,7 +40,7 @@ def test_nothing_is_reported_unasked() -> None:
     assert reports(silent) == []
 
 
-def test_every_step_is_reported_as_it_was() -> None:
+def test_every_step_is_reported_with_its_counts() -> None:
     at = world(plans_in_flight=1)
     at.submit(prompt(7), max_new_tokens=3, ignore_eos=True)
     at.tick(1.0)
@@ -81,7 +81,7 @@ def test_every_step_is_reported_as_it_was() -> None:
     at.check_all_ended()
 
 
-def test_a_worker_s_death_shows_what_became_void() -> None:
+def test_a_lost_worker_is_reported_with_the_tokens_of_its_void_plans() -> None:
     at = world()
     at.submit(prompt(7), max_new_tokens=4, ignore_eos=True)
     at.tick(1.0)
@@ -112,7 +112,7 @@ def test_a_worker_s_death_shows_what_became_void() -> None:
         (ev.StepStatus.SKIPPED, ResetCause.SKIPPED),
     ],
 )
-def test_a_step_that_failed_says_how(status: ev.StepStatus, cause: ResetCause) -> None:
+def test_a_failed_step_is_reported_with_its_cause(status: ev.StepStatus, cause: ResetCause) -> None:
     at = world()
     at.submit(prompt(3), max_new_tokens=4, ignore_eos=True)
     at.tick(1.0)
@@ -128,7 +128,7 @@ def _answer(at: World, **fields: object) -> None:
     at.handle(event)
 
 
-def test_results_that_fit_no_plan_say_so() -> None:
+def test_results_that_match_no_plan_are_reported_with_their_cause() -> None:
     at = world()
     at.submit(prompt(3), max_new_tokens=4, ignore_eos=True)
     at.tick()
@@ -139,7 +139,7 @@ def test_results_that_fit_no_plan_say_so() -> None:
     assert reports(at)[-1].cause is ResetCause.MALFORMED
 
 
-def test_a_silent_worker_is_told_from_a_lost_one() -> None:
+def test_a_silent_worker_is_reported_with_its_own_cause() -> None:
     at = world(step_timeout_seconds=3.0)
     at.submit(prompt(3), ignore_eos=True)
     at.tick()
@@ -147,7 +147,7 @@ def test_a_silent_worker_is_told_from_a_lost_one() -> None:
     assert (reports(at)[-1].cause, reports(at)[-1].span_seconds) == (ResetCause.WORKER_SILENT, 3.0)
 
 
-def test_reports_add_up_to_the_load() -> None:
+def test_step_reports_add_up_to_the_load() -> None:
     shape = Shape(page_size=2, num_pages=14, max_rows=4, token_budget=12, chunk_align=2)
     at = world(shape)
     for length in (3, 9, 1, 6, 4):

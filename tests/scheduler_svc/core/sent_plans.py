@@ -1,4 +1,4 @@
-"""What plans order, as a reader writes it down. Pure looks at a world's plans; owns nothing."""
+"""Reads the plans that a world's core has sent, as lists of tuples that a test can write down."""
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
@@ -9,37 +9,37 @@ from tests.scheduler_svc.core.world import FRONTEND, World
 
 
 def starts(world: World) -> list[tuple[int, list[int]]]:
-    """(first position, pages) of every row started, in order."""
+    """Returns (first position, pages) of every started row, in order."""
     return [(start.first_position, start.pages.tolist()) for plan in world.sent for start in plan.starts]
 
 
-def beginnings(world: World) -> list[int]:
-    """The first position of every row started, in order: what was kept of it, in tokens."""
+def first_positions(world: World) -> list[int]:
+    """Returns the first position of every started row, in order: the number of its tokens that were cached."""
     return [first for first, _ in starts(world)]
 
 
 def prompts_started(world: World) -> list[list[int]]:
-    """The prompts of the rows started, in order."""
+    """Returns the prompts of the started rows, in order."""
     return [start.tokens[: start.num_prompt_tokens].tolist() for plan in world.sent for start in plan.starts]
 
 
 def chunks(plan: Plan) -> list[tuple[int, int, int]]:
-    """(row, start, count) of each chunk."""
+    """Returns (row, start, count) of each chunk."""
     return _rows(plan.chunk_rows, plan.chunk_starts, plan.chunk_counts)
 
 
-def saves(plan: Plan) -> list[tuple[int, int]]:
-    """(page, host page)."""
+def swap_outs(plan: Plan) -> list[tuple[int, int]]:
+    """Returns (page, host page) of each page swapped out."""
     return _rows(plan.moves.saved_pages, plan.moves.saved_slots)
 
 
 def copies(plan: Plan) -> list[tuple[int, int, int]]:
-    """(from page, to page, tokens)."""
+    """Returns (from page, to page, tokens) of each copy."""
     return _rows(plan.moves.copied_from, plan.moves.copied_to, plan.moves.copied_tokens)
 
 
-def loads(plan: Plan) -> list[tuple[int, int]]:
-    """(host page, page)."""
+def swap_ins(plan: Plan) -> list[tuple[int, int]]:
+    """Returns (host page, page) of each page swapped in."""
     return _rows(plan.moves.loaded_slots, plan.moves.loaded_pages)
 
 
@@ -48,14 +48,14 @@ def _rows(*columns: Int32Array) -> list[tuple[int, ...]]:
 
 
 def load(world: World) -> Load:
-    """What the core tells of itself."""
+    """Returns the core's load."""
     [reply] = world.handle(ev.LoadQuery(frontend=FRONTEND, query=1))
     assert isinstance(reply, fx.LoadReply)
     return reply.load
 
 
 def flush(world: World) -> int:
-    """Forgets what is kept; how many pages, as told."""
+    """Empties the prefix cache and returns the number of pages in the reply."""
     [reply] = world.handle(ev.FlushCache(frontend=FRONTEND, query=2))
     assert isinstance(reply, fx.FlushReply)
     return reply.pages

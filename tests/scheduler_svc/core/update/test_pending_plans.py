@@ -15,15 +15,17 @@ SHAPE = Shape(page_size=4, num_pages=3, max_rows=2)
 TOKENS = complete(VICTIM, max_new_tokens=6, vocab=SHAPE.sampled_vocab).tokens
 
 
-def preempted(shape: Shape = SHAPE, *, faults: Faults | None = None, max_new_tokens: int = 4, **wish: object) -> World:
+def preempted(
+    shape: Shape = SHAPE, *, faults: Faults | None = None, max_new_tokens: int = 4, **options: object
+) -> World:
     """Three plans are in flight; in the third, request 1 took the page of request 2, which has two samples to come."""
     world = World(shape, greedy(plans_in_flight=3), join=False)
     world.join(faults)
     world.submit(FIRST, max_new_tokens=6, ignore_eos=True)
-    world.submit(VICTIM, max_new_tokens=max_new_tokens, **wish)
+    world.submit(VICTIM, max_new_tokens=max_new_tokens, **options)
     world.tick(1.0)
     assert [sorted([*plan.chunk_rows, *plan.decode_rows]) for plan in world.sent] == [[1, 2], [1, 2], [1]]
-    [victim] = world.core.queue.of_id("r2")
+    [victim] = world.core.queue.by_request_id("r2")
     assert (victim.row, victim.pending_plans, victim.pending_tokens) == (0, 2, 2)
     return world
 
@@ -35,7 +37,7 @@ def hear(world: World, at: float) -> None:
     world.deliver()
 
 
-def test_late_tokens_are_delivered_and_the_first_is_on_the_account() -> None:
+def test_pending_tokens_are_delivered_and_the_first_sets_the_first_token_time() -> None:
     world = preempted(ignore_eos=True)
     hear(world, 3.0)
     hear(world, 4.0)
@@ -49,14 +51,16 @@ def test_late_tokens_are_delivered_and_the_first_is_on_the_account() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "wish"),
+    ("reason", "options"),
     [
         (fx.EndReason.EOS, {}),
         (fx.EndReason.STOP_TOKEN, {"ignore_eos": True, "stop_token_ids": (TOKENS[0],)}),
     ],
 )
-def test_a_late_stop_ends_its_request_and_drops_what_follows(reason: fx.EndReason, wish: dict[str, object]) -> None:
-    world = preempted(replace(SHAPE, eos_token_ids=(TOKENS[0],)), **wish)
+def test_a_pending_stop_token_ends_the_request_and_later_tokens_are_dropped(
+    reason: fx.EndReason, options: dict[str, object]
+) -> None:
+    world = preempted(replace(SHAPE, eos_token_ids=(TOKENS[0],)), **options)
     hear(world, 3.0)
     end = world.end(2)
     assert (end.reason, end.stop_token_id) == (reason, TOKENS[0])
@@ -65,7 +69,7 @@ def test_a_late_stop_ends_its_request_and_drops_what_follows(reason: fx.EndReaso
     world.check_all_ended()
 
 
-def test_a_late_token_may_be_the_last() -> None:
+def test_a_pending_token_may_be_the_last_of_the_request() -> None:
     world = preempted(max_new_tokens=2, ignore_eos=True)
     hear(world, 3.0)
     hear(world, 4.0)
@@ -74,7 +78,7 @@ def test_a_late_token_may_be_the_last() -> None:
     assert end.stats.decode_seconds == 1.0
 
 
-def test_late_values_that_are_not_finite_end_their_request() -> None:
+def test_nonfinite_logits_of_a_pending_plan_end_the_request() -> None:
     world = preempted(faults=Faults(nonfinite_token=VICTIM[-1]), ignore_eos=True)
     hear(world, 3.0)
     end = world.end(2)
@@ -86,7 +90,7 @@ def test_late_values_that_are_not_finite_end_their_request() -> None:
     world.check_empty()
 
 
-def test_who_has_late_plans_is_not_admitted() -> None:
+def test_a_request_with_pending_plans_is_not_admitted() -> None:
     world = preempted(ignore_eos=True)
     hear(world, 3.0)
     world.cancel(1)
@@ -100,7 +104,7 @@ def test_who_has_late_plans_is_not_admitted() -> None:
     world.check_content()
 
 
-def test_offsets_go_on_after_a_second_preemption() -> None:
+def test_offsets_continue_after_a_second_preemption() -> None:
     world = preempted(max_new_tokens=6, ignore_eos=True)
     hear(world, 3.0)
     world.cancel(1)
@@ -113,7 +117,7 @@ def test_offsets_go_on_after_a_second_preemption() -> None:
     world.join()
     world.submit([7, 8, 9], max_new_tokens=6, ignore_eos=True, priority=1)
     world.tick()
-    [victim] = world.core.queue.of_id("r2")
+    [victim] = world.core.queue.by_request_id("r2")
     assert (victim.row, victim.preemptions, victim.pending_tokens) == (0, 2, 2)
     hear(world, 5.0)
     hear(world, 6.0)

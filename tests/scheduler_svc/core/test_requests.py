@@ -1,4 +1,4 @@
-"""The core at its edges, content checked: small pools, exact pages, losses, faults, deadlines."""
+"""Whole requests with their content checked: small pools, page edges, lost workers, failing steps, deadlines."""
 
 import itertools
 
@@ -29,7 +29,7 @@ def test_one_request_runs_to_its_end() -> None:
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 7, 8, 9, 12, 16])
 @pytest.mark.parametrize("max_new_tokens", [1, 2, 4, 5])
-def test_prompts_on_and_around_page_edges(length: int, max_new_tokens: int) -> None:
+def test_prompts_on_and_around_page_edges_complete(length: int, max_new_tokens: int) -> None:
     world = World(Shape(page_size=4, num_pages=9))
     world.submit(prompt(length), max_new_tokens=max_new_tokens, ignore_eos=True)
     world.run()
@@ -55,7 +55,7 @@ def test_a_pool_of_two_pages_serves_one_page_at_a_time() -> None:
     assert [len(stream.tokens) for stream in world.streams.values()] == [3, 3, 3]
 
 
-def test_what_can_never_fit_is_refused_with_the_arithmetic() -> None:
+def test_a_request_that_can_never_fit_is_rejected_with_the_numbers() -> None:
     world = World(Shape(page_size=4, num_pages=5, max_length=40))
     too_long, too_big = world.submit(prompt(40), max_new_tokens=1), world.submit(prompt(10), max_new_tokens=8)
     fits = world.submit(prompt(10), max_new_tokens=7, ignore_eos=True)
@@ -69,7 +69,7 @@ def test_what_can_never_fit_is_refused_with_the_arithmetic() -> None:
     assert len(world.streams[fits].tokens) == 7
 
 
-def test_the_exact_maximum_of_rows_runs_at_once() -> None:
+def test_the_maximum_number_of_rows_runs_at_once() -> None:
     world = World(Shape(max_rows=5, token_budget=64, num_pages=64))
     for salt in range(7):
         world.submit(prompt(3, salt), max_new_tokens=6, ignore_eos=True)
@@ -80,7 +80,7 @@ def test_the_exact_maximum_of_rows_runs_at_once() -> None:
     world.check_all_ended()
 
 
-def test_preemption_takes_the_newest_and_its_late_token_counts() -> None:
+def test_preemption_takes_the_newest_request_and_counts_its_recomputed_tokens() -> None:
     world = World(Shape(page_size=4, num_pages=5, token_budget=64))
     first = world.submit(prompt(7), max_new_tokens=9, ignore_eos=True)
     second = world.submit(prompt(7, 1), max_new_tokens=9, ignore_eos=True)
@@ -93,7 +93,7 @@ def test_preemption_takes_the_newest_and_its_late_token_counts() -> None:
     assert ends[1].stats.recomputed_tokens > 0
 
 
-def test_preemption_spares_the_higher_priority_although_it_is_newer() -> None:
+def test_preemption_spares_a_newer_request_of_higher_priority() -> None:
     world = World(Shape(page_size=4, num_pages=5, token_budget=64))
     low = world.submit(prompt(7), max_new_tokens=9, ignore_eos=True)
     high = world.submit(prompt(7, 1), max_new_tokens=9, ignore_eos=True, priority=5)
@@ -103,7 +103,7 @@ def test_preemption_spares_the_higher_priority_although_it_is_newer() -> None:
     assert [end and end.stats.preemptions for end in ends] == [1, 0]
 
 
-def test_priority_goes_first_then_arrival() -> None:
+def test_requests_are_admitted_by_priority_then_arrival() -> None:
     world = World(Shape(max_rows=1))
     order = [world.submit(prompt(3, i), max_new_tokens=1, priority=p) for i, p in enumerate([0, 0, 3, -1, 3])]
     world.run()
@@ -127,7 +127,7 @@ def test_long_prompts_are_chunked_and_others_decode_beside_them() -> None:
 
 
 @pytest.mark.parametrize("steps", range(14))
-def test_a_worker_lost_at_any_step_costs_nobody_a_token(steps: int) -> None:
+def test_a_worker_lost_at_any_step_costs_no_tokens(steps: int) -> None:
     world = World(Shape(page_size=4, num_pages=12, token_budget=12, max_rows=4))
     for salt in range(4):
         world.submit(prompt(3 + 5 * salt, salt), max_new_tokens=8, ignore_eos=True, temperature=salt % 2, seed=salt)
@@ -145,7 +145,7 @@ def test_a_worker_lost_at_any_step_costs_nobody_a_token(steps: int) -> None:
 
 @pytest.mark.parametrize("steps", range(10))
 @pytest.mark.parametrize("how", ["cancel", "abort", "finish", "frontend"])
-def test_ends_from_outside_in_every_phase_free_everything(steps: int, how: str) -> None:
+def test_requests_ended_from_outside_in_any_phase_free_everything(steps: int, how: str) -> None:
     world = World(Shape(page_size=4, num_pages=7, token_budget=8, max_rows=3, chunk_align=2))
     streams = [world.submit(prompt(6 + salt, salt), max_new_tokens=6, ignore_eos=True) for salt in range(4)]
     for step in range(steps):
@@ -158,7 +158,7 @@ def test_ends_from_outside_in_every_phase_free_everything(steps: int, how: str) 
             case "cancel":
                 world.cancel(stream)
             case "abort":
-                world.handle(ev.Abort(frontend=FRONTEND, query=1, request_ids=(f"r{stream}", "nobody")))
+                world.handle(ev.Abort(frontend=FRONTEND, query=1, request_ids=(f"r{stream}", "unknown")))
             case "finish":
                 kept = len(world.streams[stream].tokens)
                 world.handle(ev.Finish(frontend=FRONTEND, stream=stream, output_tokens=kept))
@@ -171,7 +171,7 @@ def test_ends_from_outside_in_every_phase_free_everything(steps: int, how: str) 
         assert all(len(world.streams[stream].tokens) == 6 for stream in (streams[0], streams[3]))
 
 
-def test_abort_answers_per_id_and_ends_the_stream() -> None:
+def test_abort_answers_for_each_id_and_ends_the_stream() -> None:
     world = World()
     stream = world.submit(prompt(4), max_new_tokens=50, ignore_eos=True)
     world.tick()
@@ -183,7 +183,7 @@ def test_abort_answers_per_id_and_ends_the_stream() -> None:
     assert end.reason is fx.EndReason.ABORTED
 
 
-def test_finish_counts_what_it_drops() -> None:
+def test_finish_counts_discarded_tokens() -> None:
     world = World()
     stream = world.submit(prompt(4), max_new_tokens=50, ignore_eos=True)
     for _ in range(6):
@@ -200,7 +200,7 @@ def test_finish_counts_what_it_drops() -> None:
 
 
 @pytest.mark.parametrize("step", [1, 2, 5])
-def test_a_step_that_fails_once_costs_nobody_a_token(step: int) -> None:
+def test_a_step_that_fails_once_costs_no_tokens(step: int) -> None:
     world = World(join=False)
     world.join(Faults(fail_steps=frozenset({step})))
     for salt in range(4):
@@ -212,7 +212,7 @@ def test_a_step_that_fails_once_costs_nobody_a_token(step: int) -> None:
 
 
 @pytest.mark.parametrize("position", [0, 2, 3])
-def test_one_whose_step_always_fails_ends_alone(position: int) -> None:
+def test_a_request_that_makes_every_step_fail_ends_alone(position: int) -> None:
     world = World(join=False)
     world.join(Faults(fail_token=251))
     for i in range(4):
@@ -229,7 +229,7 @@ def test_one_whose_step_always_fails_ends_alone(position: int) -> None:
     assert world.core.counters.resets <= 3
 
 
-def test_a_queue_that_is_full_refuses_with_the_limit() -> None:
+def test_a_full_queue_rejects_with_the_limit() -> None:
     world = World(Shape(max_rows=1), greedy(max_waiting=2, max_waiting_tokens=100))
     streams = [world.submit(prompt(4, salt)) for salt in range(3)]
     rejected = world.streams[streams[2]].rejected
@@ -244,7 +244,7 @@ def test_a_queue_that_is_full_refuses_with_the_limit() -> None:
     world.check_all_ended()
 
 
-def test_a_live_id_is_refused_and_free_again_after_its_end() -> None:
+def test_a_live_request_id_is_rejected_until_its_request_ends() -> None:
     world = World()
     world.submit(prompt(3), request_id="same")
     twin = world.submit(prompt(3), request_id="same")
@@ -256,7 +256,7 @@ def test_a_live_id_is_refused_and_free_again_after_its_end() -> None:
     assert world.streams[again].admitted
 
 
-def test_nobody_enters_before_a_worker_and_everybody_after_it_left() -> None:
+def test_requests_are_rejected_before_the_first_worker_and_wait_after_its_loss() -> None:
     world = World(join=False)
     early = world.submit(prompt(3))
     rejected = world.streams[early].rejected
@@ -274,7 +274,7 @@ def test_nobody_enters_before_a_worker_and_everybody_after_it_left() -> None:
     assert len(world.streams[late].tokens) == 4
 
 
-def test_what_is_due_ends_before_it_is_planned() -> None:
+def test_a_request_past_its_deadline_ends_before_it_is_planned() -> None:
     world = World(Shape(max_rows=1))
     running = world.submit(prompt(3), max_new_tokens=50, ignore_eos=True, max_time_seconds=2.0)
     waiting = world.submit(prompt(3, 1), deadline_seconds=1.0)
@@ -293,7 +293,7 @@ def test_what_is_due_ends_before_it_is_planned() -> None:
     assert tuple(prompt(3, 1)) not in planned
 
 
-def test_values_that_are_not_finite_end_their_request_alone() -> None:
+def test_nonfinite_logits_end_only_their_request() -> None:
     world = World(Shape(page_size=4, num_pages=16), join=False)
     poison = prompt(5, 9)
     world.join(Faults(nonfinite_token=poison[-1]))
@@ -311,7 +311,7 @@ def test_values_that_are_not_finite_end_their_request_alone() -> None:
     assert any(len(plan.zero_pages) for plan in world.sent)
 
 
-def test_a_worker_of_another_identity_is_refused_for_good_and_a_second_one_serves_too() -> None:
+def test_a_worker_of_another_identity_is_refused_and_one_of_the_same_joins() -> None:
     world = World()
     info = world.info()
     other = WorkerInfo(**{name: getattr(info, name) for name in info.__slots__} | {"identity": "else"})
@@ -324,7 +324,7 @@ def test_a_worker_of_another_identity_is_refused_for_good_and_a_second_one_serve
     assert list(world.core.lanes) == [world.worker, "w-y"]
 
 
-def test_a_worker_that_would_answer_differently_is_refused_for_good() -> None:
+def test_a_worker_with_another_window_is_refused_for_good() -> None:
     world = World()
     info = world.info()
     other = WorkerInfo(**{name: getattr(info, name) for name in info.__slots__} | {"window": 8})
@@ -335,7 +335,7 @@ def test_a_worker_that_would_answer_differently_is_refused_for_good() -> None:
     assert "see the whole past; this one sees 8 tokens back and the first 0" in refused.reason
 
 
-def test_past_the_model_s_positions_the_context_is_full() -> None:
+def test_a_request_that_reaches_the_maximum_length_ends_with_context_full() -> None:
     world = World(Shape(page_size=4, num_pages=20, max_length=12))
     cut = world.submit(prompt(9), max_new_tokens=4, ignore_eos=True)
     whole = world.submit(prompt(9, 1), max_new_tokens=3, ignore_eos=True)
@@ -344,7 +344,7 @@ def test_past_the_model_s_positions_the_context_is_full() -> None:
     assert (world.end(whole).reason, len(world.streams[whole].tokens)) == (fx.EndReason.LENGTH, 3)
 
 
-def test_the_serving_worker_back_as_another_is_refused_and_changes_nothing() -> None:
+def test_a_present_worker_that_rejoins_with_another_identity_is_refused() -> None:
     world = World()
     info = world.info()
     other = WorkerInfo(
@@ -363,7 +363,7 @@ def test_the_serving_worker_back_as_another_is_refused_and_changes_nothing() -> 
     assert len(world.streams[stream].tokens) == 4
 
 
-def test_a_worker_that_hangs_is_given_up_and_asked_to_join_again() -> None:
+def test_a_worker_that_hangs_is_dropped_and_asked_to_rejoin() -> None:
     world = World(config=greedy(step_timeout_seconds=3.0, silence_timeout_seconds=9.0))
     world.submit(prompt(3), ignore_eos=True)
     world.tick(1.0)
@@ -382,7 +382,7 @@ def test_a_worker_that_hangs_is_given_up_and_asked_to_join_again() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["short", "range", "step", "generation"])
-def test_results_that_lie_hurt_nobody(wrong: str) -> None:
+def test_wrong_results_cost_no_tokens(wrong: str) -> None:
     world = World()
     world.submit(prompt(5), ignore_eos=True, max_new_tokens=8)
     world.tick()
@@ -410,7 +410,7 @@ def test_results_that_lie_hurt_nobody(wrong: str) -> None:
     world.check_all_ended()
 
 
-def test_a_drain_admits_nobody_and_its_end_ends_the_rest() -> None:
+def test_a_drain_rejects_new_requests_and_its_end_ends_the_others() -> None:
     world = World()
     running = world.submit(prompt(4), max_new_tokens=100, ignore_eos=True)
     world.tick()
@@ -425,7 +425,7 @@ def test_a_drain_admits_nobody_and_its_end_ends_the_rest() -> None:
     world.check_empty()
 
 
-def test_stop_tokens_and_min_new_tokens() -> None:
+def test_a_stop_token_counts_only_after_min_new_tokens() -> None:
     free = World()
     stream = free.submit(prompt(4), max_new_tokens=12, ignore_eos=True)
     free.run()
@@ -442,7 +442,7 @@ def test_stop_tokens_and_min_new_tokens() -> None:
     assert stop not in world.streams[later].tokens[: first + 2]
 
 
-def test_two_front_ends_hear_only_their_own() -> None:
+def test_two_front_ends_get_only_their_own_output() -> None:
     world = World()
     world.handle(ev.FrontendJoined(frontend="f-2"))
     mine = world.submit(prompt(4), ignore_eos=True)
@@ -468,7 +468,7 @@ def test_two_front_ends_hear_only_their_own() -> None:
         assert sum(len(output.ends) for output in own) == 1
 
 
-def test_a_zero_order_lost_with_a_failed_step_is_given_again() -> None:
+def test_a_page_to_be_zeroed_by_a_failed_step_is_zeroed_by_a_later_one() -> None:
     shape = Shape(page_size=2, num_pages=7, max_rows=1, token_budget=4, max_length=24)
     world = World(shape, join=False)
     world.join(Faults(fail_steps=frozenset({3}), nonfinite_token=272))
@@ -483,7 +483,7 @@ def test_a_zero_order_lost_with_a_failed_step_is_given_again() -> None:
     assert len(generations) == 2
 
 
-def test_a_worker_that_gets_nothing_right_is_sent_away_for_a_while() -> None:
+def test_a_worker_without_a_confirmed_step_is_refused_after_some_resets() -> None:
     world = World()
     world.submit(prompt(3), max_new_tokens=4, ignore_eos=True)
     resets = 0
@@ -499,7 +499,7 @@ def test_a_worker_that_gets_nothing_right_is_sent_away_for_a_while() -> None:
         )  # fmt: skip
         resets += 1
         assert resets <= 10
-    # Two plans are out and the last one's result comes first: that, too, is no step confirmed.
+    # Two plans are in flight and the result of the last one comes first, so no step is confirmed.
     refused = [effect for effect in world.effects if isinstance(effect, fx.WorkerRefused)]
     assert [effect.retry for effect in refused] == [True]
     assert "resets in a row without one confirmed step" in refused[0].reason

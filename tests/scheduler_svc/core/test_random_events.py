@@ -1,6 +1,6 @@
 """A hypothesis state machine over tiny pools and vocabularies: any order of events keeps invariants and content.
 
-The world audits the core after each event; at the end everything is let run and nobody may be forgotten.
+The world audits the core after each event. At the end it runs until idle, and every stream must have been answered.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from tests.rigs.sampling import MINUS_INFINITY
 from tests.scheduler_svc.core.world import FRONTEND, World, greedy
 
 _POISON = 272
-# One token, 3, is always allowed, never banned and ends nothing.
+# Token 3 is always allowed and never banned, and it ends no request.
 _ASKED = [
     {},
     {},
@@ -28,7 +28,7 @@ _ASKED = [
 
 
 class CoreMachine(RuleBasedStateMachine):
-    """Callers come and go, the worker applies late, fails, dies and comes back."""
+    """Requests come and go. The worker applies plans late, fails, dies and rejoins."""
 
     world: World
 

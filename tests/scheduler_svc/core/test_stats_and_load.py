@@ -1,4 +1,4 @@
-"""What the core tells of itself and others: accounts of requests, the load, who hears what, and bounded heaps."""
+"""The stats of ended requests, the load, what front ends are sent, and the size of the queue's heaps."""
 
 from dataclasses import replace
 
@@ -19,21 +19,21 @@ def load(world: World) -> Load:
     return reply.load
 
 
-# Accounts -----------------------------------------------------------------------------------------------------
+# Stats and load -----------------------------------------------------------------------------------------------
 
 
-def test_samples_in_flight_behind_values_that_are_not_finite_are_discarded() -> None:
+def test_tokens_in_flight_after_nonfinite_logits_count_as_discarded() -> None:
     world = World(config=greedy(plans_in_flight=3), join=False)
     world.join(Faults(nonfinite_token=280))
     stream = world.submit([1, 280], max_new_tokens=9)
     world.step()
     stats = world.end(stream).stats
-    # Three samples were planned; the first is read, and is no token.
+    # Three tokens were planned. The first result is not finite, so the other two tokens are discarded.
     assert (stats.output_tokens, stats.discarded_tokens, stats.recomputed_tokens) == (0, 2, 0)
 
 
-def test_only_what_was_computed_again_counts() -> None:
-    """Lost with 24 positions, again when 8 of these are computed anew."""
+def test_only_recomputed_positions_count_as_recomputed() -> None:
+    """The worker is lost after 24 positions, and the next one after it has recomputed 8 of them."""
     world = World(Shape(token_budget=8, max_rows=4), greedy(plans_in_flight=1))
     stream = world.submit(list(range(40)), max_new_tokens=1, ignore_eos=True)
     for steps in (3, 1):
@@ -45,8 +45,8 @@ def test_only_what_was_computed_again_counts() -> None:
     assert world.end(stream).stats.recomputed_tokens == 8 + 24
 
 
-@pytest.mark.parametrize(("output_tokens", "kept"), [(0, 0), (2, 2), (3, 3), (100, 3)])
-def test_a_finish_keeps_at_most_what_was_delivered(output_tokens: int, kept: int) -> None:
+@pytest.mark.parametrize(("output_tokens", "counted"), [(0, 0), (2, 2), (3, 3), (100, 3)])
+def test_a_finish_counts_at_most_the_delivered_tokens(output_tokens: int, counted: int) -> None:
     world = World(config=greedy(plans_in_flight=2))
     stream = world.submit([1, 2], max_new_tokens=50, ignore_eos=True)
     for _ in range(3):
@@ -54,30 +54,30 @@ def test_a_finish_keeps_at_most_what_was_delivered(output_tokens: int, kept: int
     assert len(world.streams[stream].tokens) == 3
     world.handle(ev.Finish(frontend=FRONTEND, stream=stream, output_tokens=output_tokens))
     stats = world.end(stream).stats
-    # One sample is in flight.
-    assert (stats.output_tokens, stats.discarded_tokens) == (kept, 3 - kept + 1)
+    # One token is in flight and counts as discarded.
+    assert (stats.output_tokens, stats.discarded_tokens) == (counted, 3 - counted + 1)
 
 
-def test_the_load_counts_tokens_that_were_delivered() -> None:
+def test_the_load_counts_delivered_tokens() -> None:
     world = World(Shape(page_size=4, num_pages=9), greedy(plans_in_flight=2))
     gone, stays, waits = (world.submit([i, i, i], max_new_tokens=5, ignore_eos=True) for i in range(3))
     world.step()
     assert load(world).output_tokens == 3
     world.tick()
-    # Its sample in flight is computed for nobody.
+    # The token in flight of the cancelled request is not delivered.
     world.cancel(gone)
     world.run()
     assert [len(world.streams[stream].tokens) for stream in (gone, stays, waits)] == [1, 5, 5]
-    told = load(world)
-    assert (told.output_tokens, told.steps, told.running, told.waiting) == (11, 5, 0, 0)
-    assert (told.pages_used, told.pages_total, told.workers, told.lane_resets) == (0, 8, 1, 0)
+    after = load(world)
+    assert (after.output_tokens, after.steps, after.running, after.waiting) == (11, 5, 0, 0)
+    assert (after.pages_used, after.pages_total, after.workers, after.lane_resets) == (0, 8, 1, 0)
 
 
-# Who hears what -----------------------------------------------------------------------------------------------
+# Front ends ---------------------------------------------------------------------------------------------------
 
 
 def greeting(world: World, frontend: str = FRONTEND) -> list[fx.Effect]:
-    """The answer to a Hello: what is served, and the core's status as of its last plan."""
+    """Returns the effects for a front end that joins: the model, and the core's status as of its last plan."""
     info = world.info()
     return [
         fx.ModelServed(frontend=frontend, info=info, recent_max_length=info.max_length),
@@ -85,7 +85,7 @@ def greeting(world: World, frontend: str = FRONTEND) -> list[fx.Effect]:
     ]
 
 
-def test_a_front_end_that_says_hello_again_starts_anew() -> None:
+def test_a_front_end_that_joins_again_loses_its_requests() -> None:
     world = World()
     world.submit([1, 2], max_new_tokens=50, ignore_eos=True)
     world.step()
@@ -100,7 +100,7 @@ def test_a_front_end_that_says_hello_again_starts_anew() -> None:
     assert len(world.streams[again].tokens) == 4
 
 
-def test_a_front_end_that_comes_first_is_told_what_is_served() -> None:
+def test_front_ends_get_the_model_when_a_worker_joins() -> None:
     world = World(join=False)
     assert world.effects == [
         fx.ModelServed(frontend=FRONTEND, info=None, recent_max_length=0),
@@ -117,7 +117,7 @@ def test_a_front_end_that_comes_first_is_told_what_is_served() -> None:
     assert not [effect for effect in world.effects if isinstance(effect, fx.ModelServed)]
 
 
-def test_a_drain_is_told_to_all_and_to_who_comes_later() -> None:
+def test_a_drain_is_announced_to_present_and_later_front_ends() -> None:
     world = World()
     world.tick()
     assert world.handle(ev.DrainStarted()) == [fx.AnnounceDrain(frontend=FRONTEND)]
@@ -128,7 +128,7 @@ def test_a_drain_is_told_to_all_and_to_who_comes_later() -> None:
 
 
 @pytest.mark.parametrize("index", [-1, 1, 2**31 - 1])
-def test_a_result_that_points_outside_itself_closes_the_lane_and_hurts_nobody(index: int) -> None:
+def test_a_result_with_an_index_out_of_range_closes_the_lane_and_costs_no_tokens(index: int) -> None:
     world = World()
     stream = world.submit([1, 2, 3], max_new_tokens=4, ignore_eos=True)
     world.tick()
@@ -136,9 +136,9 @@ def test_a_result_that_points_outside_itself_closes_the_lane_and_hurts_nobody(in
     world.results[0].nonfinite = np.array([index], "<i4").tobytes()
     world.deliver()
     assert world.lane is None
-    sent_away = world.effects[-1]
-    assert isinstance(sent_away, fx.WorkerRefused)
-    assert (sent_away.worker, sent_away.retry) == (world.worker, True)
+    refused = world.effects[-1]
+    assert isinstance(refused, fx.WorkerRefused)
+    assert (refused.worker, refused.retry) == (world.worker, True)
     world.join()
     world.run()
     world.check_all_ended()
@@ -148,23 +148,23 @@ def test_a_result_that_points_outside_itself_closes_the_lane_and_hurts_nobody(in
 # Bounds -------------------------------------------------------------------------------------------------------
 
 
-def test_what_was_cancelled_does_not_pile_up() -> None:
+def test_entries_of_cancelled_requests_do_not_accumulate() -> None:
     world = World()
-    # First in both heaps, so that the dead lie below a live one; and nobody plans, so that nothing is popped.
+    # This request is the first in both heaps and no worker plans, so entries of ended requests are never popped.
     first = world.submit([1], priority=9, deadline_seconds=1e5)
     world.kill()
     core, submit = world.core, world.streams[first].submit
-    longest_queue = longest_due = 0
+    longest_queue = most_deadlines = 0
     for stream in range(10, 10_010):
         core.handle(replace(submit, stream=stream, request_id=f"r{stream}", priority=0, deadline_seconds=1e6), 0.0)
         core.handle(ev.Cancel(frontend=FRONTEND, stream=stream), 0.0)
         core.handle(ev.Tick(), 0.0)
         longest_queue = max(longest_queue, len(core.queue._rest))
-        longest_due = max(longest_due, len(core.queue._due))
+        most_deadlines = max(most_deadlines, len(core.queue._deadlines))
     assert core.queue.num_waiting == 1
-    # Twice what lives, and a little that is not worth the work.
+    # At most twice the live requests, and 64 that are not worth a cleanup.
     assert longest_queue <= 2 * 2 + 64
-    assert longest_due <= 2 * 2 + 64
+    assert most_deadlines <= 2 * 2 + 64
     world.join()
     world.run()
     world.check_all_ended()

@@ -1,4 +1,4 @@
-"""What is lost on the way: pages that are not finite, workers, patience, steps that fail. Exact orders and moments."""
+"""Failures of a worker: values that are not finite, its loss, timeouts, failed steps. Exact plans and times."""
 
 import numpy as np
 import pytest
@@ -15,19 +15,19 @@ ONE_PAGE = Shape(page_size=4, num_pages=2)
 
 
 def rows_of(world: World) -> list[list[int]]:
-    """The rows that each plan runs, ascending."""
+    """Returns the rows of each plan, ascending."""
     return [sorted([*plan.chunk_rows.tolist(), *plan.decode_rows.tolist()]) for plan in world.sent]
 
 
 def zeroed(world: World) -> list[list[int]]:
-    """The pages that each plan zeroes, ascending."""
+    """Returns the pages that each plan zeroes, ascending."""
     return [sorted(plan.zero_pages.tolist()) for plan in world.sent]
 
 
 # Values that are not finite -----------------------------------------------------------------------------------
 
 
-def test_a_normal_end_orders_no_zeroing() -> None:
+def test_pages_of_a_normal_end_are_not_zeroed() -> None:
     world = World(ONE_PAGE)
     for token in (1, 2):
         world.submit([token, token], max_new_tokens=3, ignore_eos=True)
@@ -36,64 +36,64 @@ def test_a_normal_end_orders_no_zeroing() -> None:
     assert all(pages == [] for pages in zeroed(world))
 
 
-def test_who_left_before_its_result_leaves_a_page_to_be_zeroed() -> None:
+def test_the_page_of_a_request_cancelled_before_its_result_is_zeroed() -> None:
     world = World(ONE_PAGE, greedy(plans_in_flight=1), join=False)
     world.join(Faults(nonfinite_token=POISON))
     poisoned = world.submit([1, POISON], max_new_tokens=3)
-    heir = world.submit([2, 2], max_new_tokens=3, ignore_eos=True)
+    next_request = world.submit([2, 2], max_new_tokens=3, ignore_eos=True)
     world.tick()
     world.cancel(poisoned)
     world.run()
     world.check_content()
     assert zeroed(world) == [[], [1], [], []]
-    assert len(world.streams[heir].tokens) == 3
+    assert len(world.streams[next_request].tokens) == 3
 
 
-def test_a_page_that_finite_samples_read_in_part_is_zeroed_too() -> None:
+def test_a_page_that_finite_samples_have_read_in_part_is_zeroed() -> None:
     second = World()
     second.submit([1, 2], max_new_tokens=2, ignore_eos=True)
     second.run()
     world = World(ONE_PAGE, greedy(plans_in_flight=1), join=False)
     world.join(Faults(nonfinite_token=second.streams[1].tokens[1]))
     poisoned = world.submit([1, 2], max_new_tokens=3, ignore_eos=True)
-    heir = world.submit([5, 5], max_new_tokens=3, ignore_eos=True)
+    next_request = world.submit([5, 5], max_new_tokens=3, ignore_eos=True)
     world.step()
     world.step()
-    # The last position of page 1 is being computed; the three before it are proven.
+    # The last position of page 1 is being computed. The three before it are verified.
     world.tick()
     assert len(world.streams[poisoned].tokens) == 2
     world.cancel(poisoned)
     world.run()
     world.check_content()
     assert zeroed(world) == [[], [], [], [1], [], []]
-    assert len(world.streams[heir].tokens) == 3
+    assert len(world.streams[next_request].tokens) == 3
 
 
-def test_a_zero_order_that_no_plan_carried_yet_outlives_a_reset() -> None:
+def test_only_pages_that_are_allocated_again_are_zeroed_after_a_reset() -> None:
     world = World(Shape(page_size=4, num_pages=9), join=False)
     world.join(Faults(nonfinite_token=POISON, fail_steps=frozenset({2})))
     world.submit([1, POISON], max_new_tokens=6)
     other = world.submit([2, 2], max_new_tokens=3, ignore_eos=True)
     world.tick()
     world.apply(), world.apply()
-    # First the values that are not finite, then FAILED, and no plan between them.
+    # The first result is not finite, the second one is FAILED, and no plan is made between them.
     world.deliver(), world.deliver()
     world.run()
     world.check_content()
-    # Page 1 is nobody's; page 2, the other's, is its own again, and was being written when the step failed.
+    # Page 1 is not allocated again. The other request gets its page 2 again, which the failed step was writing.
     assert zeroed(world)[:3] == [[], [], [2]]
     assert len(world.streams[other].tokens) == 3
 
 
-# A worker that is lost ----------------------------------------------------------------------------------------
+# The loss of a worker -----------------------------------------------------------------------------------------
 
 
-def test_a_lost_worker_is_on_the_account() -> None:
+def test_the_loss_of_a_worker_counts_recomputed_tokens() -> None:
     world = World(config=greedy(plans_in_flight=3))
     stream = world.submit([1, 2, 3, 4, 5], max_new_tokens=4, ignore_eos=True)
     world.step()
     world.tick()
-    # Five positions are confirmed, three more planned: only what was confirmed counts as computed again.
+    # Five positions are confirmed and three more are planned. Only the confirmed ones count as recomputed.
     world.kill()
     world.join()
     world.run()
@@ -103,13 +103,13 @@ def test_a_lost_worker_is_on_the_account() -> None:
     assert (stats.output_tokens, stats.discarded_tokens) == (4, 0)
 
 
-# Patience -----------------------------------------------------------------------------------------------------
+# Timeouts -----------------------------------------------------------------------------------------------------
 
-PATIENT = greedy(step_timeout_seconds=3.0, silence_timeout_seconds=9.0)
+SHORT_TIMEOUTS = greedy(step_timeout_seconds=3.0, silence_timeout_seconds=9.0)
 
 
-def test_idle_silence_ends_the_lane() -> None:
-    world = World(config=PATIENT)
+def test_a_silent_idle_worker_times_out() -> None:
+    world = World(config=SHORT_TIMEOUTS)
     assert world.core.next_wake() == pytest.approx(9.0)
     world.tick(8.9)
     assert world.lane is not None
@@ -118,8 +118,8 @@ def test_idle_silence_ends_the_lane() -> None:
     assert fx.AskRejoin(worker=world.worker) in world.effects
 
 
-def test_a_heartbeat_prevents_it() -> None:
-    world = World(config=PATIENT)
+def test_a_heartbeat_restarts_the_silence_timeout() -> None:
+    world = World(config=SHORT_TIMEOUTS)
     world.now = 8.0
     world.handle(ev.WorkerAlive(worker=world.worker))
     world.tick(8.9)
@@ -127,8 +127,8 @@ def test_a_heartbeat_prevents_it() -> None:
     assert world.core.next_wake() == pytest.approx(17.0)
 
 
-def test_a_result_is_a_sign_of_life() -> None:
-    world = World(config=PATIENT)
+def test_a_result_restarts_the_silence_timeout() -> None:
+    world = World(config=SHORT_TIMEOUTS)
     world.now = 7.0
     world.submit([1], max_new_tokens=1, ignore_eos=True)
     world.step(1.0)
@@ -138,14 +138,14 @@ def test_a_result_is_a_sign_of_life() -> None:
     assert world.lane is not None
 
 
-def test_a_long_first_step_does_not_time_the_second_out() -> None:
-    world = World(config=PATIENT)
+def test_the_timeout_of_a_step_starts_when_the_one_before_it_ends() -> None:
+    world = World(config=SHORT_TIMEOUTS)
     world.submit([1], max_new_tokens=9, ignore_eos=True)
     world.tick()
     world.apply()
     world.now = 2.9
     world.deliver()
-    # The second plan was sent at 0 too, but its step began when the first had ended.
+    # The second plan was sent at 0 too, but the worker began it when the first had ended.
     world.tick(2.9)
     assert world.lane is not None
     assert world.core.next_wake() == pytest.approx(5.9)
@@ -153,11 +153,11 @@ def test_a_long_first_step_does_not_time_the_second_out() -> None:
     assert world.lane is None
 
 
-# Steps that fail ----------------------------------------------------------------------------------------------
+# Failed steps -------------------------------------------------------------------------------------------------
 
 
 def failed_once(status: int = pb.STEP_STATUS_FAILED) -> World:
-    """Two requests, whose first step has failed; one plan in flight at a time."""
+    """Returns a world of two requests in which the first step failed, with one plan in flight at a time."""
     world = World(config=greedy(plans_in_flight=1))
     for token in (1, 2):
         world.submit([token], max_new_tokens=3, ignore_eos=True)
@@ -165,12 +165,12 @@ def failed_once(status: int = pb.STEP_STATUS_FAILED) -> World:
     world.apply()
     world.results[0].status = status
     world.deliver()
-    # A worker that failed carries on with the next generation, its tables empty.
+    # After a failed step the worker continues with the next generation and empty tables.
     world.executor.begin(2)
     return world
 
 
-def test_suspects_run_alone_one_after_the_other_until_they_have_sampled() -> None:
+def test_suspects_run_alone_one_after_another_until_they_have_sampled() -> None:
     world = failed_once()
     world.run()
     world.check_all_ended()
@@ -178,7 +178,7 @@ def test_suspects_run_alone_one_after_the_other_until_they_have_sampled() -> Non
     assert world.core.suspects == set()
 
 
-def test_nobody_is_admitted_beside_a_suspect() -> None:
+def test_no_request_is_admitted_while_a_suspect_runs() -> None:
     world = World(config=greedy(plans_in_flight=2), join=False)
     world.join(Faults(fail_steps=frozenset({1})))
     suspect = world.submit([1], max_new_tokens=4, ignore_eos=True)
@@ -196,25 +196,25 @@ def test_nobody_is_admitted_beside_a_suspect() -> None:
     world.deliver()
     assert len(world.streams[suspect].tokens) == 1
     world.tick()
-    # It has sampled; the other two come in, best first.
+    # The suspect has sampled a token, so the other two are admitted in the queue's order.
     assert rows_of(world)[2:] == [[1, 2, 3]]
     assert world.sent[2].starts[0].tokens.tolist() == world.streams[urgent].submit.prompt.tolist()
     world.run()
     world.check_all_ended()
 
 
-def test_a_suspect_is_not_admitted_along_with_others() -> None:
+def test_a_suspect_waits_while_a_request_before_it_is_admitted() -> None:
     world = failed_once()
     urgent = world.submit([3], max_new_tokens=3, ignore_eos=True, priority=9)
     world.run()
     world.check_all_ended()
-    # The urgent one goes first; while a suspect runs, it pauses.
+    # The urgent request goes first, and pauses while a suspect runs.
     assert world.sent[1].starts[0].tokens.tolist() == world.streams[urgent].submit.prompt.tolist()
     assert rows_of(world)[1:] == [[1], [2], [3], [1, 2, 3], [1, 2, 3]]
 
 
 @pytest.mark.parametrize("status", [pb.STEP_STATUS_OUT_OF_SYNC, pb.STEP_STATUS_SKIPPED])
-def test_a_step_that_was_not_run_makes_nobody_a_suspect(status: int) -> None:
+def test_a_step_that_was_not_computed_makes_no_suspects(status: int) -> None:
     world = failed_once(status)
     assert world.core.suspects == set()
     world.run()
@@ -222,10 +222,10 @@ def test_a_step_that_was_not_run_makes_nobody_a_suspect(status: int) -> None:
     assert rows_of(world) == [[1, 2]] * 4
 
 
-# A worker that lies -------------------------------------------------------------------------------------------
+# Wrong tokens -------------------------------------------------------------------------------------------------
 
 
-def test_a_stop_token_that_was_banned_is_no_stop() -> None:
+def test_a_banned_stop_token_does_not_end_the_request() -> None:
     world = World()
     stream = world.submit([1], max_new_tokens=1, min_new_tokens=1, stop_token_ids=(7,))
     world.tick()

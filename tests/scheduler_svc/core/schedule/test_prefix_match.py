@@ -10,7 +10,7 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages.page_hash import hash_pages, prefix_root
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
-from tests.scheduler_svc.core.orders import beginnings, chunks, load, starts
+from tests.scheduler_svc.core.sent_plans import chunks, first_positions, load, starts
 from tests.scheduler_svc.core.world import CACHE_ROOT, World, greedy
 
 POISON = 280
@@ -22,13 +22,13 @@ def text(length: int, first: int = 0) -> list[int]:
     return [first + i for i in range(length)]
 
 
-def asked(world: World, prompt: list[int], **wish: object) -> int:
+def asked(world: World, prompt: list[int], **options: object) -> int:
     """The prompt runs to its end; its first position."""
-    number = len(beginnings(world))
-    world.submit(prompt, **({"max_new_tokens": 1, "ignore_eos": True} | wish))
+    number = len(first_positions(world))
+    world.submit(prompt, **({"max_new_tokens": 1, "ignore_eos": True} | options))
     world.run()
     world.check_all_ended()
-    return beginnings(world)[number]
+    return first_positions(world)[number]
 
 
 # How far ----------------------------------------------------------------------------------------------------------
@@ -37,20 +37,20 @@ def asked(world: World, prompt: list[int], **wish: object) -> int:
 @pytest.mark.parametrize(
     ("length", "hit"), [(1, 0), (3, 0), (4, 0), (5, 4), (7, 4), (8, 4), (9, 8), (12, 8), (13, 12), (16, 12)]
 )
-def test_a_hit_ends_with_a_page_and_before_the_last_token(length: int, hit: int) -> None:
+def test_a_match_ends_at_a_page_edge_before_the_last_token(length: int, hit: int) -> None:
     world = World(SHORT)
     assert [asked(world, text(length)) for _ in range(3)] == [0, hit, hit]
     assert [world.end(stream).stats.cached_prompt_tokens for stream in (1, 2, 3)] == [0, hit, hit]
 
 
 @pytest.mark.parametrize(("alike", "hit"), [(0, 0), (3, 0), (4, 4), (7, 4), (8, 8), (11, 8), (12, 12)])
-def test_a_hit_goes_as_far_as_prompts_are_alike(alike: int, hit: int) -> None:
+def test_a_match_covers_the_common_full_pages(alike: int, hit: int) -> None:
     world = World(SHORT)
     asked(world, text(14))
     assert asked(world, text(alike) + text(14 - alike, 100)) == hit
 
 
-def test_a_prompt_that_ends_with_a_page_computes_that_page_in_one_of_its_own() -> None:
+def test_a_prompt_that_ends_at_a_page_edge_computes_its_last_page_again() -> None:
     world = World(SHORT)
     asked(world, text(8))
     asked(world, text(8))
@@ -62,7 +62,7 @@ def test_a_prompt_that_ends_with_a_page_computes_that_page_in_one_of_its_own() -
     assert world.lane.pool.num_evictable == 2
 
 
-def test_one_token_that_is_left_decodes_at_once() -> None:
+def test_one_remaining_token_decodes_at_once() -> None:
     world = World(SHORT)
     asked(world, text(9))
     asked(world, text(9))
@@ -71,14 +71,14 @@ def test_one_token_that_is_left_decodes_at_once() -> None:
 
 
 @pytest.mark.parametrize(("logprobs_from", "hit"), [(1, 0), (4, 0), (5, 4), (8, 4), (9, 8), (11, 8), (12, 8)])
-def test_logits_that_are_wanted_are_computed(logprobs_from: int, hit: int) -> None:
+def test_positions_with_wanted_prompt_logprobs_are_computed(logprobs_from: int, hit: int) -> None:
     """The logprob of token p comes of position p - 1."""
     world = World(SHORT)
     asked(world, text(12))
     assert asked(world, text(12), prompt_logprobs_from=logprobs_from) == hit
 
 
-def test_what_was_kept_while_a_prompt_was_under_way_is_found_by_who_comes_next() -> None:
+def test_pages_of_a_running_prompt_are_matched_by_the_next_request() -> None:
     world = World(Shape(num_pages=32, token_budget=12), greedy(plans_in_flight=1))
     for _ in range(2):
         world.submit(text(18), max_new_tokens=1, ignore_eos=True)
@@ -88,7 +88,7 @@ def test_what_was_kept_while_a_prompt_was_under_way_is_found_by_who_comes_next()
     assert [chunks(plan) for plan in world.sent] == [[(1, 0, 12)], [(1, 12, 6), (2, 16, 2)]]
 
 
-def test_a_page_has_its_name_when_the_plan_that_fills_it_is_made_and_not_before() -> None:
+def test_a_prompt_page_is_cached_when_the_plan_that_fills_it_is_made() -> None:
     world = World(Shape(num_pages=32, token_budget=6), greedy(plans_in_flight=1))
     world.submit(text(13), max_new_tokens=1, ignore_eos=True)
     named: list[list[int]] = []
@@ -106,7 +106,7 @@ def test_a_page_has_its_name_when_the_plan_that_fills_it_is_made_and_not_before(
 # Equal prompts in one step ----------------------------------------------------------------------------------------
 
 
-def test_equal_prompts_in_one_step_share() -> None:
+def test_equal_prompts_in_one_step_share_pages() -> None:
     world = World(SHORT)
     for _ in range(3):
         world.submit(text(10), max_new_tokens=3, ignore_eos=True)
@@ -120,7 +120,7 @@ def test_equal_prompts_in_one_step_share() -> None:
     world.check_all_ended()
 
 
-def test_a_prompt_longer_than_one_under_way_shares_what_that_one_computes() -> None:
+def test_a_longer_prompt_shares_the_pages_of_a_shorter_one_in_the_same_step() -> None:
     world = World(SHORT)
     world.submit(text(9), max_new_tokens=3, ignore_eos=True)
     world.submit(text(14), max_new_tokens=3, ignore_eos=True)
@@ -133,22 +133,22 @@ def test_a_prompt_longer_than_one_under_way_shares_what_that_one_computes() -> N
 # Whose ------------------------------------------------------------------------------------------------------------
 
 
-def test_salts_stand_apart() -> None:
+def test_requests_with_different_salts_share_no_pages() -> None:
     world = World(SHORT)
     salts = ["", "a", "b", "a", "", "b"]
     assert [asked(world, text(9), salt=salt) for salt in salts] == [0, 0, 0, 8, 8, 8]
 
 
-def test_equal_prompts_of_two_salts_do_not_share_a_step() -> None:
+def test_equal_prompts_with_different_salts_share_no_pages_in_one_step() -> None:
     world = World(SHORT)
     for salt in ("a", "b"):
         world.submit(text(9), max_new_tokens=1, ignore_eos=True, salt=salt)
     world.run()
     world.check_all_ended()
-    assert beginnings(world) == [0, 0]
+    assert first_positions(world) == [0, 0]
 
 
-def test_without_a_root_nothing_is_found_and_nothing_kept() -> None:
+def test_without_a_prefix_root_nothing_is_matched_or_cached() -> None:
     world = World(SHORT)
     asked(world, text(9))
     assert asked(world, text(9), salt=None) == 0
@@ -157,14 +157,14 @@ def test_without_a_root_nothing_is_found_and_nothing_kept() -> None:
     assert asked(world, text(9, 50)) == 0
 
 
-def test_who_bypasses_reading_finds_nothing_and_is_found() -> None:
+def test_a_request_that_does_not_read_the_cache_still_fills_it() -> None:
     world = World(SHORT)
     assert asked(world, text(9), cache_read=False) == 0
     assert asked(world, text(9), cache_read=False) == 0
     assert asked(world, text(9)) == 8
 
 
-def test_who_bypasses_writing_leaves_nothing_and_finds() -> None:
+def test_a_request_that_does_not_write_the_cache_still_reads_it() -> None:
     world = World(SHORT)
     assert asked(world, text(9), cache_write=False, max_new_tokens=8) == 0
     assert load(world).pages_cached == 0
@@ -173,13 +173,13 @@ def test_who_bypasses_writing_leaves_nothing_and_finds() -> None:
     assert load(world).pages_cached == 2
 
 
-def test_who_bypasses_writing_is_not_shared_in_its_own_step() -> None:
+def test_a_request_that_does_not_write_the_cache_shares_no_pages_in_its_step() -> None:
     world = World(SHORT)
-    for wish in ({"cache_write": False}, {}, {}):
-        world.submit(text(9), max_new_tokens=1, ignore_eos=True, **wish)
+    for options in ({"cache_write": False}, {}, {}):
+        world.submit(text(9), max_new_tokens=1, ignore_eos=True, **options)
     world.run()
     world.check_all_ended()
-    assert beginnings(world) == [0, 0, 8]
+    assert first_positions(world) == [0, 0, 8]
 
 
 # Tokens are compared ----------------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ def forged(prompt: list[int]) -> bytes:
     return hash_pages(prefix_root(CACHE_ROOT, ""), np.array(prompt, np.int32), SHORT.page_size)
 
 
-def test_another_text_of_the_same_hash_is_not_taken_for_it() -> None:
+def test_pages_with_the_same_hash_and_other_tokens_do_not_match() -> None:
     world = World(SHORT)
     one, other = text(9), text(9, 100)
     asked(world, one)
@@ -202,7 +202,7 @@ def test_another_text_of_the_same_hash_is_not_taken_for_it() -> None:
     assert asked(world, mixed, page_hashes=forged(one)) == 4
 
 
-def test_nor_in_the_step_that_computes_it() -> None:
+def test_pages_with_the_same_hash_and_other_tokens_do_not_match_in_one_step() -> None:
     world = World(SHORT)
     one, other = text(9), text(9, 100)
     world.submit(one, max_new_tokens=3, ignore_eos=True)
@@ -212,7 +212,7 @@ def test_nor_in_the_step_that_computes_it() -> None:
     assert starts(world) == [(0, [1, 2, 3]), (0, [4, 5, 6])]
 
 
-def test_hashes_that_did_not_come_along_are_made_when_they_are_needed() -> None:
+def test_missing_page_hashes_are_computed_when_needed() -> None:
     world = World(SHORT)
     asked(world, text(13))
     assert asked(world, text(13), page_hashes=forged(text(4))) == 12
@@ -223,7 +223,7 @@ def test_hashes_that_did_not_come_along_are_made_when_they_are_needed() -> None:
 
 
 @pytest.mark.parametrize(("num_tokens", "hit"), [(1, 4), (2, 4), (3, 8), (6, 8), (7, 12), (10, 12), (11, 16)])
-def test_a_chat_goes_on_from_its_prompt_and_its_answer(num_tokens: int, hit: int) -> None:
+def test_the_next_turn_of_a_chat_matches_prompt_and_output_pages(num_tokens: int, hit: int) -> None:
     """Six tokens were asked; of all that stand, the last answer's token was never computed."""
     world = World(SHORT)
     asked(world, text(6), max_new_tokens=num_tokens)
@@ -232,7 +232,7 @@ def test_a_chat_goes_on_from_its_prompt_and_its_answer(num_tokens: int, hit: int
     assert asked(world, turn) == hit
 
 
-def test_a_page_of_an_answer_is_found_once_a_finite_sample_has_read_it() -> None:
+def test_an_output_page_is_cached_after_a_finite_sample_has_read_it() -> None:
     world = World(SHORT, greedy(plans_in_flight=2))
     world.submit(text(3), max_new_tokens=20, ignore_eos=True)
     world.step()
@@ -241,12 +241,12 @@ def test_a_page_of_an_answer_is_found_once_a_finite_sample_has_read_it() -> None
     assert len(turn) == 5
     world.submit(turn, max_new_tokens=1, ignore_eos=True)
     world.tick()
-    assert beginnings(world) == [0, 0]
+    assert first_positions(world) == [0, 0]
     world.apply()
     world.deliver()
     world.submit(turn, max_new_tokens=1, ignore_eos=True)
     world.tick()
-    assert beginnings(world) == [0, 0, 4]
+    assert first_positions(world) == [0, 0, 4]
     world.run()
     world.check_all_ended()
 
@@ -268,14 +268,14 @@ def failed(world: World, prompt: list[int]) -> fx.Failure:
     return failure
 
 
-def test_of_what_turned_out_not_finite_nothing_is_found() -> None:
+def test_pages_of_a_nonfinite_request_are_evicted() -> None:
     world = poisoned()
     assert failed(world, [*text(9), POISON]).code is fx.FailureCode.INTERNAL
     assert load(world).pages_cached == 0
     assert asked(world, text(9)) == 0
 
 
-def test_but_what_a_finite_sample_has_read_before_it_stays() -> None:
+def test_verified_pages_of_a_nonfinite_request_stay_cached() -> None:
     world = poisoned()
     asked(world, text(5))
     failed(world, [*text(9), POISON])
@@ -283,20 +283,20 @@ def test_but_what_a_finite_sample_has_read_before_it_stays() -> None:
     assert asked(world, text(9)) == 4
 
 
-def test_who_shares_what_is_not_finite_ends_too_and_alone() -> None:
+def test_only_requests_that_share_nonfinite_pages_end() -> None:
     world = poisoned()
     bad = [POISON, *text(8)]
     streams = [world.submit(prompt, max_new_tokens=3, ignore_eos=True) for prompt in (bad, bad, text(9))]
     world.run()
     world.check_content()
     assert [world.end(stream).failure is not None for stream in streams] == [True, True, False]
-    assert beginnings(world) == [0, 8, 0]
+    assert first_positions(world) == [0, 8, 0]
 
 
 # What is told -----------------------------------------------------------------------------------------------------
 
 
-def test_the_load_counts_what_was_found_and_what_is_kept() -> None:
+def test_the_load_counts_matched_tokens_and_cached_pages() -> None:
     world = World(SHORT)
     asked(world, text(9))
     asked(world, text(12))
@@ -311,7 +311,7 @@ def test_the_load_counts_what_was_found_and_what_is_kept() -> None:
     assert (told.pages_used, told.pages_cached, told.cached_prompt_tokens) == (4, 1, 16)
 
 
-def test_a_prompt_counts_once_however_often_it_is_resumed() -> None:
+def test_a_resumed_prompt_counts_once_in_the_load() -> None:
     world = World(SHORT)
     stream = world.submit(text(9), max_new_tokens=4, ignore_eos=True)
     world.step()

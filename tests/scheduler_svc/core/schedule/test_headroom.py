@@ -78,7 +78,7 @@ def exact(running: Sequence[Running], page_size: int, steps: int = 0) -> int:
         ([Running(begins=8, left=1, held=2), Running(begins=8, left=1, held=2)], 2),
     ],
 )
-def test_worked_out_by_hand(running: list[Running], most: int) -> None:
+def test_the_near_horizon_equals_cases_worked_out_by_hand(running: list[Running], most: int) -> None:
     assert brute_force(running, 4) == exact(running, 4) == most
 
 
@@ -93,14 +93,18 @@ def crowds(draw: st.DrawFn) -> tuple[list[Running], int]:
 
 
 @given(crowds(), st.data())
-def test_it_is_what_a_simulation_of_all_rows_takes(crowd: tuple[list[Running], int], data: st.DataObject) -> None:
+def test_the_near_horizon_equals_a_simulation_of_all_rows(
+    crowd: tuple[list[Running], int], data: st.DataObject
+) -> None:
     running, page_size = crowd
     steps = data.draw(st.integers(1, page_size))
     assert exact(running, page_size, steps) == brute_force(running, page_size, steps)
 
 
 @given(crowds(), st.data())
-def test_pages_held_ahead_are_not_taken_again(crowd: tuple[list[Running], int], data: st.DataObject) -> None:
+def test_the_near_horizon_does_not_count_pages_that_rows_hold_already(
+    crowd: tuple[list[Running], int], data: st.DataObject
+) -> None:
     running, page_size = crowd
     ahead = [Running(begins=one.begins, left=one.left, held=one.held + data.draw(st.integers(0, 2))) for one in running]
     assert exact(ahead, page_size) == brute_force(ahead, page_size)
@@ -109,7 +113,7 @@ def test_pages_held_ahead_are_not_taken_again(crowd: tuple[list[Running], int], 
 # Beside the near horizon ------------------------------------------------------------------------------------------
 
 
-def test_what_stays_free_under_each_rule() -> None:
+def test_each_admission_rule_keeps_its_headroom() -> None:
     info = info_of(Shape(page_size=4, num_pages=401))
     rows = rows_of([Running(begins=6, left=80, held=2), Running(begins=5, left=40, held=2)], 4)
     assert headroom(Admission.KNOWN, rows, info, 0.5) == 0
@@ -164,7 +168,7 @@ def seated_and_preempted(admission: Admission) -> tuple[int, int]:
     return seated, world.core.counters.preemptions
 
 
-def test_who_is_let_in_without_looking_ahead_is_thrown_out_again() -> None:
+def test_admission_without_headroom_preempts_more() -> None:
     known, horizon = seated_and_preempted(Admission.KNOWN), seated_and_preempted(Admission.HORIZON)
     assert known[0] == 16
     assert horizon[0] < known[0]
@@ -184,7 +188,7 @@ def test_an_idle_core_keeps_its_expected_share() -> None:
     assert world.lane.schedule.expected_share == share
 
 
-def test_the_preemption_that_resolves_starvation_raises_the_expected_share() -> None:
+def test_a_preemption_that_resolves_starvation_raises_the_expected_share() -> None:
     """Two prompts under way wait for pages of one another; the newer one gives way in the plan's own tick."""
     shape = Shape(page_size=4, num_pages=5, window=6, max_rows=2, spare_logit_rows=4)
     world = World(shape, CoreConfig(plans_in_flight=1, policy=Policy(admission=Admission.KNOWN)))
