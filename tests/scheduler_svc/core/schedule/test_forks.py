@@ -115,20 +115,20 @@ def test_a_cancelled_sibling_is_not_forked_although_it_computed_the_prompt() -> 
     assert all_copies(world) == []
 
 
-@pytest.mark.parametrize(("gone", "source"), [(2, 3), (1, 4)])
-def test_any_running_sibling_is_forked_at_the_end_of_the_prompt(gone: int, source: int) -> None:
+@pytest.mark.parametrize(("cancelled", "source"), [(2, 3), (1, 4)])
+def test_any_running_sibling_is_forked_at_the_end_of_the_prompt(cancelled: int, source: int) -> None:
     """There are two rows. The third sample starts when another is cancelled, and copies only the prompt."""
     world = World(Shape(page_size=4, num_pages=32, max_rows=2), greedy(plans_in_flight=1))
     ask(world, max_new_tokens=9)
     for _ in range(4):
         world.step()
-    world.cancel(gone)
+    world.cancel(cancelled)
     world.step()
     assert starts(world)[-1] == (9, [1, 2, 6])
     assert copies(world.sent[-1]) == [(source, 6, 1)]
     world.run()
     world.check_content()
-    assert [len(world.streams[stream].tokens) for stream in (3 - gone, 3)] == [9, 9]
+    assert [len(world.streams[stream].tokens) for stream in (3 - cancelled, 3)] == [9, 9]
 
 
 # With cache options -----------------------------------------------------------------------------------------------

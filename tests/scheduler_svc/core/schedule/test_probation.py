@@ -61,8 +61,8 @@ def test_an_unproven_worker_changes_no_limits_and_gets_no_request() -> None:
     streams = [fleet.submit([i] * 5, max_new_tokens=3) for i in range(30)]
     for _ in range(200):
         fleet.tick(0.001)
-        fleet.work("a")
-        fleet.hear("a")
+        fleet.apply_plans("a")
+        fleet.deliver_from("a")
     assert all(fleet.streams[stream].end for stream in streams)
     assert len(fleet.plans_of[unproven]) == 1
     invalid = fleet.streams[fleet.submit([1] * 200)].rejected
@@ -76,12 +76,12 @@ def test_the_identity_of_an_unproven_worker_excludes_no_other() -> None:
     fleet.tick()
     name = fleet.join_as(SHAPE)
     fleet.tick()
-    fleet.work(name)
-    fleet.hear(name)
+    fleet.apply_plans(name)
+    fleet.deliver_from(name)
     assert models(fleet) == [100]
     # Its result comes too late, because a core serves one identity.
-    fleet.work("unproven")
-    fleet.hear("unproven")
+    fleet.apply_plans("unproven")
+    fleet.deliver_from("unproven")
     assert [effect.retry for effect in fleet.effects if isinstance(effect, fx.WorkerRefused)] == [False]
     assert list(fleet.core.lanes) == [name]
 
@@ -133,8 +133,8 @@ def test_workers_refused_for_their_identity_do_not_count_as_crashes() -> None:
         fleet.handle(ev.WorkerJoined(worker=name, info=replace(fleet.workers[name].info, identity="unproven")))
     fleet.tick()
     for name in ("a", *(f"unproven-{i}" for i in range(DEATHS))):
-        fleet.work(name)
-        fleet.hear(name)
+        fleet.apply_plans(name)
+        fleet.deliver_from(name)
     fleet.tick()
     assert list(fleet.core.lanes) == ["a"]
     assert not [effect for effect in fleet.effects if isinstance(effect, fx.CoreStatus) and effect.not_serving]

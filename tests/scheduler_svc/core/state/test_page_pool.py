@@ -89,7 +89,7 @@ def test_pages_are_unverified_from_their_allocation_on() -> None:
 
 
 def test_releasing_an_unused_page_raises() -> None:
-    with pytest.raises(AssertionError, match="page 1 is free already"):
+    with pytest.raises(AssertionError, match="page 1 has no reference"):
         PagePool(3).release([1])
 
 
