@@ -133,7 +133,7 @@ class PagePool:
         """
         references = self._references
         for page in reversed(pages):
-            assert references[page] > 0, f"page {page} is free already"
+            assert references[page] > 0, f"page {page} has no reference"
             references[page] -= 1
             if references[page] == 0:
                 self._insert(page)

@@ -53,14 +53,14 @@ class Fleet(World):
         self.handle(ev.WorkerLost(worker=name, reason="killed"))
         return worker
 
-    def work(self, name: str) -> bool:
+    def apply_plans(self, name: str) -> bool:
         """Lets the worker apply all messages in its inbox. Returns False if there were none."""
         worker, busy = self.workers[name], False
         while worker.work():
             busy = True
         return busy
 
-    def hear(self, name: str) -> bool:
+    def deliver_from(self, name: str) -> bool:
         """Delivers the worker's oldest result to the core. Returns False if there is none."""
         worker = self.workers[name]
         if not worker.results:
@@ -72,14 +72,14 @@ class Fleet(World):
         """Ticks, then delivers one result of each worker."""
         self.tick(seconds)
         for name in list(self.workers):
-            self.work(name)
-            self.hear(name)
+            self.apply_plans(name)
+            self.deliver_from(name)
 
     def run(self, max_steps: int = 10_000) -> None:
         """Steps until nothing is left to do. Raises AssertionError after `max_steps`."""
         for _ in range(max_steps):
             self.tick(0.001)
-            busy = [self.work(name) | self.hear(name) for name in list(self.workers)]
+            busy = [self.apply_plans(name) | self.deliver_from(name) for name in list(self.workers)]
             if not any(busy):
                 return
         raise AssertionError(f"still busy after {max_steps} steps")

@@ -61,8 +61,8 @@ def test_uncomputed_prompt_tokens_count_as_backlog() -> None:
     # The first lane has 136 tokens left to compute, a little more than four rows, so its next plan admits no request.
     later = [ask(fleet, [2, i]) for i in range(4)]
     for name in "ab":
-        fleet.work(name)
-        fleet.hear(name)
+        fleet.apply_plans(name)
+        fleet.deliver_from(name)
     fleet.tick()
     assert (fleet.running("a"), fleet.running("b")) == ([long], [short, *later])
     fleet.run()
@@ -137,8 +137,8 @@ def test_a_sample_forks_from_a_sibling_that_has_computed_the_prompt_on_its_lane(
     first = ask(fleet, text(10, 50), num_samples=3, temperature=1.0, seed=3)
     fleet.tick()
     assert (fleet.running("a"), fleet.running("b")) == ([*fillers, first + 1], [first])
-    fleet.work("a")
-    fleet.hear("a")
+    fleet.apply_plans("a")
+    fleet.deliver_from("a")
     fleet.lose("b")
     for filler in fillers:
         fleet.cancel(filler)
@@ -156,18 +156,18 @@ def test_a_sample_forks_from_a_sibling_that_has_computed_the_prompt_on_its_lane(
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 4])
-@pytest.mark.parametrize("gone", ["a", "b"])
-def test_requests_of_a_lost_worker_resume_on_the_other_with_their_tokens(steps: int, gone: str) -> None:
+@pytest.mark.parametrize("lost", ["a", "b"])
+def test_requests_of_a_lost_worker_resume_on_the_other_with_their_tokens(steps: int, lost: str) -> None:
     fleet = Fleet(SHAPE, SHAPE)
     streams = [ask(fleet, text(6, 20 * i), temperature=i % 2, seed=i) for i in range(4)]
     for _ in range(steps):
         fleet.step()
     fleet.tick()
-    theirs = fleet.running(gone)
+    theirs = fleet.running(lost)
     assert len(theirs) == 2
     known = {stream: list(fleet.streams[stream].tokens) for stream in theirs}
-    fleet.lose(gone)
-    other = "b" if gone == "a" else "a"
+    fleet.lose(lost)
+    other = "b" if lost == "a" else "a"
     number = len(fleet.plans_of[other])
     fleet.run()
     fleet.check_all_ended()
@@ -197,7 +197,7 @@ def test_results_of_a_lost_worker_are_ignored() -> None:
     for i in range(4):
         ask(fleet, text(6, 20 * i))
     fleet.tick()
-    fleet.work("a")
+    fleet.apply_plans("a")
     lost = fleet.lose("a")
     assert lost.results
     tokens = {number: list(stream.tokens) for number, stream in fleet.streams.items()}
@@ -221,9 +221,9 @@ def test_each_lane_has_its_own_generation_steps_and_rows() -> None:
     assert [(fleet.lane_of(name).generation, fleet.lane_of(name).step) for name in "ab"] == [(1, 4), (2, 4)]
     # Both use row 1 and page 1.
     assert [fleet.plans_of[name][0].starts[0].pages.tolist() for name in "ab"] == [[1], [1]]
-    fleet.work("a")
+    fleet.apply_plans("a")
     fleet.workers["a"].results[0].status = pb.STEP_STATUS_OUT_OF_SYNC
-    fleet.hear("a")
+    fleet.deliver_from("a")
     assert [(fleet.lane_of(name).generation, fleet.lane_of(name).step) for name in "ab"] == [(3, 0), (2, 4)]
     assert fleet.running("b") == [2]
     assert len(fleet.lane_of("b").in_flight) == 1
@@ -234,11 +234,11 @@ def test_the_result_of_a_lane_is_read_against_its_own_plan() -> None:
     fleet = Fleet(SHAPE, SHAPE, config=greedy(plans_in_flight=1))
     streams = [ask(fleet, [i], max_new_tokens=3) for i in range(2)]
     fleet.tick()
-    fleet.work("a")
-    fleet.work("b")
-    fleet.hear("b")
+    fleet.apply_plans("a")
+    fleet.apply_plans("b")
+    fleet.deliver_from("b")
     assert [len(fleet.streams[stream].tokens) for stream in streams] == [0, 1]
-    fleet.hear("a")
+    fleet.deliver_from("a")
     assert [len(fleet.streams[stream].tokens) for stream in streams] == [1, 1]
     fleet.run()
     fleet.check_all_ended()
@@ -249,7 +249,7 @@ def test_a_result_with_the_generation_of_another_lane_is_ignored() -> None:
     for i in range(2):
         ask(fleet, [i], max_new_tokens=3)
     fleet.tick()
-    fleet.work("a")
+    fleet.apply_plans("a")
     event = fleet.workers["a"].event_of(fleet.workers["a"].results[0])
     assert isinstance(event, ev.StepDone)
     # The result has the generation of lane "a", so it is ignored on lane "b".
@@ -277,10 +277,10 @@ def preempted_with_pending_plans() -> Fleet:
 
 def test_pending_tokens_come_from_the_lane_that_preempted_the_request() -> None:
     fleet = preempted_with_pending_plans()
-    fleet.work("b")
-    fleet.work("a")
-    fleet.hear("a")
-    fleet.hear("a")
+    fleet.apply_plans("b")
+    fleet.apply_plans("a")
+    fleet.deliver_from("a")
+    fleet.deliver_from("a")
     assert len(fleet.streams[2].tokens) == 2
     fleet.tick()
     assert fleet.started("b") == [[1, 1, 1]]
@@ -307,11 +307,11 @@ def test_each_lane_runs_its_suspects_alone(requests: int, elsewhere: list[int]) 
     fleet.join_as(SHAPE)
     streams = [ask(fleet, [i, 7], max_new_tokens=8) for i in range(requests)]
     fleet.tick()
-    fleet.work("a")
-    fleet.hear("a")
+    fleet.apply_plans("a")
+    fleet.deliver_from("a")
     assert len(fleet.core.suspects) == requests // 2
-    fleet.work("b")
-    fleet.hear("b")
+    fleet.apply_plans("b")
+    fleet.deliver_from("b")
     fleet.tick()
     records = [fleet.lane_of(name).in_flight[-1] for name in "ab"]
     # The handles are equal to the streams here.

@@ -149,8 +149,8 @@ class CoreMachine(RuleBasedStateMachine):
                 request_id = self.world.streams[stream].submit.request_id
                 self.world.handle(ev.Abort(frontend=FRONTEND, query=1, request_ids=(request_id,)))
             case _:
-                kept = data.draw(st.integers(0, len(self.world.streams[stream].tokens)))
-                self.world.handle(ev.Finish(frontend=FRONTEND, stream=stream, output_tokens=kept))
+                output_tokens = data.draw(st.integers(0, len(self.world.streams[stream].tokens)))
+                self.world.handle(ev.Finish(frontend=FRONTEND, stream=stream, output_tokens=output_tokens))
 
     @rule(faults=st.sets(st.integers(1, 20), max_size=2))
     def worker_dies_and_another_joins(self, faults: set[int]) -> None:

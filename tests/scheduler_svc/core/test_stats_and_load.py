@@ -60,14 +60,14 @@ def test_a_finish_counts_at_most_the_delivered_tokens(output_tokens: int, counte
 
 def test_the_load_counts_delivered_tokens() -> None:
     world = World(Shape(page_size=4, num_pages=9), greedy(plans_in_flight=2))
-    gone, stays, waits = (world.submit([i, i, i], max_new_tokens=5, ignore_eos=True) for i in range(3))
+    cancelled, stays, waits = (world.submit([i, i, i], max_new_tokens=5, ignore_eos=True) for i in range(3))
     world.step()
     assert load(world).output_tokens == 3
     world.tick()
     # The token in flight of the cancelled request is not delivered.
-    world.cancel(gone)
+    world.cancel(cancelled)
     world.run()
-    assert [len(world.streams[stream].tokens) for stream in (gone, stays, waits)] == [1, 5, 5]
+    assert [len(world.streams[stream].tokens) for stream in (cancelled, stays, waits)] == [1, 5, 5]
     after = load(world)
     assert (after.output_tokens, after.steps, after.running, after.waiting) == (11, 5, 0, 0)
     assert (after.pages_used, after.pages_total, after.workers, after.lane_resets) == (0, 8, 1, 0)

@@ -69,8 +69,8 @@ def test_placement_skips_a_lane_with_an_overdue_step() -> None:
     new = fleet.submit([9, 9], max_new_tokens=2, ignore_eos=True)
     for _ in range(5):
         fleet.tick(OVERDUE_SECONDS / 2)
-        fleet.work("a")
-        fleet.hear("a")
+        fleet.apply_plans("a")
+        fleet.deliver_from("a")
     assert fleet.end(new).stats.output_tokens == 2
     assert fleet.now < fleet.core.config.step_timeout_seconds
     fleet.run()
@@ -86,8 +86,8 @@ def test_a_head_with_pending_plans_on_one_lane_does_not_block_another_lane() -> 
     pending: list[Request] = []
     while not pending:
         for name in fleet.workers:
-            fleet.work(name)
-            fleet.hear(name)
+            fleet.apply_plans(name)
+            fleet.deliver_from(name)
         fleet.tick()
         pending = [request for request in fleet.core.queue.waiting() if request.pending_plans]
     silent = "a" if fleet.lane_of("a").awaits(pending[0]) else "b"
@@ -97,8 +97,8 @@ def test_a_head_with_pending_plans_on_one_lane_does_not_block_another_lane() -> 
     new = fleet.submit([9, 9], max_new_tokens=2, ignore_eos=True)
     for _ in range(40):
         fleet.tick(1.0)
-        fleet.work(other)
-        fleet.hear(other)
+        fleet.apply_plans(other)
+        fleet.deliver_from(other)
     assert pending[0].pending_plans
     assert fleet.end(new).stats.output_tokens == 2
     fleet.run()

@@ -118,10 +118,10 @@ def test_used_pages_are_not_allocated() -> None:
 
 def test_a_released_page_is_matched_again_at_once() -> None:
     world = World(Shape(page_size=4, num_pages=4, max_rows=1), greedy(plans_in_flight=3))
-    gone = ask(world, text(9), max_new_tokens=2)
+    cancelled = ask(world, text(9), max_new_tokens=2)
     world.tick()
     assert len(world.sent) == 2
-    world.cancel(gone)
+    world.cancel(cancelled)
     again = ask(world, text(9), max_new_tokens=2)
     world.tick()
     # Plans in flight still read and write the pages. This plan comes after them.

@@ -1,7 +1,7 @@
-"""Samples of one request: their prompt is computed once, and forked by copying what stands in its last page.
+"""Samples of one request: their prompt is computed once and forked, by sharing its full pages and copying the last one.
 
-Pages have four tokens. The prompt of ten: two full pages, and two tokens in a third, the last of which each sample
-computes itself.
+Pages have four tokens. A prompt of ten tokens has two full pages and two tokens in a third page. Each sample computes
+the last token itself.
 """
 
 import pytest
@@ -42,7 +42,7 @@ def test_other_samples_wait_for_one_plan_then_copy_the_last_page() -> None:
     first, second = world.sent
     assert starts(world) == [(0, [1, 2, 3]), (9, [1, 2, 4]), (9, [1, 2, 5])]
     assert (chunks(first), copies(first)) == ([(1, 0, 10)], [])
-    # Position 8 is copied, position 9 computed by each; the first sample has sampled and goes on.
+    # Position 8 is copied and each sample computes position 9. The first sample has its first token and goes on.
     assert (chunks(second), copies(second)) == ([], [(3, 4, 1), (3, 5, 1)])
     assert second.decode_rows.tolist() == [1, 2, 3]
     assert [lane(world).pool.references(page) for page in range(1, 7)] == [3, 3, 1, 1, 1, 0]
@@ -56,7 +56,7 @@ def test_other_samples_wait_for_one_plan_then_copy_the_last_page() -> None:
     [(2, 1, 1), (3, 2, 2), (4, 3, 3), (5, 4, 0), (6, 5, 1), (8, 7, 3), (9, 8, 0), (12, 11, 3), (13, 12, 0)],
 )
 def test_a_fork_copies_the_last_page_up_to_the_last_token(length: int, first_position: int, copied: int) -> None:
-    """Of a prompt one longer than its full pages nothing is left to copy: these are shared."""
+    """If the prompt is one token longer than its full pages, these are shared and nothing is copied."""
     world = World(SHAPE)
     ask(world, list(range(length)), num_samples=2)
     finish(world)
@@ -91,7 +91,7 @@ def test_a_cancelled_sibling_leaves_the_full_pages_that_it_planned() -> None:
     world.cancel(1)
     world.run()
     world.check_content()
-    # Two full pages were planned; nothing of the third is copied from nobody.
+    # Two full pages were planned. The third page has no running sibling to copy from.
     assert first_positions(world) == [0, 8]
     assert all_copies(world) == []
 
@@ -115,23 +115,23 @@ def test_a_cancelled_sibling_is_not_forked_although_it_computed_the_prompt() -> 
     assert all_copies(world) == []
 
 
-@pytest.mark.parametrize(("gone", "source"), [(2, 3), (1, 4)])
-def test_any_running_sibling_is_forked_at_the_end_of_the_prompt(gone: int, source: int) -> None:
-    """Room for two rows: the third sample comes when another goes, and copies no more than the prompt."""
+@pytest.mark.parametrize(("cancelled", "source"), [(2, 3), (1, 4)])
+def test_any_running_sibling_is_forked_at_the_end_of_the_prompt(cancelled: int, source: int) -> None:
+    """There are two rows. The third sample starts when another is cancelled, and copies only the prompt."""
     world = World(Shape(page_size=4, num_pages=32, max_rows=2), greedy(plans_in_flight=1))
     ask(world, max_new_tokens=9)
     for _ in range(4):
         world.step()
-    world.cancel(gone)
+    world.cancel(cancelled)
     world.step()
     assert starts(world)[-1] == (9, [1, 2, 6])
     assert copies(world.sent[-1]) == [(source, 6, 1)]
     world.run()
     world.check_content()
-    assert [len(world.streams[stream].tokens) for stream in (3 - gone, 3)] == [9, 9]
+    assert [len(world.streams[stream].tokens) for stream in (3 - cancelled, 3)] == [9, 9]
 
 
-# With the caller's wishes -----------------------------------------------------------------------------------------
+# With cache options -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("options", [{"cache_write": False}, {"salt": None}])
@@ -179,7 +179,7 @@ def test_a_flush_does_not_prevent_a_fork() -> None:
     assert first_positions(world) == [0, 9]
 
 
-# When things go wrong ---------------------------------------------------------------------------------------------
+# With preemptions and failures ------------------------------------------------------------------------------------
 
 
 def test_a_preempted_sample_with_output_resumes_without_a_fork() -> None:
@@ -212,6 +212,6 @@ def test_nonfinite_logits_end_all_samples_of_the_prompt() -> None:
     world.check_content()
     world.check_empty()
     assert [world.end(stream).failure is None for stream in (1, 2, 3, 4)] == [False, False, False, True]
-    # The last one has the pages before it, which its own finite sample has read.
+    # The last request shares the two pages before the bad token, and its own finite sample has verified them.
     assert world.end(4).stats.cached_prompt_tokens == 8
     assert load(world).pages_cached == 3

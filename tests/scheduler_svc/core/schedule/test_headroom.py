@@ -1,4 +1,4 @@
-"""What must stay free beside a newcomer: the exact near horizon against a simulation of all rows, step by step."""
+"""The pages that must stay free when a request is admitted: the near horizon against a simulation of all rows."""
 
 import math
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from tests.scheduler_svc.core.world import World, info_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """A row whose next position is `begin`, which computes `left` more, and holds so many pages."""
+    """A row that computes `left` positions from position `begins` on and holds `held` pages."""
 
     begins: int
     left: int
@@ -40,7 +40,7 @@ def rows_of(running: Sequence[Running], page_size: int) -> Rows:
 
 
 def brute_force(running: Sequence[Running], page_size: int, steps: int = 0) -> int:
-    """The most pages that are taken and not yet given back, over so many steps; 0: a page of them."""
+    """Simulates the rows and returns the most pages taken and not yet returned, over `steps` or a page of steps."""
     held, most = [one.held for one in running], 0
     taken = 0
     for step in range(steps or page_size):
@@ -63,18 +63,18 @@ def exact(running: Sequence[Running], page_size: int, steps: int = 0) -> int:
 @pytest.mark.parametrize(
     ("running", "most"),
     [
-        # Page size 4. In the middle of its page, it crosses one edge.
+        # The page size is 4. The row is in the middle of its page and crosses one page edge.
         ([Running(begins=5, left=9, held=2)], 1),
-        # It ends before that.
+        # The row ends before the edge, and at it.
         ([Running(begins=5, left=3, held=2)], 0),
         ([Running(begins=5, left=4, held=2)], 1),
-        # One that ends gives its pages back before the other needs one, or after.
+        # A row that ends returns its pages before the other row needs one, or after.
         ([Running(begins=5, left=9, held=2), Running(begins=5, left=3, held=2)], 0),
         ([Running(begins=6, left=9, held=2), Running(begins=5, left=3, held=2)], 1),
         ([Running(begins=6, left=9, held=2), Running(begins=6, left=2, held=2)], 0),
-        # Both of them, and both at once.
+        # Both rows cross an edge, the second one at once.
         ([Running(begins=6, left=9, held=2), Running(begins=8, left=9, held=2)], 2),
-        # One that ends with a page that it has only just taken.
+        # Each row ends with the page that it has just taken.
         ([Running(begins=8, left=1, held=2), Running(begins=8, left=1, held=2)], 2),
     ],
 )
@@ -110,22 +110,22 @@ def test_the_near_horizon_does_not_count_pages_that_rows_hold_already(
     assert exact(ahead, page_size) == brute_force(ahead, page_size)
 
 
-# Beside the near horizon ------------------------------------------------------------------------------------------
+# Admission rules and the expected share ---------------------------------------------------------------------------
 
 
 def test_each_admission_rule_keeps_its_headroom() -> None:
     info = info_of(Shape(page_size=4, num_pages=401))
     rows = rows_of([Running(begins=6, left=80, held=2), Running(begins=5, left=40, held=2)], 4)
     assert headroom(Admission.KNOWN, rows, info, 0.5) == 0
-    # Nobody is seated, whatever the arrays say.
+    # No row is seated according to the counter.
     assert headroom(Admission.HORIZON, rows, info, 0.5) == 0
     rows.num_seated = 2
     assert headroom(Admission.KNOWN, rows, info, 0.5) == 0
     assert headroom(Admission.WATERMARK, rows, info, 0.5) == 4
-    # A page each for certain; half of what they may say is 60 tokens.
+    # Each row takes one page for certain. Half of their remaining output is 60 tokens.
     assert headroom(Admission.HORIZON, rows, info, 0.0) == 2
     assert headroom(Admission.HORIZON, rows, info, 0.5) == 15
-    # With a window of 200, 80 and 40 tokens still; with one of 8 they take 2 and 3 before they give a page for each.
+    # With a window of 200 they still take 80 and 40 tokens. With a window of 8 they take 2 and 3, then release as many.
     wide = info_of(Shape(page_size=4, num_pages=401, window=200))
     assert headroom(Admission.HORIZON, rows, wide, 0.5) == 15
     sliding = info_of(Shape(page_size=4, num_pages=401, window=8))
@@ -155,7 +155,7 @@ def test_a_preemption_raises_the_expected_share_to_at_most_one() -> None:
 
 
 def seated_and_preempted(admission: Admission) -> tuple[int, int]:
-    """Rows seated in the first step, and preemptions, of a crowd that all asks for more than there is room for."""
+    """Returns the rows seated in the first step, and the preemptions, of requests that need more than the pool."""
     config = CoreConfig(policy=Policy(admission=admission))
     world = World(Shape(page_size=4, num_pages=41, max_rows=16, token_budget=128), config)
     for i in range(16):
@@ -176,7 +176,7 @@ def test_admission_without_headroom_preempts_more() -> None:
 
 
 def test_an_idle_core_keeps_its_expected_share() -> None:
-    """The estimate counts planned steps; a service ticks several times a second while nothing runs."""
+    """The share decays with planned steps. An idle service ticks several times a second without planning."""
     world = World(config=CoreConfig(silence_timeout_seconds=1e6))
     world.submit([1, 2], max_new_tokens=6, ignore_eos=True)
     world.run()
@@ -189,7 +189,7 @@ def test_an_idle_core_keeps_its_expected_share() -> None:
 
 
 def test_a_preemption_that_resolves_starvation_raises_the_expected_share() -> None:
-    """Two prompts under way wait for pages of one another; the newer one gives way in the plan's own tick."""
+    """Two running prompts wait for each other's pages, so the newer one is preempted within the same tick."""
     shape = Shape(page_size=4, num_pages=5, window=6, max_rows=2, spare_logit_rows=4)
     world = World(shape, CoreConfig(plans_in_flight=1, policy=Policy(admission=Admission.KNOWN)))
     world.submit(list(range(20)), max_new_tokens=3, ignore_eos=True, prompt_logprobs_from=1)

@@ -1,7 +1,8 @@
-"""Host memory: what is saved there at a preemption, and when; what is loaded from it; when it is void.
+"""Host pages: what a preemption swaps out, what is swapped in again, and when host pages become void.
 
-Pages have four tokens. The scene: five pages; two prompts of seven tokens; in the third plan both need a third page,
-one is left, and the newer request gives way with two full pages. The older one then takes one of these.
+Pages have four tokens. In the usual scene there are five pages and two prompts of seven tokens. In the third plan both
+need a third page and one is unused, so the newer request is preempted with two full pages. The older one takes one of
+them later.
 """
 
 from dataclasses import replace
@@ -36,7 +37,7 @@ def scene(
     in_flight: int = 1,
     **options: object,
 ) -> World:
-    """Before the third plan."""
+    """Returns a world before the third plan."""
     world = World(shape, greedy(plans_in_flight=in_flight), join=False)
     world.join(faults)
     world.submit(OLDER, max_new_tokens=9, ignore_eos=True)
@@ -47,14 +48,14 @@ def scene(
 
 
 def all_swap_outs(world: World) -> list[tuple[int, int]]:
-    return [save for plan in world.sent for save in swap_outs(plan)]
+    return [pair for plan in world.sent for pair in swap_outs(plan)]
 
 
 def all_swap_ins(world: World) -> list[tuple[int, int]]:
-    return [one for plan in world.sent for one in swap_ins(plan)]
+    return [pair for plan in world.sent for pair in swap_ins(plan)]
 
 
-# Saved ------------------------------------------------------------------------------------------------------------
+# Swapping out -----------------------------------------------------------------------------------------------------
 
 
 def test_a_preempted_request_is_swapped_out_first_pages_first_and_resumes_in_full() -> None:
@@ -65,12 +66,12 @@ def test_a_preempted_request_is_swapped_out_first_pages_first_and_resumes_in_ful
     assert (load(world).host_pages_used, load(world).host_pages_total) == (2, 8)
     world.run()
     world.check_all_ended()
-    # The older one took page 4, the tail. Page 3 is still on the device; what page 4 held comes from host page 1.
+    # The older request took page 4. Page 3 is still on the device, and the content of page 4 comes from host page 1.
     assert starts(world)[2] == (8, [3, 4, 5])
     assert all_swap_ins(world) == [(1, 4)]
     stats = world.end(2).stats
     assert (stats.preemptions, stats.recomputed_tokens) == (1, 0)
-    # It stays there for who begins alike.
+    # The host pages stay for requests with the same prefix.
     assert load(world).host_pages_used == 2
 
 
@@ -78,7 +79,7 @@ def test_a_preempted_request_is_swapped_out_first_pages_first_and_resumes_in_ful
     ("host_pages", "page_copy_us", "token_us", "pays"),
     [
         (8, 99.0, 50.0, True),
-        (8, 100.0, 50.0, False),  # there and back takes as long as four tokens
+        (8, 100.0, 50.0, False),  # two copies take as long as four tokens
         (8, 1.0, 0.5, False),
         (8, 0.0, 0.0, False),
         (8, 0.0, 50.0, True),
@@ -102,7 +103,7 @@ def test_the_first_pages_are_swapped_out_if_host_memory_is_small() -> None:
     world.run()
     world.check_all_ended()
     assert all_swap_outs(world) == [(3, 0)]
-    # The head was still on the device.
+    # The first page was still on the device.
     assert all_swap_ins(world) == []
     assert world.end(2).stats.recomputed_tokens == 4
 
@@ -112,7 +113,7 @@ def test_pages_that_other_rows_share_are_not_swapped_out() -> None:
     assert starts(world) == [(0, [1, 2]), (4, [1, 3])]
     world.run()
     world.check_all_ended()
-    # Page 1 is the older one's too.
+    # Page 1 is shared with the older request.
     assert all_swap_outs(world) == [(3, 0)]
 
 
@@ -126,7 +127,7 @@ def test_uncached_pages_are_not_swapped_out(options: dict[str, object]) -> None:
 
 
 def test_output_pages_of_unconfirmed_steps_are_not_swapped_out() -> None:
-    """Three plans in one tick: of the answer nothing is known, the prompt's full page is planned and so has a name."""
+    """Three plans in one tick: no output token is known, and the prompt's full page is planned and therefore cached."""
     world = World(SHAPE, greedy(plans_in_flight=3))
     for prompt in (OLDER, NEWER):
         world.submit(prompt, max_new_tokens=9, ignore_eos=True)
@@ -137,7 +138,7 @@ def test_output_pages_of_unconfirmed_steps_are_not_swapped_out() -> None:
 
 
 def test_a_swap_out_without_a_plan_is_undone() -> None:
-    """The older one's last position is in flight when the newer one needs a page: nothing is left to run."""
+    """The older request's last position is in flight when the newer one needs a page, so no row is left to plan."""
     world = World(replace(SHAPE, num_pages=5), greedy(plans_in_flight=3))
     world.submit(OLDER, max_new_tokens=2, ignore_eos=True)
     world.submit(NEWER, max_new_tokens=9, ignore_eos=True)
@@ -150,24 +151,24 @@ def test_a_swap_out_without_a_plan_is_undone() -> None:
     assert all_swap_outs(world) == []
 
 
-# Loaded -----------------------------------------------------------------------------------------------------------
+# Swapping in ------------------------------------------------------------------------------------------------------
 
 
 def test_another_request_with_the_same_prefix_swaps_pages_in() -> None:
     world = scene()
     world.run()
-    # All of the device is handed out anew.
+    # This request allocates all pages of the device.
     world.submit([100 + i for i in range(17)], max_new_tokens=3, ignore_eos=True)
     world.run()
     number = len(world.sent)
-    answered = [*NEWER, *world.streams[2].tokens]
-    again = world.submit([*answered[:8], 200, 201], max_new_tokens=2, ignore_eos=True)
+    turn = [*NEWER, *world.streams[2].tokens]
+    again = world.submit([*turn[:8], 200, 201], max_new_tokens=2, ignore_eos=True)
     world.run()
     world.check_all_ended()
     assert world.end(again).stats.cached_prompt_tokens == 8
     assert [slot for slot, _ in swap_ins(world.sent[number])] == [0, 1]
-    # Loaded pages have their names again: the next one shares them on the device.
-    world.submit([*answered[:8], 202], max_new_tokens=2, ignore_eos=True)
+    # Pages that were swapped in are cached again, so the next request shares them on the device.
+    world.submit([*turn[:8], 202], max_new_tokens=2, ignore_eos=True)
     world.run()
     world.check_all_ended()
     assert first_positions(world)[-1] == 8
@@ -184,10 +185,10 @@ def test_another_tenant_swaps_no_pages_in() -> None:
     assert first_positions(world)[-1] == 0
 
 
-# Void -------------------------------------------------------------------------------------------------------------
+# Void host pages --------------------------------------------------------------------------------------------------
 
 
-def saved_and_confirmed() -> World:
+def swapped_out_and_confirmed() -> World:
     world = scene()
     world.step()
     assert load(world).host_pages_used == 2
@@ -195,7 +196,7 @@ def saved_and_confirmed() -> World:
 
 
 def test_the_loss_of_a_worker_drops_its_host_pages() -> None:
-    world = saved_and_confirmed()
+    world = swapped_out_and_confirmed()
     world.kill()
     assert load(world).host_pages_total == 0
     world.join()
@@ -215,7 +216,7 @@ def test_the_loss_of_a_worker_drops_its_host_pages() -> None:
     ],
 )
 def test_host_pages_of_confirmed_plans_survive_a_failed_step(status: int, left: int) -> None:
-    world = saved_and_confirmed()
+    world = swapped_out_and_confirmed()
     world.tick()
     world.apply()
     world.results[0].status = status
@@ -235,8 +236,8 @@ def test_host_pages_of_a_failed_plan_are_evicted() -> None:
 
 
 def test_a_flush_evicts_and_counts_host_pages() -> None:
-    world = saved_and_confirmed()
-    # Two in host memory; the older one's two and those two on the device.
+    world = swapped_out_and_confirmed()
+    # Two pages in host memory, and on the device these two and two of the older request.
     assert flush(world) == 2 + 4
     assert (load(world).host_pages_used, load(world).pages_cached) == (0, 0)
     world.run()
@@ -245,7 +246,7 @@ def test_a_flush_evicts_and_counts_host_pages() -> None:
     assert first_positions(world) == [0, 0, 0]
 
 
-# The pool by itself -----------------------------------------------------------------------------------------------
+# The host pool by itself ------------------------------------------------------------------------------------------
 
 
 def test_the_least_recently_used_host_page_is_replaced() -> None:
@@ -274,12 +275,14 @@ def test_an_empty_host_pool_stores_nothing() -> None:
     assert (pool.num_used, pool.evict_all()) == (0, 0)
 
 
-@given(st.integers(0, 3), st.lists(st.tuples(st.sampled_from(["save", "touch", "forget", "all"]), st.integers(0, 5))))
+@given(
+    st.integers(0, 3), st.lists(st.tuples(st.sampled_from(["store", "touch", "evict", "evict all"]), st.integers(0, 5)))
+)
 def test_the_host_pool_behaves_like_a_list(num_slots: int, operations: list[tuple[str, int]]) -> None:
     pool, names, slots = HostPool(num_slots), list[bytes](), dict[bytes, int]()
     for what, number in operations:
         name = bytes([number])
-        if what == "save":
+        if what == "store":
             slot = pool.store(name, name, unverified=False)
             if name in names or not num_slots:
                 assert slot is None
@@ -293,12 +296,12 @@ def test_the_host_pool_behaves_like_a_list(num_slots: int, operations: list[tupl
         elif what == "touch" and name in names:
             pool.touch(name)
             names.append(names.pop(names.index(name)))
-        elif what == "forget":
+        elif what == "evict":
             pool.evict(name)
             if name in names:
                 names.remove(name)
                 del slots[name]
-        elif what == "all":
+        elif what == "evict all":
             assert pool.evict_all() == len(names)
             names, slots = [], {}
         pool.audit()

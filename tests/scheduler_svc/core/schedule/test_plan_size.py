@@ -1,4 +1,4 @@
-"""Plans stay within the frames that a worker takes, however many long rows could start at once."""
+"""Plans stay within the worker's largest frame although many long rows could start at once."""
 
 from dataclasses import replace
 
@@ -17,12 +17,12 @@ SHAPE = Shape(page_size=4, num_pages=400, max_rows=40, max_length=300, token_bud
 
 
 def started_bytes(plan: Plan) -> int:
-    """Encoded size of the rows that a plan starts."""
+    """Returns the encoded size of the rows that a plan starts."""
     return worker_pb2.CoreToWorker.FromString(worker_wire.plan_frame(plan)).plan.started.ByteSize()
 
 
 def test_rows_beyond_the_size_of_a_plan_start_with_the_next_plans() -> None:
-    """Thirty long requests that share their prompt's pages all fit the rows when a new worker joins."""
+    """Thirty long requests share the pages of their prompt, so all of them fit when a new worker joins."""
     limit = 6000
     world = World(SHAPE, config=greedy(max_plan_bytes=limit))
     streams = [world.submit([1] * 200, max_new_tokens=8, ignore_eos=True, seed=i) for i in range(30)]
@@ -59,7 +59,7 @@ def test_the_estimate_of_a_plan_is_never_below_its_frame(num_listed: int) -> Non
     plan = world.sent[0]
     size = started_bytes(plan)
     assert size <= 60_000
-    # Nor far above it: the bound would start fewer rows than fit.
+    # The estimate is not far above either, or the plan would start fewer rows than fit.
     one = size / len(plan.starts)
     assert size + one > 60_000 * 0.9 or len(plan.starts) == 12
     assert len(worker_wire.plan_frame(plan)) <= largest_plan_bytes(world.info(), 60_000)
@@ -82,7 +82,7 @@ def test_workers_of_usual_sizes_fit_their_frames(max_length: int, num_pages: int
 
 
 def test_plans_for_a_worker_with_small_frames_are_smaller() -> None:
-    """40 rows of 20,000 tokens make 3.2 MB; the worker takes frames of 1 MiB, half of which rows may fill."""
+    """40 rows of 20,000 tokens have 3.2 MB. The worker takes frames of 1 MiB, and started rows may fill half of one."""
     shape = Shape(page_size=64, num_pages=13_000, max_rows=40, max_length=21_000, token_budget=900_000)
     world, limit = World(shape, join=False), 1 << 20
     world.handle(ev.WorkerJoined(worker="w-1", info=replace(world.info(), max_frame_bytes=limit)))

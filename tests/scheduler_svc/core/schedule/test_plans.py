@@ -1,4 +1,4 @@
-"""Exact plans, step by step: a table per scenario, as a reader would write it down by hand."""
+"""Exact plans, step by step: a table per scenario that can be checked by hand."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ from tests.scheduler_svc.core.world import World, greedy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """One plan. `starts` (row, pages); `chunks` (row, start, count, samples); `appends` (row, page)."""
+    """One plan: `starts` (row, pages), `appends` (row, page), `chunks` (row, start, count, samples), decode rows."""
 
     starts: tuple[tuple[int, tuple[int, ...]], ...] = ()
     appends: tuple[tuple[int, int], ...] = ()
@@ -37,7 +37,7 @@ def seen(plan: Plan) -> Expected:
 
 
 def lockstep(world: World, steps: int) -> None:
-    """Both plans out before a result comes, as a worker that is busy sees them."""
+    """Steps with two plans in flight before each result, as for a busy worker, then ticks once more."""
     for _ in range(steps):
         world.tick()
         world.apply()
@@ -67,7 +67,7 @@ def test_decode_rows_go_first_and_the_prompt_gets_the_rest_of_the_budget() -> No
     world.submit(list(range(10)), max_new_tokens=2, ignore_eos=True)
     lockstep(world, 4)
     assert [seen(plan) for plan in world.sent[:6]] == [
-        # The prompt of one token needs no chunk: it is a decode row from the start.
+        # The prompt of one token needs no chunk. It is a decode row from the start.
         Expected(starts=((1, (1,)), (2, (2,))), chunks=((1, 0, 2, True),), decode=(2,)),
         Expected(decode=(1, 2)),
         Expected(starts=((3, (3, 4, 5)),), chunks=((3, 0, 4, False),), decode=(1, 2)),
@@ -112,13 +112,13 @@ def test_preemption_frees_a_page_in_the_same_step_and_the_victim_resumes() -> No
     world.check_all_ended()
     plans = [seen(plan) for plan in world.sent]
     assert plans[0] == Expected(starts=((1, (1,)), (2, (2,))), chunks=((1, 0, 2, True), (2, 0, 2, True)))
-    # Page 3 goes to the older one; nobody is left to give the newer one a page, so it gives way itself.
+    # Page 3 goes to the older request. No row is after the newer one in the order, so it is preempted itself.
     assert plans[1] == Expected(appends=((1, 3),), decode=(1,))
     resumed = next(plan for plan in plans[2:] if plan.starts)
     assert len(resumed.starts) == 1
     tokens = next(plan for plan in world.sent[2:] if plan.starts).starts[0].tokens.tolist()
     assert tokens[:2] == [3, 4]
-    assert len(tokens) == 3, "the token that was in flight when it gave way is known by then"
+    assert len(tokens) == 3, "the token that was in flight at the preemption is known"
 
 
 def test_uncached_pages_are_reused_first_then_those_released_longest_ago() -> None:
@@ -126,7 +126,7 @@ def test_uncached_pages_are_reused_first_then_those_released_longest_ago() -> No
     for first in range(4):
         world.submit([first, first], max_new_tokens=2, ignore_eos=True)
         world.run()
-    # Each fills one page, which is kept, and begins another, which the next one gets.
+    # Each request fills one page, which is cached, and begins another one, which the next request gets.
     assert [plan.starts[0].pages.tolist() for plan in world.sent if plan.starts] == [[1], [2], [3], [4]]
     world.submit([0, 0, 9], max_new_tokens=1, ignore_eos=True)
     world.submit([5, 5, 9], max_new_tokens=1, ignore_eos=True)
@@ -143,7 +143,7 @@ def test_chunks_fill_the_token_budget(known: int, chunks: list[int]) -> None:
     world.submit(list(range(known)), max_new_tokens=1, ignore_eos=True)
     world.run()
     assert [int(count) for plan in world.sent for count in plan.chunk_counts] == chunks
-    # A rest of one position needs no chunk: it decodes.
+    # One remaining position needs no chunk. It is a decode row.
     rest = known - sum(chunks)
     assert [len(plan.decode_rows) for plan in world.sent] == [0] * len(chunks) + [1] * rest
     flags = [bool(flag) for plan in world.sent for flag in plan.chunk_samples]
@@ -151,7 +151,7 @@ def test_chunks_fill_the_token_budget(known: int, chunks: list[int]) -> None:
 
 
 def test_every_plan_has_a_checksum_of_its_own() -> None:
-    """The executor checks each plan's; here, that it is not constant."""
+    """The executor compares each checksum with its tables. This test shows that the checksum is not constant."""
     world = World(Shape(page_size=2, num_pages=9))
     world.submit([1, 2, 3], max_new_tokens=6, ignore_eos=True)
     world.run()
@@ -179,7 +179,7 @@ def test_a_step_with_a_preemption_admits_no_request() -> None:
     world.submit([1, 2], max_new_tokens=4, ignore_eos=True, priority=2)
     world.submit([3, 4, 5], max_new_tokens=2, ignore_eos=True)
     world.tick()
-    # It would fit in the second page that the victim leaves; it waits for the next step.
+    # This request would fit in the second page that the victim leaves, but waits for the next step.
     world.submit([6], max_new_tokens=2, ignore_eos=True, priority=1)
     lockstep(world, 2)
     assert [seen(plan) for plan in world.sent] == [
@@ -225,10 +225,11 @@ def bare_request(handle: int, length: int, priority: int = 0, prompt_logprobs_fr
     )
 
 
-def two_prompts_under_way(token_budget: int, prompt_logprobs_from: int = 0, spare_logit_rows: int = 0) -> Plan:
-    """Row 1 holds a prompt of 9 tokens, row 2 a better one of 6, neither begun; a single token waits before both.
+def two_running_prompts(token_budget: int, prompt_logprobs_from: int = 0, spare_logit_rows: int = 0) -> Plan:
+    """Returns a plan for two prompts that are seated but not begun, while a request of one token waits.
 
-    More than one prompt is never under way by the planner's own doing; what it says of the order holds anyway.
+    Row 1 has a prompt of 9 tokens, row 2 one of 6 tokens that goes before it, and the waiting request goes before both.
+    The planner never creates this state itself.
     """
     shape = Shape(
         page_size=4,
@@ -265,13 +266,13 @@ def two_prompts_under_way(token_budget: int, prompt_logprobs_from: int = 0, spar
 
 
 def test_running_prompts_continue_in_the_queue_order() -> None:
-    assert seen(two_prompts_under_way(16)).chunks == ((2, 0, 6, True), (1, 0, 8, False))
+    assert seen(two_running_prompts(16)).chunks == ((2, 0, 6, True), (1, 0, 8, False))
 
 
 def test_a_running_prompt_without_budget_prevents_admission() -> None:
-    assert seen(two_prompts_under_way(10)) == Expected(chunks=((2, 0, 6, True),))
-    # Where all got their share, the rest is the newcomer's.
-    assert seen(two_prompts_under_way(13)) == Expected(
+    assert seen(two_running_prompts(10)) == Expected(chunks=((2, 0, 6, True),))
+    # If both prompts got positions, the waiting request gets the rest.
+    assert seen(two_running_prompts(13)) == Expected(
         starts=((3, (6,)),), chunks=((2, 0, 6, True), (1, 0, 4, False)), decode=(3,)
     )
 
@@ -279,7 +280,7 @@ def test_a_running_prompt_without_budget_prevents_admission() -> None:
 @pytest.mark.parametrize(
     ("logits", "chunks"),
     [
-        # Three may sample; what is left is the better prompt's, then the other's.
+        # Three rows may sample. The other logit rows go to the first prompt in the order, then to the other.
         (4, ((2, 0, 4, False),)),
         (8, ((2, 0, 6, True),)),
         (9, ((2, 0, 6, True), (1, 0, 4, False))),
@@ -289,5 +290,5 @@ def test_a_running_prompt_without_budget_prevents_admission() -> None:
 def test_a_running_prompt_without_logit_rows_does_not_prevent_admission(
     logits: int, chunks: tuple[tuple[int, int, int, bool], ...]
 ) -> None:
-    plan = two_prompts_under_way(32, prompt_logprobs_from=1, spare_logit_rows=logits)
+    plan = two_running_prompts(32, prompt_logprobs_from=1, spare_logit_rows=logits)
     assert seen(plan) == Expected(starts=((3, (6,)),), chunks=chunks, decode=(3,))

@@ -1,4 +1,4 @@
-"""A worker's sizes count once it has confirmed a step: what callers learn before, and what a stray Join changes."""
+"""The limits of a worker count once it has confirmed a step. Until then it is unproven and gets no requests."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ STRICT = greedy(prove_workers=True)
 
 
 def models(world: World) -> list[int]:
-    """max_length of each model state that was sent since the last look."""
+    """Returns the max_length of each ModelServed since the last call."""
     sent = [effect.info for effect in world.effects if isinstance(effect, fx.ModelServed)]
     world.effects.clear()
     return [info.max_length for info in sent if info is not None]
@@ -44,7 +44,7 @@ def test_the_first_step_computes_one_token_in_one_page() -> None:
     [start] = plan.starts
     assert (start.tokens.tolist(), len(start.pages), plan.decode_rows.tolist()) == ([0], 1, [start.row])
     world.tick()
-    assert len(world.sent) == 1, "one such step at a time"
+    assert len(world.sent) == 1, "one such step is in flight at a time"
     world.apply()
     world.deliver()
     load = world.handle(ev.LoadQuery(frontend="f-1", query=1))[0]
@@ -56,32 +56,32 @@ def test_an_unproven_worker_changes_no_limits_and_gets_no_request() -> None:
     fleet = Fleet(SHAPE, config=STRICT)
     fleet.run()
     models(fleet)
-    stray = fleet.join_as(replace(SHAPE, max_length=4000, num_pages=2000, max_rows=500))
+    unproven = fleet.join_as(replace(SHAPE, max_length=4000, num_pages=2000, max_rows=500))
     assert models(fleet) == []
     streams = [fleet.submit([i] * 5, max_new_tokens=3) for i in range(30)]
     for _ in range(200):
         fleet.tick(0.001)
-        fleet.work("a")
-        fleet.hear("a")
+        fleet.apply_plans("a")
+        fleet.deliver_from("a")
     assert all(fleet.streams[stream].end for stream in streams)
-    assert len(fleet.plans_of[stray]) == 1
+    assert len(fleet.plans_of[unproven]) == 1
     invalid = fleet.streams[fleet.submit([1] * 200)].rejected
     assert invalid is not None and invalid.message.endswith("the limit is 100")
 
 
 def test_the_identity_of_an_unproven_worker_excludes_no_other() -> None:
     fleet = Fleet(config=STRICT)
-    fleet.workers["stray"], fleet.plans_of["stray"] = Worker(name="stray", shape=SHAPE, faults=Faults()), []
-    fleet.handle(ev.WorkerJoined(worker="stray", info=replace(fleet.workers["stray"].info, identity="stray")))
+    fleet.workers["unproven"], fleet.plans_of["unproven"] = Worker(name="unproven", shape=SHAPE, faults=Faults()), []
+    fleet.handle(ev.WorkerJoined(worker="unproven", info=replace(fleet.workers["unproven"].info, identity="unproven")))
     fleet.tick()
     name = fleet.join_as(SHAPE)
     fleet.tick()
-    fleet.work(name)
-    fleet.hear(name)
+    fleet.apply_plans(name)
+    fleet.deliver_from(name)
     assert models(fleet) == [100]
-    # Its answer comes too late: one core serves one identity.
-    fleet.work("stray")
-    fleet.hear("stray")
+    # Its result comes too late, because a core serves one identity.
+    fleet.apply_plans("unproven")
+    fleet.deliver_from("unproven")
     assert [effect.retry for effect in fleet.effects if isinstance(effect, fx.WorkerRefused)] == [False]
     assert list(fleet.core.lanes) == [name]
 
@@ -103,7 +103,7 @@ def test_the_limits_of_a_worker_end_when_it_leaves() -> None:
     assert models(fleet) == [60]
 
 
-def lose_strays(fleet: Fleet) -> None:
+def lose_unproven_workers(fleet: Fleet) -> None:
     for _ in range(2 * DEATHS):
         fleet.lose(fleet.join_as(SHAPE))
         fleet.tick(0.1)
@@ -112,7 +112,7 @@ def lose_strays(fleet: Fleet) -> None:
 def test_unproven_workers_that_leave_beside_a_proven_one_do_not_count_as_crashes() -> None:
     fleet = Fleet(SHAPE, config=STRICT)
     fleet.run()
-    lose_strays(fleet)
+    lose_unproven_workers(fleet)
     assert not [effect for effect in fleet.effects if isinstance(effect, fx.CoreStatus) and effect.not_serving]
     stream = fleet.submit([1, 2], max_new_tokens=3, ignore_eos=True)
     fleet.run()
@@ -121,20 +121,20 @@ def test_unproven_workers_that_leave_beside_a_proven_one_do_not_count_as_crashes
 
 def test_workers_that_die_in_their_first_step_make_a_crash_loop() -> None:
     fleet = Fleet(config=STRICT)
-    lose_strays(fleet)
+    lose_unproven_workers(fleet)
     assert [effect for effect in fleet.effects if isinstance(effect, fx.CoreStatus) and effect.not_serving]
 
 
 def test_workers_refused_for_their_identity_do_not_count_as_crashes() -> None:
     fleet = Fleet(SHAPE, config=STRICT)
     for i in range(DEATHS):
-        name = f"stray-{i}"
+        name = f"unproven-{i}"
         fleet.workers[name], fleet.plans_of[name] = Worker(name=name, shape=SHAPE, faults=Faults()), []
-        fleet.handle(ev.WorkerJoined(worker=name, info=replace(fleet.workers[name].info, identity="stray")))
+        fleet.handle(ev.WorkerJoined(worker=name, info=replace(fleet.workers[name].info, identity="unproven")))
     fleet.tick()
-    for name in ("a", *(f"stray-{i}" for i in range(DEATHS))):
-        fleet.work(name)
-        fleet.hear(name)
+    for name in ("a", *(f"unproven-{i}" for i in range(DEATHS))):
+        fleet.apply_plans(name)
+        fleet.deliver_from(name)
     fleet.tick()
     assert list(fleet.core.lanes) == ["a"]
     assert not [effect for effect in fleet.effects if isinstance(effect, fx.CoreStatus) and effect.not_serving]

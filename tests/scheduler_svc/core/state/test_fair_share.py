@@ -1,4 +1,4 @@
-"""Whose turn it is: tenants share alike, priority is a head start in tokens, and everybody is reached."""
+"""The order of the queue: tenants get equal shares, priority is a head start in tokens, and no request starves."""
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,7 @@ ONE_AT_A_TIME = Shape(max_rows=1, num_pages=16)
 
 
 def order(world: World) -> list[int]:
-    """The streams in the order in which they first got a row. Each prompt is its stream's own."""
+    """Returns the streams in the order in which they first got a row. Each stream has a prompt of its own."""
     numbers = {tuple(stream.submit.prompt.tolist()): number for number, stream in world.streams.items()}
     return [
         numbers[tuple(start.tokens[: start.num_prompt_tokens].tolist())] for plan in world.sent for start in plan.starts
@@ -22,7 +22,7 @@ def order(world: World) -> list[int]:
 
 
 def ask(world: World, salt: str = "", *, max_new_tokens: int = 1, **options: object) -> int:
-    """A prompt of two tokens that nobody else has."""
+    """Submits a prompt of two tokens that no other stream has."""
     number = len(world.streams) + 1
     return world.submit(
         [number % 200, number // 200], max_new_tokens=max_new_tokens, ignore_eos=True, salt=salt, **options
@@ -35,7 +35,7 @@ def run(world: World) -> list[int]:
     return order(world)
 
 
-# FairShare ----------------------------------------------------------------------------------------------------------
+# FairShare ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_single_tenant_is_served_first_come_first_served() -> None:
@@ -70,7 +70,7 @@ def test_an_idle_tenant_saves_up_no_share() -> None:
     early = [ask(world, "a") for _ in range(6)]
     for _ in range(3):
         world.step()
-    # Three of a's were admitted. The newcomer stands where the service stands, which is the third one's place.
+    # Three requests of tenant a were admitted. Tenant b starts at the virtual time, which is the third one's start.
     assert order(world) == early[:3]
     late = [ask(world, "b") for _ in range(3)]
     assert run(world) == [*early[:3], late[0], early[3], late[1], early[4], late[2], early[5]]
@@ -78,10 +78,10 @@ def test_an_idle_tenant_saves_up_no_share() -> None:
 
 def test_the_share_counts_tokens_not_requests() -> None:
     world = World(ONE_AT_A_TIME)
-    # Each costs its prompt of two and what it may say: twelve tokens against six.
+    # The cost is the prompt and max_new_tokens: twelve tokens against six.
     a = [ask(world, "a", max_new_tokens=10) for _ in range(3)]
     b = [ask(world, "b", max_new_tokens=4) for _ in range(5)]
-    # Tags of a: 0, 12, 24; of b: 0, 6, 12, 18, 24; equal ones by arrival.
+    # Virtual starts of a: 0, 12, 24, and of b: 0, 6, 12, 18, 24. Equal ones go by arrival.
     assert run(world) == [a[0], b[0], b[1], a[1], b[2], b[3], a[2], b[4]]
 
 
@@ -100,25 +100,24 @@ def test_a_higher_priority_goes_first_within_and_across_tenants() -> None:
     world = World(ONE_AT_A_TIME)
     low = [ask(world, salt) for salt in ("a", "a", "b")]
     high = [ask(world, salt, priority=1) for salt in ("b", "a")]
-    # b's stands behind b's first one by its three tokens, a's behind a's first two: both are worth far less than a
-    # step of priority.
+    # The virtual starts of the high ones are 3 for b and 6 for a. A step of priority outweighs both.
     assert run(world) == [*high, low[0], low[2], low[1]]
 
 
 def test_a_low_priority_request_does_not_starve() -> None:
-    """Long requests of a higher priority, each of a quarter of what a step of priority is worth."""
+    """Each request of the higher priority costs a quarter of the head start of one step of priority."""
     cost = AGEING_TOKENS // 4
     shape = Shape(page_size=64, num_pages=2 + cost // 64, max_length=cost, max_rows=1, token_budget=64)
     world = World(shape)
     low = world.submit([1], max_new_tokens=cost - 1, ignore_eos=True)
-    # Its tenant's next ones stand at one, two, … quarters, less four of them.
+    # The next requests of the tenant start at one, two and so on quarters, less a head start of four quarters.
     high = [world.submit([1, i], max_new_tokens=cost - 2, ignore_eos=True, priority=1) for i in range(6)]
     while world.core.queue.num_waiting or world.core.queue.by_request_id("r7"):
         world.step()
         for stream in (low, *high):
             if world.streams[stream].tokens:
                 world.cancel(stream)
-    # The third of the high ones stands at three quarters, the fourth where the low one is, and came later.
+    # The third high request starts at three quarters. The fourth starts where the low one does, but arrived later.
     assert order(world) == [*high[:3], low, *high[3:]]
 
 
@@ -138,7 +137,7 @@ def test_a_preempted_request_keeps_its_place() -> None:
     assert order(world) == [1, 2, 2, later]
 
 
-# The tags by themselves -------------------------------------------------------------------------------------------
+# FairShare by itself ----------------------------------------------------------------------------------------------
 
 
 def test_a_virtual_start_is_the_later_of_tenant_and_service() -> None:
@@ -151,7 +150,7 @@ def test_a_virtual_start_is_the_later_of_tenant_and_service() -> None:
     ] == [0, 10, 0, 15]
     fair_share.admitted(12)
     assert [fair_share.enter(b"b", 1), fair_share.enter(b"c", 1), fair_share.enter(b"a", 1)] == [12, 12, 16]
-    # The service does not go back.
+    # The virtual time does not go back.
     fair_share.admitted(3)
     assert fair_share.enter(b"d", 1) == 12
 
@@ -174,7 +173,7 @@ def test_pruning_advances_the_virtual_time_if_too_many_tenants_are_ahead() -> No
     for i in range(200):
         fair_share.enter(i.to_bytes(2), 10 * (i + 1))
     fair_share.prune(num_live=3)
-    # One for each that lives and 32 more stay; the others, and whoever is new, stand where the last forgotten stood.
+    # One tenant per live request and 32 more stay. Dropped and new tenants start at the last dropped finish time.
     assert sorted(fair_share._last_finish.values()) == [10 * (i + 1) for i in range(165, 200)]
     assert [fair_share.enter(tenant, 1) for tenant in ((164).to_bytes(2), b"new", (199).to_bytes(2))] == [
         1650,
@@ -185,14 +184,14 @@ def test_pruning_advances_the_virtual_time_if_too_many_tenants_are_ahead() -> No
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 9)), min_size=1, max_size=60))
 def test_busy_tenants_differ_by_at_most_their_two_largest_requests(costs: list[tuple[int, int]]) -> None:
-    """Start-time fair queueing's bound: what two tenants got in an interval in which both wait differs by no more than
-    their two largest requests."""
+    """The bound of start-time fair queueing: in an interval in which two tenants always have requests waiting, their
+    service differs by at most the sum of their largest requests."""
     fair_share = FairShare()
     queue = [(fair_share.enter(bytes([tenant]), cost), i, tenant, cost) for i, (tenant, cost) in enumerate(costs)]
     left = [sum(1 for tenant, _ in costs if tenant == one) for one in range(3)]
     got = [0, 0, 0]
-    for tag, _, tenant, cost in sorted(queue):
-        fair_share.admitted(tag)
+    for start, _, tenant, cost in sorted(queue):
+        fair_share.admitted(start)
         got[tenant] += cost
         left[tenant] -= 1
         busy = [one for one in range(3) if left[one]]
@@ -202,7 +201,7 @@ def test_busy_tenants_differ_by_at_most_their_two_largest_requests(costs: list[t
 
 @pytest.mark.parametrize("run", [True, False])
 def test_tenants_without_requests_do_not_accumulate(run: bool) -> None:
-    """Salts are the callers' to choose: each request may bring a new one. `run`: else it is cancelled as it waits."""
+    """Callers choose their salts, so each request may have a new one. It either runs or is cancelled while it waits."""
     world = World(ONE_AT_A_TIME)
     for _ in range(300):
         stream = ask(world, f"salt {len(world.streams)}", max_new_tokens=2)

@@ -1,4 +1,4 @@
-"""The table of phases: what is in it happens, what is not asserts and leaves the request as it was."""
+"""The table of phases: a transition in the table changes the phase, and any other raises and changes nothing."""
 
 import itertools
 

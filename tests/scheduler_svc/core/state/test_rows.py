@@ -1,4 +1,4 @@
-"""The checksum against worker.proto's formula, in plain integers, and the tail that gathers tokens."""
+"""The checksum against the formula of worker.proto in plain integers, and the tail of new tokens."""
 
 import numpy as np
 
@@ -25,7 +25,7 @@ def plain_checksum(tables: dict[int, tuple[int, list[int]]]) -> int:
 
 
 def test_mix_is_splitmix64() -> None:
-    # The generator's first outputs from state 0, as published with it.
+    # The first outputs of the published generator from state 0.
     states = np.array([0, 0x9E3779B97F4A7C15], np.uint64)
     assert mix(states).tolist() == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4]
     values = [0, 1, 2**40, 2**63, MASK]

@@ -1,4 +1,4 @@
-"""Logprobs of outputs and prompts: exact plans under a bound on logits; each value told once, wherever a row went."""
+"""Logprobs of outputs and prompts: exact plans with limited logit rows, and each logprob sent exactly once."""
 
 import numpy as np
 import pytest
@@ -22,17 +22,17 @@ def prompt(length: int, salt: int = 0) -> list[int]:
 
 
 def chunks_of(plan: Plan) -> list[tuple[int, int, int]]:
-    """(row, start, count)."""
+    """Returns (row, start, count) of each chunk."""
     return list(zip(plan.chunk_rows.tolist(), plan.chunk_starts.tolist(), plan.chunk_counts.tolist(), strict=True))
 
 
 def starts_of(world: World) -> list[tuple[int, int]]:
-    """(row, where prompt logprobs begin) of every row started."""
+    """Returns (row, first position with prompt logprobs) of every started row."""
     return [(start.row, start.prompt_logprobs_from) for plan in world.sent for start in plan.starts]
 
 
 def pieces_of(world: World, stream: int = 1) -> list[tuple[int, int]]:
-    """(start, count) of every piece that the stream heard."""
+    """Returns (start, count) of every piece of prompt logprobs that the stream got."""
     outputs = [effect for effect in world.effects if isinstance(effect, fx.StepOutput)]
     pieces = [piece for output in outputs for piece in output.prompt_logprobs if piece.stream == stream]
     return [(piece.start, len(piece.values.logprobs)) for piece in pieces]
@@ -46,13 +46,13 @@ def pieces_of(world: World, stream: int = 1) -> list[tuple[int, int]]:
     [
         (0, 4, [(0, 16), (16, 4)]),
         (1, 100, [(0, 16), (16, 4)]),
-        # Positions 0 to 15 tell 1 to 16.
+        # Positions 0 to 15 give the logprobs of 1 to 16.
         (1, 16, [(0, 16), (16, 4)]),
         (1, 15, [(0, 12), (12, 8)]),
         (1, 4, [(0, 4), (4, 4), (8, 4), (12, 4), (16, 4)]),
-        # The last of the prompt is told by the last but one, so seven are left after twelve.
+        # The last position gives no prompt logprob, so seven are left after twelve positions.
         (1, 7, [(0, 4), (4, 4), (8, 4), (12, 8)]),
-        # What is not wanted takes no logits.
+        # Positions without wanted logprobs take no logit rows.
         (13, 4, [(0, 16), (16, 4)]),
         (12, 4, [(0, 12), (12, 4), (16, 4)]),
         (10, 4, [(0, 12), (12, 4), (16, 4)]),
@@ -70,8 +70,7 @@ def test_chunks_are_cut_to_the_available_logit_rows(
     world.run()
     assert [(start, count) for plan in world.sent for _, start, count in chunks_of(plan)] == chunks
     world.check_all_ended()
-    told = sum(count for _, count in pieces_of(world))
-    assert told == (20 - wanted_from if wanted_from else 0)
+    assert sum(count for _, count in pieces_of(world)) == (20 - wanted_from if wanted_from else 0)
 
 
 def test_the_last_prompt_position_alone_decodes_without_prompt_logprobs() -> None:
@@ -96,7 +95,7 @@ def test_a_prompt_of_one_token_has_no_prompt_logprobs() -> None:
 
 
 def test_every_row_that_may_sample_keeps_a_logit_row() -> None:
-    # Logits for 6 positions: two may sample, so 4 are the prompt's, until the other has ended.
+    # There are 6 logit rows. Two rows may sample, so the prompt gets 4 until the other request has ended.
     shape = Shape(page_size=4, num_pages=20, max_rows=2, chunk_align=2, token_budget=30, spare_logit_rows=4)
     world = World(shape, ONE)
     world.submit([1], max_new_tokens=2, ignore_eos=True)
@@ -113,13 +112,13 @@ def test_the_first_prompt_gets_the_logit_rows_and_requests_without_logprobs_pass
     plain = [world.submit(prompt(6, 7 + i), max_new_tokens=1, ignore_eos=True) for i in range(2)]
     world.run()
     world.check_all_ended()
-    # Eight logits, four rows that may sample, so four are left: the second waits, and nobody waits for it.
+    # Eight logit rows and four rows that may sample, so four are left. The second prompt waits and blocks no request.
     assert [chunks_of(plan) for plan in world.sent[:2]] == [
         [(1, 0, 4), (2, 0, 6), (3, 0, 6)],
-        # Two rows may sample, so six logit rows are left: four for the first prompt's rest; two are too few to start.
+        # Two rows may sample, so six logit rows are left. The first prompt takes four, and two are too few for a chunk.
         [(1, 4, 5)],
     ]
-    # Alone, it has seven.
+    # The second prompt alone has seven.
     assert [chunk[1:] for plan in world.sent[2:] for chunk in chunks_of(plan)] == [(0, 4), (4, 5)]
     assert [len(world.streams[stream].tokens) for stream in (first, second, *plain)] == [1, 1, 1, 1]
 
@@ -134,7 +133,7 @@ def test_a_suspect_with_prompt_logprobs_runs_alone_and_finishes() -> None:
     assert all(stream.end and not stream.end.failure for stream in world.streams.values())
 
 
-# Told once ---------------------------------------------------------------------------------------------------------
+# Sent once ---------------------------------------------------------------------------------------------------------
 
 CHUNKED = Shape(page_size=4, num_pages=20, max_rows=2, chunk_align=2, token_budget=6)
 
@@ -151,9 +150,9 @@ def test_prompt_logprobs_are_sent_once_although_the_worker_is_lost(confirmed: in
     world.join()
     world.run()
     world.check_all_ended()
-    # Six positions a step: what the confirmed ones told is not asked for again.
-    untold = max(wanted_from, 6 * confirmed + 1)
-    assert starts_of(world) == [(1, wanted_from), (1, untold if untold < 15 else 0)]
+    # Each step computes six positions. Logprobs from confirmed steps are not wanted again.
+    following = max(wanted_from, 6 * confirmed + 1)
+    assert starts_of(world) == [(1, wanted_from), (1, following if following < 15 else 0)]
     assert sum(count for _, count in pieces_of(world)) == 15 - wanted_from
 
 
@@ -173,7 +172,7 @@ def test_a_preempted_prompt_gets_its_pending_logprobs_and_resumes_after_them() -
     world.submit([1, 2, 3], max_new_tokens=8, ignore_eos=True)
     world.submit(prompt(15), max_new_tokens=2, ignore_eos=True, prompt_logprobs_from=2, num_logprobs=TWO_BEST)
     world.tick()
-    # In the third plan the first one takes a page of the second one's four.
+    # In the third plan the first request takes one of the second one's four pages.
     assert [chunks_of(plan) for plan in world.sent] == [[(1, 0, 3), (2, 0, 2)], [(2, 2, 6)], []]
     [victim] = world.core.queue.by_request_id("r2")
     assert (victim.row, victim.pending_plans, victim.pending_tokens) == (0, 2, 0)
@@ -188,7 +187,7 @@ def test_a_preempted_prompt_gets_its_pending_logprobs_and_resumes_after_them() -
 
 
 def test_pending_prompt_logprobs_may_be_the_last() -> None:
-    """It waits, wants no prompt logprobs any more, and is admitted all the same."""
+    """After them the waiting request wants no more prompt logprobs, and is admitted."""
     shape = Shape(page_size=4, num_pages=4, max_rows=2, chunk_align=1, token_budget=12)
     world = World(shape, greedy(plans_in_flight=3))
     world.submit([1, 2, 3], max_new_tokens=8, ignore_eos=True)
@@ -258,8 +257,7 @@ def test_a_request_without_its_prompt_logprobs_fails_although_its_token_is_valid
     stream = world.submit(prompt(5), max_new_tokens=max_new_tokens, ignore_eos=True, prompt_logprobs_from=1)
     world.tick()
     world.apply()
-    told = world.results[0].prompt_logprobs
-    told.logprobs = np.array([-1, np.nan, -1, -1], "<f4").tobytes()
+    world.results[0].prompt_logprobs.logprobs = np.array([-1, np.nan, -1, -1], "<f4").tobytes()
     world.deliver()
     failure = world.end(stream).failure
     assert failure is not None and failure.code is fx.FailureCode.INTERNAL
@@ -267,7 +265,7 @@ def test_a_request_without_its_prompt_logprobs_fails_although_its_token_is_valid
 
 
 def test_logprobs_of_ended_requests_are_dropped() -> None:
-    """Both lists have lines of the first request, which left meanwhile; the others' own come after them."""
+    """Both lists of the result begin with entries of the first request, which was cancelled meanwhile."""
     world = World(Shape(token_budget=64, spare_logit_rows=64))
     for salt in range(3):
         world.submit(
@@ -292,8 +290,7 @@ def test_only_entries_that_want_logprobs_have_them() -> None:
     world.run()
     world.check_all_ended()
     outputs = [effect for effect in world.effects if isinstance(effect, fx.StepOutput)]
-    told = [output.logprobs for output in outputs]
-    assert [logprobs and logprobs.entries.tolist() for logprobs in told] == [[1, 3], [1, 3]]
+    assert [output.logprobs and output.logprobs.entries.tolist() for output in outputs] == [[1, 3], [1, 3]]
 
 
 def test_nothing_is_recorded_if_no_row_wants_logprobs() -> None:
@@ -335,14 +332,6 @@ def test_each_front_end_gets_its_own_logprobs() -> None:
     ]
 
 
-def _event(world: World, result: object) -> ev.Event:
-    from tandem.internal.v1 import worker_pb2 as pb
-
-    from scheduler_svc.wire import worker as worker_wire
-
-    return worker_wire.event_of(pb.WorkerToCore(result=result), world.worker)
-
-
 def test_pending_tokens_come_with_logprobs_until_the_request_is_cancelled() -> None:
     world = World(Shape(page_size=4, num_pages=3, max_rows=2), greedy(plans_in_flight=3))
     world.submit([1, 2, 3], max_new_tokens=6, ignore_eos=True, num_logprobs=5)
@@ -360,28 +349,39 @@ def test_pending_tokens_come_with_logprobs_until_the_request_is_cancelled() -> N
 
 
 @pytest.mark.parametrize("what", ["logprobs", "prompt_logprobs"])
-@pytest.mark.parametrize("how", ["fewer", "more", "none", "top_k", "ids", "tops", "outside"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "too few logprobs",
+        "too many logprobs",
+        "no logprobs",
+        "another top_k",
+        "too few token ids",
+        "too many top logprobs",
+        "token ids outside the vocabulary",
+    ],
+)
 def test_malformed_logprobs_refuse_the_worker_and_its_requests_go_on(what: str, how: str) -> None:
     world = World()
     stream = world.submit(prompt(5), max_new_tokens=3, ignore_eos=True, num_logprobs=TWO_BEST, prompt_logprobs_from=1)
     world.tick()
     world.apply()
-    told = getattr(world.results[0], what)
+    logprobs = getattr(world.results[0], what)
     match how:
-        case "fewer":
-            told.logprobs = told.logprobs[:-4]
-        case "more":
-            told.logprobs += bytes(4)
-        case "none":
+        case "too few logprobs":
+            logprobs.logprobs = logprobs.logprobs[:-4]
+        case "too many logprobs":
+            logprobs.logprobs += bytes(4)
+        case "no logprobs":
             world.results[0].ClearField(what)
-        case "top_k":
-            told.top_k += 1
-        case "ids":
-            told.top_token_ids = told.top_token_ids[4:]
-        case "tops":
-            told.top_logprobs += bytes(4)
+        case "another top_k":
+            logprobs.top_k += 1
+        case "too few token ids":
+            logprobs.top_token_ids = logprobs.top_token_ids[4:]
+        case "too many top logprobs":
+            logprobs.top_logprobs += bytes(4)
         case _:
-            told.top_token_ids = np.full(len(told.top_token_ids) // 4, 288, "<i4").tobytes()
+            logprobs.top_token_ids = np.full(len(logprobs.top_token_ids) // 4, 288, "<i4").tobytes()
     world.deliver()
     assert world.lane is None
     refused = world.effects[-1]

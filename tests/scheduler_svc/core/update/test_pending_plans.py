@@ -1,4 +1,4 @@
-"""Tokens of a request that lost its row with plans still in flight: exact moments, offsets and endings."""
+"""Tokens of a request that was preempted with plans in flight: exact times, offsets and ends."""
 
 from dataclasses import replace
 
@@ -18,7 +18,8 @@ TOKENS = complete(VICTIM, max_new_tokens=6, vocab=SHAPE.sampled_vocab).tokens
 def preempted(
     shape: Shape = SHAPE, *, faults: Faults | None = None, max_new_tokens: int = 4, **options: object
 ) -> World:
-    """Three plans are in flight; in the third, request 1 took the page of request 2, which has two samples to come."""
+    """Returns a world with three plans in flight. In the third, request 1 took the page of request 2, which has two
+    pending tokens."""
     world = World(shape, greedy(plans_in_flight=3), join=False)
     world.join(faults)
     world.submit(FIRST, max_new_tokens=6, ignore_eos=True)
@@ -30,8 +31,8 @@ def preempted(
     return world
 
 
-def hear(world: World, at: float) -> None:
-    """The next result comes, and no plan is made."""
+def deliver(world: World, at: float) -> None:
+    """Delivers the next result without a tick."""
     world.apply()
     world.now = at
     world.deliver()
@@ -39,8 +40,8 @@ def hear(world: World, at: float) -> None:
 
 def test_pending_tokens_are_delivered_and_the_first_sets_the_first_token_time() -> None:
     world = preempted(ignore_eos=True)
-    hear(world, 3.0)
-    hear(world, 4.0)
+    deliver(world, 3.0)
+    deliver(world, 4.0)
     assert world.streams[2].tokens == list(TOKENS[:2])
     assert world.core.queue.waiting_tokens == 5
     world.run()
@@ -61,7 +62,7 @@ def test_a_pending_stop_token_ends_the_request_and_later_tokens_are_dropped(
     reason: fx.EndReason, options: dict[str, object]
 ) -> None:
     world = preempted(replace(SHAPE, eos_token_ids=(TOKENS[0],)), **options)
-    hear(world, 3.0)
+    deliver(world, 3.0)
     end = world.end(2)
     assert (end.reason, end.stop_token_id) == (reason, TOKENS[0])
     assert (end.stats.output_tokens, end.stats.discarded_tokens) == (1, 1)
@@ -71,8 +72,8 @@ def test_a_pending_stop_token_ends_the_request_and_later_tokens_are_dropped(
 
 def test_a_pending_token_may_be_the_last_of_the_request() -> None:
     world = preempted(max_new_tokens=2, ignore_eos=True)
-    hear(world, 3.0)
-    hear(world, 4.0)
+    deliver(world, 3.0)
+    deliver(world, 4.0)
     end = world.end(2)
     assert (end.reason, end.stats.output_tokens, end.stats.discarded_tokens) == (fx.EndReason.LENGTH, 2, 0)
     assert end.stats.decode_seconds == 1.0
@@ -80,7 +81,7 @@ def test_a_pending_token_may_be_the_last_of_the_request() -> None:
 
 def test_nonfinite_logits_of_a_pending_plan_end_the_request() -> None:
     world = preempted(faults=Faults(nonfinite_token=VICTIM[-1]), ignore_eos=True)
-    hear(world, 3.0)
+    deliver(world, 3.0)
     end = world.end(2)
     assert end.failure is not None
     assert end.failure.code is fx.FailureCode.INTERNAL
@@ -92,12 +93,12 @@ def test_nonfinite_logits_of_a_pending_plan_end_the_request() -> None:
 
 def test_a_request_with_pending_plans_is_not_admitted() -> None:
     world = preempted(ignore_eos=True)
-    hear(world, 3.0)
+    deliver(world, 3.0)
     world.cancel(1)
-    # Rows and pages are free, and one plan of its old row is still out.
+    # Rows and pages are free, but one plan from before the preemption is still in flight.
     world.tick()
     assert len(world.sent) == 3
-    hear(world, 4.0)
+    deliver(world, 4.0)
     world.tick()
     assert [start.tokens.tolist() for start in world.sent[3].starts] == [[*VICTIM, *TOKENS[:2]]]
     world.run()
@@ -106,12 +107,12 @@ def test_a_request_with_pending_plans_is_not_admitted() -> None:
 
 def test_offsets_continue_after_a_second_preemption() -> None:
     world = preempted(max_new_tokens=6, ignore_eos=True)
-    hear(world, 3.0)
+    deliver(world, 3.0)
     world.cancel(1)
-    hear(world, 4.0)
+    deliver(world, 4.0)
     world.tick()
     assert world.lane is not None
-    # It goes on with five tokens on two pages of three; the next request takes the third, then one of the two.
+    # The request resumes with five tokens on two of three pages. The next request takes the third, then one of the two.
     world.kill()
     world.shape = replace(SHAPE, num_pages=4)
     world.join()
@@ -119,8 +120,8 @@ def test_offsets_continue_after_a_second_preemption() -> None:
     world.tick()
     [victim] = world.core.queue.by_request_id("r2")
     assert (victim.row, victim.preemptions, victim.pending_tokens) == (0, 2, 2)
-    hear(world, 5.0)
-    hear(world, 6.0)
+    deliver(world, 5.0)
+    deliver(world, 6.0)
     assert world.streams[2].tokens == list(TOKENS[:4])
     world.run()
     world.check_content()

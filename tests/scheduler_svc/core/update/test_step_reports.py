@@ -1,4 +1,4 @@
-"""What the core reports of its steps where the config asks for it, exactly, and that it reports nothing unasked."""
+"""The exact step reports of the core if the config enables them, and none otherwise."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def prompt(length: int) -> list[int]:
 
 
 def finish(world: World, compute_us: int) -> None:
-    """The worker carries its oldest plan out, says how long it took, and the core hears it."""
+    """Lets the worker apply its oldest plan in `compute_us`, and delivers the result."""
     assert world.apply()
     world.results[0].compute_us = compute_us
     world.deliver()
@@ -59,7 +59,7 @@ def test_every_step_is_reported_with_its_counts() -> None:
         decode_tokens=0, output_tokens=0, pages_used=0, pages_cached=0, pages_total=10, preemptions=0,
         compute_us=0, span_seconds=0.0,
     )  # fmt: skip
-    # One prompt while the other waits; then the first decodes beside the second's prompt, on a page of its own.
+    # The first prompt runs while the second one waits. Then the first decodes beside the second prompt.
     assert steps == [
         StepReport(
             kind=StepKind.PREFILL, cause=None, at=1.25, step=1, lane=1, generation=1, running=1, waiting=1,
@@ -71,7 +71,7 @@ def test_every_step_is_reported_with_its_counts() -> None:
             prefill_tokens=2, decode_tokens=1, output_tokens=2, pages_used=3, pages_cached=0, pages_total=10,
             preemptions=0, compute_us=250, span_seconds=0.5,
         ),
-        # Both end with it, and still ran in it.
+        # Both requests end with this step and count as running in it.
         StepReport(
             kind=StepKind.DECODE, cause=None, at=2.0, step=3, lane=1, generation=1, running=2, waiting=0,
             prefill_tokens=0, decode_tokens=2, output_tokens=2, pages_used=4, pages_cached=0, pages_total=10,
