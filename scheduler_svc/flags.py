@@ -13,9 +13,11 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
+
+from scheduler_svc.version import version
 
 Fields = Mapping[str, FieldInfo]
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -33,7 +35,7 @@ class _SettingsParser(argparse.ArgumentParser):
 
 def parse(
     program: str,
-    version: str,
+    version_text: str,
     description: str,
     fields: Fields,
     arguments: list[str],
@@ -44,7 +46,7 @@ def parse(
     `groups` maps a heading of --help to names of fields. --help and --version print and raise SystemExit.
     """
     parser = _SettingsParser(prog=program, description=description, allow_abbrev=False, usage="%(prog)s [FLAG ...]")
-    parser.add_argument("--version", action="version", version=version)
+    parser.add_argument("--version", action="version", version=version_text)
     sections = {
         name: section
         for heading, names in (groups or {}).items()
@@ -66,16 +68,17 @@ def parse(
     return vars(found)
 
 
+def number(default: float | None, low: float, high: float, title: str, description: str) -> Any:
+    """Returns the field of a number from `low` to `high`."""
+    return Field(default, ge=low, le=high, title=title, description=description)
+
+
 def read(
-    program: str,
-    version: str,
-    description: str,
-    model: type[_Model],
-    arguments: list[str],
-    groups: Mapping[str, Iterable[str]] | None = None,
+    program: str, description: str, model: type[_Model], arguments: Iterable[str], groups: Mapping[str, Iterable[str]]
 ) -> _Model:
     """Returns the options of a command that reads flags only. Raises SettingError, and SystemExit as `parse` does."""
-    return checked(model, parse(program, version, description, _fields(model), arguments, groups))
+    fields = _fields(model)
+    return checked(model, parse(program, f"tandem {version()}", description, fields, list(arguments), groups))
 
 
 def checked(model: type[_Model], values: Mapping[str, object]) -> _Model:

@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import BaseModel, Field, field_validator
 
 from scheduler_svc import flags
-from scheduler_svc.flags import SettingError
+from scheduler_svc.flags import SettingError, number
 from scheduler_svc.kv_lab.charts.figures import Result, figures
 from scheduler_svc.kv_lab.charts.tables import comparison_tables, heading, layouts_table, summary
 from scheduler_svc.kv_lab.comparison import Comparison, compare
@@ -21,7 +21,6 @@ from scheduler_svc.kv_lab.run import count_that_fit, run_workload
 from scheduler_svc.kv_lab.settings import MAX_MEMORY_TOKENS, Settings
 from scheduler_svc.kv_lab.workload import draw
 from scheduler_svc.simulator.cost.hardware import MODELS, model_named
-from scheduler_svc.version import version
 
 _DESCRIPTION = """\
 The KV cache lab: runs the same sequences through four layouts of the same memory, and compares generation with and
@@ -47,7 +46,7 @@ class ModelOptions(BaseModel):
     head_dim: _Size = None
     intermediate: _Size = None
     vocab_size: _Size = None
-    element_bytes: int = Field(2, ge=1, le=_MAX_SIZE, title="N", description="bytes per number, in K/V and weights")
+    element_bytes: int = number(2, 1, _MAX_SIZE, "N", "bytes per number, in K/V and weights")
 
     def geometry(self) -> Geometry:
         """Returns the named model with the sizes that the options replace. Raises UnknownName."""
@@ -101,7 +100,7 @@ def run(program: str, arguments: Sequence[str]) -> int:
         "sequences and layouts": Settings.model_fields,
         "model": ModelOptions.model_fields,
     }
-    options = flags.read(program, f"tandem {version()}", _DESCRIPTION, Options, list(arguments), groups)
+    options = flags.read(program, _DESCRIPTION, Options, arguments, groups)
     geometry = options.geometry()
     settings = options.settings(geometry)
     chart: ModuleType | None = None

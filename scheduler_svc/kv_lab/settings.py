@@ -1,6 +1,8 @@
 """The settings of one run of the lab: defaults, bounds and help. Knows nothing of layouts."""
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from scheduler_svc.flags import number
 
 MAX_LENGTH = 1_048_576
 MAX_TOTAL_TOKENS = 20_000_000
@@ -13,31 +15,21 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    sequences: int = Field(100, ge=1, le=100_000, title="N", description="sequences that want to run at once")
-    lives: int = Field(3, ge=1, le=10_000, title="N", description="sequences per client, one after another")
-    min_length: int = Field(100, ge=2, le=MAX_LENGTH, title="N", description="tokens of the shortest sequence")
-    max_length: int = Field(3000, ge=2, le=MAX_LENGTH, title="N", description="tokens of the longest sequence")
-    prompt_share: float = Field(
-        0.5, ge=0, le=1, title="SHARE", description="share of a sequence that is prompt; the rest is generated"
-    )
-    gap: float = Field(4.0, ge=0, le=1_000_000, title="STEPS", description="mean gap between the first arrivals")
-    reserve: int = Field(
-        4096, ge=2, le=MAX_LENGTH, title="N", description="longest sequence served; the contiguous layout reserves it"
-    )
-    memory_tokens: int = Field(
-        65_536, ge=2, le=MAX_MEMORY_TOKENS, title="N", description="memory, in tokens whose K/V it holds"
-    )
-    page_size: int = Field(16, ge=1, le=4096, title="N", description="tokens per page")
-    growth: float = Field(
-        1.5, ge=1, le=16, title="X", description="factor by which the growing layout enlarges a full extent"
-    )
-    prefix_groups: int = Field(4, ge=0, le=100_000, title="N", description="shared prefixes of prompts; 0: none")
-    prefix_length: int = Field(512, ge=0, le=MAX_LENGTH, title="N", description="tokens of each prefix")
-    samples: int = Field(1, ge=1, le=1024, title="N", description="sequences that share one prompt")
-    window: int | None = Field(
-        None, ge=1, le=MAX_LENGTH, title="N", description="attention window in tokens; default: full attention"
-    )
-    seed: int = Field(0, ge=0, le=2**63 - 1, title="N", description="seed of all random draws")
+    sequences: int = number(100, 1, 100_000, "N", "sequences that want to run at once")
+    lives: int = number(3, 1, 10_000, "N", "sequences per client, one after another")
+    min_length: int = number(100, 2, MAX_LENGTH, "N", "tokens of the shortest sequence")
+    max_length: int = number(3000, 2, MAX_LENGTH, "N", "tokens of the longest sequence")
+    prompt_share: float = number(0.5, 0, 1, "SHARE", "share of a sequence that is prompt; the rest is generated")
+    gap: float = number(4.0, 0, 1_000_000, "STEPS", "mean gap between the first arrivals")
+    reserve: int = number(4096, 2, MAX_LENGTH, "N", "longest sequence served; the contiguous layout reserves it")
+    memory_tokens: int = number(65_536, 2, MAX_MEMORY_TOKENS, "N", "memory, in tokens whose K/V it holds")
+    page_size: int = number(16, 1, 4096, "N", "tokens per page")
+    growth: float = number(1.5, 1, 16, "X", "factor by which the growing layout enlarges a full extent")
+    prefix_groups: int = number(4, 0, 100_000, "N", "shared prefixes of prompts; 0: none")
+    prefix_length: int = number(512, 0, MAX_LENGTH, "N", "tokens of each prefix")
+    samples: int = number(1, 1, 1024, "N", "sequences that share one prompt")
+    window: int | None = number(None, 1, MAX_LENGTH, "N", "attention window in tokens; default: full attention")
+    seed: int = number(0, 0, 2**63 - 1, "N", "seed of all random draws")
 
     @model_validator(mode="after")
     def _check_together(self) -> "Settings":

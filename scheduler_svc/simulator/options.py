@@ -15,11 +15,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from scheduler_svc import flags
 from scheduler_svc.core.messages.config import MAX_LANES, CoreConfig, Policy
+from scheduler_svc.flags import number
 from scheduler_svc.simulator.cost.hardware import MACHINES, MODELS
 from scheduler_svc.simulator.workload.lengths import GRAMMAR, Lengths, parse_lengths
 from scheduler_svc.simulator.workload.synthetic import Spacing
 from scheduler_svc.simulator.workload.traces import TraceFormat
-from scheduler_svc.version import version
 
 PROGRAM = "tandem simulate"
 _DESCRIPTION = """\
@@ -39,43 +39,25 @@ class RequestOptions(BaseModel):
         None, title="FILE", description="Mooncake's JSON lines or Azure's CSV; default: synthetic"
     )
     trace_format: TraceFormat | None = Field(None, description="default: detected from the first line")
-    requests: int | None = Field(
-        None, ge=1, le=_MANY, title="N", description="first N requests of the trace (default: all); synthetic: 1,000"
-    )
-    rate: float | None = Field(
-        None, ge=1e-6, le=1e9, title="R", description="mean requests per second; default: the trace's; synthetic: 1"
-    )
-    concurrency: int | None = Field(
-        None, ge=1, le=1_000_000, title="N", description="ignore arrival times; submit when fewer than N are live"
-    )
+    requests: int | None = number(None, 1, _MANY, "N", "first N requests of the trace (default: all); synthetic: 1,000")
+    rate: float | None = number(None, 1e-6, 1e9, "R", "mean requests per second; default: the trace's; synthetic: 1")
+    concurrency: int | None = number(None, 1, 1_000_000, "N", "ignore arrival times; submit when fewer than N are live")
     arrivals: Spacing = Field(Spacing.POISSON, description="synthetic: distribution of the gaps between arrivals")
-    burstiness: float = Field(
-        3.0, ge=0.1, le=100, title="CV", description="bursty: standard deviation of the gaps divided by their mean"
-    )
+    burstiness: float = number(3.0, 0.1, 100, "CV", "bursty: standard deviation of the gaps divided by their mean")
     input: _Lengths = Field(
         parse_lengths("lognormal:512:0.8"), title="LENGTHS", description=f"synthetic: prompt tokens: {GRAMMAR}"
     )
     output: _Lengths = Field(
         parse_lengths("lognormal:128:0.8"), title="LENGTHS", description="synthetic: output tokens, in the same forms"
     )
-    prefix_groups: int = Field(
-        0, ge=0, le=1_000_000, title="N", description="synthetic: put one of N shared prefixes before each prompt"
+    prefix_groups: int = number(0, 0, 1_000_000, "N", "synthetic: put one of N shared prefixes before each prompt")
+    prefix_tokens: int = number(1024, 0, 1_000_000, "N", "length of such a prefix")
+    tenants: int = number(1, 1, 100_000, "N", "synthetic: N tenants, which share no pages with each other")
+    greedy_share: float = number(0.0, 0, 1, "SHARE", "share of requests that the first tenant sends; 0: an equal share")
+    max_new_tokens: int = number(
+        2048, 0, 1_000_000, "N", "requested limit; EOS ends the output before; 0: request exactly the output's length"
     )
-    prefix_tokens: int = Field(1024, ge=0, le=1_000_000, title="N", description="length of such a prefix")
-    tenants: int = Field(
-        1, ge=1, le=100_000, title="N", description="synthetic: N tenants, which share no pages with each other"
-    )
-    greedy_share: float = Field(
-        0.0, ge=0, le=1, title="SHARE", description="share of requests that the first tenant sends; 0: an equal share"
-    )
-    max_new_tokens: int = Field(
-        2048,
-        ge=0,
-        le=1_000_000,
-        title="N",
-        description="requested limit; EOS ends the output before; 0: request exactly the output's length",
-    )
-    seed: int = Field(0, ge=0, le=1 << 62, title="N", description="seed of all random draws")
+    seed: int = number(0, 0, 1 << 62, "N", "seed of all random draws")
 
 
 class WorkerOptions(BaseModel):
@@ -83,46 +65,34 @@ class WorkerOptions(BaseModel):
 
     machine: str = Field("h100", title="NAME", description=", ".join(MACHINES))
     model: str = Field("llama-3.1-8b", title="NAME", description=", ".join(MODELS))
-    devices: int = Field(1, ge=1, le=64, title="N", description="devices of one worker, tensor parallel")
-    workers: int = Field(1, ge=1, le=MAX_LANES, title="N", description="identical workers")
-    value_bytes: int = Field(2, ge=1, le=4, title="N", description="bytes per weight and cache entry")
+    devices: int = number(1, 1, 64, "N", "devices of one worker, tensor parallel")
+    workers: int = number(1, 1, MAX_LANES, "N", "identical workers")
+    value_bytes: int = number(2, 1, 4, "N", "bytes per weight and cache entry")
     fit: Path | None = Field(
         None, title="FILE", description="fit step times to a file of the service's --steps; default: a roofline"
     )
-    page_size: int = Field(128, ge=1, le=1024, title="N", description="tokens per page")
-    num_pages: int | None = Field(
-        None,
-        ge=2,
-        le=1 << 30,
-        title="N",
-        description="pages per worker; default: what fits in 90 % of the memory beside the weights",
+    page_size: int = number(128, 1, 1024, "N", "tokens per page")
+    num_pages: int | None = number(
+        None, 2, 1 << 30, "N", "pages per worker; default: what fits in 90 % of the memory beside the weights"
     )
-    host_pages: int = Field(0, ge=0, le=1 << 30, title="N", description="pages in host memory")
-    max_rows: int = Field(256, ge=1, le=65536, title="N", description="sequences that run at once")
-    max_length: int | None = Field(None, ge=2, le=10_000_000, title="N", description="default: the model's")
-    token_budget: int = Field(4096, ge=1, le=1 << 20, title="N", description="tokens per step")
-    chunk_align: int = Field(128, ge=1, le=4096, title="N", description="tokens that a prompt chunk is padded to")
-    flops_efficiency: float = Field(0.6, ge=0.01, le=1, title="SHARE", description="share of the peak FLOP/s reached")
-    bandwidth_efficiency: float = Field(
-        0.8, ge=0.01, le=1, title="SHARE", description="share of the peak bandwidth reached"
-    )
-    overhead_us: float = Field(500.0, ge=0, le=1e9, title="US", description="fixed time per step")
-    link_us: float = Field(100.0, ge=0, le=1e9, title="US", description="delay between core and worker, each way")
+    host_pages: int = number(0, 0, 1 << 30, "N", "pages in host memory")
+    max_rows: int = number(256, 1, 65536, "N", "sequences that run at once")
+    max_length: int | None = number(None, 2, 10_000_000, "N", "default: the model's")
+    token_budget: int = number(4096, 1, 1 << 20, "N", "tokens per step")
+    chunk_align: int = number(128, 1, 4096, "N", "tokens that a prompt chunk is padded to")
+    flops_efficiency: float = number(0.6, 0.01, 1, "SHARE", "share of the peak FLOP/s reached")
+    bandwidth_efficiency: float = number(0.8, 0.01, 1, "SHARE", "share of the peak bandwidth reached")
+    overhead_us: float = number(500.0, 0, 1e9, "US", "fixed time per step")
+    link_us: float = number(100.0, 0, 1e9, "US", "delay between core and worker, each way")
 
 
 class CoreOptions(BaseModel):
     """The core. The switches of `Policy` join these in `read`."""
 
     prefix_sharing: bool = Field(True, description="requests share pages of equal prompts")
-    plans_in_flight: int = Field(
-        _DEFAULTS.plans_in_flight, ge=1, le=8, title="N", description="plans sent before the first one's result"
-    )
-    max_waiting: int = Field(
-        _DEFAULTS.max_waiting, ge=1, le=_MANY, title="N", description="waiting requests; more are rejected"
-    )
-    max_waiting_tokens: int = Field(
-        _DEFAULTS.max_waiting_tokens, ge=1, le=1 << 40, title="N", description="tokens of all waiting requests"
-    )
+    plans_in_flight: int = number(_DEFAULTS.plans_in_flight, 1, 8, "N", "plans sent before the first one's result")
+    max_waiting: int = number(_DEFAULTS.max_waiting, 1, _MANY, "N", "waiting requests; more are rejected")
+    max_waiting_tokens: int = number(_DEFAULTS.max_waiting_tokens, 1, 1 << 40, "N", "tokens of all waiting requests")
 
     @property
     def policy(self) -> Policy:
@@ -139,11 +109,9 @@ class OutputOptions(BaseModel):
         None, title="POLICY", description="run the same requests under each value of one policy, side by side"
     )
     find_rate: bool = Field(False, description="find how many requests per second keep TTFT p99 below --ttft-p99")
-    ttft_p99: float | None = Field(None, ge=1e-6, le=1e6, title="SECONDS", description="the goal of --find-rate")
-    precision: float = Field(
-        0.05, ge=0.001, le=1, title="SHARE", description="largest gap between the rate that holds and one that fails"
-    )
-    probes: int = Field(16, ge=1, le=100, title="N", description="most simulations that --find-rate may run")
+    ttft_p99: float | None = number(None, 1e-6, 1e6, "SECONDS", "the goal of --find-rate")
+    precision: float = number(0.05, 0.001, 1, "SHARE", "largest gap between the rate that holds and one that fails")
+    probes: int = number(16, 1, 100, "N", "most simulations that --find-rate may run")
     write_trace: Path | None = Field(
         None, title="FILE", description="only write a synthetic trace in Mooncake's format"
     )
@@ -217,4 +185,4 @@ def read(arguments: Sequence[str]) -> Options:
         "core": [*switches, *CoreOptions.model_fields],
         "output": [field.alias or name for name, field in OutputOptions.model_fields.items()],
     }
-    return flags.read(PROGRAM, f"tandem {version()}", _DESCRIPTION, model, list(arguments), groups)
+    return flags.read(PROGRAM, _DESCRIPTION, model, arguments, groups)

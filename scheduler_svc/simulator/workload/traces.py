@@ -7,10 +7,11 @@ requests of one trace share the prefixes that the trace records; tokens without 
 """
 
 import csv
+import itertools
 import json
 import math
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -24,6 +25,8 @@ from scheduler_svc.core.messages.arrays import Int32Array
 from scheduler_svc.simulator.workload.lengths import MAX_TOKENS
 from scheduler_svc.simulator.workload.request_source import Arrival, WorkloadError
 from scheduler_svc.simulator.workload.tokens import BLOCK_SPACE, OWN_SPACE, tokens_of
+
+IntArray = npt.NDArray[np.int64]
 
 BLOCK_TOKENS = 512
 _MAX_ID = 1 << 48
@@ -48,10 +51,10 @@ class Trace:
 
     name: str
     at: npt.NDArray[np.float64]
-    inputs: npt.NDArray[np.int64]
-    outputs: npt.NDArray[np.int64]
-    block_ends: npt.NDArray[np.int64]
-    blocks: npt.NDArray[np.int64]
+    inputs: IntArray
+    outputs: IntArray
+    block_ends: IntArray
+    blocks: IntArray
 
     @property
     def num_requests(self) -> int:
@@ -100,55 +103,42 @@ class Trace:
         return np.concatenate([tokens, own])
 
 
-class _Columns:
-    """The columns of a trace while it is read."""
-
-    def __init__(self) -> None:
-        self.at = array("d")
-        self.inputs = array("q")
-        self.outputs = array("q")
-        self.blocks = array("q")
-        self.block_counts = array("q")
-
-    def add(self, at: float, inputs: int, outputs: int, blocks: list[int]) -> None:
-        self.at.append(at)
-        self.inputs.append(inputs)
-        self.outputs.append(outputs)
-        self.blocks.extend(blocks)
-        self.block_counts.append(len(blocks))
+# Seconds, input tokens, output tokens, block ids.
+_Row = tuple[float, int, int, list[int]]
 
 
 def read_trace(path: Path, form: TraceFormat | None = None, limit: int | None = None) -> Trace:
     """Returns the first `limit` requests. Raises OSError, and WorkloadError with the line's number."""
-    columns = _Columns()
+    at, inputs, outputs, counts, blocks = array("d"), array("q"), array("q"), array("q"), array("q")
     with path.open(encoding="utf-8", newline="") as file:
-        lines: dict[TraceFormat, Callable[[str, TextIO, _Columns, int], None]] = {
-            TraceFormat.MOONCAKE: _read_mooncake,
-            TraceFormat.AZURE: _read_azure,
-        }
         try:
-            lines[form or _format_of(file)](str(path), file, columns, limit or MAX_TOKENS)
+            read = _azure_rows if (form or _format_of(file)) is TraceFormat.AZURE else _mooncake_rows
+            for seconds, tokens_in, tokens_out, ids in itertools.islice(read(str(path), file), limit):
+                at.append(seconds)
+                inputs.append(tokens_in)
+                outputs.append(tokens_out)
+                counts.append(len(ids))
+                blocks.extend(ids)
         except UnicodeDecodeError:
             raise WorkloadError(f"{path} is not UTF-8 text") from None
-    if not columns.at:
+    if not at:
         raise WorkloadError(f"{path} has no requests")
-    return _trace(path.name, columns)
+    return _sorted(path.name, np.array(at), np.array(inputs), np.array(outputs), np.array(counts), np.array(blocks))
 
 
-def _trace(name: str, columns: _Columns) -> Trace:
+def _sorted(
+    name: str, at: npt.NDArray[np.float64], inputs: IntArray, outputs: IntArray, counts: IntArray, blocks: IntArray
+) -> Trace:
     """Sorts the requests by arrival. Requests with equal times keep their order."""
-    at = np.array(columns.at)
-    counts = np.array(columns.block_counts)
     order = np.argsort(at, kind="stable")
     ends = np.cumsum(counts)
-    blocks = np.array(columns.blocks, np.int64)
     if not (order[:-1] < order[1:]).all():
         blocks = np.concatenate([blocks[ends[i] - counts[i] : ends[i]] for i in order])
     return Trace(
         name=name,
         at=at[order] - at.min(),
-        inputs=np.array(columns.inputs)[order],
-        outputs=np.array(columns.outputs)[order],
+        inputs=inputs[order],
+        outputs=outputs[order],
         block_ends=np.cumsum(counts[order]),
         blocks=blocks,
     )
@@ -171,7 +161,7 @@ def _lines(name: str, file: TextIO) -> Iterator[tuple[int, str]]:
             yield number, line
 
 
-def _read_mooncake(name: str, file: TextIO, columns: _Columns, limit: int) -> None:
+def _mooncake_rows(name: str, file: TextIO) -> Iterator[_Row]:
     for number, line in _lines(name, file):
         where = f"{name}, line {number}"
         try:
@@ -185,9 +175,7 @@ def _read_mooncake(name: str, file: TextIO, columns: _Columns, limit: int) -> No
         if isinstance(at, bool) or not isinstance(at, int | float) or not 0 <= at <= 1e3 * _MAX_SECONDS:
             raise WorkloadError(f"{where}: timestamp is {_shown(at)}; it must be a number of milliseconds from 0 on")
         inputs, outputs = (_count(where, key, fields.get(key)) for key in ("input_length", "output_length"))
-        columns.add(at / 1e3, inputs, outputs, _ids(where, fields.get("hash_ids"), inputs))
-        if len(columns.at) == limit:
-            return
+        yield at / 1e3, inputs, outputs, _ids(where, fields.get("hash_ids"), inputs)
 
 
 def _ids(where: str, value: object, inputs: int) -> list[int]:
@@ -207,7 +195,7 @@ def _ids(where: str, value: object, inputs: int) -> list[int]:
     return cast(list[int], ids)
 
 
-def _read_azure(name: str, file: TextIO, columns: _Columns, limit: int) -> None:
+def _azure_rows(name: str, file: TextIO) -> Iterator[_Row]:
     lines = _lines(name, file)
     first = next(lines, None)
     if first is None:
@@ -227,14 +215,9 @@ def _read_azure(name: str, file: TextIO, columns: _Columns, limit: int) -> None:
         if len(cells) != len(found):
             raise WorkloadError(f"{where}: {len(cells)} cells; the header has {len(found)}")
         at, inputs, outputs = (cells[place].strip() for place in places)
-        columns.add(
-            _seconds(where, at),
-            _count(where, "ContextTokens", _whole(inputs)),
-            _count(where, "GeneratedTokens", _whole(outputs)),
-            [],
-        )
-        if len(columns.at) == limit:
-            return
+        counts = (("ContextTokens", inputs), ("GeneratedTokens", outputs))
+        tokens_in, tokens_out = (_count(where, name, _whole(text)) for name, text in counts)
+        yield _seconds(where, at), tokens_in, tokens_out, []
 
 
 def _seconds(where: str, text: str) -> float:

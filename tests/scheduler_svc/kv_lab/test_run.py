@@ -24,7 +24,7 @@ BUSY = settings(
 
 
 def clients(*requests: list[Sequence], arrivals: tuple[int, ...] | None = None) -> Workload:
-    """Returns a workload of one client per list, whose requests have one sequence each."""
+    """Returns a workload with one client per list and one sequence per request."""
     return Workload(
         clients=tuple(tuple((of,) for of in client) for client in requests), arrivals=arrivals or (0,) * len(requests)
     )

@@ -1,11 +1,14 @@
 """The command line of `tandem simulate`: what it prints and what it refuses."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from scheduler_svc.core.messages.config import Admission, Policy
+from scheduler_svc.simulator import options
 from scheduler_svc.simulator.__main__ import main
 from scheduler_svc.simulator.workload.mooncake_like import write_trace
 
@@ -53,6 +56,14 @@ def test_policy_switches_reach_the_core(capsys: pytest.CaptureFixture[str]) -> N
     heavy = ["--requests", "80", "--rate", "1000", "--input", "2000", "--output", "40", "--max-new-tokens", "0"]
     mixed, apart = (figures(capsys, *heavy, flag) for flag in ("--mixed-steps", "--no-mixed-steps"))
     assert mixed["itl_seconds"] != apart["itl_seconds"]
+
+
+def test_every_policy_of_the_core_is_a_switch_that_can_be_compared() -> None:
+    names = {field.name.replace("_", "-") for field in dataclasses.fields(Policy)}
+    assert names | {"prefix-sharing"} == set(options.COMPARABLE)
+    chosen = options.read(["--no-cache-aware", "--admission", "known", "--compare", "fair-share"])
+    assert chosen.policy == Policy(cache_aware=False, admission=Admission.KNOWN)
+    assert [variant.policy.fair_share for _, variant in chosen.variants()] == [True, False]
 
 
 def test_requests_of_a_trace_share_its_blocks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
