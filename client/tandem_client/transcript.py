@@ -7,6 +7,7 @@ from tandem.v1 import inference_pb2
 
 from tandem_client import messages
 from tandem_client.errors import ProtocolError
+from tandem_client.plural import counted
 from tandem_client.types import Accepted, Delta, Finished, PromptInfo, Summary, TokenLogprob
 
 
@@ -28,7 +29,7 @@ class Sample:
 
     def __repr__(self) -> str:
         state = f"ended by {self.finished.reason}" if self.finished else "running"
-        return f"<Sample {self.idx} {state}, {_tokens(self.num_tokens)}>"
+        return f"<Sample {self.idx} {state}, {counted(self.num_tokens, 'token')}>"
 
     @property
     def text(self) -> str:
@@ -83,8 +84,8 @@ class Transcript:
             state = "running" if self.accepted else "not accepted yet"
         # Tokens that come without their ids are counted at a sample's end.
         counts = self._with_ids or self.summary is not None
-        counted = f", {_tokens(sum(sample.num_tokens for sample in self.samples))}" if counts else ""
-        return f"<{name}{request_id} {state}{counted}>"
+        tokens = f", {counted(sum(sample.num_tokens for sample in self.samples), 'token')}" if counts else ""
+        return f"<{name}{request_id} {state}{tokens}>"
 
     def absorb(self, message: inference_pb2.GenerateResponse) -> Delta | None:
         """Reads one message; returns the delta in it, if there is one.
@@ -144,7 +145,3 @@ class Transcript:
                     f" {num_logprobs} belong there"
                 )
         sample.add(delta)
-
-
-def _tokens(count: int) -> str:
-    return f"{count} token{'' if count == 1 else 's'}"

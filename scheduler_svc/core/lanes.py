@@ -9,7 +9,7 @@ fails alone ends. A worker that gets nothing right is sent away for a while.
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy as np
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import MAX_LANES, CoreConfig
+from scheduler_svc.core.messages.plan import InFlight
 from scheduler_svc.core.messages.reports import ResetCause
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.schedule import placement as routing
@@ -68,8 +69,21 @@ class Lanes:
         """Median of the last steps, plan sent to result read; 0 before the first."""
         return 1e3 * median(self._step_seconds) if self._step_seconds else 0.0
 
-    def _totals(self) -> step_reports.Totals:
-        return step_reports.Totals(self.counters.steps, self.counters.preemptions)
+    def _report(
+        self,
+        lane: Lane,
+        now: float,
+        plans: Sequence[InFlight] = (),
+        *,
+        cause: ResetCause | None = None,
+        output_tokens: int = 0,
+        compute_us: int = 0,
+    ) -> list[fx.Effect]:
+        """The report of one event of the lane, if the config asks for reports."""
+        if not self._config.report_steps:
+            return []
+        totals = step_reports.Totals(self.counters.steps, self.counters.preemptions, self._book.num_waiting)
+        return [step_reports.step_report(totals, self.of.values(), lane, now, plans, cause, output_tokens, compute_us)]
 
     # Workers -------------------------------------------------------------------------------------------------
 
@@ -91,8 +105,7 @@ class Lanes:
         self._next_number += 1
         self.of[worker] = lane
         effects.append(fx.WorkerAccepted(worker=worker, generation=self._generation))
-        if self._config.report_steps:
-            effects.append(step_reports.joined(self._totals(), lane, self._book, now))
+        effects += self._report(lane, now)
         if not self._config.prove_workers:
             effects += self._prove(lane)
         return effects
@@ -154,9 +167,8 @@ class Lanes:
         is_death: bool = True,
     ) -> list[fx.Effect]:
         """The worker is gone: resets its lane and forgets it. `is_death`: it did not say goodbye."""
-        lane = self.of[worker]
+        lane = self.of.pop(worker)
         effects = self._reset(lane, f"worker {worker} lost: {reason}", now, cause, compute_us)
-        del self.of[worker]
         self.last_loss = now, reason
         # A stray that never served does not count while a worker serves.
         if is_death and (lane.is_proven or not self._proven_infos()):
@@ -203,9 +215,7 @@ class Lanes:
             request.late_plans = request.late_samples = 0
             self._book.enqueue(request)
         effects: list[fx.Effect] = [fx.Note(message=f"{reason}; {len(requests)} requests go back to the queue")]
-        if self._config.report_steps:
-            effects.append(step_reports.reset(self._totals(), lane, self._book, now, cause, void, compute_us))
-        return effects
+        return effects + self._report(lane, now, void, cause=cause, compute_us=compute_us)
 
     def _reset_or_send_away(
         self, lane: Lane, reason: str, now: float, cause: ResetCause, compute_us: int
@@ -304,11 +314,9 @@ class Lanes:
             self.crash_loop.confirmed()
         if self.suspects:
             self.suspects.difference_update(int(handle) for handle in record.handles[record.sampled])
-        if not self._config.report_steps:
-            return [], delivery, delivery.endings
         num_tokens = len(delivery.tokens)
-        report = step_reports.confirmed(self._totals(), lane, self._book, now, record, num_tokens, event.compute_us)
-        return [report], delivery, delivery.endings
+        reports = self._report(lane, now, (record,), output_tokens=num_tokens, compute_us=event.compute_us)
+        return reports, delivery, delivery.endings
 
     def _end_probation(self, lane: Lane, now: float) -> list[fx.Effect]:
         """The lane's first step went well. Another worker may have been proven since it joined."""
