@@ -61,45 +61,27 @@ class GenerateOptions(TypedDict, total=False):
     bypass_cache_write: bool | None
 
 
-# Name: path of the submessage of GenerateRequest ("" for itself), field in it.
+def _fields(part: str) -> list[str]:
+    """The names of the fields of a submessage of GenerateRequest."""
+    return [field.name for field in getattr(inference_pb2.GenerateRequest(), part).DESCRIPTOR.fields]
+
+
+# Fields whose keyword has another name.
+_KEYWORDS = {
+    "stop_strings": "stop",
+    "salt": "cache_salt",
+    "bypass_read": "bypass_cache_read",
+    "bypass_write": "bypass_cache_write",
+}
+# Keyword: path of the submessage of GenerateRequest ("" for the request itself), field in it.
 _PLACES: Mapping[str, tuple[str, str]] = {
     **{name: ("", name) for name in ("request_id", "model", "priority")},
     **{
-        name: ("sampling", name)
-        for name in (
-            "temperature",
-            "top_p",
-            "top_k",
-            "min_p",
-            "seed",
-            "presence_penalty",
-            "frequency_penalty",
-            "repetition_penalty",
-            "num_samples",
-            "logit_bias",
-            "banned_token_ids",
-        )
+        _KEYWORDS.get(field, field): (part, field)
+        for part in ("sampling", "stop", "output", "cache")
+        for field in _fields(part)
     },
     "allowed_token_ids": ("sampling.allowed_token_ids", "ids"),
-    **{
-        name: ("stop", name)
-        for name in (
-            "max_new_tokens",
-            "min_new_tokens",
-            "stop_token_ids",
-            "ignore_eos",
-            "include_stop",
-            "max_time_seconds",
-        )
-    },
-    "stop": ("stop", "stop_strings"),
-    **{
-        name: ("output", name)
-        for name in ("want_text", "want_token_ids", "skip_special_tokens", "logprobs", "prompt_logprobs_start")
-    },
-    "cache_salt": ("cache", "salt"),
-    "bypass_cache_read": ("cache", "bypass_read"),
-    "bypass_cache_write": ("cache", "bypass_write"),
 }
 
 # Path of a field of GenerateRequest to the keyword that sets it, as errors need it.

@@ -31,18 +31,24 @@ class AbortOutcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
-    """Sampling settings in force."""
+class SamplingDefaults:
+    """The values of sampling options that a request leaves unset."""
 
     temperature: float
     top_p: float
     top_k: int
     min_p: float
-    seed: int
     presence_penalty: float
     frequency_penalty: float
     repetition_penalty: float
     num_samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling(SamplingDefaults):
+    """The values of sampling options that are in force for a request."""
+
+    seed: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,20 +135,6 @@ class Summary:
 
     usage: Usage
     timing: Timing
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingDefaults:
-    """The values of sampling options that a request leaves unset."""
-
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    presence_penalty: float
-    frequency_penalty: float
-    repetition_penalty: float
-    num_samples: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

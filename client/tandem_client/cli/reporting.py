@@ -4,7 +4,7 @@ Owns exit codes and hints. Knows nothing of the commands themselves.
 """
 
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 
@@ -22,6 +22,7 @@ from tandem_client.errors import (
     TandemError,
     Unavailable,
 )
+from tandem_client.services.child import missing_programs
 
 
 class Exit(IntEnum):
@@ -74,6 +75,16 @@ def fail(message: str, code: Exit = Exit.ERROR) -> typer.Exit:
     """Prints the line and returns what the caller raises."""
     print(f"error: {message}", file=sys.stderr)
     return typer.Exit(code)
+
+
+def require_programs(programs: Sequence[str], command: str) -> None:
+    """Ends the command with an error if a program of a checkout is not installed."""
+    missing = missing_programs(programs)
+    if missing:
+        raise fail(
+            f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} not installed: this environment has only "
+            f"the client. Run {command} in a checkout"
+        )
 
 
 def exit_code(error: TandemError) -> Exit:

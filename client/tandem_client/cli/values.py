@@ -3,9 +3,10 @@
 Owns their syntax and the words for what is wrong with them.
 """
 
+import io
+import sys
 from collections.abc import Sequence
 
-from tandem_client.cli.stdin import read_text
 from tandem_client.request import Prompt
 
 
@@ -42,3 +43,12 @@ def read_prompt(argument: str, *, token_ids: bool) -> Prompt:
     if not text:
         raise ValueError("the prompt is empty; at least 1 character is needed")
     return parse_token_ids(text) if token_ids else text
+
+
+def read_text() -> str:
+    """All of standard input, line breaks as \\n. Raises ValueError if it is not UTF-8, in every locale."""
+    try:
+        text = sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"standard input is not UTF-8 (byte {error.start})") from None
+    return io.StringIO(text, newline=None).read()

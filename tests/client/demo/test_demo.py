@@ -13,9 +13,10 @@ from tandem.v1 import inference_pb2
 from tandem_client import AsyncClient
 from tandem_client.demo.prompts import questions
 from tandem_client.demo.rounds import Arrivals, Completion, Round, differing, run_round
-from tandem_client.demo.services import Places, ServiceEnded, Services, free_address
+from tandem_client.demo.services import Services
 from tandem_client.demo.show import Board, Teller, one_line, result_table, round_line
 from tandem_client.errors import Internal
+from tandem_client.services.supervisor import ServiceEnded
 from tandem_client.types import Summary, Timing, Usage
 from tests.client import fake_service
 from tests.client.fake_service import Ending, FakeService
@@ -134,10 +135,8 @@ def test_a_child_that_ends_by_itself_is_an_error_with_its_last_words(monkeypatch
     async def start() -> None:
         # Neither starts with such a flag.
         services = Services(
-            Places(listen=free_address(), runtime_dir="unused"),
-            worker_settings={},
-            worker_flags=["--no-such-flag"],
             scheduler_flags=["--no-such-flag"],
+            worker_flags=["--no-such-flag"],
             say=lambda who, what: said.append((who, what)),
         )
         try:

@@ -7,10 +7,12 @@ import signal
 import sys
 from collections.abc import Callable
 
+import pytest
+
 from tandem_client.services.child import Child, missing_programs
 from tandem_client.services.line_writer import LineWriter
 from tandem_client.services.log_lines import LogLine, parse
-from tandem_client.services.supervisor import Supervisor
+from tandem_client.services.supervisor import ServiceEnded, Supervisor
 from tests.client.fake_programs import STAYS, quick_policy
 from tests.client.fake_service import WAIT_SECONDS
 
@@ -58,11 +60,14 @@ def test_a_child_that_cannot_be_started_is_an_end_with_its_cause() -> None:
 
     said: list[str] = []
     cause = "Resource temporarily unavailable"
-    assert asyncio.run(supervisor().run()).message == f"the worker could not be started before it served: {cause}"
+    with pytest.raises(ServiceEnded) as end:
+        asyncio.run(supervisor().run())
+    assert str(end.value) == f"the worker could not be started before it served: {cause}"
     after_service = supervisor()
     after_service.mark_serving()
-    message = asyncio.run(after_service.run()).message
-    assert message == f"the worker could not be started, 5 times within 60 s: {cause}"
+    with pytest.raises(ServiceEnded) as end:
+        asyncio.run(after_service.run())
+    assert str(end.value) == f"the worker could not be started, 5 times within 60 s: {cause}"
     assert len(said) == 4
 
 
