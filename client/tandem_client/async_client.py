@@ -1,7 +1,7 @@
 """The client for code that runs on an event loop.
 
-Owns a channel and the calls' names. What goes out is `request`'s, what comes back `messages`', a stream's life
-`async_stream`'s.
+Owns a channel and the names of the calls. `request` builds the requests, `messages` reads the answers, `async_stream`
+reads a completion.
 """
 
 import asyncio
@@ -43,15 +43,15 @@ class _Stubs:
 
 
 class AsyncClient(ClientBase):
-    """Talks to one service, on the event loop that first uses it; may be made before that loop runs.
+    """Talks to one service, on the event loop that first uses this object. It may be made before that loop runs.
 
-    `max_retries`: how often a call is tried again where the service has not taken it and says when to come back.
+    A call is retried, at most `max_retries` times, if the service has not accepted it and gives a retry time.
     Every call takes `timeout`, in seconds, for all its tries together; None: no end.
     """
 
     def __init__(self, address: str = DEFAULT_ADDRESS, *, max_retries: int = 3) -> None:
         super().__init__(address, max_retries=max_retries)
-        # Made at first use: a channel belongs to the loop that runs when it is made.
+        # Made at first use, because a channel belongs to the loop that runs when it is made.
         self._opened: _Stubs | None = None
 
     def generate(

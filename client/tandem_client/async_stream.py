@@ -1,4 +1,4 @@
-"""One completion as it streams in, for code that runs on an event loop.
+"""A completion that is read while the service generates it, for code that runs on an event loop.
 
 Owns one call from start to end: its messages, its retries, its cancellation. Belongs to the loop that made it.
 """
@@ -55,7 +55,7 @@ class AsyncGenerateStream(StreamBase[AsyncCall, asyncio.Event]):
             self.close()
 
     async def aclose(self) -> None:
-        """The same, by the name that `contextlib.aclosing` calls."""
+        """Closes the stream; `contextlib.aclosing` calls this name."""
         self.close()
 
     async def __aenter__(self) -> Self:
@@ -97,8 +97,10 @@ class AsyncGenerateStream(StreamBase[AsyncCall, asyncio.Event]):
 
 
 class _Reading:
-    """One loop over a stream. Leaving the loop drops this object, which ends the call at once: an async generator
-    would wait for its event loop to close it."""
+    """One loop over a stream. The end of the loop drops this object, which ends the call at once.
+
+    An async generator would be closed later, by the event loop.
+    """
 
     __slots__ = ("_stream",)
 

@@ -34,7 +34,7 @@ class ReadyWait:
         self._reason = "it has not answered"
 
     def remaining(self) -> float | None:
-        """Seconds that are left; None if there is no limit."""
+        """Returns the seconds that are left, None without a limit."""
         return self._tries.remaining()
 
     def is_ready(self, response: health_pb2.HealthCheckResponse) -> bool:

@@ -92,7 +92,7 @@ class StreamBase(Generic[_Call, _Event]):
         self._call = self._start(self._request, self._tries.remaining())
 
     def _pause_seconds(self, rpc_error: grpc.RpcError) -> float:
-        """Returns the pause before the next try. Closes the stream and raises the error if there is no next try."""
+        """Returns the pause before the next try. Closes the stream and raises if the call may not be retried."""
         error = self._errors.read(rpc_error, stream_began=self.accepted is not None)
         pause_seconds = None if error.stream_began else self._tries.pause_seconds(error)
         if pause_seconds is None:

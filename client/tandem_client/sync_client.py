@@ -1,7 +1,7 @@
 """The blocking client.
 
-Owns a channel and the calls' names. What goes out is `request`'s, what comes back `messages`', a stream's life
-`sync_stream`'s.
+Owns a channel and the names of the calls. `request` builds the requests, `messages` reads the answers, `sync_stream`
+reads a completion.
 """
 
 import time
@@ -35,7 +35,7 @@ _Response = TypeVar("_Response")
 class Client(ClientBase):
     """Talks to one service. Threads may share it.
 
-    `max_retries`: how often a call is tried again where the service has not taken it and says when to come back.
+    A call is retried, at most `max_retries` times, if the service has not accepted it and gives a retry time.
     Every call takes `timeout`, in seconds, for all its tries together; None: no end.
     """
 

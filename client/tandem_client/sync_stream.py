@@ -1,4 +1,4 @@
-"""One completion as it streams in, for code that may block.
+"""A completion that is read while the service generates it, for code that may block.
 
 Owns one call from start to end: its messages, its retries, its cancellation.
 """

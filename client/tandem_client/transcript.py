@@ -1,6 +1,6 @@
-"""What has been read of one stream, and the check that it keeps the API's order.
+"""The messages that have been read from one stream, and the check that they follow the order of the API.
 
-Shared by the blocking and the async stream; knows nothing of either.
+Both streams use it. It does not read the stream itself.
 """
 
 from tandem.v1 import inference_pb2
@@ -12,13 +12,13 @@ from tandem_client.types import Accepted, Delta, Finished, PromptInfo, Summary, 
 
 
 class Sample:
-    """One of a request's completions, as far as it has been read."""
+    """One completion of a request, as far as it has been read."""
 
     __slots__ = ("_texts", "finished", "idx", "logprobs", "num_tokens", "token_ids")
 
     def __init__(self, idx: int) -> None:
         self.idx = idx
-        # Empty if ids were not requested; `num_tokens` is right all the same once the sample is finished.
+        # Empty if ids were not requested. `num_tokens` is still correct once the sample is finished.
         self.token_ids: list[int] = []
         # One per token; empty if they were not requested.
         self.logprobs: list[TokenLogprob] = []
@@ -57,7 +57,7 @@ class Transcript:
 
     def __init__(self, request: inference_pb2.GenerateRequest) -> None:
         self.accepted: Accepted | None = None
-        # One until Accepted says how many there are.
+        # One sample until the Accepted message gives the number.
         self.samples = (Sample(0),)
         self.summary: Summary | None = None
         self._prompt_start = 0
@@ -74,7 +74,7 @@ class Transcript:
         return PromptInfo(start=self._prompt_start, logprobs=tuple(self._prompt_logprobs))
 
     def face(self, name: str, *, closed: bool) -> str:
-        """The `repr` of a stream of class `name`; `closed`: nothing more will be read."""
+        """Returns the `repr` of a stream of class `name`; `closed`: nothing more will be read."""
         request_id = f" {self.accepted.request_id}" if self.accepted else ""
         if self.summary is not None:
             state = "ended"

@@ -1,6 +1,6 @@
-"""Lines for people about a service: its health, its load, its model.
+"""Text lines about a service: its health, its load, its model.
 
-Owns units and wording. Knows nothing of calls; the names and values for programs are those of `types`.
+Owns units and wording. JSON output uses the names and values of `types` instead.
 """
 
 from collections.abc import Iterator
@@ -16,16 +16,16 @@ class State(StrEnum):
 
     SERVING = "serving"
     NOT_SERVING = "not_serving"
-    # The check itself was not answered.
+    # The health check had no answer.
     UNREACHABLE = "unreachable"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """Names as in `tandem health --json`. `workers` and what follows are None if GetLoad did not answer."""
+    """The fields of `tandem health --json`. Those from `workers` on are None if GetLoad did not answer."""
 
     state: State
-    # Why the service does not serve, or why its load is not known; else empty.
+    # Why the service does not serve, or why its load is unknown; otherwise empty.
     reason: str
     workers: int | None = None
     waiting: int | None = None
@@ -35,7 +35,7 @@ class Health:
 
 
 def of_health(health: Health) -> str:
-    """One line: "serving; 0 workers, 3 requests wait, last worker lost 12 s ago: ..." or "not serving: ..."."""
+    """Returns one line: "serving; 0 workers, 3 requests wait, last worker lost 12 s ago: ..." or "not serving: ..."."""
     if health.state != State.SERVING:
         return f"not serving: {health.reason}"
     if health.workers is None:
@@ -49,7 +49,7 @@ def of_health(health: Health) -> str:
 
 
 def of_load(load: Load) -> Iterator[str]:
-    """Six lines and one for each worker beyond the first."""
+    """Yields six lines, and one more for each worker after the first."""
     if load.not_serving:
         yield f"not serving: {load.not_serving}"
     tokens = f" ({counted(load.waiting_tokens, 'token')})" if load.waiting else ""
@@ -73,13 +73,13 @@ def of_load(load: Load) -> Iterator[str]:
 
 
 def of_model(model: ModelInfo) -> Iterator[str]:
-    """What requests may ask for, and what becomes of what they leave out."""
+    """Yields the limits of requests, and the defaults of options that a request leaves out."""
     tokenizer = "with a tokenizer" if model.has_tokenizer else "no tokenizer: requests give token ids"
     eos = ", ".join(map(str, model.eos_token_ids)) or "none"
     yield f"model       {model.model} ({model.identity})"
     yield f"vocabulary  {counted(model.vocab_size, 'token')}, {tokenizer}; end of sequence: {eos}"
     yield f"length      {counted(model.max_length, 'token')}, prompt and output together"
-    yield f"output      {counted(model.default_max_new_tokens, 'token')} unless --max-new-tokens says otherwise"
+    yield f"output      {counted(model.default_max_new_tokens, 'token')} without --max-new-tokens"
     yield f"limits      {counted(model.max_num_samples, 'sample')} and {model.max_logprobs:,} logprobs a request"
     yield f"defaults    {_defaults(model.sampling_defaults)}"
     yield f"batch       {counted(model.max_rows, 'sequence')} at once, {counted(model.token_budget, 'token')} a step"
@@ -99,7 +99,7 @@ def _worker(worker: WorkerLoad, *, alone: bool) -> str:
 
 
 def _defaults(sampling: SamplingDefaults) -> str:
-    """The flags that would say the same; neutral settings left out."""
+    """Returns the settings that are not neutral."""
     neutral = {"top_p": 1, "top_k": 0, "min_p": 0, "presence_penalty": 0, "frequency_penalty": 0,
         "repetition_penalty": 1, "num_samples": 1}  # fmt: skip
     values = {name: getattr(sampling, name) for name in ("temperature", *neutral)}

@@ -1,6 +1,6 @@
-"""Fields of a GenerateRequest by the flags of `tandem generate` that set them.
+"""The flags of `tandem generate` by the fields of a GenerateRequest that they set.
 
-Owns the table and the wording of messages that name fields; a test compares the table with the flags themselves.
+Owns the table and the wording of messages that name fields. A test compares the table with the flags.
 """
 
 import re
@@ -11,7 +11,7 @@ from tandem_client.field_names import with_names
 from tandem_client.request import FIELD_KEYWORDS
 
 _PROMPT = "the prompt"
-# Keywords of `generate` whose flag has another name.
+# Keywords of `generate` that have a flag of another name.
 _FLAGS = {
     "prompt": _PROMPT,
     "allowed_token_ids": "--allow",
@@ -29,20 +29,20 @@ _INDEXED = re.compile(rf"({_PROMPT}|--[a-z-]+)\[(\d+)\]")
 
 
 def refusal_in_flags(error: TandemError) -> str:
-    """The service's message, with flags in place of fields; prefixed with the flag at fault if it names none."""
+    """Returns the service's message with flags in place of fields, and the wrong flag before it if it names none."""
     message = with_names(error.service_message, FLAGS, field=error.field)
     flag = with_names(error.field, FLAGS, field=error.field) if error.field else ""
     return _INDEXED.sub(_without_index, message if flag in message else f"{flag}: {message}")
 
 
 def keyword_in_flags(message: str) -> str:
-    """A message of `request`, which begins with a keyword, with the flag in its place."""
+    """Returns a message of `request`, which begins with a keyword, with the flag in its place."""
     keyword, blank, rest = message.partition(" ")
     return f"{_OF_KEYWORD.get(keyword, keyword)}{blank}{rest}"
 
 
 def _without_index(found: re.Match[str]) -> str:
-    """A flag is repeated, not indexed. Biases are indexed by token, not by place."""
+    """Drops the index, because a flag is repeated and not indexed. The index of a bias is its token id."""
     if found[1] == _PROMPT:
         return f"token {found[2]} of the prompt"
     return f"--logit-bias of token {found[2]}" if found[1] == "--logit-bias" else found[1]

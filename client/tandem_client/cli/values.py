@@ -1,6 +1,6 @@
-"""Reads the values of arguments that typer has no type for: prompts, token ids, biases.
+"""Reads prompts, token ids and biases, for which typer has no type.
 
-Owns their syntax and the words for what is wrong with them.
+Owns their syntax, their error messages and the decoding of standard input.
 """
 
 import io
@@ -11,7 +11,7 @@ from tandem_client.request import Prompt
 
 
 def parse_token_ids(text: str) -> Sequence[int]:
-    """Numbers separated by blanks or commas, with or without brackets. Raises ValueError."""
+    """Reads numbers separated by blanks or commas, with or without brackets. Raises ValueError."""
     words = text.strip().strip("[]").replace(",", " ").split()
     wrong = next((word for word in words if not word.isdecimal()), None)
     if wrong is not None:
@@ -20,7 +20,7 @@ def parse_token_ids(text: str) -> Sequence[int]:
 
 
 def parse_biases(given: Sequence[str]) -> dict[int, float]:
-    """Words like 17=-2.5. Raises ValueError."""
+    """Reads words like 17=-2.5. Raises ValueError."""
     biases: dict[int, float] = {}
     for word in given:
         token, is_pair, bias = word.partition("=")
@@ -37,7 +37,7 @@ def parse_biases(given: Sequence[str]) -> dict[int, float]:
 
 
 def read_prompt(argument: str, *, token_ids: bool) -> Prompt:
-    """The prompt that the argument gives, or standard input if it is -. Raises ValueError."""
+    """Returns the prompt of the argument, or standard input if the argument is -. Raises ValueError."""
     # The shell's last line break is not part of the text.
     text = read_text().removesuffix("\n") if argument == "-" else argument
     if not text:
@@ -46,7 +46,7 @@ def read_prompt(argument: str, *, token_ids: bool) -> Prompt:
 
 
 def read_text() -> str:
-    """All of standard input, line breaks as \\n. Raises ValueError if it is not UTF-8, in every locale."""
+    """Reads all of standard input, with \\n as line break. Raises ValueError if it is not UTF-8, in every locale."""
     try:
         text = sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:

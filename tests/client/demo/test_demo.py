@@ -1,4 +1,4 @@
-"""The demo: its counts, its comparison of two rounds, and its error when a process ends."""
+"""The demo: its counts, its comparison of two rounds, and its error if a process ends."""
 
 import asyncio
 import io
@@ -58,7 +58,7 @@ def test_rounds_are_equal_token_for_token() -> None:
     assert differing(one, a_round(completion(1, 2), completion(3, ended_by="eos"), completion(4, 5))) == [1]
 
 
-def test_rates_count_what_follows_the_first_token() -> None:
+def test_rates_count_the_tokens_after_the_first() -> None:
     assert completion(1, 2, 3).tokens_per_second == 1.0
     assert completion(1).tokens_per_second == 0.0
 
@@ -70,7 +70,7 @@ def test_one_question_is_seeded_and_the_rest_are_greedy() -> None:
     assert all(question.options["max_new_tokens"] == 16 for question in asked)
 
 
-def test_a_round_is_read_and_shown(service: FakeService) -> None:
+def test_a_round_is_read_and_printed(service: FakeService) -> None:
     console = Console(width=160, record=True, file=io.StringIO())
 
     async def play() -> Round:
@@ -110,7 +110,7 @@ def test_a_round_ends_with_its_first_failure(service: FakeService) -> None:
     asyncio.run(play())
 
 
-def test_arrivals_wake_who_waits() -> None:
+def test_arrivals_wake_a_waiting_task() -> None:
     async def wait() -> int:
         arrivals = Arrivals()
         waiting = asyncio.create_task(arrivals.wait_for(3))
@@ -124,16 +124,16 @@ def test_arrivals_wake_who_waits() -> None:
     assert asyncio.run(wait()) == 3
 
 
-def test_text_on_one_line() -> None:
+def test_one_line_joins_lines_with_blanks() -> None:
     assert one_line(" a\n  b ") == " a b"
     assert one_line("") == ""
 
 
-def test_a_child_that_ends_by_itself_is_an_error_with_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_ends_is_an_error_with_its_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[tuple[str, str]] = []
 
     async def start() -> None:
-        # Neither starts with such a flag.
+        # Neither program starts with this flag.
         services = Services(
             scheduler_flags=["--no-such-flag"],
             worker_flags=["--no-such-flag"],

@@ -1,4 +1,4 @@
-"""The restart policy: ends in, pauses out, at times that the test chooses."""
+"""The restart policy: the pause after each end of a child."""
 
 import random
 
@@ -55,7 +55,7 @@ def test_wrong_settings_are_not_tried_again() -> None:
 
 
 def test_settings_that_served_once_are_tried_again() -> None:
-    """The port may be taken for a moment, for one."""
+    """For example, the port may be taken for a moment."""
     assert isinstance(decide(RestartPolicy(), at=0, status=2), float)
 
 

@@ -1,6 +1,6 @@
-"""`tandem generate`: the completions of a prompt, streamed as text or as JSON lines.
+"""`tandem generate`: streams the completions of a prompt as text or as JSON lines.
 
-Owns the flags of a request. `show` prints the stream; `flag_names` has the API's names for them.
+Owns the flags of a request. `show` prints the stream; `flag_names` relates the flags to fields of the API.
 """
 
 from enum import StrEnum

@@ -54,8 +54,10 @@ def serve(
     log_format: Annotated[
         LogFormat | None, typer.Option(help="Lines for people, or one JSON object per line; default: text.")
     ] = None,
-    scheduler: Annotated[str, typer.Option(help='More flags: "--reflection --max-waiting 64".')] = "",
-    worker: Annotated[str, typer.Option(help='More flags: "--page-size 64".')] = "",
+    scheduler: Annotated[
+        str, typer.Option(help='More flags of the scheduler service, such as "--reflection --max-waiting 64".')
+    ] = "",
+    worker: Annotated[str, typer.Option(help='More flags of the worker, such as "--page-size 64".')] = "",
 ) -> None:
     """Run the scheduler service and a worker until Ctrl-C, and restart them when they die."""
     require_programs(PROGRAMS, "tandem serve")
