@@ -1,7 +1,7 @@
 """The client for code that runs on an event loop.
 
-Owns a channel and the calls' names. What goes out is `request`'s, what comes back `messages`', a stream's life
-`async_stream`'s.
+Owns a channel and the names of the calls. `request` builds the requests, `messages` reads the answers, `async_stream`
+reads a completion.
 """
 
 import asyncio
@@ -15,8 +15,8 @@ from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb
 
 from tandem_client import messages, types
 from tandem_client.async_stream import AsyncCall, AsyncGenerateStream
-from tandem_client.connection import DEFAULT_ADDRESS, Tries, channel_options
-from tandem_client.errors import DeadlineExceeded, Unavailable
+from tandem_client.client_base import POLL_SECONDS, ClientBase, ReadyWait
+from tandem_client.connection import DEFAULT_ADDRESS, channel_options
 from tandem_client.request import (
     FIELD_KEYWORDS,
     GenerateOptions,
@@ -29,8 +29,6 @@ from tandem_client.request import (
 from tandem_client.rpc_errors import ErrorReader
 
 _Response = TypeVar("_Response")
-# Between two looks at a service that stopped answering.
-_POLL_SECONDS = 0.05
 
 
 class _Stubs:
@@ -40,25 +38,21 @@ class _Stubs:
         self.channel = grpc.aio.insecure_channel(address, options=channel_options(address))
         self.inference = inference_pb2_grpc.InferenceServiceStub(self.channel)
         self.control = control_pb2_grpc.ControlServiceStub(self.channel)
-        # Its stub has no types.
+        # This stub has no types.
         self.health = cast(Any, health_pb2_grpc.HealthStub(self.channel))
 
 
-class AsyncClient:
-    """Talks to one service, on the event loop that first uses it; may be made before that loop runs.
+class AsyncClient(ClientBase):
+    """Talks to one service, on the event loop that first uses this object. It may be made before that loop runs.
 
-    `max_retries`: how often a call is tried again where the service has not taken it and says when to come back.
+    A call is retried, at most `max_retries` times, if the service has not accepted it and gives a retry time.
     Every call takes `timeout`, in seconds, for all its tries together; None: no end.
     """
 
     def __init__(self, address: str = DEFAULT_ADDRESS, *, max_retries: int = 3) -> None:
-        self.address = address
-        self._max_retries = max_retries
-        # Made at first use: a channel belongs to the loop that runs when it is made.
+        super().__init__(address, max_retries=max_retries)
+        # Made at first use, because a channel belongs to the loop that runs when it is made.
         self._opened: _Stubs | None = None
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.address}>"
 
     def generate(
         self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
@@ -117,25 +111,16 @@ class AsyncClient:
 
     async def wait_ready(self, timeout: float | None = None) -> None:
         """Waits until the service is ready; it may be started after this call. Raises DeadlineExceeded."""
-        tries = Tries(retries_left=0, timeout=timeout)
-        errors = ErrorReader(address=self.address, timeout=timeout)
-        last = "it has not answered"
+        waiting = ReadyWait(self.address, timeout)
         while True:
             try:
-                async for response in self._watch(tries.remaining()):
-                    if response.status == health_pb2.HealthCheckResponse.SERVING:
+                async for response in self._watch(waiting.remaining()):
+                    if waiting.is_ready(response):
                         return
-                    last = "it answers, but does not serve yet"
-            except grpc.RpcError as rpc_error:
-                error = errors.read(rpc_error)
-                if isinstance(error, DeadlineExceeded):
-                    raise errors.not_ready(last) from None
-                if not isinstance(error, Unavailable):
-                    raise error from None
-                last = error.message
-            if tries.remaining() == 0:
-                raise errors.not_ready(last)
-            await asyncio.sleep(_POLL_SECONDS)
+            except grpc.RpcError as error:
+                waiting.note(error)
+            waiting.check_time()
+            await asyncio.sleep(POLL_SECONDS)
 
     async def close(self) -> None:
         """Cancels every call and closes the connection."""
@@ -156,9 +141,6 @@ class AsyncClient:
         if self._opened is None:
             self._opened = _Stubs(self.address)
         return self._opened
-
-    def _tries(self, timeout: float | None) -> Tries:
-        return Tries(retries_left=self._max_retries, timeout=timeout)
 
     def _watch(self, timeout: float | None) -> AsyncIterable[health_pb2.HealthCheckResponse]:
         return self._stubs.health.Watch(health_pb2.HealthCheckRequest(), timeout=timeout)

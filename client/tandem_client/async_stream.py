@@ -1,20 +1,18 @@
-"""One completion as it streams in, for code that runs on an event loop.
+"""A completion that is read while the service generates it, for code that runs on an event loop.
 
 Owns one call from start to end: its messages, its retries, its cancellation. Belongs to the loop that made it.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Protocol, Self
 
 import grpc
 from tandem.v1 import inference_pb2
 
-from tandem_client.connection import Tries
-from tandem_client.rpc_errors import ErrorReader
-from tandem_client.transcript import Sample, Transcript
-from tandem_client.types import Accepted, Delta, Finished, PromptInfo, Summary
+from tandem_client.stream_base import StreamBase
+from tandem_client.types import Delta
 
 
 class AsyncCall(Protocol):
@@ -25,7 +23,7 @@ class AsyncCall(Protocol):
     def cancel(self) -> bool: ...
 
 
-class AsyncGenerateStream:
+class AsyncGenerateStream(StreamBase[AsyncCall, asyncio.Event]):
     """An asynchronous iterator of deltas; `accepted`, `samples` and `summary` are set as they come.
 
     Deltas of several samples come mixed, each with its `sample_idx`; `samples` holds what was read, sample by sample.
@@ -35,49 +33,7 @@ class AsyncGenerateStream:
     garbage-collected; after its natural end none of these matters.
     """
 
-    def __init__(
-        self,
-        request: inference_pb2.GenerateRequest,
-        *,
-        start: Callable[[inference_pb2.GenerateRequest, float | None], AsyncCall],
-        tries: Tries,
-        errors: ErrorReader,
-    ) -> None:
-        self._request = request
-        self._start = start
-        self._tries = tries
-        self._errors = errors
-        self._transcript = Transcript(request)
-        self._closed = asyncio.Event()
-        self._begin()
-
-    def __repr__(self) -> str:
-        return self._transcript.face(type(self).__name__, closed=self._closed.is_set())
-
-    @property
-    def accepted(self) -> Accepted | None:
-        """The first message; None until it has come."""
-        return self._transcript.accepted
-
-    @property
-    def samples(self) -> tuple[Sample, ...]:
-        """What has been read of each sample: text, token ids, logprobs, how it ended."""
-        return self._transcript.samples
-
-    @property
-    def finished(self) -> Finished | None:
-        """How the completion, or the first of several, ended; None before that."""
-        return self._transcript.samples[0].finished
-
-    @property
-    def prompt_info(self) -> PromptInfo | None:
-        """The prompt's logprobs, if requested; complete once the first delta has come."""
-        return self._transcript.prompt_info
-
-    @property
-    def summary(self) -> Summary | None:
-        """The last message; None until it has come."""
-        return self._transcript.summary
+    _new_event = asyncio.Event
 
     def __aiter__(self) -> AsyncIterator[Delta]:
         return _Reading(self)
@@ -98,13 +54,8 @@ class AsyncGenerateStream:
         finally:
             self.close()
 
-    def close(self) -> None:
-        """Cancels the call; the service frees the request at once. Idempotent."""
-        self._closed.set()
-        self._call.cancel()
-
     async def aclose(self) -> None:
-        """The same, by the name that `contextlib.aclosing` calls."""
+        """Closes the stream; `contextlib.aclosing` calls this name."""
         self.close()
 
     async def __aenter__(self) -> Self:
@@ -115,12 +66,8 @@ class AsyncGenerateStream:
     ) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        if hasattr(self, "_call"):
-            self._call.cancel()
-
     def _begin(self) -> None:
-        self._call = self._start(self._request, self._tries.remaining())
+        super()._begin()
         self._messages = aiter(self._call)
 
     async def _next_message(self) -> inference_pb2.GenerateResponse | None:
@@ -139,12 +86,7 @@ class AsyncGenerateStream:
             except grpc.RpcError as rpc_error:
                 if self._closed.is_set():
                     break
-                error = self._errors.read(rpc_error, stream_began=self.accepted is not None)
-                pause_seconds = None if error.stream_began else self._tries.pause_seconds(error)
-                if pause_seconds is None:
-                    self._closed.set()
-                    raise error from None
-                await self._pause(pause_seconds)
+                await self._pause(self._pause_seconds(rpc_error))
         return None
 
     async def _pause(self, seconds: float) -> None:
@@ -155,8 +97,10 @@ class AsyncGenerateStream:
 
 
 class _Reading:
-    """One loop over a stream. Leaving the loop drops this object, which ends the call at once: an async generator
-    would wait for its event loop to close it."""
+    """One loop over a stream. The end of the loop drops this object, which ends the call at once.
+
+    An async generator would be closed later, by the event loop.
+    """
 
     __slots__ = ("_stream",)
 

@@ -1,4 +1,4 @@
-"""Options of a gRPC channel, and when a call may be retried.
+"""The options of a gRPC channel, and the rule by which a call is retried.
 
 Owns both for all calls. Knows nothing of the methods that are called.
 """
@@ -10,17 +10,18 @@ from dataclasses import dataclass, field
 from tandem_client.errors import TandemError, Unavailable
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
-# One message of either direction. The service's own limit (4 MiB by default) is lower and answers with its number.
+# The limit of one message in each direction. The service's own limit (4 MiB by default) is lower, and its error gives
+# the number.
 MAX_MESSAGE_BYTES = 64 * 2**20
 _RECONNECT_FIRST_MS = 100
 _RECONNECT_LAST_MS = 1_000
-# For TCP, and for the service to say the first word of HTTP/2: gRPC's own default.
+# The time for TCP's handshake and the first bytes of HTTP/2, which is gRPC's own default.
 CONNECT_TIMEOUT_MS = 20_000
 _LOCAL_HOSTS = ("127.", "localhost:", "[::1]:", "unix:")
 
 
 def channel_options(address: str) -> Sequence[tuple[str, int]]:
-    """Limits of messages, quick reconnects, and no HTTP proxy for addresses of this machine."""
+    """Returns limits of messages, quick reconnects, and no HTTP proxy for addresses of this machine."""
     return [
         # Each client has its own connection; by default gRPC shares one among all channels of a process. Several front
         # ends may listen on one port, and a connection stays with the one that accepted it.
@@ -28,7 +29,7 @@ def channel_options(address: str) -> Sequence[tuple[str, int]]:
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.initial_reconnect_backoff_ms", _RECONNECT_FIRST_MS),
-        # Despite its name this is how long gRPC lets one attempt to connect take.
+        # Despite its name, this is the time limit of one attempt to connect.
         ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),
         ("grpc.max_reconnect_backoff_ms", _RECONNECT_LAST_MS),
         ("grpc.enable_http_proxy", 0 if address.startswith(_LOCAL_HOSTS) else 1),
@@ -37,7 +38,7 @@ def channel_options(address: str) -> Sequence[tuple[str, int]]:
 
 @dataclass(slots=True, kw_only=True)
 class Tries:
-    """How often, and until when, one call may be retried.
+    """The retries and the time that one call has left.
 
     A call is retried only if the service is not ready and gives a retry time: it has not accepted the request, so
     nothing runs twice. A full queue is reported to the caller, which can decide what may wait.

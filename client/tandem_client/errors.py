@@ -1,6 +1,6 @@
-"""What can go wrong, as exceptions: one class for each kind of failure.
+"""The client's exceptions, one class for each kind of failure.
 
-Owns the classes and what they carry. `rpc_errors` makes them of gRPC's errors.
+Owns the classes and their attributes. `rpc_errors` makes them from gRPC's errors.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class FieldViolation:
 
 
 class TandemError(Exception):
-    """The base class; raised itself for a gRPC status without a class of its own."""
+    """The base class, which is also raised for a gRPC status without a class of its own."""
 
     def __init__(
         self,
@@ -31,27 +31,27 @@ class TandemError(Exception):
         stream_began: bool = False,
     ) -> None:
         super().__init__(message)
-        # Names options by their keywords: `max_new_tokens is 0; …`.
+        # Options are named by their keywords: `max_new_tokens is 0; …`.
         self.message = message
-        # In the service's own words, which name fields by their paths: `stop.max_new_tokens is 0; …`.
+        # The service's own text, which names fields by their paths: `stop.max_new_tokens is 0; …`.
         self.service_message = message if service_message is None else service_message
         self.code = code
         self.violations = violations
-        # The pause that the service asks for before another try; None: another try is not known to help.
+        # The pause that the service asks for before another try; None if it asks for no other try.
         self.retry_after_seconds = retry_after_seconds
-        # The keyword of the option at fault (`top_p`, `stop[0]`); None where no single option is.
+        # The keyword of the wrong option (`top_p`, `stop[0]`); None if no single option is wrong.
         self.keyword = keyword
-        # Whether the service had accepted the request, so that some tokens may have come.
+        # Whether the service had accepted the request, so that some tokens may have arrived.
         self.stream_began = stream_began
 
     @property
     def field(self) -> str | None:
-        """The path of the field at fault, as the protos name it (`sampling.top_p`); None where no single field is."""
+        """The path of the wrong field in the protos (`sampling.top_p`); None if no single field is wrong."""
         return self.violations[0].field if self.violations else None
 
 
 class InvalidArgument(TandemError):
-    """The request is wrong; `keyword` and `field` say where, the message gives the number and the limit."""
+    """The request is wrong. `keyword` and `field` name the option, the message gives its value and the limit."""
 
 
 class NotFound(TandemError):
@@ -63,7 +63,7 @@ class AlreadyExists(TandemError):
 
 
 class QueueFull(TandemError):
-    """The service's queue is full; `retry_after_seconds` says when to try again."""
+    """The service's queue is full; `retry_after_seconds` is the pause before another try."""
 
 
 class MessageTooLarge(InvalidArgument):
@@ -87,7 +87,7 @@ class DeadlineExceeded(TandemError):
 
 
 class Cancelled(TandemError):
-    """The service ended the call. (Closing one's own stream raises nothing.)"""
+    """The service cancelled the call. A stream that the client closes raises nothing."""
 
 
 class Internal(TandemError):
@@ -95,4 +95,4 @@ class Internal(TandemError):
 
 
 class ProtocolError(TandemError):
-    """The stream breaks the API's own rules: a gap in its tokens, or no Summary at its end."""
+    """The stream breaks the rules of the API, for example with a gap in its tokens or without a Summary at its end."""

@@ -1,6 +1,6 @@
-"""Fields of the API by the names that their users give them: keywords in Python, flags on the command line.
+"""Replaces paths of API fields (`stop.stop_strings[0]`) in messages by keywords or flags.
 
-Owns the replacement of paths (`stop.stop_strings[0]`) in messages. Each caller brings its own table of names.
+Owns the replacement. Each caller has its own table of names.
 """
 
 import re
@@ -10,14 +10,14 @@ _INDEXED = re.compile(r"(?P<path>[^\[]*)(?P<index>.*)", re.DOTALL)
 
 
 def name_of(field: str, names: Mapping[str, str]) -> str:
-    """The name of a field's path, an index kept: `stop.stop_strings[0]` is `stop[0]`. An unknown path stays."""
+    """Returns the name of a path, with its index: `stop.stop_strings[0]` is `stop[0]`. Keeps an unknown path."""
     found = _INDEXED.fullmatch(field)
     assert found is not None, "the pattern takes any text"
     return names.get(found["path"], found["path"]) + found["index"]
 
 
 def with_names(message: str, names: Mapping[str, str], *, field: str | None = None) -> str:
-    """The message with each path in it replaced by its name.
+    """Returns the message with each path replaced by its name.
 
     A path without a dot may be an ordinary word. It is replaced only at the message's start, and only if `field`, the
     field at fault, is that path.

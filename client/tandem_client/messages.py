@@ -1,4 +1,4 @@
-"""Protobuf messages to the values of `types`.
+"""Turns protobuf messages into the values of `types`.
 
 Owns the mapping. Knows nothing of calls.
 """
@@ -28,28 +28,24 @@ from tandem_client.types import (
     WorkerLoad,
 )
 
-_Flat = TypeVar("_Flat", Sampling, SamplingDefaults, Usage, Timing, WorkerLoad)
+_Value = TypeVar("_Value", Accepted, Finished, Load, ModelInfo, Sampling, SamplingDefaults, Usage, Timing, WorkerLoad)
 
 
-def _flat(cls: type[_Flat], message: Message) -> _Flat:
-    """A value of a class with the same fields as the message."""
-    values: dict[str, Any] = {field.name: getattr(message, field.name) for field in fields(cls)}
-    return cls(**values)
+def _value(cls: type[_Value], message: Message, **others: Any) -> _Value:
+    """A value of the class: the given fields, and all others from the message's fields of the same names."""
+    values: dict[str, Any] = {
+        field.name: getattr(message, field.name) for field in fields(cls) if field.name not in others
+    }
+    return cls(**values, **others)
 
 
 def accepted(message: inference_pb2.Accepted) -> Accepted:
     """The value of an Accepted message."""
-    return Accepted(
-        request_id=message.request_id,
-        sampling=_flat(Sampling, message.sampling),
-        prompt_tokens=message.prompt_tokens,
-        max_new_tokens=message.max_new_tokens,
-        requests_ahead=message.requests_ahead,
-    )
+    return _value(Accepted, message, sampling=_value(Sampling, message.sampling))
 
 
 def delta(message: inference_pb2.Delta) -> Delta:
-    """The value of a Delta message. Raises ProtocolError where its parts do not fit together."""
+    """The value of a Delta message. Raises ProtocolError if its parts do not match."""
     return Delta(
         token_offset=message.token_offset,
         token_ids=tuple(message.token_ids),
@@ -60,7 +56,7 @@ def delta(message: inference_pb2.Delta) -> Delta:
 
 
 def prompt_info(message: inference_pb2.PromptInfo) -> PromptInfo:
-    """The value of a PromptInfo message. Raises ProtocolError where its parts do not fit together."""
+    """The value of a PromptInfo message. Raises ProtocolError if its parts do not match."""
     return PromptInfo(start=message.start, logprobs=_logprobs(message.logprobs))
 
 
@@ -81,47 +77,31 @@ def _logprobs(message: inference_pb2.Logprobs) -> tuple[TokenLogprob, ...]:
 def finished(message: inference_pb2.Finished) -> Finished:
     """The value of a Finished message."""
     matched = message.WhichOneof("matched")
-    return Finished(
+    return _value(
+        Finished,
+        message,
         reason=_REASONS.get(message.reason, FinishReason.UNKNOWN),
         stop_token_id=message.stop_token_id if matched == "stop_token_id" else None,
         stop_string=message.stop_string if matched == "stop_string" else None,
-        output_tokens=message.output_tokens,
-        sample_idx=message.sample_idx,
     )
 
 
 def summary(message: inference_pb2.Summary) -> Summary:
     """The value of a Summary message."""
-    return Summary(usage=_flat(Usage, message.usage), timing=_flat(Timing, message.timing))
+    return Summary(usage=_value(Usage, message.usage), timing=_value(Timing, message.timing))
 
 
 def model_info(message: control_pb2.GetModelInfoResponse) -> ModelInfo:
     """The value of GetModelInfo's answer."""
-    values: dict[str, Any] = {
-        field.name: getattr(message, field.name)
-        for field in fields(ModelInfo)
-        if field.name not in ("eos_token_ids", "sampling_defaults")
-    }
-    return ModelInfo(
-        **values,
-        eos_token_ids=tuple(message.eos_token_ids),
-        sampling_defaults=_flat(SamplingDefaults, message.sampling_defaults),
-    )
+    defaults = _value(SamplingDefaults, message.sampling_defaults)
+    return _value(ModelInfo, message, eos_token_ids=tuple(message.eos_token_ids), sampling_defaults=defaults)
 
 
 def load(message: control_pb2.GetLoadResponse) -> Load:
     """The value of GetLoad's answer."""
-    values: dict[str, Any] = {
-        field.name: getattr(message, field.name)
-        for field in fields(Load)
-        if field.name not in ("per_worker", "worker_lost_seconds")
-    }
-    lost = message.HasField("worker_lost_seconds")
-    return Load(
-        **values,
-        worker_lost_seconds=message.worker_lost_seconds if lost else None,
-        per_worker=tuple(_flat(WorkerLoad, worker) for worker in message.per_worker),
-    )
+    lost_seconds = message.worker_lost_seconds if message.HasField("worker_lost_seconds") else None
+    per_worker = tuple(_value(WorkerLoad, worker) for worker in message.per_worker)
+    return _value(Load, message, worker_lost_seconds=lost_seconds, per_worker=per_worker)
 
 
 def abort_outcomes(message: control_pb2.AbortResponse) -> dict[str, AbortOutcome]:

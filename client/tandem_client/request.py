@@ -1,7 +1,7 @@
-"""Keywords to a GenerateRequest.
+"""Builds requests from keywords.
 
-Owns the keywords of `generate` and the field that each one sets. Checks only what a message cannot hold; the service
-checks every limit.
+Owns the keywords of `generate` and the field that each one sets. Checks only that a message can hold the values; the
+service checks every limit.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,15 +24,15 @@ class GenerateOptions(TypedDict, total=False):
     # 0 is greedy.
     temperature: float | None
     top_p: float | None
-    # 0 keeps all.
+    # 0 keeps all tokens.
     top_k: int | None
     min_p: float | None
     seed: int | None
     presence_penalty: float | None
     frequency_penalty: float | None
-    # 1 switches it off.
+    # 1 changes nothing.
     repetition_penalty: float | None
-    # Completions of one prompt.
+    # The number of completions of the prompt.
     num_samples: int | None
     # Token id to the number that is added to its logit.
     logit_bias: Mapping[int, float] | None
@@ -41,7 +41,7 @@ class GenerateOptions(TypedDict, total=False):
     banned_token_ids: Iterable[int] | None
     max_new_tokens: int | None
     min_new_tokens: int | None
-    # Strings that end the stream; a single one may come alone.
+    # Strings that end a sample; a single string needs no list.
     stop: str | Iterable[str] | None
     stop_token_ids: Iterable[int] | None
     ignore_eos: bool | None
@@ -52,7 +52,7 @@ class GenerateOptions(TypedDict, total=False):
     skip_special_tokens: bool | None
     # Number of the most probable tokens to return with each token; 0 returns only the token's own logprob.
     logprobs: int | None
-    # First position in the prompt whose logprob is returned.
+    # The first position in the prompt with a logprob in the answer.
     prompt_logprobs_start: int | None
     # Pages are shared only between requests of the same salt.
     cache_salt: str | None
@@ -61,45 +61,27 @@ class GenerateOptions(TypedDict, total=False):
     bypass_cache_write: bool | None
 
 
-# Name: path of the submessage of GenerateRequest ("" for itself), field in it.
+def _fields(part: str) -> list[str]:
+    """The names of the fields of a submessage of GenerateRequest."""
+    return [field.name for field in getattr(inference_pb2.GenerateRequest(), part).DESCRIPTOR.fields]
+
+
+# Fields that have a keyword of another name.
+_KEYWORDS = {
+    "stop_strings": "stop",
+    "salt": "cache_salt",
+    "bypass_read": "bypass_cache_read",
+    "bypass_write": "bypass_cache_write",
+}
+# Keyword: path of the submessage of GenerateRequest ("" for the request itself), field in it.
 _PLACES: Mapping[str, tuple[str, str]] = {
     **{name: ("", name) for name in ("request_id", "model", "priority")},
     **{
-        name: ("sampling", name)
-        for name in (
-            "temperature",
-            "top_p",
-            "top_k",
-            "min_p",
-            "seed",
-            "presence_penalty",
-            "frequency_penalty",
-            "repetition_penalty",
-            "num_samples",
-            "logit_bias",
-            "banned_token_ids",
-        )
+        _KEYWORDS.get(field, field): (part, field)
+        for part in ("sampling", "stop", "output", "cache")
+        for field in _fields(part)
     },
     "allowed_token_ids": ("sampling.allowed_token_ids", "ids"),
-    **{
-        name: ("stop", name)
-        for name in (
-            "max_new_tokens",
-            "min_new_tokens",
-            "stop_token_ids",
-            "ignore_eos",
-            "include_stop",
-            "max_time_seconds",
-        )
-    },
-    "stop": ("stop", "stop_strings"),
-    **{
-        name: ("output", name)
-        for name in ("want_text", "want_token_ids", "skip_special_tokens", "logprobs", "prompt_logprobs_start")
-    },
-    "cache_salt": ("cache", "salt"),
-    "bypass_cache_read": ("cache", "bypass_read"),
-    "bypass_cache_write": ("cache", "bypass_write"),
 }
 
 # Path of a field of GenerateRequest to the keyword that sets it, as errors need it.
@@ -111,7 +93,7 @@ FIELD_KEYWORDS: Mapping[str, str] = {
     "sampling.allowed_token_ids": "allowed_token_ids",
 }
 
-# What an integer field of each kind can hold.
+# The range of each kind of integer field.
 _RANGES: Mapping[int, tuple[int, int]] = {
     FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
     FieldDescriptor.CPPTYPE_UINT32: (0, 2**32 - 1),
@@ -122,7 +104,7 @@ _FROM_ONE = frozenset({"max_new_tokens", "num_samples"})
 
 
 def generate_request(prompt: Prompt, **options: Unpack[GenerateOptions]) -> inference_pb2.GenerateRequest:
-    """The message of these keywords.
+    """Returns the request with these options.
 
     Raises TypeError for an unknown keyword or a value of the wrong type and ValueError for a number that its field
     cannot hold or a text with half a surrogate pair, both naming the keyword.
@@ -145,14 +127,14 @@ def generate_request(prompt: Prompt, **options: Unpack[GenerateOptions]) -> infe
             part: Any = request
             for step in path.split(".") if path else ():
                 part = getattr(part, step)
-                # An empty list is not the same as none.
+                # An empty list differs from an absent one.
                 part.SetInParent()
             _assign(name, part, field, value)
     return request
 
 
 def tokenize_request(text: str, *, model: str | None) -> inference_pb2.TokenizeRequest:
-    """The message that asks for a text's token ids. Raises as `generate_request` does."""
+    """Returns the request for the token ids of a text. Raises as `generate_request` does."""
     request = inference_pb2.TokenizeRequest()
     _assign("text", request, "text", text)
     _assign("model", request, "model", model or "")
@@ -162,7 +144,7 @@ def tokenize_request(text: str, *, model: str | None) -> inference_pb2.TokenizeR
 def detokenize_request(
     token_ids: Iterable[int], *, skip_special_tokens: bool | None, model: str | None
 ) -> inference_pb2.DetokenizeRequest:
-    """The message that asks for token ids' text. Raises as `generate_request` does."""
+    """Returns the request for the text of token ids. Raises as `generate_request` does."""
     request = inference_pb2.DetokenizeRequest(skip_special_tokens=skip_special_tokens)
     _assign("model", request, "model", model or "")
     _assign("token_ids", request, "token_ids", token_ids)
@@ -170,7 +152,7 @@ def detokenize_request(
 
 
 def abort_request(request_ids: Iterable[str]) -> control_pb2.AbortRequest:
-    """The message that ends requests. Raises as `generate_request` does."""
+    """Returns the request that aborts other requests. Raises as `generate_request` does."""
     request = control_pb2.AbortRequest()
     _assign("request_ids", request, "request_ids", request_ids)
     return request

@@ -1,4 +1,4 @@
-"""gRPC's errors to the client's: class, message, field at fault and pause before a retry.
+"""Turns gRPC's errors into the client's: class, message, wrong field and pause before a retry.
 
 Owns how a status, its google.rpc details and gRPC's own texts are read. Knows nothing of channels, streams or retries.
 """
@@ -43,13 +43,14 @@ _CLASSES: Mapping[grpc.StatusCode, type[TandemError]] = {
     grpc.StatusCode.INTERNAL: Internal,
 }
 
-# gRPC's own texts, which come without google.rpc details: a message over a limit, with a full queue's status; a
-# deadline that passed in the client; a connection that was not made.
+# gRPC's own texts, which have no google.rpc details: a message above a size limit, with the status of a full queue; a
+# deadline that passed in the client; a failed connection.
 _TOO_LARGE = re.compile(r"(?P<side>CLIENT|SERVER): (?P<way>Received|Sent) message larger than max \((\d+) vs\. (\d+)\)")
 _CLIENT_DEADLINE = "Deadline Exceeded"
 _NOT_CONNECTED = re.compile(r"failed to connect to all addresses|errors resolving|DNS resolution failed")
 _SLOW_CONNECTION = re.compile(r"failed to connect.*(timed out|timeout)", re.IGNORECASE | re.DOTALL)
-# Its last part is the cause: "… last error: UNKNOWN: ipv4:127.0.0.1:1: Failed to connect …: Connection refused".
+# The last part of the text is the cause:
+# "… last error: UNKNOWN: ipv4:127.0.0.1:1: Failed to connect …: Connection refused".
 _CAUSE = re.compile(r".*: (?P<cause>[^\[\]]+)\]?$", re.DOTALL)
 
 
@@ -58,13 +59,13 @@ class ErrorReader:
     """Makes the exceptions of one call."""
 
     address: str
-    # The call's own, for all tries together; None: no end.
+    # The limit in seconds for all tries of the call together; None means no limit.
     timeout: float | None
-    # Path of an API field to the keyword that sets it.
+    # The path of an API field, to the keyword that sets the field.
     keywords: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def read(self, error: grpc.RpcError, *, stream_began: bool = False) -> TandemError:
-        """The exception for a gRPC error. `stream_began`: the service had accepted the request."""
+        """Returns the exception for a gRPC error. `stream_began`: the service had accepted the request."""
         code = error.code()
         metadata = _metadata(error)
         violations, retry_after_seconds = _details(metadata)
@@ -86,12 +87,12 @@ class ErrorReader:
         )
 
     def not_ready(self, reason: str) -> DeadlineExceeded:
-        """The exception for a service that did not come to serve within the timeout."""
+        """Returns the exception for a service that did not become ready within the timeout."""
         message = f"{self.address} is not ready after {self.timeout:g} s: {reason}"
         return DeadlineExceeded(message, code=grpc.StatusCode.DEADLINE_EXCEEDED)
 
     def _own_words(self, kind: type[TandemError], said: str, *, stream_began: bool) -> tuple[type[TandemError], str]:
-        """Class and message of what gRPC's library itself reports; others stay as they are."""
+        """Returns class and message of an error that gRPC's library itself reports; others stay unchanged."""
         if kind is QueueFull and (found := _TOO_LARGE.search(said)) is not None:
             return MessageTooLarge, _size_message(found)
         if kind is DeadlineExceeded and said == _CLIENT_DEADLINE:
@@ -121,13 +122,13 @@ def _size_message(found: re.Match[str]) -> str:
 
 
 def _metadata(error: grpc.RpcError) -> dict[str, str | bytes]:
-    # Absent where the channel failed before the service was reached; pairs in both kinds of channel.
+    # The metadata is None if the channel failed before it reached the service. Both kinds of channel give pairs.
     pairs = cast(Iterable[tuple[str, str | bytes]] | None, cast(Any, error).trailing_metadata())
     return dict(pairs or ())
 
 
 def _details(metadata: Mapping[str, str | bytes]) -> tuple[tuple[FieldViolation, ...], float | None]:
-    """The fields that were refused, and the pause before a retry in seconds."""
+    """Returns the refused fields and the pause before a retry in seconds."""
     violations: list[FieldViolation] = []
     retry_after_seconds: float | None = None
     for detail in _status(metadata).details:

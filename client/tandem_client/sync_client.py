@@ -1,7 +1,7 @@
 """The blocking client.
 
-Owns a channel and the calls' names. What goes out is `request`'s, what comes back `messages`', a stream's life
-`sync_stream`'s.
+Owns a channel and the names of the calls. `request` builds the requests, `messages` reads the answers, `sync_stream`
+reads a completion.
 """
 
 import time
@@ -14,8 +14,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 from tandem_client import messages, types
-from tandem_client.connection import DEFAULT_ADDRESS, Tries, channel_options
-from tandem_client.errors import DeadlineExceeded, Unavailable
+from tandem_client.client_base import POLL_SECONDS, ClientBase, ReadyWait
+from tandem_client.connection import DEFAULT_ADDRESS, channel_options
 from tandem_client.request import (
     FIELD_KEYWORDS,
     GenerateOptions,
@@ -30,28 +30,22 @@ from tandem_client.sync_stream import Call, GenerateStream
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
-# Between two looks at a service that stopped answering.
-_POLL_SECONDS = 0.05
 
 
-class Client:
+class Client(ClientBase):
     """Talks to one service. Threads may share it.
 
-    `max_retries`: how often a call is tried again where the service has not taken it and says when to come back.
+    A call is retried, at most `max_retries` times, if the service has not accepted it and gives a retry time.
     Every call takes `timeout`, in seconds, for all its tries together; None: no end.
     """
 
     def __init__(self, address: str = DEFAULT_ADDRESS, *, max_retries: int = 3) -> None:
-        self.address = address
-        self._max_retries = max_retries
+        super().__init__(address, max_retries=max_retries)
         self._channel = grpc.insecure_channel(address, options=channel_options(address))
         self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
         self._control = control_pb2_grpc.ControlServiceStub(self._channel)
-        # Its stub has no types.
+        # This stub has no types.
         self._health = cast(Any, health_pb2_grpc.HealthStub(self._channel))
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.address}>"
 
     def generate(
         self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
@@ -110,25 +104,16 @@ class Client:
 
     def wait_ready(self, timeout: float | None = None) -> None:
         """Waits until the service is ready; it may be started after this call. Raises DeadlineExceeded."""
-        tries = Tries(retries_left=0, timeout=timeout)
-        errors = ErrorReader(address=self.address, timeout=timeout)
-        last = "it has not answered"
+        waiting = ReadyWait(self.address, timeout)
         while True:
             try:
-                for response in self._watch(tries.remaining()):
-                    if response.status == health_pb2.HealthCheckResponse.SERVING:
+                for response in self._watch(waiting.remaining()):
+                    if waiting.is_ready(response):
                         return
-                    last = "it answers, but does not serve yet"
-            except grpc.RpcError as rpc_error:
-                error = errors.read(rpc_error)
-                if isinstance(error, DeadlineExceeded):
-                    raise errors.not_ready(last) from None
-                if not isinstance(error, Unavailable):
-                    raise error from None
-                last = error.message
-            if tries.remaining() == 0:
-                raise errors.not_ready(last)
-            time.sleep(_POLL_SECONDS)
+            except grpc.RpcError as error:
+                waiting.note(error)
+            waiting.check_time()
+            time.sleep(POLL_SECONDS)
 
     def close(self) -> None:
         """Cancels every call and closes the connection."""
@@ -141,9 +126,6 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _tries(self, timeout: float | None) -> Tries:
-        return Tries(retries_left=self._max_retries, timeout=timeout)
 
     def _watch(self, timeout: float | None) -> Iterable[health_pb2.HealthCheckResponse]:
         return self._health.Watch(health_pb2.HealthCheckRequest(), timeout=timeout)

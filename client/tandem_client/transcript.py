@@ -1,23 +1,24 @@
-"""What has been read of one stream, and the check that it keeps the API's order.
+"""The messages that have been read from one stream, and the check that they follow the order of the API.
 
-Shared by the blocking and the async stream; knows nothing of either.
+Both streams use it. It does not read the stream itself.
 """
 
 from tandem.v1 import inference_pb2
 
 from tandem_client import messages
 from tandem_client.errors import ProtocolError
+from tandem_client.plural import counted
 from tandem_client.types import Accepted, Delta, Finished, PromptInfo, Summary, TokenLogprob
 
 
 class Sample:
-    """One of a request's completions, as far as it has been read."""
+    """One completion of a request, as far as it has been read."""
 
     __slots__ = ("_texts", "finished", "idx", "logprobs", "num_tokens", "token_ids")
 
     def __init__(self, idx: int) -> None:
         self.idx = idx
-        # Empty if ids were not requested; `num_tokens` is right all the same once the sample is finished.
+        # Empty if ids were not requested. `num_tokens` is still correct once the sample is finished.
         self.token_ids: list[int] = []
         # One per token; empty if they were not requested.
         self.logprobs: list[TokenLogprob] = []
@@ -28,7 +29,7 @@ class Sample:
 
     def __repr__(self) -> str:
         state = f"ended by {self.finished.reason}" if self.finished else "running"
-        return f"<Sample {self.idx} {state}, {_tokens(self.num_tokens)}>"
+        return f"<Sample {self.idx} {state}, {counted(self.num_tokens, 'token')}>"
 
     @property
     def text(self) -> str:
@@ -56,7 +57,7 @@ class Transcript:
 
     def __init__(self, request: inference_pb2.GenerateRequest) -> None:
         self.accepted: Accepted | None = None
-        # One until Accepted says how many there are.
+        # One sample until the Accepted message gives the number.
         self.samples = (Sample(0),)
         self.summary: Summary | None = None
         self._prompt_start = 0
@@ -73,7 +74,7 @@ class Transcript:
         return PromptInfo(start=self._prompt_start, logprobs=tuple(self._prompt_logprobs))
 
     def face(self, name: str, *, closed: bool) -> str:
-        """The `repr` of a stream of class `name`; `closed`: nothing more will be read."""
+        """Returns the `repr` of a stream of class `name`; `closed`: nothing more will be read."""
         request_id = f" {self.accepted.request_id}" if self.accepted else ""
         if self.summary is not None:
             state = "ended"
@@ -83,8 +84,8 @@ class Transcript:
             state = "running" if self.accepted else "not accepted yet"
         # Tokens that come without their ids are counted at a sample's end.
         counts = self._with_ids or self.summary is not None
-        counted = f", {_tokens(sum(sample.num_tokens for sample in self.samples))}" if counts else ""
-        return f"<{name}{request_id} {state}{counted}>"
+        tokens = f", {counted(sum(sample.num_tokens for sample in self.samples), 'token')}" if counts else ""
+        return f"<{name}{request_id} {state}{tokens}>"
 
     def absorb(self, message: inference_pb2.GenerateResponse) -> Delta | None:
         """Reads one message; returns the delta in it, if there is one.
@@ -144,7 +145,3 @@ class Transcript:
                     f" {num_logprobs} belong there"
                 )
         sample.add(delta)
-
-
-def _tokens(count: int) -> str:
-    return f"{count} token{'' if count == 1 else 's'}"

@@ -1,6 +1,6 @@
 """The service's answers as frozen values, independent of protobuf.
 
-Owns their names. Knows nothing of messages or calls.
+Owns the names of their fields. Knows nothing of messages or calls.
 """
 
 from dataclasses import dataclass
@@ -31,18 +31,24 @@ class AbortOutcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
-    """Sampling settings in force."""
+class SamplingDefaults:
+    """The values of sampling options that a request leaves unset."""
 
     temperature: float
     top_p: float
     top_k: int
     min_p: float
-    seed: int
     presence_penalty: float
     frequency_penalty: float
     repetition_penalty: float
     num_samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling(SamplingDefaults):
+    """The values of sampling options that are in force for a request."""
+
+    seed: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +58,7 @@ class Accepted:
     request_id: str
     sampling: Sampling
     prompt_tokens: int
-    # In force: fewer than requested if the model's length leaves fewer.
+    # The number in force; below the requested one if the model's length leaves fewer.
     max_new_tokens: int
     requests_ahead: int
 
@@ -61,9 +67,9 @@ class Accepted:
 class TokenLogprob:
     """Natural logarithms of the model's own probabilities at one token: before penalties, biases and temperature."""
 
-    # Of the token itself.
+    # The logprob of the token itself.
     logprob: float
-    # Token ids and their logprobs, most probable first; the token itself is among them only if it is one of them.
+    # The most probable token ids with their logprobs, in order; the token itself is not added to them.
     top: tuple[tuple[int, float], ...] = ()
 
 
@@ -77,7 +83,7 @@ class PromptInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """What is new in one sample: tokens, and text that may lag behind them."""
+    """The new tokens of one sample, and new text, which may lag behind the tokens."""
 
     token_offset: int
     token_ids: tuple[int, ...]
@@ -100,7 +106,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Numbers of tokens."""
+    """The token counts of a request."""
 
     prompt_tokens: int
     output_tokens: int
@@ -112,7 +118,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Seconds, and what happened on the way."""
+    """The durations of a request in seconds, and how often it was interrupted."""
 
     queue_seconds: float
     prefill_seconds: float
@@ -125,24 +131,10 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """The last message of a stream, of all its samples together."""
+    """The last message of a stream, for all its samples together."""
 
     usage: Usage
     timing: Timing
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingDefaults:
-    """The values of sampling options that a request leaves unset."""
-
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    presence_penalty: float
-    frequency_penalty: float
-    repetition_penalty: float
-    num_samples: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +156,7 @@ class ModelInfo:
     has_tokenizer: bool
     max_num_samples: int
     max_logprobs: int
-    # Each token attends to this many tokens up to itself; 0: to all.
+    # Each token attends to this many tokens up to itself; 0 means all.
     window: int
     # The first tokens of a sequence, to which every token attends besides its window.
     sink_tokens: int
@@ -179,7 +171,7 @@ class WorkerLoad:
     pages_used: int
     pages_cached: int
     pages_total: int
-    # For people: "cpu", "cuda:0 NVIDIA H200".
+    # A text such as "cpu" or "cuda:0 NVIDIA H200".
     device: str
 
 
@@ -199,16 +191,16 @@ class Load:
     lane_resets: int
     output_tokens: int
     worker_pid: int
-    # In the prefix cache and not in use.
+    # Pages that are in the prefix cache and not in use.
     pages_cached: int
-    # Of all requests since the service started, and how many of them were found in the prefix cache.
+    # Prompt tokens of all requests since the service started, and those found in the prefix cache.
     prompt_tokens: int
     cached_prompt_tokens: int
-    # In the host memory of workers.
+    # Pages in the host memory of workers.
     host_pages_used: int
     host_pages_total: int
     per_worker: tuple[WorkerLoad, ...]
-    # Why the service does not serve, one sentence; empty while it serves.
+    # One sentence why the service does not serve; empty while it serves.
     not_serving: str
     # Seconds since a worker was last lost, and why; None and empty if none was lost.
     worker_lost_seconds: float | None

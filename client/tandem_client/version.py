@@ -1,6 +1,6 @@
 """The version of this distribution, for `--version` and for programs.
 
-Owns where the number is found. Reads nothing at import.
+Owns the search for the number. Reads no file at import.
 """
 
 import tomllib
@@ -12,7 +12,7 @@ _PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 
 
 def version() -> str:
-    """The installed distribution's version, else that of the checkout this file is in, else "unknown"."""
+    """Returns the version of the installed distribution, else of the checkout of this file, else "unknown"."""
     try:
         return metadata.version(DISTRIBUTION)
     except metadata.PackageNotFoundError:
@@ -24,5 +24,5 @@ def _checkout_version(path: Path) -> str | None:
         project = tomllib.loads(path.read_text(encoding="utf-8")).get("project", {})
     except (OSError, ValueError):
         return None
-    # Another project's file may stand there if the package was copied into it.
+    # If the package was copied, the file may belong to another project.
     return project.get("version") if project.get("name") == DISTRIBUTION else None

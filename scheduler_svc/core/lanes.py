@@ -9,7 +9,7 @@ request whose step fails while it runs alone is ended. A worker that never succe
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 import numpy as np
@@ -18,6 +18,7 @@ from scheduler_svc.core.check_join import frame_refusal, model_refusal, plan_byt
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import MAX_LANES, CoreConfig
+from scheduler_svc.core.messages.plan import SentPlan
 from scheduler_svc.core.messages.reports import ResetCause
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.schedule.placement import by_backlog
@@ -69,8 +70,25 @@ class Lanes:
         """Median duration of the last steps from plan sent to result read, in ms; 0 before the first."""
         return 1e3 * median(self._step_seconds) if self._step_seconds else 0.0
 
-    def _totals(self) -> step_reports.Totals:
-        return step_reports.Totals(self.counters.steps, self.counters.preemptions)
+    def _report(
+        self,
+        lane: Lane,
+        now: float,
+        plans: Sequence[SentPlan] = (),
+        *,
+        cause: ResetCause | None = None,
+        output_tokens: int = 0,
+        compute_us: int = 0,
+    ) -> list[fx.Effect]:
+        """The report of one event of the lane, if the config asks for reports."""
+        if not self._config.report_steps:
+            return []
+        totals = step_reports.Totals(self.counters.steps, self.counters.preemptions, self._queue.num_waiting)
+        return [
+            step_reports.step_report(
+                totals, self.by_worker.values(), lane, now, plans, cause, output_tokens, compute_us
+            )
+        ]
 
     # Workers -------------------------------------------------------------------------------------------------
 
@@ -92,8 +110,7 @@ class Lanes:
         self._next_number += 1
         self.by_worker[worker] = lane
         effects.append(fx.WorkerAccepted(worker=worker, generation=self._generation))
-        if self._config.report_steps:
-            effects.append(step_reports.joined(self._totals(), lane, self._queue, now))
+        effects += self._report(lane, now)
         if not self._config.prove_workers:
             effects += self._prove(lane)
         return effects
@@ -125,9 +142,8 @@ class Lanes:
         is_death: bool = True,
     ) -> list[fx.Effect]:
         """The worker is gone: resets and removes its lane. `is_death` is False if the worker said that it leaves."""
-        lane = self.by_worker[worker]
+        lane = self.by_worker.pop(worker)
         effects = self._reset(lane, f"worker {worker} lost: {reason}", now, cause, compute_us)
-        del self.by_worker[worker]
         self.last_loss = now, reason
         # The death of a worker that never served does not count while another one serves.
         if is_death and (lane.is_proven or not self._proven_infos()):
@@ -174,9 +190,7 @@ class Lanes:
             request.void_pending_plans()
             self._queue.enqueue(request)
         effects: list[fx.Effect] = [fx.Note(message=f"{reason}; {len(requests)} requests go back to the queue")]
-        if self._config.report_steps:
-            effects.append(step_reports.reset(self._totals(), lane, self._queue, now, cause, void, compute_us))
-        return effects
+        return effects + self._report(lane, now, void, cause=cause, compute_us=compute_us)
 
     def _reset_or_refuse(
         self, lane: Lane, reason: str, now: float, cause: ResetCause, compute_us: int
@@ -275,11 +289,9 @@ class Lanes:
             self.crash_loop.confirmed()
         if self.suspects:
             self.suspects.difference_update(int(handle) for handle in record.handles[record.sampled])
-        if not self._config.report_steps:
-            return [], delivery, delivery.endings
         num_tokens = len(delivery.tokens)
-        report = step_reports.confirmed(self._totals(), lane, self._queue, now, record, num_tokens, event.compute_us)
-        return [report], delivery, delivery.endings
+        reports = self._report(lane, now, (record,), output_tokens=num_tokens, compute_us=event.compute_us)
+        return reports, delivery, delivery.endings
 
     def _end_probation(self, lane: Lane, now: float) -> list[fx.Effect]:
         """The lane's first step succeeded. The worker is compared again: another one may have been proven since."""

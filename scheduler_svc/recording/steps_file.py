@@ -1,8 +1,8 @@
-"""What each step did, one line per step: the CSV file that --steps writes and `tandem plot` draws.
+"""The CSV file that --steps writes and `tandem plot` draws: one line per step, lane reset and joined worker.
 
-Owns the file. Lines are gathered and handed to the system whole, about once a second and at the end, so a service that
-is killed loses the last second at most. If the disk is full or the file is removed, the writing ends with
-one line in the log, and the service continues. Knows nothing of how a step came about.
+Owns the file. Whole lines are written about once a second and at the end, so a service that is killed loses the last
+second at most. If the disk is full or the file is removed, the writing ends with one line in the log, and the service
+continues. Knows nothing of how the core runs a step.
 """
 
 import logging
@@ -16,10 +16,12 @@ from scheduler_svc.core.messages.reports import StepReport
 
 log = logging.getLogger("tandem.core")
 
-# `step`, `preemptions`: since the service started, as in GetLoad. `running`, `waiting`, pages: while the step ran;
-# `pages_cached` belong to no request and are kept for later ones. `lane` numbers a worker's time with the service: one
-# that comes back has another. `running` and pages are of that lane; `step`, `waiting` and `preemptions` are of all.
-# `ms`: the worker's own time. `span_ms`: plan sent to result read, waiting behind the step before it included.
+# `step`, `preemptions`: counts since the service started, as in GetLoad.
+# `running`, `waiting`, pages: while the step ran. `pages_cached` belong to no request and are cached for later ones.
+# `lane` numbers a worker's time with the service; a worker that joins again gets another number. `running` and pages
+# are of that lane. `step`, `waiting` and `preemptions` are of the whole service, and so are the last five columns: the
+# number of workers, and running requests and pages summed over them. A lost worker is not among them any more.
+# `ms`: the worker's own time. `span_ms`: from the plan sent to the result read, including the wait for the step before.
 COLUMNS = (
     "step",
     "at_seconds",
@@ -39,28 +41,35 @@ COLUMNS = (
     "generation",
     "ms",
     "span_ms",
+    "workers",
+    "all_running",
+    "all_pages_used",
+    "all_pages_cached",
+    "all_pages_total",
 )
 _WRITE_EVERY_SECONDS = 1.0
-# Lines held at most: what a second of the fastest steps may bring, about 100 KB.
+# The largest number of lines in memory: those of one second of the fastest steps, about 100 KB.
 _MAX_HELD = 1024
 
 
 def line_of(report: StepReport, origin: float) -> str:
-    """The report's line, its newline included; seconds count from `origin` of the core's clock."""
+    """Returns the report's line with its newline; seconds count from `origin` on the core's clock."""
     return (
         f"{report.step},{report.at - origin:.6f},{report.kind},{report.cause or ''},{report.running},{report.waiting},"
         f"{report.prefill_tokens + report.decode_tokens},{report.prefill_tokens},{report.decode_tokens},"
         f"{report.output_tokens},{report.pages_used},{report.pages_cached},{report.pages_total},{report.preemptions},"
-        f"{report.lane},{report.generation},{report.compute_us / 1e3:.3f},{report.span_seconds * 1e3:.3f}\n"
+        f"{report.lane},{report.generation},{report.compute_us / 1e3:.3f},{report.span_seconds * 1e3:.3f},"
+        f"{report.workers},{report.all_running},{report.all_pages_used},{report.all_pages_cached},"
+        f"{report.all_pages_total}\n"
     )
 
 
 class StepsFile:
-    """Writes a fresh file, as the recorder does."""
+    """Writes a new file, as the event log does."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` is the core's. Raises OSError, FileExistsError where the file exists."""
-        # Unbuffered: a buffer of its own would cut lines where it happens to be full.
+        """`clock` is the core's. Raises OSError; FileExistsError if the file exists."""
+        # Unbuffered, because a full buffer would be written in the middle of a line.
         self._file = private_file.create(path, buffering=0)
         self._clock = clock
         self._origin = self._written_at = clock()
@@ -69,7 +78,7 @@ class StepsFile:
         self._write()
 
     def add(self, report: StepReport) -> None:
-        """Takes a line in."""
+        """Adds the report's line."""
         if self._is_broken:
             return
         self._held.append(line_of(report, self._origin))
@@ -77,12 +86,12 @@ class StepsFile:
             self._write()
 
     def write_due(self) -> None:
-        """Called every turn: hands the lines to the system if it is time, so that they outlive this process."""
+        """Writes the held lines if a second has passed since the last write. The service loop calls it every turn."""
         if self._held and self._clock() - self._written_at >= _WRITE_EVERY_SECONDS:
             self._write()
 
     def close(self) -> None:
-        """The last lines."""
+        """Writes the last lines and closes the file."""
         self._write()
         self._file.close()
 

@@ -25,7 +25,7 @@ def client(service: FakeService) -> Iterator[Client]:
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Called with the lives of both programs: from then on they are what `python -m` finds."""
+    """Returns a function that writes the code of both programs; `python -m` then finds these."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", fake_programs.environment(tmp_path)["PYTHONPATH"])
 

@@ -1,6 +1,6 @@
-"""Stand-ins for the two services of a checkout: programs of the same names; a test writes their code.
+"""Fake programs with the names of the two services of a checkout; a test writes their code.
 
-A life may use `say(line)`, `stay()`, `life` (0 for the first) and what its own lines import.
+The code may use `say(line)`, `stay()`, `life` (the number of earlier starts) and its own imports.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ _PROGRAM = """
 import ctypes, os, pathlib, signal, sys
 if "--exit-with-parent" in sys.argv:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-# Waits for `stay` if it comes before that.
+# A signal that comes before `stay` stays pending until then.
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 lives = pathlib.Path(__file__).with_suffix(".lives")
 life = len(lives.read_text()) if lives.exists() else 0
@@ -34,19 +34,19 @@ say(f"pid {os.getpid()}")
 
 
 def write_programs(folder: Path, *, scheduler: str, worker: str) -> None:
-    """Makes both programs in the folder."""
+    """Writes both programs into the folder."""
     for name, life in (("scheduler_svc", scheduler), ("gpu_worker", worker)):
         (folder / f"{name}.py").write_text(_PROGRAM + life)
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """In which the fakes hide the real programs, and the client is found behind them."""
+    """The environment in which the fakes hide the real programs and the client can be imported."""
     path = [folder, ROOT, ROOT / "client", ROOT / ".stubs"]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
 
 
 class Output:
-    """The lines of both programs and of what runs them, as they come."""
+    """The lines of both programs and of their supervisor, in the order in which they come."""
 
     def __init__(self, service: FakeService) -> None:
         self.lines: list[str] = []
@@ -56,7 +56,7 @@ class Output:
     def show(self, name: str, line: str) -> None:
         self.lines.append(f"{name} | {line}")
         if name == "worker" and line.startswith("up "):
-            # It has joined as the service's only worker.
+            # The worker joins as the only one of the service.
             self._service.worker_pids = [int(line.removeprefix("up "))]
         self._more.set()
 
@@ -64,7 +64,7 @@ class Output:
         self.show("own", line)
 
     async def until(self, text: str, *, times: int = 1) -> str:
-        """The line in which the text comes for the given time."""
+        """Waits for the text; returns the line with its occurrence number `times`."""
         async with asyncio.timeout(WAIT_SECONDS):
             while len(found := [line for line in self.lines if text in line]) < times:
                 self._more.clear()
@@ -73,7 +73,7 @@ class Output:
 
 
 def quick_policy(max_ends: int | None = 5) -> RestartPolicy:
-    """As `tandem serve` has it, with pauses too short to wait for."""
+    """The policy of `tandem serve`, with pauses that are too short to notice."""
     return RestartPolicy(max_ends=max_ends, first_pause_seconds=0.01, last_pause_seconds=0.01)
 
 

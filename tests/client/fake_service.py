@@ -1,6 +1,6 @@
-"""A gRPC server of the public API whose every answer a test chooses, and that remembers how each call ended.
+"""A gRPC server of the public API. A test chooses each answer; the server records how each call ended.
 
-Knows nothing of models or tokens: it checks the client, not the service.
+It has no model and no tokens: it serves tests of the client, not of the service.
 """
 
 import threading
@@ -19,7 +19,7 @@ Behaviour = Callable[[inference_pb2.GenerateRequest, "Ending"], Iterator[inferen
 
 
 class Ending:
-    """The life of one Generate call, seen from the server."""
+    """The end of one Generate call as the server sees it."""
 
     def __init__(self, context: grpc.ServicerContext) -> None:
         self.context = context
@@ -28,7 +28,7 @@ class Ending:
             self._over.set()
 
     def wait(self, seconds: float = WAIT_SECONDS) -> bool:
-        """True once the call is over; False where it outlived the wait."""
+        """Waits for the end of the call; returns False if the call is not over in time."""
         return self._over.wait(seconds)
 
 
@@ -51,15 +51,15 @@ def delta(
 
 
 def logprobs(*values: float, top_k: int = 0) -> inference_pb2.Logprobs:
-    """Alternatives are tokens 40, 41, … at 0.25 below the token and less."""
+    """Makes logprobs; the alternatives are tokens 40, 41, … from 0.25 below the token's logprob downwards."""
     top = [(40 + k, value - 0.25 * (k + 1)) for value in values for k in range(top_k)]
     return inference_pb2.Logprobs(
         logprobs=values, top_k=top_k, top_token_ids=[t for t, _ in top], top_logprobs=[v for _, v in top]
     )
 
 
-def prompt_info(start: int, told: inference_pb2.Logprobs) -> inference_pb2.GenerateResponse:
-    return inference_pb2.GenerateResponse(prompt_info=inference_pb2.PromptInfo(start=start, logprobs=told))
+def prompt_info(start: int, logprobs: inference_pb2.Logprobs) -> inference_pb2.GenerateResponse:
+    return inference_pb2.GenerateResponse(prompt_info=inference_pb2.PromptInfo(start=start, logprobs=logprobs))
 
 
 def finished(
@@ -76,7 +76,7 @@ def summary(num_tokens: int) -> inference_pb2.GenerateResponse:
 
 
 def one_completion(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
-    """Three tokens in two deltas."""
+    """Sends three tokens in two deltas."""
     yield accepted(request)
     yield delta(0, [5], "Ré")
     yield delta(1, [6, 7], "turn")
@@ -85,7 +85,7 @@ def one_completion(request: inference_pb2.GenerateRequest, ending: Ending) -> It
 
 
 def two_samples(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
-    """Mixed, as they come; the second ends first. With logprobs, and two pieces of the prompt's."""
+    """Sends samples with mixed deltas and logprobs; the second sample ends first. The prompt has two pieces."""
     yield accepted(request)
     yield prompt_info(1, logprobs(-1.0, -2.0, top_k=1))
     yield prompt_info(3, logprobs(-3.0, top_k=1))
@@ -98,15 +98,15 @@ def two_samples(request: inference_pb2.GenerateRequest, ending: Ending) -> Itera
 
 
 def endless(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
-    """One token, then nothing until the client goes."""
+    """Sends one token, then nothing until the client leaves."""
     yield accepted(request)
     yield delta(0, [5], "R")
-    # Longer than any test waits: none takes the end of this for its own doing.
+    # No test waits this long, so no test mistakes the end of this wait for the client's.
     ending.wait(10 * WAIT_SECONDS)
 
 
 def fail(context: grpc.ServicerContext, code: grpc.StatusCode, message: str, *details: Message) -> None:
-    """Ends the call with a status and google.rpc details, as the API says errors look."""
+    """Ends the call with a status and google.rpc details, in the form that the API documents."""
     status = status_pb2.Status(code=code.value[0], message=message)
     for detail in details:
         status.details.add().Pack(detail)
@@ -125,15 +125,15 @@ def bad_request(field: str, description: str) -> error_details_pb2.BadRequest:
 
 
 class FakeService(inference_pb2_grpc.InferenceServiceServicer, control_pb2_grpc.ControlServiceServicer):
-    """Set `behaviour` to say what Generate does; `requests` and `endings` say what came and how it went."""
+    """The server. `behaviour` is the code of Generate; `requests` and `endings` record its calls."""
 
     def __init__(self) -> None:
         self.behaviour: Behaviour = one_completion
         self.requests: list[Message] = []
         self.endings: list[Ending] = []
-        # Of the workers in GetLoad's answer.
+        # The process ids of the workers in GetLoad's answer.
         self.worker_pids = [77, 78]
-        # GetLoad's answer, if it is not the default; a status is the call's failure.
+        # GetLoad's answer, if it is not the default one; with a status, the call fails.
         self.load: control_pb2.GetLoadResponse | grpc.StatusCode | None = None
         self.model = "fake"
         self.health = health.HealthServicer()

@@ -1,6 +1,6 @@
 """TCP listeners that accept a connection and answer late or never.
 
-Own their sockets and threads. Know nothing of gRPC: bytes are passed on as they come.
+They own their sockets and threads. They pass bytes on without reading gRPC.
 """
 
 import socket
@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 
 
 def closed_address() -> str:
-    """An address where connections are refused."""
+    """Yields an address that refuses connections."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{probe.getsockname()[1]}"
@@ -18,7 +18,7 @@ def closed_address() -> str:
 
 @contextmanager
 def silent_listener() -> Iterator[str]:
-    """Completes TCP's handshake and sends nothing."""
+    """Yields an address that completes TCP's handshake and sends nothing."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()

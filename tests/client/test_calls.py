@@ -10,7 +10,7 @@ from tandem_client.types import AbortOutcome, FinishReason
 from tests.client.fake_service import FakeService
 
 
-def test_short_calls(client: Client) -> None:
+def test_a_client_makes_the_short_calls(client: Client) -> None:
     assert client.tokenize("hé", model="fake") == list("hé".encode())
     assert client.detokenize([104, 105], skip_special_tokens=False) == "hi"
     assert client.abort("live-1", "gone") == {
@@ -30,7 +30,7 @@ def test_short_calls(client: Client) -> None:
         client.detokenize([-1])
 
 
-def test_short_calls_async_from_a_client_made_before_the_loop(service: FakeService) -> None:
+def test_an_async_client_made_before_the_loop_makes_the_short_calls(service: FakeService) -> None:
     client = AsyncClient(service.address)
 
     async def calls() -> None:
@@ -44,15 +44,15 @@ def test_short_calls_async_from_a_client_made_before_the_loop(service: FakeServi
             assert await client.health()
 
     asyncio.run(calls())
-    # And again, on another loop.
+    # A second time, on another loop.
     asyncio.run(calls())
 
 
-def test_nothing_is_found_before_the_first_prompt() -> None:
+def test_the_hit_rate_is_zero_before_the_first_prompt() -> None:
     assert messages.load(control_pb2.GetLoadResponse()).hit_rate == 0
 
 
-def test_load_says_why_the_service_does_not_serve_and_what_became_of_a_worker() -> None:
+def test_load_gives_the_reasons_of_not_serving_and_of_a_lost_worker() -> None:
     worker = control_pb2.WorkerLoad(pid=7, device="cuda:0 NVIDIA H200")
     message = control_pb2.GetLoadResponse(
         not_serving="no worker has joined", worker_lost_seconds=0.0, worker_lost_reason="killed", per_worker=[worker]
@@ -67,15 +67,15 @@ def test_load_says_why_the_service_does_not_serve_and_what_became_of_a_worker() 
     assert messages.load(control_pb2.GetLoadResponse()).worker_lost_seconds is None
 
 
-def test_every_reason_of_the_api_has_a_name() -> None:
-    """Only a reason that is newer than this client is unknown."""
+def test_every_finish_reason_of_the_api_has_a_name() -> None:
+    """Only a reason that is newer than this client becomes unknown."""
     for name, number in inference_pb2.FinishReason.items():
         reason = messages.finished(inference_pb2.Finished(reason=number)).reason
         assert reason == name.removeprefix("FINISH_REASON_").lower() or number == 0
     assert messages.finished(inference_pb2.Finished()).reason == FinishReason.UNKNOWN
 
 
-def test_requests_carry_what_was_given(service: FakeService, client: Client) -> None:
+def test_requests_carry_the_given_options(service: FakeService, client: Client) -> None:
     client.detokenize([1], skip_special_tokens=False, model="m")
     client.detokenize([1])
     first, second = service.requests

@@ -1,4 +1,4 @@
-"""How long the client waits for a connection, and whether a failure says "slow" or "not there"."""
+"""How long the client waits for a connection, and which error a failed connection raises."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ from tests.client import fake_service
 from tests.client.fake_service import FakeService
 from tests.client.listeners import closed_address, silent_listener, slow_proxy
 
-# Passes while the client waits for the first byte of HTTP/2; far above the pause before a second attempt.
+# The delay of the first byte of HTTP/2, far above the pause before a second attempt.
 DELAY_SECONDS = 1.0
 
 
@@ -39,7 +39,7 @@ def test_an_attempt_to_connect_has_20_seconds() -> None:
 
 @pytest.mark.parametrize("timeout", [None, 0.2])
 def test_a_listener_that_never_answers_is_too_slow(monkeypatch: pytest.MonkeyPatch, timeout: float | None) -> None:
-    """The error is the connection's if that gives up first, else the caller's own timeout."""
+    """The error names the connection if its limit comes first, else the caller's timeout."""
     monkeypatch.setattr(connection, "CONNECT_TIMEOUT_MS", 300)
     kind = errors.AnswersTooSlowly if timeout is None else errors.DeadlineExceeded
 
@@ -58,7 +58,7 @@ def test_a_listener_that_never_answers_is_too_slow(monkeypatch: pytest.MonkeyPat
             client.wait_ready(0.1)
 
 
-def test_an_address_without_a_listener_answers_nothing() -> None:
+def test_an_address_without_a_listener_raises_nothing_answers() -> None:
     address = closed_address()
 
     async def call() -> None:
@@ -74,7 +74,7 @@ def test_an_address_without_a_listener_answers_nothing() -> None:
 
 
 class GrpcError(grpc.RpcError):
-    """An error as gRPC's library makes it, without details of the service."""
+    """An error that gRPC's library makes, without details of the service."""
 
     def __init__(self, code: grpc.StatusCode, said: str) -> None:
         self.code, self.details, self.trailing_metadata = lambda: code, lambda: said, lambda: None
@@ -98,12 +98,12 @@ TEXTS = [
 
 
 @pytest.mark.parametrize(("said", "kind", "message"), TEXTS)
-def test_the_texts_of_grpc_are_told_apart(said: str, kind: type[errors.TandemError], message: str) -> None:
+def test_the_texts_of_grpc_become_their_classes(said: str, kind: type[errors.TandemError], message: str) -> None:
     error = ErrorReader(address="a:1", timeout=None).read(GrpcError(grpc.StatusCode.UNAVAILABLE, said))
     assert (type(error), str(error)) == (kind, message)
 
 
-def test_a_refusal_of_a_service_that_is_there_is_neither(service: FakeService, client: Client) -> None:
+def test_a_refusal_by_a_reachable_service_is_plain_unavailable(service: FakeService, client: Client) -> None:
     def refuses(request: object, ending: fake_service.Ending):
         fake_service.fail(ending.context, grpc.StatusCode.UNAVAILABLE, "no worker", fake_service.retry_info(60))
         yield from ()

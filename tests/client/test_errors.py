@@ -1,4 +1,4 @@
-"""Statuses to exceptions, what they carry, and when the client tries again by itself."""
+"""Statuses become exceptions with their details, and the client retries some calls."""
 
 import asyncio
 import time
@@ -18,7 +18,7 @@ from tests.client.fake_service import Ending, FakeService, bad_request, retry_in
 
 
 class Failing:
-    """Fails the first `times` calls, then works."""
+    """Fails the first `times` calls and answers the later ones."""
 
     def __init__(self, times: int, code: grpc.StatusCode, message: str, *details: Message, late: bool = False):
         self.calls = 0
@@ -107,14 +107,14 @@ def test_a_message_over_the_limit_is_not_a_full_queue(service: FakeService, clie
     for attempt in (lambda: list(client.generate(too_long)), lambda: asyncio.run(read())):
         with pytest.raises(errors.MessageTooLarge) as caught:
             attempt()
-        # The text, its field's tag and its length.
+        # The bytes of the text, of its field's tag and of its length.
         size = f"{len(too_long) + 5:,}"
         assert str(caught.value) == f"the request has {size} bytes; the service takes 4,194,304 (max_message_bytes)"
         assert caught.value.code == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert not caught.value.stream_began
 
 
-def test_a_service_that_is_not_ready_is_asked_again(service: FakeService) -> None:
+def test_a_call_is_retried_while_the_service_is_not_ready(service: FakeService) -> None:
     service.behaviour = failing = Failing(2, grpc.StatusCode.UNAVAILABLE, "no worker", retry_info(0.02))
     with Client(service.address, max_retries=2) as client:
         assert len(list(client.generate("hi"))) == 2
@@ -140,7 +140,7 @@ def test_a_service_that_is_not_ready_is_asked_again(service: FakeService) -> Non
         pytest.param(9, 5.0, grpc.StatusCode.UNAVAILABLE, [retry_info(60)], False, 1, id="no time for another"),
     ],
 )
-def test_retries_end(
+def test_retries_end_at_their_number_and_at_the_timeout(
     service: FakeService,
     retries: int,
     timeout: float | None,
@@ -173,7 +173,7 @@ def test_a_stopped_service_is_unavailable_and_not_ready(service: FakeService) ->
         client.wait_ready(0.5)
 
 
-def test_waiting_for_a_service_that_does_not_serve_yet(service: FakeService, client: Client) -> None:
+def test_wait_ready_waits_until_the_service_serves(service: FakeService, client: Client) -> None:
     service.serving(False)
     assert client.health() is False
     with pytest.raises(errors.DeadlineExceeded, match="answers, but does not serve"):
@@ -246,7 +246,7 @@ def test_each_field_of_a_request_has_a_keyword_that_generate_takes() -> None:
     def paths(descriptor: Descriptor, prefix: str = "") -> Iterator[str]:
         for field in descriptor.fields:
             path = prefix + field.name
-            # A map is one field here, although protobuf makes a message of its entries.
+            # A map counts as one field, although protobuf has a message for its entries.
             if field.message_type is None or field.message_type.GetOptions().map_entry:
                 yield path
             else:

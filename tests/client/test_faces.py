@@ -1,4 +1,4 @@
-"""What a notebook or a debugger shows of clients, streams and samples."""
+"""The `repr` of clients, streams and samples, as a notebook or a debugger shows it."""
 
 import asyncio
 
@@ -29,7 +29,7 @@ def test_a_stream_shows_its_request_state_and_tokens(service: FakeService, clien
     assert repr(stream) == "<GenerateStream req-8 closed>"
 
 
-def test_an_async_stream_shows_the_same(service: FakeService) -> None:
+def test_an_async_stream_shows_its_request_state_and_tokens(service: FakeService) -> None:
     async def read() -> list[str]:
         async with AsyncClient(service.address) as client:
             stream = client.generate("hi", request_id="req-9")

@@ -1,4 +1,4 @@
-"""Keywords to messages: every field of the API has one, each lands in its place, and a wrong one raises."""
+"""Every field of the API has a keyword, each keyword sets its field, and a wrong one raises."""
 
 import re
 from collections.abc import Callable
@@ -43,7 +43,7 @@ EVERY_OPTION = {
 }
 
 
-def test_every_keyword_lands_in_its_field() -> None:
+def test_every_keyword_sets_its_field() -> None:
     assert generate_request("hi", **EVERY_OPTION) == inference_pb2.GenerateRequest(
         text="hi",
         request_id="r",
@@ -86,11 +86,11 @@ def test_every_field_of_the_api_has_a_keyword() -> None:
         assert unset <= {"token_ids"}
 
 
-def test_what_is_not_given_stays_unset() -> None:
+def test_options_that_are_not_given_stay_unset() -> None:
     assert generate_request("") == inference_pb2.GenerateRequest(text="")
     assert generate_request("", temperature=None, stop=None).WhichOneof("prompt") == "text"
     assert generate_request([]).WhichOneof("prompt") == "token_ids"
-    # Set, though it equals the type's zero: 0 is greedy, unset is the model's default.
+    # 0 must be set although it is the type's zero: 0 is greedy, unset is the model's default.
     assert generate_request("", temperature=0).sampling.HasField("temperature")
     assert generate_request("", logprobs=0).output.HasField("logprobs")
     # An empty list is an error that the service reports; it must not become "all tokens".
@@ -98,7 +98,7 @@ def test_what_is_not_given_stays_unset() -> None:
     assert not generate_request("", allowed_token_ids=None, logit_bias=None).HasField("sampling")
 
 
-def test_one_stop_string_may_come_alone() -> None:
+def test_a_single_stop_string_needs_no_list() -> None:
     assert generate_request("", stop="\n\n").stop.stop_strings == ["\n\n"]
 
 
@@ -122,7 +122,9 @@ def test_one_stop_string_may_come_alone() -> None:
         ({"stop_token_ids": [-1]}, ValueError, r"stop_token_ids is \[-1\]; each must be 0 to 4294967295$"),
     ],
 )
-def test_a_wrong_keyword_is_named(options: dict[str, object], error: type[Exception], message: str) -> None:
+def test_the_error_of_a_wrong_keyword_names_it(
+    options: dict[str, object], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         generate_request("hi", **options)
 
@@ -143,19 +145,19 @@ def test_a_wrong_keyword_is_named(options: dict[str, object], error: type[Except
         (lambda: abort_request(["a", "\ud800"]), "request_ids has U+D800 at character 0"),
     ],
 )
-def test_what_is_no_text_is_named(make: Callable[[], object], message: str) -> None:
+def test_the_error_of_half_a_surrogate_pair_names_it(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         make()
 
 
 @pytest.mark.parametrize("salt", ["\U0001f6b2" * 256, "\0" * 256, "\uffff"])
-def test_any_text_is_a_salt(salt: str) -> None:
+def test_any_text_may_be_a_salt(salt: str) -> None:
     sent = generate_request("", cache_salt=salt).SerializeToString()
     assert inference_pb2.GenerateRequest.FromString(sent).cache.salt == salt
 
 
 @pytest.mark.parametrize("prompt", [b"bytes", 7, [1.5], [-1], ["a"]])
-def test_a_wrong_prompt_is_named(prompt: object) -> None:
+def test_the_error_of_a_wrong_prompt_names_it(prompt: object) -> None:
     with pytest.raises((TypeError, ValueError), match=r"prompt|iterable"):
         generate_request(prompt)
 

@@ -1,4 +1,4 @@
-"""Both clients' streams: what they yield, and that leaving one ends its call at the server."""
+"""The streams of both clients: their deltas, and that leaving a stream ends its call at the server."""
 
 import asyncio
 import gc
@@ -23,7 +23,7 @@ WHOLE = [
 ]
 
 
-def test_a_stream_yields_deltas_and_then_knows_how_it_went(client: Client) -> None:
+def test_a_stream_yields_deltas_and_then_has_its_summary(client: Client) -> None:
     stream = client.generate("hi", request_id="mine")
     assert list(stream) == WHOLE
     assert stream.accepted is not None
@@ -80,7 +80,7 @@ def test_an_async_stream_yields_the_same(service: FakeService) -> None:
 TWO = {"num_samples": 2, "logprobs": 1, "prompt_logprobs_start": 0}
 
 
-def told(value: float) -> TokenLogprob:
+def with_top(value: float) -> TokenLogprob:
     return TokenLogprob(logprob=value, top=((40, value - 0.25),))
 
 
@@ -90,11 +90,11 @@ def check_two(stream: GenerateStream | AsyncGenerateStream, deltas: list[Delta])
         (1, 0, (8, 9)),
         (0, 1, (6,)),
     ]
-    assert deltas[1].logprobs == (told(-1.5), told(-2.5))
-    assert stream.prompt_info == PromptInfo(start=1, logprobs=(told(-1.0), told(-2.0), told(-3.0)))
+    assert deltas[1].logprobs == (with_top(-1.5), with_top(-2.5))
+    assert stream.prompt_info == PromptInfo(start=1, logprobs=(with_top(-1.0), with_top(-2.0), with_top(-3.0)))
     first, second = stream.samples
-    assert (first.text, first.token_ids, first.logprobs) == ("Réturn", [5, 6], [told(-0.5), told(-0.75)])
-    assert (second.text, second.token_ids, second.logprobs) == ("en", [8, 9], [told(-1.5), told(-2.5)])
+    assert (first.text, first.token_ids, first.logprobs) == ("Réturn", [5, 6], [with_top(-0.5), with_top(-0.75)])
+    assert (second.text, second.token_ids, second.logprobs) == ("en", [8, 9], [with_top(-1.5), with_top(-2.5)])
     assert first.finished is not None
     assert (first.finished.reason, first.finished.output_tokens) == (FinishReason.LENGTH, 2)
     assert second.finished is not None
@@ -102,18 +102,18 @@ def check_two(stream: GenerateStream | AsyncGenerateStream, deltas: list[Delta])
     assert stream.finished == first.finished
 
 
-def test_samples_are_told_apart(service: FakeService, client: Client) -> None:
+def test_deltas_are_separated_by_sample(service: FakeService, client: Client) -> None:
     service.behaviour = fake_service.two_samples
     stream = client.generate("hi", **TWO)
     deltas = [next(stream)]
-    # The prompt's logprobs are whole before the first delta, and every sample has its place.
+    # The prompt's logprobs are complete before the first delta, and every sample exists.
     assert stream.prompt_info is not None
     assert len(stream.prompt_info.logprobs) == 3
     assert [sample.token_ids for sample in stream.samples] == [[5], []]
     check_two(stream, deltas + list(stream))
 
 
-def test_samples_are_told_apart_by_the_async_client(service: FakeService) -> None:
+def test_the_async_client_separates_deltas_by_sample(service: FakeService) -> None:
     service.behaviour = fake_service.two_samples
 
     async def read() -> None:
@@ -148,7 +148,7 @@ def close_from_another_thread(stream: GenerateStream) -> None:
     next(stream)
     closer = threading.Timer(0.01, stream.close)
     closer.start()
-    # Blocked in a read when the other thread closes: an end, not an error.
+    # The reader is blocked when the other thread closes the stream. That ends the loop without an error.
     assert list(stream) == []
     closer.join()
 
@@ -214,10 +214,10 @@ def test_leaving_an_async_stream_ends_the_call(
 
     async def run() -> None:
         async with AsyncClient(service.address) as client:
-            # Holds no reference itself, so that the one in `leave` is the last.
+            # This frame must not hold a reference, so that the one in `leave` is the last.
             await leave(client.generate("hi"))
             gc.collect()
-            # While the client lives: closing it would end every call anyway.
+            # The client is still open, because closing it would end every call anyway.
             assert await asyncio.to_thread(service.endings[0].wait)
 
     asyncio.run(run())
@@ -260,7 +260,7 @@ def no_summary(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterat
 def of_two(
     *messages: inference_pb2.GenerateResponse,
 ) -> fake_service.Behaviour:
-    """A stream of two samples that says this."""
+    """Starts a stream of two samples with these messages."""
 
     def behaviour(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
         yield fake_service.accepted(request)
@@ -299,7 +299,7 @@ def of_two(
         ),
     ],
 )
-def test_samples_and_logprobs_that_do_not_fit_are_never_taken_for_whole(
+def test_inconsistent_samples_and_logprobs_raise_protocol_error(
     service: FakeService, client: Client, messages: list[inference_pb2.GenerateResponse], said: str
 ) -> None:
     service.behaviour = of_two(*messages)
@@ -307,7 +307,7 @@ def test_samples_and_logprobs_that_do_not_fit_are_never_taken_for_whole(
         list(client.generate("hi", num_samples=2, logprobs=0))
 
 
-def test_a_stream_is_not_begun_again_once_it_was_accepted(service: FakeService, client: Client) -> None:
+def test_an_accepted_stream_is_not_retried(service: FakeService, client: Client) -> None:
     def lost(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
         yield fake_service.accepted(request)
         fake_service.fail(ending.context, grpc.StatusCode.UNAVAILABLE, "draining", fake_service.retry_info(0))
@@ -321,7 +321,7 @@ def test_a_stream_is_not_begun_again_once_it_was_accepted(service: FakeService, 
 @pytest.mark.parametrize(
     ("behaviour", "message"), [(gap, "token 2; 1 have"), (repeated, "token 0; 1 have"), (no_summary, "Summary")]
 )
-def test_a_stream_that_lost_something_is_never_taken_for_whole(
+def test_an_incomplete_stream_raises_protocol_error(
     service: FakeService, client: Client, behaviour: fake_service.Behaviour, message: str
 ) -> None:
     service.behaviour = behaviour
@@ -337,7 +337,7 @@ def test_a_stream_that_lost_something_is_never_taken_for_whole(
         asyncio.run(read())
 
 
-def test_offsets_go_on_where_ids_are_not_wanted(service: FakeService, client: Client) -> None:
+def test_offsets_continue_if_ids_are_not_requested(service: FakeService, client: Client) -> None:
     def text_only(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
         yield fake_service.accepted(request)
         yield fake_service.delta(0, [], "Re")

@@ -1,4 +1,4 @@
-"""Where the version comes from."""
+"""The sources of the version number."""
 
 from importlib import metadata
 from pathlib import Path
@@ -9,7 +9,7 @@ import tandem_client
 from tandem_client import version
 
 
-def test_the_installed_distribution_says_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_version_is_that_of_the_installed_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def installed(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The wheel: client and public stubs, what they need, and a working client where neither checkout nor torch is."""
+"""The wheel: its files, its dependencies, and that its client works without a checkout and without torch."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ from tests.client.fake_service import FakeService
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("LICENSE", "README.md", "client", "protos", "pyproject.toml")
 
-# Runs beside the unpacked wheel: every module, then both clients.
+# A program beside the unpacked wheel: it imports every module and uses both clients.
 VISIT = """
 import asyncio, importlib, pkgutil, sys
 
@@ -31,9 +31,8 @@ sys.meta_path.insert(0, Blocked())
 import tandem_client, tandem
 for package in (tandem_client, tandem):
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        # What draws needs the extra "plot"; the command that uses it says so.
-        drawing = ("chart", "levels", "scales", "series", "sums")
-        if module.name not in {f"tandem_client.plot.{part}" for part in drawing}:
+        # The modules of plot need the extra of that name.
+        if not module.name.startswith("tandem_client.plot."):
             importlib.import_module(module.name)
 
 address = sys.argv[1]
@@ -51,7 +50,7 @@ print(tandem_client.__file__)
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy: a build makes the stubs anew, and other tests are using this checkout's."""
+    """Builds from a copy, because a build writes the stubs again, and other tests use those of this checkout."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     source.mkdir()
@@ -67,7 +66,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_it_holds_client_and_public_stubs_only(wheel: Path) -> None:
+def test_the_wheel_holds_only_the_client_and_the_public_stubs(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     info = next(name.split("/")[0] for name in names if name.endswith(".dist-info/METADATA"))
     stubs = {
@@ -87,7 +86,7 @@ def test_it_holds_client_and_public_stubs_only(wheel: Path) -> None:
     assert not [name for name in names if name.startswith("tandem_client/demo") or "__pycache__" in name]
 
 
-def test_it_depends_on_what_these_need(wheel: Path) -> None:
+def test_the_wheel_depends_on_the_imports_of_its_modules(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         info = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         metadata = message_from_string(archive.read(info).decode())
@@ -104,7 +103,9 @@ def test_it_depends_on_what_these_need(wheel: Path) -> None:
     assert "tandem = tandem_client.cli.__main__:main" in entry_points
 
 
-def test_it_works_where_neither_checkout_nor_torch_is(wheel: Path, tmp_path: Path, service: FakeService) -> None:
+def test_the_wheel_works_without_a_checkout_and_without_torch(
+    wheel: Path, tmp_path: Path, service: FakeService
+) -> None:
     unpacked = tmp_path / "site"
     zipfile.ZipFile(wheel).extractall(unpacked)
     libraries = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}

@@ -1,4 +1,4 @@
-"""--steps with real processes: the file agrees with what the service says of itself, a worker's death included."""
+"""--steps with real processes: the file agrees with the service's load, also after a worker's death."""
 
 import csv
 from pathlib import Path
@@ -17,7 +17,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_the_file_agrees_with_the_load(rig: Rig, tmp_path: Path) -> None:
+def test_the_steps_file_agrees_with_the_load(rig: Rig, tmp_path: Path) -> None:
     path = tmp_path / "steps.csv"
     scheduler, worker, caller = rig.serve(*SHAPE, scheduler_flags=("--steps", str(path)))
     asks = random_asks(16, seed=21, prompts=(1, 90), outputs=(30, 90))
@@ -45,11 +45,14 @@ def test_the_file_agrees_with_the_load(rig: Rig, tmp_path: Path) -> None:
     assert all(0 < int(row["pages_used"]) <= int(row["pages_total"]) == 59 for row in steps)
     assert all(0 < int(row["running"]) <= 8 for row in steps)
     assert all(float(row["ms"]) <= float(row["span_ms"]) + 1 for row in steps)
+    for name in ("running", "pages_used", "pages_cached", "pages_total"):
+        assert all(row[f"all_{name}"] == row[name] for row in rows if row["kind"] != "reset")
+    assert [row["workers"] for row in rows if row not in steps] == ["1", "0", "1"]
     at = [float(row["at_seconds"]) for row in rows]
     assert at == sorted(at)
 
 
-def test_a_line_tells_of_its_worker_s_lane_alone(rig: Rig, tmp_path: Path) -> None:
+def test_a_line_has_its_lane_s_figures_and_the_service_s_totals(rig: Rig, tmp_path: Path) -> None:
     path = tmp_path / "steps.csv"
     shape = (*SHAPE, "--identity", "one model")
     scheduler, _, caller = rig.serve(*shape, scheduler_flags=("--steps", str(path)))
@@ -73,9 +76,11 @@ def test_a_line_tells_of_its_worker_s_lane_alone(rig: Rig, tmp_path: Path) -> No
     ]
     assert {(row["lane"], row["pages_total"]) for row in rows} == {("1", "59"), ("2", "39")}
     assert all(int(row["pages_used"]) + int(row["pages_cached"]) <= int(row["pages_total"]) for row in rows)
+    assert {(row["workers"], row["all_pages_total"]) for row in rows} == {("1", "59"), ("2", "98")}
+    assert any(int(row["all_running"]) > int(row["running"]) > 0 for row in rows)
     assert [int(row["step"]) for row in rows if row["kind"] not in ("reset", "joined")] == list(range(1, steps + 1))
     summary = summarize(read_steps(path))
-    assert (summary.num_workers, [lane.lane for lane in summary.lanes]) == (2, [1, 2])
+    assert (summary.num_workers, [lane.name for lane in summary.lanes]) == (2, ["lane 1", "lane 2"])
 
 
 def test_a_killed_service_leaves_whole_lines(rig: Rig, tmp_path: Path) -> None:
@@ -84,7 +89,7 @@ def test_a_killed_service_leaves_whole_lines(rig: Rig, tmp_path: Path) -> None:
     ask = random_asks(1, seed=22, prompts=(5, 9), outputs=(90, 90))[0]
     ask.check(caller.generate(ask.request()).result())
     load = caller.wait_idle()
-    # The idle service hands its lines over by itself.
+    # The idle service writes its lines without another step.
     size = 0
     while len(rows_of(path)) < load.steps + 1:
         size = path.stat().st_size
@@ -95,11 +100,11 @@ def test_a_killed_service_leaves_whole_lines(rig: Rig, tmp_path: Path) -> None:
     assert [int(row["step"]) for row in rows_of(path)][-1] == load.steps
 
 
-def test_a_file_that_is_there_is_refused_by_name(rig: Rig, tmp_path: Path) -> None:
+def test_an_existing_file_is_refused_by_name(rig: Rig, tmp_path: Path) -> None:
     path = tmp_path / "steps.csv"
-    path.write_text("mine")
+    path.write_text("another file")
     scheduler = rig.launch_scheduler("--steps", str(path))
     scheduler.killed = True
     assert scheduler.wait() == 2
     scheduler.wait_line(f"steps: {path} cannot be created: File exists")
-    assert path.read_text() == "mine"
+    assert path.read_text() == "another file"

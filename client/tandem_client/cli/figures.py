@@ -1,12 +1,13 @@
-"""Lines for people about a service: its health, its load, its model.
+"""Text lines about a service: its health, its load, its model.
 
-Owns units and wording. Knows nothing of calls; the names and values for programs are those of `types`.
+Owns units and wording. JSON output uses the names and values of `types` instead.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from tandem_client.plural import counted
 from tandem_client.types import Load, ModelInfo, SamplingDefaults, WorkerLoad
 
 
@@ -15,16 +16,16 @@ class State(StrEnum):
 
     SERVING = "serving"
     NOT_SERVING = "not_serving"
-    # The check itself was not answered.
+    # The health check had no answer.
     UNREACHABLE = "unreachable"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """Names as in `tandem health --json`. `workers` and what follows are None if GetLoad did not answer."""
+    """The fields of `tandem health --json`. Those from `workers` on are None if GetLoad did not answer."""
 
     state: State
-    # Why the service does not serve, or why its load is not known; else empty.
+    # Why the service does not serve, or why its load is unknown; otherwise empty.
     reason: str
     workers: int | None = None
     waiting: int | None = None
@@ -34,33 +35,33 @@ class Health:
 
 
 def of_health(health: Health) -> str:
-    """One line: "serving; 0 workers, 3 requests wait, last worker lost 12 s ago: ..." or "not serving: ..."."""
+    """Returns one line: "serving; 0 workers, 3 requests wait, last worker lost 12 s ago: ..." or "not serving: ..."."""
     if health.state != State.SERVING:
         return f"not serving: {health.reason}"
     if health.workers is None:
         return f"serving; the load is not known: {health.reason}"
-    parts = [_counted(health.workers, "worker")]
+    parts = [counted(health.workers, "worker")]
     if health.waiting:
-        parts.append(f"{_counted(health.waiting, 'request')} wait{'s' if health.waiting == 1 else ''}")
+        parts.append(f"{counted(health.waiting, 'request')} wait{'s' if health.waiting == 1 else ''}")
     if not health.workers and health.worker_lost_seconds is not None:
         parts.append(_lost(health.worker_lost_seconds, health.worker_lost_reason or ""))
     return f"serving; {', '.join(parts)}"
 
 
 def of_load(load: Load) -> Iterator[str]:
-    """Six lines and one for each worker beyond the first."""
+    """Yields six lines, and one more for each worker after the first."""
     if load.not_serving:
         yield f"not serving: {load.not_serving}"
-    tokens = f" ({_counted(load.waiting_tokens, 'token')})" if load.waiting else ""
+    tokens = f" ({counted(load.waiting_tokens, 'token')})" if load.waiting else ""
     yield f"requests  {load.running:,} running, {load.waiting:,} waiting{tokens}"
     host = f"; host memory {_pages(load.host_pages_used, load.host_pages_total)}" if load.host_pages_total else ""
     yield f"pages     {_pages(load.pages_used, load.pages_total)}, {load.pages_cached:,} cached{host}"
     rate = f"hit rate {load.hit_rate:.0%}".replace("%", " %")
-    yield f"cache     {rate} of {_counted(load.prompt_tokens, 'prompt token')}"
+    yield f"cache     {rate} of {counted(load.prompt_tokens, 'prompt token')}"
     pace = f"{_milliseconds(load.step_ms)} a step" if load.steps else "no step yet"
-    yield f"steps     {pace}; {load.steps:,} since start, {_counted(load.output_tokens, 'output token')}"
-    resets = _counted(load.lane_resets, "lane reset")
-    yield f"events    {_counted(load.preemptions, 'preemption')}, {resets} since start"
+    yield f"steps     {pace}; {load.steps:,} since start, {counted(load.output_tokens, 'output token')}"
+    resets = counted(load.lane_resets, "lane reset")
+    yield f"events    {counted(load.preemptions, 'preemption')}, {resets} since start"
     workers = [_worker(worker, alone=len(load.per_worker) == 1) for worker in load.per_worker]
     if len(workers) == 1:
         yield f"workers   1 ({workers[0]})"
@@ -72,21 +73,21 @@ def of_load(load: Load) -> Iterator[str]:
 
 
 def of_model(model: ModelInfo) -> Iterator[str]:
-    """What requests may ask for, and what becomes of what they leave out."""
+    """Yields the limits of requests, and the defaults of options that a request leaves out."""
     tokenizer = "with a tokenizer" if model.has_tokenizer else "no tokenizer: requests give token ids"
     eos = ", ".join(map(str, model.eos_token_ids)) or "none"
     yield f"model       {model.model} ({model.identity})"
-    yield f"vocabulary  {_counted(model.vocab_size, 'token')}, {tokenizer}; end of sequence: {eos}"
-    yield f"length      {_counted(model.max_length, 'token')}, prompt and output together"
-    yield f"output      {_counted(model.default_max_new_tokens, 'token')} unless --max-new-tokens says otherwise"
-    yield f"limits      {_counted(model.max_num_samples, 'sample')} and {model.max_logprobs:,} logprobs a request"
+    yield f"vocabulary  {counted(model.vocab_size, 'token')}, {tokenizer}; end of sequence: {eos}"
+    yield f"length      {counted(model.max_length, 'token')}, prompt and output together"
+    yield f"output      {counted(model.default_max_new_tokens, 'token')} without --max-new-tokens"
+    yield f"limits      {counted(model.max_num_samples, 'sample')} and {model.max_logprobs:,} logprobs a request"
     yield f"defaults    {_defaults(model.sampling_defaults)}"
-    yield f"batch       {_counted(model.max_rows, 'sequence')} at once, {_counted(model.token_budget, 'token')} a step"
-    yield f"memory      {_counted(model.num_pages, 'page')} of {_counted(model.page_size, 'token')}"
-    yield f"queue       {_counted(model.max_waiting, 'request')} may wait"
+    yield f"batch       {counted(model.max_rows, 'sequence')} at once, {counted(model.token_budget, 'token')} a step"
+    yield f"memory      {counted(model.num_pages, 'page')} of {counted(model.page_size, 'token')}"
+    yield f"queue       {counted(model.max_waiting, 'request')} may wait"
     if model.window:
         sinks = f" and the first {model.sink_tokens:,}" if model.sink_tokens else ""
-        yield f"attention   the last {_counted(model.window, 'token')}{sinks}"
+        yield f"attention   the last {counted(model.window, 'token')}{sinks}"
 
 
 def _worker(worker: WorkerLoad, *, alone: bool) -> str:
@@ -98,7 +99,7 @@ def _worker(worker: WorkerLoad, *, alone: bool) -> str:
 
 
 def _defaults(sampling: SamplingDefaults) -> str:
-    """The flags that would say the same; neutral settings left out."""
+    """Returns the settings that are not neutral."""
     neutral = {"top_p": 1, "top_k": 0, "min_p": 0, "presence_penalty": 0, "frequency_penalty": 0,
         "repetition_penalty": 1, "num_samples": 1}  # fmt: skip
     values = {name: getattr(sampling, name) for name in ("temperature", *neutral)}
@@ -108,7 +109,7 @@ def _defaults(sampling: SamplingDefaults) -> str:
 
 def _pages(used: int, total: int) -> str:
     share = f"{used / total:.0%}".replace("%", " %") if total else "0 %"
-    return f"{used:,} of {_counted(total, 'page')} ({share})"
+    return f"{used:,} of {counted(total, 'page')} ({share})"
 
 
 def _milliseconds(value: float) -> str:
@@ -124,8 +125,3 @@ def _duration(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
     return f"{seconds:.0f} s"
-
-
-def _counted(number: int, thing: str) -> str:
-    """ "1 worker", "2 workers"."""
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"

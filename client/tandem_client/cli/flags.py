@@ -1,4 +1,4 @@
-"""Flags that several commands share, and the panels of the help in which flags stand."""
+"""Flags that several commands share, and the panels of the help."""
 
 from typing import Annotated, Any
 
@@ -12,17 +12,17 @@ PROMPT, SAMPLING, STOPPING, OUTPUT, CACHE, CONNECTION = (
 
 
 def option(panel: str, metavar: str, description: str, *names: str, **settings: Any) -> Any:
-    """A flag with a value, which the help calls `metavar`."""
+    """Declares a flag with a value, which the help calls `metavar`."""
     return typer.Option(*names, metavar=metavar, rich_help_panel=panel, help=description, **settings)
 
 
 def switch(panel: str, description: str, *names: str) -> Any:
-    """A flag without a value."""
+    """Declares a flag without a value."""
     return typer.Option(*names, rich_help_panel=panel, help=description)
 
 
 def _with_port(address: str) -> str:
-    # gRPC would take port 443, and report a refused connection.
+    # Without a port, gRPC would use 443 and report a refused connection.
     if ":" not in address:
         raise typer.BadParameter(f"is {address[:40]!r}; it must be HOST:PORT, like {DEFAULT_ADDRESS}")
     return address

@@ -18,7 +18,7 @@ from tandem_client.services.child import missing_programs
 
 # Longer lines are hard to read.
 _MAX_WIDTH = 100
-# Below this many columns a description stands under its name.
+# On a narrower terminal a description is printed below its name.
 _MIN_TWO_COLUMNS = 64
 _INDENT = 4
 _DEFAULT_PANEL = "Options"
@@ -28,7 +28,7 @@ _NAME, _METAVAR, _QUIET = "bold cyan", "yellow", "dim"
 
 
 def render(command: Any, context: Any) -> str:
-    """The help as text, with colours if standard output is a terminal that shows them."""
+    """Returns the help as text, with colours if standard output is a terminal that shows them."""
     console = Console(highlight=False, markup=False, emoji=False)
     console.width = min(console.width, _MAX_WIDTH)
     with console.capture() as captured:
@@ -39,13 +39,13 @@ def render(command: Any, context: Any) -> str:
         for title, rows in _panels(command, context).items():
             console.print(_panel(title, rows, console.width))
         for line in (command.epilog or "").splitlines():
-            # Examples are indented, and stay whole to be pasted.
+            # Examples are indented. They are not wrapped, so that they can be pasted.
             console.print(_described(line), soft_wrap=line.startswith(" "))
     return captured.get().rstrip()
 
 
 def flag_of(parameter: Any) -> str:
-    """The name that people type: the first long flag, or an argument's metavar."""
+    """Returns the name on the command line: the first long flag, or the metavar of an argument."""
     long = [name for name in parameter.opts if name.startswith("--")]
     return long[0] if long else parameter.metavar or parameter.name.upper()
 
@@ -59,7 +59,7 @@ def _usage(command: Any, context: Any) -> Iterable[str]:
 
 
 def _panels(command: Any, context: Any) -> dict[str, list[tuple[Text, Text]]]:
-    """Rows per panel, in the order in which the command declares them."""
+    """Returns the rows of each panel, in the order in which the command declares them."""
     panels: dict[str, list[tuple[Text, Text]]] = {}
     for sub_command in getattr(command, "commands", {}).values():
         if not sub_command.hidden and not missing_programs(getattr(sub_command, "programs", ())):
@@ -67,7 +67,7 @@ def _panels(command: Any, context: Any) -> dict[str, list[tuple[Text, Text]]]:
             panels.setdefault(sub_command.rich_help_panel or _COMMANDS_PANEL, []).append(row)
     for parameter in command.get_params(context):
         panel = getattr(parameter, "rich_help_panel", None)
-        # Every command has --help; the list of commands says so once.
+        # Every command has --help; only the list of commands shows it.
         if parameter.name == "help" and context.parent is not None:
             continue
         panels.setdefault(panel or _DEFAULT_PANEL, []).append((_name(parameter), _description(parameter)))

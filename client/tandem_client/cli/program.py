@@ -1,7 +1,7 @@
-"""From arguments to an exit code: the parts of a command that typer's own `main` does otherwise.
+"""Runs a command: replaces the parts of typer's own `main` that read arguments and choose an exit code.
 
-Owns the line for a wrong argument and the end of a run: its exit code, and output that cannot be written. Knows
-nothing of what the commands do.
+Owns the message for a wrong argument, the exit code, and the handling of output that cannot be written. Knows nothing
+of the single commands.
 """
 
 import os
@@ -20,7 +20,7 @@ _NAME = "tandem"
 
 
 class TandemCommand(TyperCommand):
-    """One command; `help` draws its help."""
+    """One command; the module `help` draws its help."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Writes the help to the formatter."""
@@ -28,13 +28,13 @@ class TandemCommand(TyperCommand):
 
 
 class CheckoutCommand(TandemCommand):
-    """A command of programs that the wheel lacks: callable, to say what is missing, but listed only where they are."""
+    """A command that starts programs of a checkout. The help lists it only if these are installed."""
 
     programs = PROGRAMS
 
 
 class TandemGroup(TyperGroup):
-    """All commands together. Errors are one line, and every end has one of the exit codes of `Exit`."""
+    """All commands. An error is one line, and every exit code is one of `Exit`."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Writes the help to the formatter."""
@@ -70,7 +70,7 @@ class TandemGroup(TyperGroup):
 
 
 def usage_error(error: typer.TyperException) -> str:
-    """What is wrong with the arguments, in one line that ends with the way to the help."""
+    """Returns one line about a wrong argument, which ends with the command that prints the help."""
     context: Any = getattr(error, "ctx", None)
     hint = f" ({context.command_path} --help)" if context is not None else ""
     parameter: Any = getattr(error, "param", None)
@@ -87,7 +87,7 @@ def usage_error(error: typer.TyperException) -> str:
 
 
 def _wrong_value(error: typer.TyperException) -> str:
-    """What is wrong with a parameter. Its value was read by pydantic if the error has a cause."""
+    """Returns the problem of a parameter. The error has a cause if pydantic read the value."""
     cause: Any = error.__cause__
     if cause is None:
         return error.message or "is missing"
@@ -107,5 +107,5 @@ def _wrong_value(error: typer.TyperException) -> str:
 
 
 def _discard_output() -> None:
-    """What is still buffered has nowhere to go, not even when the interpreter exits."""
+    """Sends buffered output to /dev/null, because the interpreter would fail to write it at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,10 +1,10 @@
-"""How a command ends: one line for people, one exit code for scripts.
+"""Ends a command with one line on standard error and one exit code.
 
-Owns exit codes and hints. Knows nothing of the commands themselves.
+Owns exit codes and hints. Knows nothing of the single commands.
 """
 
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 
@@ -22,6 +22,7 @@ from tandem_client.errors import (
     TandemError,
     Unavailable,
 )
+from tandem_client.services.child import missing_programs
 
 
 class Exit(IntEnum):
@@ -34,7 +35,7 @@ class Exit(IntEnum):
     # Nothing answers, not ready yet, or full; the same request may succeed later.
     UNAVAILABLE = 3
     DEADLINE = 4
-    # 128 + SIGINT, 128 + SIGPIPE: what a shell sees of programs that these signals end.
+    # 128 + SIGINT and 128 + SIGPIPE, which a shell reports for programs that these signals end.
     INTERRUPTED = 130
     CLOSED_OUTPUT = 141
 
@@ -50,7 +51,7 @@ _LIMITS_IN_INFO = (
     "sampling.logit_bias[",
     "output.logprobs",
 )
-# Problems with a limit that is the same for every service and stands in the message.
+# Messages that contain their limit, which is the same for every service.
 _FIXED_LIMITS = ("is empty", "at least 1", "between -100 and 100")
 
 
@@ -71,13 +72,23 @@ def reported(timeout: float | None = None, *, of_generate: bool = False) -> Gene
 
 
 def fail(message: str, code: Exit = Exit.ERROR) -> typer.Exit:
-    """Prints the line and returns what the caller raises."""
+    """Prints the line and returns the exception for the caller to raise."""
     print(f"error: {message}", file=sys.stderr)
     return typer.Exit(code)
 
 
+def require_programs(programs: Sequence[str], command: str) -> None:
+    """Ends the command with an error if a program of a checkout is not installed."""
+    missing = missing_programs(programs)
+    if missing:
+        raise fail(
+            f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} not installed: this environment has only "
+            f"the client. Run {command} in a checkout"
+        )
+
+
 def exit_code(error: TandemError) -> Exit:
-    """The code of an error's kind."""
+    """Returns the exit code for an error."""
     match error:
         case InvalidArgument() | NotFound() | AlreadyExists():
             return Exit.USAGE
@@ -90,7 +101,7 @@ def exit_code(error: TandemError) -> Exit:
 
 
 def describe(error: TandemError, timeout: float | None = None, *, of_generate: bool = False) -> str:
-    """The error and what to do about it, in one line."""
+    """Returns the error and a hint in one line."""
     message = refusal_in_flags(error) if of_generate else error.message
     message = " ".join(message.split())
     hint = _hint(error, timeout)

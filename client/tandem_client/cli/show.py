@@ -1,6 +1,6 @@
 """Prints a stream: as text that grows, with tables of log probabilities below it, or as JSON lines.
 
-Of several samples the first is printed as it streams; the others follow one after another.
+The first of several samples is printed as it streams; the others follow one after another.
 """
 
 import json
@@ -18,7 +18,7 @@ from tandem_client.types import Delta, TokenLogprob
 
 
 def json_line(message: inference_pb2.GenerateResponse) -> str:
-    """The protobuf JSON mapping with the fields' own names; fields without presence are always included."""
+    """Returns the protobuf JSON mapping with the fields' own names; fields without presence are always included."""
     values: dict[str, Any] = MessageToDict(
         message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
@@ -48,19 +48,19 @@ def print_text(stream: GenerateStream, *, ids: bool) -> None:
 
 
 class _Samples:
-    """Prints one sample as it grows; what arrives of later samples waits for its end."""
+    """Prints one sample as it grows. Deltas of later samples wait until it has ended."""
 
     def __init__(self, stream: GenerateStream, *, ids: bool) -> None:
         self._stream = stream
         self._ids = ids
-        # The sample that is printed now, and whether any of it has been.
+        # The sample that is printed now, and whether some of it has been printed.
         self._idx = 0
         self._has_begun = False
         # When the first delta arrived.
         self.first: float | None = None
 
     def show(self, delta: Delta) -> None:
-        """Prints what the delta adds, if its sample is the current one or has become it."""
+        """Prints the delta if its sample is the current one, or becomes it now."""
         self.first = self.first or time.monotonic()
         is_shown = False
         while self._has_next() and self._stream.samples[self._idx].finished is not None:
@@ -74,7 +74,7 @@ class _Samples:
             self._begin()
 
     def end(self) -> None:
-        """Prints what has arrived and is not printed yet, also if the stream failed."""
+        """Prints all that has arrived and is not printed yet, also if the stream failed."""
         if self.first is None:
             return
         while self._has_next():
@@ -92,7 +92,7 @@ class _Samples:
         self._begin()
 
     def _begin(self) -> None:
-        """Prints all of the sample that was read so far."""
+        """Prints the part of the sample that has been read."""
         self._has_begun = True
         if len(self._stream.samples) > 1:
             self._print(f"--- sample {self._idx} ---\n")
@@ -116,7 +116,7 @@ def _tables(stream: GenerateStream) -> Iterator[str]:
 
 
 def _table(name: str, start: int, token_ids: Sequence[int], logprobs: Iterable[TokenLogprob]) -> Iterator[str]:
-    """A line per token: position, id if known, log probability, and the most probable ids with theirs."""
+    """Yields a line per token: position, id if known, log probability, and the most probable ids with theirs."""
     yield f"{name}: position, {'token, ' if token_ids else ''}logprob, most probable"
     for idx, entry in enumerate(logprobs):
         token = f"{token_ids[idx]:>8}" if token_ids else ""

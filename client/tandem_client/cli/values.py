@@ -1,16 +1,17 @@
-"""Reads the values of arguments that typer has no type for: prompts, token ids, biases.
+"""Reads prompts, token ids and biases, for which typer has no type.
 
-Owns their syntax and the words for what is wrong with them.
+Owns their syntax, their error messages and the decoding of standard input.
 """
 
+import io
+import sys
 from collections.abc import Sequence
 
-from tandem_client.cli.stdin import read_text
 from tandem_client.request import Prompt
 
 
 def parse_token_ids(text: str) -> Sequence[int]:
-    """Numbers separated by blanks or commas, with or without brackets. Raises ValueError."""
+    """Reads numbers separated by blanks or commas, with or without brackets. Raises ValueError."""
     words = text.strip().strip("[]").replace(",", " ").split()
     wrong = next((word for word in words if not word.isdecimal()), None)
     if wrong is not None:
@@ -19,7 +20,7 @@ def parse_token_ids(text: str) -> Sequence[int]:
 
 
 def parse_biases(given: Sequence[str]) -> dict[int, float]:
-    """Words like 17=-2.5. Raises ValueError."""
+    """Reads words like 17=-2.5. Raises ValueError."""
     biases: dict[int, float] = {}
     for word in given:
         token, is_pair, bias = word.partition("=")
@@ -36,9 +37,18 @@ def parse_biases(given: Sequence[str]) -> dict[int, float]:
 
 
 def read_prompt(argument: str, *, token_ids: bool) -> Prompt:
-    """The prompt that the argument gives, or standard input if it is -. Raises ValueError."""
+    """Returns the prompt of the argument, or standard input if the argument is -. Raises ValueError."""
     # The shell's last line break is not part of the text.
     text = read_text().removesuffix("\n") if argument == "-" else argument
     if not text:
         raise ValueError("the prompt is empty; at least 1 character is needed")
     return parse_token_ids(text) if token_ids else text
+
+
+def read_text() -> str:
+    """Reads all of standard input, with \\n as line break. Raises ValueError if it is not UTF-8, in every locale."""
+    try:
+        text = sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"standard input is not UTF-8 (byte {error.start})") from None
+    return io.StringIO(text, newline=None).read()

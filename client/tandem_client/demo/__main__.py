@@ -1,7 +1,7 @@
 """`python -m tandem_client.demo`: a worker is killed while it streams, and no completion changes.
 
-Sends the same prompts in two rounds. In the second the worker is killed with SIGKILL in the middle and another one is
-started; each completion must equal that of the first round. The exit code is 0 only then.
+Sends the same prompts in two rounds. In the middle of the second round the demo kills the worker with SIGKILL, and
+another worker starts. The exit code is 0 only if each completion equals that of the first round.
 """
 
 import asyncio
@@ -18,15 +18,16 @@ import typer
 from tandem_client.async_client import AsyncClient
 from tandem_client.demo.prompts import Question, questions
 from tandem_client.demo.rounds import Arrivals, Round, differing, run_round
-from tandem_client.demo.services import Places, ServiceEnded, Services, free_address
+from tandem_client.demo.services import Services, free_address
 from tandem_client.demo.show import Board, Teller, make_console, result_table, round_line
 from tandem_client.errors import TandemError
 from tandem_client.services.child import missing_programs
-from tandem_client.services.pair import PROGRAMS
+from tandem_client.services.pair import PROGRAMS, flags
+from tandem_client.services.supervisor import ServiceEnded
 from tandem_client.services.toy import TOY_NOTICE, is_toy
 
 _INTERRUPTED = 130
-# For the report of the kill to end, once every stream has.
+# The time for the lines about the kill to end after the last stream.
 _LAST_WORD_SECONDS = 1.0
 
 
@@ -39,12 +40,12 @@ def main(
     threads: Annotated[
         int | None, typer.Option(help="CPU threads of the worker; default: all cores but one, which the others need.")
     ] = None,
-    tokens: Annotated[int, typer.Option(min=8, help="Of each completion.")] = 64,
+    tokens: Annotated[int, typer.Option(min=8, help="Length of each completion.")] = 64,
     scheduler: Annotated[str, typer.Option(help="More flags of the scheduler service.")] = "",
     worker: Annotated[str, typer.Option(help="More flags of the worker.")] = "",
 ) -> None:
     """Serve, stream, kill the worker, compare."""
-    # Else gRPC's library logs between the demo's lines.
+    # Otherwise gRPC's library logs between the demo's lines.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     missing = missing_programs(PROGRAMS)
     if missing:
@@ -52,20 +53,16 @@ def main(
         raise typer.Exit(1)
     teller = Teller(make_console())
     with tempfile.TemporaryDirectory(prefix="tandem-demo-") as folder:
+        shared = flags(runtime_dir=runtime_dir or Path(folder) / "run")
+        settings = flags(model=model, device=device, dtype=dtype, threads=threads or _spare_cores())
+        address = listen or free_address()
         services = Services(
-            Places(listen=listen or free_address(), runtime_dir=runtime_dir or Path(folder) / "run"),
-            worker_settings={
-                "model": model,
-                "device": device,
-                "dtype": dtype,
-                "threads": str(threads or _spare_cores()),
-            },
-            worker_flags=shlex.split(worker),
-            scheduler_flags=shlex.split(scheduler),
+            scheduler_flags=[*flags(listen=address), *shared, *shlex.split(scheduler)],
+            worker_flags=[*settings, *shared, *shlex.split(worker)],
             say=teller.say,
         )
         with suppress(KeyboardInterrupt):
-            raise typer.Exit(asyncio.run(_demo(services, teller, questions(tokens))))
+            raise typer.Exit(asyncio.run(_demo(services, address, teller, questions(tokens))))
     raise typer.Exit(_INTERRUPTED)
 
 
@@ -73,10 +70,10 @@ def _spare_cores() -> int:
     return max(1, len(os.sched_getaffinity(0)) - 1)
 
 
-async def _demo(services: Services, teller: Teller, asked: list[Question]) -> int:
+async def _demo(services: Services, address: str, teller: Teller, asked: list[Question]) -> int:
     problems: list[str] = []
     try:
-        async with AsyncClient(services.listen) as client:
+        async with AsyncClient(address) as client:
             await services.start()
             problems += await _both_rounds(services, client, teller, asked)
     except (ServiceEnded, TandemError) as error:
@@ -107,7 +104,7 @@ async def _both_rounds(services: Services, client: AsyncClient, teller: Teller, 
         disturbed = await services.guard(_round(client, teller, asked, arrivals))
         await asyncio.wait([killing], timeout=_LAST_WORD_SECONDS)
     finally:
-        # Also where the demo is interrupted: it would ask on a service that has stopped.
+        # Also if the demo is interrupted, because the task would call a service that has stopped.
         killing.cancel()
     teller.say("demo", round_line("round 2", disturbed))
 
@@ -134,7 +131,7 @@ async def _kill_in_the_middle(services: Services, teller: Teller, arrivals: Arri
     await services.kill_worker()
     teller.say("demo", f"another worker starts from nothing, process {services.worker_pid}")
     await services.ready()
-    # Tokens that the dead worker had sent may have come meanwhile; one more is the new one's.
+    # Tokens of the killed worker may have arrived meanwhile. The next token is the new worker's.
     await arrivals.wait_for(arrivals.num_tokens + 1)
     teller.say("demo", f"tokens flow again, {teller.seconds - killed_at:.2f} s after the kill")
 

@@ -19,7 +19,7 @@ _SEEDED: GenerateOptions = {"temperature": 0.8, "top_p": 0.95, "seed": 2026}
 
 
 def questions(max_new_tokens: int) -> list[Question]:
-    """The demo's requests, each for `max_new_tokens` tokens."""
+    """Returns the demo's requests, each for `max_new_tokens` tokens."""
     prompts = [
         ("Return the number of", _GREEDY),
         ("Raise ValueError if the", _GREEDY),
@@ -30,6 +30,6 @@ def questions(max_new_tokens: int) -> list[Question]:
         ("The default value is None, which means", _GREEDY),
         ("This class is used to", _SEEDED),
     ]
-    # A fixed length shows the same work in every run.
+    # With a fixed length, every run does the same work.
     fixed: GenerateOptions = {"max_new_tokens": max_new_tokens, "ignore_eos": True}
     return [Question(prompt=prompt, options={**options, **fixed}) for prompt, options in prompts]

@@ -1,4 +1,4 @@
-"""One round of the demo: all prompts sent at once, each stream read to its end, the load sampled meanwhile.
+"""One round of the demo: sends all prompts at the same time and reads each stream to its end.
 
 Owns the measurements of a round and the comparison of two. Knows nothing of processes or terminals.
 """
@@ -23,7 +23,7 @@ class Completion:
     token_ids: tuple[int, ...]
     text: str
     ended_by: str
-    # From the call to the first delta, and from there to the end.
+    # The time from the call to the first delta, and from there to the end.
     first_token_seconds: float
     decode_seconds: float
     summary: Summary
@@ -42,7 +42,7 @@ class Round:
     completions: tuple[Completion, ...]
     seconds: float
     steps: int
-    # The most seen at once.
+    # The largest number of pages in use at one time.
     pages_used: int
     pages_total: int
     lane_resets: int
@@ -67,7 +67,7 @@ class Arrivals:
             self._changed.notify_all()
 
     async def wait_for(self, num_tokens: int) -> None:
-        """Waits until at least `num_tokens` tokens have come."""
+        """Waits until at least `num_tokens` tokens have arrived."""
         async with self._changed:
             await self._changed.wait_for(lambda: self.num_tokens >= num_tokens)
 
@@ -84,7 +84,7 @@ async def run_round(
     on_delta: OnDelta,
     on_done: OnDone,
 ) -> Round:
-    """Sends all prompts at once and reads every stream. Raises the first stream's error and cancels the others."""
+    """Sends all prompts at the same time and reads every stream. On an error, cancels the other streams and raises."""
     before = await client.load()
     watch = _Watch(client)
     watching = asyncio.create_task(watch.run())
@@ -110,7 +110,7 @@ async def run_round(
 
 
 def differing(undisturbed: Round, disturbed: Round) -> list[int]:
-    """The indices of prompts whose two completions differ in any token."""
+    """Returns the indices of the prompts with two different completions."""
     pairs = zip(undisturbed.completions, disturbed.completions, strict=True)
     return [index for index, (one, other) in enumerate(pairs) if not _same(one, other)]
 
@@ -150,7 +150,7 @@ async def _ask(
 
 
 class _Watch:
-    """Polls the load, because the number of pages in use at one time is reported only there."""
+    """Polls the load, because only GetLoad reports the number of pages in use."""
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client

@@ -1,6 +1,6 @@
 """The demo's output: timed lines, the streams as they grow, the closing table.
 
-Owns the terminal. On a terminal the streams are shown live; elsewhere one line is printed for each that has ended.
+Owns the terminal. On a terminal the streams are shown live; otherwise each stream is one line when it has ended.
 """
 
 import time
@@ -24,7 +24,7 @@ _COMPLETION_WIDTH = 70
 
 
 def make_console() -> Console:
-    """The terminal; without one, lines wide enough for the table."""
+    """Returns the terminal, or without one a console that is wide enough for the table."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=_WIDTH_WITHOUT_TERMINAL)
 
@@ -41,9 +41,10 @@ class Teller:
         """Seconds since the demo began."""
         return time.monotonic() - self._began
 
-    def say(self, who: str, what: str) -> None:
-        """One line."""
-        line = Text(f"{self.seconds:7.2f} s  {who:<9}  {what}", style="bold" if who == "demo" else "dim")
+    def say(self, speaker: str, message: str) -> None:
+        """Prints one line."""
+        style = "bold" if speaker == "demo" else "dim"
+        line = Text(f"{self.seconds:7.2f} s  {speaker:<9}  {message}", style=style)
         self.console.print(line, soft_wrap=True)
 
 
@@ -77,12 +78,12 @@ class Board:
             self._live.stop()
 
     def on_delta(self, index: int, delta: Delta) -> None:
-        """A stream has grown."""
+        """Adds a delta to a stream."""
         self._texts[index] += delta.text
         self._num_tokens[index] += len(delta.token_ids)
 
     def on_done(self, index: int, completion: Completion) -> None:
-        """A stream has ended."""
+        """Notes the end of a stream."""
         self._ended[index] = completion.ended_by
         if self._live is None:
             what = f"{index + 1} of {len(self._asked)}: {len(completion.token_ids)} tokens, {completion.ended_by}"
@@ -103,13 +104,13 @@ class Board:
 
 
 def one_line(text: str) -> str:
-    """The text with its line breaks and runs of blanks made single blanks."""
+    """Returns the text with single blanks in place of line breaks and runs of blanks."""
     blank = " " if text[:1].isspace() else ""
     return blank + " ".join(text.split())
 
 
 def round_line(name: str, result: Round) -> str:
-    """The measurements of a round in one line."""
+    """Returns the measurements of a round as one line."""
     firsts = sorted(completion.first_token_seconds for completion in result.completions)
     return (
         f"{name}: {len(result.completions)} completions, {result.num_tokens} tokens in {result.seconds:.2f} s "
@@ -119,7 +120,7 @@ def round_line(name: str, result: Round) -> str:
 
 
 def result_table(undisturbed: Round, disturbed: Round, differing: Sequence[int]) -> Table:
-    """One row per prompt: the completion, its undisturbed speed, and the kills of the second round."""
+    """Returns one row per prompt: the completion, its undisturbed speed, and the kills of the second round."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("tokens", "first token", "tokens/s", "kills survived", "recomputed", "equal"):
         table.add_column(name, justify="right", no_wrap=True, min_width=len(name))

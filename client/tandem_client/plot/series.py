@@ -1,158 +1,155 @@
-"""Columns of a step log reduced to what can be drawn: bins with minimum, mean and maximum, shares of kinds, marks.
+"""Reduces the columns of a step log to the points and bins that are drawn.
 
-Owns how many points are merged. Needs numpy, which comes with matplotlib; knows nothing of drawing.
+Owns how many points are merged into one, and the values between lines. Needs numpy; does not draw.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from tandem_client.plot.data import JOINED, KINDS, RESET, STEP_KINDS, StepsLog
-from tandem_client.plot.lanes import LaneSpan, most_at_once, without_worker
+from tandem_client.plot.data import STEP_KINDS, Floats, StepsLog
 
-Floats = npt.NDArray[np.float64]
-
-# About one per pixel of the wide panels; up to this number each point is drawn as it is.
+# About one per pixel of the wide panels. Up to this number, each point is drawn as it is.
 MOST_POINTS = 1200
-# If there are more marks, none has words, which would cover each other and the lines.
-MOST_WORDS = 6
-# Characters of a reset's cause; the service's own are shorter.
-_MOST_CAUSE = 40
+_MOST_RATES = 150
+_STEPS_PER_RATE = 4
+# A shorter time between a result and the next plan is the scheduler's own, or comes of the file's rounding.
+_LEAST_GAP_SECONDS = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Band:
-    """`low`, `mean` and `high` at each `x`; equal unless points were put together."""
+    """The least, mean and greatest value at each `x`; all three are equal unless points were merged."""
 
     x: Floats
     low: Floats
     mean: Floats
     high: Floats
-    is_thinned: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Shares:
-    """float64[kinds, bins]: a bin's share of each step kind, 0 to 1 together; `edges` has one more than bins."""
+class Levels:
+    """The values that hold between each x and the x before it. Pages are percent of the pages of all workers.
 
-    edges: Floats
-    of: Floats
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Marks:
-    """Lane resets and workers that joined others: places and words; and the intervals, in seconds, without a worker.
-
-    `words` is empty if there would be too many.
+    `running` and `used` end at 0, because no plan is known to be in flight after the last line.
     """
 
-    x: Floats
-    words: list[str]
-    without_worker: list[tuple[float, float]]
-
-
-def preemptions_at(log: StepsLog, x: Floats) -> Floats:
-    """Steps at which requests were preempted, at most MOST_POINTS places."""
-    places = x[1:][np.diff(np.frombuffer(log.preemptions)) > 0]
-    return banded(places, places).x if len(places) else places
+    running: Band
+    waiting: Band
+    used: Band
+    used_or_cached: Band
 
 
 def banded(x: Floats, values: Floats) -> Band:
-    """At most MOST_POINTS points; bins are equally wide, those without a point left out."""
+    """Merges the points of each of MOST_POINTS equal bins; returns at most that many points. `x` ascends."""
     if len(x) <= MOST_POINTS:
-        return Band(x=x, low=values, mean=values, high=values, is_thinned=False)
-    idx = _bins(x)
-    starts = np.flatnonzero(np.diff(idx, prepend=-1))
+        return Band(x=x, low=values, mean=values, high=values)
+    width = (x[-1] - x[0]) / MOST_POINTS or 1.0
+    bins = np.minimum((x - x[0]) / width, MOST_POINTS - 1).astype(np.int64)
+    starts = np.flatnonzero(np.diff(bins, prepend=-1))
     counts = np.diff(starts, append=len(x))
     return Band(
         x=np.add.reduceat(x, starts) / counts,
         low=np.minimum.reduceat(values, starts),
         mean=np.add.reduceat(values, starts) / counts,
         high=np.maximum.reduceat(values, starts),
-        is_thinned=True,
     )
 
 
-def _bins(x: Floats) -> npt.NDArray[np.int64]:
-    """Each point's bin. `x` ascends; a clock that stood still gives one bin."""
-    width = (x[-1] - x[0]) / MOST_POINTS or 1.0
-    # What a damaged file has out of order goes to the bin of what came before.
-    ascending = np.maximum.accumulate(x)
-    return np.minimum((ascending - x[0]) / width, MOST_POINTS - 1).astype(np.int64)
+def levels(log: StepsLog, *, by_time: bool) -> Levels:
+    """The service's levels over step numbers or over time."""
+    percent = 100 / np.maximum(log.all_pages_total, 1)
+    running, used = log.all_running, log.all_pages_used * percent
+    waiting, used_or_cached = log.waiting, (log.all_pages_used + log.all_pages_cached) * percent
+    x = log.step
+    if by_time:
+        at, x = log.seconds, log.seconds
+        sent = _earliest_after(at - log.span_ms / 1e3)[1:]
+        # A line describes the time of its step. It does not describe the time before it if no plan was in flight, nor,
+        # as a reset or join, the time since the line before.
+        is_idle = sent > at[:-1] + _LEAST_GAP_SECONDS
+        gaps = np.flatnonzero(is_idle | ~log.is_step[1:])
+        x = np.insert(x, gaps + 1, np.where(is_idle, sent, at[1:])[gaps])
+
+        def filled(values: Floats, idle: Floats | float) -> Floats:
+            """Values with those of the gaps: `idle` if no plan was in flight, else the value of the line before."""
+            return np.insert(values, gaps + 1, np.where(is_idle, idle, values[:-1])[gaps])
+
+        running, used = filled(running, 0), filled(used, 0)
+        waiting = filled(waiting, np.minimum(waiting[:-1], waiting[1:]))
+        used_or_cached = filled(used_or_cached, used_or_cached[:-1])
+    return Levels(
+        running=_ended(banded(x, running)),
+        waiting=banded(x, waiting),
+        used=_ended(banded(x, used)),
+        used_or_cached=banded(x, used_or_cached),
+    )
 
 
-def shares_by_step(log: StepsLog, step: Floats) -> Shares:
-    """Among a bin's steps. Step n lies between n - 1 and n."""
-    kinds = np.frombuffer(log.kinds, np.uint8)
-    is_step = kinds < len(STEP_KINDS)
-    step, kinds = step[is_step], kinds[is_step]
-    first, last = step[0] - 1, max(step[-1], step[0])
-    num_bins = int(min(last - first, MOST_POINTS))
-    edges = first + (last - first) / num_bins * np.arange(num_bins + 1)
-    counts = np.stack([np.histogram(step[kinds == i] - 0.5, edges)[0] for i in range(len(STEP_KINDS))])
-    return Shares(edges=edges, of=counts / np.maximum(counts.sum(axis=0), 1))
+def _earliest_after(begins: Floats) -> Floats:
+    """Per line: the earliest begin of this line and all later ones."""
+    return np.minimum.accumulate(begins[::-1])[::-1]
 
 
-def shares_by_time(log: StepsLog, at: Floats, spans: Sequence[LaneSpan]) -> Shares:
-    """Of a bin's seconds, those of all lanes that serve in it. What is in no step stays free.
+def _ended(band: Band) -> Band:
+    return Band(
+        x=np.append(band.x, band.x[-1]),
+        **{name: np.append(getattr(band, name), 0.0) for name in ("low", "mean", "high")},
+    )
 
-    A step lies between `at` minus its milliseconds and `at`.
+
+def stepping_seconds(log: StepsLog) -> float:
+    """The time in which at least one worker ran a step."""
+    at = log.at_seconds[log.is_step]
+    begins = at - log.ms[log.is_step] / 1e3
+    # Lines are in order of their ends, so what begins after a line's step ends after it too.
+    covered_from = np.append(_earliest_after(begins)[1:], np.inf)
+    return float(np.maximum(np.minimum(at, covered_from) - begins, 0).sum())
+
+
+def without_worker(log: StepsLog) -> list[tuple[float, float]]:
+    """The intervals, in seconds, without a worker."""
+    at = log.seconds
+    return [(float(at[i]), float(at[i + 1])) for i in np.flatnonzero(log.workers[:-1] == 0)]
+
+
+def reach(x: Floats, *, by_time: bool) -> tuple[float, float]:
+    """The left and right end of the picture. Step n lies between n - 1 and n."""
+    first = 0.0 if by_time else max(0.0, float(x[0]) - 1)
+    return first, max(float(x[-1]), first + 1e-6)
+
+
+def output_rates(log: StepsLog, x: Floats, *, by_time: bool) -> tuple[Floats, Floats]:
+    """The edges of equal bins of `x`, and the output tokens per second in each bin."""
+    num_bins = int(np.clip(log.is_step.sum() // _STEPS_PER_RATE, 1, _MOST_RATES))
+    edges = np.linspace(*reach(x, by_time=by_time), num_bins + 1)
+    tokens = np.histogram(x, edges, weights=log.output_tokens)[0]
+    seconds = np.diff(np.interp(edges, np.append(edges[0], x), np.append(0.0, log.seconds)))
+    return edges, np.divide(tokens, seconds, out=np.zeros(num_bins), where=seconds > 0)
+
+
+def kind_shares(log: StepsLog, x: Floats, *, by_time: bool) -> tuple[Floats, Floats]:
+    """The edges of equal bins of `x`, and float64[kinds, bins]: the share of each kind of step in the bin, 0 to 1.
+
+    The share is that of a bin's steps, or, over time, that of its seconds; seconds without a step belong to no kind.
     """
-    kinds, seconds = np.frombuffer(log.kinds, np.uint8), np.frombuffer(log.ms) / 1e3
-    edges = np.arange(MOST_POINTS + 1, dtype=np.float64) * (max(float(at[-1]), 1e-9) / MOST_POINTS)
-    of = np.zeros((len(STEP_KINDS), MOST_POINTS))
-    for i in range(len(STEP_KINDS)):
-        mine = kinds == i
-        # Seconds spent in steps before each edge: a ramp per step, summed.
-        of[i] = np.diff(_spent(at[mine] - seconds[mine], at[mine], edges)) / np.diff(edges)
-    served = np.array([(span.begin, span.end) for span in spans]) + (at[0] - log.at_seconds[0])
-    lanes = np.diff(_spent(served[:, 0], served[:, 1], edges)) / np.diff(edges)
-    return Shares(edges=edges, of=of / np.maximum(np.maximum(lanes, of.sum(axis=0)), 1.0))
+    first, last = reach(x, by_time=by_time)
+    num_bins = MOST_POINTS if by_time else int(min(last - first, MOST_POINTS))
+    edges = np.linspace(first, last, num_bins + 1)
+    amounts = np.zeros((len(STEP_KINDS), num_bins))
+    for i, kind in enumerate(STEP_KINDS):
+        mine = log.kind == kind
+        if by_time:
+            passed = _seconds_since(x[mine] - log.ms[mine] / 1e3, edges) - _seconds_since(x[mine], edges)
+            amounts[i] = np.diff(passed) / np.diff(edges)
+        else:
+            amounts[i] = np.histogram(x[mine] - 0.5, edges)[0]
+    # Steps of several workers overlap.
+    return edges, amounts / np.maximum(amounts.sum(axis=0), 1)
 
 
-def _spent(begins: Floats, ends: Floats, edges: Floats) -> Floats:
-    """Per edge: seconds of all intervals before it."""
-    return _since(np.sort(begins), edges) - _since(np.sort(ends), edges)
-
-
-def _since(moments: Floats, edges: Floats) -> Floats:
+def _seconds_since(moments: Floats, edges: Floats) -> Floats:
     """Per edge: the sum of (edge - moment) over the moments before it. `moments` ascend."""
+    moments = np.sort(moments)
     passed = np.searchsorted(moments, edges)
-    sums = np.concatenate([[0.0], np.cumsum(moments)])
-    return passed * edges - sums[passed]
-
-
-def marks_of(log: StepsLog, x: Floats, at: Floats, spans: Sequence[LaneSpan]) -> Marks:
-    """Every lane reset and how it went on: when another worker joined, or when the lane's next step was done.
-
-    If several lanes served at once, the marks name them; each lane that joined after the first step has its own mark.
-    """
-    kinds, lanes = np.frombuffer(log.kinds, np.uint8), np.frombuffer(log.lane)
-    is_step = kinds < len(STEP_KINDS)
-    has_several = most_at_once(spans) > 1
-    is_marked = kinds == KINDS.index(RESET)
-    if has_several:
-        is_marked |= (kinds == KINDS.index(JOINED)) & (np.cumsum(is_step) > 0)
-    marked = np.flatnonzero(is_marked)
-    to_x = float(at[0]) - log.at_seconds[0]
-    nobody = [(begin + to_x, end + to_x) for begin, end in without_worker(spans)]
-    words: list[str] = []
-    for i in marked[: MOST_WORDS + 1].tolist():
-        name = f"lane {log.lane[i]:g}: " if has_several else ""
-        if kinds[i] == KINDS.index(JOINED):
-            words.append(f"{name}joined")
-            continue
-        name += log.causes[i][:_MOST_CAUSE] or RESET
-        went_on = is_step[i:] & (lanes[i:] == lanes[i])
-        what = "next step done"
-        if not has_several and not went_on.any():
-            went_on, what = kinds[i:] == KINDS.index(JOINED), "another joined"
-        seconds = float(at[i + int(went_on.argmax())] - at[i])
-        words.append(f"{name}\n{what} {_seconds(seconds)} later" if went_on.any() else name)
-    return Marks(x=x[marked], words=words if len(words) <= MOST_WORDS else [], without_worker=nobody)
-
-
-def _seconds(value: float) -> str:
-    return f"{value:,.0f} s" if value >= 10 else f"{value:,.1f} s"
+    return passed * edges - np.append(0.0, np.cumsum(moments))[passed]

@@ -1,7 +1,7 @@
-"""The right side of the picture of steps: seconds of each kind, and the duration of a step of each.
+"""The right side of the plot: the seconds of each kind of step, and the duration of a step of each kind.
 
-With several workers also how long a step of the commonest kind takes on each: they do the same work, so a box that lies
-apart is a worker that is slower than the others. Needs matplotlib; knows nothing of the file's format.
+With several workers, one more box per lane shows its decode steps. The lanes do the same work, so a box that lies apart
+is a worker that is slower than the others. Needs matplotlib.
 """
 
 # matplotlib types its keyword arguments as unknown, so every one of its methods is partially unknown.
@@ -12,50 +12,40 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from tandem_client.plot.data import KINDS, STEP_KINDS, StepsLog
-from tandem_client.plot.scales import GRID, KIND_COLOURS, log_if_wide, number_x
-from tandem_client.plot.series import Floats
-from tandem_client.plot.summary import Summary, counted
-
-# Lanes that get a box, those with most steps; more could not be read.
-_MOST_BOXES = 8
+from tandem_client.plot.data import Floats, StepsLog
+from tandem_client.plot.scales import GRID, KIND_COLOURS, LEAST_MS, log_scale, number
+from tandem_client.plot.summary import Summary
+from tandem_client.plural import counted
 
 
-def shares(axes: Axes, summary: Summary) -> None:
-    """Seconds of each kind, the share in words."""
-    names = [kind.kind for kind in summary.kinds]
+def draw_shares(axes: Axes, summary: Summary) -> None:
+    """Draws the seconds of each kind as a bar, with its share, steps and tokens as text."""
     seconds = [kind.seconds for kind in summary.kinds]
-    bars = axes.barh(names, seconds, color=[KIND_COLOURS[name] for name in names], height=0.6)
-    words = [
+    colours = [KIND_COLOURS[kind.name] for kind in summary.kinds]
+    bars = axes.barh([kind.name for kind in summary.kinds], seconds, color=colours, height=0.6)
+    labels = [
         f"{kind.share:.0%}  ({kind.seconds:,.2f} s)\n{counted(kind.steps, 'step')}\n{counted(kind.tokens, 'token')}"
         for kind in summary.kinds
     ]
-    axes.bar_label(bars, words, padding=4, fontsize=9)
+    axes.bar_label(bars, labels, padding=4, fontsize=9)
     axes.set_xlim(0, 1.9 * max(*seconds, 1e-6))
-    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.set_ylim(len(seconds) - 0.4, -0.6)
     axes.set_xlabel(f"seconds of the worker{'s' if summary.num_workers > 1 else ''}")
-    number_x(axes, 4)
-    idle = max(0.0, summary.worker_seconds - summary.busy_seconds)
-    axes.set_title(f"time per kind\n{summary.busy_seconds:,.1f} s busy, {idle:,.1f} s idle", fontsize=10)
+    number(axes.xaxis, 4)
+    idle = max(0.0, summary.wall_seconds - summary.stepping_seconds)
+    axes.set_title(f"time per kind\n{summary.stepping_seconds:,.1f} s stepping, {idle:,.1f} s idle", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def spread(axes: Axes, log: StepsLog, summary: Summary) -> None:
-    """Milliseconds of a step per kind, and per lane: middle half as a box, 1st to 99th percentile as whiskers."""
-    kinds, ms = np.frombuffer(log.kinds, np.uint8), np.frombuffer(log.ms)
-    boxes = [_box(kind.kind, ms[kinds == KINDS.index(kind.kind)]) for kind in summary.kinds]
-    colours = [KIND_COLOURS[kind.kind] for kind in summary.kinds]
-    title = "how long a step takes"
-    if summary.lanes:
-        commonest = max(summary.kinds, key=lambda kind: kind.steps).kind
-        lane = np.frombuffer(log.lane)
-        is_it = kinds == KINDS.index(commonest)
-        for one in sorted(sorted(summary.lanes, key=lambda one: -one.steps)[:_MOST_BOXES], key=lambda one: one.lane):
-            mine = ms[is_it & (lane == one.lane)]
-            if len(mine):
-                boxes.append(_box(f"lane {one.lane:g}", mine))
-                colours.append(KIND_COLOURS[commonest])
-        title += f" (lanes: {commonest})"
+def draw_spread(axes: Axes, log: StepsLog, summary: Summary) -> None:
+    """Draws the milliseconds of a step of each kind, and of a decode step on each of several lanes, as boxes."""
+    boxes = [_box(kind.name, log.ms[log.kind == kind.name]) for kind in summary.kinds]
+    colours = [KIND_COLOURS[kind.name] for kind in summary.kinds]
+    for lane in summary.lanes:
+        ms = log.ms[(log.kind == "decode") & (log.lane == float(lane.name.removeprefix("lane ")))]
+        if len(ms):
+            boxes.append(_box(f"{lane.name}, decode", ms))
+            colours.append(KIND_COLOURS["decode"])
     drawn = axes.bxp(
         boxes, orientation="horizontal", showfliers=False, patch_artist=True, widths=0.5,
         medianprops={"color": "black", "linewidth": 1.6},
@@ -63,15 +53,15 @@ def spread(axes: Axes, log: StepsLog, summary: Summary) -> None:
     for box, colour in zip(drawn["boxes"], colours, strict=True):
         box.set_facecolor(colour)
     axes.invert_yaxis()
-    log_if_wide(axes, ms[kinds < len(STEP_KINDS)], "x")
+    log_scale(axes, "x")
     axes.set_xlabel("ms per step")
-    axes.set_title(f"{title}\nbox: 25–75 %, whiskers: 1–99 %", fontsize=10)
+    axes.set_title("how long a step takes\nbox: 25–75 %, whiskers: 1–99 %", fontsize=10)
     axes.grid(axis="x", **GRID)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
 
 
 def _box(name: str, ms: Floats) -> dict[str, Any]:
-    low, first, middle, third, high = np.percentile(ms, (1, 25, 50, 75, 99)).tolist()
+    low, first, middle, third, high = np.percentile(np.maximum(ms, LEAST_MS), (1, 25, 50, 75, 99)).tolist()
     label = f"{name}\n{middle:,.2f} ms"
     return {"label": label, "whislo": low, "q1": first, "med": middle, "q3": third, "whishi": high}

@@ -1,7 +1,7 @@
-"""Child processes: start, output, end.
+"""Starts a child process, reads its output and ends it.
 
-Owns one process and its output at a time; `services.supervisor` decides about restarts. The services are names after
-`python -m` here: they are another part of a checkout, never imported.
+Owns one process and its output at a time; `supervisor` decides about restarts. The programs are module names after
+`python -m` and are never imported here.
 """
 
 import asyncio
@@ -13,15 +13,15 @@ import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 
-# Name of the child, one line that it printed.
+# Takes the name of the child and one line of its output.
 OnLine = Callable[[str, str], None]
 _KEPT_LINES = 40
-# For output that is under way when a child has ended.
+# The time for the last output after a child has ended.
 _LAST_OUTPUT_SECONDS = 1.0
 
 
 def missing_programs(modules: Sequence[str]) -> list[str]:
-    """The modules that `python -m` would not find here."""
+    """Returns the modules that `python -m` would not find here."""
     return [module for module in modules if importlib.util.find_spec(module) is None]
 
 
@@ -38,28 +38,28 @@ class Child:
 
     @property
     def running(self) -> bool:
-        """Whether it has started and not ended."""
+        """Whether the process has started and not ended."""
         return self._process is not None and self._process.returncode is None
 
     @property
     def pid(self) -> int:
-        """The id of the process that runs, or ran last."""
+        """The id of the running process, or of the last one."""
         return self._running().pid
 
     @property
     def returncode(self) -> int | None:
-        """None while it runs; negative: the signal that ended it."""
+        """The exit status; negative for a signal, None while the process runs."""
         return self._running().returncode
 
     @property
     def last_lines(self) -> list[str]:
-        """The end of its output."""
+        """The last lines of the output."""
         return list(self._lines)
 
     async def start(self) -> None:
-        """Starts it, again if it ended. Raises OSError."""
+        """Starts the process, also after an earlier one has ended. Raises OSError."""
         self._lines.clear()
-        # Not asyncio's pipe: with that, `wait` lasts until every process that inherited the pipe has ended.
+        # With asyncio's own pipe, `wait` would last until every process that inherited the pipe has ended.
         output, its_end = os.pipe()
         try:
             self._process = await asyncio.create_subprocess_exec(
@@ -82,7 +82,7 @@ class Child:
         self._reading = asyncio.create_task(self._read(reader))
 
     async def wait(self) -> int:
-        """Returns its exit status once it has ended and its output is read; kills the processes that it had started."""
+        """Waits for the end of the process and its output; kills the processes that it started. Returns the status."""
         status = await self._running().wait()
         self.kill_group()
         if self._reading is not None:
@@ -91,12 +91,12 @@ class Child:
         return status
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends a signal to the process alone, not to its children; nothing where it has ended."""
+        """Sends a signal to the process and not to its children. Does nothing if the process has ended."""
         if self.running:
             self._running().send_signal(number)
 
     async def stop(self, grace_seconds: float) -> int:
-        """SIGTERM, and SIGKILL for its whole group after the grace; its exit status."""
+        """Sends SIGTERM, and SIGKILL to the whole group after the grace. Returns the exit status."""
         self.signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(grace_seconds):
@@ -106,8 +106,8 @@ class Child:
             return await self.wait()
 
     def kill_group(self) -> None:
-        """Sends SIGKILL to it and to the processes that it started."""
-        with contextlib.suppress(ProcessLookupError):  # All of them are gone already.
+        """Sends SIGKILL to the process and to those that it started."""
+        with contextlib.suppress(ProcessLookupError):  # All have ended already.
             os.killpg(self.pid, signal.SIGKILL)
 
     def _running(self) -> asyncio.subprocess.Process:
@@ -119,7 +119,7 @@ class Child:
             try:
                 raw = await output.readline()
             except ValueError:
-                continue  # A line beyond the reader's bound; the reader has dropped it.
+                continue  # The line was longer than the reader's limit, so the reader dropped it.
             if not raw:
                 return
             line = raw.decode(errors="replace").rstrip()

@@ -1,7 +1,7 @@
-"""Lines to a file descriptor from a thread of its own, so that output which is not read blocks nothing else.
+"""Writes lines to a file descriptor in a thread, so that output which is not read blocks nothing else.
 
-Owns the queue between. When the queue is full, lines are dropped and counted. A descriptor that fails is not used
-again.
+Owns the queue of lines. When the queue is full, lines are dropped and counted. After a write error the descriptor is
+not used again.
 """
 
 import os
@@ -14,7 +14,7 @@ _MAX_LINES = 4096
 
 
 class LineWriter:
-    """Writes lines in order to the descriptor of a stream; `None`, a standard stream that is closed, swallows them."""
+    """Writes lines in order to the descriptor of a stream. `None` is a closed standard stream; lines to it are lost."""
 
     def __init__(self, stream: TextIO | None, *, max_lines: int = _MAX_LINES) -> None:
         self._descriptor = None if stream is None else stream.fileno()
@@ -48,11 +48,11 @@ class LineWriter:
             try:
                 self._write_all(text.encode(errors="replace"))
             except OSError:
-                # The reader has gone for good.
+                # The reader has closed the stream.
                 self._descriptor = None
 
     def _next_text(self) -> str:
-        """All queued lines; "" once there are none and none will come."""
+        """Waits for lines and returns all of them; returns "" if the writer closes and no line is left."""
         with self._changed:
             while not self._lines and not self._closing:
                 self._changed.wait()

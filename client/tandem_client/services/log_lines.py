@@ -1,7 +1,4 @@
-"""The lines that the services print: their log, as text or JSON, and the output of libraries.
-
-Owns the log's format as it is read here.
-"""
+"""Reads the lines that the services print: their log, as text or JSON, and the output of libraries."""
 
 import json
 import re
@@ -14,7 +11,7 @@ _TEXT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} (?P<process>\S+) (?P<
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One line; `process` and `level` are empty where it is not of the log."""
+    """One line; `process` and `level` are empty if it is not a line of the log."""
 
     process: str
     level: str
@@ -22,7 +19,7 @@ class LogLine:
 
 
 def parse(line: str) -> LogLine:
-    """The parts of a line in either format; a line of neither is all message."""
+    """Returns the parts of a line in either format. A line of neither format becomes the message."""
     found = _TEXT.fullmatch(line)
     if found is not None:
         return LogLine(found["process"], found["level"], found["message"])
@@ -31,5 +28,5 @@ def parse(line: str) -> LogLine:
             record = cast(dict[str, Any], json.loads(line))
             return LogLine(str(record["process"]), str(record["level"]), str(record["message"]))
         except (ValueError, KeyError):
-            pass  # Not of the log.
+            pass  # This is not a line of the log.
     return LogLine("", "", line)

@@ -1,29 +1,37 @@
-"""The scheduler service and one worker, kept running side by side.
+"""Keeps the scheduler service and one worker running side by side.
 
-Owns both processes: their common flags, whether they serve, and the order in which they stop.
+Owns both processes: their flags, whether they are ready, and the order in which they stop.
 """
 
 import asyncio
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, NoReturn, TypeVar
 
 from tandem_client.async_client import AsyncClient
 from tandem_client.errors import TandemError
 from tandem_client.services.child import Child
 from tandem_client.services.restarts import RestartPolicy
-from tandem_client.services.supervisor import Failure, Supervisor
+from tandem_client.services.supervisor import Supervisor
 
 PROGRAMS = ("scheduler_svc", "gpu_worker")
 _LOOK_SECONDS = 0.1
 _ANSWER_SECONDS = 5.0
-# What the service says of itself, at every log level.
+# A line of the service, which it prints at every log level.
 _LISTENING = re.compile(r"\bfrontend listening on ([^\s\"]+)")
-# The kernel kills both when this process ends, however it ends.
+# The kernel kills both processes when this process ends, for any reason.
 _WITH_PARENT = "--exit-with-parent"
+
+_Result = TypeVar("_Result")
+
+
+def flags(**values: object) -> list[str]:
+    """The flags of these settings, without those that are None."""
+    return [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not None]
 
 
 class ServicePair:
-    """Both processes. The worker stops last: streams that finish within the scheduler's grace need it."""
+    """Both processes. The worker stops last, because streams that finish within the scheduler's grace need it."""
 
     def __init__(
         self,
@@ -36,7 +44,7 @@ class ServicePair:
         say: Callable[[str], None],
     ) -> None:
         self._on_line = on_line
-        # Where the running scheduler listens; what else answers at the address asked for is not ours.
+        # The address of the running scheduler. Another service may answer at the address of the flags.
         self._address = ""
         self._listening = asyncio.Event()
         # Set when a child ends.
@@ -45,24 +53,31 @@ class ServicePair:
         worker = Child("worker", PROGRAMS[1], [_WITH_PARENT, *worker_flags], on_line=self._on_child_line)
         self.scheduler = Supervisor(scheduler, scheduler_policy, say=say, on_end=self._on_scheduler_end)
         self.worker = Supervisor(worker, worker_policy, say=say, on_end=self._down.set)
-        self._supervising: list[asyncio.Task[Failure]] = []
+        self._supervising: list[asyncio.Task[NoReturn]] = []
 
     def start(self) -> None:
-        """Starts both at once."""
+        """Starts both processes at the same time."""
         self._supervising = [asyncio.create_task(each.run()) for each in (self.scheduler, self.worker)]
 
-    async def failed(self) -> Failure:
-        """Returns once one of them is given up. To be called after `start`."""
-        done, _ = await asyncio.wait(self._supervising, return_when=asyncio.FIRST_COMPLETED)
-        return done.pop().result()
+    async def guard(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """Does the work while both processes run. Raises ServiceEnded, and cancels the work, if one of them ends."""
+        working = asyncio.create_task(work)
+        try:
+            await asyncio.wait([working, *self._supervising], return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                return working.result()
+        finally:
+            working.cancel()
+        await asyncio.wait([working])
+        return next(task.result() for task in self._supervising if task.done())
 
     async def listening(self) -> str:
-        """Returns the address once the scheduler listens there."""
+        """Waits until the scheduler listens; returns its address."""
         await self._listening.wait()
         return self._address
 
     async def ready(self) -> str:
-        """Returns the address once the running scheduler serves there and the running worker serves it."""
+        """Waits until the running scheduler serves with the running worker; returns its address."""
         while True:
             address = await self.listening()
             async with AsyncClient(address, max_retries=0) as client:
@@ -74,11 +89,11 @@ class ServicePair:
                     await asyncio.sleep(_LOOK_SECONDS)
 
     async def down(self) -> None:
-        """Returns once a child has ended since the pair was ready."""
+        """Waits until a child has ended since the pair was ready."""
         await self._down.wait()
 
     async def stop(self, grace_seconds: float) -> list[str]:
-        """Stops both, each within the grace; one line for each that did not end in good order."""
+        """Stops both, each within the grace; returns a line for each that did not end with status 0."""
         for task in self._supervising:
             task.cancel()
         await asyncio.gather(*self._supervising, return_exceptions=True)
@@ -90,13 +105,13 @@ class ServicePair:
         return wrong
 
     def kill(self) -> None:
-        """Kills both at once, and the processes that they started."""
+        """Kills both processes and those that they started."""
         for child in (self.scheduler.child, self.worker.child):
             if child.running:
                 child.kill_group()
 
     async def _serves(self, client: AsyncClient) -> bool:
-        """Whether the worker that runs now is one of those that the service serves with."""
+        """Whether the service is ready and the running worker has joined it."""
         try:
             load = await client.load(timeout=_ANSWER_SECONDS)
             joined = self.worker.child.running and self.worker.child.pid in {worker.pid for worker in load.per_worker}

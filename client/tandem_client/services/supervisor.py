@@ -1,33 +1,32 @@
-"""One child process that is kept running: started, started again when it ends, given up when that cannot help.
+"""Keeps one child process running: starts it, and starts it again when it ends, until a restart cannot help.
 
-Owns the child's state over all its restarts. When and whether to restart is `restarts`' decision.
+Owns the child's state over all its restarts. `restarts` decides whether and when to restart.
 """
 
 import asyncio
 import signal
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from typing import NoReturn
 
 from tandem_client.services.child import Child
 from tandem_client.services.log_lines import parse
-from tandem_client.services.restarts import End, GiveUp, RestartPolicy
+from tandem_client.services.restarts import GiveUp, RestartPolicy
 
-# Stands for the exit status of a child that the system could not start.
+# The exit status of a child that the system could not start.
 _NOT_STARTED = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """Why a child was given up. `message` is one line that closes with the child's own last line."""
+class ServiceEnded(Exception):
+    """A child ended and is not started again; the message is one line that closes with the child's own last line."""
 
-    name: str
-    message: str
-    wrong_settings: bool
+    def __init__(self, message: str, *, wrong_settings: bool = False) -> None:
+        super().__init__(message)
+        self.wrong_settings = wrong_settings
 
 
 class Supervisor:
-    """Runs a child until it is given up or stopped. `on_end` is called at each end, after the child's last line."""
+    """Runs one child again and again. Calls `on_end` at each end, after the child's last line."""
 
     def __init__(
         self,
@@ -40,7 +39,7 @@ class Supervisor:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.child = child
-        # Set at the child's next start, and replaced by a new event then.
+        # The child's next start sets this event and replaces it with a new one.
         self.next_start = asyncio.Event()
         self._policy = policy
         self._say = say
@@ -57,21 +56,28 @@ class Supervisor:
         if self._served_at is None:
             self._served_at = self._clock()
 
-    async def run(self) -> Failure:
-        """Starts the child and keeps it running; returns when it is given up."""
+    async def run(self) -> NoReturn:
+        """Starts the child and keeps it running. Raises ServiceEnded if it is not started again."""
         while True:
             status, ended, cause = await self._live()
-            decision = self._policy.decide(self._end(status))
+            now = self._clock()
+            decision = self._policy.decide(
+                at=now,
+                status=status,
+                ever_served=self._ever_served,
+                served_seconds=0.0 if self._served_at is None else now - self._served_at,
+            )
             self._on_end()
             if isinstance(decision, GiveUp):
                 message = f"the {self.child.name} {ended}{decision.why}: {cause}"
-                return Failure(name=self.child.name, message=message, wrong_settings=decision.wrong_settings)
-            when = f"in {decision.pause_seconds:.1f} s" if decision.pause_seconds else "at once"
-            self._say(f"the {self.child.name} {ended}; it starts again {when}")
-            await self._sleep(decision.pause_seconds)
+                raise ServiceEnded(message, wrong_settings=decision.wrong_settings)
+            self._say(
+                f"the {self.child.name} {ended}; it starts again {f'in {decision:.1f} s' if decision else 'at once'}"
+            )
+            await self._sleep(decision)
 
     async def _live(self) -> tuple[int, str, str]:
-        """One life of the child: its exit status, how it ended in words, and the cause as far as it said one."""
+        """Runs the child once; returns its exit status, a text for how it ended, and its own last line as the cause."""
         self._served_at = None
         try:
             await self.child.start()
@@ -81,15 +87,6 @@ class Supervisor:
         self.next_start = asyncio.Event()
         status = await self.child.wait()
         return status, _how_it_ended(status), _last_line(self.child)
-
-    def _end(self, status: int) -> End:
-        now = self._clock()
-        return End(
-            at=now,
-            status=status,
-            ever_served=self._ever_served,
-            served_seconds=0.0 if self._served_at is None else now - self._served_at,
-        )
 
 
 def _how_it_ended(status: int) -> str:

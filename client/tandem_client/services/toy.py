@@ -1,8 +1,8 @@
-"""The notice that belongs to the model of the checkout."""
+"""The notice about the bundled model."""
 
 from tandem_client.types import ModelInfo
 
-# The name under which a worker serves it.
+# The name that a worker gives the bundled model.
 _NAME = "bundled"
 TOY_NOTICE = "the bundled model is a toy of 4 million parameters: what it writes is babble; --model serves another"
 

@@ -50,7 +50,7 @@ class Load:
 
 
 class StepKind(StrEnum):
-    """What a step computed, or what else happened to the lane."""
+    """What a step computed, or what else happened to its lane."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -74,12 +74,15 @@ class ResetCause(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """What became of a step: who ran and waited while it ran, what it computed, how long it took.
+    """A confirmed step, a lane reset, or a worker that joined.
 
-    `step` and `preemptions` count from the core's start, as in Load; the decode rows' tokens are `decode_tokens`, all
-    chunks' `prefill_tokens`, those delivered `output_tokens`. `span_seconds` is plan sent to result read. A reset has a
-    `cause`, and the tokens and span of the plans that became void by it; it and a join repeat the last step's number.
-    `lane` numbers the worker's time with the core; running requests and pages are that lane's, all else is of all.
+    `step` and `preemptions` are counts since the core's start, as in Load. `prefill_tokens` are those of all prompt
+    chunks, `decode_tokens` those of decode rows, `output_tokens` the tokens delivered. `span_seconds` is the time from
+    the plan sent to the result read. A reset has a `cause`, and the tokens and span of the plans that it made void.
+    Resets and joins repeat the last step's number.
+
+    `lane` numbers the worker's time with the core. `running` and `pages_*` are that lane's. `all_running` and
+    `all_pages_*` are sums over the lanes of all `workers`, without a worker that this reset removes.
     """
 
     kind: StepKind
@@ -99,3 +102,8 @@ class StepReport:
     preemptions: int
     compute_us: int
     span_seconds: float
+    workers: int
+    all_running: int
+    all_pages_used: int
+    all_pages_cached: int
+    all_pages_total: int

@@ -1,44 +1,50 @@
-"""Says what became of each step, for whoever watches steps; says nothing unless the config asks for it.
+"""Builds the StepReport of a step, a lane reset or a join. The core reports only if its config asks for reports.
 
-Owns nothing: it reads the lane and the queue as they are when a result is read, before those whom the step ends leave.
+Owns no state. A step's report is built when its result is read, before the requests that it ends leave their rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from scheduler_svc.core.messages.plan import SentPlan
 from scheduler_svc.core.messages.reports import ResetCause, StepKind, StepReport
 from scheduler_svc.core.state.lane import Lane
-from scheduler_svc.core.state.request_queue import RequestQueue
 
 
 class Totals(NamedTuple):
-    """Counted since the core's start, this step included."""
+    """Steps and preemptions since the core's start, this step included, and the requests that wait now."""
 
     steps: int
     preemptions: int
+    waiting: int
 
 
-def confirmed(
+def step_report(
     totals: Totals,
+    lanes: Collection[Lane],
     lane: Lane,
-    queue: RequestQueue,
     now: float,
-    record: SentPlan,
+    plans: Sequence[SentPlan],
+    cause: ResetCause | None,
     output_tokens: int,
     compute_us: int,
 ) -> StepReport:
-    """A step that went well."""
-    prefill, decode = record.prefill_tokens, record.decode_tokens
+    """The report of one event of `lane`; `lanes` are those of all workers that remain.
+
+    `plans` holds the plan of a confirmed step, or the plans that a reset made void, oldest first. A reset has a
+    `cause`. A join has neither.
+    """
+    prefill = sum(plan.prefill_tokens for plan in plans)
+    decode = sum(plan.decode_tokens for plan in plans)
     return StepReport(
-        kind=StepKind.MIXED if prefill and decode else StepKind.PREFILL if prefill else StepKind.DECODE,
-        cause=None,
+        kind=_kind(cause, plans, prefill, decode),
+        cause=cause,
         at=now,
         step=totals.steps,
         lane=lane.number,
         generation=lane.generation,
         running=lane.rows.num_seated,
-        waiting=queue.num_waiting,
+        waiting=totals.waiting,
         prefill_tokens=prefill,
         decode_tokens=decode,
         output_tokens=output_tokens,
@@ -47,59 +53,20 @@ def confirmed(
         pages_total=lane.info.usable_pages,
         preemptions=totals.preemptions,
         compute_us=compute_us,
-        span_seconds=now - record.sent_at,
+        span_seconds=now - plans[0].sent_at if plans else 0.0,
+        workers=len(lanes),
+        all_running=sum(each.rows.num_seated for each in lanes),
+        all_pages_used=sum(each.pool.num_used for each in lanes),
+        all_pages_cached=sum(each.pool.num_evictable for each in lanes),
+        all_pages_total=sum(each.info.usable_pages for each in lanes),
     )
 
 
-def reset(
-    totals: Totals,
-    lane: Lane,
-    queue: RequestQueue,
-    now: float,
-    cause: ResetCause,
-    void: Sequence[SentPlan],
-    compute_us: int,
-) -> StepReport:
-    """A lane that was reset; `void` are the plans that were in flight, oldest first."""
-    return StepReport(
-        kind=StepKind.RESET,
-        cause=cause,
-        at=now,
-        step=totals.steps,
-        lane=lane.number,
-        generation=lane.generation,
-        running=0,
-        waiting=queue.num_waiting,
-        prefill_tokens=sum(record.prefill_tokens for record in void),
-        decode_tokens=sum(record.decode_tokens for record in void),
-        output_tokens=0,
-        pages_used=0,
-        pages_cached=lane.pool.num_evictable,
-        pages_total=lane.info.usable_pages,
-        preemptions=totals.preemptions,
-        compute_us=compute_us,
-        span_seconds=now - void[0].sent_at if void else 0.0,
-    )
-
-
-def joined(totals: Totals, lane: Lane, queue: RequestQueue, now: float) -> StepReport:
-    """A worker that serves from now on."""
-    return StepReport(
-        kind=StepKind.JOINED,
-        cause=None,
-        at=now,
-        step=totals.steps,
-        lane=lane.number,
-        generation=lane.generation,
-        running=0,
-        waiting=queue.num_waiting,
-        prefill_tokens=0,
-        decode_tokens=0,
-        output_tokens=0,
-        pages_used=0,
-        pages_cached=lane.pool.num_evictable,
-        pages_total=lane.info.usable_pages,
-        preemptions=totals.preemptions,
-        compute_us=0,
-        span_seconds=0.0,
-    )
+def _kind(cause: ResetCause | None, plans: Sequence[SentPlan], prefill: int, decode: int) -> StepKind:
+    if cause is not None:
+        return StepKind.RESET
+    if not plans:
+        return StepKind.JOINED
+    if prefill and decode:
+        return StepKind.MIXED
+    return StepKind.PREFILL if prefill else StepKind.DECODE

@@ -1,4 +1,4 @@
-"""The `tandem` command: what it prints, where, and with which exit code."""
+"""The `tandem` command: its output and its exit codes."""
 
 import json
 import os
@@ -45,12 +45,12 @@ def test_text_streams_to_stdout(tandem, service: FakeService) -> None:
     assert service.requests == [inference_pb2.GenerateRequest(text="hi")]
 
 
-def test_json_is_the_api_s_own_messages(tandem) -> None:
+def test_json_output_is_the_messages_of_the_api(tandem) -> None:
     result = tandem("generate", "hi", "--json")
     lines = [json.loads(line) for line in result.stdout.splitlines()]
     assert [next(iter(line)) for line in lines] == ["accepted", "delta", "delta", "finished", "summary"]
     assert lines[1] == {"delta": {"token_offset": 0, "token_ids": [5], "text": "Ré", "sample_idx": 0}}
-    # uint64 is a string in protobuf's JSON; what is zero stands there too.
+    # uint64 is a string in protobuf's JSON; fields that are zero are included.
     assert lines[0]["accepted"]["sampling"]["seed"] == str(2**63)
     assert lines[0]["accepted"]["requests_ahead"] == 0
     assert lines[3]["finished"] == {"reason": "FINISH_REASON_LENGTH", "output_tokens": 3, "sample_idx": 0}
@@ -110,7 +110,7 @@ def test_the_closing_line_counts_cached_prompt_tokens(service: FakeService) -> N
 
 
 @pytest.mark.parametrize(("use", "read", "write"), [("read", True, False), ("write", False, True)])
-def test_one_use_of_the_cache_is_bypassed_alone(
+def test_bypass_cache_affects_only_the_named_use(
     tandem, service: FakeService, use: str, read: bool, write: bool
 ) -> None:
     assert tandem("generate", "hi", "--bypass-cache", use).exit_code == 0
@@ -118,11 +118,11 @@ def test_one_use_of_the_cache_is_bypassed_alone(
     assert (cache.bypass_read, cache.bypass_write, cache.salt) == (read, write, "")
 
 
-def test_a_use_of_the_cache_that_is_none_is_refused(tandem, service: FakeService) -> None:
+def test_bypass_cache_refuses_an_unknown_use(tandem, service: FakeService) -> None:
     assert (tandem("generate", "hi", "--bypass-cache", "both").exit_code, service.requests) == (2, [])
 
 
-def test_token_ids_are_shown_where_text_is_not_wanted(tandem) -> None:
+def test_token_ids_are_printed_if_text_is_not_requested(tandem) -> None:
     assert tandem("generate", "hi", "--no-want-text").stdout == "5 6 7 \n"
 
 
@@ -170,7 +170,7 @@ def test_a_later_sample_streams_once_the_one_before_has_ended(tandem, service: F
 
 
 @pytest.mark.parametrize("word", ["17", "17=", "a=1", "17:1", "=1"])
-def test_a_bias_is_an_id_and_a_number(tandem, service: FakeService, word: str) -> None:
+def test_a_bias_must_be_an_id_and_a_number(tandem, service: FakeService, word: str) -> None:
     result = tandem("generate", "hi", "--logit-bias", word)
     assert (result.exit_code, service.requests) == (2, [])
     assert result.stderr == f"error: --logit-bias is {word!r}; it must be ID=X, like 17=-2.5\n"
@@ -182,14 +182,14 @@ def test_a_token_has_one_bias(tandem, service: FakeService) -> None:
     assert result.stderr == "error: --logit-bias names token 17 twice; each token has one bias\n"
 
 
-def test_prompt_from_stdin(tandem, service: FakeService) -> None:
+def test_a_prompt_is_read_from_standard_input(tandem, service: FakeService) -> None:
     tandem("generate", "-", stdin="two\nlines\n")
     tandem("generate", "--token-ids", "-", stdin="[1, 2,3]\n")
     assert service.requests[0].text == "two\nlines"
     assert service.requests[1].token_ids.ids == [1, 2, 3]
 
 
-def test_token_ids_are_numbers() -> None:
+def test_token_ids_must_be_numbers() -> None:
     assert parse_token_ids("") == []
     with pytest.raises(ValueError, match="'-1'; it must be a whole number from 0"):
         parse_token_ids("3 -1")
@@ -300,7 +300,7 @@ def test_every_field_of_a_request_is_mapped_to_a_flag_that_exists() -> None:
     }  # fmt: skip
 
 
-def test_what_came_before_an_error_stays(tandem, service: FakeService) -> None:
+def test_output_before_an_error_is_kept(tandem, service: FakeService) -> None:
     def broken(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
         yield fake_service.accepted(request)
         yield fake_service.delta(0, [5], "R")
@@ -312,7 +312,7 @@ def test_what_came_before_an_error_stays(tandem, service: FakeService) -> None:
     assert result.stderr == "error: values that are not finite\n"
 
 
-def test_an_aborted_request_is_a_failure(tandem, service: FakeService) -> None:
+def test_an_aborted_request_exits_with_an_error(tandem, service: FakeService) -> None:
     def aborted(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
         yield fake_service.accepted(request)
         for idx in range(request.sampling.num_samples - 1):
@@ -325,7 +325,7 @@ def test_an_aborted_request_is_a_failure(tandem, service: FakeService) -> None:
     assert tandem("generate", "hi", "--num-samples", "2").exit_code == 1
 
 
-def test_wrong_flags_and_numbers(tandem) -> None:
+def test_wrong_flags_and_numbers_are_usage_errors(tandem) -> None:
     assert tandem("generate", "hi", "--no-such-flag").exit_code == 2
     result = tandem("generate", "hi", "--max-new-tokens", "-1")
     assert result.exit_code == 2
@@ -342,18 +342,18 @@ def test_generate_without_a_prompt_names_standard_input(
     assert service.requests == []
 
 
-def test_an_empty_prompt_is_called_the_prompt(tandem) -> None:
+def test_the_error_of_an_empty_prompt_names_the_prompt(tandem) -> None:
     for result in (tandem("generate", ""), tandem("generate", "-", stdin="\n")):
         assert (result.exit_code, result.stderr) == (2, "error: the prompt is empty; at least 1 character is needed\n")
 
 
 @pytest.mark.parametrize("command", ["generate", "tokenize", "detokenize"])
-def test_stdin_that_is_no_utf_8_is_one_line(tandem, command: str) -> None:
+def test_standard_input_that_is_not_utf_8_is_an_error_of_one_line(tandem, command: str) -> None:
     result = tandem(command, "-", stdin="né".encode("latin-1"))
     assert (result.exit_code, result.stderr) == (2, "error: standard input is not UTF-8 (byte 1)\n")
 
 
-def test_a_message_beyond_the_limit_is_a_wrong_request(tandem, service: FakeService) -> None:
+def test_a_message_above_the_size_limit_is_a_usage_error(tandem, service: FakeService) -> None:
     # The fake service has gRPC's own limit of 4 MiB.
     result = tandem("generate", "-", stdin="x" * (4 * 2**20 + 1))
     assert (result.exit_code, service.requests) == (2, [])
@@ -362,14 +362,14 @@ def test_a_message_beyond_the_limit_is_a_wrong_request(tandem, service: FakeServ
     )
 
 
-def test_a_timeout_is_named(tandem, service: FakeService) -> None:
+def test_the_error_of_a_timeout_names_the_flag(tandem, service: FakeService) -> None:
     service.behaviour = fake_service.endless
     for seconds in ("0", "0.1"):
         result = tandem("generate", "hi", "--timeout", seconds)
         assert (result.exit_code, f" {seconds} s" in result.stderr, result.stderr.count("\n")) == (4, True, 1)
 
 
-def test_only_a_stream_that_had_begun_can_lose_its_service(tandem, service: FakeService) -> None:
+def test_only_a_begun_stream_reports_that_the_service_went_away(tandem, service: FakeService) -> None:
     def lost(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
         yield fake_service.accepted(request)
         ending.context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
@@ -377,12 +377,12 @@ def test_only_a_stream_that_had_begun_can_lose_its_service(tandem, service: Fake
     service.behaviour = lost
     hint = "the service went away and the output is incomplete: try again"
     assert tandem("generate", "hi").stderr == f"error: Socket closed ({hint})\n"
-    # An address that can never be one, so that no name server is asked.
+    # A malformed address, so that no name server is queried.
     result = tandem("generate", "hi", "--address", "127.0.0.1:99999")
     assert (result.exit_code, "nothing answers at 127.0.0.1:99999" in result.stderr) == (3, True)
 
 
-def test_nobody_there(tandem, service: FakeService) -> None:
+def test_an_address_without_a_service_is_an_error_with_a_hint(tandem, service: FakeService) -> None:
     service.stop()
     for arguments in (["generate", "hi"], ["info"], ["health"]):
         result = tandem(*arguments)
@@ -391,7 +391,7 @@ def test_nobody_there(tandem, service: FakeService) -> None:
         assert result.stderr.count("\n") == 1
 
 
-def test_short_commands(tandem, service: FakeService) -> None:
+def test_short_commands_print_text_and_json(tandem, service: FakeService) -> None:
     assert tandem("tokenize", "hi").stdout == "104 105\n"
     assert json.loads(tandem("tokenize", "-", "--json", stdin="hi\n").stdout) == {"token_ids": [104, 105]}
     assert tandem("detokenize", "104", "105").stdout == "hi\n"
@@ -403,11 +403,11 @@ def test_short_commands(tandem, service: FakeService) -> None:
     assert json.loads(tandem("flush", "--json").stdout) == {"pages": 12}
 
 
-def test_serve_without_the_services(tandem, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "PROGRAMS", ("scheduler_svc_of_nobody", "gpu_worker_of_nobody"))
+def test_serve_without_the_services_is_an_error(tandem, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "PROGRAMS", ("no_such_scheduler_svc", "no_such_gpu_worker"))
     result = tandem("serve")
     assert result.exit_code == 1
-    assert "scheduler_svc_of_nobody and gpu_worker_of_nobody are not installed" in result.stderr
+    assert "no_such_scheduler_svc and no_such_gpu_worker are not installed" in result.stderr
 
 
 def test_ctrl_c_cancels_and_exits_130(service: FakeService) -> None:
@@ -431,7 +431,7 @@ def test_ctrl_c_cancels_and_exits_130(service: FakeService) -> None:
 def test_closed_output_ends_the_command_with_141_and_frees_the_request(
     service: FakeService, arguments: tuple[str, ...]
 ) -> None:
-    """As a shell reports a program that SIGPIPE ended, without a word on stderr."""
+    """A shell reports 141 for a program that SIGPIPE ended. Nothing is printed on stderr."""
     service.behaviour = fake_service.endless
     reader, writer = os.pipe()
     os.close(reader)

@@ -1,4 +1,4 @@
-"""Help, version and wrong arguments: what a person sees who types a command for the first time."""
+"""Help, version and wrong arguments: the output for a user who types a command for the first time."""
 
 import os
 import subprocess
@@ -27,7 +27,7 @@ def test_help_names_every_flag_in_full_at_every_width(name: str, columns: int) -
     result = tandem(name, "--help", columns=columns)
     lines = result.stdout.splitlines()
     assert result.exit_code == 0
-    # Examples stay whole to be pasted.
+    # Examples stay on one line, so that they can be pasted.
     assert all(len(line) <= min(columns, 100) for line in lines if not line.startswith("  "))
     assert "…" not in result.stdout and "<" not in result.stdout and "x>=" not in result.stdout
     for parameter in get_command(app).commands[name].params:
@@ -45,7 +45,7 @@ def test_help_of_generate_has_panels_in_order_and_two_examples() -> None:
     assert len(examples) == 2 and all(" tandem generate " in line for line in examples)
 
 
-def test_tandem_alone_prints_what_its_help_prints() -> None:
+def test_tandem_without_a_command_prints_its_help() -> None:
     alone, helped = tandem(), tandem("--help")
     assert (alone.exit_code, helped.exit_code) == (2, 0)
     assert alone.stdout == helped.stdout and "141 the output was closed" in " ".join(helped.stdout.split())
@@ -78,10 +78,10 @@ def test_a_wrong_argument_is_one_line_that_ends_with_the_way_to_the_help(argumen
     assert result.stderr == f"error: {line} (tandem {name}--help)\n"
 
 
-def test_serve_and_simulate_are_listed_only_where_their_programs_are(tmp_path: Path) -> None:
+def test_serve_and_simulate_are_listed_only_if_their_programs_are_installed(tmp_path: Path) -> None:
     listed = tandem("--help").stdout
     assert "│ serve " in listed and "│ simulate " in listed
-    # As the wheel leaves it: the client and the stubs, without a checkout. -S leaves out editable installs.
+    # The files of the wheel: the client and the stubs, without a checkout. -S leaves out editable installs.
     (tmp_path / "tandem_client").symlink_to(ROOT / "client" / "tandem_client")
     path = [str(tmp_path), str(ROOT / ".stubs"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}

@@ -1,4 +1,4 @@
-"""`tandem serve`: which deaths it survives, how it ends, and that unread output does not stop it."""
+"""`tandem serve`: restarts, exit codes, signals and output."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ def listens(service: FakeService, then: str = STAYS) -> str:
 
 
 def run_serve(service: FakeService, play: Play | None = None) -> tuple[Exit, str, Output]:
-    """Serves the fakes in this process until the play is over or they are given up: code, cause, lines."""
+    """Serves the fakes in this process until the play ends or a fake ends for good; returns code, cause and lines."""
 
     async def run() -> tuple[Exit, str, Output]:
         output = Output(service)
@@ -95,7 +95,7 @@ def test_a_killed_program_is_started_again_and_announced(service: FakeService, p
 def test_a_program_that_never_served_ends_serve_with_its_own_cause(
     service: FakeService, programs: Programs, ends: str, status: int
 ) -> None:
-    """Another service answers at the address all the while."""
+    """Meanwhile another service answers at the address."""
     life = f"say('2026-11-22 02:12:58.026 {ends} ERROR the cause'); sys.exit({status})"
     lives = {"scheduler": listens(service), "worker": STAYS, ends: life}
     programs(**lives)
@@ -142,14 +142,14 @@ def test_a_second_interrupt_kills_a_program_that_does_not_stop(service: FakeServ
         await output.until("once more to stop at once")
 
     code, cause, output = run_serve(service, play)
-    # A program that was just started may still say a line after it.
+    # A program that was just started may print another line after this one.
     assert (code, cause) == (0, "")
     assert "own | stopping at once" in output.lines
 
 
 @contextmanager
 def serve_process(folder: Path, *flags: str, **options: object) -> Iterator[subprocess.Popen[str]]:
-    """The command itself, with the fakes of the folder."""
+    """Runs the command in a process, with the fakes of the folder."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tandem_client.cli", "serve", *flags],
         text=True,
@@ -167,9 +167,9 @@ def serve_process(folder: Path, *flags: str, **options: object) -> Iterator[subp
         process.wait()
 
 
-def test_kill_9_of_serve_leaves_nothing_behind(service: FakeService, tmp_path: Path) -> None:
+def test_kill_9_of_serve_ends_both_children(service: FakeService, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "alive")
-    # Both hold it open until they end.
+    # Both programs hold the file open until they end.
     holds = f"alive = open({str(tmp_path / 'alive')!r}, 'w'); alive.write('x'); alive.flush()\n"
     write_programs(tmp_path, scheduler=holds + listens(service), worker=holds + STAYS)
     with serve_process(tmp_path, stdout=subprocess.DEVNULL) as process, open(tmp_path / "alive") as alive:
@@ -180,7 +180,7 @@ def test_kill_9_of_serve_leaves_nothing_behind(service: FakeService, tmp_path: P
 
 def test_unread_output_does_not_stop_the_children(service: FakeService, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "done")
-    # More than the pipe and the queue hold.
+    # These are more lines than the pipe and the queue hold.
     floods = f"for n in range(20_000):\n    say('x' * 100)\nopen({str(tmp_path / 'done')!r}, 'w').write('done')\n"
     write_programs(tmp_path, scheduler=listens(service), worker=floods + STAYS)
     with serve_process(tmp_path) as process:
@@ -201,8 +201,8 @@ def test_serve_runs_without_a_standard_output(service: FakeService, tmp_path: Pa
         assert (process.wait(WAIT_SECONDS), process.stderr and process.stderr.read()) == (0, "")
 
 
-def test_the_cause_stands_after_the_lines_of_the_children(service: FakeService, tmp_path: Path) -> None:
-    """A child's own `ready` is not shown: it says nothing of the other one."""
+def test_the_cause_is_printed_after_the_lines_of_the_children(service: FakeService, tmp_path: Path) -> None:
+    """A child's own `ready` line is not shown, because the other child may not be ready."""
     said = "say('core INFO ready: tandem generate x'); say('scheduler_svc: listen: port is taken'); sys.exit(2)"
     write_programs(tmp_path, scheduler=said, worker=STAYS)
     with serve_process(tmp_path, stderr=subprocess.STDOUT) as process:
@@ -214,8 +214,8 @@ def test_the_cause_stands_after_the_lines_of_the_children(service: FakeService, 
     assert "ready" not in out
 
 
-def test_serve_leaves_the_address_to_the_schedulers_own_settings(service: FakeService, tmp_path: Path) -> None:
-    """A flag would win over TANDEM_SCHEDULER_LISTEN and the key of a file."""
+def test_serve_without_listen_gives_the_scheduler_no_address(service: FakeService, tmp_path: Path) -> None:
+    """A flag would override TANDEM_SCHEDULER_LISTEN and the key of a file."""
     write_programs(tmp_path, scheduler="say('scheduler_svc: enough'); sys.exit(2)", worker=STAYS)
     with serve_process(tmp_path, stderr=subprocess.STDOUT) as process:
         out, _ = process.communicate(timeout=WAIT_SECONDS)

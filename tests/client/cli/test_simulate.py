@@ -1,4 +1,4 @@
-"""`tandem simulate` passes everything through: flags, output, exit code."""
+"""`tandem simulate` passes flags, output, signals and the exit code through."""
 
 import json
 import signal
@@ -17,13 +17,13 @@ def tandem(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
-def test_what_the_simulator_prints_comes_through() -> None:
+def test_simulate_prints_the_output_of_the_simulator() -> None:
     done = tandem("--requests", "5", "--json")
     assert done.returncode == 0 and json.loads(done.stdout)["requests"]["finished"] == 5
     assert "simulated" in done.stderr
 
 
-def test_its_help_and_its_refusals_too() -> None:
+def test_simulate_prints_the_help_and_the_errors_of_the_simulator() -> None:
     helped = tandem("--help")
     assert helped.returncode == 0 and "--find-rate" in helped.stdout
     refused = tandem("--machine", "abacus")
@@ -31,22 +31,24 @@ def test_its_help_and_its_refusals_too() -> None:
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
-def test_signals_reach_it_and_leave_nothing_behind(number: signal.Signals, status: int) -> None:
-    """A signal to this one process alone, as a supervisor sends it; a terminal sends SIGINT to all."""
+def test_signals_reach_the_simulator_and_end_it(number: signal.Signals, status: int) -> None:
+    """The signal goes to one process only, as a supervisor sends it; a terminal sends SIGINT to all."""
     command = [sys.executable, "-m", "tandem_client.cli", "simulate", "--requests", "1000000"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
         assert process.stderr is not None
-        # It simulates: its progress is told.
+        # The simulation has begun, because its progress is printed.
         process.stderr.readline()
         assert [child.cmdline() for child in psutil.Process(process.pid).children()] == []
         process.send_signal(number)
         assert process.wait(30) == status
 
 
-def test_without_a_checkout_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(simulate, "PROGRAM", "scheduler_svc_of_nobody")
+def test_simulate_without_a_checkout_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(simulate, "PROGRAM", "no_such_scheduler_svc")
     context = typer.Context(typer.main.get_command(typer.Typer(callback=lambda: None)))
     with pytest.raises(typer.Exit) as ended:
         simulate.simulate(context)
     assert ended.value.exit_code == 1
-    assert "scheduler_svc_of_nobody is not installed" in capsys.readouterr().err
+    assert "no_such_scheduler_svc is not installed" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`tandem health`, `load` and `info`: lines for people, JSON for programs, exit codes."""
+"""`tandem health`, `load` and `info`: text, JSON and exit codes."""
 
 import json
 
@@ -128,12 +128,12 @@ def test_load_has_a_line_for_each_of_several_workers_and_for_a_lost_one(tandem, 
 @pytest.mark.parametrize(
     ("seconds", "words"), [(0.2, "0 s"), (119, "119 s"), (120, "2 min"), (7300, "2 h"), (200_000, "2 days")]
 )
-def test_a_loss_long_ago_is_given_in_larger_units(tandem, service: FakeService, seconds: float, words: str) -> None:
+def test_the_time_since_a_loss_has_a_fitting_unit(tandem, service: FakeService, seconds: float, words: str) -> None:
     service.load = control_pb2.GetLoadResponse(worker_lost_seconds=seconds)
     assert tandem("load").stdout.splitlines()[-1] == f"lost      last worker lost {words} ago"
 
 
-def test_load_as_json_keeps_every_name(tandem, service: FakeService) -> None:
+def test_load_as_json_has_every_field(tandem, service: FakeService) -> None:
     service.load = LOAD
     load = json.loads(tandem("load", "--json").stdout)
     fields = {field.name for field in control_pb2.GetLoadResponse.DESCRIPTOR.fields}
@@ -141,7 +141,7 @@ def test_load_as_json_keeps_every_name(tandem, service: FakeService) -> None:
     assert (load["hit_rate"], load["per_worker"][0]["device"], load["worker_lost_seconds"]) == (0.25, "cpu", None)
 
 
-def test_info_gives_limits_with_units_and_defaults_that_matter(tandem) -> None:
+def test_info_gives_limits_with_units_and_the_defaults_that_are_not_neutral(tandem) -> None:
     lines = dict(line.split(maxsplit=1) for line in tandem("info").stdout.splitlines())
     assert lines["length"] == "1,024 tokens, prompt and output together"
     assert lines["limits"] == "16 samples and 20 logprobs a request"

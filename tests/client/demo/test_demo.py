@@ -1,4 +1,4 @@
-"""The demo: its counts, its comparison of two rounds, and its error when a process ends."""
+"""The demo: its counts, its comparison of two rounds, and its error if a process ends."""
 
 import asyncio
 import io
@@ -13,9 +13,10 @@ from tandem.v1 import inference_pb2
 from tandem_client import AsyncClient
 from tandem_client.demo.prompts import questions
 from tandem_client.demo.rounds import Arrivals, Completion, Round, differing, run_round
-from tandem_client.demo.services import Places, ServiceEnded, Services, free_address
+from tandem_client.demo.services import Services
 from tandem_client.demo.show import Board, Teller, one_line, result_table, round_line
 from tandem_client.errors import Internal
+from tandem_client.services.supervisor import ServiceEnded
 from tandem_client.types import Summary, Timing, Usage
 from tests.client import fake_service
 from tests.client.fake_service import Ending, FakeService
@@ -57,7 +58,7 @@ def test_rounds_are_equal_token_for_token() -> None:
     assert differing(one, a_round(completion(1, 2), completion(3, ended_by="eos"), completion(4, 5))) == [1]
 
 
-def test_rates_count_what_follows_the_first_token() -> None:
+def test_rates_count_the_tokens_after_the_first() -> None:
     assert completion(1, 2, 3).tokens_per_second == 1.0
     assert completion(1).tokens_per_second == 0.0
 
@@ -69,7 +70,7 @@ def test_one_question_is_seeded_and_the_rest_are_greedy() -> None:
     assert all(question.options["max_new_tokens"] == 16 for question in asked)
 
 
-def test_a_round_is_read_and_shown(service: FakeService) -> None:
+def test_a_round_is_read_and_printed(service: FakeService) -> None:
     console = Console(width=160, record=True, file=io.StringIO())
 
     async def play() -> Round:
@@ -109,7 +110,7 @@ def test_a_round_ends_with_its_first_failure(service: FakeService) -> None:
     asyncio.run(play())
 
 
-def test_arrivals_wake_who_waits() -> None:
+def test_arrivals_wake_a_waiting_task() -> None:
     async def wait() -> int:
         arrivals = Arrivals()
         waiting = asyncio.create_task(arrivals.wait_for(3))
@@ -123,21 +124,19 @@ def test_arrivals_wake_who_waits() -> None:
     assert asyncio.run(wait()) == 3
 
 
-def test_text_on_one_line() -> None:
+def test_one_line_joins_lines_with_blanks() -> None:
     assert one_line(" a\n  b ") == " a b"
     assert one_line("") == ""
 
 
-def test_a_child_that_ends_by_itself_is_an_error_with_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_ends_is_an_error_with_its_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[tuple[str, str]] = []
 
     async def start() -> None:
-        # Neither starts with such a flag.
+        # Neither program starts with this flag.
         services = Services(
-            Places(listen=free_address(), runtime_dir="unused"),
-            worker_settings={},
-            worker_flags=["--no-such-flag"],
             scheduler_flags=["--no-such-flag"],
+            worker_flags=["--no-such-flag"],
             say=lambda who, what: said.append((who, what)),
         )
         try:

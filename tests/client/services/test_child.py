@@ -1,4 +1,4 @@
-"""One child process: its lives, its output, its end; and the thread that writes lines."""
+"""A child process: starts, output and end; log lines; and the thread that writes lines."""
 
 import asyncio
 import os
@@ -7,10 +7,12 @@ import signal
 import sys
 from collections.abc import Callable
 
+import pytest
+
 from tandem_client.services.child import Child, missing_programs
 from tandem_client.services.line_writer import LineWriter
 from tandem_client.services.log_lines import LogLine, parse
-from tandem_client.services.supervisor import Supervisor
+from tandem_client.services.supervisor import ServiceEnded, Supervisor
 from tests.client.fake_programs import STAYS, quick_policy
 from tests.client.fake_service import WAIT_SECONDS
 
@@ -32,8 +34,8 @@ def test_children_are_stopped_and_started_again() -> None:
     asyncio.run(live())
 
 
-def test_a_child_that_ends_takes_along_what_it_had_started(programs: Callable[..., None]) -> None:
-    """Also a grandchild that holds the output open, which would hide the child's end."""
+def test_the_end_of_a_child_kills_the_processes_that_it_started(programs: Callable[..., None]) -> None:
+    """A grandchild that holds the output open would otherwise hide the child's end."""
     lines: list[str] = []
     starts = "import subprocess\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\nsys.exit(3)"
     programs(scheduler=starts, worker=STAYS)
@@ -47,7 +49,7 @@ def test_a_child_that_ends_takes_along_what_it_had_started(programs: Callable[..
     assert lines[-1].startswith("pid ")
 
 
-def test_a_child_that_cannot_be_started_is_an_end_with_its_cause() -> None:
+def test_a_child_that_cannot_be_started_ends_with_the_cause() -> None:
     class Refused(Child):
         async def start(self) -> None:
             raise OSError(11, "Resource temporarily unavailable")
@@ -58,11 +60,14 @@ def test_a_child_that_cannot_be_started_is_an_end_with_its_cause() -> None:
 
     said: list[str] = []
     cause = "Resource temporarily unavailable"
-    assert asyncio.run(supervisor().run()).message == f"the worker could not be started before it served: {cause}"
+    with pytest.raises(ServiceEnded) as end:
+        asyncio.run(supervisor().run())
+    assert str(end.value) == f"the worker could not be started before it served: {cause}"
     after_service = supervisor()
     after_service.mark_serving()
-    message = asyncio.run(after_service.run()).message
-    assert message == f"the worker could not be started, 5 times within 60 s: {cause}"
+    with pytest.raises(ServiceEnded) as end:
+        asyncio.run(after_service.run())
+    assert str(end.value) == f"the worker could not be started, 5 times within 60 s: {cause}"
     assert len(said) == 4
 
 
@@ -81,13 +86,13 @@ def test_lines_of_the_log_are_read_in_both_formats() -> None:
         assert parse(other) == LogLine("", "", other)
 
 
-def test_a_writer_without_a_reader_drops_and_counts() -> None:
+def test_a_writer_without_a_reader_drops_and_counts_lines() -> None:
     reading, writing = os.pipe()
     with open(writing, "w") as stream, open(reading) as reader:
         writer = LineWriter(stream, max_lines=100)
         for n in range(20_000):
             writer.write(f"{n:050}")
-        # The pipe is full, so this gives up.
+        # The pipe is full, so this call times out.
         writer.close(0.01)
         written: list[int] = []
         num_dropped = 0
@@ -102,7 +107,7 @@ def test_a_writer_without_a_reader_drops_and_counts() -> None:
     assert written == sorted(set(written))
 
 
-def test_a_writer_survives_a_reader_who_left() -> None:
+def test_a_writer_survives_the_end_of_its_reader() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with open(writing, "w") as stream:

@@ -1,4 +1,4 @@
-"""The file of --steps: its lines, when they reach the system, and that its troubles are never the service's."""
+"""The steps file: its lines, when they are written, and that a write error does not stop the service."""
 
 import io
 import logging
@@ -24,11 +24,12 @@ def report(step: int = 7, **changes: object) -> StepReport:
         "kind": StepKind.MIXED, "cause": None, "at": 102.5, "step": step, "lane": 2, "generation": 3, "running": 4,
         "waiting": 5, "prefill_tokens": 60, "decode_tokens": 2, "output_tokens": 3, "pages_used": 11,
         "pages_cached": 22, "pages_total": 99, "preemptions": 1, "compute_us": 4567, "span_seconds": 0.0089126,
+        "workers": 2, "all_running": 6, "all_pages_used": 33, "all_pages_cached": 44, "all_pages_total": 198,
     }  # fmt: skip
     return StepReport(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def test_a_line_says_what_its_column_does(tmp_path: Path) -> None:
+def test_a_line_has_the_report_s_values_in_its_columns(tmp_path: Path) -> None:
     file = StepsFile(tmp_path / "steps.csv", Clock())
     file.add(report())
     file.add(report(kind=StepKind.RESET, cause=ResetCause.WORKER_LOST))
@@ -38,13 +39,14 @@ def test_a_line_says_what_its_column_does(tmp_path: Path) -> None:
         "step": "7", "at_seconds": "2.500000", "kind": "mixed", "cause": "", "running": "4", "waiting": "5",
         "tokens": "62", "prefill_tokens": "60", "decode_tokens": "2", "output_tokens": "3", "pages_used": "11",
         "pages_cached": "22", "pages_total": "99", "preemptions": "1", "lane": "2", "generation": "3", "ms": "4.567",
-        "span_ms": "8.913",
+        "span_ms": "8.913", "workers": "2", "all_running": "6", "all_pages_used": "33", "all_pages_cached": "44",
+        "all_pages_total": "198",
     }  # fmt: skip
     assert header.split(",") == list(COLUMNS)
     assert reset.split(",")[2:4] == ["reset", "worker lost"]
 
 
-def test_lines_reach_the_system_once_a_second(tmp_path: Path) -> None:
+def test_lines_are_written_once_a_second(tmp_path: Path) -> None:
     path, clock = tmp_path / "steps.csv", Clock()
     file = StepsFile(path, clock)
     assert path.read_text() == ",".join(COLUMNS) + "\n"
@@ -61,7 +63,7 @@ def test_lines_reach_the_system_once_a_second(tmp_path: Path) -> None:
     assert [line.split(",")[0] for line in path.read_text().splitlines()[1:]] == ["1", "2"]
 
 
-def test_fast_steps_do_not_gather_without_bound(tmp_path: Path) -> None:
+def test_lines_of_fast_steps_are_written_before_a_second_has_passed(tmp_path: Path) -> None:
     path = tmp_path / "steps.csv"
     file = StepsFile(path, Clock())
     for step in range(5000):
@@ -72,21 +74,21 @@ def test_fast_steps_do_not_gather_without_bound(tmp_path: Path) -> None:
     file.close()
 
 
-def test_a_file_never_overwrites_another(tmp_path: Path) -> None:
+def test_an_existing_file_is_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "steps.csv"
-    path.write_text("mine")
+    path.write_text("another file")
     with pytest.raises(FileExistsError):
         StepsFile(path)
-    assert path.read_text() == "mine"
+    assert path.read_text() == "another file"
 
 
-def test_only_this_user_may_read_the_file(tmp_path: Path) -> None:
+def test_only_its_owner_may_read_the_file(tmp_path: Path) -> None:
     path = tmp_path / "steps.csv"
     StepsFile(path).close()
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_disk_that_takes_no_more_ends_the_writing_only(
+def test_a_full_disk_ends_the_writing_and_not_the_service(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     full = io.FileIO("/dev/full", "wb")
@@ -102,7 +104,7 @@ def test_a_disk_that_takes_no_more_ends_the_writing_only(
     assert "no more steps are written: No space left on device" in caplog.messages[0]
 
 
-def test_a_file_that_was_removed_ends_the_writing_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_removed_file_ends_the_writing_and_not_the_service(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path, clock = tmp_path / "steps.csv", Clock()
     file = StepsFile(path, clock)
     path.unlink()

@@ -1,6 +1,6 @@
-"""`tandem generate`: the completions of a prompt, streamed as text or as JSON lines.
+"""`tandem generate`: streams the completions of a prompt as text or as JSON lines.
 
-Owns the flags of a request. `show` prints the stream; `flag_names` has the API's names for them.
+Owns the flags of a request. `show` prints the stream; `flag_names` relates the flags to fields of the API.
 """
 
 from enum import StrEnum
@@ -49,19 +49,13 @@ def generate(
             metavar="PROMPT", rich_help_panel=PROMPT, help="Text to complete; - reads it from standard input."
         ),
     ] = None,
-    token_ids: Annotated[
-        bool,
-        switch(PROMPT, 'PROMPT is token ids, such as "17 4 256".', "--token-ids"),
-    ] = False,
+    token_ids: Annotated[bool, switch(PROMPT, 'PROMPT is token ids, such as "17 4 256".', "--token-ids")] = False,
     model: Model = None,
     request_id: Annotated[
         str | None,
         option(PROMPT, "NAME", "Id of the request, for tandem abort; at most 128 characters. Default: a random one."),
     ] = None,
-    priority: Annotated[
-        int | None,
-        option(PROMPT, "N", "Higher runs first, -1000 to 1000. Default: 0."),
-    ] = None,
+    priority: Annotated[int | None, option(PROMPT, "N", "Higher runs first, -1000 to 1000. Default: 0.")] = None,
     temperature: Annotated[
         float | None,
         option(
@@ -82,8 +76,7 @@ def generate(
         ),
     ] = None,
     top_k: Annotated[
-        int | None,
-        option(SAMPLING, "K", "Sample from the K most probable tokens; 0 means all. Default: the model's."),
+        int | None, option(SAMPLING, "K", "Sample from the K most probable tokens; 0 means all. Default: the model's.")
     ] = None,
     min_p: Annotated[
         float | None,
@@ -92,8 +85,7 @@ def generate(
         ),
     ] = None,
     seed: Annotated[
-        int | None,
-        option(SAMPLING, "N", "The same seed gives the same tokens; at least 0. Default: random."),
+        int | None, option(SAMPLING, "N", "The same seed gives the same tokens; at least 0. Default: random.")
     ] = None,
     num_samples: Annotated[
         int | None,
@@ -102,12 +94,10 @@ def generate(
         ),
     ] = None,
     presence_penalty: Annotated[
-        float | None,
-        option(SAMPLING, "X", "Subtracted from the logits of tokens already generated, -2 to 2."),
+        float | None, option(SAMPLING, "X", "Subtracted from the logits of tokens already generated, -2 to 2.")
     ] = None,
     frequency_penalty: Annotated[
-        float | None,
-        option(SAMPLING, "X", "Like --presence-penalty, but once per occurrence, -2 to 2."),
+        float | None, option(SAMPLING, "X", "Like --presence-penalty, but once per occurrence, -2 to 2.")
     ] = None,
     repetition_penalty: Annotated[
         float | None,
@@ -119,17 +109,10 @@ def generate(
         ),
     ] = None,
     logit_bias: Annotated[
-        list[str] | None,
-        option(SAMPLING, "ID=X", "Add X, -100 to 100, to the logit of token ID. Repeatable."),
+        list[str] | None, option(SAMPLING, "ID=X", "Add X, -100 to 100, to the logit of token ID. Repeatable.")
     ] = None,
-    allow: Annotated[
-        list[int] | None,
-        option(SAMPLING, "ID", "Sample only from these token ids. Repeatable."),
-    ] = None,
-    ban: Annotated[
-        list[int] | None,
-        option(SAMPLING, "ID", "Never sample this token id. Repeatable."),
-    ] = None,
+    allow: Annotated[list[int] | None, option(SAMPLING, "ID", "Sample only from these token ids. Repeatable.")] = None,
+    ban: Annotated[list[int] | None, option(SAMPLING, "ID", "Never sample this token id. Repeatable.")] = None,
     max_new_tokens: Annotated[
         int | None,
         option(
@@ -144,21 +127,11 @@ def generate(
         int | None,
         option(STOPPING, "N", "Generate at least N tokens before EOS or a stop string may end the output. Default: 0."),
     ] = None,
-    stop: Annotated[
-        list[str] | None,
-        option(STOPPING, "TEXT", "Stop at this text. Repeatable."),
-    ] = None,
-    stop_token_id: Annotated[
-        list[int] | None,
-        option(STOPPING, "ID", "Stop at this token id. Repeatable."),
-    ] = None,
-    include_stop: Annotated[
-        bool,
-        switch(STOPPING, "Keep the text that matched --stop.", "--include-stop"),
-    ] = False,
+    stop: Annotated[list[str] | None, option(STOPPING, "TEXT", "Stop at this text. Repeatable.")] = None,
+    stop_token_id: Annotated[list[int] | None, option(STOPPING, "ID", "Stop at this token id. Repeatable.")] = None,
+    include_stop: Annotated[bool, switch(STOPPING, "Keep the text that matched --stop.", "--include-stop")] = False,
     ignore_eos: Annotated[
-        bool,
-        switch(STOPPING, "Continue past the model's end-of-sequence tokens.", "--ignore-eos"),
+        bool, switch(STOPPING, "Continue past the model's end-of-sequence tokens.", "--ignore-eos")
     ] = False,
     max_time: Annotated[
         float | None,
@@ -179,12 +152,10 @@ def generate(
     ] = None,
     skip_special_tokens: SkipSpecialTokens = None,
     logprobs: Annotated[
-        int | None,
-        option(OUTPUT, "K", "Print the log probability of each token and of the K most probable ones."),
+        int | None, option(OUTPUT, "K", "Print the log probability of each token and of the K most probable ones.")
     ] = None,
     prompt_logprobs: Annotated[
-        int | None,
-        option(OUTPUT, "START", "Print those of the prompt's tokens too, from position START."),
+        int | None, option(OUTPUT, "START", "Print those of the prompt's tokens too, from position START.")
     ] = None,
     salt: Annotated[
         str | None,
@@ -198,10 +169,7 @@ def generate(
     ] = None,
     address: Address = DEFAULT_ADDRESS,
     timeout: Timeout = None,
-    retries: Annotated[
-        int,
-        option(CONNECTION, "N", "Retries while the service is not ready; at least 0.", min=0),
-    ] = 3,
+    retries: Annotated[int, option(CONNECTION, "N", "Retries while the service is not ready; at least 0.", min=0)] = 3,
 ) -> None:
     """Complete a text and print the output as it is generated."""
     if prompt is None:

@@ -1,6 +1,6 @@
-"""`tandem plot`: a picture of what each step did, from the file that the scheduler's --steps wrote.
+"""`tandem plot`: plots the file that the scheduler's --steps writes.
 
-Owns the command's messages. `plot_data` reads the file, `plot_chart` draws it.
+Owns the command's flags and messages; `tandem_client.plot` reads the file and draws it.
 """
 
 from pathlib import Path
@@ -10,8 +10,6 @@ import typer
 
 from tandem_client.cli.flags import OUTPUT, PROMPT, option, switch
 from tandem_client.cli.reporting import Exit, fail
-from tandem_client.plot.data import StepsFileError, read_steps
-from tandem_client.plot.summary import summarize, table
 from tandem_client.services.child import missing_programs
 from tandem_client.version import version
 
@@ -19,7 +17,9 @@ from tandem_client.version import version
 def plot(
     file: Annotated[
         Path,
-        typer.Argument(metavar="FILE", rich_help_panel=PROMPT, help="Step log: what the service's --steps FILE wrote."),
+        typer.Argument(
+            metavar="FILE", rich_help_panel=PROMPT, help="Step log, as the service's --steps FILE writes it."
+        ),
     ],
     output: Annotated[
         Path | None, option(OUTPUT, "FILE", "The PNG to write. Default: the log's name with .png.", "--output", "-o")
@@ -32,29 +32,29 @@ def plot(
     """Plot a step log: running and waiting requests, step types and times."""
     try:
         from tandem_client.plot.chart import draw
+        from tandem_client.plot.data import StepsFileError, read_steps
+        from tandem_client.plot.summary import summarize, table
     except ModuleNotFoundError as error:
         raise fail(f"tandem plot needs {error.name}, which is not installed: {_install()}", Exit.ERROR) from None
     target = output or file.parent / f"{file.stem}.png"
     try:
         if target.exists() and file.exists() and target.samefile(file):
-            raise fail(f"--output {target} is the file of steps itself; name another", Exit.USAGE)
+            raise fail(f"--output {target} is the step log itself; name another file", Exit.USAGE)
         log = read_steps(file)
         summary = summarize(log)
         target.write_bytes(draw(log, summary, width=width, by_time=by_time))
     except StepsFileError as error:
         raise fail(str(error), Exit.USAGE) from None
     except OSError as error:
-        # Writes to an open file do not name it.
+        # An error of a write to an open file does not name the file.
         raise fail(f"{error.filename or target}: {error.strerror}", Exit.ERROR) from None
     for line in table(summary):
         print(line)
-    if log.left_out:
-        print("the last line is cut short and left out: the service still writes, or was killed")
     print(target)
 
 
 def _install() -> str:
-    """The command that installs what the picture needs."""
+    """The command that installs matplotlib."""
     if not missing_programs(["scheduler_svc"]):
         return "make install"
     number = version()

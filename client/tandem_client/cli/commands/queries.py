@@ -7,8 +7,7 @@ import typer
 
 from tandem_client.cli.flags import PROMPT, Address, Json, Model, SkipSpecialTokens, Timeout
 from tandem_client.cli.reporting import Exit, reported
-from tandem_client.cli.stdin import read_text
-from tandem_client.cli.values import parse_token_ids
+from tandem_client.cli.values import parse_token_ids, read_text
 from tandem_client.connection import DEFAULT_ADDRESS
 from tandem_client.sync_client import Client
 from tandem_client.types import AbortOutcome

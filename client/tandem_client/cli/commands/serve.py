@@ -17,26 +17,26 @@ from typing import Annotated
 import typer
 
 from tandem_client.async_client import AsyncClient
-from tandem_client.cli.reporting import Exit, fail
+from tandem_client.cli.reporting import Exit, require_programs
 from tandem_client.connection import DEFAULT_ADDRESS
 from tandem_client.errors import TandemError
-from tandem_client.services.child import missing_programs
 from tandem_client.services.line_writer import LineWriter
-from tandem_client.services.pair import PROGRAMS, ServicePair
+from tandem_client.services.pair import PROGRAMS, ServicePair, flags
 from tandem_client.services.restarts import RestartPolicy
+from tandem_client.services.supervisor import ServiceEnded
 from tandem_client.services.toy import TOY_NOTICE, is_toy
 
 # Longer than the service's own grace for its streams (30 s by default).
 _STOP_SECONDS = 45.0
-# For a reader of standard output to take what is left.
+# The time for a reader of standard output to take the last lines.
 _FLUSH_SECONDS = 1.0
 _ANSWER_SECONDS = 5.0
-# What a user may paste follows it.
+# A command that a user may paste follows.
 _READY = "ready: tandem generate"
 
 
 class LogFormat(StrEnum):
-    """How the lines of all three processes look."""
+    """The format of the lines of all three processes."""
 
     TEXT = "text"
     JSON = "json"
@@ -54,22 +54,18 @@ def serve(
     log_format: Annotated[
         LogFormat | None, typer.Option(help="Lines for people, or one JSON object per line; default: text.")
     ] = None,
-    scheduler: Annotated[str, typer.Option(help='More flags: "--reflection --max-waiting 64".')] = "",
-    worker: Annotated[str, typer.Option(help='More flags: "--page-size 64".')] = "",
+    scheduler: Annotated[
+        str, typer.Option(help='More flags of the scheduler service, such as "--reflection --max-waiting 64".')
+    ] = "",
+    worker: Annotated[str, typer.Option(help='More flags of the worker, such as "--page-size 64".')] = "",
 ) -> None:
     """Run the scheduler service and a worker until Ctrl-C, and restart them when they die."""
-    missing = missing_programs(PROGRAMS)
-    if missing:
-        are = "are" if len(missing) > 1 else "is"
-        raise fail(
-            f"{' and '.join(missing)} {are} not installed: this environment has only the client. Run tandem serve in a "
-            "checkout"
-        )
-    shared = _flags(runtime_dir=runtime_dir, log_format=log_format)
+    require_programs(PROGRAMS, "tandem serve")
+    shared = flags(runtime_dir=runtime_dir, log_format=log_format)
     screen = _Screen(as_json=log_format == LogFormat.JSON)
     pair = ServicePair(
-        scheduler_flags=[*_flags(listen=listen), *shared, *shlex.split(scheduler)],
-        worker_flags=[*_flags(model=model, device=device, dtype=dtype), *shared, *shlex.split(worker)],
+        scheduler_flags=[*flags(listen=listen), *shared, *shlex.split(scheduler)],
+        worker_flags=[*flags(model=model, device=device, dtype=dtype), *shared, *shlex.split(worker)],
         scheduler_policy=RestartPolicy(),
         # The service goes on without a worker, and its health says why.
         worker_policy=RestartPolicy(max_ends=None),
@@ -83,12 +79,8 @@ def serve(
     raise typer.Exit(code)
 
 
-def _flags(**values: str | None) -> list[str]:
-    return [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not None]
-
-
 async def _serve(pair: ServicePair, say: Callable[[str], None]) -> tuple[Exit, str]:
-    """Serves until a signal comes or a process is given up; the exit code and the cause, if there is one."""
+    """Serves until a signal comes or a process ends for good; returns the exit code, and the cause or ""."""
     stop = asyncio.Event()
 
     def on_signal() -> None:
@@ -103,18 +95,14 @@ async def _serve(pair: ServicePair, say: Callable[[str], None]) -> tuple[Exit, s
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
     pair.start()
-    stopping = asyncio.create_task(stop.wait())
-    failing = asyncio.create_task(pair.failed())
     announcing = asyncio.create_task(_announce(pair, say))
-    await asyncio.wait([stopping, failing], return_when=asyncio.FIRST_COMPLETED)
-    for task in (stopping, announcing):
-        task.cancel()
-    if failing.done():
-        failure = failing.result()
+    try:
+        await pair.guard(stop.wait())
+    except ServiceEnded as end:
+        return (Exit.USAGE if end.wrong_settings else Exit.ERROR), str(end)
+    finally:
+        announcing.cancel()
         await pair.stop(_STOP_SECONDS)
-        return (Exit.USAGE if failure.wrong_settings else Exit.ERROR), failure.message
-    failing.cancel()
-    await pair.stop(_STOP_SECONDS)
     return Exit.OK, ""
 
 
@@ -147,14 +135,14 @@ def _print_cause(cause: str) -> None:
 
 
 class _Screen:
-    """Standard output: the children's lines, each with its program's name before it, and this command's own."""
+    """Standard output: the lines of the children and of this command, each with the name of its program before it."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
         self._writer = LineWriter(sys.stdout)
 
     def show_child(self, name: str, line: str) -> None:
-        """Prints one line of a child. Its own `ready` is left out: this command's comes once both serve."""
+        """Prints one line of a child, except its `ready` line: this command prints one when both serve."""
         if _READY not in line:
             self._show(name, line)
 
@@ -163,7 +151,7 @@ class _Screen:
         self._show("serve", line)
 
     def _show(self, name: str, line: str) -> None:
-        # An object of a JSON log names its process itself.
+        # A line of a JSON log already names its process.
         if not self._as_json:
             self._writer.write(f"{name:>9} | {line}")
         elif line.startswith("{"):
@@ -172,7 +160,7 @@ class _Screen:
             self._writer.write(_json_line(name, line))
 
     def close(self) -> None:
-        """Waits a moment for what is not written yet."""
+        """Waits a moment until the last lines are written."""
         self._writer.close(_FLUSH_SECONDS)
 
 

@@ -1,6 +1,6 @@
-"""The commands that look at a service: whether it is ready, how busy it is, what it serves.
+"""`tandem health`, `load` and `info`: the state of a service, its load and its model.
 
-Owns what `--json` prints and how health is put together from two calls. `figures` owns the lines for people.
+Owns the JSON output, and health, which combines two calls. `figures` owns the text output.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from tandem_client.connection import DEFAULT_ADDRESS
 from tandem_client.errors import DeadlineExceeded, TandemError, Unavailable
 from tandem_client.sync_client import Client
 
-# Health does not wait longer than this for the load, which only adds to its answer.
+# The limit for GetLoad, which only adds details to the health.
 _LOAD_SECONDS = 2.0
 
 
@@ -73,7 +73,7 @@ def health(
 
 
 def check(client: Client, *, timeout: float | None) -> Health:
-    """The answer of grpc.health.v1, with what GetLoad adds to it. Raises TandemError if the former does not answer."""
+    """Returns the answer of grpc.health.v1 with details of GetLoad. Raises TandemError if the former has no answer."""
     state = State.SERVING if client.health(timeout=timeout) else State.NOT_SERVING
     try:
         load = client.load(timeout=_LOAD_SECONDS)

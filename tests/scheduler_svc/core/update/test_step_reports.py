@@ -1,4 +1,6 @@
-"""The exact step reports of the core if the config enables them, and none otherwise."""
+"""The core's step reports: their exact values if the config asks for reports, and none otherwise."""
+
+from dataclasses import replace
 
 import pytest
 
@@ -7,6 +9,7 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.reports import ResetCause, StepKind, StepReport
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
+from tests.scheduler_svc.core.fleet import Fleet
 from tests.scheduler_svc.core.world import World, greedy
 
 SHAPE = Shape(page_size=4, num_pages=11, max_rows=3, token_budget=8, chunk_align=4)
@@ -25,13 +28,13 @@ def prompt(length: int) -> list[int]:
 
 
 def finish(world: World, compute_us: int) -> None:
-    """Lets the worker apply its oldest plan in `compute_us`, and delivers the result."""
+    """Executes the worker's oldest plan in `compute_us` and gives the result to the core."""
     assert world.apply()
     world.results[0].compute_us = compute_us
     world.deliver()
 
 
-def test_steps_are_not_reported_by_default() -> None:
+def test_nothing_is_reported_by_default() -> None:
     silent = World(SHAPE)
     silent.submit(prompt(3))
     silent.run()
@@ -40,7 +43,7 @@ def test_steps_are_not_reported_by_default() -> None:
     assert reports(silent) == []
 
 
-def test_every_step_is_reported_with_its_counts() -> None:
+def test_each_step_is_reported() -> None:
     at = world(plans_in_flight=1)
     at.submit(prompt(7), max_new_tokens=3, ignore_eos=True)
     at.tick(1.0)
@@ -55,33 +58,36 @@ def test_every_step_is_reported_with_its_counts() -> None:
     joined, *steps = reports(at)
     assert joined == StepReport(
         kind=StepKind.JOINED, cause=None, at=0.0, step=0, lane=1, generation=1, running=0, waiting=0,
-        prefill_tokens=0,
-        decode_tokens=0, output_tokens=0, pages_used=0, pages_cached=0, pages_total=10, preemptions=0,
-        compute_us=0, span_seconds=0.0,
+        prefill_tokens=0, decode_tokens=0, output_tokens=0, pages_used=0, pages_cached=0, pages_total=10,
+        preemptions=0, compute_us=0, span_seconds=0.0, workers=1, all_running=0, all_pages_used=0,
+        all_pages_cached=0, all_pages_total=10,
     )  # fmt: skip
-    # The first prompt runs while the second one waits. Then the first decodes beside the second prompt.
+    # One prompt while the other waits. Then the first request decodes beside the second's prompt, on its own page.
     assert steps == [
         StepReport(
             kind=StepKind.PREFILL, cause=None, at=1.25, step=1, lane=1, generation=1, running=1, waiting=1,
             prefill_tokens=7, decode_tokens=0, output_tokens=1, pages_used=2, pages_cached=0, pages_total=10,
-            preemptions=0, compute_us=1500, span_seconds=0.25,
+            preemptions=0, compute_us=1500, span_seconds=0.25, workers=1, all_running=1, all_pages_used=2,
+            all_pages_cached=0, all_pages_total=10,
         ),
         StepReport(
             kind=StepKind.MIXED, cause=None, at=2.0, step=2, lane=1, generation=1, running=2, waiting=0,
             prefill_tokens=2, decode_tokens=1, output_tokens=2, pages_used=3, pages_cached=0, pages_total=10,
-            preemptions=0, compute_us=250, span_seconds=0.5,
+            preemptions=0, compute_us=250, span_seconds=0.5, workers=1, all_running=2, all_pages_used=3,
+            all_pages_cached=0, all_pages_total=10,
         ),
         # Both requests end with this step and count as running in it.
         StepReport(
             kind=StepKind.DECODE, cause=None, at=2.0, step=3, lane=1, generation=1, running=2, waiting=0,
             prefill_tokens=0, decode_tokens=2, output_tokens=2, pages_used=4, pages_cached=0, pages_total=10,
-            preemptions=0, compute_us=125, span_seconds=0.0,
+            preemptions=0, compute_us=125, span_seconds=0.0, workers=1, all_running=2, all_pages_used=4,
+            all_pages_cached=0, all_pages_total=10,
         ),
     ]  # fmt: skip
     at.check_all_ended()
 
 
-def test_a_lost_worker_is_reported_with_the_tokens_of_its_void_plans() -> None:
+def test_a_worker_s_loss_reports_the_void_tokens() -> None:
     at = world()
     at.submit(prompt(7), max_new_tokens=4, ignore_eos=True)
     at.tick(1.0)
@@ -93,8 +99,8 @@ def test_a_lost_worker_is_reported_with_the_tokens_of_its_void_plans() -> None:
     assert reset == StepReport(
         kind=StepKind.RESET, cause=ResetCause.WORKER_LOST, at=1.5, step=0, lane=1, generation=2, running=0,
         waiting=1, prefill_tokens=7, decode_tokens=1, output_tokens=0, pages_used=0, pages_cached=0, pages_total=10,
-        preemptions=0,
-        compute_us=0, span_seconds=0.5,
+        preemptions=0, compute_us=0, span_seconds=0.5, workers=0, all_running=0, all_pages_used=0,
+        all_pages_cached=0, all_pages_total=0,
     )  # fmt: skip
     assert (joined.kind, joined.at, joined.generation, joined.waiting) == (StepKind.JOINED, 4.0, 3, 1)
     at.run()
@@ -112,7 +118,7 @@ def test_a_lost_worker_is_reported_with_the_tokens_of_its_void_plans() -> None:
         (ev.StepStatus.SKIPPED, ResetCause.SKIPPED),
     ],
 )
-def test_a_failed_step_is_reported_with_its_cause(status: ev.StepStatus, cause: ResetCause) -> None:
+def test_a_failed_step_reports_its_status_as_the_cause(status: ev.StepStatus, cause: ResetCause) -> None:
     at = world()
     at.submit(prompt(3), max_new_tokens=4, ignore_eos=True)
     at.tick(1.0)
@@ -128,7 +134,7 @@ def _answer(at: World, **fields: object) -> None:
     at.handle(event)
 
 
-def test_results_that_match_no_plan_are_reported_with_their_cause() -> None:
+def test_results_that_match_no_plan_report_their_cause() -> None:
     at = world()
     at.submit(prompt(3), max_new_tokens=4, ignore_eos=True)
     at.tick()
@@ -139,7 +145,7 @@ def test_results_that_match_no_plan_are_reported_with_their_cause() -> None:
     assert reports(at)[-1].cause is ResetCause.MALFORMED
 
 
-def test_a_silent_worker_is_reported_with_its_own_cause() -> None:
+def test_a_silent_worker_has_a_cause_of_its_own() -> None:
     at = world(step_timeout_seconds=3.0)
     at.submit(prompt(3), ignore_eos=True)
     at.tick()
@@ -169,3 +175,21 @@ def test_step_reports_add_up_to_the_load() -> None:
     assert steps[-1].preemptions == load.preemptions > 0
     assert sum(report.kind is StepKind.RESET for report in reports(at)) == load.lane_resets == 1
     at.check_all_ended()
+
+
+def test_totals_are_sums_over_the_lanes_that_remain() -> None:
+    fleet = Fleet(SHAPE, replace(SHAPE, num_pages=21), config=greedy(report_steps=True, plans_in_flight=1))
+    fleet.submit(prompt(7), max_new_tokens=9, ignore_eos=True)
+    fleet.submit(prompt(3)[::-1], max_new_tokens=9, ignore_eos=True)
+    fleet.step()
+    fleet.step()
+    fleet.lose("b")
+    fleet.run()
+    seven = reports(fleet)[:7]
+    totals = [(one.workers, one.all_running, one.all_pages_used, one.all_pages_total) for one in seven]
+    # The second worker's request takes one page, the first worker's two.
+    assert totals == [(1, 0, 0, 10), (2, 0, 0, 30), *[(2, 2, 3, 30)] * 4, (1, 1, 2, 10)]
+    steps, loss = seven[2:6], seven[6]
+    assert [(one.lane, one.running, one.pages_total) for one in steps] == [(1, 1, 10), (2, 1, 20)] * 2
+    assert (loss.lane, loss.kind, loss.pages_total) == (2, StepKind.RESET, 20)
+    assert all(one.all_running == one.running for one in reports(fleet)[7:])

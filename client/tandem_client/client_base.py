@@ -1,0 +1,57 @@
+"""The part of a client that the blocking and the asynchronous one share: its settings, and the wait for the service."""
+
+import grpc
+from grpc_health.v1 import health_pb2
+
+from tandem_client.connection import DEFAULT_ADDRESS, Tries
+from tandem_client.errors import DeadlineExceeded, Unavailable
+from tandem_client.rpc_errors import ErrorReader
+
+# The pause before another look at a service that stopped answering.
+POLL_SECONDS = 0.05
+
+
+class ClientBase:
+    """The address and the number of retries, which all calls of a client share."""
+
+    def __init__(self, address: str = DEFAULT_ADDRESS, *, max_retries: int = 3) -> None:
+        self.address = address
+        self._max_retries = max_retries
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.address}>"
+
+    def _tries(self, timeout: float | None) -> Tries:
+        return Tries(retries_left=self._max_retries, timeout=timeout)
+
+
+class ReadyWait:
+    """The state of one `wait_ready`: its time, and the last reason why the service is not ready."""
+
+    def __init__(self, address: str, timeout: float | None) -> None:
+        self._tries = Tries(retries_left=0, timeout=timeout)
+        self._errors = ErrorReader(address=address, timeout=timeout)
+        self._reason = "it has not answered"
+
+    def remaining(self) -> float | None:
+        """Returns the seconds that are left, None without a limit."""
+        return self._tries.remaining()
+
+    def is_ready(self, response: health_pb2.HealthCheckResponse) -> bool:
+        """Reads one answer of the health service."""
+        self._reason = "it answers, but does not serve yet"
+        return response.status == health_pb2.HealthCheckResponse.SERVING
+
+    def note(self, rpc_error: grpc.RpcError) -> None:
+        """Reads the error that ended a watch. Raises it unless the service may still become ready."""
+        error = self._errors.read(rpc_error)
+        if isinstance(error, DeadlineExceeded):
+            raise self._errors.not_ready(self._reason) from None
+        if not isinstance(error, Unavailable):
+            raise error from None
+        self._reason = error.message
+
+    def check_time(self) -> None:
+        """Raises DeadlineExceeded if no time is left."""
+        if self.remaining() == 0:
+            raise self._errors.not_ready(self._reason)

@@ -1,0 +1,101 @@
+"""The part of a stream that the blocking and the asynchronous one share: its state, its results, its retries.
+
+Owns one call. The two streams own how its messages are read.
+"""
+
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+import grpc
+from tandem.v1 import inference_pb2
+
+from tandem_client.connection import Tries
+from tandem_client.rpc_errors import ErrorReader
+from tandem_client.transcript import Sample, Transcript
+from tandem_client.types import Accepted, Finished, PromptInfo, Summary
+
+
+class _Cancellable(Protocol):
+    def cancel(self) -> bool: ...
+
+
+class _Flag(Protocol):
+    def is_set(self) -> bool: ...
+
+    def set(self) -> None: ...
+
+
+_Call = TypeVar("_Call", bound=_Cancellable)
+_Event = TypeVar("_Event", bound=_Flag)
+
+
+class StreamBase(Generic[_Call, _Event]):
+    """A call that is sent when this object is made, and what has been read of it."""
+
+    # The class of the event that is set when the stream is closed or has ended.
+    _new_event: Callable[[], _Event]
+
+    def __init__(
+        self,
+        request: inference_pb2.GenerateRequest,
+        *,
+        start: Callable[[inference_pb2.GenerateRequest, float | None], _Call],
+        tries: Tries,
+        errors: ErrorReader,
+    ) -> None:
+        self._request = request
+        self._start = start
+        self._tries = tries
+        self._errors = errors
+        self._transcript = Transcript(request)
+        self._closed = self._new_event()
+        self._begin()
+
+    def __repr__(self) -> str:
+        return self._transcript.face(type(self).__name__, closed=self._closed.is_set())
+
+    def __del__(self) -> None:
+        if hasattr(self, "_call"):
+            self._call.cancel()
+
+    @property
+    def accepted(self) -> Accepted | None:
+        """The first message; None before it has come."""
+        return self._transcript.accepted
+
+    @property
+    def samples(self) -> tuple[Sample, ...]:
+        """The part of each sample that has been read: text, token ids, logprobs, how it ended."""
+        return self._transcript.samples
+
+    @property
+    def finished(self) -> Finished | None:
+        """How the completion, or the first of several, ended; None before that."""
+        return self._transcript.samples[0].finished
+
+    @property
+    def prompt_info(self) -> PromptInfo | None:
+        """The prompt's logprobs, if requested; complete once the first delta has come."""
+        return self._transcript.prompt_info
+
+    @property
+    def summary(self) -> Summary | None:
+        """The last message; None before it has come."""
+        return self._transcript.summary
+
+    def close(self) -> None:
+        """Cancels the call; the service frees the request at once. A second call has no effect."""
+        self._closed.set()
+        self._call.cancel()
+
+    def _begin(self) -> None:
+        self._call = self._start(self._request, self._tries.remaining())
+
+    def _pause_seconds(self, rpc_error: grpc.RpcError) -> float:
+        """Returns the pause before the next try. Closes the stream and raises if the call may not be retried."""
+        error = self._errors.read(rpc_error, stream_began=self.accepted is not None)
+        pause_seconds = None if error.stream_began else self._tries.pause_seconds(error)
+        if pause_seconds is None:
+            self._closed.set()
+            raise error from None
+        return pause_seconds
