@@ -155,7 +155,7 @@ class Episode:
                 continue
             plans = [effect.plan for effect in effects if isinstance(effect, fx.SendPlan) and effect.worker == worker]
             saved = {slot for plan in plans for slot in plan.moves.saved_slots.tolist()}
-            before, kept = self._host_pages.get(worker, {}), dict(lane.host._kept)
+            before, kept = self._host_pages.get(worker, {}), dict(lane.host._pages)
             new = {page.slot for page_hash, page in kept.items() if before.get(page_hash) is not page}
             assert new <= saved, f"{worker}: host pages {new - saved} count as saved, and no plan saves them"
             self._host_pages[worker] = kept
