@@ -1,11 +1,12 @@
-"""A lane: the core's state for one worker. It has the page pool, the host pool, the rows and the plans in flight.
+"""A lane: the core's state for one worker, which is its page pool, its host pool, its rows and its plans in flight.
 
-The scheduling decides; a lane changes its state as a whole, so that rows, pages and plans always agree.
+A lane does not decide what runs (`schedule/` does). Its methods change rows, pages and plans together, so that these
+always agree.
 
-**Pages.** A row holds one reference to each of its pages. A page leaves a row in three ways: the request leaves the
-row, the lane is reset, or the page falls behind the attention window. If the worker has a window, no position from the
-row's next one on reads the pages before it, except the sink pages that hold the first `sink_tokens` positions. The lane
-releases them while the row runs. The row's page list still contains them, as the worker's table does.
+**Pages.** A row holds one reference to each of its pages, until its request leaves the row or the lane is reset. With
+an attention window, later positions of a row read only the pages in the window and the sink pages, which hold the first
+`sink_tokens` positions. The lane releases all other pages while the row runs. They stay in the row's page list, because
+the worker's table keeps them too.
 
 **Plans in flight.** A plan that was sent may still read or write pages that have been released since. This is safe
 because the worker applies plans in order: the next owner of a page writes it in a later plan.
@@ -100,7 +101,7 @@ class Lane:
         return page_idx < self.sink_pages or page_idx >= self.rows.held_from[row]
 
     def free_behind_windows(self) -> None:
-        """Releases the pages of all rows that no position from the row's next one on reads."""
+        """Releases each row's pages that neither its next position nor a later one reads."""
         if not self.info.window:
             return
         rows, seated = self.rows, self.rows.seated()
@@ -165,7 +166,7 @@ class Lane:
         """Records that requests may run on the worker."""
         self.is_proven = True
 
-    # Waiting for results ---------------------------------------------------------------------------------------------
+    # Waiting for results -------------------------------------------------------------------------------------------
 
     def working_since(self) -> float:
         """Returns the time at which the worker began the oldest plan in flight. There must be one."""

@@ -23,7 +23,8 @@ from scheduler_svc.core.messages.page_hash import next_hash
 
 
 class Phase(StrEnum):
-    """Prefill and decode are not phases of their own: both compute the known tokens that are not computed yet."""
+    """The phases of a request. Prefill and decode are not separate phases, because both compute known tokens that are
+    not computed yet."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -31,7 +32,7 @@ class Phase(StrEnum):
 
 
 class Move(StrEnum):
-    """The transitions of a request's phase."""
+    """What can happen to a request and changes its phase."""
 
     ADMIT = "admit"
     PREEMPT = "preempt"
@@ -92,7 +93,8 @@ class Request:
     row: int = 0
     """The row in that lane. 0 unless the request is running."""
     computed: int = 0
-    """Largest number of positions that were confirmed when the request left a row. It counts recomputed tokens."""
+    """Largest number of positions that were confirmed when the request left a row. Computing them again counts in
+    `recomputed_tokens`."""
     outputs: list[Int32Array] = field(default_factory=list[Int32Array])
     """Output tokens in order, without those that are still in the tail of its row."""
     num_outputs: int = 0

@@ -2,14 +2,14 @@
 
 **Order.** Requests wait in one queue, bound to no lane. They are ordered by virtual start time (`fair_share`), minus
 `AGEING_TOKENS` for each step of priority, then by arrival. This key never changes, so a preempted request returns to
-its old place, ahead of all that came later. Admission looks at the first `WINDOW` waiting requests, because it may
-admit them out of order. They are a sorted list; all others are a heap.
+its old place. Admission looks at the first `WINDOW` waiting requests and may admit them out of order, so these are a
+sorted list. All others are a heap.
 
 **Lazy removal.** A request that stops waiting while it is in the queue (it is cancelled, for example) leaves its entry
 behind. Entries of requests that do not wait are skipped and dropped when they reach the front.
 
 **Set aside.** A request that no present worker can hold is taken out of the queue, so that it does not block those
-behind it. It goes back when the workers change.
+behind it. It goes back when another worker is proven, or when the last worker is lost.
 
 **Deadlines.** A heap of the times at which requests end: time limits, deadlines of callers, and the end of the wait for
 a worker. Entries of requests that have ended are dropped when they come up.
@@ -60,7 +60,7 @@ _Entry = tuple[tuple[int, int], Request]
 
 
 class DeadlineKind(StrEnum):
-    """What happens when a deadline comes: the request ends with this cause."""
+    """Why a request ends at a deadline: its time limit, its caller's deadline, or the end of its wait for a worker."""
 
     TIME_LIMIT = "time limit"
     DEADLINE = "deadline"

@@ -34,8 +34,8 @@ import numpy.typing as npt
 from scheduler_svc.core.messages.arrays import Int32Array
 from scheduler_svc.core.state.request import Request
 
-# New tokens of a row collect in `_tail` and move to its request when this many, or a page of them, are there. So the
-# loop over requests runs once in 64 steps and not in every step.
+# New tokens of a row collect in `_tail`, and move to its request when the tail is full. Its size is about this many
+# tokens, so the loop over requests runs once in about 64 steps instead of in every step.
 TAIL_TOKENS = 64
 
 _MASK = (1 << 64) - 1
