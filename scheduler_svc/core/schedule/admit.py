@@ -44,7 +44,7 @@ def admit(builder: PlanBuilder, suspects: Collection[int], other_lanes: Sequence
     if not queue.num_waiting or not lane.rows.num_free or builder.budget <= 0 or not lane.pool.num_unused:
         return
     head = queue.head()
-    if head is None or _is_blocked(lane, head):
+    if head is None or (lane.rows.num_seated and lane.schedule.still_blocks(head.handle, lane.pool.num_releases)):
         return
     lane.schedule.unblock()
     order = AdmissionOrder(lane, queue, suspects, cache_aware=policy.cache_aware)
@@ -65,7 +65,7 @@ def admit(builder: PlanBuilder, suspects: Collection[int], other_lanes: Sequence
                 continue
             # A request that was skipped may be ready when the next plan is made, so the head is checked again then.
             handle = 0 if order.has_skipped else head.handle
-            lane.schedule.block(handle, step=lane.step, num_seated=lane.rows.num_seated, pages=verdict.pages)
+            lane.schedule.block(handle, lane.pool.num_releases)
             return
         else:
             order.admitted(request)
@@ -138,13 +138,6 @@ def set_aside_misfits(queue: RequestQueue, lane: Lane, other_lanes: Sequence[Lan
 
 def _is_misfit(request: Request, lane: Lane, other_lanes: Sequence[Lane]) -> bool:
     return not any(one.info.holds(request.total_length) for one in (lane, *other_lanes))
-
-
-def _is_blocked(lane: Lane, head: Request) -> bool:
-    """Whether nothing has changed since the head did not fit."""
-    return lane.schedule.still_blocks(
-        head.handle, step=lane.step, num_seated=lane.rows.num_seated, num_unused=lane.pool.num_unused
-    )
 
 
 # Sizes -------------------------------------------------------------------------------------------------------------

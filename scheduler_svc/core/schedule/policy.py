@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 from scheduler_svc.core.messages.config import Admission
 from scheduler_svc.core.messages.worker_info import WorkerInfo
-from scheduler_svc.core.state.request_queue import Schedulable, queue_key
+from scheduler_svc.core.state.request import Request
+from scheduler_svc.core.state.request_queue import queue_key
 from scheduler_svc.core.state.rows import Rows
 
 MAX_PASSED_OVER = 32
@@ -21,7 +22,7 @@ NEAR_STEPS = 16
 time after that. Counting a whole page of 128 tokens for each row would leave a tenth of a tight pool idle."""
 
 
-def victim_key(request: Schedulable) -> tuple[int, int]:
+def victim_key(request: Request) -> tuple[int, int]:
     """The request with the largest key is preempted first.
 
     It is the last one in the queue's order, so the first one always keeps its pages and always progresses.

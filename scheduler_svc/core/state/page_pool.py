@@ -27,18 +27,8 @@ from collections.abc import Iterable, Sequence
 class PagePool:
     """`num_pages` pages, page 0 included. All are unused and none is cached at the start."""
 
-    __slots__ = (
-        "_hashes",
-        "_next",
-        "_page_by_hash",
-        "_previous",
-        "_references",
-        "_tokens",
-        "_unverified",
-        "num_evictable",
-        "num_pages",
-        "num_unused",
-    )  # fmt: skip
+    __slots__ = ("_hashes", "_next", "_page_by_hash", "_previous", "_references", "_tokens", "_unverified",
+                 "num_evictable", "num_pages", "num_releases", "num_unused")  # fmt: skip
 
     def __init__(self, num_pages: int) -> None:
         if num_pages < 2:
@@ -46,6 +36,8 @@ class PagePool:
         self.num_pages = num_pages
         self.num_unused = num_pages - 1
         """Pages in the free list, cached or not."""
+        self.num_releases = 0
+        """Calls of `release` so far."""
         self.num_evictable = 0
         """Cached pages in the free list."""
         # The free list is a ring with page 0 as its anchor. These are lists, because numpy takes three times as long to
@@ -131,6 +123,7 @@ class PagePool:
         `pages` are in the order of the sequence. The reverse order makes the end of a sequence be evicted before its
         start, because other requests are more likely to share the start.
         """
+        self.num_releases += 1
         references = self._references
         for page in reversed(pages):
             assert references[page] > 0, f"page {page} has no reference"

@@ -19,7 +19,6 @@ import heapq
 from bisect import insort
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Protocol
 
 import numpy as np
 
@@ -32,26 +31,7 @@ WINDOW = 32
 """Number of waiting requests, from the head of the queue, that admission looks at."""
 
 
-class Schedulable(Protocol):
-    """What the order of the queue depends on."""
-
-    @property
-    def priority(self) -> int:
-        """Requests of a higher priority go first."""
-        ...
-
-    @property
-    def virtual_start(self) -> int:
-        """Virtual start time in tokens of service (`fair_share`)."""
-        ...
-
-    @property
-    def arrival(self) -> int:
-        """Number in the order of arrival, unique."""
-        ...
-
-
-def queue_key(request: Schedulable) -> tuple[int, int]:
+def queue_key(request: Request) -> tuple[int, int]:
     """Returns the request's place in the order: the smallest key goes first."""
     return (request.virtual_start - request.priority * AGEING_TOKENS, request.arrival)
 
