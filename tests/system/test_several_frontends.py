@@ -70,7 +70,7 @@ def test_a_killed_front_end_restarts_and_the_other_keeps_its_streams(rig: Rig) -
         assert code_of(stream.failed()) == grpc.StatusCode.UNAVAILABLE
     # Both front ends listen at the address of the first start again.
     scheduler.wait_line(f"frontend listening on {scheduler.address}$", after=number)
-    scheduler.wait_line(r"front end [12] of 2 ended with code -9 and is started again", after=number)
+    scheduler.wait_line(r"front end [12] of 2 ended with code -9 and is restarted", after=number)
     back = frontend_pids(scheduler)
     assert living in back
     assert dying not in back
