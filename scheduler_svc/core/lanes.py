@@ -1,46 +1,27 @@
-"""The lanes of all workers: joining, planning, reading results, and the one recovery.
+"""The lanes of all workers: workers that join and leave, and the one recovery.
 
-Owns the lanes, the generations and the suspects. It ends no request; it returns the requests that a step ends.
-
-Every fault of a worker or a step (lost, failed, out of memory, out of sync) has the same recovery: the lane is reset,
-its requests go back to the queue with all known tokens, and any lane with room takes them over. Requests whose step
-failed are suspects: one suspect at a time runs, while the other rows of its lane pause, until it has sampled a token. A
-request whose step fails while it runs alone is ended. A worker that never succeeds is refused for a while.
+Owns the lanes and the generations. Every fault of a worker or a step (lost, failed, out of memory, out of sync) has the
+same recovery: the lane is reset, its requests go back to the queue with all known tokens, and any lane with room takes
+them over. A worker that never succeeds is refused for a while.
 """
 
-from collections import deque
-from collections.abc import Mapping, Sequence
-from statistics import median
+from collections.abc import Sequence
 
-import numpy as np
-
-from scheduler_svc.core.check_join import frame_refusal, model_refusal, plan_bytes
+from scheduler_svc.core.check_join import frame_refusal, model_refusal
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import MAX_LANES, CoreConfig
 from scheduler_svc.core.messages.plan import SentPlan
 from scheduler_svc.core.messages.reports import ResetCause
 from scheduler_svc.core.messages.worker_info import WorkerInfo
-from scheduler_svc.core.schedule.placement import by_backlog
-from scheduler_svc.core.schedule.planner import plan_step
-from scheduler_svc.core.schedule.probation import probation_plan
 from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.crash_loop import CrashLoop
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request_queue import RequestQueue
 from scheduler_svc.core.state.worker_infos import WorkerInfos
 from scheduler_svc.core.update import step_reports
-from scheduler_svc.core.update.check_result import is_valid
-from scheduler_svc.core.update.results import Ending, StepTokens, read_result
 
-_RECENT_STEPS = 64
 _MAX_FRUITLESS_RESETS = 5
-_CAUSES = {
-    ev.StepStatus.SKIPPED: ResetCause.SKIPPED,
-    ev.StepStatus.FAILED: ResetCause.STEP_FAILED,
-    ev.StepStatus.OUT_OF_MEMORY: ResetCause.OUT_OF_MEMORY,
-    ev.StepStatus.OUT_OF_SYNC: ResetCause.OUT_OF_SYNC,
-}
 # After these causes the pages of confirmed steps are still valid; after others the content of all pages is unknown.
 _KEEPING_CAUSES = (ResetCause.STEP_FAILED, ResetCause.OUT_OF_MEMORY)
 
@@ -57,20 +38,11 @@ class Lanes:
         self.crash_loop = CrashLoop()
         self.last_loss: tuple[float, str] | None = None
         """Time and reason of the last loss of a worker."""
-        self.suspects: set[int] = set()
-        """Handles of live requests whose last step failed."""
         self.counters = Counters()
         self._generation = 0
         self._next_number = 1
-        self._eos = np.zeros(0, np.int32)
-        self._step_seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
 
-    @property
-    def step_ms(self) -> float:
-        """Median duration of the last steps from plan sent to result read, in ms; 0 before the first."""
-        return 1e3 * median(self._step_seconds) if self._step_seconds else 0.0
-
-    def _report(
+    def report(
         self,
         lane: Lane,
         now: float,
@@ -110,7 +82,7 @@ class Lanes:
         self._next_number += 1
         self.by_worker[worker] = lane
         effects.append(fx.WorkerAccepted(worker=worker, generation=self._generation))
-        effects += self._report(lane, now)
+        effects += self.report(lane, now)
         if not self._config.prove_workers:
             effects += self._prove(lane)
         return effects
@@ -118,7 +90,6 @@ class Lanes:
     def _prove(self, lane: Lane) -> list[fx.Effect]:
         """The lane takes requests from now on, and callers may rely on its sizes."""
         lane.prove()
-        self._eos = np.array(lane.info.eos_token_ids, np.int32)
         self.worker_infos.update(self._proven_infos())
         self._queue.restore_set_aside()
         return [fx.WorkerProven(worker=lane.worker)]
@@ -155,6 +126,14 @@ class Lanes:
             self._queue.restore_set_aside()
         return effects
 
+    def end_probation(self, lane: Lane, now: float) -> list[fx.Effect]:
+        """The lane's first step succeeded. The worker is compared again: another one may have been proven since."""
+        difference = self._model_refusal(lane.info, lane.worker)
+        if not difference:
+            return self._prove(lane)
+        effects = self.close(lane.worker, difference, now, is_death=False)
+        return [*effects, *_refused_for_good(lane.worker, difference)]
+
     def next_timeout(self) -> float | None:
         """Time at which the first worker times out, None if no worker has joined."""
         return min(map(self._timeout_of, self.by_worker.values()), default=None)
@@ -190,9 +169,9 @@ class Lanes:
             request.void_pending_plans()
             self._queue.enqueue(request)
         effects: list[fx.Effect] = [fx.Note(message=f"{reason}; {len(requests)} requests go back to the queue")]
-        return effects + self._report(lane, now, void, cause=cause, compute_us=compute_us)
+        return effects + self.report(lane, now, void, cause=cause, compute_us=compute_us)
 
-    def _reset_or_refuse(
+    def reset_or_refuse(
         self, lane: Lane, reason: str, now: float, cause: ResetCause, compute_us: int
     ) -> list[fx.Effect]:
         """Handles a step that failed: resets the lane, or refuses the worker after too many resets in a row."""
@@ -200,9 +179,9 @@ class Lanes:
         if num_resets < _MAX_FRUITLESS_RESETS:
             return self._reset(lane, reason, now, cause, compute_us)
         reason = f"{num_resets} resets in a row without one confirmed step, the last one: {reason}"
-        return self._refuse_for_now(lane, reason, now, cause, compute_us)
+        return self.refuse_for_now(lane, reason, now, cause, compute_us)
 
-    def _refuse_for_now(
+    def refuse_for_now(
         self, lane: Lane, reason: str, now: float, cause: ResetCause, compute_us: int
     ) -> list[fx.Effect]:
         """Closes the lane; the worker may join again later."""
@@ -214,109 +193,6 @@ class Lanes:
         for lane in self.by_worker.values():
             lane.schedule.clear_lookups()
         return sum(lane.pool.evict_all() + lane.host.evict_all() for lane in self.by_worker.values())
-
-    # Steps ---------------------------------------------------------------------------------------------------
-
-    def plan(self, frontends: Mapping[str, int], now: float) -> list[fx.Effect]:
-        """Makes plans until each lane has `plans_in_flight` of them in flight, or nothing can run."""
-        effects: list[fx.Effect] = []
-        has_planned = True
-        while has_planned:
-            has_planned = False
-            for lane in by_backlog(self.by_worker.values()):
-                if len(lane.in_flight) >= self._config.plans_in_flight:
-                    continue
-                if not lane.is_proven:
-                    if not lane.in_flight:
-                        plan = probation_plan(lane, max_bytes=plan_bytes(self._config, lane.info), now=now)
-                        effects.append(fx.SendPlan(worker=lane.worker, plan=plan))
-                    continue
-                plan = plan_step(
-                    lane=lane,
-                    queue=self._queue,
-                    suspects=self.suspects,
-                    other_lanes=[other for other in self.by_worker.values() if other is not lane and other.is_proven],
-                    frontend_idx=frontends.__getitem__,
-                    counters=self.counters,
-                    policy=self._config.policy,
-                    max_bytes=plan_bytes(self._config, lane.info),
-                    now=now,
-                )
-                if plan is not None:
-                    effects.append(fx.SendPlan(worker=lane.worker, plan=plan))
-                    has_planned = True
-        return effects
-
-    def read(
-        self, event: ev.StepDone, frontends: Mapping[str, int], now: float
-    ) -> tuple[list[fx.Effect], StepTokens | None, list[Ending]]:
-        """Reads a result. Returns effects, the step's tokens if it succeeded, and the requests that it ends."""
-        lane = self.by_worker.get(event.worker)
-        if lane is None:
-            return [fx.AskRejoin(worker=event.worker)], None, []
-        lane.answered(now)
-        if event.generation != lane.generation:
-            return [], None, []  # void
-        record = lane.in_flight[0] if lane.in_flight else None
-        if record is None or event.step != record.step:
-            expected = record.step if record else "none"
-            what = f"a result for step {event.step} came, expected {expected}"
-            cause = ResetCause.WRONG_STEP
-            return self._reset_or_refuse(lane, what, now, cause, event.compute_us), None, []
-        if event.status is not ev.StepStatus.OK:
-            return self._failed(lane, event, {int(handle) for handle in record.handles}, now)
-        if not is_valid(event, record, lane.info.vocab_size):
-            what = f"its result for step {event.step} is malformed"
-            return self._refuse_for_now(lane, what, now, ResetCause.MALFORMED, event.compute_us), None, []
-        lane.result_confirmed()
-        if not lane.is_proven:
-            return self._end_probation(lane, now), None, []
-        self.counters.step_confirmed()
-        self._step_seconds.append(now - record.sent_at)
-        delivery = read_result(
-            lane=lane,
-            queue=self._queue,
-            record=record,
-            event=event,
-            eos=self._eos,
-            frontend_idx=frontends,
-            now=now,
-        )
-        for ending in delivery.endings:
-            if ending.failure is not None:
-                lane.evict_unverified(ending.request)
-        if len(delivery.tokens):
-            self.crash_loop.confirmed()
-        if self.suspects:
-            self.suspects.difference_update(int(handle) for handle in record.handles[record.sampled])
-        num_tokens = len(delivery.tokens)
-        reports = self._report(lane, now, (record,), output_tokens=num_tokens, compute_us=event.compute_us)
-        return reports, delivery, delivery.endings
-
-    def _end_probation(self, lane: Lane, now: float) -> list[fx.Effect]:
-        """The lane's first step succeeded. The worker is compared again: another one may have been proven since."""
-        difference = self._model_refusal(lane.info, lane.worker)
-        if not difference:
-            return self._prove(lane)
-        effects = self.close(lane.worker, difference, now, is_death=False)
-        return [*effects, *_refused_for_good(lane.worker, difference)]
-
-    def _failed(
-        self, lane: Lane, event: ev.StepDone, handles: set[int], now: float
-    ) -> tuple[list[fx.Effect], StepTokens | None, list[Ending]]:
-        culprits = handles & self.suspects if len(handles) == 1 else set[int]()
-        what = f"step {event.step} {event.status}: {event.detail}"
-        effects = self._reset_or_refuse(lane, what, now, _CAUSES[event.status], event.compute_us)
-        if event.status in (ev.StepStatus.OUT_OF_SYNC, ev.StepStatus.SKIPPED):
-            return effects, None, []
-        for handle in culprits:
-            culprit = self._queue.by_handle(handle)
-            assert culprit is not None, "a suspect that is not live"
-            lane.excuse_resets()
-            message = f"request {culprit.request_id}: its step {event.status}, alone too: {event.detail}"
-            return effects, None, [Ending.broken(culprit, message)]
-        self.suspects.update(handle for handle in handles if self._queue.by_handle(handle) is not None)
-        return effects, None, []
 
 
 def _refused_for_good(worker: str, reason: str) -> list[fx.Effect]:

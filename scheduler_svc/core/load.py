@@ -9,7 +9,7 @@ from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request_queue import RequestQueue
 
 
-def load_of(lanes: Lanes, queue: RequestQueue, output_tokens: int, now: float) -> Load:
+def load_of(lanes: Lanes, queue: RequestQueue, step_ms: float, output_tokens: int, now: float) -> Load:
     """The load at `now`. `output_tokens` is the number emitted since the start."""
     lost_at, lost_reason = lanes.last_loss or (None, "")
     counters, each = lanes.counters, [_of_lane(lane) for lane in lanes.by_worker.values()]
@@ -21,7 +21,7 @@ def load_of(lanes: Lanes, queue: RequestQueue, output_tokens: int, now: float) -
         pages_total=sum(one.pages_total for one in each),
         workers=len(each),
         steps=counters.steps,
-        step_ms=lanes.step_ms,
+        step_ms=step_ms,
         preemptions=counters.preemptions,
         lane_resets=counters.resets,
         output_tokens=output_tokens,

@@ -24,6 +24,7 @@ from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Move, Phase, Request
 from scheduler_svc.core.state.request_queue import DeadlineKind, RequestQueue
+from scheduler_svc.core.steps import Steps
 from scheduler_svc.core.update.output_collector import OutputCollector
 from scheduler_svc.core.update.results import Ending
 
@@ -35,6 +36,7 @@ class Scheduler:
         self.config = config
         self.queue = RequestQueue()
         self._lanes = Lanes(config, self.queue)
+        self._steps = Steps(config, self.queue, self._lanes)
         self.draining = False
         self.frontends: dict[str, int] = {}
         """Index of each live front end by name; an index is never used twice."""
@@ -70,7 +72,7 @@ class Scheduler:
     @property
     def suspects(self) -> set[int]:
         """Handles of live requests whose last step failed."""
-        return self._lanes.suspects
+        return self._steps.suspects
 
     @property
     def counters(self) -> Counters:
@@ -223,7 +225,7 @@ class Scheduler:
                 self._remove(request)
 
     def _on_load_query(self, event: ev.LoadQuery, now: float) -> list[fx.Effect]:
-        load = load_of(self._lanes, self.queue, self.output_tokens, now)
+        load = load_of(self._lanes, self.queue, self._steps.step_ms, self.output_tokens, now)
         return [fx.LoadReply(frontend=event.frontend, query=event.query, load=load)]
 
     def _on_flush_cache(self, event: ev.FlushCache, now: float) -> list[fx.Effect]:
@@ -263,7 +265,7 @@ class Scheduler:
         return []
 
     def _on_step_done(self, event: ev.StepDone, now: float) -> list[fx.Effect]:
-        effects, delivery, endings = self._lanes.read(event, self.frontends, now)
+        effects, delivery, endings = self._steps.read(event, self.frontends, now)
         for ending in endings:
             self._end_by(ending, now)
         if delivery is not None:
@@ -286,7 +288,7 @@ class Scheduler:
             self._expire(*due, now)
         self._lanes.worker_infos.expire(now)
         effects += self._lanes.expire_workers(now)
-        effects += self._lanes.plan(self.frontends, now)
+        effects += self._steps.plan(self.frontends, now)
         effects += self._announcer.changed_status(self.frontends, now)
         return effects
 

@@ -230,7 +230,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _core(
         "a-stale-generation-accepted",
         "the result of a void plan is applied",
-        "lanes",
+        "steps",
         "        if event.generation != lane.generation:\n",
         "        if event.generation > lane.generation:\n",
     ),
@@ -258,14 +258,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     _core(
         "a-step-answered-twice",
         "a result is applied to the oldest plan without comparing steps",
-        "lanes",
+        "steps",
         "        if record is None or event.step != record.step:\n",
         "        if record is None:\n",
     ),
     _core(
         "an-unsound-result-believed",
         "tokens outside the vocabulary and missing tokens are accepted",
-        "lanes",
+        "steps",
         "        if not is_valid(event, record, lane.info.vocab_size):\n",
         "        if not is_valid(event, record, lane.info.vocab_size + 1) and len(event.tokens):\n",
     ),

@@ -1,0 +1,147 @@
+"""Plans for all lanes, and the results of their steps.
+
+Owns the suspects and the durations of the last steps. Requests whose step failed are suspects: one suspect at a time
+runs, while the other rows of its lane pause, until it has sampled a token. A request whose step fails while it runs
+alone is ended. This module ends no request itself; it returns the requests that a step ends.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from statistics import median
+
+import numpy as np
+
+from scheduler_svc.core.check_join import plan_bytes
+from scheduler_svc.core.lanes import Lanes
+from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.config import CoreConfig
+from scheduler_svc.core.messages.reports import ResetCause
+from scheduler_svc.core.schedule.placement import by_backlog
+from scheduler_svc.core.schedule.planner import plan_step
+from scheduler_svc.core.schedule.probation import probation_plan
+from scheduler_svc.core.state.lane import Lane
+from scheduler_svc.core.state.request_queue import RequestQueue
+from scheduler_svc.core.update.check_result import is_valid
+from scheduler_svc.core.update.results import Ending, StepTokens, read_result
+
+_RECENT_STEPS = 64
+_CAUSES = {
+    ev.StepStatus.SKIPPED: ResetCause.SKIPPED,
+    ev.StepStatus.FAILED: ResetCause.STEP_FAILED,
+    ev.StepStatus.OUT_OF_MEMORY: ResetCause.OUT_OF_MEMORY,
+    ev.StepStatus.OUT_OF_SYNC: ResetCause.OUT_OF_SYNC,
+}
+
+
+class Steps:
+    """Makes the plans of all lanes and reads their results."""
+
+    def __init__(self, config: CoreConfig, queue: RequestQueue, lanes: Lanes) -> None:
+        self._config = config
+        self._queue = queue
+        self._lanes = lanes
+        self._step_seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
+        self.suspects: set[int] = set()
+        """Handles of live requests whose last step failed."""
+
+    @property
+    def step_ms(self) -> float:
+        """Median duration of the last steps from plan sent to result read, in ms; 0 before the first."""
+        return 1e3 * median(self._step_seconds) if self._step_seconds else 0.0
+
+    def plan(self, frontends: Mapping[str, int], now: float) -> list[fx.Effect]:
+        """Makes plans until each lane has `plans_in_flight` of them in flight, or nothing can run."""
+        effects: list[fx.Effect] = []
+        has_planned = True
+        while has_planned:
+            has_planned = False
+            for lane in by_backlog(self._lanes.by_worker.values()):
+                if len(lane.in_flight) >= self._config.plans_in_flight:
+                    continue
+                if not lane.is_proven:
+                    if not lane.in_flight:
+                        plan = probation_plan(lane, max_bytes=plan_bytes(self._config, lane.info), now=now)
+                        effects.append(fx.SendPlan(worker=lane.worker, plan=plan))
+                    continue
+                others = [other for other in self._lanes.by_worker.values() if other is not lane and other.is_proven]
+                plan = plan_step(
+                    lane=lane,
+                    queue=self._queue,
+                    suspects=self.suspects,
+                    other_lanes=[
+                        other for other in self._lanes.by_worker.values() if other is not lane and other.is_proven
+                    ],
+                    frontend_idx=frontends.__getitem__,
+                    counters=self._lanes.counters,
+                    policy=self._config.policy,
+                    max_bytes=plan_bytes(self._config, lane.info),
+                    now=now,
+                )
+                if plan is not None:
+                    effects.append(fx.SendPlan(worker=lane.worker, plan=plan))
+                    has_planned = True
+        return effects
+
+    def read(
+        self, event: ev.StepDone, frontends: Mapping[str, int], now: float
+    ) -> tuple[list[fx.Effect], StepTokens | None, list[Ending]]:
+        """Reads a result. Returns effects, the step's tokens if it succeeded, and the requests that it ends."""
+        lane = self._lanes.by_worker.get(event.worker)
+        if lane is None:
+            return [fx.AskRejoin(worker=event.worker)], None, []
+        lane.answered(now)
+        if event.generation != lane.generation:
+            return [], None, []  # void
+        record = lane.in_flight[0] if lane.in_flight else None
+        if record is None or event.step != record.step:
+            expected = record.step if record else "none"
+            what = f"a result for step {event.step} came, expected {expected}"
+            cause = ResetCause.WRONG_STEP
+            return self._lanes.reset_or_refuse(lane, what, now, cause, event.compute_us), None, []
+        if event.status is not ev.StepStatus.OK:
+            return self._failed(lane, event, {int(handle) for handle in record.handles}, now)
+        if not is_valid(event, record, lane.info.vocab_size):
+            what = f"its result for step {event.step} is malformed"
+            return self._lanes.refuse_for_now(lane, what, now, ResetCause.MALFORMED, event.compute_us), None, []
+        lane.result_confirmed()
+        if not lane.is_proven:
+            return self._lanes.end_probation(lane, now), None, []
+        self._lanes.counters.step_confirmed()
+        self._step_seconds.append(now - record.sent_at)
+        step_tokens = read_result(
+            lane=lane,
+            queue=self._queue,
+            record=record,
+            event=event,
+            eos=np.array(lane.info.eos_token_ids, np.int32),
+            frontend_idx=frontends,
+            now=now,
+        )
+        for ending in step_tokens.endings:
+            if ending.failure is not None:
+                lane.evict_unverified(ending.request)
+        if len(step_tokens.tokens):
+            self._lanes.crash_loop.confirmed()
+        if self.suspects:
+            self.suspects.difference_update(int(handle) for handle in record.handles[record.sampled])
+        num_tokens = len(step_tokens.tokens)
+        reports = self._lanes.report(lane, now, (record,), output_tokens=num_tokens, compute_us=event.compute_us)
+        return reports, step_tokens, step_tokens.endings
+
+    def _failed(
+        self, lane: Lane, event: ev.StepDone, handles: set[int], now: float
+    ) -> tuple[list[fx.Effect], StepTokens | None, list[Ending]]:
+        culprits = handles & self.suspects if len(handles) == 1 else set[int]()
+        what = f"step {event.step} {event.status}: {event.detail}"
+        effects = self._lanes.reset_or_refuse(lane, what, now, _CAUSES[event.status], event.compute_us)
+        if event.status in (ev.StepStatus.OUT_OF_SYNC, ev.StepStatus.SKIPPED):
+            return effects, None, []
+        for handle in culprits:
+            culprit = self._queue.by_handle(handle)
+            assert culprit is not None, "a suspect that is not live"
+            lane.excuse_resets()
+            message = f"request {culprit.request_id}: its step {event.status}, alone too: {event.detail}"
+            return effects, None, [Ending.broken(culprit, message)]
+        self.suspects.update(handle for handle in handles if self._queue.by_handle(handle) is not None)
+        return effects, None, []
