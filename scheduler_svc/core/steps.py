@@ -69,9 +69,7 @@ class Steps:
                     lane=lane,
                     queue=self._queue,
                     suspects=self.suspects,
-                    other_lanes=[
-                        other for other in self._lanes.by_worker.values() if other is not lane and other.is_proven
-                    ],
+                    other_lanes=others,
                     frontend_idx=frontends.__getitem__,
                     counters=self._lanes.counters,
                     policy=self._config.policy,
