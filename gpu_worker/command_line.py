@@ -20,7 +20,6 @@ from gpu_worker.version import version_line
 
 # Variables of the scheduler service and of the client.
 _OTHER_PROGRAMS = ("TANDEM_SCHEDULER_", "TANDEM_ADDRESS")
-_SWITCHES = ("exit_with_parent",)
 # Placeholders of values in --help; N for all others.
 _VALUES = {
     "model": "NAME",
@@ -104,11 +103,10 @@ def _parser() -> argparse.ArgumentParser:
     for title, names in _GROUPS.items():
         group = parser.add_argument_group(title)
         for name in names:
-            help_line = str(WorkerSettings.model_fields[name].description).replace("%", "%%")
-            kind: dict[str, Any] = {"metavar": _VALUES.get(name, "N")}
-            if name in _SWITCHES:
-                kind = {"action": argparse.BooleanOptionalAction, "default": None}
-            group.add_argument(_flag(name), help=help_line, **kind)
+            field = WorkerSettings.model_fields[name]
+            is_switch = field.annotation is bool
+            kind = {"action": argparse.BooleanOptionalAction} if is_switch else {"metavar": _VALUES.get(name, "N")}
+            group.add_argument(_flag(name), help=str(field.description).replace("%", "%%"), **kind)
     other = parser.add_argument_group("Information")
     other.add_argument("-h", "--help", action="help", help="print this and exit")
     other.add_argument("--version", action="version", version=version_line(), help="print the version and exit")
