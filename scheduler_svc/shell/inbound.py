@@ -16,7 +16,7 @@ from scheduler_svc.shell.peers import Credentials, DroppedFrames
 from scheduler_svc.shell.router_link import RouterLink
 from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire import worker as worker_wire
-from scheduler_svc.wire.arrays import WireError
+from scheduler_svc.wire.arrays import WireError, parsed
 
 # Frames read from one socket before the other gets its turn and the core makes a plan.
 _MAX_FRAMES_PER_TURN = 1024
@@ -59,7 +59,7 @@ class Inbound:
 
     def _from_worker(self, peer: str, frame: bytes | None) -> list[fx.Effect]:
         try:
-            message = worker_wire.parse(_whole(frame))
+            message = parsed(worker_pb2.WorkerToCore, _whole(frame))
             event = worker_wire.event_of(message, peer)
         except WireError as error:
             return self._refuse_worker(peer, str(error), f"it sent a malformed message: {error}")
@@ -85,7 +85,7 @@ class Inbound:
     def _from_frontend(self, peer: str, frame: bytes | None) -> list[fx.Effect]:
         message = frontend_pb2.FrontendToCore()
         try:
-            message = frontend_wire.parse(_whole(frame))
+            message = parsed(frontend_pb2.FrontendToCore, _whole(frame))
             self._check_frontend(peer, message)
             event = frontend_wire.event_of(message, peer)
         except WireError as error:

@@ -14,7 +14,7 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import MAX_LOGPROBS
 from scheduler_svc.core.messages.page_hash import HASH_BYTES
 from scheduler_svc.core.messages.reports import Load, WorkerLoad
-from scheduler_svc.wire.arrays import WireError, array, fields, packed, parsed
+from scheduler_svc.wire.arrays import WireError, array, fields, packed
 
 _MAX_STOP_IDS = 1024
 _MAX_SAMPLES, _MAX_STREAM = 1024, (1 << 64) - 1
@@ -29,11 +29,6 @@ _SUBMIT = tuple(name for name in ev.Submit.__slots__ if name in pb.Submit.DESCRI
 _LOAD = tuple(name for name in Load.__slots__ if name != "per_worker")
 _USAGE = tuple(inference_pb2.Usage.DESCRIPTOR.fields_by_name)
 _TIMING = tuple(inference_pb2.Timing.DESCRIPTOR.fields_by_name)
-
-
-def parse(frame: bytes) -> pb.FrontendToCore:
-    """Parses a frame. Raises WireError."""
-    return parsed(pb.FrontendToCore, frame)
 
 
 def event_of(message: pb.FrontendToCore, frontend: str) -> ev.Event:

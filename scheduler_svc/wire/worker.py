@@ -11,7 +11,7 @@ from tandem.internal.v1 import worker_pb2 as pb
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.plan import NOTHING_MOVES, PageMoves, Plan, RowStart
 from scheduler_svc.core.messages.worker_info import GenerationDefaults, WorkerInfo
-from scheduler_svc.wire.arrays import WireError, array, fields, packed, parsed
+from scheduler_svc.wire.arrays import WireError, array, fields, packed
 
 PROTOCOL = 5
 
@@ -20,11 +20,6 @@ _STATUS = {pb.StepStatus.Value(f"STEP_STATUS_{status.name}"): status for status 
 # The fields that a Join and a WorkerInfo share, with the same values.
 _INFO = tuple(name for name in WorkerInfo.__slots__ if name not in ("eos_token_ids", "device", "defaults"))
 _MAX_DETAIL, _MAX_NAME, _MAX_EOS_IDS = 2000, 512, 1024
-
-
-def parse(frame: bytes) -> pb.WorkerToCore:
-    """Parses a frame. Raises WireError."""
-    return parsed(pb.WorkerToCore, frame)
 
 
 def event_of(message: pb.WorkerToCore, worker: str) -> ev.Event:

@@ -22,7 +22,7 @@ from scheduler_svc.recording import core_config, event_log
 from scheduler_svc.recording.replay import replay
 from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire import worker as worker_wire
-from scheduler_svc.wire.arrays import WireError
+from scheduler_svc.wire.arrays import WireError, parsed
 from tests.rigs.executor import Executor, Shape
 from tests.rigs.sampling import Settings
 
@@ -312,7 +312,7 @@ def test_the_replay_command_names_the_file_that_it_cannot_read(tmp_path: Path) -
 
 def test_malformed_frames_of_front_ends_are_refused() -> None:
     with pytest.raises(WireError, match="not a FrontendToCore"):
-        frontend_wire.parse(b"\xff\xff")
+        parsed(frontend_pb2.FrontendToCore, b"\xff\xff")
     with pytest.raises(WireError, match="empty"):
         frontend_wire.event_of(frontend_pb2.FrontendToCore(), "f")
     submit = frontend_pb2.Submit(stream=1, request_id="r", prompt=b"123", max_new_tokens=1)
