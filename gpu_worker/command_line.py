@@ -8,20 +8,18 @@ a program (TANDEM_MAX_ROWS) are old names: they work, with a warning.
 import argparse
 import difflib
 import os
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from tomllib import TOMLDecodeError
 from typing import Any, NoReturn
 
 from pydantic import ValidationError
-from pydantic_settings import SettingsConfigDict, SettingsError
 
 from gpu_worker.settings import ENV_PREFIX, OLD_PREFIX, SHARED_SETTINGS, SettingsRefused, WorkerSettings
 from gpu_worker.version import version_line
 
 # Variables of the scheduler service and of the client.
 _OTHER_PROGRAMS = ("TANDEM_SCHEDULER_", "TANDEM_ADDRESS")
-_SWITCHES = ("exit_with_parent",)
 # Placeholders of values in --help; N for all others.
 _VALUES = {
     "model": "NAME",
@@ -65,20 +63,30 @@ def load_settings(arguments: Sequence[str]) -> WorkerSettings:
     """Returns the settings of this process. Raises SettingsRefused; --help and --version exit."""
     flags = {name: value for name, value in vars(_parser().parse_args(arguments)).items() if value is not None}
     _refuse_unknown_variables(os.environ)
-    file = flags.get("config") or os.environ.get(f"{ENV_PREFIX}CONFIG") or os.environ.get(f"{OLD_PREFIX}CONFIG")
-    if file and not Path(file).is_file():
-        raise SettingsRefused(f"config file {file} does not exist")
-
-    class FromFile(WorkerSettings):
-        model_config = SettingsConfigDict(toml_file=file)
-
+    values = _variables(OLD_PREFIX) | _variables(ENV_PREFIX) | flags
     try:
-        return FromFile(**flags)
+        return WorkerSettings.model_validate(_file(values.get("config")) | values)
     except ValidationError as error:
         raise SettingsRefused("; ".join(_sentence(problem, flags) for problem in error.errors())) from error
-    except TOMLDecodeError as error:
-        raise SettingsRefused(f"config file {file} is not valid TOML: {error}") from error
-    except (SettingsError, OSError) as error:
+
+
+def _variables(prefix: str) -> dict[str, Any]:
+    """Returns the settings whose variables with this prefix are not empty."""
+    names = {name: f"{prefix}{name.upper()}" for name in WorkerSettings.model_fields}
+    return {name: os.environ[variable] for name, variable in names.items() if os.environ.get(variable)}
+
+
+def _file(path: str | None) -> dict[str, Any]:
+    """Returns the content of the TOML file, nothing if there is no path."""
+    if not path:
+        return {}
+    if not Path(path).is_file():
+        raise SettingsRefused(f"config file {path} does not exist")
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise SettingsRefused(f"config file {path} is not valid TOML: {error}") from error
+    except OSError as error:
         raise SettingsRefused(str(error)) from error
 
 
@@ -95,11 +103,10 @@ def _parser() -> argparse.ArgumentParser:
     for title, names in _GROUPS.items():
         group = parser.add_argument_group(title)
         for name in names:
-            help_line = str(WorkerSettings.model_fields[name].description).replace("%", "%%")
-            kind: dict[str, Any] = {"metavar": _VALUES.get(name, "N")}
-            if name in _SWITCHES:
-                kind = {"action": argparse.BooleanOptionalAction, "default": None}
-            group.add_argument(_flag(name), help=help_line, **kind)
+            field = WorkerSettings.model_fields[name]
+            is_switch = field.annotation is bool
+            kind = {"action": argparse.BooleanOptionalAction} if is_switch else {"metavar": _VALUES.get(name, "N")}
+            group.add_argument(_flag(name), help=str(field.description).replace("%", "%%"), **kind)
     other = parser.add_argument_group("Information")
     other.add_argument("-h", "--help", action="help", help="print this and exit")
     other.add_argument("--version", action="version", version=version_line(), help="print the version and exit")
@@ -112,17 +119,19 @@ def _flag(name: str) -> str:
 
 def variable_warnings(environ: Mapping[str, str]) -> list[str]:
     """Returns a line for each old name in use, and one for TANDEM_ variables that this program does not read."""
-    others = (ENV_PREFIX, *_OTHER_PROGRAMS)
-    given = [name for name in sorted(environ) if name.startswith(OLD_PREFIX) and environ[name]]
-    settings = {name: name.removeprefix(OLD_PREFIX).lower() for name in given if not name.startswith(others)}
-    old = WorkerSettings.model_fields.keys() - SHARED_SETTINGS
+    programs = (ENV_PREFIX, *_OTHER_PROGRAMS)
+    given = {
+        name: name.removeprefix(OLD_PREFIX).lower()
+        for name, value in sorted(environ.items())
+        if value and name.startswith(OLD_PREFIX) and not name.startswith(programs)
+    }
+    known = WorkerSettings.model_fields.keys()
     warnings = [
         f"{name} is an old name and still works; use {ENV_PREFIX}{setting.upper()}"
-        for name, setting in settings.items()
-        if setting in old
+        for name, setting in given.items()
+        if setting in known - SHARED_SETTINGS
     ]
-    ignored = [name for name, setting in settings.items() if setting not in WorkerSettings.model_fields]
-    if ignored:
+    if ignored := [name for name, setting in given.items() if setting not in known]:
         warnings.append(f"ignored {', '.join(ignored)}: variables of this program begin with {ENV_PREFIX}")
     return warnings
 

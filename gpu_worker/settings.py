@@ -8,14 +8,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, ByteSize, Field, model_validator
-from pydantic_settings import (
-    BaseSettings,
-    EnvSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    TomlConfigSettingsSource,
-)
+from pydantic import AfterValidator, BaseModel, ByteSize, ConfigDict, Field, model_validator
 
 ENV_PREFIX = "TANDEM_WORKER_"
 OLD_PREFIX = "TANDEM_"
@@ -55,12 +48,10 @@ def default_runtime_dir() -> Path:
     return Path(base) / "tandem" if base else Path(f"/tmp/tandem-{os.getuid()}")
 
 
-class WorkerSettings(BaseSettings):
+class WorkerSettings(BaseModel):
     """A Tandem worker: it runs one model on one device for one scheduler."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=ENV_PREFIX, env_ignore_empty=True, extra="forbid", protected_namespaces=()
-    )
+    model_config = ConfigDict(extra="forbid")
 
     model: Annotated[str, Field(description="local folder or hub name; default: the bundled model")] = str(
         BUNDLED_MODEL
@@ -130,16 +121,3 @@ class WorkerSettings(BaseSettings):
         if self.window_sinks and self.window is None:
             raise ValueError(f"window_sinks is {self.window_sinks} and window is not set; set window too")
         return self
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Returns the sources, the strongest first: flags (as init arguments), environment, its old names, file."""
-        old_names = EnvSettingsSource(settings_cls, env_prefix=OLD_PREFIX)
-        return init_settings, env_settings, old_names, TomlConfigSettingsSource(settings_cls)

@@ -6,19 +6,12 @@ worker has a prefix of its own, so one environment can serve both programs. Vari
 """
 
 import os
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from tomllib import TOMLDecodeError
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError
-from pydantic_settings import (
-    BaseSettings,
-    EnvSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    TomlConfigSettingsSource,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from scheduler_svc import flags
 from scheduler_svc.flags import SettingError
@@ -45,10 +38,10 @@ def default_runtime_dir() -> Path:
     return Path(base) / "tandem" if base else Path(f"/tmp/tandem-{os.getuid()}")
 
 
-class SchedulerSettings(BaseSettings):
+class SchedulerSettings(BaseModel):
     """All settings of `python -m scheduler_svc`."""
 
-    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, env_ignore_empty=True, extra="forbid")
+    model_config = ConfigDict(extra="forbid")
 
     listen: Annotated[
         str, Field(title="HOST:PORT", description="address of the gRPC services; loopback addresses only")
@@ -116,60 +109,56 @@ class SchedulerSettings(BaseSettings):
         LogFormat, Field(title="FORMAT", description="text, or json for one JSON object per line")
     ] = "text"
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Returns the sources, the strongest first: flags (as init arguments), environment, its old names, file."""
-        named = cast("dict[str, object]", cast("Any", init_settings).init_kwargs)
-        file = _file(named)
-        if file is not None and not Path(file).is_file():
-            raise SettingError(f"config file {file} does not exist, or is not a file")
-        old_names = EnvSettingsSource(settings_cls, env_prefix=OLD_PREFIX)
-        return init_settings, env_settings, old_names, TomlConfigSettingsSource(settings_cls, file)
-
 
 def load(arguments: list[str]) -> SchedulerSettings:
     """Reads flags, environment and file. Raises SettingError with one line for each setting that is wrong."""
     fields = SchedulerSettings.model_fields
     _refuse_unknown_variables(os.environ)
     named = flags.parse(_PROGRAM, f"tandem {version()}", _DESCRIPTION, fields, arguments)
+    values = _variables(OLD_PREFIX) | _variables(ENV_PREFIX) | named
     try:
-        return SchedulerSettings(**cast("dict[str, Any]", named))
+        return SchedulerSettings.model_validate(_file(values.get("config")) | values)
     except ValidationError as error:
         raise SettingError("\n".join(flags.message(problem, fields) for problem in error.errors())) from None
-    except (TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingError(f"config file {_file(named)} is not TOML: {error}") from None
+
+
+def _variables(prefix: str) -> dict[str, object]:
+    """Returns the settings whose variables with this prefix are not empty."""
+    names = {name: f"{prefix}{name.upper()}" for name in SchedulerSettings.model_fields}
+    return {name: os.environ[variable] for name, variable in names.items() if os.environ.get(variable)}
+
+
+def _file(path: object) -> dict[str, object]:
+    """Returns the content of the TOML file, nothing if there is no path."""
+    if not path:
+        return {}
+    if not Path(str(path)).is_file():
+        raise SettingError(f"config file {path} does not exist, or is not a file")
+    try:
+        return tomllib.loads(Path(str(path)).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise SettingError(f"config file {path} is not TOML: {error}") from None
     except OSError as error:
-        raise SettingError(f"config file {_file(named)} cannot be read: {error.strerror}") from None
+        raise SettingError(f"config file {path} cannot be read: {error.strerror}") from None
 
 
 def variable_warnings(environ: Mapping[str, str]) -> list[str]:
     """Returns a line for each old name in use, and one for TANDEM_ variables that this program does not read."""
-    others = (ENV_PREFIX, *_OTHER_PROGRAMS)
-    given = [name for name in sorted(environ) if name.startswith(OLD_PREFIX) and environ[name]]
-    settings = {name: name.removeprefix(OLD_PREFIX).lower() for name in given if not name.startswith(others)}
-    old = SchedulerSettings.model_fields.keys() - SHARED_SETTINGS
+    programs = (ENV_PREFIX, *_OTHER_PROGRAMS)
+    given = {
+        name: name.removeprefix(OLD_PREFIX).lower()
+        for name, value in sorted(environ.items())
+        if value and name.startswith(OLD_PREFIX) and not name.startswith(programs)
+    }
+    known = SchedulerSettings.model_fields.keys()
     warnings = [
         f"{name} is an old name and still works; use {ENV_PREFIX}{setting.upper()}"
-        for name, setting in settings.items()
-        if setting in old
+        for name, setting in given.items()
+        if setting in known - SHARED_SETTINGS
     ]
-    ignored = [name for name, setting in settings.items() if setting not in SchedulerSettings.model_fields]
-    if ignored:
+    if ignored := [name for name, setting in given.items() if setting not in known]:
         warnings.append(f"ignored {', '.join(ignored)}: variables of this program begin with {ENV_PREFIX}")
     return warnings
-
-
-def _file(named: dict[str, object]) -> str | None:
-    """Returns the path of the TOML file, None if there is none."""
-    named_by_variable = os.environ.get(f"{ENV_PREFIX}CONFIG") or os.environ.get(f"{OLD_PREFIX}CONFIG")
-    return str(named.get("config") or "") or named_by_variable or None
 
 
 def _refuse_unknown_variables(environ: Mapping[str, str]) -> None:

@@ -13,13 +13,13 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from scheduler_svc import logs
+from scheduler_svc.processes.frontend_process import ALIVE, FAILED, READY
 from scheduler_svc.processes.parent import die_with_parent
 
 log = logging.getLogger("tandem.frontend")
 
-READY, FAILED = "frontend listening on ", "frontend failed: "
-# The parent replaces a front end that stops printing this line.
-ALIVE, ALIVE_SECONDS = "frontend alive", 1.0
+# The parent replaces a front end that stops printing ALIVE.
+ALIVE_SECONDS = 1.0
 _SECRET_BYTES = 32
 
 

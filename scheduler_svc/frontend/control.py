@@ -30,19 +30,28 @@ class CoreQueries:
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._load: asyncio.Task[frontend_pb2.LoadReply] | None = None
 
-    async def abort(self, request_ids: list[str]) -> frontend_pb2.AbortReply:
-        abort = frontend_pb2.Abort(query=next(self._ids), request_ids=request_ids)
-        return await self._ask(abort.query, frontend_pb2.FrontendToCore(abort=abort))
-
-    async def flush_cache(self) -> frontend_pb2.FlushReply:
-        flush = frontend_pb2.FlushCache(query=next(self._ids))
-        return await self._ask(flush.query, frontend_pb2.FrontendToCore(flush_cache=flush))
+    async def ask(self, message: frontend_pb2.FrontendToCore) -> Any:
+        """Sends the query in `message` and returns its reply."""
+        if len(self._waiting) >= MAX_QUERIES:
+            raise status.overloaded(f"{len(self._waiting)} queries wait for the core; the limit is {MAX_QUERIES}")
+        query = next(self._ids)
+        getattr(message, str(message.WhichOneof("message"))).query = query
+        waiting = self._waiting[query] = asyncio.get_running_loop().create_future()
+        try:
+            if not self._send(message):
+                raise _unreachable()
+            async with asyncio.timeout(REPLY_SECONDS):
+                return await waiting
+        except TimeoutError:
+            raise status.not_ready(f"the scheduler's core has not answered for {REPLY_SECONDS:g} s") from None
+        finally:
+            del self._waiting[query]
 
     async def load(self) -> frontend_pb2.LoadReply:
+        """Returns the core's load. Calls that overlap share one query."""
         if self._load is None or self._load.done():
-            query = frontend_pb2.LoadQuery(query=next(self._ids))
-            message = frontend_pb2.FrontendToCore(load_query=query)
-            self._load = asyncio.create_task(self._ask(query.query, message))
+            message = frontend_pb2.FrontendToCore(load_query=frontend_pb2.LoadQuery())
+            self._load = asyncio.create_task(self.ask(message))
             # Retrieves the exception here too, because every caller may have left.
             self._load.add_done_callback(lambda task: task.cancelled() or task.exception())
         # If one caller leaves, the others still get the reply.
@@ -59,20 +68,6 @@ class CoreQueries:
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(_unreachable())
-
-    async def _ask(self, query: int, message: frontend_pb2.FrontendToCore) -> Any:
-        if len(self._waiting) >= MAX_QUERIES:
-            raise status.overloaded(f"{len(self._waiting)} queries wait for the core; the limit is {MAX_QUERIES}")
-        waiting = self._waiting[query] = asyncio.get_running_loop().create_future()
-        try:
-            if not self._send(message):
-                raise _unreachable()
-            async with asyncio.timeout(REPLY_SECONDS):
-                return await waiting
-        except TimeoutError:
-            raise status.not_ready(f"the scheduler's core has not answered for {REPLY_SECONDS:g} s") from None
-        finally:
-            del self._waiting[query]
 
 
 def _unreachable() -> status.Refusal:
@@ -95,7 +90,8 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
             if not request_id:
                 raise status.invalid(f"request_ids[{idx}]", f"request_ids[{idx}] is empty; an id is needed")
             checks.check_request_id(f"request_ids[{idx}]", request_id)
-        reply = await self._queries.abort(list(dict.fromkeys(request.request_ids)))
+        abort = frontend_pb2.Abort(request_ids=dict.fromkeys(request.request_ids))
+        reply = await self._queries.ask(frontend_pb2.FrontendToCore(abort=abort))
         outcomes = {result.request_id: result for result in reply.results}
         return control_pb2.AbortResponse(results=[outcomes[request_id] for request_id in request.request_ids])
 
@@ -113,4 +109,5 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
 
     async def FlushCache(self, request: control_pb2.FlushCacheRequest, context: Any) -> control_pb2.FlushCacheResponse:
         """Empties the prefix cache and returns how many pages were cached."""
-        return control_pb2.FlushCacheResponse(pages=(await self._queries.flush_cache()).pages)
+        reply = await self._queries.ask(frontend_pb2.FrontendToCore(flush_cache=frontend_pb2.FlushCache()))
+        return control_pb2.FlushCacheResponse(pages=reply.pages)

@@ -10,7 +10,8 @@ import asyncio
 import logging
 import os
 import secrets
-from typing import Any, Protocol, cast
+from collections.abc import Callable
+from typing import Any, cast
 
 import zmq
 import zmq.asyncio
@@ -28,17 +29,11 @@ RECONNECT_SECONDS = 0.1
 # The core's limit of a frame from a front end. A larger frame ends the connection and every stream.
 MAX_FRAME_TO_CORE_BYTES = 64 * 1024 * 1024
 
+OnMessage = Callable[[frontend_pb2.CoreToFrontend], None]
+
 
 class CoreMessageTooLargeError(Exception):
     """The message is larger than the core accepts. Nothing was sent."""
-
-
-class CoreListener(Protocol):
-    """Handles the core's messages. No method may wait."""
-
-    def on_message(self, message: frontend_pb2.CoreToFrontend) -> None: ...
-
-    def on_lost(self) -> None: ...
 
 
 class CoreLink:
@@ -68,18 +63,18 @@ class CoreLink:
         self._given_up.set()
         return False
 
-    async def run(self, listener: CoreListener) -> None:
-        """Connects, and reconnects, until cancelled."""
+    async def run(self, on_message: OnMessage, on_lost: Callable[[], None]) -> None:
+        """Connects, and reconnects, until cancelled. Calls `on_lost` when a core is gone. Neither callable may wait."""
         try:
             while True:
-                await self._run_connection(listener)
+                await self._run_connection(on_message)
                 logger.warning("the core is gone; reconnecting")
-                listener.on_lost()
+                on_lost()
                 await asyncio.sleep(RECONNECT_SECONDS)
         finally:
             self._context.destroy(linger=0)
 
-    async def _run_connection(self, listener: CoreListener) -> None:
+    async def _run_connection(self, on_message: OnMessage) -> None:
         socket = self._context.socket(zmq.DEALER)
         socket.setsockopt(zmq.IDENTITY, f"f-{os.getpid()}-{secrets.token_hex(4)}".encode())
         socket.setsockopt(zmq.LINGER, 0)
@@ -91,7 +86,7 @@ class CoreLink:
         self._socket = socket
         self._given_up.clear()
         self.send(frontend_pb2.FrontendToCore(hello=frontend_pb2.Hello(secret=self._secret)))
-        receiver = asyncio.create_task(_receive(socket, listener))
+        receiver = asyncio.create_task(_receive(socket, on_message))
         ends = [asyncio.create_task(_wait_for_disconnect(monitor)), asyncio.create_task(self._given_up.wait())]
         try:
             await asyncio.wait([receiver, *ends], return_when=asyncio.FIRST_COMPLETED)
@@ -107,7 +102,7 @@ class CoreLink:
             socket.close(0)
 
 
-async def _receive(socket: zmq.asyncio.Socket, listener: CoreListener) -> None:
+async def _receive(socket: zmq.asyncio.Socket, on_message: OnMessage) -> None:
     while True:
         frame = await socket.recv()
         # The core sends empty frames to check that the front end is connected.
@@ -118,7 +113,7 @@ async def _receive(socket: zmq.asyncio.Socket, listener: CoreListener) -> None:
         except DecodeError:
             logger.error("dropped a malformed frame of %d bytes from the core", len(frame))
             continue
-        listener.on_message(message)
+        on_message(message)
 
 
 async def _wait_for_disconnect(monitor: zmq.asyncio.Socket) -> None:

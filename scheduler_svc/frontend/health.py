@@ -41,10 +41,6 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         # In order of arrival.
         self._watches: dict[_WatchCall, None] = {}
 
-    @property
-    def num_watches(self) -> int:
-        return len(self._watches)
-
     def set(self, *, is_serving: bool) -> None:
         """Stores the state. Every later answer has it."""
         self._state = State.SERVING if is_serving else State.NOT_SERVING

@@ -49,7 +49,7 @@ class FrontEndSettings:
 
 
 class FrontEnd:
-    """One front end. It is also the listener of its link to the core."""
+    """One front end."""
 
     def __init__(self, settings: FrontEndSettings) -> None:
         self._settings = settings
@@ -72,7 +72,7 @@ class FrontEnd:
         """
         bound = self._bind()
         await self._server.start()
-        link = asyncio.create_task(self._link.run(self))
+        link = asyncio.create_task(self._link.run(self._on_message, self._on_lost))
         sweep = asyncio.create_task(self._sweep())
         stop = asyncio.create_task(self._wait_until_drained())
         on_listening(bound)
@@ -100,7 +100,7 @@ class FrontEnd:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.stop)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
-    def on_message(self, message: frontend_pb2.CoreToFrontend) -> None:
+    def _on_message(self, message: frontend_pb2.CoreToFrontend) -> None:
         """Passes a message of the core to the part that handles it."""
         match message.WhichOneof("message"):
             case "step_output":
@@ -121,7 +121,7 @@ class FrontEnd:
             case _:
                 logger.error("the core sent a message that this front end does not know")
 
-    def on_lost(self) -> None:
+    def _on_lost(self) -> None:
         """Fails everything that waits for the core. The front end serves again when it has a new core."""
         if self._loading is not None:
             self._loading.cancel()

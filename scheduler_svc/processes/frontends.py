@@ -66,9 +66,9 @@ class FrontendProcesses:
 
     def kill(self, frontend: str) -> None:
         """Kills a front end (f-<pid>-…) that the core lost, in case it hangs; `watch` replaces it."""
-        _, _, rest = frontend.partition("-")
+        pid = frontend.partition("-")[2].partition("-")[0]
         for child in self._children:
-            if child.is_pid(rest.partition("-")[0]):
+            if child.is_pid(pid):
                 child.kill()
 
     @property

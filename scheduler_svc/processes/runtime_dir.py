@@ -22,7 +22,7 @@ _LONGEST_NAME = max(_SOCKETS, key=len)
 
 
 class RuntimeDir:
-    """The folder, opened at start and locked until the process ends."""
+    """The folder, opened at start and locked until the process ends. Peers connect to its two endpoints."""
 
     def __init__(self, path: Path) -> None:
         """Raises SettingError if the folder cannot be used or another scheduler holds it."""
@@ -41,18 +41,9 @@ class RuntimeDir:
         except OSError as error:
             raise SettingError(f"runtime_dir {path} cannot be used: {error.strerror}") from None
         self.path = path
+        self.worker_endpoint, self.frontend_endpoint = (f"ipc://{path}/{name}" for name in _SOCKETS)
         self._marks: dict[Path, tuple[int, ...] | None] = {}
         self._missing: Path | None = None
-
-    @property
-    def worker_endpoint(self) -> str:
-        """The endpoint that workers connect to."""
-        return f"ipc://{self.path}/worker.sock"
-
-    @property
-    def frontend_endpoint(self) -> str:
-        """The endpoint that front ends connect to."""
-        return f"ipc://{self.path}/frontend.sock"
 
     def sockets_bound(self) -> None:
         """Remembers the files as they are now; `watch` compares them. Call it when both sockets are bound."""

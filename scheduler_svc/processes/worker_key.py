@@ -11,6 +11,7 @@ import stat
 import time
 from pathlib import Path
 
+from scheduler_svc import private_file
 from scheduler_svc.flags import SettingError
 
 NAME = "worker.key"
@@ -34,13 +35,12 @@ def read_or_create(folder: Path) -> bytes:
 def _create(path: Path) -> None:
     """Writes the key under another name and links it to `path`, so that a reader never reads a part of it."""
     draft = path.with_name(f".{NAME}-{secrets.token_hex(8)}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with private_file.create(draft) as file:
             file.write(secrets.token_bytes(KEY_BYTES))
         os.link(draft, path)
     finally:
-        draft.unlink()
+        draft.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> bytes:

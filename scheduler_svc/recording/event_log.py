@@ -32,6 +32,7 @@ log = logging.getLogger("tandem.core")
 _VERSION = 5
 _LENGTH = struct.Struct("<I")
 _MAX_ENTRY = 1 << 28
+_WITHOUT_FIELDS = {"tick": ev.Tick(), "drain_started": ev.DrainStarted(), "drain_ended": ev.DrainEnded()}
 
 
 class EffectsDigest:
@@ -144,11 +145,7 @@ def event_of(entry: pb.RecordedEvent) -> ev.Event:
             return ev.FrontendLost(frontend=entry.peer)
         case "worker_lost":
             return ev.WorkerLost(worker=entry.peer, reason=entry.worker_lost.reason)
-        case "tick":
-            return ev.Tick()
-        case "drain_started":
-            return ev.DrainStarted()
-        case "drain_ended":
-            return ev.DrainEnded()
+        case "tick" | "drain_started" | "drain_ended" as kind:
+            return _WITHOUT_FIELDS[kind]
         case _:
             raise WireError("an entry has no event")

@@ -22,30 +22,13 @@ log = logging.getLogger("tandem.core")
 # are of that lane. `step`, `waiting` and `preemptions` are of the whole service, and so are the last five columns: the
 # number of workers, and running requests and pages summed over them. A lost worker is not among them any more.
 # `ms`: the worker's own time. `span_ms`: from the plan sent to the result read, including the wait for the step before.
-COLUMNS = (
-    "step",
-    "at_seconds",
-    "kind",
-    "cause",
-    "running",
-    "waiting",
-    "tokens",
-    "prefill_tokens",
-    "decode_tokens",
-    "output_tokens",
-    "pages_used",
-    "pages_cached",
-    "pages_total",
-    "preemptions",
-    "lane",
-    "generation",
-    "ms",
-    "span_ms",
-    "workers",
-    "all_running",
-    "all_pages_used",
-    "all_pages_cached",
-    "all_pages_total",
+HEADER = (
+    "step,at_seconds,kind,cause,running,waiting,"
+    "tokens,prefill_tokens,decode_tokens,"
+    "output_tokens,pages_used,pages_cached,pages_total,preemptions,"
+    "lane,generation,ms,span_ms,"
+    "workers,all_running,all_pages_used,all_pages_cached,"
+    "all_pages_total\n"
 )
 _WRITE_EVERY_SECONDS = 1.0
 # The largest number of lines in memory: those of one second of the fastest steps, about 100 KB.
@@ -73,7 +56,7 @@ class StepsFile:
         self._file = private_file.create(path, buffering=0)
         self._clock = clock
         self._origin = self._written_at = clock()
-        self._held: list[str] = [",".join(COLUMNS) + "\n"]
+        self._held: list[str] = [HEADER]
         self._is_broken = False
         self._write()
 

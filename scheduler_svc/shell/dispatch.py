@@ -68,10 +68,8 @@ class EffectDispatcher:
                     self.send(self._workers, effect.worker, worker_wire.joined_frame(effect.generation, self._listen()))
                 case fx.WorkerProven():
                     self._served_model.proven(effect.worker)
-                case fx.WorkerRefused():
-                    self._refuse(effect)
-                case fx.AskRejoin():
-                    self.send(self._workers, effect.worker, worker_wire.rejoin_frame())
+                case fx.WorkerRefused() | fx.AskRejoin():
+                    self._turn_away(effect)
                 case _:
                     rest.append(effect)
         return rest
@@ -84,10 +82,8 @@ class EffectDispatcher:
             match effect:
                 case fx.SendPlan():
                     self.send(self._workers, effect.worker, worker_wire.plan_frame(effect.plan))
-                case fx.WorkerRefused():
-                    self._refuse(effect)
-                case fx.AskRejoin():
-                    self.send(self._workers, effect.worker, worker_wire.rejoin_frame())
+                case fx.WorkerRefused() | fx.AskRejoin():
+                    self._turn_away(effect)
                 case fx.Note():
                     log.warning("%s", effect.message)
                 case StepReport():
@@ -110,8 +106,12 @@ class EffectDispatcher:
         except PeerLostError as error:
             self.lost_peers.append((link, peer, str(error)))
 
-    def _refuse(self, effect: fx.WorkerRefused) -> None:
-        self.send(self._workers, effect.worker, worker_wire.refused_frame(effect.reason, retry=effect.retry))
+    def _turn_away(self, effect: fx.WorkerRefused | fx.AskRejoin) -> None:
+        if isinstance(effect, fx.AskRejoin):
+            frame = worker_wire.rejoin_frame()
+        else:
+            frame = worker_wire.refused_frame(effect.reason, retry=effect.retry)
+        self.send(self._workers, effect.worker, frame)
 
     def _frontend_frame(self, effect: frontend_wire.FrontendEffect | fx.ModelServed) -> bytes:
         if not isinstance(effect, fx.ModelServed):

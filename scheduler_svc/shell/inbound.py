@@ -10,13 +10,13 @@ from tandem.internal.v1 import frontend_pb2, record_pb2, worker_pb2
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.shell.dispatch import EffectDispatcher
 from scheduler_svc.shell.peers import Credentials, DroppedFrames
-from scheduler_svc.shell.recorded_core import RecordedCore
 from scheduler_svc.shell.router_link import RouterLink
 from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire import worker as worker_wire
-from scheduler_svc.wire.arrays import WireError
+from scheduler_svc.wire.arrays import WireError, parsed
 
 # Frames read from one socket before the other gets its turn and the core makes a plan.
 _MAX_FRAMES_PER_TURN = 1024
@@ -28,16 +28,18 @@ class Inbound:
     def __init__(
         self,
         *,
-        core: RecordedCore,
+        core: Scheduler,
+        handle: Callable[..., list[fx.Effect]],
         workers: RouterLink,
         frontends: RouterLink,
         dispatcher: EffectDispatcher,
         credentials: Credentials,
         on_frontend_lost: Callable[[str, str], None],
     ) -> None:
-        """`on_frontend_lost` gets a front end and the reason."""
+        """`handle` passes an event to the core (`Loop`); `on_frontend_lost` gets a front end and the reason."""
         self.dropped = DroppedFrames()
         self._core = core
+        self._handle = handle
         self._workers = workers
         self._frontends = frontends
         self._dispatcher = dispatcher
@@ -57,12 +59,12 @@ class Inbound:
 
     def _from_worker(self, peer: str, frame: bytes | None) -> list[fx.Effect]:
         try:
-            message = worker_wire.parse(_whole(frame))
+            message = parsed(worker_pb2.WorkerToCore, _whole(frame))
             event = worker_wire.event_of(message, peer)
         except WireError as error:
             return self._refuse_worker(peer, str(error), f"it sent a malformed message: {error}")
         if not message.HasField("join"):
-            return self._dispatcher.answer_worker(self._core.handle(event, peer=peer, worker=message))
+            return self._dispatcher.answer_worker(self._handle(event, peer=peer, worker=message))
         if not self._credentials.is_worker_key(message.join.key):
             return self._refuse_worker(peer, self._credentials.refusal, "it sent a wrong key")
         # The key is neither recorded nor kept.
@@ -72,29 +74,29 @@ class Inbound:
         # The core does not read these; they would fill the log, because a standby worker joins twice a second.
         message.join.ClearField("tokenizer_json")
         message.join.ClearField("chat_template")
-        return self._dispatcher.answer_worker(self._core.handle(event, peer=peer, worker=message), join)
+        return self._dispatcher.answer_worker(self._handle(event, peer=peer, worker=message), join)
 
     def _refuse_worker(self, peer: str, answer: str, reason: str) -> list[fx.Effect]:
         """Drops the frame. An unknown worker is answered for the first one that is logged, not for each of a flood."""
-        if self.dropped.add(f"worker {peer}", reason) or peer in self._core.scheduler.lanes:
+        if self.dropped.add(f"worker {peer}", reason) or peer in self._core.lanes:
             self._dispatcher.send(self._workers, peer, worker_wire.refused_frame(answer, retry=False))
         return self._peer_lost(self._workers, peer, reason)
 
     def _from_frontend(self, peer: str, frame: bytes | None) -> list[fx.Effect]:
         message = frontend_pb2.FrontendToCore()
         try:
-            message = frontend_wire.parse(_whole(frame))
+            message = parsed(frontend_pb2.FrontendToCore, _whole(frame))
             self._check_frontend(peer, message)
             event = frontend_wire.event_of(message, peer)
         except WireError as error:
             self.dropped.add(f"front end {peer}", str(error))
-            if message.HasField("submit") and peer in self._core.scheduler.frontends:
+            if message.HasField("submit") and peer in self._core.frontends:
                 stream = message.submit.stream
                 return [
                     fx.Rejected(frontend=peer, stream=stream, code=fx.RejectCode.INVALID, message=str(error), field="")
                 ]
             return []
-        return self._core.handle(event, peer=peer, frontend=message)
+        return self._handle(event, peer=peer, frontend=message)
 
     def _check_frontend(self, peer: str, message: frontend_pb2.FrontendToCore) -> None:
         """Raises WireError if the peer has not proved that this service started it."""
@@ -103,19 +105,19 @@ class Inbound:
                 raise WireError("a Hello without this service's secret")
             # The secret is not recorded.
             message.hello.ClearField("secret")
-        elif peer not in self._core.scheduler.frontends:
+        elif peer not in self._core.frontends:
             raise WireError("a message before its Hello")
 
     def _peer_lost(self, link: RouterLink, peer: str, reason: str) -> list[fx.Effect]:
         lost = record_pb2.PeerLost(reason=reason)
         if link is self._workers:
-            if peer not in self._core.scheduler.lanes:
+            if peer not in self._core.lanes:
                 return []
-            return self._core.handle(ev.WorkerLost(worker=peer, reason=reason), peer=peer, worker_lost=lost)
-        if peer not in self._core.scheduler.frontends:
+            return self._handle(ev.WorkerLost(worker=peer, reason=reason), peer=peer, worker_lost=lost)
+        if peer not in self._core.frontends:
             return []
         self._on_frontend_lost(peer, reason)
-        return self._core.handle(ev.FrontendLost(frontend=peer), peer=peer, frontend_lost=lost)
+        return self._handle(ev.FrontendLost(frontend=peer), peer=peer, frontend_lost=lost)
 
 
 def _whole(frame: bytes | None) -> bytes:

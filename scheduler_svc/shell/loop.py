@@ -9,7 +9,7 @@ import math
 import socket
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import zmq
 from tandem.internal.v1 import record_pb2
@@ -17,13 +17,12 @@ from tandem.internal.v1 import record_pb2
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.processes.frontends import FrontendProcesses
 from scheduler_svc.recording.event_log import Recorder
 from scheduler_svc.recording.steps_file import StepsFile
 from scheduler_svc.shell.dispatch import EffectDispatcher
 from scheduler_svc.shell.inbound import Inbound
-from scheduler_svc.shell.peer_probe import PROBE_EVERY_SECONDS, PeerProbe
 from scheduler_svc.shell.peers import Credentials
-from scheduler_svc.shell.recorded_core import RecordedCore
 from scheduler_svc.shell.router_link import RouterLink
 from scheduler_svc.shell.served_model import ServedModel
 
@@ -32,34 +31,10 @@ log = logging.getLogger("tandem.core")
 _IDLE_SECONDS = 0.25
 # How often the loop checks what no socket reports: removed files, counts of dropped frames.
 _CHECK_SECONDS = 1.0
+# A socket learns of the end of a connection a moment after its monitor, so peers are probed for a second.
+_PROBE_SECONDS, _PROBE_EVERY_SECONDS = 1.0, 0.005
 # Front ends get this long after the grace period to deliver the last answers.
 _FAREWELL_SECONDS = 5.0
-
-
-class Children(Protocol):
-    """The processes of the front ends, as the loop uses them."""
-
-    def watch(self, *, restart: bool) -> None:
-        """Starts, checks and restarts front ends; called once per turn."""
-        ...
-
-    def kill(self, frontend: str) -> None:
-        """Kills a front end that the core lost."""
-        ...
-
-    def ask_to_stop(self) -> None:
-        """Asks each front end to end after its streams; may be called again."""
-        ...
-
-    @property
-    def listen(self) -> str:
-        """The address that callers reach, host:port."""
-        ...
-
-    @property
-    def is_running(self) -> bool:
-        """Whether at least one front end runs."""
-        ...
 
 
 class Loop:
@@ -72,7 +47,7 @@ class Loop:
         workers: RouterLink,
         frontends: RouterLink,
         served_model: ServedModel,
-        children: Children,
+        children: FrontendProcesses,
         credentials: Credentials,
         watch: Callable[[], None],
         recorder: Recorder | None,
@@ -84,8 +59,10 @@ class Loop:
 
         `watch` is called about once a second.
         """
-        self._core = RecordedCore(core, recorder)
+        self._core = core
+        self._recorder = recorder
         self._workers = workers
+        self._frontends = frontends
         self._dispatcher = EffectDispatcher(
             workers=workers,
             frontends=frontends,
@@ -95,19 +72,19 @@ class Loop:
             joined=lambda: core.lanes,
         )
         self._inbound = Inbound(
-            core=self._core,
+            core=core,
+            handle=self._handle,
             workers=workers,
             frontends=frontends,
             dispatcher=self._dispatcher,
             credentials=credentials,
             on_frontend_lost=self._frontend_lost,
         )
-        self._probe = PeerProbe(((workers, lambda: core.lanes), (frontends, lambda: core.frontends)))
         self._children = children
         self._watch = watch
         self._grace_seconds = grace_seconds
         self._wake = wake
-        self._next_check_at = 0.0
+        self._next_check_at = self._probe_at = self._probe_until = 0.0
         self._drain_deadline: float | None = None
         self._poller = zmq.Poller()
         for one in (workers.socket, frontends.socket, workers.monitor, frontends.monitor, wake):
@@ -120,22 +97,46 @@ class Loop:
             if self._wake.fileno() in dict(self._wait()):
                 self._wake.recv(64)
             self._children.watch(restart=not num_seen)
-            self._dispatcher.lost_peers += self._probe.find_lost(time.monotonic())
+            self._find_lost_peers()
             self._check_once_a_second()
             effects = self._inbound.receive()
             if (num_requested := num_stop_requests()) > num_seen:
                 effects += self._begin_stop(at_once=num_requested > 1)
                 num_seen = num_requested
             if num_seen and self._is_grace_over(0.0):
-                effects += self._core.handle(ev.DrainEnded(), drain_ended=record_pb2.DrainEnded())
-            effects += self._core.handle(ev.Tick(), tick=record_pb2.Tick())
-            self._core.flush_record()
+                effects += self._handle(ev.DrainEnded(), drain_ended=record_pb2.DrainEnded())
+            effects += self._handle(ev.Tick(), tick=record_pb2.Tick())
+            if self._recorder is not None:
+                # The events so far outlive this process.
+                self._recorder.flush()
             self._dispatcher.dispatch(effects)
             if num_seen and not self._has_work() and self._is_over():
                 return
 
+    def _handle(self, event: ev.Event, **entry: Any) -> list[fx.Effect]:
+        """Passes an event to the core now, and records it before. `entry` has the event's fields in record.proto."""
+        now = time.monotonic()
+        if self._recorder is None:
+            return self._core.handle(event, now)
+        self._recorder.add_event(record_pb2.RecordedEvent(now=now, **entry))
+        effects = self._core.handle(event, now)
+        self._recorder.add_effects(effects)
+        return effects
+
     def _has_work(self) -> bool:
-        return bool(len(self._core.scheduler.queue) or self._dispatcher.lost_peers)
+        return bool(len(self._core.queue) or self._dispatcher.lost_peers)
+
+    def _find_lost_peers(self) -> None:
+        """Probes every known peer after any connection ended, because no link reports which peer it belonged to."""
+        now = time.monotonic()
+        # A list, because the monitor of every link has to be read.
+        if any([self._workers.has_disconnects(), self._frontends.has_disconnects()]):
+            self._probe_until = now + _PROBE_SECONDS
+        if self._probe_at <= now < self._probe_until:
+            # Probes are spaced, because a peer that reads slowly must not be lost to a flood of them.
+            self._probe_at = now + _PROBE_EVERY_SECONDS
+            for link, peers in ((self._workers, self._core.lanes), (self._frontends, self._core.frontends)):
+                self._dispatcher.lost_peers += [(link, peer, why) for peer, why in link.unreachable(list(peers))]
 
     def _wait(self) -> list[tuple[Any, int]]:
         return self._poller.poll(math.ceil(self._timeout_seconds() * 1e3))
@@ -146,13 +147,13 @@ class Loop:
         if self._dispatcher.lost_peers:
             return 0.0
         until = [now + _IDLE_SECONDS]
-        if (wake := self._core.scheduler.next_wake()) is not None:
+        if (wake := self._core.next_wake()) is not None:
             until.append(wake)
         if self._drain_deadline is not None:
             # No socket reports that a front end has ended.
-            until += [max(self._drain_deadline, now), now + PROBE_EVERY_SECONDS]
-        if (probe_at := self._probe.next_at(now)) is not None:
-            until.append(probe_at)
+            until += [max(self._drain_deadline, now), now + _PROBE_EVERY_SECONDS]
+        if now < self._probe_until:
+            until.append(self._probe_at)
         return max(0.0, min(until) - now)
 
     def _check_once_a_second(self) -> None:
@@ -161,7 +162,7 @@ class Loop:
             self._next_check_at = now + _CHECK_SECONDS
             self._watch()
             self._inbound.dropped.report(now)
-            self._workers.keep_limits_of(self._core.scheduler.lanes)
+            self._workers.keep_limits_of(self._core.lanes)
 
     def _frontend_lost(self, frontend: str, reason: str) -> None:
         if self._drain_deadline is None:
@@ -174,7 +175,7 @@ class Loop:
             return []
         log.info("stopping: new requests are refused, running requests have %g s to end", self._grace_seconds)
         self._drain_deadline = time.monotonic() + self._grace_seconds
-        return self._core.handle(ev.DrainStarted(), drain_started=record_pb2.DrainStarted())
+        return self._handle(ev.DrainStarted(), drain_started=record_pb2.DrainStarted())
 
     def _is_grace_over(self, extra_seconds: float) -> bool:
         return self._drain_deadline is not None and time.monotonic() >= self._drain_deadline + extra_seconds

@@ -8,6 +8,7 @@ bounded, so peers that connect under new names again and again cost neither memo
 import hmac
 import logging
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 log = logging.getLogger("tandem.core")
@@ -17,27 +18,27 @@ _REPORT_SECONDS = 10.0
 _MAX_NAMED = 16
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Credentials:
     """The worker key and the front-end secret, compared in constant time, never logged or recorded."""
 
-    def __init__(self, *, worker_key: bytes, key_path: Path, frontend_secret: bytes) -> None:
-        self._worker_key = worker_key
-        self._key_path = key_path
-        self._frontend_secret = frontend_secret
+    worker_key: bytes
+    key_path: Path
+    frontend_secret: bytes
 
     def is_worker_key(self, key: bytes) -> bool:
         """Whether this is the key of the runtime folder, so that a Join with it is accepted."""
-        return hmac.compare_digest(key, self._worker_key)
+        return hmac.compare_digest(key, self.worker_key)
 
     def is_frontend_secret(self, secret: bytes) -> bool:
         """Whether this is the secret of this service, so that a Hello with it comes from a process that it started."""
-        return hmac.compare_digest(secret, self._frontend_secret)
+        return hmac.compare_digest(secret, self.frontend_secret)
 
     @property
     def refusal(self) -> str:
         """The answer to a worker with a wrong key."""
         return (
-            f"its key is not the one in {self._key_path}: the file was replaced after the worker read it, or the "
+            f"its key is not the one in {self.key_path}: the file was replaced after the worker read it, or the "
             "worker uses another folder; start the worker again with the scheduler's runtime_dir"
         )
 

@@ -6,12 +6,20 @@ probation are kept until then. Sizes and defaults come from the core with each M
 """
 
 from collections.abc import Collection
+from dataclasses import asdict
 
 from tandem.internal.v1 import frontend_pb2, worker_pb2
 from tandem.v1 import control_pb2, inference_pb2
 
 from scheduler_svc.core.messages.config import MAX_LOGPROBS, MAX_NUM_SAMPLES
 from scheduler_svc.core.messages.effects import ModelServed
+from scheduler_svc.wire.arrays import fields
+
+# The fields that callers see as the worker reported them.
+_SAME = (
+    *("model", "identity", "vocab_size", "page_size", "eos_token_ids", "window", "sink_tokens"),
+    *("max_length", "max_rows", "token_budget"),
+)
 
 
 class ServedModel:
@@ -47,31 +55,15 @@ class ServedModel:
         if served is None:
             return frontend_pb2.ModelState(ready=False)
         assert self._tokenizer_json is not None, "a model is served before a worker is proven"
-        defaults = served.defaults
         info = control_pb2.GetModelInfoResponse(
-            model=served.model,
-            identity=served.identity,
-            vocab_size=served.vocab_size,
-            max_length=served.max_length,
-            page_size=served.page_size,
+            **fields(served, _SAME),
             num_pages=served.usable_pages,
-            max_rows=served.max_rows,
-            token_budget=served.token_budget,
-            eos_token_ids=served.eos_token_ids,
-            sampling_defaults=inference_pb2.SamplingParams(
-                temperature=defaults.temperature,
-                top_p=defaults.top_p,
-                top_k=defaults.top_k,
-                min_p=defaults.min_p,
-                repetition_penalty=defaults.repetition_penalty,
-            ),
+            sampling_defaults=inference_pb2.SamplingParams(**asdict(served.defaults)),
             default_max_new_tokens=self._default_max_new_tokens,
             max_waiting=self._max_waiting,
             has_tokenizer=bool(self._tokenizer_json),
             max_num_samples=min(MAX_NUM_SAMPLES, self._max_waiting),
             max_logprobs=min(MAX_LOGPROBS, served.vocab_size),
-            window=served.window,
-            sink_tokens=served.sink_tokens,
         )
         return frontend_pb2.ModelState(
             ready=True,

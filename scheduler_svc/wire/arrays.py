@@ -1,8 +1,9 @@
-"""Parses frames of the internal protocols, and converts arrays to and from raw little-endian bytes.
+"""Parses frames of the internal protocols, reads their fields, and converts arrays to and from little-endian bytes.
 
 Owns no state. Hostile bytes raise WireError and nothing else.
 """
 
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,6 +26,11 @@ def parsed(kind: type[_M], frame: bytes) -> _M:
     except DecodeError as error:
         raise WireError(f"not a {kind.DESCRIPTOR.name}: {error}") from None
     return message
+
+
+def fields(source: object, names: Iterable[str]) -> dict[str, Any]:
+    """Returns the fields of these names, of a message or of a dataclass."""
+    return {name: getattr(source, name) for name in names}
 
 
 def array(data: bytes, dtype: type[_T], name: str) -> npt.NDArray[_T]:

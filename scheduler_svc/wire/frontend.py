@@ -14,37 +14,21 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import MAX_LOGPROBS
 from scheduler_svc.core.messages.page_hash import HASH_BYTES
 from scheduler_svc.core.messages.reports import Load, WorkerLoad
-from scheduler_svc.wire.arrays import WireError, array, packed, parsed
+from scheduler_svc.wire.arrays import WireError, array, fields, packed
 
 _MAX_STOP_IDS = 1024
 _MAX_SAMPLES, _MAX_STREAM = 1024, (1 << 64) - 1
 
-_REJECT = {
-    fx.RejectCode.INVALID: pb.REJECT_CODE_INVALID,
-    fx.RejectCode.DUPLICATE: pb.REJECT_CODE_DUPLICATE,
-    fx.RejectCode.QUEUE_FULL: pb.REJECT_CODE_QUEUE_FULL,
-    fx.RejectCode.NOT_READY: pb.REJECT_CODE_NOT_READY,
-}
-_REASON = {
-    fx.EndReason.EOS: inference_pb2.FINISH_REASON_EOS,
-    fx.EndReason.STOP_TOKEN: inference_pb2.FINISH_REASON_STOP_TOKEN,
-    fx.EndReason.STOP_STRING: inference_pb2.FINISH_REASON_STOP_STRING,
-    fx.EndReason.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
-    fx.EndReason.TIME_LIMIT: inference_pb2.FINISH_REASON_TIME_LIMIT,
-    fx.EndReason.ABORTED: inference_pb2.FINISH_REASON_ABORTED,
-    fx.EndReason.CONTEXT_FULL: inference_pb2.FINISH_REASON_CONTEXT_FULL,
-}
-_FAILURE = {
-    fx.FailureCode.INTERNAL: pb.FAILURE_CODE_INTERNAL,
-    fx.FailureCode.DEADLINE: pb.FAILURE_CODE_DEADLINE,
-    fx.FailureCode.SHUTDOWN: pb.FAILURE_CODE_SHUTDOWN,
-    fx.FailureCode.NO_WORKER: pb.FAILURE_CODE_NO_WORKER,
-}
+# The members of these enums have the same names on both sides.
+_REJECT = {code: pb.RejectCode.Value(f"REJECT_CODE_{code.name}") for code in fx.RejectCode}
+_REASON = {reason: inference_pb2.FinishReason.Value(f"FINISH_REASON_{reason.name}") for reason in fx.EndReason}
+_FAILURE = {code: pb.FailureCode.Value(f"FAILURE_CODE_{code.name}") for code in fx.FailureCode}
 
-
-def parse(frame: bytes) -> pb.FrontendToCore:
-    """Parses a frame. Raises WireError."""
-    return parsed(pb.FrontendToCore, frame)
+# The fields that have the same names and values on both sides.
+_SUBMIT = tuple(name for name in ev.Submit.__slots__ if name in pb.Submit.DESCRIPTOR.fields_by_name)
+_LOAD = tuple(name for name in Load.__slots__ if name != "per_worker")
+_USAGE = tuple(inference_pb2.Usage.DESCRIPTOR.fields_by_name)
+_TIMING = tuple(inference_pb2.Timing.DESCRIPTOR.fields_by_name)
 
 
 def event_of(message: pb.FrontendToCore, frontend: str) -> ev.Event:
@@ -92,27 +76,10 @@ def _submit(submit: pb.Submit, frontend: str) -> ev.Submit:
     if submit.prompt_logprobs_from >= 1 << 30:
         raise WireError(f"prompt_logprobs_from is {submit.prompt_logprobs_from}")
     _check_hashes(submit, len(prompt))
-    return ev.Submit(
-        frontend=frontend,
-        stream=submit.stream,
-        request_id=submit.request_id,
-        prompt=prompt,
-        sampling=submit.sampling,
-        max_new_tokens=submit.max_new_tokens,
-        min_new_tokens=submit.min_new_tokens,
-        stop_token_ids=tuple(int(token) for token in stop_ids),
-        ignore_eos=submit.ignore_eos,
-        priority=submit.priority,
-        max_time_seconds=submit.max_time_seconds,
-        deadline_seconds=submit.deadline_seconds,
-        num_samples=submit.num_samples,
-        num_logprobs=submit.num_logprobs,
-        prompt_logprobs_from=submit.prompt_logprobs_from,
-        prefix_root=submit.prefix_root,
-        page_hashes=submit.page_hashes,
-        cache_read=not submit.bypass_read,
-        cache_write=not submit.bypass_write,
-    )
+    same = fields(submit, _SUBMIT)
+    same |= {"prompt": prompt, "stop_token_ids": tuple(int(token) for token in stop_ids)}
+    cache_read, cache_write = not submit.bypass_read, not submit.bypass_write
+    return ev.Submit(frontend=frontend, cache_read=cache_read, cache_write=cache_write, **same)
 
 
 def _check_hashes(submit: pb.Submit, num_prompt: int) -> None:
@@ -137,7 +104,6 @@ FrontendEffect = (
     | fx.CoreStatus
     | fx.AnnounceDrain
 )
-_SUMS = tuple(name for name in Load.__slots__ if name not in ("per_worker", "worker_lost_seconds"))
 
 
 def frame_of(effect: FrontendEffect) -> bytes:
@@ -161,13 +127,11 @@ def frame_of(effect: FrontendEffect) -> bytes:
                 message.abort_reply.results.add(request_id=request_id, outcome=outcome)
         case fx.LoadReply():
             message.load_reply.query = effect.query
-            load = message.load_reply.load
-            for name in _SUMS:
-                setattr(load, name, getattr(effect.load, name))
-            if effect.load.worker_lost_seconds is not None:
-                load.worker_lost_seconds = effect.load.worker_lost_seconds
+            # A worker_lost_seconds of None stays unset.
+            load = control_pb2.GetLoadResponse(**fields(effect.load, _LOAD))
             for worker in effect.load.per_worker:
-                load.per_worker.add(**{name: getattr(worker, name) for name in WorkerLoad.__slots__})
+                load.per_worker.add(**fields(worker, WorkerLoad.__slots__))
+            message.load_reply.load.CopyFrom(load)
         case fx.FlushReply():
             message.flush_reply.query = effect.query
             message.flush_reply.pages = effect.pages
@@ -198,8 +162,8 @@ def _fill_output(out: pb.StepOutput, effect: fx.StepOutput) -> None:
         item = out.prompt_logprobs.add(stream=piece.stream, start=piece.start)
         _fill_logprobs(item, piece.values)
     for end in effect.ends:
-        item, stats = out.ends.add(), end.stats
-        item.stream = end.stream
+        usage, timing = fields(end.stats, _USAGE), fields(end.stats, _TIMING)
+        item = out.ends.add(stream=end.stream, usage=usage, timing=timing)
         if end.reason is not None:
             item.reason = _REASON[end.reason]
         if end.stop_token_id is not None:
@@ -207,15 +171,3 @@ def _fill_output(out: pb.StepOutput, effect: fx.StepOutput) -> None:
         if end.failure is not None:
             item.failure.code = _FAILURE[end.failure.code]
             item.failure.message = end.failure.message
-        item.usage.prompt_tokens = stats.prompt_tokens
-        item.usage.output_tokens = stats.output_tokens
-        item.usage.discarded_tokens = stats.discarded_tokens
-        item.usage.recomputed_tokens = stats.recomputed_tokens
-        item.usage.cached_prompt_tokens = stats.cached_prompt_tokens
-        item.timing.queue_seconds = stats.queue_seconds
-        item.timing.prefill_seconds = stats.prefill_seconds
-        item.timing.first_token_seconds = stats.first_token_seconds
-        item.timing.decode_seconds = stats.decode_seconds
-        item.timing.total_seconds = stats.total_seconds
-        item.timing.preemptions = stats.preemptions
-        item.timing.worker_changes = stats.worker_changes

@@ -11,23 +11,15 @@ from tandem.internal.v1 import worker_pb2 as pb
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.plan import NOTHING_MOVES, PageMoves, Plan, RowStart
 from scheduler_svc.core.messages.worker_info import GenerationDefaults, WorkerInfo
-from scheduler_svc.wire.arrays import WireError, array, packed, parsed
+from scheduler_svc.wire.arrays import WireError, array, fields, packed
 
 PROTOCOL = 5
 
-_STATUS = {
-    pb.STEP_STATUS_OK: ev.StepStatus.OK,
-    pb.STEP_STATUS_SKIPPED: ev.StepStatus.SKIPPED,
-    pb.STEP_STATUS_FAILED: ev.StepStatus.FAILED,
-    pb.STEP_STATUS_OUT_OF_MEMORY: ev.StepStatus.OUT_OF_MEMORY,
-    pb.STEP_STATUS_OUT_OF_SYNC: ev.StepStatus.OUT_OF_SYNC,
-}
+# The members of both enums have the same names.
+_STATUS = {pb.StepStatus.Value(f"STEP_STATUS_{status.name}"): status for status in ev.StepStatus}
+# The fields that a Join and a WorkerInfo share, with the same values.
+_INFO = tuple(name for name in WorkerInfo.__slots__ if name not in ("eos_token_ids", "device", "defaults"))
 _MAX_DETAIL, _MAX_NAME, _MAX_EOS_IDS = 2000, 512, 1024
-
-
-def parse(frame: bytes) -> pb.WorkerToCore:
-    """Parses a frame. Raises WireError."""
-    return parsed(pb.WorkerToCore, frame)
 
 
 def event_of(message: pb.WorkerToCore, worker: str) -> ev.Event:
@@ -78,32 +70,10 @@ def _info(join: pb.Join) -> WorkerInfo:
         if token >= join.vocab_size:
             raise WireError(f"eos_token_ids has {token}; the vocabulary has {join.vocab_size} tokens")
     return WorkerInfo(
-        identity=join.identity,
-        model=join.model,
-        vocab_size=join.vocab_size,
-        page_size=join.page_size,
-        num_pages=join.num_pages,
-        max_rows=join.max_rows,
-        max_length=join.max_length,
-        token_budget=join.token_budget,
-        chunk_align=join.chunk_align,
-        logit_rows=join.logit_rows,
+        **fields(join, _INFO),
         eos_token_ids=tuple(join.eos_token_ids),
-        pid=join.pid,
-        window=join.window,
-        sink_tokens=join.sink_tokens,
-        host_pages=join.host_pages,
-        page_copy_us=join.page_copy_us,
-        token_us=join.token_us,
-        max_frame_bytes=join.max_frame_bytes,
         device=join.device[:_MAX_NAME],
-        defaults=GenerationDefaults(
-            temperature=join.defaults.temperature,
-            top_p=join.defaults.top_p,
-            top_k=join.defaults.top_k,
-            min_p=join.defaults.min_p,
-            repetition_penalty=join.defaults.repetition_penalty,
-        ),
+        defaults=GenerationDefaults(**fields(join.defaults, GenerationDefaults.__slots__)),
     )
 
 
@@ -122,17 +92,17 @@ def _step_done(result: pb.StepResult, worker: str) -> ev.StepDone:
         tokens=array(result.tokens, np.int32, "tokens"),
         nonfinite=array(result.nonfinite, np.int32, "nonfinite"),
         compute_us=result.compute_us,
-        logprobs=_told(result.logprobs) if result.HasField("logprobs") else ev.NO_LOGPROBS,
-        prompt_logprobs=_told(result.prompt_logprobs) if result.HasField("prompt_logprobs") else ev.NO_LOGPROBS,
+        logprobs=_logprobs(result.logprobs) if result.HasField("logprobs") else ev.NO_LOGPROBS,
+        prompt_logprobs=_logprobs(result.prompt_logprobs) if result.HasField("prompt_logprobs") else ev.NO_LOGPROBS,
     )
 
 
-def _told(told: pb.Logprobs) -> ev.RawLogprobs:
+def _logprobs(message: pb.Logprobs) -> ev.RawLogprobs:
     return ev.RawLogprobs(
-        logprobs=array(told.logprobs, np.float32, "logprobs"),
-        top_k=told.top_k,
-        top_token_ids=array(told.top_token_ids, np.int32, "top_token_ids"),
-        top_logprobs=array(told.top_logprobs, np.float32, "top_logprobs"),
+        logprobs=array(message.logprobs, np.float32, "logprobs"),
+        top_k=message.top_k,
+        top_token_ids=array(message.top_token_ids, np.int32, "top_token_ids"),
+        top_logprobs=array(message.top_logprobs, np.float32, "top_logprobs"),
     )
 
 

@@ -66,4 +66,4 @@ class Worker:
     def event_of(self, result: pb.StepResult) -> ev.Event:
         """The event that the core receives for this result."""
         message = pb.WorkerToCore(result=result)
-        return worker_wire.event_of(worker_wire.parse(message.SerializeToString()), self.name)
+        return worker_wire.event_of(pb.WorkerToCore.FromString(message.SerializeToString()), self.name)

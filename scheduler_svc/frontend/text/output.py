@@ -13,12 +13,8 @@ from scheduler_svc.frontend.text.stop_strings import StopFinder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputPiece:
-    """The next part of an output.
+    """The next part of an output. `stop_string` is the string that ended the output, or ""."""
 
-    `token_offset` counts the output tokens before it. `stop_string` is the string that ended the output, or "".
-    """
-
-    token_offset: int
     token_ids: list[int]
     text: str
     stop_string: str
@@ -62,9 +58,8 @@ class SampleOutput:
         return self._piece(known[:num_kept], text, stop_string)
 
     def _piece(self, tokens: list[int], text: str, stop_string: str) -> OutputPiece:
-        piece = OutputPiece(token_offset=self.num_tokens, token_ids=tokens, text=text, stop_string=stop_string)
         self.num_tokens += len(tokens)
-        return piece
+        return OutputPiece(token_ids=tokens, text=text, stop_string=stop_string)
 
     def _decode(self, tokens: list[int]) -> tuple[int, str, str]:
         """Returns (number of tokens up to the stop, text, stop string found or "")."""

@@ -190,7 +190,7 @@ class LoadedCore:
     def take_result(self) -> None:
         """Handles the oldest plan's result and encodes its output."""
         frame = self._result(self._plans.popleft())
-        event = self._timed("decode_us", lambda: worker_wire.event_of(worker_wire.parse(frame), _WORKER))
+        event = self._timed("decode_us", lambda: worker_wire.event_of(pb.WorkerToCore.FromString(frame), _WORKER))
         effects = self._timed("done_us", lambda: self._handle(event))
         for effect in effects:
             if isinstance(effect, fx.StepOutput):

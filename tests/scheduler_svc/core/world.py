@@ -335,7 +335,7 @@ class World:
         if not self.results:
             return False
         message = pb.WorkerToCore(result=self.results.popleft())
-        self.handle(worker_wire.event_of(worker_wire.parse(message.SerializeToString()), self.worker))
+        self.handle(worker_wire.event_of(pb.WorkerToCore.FromString(message.SerializeToString()), self.worker))
         return True
 
     def run(self, max_steps: int = 10_000) -> None:

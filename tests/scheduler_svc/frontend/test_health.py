@@ -38,7 +38,7 @@ def test_stalled_watches_delay_neither_check_nor_other_watches(run: Run):
         for _ in range(50):
             stalled.call(WATCH, b"")
         watches = s.front_end._health
-        await until(lambda: watches.num_watches == 50)
+        await until(lambda: len(watches._watches) == 50)
         watch = stub_of(s).Watch(health_pb2.HealthCheckRequest())
         assert (await watch.read()).status == State.SERVING
         s.front_end._readiness.drain()
@@ -47,7 +47,7 @@ def test_stalled_watches_delay_neither_check_nor_other_watches(run: Run):
         assert (await watch.read()).status == State.NOT_SERVING
         watch.cancel()
         stalled.close()
-        await until(lambda: watches.num_watches == 0)
+        await until(lambda: len(watches._watches) == 0)
 
     run(scenario)
 
@@ -87,7 +87,7 @@ def test_an_unknown_service_name_is_answered_and_not_stored(run: Run):
             error = await failure(stub_of(s).Check(request))
             assert error.code() is grpc.StatusCode.NOT_FOUND
             assert f"no.such.Service{idx}" in error.details()
-        await until(lambda: watches.num_watches == 0)
+        await until(lambda: len(watches._watches) == 0)
         assert vars(watches)["_services"] == before == frozenset(SERVICES)
 
     run(scenario)
@@ -114,7 +114,7 @@ def test_watches_above_the_limit_are_refused(run: Run, monkeypatch: pytest.Monke
         assert_retry_hint(error, 0.5)
         assert await check(s) == State.SERVING
         watches[0].cancel()
-        await until(lambda: s.front_end._health.num_watches == 2)
+        await until(lambda: len(s.front_end._health._watches) == 2)
         last = stub_of(s).Watch(health_pb2.HealthCheckRequest())
         assert (await last.read()).status == State.SERVING
         for watch in (*watches, last):
@@ -136,8 +136,8 @@ def test_watches_whose_caller_reads_nothing_are_cancelled(run: Run, monkeypatch:
         stalled = RawConnection(s.address)
         for _ in range(5):
             stalled.call(WATCH, b"")
-        await until(lambda: s.front_end._health.num_watches == 5)
-        await until(lambda: s.front_end._health.num_watches == 0)
+        await until(lambda: len(s.front_end._health._watches) == 5)
+        await until(lambda: len(s.front_end._health._watches) == 0)
         await check(s)
         assert len(await asyncio.to_thread(stalled.wait_ends, 5)) == 5
         stalled.close()

@@ -360,21 +360,14 @@ def test_grpcs_own_retries_obey_the_retry_hint(run: Run):
 def test_a_core_that_reads_nothing_counts_as_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(core_link, "HIGH_WATER_MARK", 2)
 
-    class CoreListener:
-        def __init__(self) -> None:
-            self.lost = asyncio.Event()
-
-        def on_message(self, message: frontend_pb2.CoreToFrontend) -> None:
-            raise AssertionError(message)
-
-        def on_lost(self) -> None:
-            self.lost.set()
+    def on_message(message: frontend_pb2.CoreToFrontend) -> None:
+        raise AssertionError(message)
 
     async def main() -> None:
         core = FakeCore(f"ipc://{tmp_path}/core.sock")
-        link, listener = core_link.CoreLink(f"ipc://{tmp_path}/core.sock"), CoreListener()
+        link, lost = core_link.CoreLink(f"ipc://{tmp_path}/core.sock"), asyncio.Event()
         assert not link.send(frontend_pb2.FrontendToCore())
-        running = asyncio.create_task(link.run(listener))
+        running = asyncio.create_task(link.run(on_message, lost.set))
         await core.expect("hello")
         # The core stops reading, so its queue, the kernel's and the front end's fill up.
         big = frontend_pb2.FrontendToCore(submit=frontend_pb2.Submit(prompt=bytes(1 << 20)))
@@ -383,7 +376,7 @@ def test_a_core_that_reads_nothing_counts_as_lost(tmp_path: Path, monkeypatch: p
             num_sent += 1
             assert num_sent < 2000
             await asyncio.sleep(0)
-        await asyncio.wait_for(listener.lost.wait(), 10)
+        await asyncio.wait_for(lost.wait(), 10)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         core.close()

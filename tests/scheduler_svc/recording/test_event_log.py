@@ -22,7 +22,7 @@ from scheduler_svc.recording import core_config, event_log
 from scheduler_svc.recording.replay import replay
 from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire import worker as worker_wire
-from scheduler_svc.wire.arrays import WireError
+from scheduler_svc.wire.arrays import WireError, parsed
 from tests.rigs.executor import Executor, Shape
 from tests.rigs.sampling import Settings
 
@@ -161,23 +161,26 @@ SETTINGS = json.loads(core_config.encode(CoreConfig()))
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ("{", "the core's settings are not JSON: "),
-        ("[]", r"the core's settings: \[\] is not an object$"),
-        (SETTINGS | {"speed": 1, "colour": 2}, "the core's settings: colour, speed unknown; another version wrote"),
-        ({"policy": SETTINGS["policy"]}, "the core's settings: max_plan_bytes, .* missing; another version wrote this"),
-        (SETTINGS | {"policy": 1}, "policy: 1 is not an object$"),
-        (SETTINGS | {"policy": SETTINGS["policy"] | {"lifo": True}}, "policy: lifo unknown; another version wrote"),
+        ("{", "Invalid JSON: "),
+        ("[]", "Input should be an object"),
+        (SETTINGS | {"speed": 1, "colour": 2}, "colour, speed unknown; another version wrote this record"),
+        ({"policy": SETTINGS["policy"]}, "max_plan_bytes, .* missing; another version wrote this record"),
+        (SETTINGS | {"policy": 1}, "policy: Input should be an object"),
+        (
+            SETTINGS | {"policy": SETTINGS["policy"] | {"lifo": True}},
+            "lifo unknown; another version wrote this record",
+        ),
         (
             SETTINGS | {"policy": SETTINGS["policy"] | {"admission": "x"}},
-            "admission is 'x'; this program knows hori",
+            "policy: admission: Input should be 'horizon', ",
         ),
-        (SETTINGS | {"max_waiting": True}, "max_waiting is True; it must be of type int$"),
-        (SETTINGS | {"step_timeout_seconds": "1"}, "step_timeout_seconds is '1'; it must be of type float$"),
+        (SETTINGS | {"max_waiting": True}, "max_waiting: Input should be a valid integer$"),
+        (SETTINGS | {"step_timeout_seconds": "1"}, "step_timeout_seconds: Input should be a valid number$"),
     ],
     ids=["text", "list", "unknown", "missing", "policy-number", "policy-unknown", "admission", "bool", "string"],
 )
 def test_a_log_with_other_settings_is_refused(tmp_path: Path, settings: dict[str, object] | str, problem: str) -> None:
-    with pytest.raises(WireError, match=f"^{problem}"):
+    with pytest.raises(WireError, match=f"^the core's settings: {problem}"):
         event_log.read(with_header(tmp_path / "log", 5, settings))
 
 
@@ -309,7 +312,7 @@ def test_the_replay_command_names_the_file_that_it_cannot_read(tmp_path: Path) -
 
 def test_malformed_frames_of_front_ends_are_refused() -> None:
     with pytest.raises(WireError, match="not a FrontendToCore"):
-        frontend_wire.parse(b"\xff\xff")
+        parsed(frontend_pb2.FrontendToCore, b"\xff\xff")
     with pytest.raises(WireError, match="empty"):
         frontend_wire.event_of(frontend_pb2.FrontendToCore(), "f")
     submit = frontend_pb2.Submit(stream=1, request_id="r", prompt=b"123", max_new_tokens=1)

@@ -8,7 +8,7 @@ import pytest
 
 from scheduler_svc import private_file
 from scheduler_svc.core.messages.reports import ResetCause, StepKind, StepReport
-from scheduler_svc.recording.steps_file import COLUMNS, StepsFile
+from scheduler_svc.recording.steps_file import HEADER, StepsFile
 
 
 class Clock:
@@ -42,14 +42,14 @@ def test_a_line_has_the_report_s_values_in_its_columns(tmp_path: Path) -> None:
         "span_ms": "8.913", "workers": "2", "all_running": "6", "all_pages_used": "33", "all_pages_cached": "44",
         "all_pages_total": "198",
     }  # fmt: skip
-    assert header.split(",") == list(COLUMNS)
+    assert header + "\n" == HEADER
     assert reset.split(",")[2:4] == ["reset", "worker lost"]
 
 
 def test_lines_are_written_once_a_second(tmp_path: Path) -> None:
     path, clock = tmp_path / "steps.csv", Clock()
     file = StepsFile(path, clock)
-    assert path.read_text() == ",".join(COLUMNS) + "\n"
+    assert path.read_text() == HEADER
     file.add(report(1))
     clock.now += 0.9
     file.write_due()

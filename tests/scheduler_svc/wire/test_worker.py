@@ -16,7 +16,7 @@ from scheduler_svc.core.scheduler import CoreConfig, Scheduler
 from scheduler_svc.shell.served_model import ServedModel
 from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire import worker as worker_wire
-from scheduler_svc.wire.arrays import WireError, array, packed
+from scheduler_svc.wire.arrays import WireError, array, packed, parsed
 
 JOIN = worker_pb2.Join(
     protocol=5, identity="i", model="m", vocab_size=100, page_size=4, num_pages=9, max_rows=3, max_length=32,
@@ -104,9 +104,9 @@ def test_mutated_frames_never_break_the_core(seed: int) -> None:
             frame = mutated(frame, draw)
         try:
             if worker:
-                event = worker_wire.event_of(worker_wire.parse(frame), "w")
+                event = worker_wire.event_of(parsed(worker_pb2.WorkerToCore, frame), "w")
             else:
-                event = frontend_wire.event_of(frontend_wire.parse(frame), "f")
+                event = frontend_wire.event_of(parsed(frontend_pb2.FrontendToCore, frame), "f")
         except WireError:
             refused += 1
             continue

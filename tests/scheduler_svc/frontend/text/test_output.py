@@ -28,13 +28,13 @@ def make(
     )
 
 
-def test_offsets_follow_the_tokens():
+def test_pieces_follow_the_tokens():
     output = make()
     pieces = [output.push(spell(b"ab")), output.push(spell(b"c")), output.finish(spell(b"de"), stop_token_id=None)]
-    assert [(piece.token_offset, piece.token_ids, piece.text) for piece in pieces] == [
-        (0, spell(b"ab"), "ab"),
-        (2, spell(b"c"), "c"),
-        (3, spell(b"de"), "de"),
+    assert [(piece.token_ids, piece.text) for piece in pieces] == [
+        (spell(b"ab"), "ab"),
+        (spell(b"c"), "c"),
+        (spell(b"de"), "de"),
     ]
     assert output.num_tokens == 5
 
@@ -49,7 +49,7 @@ def test_a_stop_across_token_borders_counts_from_its_completing_token():
     output = make("stop")
     output.push(spell(b"x st"))
     piece = output.push(spell(b"op!"))
-    assert (piece.token_offset, len(piece.token_ids), piece.text) == (4, 2, "")
+    assert (len(piece.token_ids), piece.text) == (2, "")
     assert output.num_tokens == 6
 
 
@@ -98,7 +98,7 @@ def test_a_possible_stop_token_waits_for_the_next_token():
     first = output.push(spell(b"ab."))
     assert (first.text, first.token_ids) == ("ab", spell(b"ab"))
     second = output.push(spell(b"c"))
-    assert (second.text, second.token_offset, second.token_ids) == (".c", 2, spell(b".c"))
+    assert (second.text, second.token_ids) == (".c", spell(b".c"))
 
 
 def test_a_later_end_delivers_a_possible_stop_token():
@@ -173,8 +173,8 @@ def test_the_output_ends_exactly_at_the_earliest_stop(
     output = make(*stops, include_stop=include_stop, min_new_tokens=min_new_tokens)
     text, tokens, stop = "", [], ""
     for batch in batches:
+        assert output.num_tokens == len(tokens)
         piece = output.push(batch)
-        assert piece.token_offset == len(tokens)
         text, tokens, stop = text + piece.text, tokens + piece.token_ids, piece.stop_string
         if stop:
             break

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scheduler_svc.recording.steps_file import COLUMNS
+from scheduler_svc.recording.steps_file import HEADER
 from scheduler_svc.simulator.cost.fitted import (
     FittedCost,
     RecordedSteps,
@@ -197,9 +197,9 @@ def test_outliers_are_left_out_and_counted() -> None:
 
 
 def steps_file(folder: Path, lines: list[dict[str, object]]) -> Path:
-    path = folder / "steps.csv"
-    rows = [",".join(str({**dict.fromkeys(COLUMNS, 0), **line}[column]) for column in COLUMNS) for line in lines]
-    path.write_text("\n".join([",".join(COLUMNS), *rows, ""]))
+    path, columns = folder / "steps.csv", HEADER.strip().split(",")
+    rows = [",".join(str(line.get(column, 0)) for column in columns) for line in lines]
+    path.write_text(HEADER + "\n".join([*rows, ""]))
     return path
 
 
