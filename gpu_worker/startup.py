@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -31,7 +31,7 @@ from gpu_worker.memory.device_memory import free_bytes, free_host_bytes, residen
 from gpu_worker.memory.estimate import estimate
 from gpu_worker.memory.ledger import Measured, ledger
 from gpu_worker.memory.pool import WHY_CAPPED
-from gpu_worker.memory.sizing import Sizes, check_host_memory, choose_sizes
+from gpu_worker.memory.sizing import Machine, Sizes, check_host_memory, choose_sizes
 from gpu_worker.settings import BUNDLED_MODEL, WorkerSettings
 from gpu_worker.step.runner import Runner
 from gpu_worker.step.warm_up import full_plan
@@ -121,17 +121,20 @@ def start(settings: WorkerSettings, folder: Path) -> Worker:
 
 def plan_memory(settings: WorkerSettings, costs: Costs, device: torch.device, reach: tuple[int, int] = (0, 0)) -> Sizes:
     """Chooses sizes that fit free memory and logs them. Raises ValueError."""
+    machine = _machine(device)
     if device.type == "cuda":
-        check_host_memory(costs, free_host_bytes())
-    on_cpu = device.type == "cpu"
-    free_host = 0 if on_cpu else free_host_bytes()
-    free = free_bytes(device)
-    sizes = choose_sizes(settings, costs, free=free, place=str(device), on_cpu=on_cpu, free_host=free_host, reach=reach)
+        check_host_memory(costs, machine.free_host)
+    sizes = choose_sizes(settings, costs, machine, reach)
     for line in ledger(sizes, str(device), costs.dtype):
         log.info("%s", line)
     if sizes.is_capped:
         log.info("the KV pool is capped at %d pages: %s", sizes.geometry.num_pages, WHY_CAPPED)
     return sizes
+
+
+def _machine(device: torch.device) -> Machine:
+    free_host = free_host_bytes() if device.type == "cuda" else 0
+    return Machine(place=str(device), free=free_bytes(device), free_host=free_host)
 
 
 def load(
@@ -147,11 +150,9 @@ def load(
     with phase(f"weights, {costs.dtype} on {device}"):
         model = load_weights(files, device=device, dtype=dtype)
     if device.type == "cuda":
-        free = min(sizes.free, free_bytes(device) + costs.weights)
-        free_host = free_host_bytes()
-        sizes = choose_sizes(
-            settings, costs, free=free, place=str(device), on_cpu=False, free_host=free_host, reach=reach
-        )
+        now = _machine(device)
+        free = min(sizes.free, now.free + costs.weights)
+        sizes = choose_sizes(settings, costs, replace(now, free=free), reach)
     return model, sizes
 
 
@@ -201,13 +202,6 @@ def join_message(
         protocol=PROTOCOL,
         identity=identity(files, geometry.page_size, window),
         model=settings.served_name or own_name,
-        vocab_size=geometry.vocab_size,
-        page_size=geometry.page_size,
-        num_pages=geometry.num_pages,
-        max_rows=geometry.max_rows,
-        max_length=geometry.max_length,
-        token_budget=geometry.token_budget,
-        chunk_align=geometry.chunk_align,
         logit_rows=geometry.logit_rows,
         eos_token_ids=files.eos_token_ids,
         defaults=pb.GenerationDefaults(
@@ -222,9 +216,6 @@ def join_message(
         pid=os.getpid(),
         device=f"{device}{card}",
         dtype=str(dtype).removeprefix("torch."),
-        window=geometry.window,
-        sink_tokens=geometry.sink_tokens,
-        host_pages=geometry.host_pages,
-        page_copy_us=timings.page_copy_us,
-        token_us=timings.token_us,
+        **asdict(geometry),
+        **asdict(timings),
     )
