@@ -1,7 +1,7 @@
 """The bundled model's recipe in one command: corpus, tokenizer, training, measure, saved folder.
 
-Owns: the optimiser loop, its log and the command line. Step n draws the same documents and the same dropout
-noise on every run, so an interrupted run continues with the same results.
+Owns the optimiser loop, its log and checkpoint, provenance.json and the command line. Step n draws the same documents
+and the same dropout noise on every run, so an interrupted run continues with the same results.
 
     python -m gpu_worker.bundled.recipe.train --out DIR      the whole recipe
     python -m gpu_worker.bundled.recipe.train --verify       measure the committed model again
@@ -9,28 +9,30 @@ noise on every run, so an interrupted run continues with the same results.
 
 import argparse
 import json
+import platform
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from importlib import metadata
 from pathlib import Path
 
 import torch
 from torch.nn import functional
 from transformers import GenerationConfig, PreTrainedModel
 
-from gpu_worker.bundled.recipe.checkpoint import load_checkpoint, save_checkpoint
 from gpu_worker.bundled.recipe.corpus import build_corpus
 from gpu_worker.bundled.recipe.evaluate import (
     MODEL_DIR,
+    PROVENANCE,
     encode_documents,
+    file_checksums,
     held_out_windows,
     load_f32,
     measure,
     say_if_other_corpus,
     verify,
 )
-from gpu_worker.bundled.recipe.provenance import read_provenance, write_provenance
 from gpu_worker.bundled.recipe.recipe import Recipe, batches, build_model, build_optimizers
 from gpu_worker.bundled.recipe.tokenizer import EOS_ID, VOCAB_SIZE, save_tokenizer, train_tokenizer
 from gpu_worker.bundled.recipe.unlikelihood import unlikelihood
@@ -59,6 +61,25 @@ class Log:
         print(f"{json.dumps(entry)}  about {remaining / 60:.0f} min to go", flush=True)
 
 
+def save_checkpoint(
+    path: Path, model: PreTrainedModel, optimizers: Sequence[torch.optim.Optimizer], num_steps_done: int
+) -> None:
+    """Saves all that a run needs to continue as if it had not been interrupted."""
+    states = [optimizer.state_dict() for optimizer in optimizers]
+    temporary = path.with_suffix(".tmp")
+    torch.save({"step": num_steps_done, "model": model.state_dict(), "optimizers": states}, temporary)
+    temporary.replace(path)
+
+
+def load_checkpoint(path: Path, model: PreTrainedModel, optimizers: Sequence[torch.optim.Optimizer]) -> int:
+    """Loads the saved values; returns the number of steps already done."""
+    saved = torch.load(path, weights_only=True)
+    model.load_state_dict(saved["model"])
+    for optimizer, state in zip(optimizers, saved["optimizers"], strict=True):
+        optimizer.load_state_dict(state)
+    return saved["step"]
+
+
 def likelihood_loss(model: PreTrainedModel, batch: torch.Tensor) -> torch.Tensor:
     logits = model(batch).logits[:, :-1].reshape(-1, VOCAB_SIZE).float()
     return functional.cross_entropy(logits, batch[:, 1:].reshape(-1))
@@ -84,7 +105,7 @@ def train(
 ) -> None:
     """All steps from the checkpoint in `out` (or the start) on, with the log in `out`."""
     optimizers = build_optimizers(model, recipe)
-    checkpoint = out / "checkpoint.safetensors"
+    checkpoint = out / "checkpoint.pt"
     first_step = load_checkpoint(checkpoint, model, optimizers) if checkpoint.exists() else 0
     last_step = recipe.num_steps + recipe.num_finish_steps
     log = Log(out / "training_log.jsonl", first_step=first_step, last_step=last_step)
@@ -149,9 +170,8 @@ def run(recipe: Recipe, out: Path, *, threads: int, precision: str) -> None:
     out.mkdir(parents=True, exist_ok=True)
     corpus = build_corpus()
     print(f"corpus: {len(corpus.train)} + {len(corpus.held_out)} documents, sha256 {corpus.sha256}")
-    recorded = read_provenance(MODEL_DIR)
-    if recorded:
-        say_if_other_corpus(corpus, recorded)
+    recorded = json.loads((MODEL_DIR / PROVENANCE).read_text())
+    say_if_other_corpus(corpus, recorded)
     tokenizer = train_tokenizer(corpus.train)
     save_tokenizer(tokenizer, out, max_length=recipe.max_positions)
     documents, held_out = encode_documents(tokenizer, corpus.train), held_out_windows(tokenizer, corpus)
@@ -164,28 +184,27 @@ def run(recipe: Recipe, out: Path, *, threads: int, precision: str) -> None:
     model.to(dtype=torch.bfloat16).save_pretrained(out)
     GenerationConfig(eos_token_id=EOS_ID, pad_token_id=EOS_ID).save_pretrained(out)
     figures = measure(load_f32(out), held_out)
-    (out / "checkpoint.safetensors").unlink()
-    write_provenance(
-        out,
-        corpus_sha256=corpus.sha256,
-        recipe=asdict(recipe),
-        figures=figures,
-        counts={
-            "parameters": sum(parameter.numel() for parameter in model.parameters()),
-            "train_documents": len(corpus.train),
-            "train_tokens": num_tokens,
-            "held_out_documents": len(corpus.held_out),
-            "held_out_tokens": held_out.numel(),
-        },
-        precision=arithmetic,
-        threads=threads,
-    )
+    (out / "checkpoint.pt").unlink()
+    provenance = {
+        "cpython_version": platform.python_version(),
+        "packages": {name: metadata.version(name) for name in ("torch", "transformers", "tokenizers", "safetensors")},
+        "corpus_sha256": corpus.sha256,
+        "recipe": asdict(recipe),
+        "training_precision": arithmetic,
+        "training_threads": threads,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "train_documents": len(corpus.train),
+        "train_tokens": num_tokens,
+        "held_out_documents": len(corpus.held_out),
+        "held_out_tokens": held_out.numel(),
+        **figures,
+        "sha256": file_checksums(out),
+    }
+    (out / PROVENANCE).write_text(json.dumps(provenance, indent=2) + "\n")
     minutes = (time.monotonic() - started) / 60
-    loss = figures["held_out_loss"]
+    loss, before = figures["held_out_loss"], recorded["held_out_loss"]
     print(f"DONE in {minutes:.1f} min: held-out loss {loss:.4f} nats per token, saved in {out}")
-    if recorded:
-        before = recorded["held_out_loss"]
-        print(f"the bundled model had {before:.4f}: {loss / before - 1:+.2%}")
+    print(f"the bundled model had {before:.4f}: {loss / before - 1:+.2%}")
 
 
 def main() -> int:
