@@ -19,6 +19,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from gpu_worker.checkpoint.locate import read_json, read_settings
 from gpu_worker.checkpoint.weights import ModelRefused, WeightFiles, find_weights
+from gpu_worker.failures import first_line
 
 # Samples of a model's weights for its identity, distributed over the shards by size.
 _SAMPLE_BYTES, _NUM_SAMPLES = 4096, 1024
@@ -70,9 +71,10 @@ def read_files(folder: Path) -> ModelFiles:
     """Reads the folder, and only the headers of weights. Raises ModelRefused, or OSError with the file's name."""
     config = _read_config(folder)
     try:
-        generation = _generation_config(folder)
+        has_options = (folder / "generation_config.json").is_file()
+        generation = GenerationConfig.from_pretrained(folder) if has_options else GenerationConfig()
     except (OSError, ValueError, TypeError) as error:
-        raise ModelRefused(f"{folder}/generation_config.json cannot be used: {_first_line(error)}") from error
+        raise ModelRefused(f"{folder}/generation_config.json cannot be used: {first_line(error)}") from error
     eos = generation.eos_token_id if generation.eos_token_id is not None else getattr(config, "eos_token_id", None)
     eos_ids = eos if isinstance(eos, list) else [eos] if eos is not None else []
     draws = bool(generation.do_sample)
@@ -116,7 +118,7 @@ def _read_config(folder: Path) -> PreTrainedConfig:
     except OSError:
         raise
     except Exception as error:  # any error of a config class of Transformers
-        raise ModelRefused(f"{path} cannot be used: {_first_line(error)}") from error
+        raise ModelRefused(f"{path} cannot be used: {first_line(error)}") from error
     for part in (config, config.get_text_config()):
         # A forward returns logits only.
         part.return_dict = True
@@ -152,7 +154,7 @@ def check_tokenizer(tokenizer_json: bytes, vocab_size: int, path: Path) -> None:
         vocabulary = Tokenizer.from_str(tokenizer_json.decode()).get_vocab(with_added_tokens=True)
     except Exception as error:  # tokenizers raises the class Exception
         raise ModelRefused(
-            f"{path} cannot be read by tokenizers: {_first_line(error)}; "
+            f"{path} cannot be read by tokenizers: {first_line(error)}; "
             "download it again, or remove it to serve token ids alone"
         ) from error
     token, largest = max(vocabulary.items(), key=lambda item: item[1], default=("", -1))
@@ -208,12 +210,6 @@ def _read_bytes(path: Path) -> bytes:
     return path.read_bytes() if path.is_file() else b""
 
 
-def _generation_config(folder: Path) -> GenerationConfig:
-    if (folder / "generation_config.json").is_file():
-        return GenerationConfig.from_pretrained(folder)
-    return GenerationConfig()
-
-
 def _unsupported_options(generation: GenerationConfig) -> tuple[str, ...]:
     asked = {name: getattr(generation, name, None) for name in _UNSUPPORTED}
     return tuple(
@@ -228,7 +224,3 @@ def _chat_template(folder: Path) -> str:
         template = read_json(folder / "tokenizer_config.json").get("chat_template")
         return template if isinstance(template, str) else ""
     return ""
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
