@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -42,15 +42,6 @@ from gpu_worker.wire.frames import join_frame
 log = logging.getLogger(__name__)
 
 PROTOCOL = 5
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Worker:
-    """A warm runner and its Join message."""
-
-    runner: Runner
-    join: pb.Join
 
 
 @contextmanager
@@ -66,14 +57,15 @@ def log_phase(name: str, seconds: float) -> None:
     log.info("%-36s %7.2f s", name, seconds)
 
 
-def start(settings: WorkerSettings, folder: Path) -> Worker:
-    """The worker of the model in `folder`.
+def start(settings: WorkerSettings, folder: Path) -> tuple[Runner, pb.Join]:
+    """The warm runner of the model in `folder`, and its Join message.
 
     Raises ModelRefused or ValueError, which name the setting and a valid value, and passes on errors of the machine.
     """
     device = choose_device(settings.device)
     set_threads(settings.threads)
-    dtype = _DTYPES.get(settings.dtype) or (torch.float32 if device.type == "cpu" else torch.bfloat16)
+    usual = "float32" if device.type == "cpu" else "bfloat16"
+    dtype: torch.dtype = getattr(torch, usual if settings.dtype == "auto" else settings.dtype)
     with phase("model files"):
         files = read_files(folder)
         # These are the largest parts of the Join; one that is too large is refused before weights are loaded.
@@ -115,8 +107,7 @@ def start(settings: WorkerSettings, folder: Path) -> Worker:
     if runner.geometry.host_pages:
         log.info("a page copy to or from host memory takes %.3g us", timings.page_copy_us)
     with phase("identity"):
-        join = join_message(settings, files, runner.geometry, timings, device, dtype)
-    return Worker(runner=runner, join=join)
+        return runner, join_message(settings, files, runner.geometry, timings, device, dtype)
 
 
 def plan_memory(settings: WorkerSettings, costs: Costs, device: torch.device, reach: tuple[int, int] = (0, 0)) -> Sizes:
@@ -163,10 +154,7 @@ def warm_runner(
     before = _allocated(device)
     with phase("page pool and tables"):
         runner = Runner(model, layers, geometry, device=device, dtype=dtype)
-    pool = sum(
-        tensor.numel() * tensor.element_size()
-        for tensor in (*runner.on_device.cache.keys, *runner.on_device.cache.values)
-    )
+    pool = sum(tensor.nbytes for tensor in runner.on_device.cache.pools)
     tables = None if before is None else _allocated(device) - before - pool
     log.info("compiling kernels; they are kept in %s", os.environ.get("TORCHINDUCTOR_CACHE_DIR", "a temporary folder"))
     runner.warm_up(log_phase)
@@ -204,13 +192,7 @@ def join_message(
         model=settings.served_name or own_name,
         logit_rows=geometry.logit_rows,
         eos_token_ids=files.eos_token_ids,
-        defaults=pb.GenerationDefaults(
-            temperature=files.temperature,
-            top_p=files.top_p,
-            top_k=files.top_k,
-            min_p=files.min_p,
-            repetition_penalty=files.repetition_penalty,
-        ),
+        defaults=pb.GenerationDefaults(**files.defaults),
         tokenizer_json=files.tokenizer_json,
         chat_template=files.chat_template,
         pid=os.getpid(),

@@ -55,11 +55,8 @@ class ModelFiles:
     config: PreTrainedConfig
     weights: WeightFiles
     eos_token_ids: tuple[int, ...]
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    repetition_penalty: float
+    # Settings of sampling, by their names in GenerationDefaults of worker.proto.
+    defaults: dict[str, float]
     # Unsupported options of generation_config.json, as `name value`.
     unsupported: tuple[str, ...]
     # Empty without a tokenizer.json: prompts and outputs are token ids then.
@@ -77,12 +74,6 @@ def read_files(folder: Path) -> ModelFiles:
         raise ModelRefused(f"{folder}/generation_config.json cannot be used: {first_line(error)}") from error
     eos = generation.eos_token_id if generation.eos_token_id is not None else getattr(config, "eos_token_id", None)
     eos_ids = eos if isinstance(eos, list) else [eos] if eos is not None else []
-    draws = bool(generation.do_sample)
-
-    def default(name: str, off: float) -> float:
-        value = getattr(generation, name, None)
-        return off if value is None or not draws else value
-
     vocab_size = int(config.get_text_config().vocab_size)
     for token in eos_ids:
         if not 0 <= int(token) < vocab_size:
@@ -90,20 +81,16 @@ def read_files(folder: Path) -> ModelFiles:
                 f"eos_token_id is {token}; it must be 0 to {vocab_size - 1}, the model's vocabulary: "
                 "correct generation_config.json or config.json"
             )
-    tokenizer_json = _read_bytes(folder / "tokenizer.json")
+    tokenizer = folder / "tokenizer.json"
+    tokenizer_json = tokenizer.read_bytes() if tokenizer.is_file() else b""
     if tokenizer_json:
-        check_tokenizer(tokenizer_json, vocab_size, folder / "tokenizer.json")
+        check_tokenizer(tokenizer_json, vocab_size, tokenizer)
     return ModelFiles(
         folder=folder,
         config=config,
         weights=find_weights(folder),
         eos_token_ids=tuple(int(token) for token in eos_ids),
-        temperature=default("temperature", 1.0) if draws else 0.0,
-        top_p=default("top_p", 1.0),
-        top_k=int(default("top_k", 0)),
-        min_p=default("min_p", 0.0),
-        # Applies to greedy decoding too, as in Transformers.
-        repetition_penalty=generation.repetition_penalty or 1.0,
+        defaults=_sampling_defaults(generation),
         unsupported=_unsupported_options(generation),
         tokenizer_json=tokenizer_json,
         chat_template=_chat_template(folder),
@@ -180,7 +167,7 @@ def identity(files: ModelFiles, page_size: int, window: tuple[int, int] | None =
     for path, size in sizes.items():
         num_samples = max(_LEAST_SAMPLES, _NUM_SAMPLES * size // sum(sizes.values()))
         add(path.name, hashlib.sha256(b"".join(_fingerprint(path, num_samples))).digest())
-    add("config.json", _canonical(files.folder / "config.json"))
+    add("config.json", json.dumps(read_json(files.folder / "config.json"), sort_keys=True).encode())
     add("tokenizer.json", files.tokenizer_json)
     add("chat_template", files.chat_template.encode())
     add("page_size", str(page_size).encode())
@@ -202,12 +189,14 @@ def _fingerprint(path: Path, num_samples: int) -> Iterator[bytes]:
             yield file.read(_SAMPLE_BYTES)
 
 
-def _canonical(path: Path) -> bytes:
-    return json.dumps(json.loads(path.read_text()), sort_keys=True).encode()
-
-
-def _read_bytes(path: Path) -> bytes:
-    return path.read_bytes() if path.is_file() else b""
+def _sampling_defaults(generation: GenerationConfig) -> dict[str, float]:
+    # The penalty applies to greedy decoding too, as in Transformers.
+    penalty = {"repetition_penalty": generation.repetition_penalty or 1.0}
+    if not generation.do_sample:
+        return penalty | {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+    usual = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+    given = {name: type(off)(value) for name, off in usual.items() if (value := getattr(generation, name)) is not None}
+    return penalty | usual | given
 
 
 def _unsupported_options(generation: GenerationConfig) -> tuple[str, ...]:
