@@ -148,18 +148,14 @@ def make_prompts(geometry: Geometry) -> list[Int32Array]:
 
 def make_plans(prompts: list[Int32Array], geometry: Geometry) -> list[Plan]:
     """Plans with row 1's prompt in two chunks, row 2's prompt beside a decode step, and decode steps of all rows."""
-    pages: list[Int32Array] = []
+    started: list[StartedRows] = []
     first_page = 1
-    for prompt in prompts:
+    for row, prompt in enumerate(prompts, start=1):
         end = min(prompt.size + _NUM_DECODE + 1, geometry.max_length)
         count = align_up(end, geometry.page_size) // geometry.page_size
-        pages.append(np.arange(first_page, first_page + count, dtype=np.int32))
+        pages = np.arange(first_page, first_page + count, dtype=np.int32)
+        started.append(StartedRows.of_prompts(np.array([row], np.int32), [prompt], [pages]))
         first_page += count
-    # Rows that sample greedily.
-    started = [
-        StartedRows.of_prompts(np.array([row], np.int32), [prompt], [own])
-        for row, (prompt, own) in enumerate(zip(prompts, pages, strict=True), start=1)
-    ]
     half = prompts[0].size // 2
     plans = [
         _plan(1, started=started[0], chunk=(1, 0, half, False)),

@@ -42,22 +42,27 @@ LOG_EVERY, MEASURE_EVERY = 25, 500
 
 
 class Log:
-    """training_log.jsonl: a line every LOG_EVERY steps, kept up to `first_step` when a run goes on."""
+    """training_log.jsonl: a line every LOG_EVERY steps, kept up to `first_step` when a run continues."""
 
-    def __init__(self, path: Path, *, first_step: int, last_step: int) -> None:
+    def __init__(self, path: Path, recipe: Recipe, first_step: int) -> None:
         lines = path.read_text().splitlines() if first_step else []
         lines = [line for line in lines if json.loads(line)["step"] <= first_step]
         path.write_text("".join(f"{line}\n" for line in lines))
-        self._path, self._first_step, self._last_step = path, first_step, last_step
+        self._path, self._recipe, self._first_step = path, recipe, first_step
         self._seconds_before: float = json.loads(lines[-1])["seconds"] if lines else 0.0
         self._started = time.monotonic()
 
-    def write(self, step: int, **figures: float) -> None:
+    def write(self, step: int, losses: list[dict[str, float]], **figures: float) -> None:
+        """Writes the means of the losses since the last line, and empties them."""
+        means = {name: sum(loss[name] for loss in losses) / len(losses) for name in losses[0]}
+        losses.clear()
         seconds = time.monotonic() - self._started
-        entry = {"step": step, **figures, "seconds": round(self._seconds_before + seconds, 1)}
+        entry = {"step": step, "tokens": step * self._recipe.tokens_per_step, **means, **figures}
+        entry["seconds"] = round(self._seconds_before + seconds, 1)
         with self._path.open("a") as log:
             log.write(json.dumps(entry) + "\n")
-        remaining = seconds / (step - self._first_step) * (self._last_step - step)
+        last_step = self._recipe.num_steps + self._recipe.num_finish_steps
+        remaining = seconds / (step - self._first_step) * (last_step - step)
         print(f"{json.dumps(entry)}  about {remaining / 60:.0f} min to go", flush=True)
 
 
@@ -107,9 +112,8 @@ def train(
     optimizers = build_optimizers(model, recipe)
     checkpoint = out / "checkpoint.pt"
     first_step = load_checkpoint(checkpoint, model, optimizers) if checkpoint.exists() else 0
-    last_step = recipe.num_steps + recipe.num_finish_steps
-    log = Log(out / "training_log.jsonl", first_step=first_step, last_step=last_step)
-    recent: list[float] = []
+    log = Log(out / "training_log.jsonl", recipe, first_step)
+    losses: list[dict[str, float]] = []
     model.train()
     for step, batch in enumerate(batches(documents, recipe)):
         if step < first_step:
@@ -119,26 +123,21 @@ def train(
             loss = likelihood_loss(model, batch)
         loss.backward()
         update(model, optimizers, recipe.learning_rate(step), recipe.max_gradient_norm)
-        recent.append(loss.item())
+        losses.append({"loss": loss.item()})
         done = step + 1
         if done % LOG_EVERY == 0 or done == recipe.num_steps:
-            figures = {
-                "tokens": done * recipe.tokens_per_step,
-                "loss": sum(recent) / len(recent),
-                "learning_rate": recipe.learning_rate(step),
-            }
+            figures = {"learning_rate": recipe.learning_rate(step)}
             if done % MEASURE_EVERY == 0 or done == recipe.num_steps:
                 figures["held_out_loss"] = measure(model, held_out)["held_out_loss"]
                 save_checkpoint(checkpoint, model, optimizers, done)
-            log.write(done, **figures)
-            recent.clear()
+            log.write(done, losses, **figures)
     finish(model, documents, recipe, log, use_bf16=use_bf16)
 
 
 def finish(model: PreTrainedModel, documents: list[torch.Tensor], recipe: Recipe, log: Log, *, use_bf16: bool) -> None:
     """The last phase: likelihood of the text and unlikelihood of the model's own repetitions, half and half."""
     optimizer = torch.optim.AdamW(model.parameters(), betas=(recipe.beta1, recipe.beta2), weight_decay=0.0)
-    recent: list[tuple[float, float]] = []
+    losses: list[dict[str, float]] = []
     for step, batch in enumerate(recipe.finish_batches(documents)):
         torch.manual_seed(recipe.seed + recipe.num_steps + step)
         prefixes = batch.view(-1, recipe.short_window)[:, : recipe.unlikelihood_prefix]
@@ -148,13 +147,9 @@ def finish(model: PreTrainedModel, documents: list[torch.Tensor], recipe: Recipe
         (loss + recipe.unlikelihood_weight * repetition).backward()
         rate = recipe.finish_learning_rate_at(step)
         update(model, [optimizer], rate, recipe.max_gradient_norm)
-        recent.append((loss.item(), repetition.item()))
+        losses.append({"loss": loss.item(), "unlikelihood": repetition.item()})
         if (step + 1) % LOG_EVERY == 0 or step + 1 == recipe.num_finish_steps:
-            mean_loss, mean_repetition = (sum(column) / len(recent) for column in zip(*recent, strict=True))
-            done = recipe.num_steps + step + 1
-            tokens = done * recipe.tokens_per_step
-            log.write(done, tokens=tokens, loss=mean_loss, unlikelihood=mean_repetition, learning_rate=rate)
-            recent.clear()
+            log.write(recipe.num_steps + step + 1, losses, learning_rate=rate)
 
 
 def cpu_has_bf16() -> bool:
