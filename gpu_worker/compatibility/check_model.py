@@ -63,11 +63,6 @@ def length_limit(config: PreTrainedConfig) -> int:
     return int(default_length(config) * min(factors, default=1.0))
 
 
-def vocab_size_of(config: PreTrainedConfig) -> int:
-    """Size of the model's vocabulary."""
-    return int(config.get_text_config().vocab_size)
-
-
 def meta_model_of(config: PreTrainedConfig, *, dtype: torch.dtype) -> PreTrainedModel:
     """The model as it would be loaded, on the meta device: parameters have shapes and dtypes. Raises ModelRefused."""
     try:

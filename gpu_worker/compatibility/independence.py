@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from gpu_worker.checkpoint.files import ModelRefused
-from gpu_worker.compatibility.check_model import vocab_size_of
 from gpu_worker.compatibility.probe import attending
 
 _LOCAL_NAME = "tandem_local"
@@ -28,7 +27,7 @@ def check_independence(model: PreTrainedModel, max_length: int) -> None:
     """Raises ModelRefused, which names the dependence between tokens. Leaves the model unchanged."""
     device, dtype = model.device, model.dtype
     generator = torch.Generator().manual_seed(1)
-    ids = torch.randint(0, vocab_size_of(model.config), (_NUM_TOKENS,), generator=generator)
+    ids = torch.randint(0, model.config.get_text_config().vocab_size, (_NUM_TOKENS,), generator=generator)
     # Near and far positions: tables that depend on the batch differ in either.
     spread = torch.logspace(0, 1, _NUM_TOKENS, base=max(max_length - 1, 2), dtype=torch.float64).long()
     positions = spread.clamp(max=max_length - 1)[torch.randperm(_NUM_TOKENS, generator=generator)]

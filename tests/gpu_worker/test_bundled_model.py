@@ -185,8 +185,8 @@ def test_training_continues_identically_from_a_checkpoint(tmp_path: Path) -> Non
     whole, resumed = build_model(recipe), build_model(recipe)
     whole_optimizers, resumed_optimizers = (build_optimizers(m, recipe) for m in (whole, resumed))
     step(whole, whole_optimizers, 0)
-    save_checkpoint(tmp_path / "checkpoint.pt", whole, whole_optimizers, 1)
-    assert load_checkpoint(tmp_path / "checkpoint.pt", resumed, resumed_optimizers) == 1
+    save_checkpoint(tmp_path / "checkpoint.safetensors", whole, whole_optimizers, 1)
+    assert load_checkpoint(tmp_path / "checkpoint.safetensors", resumed, resumed_optimizers) == 1
     step(whole, whole_optimizers, 100)
     step(resumed, resumed_optimizers, 100)
     for one, other in zip(whole.parameters(), resumed.parameters(), strict=True):

@@ -18,6 +18,7 @@ from importlib import metadata
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch.nn import functional
 from transformers import GenerationConfig, PreTrainedModel
 
@@ -69,20 +70,31 @@ class Log:
 def save_checkpoint(
     path: Path, model: PreTrainedModel, optimizers: Sequence[torch.optim.Optimizer], num_steps_done: int
 ) -> None:
-    """Saves all that a run needs to continue as if it had not been interrupted."""
-    states = [optimizer.state_dict() for optimizer in optimizers]
+    """Saves each parameter and the optimisers' tensors for it, so that a run continues as if never interrupted."""
+    tensors = {"step": torch.tensor(num_steps_done)}
+    for name, parameter in model.named_parameters():
+        tensors[f"{name}/value"] = parameter.detach()
+        for optimizer in optimizers:
+            tensors |= {f"{name}/{key}": value for key, value in optimizer.state.get(parameter, {}).items()}
     temporary = path.with_suffix(".tmp")
-    torch.save({"step": num_steps_done, "model": model.state_dict(), "optimizers": states}, temporary)
+    save_file(tensors, temporary)
     temporary.replace(path)
 
 
 def load_checkpoint(path: Path, model: PreTrainedModel, optimizers: Sequence[torch.optim.Optimizer]) -> int:
     """Loads the saved values; returns the number of steps already done."""
-    saved = torch.load(path, weights_only=True)
-    model.load_state_dict(saved["model"])
-    for optimizer, state in zip(optimizers, saved["optimizers"], strict=True):
-        optimizer.load_state_dict(state)
-    return saved["step"]
+    saved = load_file(path)
+    num_steps_done = int(saved.pop("step"))
+    parameters = dict(model.named_parameters())
+    optimizer_of = {own: part for part in optimizers for group in part.param_groups for own in group["params"]}
+    for full_key, value in saved.items():
+        name, key = full_key.rsplit("/", 1)
+        parameter = parameters[name]
+        if key == "value":
+            parameter.data.copy_(value)
+        else:
+            optimizer_of[parameter].state[parameter][key] = value
+    return num_steps_done
 
 
 def likelihood_loss(model: PreTrainedModel, batch: torch.Tensor) -> torch.Tensor:
@@ -110,7 +122,7 @@ def train(
 ) -> None:
     """All steps from the checkpoint in `out` (or the start) on, with the log in `out`."""
     optimizers = build_optimizers(model, recipe)
-    checkpoint = out / "checkpoint.pt"
+    checkpoint = out / "checkpoint.safetensors"
     first_step = load_checkpoint(checkpoint, model, optimizers) if checkpoint.exists() else 0
     log = Log(out / "training_log.jsonl", recipe, first_step)
     losses: list[dict[str, float]] = []
@@ -179,7 +191,7 @@ def run(recipe: Recipe, out: Path, *, threads: int, precision: str) -> None:
     model.to(dtype=torch.bfloat16).save_pretrained(out)
     GenerationConfig(eos_token_id=EOS_ID, pad_token_id=EOS_ID).save_pretrained(out)
     figures = measure(load_f32(out), held_out)
-    (out / "checkpoint.pt").unlink()
+    (out / "checkpoint.safetensors").unlink()
     provenance = {
         "cpython_version": platform.python_version(),
         "packages": {name: metadata.version(name) for name in ("torch", "transformers", "tokenizers", "safetensors")},
