@@ -73,9 +73,9 @@ def serve(settings: WorkerSettings, folder: Path, begun: float) -> None:
 
     logs.adopt_libraries()
     log_phase("imports", time.perf_counter() - begun)
-    worker = start(settings, folder)
+    runner, join = start(settings, folder)
     endpoint = worker_endpoint(settings.runtime_dir)
-    link = Link(endpoint, worker.join, worker.runner, key=KeyFile(settings.runtime_dir), max_in_flight=MAX_IN_FLIGHT)
+    link = Link(endpoint, join, runner, key=KeyFile(settings.runtime_dir), max_in_flight=MAX_IN_FLIGHT)
     log_phase("whole start", time.perf_counter() - begun)
     log.info("waiting for a scheduler at %s", endpoint)
     link.serve()

@@ -20,25 +20,12 @@ from gpu_worker.version import version_line
 
 # Variables of the scheduler service and of the client.
 _OTHER_PROGRAMS = ("TANDEM_SCHEDULER_", "TANDEM_ADDRESS")
-# Placeholders of values in --help; N for all others.
-_VALUES = {
-    "model": "NAME",
-    "served_name": "NAME",
-    "device": "DEVICE",
-    "dtype": "TYPE",
-    "pool_bytes": "SIZE",
-    "keep_free_bytes": "SIZE",
-    "host_pool_bytes": "SIZE",
-    "runtime_dir": "FOLDER",
-    "log_level": "LEVEL",
-    "log_format": "FORMAT",
-    "config": "FILE",
-}
+# The settings in each part of --help, with the placeholders of their values; a setting without one is a switch.
 _GROUPS = {
-    "Model": ("model", "served_name", "device", "dtype", "threads"),
-    "Memory": ("page_size", "num_pages", "pool_bytes", "keep_free_bytes", "host_pool_bytes"),
-    "Limits": ("max_rows", "max_length", "token_budget", "window", "window_sinks"),
-    "Process": ("runtime_dir", "exit_with_parent", "log_level", "log_format", "config"),
+    "Model": "model=NAME served_name=NAME device=DEVICE dtype=TYPE threads=N",
+    "Memory": "page_size=N num_pages=N pool_bytes=SIZE keep_free_bytes=SIZE host_pool_bytes=SIZE",
+    "Limits": "max_rows=N max_length=N token_budget=N window=N window_sinks=N",
+    "Process": "runtime_dir=FOLDER exit_with_parent log_level=LEVEL log_format=FORMAT config=FILE",
 }
 _EPILOG = """\
 N is a whole number; SIZE is a number of bytes or has a unit: 512MiB, 2GiB.
@@ -100,13 +87,13 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         add_help=False,
     )
-    for title, names in _GROUPS.items():
+    for title, entries in _GROUPS.items():
         group = parser.add_argument_group(title)
-        for name in names:
-            field = WorkerSettings.model_fields[name]
-            is_switch = field.annotation is bool
-            kind = {"action": argparse.BooleanOptionalAction} if is_switch else {"metavar": _VALUES.get(name, "N")}
-            group.add_argument(_flag(name), help=str(field.description).replace("%", "%%"), **kind)
+        for name, _, placeholder in (entry.partition("=") for entry in entries.split()):
+            help_line = str(WorkerSettings.model_fields[name].description).replace("%", "%%")
+            switch = {"action": argparse.BooleanOptionalAction, "default": None}
+            kind: dict[str, Any] = {"metavar": placeholder} if placeholder else switch
+            group.add_argument(_flag(name), help=help_line, **kind)
     other = parser.add_argument_group("Information")
     other.add_argument("-h", "--help", action="help", help="print this and exit")
     other.add_argument("--version", action="version", version=version_line(), help="print the version and exit")

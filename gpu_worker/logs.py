@@ -73,23 +73,22 @@ class QueuedHandler(logging.Handler):
         super().__init__()
         self.setFormatter(formatter)
         self.num_dropped = 0
-        self._stream = stream
+        self.stream = stream
         self._lines: queue.Queue[str | None] = queue.Queue(max_queued)
         self._writer = threading.Thread(target=self._write_all, name="log writer", daemon=True)
         self._writer.start()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Queues the record, or counts it as dropped. The caller holds the handler's lock."""
-        line = self._line(record)
+        try:
+            line = self.format(record) + "\n"
+        except Exception as error:  # arguments that do not fit the message must not stop the worker
+            line = self._own_line("a record of %s cannot be formatted: %r", record.name, error)
         # The report of drops goes first, where the records are missing.
-        if self.num_dropped and not self._put(self._report_of_drops()):
+        if self.num_dropped and not self.put(self._report_of_drops()):
             self.num_dropped += 1
         else:
-            self.num_dropped = 0 if self._put(line) else 1
-
-    def draw(self, text: str) -> None:
-        """Queues text that is not a record, such as a progress bar; drops it if the queue is full."""
-        self._put(text)
+            self.num_dropped = 0 if self.put(line) else 1
 
     def stop(self) -> None:
         """Writes queued lines, for FLUSH_SECONDS at most, and ends the writer."""
@@ -100,12 +99,6 @@ class QueuedHandler(logging.Handler):
             return
         self._writer.join(max(0.0, until - time.monotonic()))
 
-    def _line(self, record: logging.LogRecord) -> str:
-        try:
-            return self.format(record) + "\n"
-        except Exception as error:  # arguments that do not fit the message must not stop the worker
-            return self._own_line("a record of %s cannot be formatted: %r", record.name, error)
-
     def _own_line(self, message: str, *arguments: object) -> str:
         record = logging.LogRecord(_log.name, logging.WARNING, __file__, 0, message, arguments, None)
         return self.format(record) + "\n"
@@ -113,9 +106,10 @@ class QueuedHandler(logging.Handler):
     def _report_of_drops(self) -> str:
         return self._own_line("dropped %d log records: the queue was full, stderr was not read", self.num_dropped)
 
-    def _put(self, line: str) -> bool:
+    def put(self, text: str) -> bool:
+        """Queues text, such as a line or a progress bar. Returns False if the queue is full."""
         try:
-            self._lines.put_nowait(line)
+            self._lines.put_nowait(text)
         except queue.Full:
             return False
         return True
@@ -126,47 +120,42 @@ class QueuedHandler(logging.Handler):
             line = self._lines.get()
             self._write(line or "")
             if self._lines.empty():
-                self._write_report()
-
-    def _write_report(self) -> None:
-        """Reports drops that no record followed."""
-        self.acquire()
-        text, self.num_dropped = self._report_of_drops() if self.num_dropped else "", 0
-        self.release()
-        self._write(text)
+                # Reports drops that no record followed.
+                with self.lock:
+                    text, self.num_dropped = self._report_of_drops() if self.num_dropped else "", 0
+                self._write(text)
 
     def _write(self, text: str) -> None:
         # If nothing reads stderr any more, the worker continues without a log.
         with contextlib.suppress(OSError, ValueError):
-            self._stream.write(text)
-            self._stream.flush()
+            self.stream.write(text)
+            self.stream.flush()
 
 
 _handler: QueuedHandler | None = None
-_draws_on_terminal = False
 
 
 def start(level: str, log_format: str, stream: TextIO | None = None) -> None:
     """Sends the process's records to `stream`: the worker's from `level` on, those of libraries from WARNING on."""
-    global _handler, _draws_on_terminal
+    global _handler
     stop()
     stream = sys.stderr if stream is None else stream
     _handler = QueuedHandler(stream, JsonFormat() if log_format == "json" else TextFormat())
-    _draws_on_terminal = log_format == "text" and stream.isatty()
     threshold = logging.getLevelNamesMapping()[level.upper()]
     root = logging.getLogger()
     root.addHandler(_handler)
     root.setLevel(max(threshold, logging.WARNING))
     logging.getLogger("gpu_worker").setLevel(threshold)
-    warnings.showwarning = _log_warning
+    warnings.formatwarning = _one_line
+    logging.captureWarnings(True)
 
 
 def stop() -> None:
     """Writes queued lines, for FLUSH_SECONDS at most. Later records are dropped."""
-    global _handler, _draws_on_terminal
+    global _handler
     if _handler is None:
         return
-    handler, _handler, _draws_on_terminal = _handler, None, False
+    handler, _handler = _handler, None
     logging.getLogger().removeHandler(handler)
     handler.stop()
 
@@ -183,13 +172,13 @@ def is_worth_a_line(count: int) -> bool:
 
 def can_draw() -> bool:
     """Whether a progress bar may be drawn: stderr is a terminal and the log is text."""
-    return _draws_on_terminal
+    return _handler is not None and _handler.stream.isatty() and isinstance(_handler.formatter, TextFormat)
 
 
 def draw(text: str) -> None:
     """Writes `text` unformatted, in order with the records."""
     if _handler is not None:
-        _handler.draw(text)
+        _handler.put(text)
 
 
 def adopt_libraries() -> None:
@@ -197,21 +186,14 @@ def adopt_libraries() -> None:
     for logger in logging.root.manager.loggerDict.values():
         if not isinstance(logger, logging.Logger):
             continue
-        own = [handler for handler in logger.handlers if type(handler) is logging.StreamHandler]
-        for handler in own:
-            logger.removeHandler(handler)
-        if own:
-            logger.propagate = True
+        for handler in logger.handlers[:]:
+            if type(handler) is logging.StreamHandler:
+                logger.removeHandler(handler)
+                logger.propagate = True
 
 
-def _log_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
-    """Logs one of Python's warnings in one line; replaces `warnings.showwarning`."""
-    text = " ".join(str(message).split())
-    logging.getLogger("py.warnings").warning("%s: %s (%s:%d)", category.__name__, text, filename, lineno)
+def _one_line(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Formats one of Python's warnings; replaces `warnings.formatwarning`."""
+    return f"{category.__name__}: {' '.join(str(message).split())} ({filename}:{lineno})"

@@ -53,61 +53,51 @@ class WorkerSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    model: Annotated[str, Field(description="local folder or hub name; default: the bundled model")] = str(
-        BUNDLED_MODEL
+    model: str = Field(str(BUNDLED_MODEL), description="local folder or hub name; default: the bundled model")
+    served_name: str = Field("", description="name that callers see; default: the model's own")
+    device: DeviceName = Field("", description="cpu, cuda or cuda:N; default: cuda if there is one")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="type of weights and cache; default: auto, float32 on a CPU and bfloat16 on a GPU"
     )
-    served_name: Annotated[str, Field(description="name that callers see; default: the model's own")] = ""
-    device: Annotated[DeviceName, Field(description="cpu, cuda or cuda:N; default: cuda if there is one")] = ""
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"],
-        Field(description="type of weights and cache; default: auto, float32 on a CPU and bfloat16 on a GPU"),
-    ] = "auto"
-    page_size: Annotated[
-        PositiveInt | None, Field(description="tokens per page, a power of two; default: 64 on a CPU, 128 on a GPU")
-    ] = None
-    num_pages: Annotated[
-        PositiveInt | None, Field(description="pages in the KV pool, the reserved one included; default: by memory")
-    ] = None
-    pool_bytes: Annotated[
-        Size | None, Field(description="size of the KV pool; default: 1GiB on a CPU, all free memory on a GPU")
-    ] = None
-    keep_free_bytes: Annotated[
-        Size | None, Field(description="memory that the KV pool leaves free; default: 1GiB on a GPU")
-    ] = None
-    host_pool_bytes: Annotated[
-        Size, Field(description="host memory for pages of preempted requests; default: none")
-    ] = 0
-    max_rows: Annotated[
-        PositiveInt | None, Field(description="sequences that run at once; default: 32 on a CPU, 256 on a GPU")
-    ] = None
-    max_length: Annotated[
-        PositiveInt | None, Field(description="tokens of one sequence, prompt included; default: the model's")
-    ] = None
-    token_budget: Annotated[
-        PositiveInt | None, Field(description="tokens per step; default: 512 on a CPU, 4096 on a GPU")
-    ] = None
-    window: Annotated[
-        PositiveInt | None,
-        Field(description="last positions that full-attention layers see; default: all positions"),
-    ] = None
-    window_sinks: Annotated[
-        int, Field(ge=0, description="first positions that these layers see besides the window; default: none")
-    ] = 0
-    threads: Annotated[PositiveInt | None, Field(description="CPU threads; default: physical cores minus one")] = None
-    runtime_dir: Annotated[
-        Path, Field(description="folder of the sockets; default: $XDG_RUNTIME_DIR/tandem, else /tmp/tandem-<uid>")
-    ] = Field(default_factory=default_runtime_dir)
-    exit_with_parent: Annotated[
-        bool, Field(description="end when the process that started this one ends; default: no")
-    ] = False
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"],
-        Field(description="lowest level that is logged: debug, info, warning or error; default: info"),
-    ] = "info"
-    log_format: Annotated[
-        Literal["text", "json"], Field(description="text, or json for one JSON object per line; default: text")
-    ] = "text"
-    config: Annotated[Path | None, Field(description="TOML file with any of these settings; default: none")] = None
+    page_size: PositiveInt | None = Field(
+        None, description="tokens per page, a power of two; default: 64 on a CPU, 128 on a GPU"
+    )
+    num_pages: PositiveInt | None = Field(
+        None, description="pages in the KV pool, the reserved one included; default: by memory"
+    )
+    pool_bytes: Size | None = Field(
+        None, description="size of the KV pool; default: 1GiB on a CPU, all free memory on a GPU"
+    )
+    keep_free_bytes: Size | None = Field(
+        None, description="memory that the KV pool leaves free; default: 1GiB on a GPU"
+    )
+    host_pool_bytes: Size = Field(0, description="host memory for pages of preempted requests; default: none")
+    max_rows: PositiveInt | None = Field(
+        None, description="sequences that run at once; default: 32 on a CPU, 256 on a GPU"
+    )
+    max_length: PositiveInt | None = Field(
+        None, description="tokens of one sequence, prompt included; default: the model's"
+    )
+    token_budget: PositiveInt | None = Field(None, description="tokens per step; default: 512 on a CPU, 4096 on a GPU")
+    window: PositiveInt | None = Field(
+        None, description="last positions that full-attention layers see; default: all positions"
+    )
+    window_sinks: int = Field(
+        0, ge=0, description="first positions that these layers see besides the window; default: none"
+    )
+    threads: PositiveInt | None = Field(None, description="CPU threads; default: physical cores minus one")
+    runtime_dir: Path = Field(
+        default_factory=default_runtime_dir,
+        description="folder of the sockets; default: $XDG_RUNTIME_DIR/tandem, else /tmp/tandem-<uid>",
+    )
+    exit_with_parent: bool = Field(False, description="end when the process that started this one ends; default: no")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="lowest level that is logged: debug, info, warning or error; default: info"
+    )
+    log_format: Literal["text", "json"] = Field(
+        "text", description="text, or json for one JSON object per line; default: text"
+    )
+    config: Path | None = Field(None, description="TOML file with any of these settings; default: none")
 
     @model_validator(mode="after")
     def _one_size_of_the_pool(self) -> Self:

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -31,7 +31,7 @@ from gpu_worker.memory.device_memory import free_bytes, free_host_bytes, residen
 from gpu_worker.memory.estimate import estimate
 from gpu_worker.memory.ledger import Measured, ledger
 from gpu_worker.memory.pool import WHY_CAPPED
-from gpu_worker.memory.sizing import Sizes, check_host_memory, choose_sizes
+from gpu_worker.memory.sizing import Machine, Sizes, check_host_memory, choose_sizes
 from gpu_worker.settings import BUNDLED_MODEL, WorkerSettings
 from gpu_worker.step.runner import Runner
 from gpu_worker.step.warm_up import full_plan
@@ -42,15 +42,6 @@ from gpu_worker.wire.frames import join_frame
 log = logging.getLogger(__name__)
 
 PROTOCOL = 5
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Worker:
-    """A warm runner and its Join message."""
-
-    runner: Runner
-    join: pb.Join
 
 
 @contextmanager
@@ -66,14 +57,15 @@ def log_phase(name: str, seconds: float) -> None:
     log.info("%-36s %7.2f s", name, seconds)
 
 
-def start(settings: WorkerSettings, folder: Path) -> Worker:
-    """The worker of the model in `folder`.
+def start(settings: WorkerSettings, folder: Path) -> tuple[Runner, pb.Join]:
+    """The warm runner of the model in `folder`, and its Join message.
 
     Raises ModelRefused or ValueError, which name the setting and a valid value, and passes on errors of the machine.
     """
     device = choose_device(settings.device)
     set_threads(settings.threads)
-    dtype = _DTYPES.get(settings.dtype) or (torch.float32 if device.type == "cpu" else torch.bfloat16)
+    usual = "float32" if device.type == "cpu" else "bfloat16"
+    dtype: torch.dtype = getattr(torch, usual if settings.dtype == "auto" else settings.dtype)
     with phase("model files"):
         files = read_files(folder)
         # These are the largest parts of the Join; one that is too large is refused before weights are loaded.
@@ -115,23 +107,25 @@ def start(settings: WorkerSettings, folder: Path) -> Worker:
     if runner.geometry.host_pages:
         log.info("a page copy to or from host memory takes %.3g us", timings.page_copy_us)
     with phase("identity"):
-        join = join_message(settings, files, runner.geometry, timings, device, dtype)
-    return Worker(runner=runner, join=join)
+        return runner, join_message(settings, files, runner.geometry, timings, device, dtype)
 
 
 def plan_memory(settings: WorkerSettings, costs: Costs, device: torch.device, reach: tuple[int, int] = (0, 0)) -> Sizes:
     """Chooses sizes that fit free memory and logs them. Raises ValueError."""
+    machine = _machine(device)
     if device.type == "cuda":
-        check_host_memory(costs, free_host_bytes())
-    on_cpu = device.type == "cpu"
-    free_host = 0 if on_cpu else free_host_bytes()
-    free = free_bytes(device)
-    sizes = choose_sizes(settings, costs, free=free, place=str(device), on_cpu=on_cpu, free_host=free_host, reach=reach)
+        check_host_memory(costs, machine.free_host)
+    sizes = choose_sizes(settings, costs, machine, reach)
     for line in ledger(sizes, str(device), costs.dtype):
         log.info("%s", line)
     if sizes.is_capped:
         log.info("the KV pool is capped at %d pages: %s", sizes.geometry.num_pages, WHY_CAPPED)
     return sizes
+
+
+def _machine(device: torch.device) -> Machine:
+    free_host = free_host_bytes() if device.type == "cuda" else 0
+    return Machine(place=str(device), free=free_bytes(device), free_host=free_host)
 
 
 def load(
@@ -147,11 +141,9 @@ def load(
     with phase(f"weights, {costs.dtype} on {device}"):
         model = load_weights(files, device=device, dtype=dtype)
     if device.type == "cuda":
-        free = min(sizes.free, free_bytes(device) + costs.weights)
-        free_host = free_host_bytes()
-        sizes = choose_sizes(
-            settings, costs, free=free, place=str(device), on_cpu=False, free_host=free_host, reach=reach
-        )
+        now = _machine(device)
+        free = min(sizes.free, now.free + costs.weights)
+        sizes = choose_sizes(settings, costs, replace(now, free=free), reach)
     return model, sizes
 
 
@@ -162,10 +154,7 @@ def warm_runner(
     before = _allocated(device)
     with phase("page pool and tables"):
         runner = Runner(model, layers, geometry, device=device, dtype=dtype)
-    pool = sum(
-        tensor.numel() * tensor.element_size()
-        for tensor in (*runner.on_device.cache.keys, *runner.on_device.cache.values)
-    )
+    pool = sum(tensor.nbytes for tensor in runner.on_device.cache.pools)
     tables = None if before is None else _allocated(device) - before - pool
     log.info("compiling kernels; they are kept in %s", os.environ.get("TORCHINDUCTOR_CACHE_DIR", "a temporary folder"))
     runner.warm_up(log_phase)
@@ -201,30 +190,14 @@ def join_message(
         protocol=PROTOCOL,
         identity=identity(files, geometry.page_size, window),
         model=settings.served_name or own_name,
-        vocab_size=geometry.vocab_size,
-        page_size=geometry.page_size,
-        num_pages=geometry.num_pages,
-        max_rows=geometry.max_rows,
-        max_length=geometry.max_length,
-        token_budget=geometry.token_budget,
-        chunk_align=geometry.chunk_align,
         logit_rows=geometry.logit_rows,
         eos_token_ids=files.eos_token_ids,
-        defaults=pb.GenerationDefaults(
-            temperature=files.temperature,
-            top_p=files.top_p,
-            top_k=files.top_k,
-            min_p=files.min_p,
-            repetition_penalty=files.repetition_penalty,
-        ),
+        defaults=pb.GenerationDefaults(**files.defaults),
         tokenizer_json=files.tokenizer_json,
         chat_template=files.chat_template,
         pid=os.getpid(),
         device=f"{device}{card}",
         dtype=str(dtype).removeprefix("torch."),
-        window=geometry.window,
-        sink_tokens=geometry.sink_tokens,
-        host_pages=geometry.host_pages,
-        page_copy_us=timings.page_copy_us,
-        token_us=timings.token_us,
+        **asdict(geometry),
+        **asdict(timings),
     )

@@ -49,6 +49,11 @@ class KvCache:
             self.values.append(values)
             self._written.append((keys[..., : kind.key_dim], values[..., : kind.value_dim]))
 
+    @property
+    def pools(self) -> tuple[Tensor, ...]:
+        """K of every layer, then V."""
+        return (*self.keys, *self.values)
+
     def write(self, layer_idx: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Writes keys and values [heads, t, key or value dimension] to token slots int64 [t].
 
@@ -60,7 +65,7 @@ class KvCache:
 
     def zero(self) -> None:
         """Zeroes every page."""
-        for pool in (*self.keys, *self.values):
+        for pool in self.pools:
             pool.zero_()
 
     def zero_pages(self, pages: Tensor) -> None:
@@ -81,13 +86,11 @@ class KvCache:
     @property
     def page_elements(self) -> int:
         """Elements of one page, K and V of all layers."""
-        shapes = [pool.shape for pool in (*self.keys, *self.values)]
-        return sum(heads * self.page_size * head_dim for heads, _, head_dim in shapes)
+        return sum(pool.shape[0] * self.page_size * pool.shape[2] for pool in self.pools)
 
     def gathered(self, pages: Tensor) -> Tensor:
         """Contents of pages int64 [n] as [n, page_elements], K of every layer and then V."""
-        pool = self.keys[0]
-        out = pool.new_empty(pages.shape[0], self.page_elements)
+        out = self.keys[0].new_empty(pages.shape[0], self.page_elements)
         for part, of_pages in self._parts(out):
             part.copy_(of_pages[pages])
         return out
@@ -99,7 +102,7 @@ class KvCache:
 
     def _by_page(self) -> Iterator[Tensor]:
         """Each pool as [heads, pages, page size, head dimension]."""
-        for pool in (*self.keys, *self.values):
+        for pool in self.pools:
             heads, _, head_dim = pool.shape
             yield pool.view(heads, -1, self.page_size, head_dim)
 

@@ -19,6 +19,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from gpu_worker.checkpoint.locate import read_json, read_settings
 from gpu_worker.checkpoint.weights import ModelRefused, WeightFiles, find_weights
+from gpu_worker.failures import first_line
 
 # Samples of a model's weights for its identity, distributed over the shards by size.
 _SAMPLE_BYTES, _NUM_SAMPLES = 4096, 1024
@@ -54,11 +55,8 @@ class ModelFiles:
     config: PreTrainedConfig
     weights: WeightFiles
     eos_token_ids: tuple[int, ...]
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    repetition_penalty: float
+    # Settings of sampling, by their names in GenerationDefaults of worker.proto.
+    defaults: dict[str, float]
     # Unsupported options of generation_config.json, as `name value`.
     unsupported: tuple[str, ...]
     # Empty without a tokenizer.json: prompts and outputs are token ids then.
@@ -70,17 +68,12 @@ def read_files(folder: Path) -> ModelFiles:
     """Reads the folder, and only the headers of weights. Raises ModelRefused, or OSError with the file's name."""
     config = _read_config(folder)
     try:
-        generation = _generation_config(folder)
+        has_options = (folder / "generation_config.json").is_file()
+        generation = GenerationConfig.from_pretrained(folder) if has_options else GenerationConfig()
     except (OSError, ValueError, TypeError) as error:
-        raise ModelRefused(f"{folder}/generation_config.json cannot be used: {_first_line(error)}") from error
+        raise ModelRefused(f"{folder}/generation_config.json cannot be used: {first_line(error)}") from error
     eos = generation.eos_token_id if generation.eos_token_id is not None else getattr(config, "eos_token_id", None)
     eos_ids = eos if isinstance(eos, list) else [eos] if eos is not None else []
-    draws = bool(generation.do_sample)
-
-    def default(name: str, off: float) -> float:
-        value = getattr(generation, name, None)
-        return off if value is None or not draws else value
-
     vocab_size = int(config.get_text_config().vocab_size)
     for token in eos_ids:
         if not 0 <= int(token) < vocab_size:
@@ -88,20 +81,16 @@ def read_files(folder: Path) -> ModelFiles:
                 f"eos_token_id is {token}; it must be 0 to {vocab_size - 1}, the model's vocabulary: "
                 "correct generation_config.json or config.json"
             )
-    tokenizer_json = _read_bytes(folder / "tokenizer.json")
+    tokenizer = folder / "tokenizer.json"
+    tokenizer_json = tokenizer.read_bytes() if tokenizer.is_file() else b""
     if tokenizer_json:
-        check_tokenizer(tokenizer_json, vocab_size, folder / "tokenizer.json")
+        check_tokenizer(tokenizer_json, vocab_size, tokenizer)
     return ModelFiles(
         folder=folder,
         config=config,
         weights=find_weights(folder),
         eos_token_ids=tuple(int(token) for token in eos_ids),
-        temperature=default("temperature", 1.0) if draws else 0.0,
-        top_p=default("top_p", 1.0),
-        top_k=int(default("top_k", 0)),
-        min_p=default("min_p", 0.0),
-        # Applies to greedy decoding too, as in Transformers.
-        repetition_penalty=generation.repetition_penalty or 1.0,
+        defaults=_sampling_defaults(generation),
         unsupported=_unsupported_options(generation),
         tokenizer_json=tokenizer_json,
         chat_template=_chat_template(folder),
@@ -116,7 +105,7 @@ def _read_config(folder: Path) -> PreTrainedConfig:
     except OSError:
         raise
     except Exception as error:  # any error of a config class of Transformers
-        raise ModelRefused(f"{path} cannot be used: {_first_line(error)}") from error
+        raise ModelRefused(f"{path} cannot be used: {first_line(error)}") from error
     for part in (config, config.get_text_config()):
         # A forward returns logits only.
         part.return_dict = True
@@ -152,7 +141,7 @@ def check_tokenizer(tokenizer_json: bytes, vocab_size: int, path: Path) -> None:
         vocabulary = Tokenizer.from_str(tokenizer_json.decode()).get_vocab(with_added_tokens=True)
     except Exception as error:  # tokenizers raises the class Exception
         raise ModelRefused(
-            f"{path} cannot be read by tokenizers: {_first_line(error)}; "
+            f"{path} cannot be read by tokenizers: {first_line(error)}; "
             "download it again, or remove it to serve token ids alone"
         ) from error
     token, largest = max(vocabulary.items(), key=lambda item: item[1], default=("", -1))
@@ -178,7 +167,7 @@ def identity(files: ModelFiles, page_size: int, window: tuple[int, int] | None =
     for path, size in sizes.items():
         num_samples = max(_LEAST_SAMPLES, _NUM_SAMPLES * size // sum(sizes.values()))
         add(path.name, hashlib.sha256(b"".join(_fingerprint(path, num_samples))).digest())
-    add("config.json", _canonical(files.folder / "config.json"))
+    add("config.json", json.dumps(read_json(files.folder / "config.json"), sort_keys=True).encode())
     add("tokenizer.json", files.tokenizer_json)
     add("chat_template", files.chat_template.encode())
     add("page_size", str(page_size).encode())
@@ -200,18 +189,14 @@ def _fingerprint(path: Path, num_samples: int) -> Iterator[bytes]:
             yield file.read(_SAMPLE_BYTES)
 
 
-def _canonical(path: Path) -> bytes:
-    return json.dumps(json.loads(path.read_text()), sort_keys=True).encode()
-
-
-def _read_bytes(path: Path) -> bytes:
-    return path.read_bytes() if path.is_file() else b""
-
-
-def _generation_config(folder: Path) -> GenerationConfig:
-    if (folder / "generation_config.json").is_file():
-        return GenerationConfig.from_pretrained(folder)
-    return GenerationConfig()
+def _sampling_defaults(generation: GenerationConfig) -> dict[str, float]:
+    # The penalty applies to greedy decoding too, as in Transformers.
+    penalty = {"repetition_penalty": generation.repetition_penalty or 1.0}
+    if not generation.do_sample:
+        return penalty | {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+    usual = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+    given = {name: type(off)(value) for name, off in usual.items() if (value := getattr(generation, name)) is not None}
+    return penalty | usual | given
 
 
 def _unsupported_options(generation: GenerationConfig) -> tuple[str, ...]:
@@ -228,7 +213,3 @@ def _chat_template(folder: Path) -> str:
         template = read_json(folder / "tokenizer_config.json").get("chat_template")
         return template if isinstance(template, str) else ""
     return ""
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

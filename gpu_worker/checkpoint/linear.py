@@ -14,7 +14,7 @@ class PackedLinear(nn.Module):
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         weight = linear.weight.detach().contiguous()
-        self.num_bytes = weight.numel() * weight.element_size()
+        self.num_bytes = weight.nbytes
         # Hidden from state dicts and casts, because only this module's forward understands the layout.
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight)
         self.bias = None if linear.bias is None else linear.bias.detach()

@@ -73,7 +73,7 @@ def prepare(model: PreTrainedModel, *, device: torch.device, dtype: torch.dtype)
 def weight_bytes(model: nn.Module) -> int:
     """Bytes of the weights, a tied one counted once, packed ones where they now are."""
     packed = sum(module.num_bytes for module in model.modules() if isinstance(module, PackedLinear))
-    return packed + sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    return packed + sum(parameter.nbytes for parameter in model.parameters())
 
 
 def check_complete(found: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 # Formats that are read by unpickling, which can run any code.
@@ -40,10 +40,9 @@ def find_weights(folder: Path) -> WeightFiles:
     single, index = folder / _SINGLE, folder / _INDEX
     if single.is_file():
         return WeightFiles(paths=(single,), tensor_bytes=_tensor_bytes(single))
-    if index.is_file():
-        return _sharded(folder, index)
-    _refuse_other_formats(folder)
-    raise AssertionError("a folder without weights is refused")
+    if not index.is_file():
+        _refuse_other_formats(folder)
+    return _sharded(folder, index)
 
 
 def _sharded(folder: Path, index: Path) -> WeightFiles:
@@ -83,7 +82,7 @@ def _read_index(index: Path) -> dict[str, str]:
     return shard_of
 
 
-def _refuse_other_formats(folder: Path) -> None:
+def _refuse_other_formats(folder: Path) -> NoReturn:
     others = sorted(path.name for path in folder.glob("*.safetensors"))
     if others:
         raise ModelRefused(

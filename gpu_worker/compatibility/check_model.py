@@ -19,6 +19,7 @@ from gpu_worker.checkpoint.files import ModelRefused
 from gpu_worker.compatibility.attention_pattern import UnreadableMask, read_pattern
 from gpu_worker.compatibility.probe import STEP, Call, Recorded, calls_with_masks, calls_without_masks, place_of
 from gpu_worker.compatibility.rope import undecorate
+from gpu_worker.failures import first_line
 
 # A tile of 16 keys must fit the kernels' shared memory.
 MAX_HEAD_DIM = 512
@@ -62,11 +63,6 @@ def length_limit(config: PreTrainedConfig) -> int:
     return int(default_length(config) * min(factors, default=1.0))
 
 
-def vocab_size_of(config: PreTrainedConfig) -> int:
-    """Size of the model's vocabulary."""
-    return int(config.get_text_config().vocab_size)
-
-
 def meta_model_of(config: PreTrainedConfig, *, dtype: torch.dtype) -> PreTrainedModel:
     """The model as it would be loaded, on the meta device: parameters have shapes and dtypes. Raises ModelRefused."""
     try:
@@ -75,7 +71,7 @@ def meta_model_of(config: PreTrainedConfig, *, dtype: torch.dtype) -> PreTrained
             own = copy.deepcopy(config)
             meta_model = AutoModelForCausalLM.from_config(own, dtype=dtype, attn_implementation="eager")
     except Exception as error:  # any error of the model's own code
-        raise ModelRefused(f"the model cannot be built from its config: {_first_line(error)}") from error
+        raise ModelRefused(f"the model cannot be built from its config: {_in_short(error)}") from error
     if not getattr(meta_model, "_supports_attention_backend", False):
         raise ModelRefused(f"{type(meta_model).__name__} does not support other attention implementations")
     return meta_model.eval()
@@ -163,7 +159,7 @@ def _why_it_does_not_run(meta_model: PreTrainedModel, error: Exception) -> str:
 
 def _place(error: Exception) -> str:
     """The error and the line of the model's code that raised it."""
-    return f"{_first_line(error)} ({place_of(_frame(error))})"
+    return f"{_in_short(error)} ({place_of(_frame(error))})"
 
 
 def _frame(error: Exception) -> traceback.FrameSummary:
@@ -171,9 +167,8 @@ def _frame(error: Exception) -> traceback.FrameSummary:
     return ([frame for frame in frames if "modeling_" in frame.filename] or frames)[-1]
 
 
-def _first_line(error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {(lines or [''])[0].strip()[:200]}"
+def _in_short(error: Exception) -> str:
+    return f"{type(error).__name__}: {first_line(error)[:200]}"
 
 
 def _check_layers(meta_model: PreTrainedModel, recorded: Recorded) -> None:

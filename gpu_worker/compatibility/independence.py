@@ -6,8 +6,6 @@ taken from the order of the batch instead of `position_ids`; tables and capaciti
 that do not number the tokens of a text 0, 1, 2. Knows nothing of pages.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from gpu_worker.checkpoint.files import ModelRefused
-from gpu_worker.compatibility.check_model import vocab_size_of
+from gpu_worker.compatibility.probe import attending
 
 _LOCAL_NAME = "tandem_local"
 _NUM_TOKENS = 24
@@ -29,7 +27,7 @@ def check_independence(model: PreTrainedModel, max_length: int) -> None:
     """Raises ModelRefused, which names the dependence between tokens. Leaves the model unchanged."""
     device, dtype = model.device, model.dtype
     generator = torch.Generator().manual_seed(1)
-    ids = torch.randint(0, vocab_size_of(model.config), (_NUM_TOKENS,), generator=generator)
+    ids = torch.randint(0, model.config.get_text_config().vocab_size, (_NUM_TOKENS,), generator=generator)
     # Near and far positions: tables that depend on the batch differ in either.
     spread = torch.logspace(0, 1, _NUM_TOKENS, base=max(max_length - 1, 2), dtype=torch.float64).long()
     positions = spread.clamp(max=max_length - 1)[torch.randperm(_NUM_TOKENS, generator=generator)]
@@ -41,10 +39,13 @@ def check_independence(model: PreTrainedModel, max_length: int) -> None:
     far = near.clone()
     far[half:] = max_length - 1
 
-    def hidden(tokens: Tensor, at: Tensor) -> Tensor:
-        return _hidden(model, tokens.to(device), at.to(device))
+    def hidden(tokens: Tensor, at: Tensor | None) -> Tensor:
+        """Last hidden states [tokens, hidden] of one packed step; without positions the model numbers the tokens."""
+        places = None if at is None else at[None].to(device)
+        return model.base_model(input_ids=tokens[None].to(device), position_ids=places, use_cache=False)[0][0]
 
-    with torch.inference_mode(), _local_attention(model):
+    AttentionInterface.register(_LOCAL_NAME, _attend_to_itself)
+    with torch.inference_mode(), attending(model, _LOCAL_NAME):
         _compare(
             hidden(ids, positions)[order],
             hidden(ids[order], positions[order]),
@@ -59,9 +60,9 @@ def check_independence(model: PreTrainedModel, max_length: int) -> None:
             "results that depend on the rest of the batch: other tokens and positions in the batch change a token's "
             "result",
         )
-        alone = ids[: min(_NUM_TOKENS, max_length)].to(device)
+        alone = ids[:max_length]
         _compare(
-            model.base_model(input_ids=alone[None], use_cache=False)[0][0],
+            hidden(alone, None),
             hidden(alone, torch.arange(alone.shape[0])),
             dtype,
             "positions that do not count from 0: without position_ids the model numbers a text's tokens differently",
@@ -74,22 +75,6 @@ def _compare(one: Tensor, other: Tensor, dtype: torch.dtype, problem: str) -> No
     agreeing = float((error <= _TOLERANCE.get(dtype, 1e-3)).double().mean())
     if agreeing < _AGREEING:
         raise ModelRefused(f"{problem} ({agreeing:.0%} of tokens agree, median error {float(error.median()):.2g})")
-
-
-def _hidden(model: PreTrainedModel, ids: Tensor, positions: Tensor) -> Tensor:
-    """Last hidden states [tokens, hidden] of one packed step."""
-    return model.base_model(input_ids=ids[None], position_ids=positions[None], use_cache=False)[0][0]
-
-
-@contextmanager
-def _local_attention(model: PreTrainedModel) -> Iterator[None]:
-    AttentionInterface.register(_LOCAL_NAME, _attend_to_itself)
-    before = model.config._attn_implementation
-    model.set_attn_implementation(_LOCAL_NAME)
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(before)
 
 
 def _attend_to_itself(

@@ -63,15 +63,8 @@ _recorded: ContextVar[Recorded] = ContextVar("recorded")
 def _record_call(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **keywords: Any
 ) -> tuple[Tensor, None]:
-    call = Call(
-        module=module,
-        query=tuple(query.shape),
-        key=tuple(key.shape),
-        value=tuple(value.shape),
-        mask=attention_mask,
-        keywords=keywords,
-    )
-    _recorded.get().calls.append(call)
+    shapes = {"query": tuple(query.shape), "key": tuple(key.shape), "value": tuple(value.shape)}
+    _recorded.get().calls.append(Call(module=module, mask=attention_mask, keywords=keywords, **shapes))
     batch, heads, length, _ = query.shape
     return query.new_empty(batch, length, heads, value.shape[-1]), None
 
@@ -91,14 +84,12 @@ class _Watch(TorchDispatchMode):
         super().__init__()
         self._recorded, self._num_tokens = recorded, num_tokens
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         name = str(func)
         if name.startswith("aten.arange") and out.shape == (self._num_tokens,):
             self._note(self._recorded.numberings)
-        elif name.startswith(("aten.conv", "aten.convolution")):
+        elif name.startswith("aten.conv"):
             self._note(self._recorded.convolutions)
         return out
 
@@ -114,19 +105,27 @@ def place_of(frame: traceback.FrameSummary) -> str:
 
 
 @contextmanager
+def attending(model: PreTrainedModel, implementation: str) -> Iterator[None]:
+    """Runs the model with this implementation of attention for the duration."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation(implementation)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+@contextmanager
 def _recording(model: PreTrainedModel, name: str) -> Iterator[Recorded]:
     AttentionInterface.register(CALLS_NAME, _record_call)
     AttentionInterface.register(MASKS_NAME, _record_call)
     AttentionMaskInterface.register(MASKS_NAME, _record_mask)
-    before = model.config._attn_implementation
-    model.set_attn_implementation(name)
-    recorded = Recorded()
-    token = _recorded.set(recorded)
+    token = _recorded.set(Recorded())
     try:
-        yield recorded
+        with attending(model, name):
+            yield _recorded.get()
     finally:
         _recorded.reset(token)
-        model.set_attn_implementation(before)
 
 
 @torch.inference_mode()

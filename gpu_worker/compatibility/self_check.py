@@ -7,7 +7,7 @@ measured on the model itself, because experts that are chosen by a near tie ampl
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any
@@ -22,8 +22,10 @@ from gpu_worker.attention.layers import LayerMap
 from gpu_worker.checkpoint.files import ModelRefused
 from gpu_worker.checkpoint.linear import PackedLinear
 from gpu_worker.compatibility.bounded_eager import eager_name
+from gpu_worker.compatibility.probe import attending
 from gpu_worker.geometry import Geometry, align_up
 from gpu_worker.step.runner import Runner
+from gpu_worker.wire.fields import Int32Array
 from gpu_worker.wire.frames import Plan
 from gpu_worker.wire.started import StartedRows
 
@@ -89,7 +91,7 @@ def _tolerance(dtype: torch.dtype, shaken: float) -> float:
 def _served_logits(
     model: PreTrainedModel,
     runner: Runner,
-    prompts: list[np.ndarray[tuple[int], np.dtype[np.int32]]],
+    prompts: list[Int32Array],
     dtype: torch.dtype,
 ) -> tuple[list[list[Tensor]], list[list[int]]]:
     """Logits of each row's samples, and its text with the sampled tokens. Raises ModelRefused if one is not finite."""
@@ -132,7 +134,7 @@ def _not_finite(model: PreTrainedModel, dtype: torch.dtype) -> str:
     )
 
 
-def make_prompts(geometry: Geometry) -> list[np.ndarray[tuple[int], np.dtype[np.int32]]]:
+def make_prompts(geometry: Geometry) -> list[Int32Array]:
     """Two prompts if rows, pages and length allow it; their chunks fit a step."""
     num_rows = min(2, geometry.max_rows, geometry.num_pages - 1)
     pages = min((geometry.num_pages - 1) // num_rows, geometry.pages_per_row)
@@ -144,71 +146,54 @@ def make_prompts(geometry: Geometry) -> list[np.ndarray[tuple[int], np.dtype[np.
     return [generator.integers(0, geometry.vocab_size, length).astype(np.int32) for length in lengths]
 
 
-def make_plans(prompts: list[np.ndarray[tuple[int], np.dtype[np.int32]]], geometry: Geometry) -> list[Plan]:
+def make_plans(prompts: list[Int32Array], geometry: Geometry) -> list[Plan]:
     """Plans with row 1's prompt in two chunks, row 2's prompt beside a decode step, and decode steps of all rows."""
-    pages: list[np.ndarray[tuple[int], np.dtype[np.int32]]] = []
+    started: list[StartedRows] = []
     first_page = 1
-    for prompt in prompts:
+    for row, prompt in enumerate(prompts, start=1):
         end = min(prompt.size + _NUM_DECODE + 1, geometry.max_length)
         count = align_up(end, geometry.page_size) // geometry.page_size
-        pages.append(np.arange(first_page, first_page + count, dtype=np.int32))
+        pages = np.arange(first_page, first_page + count, dtype=np.int32)
+        started.append(StartedRows.of_prompts(np.array([row], np.int32), [prompt], [pages]))
         first_page += count
     half = prompts[0].size // 2
     plans = [
-        _plan(1, started=_started([1], prompts[:1], pages[:1]), chunk=(1, 0, half, False)),
+        _plan(1, started=started[0], chunk=(1, 0, half, False)),
         _plan(2, chunk=(1, half, prompts[0].size - half, True)),
     ]
     num_decode = min(_NUM_DECODE, geometry.max_length - prompts[0].size)
     if len(prompts) > 1:
-        started = _started([2], prompts[1:], pages[1:])
         beside = [1] if num_decode else []
-        plans.append(_plan(3, started=started, chunk=(2, 0, prompts[1].size, True), decode=beside))
+        plans.append(_plan(3, started=started[1], chunk=(2, 0, prompts[1].size, True), decode=beside))
         num_decode -= len(beside)
     rows = list(range(1, len(prompts) + 1))
     return plans + [_plan(len(plans) + 1 + i, decode=rows) for i in range(num_decode)]
 
 
 def _plan(
-    step: int,
-    *,
-    started: StartedRows | None = None,
-    chunk: tuple[int, int, int, bool] | None = None,
-    decode: list[int] | None = None,
+    step: int, *, started: StartedRows | None = None, chunk: tuple[int, ...] = (), decode: Sequence[int] = ()
 ) -> Plan:
     """A plan; chunk: row, start, count, whether it ends the prompt."""
-    row, start, count, ends = ([], [], [], []) if chunk is None else ([value] for value in chunk)
+    row, start, count, ends = np.array(chunk, np.int32).reshape(4, -1)
     return Plan(
         generation=0,
         step=step,
         checksum=0,
         started=started,
-        chunk_rows=np.array(row, np.int32),
-        chunk_starts=np.array(start, np.int32),
-        chunk_counts=np.array(count, np.int32),
-        chunk_samples=np.array(ends, np.bool_),
-        decode_rows=np.array(decode or [], np.int32),
+        chunk_rows=row,
+        chunk_starts=start,
+        chunk_counts=count,
+        chunk_samples=ends.astype(np.bool_),
+        decode_rows=np.array(decode, np.int32),
     )
-
-
-def _started(
-    rows: list[int],
-    tokens: list[np.ndarray[tuple[int], np.dtype[np.int32]]],
-    pages: list[np.ndarray[tuple[int], np.dtype[np.int32]]],
-) -> StartedRows:
-    """Rows that sample greedily."""
-    return StartedRows.of_prompts(np.array(rows, np.int32), tokens, pages)
 
 
 @torch.inference_mode()
 def _eager_logits(model: PreTrainedModel, implementation: str, text: list[int], count: int) -> Tensor:
     """Logits after each of the last `count` tokens."""
-    before = model.config._attn_implementation
-    model.set_attn_implementation(implementation)
-    try:
+    with attending(model, implementation):
         ids = torch.tensor([text], device=model.device)
         return model(input_ids=ids, use_cache=False, logits_to_keep=count).logits[0].float().cpu()
-    finally:
-        model.set_attn_implementation(before)
 
 
 @contextmanager

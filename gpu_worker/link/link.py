@@ -67,7 +67,6 @@ class Link:
         join_frame(self._join)
         self._context = zmq.Context()
         self._connection = Connection(self._context, endpoint)
-        self._socket = self._connection.socket
         # Connections that ended since a step succeeded.
         self._num_ended = 0
         self._next_look_at = 0.0
@@ -100,7 +99,9 @@ class Link:
                     if self._runner.num_in_flight == 0:
                         self._wait(poller)
                     self._take_frames()
-                    self._send_outcomes()
+                    self._send_done()
+                    if self._runner.num_in_flight:
+                        time.sleep(_BUSY_POLL_SECONDS)
             finally:
                 # Leave is also sent when the device is lost, so that the scheduler resets the lane at once.
                 self._send(pb.WorkerToCore(leave=pb.Leave()).SerializeToString())
@@ -142,7 +143,6 @@ class Link:
         while not self._stopping and (left := until - time.monotonic()) > 0:
             time.sleep(min(left, _FIRST_PAUSE_SECONDS))
         self._connection = Connection(self._context, self._endpoint)
-        self._socket = self._connection.socket
 
     def _void_session(self) -> None:
         """Ends a session that the scheduler does not know: plans in flight get no answer, and a Join is due."""
@@ -179,7 +179,7 @@ class Link:
         """Reads available frames until the limit of plans in flight."""
         while self._runner.num_in_flight < self._max_in_flight:
             try:
-                frame = self._socket.recv(zmq.NOBLOCK)
+                frame = self._connection.socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
             if not frame:
@@ -187,14 +187,11 @@ class Link:
             try:
                 self._handle(parse_frame(frame))
             except FrameError as error:
-                self._count_bad_frame(error)
+                self._num_bad_frames += 1
+                if is_worth_a_line(self._num_bad_frames):
+                    log.warning("dropped %d bad frames so far, the last one: %s", self._num_bad_frames, error)
             # Sent at once, because on a CPU a plan runs inside `submit`: its result must not wait for the next plan.
             self._send_done()
-
-    def _count_bad_frame(self, error: FrameError) -> None:
-        self._num_bad_frames += 1
-        if is_worth_a_line(self._num_bad_frames):
-            log.warning("dropped %d bad frames so far, the last one: %s", self._num_bad_frames, error)
 
     def _handle(self, message: pb.CoreToWorker) -> None:
         kind = message.WhichOneof("message")
@@ -226,13 +223,8 @@ class Link:
             self._last_problem = problem
             log.info("%s", problem)
 
-    def _send_outcomes(self) -> None:
-        """Sends finished results, then pauses briefly if the device is computing."""
-        self._send_done()
-        if self._runner.num_in_flight:
-            time.sleep(_BUSY_POLL_SECONDS)
-
     def _send_done(self) -> None:
+        """Sends the results that are finished."""
         while (outcome := self._runner.collect(wait=False)) is not None:
             if self._num_void:
                 self._num_void -= 1

@@ -68,12 +68,12 @@ def meta_weight_bytes(meta_model: nn.Module, *, packs: bool) -> int:
 
     packs: linear layers are packed, and a tied one is packed as a copy.
     """
-    total = sum(parameter.numel() * parameter.element_size() for parameter in meta_model.parameters())
+    total = sum(parameter.nbytes for parameter in meta_model.parameters())
     if not packs:
         return total
     linear = {id(module.weight): module.weight for module in meta_model.modules() if type(module) is nn.Linear}
     others = {id(module.weight) for module in meta_model.modules() if isinstance(module, nn.Embedding)}
-    return total + sum(linear[tied].numel() * linear[tied].element_size() for tied in linear.keys() & others)
+    return total + sum(linear[tied].nbytes for tied in linear.keys() & others)
 
 
 class LiveBytes(TorchDispatchMode):

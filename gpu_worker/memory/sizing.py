@@ -19,6 +19,22 @@ CPU_RESERVE_BYTES, GPU_RESERVE_BYTES = 256 << 20, 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """A device, and the bytes that are free before weights are loaded."""
+
+    # The device as settings name it: cpu, cuda:0.
+    place: str
+    free: int
+    # Bytes of host memory, if the device is a GPU.
+    free_host: int = 0
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the device's memory is the host's."""
+        return self.place == "cpu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
     """The chosen sizes and their bytes."""
 
@@ -42,47 +58,27 @@ def default_max_rows(*, on_cpu: bool) -> int:
     return 32 if on_cpu else 256
 
 
-def choose_sizes(
-    settings: WorkerSettings,
-    costs: Costs,
-    *,
-    free: int,
-    place: str,
-    on_cpu: bool,
-    free_host: int = 0,
-    reach: tuple[int, int] = (0, 0),
-) -> Sizes:
+def choose_sizes(settings: WorkerSettings, costs: Costs, machine: Machine, reach: tuple[int, int] = (0, 0)) -> Sizes:
     """Sizes from the settings, and defaults from the model and free memory.
 
-    free: bytes on `place` (cpu, cuda:0) before weights are loaded; free_host: bytes of host memory, if `place` is a
-    GPU; reach: `LayerMap.reach`, because a sequence with a window holds few pages at once. Raises DoesNotFit if more
-    memory would help, else ValueError.
+    reach: `LayerMap.reach`, because a sequence with a window holds few pages at once. Raises DoesNotFit if more memory
+    would help, else ValueError.
     """
-    return _Choice(settings, costs, free, place, on_cpu, free_host, reach).made()
+    return _Choice(settings, costs, machine, reach).made()
 
 
 class _Choice:
     """One choice, checked in this order: limits, weights, step, host memory, pool, length."""
 
-    def __init__(
-        self,
-        settings: WorkerSettings,
-        costs: Costs,
-        free: int,
-        place: str,
-        on_cpu: bool,
-        free_host: int,
-        reach: tuple[int, int],
-    ) -> None:
-        self.settings, self.costs, self.free, self.place, self.on_cpu = settings, costs, free, place, on_cpu
-        self.free_host, self.host_pool, self.reach = free_host, 0, reach
+    def __init__(self, settings: WorkerSettings, costs: Costs, machine: Machine, reach: tuple[int, int]) -> None:
+        self.settings, self.costs, self.machine, self.reach = settings, costs, machine, reach
+        self.free, self.place, on_cpu = machine.free, machine.place, machine.on_cpu
+        self.on_cpu, self.host_pool, self.is_capped = on_cpu, 0, False
         # On a CPU pages of 64 and 128 tokens are equally fast and 256 is slower; smaller pages waste less.
         self.page_size = settings.page_size or (64 if on_cpu else 128)
         self.max_rows = settings.max_rows or default_max_rows(on_cpu=on_cpu)
         self.pool = Pool(costs=costs, page_size=self.page_size, on_cpu=on_cpu)
-        self.is_capped = False
-        least_budget = self.max_rows + CHUNK_ALIGN
-        self.token_budget = settings.token_budget or max(least_budget, 512 if on_cpu else 4096)
+        self.token_budget = settings.token_budget or max(self.max_rows + CHUNK_ALIGN, 512 if on_cpu else 4096)
         self.length = settings.max_length or costs.default_length
         default = CPU_RESERVE_BYTES if on_cpu else GPU_RESERVE_BYTES
         self.reserve = default if settings.keep_free_bytes is None else settings.keep_free_bytes
@@ -133,15 +129,14 @@ class _Choice:
         )
 
     def _num_pages(self) -> int:
-        # By default no more pages than all rows need at full length.
-        enough = self.max_rows * self._pages() + 1
-        automatic = self.room
-        if self.on_cpu and self.settings.keep_free_bytes is None:
-            automatic = min(self.room, max(DEFAULT_CPU_POOL_BYTES, self.pool.num_bytes(2)))
-        num_pages = min(enough, self.pool.fitting(automatic))
         asked = self.settings.num_pages, self.settings.pool_bytes
         if asked != (None, None):
             return configured_pages(*asked, self.pool, room=self.room, breakdown=self._breakdown())
+        automatic = self.room
+        if self.on_cpu and self.settings.keep_free_bytes is None:
+            automatic = min(self.room, max(DEFAULT_CPU_POOL_BYTES, self.pool.num_bytes(2)))
+        # By default no more pages than all rows need at full length.
+        num_pages = min(self.max_rows * self._pages() + 1, self.pool.fitting(automatic))
         self.is_capped = not self.on_cpu and num_pages > self.pool.max_pages
         return min(num_pages, self.pool.max_pages)
 
@@ -157,13 +152,12 @@ class _Choice:
                 f"set host_pool_bytes to {would} at least, or to 0"
             )
         num_pages = min(MAX_HOST_PAGES, asked // page)
-        fits = self.room - self.pool.num_bytes(2) if self.on_cpu else self.free_host - CPU_RESERVE_BYTES
+        if self.on_cpu:
+            fits, because = self.room - self.pool.num_bytes(2), self._breakdown()
+        else:
+            free, kept = self.machine.free_host, CPU_RESERVE_BYTES
+            fits, because = free - kept, f"of {readable(free)} free in host memory, {readable(kept)} are kept free"
         if num_pages * page > fits:
-            because = (
-                self._breakdown()
-                if self.on_cpu
-                else (f"of {readable(self.free_host)} free in host memory, {readable(CPU_RESERVE_BYTES)} are kept free")
-            )
             raise DoesNotFit(
                 f"host_pool_bytes {readable(asked)} does not fit: {because}; "
                 f"host_pool_bytes {settable(fits if fits >= page else 0)} would fit"

@@ -61,18 +61,15 @@ def read_page_orders(message: pb.StepPlan, geometry: Geometry) -> PageOrders[Hos
         loaded_slots=loaded_slots,
     )
     # Operations of one kind run at once, so two writes to the same page would have no order.
-    for name, places in (
-        ("saves.slots", orders.saved_slots),
-        ("copies.targets", orders.copied_to),
-        ("loads.pages", orders.loaded_pages),
-    ):
-        _distinct(name, places)
-    for name, taken in (
-        ("copies.targets", orders.copied_to),
-        ("zero_pages", orders.zeroed),
-        ("loads.pages", orders.loaded_pages),
-    ):
-        both = np.intersect1d(orders.copied_from, taken)
+    written = {"saves.slots": saved_slots, "copies.targets": orders.copied_to, "loads.pages": loaded_pages}
+    for name, places in written.items():
+        ordered = np.sort(places)
+        twice = ordered[1:][ordered[1:] == ordered[:-1]]
+        if twice.size:
+            raise PlanError(f"{name} contains {twice[0]} twice")
+    changed = {"copies.targets": orders.copied_to, "zero_pages": orders.zeroed, "loads.pages": orders.loaded_pages}
+    for name, places in changed.items():
+        both = np.intersect1d(orders.copied_from, places)
         if both.size:
             raise PlanError(f"copies.sources contains {both[0]}, which {name} contains too")
     return orders
@@ -87,10 +84,3 @@ def _host_copies(message: pb.HostCopies, name: str, geometry: Geometry) -> tuple
 
 def _int64(data: bytes, name: str, low: int, high: int, size: int | None = None) -> Int64Array:
     return int32_array(data, name, low, high, size).astype(np.int64)
-
-
-def _distinct(name: str, values: Int64Array) -> None:
-    ordered = np.sort(values)
-    twice = ordered[1:][ordered[1:] == ordered[:-1]]
-    if twice.size:
-        raise PlanError(f"{name} contains {twice[0]} twice")

@@ -11,22 +11,22 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, Qwen3ForCausalLM
 
 from gpu_worker.bundled.recipe import corpus as corpus_module
-from gpu_worker.bundled.recipe.checkpoint import load_checkpoint, save_checkpoint
 from gpu_worker.bundled.recipe.corpus import Corpus, build_corpus
 from gpu_worker.bundled.recipe.evaluate import (
     MODEL_DIR,
     SUBSET_WINDOWS,
     TOLERANCE,
+    file_checksums,
     held_out_windows,
     load_f32,
     token_losses,
     verify,
 )
 from gpu_worker.bundled.recipe.prompts import greedy, read_prompts
-from gpu_worker.bundled.recipe.provenance import file_checksums
 from gpu_worker.bundled.recipe.recipe import Recipe, batches, build_model, build_optimizers
 from gpu_worker.bundled.recipe.tokenizer import EOS_ID, EOS_TOKEN, VOCAB_SIZE, train_tokenizer
-from gpu_worker.bundled.recipe.unlikelihood import continue_greedily, repeats
+from gpu_worker.bundled.recipe.train import load_checkpoint, save_checkpoint
+from gpu_worker.bundled.recipe.unlikelihood import repeats
 
 PROVENANCE = json.loads((MODEL_DIR / "provenance.json").read_text())
 
@@ -171,12 +171,6 @@ def test_steps_are_the_same_whether_or_not_they_were_interrupted() -> None:
 def test_repeats_marks_every_token_of_an_n_gram_met_before() -> None:
     ids = torch.tensor([[1, 2, 3, 4, 9, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6, 7, 8, 9, 0]])
     assert repeats(ids, 4).tolist() == [[False, True, True, True, True, False], [False] * 6]
-
-
-def test_a_greedy_continuation_is_that_of_generate(model: PreTrainedModel, tokenizer: Tokenizer) -> None:
-    ids = tokenizer.encode("Return the number of").ids
-    continued = continue_greedily(model, torch.tensor([ids]), 24)[0].tolist()
-    assert continued == [*ids, *greedy(model, ids, 24).token_ids]
 
 
 def test_training_continues_identically_from_a_checkpoint(tmp_path: Path) -> None:

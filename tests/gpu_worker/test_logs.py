@@ -36,8 +36,9 @@ class BlockedStream(io.StringIO):
 def log_of_the_tests_again(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     root, own = logging.getLogger(), logging.getLogger("gpu_worker")
     levels = root.level, own.level
-    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
     yield
+    logging.captureWarnings(False)
     logs.stop()
     root.setLevel(levels[0])
     own.setLevel(levels[1])
@@ -112,7 +113,9 @@ def test_warnings_of_python_are_lines_of_the_log() -> None:
     stream = written()
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        warnings.showwarning = logs._log_warning
+        # Pytest's own capture replaced the hook.
+        logging.captureWarnings(False)
+        logging.captureWarnings(True)
         warnings.warn("old\n  thing", UserWarning, stacklevel=1)
     logs.stop()
     assert re.fullmatch(rf"{STAMP} worker WARNING UserWarning: old thing \(.*test_logs.py:\d+\)\n", stream.getvalue())

@@ -192,14 +192,13 @@ def test_join_contains_settings_and_measurements(tmp_path: Path, device: torch.d
         # A page takes K and V of one layer, two heads of 64, four bytes: 16 KiB.
         host_pool_bytes="80KiB",
     )
-    worker = start(settings, saved)
-    join = worker.join
+    runner, join = start(settings, saved)
     assert (join.protocol, join.window, join.sink_tokens, join.host_pages) == (5, window, sinks, 5)
     assert join.max_length > join.num_pages * join.page_size
     assert 0 < join.page_copy_us < 1e6
     assert 0 < join.token_us < 1e6
     # Another window gives another text, so such a worker cannot continue this one's requests.
-    files, geometry, timings = startup.read_files(saved), worker.runner.geometry, Timings(token_us=1, page_copy_us=1)
+    files, geometry, timings = startup.read_files(saved), runner.geometry, Timings(token_us=1, page_copy_us=1)
     others = [
         startup.join_message(settings.model_copy(update=update), files, geometry, timings, device, torch.float32)
         for update in ({}, {"window": None, "window_sinks": 0}, {"window_sinks": 0}, {"window": 71, "window_sinks": 7})
@@ -207,7 +206,7 @@ def test_join_contains_settings_and_measurements(tmp_path: Path, device: torch.d
     assert len({other.identity for other in others}) == len(others)
     assert join.identity == others[0].identity
     # Measuring left the runner unchanged.
-    cache = worker.runner.on_device.cache
+    cache = runner.on_device.cache
     assert not any(pool.any() for pool in (*cache.keys, *cache.values))
 
 

@@ -21,32 +21,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-# Test suites are code more than prose and some distributions leave them out, so does this corpus; the
-# same goes for lib2to3's grammar drivers and IDLE. Frozen-import fixtures are not a library.
-EXCLUDED_DIRS = frozenset(
-    {
-        "__phello__",
-        "__pycache__",
-        "dist-packages",
-        "idle_test",
-        "idlelib",
-        "lib2to3",
-        "site-packages",
-        "test",
-        "tests",
-        "turtledemo",
-    }
+# Folders that are code more than prose or that some distributions leave out, and fixtures; generated tables, one
+# character name per line; files named after the platform they were built for; the topics, which are read separately.
+_EXCLUDED = re.compile(
+    r"(.*/)?(__phello__|__pycache__|dist-packages|idle_test|idlelib|lib2to3|site-packages|tests?|turtledemo)/"
+    r"|encodings/(cp|iso8859|mac_|koi8)|_sysconfigdata|config-|__phello__\.foo\.py$|pydoc_data/topics\.py$"
 )
-# Generated tables, one character name per line; and what is named after the platform it was built for.
-EXCLUDED_PREFIXES = (
-    "encodings/cp",
-    "encodings/iso8859",
-    "encodings/mac_",
-    "encodings/koi8",
-    "_sysconfigdata",
-    "config-",
-)
-EXCLUDED_FILES = frozenset({"__phello__.foo.py", "pydoc_data/topics.py"})
 TOPICS_FILE = "pydoc_data/topics.py"
 MIN_DOCUMENT_CHARS = 600
 MIN_COMMENT_WORDS = 4
@@ -77,15 +57,10 @@ def build_corpus(stdlib: Path | None = None) -> Corpus:
     held_out: list[str] = []
     seen: set[str] = set()
     for name, document in _documents(root):
-        document = _without_repeats(document, seen)
-        if document:
+        if document := _without_repeats(document, seen):
             (held_out if is_held_out(name) else train).append(document)
-    digest = hashlib.sha256()
-    for split in (train, held_out):
-        for document in split:
-            digest.update(document.encode() + b"\0")
-        digest.update(b"\0")
-    return Corpus(train=tuple(train), held_out=tuple(held_out), sha256=digest.hexdigest())
+    text = "".join("".join(f"{document}\0" for document in split) + "\0" for split in (train, held_out))
+    return Corpus(train=tuple(train), held_out=tuple(held_out), sha256=hashlib.sha256(text.encode()).hexdigest())
 
 
 def is_held_out(name: str) -> bool:
@@ -109,15 +84,10 @@ def _without_repeats(document: str, seen: set[str]) -> str:
 def _documents(root: Path) -> Iterator[tuple[str, str]]:
     names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py"))
     for name in names:
-        if not _is_excluded(name):
+        if not _EXCLUDED.match(name):
             for document in _file_documents((root / name).read_bytes()):
                 yield name, document
     yield from _topics(root / TOPICS_FILE)
-
-
-def _is_excluded(name: str) -> bool:
-    in_excluded_dir = not EXCLUDED_DIRS.isdisjoint(name.split("/")[:-1])
-    return in_excluded_dir or name in EXCLUDED_FILES or name.startswith(EXCLUDED_PREFIXES)
 
 
 def _topics(path: Path) -> Iterator[tuple[str, str]]:
@@ -145,8 +115,7 @@ def _file_documents(source: bytes) -> Iterator[str]:
     document: list[str] = []
     for line, text in parts:
         crossed = bool(boundaries) and boundaries[0] < line
-        while boundaries and boundaries[0] < line:
-            del boundaries[0]
+        boundaries = [boundary for boundary in boundaries if boundary >= line]
         if crossed and sum(map(len, document)) >= MIN_DOCUMENT_CHARS:
             yield "\n\n".join(document)
             document = []

@@ -1,9 +1,10 @@
-"""The bundled model's measure: cross entropy on held-out documents.
+"""The bundled model's measure: cross entropy on held-out documents, and checksums of the saved files.
 
-Owns: how held-out text becomes windows, the loss in nats per token, and the check of a saved model against
-its recorded loss. Always f32 arithmetic on the weights as given. Knows nothing of training.
+Owns the windows of held-out text, the loss in nats per token, and the check of a saved model against provenance.json,
+which has its recorded loss. Arithmetic is always f32 on the weights as given. Knows nothing of training.
 """
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from gpu_worker.bundled.recipe.corpus import Corpus, build_corpus
 from gpu_worker.bundled.recipe.tokenizer import EOS_ID
 
 MODEL_DIR = Path(__file__).parents[1] / "model"
+PROVENANCE = "provenance.json"
 WINDOW = 1_024
 TOLERANCE = 0.02
 # The quick check: the first windows only.
@@ -49,6 +51,12 @@ def token_losses(model: PreTrainedModel, windows: torch.Tensor) -> torch.Tensor:
     return torch.stack(losses)
 
 
+def file_checksums(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file in `folder` except the provenance itself."""
+    files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name != PROVENANCE]
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
 def load_f32(folder: Path) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
@@ -76,7 +84,7 @@ def say_if_other_corpus(corpus: Corpus, recorded: dict[str, Any]) -> None:
 
 def verify(folder: Path = MODEL_DIR) -> bool:
     """Measure the saved model again; print what was found and whether it agrees with provenance.json."""
-    recorded = json.loads((folder / "provenance.json").read_text())
+    recorded = json.loads((folder / PROVENANCE).read_text())
     corpus = build_corpus()
     say_if_other_corpus(corpus, recorded)
     windows = held_out_windows(Tokenizer.from_file(str(folder / "tokenizer.json")), corpus)

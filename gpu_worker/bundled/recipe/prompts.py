@@ -1,15 +1,14 @@
 """The bundled model's prompts for tests of equality: prompts.txt, one prompt per line.
 
-Owns: the candidates (hand-written, and beginnings of held-out paragraphs) and the rule by which they are
-kept: greedy decoding in f32 has a clear winner at each of NUM_NEW_TOKENS steps, goes on for a while, says
-something else than the other prompts' completions, and circles less than what is left out.
+Owns the candidates (hand_written_prompts.txt, and beginnings of held-out paragraphs) and the rule for keeping one:
+greedy decoding in f32 has a clear winner at each of NUM_NEW_TOKENS steps, continues for a while, differs from the
+completions of other prompts, and repeats less than that of a rejected candidate.
 
     python -m gpu_worker.bundled.recipe.prompts            check prompts.txt against the model
     python -m gpu_worker.bundled.recipe.prompts --choose   write prompts.txt again (after training)
 """
 
 import argparse
-import itertools
 import re
 import sys
 from collections.abc import Iterator
@@ -25,77 +24,14 @@ from gpu_worker.bundled.recipe.evaluate import MODEL_DIR, load_f32
 from gpu_worker.bundled.recipe.tokenizer import EOS_ID
 
 PROMPTS_FILE = Path(__file__).parents[1] / "prompts.txt"
+HAND_WRITTEN_FILE = Path(__file__).parents[1] / "hand_written_prompts.txt"
 NUM_PROMPTS = 112
 MIN_WORDS, MAX_WORDS = 4, 60
-MAX_PER_DOCUMENT = 1
 NUM_NEW_TOKENS = 64
 MIN_TOKENS_BEFORE_EOS = 32
 # Chosen well above what is promised, so that a slightly different order of sums changes no choice.
 MIN_MARGIN_CHOSEN = 2e-3
 MIN_MARGIN_PROMISED = 1e-3
-
-_HAND_WRITTEN = """
-Return the number of
-Return True if the object
-Return a new list containing
-Raise ValueError if the
-Raise a TypeError when the argument
-This module provides a simple interface to
-This module implements the
-This class is used to
-This function returns a tuple of
-This method is called when the
-If the optional argument is given,
-If the file does not exist,
-If the connection is closed by the server
-Open the file for reading and return
-Close the socket and release
-Read up to size bytes from the
-Write the given string to the stream
-Convert a string to a
-Convert the value to an integer and
-The default value is None, which means
-The first argument must be a
-The following exceptions are raised:
-The return value is the
-The keys of the dictionary are
-Note that this method does not
-Note that the order of the elements
-Parse the command line arguments and
-Create a new instance of the class
-Create a temporary directory and
-Wait until the lock is released, then
-Start the event loop and run until
-Schedule the callback to be called
-Check whether the path is a directory
-Remove the item from the queue
-Send a message to the server and wait for
-Decode the bytes using the given encoding
-Encode the string as UTF-8 and
-Iterate over the lines of the file
-Sort the list in place and return
-Compare two strings for equality
-Called by the parser when a new element
-Set the timeout for the
-Get the current value of the option
-Add a handler to the logger
-Make sure that the thread is
-We need to keep a reference to the
-XXX This should be done by
-For example, to get the current time
-For backward compatibility, this
-Subclasses should override this method to
-A simple class that represents a
-An iterator over the
-Test if the given name is a valid identifier
-Handle the case where the user has not
-Deprecated since version 3.8: use
-The "with" statement is used to wrap the execution of
-The "for" statement is used to iterate over the elements of a sequence
-A class definition defines a class object and
-When an exception occurs in the
-Names refer to objects. Names are introduced by
-""".strip().splitlines()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,11 +73,11 @@ def read_prompts() -> list[str]:
 
 def candidates() -> Iterator[str]:
     """The hand-written prompts, then the first words of held-out paragraphs, one from each document."""
-    yield from _HAND_WRITTEN
+    yield from HAND_WRITTEN_FILE.read_text().splitlines()
     wanted = MIN_WORDS
     for document in build_corpus().held_out:
-        paragraphs = filter(_is_prose, document.split("\n\n"))
-        for paragraph in itertools.islice(paragraphs, MAX_PER_DOCUMENT):
+        paragraph = next(filter(_is_prose, document.split("\n\n")), None)
+        if paragraph is not None:
             words = paragraph.split()
             yield " ".join(words[: min(wanted, len(words) - MIN_WORDS)])
             # Eleven is coprime to the number of lengths: all lengths come, short and long mixed.

@@ -1,7 +1,7 @@
 """The bundled model's recipe in one command: corpus, tokenizer, training, measure, saved folder.
 
-Owns: the optimiser loop, its log and the command line. Step n draws the same documents and the same dropout
-noise on every run, so an interrupted run continues with the same results.
+Owns the optimiser loop, its log and checkpoint, provenance.json and the command line. Step n draws the same documents
+and the same dropout noise on every run, so an interrupted run continues with the same results.
 
     python -m gpu_worker.bundled.recipe.train --out DIR      the whole recipe
     python -m gpu_worker.bundled.recipe.train --verify       measure the committed model again
@@ -9,28 +9,31 @@ noise on every run, so an interrupted run continues with the same results.
 
 import argparse
 import json
+import platform
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from importlib import metadata
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch.nn import functional
 from transformers import GenerationConfig, PreTrainedModel
 
-from gpu_worker.bundled.recipe.checkpoint import load_checkpoint, save_checkpoint
 from gpu_worker.bundled.recipe.corpus import build_corpus
 from gpu_worker.bundled.recipe.evaluate import (
     MODEL_DIR,
+    PROVENANCE,
     encode_documents,
+    file_checksums,
     held_out_windows,
     load_f32,
     measure,
     say_if_other_corpus,
     verify,
 )
-from gpu_worker.bundled.recipe.provenance import read_provenance, write_provenance
 from gpu_worker.bundled.recipe.recipe import Recipe, batches, build_model, build_optimizers
 from gpu_worker.bundled.recipe.tokenizer import EOS_ID, VOCAB_SIZE, save_tokenizer, train_tokenizer
 from gpu_worker.bundled.recipe.unlikelihood import unlikelihood
@@ -40,23 +43,58 @@ LOG_EVERY, MEASURE_EVERY = 25, 500
 
 
 class Log:
-    """training_log.jsonl: a line every LOG_EVERY steps, kept up to `first_step` when a run goes on."""
+    """training_log.jsonl: a line every LOG_EVERY steps, kept up to `first_step` when a run continues."""
 
-    def __init__(self, path: Path, *, first_step: int, last_step: int) -> None:
+    def __init__(self, path: Path, recipe: Recipe, first_step: int) -> None:
         lines = path.read_text().splitlines() if first_step else []
         lines = [line for line in lines if json.loads(line)["step"] <= first_step]
         path.write_text("".join(f"{line}\n" for line in lines))
-        self._path, self._first_step, self._last_step = path, first_step, last_step
+        self._path, self._recipe, self._first_step = path, recipe, first_step
         self._seconds_before: float = json.loads(lines[-1])["seconds"] if lines else 0.0
         self._started = time.monotonic()
 
-    def write(self, step: int, **figures: float) -> None:
+    def write(self, step: int, losses: list[dict[str, float]], **figures: float) -> None:
+        """Writes the means of the losses since the last line, and empties them."""
+        means = {name: sum(loss[name] for loss in losses) / len(losses) for name in losses[0]}
+        losses.clear()
         seconds = time.monotonic() - self._started
-        entry = {"step": step, **figures, "seconds": round(self._seconds_before + seconds, 1)}
+        entry = {"step": step, "tokens": step * self._recipe.tokens_per_step, **means, **figures}
+        entry["seconds"] = round(self._seconds_before + seconds, 1)
         with self._path.open("a") as log:
             log.write(json.dumps(entry) + "\n")
-        remaining = seconds / (step - self._first_step) * (self._last_step - step)
+        last_step = self._recipe.num_steps + self._recipe.num_finish_steps
+        remaining = seconds / (step - self._first_step) * (last_step - step)
         print(f"{json.dumps(entry)}  about {remaining / 60:.0f} min to go", flush=True)
+
+
+def save_checkpoint(
+    path: Path, model: PreTrainedModel, optimizers: Sequence[torch.optim.Optimizer], num_steps_done: int
+) -> None:
+    """Saves each parameter and the optimisers' tensors for it, so that a run continues as if never interrupted."""
+    tensors = {"step": torch.tensor(num_steps_done)}
+    for name, parameter in model.named_parameters():
+        tensors[f"{name}/value"] = parameter.detach()
+        for optimizer in optimizers:
+            tensors |= {f"{name}/{key}": value for key, value in optimizer.state.get(parameter, {}).items()}
+    temporary = path.with_suffix(".tmp")
+    save_file(tensors, temporary)
+    temporary.replace(path)
+
+
+def load_checkpoint(path: Path, model: PreTrainedModel, optimizers: Sequence[torch.optim.Optimizer]) -> int:
+    """Loads the saved values; returns the number of steps already done."""
+    saved = load_file(path)
+    num_steps_done = int(saved.pop("step"))
+    parameters = dict(model.named_parameters())
+    optimizer_of = {own: part for part in optimizers for group in part.param_groups for own in group["params"]}
+    for full_key, value in saved.items():
+        name, key = full_key.rsplit("/", 1)
+        parameter = parameters[name]
+        if key == "value":
+            parameter.data.copy_(value)
+        else:
+            optimizer_of[parameter].state[parameter][key] = value
+    return num_steps_done
 
 
 def likelihood_loss(model: PreTrainedModel, batch: torch.Tensor) -> torch.Tensor:
@@ -86,9 +124,8 @@ def train(
     optimizers = build_optimizers(model, recipe)
     checkpoint = out / "checkpoint.safetensors"
     first_step = load_checkpoint(checkpoint, model, optimizers) if checkpoint.exists() else 0
-    last_step = recipe.num_steps + recipe.num_finish_steps
-    log = Log(out / "training_log.jsonl", first_step=first_step, last_step=last_step)
-    recent: list[float] = []
+    log = Log(out / "training_log.jsonl", recipe, first_step)
+    losses: list[dict[str, float]] = []
     model.train()
     for step, batch in enumerate(batches(documents, recipe)):
         if step < first_step:
@@ -98,26 +135,21 @@ def train(
             loss = likelihood_loss(model, batch)
         loss.backward()
         update(model, optimizers, recipe.learning_rate(step), recipe.max_gradient_norm)
-        recent.append(loss.item())
+        losses.append({"loss": loss.item()})
         done = step + 1
         if done % LOG_EVERY == 0 or done == recipe.num_steps:
-            figures = {
-                "tokens": done * recipe.tokens_per_step,
-                "loss": sum(recent) / len(recent),
-                "learning_rate": recipe.learning_rate(step),
-            }
+            figures = {"learning_rate": recipe.learning_rate(step)}
             if done % MEASURE_EVERY == 0 or done == recipe.num_steps:
                 figures["held_out_loss"] = measure(model, held_out)["held_out_loss"]
                 save_checkpoint(checkpoint, model, optimizers, done)
-            log.write(done, **figures)
-            recent.clear()
+            log.write(done, losses, **figures)
     finish(model, documents, recipe, log, use_bf16=use_bf16)
 
 
 def finish(model: PreTrainedModel, documents: list[torch.Tensor], recipe: Recipe, log: Log, *, use_bf16: bool) -> None:
     """The last phase: likelihood of the text and unlikelihood of the model's own repetitions, half and half."""
     optimizer = torch.optim.AdamW(model.parameters(), betas=(recipe.beta1, recipe.beta2), weight_decay=0.0)
-    recent: list[tuple[float, float]] = []
+    losses: list[dict[str, float]] = []
     for step, batch in enumerate(recipe.finish_batches(documents)):
         torch.manual_seed(recipe.seed + recipe.num_steps + step)
         prefixes = batch.view(-1, recipe.short_window)[:, : recipe.unlikelihood_prefix]
@@ -127,13 +159,9 @@ def finish(model: PreTrainedModel, documents: list[torch.Tensor], recipe: Recipe
         (loss + recipe.unlikelihood_weight * repetition).backward()
         rate = recipe.finish_learning_rate_at(step)
         update(model, [optimizer], rate, recipe.max_gradient_norm)
-        recent.append((loss.item(), repetition.item()))
+        losses.append({"loss": loss.item(), "unlikelihood": repetition.item()})
         if (step + 1) % LOG_EVERY == 0 or step + 1 == recipe.num_finish_steps:
-            mean_loss, mean_repetition = (sum(column) / len(recent) for column in zip(*recent, strict=True))
-            done = recipe.num_steps + step + 1
-            tokens = done * recipe.tokens_per_step
-            log.write(done, tokens=tokens, loss=mean_loss, unlikelihood=mean_repetition, learning_rate=rate)
-            recent.clear()
+            log.write(recipe.num_steps + step + 1, losses, learning_rate=rate)
 
 
 def cpu_has_bf16() -> bool:
@@ -149,9 +177,8 @@ def run(recipe: Recipe, out: Path, *, threads: int, precision: str) -> None:
     out.mkdir(parents=True, exist_ok=True)
     corpus = build_corpus()
     print(f"corpus: {len(corpus.train)} + {len(corpus.held_out)} documents, sha256 {corpus.sha256}")
-    recorded = read_provenance(MODEL_DIR)
-    if recorded:
-        say_if_other_corpus(corpus, recorded)
+    recorded = json.loads((MODEL_DIR / PROVENANCE).read_text())
+    say_if_other_corpus(corpus, recorded)
     tokenizer = train_tokenizer(corpus.train)
     save_tokenizer(tokenizer, out, max_length=recipe.max_positions)
     documents, held_out = encode_documents(tokenizer, corpus.train), held_out_windows(tokenizer, corpus)
@@ -165,27 +192,26 @@ def run(recipe: Recipe, out: Path, *, threads: int, precision: str) -> None:
     GenerationConfig(eos_token_id=EOS_ID, pad_token_id=EOS_ID).save_pretrained(out)
     figures = measure(load_f32(out), held_out)
     (out / "checkpoint.safetensors").unlink()
-    write_provenance(
-        out,
-        corpus_sha256=corpus.sha256,
-        recipe=asdict(recipe),
-        figures=figures,
-        counts={
-            "parameters": sum(parameter.numel() for parameter in model.parameters()),
-            "train_documents": len(corpus.train),
-            "train_tokens": num_tokens,
-            "held_out_documents": len(corpus.held_out),
-            "held_out_tokens": held_out.numel(),
-        },
-        precision=arithmetic,
-        threads=threads,
-    )
+    provenance = {
+        "cpython_version": platform.python_version(),
+        "packages": {name: metadata.version(name) for name in ("torch", "transformers", "tokenizers", "safetensors")},
+        "corpus_sha256": corpus.sha256,
+        "recipe": asdict(recipe),
+        "training_precision": arithmetic,
+        "training_threads": threads,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "train_documents": len(corpus.train),
+        "train_tokens": num_tokens,
+        "held_out_documents": len(corpus.held_out),
+        "held_out_tokens": held_out.numel(),
+        **figures,
+        "sha256": file_checksums(out),
+    }
+    (out / PROVENANCE).write_text(json.dumps(provenance, indent=2) + "\n")
     minutes = (time.monotonic() - started) / 60
-    loss = figures["held_out_loss"]
+    loss, before = figures["held_out_loss"], recorded["held_out_loss"]
     print(f"DONE in {minutes:.1f} min: held-out loss {loss:.4f} nats per token, saved in {out}")
-    if recorded:
-        before = recorded["held_out_loss"]
-        print(f"the bundled model had {before:.4f}: {loss / before - 1:+.2%}")
+    print(f"the bundled model had {before:.4f}: {loss / before - 1:+.2%}")
 
 
 def main() -> int:

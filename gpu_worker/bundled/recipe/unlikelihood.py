@@ -11,20 +11,6 @@ from transformers import PreTrainedModel
 NGRAM = 4
 
 
-@torch.no_grad()
-def continue_greedily(model: PreTrainedModel, prefixes: torch.Tensor, num_new_tokens: int) -> torch.Tensor:
-    """[rows, prefix] ids to [rows, prefix + num_new_tokens] ids; EOS does not end a row."""
-    was_training = model.training
-    model.eval()
-    ids, output = prefixes, model(prefixes, use_cache=True)
-    for _ in range(num_new_tokens):
-        newest = output.logits[:, -1].argmax(-1, keepdim=True)
-        ids = torch.cat([ids, newest], dim=1)
-        output = model(newest, past_key_values=output.past_key_values, use_cache=True)
-    model.train(was_training)
-    return ids
-
-
 def repeats(ids: torch.Tensor, prefix_length: int) -> torch.Tensor:
     """[rows, length - prefix_length] bool: whether a new token ends, or is in, an n-gram met before in its row."""
     marks = torch.zeros_like(ids, dtype=torch.bool)
@@ -40,7 +26,16 @@ def repeats(ids: torch.Tensor, prefix_length: int) -> torch.Tensor:
 
 def unlikelihood(model: PreTrainedModel, prefixes: torch.Tensor, num_new_tokens: int) -> torch.Tensor:
     """Mean of -log(1 - p) over the repeating tokens of the model's own greedy continuations."""
-    ids = continue_greedily(model, prefixes, num_new_tokens)
+    model.eval()
+    ids = model.generate(
+        prefixes,
+        attention_mask=torch.ones_like(prefixes),
+        max_new_tokens=num_new_tokens,
+        do_sample=False,
+        # EOS does not end a row.
+        eos_token_id=None,
+    )
+    model.train()
     is_repeat = repeats(ids, prefixes.shape[1])
     logits = model(ids[:, :-1]).logits[:, prefixes.shape[1] - 1 :].float()
     chances = logits.softmax(-1).gather(-1, ids[:, prefixes.shape[1] :, None])[..., 0]

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-from gpu_worker.attention.block_mask import logical_to_physical
 from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.attention.layers import AttentionKind, AttentionLayer, AttentionPattern, LayerMap
 from gpu_worker.attention.paged import StepContext
@@ -19,6 +18,7 @@ from gpu_worker.step.row_tables import DeviceTables, RowTables
 from gpu_worker.step.shapes import Shapes
 from gpu_worker.step.staging import mapped
 from gpu_worker.wire.frames import read_plan
+from tests.gpu_worker.attention.conversion import logical_to_physical
 from tests.gpu_worker.plans import TinyCore
 
 

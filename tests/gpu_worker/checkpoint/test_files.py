@@ -15,7 +15,8 @@ from tests.gpu_worker.saved_model import VOCAB_SIZE, changed, save_model, tokeni
 def test_read_files_returns_the_fields_of_join(saved: Path) -> None:
     files = read_files(saved)
     assert files.eos_token_ids == (3, 5)
-    assert (files.temperature, files.top_p, files.top_k, files.min_p) == (0.6, 0.95, 20, 0.0)
+    drawn = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.0, "repetition_penalty": 1.0}
+    assert files.defaults == drawn
     assert files.tokenizer_json == (saved / "tokenizer.json").read_bytes()
     assert files.chat_template == "{{ messages }}"
 
@@ -24,16 +25,16 @@ def test_without_do_sample_the_default_is_greedy(saved: Path, tmp_path: Path) ->
     folder = changed(saved, tmp_path / "m")
     (folder / "generation_config.json").unlink()
     files = read_files(folder)
-    assert (files.temperature, files.top_p, files.top_k) == (0.0, 1.0, 0)
+    assert (files.defaults["temperature"], files.defaults["top_p"], files.defaults["top_k"]) == (0.0, 1.0, 0)
     assert files.eos_token_ids == (3,)
 
 
 def test_a_repetition_penalty_is_a_default_whether_the_model_draws_or_not(saved: Path, tmp_path: Path) -> None:
-    assert read_files(saved).repetition_penalty == 1.0
+    assert read_files(saved).defaults["repetition_penalty"] == 1.0
     folder = changed(saved, tmp_path / "m")
     (folder / "generation_config.json").write_text(json.dumps({"repetition_penalty": 1.3}))
     files = read_files(folder)
-    assert (files.repetition_penalty, files.temperature) == (1.3, 0.0)
+    assert (files.defaults["repetition_penalty"], files.defaults["temperature"]) == (1.3, 0.0)
 
 
 def test_read_files_lists_unsupported_generation_options(saved: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from gpu_worker.memory.sizing import (
     CPU_RESERVE_BYTES,
     GPU_RESERVE_BYTES,
     DoesNotFit,
+    Machine,
     Sizes,
     check_host_memory,
     choose_sizes,
@@ -44,8 +45,8 @@ def sizes(
     reach: tuple[int, int] = (0, 0),
     **settings: object,
 ) -> Sizes:
-    machine = {"free": free, "place": "cpu" if on_cpu else "cuda:0", "on_cpu": on_cpu, "free_host": free_host}
-    return choose_sizes(WorkerSettings(**settings), costs, **machine, reach=reach)
+    machine = Machine(place="cpu" if on_cpu else "cuda:0", free=free, free_host=free_host)
+    return choose_sizes(WorkerSettings(**settings), costs, machine, reach)
 
 
 def refused(free: int = 64 * GIB, *, costs: Costs = COSTS, **settings: object) -> str:
