@@ -121,7 +121,8 @@ def run(program: str, arguments: Sequence[str]) -> int:
         print("\n".join([*heading(settings, geometry), "", *tables, ""]))
     if chart is not None and options.png is not None:
         try:
-            options.png.write_bytes(chart.draw(settings, geometry, results, comparison, all_panels=options.all_panels))
+            picture = chart.figure_of(settings, geometry, results, comparison, all_panels=options.all_panels)
+            picture.savefig(options.png, format="png")  # pyright: ignore[reportUnknownMemberType]
         except OSError as error:
             # An error of write() carries no file name.
             return _fail(f"{error.filename or options.png}: {error.strerror}")

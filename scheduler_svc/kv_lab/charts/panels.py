@@ -3,7 +3,7 @@
 # matplotlib types its keyword arguments as unknown, so every one of its methods is partially unknown.
 # pyright: reportUnknownMemberType=false
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -34,8 +34,12 @@ def draw_panels(
     cells: Sequence[Axes], settings: Settings, geometry: Geometry, runs: Sequence[Figures], comparison: Comparison
 ) -> None:
     """Draws the eight panels."""
-    for axes, panel in zip(cells, (_use, _running, _internal, _external, _throughput, _times), strict=False):
-        panel(axes, runs)
+    _use(cells[0], runs)
+    _running(cells[1], runs)
+    _share(cells[2], runs, "internal_fragmentation", "% of the reserved memory that is empty")
+    _share(cells[3], runs, "external_fragmentation", "% of the free memory outside the largest hole")
+    _throughput(cells[4], runs)
+    _times(cells[5], runs)
     _traffic(cells[6], comparison)
     _arithmetic(cells[7], geometry, settings)
 
@@ -90,20 +94,12 @@ def _running(axes: Axes, runs: Sequence[Figures]) -> None:
     draw_legend(axes, {"mean": 1.0}, (marker("^", "peak"), marker("D", "would fit at full length", "white")))
 
 
-def _internal(axes: Axes, runs: Sequence[Figures]) -> None:
-    title = "internal fragmentation"
-    _shares(axes, runs, title, "% of the reserved memory that is empty", lambda f: f.internal_fragmentation)
-
-
-def _external(axes: Axes, runs: Sequence[Figures]) -> None:
-    title = "external fragmentation"
-    _shares(axes, runs, title, "% of the free memory outside the largest hole", lambda f: f.external_fragmentation)
-
-
-def _shares(axes: Axes, runs: Sequence[Figures], title: str, unit: str, share: Callable[[Figures], float]) -> None:
-    for place, figures, colour in _bars(axes, runs, title, unit):
-        axes.barh(place, 100 * share(figures), color=colour, height=0.6)
-        axes.text(100 * share(figures) + 1, place, percent(share(figures)), va="center", fontsize=8)
+def _share(axes: Axes, runs: Sequence[Figures], name: str, unit: str) -> None:
+    """Draws the figure of this name, a share."""
+    for place, figures, colour in _bars(axes, runs, name.replace("_", " "), unit):
+        share: float = getattr(figures, name)
+        axes.barh(place, 100 * share, color=colour, height=0.6)
+        axes.text(100 * share + 1, place, percent(share), va="center", fontsize=8)
     axes.set_xlim(0, 112)
     axes.set_xticks(range(0, 101, 20))
 

@@ -62,8 +62,12 @@ class Paged(Layout):
             self.reserved += self._page_size
         table.length += 1
         self.used += 1
-        if self._window is not None:
-            self._slide(table)
+        # Pages that hold no position of the window are released.
+        behind = self._first(table.length) - table.first
+        if behind > 0:
+            self._release(table.pages[:behind])
+            del table.pages[:behind]
+            table.first += behind
         return True
 
     def release(self, sequence: Sequence) -> None:
@@ -71,14 +75,6 @@ class Paged(Layout):
         self._pool.release(table.pages)
         self.reserved -= len(table.pages) * self._page_size
         self.used -= table.length - table.first * self._page_size
-
-    def _slide(self, table: Table) -> None:
-        """Releases the pages that hold no position of the window."""
-        behind = self._first(table.length) - table.first
-        if behind > 0:
-            self._release(table.pages[:behind])
-            del table.pages[:behind]
-            table.first += behind
 
     def _release(self, pages: list[int]) -> None:
         self._pool.release(pages)
