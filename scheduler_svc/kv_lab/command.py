@@ -20,7 +20,7 @@ from scheduler_svc.kv_lab.layouts.registry import LAYOUTS
 from scheduler_svc.kv_lab.run import count_that_fit, run_workload
 from scheduler_svc.kv_lab.settings import MAX_MEMORY_TOKENS, Settings
 from scheduler_svc.kv_lab.workload import draw
-from scheduler_svc.simulator.cost.hardware import MODELS, model_named
+from scheduler_svc.simulator.cost.hardware import MODELS, named
 
 _DESCRIPTION = """\
 The KV cache lab: runs the same sequences through four layouts of the same memory, and compares generation with and
@@ -51,7 +51,7 @@ class ModelOptions(BaseModel):
     def geometry(self) -> Geometry:
         """Returns the named model with the sizes that the options replace. Raises UnknownName."""
         sizes = self.model_dump(include=_SIZES, exclude_none=True)
-        model = model_named(self.model)
+        model = named("model", self.model, MODELS)
         if sizes:
             model = replace(model, name=f"{model.name}, changed", **sizes)
         return Geometry(model=model, element_bytes=self.element_bytes)

@@ -129,9 +129,7 @@ class Tally:
             is_first = output.offsets == 0
             if is_first.any():
                 self._take_firsts(slots[is_first], now)
-                later = slots[~is_first]
-            else:
-                later = slots
+            later = slots[~is_first]
             gaps = now - self._token_at[later]
             self.all_requests.itl.add(gaps)
             for group, latencies in enumerate(self.groups):

@@ -13,10 +13,10 @@ from scheduler_svc.kv_lab.recompute import read_tokens
 from scheduler_svc.kv_lab.run import count_that_fit, run_workload
 from scheduler_svc.kv_lab.settings import Settings
 from scheduler_svc.kv_lab.workload import Sequence, Workload, draw
-from scheduler_svc.simulator.cost.hardware import model_named
+from scheduler_svc.simulator.cost.hardware import MODELS
 from tests.scheduler_svc.kv_lab.asking import covered, largest_hole, sequence, settings
 
-GEOMETRY = Geometry(model=model_named("llama-3.1-8b"))
+GEOMETRY = Geometry(model=MODELS["llama-3.1-8b"])
 BUSY = settings(
     sequences=12, lives=3, min_length=5, max_length=60, reserve=64, memory_tokens=256, growth=1.5, gap=1.0,
     prefix_groups=2, prefix_length=14, samples=2,
