@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.simulator.cost.fitted import FittedCost, fit, read_steps
-from scheduler_svc.simulator.cost.hardware import MACHINES, MODELS, named
+from scheduler_svc.simulator.cost.hardware import MACHINES, MODELS
 from scheduler_svc.simulator.cost.roofline import Roofline
 from scheduler_svc.simulator.options import Options
 from scheduler_svc.simulator.simulation import Setup
@@ -56,7 +56,7 @@ def workload_of(options: Options) -> Workload:
 
 def setup_of(options: Options) -> Setup:
     """Returns what serves them. Raises OSError, and SetupError and other kinds of ValueError."""
-    model, machine = named("model", options.model, MODELS), named("machine", options.machine, MACHINES)
+    model, machine = MODELS[options.model], MACHINES[options.machine]
     if options.token_budget < options.max_rows + options.chunk_align:
         raise SetupError(
             f"--token-budget is {options.token_budget}; --max-rows {options.max_rows} and one chunk of "

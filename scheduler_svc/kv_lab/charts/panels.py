@@ -9,18 +9,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
+from scheduler_svc.kv_lab.charts import style
 from scheduler_svc.kv_lab.charts.figures import Figures
-from scheduler_svc.kv_lab.charts.style import (
-    COLOURS,
-    EMPTY_ALPHA,
-    FREE,
-    GREY,
-    draw_grid,
-    draw_legend,
-    marker,
-    set_title,
-    thousands,
-)
 from scheduler_svc.kv_lab.charts.tables import percent, scaled, size
 from scheduler_svc.kv_lab.comparison import Comparison
 from scheduler_svc.kv_lab.geometry import Geometry
@@ -48,11 +38,11 @@ def _bars(axes: Axes, runs: Sequence[Figures], title: str, unit: str) -> list[tu
     """Prepares one bar per layout, the first on top. Returns the place, figures and colour of each."""
     axes.set_yticks(range(len(runs)), [figures.memory for figures in runs])
     axes.set_ylim(len(runs) - 0.4, -0.6)
-    set_title(axes, title)
+    style.set_title(axes, title)
     axes.set_xlabel(unit, fontsize=9)
-    draw_grid(axes, axis="x")
+    style.draw_grid(axes, axis="x")
     axes.spines[["top", "right"]].set_visible(False)
-    return [(place, figures, COLOURS[figures.memory]) for place, figures in enumerate(runs)]
+    return [(place, figures, style.COLOURS[figures.memory]) for place, figures in enumerate(runs)]
 
 
 def _use(axes: Axes, runs: Sequence[Figures]) -> None:
@@ -69,8 +59,8 @@ def _use(axes: Axes, runs: Sequence[Figures]) -> None:
             )
         )
         axes.barh(place, used, color=colour, height=0.6)
-        axes.barh(place, wasted, left=used, color=colour, alpha=EMPTY_ALPHA, height=0.6)
-        axes.barh(place, free, left=used + wasted, color=FREE, height=0.6)
+        axes.barh(place, wasted, left=used, color=colour, alpha=style.EMPTY_ALPHA, height=0.6)
+        axes.barh(place, free, left=used + wasted, color=style.FREE, height=0.6)
         axes.text(used / 2, place, f"{used:.0f} %", ha="center", va="center", fontsize=9)
         if wasted >= 12:
             axes.text(used + wasted / 2, place, f"{wasted:.0f} %", ha="center", va="center", fontsize=8)
@@ -81,17 +71,19 @@ def _use(axes: Axes, runs: Sequence[Figures]) -> None:
             axes.text(102 + saved, place, f"{saved:.0f} % saved\nby sharing", va="center", fontsize=8)
             widest = max(widest, 130 + saved)
     axes.set_xlim(0, 1.02 * widest)
-    draw_legend(axes, {"used": 1.0, "reserved and empty": EMPTY_ALPHA, "free": 0.0})
+    style.draw_legend(axes, {"used": 1.0, "reserved and empty": style.EMPTY_ALPHA, "free": 0.0})
 
 
 def _running(axes: Axes, runs: Sequence[Figures]) -> None:
     for place, figures, colour in _bars(axes, runs, "running", "sequences"):
         axes.barh(place, figures.running_mean, color=colour, height=0.6)
         axes.text(figures.running_mean / 2, place, f"{figures.running_mean:,.1f}", ha="center", va="center", fontsize=9)
-        axes.plot(figures.running_peak, place, "^", color="black", markerfacecolor=GREY, markersize=7)
+        axes.plot(figures.running_peak, place, "^", color="black", markerfacecolor=style.GREY, markersize=7)
         axes.plot(figures.fit_sequences, place, "D", color="black", markerfacecolor="white", markersize=6)
     axes.set_xlim(0, 1.08 * max(max(figures.running_peak, figures.fit_sequences) for figures in runs))
-    draw_legend(axes, {"mean": 1.0}, (marker("^", "peak"), marker("D", "would fit at full length", "white")))
+    style.draw_legend(
+        axes, {"mean": 1.0}, (style.marker("^", "peak"), style.marker("D", "would fit at full length", "white"))
+    )
 
 
 def _share(axes: Axes, runs: Sequence[Figures], name: str, unit: str) -> None:
@@ -130,7 +122,7 @@ def _times(axes: Axes, runs: Sequence[Figures]) -> None:
             )  # fmt: skip
     axes.set_xscale("log")
     axes.margins(x=0.2)
-    draw_legend(axes, {}, (marker("o", "admission"), marker("o", "next token", "white")))
+    style.draw_legend(axes, {}, (style.marker("o", "admission"), style.marker("o", "next token", "white")))
 
 
 def _short(value: float) -> str:
@@ -153,8 +145,8 @@ def _traffic(axes: Axes, comparison: Comparison) -> None:
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_ylabel("window, tokens", fontsize=9)
     axes.set_xlabel("MiB per generated token, mean", fontsize=9)
-    set_title(axes, "K/V read by attention")
-    draw_grid(axes, axis="x")
+    style.set_title(axes, "K/V read by attention")
+    style.draw_grid(axes, axis="x")
     axes.spines[["top", "right"]].set_visible(False)
 
 
@@ -164,12 +156,12 @@ def _arithmetic(axes: Axes, geometry: Geometry, settings: Settings) -> None:
     for cached, colour, stroke, label in ((False, _NO_CACHE, "--", "no cache"), (True, _CACHE, "-", "cache")):
         flops = [next_token(geometry, context, cached=cached, window=settings.window).flops / 1e9 for context in x]
         axes.plot(x, flops, color=colour, linestyle=stroke, label=label)
-    set_title(axes, "cost of the next token")
+    style.set_title(axes, "cost of the next token")
     axes.set_ylabel("GFLOP", fontsize=9)
     axes.set_xlabel("tokens of context", fontsize=9)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.xaxis.set_major_formatter(FuncFormatter(thousands))
-    draw_grid(axes)
+    axes.xaxis.set_major_formatter(FuncFormatter(style.thousands))
+    style.draw_grid(axes)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=8, loc="upper left", frameon=False)

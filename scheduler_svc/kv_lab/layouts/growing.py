@@ -5,11 +5,10 @@ first hole that holds it with room to grow, or else into the first that holds on
 holds both places. With a window an extent as long as the window becomes a ring buffer and stops growing.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from scheduler_svc.kv_lab.layouts.holes import Holes
-from scheduler_svc.kv_lab.layouts.layout import Extents, Layout
+from scheduler_svc.kv_lab.layouts.layout import Layout
 from scheduler_svc.kv_lab.settings import Settings
 from scheduler_svc.kv_lab.workload import Sequence
 
@@ -93,9 +92,3 @@ class Growing(Layout):
 
     def largest_hole(self) -> int:
         return self._holes.largest()
-
-    def extents(self) -> Mapping[int, Extents]:
-        return {index: [(extent.start, extent.start + extent.capacity)] for index, extent in self._held.items()}
-
-    def lengths(self) -> Mapping[int, int]:
-        return {index: extent.length for index, extent in self._held.items()}

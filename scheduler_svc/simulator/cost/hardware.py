@@ -5,7 +5,6 @@ Owns the two tables. `roofline.py` computes step times from them.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,17 +114,3 @@ _MODELS = (
 
 MACHINES: Mapping[str, Machine] = {machine.name: machine for machine in _MACHINES}
 MODELS: Mapping[str, Model] = {model.name: model for model in _MODELS}
-
-_Named = TypeVar("_Named")
-
-
-class UnknownName(ValueError):
-    """A name of no known machine or model. The message lists the known ones."""
-
-
-def named(what: str, name: str, table: Mapping[str, _Named]) -> _Named:
-    """Returns the machine or model of this name. Raises UnknownName."""
-    found = table.get(name.lower())
-    if found is None:
-        raise UnknownName(f"there is no {what} {name!r}; it must be one of {', '.join(table)}")
-    return found

@@ -71,7 +71,7 @@ def test_a_model_with_replaced_sizes_is_named_changed(capsys: pytest.CaptureFixt
         (["--page-size", "0"], "--page-size is 0; it must be a whole number from 1 to 4,096"),
         (["--layers", "0"], "--layers is 0; it must be a whole number from 1 to 1,048,576"),
         (["--memory-gib", "nan"], "--memory-gib is nan; it must be a number above 0"),
-        (["--model", "gpt-9"], "there is no model 'gpt-9'; it must be one of llama-3.1-8b"),
+        (["--model", "gpt-9"], "--model is 'gpt-9'; it must be one of llama-3.1-8b"),
         (["--memory", "heap"], "--memory is 'heap'; it must be one of contiguous, growing, paged, shared, all"),
         (["--memory-gib", "3000"], "--memory-gib is 3000; it must be at most 2,048"),
         (["--memory-gib", "1", "--memory-tokens", "256"], "--memory-tokens and --memory-gib exclude each other"),

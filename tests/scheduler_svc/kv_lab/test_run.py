@@ -7,14 +7,14 @@ import pytest
 
 from scheduler_svc.kv_lab.charts.figures import figures
 from scheduler_svc.kv_lab.geometry import Geometry
-from scheduler_svc.kv_lab.layouts.layout import Extents, Layout
+from scheduler_svc.kv_lab.layouts.layout import Layout
 from scheduler_svc.kv_lab.layouts.registry import LAYOUTS
 from scheduler_svc.kv_lab.recompute import read_tokens
 from scheduler_svc.kv_lab.run import count_that_fit, run_workload
 from scheduler_svc.kv_lab.settings import Settings
 from scheduler_svc.kv_lab.workload import Sequence, Workload, draw
 from scheduler_svc.simulator.cost.hardware import MODELS
-from tests.scheduler_svc.kv_lab.asking import covered, largest_hole, sequence, settings
+from tests.scheduler_svc.kv_lab.asking import Extents, covered, extents_of, largest_hole, lengths_of, sequence, settings
 
 GEOMETRY = Geometry(model=MODELS["llama-3.1-8b"])
 BUSY = settings(
@@ -109,7 +109,7 @@ def spied(name: str, asked: Settings) -> tuple[Layout, list[tuple[Mapping[int, E
 
     class Spied(LAYOUTS[name]):  # type: ignore[misc]
         def largest_hole(self) -> int:
-            seen.append((copy.deepcopy(dict(self.extents())), dict(self.lengths())))
+            seen.append((copy.deepcopy(dict(extents_of(self))), dict(lengths_of(self))))
             return super().largest_hole()
 
     layout: Layout = Spied(asked)
@@ -173,7 +173,7 @@ def test_the_counts_of_a_run_add_up(name: str, seed: int):
     assert sum(record.steps["read"]) == read_tokens(sequences, 32)
     assert record.prefilled - sum(of.prompt for of in sequences) >= record.recomputed
     assert len(record.admit_ns) == 36 + record.preemptions
-    assert (layout.reserved, layout.used, layout.saved, dict(layout.extents())) == (0, 0, 0, {})
+    assert (layout.reserved, layout.used, layout.saved, dict(extents_of(layout))) == (0, 0, 0, {})
     # A second run is equal, except for measured times.
     again = run_workload(workload, LAYOUTS[name](asked), asked)
     assert (again.step_numbers, again.waits, again.preemptions) == (
