@@ -14,7 +14,7 @@ from scheduler_svc.core.messages.page_hash import hash_pages, prefix_root
 from scheduler_svc.core.messages.reports import Load, StepReport
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.simulator.tally import Tally
-from scheduler_svc.simulator.worker import SLOT_MASK, Setup, SimulatedWorker, Targets
+from scheduler_svc.simulator.worker import SLOT_MASK, Setup, SimulatedWorker
 from scheduler_svc.simulator.workload.request_source import Arrival
 
 _FRONTEND = "simulator"
@@ -40,7 +40,7 @@ class Simulation:
         self._is_closed = concurrency > 0
         self.on_step: Callable[[StepReport], None] | None = None
         """Receives the report of every step, if the core's config asks for reports."""
-        self._targets = Targets()
+        self._targets: dict[int, int] = {}
         self._core = Scheduler(setup.config)
         self.load: Load | None = None
         """The core's last load report."""
@@ -99,7 +99,7 @@ class Simulation:
         setup, info = self._setup, self._setup.info
         prompt = arrival.prompt
         stream = self.tally.enter(self.now, arrival.tenant)
-        self._targets.set(stream & SLOT_MASK, arrival.output_tokens)
+        self._targets[stream & SLOT_MASK] = arrival.output_tokens
         # A request may not ask for more than the model's context holds.
         max_new_tokens = max(arrival.output_tokens, min(setup.ask_tokens, info.max_length - len(prompt)))
         root = _root(arrival.tenant)

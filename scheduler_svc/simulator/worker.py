@@ -6,6 +6,7 @@ token is EOS.
 """
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,23 +44,11 @@ class Setup:
     shares_prefixes: bool = True
 
 
-class Targets:
-    """Output tokens of the request in each slot. The table grows as slots are needed."""
-
-    def __init__(self) -> None:
-        self.outputs = np.zeros(1024, np.int64)
-
-    def set(self, slot: int, output_tokens: int) -> None:
-        """Stores the output tokens of the slot's new request."""
-        if slot >= len(self.outputs):
-            self.outputs = np.concatenate([self.outputs, np.zeros_like(self.outputs)])
-        self.outputs[slot] = output_tokens
-
-
 class SimulatedWorker:
     """Executes plans one after another."""
 
-    def __init__(self, name: str, setup: Setup, targets: Targets) -> None:
+    def __init__(self, name: str, setup: Setup, targets: Mapping[int, int]) -> None:
+        """`targets` are the output tokens of the live request in each slot."""
         self.name = name
         self.info = info = setup.info
         self.results: deque[tuple[float, ev.StepDone]] = deque()
@@ -110,7 +99,7 @@ class SimulatedWorker:
     def _start(self, start: RowStart) -> None:
         row, stream = start.row, int.from_bytes(start.sampling, "little")
         self._position[row] = start.first_position
-        self._last[row] = start.num_prompt_tokens + self._targets.outputs[stream & SLOT_MASK] - 1
+        self._last[row] = start.num_prompt_tokens + self._targets[stream & SLOT_MASK] - 1
         self._key[row] = stream >> SLOT_BITS
 
     def _shape(self, plan: Plan, starts: IntArray, counts: IntArray, samples: int) -> StepShape:

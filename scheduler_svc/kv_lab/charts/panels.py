@@ -38,10 +38,7 @@ def _bars(axes: Axes, runs: Sequence[Figures], title: str, unit: str) -> list[tu
     """Prepares one bar per layout, the first on top. Returns the place, figures and colour of each."""
     axes.set_yticks(range(len(runs)), [figures.memory for figures in runs])
     axes.set_ylim(len(runs) - 0.4, -0.6)
-    style.set_title(axes, title)
-    axes.set_xlabel(unit, fontsize=9)
-    style.draw_grid(axes, axis="x")
-    axes.spines[["top", "right"]].set_visible(False)
+    style.draw_frame(axes, title, unit, axis="x")
     return [(place, figures, style.COLOURS[figures.memory]) for place, figures in enumerate(runs)]
 
 
@@ -49,15 +46,9 @@ def _use(axes: Axes, runs: Sequence[Figures]) -> None:
     """Draws the mean use of the memory, and the memory that sharing saves."""
     widest = 100.0
     for place, figures, colour in _bars(axes, runs, "memory", "% of the memory, mean"):
-        used, wasted, free, saved = (
-            100 * part / figures.total_tokens
-            for part in (
-                figures.used_mean_tokens,
-                figures.wasted_mean_tokens,
-                figures.free_mean_tokens + figures.overhead_tokens,
-                figures.saved_mean_tokens,
-            )
-        )
+        counts = (figures.used_mean_tokens, figures.wasted_mean_tokens, figures.saved_mean_tokens)
+        used, wasted, saved = (100 * count / figures.total_tokens for count in counts)
+        free = 100 - used - wasted
         axes.barh(place, used, color=colour, height=0.6)
         axes.barh(place, wasted, left=used, color=colour, alpha=style.EMPTY_ALPHA, height=0.6)
         axes.barh(place, free, left=used + wasted, color=style.FREE, height=0.6)
@@ -81,9 +72,8 @@ def _running(axes: Axes, runs: Sequence[Figures]) -> None:
         axes.plot(figures.running_peak, place, "^", color="black", markerfacecolor=style.GREY, markersize=7)
         axes.plot(figures.fit_sequences, place, "D", color="black", markerfacecolor="white", markersize=6)
     axes.set_xlim(0, 1.08 * max(max(figures.running_peak, figures.fit_sequences) for figures in runs))
-    style.draw_legend(
-        axes, {"mean": 1.0}, (style.marker("^", "peak"), style.marker("D", "would fit at full length", "white"))
-    )
+    markers = (style.marker("^", "peak"), style.marker("D", "would fit at full length", "white"))
+    style.draw_legend(axes, {"mean": 1.0}, markers)
 
 
 def _share(axes: Axes, runs: Sequence[Figures], name: str, unit: str) -> None:
@@ -144,10 +134,7 @@ def _traffic(axes: Axes, comparison: Comparison) -> None:
     axes.set_xlim(0, 1.45 * full / 2**20)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_ylabel("window, tokens", fontsize=9)
-    axes.set_xlabel("MiB per generated token, mean", fontsize=9)
-    style.set_title(axes, "K/V read by attention")
-    style.draw_grid(axes, axis="x")
-    axes.spines[["top", "right"]].set_visible(False)
+    style.draw_frame(axes, "K/V read by attention", "MiB per generated token, mean", axis="x")
 
 
 def _arithmetic(axes: Axes, geometry: Geometry, settings: Settings) -> None:
@@ -156,12 +143,9 @@ def _arithmetic(axes: Axes, geometry: Geometry, settings: Settings) -> None:
     for cached, colour, stroke, label in ((False, _NO_CACHE, "--", "no cache"), (True, _CACHE, "-", "cache")):
         flops = [next_token(geometry, context, cached=cached, window=settings.window).flops / 1e9 for context in x]
         axes.plot(x, flops, color=colour, linestyle=stroke, label=label)
-    style.set_title(axes, "cost of the next token")
+    style.draw_frame(axes, "cost of the next token", "tokens of context")
     axes.set_ylabel("GFLOP", fontsize=9)
-    axes.set_xlabel("tokens of context", fontsize=9)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.xaxis.set_major_formatter(FuncFormatter(style.thousands))
-    style.draw_grid(axes)
-    axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=8, loc="upper left", frameon=False)
