@@ -31,7 +31,7 @@ class Setup:
 
     `ask_tokens` is the max_new_tokens of every request, and EOS ends the output before it. If it is 0, each request
     asks for exactly the tokens it gets. A step's tokens are padded to a multiple of `token_multiple`. `shares_prefixes`
-    switches the prefix cache on.
+    switches the prefix cache on. `link_seconds` is the delay between core and worker, each way.
     """
 
     config: CoreConfig

@@ -27,7 +27,7 @@ def draw_grid(axes: Axes, **which: Any) -> None:
 
 
 def draw_frame(axes: Axes, title: str, x_label: str, **grid: Any) -> None:
-    """Draws the title, the x label and the grid of a panel, whose top and right stay open."""
+    """Draws the title, the x label and the grid of a panel without borders at its top and right."""
     set_title(axes, title)
     axes.set_xlabel(x_label, fontsize=9)
     draw_grid(axes, **grid)
