@@ -13,7 +13,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
@@ -73,6 +73,22 @@ def number(default: float | None, low: float, high: float, title: str, descripti
     return Field(default, ge=low, le=high, title=title, description=description)
 
 
+def file(description: str) -> Any:
+    """Returns the field of a path that may be left out."""
+    return Field(None, title="FILE", description=description)
+
+
+def one_of(names: Iterable[str]) -> AfterValidator:
+    """Returns the check that a value is one of these lower-case names, in any case."""
+
+    def check(value: str) -> str:
+        if value.lower() not in names:
+            raise ValueError(f"{value!r}; it must be one of {', '.join(names)}")
+        return value.lower()
+
+    return AfterValidator(check)
+
+
 def read(
     program: str, description: str, model: type[_Model], arguments: Iterable[str], groups: Mapping[str, Iterable[str]]
 ) -> _Model:
@@ -128,11 +144,8 @@ def _help(field: FieldInfo) -> str:
     words = str(field.description).replace("%", "%%")
     if field.default_factory is not None or default is None or isinstance(default, bool):
         return words
-    return f"{words} (default: {default:,})" if isinstance(default, int) else f"{words} (default: {_plain(default)})"
-
-
-def _plain(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    shown = f"{default:,}" if isinstance(default, int) else f"{default:g}" if isinstance(default, float) else default
+    return f"{words} (default: {shown})"
 
 
 def suggestion(name: str, known: Iterable[str], prefix: str = "") -> str:

@@ -8,10 +8,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Annotated
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, Field
 
 from scheduler_svc import flags
-from scheduler_svc.flags import SettingError, number
+from scheduler_svc.flags import SettingError, file, number, one_of
 from scheduler_svc.kv_lab.charts.figures import Result, figures
 from scheduler_svc.kv_lab.charts.tables import comparison_tables, heading, layouts_table, summary
 from scheduler_svc.kv_lab.comparison import Comparison, compare
@@ -20,7 +20,7 @@ from scheduler_svc.kv_lab.layouts.registry import LAYOUTS
 from scheduler_svc.kv_lab.run import count_that_fit, run_workload
 from scheduler_svc.kv_lab.settings import MAX_MEMORY_TOKENS, Settings
 from scheduler_svc.kv_lab.workload import draw
-from scheduler_svc.simulator.cost.hardware import MODELS, model_named
+from scheduler_svc.simulator.cost.hardware import MODELS
 
 _DESCRIPTION = """\
 The KV cache lab: runs the same sequences through four layouts of the same memory, and compares generation with and
@@ -38,7 +38,7 @@ class ModelOptions(BaseModel):
     memory_gib: float | None = Field(
         None, gt=0, le=1 << 20, title="GIB", description="memory in GiB, in place of --memory-tokens"
     )
-    model: str = Field("llama-3.1-8b", title="NAME", description=", ".join(MODELS))
+    model: Annotated[str, one_of(MODELS)] = Field("llama-3.1-8b", title="NAME", description=", ".join(MODELS))
     layers: _Size = None
     hidden: _Size = None
     heads: _Size = None
@@ -49,9 +49,9 @@ class ModelOptions(BaseModel):
     element_bytes: int = number(2, 1, _MAX_SIZE, "N", "bytes per number, in K/V and weights")
 
     def geometry(self) -> Geometry:
-        """Returns the named model with the sizes that the options replace. Raises UnknownName."""
+        """Returns the named model with the sizes that the options replace."""
         sizes = self.model_dump(include=_SIZES, exclude_none=True)
-        model = model_named(self.model)
+        model = MODELS[self.model]
         if sizes:
             model = replace(model, name=f"{model.name}, changed", **sizes)
         return Geometry(model=model, element_bytes=self.element_bytes)
@@ -60,21 +60,12 @@ class ModelOptions(BaseModel):
 class OutputOptions(BaseModel):
     """What is printed and drawn."""
 
-    memory: str = Field(
-        "all",
-        title="LAYOUT",
-        description=f"memory layout: {', '.join(LAYOUTS)} or all",
+    memory: Annotated[str, one_of([*LAYOUTS, "all"])] = Field(
+        "all", title="LAYOUT", description=f"memory layout: {', '.join(LAYOUTS)} or all"
     )
-    png: Path | None = Field(None, title="FILE", description="draw the memory of each layout over time")
+    png: Path | None = file("draw the memory of each layout over time")
     all_panels: bool = Field(False, description="let --png draw all other figures too")
     as_json: bool = Field(False, alias="json", description="print one JSON object per layout and one of the comparison")
-
-    @field_validator("memory")
-    @classmethod
-    def _is_layout(cls, value: str) -> str:
-        if value not in (names := [*LAYOUTS, "all"]):
-            raise ValueError(f"{value!r}; it must be one of {', '.join(names)}")
-        return value
 
 
 class Options(OutputOptions, ModelOptions, Settings):
@@ -121,7 +112,8 @@ def run(program: str, arguments: Sequence[str]) -> int:
         print("\n".join([*heading(settings, geometry), "", *tables, ""]))
     if chart is not None and options.png is not None:
         try:
-            options.png.write_bytes(chart.draw(settings, geometry, results, comparison, all_panels=options.all_panels))
+            picture = chart.figure_of(settings, geometry, results, comparison, all_panels=options.all_panels)
+            picture.savefig(options.png, format="png")  # pyright: ignore[reportUnknownMemberType]
         except OSError as error:
             # An error of write() carries no file name.
             return _fail(f"{error.filename or options.png}: {error.strerror}")

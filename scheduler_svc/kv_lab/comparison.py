@@ -55,35 +55,25 @@ def compare(settings: Settings, workload: Workload, geometry: Geometry) -> Compa
     lengths = [*(2**k for k in range(7, 21) if 2**k < longest), longest]
     sequences = workload.in_order()
     generated = sum(sequence.length - sequence.prompt for sequence in sequences)
-    full = read_tokens(sequences, None) * geometry.token_bytes / generated
     windows = [settings.window] if settings.window is not None else [w for w in _WINDOWS if w < longest]
+
+    def bytes_read(window: int | None) -> float:
+        return read_tokens(sequences, window) * geometry.token_bytes / generated
+
+    full = bytes_read(None)
     return Comparison(
         lengths=tuple(_at(settings, geometry, length) for length in lengths),
-        windows=tuple(
-            Window(
-                window=window,
-                full_bytes=full,
-                bytes=read_tokens(sequences, window) * geometry.token_bytes / generated,
-            )
-            for window in windows
-        ),
+        windows=tuple(Window(window=window, full_bytes=full, bytes=bytes_read(window)) for window in windows),
     )
 
 
 def _at(settings: Settings, geometry: Geometry, length: int) -> AtLength:
-    prompt = min(max(1, round(length * settings.prompt_share)), length - 1)
-    costs = {
-        cached: (
-            next_token(geometry, length - 1, cached=cached, window=settings.window),
-            generate(geometry, prompt, length, cached=cached, window=settings.window),
-        )
-        for cached in (True, False)
-    }
+    prompt, window = min(max(1, round(length * settings.prompt_share)), length - 1), settings.window
     return AtLength(
         length=length,
         prompt=prompt,
-        token_cached=costs[True][0],
-        token_recomputed=costs[False][0],
-        total_cached=costs[True][1],
-        total_recomputed=costs[False][1],
+        token_cached=next_token(geometry, length - 1, cached=True, window=window),
+        token_recomputed=next_token(geometry, length - 1, cached=False, window=window),
+        total_cached=generate(geometry, prompt, length, cached=True, window=window),
+        total_recomputed=generate(geometry, prompt, length, cached=False, window=window),
     )

@@ -13,11 +13,6 @@ class Geometry:
     element_bytes: int = 2
 
     @property
-    def name(self) -> str:
-        """The model's name."""
-        return self.model.name
-
-    @property
     def token_bytes(self) -> int:
         """Bytes of one token's K/V, in all layers."""
         return self.model.kv_values * self.element_bytes

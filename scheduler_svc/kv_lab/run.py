@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from time import perf_counter_ns
 
+import numpy as np
+import numpy.typing as npt
+
 from scheduler_svc.kv_lab.layouts.layout import Layout
 from scheduler_svc.kv_lab.settings import Settings
 from scheduler_svc.kv_lab.workload import Sequence, Workload
@@ -21,29 +24,17 @@ def _longs() -> "array[int]":
     return array("q")
 
 
-@dataclass(slots=True)
-class Steps:
-    """One entry per step: token slots up to `cached`, then sequences, then tokens."""
-
-    used: "array[int]" = field(default_factory=_longs)
-    reserved: "array[int]" = field(default_factory=_longs)
-    free: "array[int]" = field(default_factory=_longs)
-    largest_hole: "array[int]" = field(default_factory=_longs)
-    saved: "array[int]" = field(default_factory=_longs)
-    cached: "array[int]" = field(default_factory=_longs)
-    running: "array[int]" = field(default_factory=_longs)
-    waiting: "array[int]" = field(default_factory=_longs)
-    read_full: "array[int]" = field(default_factory=_longs)
-    """Tokens of K/V that the step's attention would read without a window."""
-    read: "array[int]" = field(default_factory=_longs)
-    """Tokens of K/V that the step's attention reads."""
+_COLUMNS = "used reserved free largest_hole saved cached running waiting read_full read"
+STEP = np.dtype([(name, np.int64) for name in _COLUMNS.split()])
+"""One step: token slots, then sequences, then tokens of K/V that attention reads without a window and with it."""
 
 
 @dataclass(slots=True)
 class Record:
     """What happened in a run. The times of calls into the layout include the cost of reading the clock."""
 
-    steps: Steps = field(default_factory=Steps)
+    step_numbers: "array[int]" = field(default_factory=_longs)
+    """The numbers of `STEP` for each step, one step after another."""
     last_demand: int = 0
     """The last step with full demand: a sequence waited, or no client had sent its last request to its end."""
     finished: int = 0
@@ -60,6 +51,11 @@ class Record:
     prepare_ns: "array[int]" = field(default_factory=_longs)
     admit_ns: "array[int]" = field(default_factory=_longs)
     grow_ns: "array[int]" = field(default_factory=_longs)
+
+    @property
+    def steps(self) -> npt.NDArray[np.void]:
+        """One `STEP` per step."""
+        return np.frombuffer(self.step_numbers, STEP)
 
 
 @dataclass(slots=True)
@@ -184,18 +180,10 @@ class _Run:
             self._is_ending = True
 
     def _observe(self, running: int, read_full: int, read: int) -> None:
-        layout, steps = self._layout, self.record.steps
-        steps.used.append(layout.used)
-        steps.reserved.append(layout.reserved)
-        steps.free.append(layout.free)
-        steps.largest_hole.append(layout.largest_hole())
-        steps.saved.append(layout.saved)
-        steps.cached.append(layout.cached)
-        # Complete sequences included, because they still hold their memory.
-        steps.running.append(running)
-        steps.waiting.append(len(self._waiting))
-        steps.read_full.append(read_full)
-        steps.read.append(read)
+        layout = self._layout
+        slots = (layout.used, layout.reserved, layout.free, layout.largest_hole(), layout.saved, layout.cached)
+        # `running` includes complete sequences, because they still hold their memory.
+        self.record.step_numbers.extend((*slots, running, len(self._waiting), read_full, read))
         if self._waiting or not self._is_ending:
             self.record.last_demand = self._now
 

@@ -96,20 +96,13 @@ def _pace(options: Options, workload: Workload) -> str:
 
 def _run(options: Options, setup: Setup, workload: Workload) -> Figures:
     tally = Tally(tenants=workload.num_tenants)
-    progress = Progress(workload.num_requests)
-
-    def on_turn(simulation: Simulation) -> bool:
-        progress(simulation)
-        return True
-
     arrivals = workload.arrivals(options.rate or workload.own_rate, setup.info.vocab_size)
     simulation = Simulation(setup, arrivals, tally, concurrency=options.concurrency or 0)
-    if options.steps is None:
-        simulation.run(on_turn)
-    else:
-        steps = StepsFile(options.steps, clock=lambda: simulation.now)
+    steps = StepsFile(options.steps, clock=lambda: simulation.now) if options.steps else None
+    if steps is not None:
         simulation.on_step = steps.add
-        simulation.run(on_turn)
+    simulation.run(Progress(workload.num_requests))
+    if steps is not None:
         steps.close()
     return figures_of(simulation, setup)
 
@@ -157,13 +150,8 @@ def _probe(setup: Setup, workload: Workload, rate: float, ttft_limit: float) -> 
     tally = Tally(tenants=1, ttft_limit=ttft_limit)
     progress = Progress(workload.num_requests)
     may_miss = LATE_SHARE * workload.num_requests
-
-    def on_turn(simulation: Simulation) -> bool:
-        progress(simulation)
-        return tally.missed <= may_miss
-
     simulation = Simulation(setup, workload.arrivals(rate, setup.info.vocab_size), tally)
-    is_whole = simulation.run(on_turn)
+    is_whole = simulation.run(lambda simulation: progress(simulation) and tally.missed <= may_miss)
     return Probe(
         rate=rate,
         requests=workload.num_requests,

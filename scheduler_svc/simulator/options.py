@@ -11,11 +11,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from scheduler_svc import flags
 from scheduler_svc.core.messages.config import MAX_LANES, CoreConfig, Policy
-from scheduler_svc.flags import number
+from scheduler_svc.flags import file, number, one_of
 from scheduler_svc.simulator.cost.hardware import MACHINES, MODELS
 from scheduler_svc.simulator.workload.lengths import GRAMMAR, Lengths, parse_lengths
 from scheduler_svc.simulator.workload.synthetic import Spacing
@@ -32,12 +32,23 @@ _DEFAULTS = CoreConfig()
 _Lengths = Annotated[Lengths, BeforeValidator(lambda value: parse_lengths(value) if isinstance(value, str) else value)]
 
 
+def _values(default: object) -> Sequence[object]:
+    """Returns the values of a switch, its default first."""
+    kinds = cast("Sequence[object]", (True, False) if isinstance(default, bool) else type(default))
+    return sorted(kinds, key=lambda value: value != default)
+
+
+COMPARABLE: Mapping[str, Sequence[object]] = {
+    **{field.name.replace("_", "-"): _values(field.default) for field in fields(Policy)},
+    "prefix-sharing": (True, False),
+}
+"""The policies that --compare takes, and their values."""
+
+
 class RequestOptions(BaseModel):
     """Which requests arrive, and when."""
 
-    trace: Path | None = Field(
-        None, title="FILE", description="Mooncake's JSON lines or Azure's CSV; default: synthetic"
-    )
+    trace: Path | None = file("Mooncake's JSON lines or Azure's CSV; default: synthetic")
     trace_format: TraceFormat | None = Field(None, description="default: detected from the first line")
     requests: int | None = number(None, 1, _MANY, "N", "first N requests of the trace (default: all); synthetic: 1,000")
     rate: float | None = number(None, 1e-6, 1e9, "R", "mean requests per second; default: the trace's; synthetic: 1")
@@ -63,14 +74,12 @@ class RequestOptions(BaseModel):
 class WorkerOptions(BaseModel):
     """The machine, the model and the workers."""
 
-    machine: str = Field("h100", title="NAME", description=", ".join(MACHINES))
-    model: str = Field("llama-3.1-8b", title="NAME", description=", ".join(MODELS))
+    machine: Annotated[str, one_of(MACHINES)] = Field("h100", title="NAME", description=", ".join(MACHINES))
+    model: Annotated[str, one_of(MODELS)] = Field("llama-3.1-8b", title="NAME", description=", ".join(MODELS))
     devices: int = number(1, 1, 64, "N", "devices of one worker, tensor parallel")
     workers: int = number(1, 1, MAX_LANES, "N", "identical workers")
     value_bytes: int = number(2, 1, 4, "N", "bytes per weight and cache entry")
-    fit: Path | None = Field(
-        None, title="FILE", description="fit step times to a file of the service's --steps; default: a roofline"
-    )
+    fit: Path | None = file("fit step times to a file of the service's --steps; default: a roofline")
     page_size: int = number(128, 1, 1024, "N", "tokens per page")
     num_pages: int | None = number(
         None, 2, 1 << 30, "N", "pages per worker; default: what fits in 90 % of the memory beside the weights"
@@ -104,24 +113,15 @@ class OutputOptions(BaseModel):
     """What to find out."""
 
     as_json: bool = Field(False, alias="json", description="print one JSON object in place of the table")
-    steps: Path | None = Field(None, title="FILE", description="write one line per step, for tandem plot")
-    compare: str | None = Field(
+    steps: Path | None = file("write one line per step, for tandem plot")
+    compare: Annotated[str | None, one_of(COMPARABLE)] = Field(
         None, title="POLICY", description="run the same requests under each value of one policy, side by side"
     )
     find_rate: bool = Field(False, description="find how many requests per second keep TTFT p99 below --ttft-p99")
     ttft_p99: float | None = number(None, 1e-6, 1e6, "SECONDS", "the goal of --find-rate")
     precision: float = number(0.05, 0.001, 1, "SHARE", "largest gap between the rate that holds and one that fails")
     probes: int = number(16, 1, 100, "N", "most simulations that --find-rate may run")
-    write_trace: Path | None = Field(
-        None, title="FILE", description="only write a synthetic trace in Mooncake's format"
-    )
-
-    @field_validator("compare")
-    @classmethod
-    def _is_comparable(cls, value: str | None) -> str | None:
-        if value is not None and value not in COMPARABLE:
-            raise ValueError(f"{value!r}; it must be one of {', '.join(COMPARABLE)}")
-        return value
+    write_trace: Path | None = file("only write a synthetic trace in Mooncake's format")
 
 
 class Options(OutputOptions, CoreOptions, WorkerOptions, RequestOptions):
@@ -135,19 +135,6 @@ class Options(OutputOptions, CoreOptions, WorkerOptions, RequestOptions):
         for value in COMPARABLE[name]:
             label = (name if value else f"no {name}") if isinstance(value, bool) else str(value)
             yield label, self.model_copy(update={name.replace("-", "_"): value})
-
-
-def _values(default: object) -> Sequence[object]:
-    """Returns the values of a switch, its default first."""
-    kinds = cast("Sequence[object]", (True, False) if isinstance(default, bool) else type(default))
-    return sorted(kinds, key=lambda value: value != default)
-
-
-COMPARABLE: Mapping[str, Sequence[object]] = {
-    **{field.name.replace("_", "-"): _values(field.default) for field in fields(Policy)},
-    "prefix-sharing": (True, False),
-}
-"""The policies that --compare takes, and their values."""
 
 
 def _attribute_docstrings(of: type) -> dict[str, str]:

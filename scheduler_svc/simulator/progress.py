@@ -33,11 +33,11 @@ class Progress:
         self._num_requests = num_requests
         self._begun = self._noted = time.monotonic()
 
-    def __call__(self, simulation: Simulation) -> None:
-        """Prints a line if the last one is old enough."""
+    def __call__(self, simulation: Simulation) -> bool:
+        """Prints a line if the last one is old enough. Returns True, so that the simulation continues."""
         now = time.monotonic()
         if now - self._noted < _SECONDS_BETWEEN_LINES:
-            return
+            return True
         self._noted = now
         tally = simulation.tally
         steps = sum(worker.steps for worker in simulation.workers.values())
@@ -47,3 +47,4 @@ class Progress:
             f"{seconds:8.0f} s  {ended / self._num_requests:4.0%}: {ended:,} of {self._num_requests:,} requests ended, "
             f"{tally.live:,} live; {simulation.now:,.0f} s of virtual time, {steps:,} steps"
         )
+        return True

@@ -4,11 +4,14 @@ Owns the checks that involve several options, and how many pages a machine's mem
 """
 
 import math
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any, TypeVar, cast
 
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.simulator.cost.fitted import FittedCost, fit, read_steps
-from scheduler_svc.simulator.cost.hardware import machine_named, model_named
+from scheduler_svc.simulator.cost.hardware import MACHINES, MODELS
 from scheduler_svc.simulator.cost.roofline import Roofline
 from scheduler_svc.simulator.options import Options
 from scheduler_svc.simulator.simulation import Setup
@@ -23,6 +26,9 @@ _SYNTHETIC_REQUESTS, _SYNTHETIC_RATE = 1_000, 1.0
 _TIMEOUT_SECONDS = 1e15
 
 
+_Filled = TypeVar("_Filled")
+
+
 class SetupError(ValueError):
     """Options that do not fit together. The message names them."""
 
@@ -30,18 +36,15 @@ class SetupError(ValueError):
 def workload_of(options: Options) -> Workload:
     """Returns the requests to simulate. Raises OSError and WorkloadError."""
     if options.trace is None:
-        return Synthetic(
+        return _filled(
+            Synthetic,
+            options,
             num_requests=options.requests or _SYNTHETIC_REQUESTS,
             own_rate=options.rate or _SYNTHETIC_RATE,
             inputs=options.input,
             outputs=options.output,
             spacing=options.arrivals,
-            burstiness=options.burstiness,
-            prefix_groups=options.prefix_groups,
-            prefix_tokens=options.prefix_tokens,
             num_tenants=options.tenants,
-            greedy_share=options.greedy_share,
-            seed=options.seed,
         )
     trace = read_trace(options.trace, options.trace_format, options.requests)
     if len(trace.blocks) and options.prefix_sharing and BLOCK_TOKENS % options.page_size:
@@ -53,46 +56,42 @@ def workload_of(options: Options) -> Workload:
 
 def setup_of(options: Options) -> Setup:
     """Returns what serves them. Raises OSError, and SetupError and other kinds of ValueError."""
-    model, machine = model_named(options.model), machine_named(options.machine)
+    model, machine = MODELS[options.model], MACHINES[options.machine]
     if options.token_budget < options.max_rows + options.chunk_align:
         raise SetupError(
             f"--token-budget is {options.token_budget}; --max-rows {options.max_rows} and one chunk of "
             f"{options.chunk_align} need {options.max_rows + options.chunk_align}"
         )
-    roofline = Roofline(
-        machine=machine,
-        model=model,
-        page_size=options.page_size,
-        devices=options.devices,
-        value_bytes=options.value_bytes,
-        flops_efficiency=options.flops_efficiency,
-        bandwidth_efficiency=options.bandwidth_efficiency,
-        overhead_seconds=options.overhead_us * 1e-6,
-    )
+    roofline = _filled(Roofline, options, machine=machine, model=model)
     fitted, recorded_pages = _fitted(options, roofline)
     num_pages = options.num_pages or recorded_pages or _pages(roofline)
     cost = fitted or roofline
     max_length = options.max_length or model.max_length
-    info = WorkerInfo(
+    info = _filled(
+        WorkerInfo,
+        options,
         identity="simulated",
         model=model.name,
         vocab_size=model.vocab_size,
-        page_size=options.page_size,
         num_pages=num_pages,
-        max_rows=options.max_rows,
         max_length=max_length,
-        token_budget=options.token_budget,
-        chunk_align=options.chunk_align,
         logit_rows=options.max_rows + options.chunk_align,
         eos_token_ids=(eos_of(model.vocab_size),),
         pid=1,
         window=model.window if model.slides and model.window < max_length else 0,
-        host_pages=options.host_pages,
         page_copy_us=cost.page_copy_us(),
         token_us=cost.token_us(),
     )
+    config = _filled(
+        CoreConfig,
+        options,
+        step_timeout_seconds=_TIMEOUT_SECONDS,
+        silence_timeout_seconds=_TIMEOUT_SECONDS,
+        report_steps=options.steps is not None,
+        policy=options.policy,
+    )
     return Setup(
-        config=_config(options),
+        config=config,
         info=info,
         cost=cost,
         workers=options.workers,
@@ -102,6 +101,13 @@ def setup_of(options: Options) -> Setup:
         ask_tokens=options.max_new_tokens,
         shares_prefixes=options.prefix_sharing,
     )
+
+
+def _filled(kind: type[_Filled], options: Options, **others: Any) -> _Filled:
+    """Returns a dataclass with `others`, and with the options for its other fields of the same names."""
+    names = {field.name for field in fields(cast(Any, kind))} & type(options).model_fields.keys()
+    make: Callable[..., _Filled] = kind
+    return make(**({name: getattr(options, name) for name in names} | others))
 
 
 def _fitted(options: Options, roofline: Roofline) -> tuple[FittedCost | None, int]:
@@ -122,15 +128,3 @@ def _pages(roofline: Roofline) -> int:
             "or --value-bytes 1 may help"
         )
     return pages
-
-
-def _config(options: Options) -> CoreConfig:
-    return CoreConfig(
-        max_waiting=options.max_waiting,
-        max_waiting_tokens=options.max_waiting_tokens,
-        plans_in_flight=options.plans_in_flight,
-        step_timeout_seconds=_TIMEOUT_SECONDS,
-        silence_timeout_seconds=_TIMEOUT_SECONDS,
-        report_steps=options.steps is not None,
-        policy=options.policy,
-    )

@@ -6,18 +6,15 @@ hands in the events that are due, then a Tick lets the core plan. Setup and arri
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from functools import cache
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
-from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.page_hash import hash_pages, prefix_root
 from scheduler_svc.core.messages.reports import Load, StepReport
-from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.simulator.cost.step_cost import CostModel
 from scheduler_svc.simulator.tally import Tally
-from scheduler_svc.simulator.worker import SLOT_MASK, SimulatedWorker, Targets
+from scheduler_svc.simulator.worker import SLOT_MASK, Setup, SimulatedWorker
 from scheduler_svc.simulator.workload.request_source import Arrival
 
 _FRONTEND = "simulator"
@@ -29,36 +26,10 @@ _TURNS_PER_LOAD_QUERY = 8
 _TURNS_PER_PROGRESS = 256
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
-    """The core and the workers that serve the requests.
-
-    `ask_tokens` is the max_new_tokens of every request, and EOS ends the output before it. If it is 0, each request
-    asks for exactly the tokens it gets. A step's tokens are padded to a multiple of `token_multiple`. `shares_prefixes`
-    switches the prefix cache on.
-    """
-
-    config: CoreConfig
-    info: WorkerInfo
-    cost: CostModel
-    workers: int = 1
-    link_seconds: float = 100e-6
-    token_multiple: int = 1
-    ask_tokens: int = 0
-    shares_prefixes: bool = True
-
-
 class Simulation:
     """One run of the core over the arrivals."""
 
-    def __init__(
-        self,
-        setup: Setup,
-        arrivals: Iterator[Arrival],
-        tally: Tally,
-        *,
-        concurrency: int = 0,
-    ) -> None:
+    def __init__(self, setup: Setup, arrivals: Iterator[Arrival], tally: Tally, *, concurrency: int = 0) -> None:
         """If `concurrency` is not 0, requests ignore their times: one is submitted when fewer than that are live."""
         self.now = 0.0
         self.tally = tally
@@ -69,20 +40,12 @@ class Simulation:
         self._is_closed = concurrency > 0
         self.on_step: Callable[[StepReport], None] | None = None
         """Receives the report of every step, if the core's config asks for reports."""
-        self._roots: dict[int, bytes] = {}
-        self._targets = Targets()
+        self._targets: dict[int, int] = {}
         self._core = Scheduler(setup.config)
         self.load: Load | None = None
         """The core's last load report."""
         self.workers = {
-            name: SimulatedWorker(
-                name=name,
-                info=setup.info,
-                cost=setup.cost,
-                targets=self._targets,
-                link_seconds=setup.link_seconds,
-                token_multiple=setup.token_multiple,
-            )
+            name: SimulatedWorker(name, setup, self._targets)
             for name in (f"worker-{number}" for number in range(1, setup.workers + 1))
         }
 
@@ -136,10 +99,10 @@ class Simulation:
         setup, info = self._setup, self._setup.info
         prompt = arrival.prompt
         stream = self.tally.enter(self.now, arrival.tenant)
-        self._targets.set(stream & SLOT_MASK, arrival.output_tokens)
+        self._targets[stream & SLOT_MASK] = arrival.output_tokens
         # A request may not ask for more than the model's context holds.
         max_new_tokens = max(arrival.output_tokens, min(setup.ask_tokens, info.max_length - len(prompt)))
-        root = self._root(arrival.tenant)
+        root = _root(arrival.tenant)
         self._handle(
             ev.Submit(
                 frontend=_FRONTEND,
@@ -161,12 +124,6 @@ class Simulation:
             )
         )
 
-    def _root(self, tenant: int) -> bytes:
-        root = self._roots.get(tenant)
-        if root is None:
-            root = self._roots[tenant] = prefix_root(_CACHE_ROOT, f"tenant-{tenant}")
-        return root
-
     def _handle(self, event: ev.Event) -> None:
         for effect in self._core.handle(event, self.now):
             match effect:
@@ -183,3 +140,8 @@ class Simulation:
                     self.on_step(effect)
                 case _:
                     pass
+
+
+@cache
+def _root(tenant: int) -> bytes:
+    return prefix_root(_CACHE_ROOT, f"tenant-{tenant}")

@@ -74,7 +74,8 @@ class Tally:
         self.first_at = self.last_at = 0.0
         self.timeline = Timeline()
         self.pages_used_max = self.pages_held_max = 0
-        self._used_seconds = self._cached_seconds = self._running_seconds = 0.0
+        # Integrals over time: pages used, pages cached, requests running.
+        self._integrals: FloatArray = np.zeros(3)
         self._point: Point | None = None
         self._observed_from: float | None = None
         self._ttft_limit = ttft_limit
@@ -129,9 +130,7 @@ class Tally:
             is_first = output.offsets == 0
             if is_first.any():
                 self._take_firsts(slots[is_first], now)
-                later = slots[~is_first]
-            else:
-                later = slots
+            later = slots[~is_first]
             gaps = now - self._token_at[later]
             self.all_requests.itl.add(gaps)
             for group, latencies in enumerate(self.groups):
@@ -180,18 +179,14 @@ class Tally:
         if before is None:
             self._observed_from = now
         else:
-            seconds = now - before.at
-            self._used_seconds += seconds * before.pages_used
-            self._cached_seconds += seconds * before.pages_cached
-            self._running_seconds += seconds * before.running
+            self._integrals += (now - before.at) * np.array([before.pages_used, before.pages_cached, before.running])
         self._point = point
         self.pages_used_max = max(self.pages_used_max, point.pages_used)
         self.pages_held_max = max(self.pages_held_max, point.pages_used + point.pages_cached)
         self.timeline.add(point)
 
-    def means(self) -> tuple[float, float, float]:
+    def means(self) -> list[float]:
         """Returns means over time: pages used, pages cached, requests running."""
         if self._point is None or self._observed_from is None or self._point.at <= self._observed_from:
-            return 0.0, 0.0, 0.0
-        seconds = self._point.at - self._observed_from
-        return self._used_seconds / seconds, self._cached_seconds / seconds, self._running_seconds / seconds
+            return [0.0] * 3
+        return (self._integrals / (self._point.at - self._observed_from)).tolist()

@@ -1,15 +1,19 @@
 """A worker without a device: it takes plans and returns when each is done and which tokens it yields.
 
-Owns the row tables from which the cost of a plan follows: positions, and where each sequence ends. It computes no
-model: a token is a hash of the row's request and position until the request's given end, where the token is EOS.
+Owns the setup of a run, and the row tables from which the cost of a plan follows: positions, and where each sequence
+ends. It computes no model: a token is a hash of the row's request and position until the request's given end, where the
+token is EOS.
 """
 
 from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.arrays import NO_IDS, Int32Array
+from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.plan import Plan, RowStart
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.simulator.cost.step_cost import CostModel, IntArray, StepShape
@@ -21,35 +25,32 @@ SLOT_MASK = (1 << SLOT_BITS) - 1
 _FACTOR = 2654435761
 
 
-class Targets:
-    """Output tokens of the request in each slot. The table grows as slots are needed."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """The core and the workers that serve the requests.
 
-    def __init__(self) -> None:
-        self.outputs = np.zeros(1024, np.int64)
+    `ask_tokens` is the max_new_tokens of every request, and EOS ends the output before it. If it is 0, each request
+    asks for exactly the tokens it gets. A step's tokens are padded to a multiple of `token_multiple`. `shares_prefixes`
+    switches the prefix cache on. `link_seconds` is the delay between core and worker, each way.
+    """
 
-    def set(self, slot: int, output_tokens: int) -> None:
-        """Stores the output tokens of the slot's new request."""
-        if slot >= len(self.outputs):
-            self.outputs = np.concatenate([self.outputs, np.zeros_like(self.outputs)])
-        self.outputs[slot] = output_tokens
+    config: CoreConfig
+    info: WorkerInfo
+    cost: CostModel
+    workers: int = 1
+    link_seconds: float = 100e-6
+    token_multiple: int = 1
+    ask_tokens: int = 0
+    shares_prefixes: bool = True
 
 
 class SimulatedWorker:
     """Executes plans one after another."""
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        info: WorkerInfo,
-        cost: CostModel,
-        targets: Targets,
-        link_seconds: float,
-        token_multiple: int,
-    ) -> None:
-        """`link_seconds` is the delay each way. A step's tokens are padded to a multiple of `token_multiple`."""
+    def __init__(self, name: str, setup: Setup, targets: Mapping[int, int]) -> None:
+        """`targets` are the output tokens of the live request in each slot."""
         self.name = name
-        self.info = info
+        self.info = info = setup.info
         self.results: deque[tuple[float, ev.StepDone]] = deque()
         """The time at which each result reaches the core, in order."""
         self.busy_seconds = 0.0
@@ -58,10 +59,8 @@ class SimulatedWorker:
         """Positions that the plans contained."""
         self.padding_tokens = 0
         """Positions computed only to pad steps."""
-        self._cost = cost
+        self._setup = setup
         self._targets = targets
-        self._link_seconds = link_seconds
-        self._token_multiple = token_multiple
         self._free_at = 0.0
         self._eos = eos_of(info.vocab_size)
         rows = info.max_rows + 1
@@ -81,8 +80,8 @@ class SimulatedWorker:
             sampled = np.concatenate([plan.chunk_rows[plan.chunk_samples == 1], plan.decode_rows])
         self._position[plan.decode_rows] += 1
         step = self._shape(plan, chunk_starts, chunk_counts, len(sampled))
-        seconds = self._cost.seconds(step)
-        done = max(self._free_at, now + self._link_seconds) + seconds
+        seconds = self._setup.cost.seconds(step)
+        done = max(self._free_at, now + self._setup.link_seconds) + seconds
         self._free_at = done
         self._account(step, seconds)
         result = ev.StepDone(
@@ -95,16 +94,16 @@ class SimulatedWorker:
             nonfinite=NO_IDS,
             compute_us=round(seconds * 1e6),
         )
-        self.results.append((done + self._link_seconds, result))
+        self.results.append((done + self._setup.link_seconds, result))
 
     def _start(self, start: RowStart) -> None:
         row, stream = start.row, int.from_bytes(start.sampling, "little")
         self._position[row] = start.first_position
-        self._last[row] = start.num_prompt_tokens + self._targets.outputs[stream & SLOT_MASK] - 1
+        self._last[row] = start.num_prompt_tokens + self._targets[stream & SLOT_MASK] - 1
         self._key[row] = stream >> SLOT_BITS
 
     def _shape(self, plan: Plan, starts: IntArray, counts: IntArray, samples: int) -> StepShape:
-        align, multiple = self.info.chunk_align, self._token_multiple
+        align, multiple = self.info.chunk_align, self._setup.token_multiple
         aligned = int((-(-counts // align) * align).sum()) if len(counts) else 0
         moves = plan.moves
         return StepShape(

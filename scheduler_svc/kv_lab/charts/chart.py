@@ -6,9 +6,7 @@ Importing this module needs matplotlib, which the service does not. `command.py`
 # matplotlib types its keyword arguments as unknown, so every one of its methods is partially unknown.
 # pyright: reportUnknownMemberType=false
 
-from array import array
 from collections.abc import Callable, Sequence
-from io import BytesIO
 
 import numpy as np
 import numpy.typing as npt
@@ -25,26 +23,14 @@ from scheduler_svc.kv_lab.comparison import Comparison
 from scheduler_svc.kv_lab.geometry import Geometry
 from scheduler_svc.kv_lab.settings import Settings
 
-_STRIPS_INCHES, _ALL_INCHES, _DPI = (10.0, 9.0), (18.0, 11.5), 100
+_STRIPS_INCHES, _ALL_INCHES = (10.0, 9.0), (18.0, 11.5)
 _BINS = 500
-
-Floats = npt.NDArray[np.float64]
-
-
-def draw(
-    settings: Settings, geometry: Geometry, results: Sequence[Result], comparison: Comparison, *, all_panels: bool
-) -> bytes:
-    """Returns the picture as a PNG."""
-    buffer = BytesIO()
-    figure = figure_of(settings, geometry, results, comparison, all_panels=all_panels)
-    figure.savefig(buffer, format="png", dpi=_DPI)
-    return buffer.getvalue()
 
 
 def figure_of(
     settings: Settings, geometry: Geometry, results: Sequence[Result], comparison: Comparison, *, all_panels: bool
 ) -> Figure:
-    """Lays out the memory of each layout over time and, with `all_panels`, the other figures beside it."""
+    """Draws the memory of each layout over time and, with `all_panels`, the other figures beside it."""
     figure = Figure(figsize=_ALL_INCHES if all_panels else _STRIPS_INCHES, layout="constrained")
     FigureCanvasAgg(figure)
     halves = figure.add_gridspec(1, 2, width_ratios=(1, 1.45)) if all_panels else figure.add_gridspec(1, 1)
@@ -64,19 +50,18 @@ def figure_of(
     return figure
 
 
-def _binned(values: "array[int]", bins: int) -> Floats:
-    """Returns the means of at most `bins` runs of steps."""
-    all_values = np.frombuffer(values, np.int64).astype(np.float64)
-    edges = np.linspace(0, len(all_values), min(bins, len(all_values)) + 1).astype(np.int64)
-    return np.add.reduceat(all_values, edges[:-1]) / np.diff(edges)
+def _binned(values: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Returns the means of at most 500 runs of steps."""
+    edges = np.linspace(0, len(values), min(_BINS, len(values)) + 1).astype(np.int64)
+    return np.add.reduceat(values.astype(np.float64), edges[:-1]) / np.diff(edges)
 
 
 def _memory(axes: Axes, result: Result, *, has_legend: bool, is_last: bool) -> None:
     """Draws used and reserved memory over the steps."""
     figures, steps = result.figures, result.record.steps
     colour, total = COLOURS[figures.memory], figures.total_tokens
-    used, reserved = (100 * _binned(values, _BINS) / total for values in (steps.used, steps.reserved))
-    x = np.linspace(0, figures.steps, len(used))
+    used, reserved = (100 * _binned(steps[name]) / total for name in ("used", "reserved"))
+    x = np.linspace(0, len(steps), len(used))
     axes.fill_between(x, used, color=colour, linewidth=0)
     axes.fill_between(x, used, reserved, color=colour, alpha=EMPTY_ALPHA, linewidth=0)
     axes.plot([figures.steps] * 2, [0, 100], color="#555555", linestyle=":", lw=1.2)

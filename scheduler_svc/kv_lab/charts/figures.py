@@ -8,6 +8,8 @@ over the steps in which a slot was free.
 
 from array import array
 from dataclasses import asdict, dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,63 +30,14 @@ class Spread:
     p99_us: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """The figures of one layout. A token's K/V, in all layers, take `token_bytes`."""
-
-    memory: str
-    geometry: str
-    token_bytes: int
-    total_tokens: int
-    overhead_tokens: int
-    steps: int
-    demand_steps: int
-    sequences: int
-    rejected: int
-    delayed: int
-    wait_mean_steps: float
-    wait_p99_steps: float
-    preemptions: int
-    recomputed_tokens: int
-    fit_sequences: int
-    running_mean: float
-    running_peak: int
-    used_mean_tokens: float
-    used_peak_tokens: int
-    reserved_mean_tokens: float
-    reserved_peak_tokens: int
-    wasted_mean_tokens: float
-    wasted_peak_tokens: int
-    free_mean_tokens: float
-    utilisation_mean: float
-    utilisation_peak: float
-    internal_fragmentation: float
-    external_fragmentation: float
-    external_fragmentation_peak: float
-    refused_by_fragmentation: int
-    saved_mean_tokens: float
-    saved_peak_tokens: int
-    cached_mean_tokens: float
-    prefill_tokens: int
-    hit_tokens: int
-    moves: int
-    moved_tokens: int
-    decoded_tokens: int
-    decoded_per_step: float
-    read_full_per_token_bytes: float
-    read_per_token_bytes: float
-    read_full_per_step_bytes: float
-    read_per_step_bytes: float
-    read_saved: float
-    prepare: Spread
-    allocate: Spread
-    grow: Spread
+class Figures(SimpleNamespace):
+    """The figures of one layout, with the names that `figures` gives them."""
 
     def as_json(self) -> dict[str, object]:
         """Returns the figures with a `…_bytes` behind every `…_tokens`."""
         values: dict[str, object] = {}
-        for name, value in asdict(self).items():
-            values[name] = value
+        for name, value in vars(self).items():
+            values[name] = asdict(value) if isinstance(value, Spread) else value
             if name.endswith("_tokens"):
                 values[name.removesuffix("_tokens") + "_bytes"] = value * self.token_bytes
         return values
@@ -102,16 +55,16 @@ def figures(record: Record, layout: Layout, fits: int, geometry: Geometry) -> Fi
     """Returns the figures of a complete run. `fits` is the result of `count_that_fit`."""
     steps, size = record.steps, geometry.token_bytes
     demand = slice(0, record.last_demand + 1)
-    used, reserved, free = _ints(steps.used), _ints(steps.reserved), _ints(steps.free)
-    saved, running, waits = _ints(steps.saved), _ints(steps.running), _ints(record.waits)
+    used, reserved, free = steps["used"], steps["reserved"], steps["free"]
+    saved, running, waits = steps["saved"], steps["running"], _ints(record.waits)
     wasted = reserved - used
-    broken = external(free, _ints(steps.largest_hole))
+    broken = external(free, steps["largest_hole"])
     had_free = free > 0
-    read_full, read = sum(steps.read_full), sum(steps.read)
-    decoding = max(1, int((_ints(steps.read_full) > 0).sum()))
+    read_full, read = int(steps["read_full"].sum()), int(steps["read"].sum())
+    decoding = max(1, int((steps["read_full"] > 0).sum()))
     return Figures(
         memory=layout.name,
-        geometry=geometry.name,
+        geometry=geometry.model.name,
         token_bytes=size,
         total_tokens=layout.total,
         overhead_tokens=layout.overhead,
@@ -142,7 +95,7 @@ def figures(record: Record, layout: Layout, fits: int, geometry: Geometry) -> Fi
         refused_by_fragmentation=layout.refused_by_fragmentation,
         saved_mean_tokens=_mean(saved[demand]),
         saved_peak_tokens=int(saved.max()),
-        cached_mean_tokens=_mean(_ints(steps.cached)[demand]),
+        cached_mean_tokens=_mean(steps["cached"][demand]),
         prefill_tokens=record.prefilled,
         hit_tokens=record.hit,
         moves=layout.moves,
@@ -169,7 +122,7 @@ def _ints(values: "array[int]") -> Ints:
     return np.frombuffer(values, np.int64) if len(values) else np.zeros(0, np.int64)
 
 
-def _mean(values: npt.NDArray[np.int64] | npt.NDArray[np.float64]) -> float:
+def _mean(values: npt.NDArray[Any]) -> float:
     return float(values.mean()) if len(values) else 0.0
 
 

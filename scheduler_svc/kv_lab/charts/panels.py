@@ -3,24 +3,14 @@
 # matplotlib types its keyword arguments as unknown, so every one of its methods is partially unknown.
 # pyright: reportUnknownMemberType=false
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
+from scheduler_svc.kv_lab.charts import style
 from scheduler_svc.kv_lab.charts.figures import Figures
-from scheduler_svc.kv_lab.charts.style import (
-    COLOURS,
-    EMPTY_ALPHA,
-    FREE,
-    GREY,
-    draw_grid,
-    draw_legend,
-    marker,
-    set_title,
-    thousands,
-)
 from scheduler_svc.kv_lab.charts.tables import percent, scaled, size
 from scheduler_svc.kv_lab.comparison import Comparison
 from scheduler_svc.kv_lab.geometry import Geometry
@@ -34,8 +24,12 @@ def draw_panels(
     cells: Sequence[Axes], settings: Settings, geometry: Geometry, runs: Sequence[Figures], comparison: Comparison
 ) -> None:
     """Draws the eight panels."""
-    for axes, panel in zip(cells, (_use, _running, _internal, _external, _throughput, _times), strict=False):
-        panel(axes, runs)
+    _use(cells[0], runs)
+    _running(cells[1], runs)
+    _share(cells[2], runs, "internal_fragmentation", "% of the reserved memory that is empty")
+    _share(cells[3], runs, "external_fragmentation", "% of the free memory outside the largest hole")
+    _throughput(cells[4], runs)
+    _times(cells[5], runs)
     _traffic(cells[6], comparison)
     _arithmetic(cells[7], geometry, settings)
 
@@ -44,29 +38,20 @@ def _bars(axes: Axes, runs: Sequence[Figures], title: str, unit: str) -> list[tu
     """Prepares one bar per layout, the first on top. Returns the place, figures and colour of each."""
     axes.set_yticks(range(len(runs)), [figures.memory for figures in runs])
     axes.set_ylim(len(runs) - 0.4, -0.6)
-    set_title(axes, title)
-    axes.set_xlabel(unit, fontsize=9)
-    draw_grid(axes, axis="x")
-    axes.spines[["top", "right"]].set_visible(False)
-    return [(place, figures, COLOURS[figures.memory]) for place, figures in enumerate(runs)]
+    style.draw_frame(axes, title, unit, axis="x")
+    return [(place, figures, style.COLOURS[figures.memory]) for place, figures in enumerate(runs)]
 
 
 def _use(axes: Axes, runs: Sequence[Figures]) -> None:
     """Draws the mean use of the memory, and the memory that sharing saves."""
     widest = 100.0
     for place, figures, colour in _bars(axes, runs, "memory", "% of the memory, mean"):
-        used, wasted, free, saved = (
-            100 * part / figures.total_tokens
-            for part in (
-                figures.used_mean_tokens,
-                figures.wasted_mean_tokens,
-                figures.free_mean_tokens + figures.overhead_tokens,
-                figures.saved_mean_tokens,
-            )
-        )
+        counts = (figures.used_mean_tokens, figures.wasted_mean_tokens, figures.saved_mean_tokens)
+        used, wasted, saved = (100 * count / figures.total_tokens for count in counts)
+        free = 100 - used - wasted
         axes.barh(place, used, color=colour, height=0.6)
-        axes.barh(place, wasted, left=used, color=colour, alpha=EMPTY_ALPHA, height=0.6)
-        axes.barh(place, free, left=used + wasted, color=FREE, height=0.6)
+        axes.barh(place, wasted, left=used, color=colour, alpha=style.EMPTY_ALPHA, height=0.6)
+        axes.barh(place, free, left=used + wasted, color=style.FREE, height=0.6)
         axes.text(used / 2, place, f"{used:.0f} %", ha="center", va="center", fontsize=9)
         if wasted >= 12:
             axes.text(used + wasted / 2, place, f"{wasted:.0f} %", ha="center", va="center", fontsize=8)
@@ -77,33 +62,26 @@ def _use(axes: Axes, runs: Sequence[Figures]) -> None:
             axes.text(102 + saved, place, f"{saved:.0f} % saved\nby sharing", va="center", fontsize=8)
             widest = max(widest, 130 + saved)
     axes.set_xlim(0, 1.02 * widest)
-    draw_legend(axes, {"used": 1.0, "reserved and empty": EMPTY_ALPHA, "free": 0.0})
+    style.draw_legend(axes, {"used": 1.0, "reserved and empty": style.EMPTY_ALPHA, "free": 0.0})
 
 
 def _running(axes: Axes, runs: Sequence[Figures]) -> None:
     for place, figures, colour in _bars(axes, runs, "running", "sequences"):
         axes.barh(place, figures.running_mean, color=colour, height=0.6)
         axes.text(figures.running_mean / 2, place, f"{figures.running_mean:,.1f}", ha="center", va="center", fontsize=9)
-        axes.plot(figures.running_peak, place, "^", color="black", markerfacecolor=GREY, markersize=7)
+        axes.plot(figures.running_peak, place, "^", color="black", markerfacecolor=style.GREY, markersize=7)
         axes.plot(figures.fit_sequences, place, "D", color="black", markerfacecolor="white", markersize=6)
     axes.set_xlim(0, 1.08 * max(max(figures.running_peak, figures.fit_sequences) for figures in runs))
-    draw_legend(axes, {"mean": 1.0}, (marker("^", "peak"), marker("D", "would fit at full length", "white")))
+    markers = (style.marker("^", "peak"), style.marker("D", "would fit at full length", "white"))
+    style.draw_legend(axes, {"mean": 1.0}, markers)
 
 
-def _internal(axes: Axes, runs: Sequence[Figures]) -> None:
-    title = "internal fragmentation"
-    _shares(axes, runs, title, "% of the reserved memory that is empty", lambda f: f.internal_fragmentation)
-
-
-def _external(axes: Axes, runs: Sequence[Figures]) -> None:
-    title = "external fragmentation"
-    _shares(axes, runs, title, "% of the free memory outside the largest hole", lambda f: f.external_fragmentation)
-
-
-def _shares(axes: Axes, runs: Sequence[Figures], title: str, unit: str, share: Callable[[Figures], float]) -> None:
-    for place, figures, colour in _bars(axes, runs, title, unit):
-        axes.barh(place, 100 * share(figures), color=colour, height=0.6)
-        axes.text(100 * share(figures) + 1, place, percent(share(figures)), va="center", fontsize=8)
+def _share(axes: Axes, runs: Sequence[Figures], name: str, unit: str) -> None:
+    """Draws the figure of this name, a share."""
+    for place, figures, colour in _bars(axes, runs, name.replace("_", " "), unit):
+        share: float = getattr(figures, name)
+        axes.barh(place, 100 * share, color=colour, height=0.6)
+        axes.text(100 * share + 1, place, percent(share), va="center", fontsize=8)
     axes.set_xlim(0, 112)
     axes.set_xticks(range(0, 101, 20))
 
@@ -134,7 +112,7 @@ def _times(axes: Axes, runs: Sequence[Figures]) -> None:
             )  # fmt: skip
     axes.set_xscale("log")
     axes.margins(x=0.2)
-    draw_legend(axes, {}, (marker("o", "admission"), marker("o", "next token", "white")))
+    style.draw_legend(axes, {}, (style.marker("o", "admission"), style.marker("o", "next token", "white")))
 
 
 def _short(value: float) -> str:
@@ -156,10 +134,7 @@ def _traffic(axes: Axes, comparison: Comparison) -> None:
     axes.set_xlim(0, 1.45 * full / 2**20)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_ylabel("window, tokens", fontsize=9)
-    axes.set_xlabel("MiB per generated token, mean", fontsize=9)
-    set_title(axes, "K/V read by attention")
-    draw_grid(axes, axis="x")
-    axes.spines[["top", "right"]].set_visible(False)
+    style.draw_frame(axes, "K/V read by attention", "MiB per generated token, mean", axis="x")
 
 
 def _arithmetic(axes: Axes, geometry: Geometry, settings: Settings) -> None:
@@ -168,12 +143,9 @@ def _arithmetic(axes: Axes, geometry: Geometry, settings: Settings) -> None:
     for cached, colour, stroke, label in ((False, _NO_CACHE, "--", "no cache"), (True, _CACHE, "-", "cache")):
         flops = [next_token(geometry, context, cached=cached, window=settings.window).flops / 1e9 for context in x]
         axes.plot(x, flops, color=colour, linestyle=stroke, label=label)
-    set_title(axes, "cost of the next token")
+    style.draw_frame(axes, "cost of the next token", "tokens of context")
     axes.set_ylabel("GFLOP", fontsize=9)
-    axes.set_xlabel("tokens of context", fontsize=9)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.xaxis.set_major_formatter(FuncFormatter(thousands))
-    draw_grid(axes)
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.xaxis.set_major_formatter(FuncFormatter(style.thousands))
     axes.legend(fontsize=8, loc="upper left", frameon=False)

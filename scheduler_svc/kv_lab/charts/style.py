@@ -26,6 +26,14 @@ def draw_grid(axes: Axes, **which: Any) -> None:
     axes.set_axisbelow(True)
 
 
+def draw_frame(axes: Axes, title: str, x_label: str, **grid: Any) -> None:
+    """Draws the title, the x label and the grid of a panel without borders at its top and right."""
+    set_title(axes, title)
+    axes.set_xlabel(x_label, fontsize=9)
+    draw_grid(axes, **grid)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
 def draw_legend(axes: Axes, shades: dict[str, float], markers: Sequence[Line2D] = ()) -> None:
     """Draws a legend of grey patches and of markers beside the title, because each layout has its own colour."""
     patches = [

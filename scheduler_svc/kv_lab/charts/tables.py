@@ -54,11 +54,13 @@ def heading(settings: Settings, geometry: Geometry) -> list[str]:
         f"{settings.sequences // settings.samples:,} clients, {settings.lives:,} requests each{samples}; sequences of "
         f"{settings.min_length:,} to {settings.max_length:,} tokens, {percent(settings.prompt_share)} of them "
         f"prompt{sharing}{window}; seed {settings.seed}",
-        f"memory of {memory:,} tokens, {size(memory * geometry.token_bytes)} for {geometry.name} "
+        f"memory of {memory:,} tokens, {size(memory * geometry.token_bytes)} for {geometry.model.name} "
         f"({size(geometry.token_bytes)} per token); longest sequence served {settings.reserve:,} tokens; "
         f"pages of {settings.page_size} tokens",
     ]
 
+
+_COST_COLUMNS: str = "tokens (prompt)|last token|without cache|all tokens|without cache|ratio|bytes|without cache"
 
 Row = tuple[str, Callable[[Figures], str]]
 
@@ -105,8 +107,8 @@ _ROWS: tuple[Row | None, ...] = (
 
 def layouts_table(runs: Sequence[Figures]) -> list[str]:
     """Returns a table with a column per layout."""
-    rows: list[list[str] | None] = [["memory layout", *(run.memory for run in runs)]]
-    rows += [None if row is None else [row[0], *(row[1](run) for run in runs)] for row in _ROWS]
+    rows = [["memory layout", *(run.memory for run in runs)]]
+    rows += [[row[0], *map(row[1], runs)] if row else [] for row in _ROWS]
     return [
         *_aligned(rows),
         "µs are measured times of this Python code on this machine. Hashing happens once, when a sequence arrives.",
@@ -116,33 +118,14 @@ def layouts_table(runs: Sequence[Figures]) -> list[str]:
 
 def comparison_tables(comparison: Comparison, geometry: Geometry) -> list[str]:
     """Compares generation without a cache and with one, and shows what each window saves."""
-    rows: list[list[str] | None] = [
-        [
-            "tokens (prompt)",
-            "last token",
-            "without cache",
-            "all tokens",
-            "without cache",
-            "ratio",
-            "bytes",
-            "without cache",
-        ]
-    ]
+    rows = [_COST_COLUMNS.split("|")]
     for at in comparison.lengths:
-        rows.append(
-            [
-                f"{at.length:,} ({at.prompt:,})",
-                scaled(at.token_cached.flops, "FLOP"),
-                scaled(at.token_recomputed.flops, "FLOP"),
-                scaled(at.total_cached.flops, "FLOP"),
-                scaled(at.total_recomputed.flops, "FLOP"),
-                f"{at.flops_ratio:,.1f} ×",
-                size(at.total_cached.bytes),
-                size(at.total_recomputed.bytes),
-            ]
-        )
+        costs = (at.token_cached, at.token_recomputed, at.total_cached, at.total_recomputed)
+        flops = [scaled(cost.flops, "FLOP") for cost in costs]
+        sizes = [size(cost.bytes) for cost in costs[2:]]
+        rows.append([f"{at.length:,} ({at.prompt:,})", *flops, f"{at.flops_ratio:,.1f} ×", *sizes])
     lines = [
-        f"FLOPs and bytes with and without a cache: {geometry.name}, one sequence alone, exact arithmetic",
+        f"FLOPs and bytes with and without a cache: {geometry.model.name}, one sequence alone, exact arithmetic",
         *_aligned(rows),
     ]
     rows = [["window", "K/V read per token", "with the window", "saved"]]
@@ -163,7 +146,7 @@ def summary(settings: Settings, geometry: Geometry, runs: Sequence[Figures], com
     last = comparison.lengths[-1]
     return " · ".join(
         [
-            f"KV cache of {size(settings.memory_tokens * geometry.token_bytes)} ({geometry.name}), "
+            f"KV cache of {size(settings.memory_tokens * geometry.token_bytes)} ({geometry.model.name}), "
             f"{settings.sequences * settings.lives:,} sequences of {settings.min_length:,} to {settings.max_length:,} "
             f"tokens, seed {settings.seed}",
             *parts,
@@ -173,18 +156,10 @@ def summary(settings: Settings, geometry: Geometry, runs: Sequence[Figures], com
     )
 
 
-def _aligned(rows: Sequence[Sequence[str] | None]) -> list[str]:
-    """Aligns the first column left and the others right. None is an empty line."""
-    cells = [row for row in rows if row is not None]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
-    lines: list[str] = []
-    for row in rows:
-        if row is None:
-            lines.append("")
-            continue
-        first, rest = (
-            row[0].ljust(widths[0]),
-            (cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
-        )
-        lines.append("   ".join([first, *rest]).rstrip())
-    return lines
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Aligns the first column left and the others right. A row without cells is an empty line."""
+    widths = [max(map(len, column)) for column in zip(*filter(None, rows), strict=True)]
+    sides = "<" + ">" * len(widths)
+    # An empty row has fewer cells than there are widths.
+    cells = [[f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=False)] for row in rows]
+    return ["   ".join(row).rstrip() for row in cells]

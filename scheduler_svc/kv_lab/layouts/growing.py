@@ -5,11 +5,10 @@ first hole that holds it with room to grow, or else into the first that holds on
 holds both places. With a window an extent as long as the window becomes a ring buffer and stops growing.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from scheduler_svc.kv_lab.layouts.holes import Holes
-from scheduler_svc.kv_lab.layouts.layout import Extents, Layout
+from scheduler_svc.kv_lab.layouts.layout import Layout
 from scheduler_svc.kv_lab.settings import Settings
 from scheduler_svc.kv_lab.workload import Sequence
 
@@ -36,17 +35,17 @@ class Growing(Layout):
 
     def could_ever_hold(self, length: int) -> bool:
         # A sequence alone starts at slot 0 and never needs to move.
-        return length <= self._longest and min(length, self._span) <= self.total
+        return length <= self._longest and self._new_capacity(length) <= self.total
 
     def admit(self, sequence: Sequence, length: int) -> int | None:
-        need = min(length, self._span)
-        start = self._holes.take_first(need)
+        capacity = self._new_capacity(length)
+        start = self._holes.take_first(capacity)
         if start is None:
-            self.refused_by_fragmentation += self.free >= need
+            self.refused_by_fragmentation += self.free >= capacity
             return None
-        self._held[sequence.index] = _Extent(start, need, length)
-        self.reserved += need
-        self.used += need
+        self._held[sequence.index] = _Extent(start, capacity, length)
+        self.reserved += capacity
+        self.used += min(length, self._span)
         return 0
 
     def grow(self, sequence: Sequence) -> bool:
@@ -63,6 +62,10 @@ class Growing(Layout):
         self._holes.give(extent.start, extent.start + extent.capacity)
         self.reserved -= extent.capacity
         self.used -= min(extent.length, self._span)
+
+    def _new_capacity(self, length: int) -> int:
+        """Returns the slots of a new extent for `length` tokens."""
+        return min(length, self._span)
 
     def _enlarge(self, extent: _Extent) -> bool:
         before = extent.capacity
@@ -89,9 +92,3 @@ class Growing(Layout):
 
     def largest_hole(self) -> int:
         return self._holes.largest()
-
-    def extents(self) -> Mapping[int, Extents]:
-        return {index: [(extent.start, extent.start + extent.capacity)] for index, extent in self._held.items()}
-
-    def lengths(self) -> Mapping[int, int]:
-        return {index: extent.length for index, extent in self._held.items()}

@@ -40,15 +40,11 @@ class Holes:
     def give(self, start: int, end: int) -> None:
         """Frees the run [start, end)."""
         at = bisect_left(self._starts, start)
-        joins_next = at < len(self._starts) and self._starts[at] == end
-        joins_last = at > 0 and self._ends[at - 1] == start
-        if joins_last and joins_next:
-            self._ends[at - 1] = self._ends.pop(at)
+        if at < len(self._starts) and self._starts[at] == end:
             del self._starts[at]
-        elif joins_last:
+            end = self._ends.pop(at)
+        if at > 0 and self._ends[at - 1] == start:
             self._ends[at - 1] = end
-        elif joins_next:
-            self._starts[at] = start
         else:
             self._starts.insert(at, start)
             self._ends.insert(at, end)

@@ -5,14 +5,10 @@ Memory is counted in token slots. One slot holds the K/V of one token, in all la
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from typing import ClassVar
 
 from scheduler_svc.kv_lab.settings import Settings
 from scheduler_svc.kv_lab.workload import Sequence
-
-Extents = list[tuple[int, int]]
-"""Runs of slots as [start, end), in the order of the tokens in them."""
 
 
 class Layout(ABC):
@@ -69,11 +65,3 @@ class Layout(ABC):
     def largest_hole(self) -> int:
         """Returns the most free slots that one sequence could get: all of them, unless they must be contiguous."""
         return self.free
-
-    @abstractmethod
-    def extents(self) -> Mapping[int, Extents]:
-        """Returns the slots that each sequence holds, by its index. For tests."""
-
-    @abstractmethod
-    def lengths(self) -> Mapping[int, int]:
-        """Returns the tokens of each sequence, those behind the window included. For tests."""

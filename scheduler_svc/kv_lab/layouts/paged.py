@@ -4,11 +4,10 @@ Page 0, the pool's padding page, is overhead, as is the memory behind the last w
 sequence releases the pages wholly behind it, and a prompt gets only the window's pages, as if it came in chunks.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from scheduler_svc.core.state.page_pool import PagePool
-from scheduler_svc.kv_lab.layouts.layout import Extents, Layout
+from scheduler_svc.kv_lab.layouts.layout import Layout
 from scheduler_svc.kv_lab.settings import Settings
 from scheduler_svc.kv_lab.workload import Sequence
 
@@ -35,7 +34,7 @@ class Paged(Layout):
         num_pages = self.total // self._page_size
         self._pool = PagePool(num_pages)
         self.overhead = self.total - (num_pages - 1) * self._page_size
-        self._tables: dict[int, Table] = {}
+        self._held: dict[int, Table] = {}
 
     def could_ever_hold(self, length: int) -> bool:
         # A growing sequence allocates a new page before it releases the one that leaves the window.
@@ -47,13 +46,13 @@ class Paged(Layout):
         pages = self._pool.allocate(self._num_pages(length) - first)
         if pages is None:
             return None
-        self._tables[sequence.index] = Table(pages, first, length)
+        self._held[sequence.index] = Table(pages, first, length)
         self.reserved += len(pages) * self._page_size
         self.used += length - first * self._page_size
         return 0
 
     def grow(self, sequence: Sequence) -> bool:
-        table = self._tables[sequence.index]
+        table = self._held[sequence.index]
         if table.length % self._page_size == 0:
             page = self._pool.allocate(1)
             if page is None:
@@ -62,23 +61,19 @@ class Paged(Layout):
             self.reserved += self._page_size
         table.length += 1
         self.used += 1
-        if self._window is not None:
-            self._slide(table)
-        return True
-
-    def release(self, sequence: Sequence) -> None:
-        table = self._tables.pop(sequence.index)
-        self._pool.release(table.pages)
-        self.reserved -= len(table.pages) * self._page_size
-        self.used -= table.length - table.first * self._page_size
-
-    def _slide(self, table: Table) -> None:
-        """Releases the pages that hold no position of the window."""
+        # Pages that hold no position of the window are released.
         behind = self._first(table.length) - table.first
         if behind > 0:
             self._release(table.pages[:behind])
             del table.pages[:behind]
             table.first += behind
+        return True
+
+    def release(self, sequence: Sequence) -> None:
+        table = self._held.pop(sequence.index)
+        self._pool.release(table.pages)
+        self.reserved -= len(table.pages) * self._page_size
+        self.used -= table.length - table.first * self._page_size
 
     def _release(self, pages: list[int]) -> None:
         self._pool.release(pages)
@@ -91,12 +86,3 @@ class Paged(Layout):
 
     def _num_pages(self, length: int) -> int:
         return -(-length // self._page_size)
-
-    def extents(self) -> Mapping[int, Extents]:
-        size = self._page_size
-        return {
-            index: [(page * size, (page + 1) * size) for page in table.pages] for index, table in self._tables.items()
-        }
-
-    def lengths(self) -> Mapping[int, int]:
-        return {index: table.length for index, table in self._tables.items()}

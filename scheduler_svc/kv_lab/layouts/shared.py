@@ -52,46 +52,48 @@ class Shared(Paged):
             self._count_new(page, min(size, length - i * size))
             if (i + 1) * size <= length:
                 self._pool.cache(page, *self._key(sequence, i))
-        self._tables[sequence.index] = Table(hits + pages, first, length)
+        self._held[sequence.index] = Table(hits + pages, first, length)
         self._newest[sequence.request] = sequence.index
         return num_hit * size
 
     def grow(self, sequence: Sequence) -> bool:
-        table, size = self._tables[sequence.index], self._page_size
+        table, size = self._held[sequence.index], self._page_size
         offset = table.length % size
-        if offset == 0 or self._pool.references(table.pages[-1]) > 1:
-            taken = self._pool.allocate(1)
-            if taken is None:
-                return False
-            self._count_new(taken[0], offset)
-            if offset:
-                self._release([table.pages.pop()])
-                self.moves += 1
-                self.moved += offset
-            table.pages += taken
-        self._written[table.pages[-1]] += 1
-        self.used += 1
-        table.length += 1
-        if offset == size - 1:
+        if offset and self._pool.references(table.pages[-1]) > 1 and not self._copy_last(table, offset):
+            return False
+        if not super().grow(sequence):
+            return False
+        self._written[table.pages[-1]] = offset + 1
+        if offset + 1 == size:
             self._pool.cache(table.pages[-1], *self._key(sequence, table.length // size - 1))
-        if self._window is not None:
-            self._slide(table)
+        return True
+
+    def _copy_last(self, table: Table, written: int) -> bool:
+        """Copies the last page, which other sequences hold too. Returns False if the memory is full."""
+        taken = self._pool.allocate(1)
+        if taken is None:
+            return False
+        self._count_new(taken[0], written)
+        self._release([table.pages.pop()])
+        table.pages += taken
+        self.moves += 1
+        self.moved += written
         return True
 
     def release(self, sequence: Sequence) -> None:
-        self._release(self._tables.pop(sequence.index).pages)
+        self._release(self._held.pop(sequence.index).pages)
         if self._newest.get(sequence.request) == sequence.index:
             del self._newest[sequence.request]
 
     def _fork(self, sequence: Sequence) -> bool:
         """Shares the pages of a sample that holds exactly the prompt. Returns False if no sample does."""
         other = self._newest.get(sequence.request)
-        if other is None or self._tables[other].length != sequence.prompt:
+        if other is None or self._held[other].length != sequence.prompt:
             return False
-        held = self._tables[other]
+        held = self._held[other]
         for page in held.pages:
             self._hold(page)
-        self._tables[sequence.index] = Table(held.pages.copy(), held.first, held.length)
+        self._held[sequence.index] = Table(held.pages.copy(), held.first, held.length)
         return True
 
     def _find(self, sequence: Sequence, length: int) -> tuple[int, list[int]]:

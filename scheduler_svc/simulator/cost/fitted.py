@@ -5,6 +5,7 @@ constant (kernel launches, the host), prompt tokens, decode rows, and pages that
 """
 
 import csv
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -148,31 +149,18 @@ def _coefficients(features: FloatArray, ms: FloatArray) -> FloatArray:
 
 
 def non_negative_least_squares(a: FloatArray, b: FloatArray) -> FloatArray:
-    """Returns the x >= 0 that minimises |a x - b| (Lawson and Hanson 1974, active set). `a` is float64[m, n]."""
+    """Returns the x >= 0 that minimises |a x - b|: the best least squares of all subsets of the few columns of `a`."""
     scale = np.linalg.norm(a, axis=0)
     scale[scale == 0] = 1.0
     a = a / scale
-    columns = a.shape[1]
-    x = np.zeros(columns)
-    free = np.zeros(columns, np.bool_)
-    tolerance = 1e-10 * max(1.0, float(np.abs(a.T @ b).max()))
-    # The method needs finitely many rounds. The bound guards against rounding errors.
-    for _ in range(10 * columns):
-        gradient = a.T @ (b - a @ x)
-        gradient[free] = -np.inf
-        best = int(gradient.argmax())
-        if gradient[best] <= tolerance:
-            break
-        free[best] = True
-        while True:
-            solution = np.zeros(columns)
-            solution[free] = np.linalg.lstsq(a[:, free], b, rcond=None)[0]
-            below = free & (solution <= 0)
-            if not below.any():
-                break
-            step = (x[below] / np.maximum(x[below] - solution[below], _TINY)).min()
-            x = x + step * (solution - x)
-            free &= x > _TINY
-            x[~free] = 0.0
-        x = solution
-    return x / scale
+    columns = range(a.shape[1])
+    best, least = np.zeros(len(columns)), float(np.linalg.norm(b))
+    tolerance = _TINY * least
+    for chosen in itertools.chain.from_iterable(itertools.combinations(columns, size + 1) for size in columns):
+        x = np.zeros(len(columns))
+        x[list(chosen)] = np.linalg.lstsq(a[:, chosen], b, rcond=None)[0]
+        error = float(np.linalg.norm(a @ x - b))
+        # More columns must be better by more than a rounding error.
+        if (x >= 0).all() and error < least - tolerance:
+            best, least = x, error
+    return best / scale

@@ -5,12 +5,9 @@ Owns the two tables. `roofline.py` computes step times from them.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
-
-GB = 1e9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Machine:
     """One device: dense 16-bit FLOP/s, bytes/s and bytes of its memory, bytes/s to the host and to a peer."""
 
@@ -66,33 +63,20 @@ class Model:
         return self.window > 0 and self.window_layers == self.layers
 
 
-def _machine(
-    name: str, teraflops: float, bandwidth_gb: float, memory_gb: float, host_gb: float, peer_gb: float
-) -> Machine:
-    return Machine(
-        name=name,
-        flops=teraflops * 1e12,
-        bandwidth=bandwidth_gb * GB,
-        memory=memory_gb * GB,
-        host_bandwidth=host_gb * GB,
-        peer_bandwidth=peer_gb * GB,
-    )
-
-
 # From data sheets: dense 16-bit tensor throughput, PCIe to the host and NVLink (else PCIe) to a peer, in one direction.
 _MACHINES = (
-    _machine("b200", 2250, 8000, 180, 64, 900),
-    _machine("h200", 989, 4800, 141, 64, 450),
-    _machine("h100", 989, 3350, 80, 64, 450),
-    _machine("h100-pcie", 756, 2000, 80, 64, 64),
-    _machine("a100", 312, 2039, 80, 32, 300),
-    _machine("a100-40gb", 312, 1555, 40, 32, 300),
-    _machine("l40s", 362, 864, 48, 32, 32),
-    _machine("l4", 121, 300, 24, 32, 32),
-    _machine("a10g", 70, 600, 24, 32, 32),
-    _machine("rtx-4090", 165, 1008, 24, 32, 32),
+    Machine("b200", 2250e12, 8000e9, 180e9, 64e9, 900e9),
+    Machine("h200", 989e12, 4800e9, 141e9, 64e9, 450e9),
+    Machine("h100", 989e12, 3350e9, 80e9, 64e9, 450e9),
+    Machine("h100-pcie", 756e12, 2000e9, 80e9, 64e9, 64e9),
+    Machine("a100", 312e12, 2039e9, 80e9, 32e9, 300e9),
+    Machine("a100-40gb", 312e12, 1555e9, 40e9, 32e9, 300e9),
+    Machine("l40s", 362e12, 864e9, 48e9, 32e9, 32e9),
+    Machine("l4", 121e12, 300e9, 24e9, 32e9, 32e9),
+    Machine("a10g", 70e12, 600e9, 24e9, 32e9, 32e9),
+    Machine("rtx-4090", 165e12, 1008e9, 24e9, 32e9, 32e9),
     # A server socket with 16-bit matrix instructions, eight channels of DDR5.
-    _machine("cpu", 10, 250, 256, 250, 30),
+    Machine("cpu", 10e12, 250e9, 256e9, 250e9, 30e9),
 )
 
 _MODELS = (
@@ -130,26 +114,3 @@ _MODELS = (
 
 MACHINES: Mapping[str, Machine] = {machine.name: machine for machine in _MACHINES}
 MODELS: Mapping[str, Model] = {model.name: model for model in _MODELS}
-
-_Named = TypeVar("_Named")
-
-
-class UnknownName(ValueError):
-    """A name of no known machine or model. The message lists the known ones."""
-
-
-def machine_named(name: str) -> Machine:
-    """Returns the machine of this name. Raises UnknownName."""
-    return _named("machine", name, MACHINES)
-
-
-def model_named(name: str) -> Model:
-    """Returns the model of this name. Raises UnknownName."""
-    return _named("model", name, MODELS)
-
-
-def _named(what: str, name: str, table: Mapping[str, _Named]) -> _Named:
-    found = table.get(name.lower())
-    if found is None:
-        raise UnknownName(f"there is no {what} {name!r}; it must be one of {', '.join(table)}")
-    return found

@@ -30,7 +30,7 @@ class Roofline:
     value_bytes: int = 2
     flops_efficiency: float = 0.6
     bandwidth_efficiency: float = 0.8
-    overhead_seconds: float = 500e-6
+    overhead_us: float = 500.0
 
     @property
     def name(self) -> str:
@@ -69,7 +69,7 @@ class Roofline:
             seconds += max(per_pair * decode_keys / flops_rate, per_key * decode_keys / bytes_rate)
         seconds += 2 * step.pages_copied * self.page_bytes / bytes_rate
         seconds += step.host_pages_moved * self.page_copy_us() * 1e-6
-        return seconds + self._all_reduce_seconds(step.computed_tokens) + self.overhead_seconds
+        return seconds + self._all_reduce_seconds(step.computed_tokens) + self.overhead_us * 1e-6
 
     def page_copy_us(self) -> float:
         """Returns the time to copy one page over the host link, to which each device contributes its part."""

@@ -70,12 +70,7 @@ def figures_of(simulation: Simulation, setup: Setup) -> Figures:
 
 
 def _latencies(latencies: Latencies) -> Figures:
-    return {
-        "ttft_seconds": _percentiles(latencies.ttft),
-        "itl_seconds": _percentiles(latencies.itl),
-        "queue_seconds": _percentiles(latencies.queue),
-        "total_seconds": _percentiles(latencies.total),
-    }
+    return {f"{name}_seconds": _percentiles(histogram) for name, histogram in vars(latencies).items()}
 
 
 def _percentiles(histogram: Histogram) -> dict[str, float]:

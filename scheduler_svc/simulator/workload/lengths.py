@@ -47,16 +47,16 @@ def parse_lengths(text: str) -> Lengths:
     """Returns the distribution. Raises ValueError with what is wrong, to be read behind `--flag is`."""
     kind, *rest = text.split(":") if ":" in text else ("fixed", text)
     least, most = _ARITY.get(kind, (0, -1))
-    numbers: list[float] = []
     try:
         numbers = [float(part) for part in rest]
     except ValueError:
-        least = most + 1
+        # Every kind takes at least one number.
+        numbers = []
     if not least <= len(numbers) <= most:
         raise ValueError(f"{text!r}; it must be {GRAMMAR}")
-    is_sigma = [kind == "lognormal" and i == 1 for i in range(len(numbers))]
-    for number, sigma in zip(numbers, is_sigma, strict=True):
-        low, high = (0.0, 10.0) if sigma else (1.0, float(MAX_TOKENS))
+    for i, number in enumerate(numbers):
+        is_sigma = kind == "lognormal" and i == 1
+        low, high = (0.0, 10.0) if is_sigma else (1.0, float(MAX_TOKENS))
         if not low <= number <= high:
             raise ValueError(f"{text!r}; its {number:g} must be from {low:g} to {high:g}")
     if kind == "uniform" and numbers[0] > numbers[1]:

@@ -7,7 +7,6 @@ repository, so figures from this one resemble the published trace's but do not e
 
 import json
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -26,38 +25,31 @@ _MAX_INPUT, _MAX_OUTPUT = 120_000, 2_000
 _FIRST, _LATER, _OUTPUT = (6_450.0, 1.15), (1_900.0, 1.0), (186.0, 0.9)
 
 
-@dataclass(slots=True)
-class _Conversation:
-    blocks: list[int]
-
-
 def write_trace(path: Path, *, requests: int = REQUESTS, seconds: float = SECONDS, seed: int = 0) -> None:
     """Writes one line per request, in order of time. Raises OSError, FileExistsError if the file exists."""
     rng = np.random.default_rng([seed, requests])
     moments = np.sort(rng.uniform(0, 1e3 * seconds, requests)).astype(np.int64)
     next_id = _SYSTEM_PROMPTS * _SYSTEM_BLOCKS
-    conversations: list[_Conversation] = []
+    # The block ids of each conversation, the newest last.
+    conversations: list[list[int]] = []
     with path.open("x", encoding="utf-8") as file:
         for moment in moments.tolist():
             # The newest conversations are the likeliest to continue.
             back = min(len(conversations), 1 + int(rng.exponential(_OPEN / 4)))
-            room = _MAX_INPUT - BLOCK_TOKENS * len(conversations[-back].blocks) if back else 0
+            room = _MAX_INPUT - BLOCK_TOKENS * len(conversations[-back]) if back else 0
             follows = room > 0 and rng.random() < _FOLLOW_SHARE
-            if follows:
-                conversation = conversations[-back]
-            else:
-                conversation = _Conversation(_system_blocks(rng))
-                conversations = [*conversations[1 - _OPEN :], conversation]
-            known = conversation.blocks
-            fresh = _length(rng, _LATER if follows else _FIRST, _MAX_INPUT - BLOCK_TOKENS * len(known))
-            blocks = -(-fresh // BLOCK_TOKENS)
-            conversation.blocks = [*known, *range(next_id, next_id + blocks)]
-            next_id += blocks
+            if not follows:
+                conversations = [*conversations[1 - _OPEN :], _system_blocks(rng)]
+            blocks = conversations[-back if follows else -1]
+            known = BLOCK_TOKENS * len(blocks)
+            fresh = _length(rng, _LATER if follows else _FIRST, _MAX_INPUT - known)
+            blocks += range(next_id, next_id + -(-fresh // BLOCK_TOKENS))
+            next_id += -(-fresh // BLOCK_TOKENS)
             line = {
                 "timestamp": moment,
-                "input_length": len(known) * BLOCK_TOKENS + fresh,
+                "input_length": known + fresh,
                 "output_length": _length(rng, _OUTPUT, _MAX_OUTPUT),
-                "hash_ids": conversation.blocks,
+                "hash_ids": blocks,
             }
             file.write(json.dumps(line, separators=(",", ":")) + "\n")
 

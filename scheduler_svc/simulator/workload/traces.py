@@ -55,16 +55,13 @@ class Trace:
     outputs: IntArray
     block_ends: IntArray
     blocks: IntArray
+    num_tenants: int = 1
+    """Traces record no tenants."""
 
     @property
     def num_requests(self) -> int:
         """How many requests the trace has."""
         return len(self.at)
-
-    @property
-    def num_tenants(self) -> int:
-        """1, because traces record no tenants."""
-        return 1
 
     @property
     def own_rate(self) -> float:
@@ -108,39 +105,34 @@ _Row = tuple[float, int, int, list[int]]
 
 
 def read_trace(path: Path, form: TraceFormat | None = None, limit: int | None = None) -> Trace:
-    """Returns the first `limit` requests. Raises OSError, and WorkloadError with the line's number."""
+    """Returns the first `limit` requests, sorted by time. Raises OSError, and WorkloadError with the line's number."""
     at, inputs, outputs, counts, blocks = array("d"), array("q"), array("q"), array("q"), array("q")
     with path.open(encoding="utf-8", newline="") as file:
         try:
             read = _azure_rows if (form or _format_of(file)) is TraceFormat.AZURE else _mooncake_rows
-            for seconds, tokens_in, tokens_out, ids in itertools.islice(read(str(path), file), limit):
+            for seconds, tokens_in, tokens_out, block_ids in itertools.islice(read(str(path), file), limit):
                 at.append(seconds)
                 inputs.append(tokens_in)
                 outputs.append(tokens_out)
-                counts.append(len(ids))
-                blocks.extend(ids)
+                counts.append(len(block_ids))
+                blocks.extend(block_ids)
         except UnicodeDecodeError:
             raise WorkloadError(f"{path} is not UTF-8 text") from None
     if not at:
         raise WorkloadError(f"{path} has no requests")
-    return _sorted(path.name, np.array(at), np.array(inputs), np.array(outputs), np.array(counts), np.array(blocks))
-
-
-def _sorted(
-    name: str, at: npt.NDArray[np.float64], inputs: IntArray, outputs: IntArray, counts: IntArray, blocks: IntArray
-) -> Trace:
-    """Sorts the requests by arrival. Requests with equal times keep their order."""
+    # Requests with equal times keep their order.
     order = np.argsort(at, kind="stable")
     ends = np.cumsum(counts)
+    ids = np.array(blocks)
     if not (order[:-1] < order[1:]).all():
-        blocks = np.concatenate([blocks[ends[i] - counts[i] : ends[i]] for i in order])
+        ids = np.concatenate([ids[ends[i] - counts[i] : ends[i]] for i in order])
     return Trace(
-        name=name,
-        at=at[order] - at.min(),
-        inputs=inputs[order],
-        outputs=outputs[order],
-        block_ends=np.cumsum(counts[order]),
-        blocks=blocks,
+        name=path.name,
+        at=np.array(at)[order] - min(at),
+        inputs=np.array(inputs)[order],
+        outputs=np.array(outputs)[order],
+        block_ends=np.cumsum(np.array(counts)[order]),
+        blocks=ids,
     )
 
 

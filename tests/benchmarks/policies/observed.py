@@ -73,7 +73,7 @@ class Observed(Tally):
     def page_seconds_until(self, now: float) -> float:
         """Returns the integral of the pages in use over time."""
         point = self._point
-        return self._used_seconds + (0.0 if point is None else (now - point.at) * point.pages_used)
+        return float(self._integrals[0]) + (0.0 if point is None else (now - point.at) * point.pages_used)
 
     def _close(self) -> None:
         if self._opened is None:

@@ -27,7 +27,7 @@ def test_simulate_prints_the_help_and_the_errors_of_the_simulator() -> None:
     helped = tandem("--help")
     assert helped.returncode == 0 and "--find-rate" in helped.stdout
     refused = tandem("--machine", "abacus")
-    assert refused.returncode == 2 and refused.stderr.startswith("error: there is no machine 'abacus'")
+    assert refused.returncode == 2 and refused.stderr.startswith("error: --machine is 'abacus'")
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])

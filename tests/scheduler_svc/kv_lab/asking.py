@@ -2,7 +2,9 @@
 
 import numpy as np
 
-from scheduler_svc.kv_lab.layouts.layout import Extents, Layout
+from scheduler_svc.kv_lab.layouts.growing import Growing
+from scheduler_svc.kv_lab.layouts.layout import Layout
+from scheduler_svc.kv_lab.layouts.paged import Paged
 from scheduler_svc.kv_lab.settings import Settings
 from scheduler_svc.kv_lab.workload import Sequence
 
@@ -23,6 +25,25 @@ def settings(**changes: object) -> Settings:
     return Settings(**{**small, **changes})  # type: ignore[arg-type]
 
 
+Extents = list[tuple[int, int]]
+"""Runs of slots as [start, end), in the order of the tokens in them."""
+
+
+def extents_of(layout: Layout) -> dict[int, Extents]:
+    """Returns the slots that each sequence holds, by its index."""
+    if isinstance(layout, Growing):
+        return {index: [(held.start, held.start + held.capacity)] for index, held in layout._held.items()}
+    assert isinstance(layout, Paged)
+    size = layout._page_size
+    return {index: [(page * size, (page + 1) * size) for page in held.pages] for index, held in layout._held.items()}
+
+
+def lengths_of(layout: Layout) -> dict[int, int]:
+    """Returns the tokens of each sequence, those behind the window included."""
+    assert isinstance(layout, Growing | Paged)
+    return {index: held.length for index, held in layout._held.items()}
+
+
 def covered(extents: Extents) -> list[int]:
     """Returns the slots in the order of the extents."""
     return [slot for start, end in extents for slot in range(start, end)]
@@ -30,7 +51,7 @@ def covered(extents: Extents) -> list[int]:
 
 def audit(layout: Layout, asked: Settings) -> None:
     """Asserts that the layout's counters equal what its extents yield."""
-    extents, lengths = layout.extents(), layout.lengths()
+    extents, lengths = extents_of(layout), lengths_of(layout)
     assert extents.keys() == lengths.keys()
     is_paged = layout.name in ("paged", "shared")
     held: set[int] = set()

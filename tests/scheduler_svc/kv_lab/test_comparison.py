@@ -4,10 +4,10 @@ from scheduler_svc.kv_lab.comparison import compare
 from scheduler_svc.kv_lab.geometry import Geometry
 from scheduler_svc.kv_lab.recompute import generate, next_token
 from scheduler_svc.kv_lab.workload import Workload
-from scheduler_svc.simulator.cost.hardware import model_named
+from scheduler_svc.simulator.cost.hardware import MODELS
 from tests.scheduler_svc.kv_lab.asking import sequence, settings
 
-GEOMETRY = Geometry(model=model_named("qwen-3-0.6b"))
+GEOMETRY = Geometry(model=MODELS["qwen-3-0.6b"])
 # Three tokens are generated. They attend to 3 + 4 + 5 keys, or to 3 + 3 + 3 with a window of three.
 WORKLOAD = Workload(clients=(((sequence(0, [0] * 5, prompt=2),),),), arrivals=(0,))
 

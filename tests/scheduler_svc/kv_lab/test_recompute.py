@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from scheduler_svc.kv_lab.geometry import Geometry
 from scheduler_svc.kv_lab.recompute import attended, forward, generate, next_token, read_tokens
-from scheduler_svc.simulator.cost.hardware import Model, model_named
+from scheduler_svc.simulator.cost.hardware import MODELS, Model
 from tests.scheduler_svc.kv_lab.asking import sequence
 
 # One layer: q and o are 2 × 2 and k and v 2 × 1, the MLP three times 2 × 3; the logits 2 × 5.
@@ -74,7 +74,7 @@ def test_read_tokens_counts_the_reads_of_each_generated_token():
     [("llama-3.1-8b", 131072, 8.03e9), ("llama-3.1-70b", 327680, 70.55e9), ("qwen-3-8b", 147456, 8.19e9)],
 )
 def test_known_models_have_their_public_sizes(name: str, token_bytes: int, parameters: float):
-    geometry = Geometry(model=model_named(name))
+    geometry = Geometry(model=MODELS[name])
     assert geometry.token_bytes == token_bytes
     # The embedding counts too, although it is looked up and not multiplied.
     assert geometry.model.layer_parameters + 2 * geometry.model.head_parameters == pytest.approx(parameters, rel=1e-3)

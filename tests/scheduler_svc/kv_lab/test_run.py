@@ -7,16 +7,16 @@ import pytest
 
 from scheduler_svc.kv_lab.charts.figures import figures
 from scheduler_svc.kv_lab.geometry import Geometry
-from scheduler_svc.kv_lab.layouts.layout import Extents, Layout
+from scheduler_svc.kv_lab.layouts.layout import Layout
 from scheduler_svc.kv_lab.layouts.registry import LAYOUTS
 from scheduler_svc.kv_lab.recompute import read_tokens
 from scheduler_svc.kv_lab.run import count_that_fit, run_workload
 from scheduler_svc.kv_lab.settings import Settings
 from scheduler_svc.kv_lab.workload import Sequence, Workload, draw
-from scheduler_svc.simulator.cost.hardware import model_named
-from tests.scheduler_svc.kv_lab.asking import covered, largest_hole, sequence, settings
+from scheduler_svc.simulator.cost.hardware import MODELS
+from tests.scheduler_svc.kv_lab.asking import Extents, covered, extents_of, largest_hole, lengths_of, sequence, settings
 
-GEOMETRY = Geometry(model=model_named("llama-3.1-8b"))
+GEOMETRY = Geometry(model=MODELS["llama-3.1-8b"])
 BUSY = settings(
     sequences=12, lives=3, min_length=5, max_length=60, reserve=64, memory_tokens=256, growth=1.5, gap=1.0,
     prefix_groups=2, prefix_length=14, samples=2,
@@ -37,11 +37,11 @@ def test_sequences_follow_one_another_in_one_reservation():
     )
     record = run_workload(workload, LAYOUTS["contiguous"](asked), asked)
     # Steps 0 and 1: the first grows to 4. Step 2: the second runs. Steps 3 and 4: the second client's next sequence.
-    assert list(record.steps.used) == [3, 4, 3, 2, 3]
-    assert list(record.steps.reserved) == [8] * 5
-    assert list(record.steps.running) == [1] * 5
-    assert list(record.steps.waiting) == [1, 1, 0, 0, 0]
-    assert list(record.steps.read) == [3, 4, 3, 2, 3]
+    assert list(record.steps["used"]) == [3, 4, 3, 2, 3]
+    assert list(record.steps["reserved"]) == [8] * 5
+    assert list(record.steps["running"]) == [1] * 5
+    assert list(record.steps["waiting"]) == [1, 1, 0, 0, 0]
+    assert list(record.steps["read"]) == [3, 4, 3, 2, 3]
     assert list(record.waits) == [0, 2, 0]
     assert (record.finished, record.decoded, record.prefilled, record.last_demand) == (3, 5, 5, 1)
 
@@ -51,8 +51,8 @@ def test_the_youngest_is_preempted_and_recomputed():
     old, young = sequence(0, [0] * 6, prompt=3), sequence(1, [1] * 5, prompt=3)
     record = run_workload(clients([old], [young]), LAYOUTS["paged"](asked), asked)
     # Two pages: both are admitted in step 0. In step 1 the old one needs a second page. Step 3: the young one again.
-    assert list(record.steps.running) == [2, 1, 1, 1]
-    assert list(record.steps.used) == [8, 5, 6, 5]
+    assert list(record.steps["running"]) == [2, 1, 1, 1]
+    assert list(record.steps["used"]) == [8, 5, 6, 5]
     assert (record.preemptions, record.recomputed, record.prefilled, record.decoded) == (1, 4, 10, 5)
 
 
@@ -64,8 +64,8 @@ def test_a_preempted_sequence_is_readmitted_before_a_later_one(name: str, hits: 
     record = run_workload(clients([old], [young], [late], arrivals=(0, 0, 1)), layout, asked)
     # In step 1 the old one takes the young one's last page and ends. In steps 2 to 5 there is room for the young one
     # only, and the first of its two pages is still cached.
-    assert list(record.steps.running) == [2, 1, 1, 1, 1, 1, 1, 1, 1]
-    assert list(record.steps.waiting) == [0, 2, 1, 1, 1, 1, 0, 0, 0]
+    assert list(record.steps["running"]) == [2, 1, 1, 1, 1, 1, 1, 1, 1]
+    assert list(record.steps["waiting"]) == [0, 2, 1, 1, 1, 1, 0, 0, 0]
     assert list(record.waits) == [0, 0, 5]
     assert (record.preemptions, record.recomputed, record.hit, record.last_demand) == (1, 8 - hits, hits, 5)
     found = figures(record, layout, 0, GEOMETRY)
@@ -78,14 +78,14 @@ def test_no_sequence_is_admitted_between_a_preemption_and_an_end():
     record = run_workload(clients([old], [young]), LAYOUTS["growing"](asked), asked)
     # The young one has slots 3 to 7 and the old one moves behind them, so the young one cannot grow and is preempted.
     # It would fit again in step 1, and be preempted again in the same step.
-    assert (record.preemptions, list(record.steps.running)) == (1, [1, 1, 1, 1, 1])
+    assert (record.preemptions, list(record.steps["running"])) == (1, [1, 1, 1, 1, 1])
 
 
 def test_full_demand_ends_with_the_first_client_that_is_done():
     asked = settings(memory_tokens=24, reserve=12, max_length=12)
     short, long = sequence(0, [0] * 4, prompt=2), sequence(1, [0] * 6, prompt=2)
     record = run_workload(clients([short], [long]), LAYOUTS["contiguous"](asked), asked)
-    assert list(record.steps.running) == [2, 2, 1, 1]
+    assert list(record.steps["running"]) == [2, 2, 1, 1]
     assert record.last_demand == 1
 
 
@@ -93,7 +93,7 @@ def test_a_sequence_that_can_never_fit_is_rejected_and_its_client_goes_on():
     asked = settings(memory_tokens=16, page_size=4, reserve=64, max_length=64)
     long, short = sequence(0, [0] * 13, prompt=2), sequence(1, [0] * 3, prompt=2)
     record = run_workload(clients([long, short]), LAYOUTS["paged"](asked), asked)
-    assert (record.rejected, record.finished, list(record.steps.running)) == (1, 1, [0, 1])
+    assert (record.rejected, record.finished, list(record.steps["running"])) == (1, 1, [0, 1])
 
 
 def test_count_that_fit_counts_full_lengths_until_one_does_not_fit():
@@ -109,7 +109,7 @@ def spied(name: str, asked: Settings) -> tuple[Layout, list[tuple[Mapping[int, E
 
     class Spied(LAYOUTS[name]):  # type: ignore[misc]
         def largest_hole(self) -> int:
-            seen.append((copy.deepcopy(dict(self.extents())), dict(self.lengths())))
+            seen.append((copy.deepcopy(dict(extents_of(self))), dict(lengths_of(self))))
             return super().largest_hole()
 
     layout: Layout = Spied(asked)
@@ -169,14 +169,18 @@ def test_the_counts_of_a_run_add_up(name: str, seed: int):
     sequences = workload.in_order()
     assert (record.finished, record.rejected, len(record.waits)) == (36, 0, 36)
     assert record.decoded == sum(of.length - of.prompt for of in sequences) == len(record.grow_ns)
-    assert sum(record.steps.read_full) == read_tokens(sequences, None)
-    assert sum(record.steps.read) == read_tokens(sequences, 32)
+    assert sum(record.steps["read_full"]) == read_tokens(sequences, None)
+    assert sum(record.steps["read"]) == read_tokens(sequences, 32)
     assert record.prefilled - sum(of.prompt for of in sequences) >= record.recomputed
     assert len(record.admit_ns) == 36 + record.preemptions
-    assert (layout.reserved, layout.used, layout.saved, dict(layout.extents())) == (0, 0, 0, {})
+    assert (layout.reserved, layout.used, layout.saved, dict(extents_of(layout))) == (0, 0, 0, {})
     # A second run is equal, except for measured times.
     again = run_workload(workload, LAYOUTS[name](asked), asked)
-    assert (again.steps, again.waits, again.preemptions) == (record.steps, record.waits, record.preemptions)
+    assert (again.step_numbers, again.waits, again.preemptions) == (
+        record.step_numbers,
+        record.waits,
+        record.preemptions,
+    )
 
 
 def test_each_layout_runs_more_at_once_than_the_one_before():

@@ -107,8 +107,8 @@ def test_find_rate_finds_the_highest_rate_that_holds(capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--machine", "abacus"], "there is no machine 'abacus'; it must be one of b200, h200, h100"),
-        (["--model", "eliza"], "there is no model 'eliza'; it must be one of llama-3.1-8b"),
+        (["--machine", "abacus"], "--machine is 'abacus'; it must be one of b200, h200, h100"),
+        (["--model", "eliza"], "--model is 'eliza'; it must be one of llama-3.1-8b"),
         (["--model", "llama-3.1-70b"], "weights of 141.1 GB leave no page in 90% of 80 GB; --devices 2"),
         (["--find-rate"], "--find-rate and --ttft-p99 SECONDS go together"),
         (["--ttft-p99", "1"], "--find-rate and --ttft-p99 SECONDS go together"),

@@ -9,7 +9,7 @@ from scheduler_svc.kv_lab.layouts.layout import Layout
 from scheduler_svc.kv_lab.layouts.registry import LAYOUTS
 from scheduler_svc.kv_lab.settings import Settings
 from scheduler_svc.kv_lab.workload import Sequence
-from tests.scheduler_svc.kv_lab.asking import audit, covered, sequence, settings
+from tests.scheduler_svc.kv_lab.asking import audit, covered, extents_of, lengths_of, sequence, settings
 
 
 class Memory:
@@ -21,12 +21,12 @@ class Memory:
         self._places: dict[int, list[int]] = {}
 
     def admitted(self, of: Sequence, length: int, hit: int) -> None:
-        self._places[of.index] = covered(list(self._layout.extents()[of.index]))
+        self._places[of.index] = covered(list(extents_of(self._layout)[of.index]))
         for position in range(hit, length):
             self._write(of, position, length)
 
     def grown(self, of: Sequence, length: int) -> None:
-        before, now = self._places[of.index], covered(list(self._layout.extents()[of.index]))
+        before, now = self._places[of.index], covered(list(extents_of(self._layout)[of.index]))
         first_before, first_now = self._first(length - 1), self._first(length)
         # A token that stayed in the window was copied if its slot changed.
         old = {first_before + i: slot for i, slot in enumerate(before)}
@@ -135,7 +135,7 @@ class Trial:
 
     def check(self) -> None:
         audit(self.layout, self.asked)
-        assert dict(self.layout.lengths()) == {of.index: length for of, length in self.live}
+        assert dict(lengths_of(self.layout)) == {of.index: length for of, length in self.live}
         for of, length in self.live:
             if self.memory:
                 self.memory.check(of, length)
@@ -143,8 +143,8 @@ class Trial:
 
 def figures(layout: Layout) -> object:
     """Returns everything that a refusal must leave unchanged."""
-    return (layout.used, layout.reserved, layout.saved, layout.cached, layout.moved, dict(layout.lengths()),
-            {index: list(runs) for index, runs in layout.extents().items()})  # fmt: skip
+    return (layout.used, layout.reserved, layout.saved, layout.cached, layout.moved, dict(lengths_of(layout)),
+            {index: list(runs) for index, runs in extents_of(layout).items()})  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -168,11 +168,11 @@ def test_the_contiguous_layout_equals_an_example_by_hand():
     a, b, c = (sequence(i, [0] * 4) for i in range(3))
     assert layout.overhead == 2
     assert [layout.admit(of, length) for of, length in ((a, 3), (b, 1), (c, 1))] == [0, 0, None]
-    assert layout.extents() == {0: [(0, 4)], 1: [(4, 8)]}
+    assert extents_of(layout) == {0: [(0, 4)], 1: [(4, 8)]}
     assert (layout.reserved, layout.used, layout.free) == (8, 4, 0)
     layout.release(a)
     assert layout.admit(c, 2) == 0
-    assert layout.extents() == {1: [(4, 8)], 2: [(0, 4)]}
+    assert extents_of(layout) == {1: [(4, 8)], 2: [(0, 4)]}
     assert not layout.could_ever_hold(5)
 
 
@@ -182,13 +182,13 @@ def test_the_growing_layout_equals_an_example_by_hand():
     assert (layout.admit(a, 3), layout.admit(b, 2)) == (0, 0)
     # The slots behind it are taken and no hole has 6 slots, so it moves to the 4 that it needs.
     assert layout.grow(a)
-    assert layout.extents() == {0: [(5, 9)], 1: [(3, 5)]}
+    assert extents_of(layout) == {0: [(5, 9)], 1: [(3, 5)]}
     assert (layout.moves, layout.moved, layout.free, layout.largest_hole()) == (1, 3, 4, 3)
     assert layout.admit(c, 4) is None
     assert layout.refused_by_fragmentation == 1
     # It grows in place, as far as the hole behind it reaches.
     assert layout.grow(a)
-    assert layout.extents()[0] == [(5, 10)]
+    assert extents_of(layout)[0] == [(5, 10)]
     layout.release(b)
     assert (layout.largest_hole(), layout.admit(c, 5)) == (5, 0)
     # The memory is full and not fragmented.
@@ -202,10 +202,10 @@ def test_the_paged_layout_equals_an_example_by_hand():
     # Overhead is the padding page and two slots behind the last page.
     assert layout.overhead == 6
     assert (layout.admit(a, 5), layout.admit(b, 4)) == (0, 0)
-    assert layout.extents() == {0: [(4, 8), (8, 12)], 1: [(12, 16)]}
+    assert extents_of(layout) == {0: [(4, 8), (8, 12)], 1: [(12, 16)]}
     assert (layout.reserved, layout.used, layout.free) == (12, 9, 4)
     assert layout.grow(b)
-    assert layout.extents()[1] == [(12, 16), (16, 20)]
+    assert extents_of(layout)[1] == [(12, 16), (16, 20)]
     assert [layout.grow(a) for _ in range(4)] == [True, True, True, False]
     assert (layout.reserved, layout.used, layout.free) == (16, 13, 0)
 
@@ -219,7 +219,7 @@ def test_the_paged_layout_releases_pages_behind_a_window():
     assert layout.grow(a)
     assert (layout.reserved, layout.used) == (4, 4)
     assert [layout.grow(a) for _ in range(4)] == [True] * 4
-    assert (layout.reserved, layout.used, layout.lengths()[0]) == (4, 4, 12)
+    assert (layout.reserved, layout.used, lengths_of(layout)[0]) == (4, 4, 12)
 
 
 def test_the_shared_layout_equals_an_example_by_hand():
@@ -230,11 +230,11 @@ def test_the_shared_layout_equals_an_example_by_hand():
     for of in (a, b, c):
         layout.prepare(of)
     assert (layout.admit(a, 6), layout.admit(b, 6)) == (0, 6)
-    assert layout.extents() == {0: [(4, 8), (8, 12)], 1: [(4, 8), (8, 12)]}
+    assert extents_of(layout) == {0: [(4, 8), (8, 12)], 1: [(4, 8), (8, 12)]}
     assert (layout.reserved, layout.used, layout.saved) == (8, 6, 8)
     # The first write copies the two tokens of the partial page. The other sequence then holds that page alone.
     assert (layout.grow(a), layout.grow(b)) == (True, True)
-    assert layout.extents() == {0: [(4, 8), (12, 16)], 1: [(4, 8), (8, 12)]}
+    assert extents_of(layout) == {0: [(4, 8), (12, 16)], 1: [(4, 8), (8, 12)]}
     assert (layout.moves, layout.moved, layout.used, layout.saved) == (1, 2, 10, 4)
     # A third sequence finds the first page, while it is held and afterwards.
     assert layout.admit(c, 6) == 4
