@@ -10,9 +10,9 @@ import grpc
 from tandem.v1 import inference_pb2
 
 from tandem_client.connection import Tries
-from tandem_client.rpc_errors import ErrorReader
-from tandem_client.transcript import Sample, Transcript
 from tandem_client.types import Accepted, Finished, PromptInfo, Summary
+from tandem_client.wire.rpc_errors import ErrorReader
+from tandem_client.wire.transcript import Sample, Transcript
 
 
 class _Cancellable(Protocol):

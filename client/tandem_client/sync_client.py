@@ -13,10 +13,12 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
 
-from tandem_client import messages, types
+from tandem_client import types
 from tandem_client.client_base import POLL_SECONDS, ClientBase, ReadyWait
 from tandem_client.connection import DEFAULT_ADDRESS, channel_options
-from tandem_client.request import (
+from tandem_client.sync_stream import Call, GenerateStream
+from tandem_client.wire import messages
+from tandem_client.wire.request import (
     FIELD_KEYWORDS,
     GenerateOptions,
     Prompt,
@@ -25,8 +27,7 @@ from tandem_client.request import (
     generate_request,
     tokenize_request,
 )
-from tandem_client.rpc_errors import ErrorReader
-from tandem_client.sync_stream import Call, GenerateStream
+from tandem_client.wire.rpc_errors import ErrorReader
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")

@@ -27,7 +27,7 @@ from tandem_client.errors import (
     TandemError,
     Unavailable,
 )
-from tandem_client.field_names import name_of, with_names
+from tandem_client.wire.field_names import name_of, with_names
 
 _DETAILS_KEY = "grpc-status-details-bin"
 _PUSHBACK_KEY = "grpc-retry-pushback-ms"
