@@ -2,7 +2,7 @@
 
 An edit names a definition, one place in it, and the change of that place. A place is named by what the code does there
 (the method that is called, the attribute that is assigned), and not by the names of locals or by the layout of the
-source. An edit whose place occurs never or more than once in its definition is an error.
+source. An edit is an error if its place does not occur exactly once in the definition.
 """
 
 import ast
@@ -31,9 +31,9 @@ class _Change(Enum):
 class Edit:
     """`definition` is a qualified name in the module. `code` is the expression or the statement to put in.
 
-    In `code`, `it` stands for the expression at the place. `left` and `right` are its operands (of an arithmetic
-    operation, a comparison, or an `and` or `or` of two). `owner` and `argument` are the object whose method it calls
-    and the first argument of the call. `target` is what its statement assigns to.
+    In `code`, `it` stands for the expression at the place. If it is an arithmetic operation, a comparison, or an `and`
+    or `or` of two, `left` and `right` stand for its operands. If it is the call of a method, `owner` and `argument`
+    stand for the object and the first argument. `target` stands for the left side of an assignment.
     """
 
     definition: str

@@ -27,7 +27,7 @@ from tests.mutations.edits import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutation:
-    """`module` is the dotted name of the module whose definitions the edits change."""
+    """A fault; `module` is the dotted name of the module that the edits change."""
 
     name: str
     breaks: str
