@@ -5,8 +5,7 @@ reads a completion.
 """
 
 import asyncio
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
-from types import TracebackType
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Self, TypeVar, Unpack, cast
 
 import grpc
@@ -115,7 +114,8 @@ class AsyncClient(ClientBase):
         waiting = ReadyWait(self.address, timeout)
         while True:
             try:
-                async for response in self._watch(waiting.remaining()):
+                request = health_pb2.HealthCheckRequest()
+                async for response in self._stubs.health.Watch(request, timeout=waiting.remaining()):
                     if waiting.is_ready(response):
                         return
             except grpc.RpcError as error:
@@ -132,9 +132,7 @@ class AsyncClient(ClientBase):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     @property
@@ -143,14 +141,8 @@ class AsyncClient(ClientBase):
             self._opened = _Stubs(self.address)
         return self._opened
 
-    def _watch(self, timeout: float | None) -> AsyncIterable[health_pb2.HealthCheckResponse]:
-        return self._stubs.health.Watch(health_pb2.HealthCheckRequest(), timeout=timeout)
-
     async def _call(
-        self,
-        method: Callable[..., Awaitable[_Response]],
-        request: object,
-        timeout: float | None,
+        self, method: Callable[..., Awaitable[_Response]], request: object, timeout: float | None
     ) -> _Response:
         tries, errors = self._tries(timeout), ErrorReader(address=self.address, timeout=timeout)
         while True:

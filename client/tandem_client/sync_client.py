@@ -6,7 +6,6 @@ reads a completion.
 
 import time
 from collections.abc import Iterable
-from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, cast
 
 import grpc
@@ -108,7 +107,7 @@ class Client(ClientBase):
         waiting = ReadyWait(self.address, timeout)
         while True:
             try:
-                for response in self._watch(waiting.remaining()):
+                for response in self._health.Watch(health_pb2.HealthCheckRequest(), timeout=waiting.remaining()):
                     if waiting.is_ready(response):
                         return
             except grpc.RpcError as error:
@@ -123,19 +122,11 @@ class Client(ClientBase):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _watch(self, timeout: float | None) -> Iterable[health_pb2.HealthCheckResponse]:
-        return self._health.Watch(health_pb2.HealthCheckRequest(), timeout=timeout)
-
     def _call(
-        self,
-        method: "grpc.UnaryUnaryMultiCallable[_Request, _Response]",
-        request: _Request,
-        timeout: float | None,
+        self, method: "grpc.UnaryUnaryMultiCallable[_Request, _Response]", request: _Request, timeout: float | None
     ) -> _Response:
         tries, errors = self._tries(timeout), ErrorReader(address=self.address, timeout=timeout)
         while True:

@@ -25,6 +25,7 @@ _FLAGS = {
 }
 _OF_KEYWORD = {keyword: _FLAGS.get(keyword, f"--{keyword.replace('_', '-')}") for keyword in FIELD_KEYWORDS.values()}
 FLAGS: Mapping[str, str] = {path: _OF_KEYWORD[keyword] for path, keyword in FIELD_KEYWORDS.items()}
+KEYWORDS: Mapping[str, str] = {flag: keyword for keyword, flag in _OF_KEYWORD.items()}
 _INDEXED = re.compile(rf"({_PROMPT}|--[a-z-]+)\[(\d+)\]")
 
 

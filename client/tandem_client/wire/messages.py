@@ -4,49 +4,41 @@ Owns the mapping. Knows nothing of calls.
 """
 
 from dataclasses import fields
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from google.protobuf.message import Message
 from tandem.v1 import control_pb2, inference_pb2
 
+from tandem_client import types
 from tandem_client.errors import ProtocolError
-from tandem_client.types import (
-    AbortOutcome,
-    Accepted,
-    Delta,
-    Finished,
-    FinishReason,
-    Load,
-    ModelInfo,
-    PromptInfo,
-    Sampling,
-    SamplingDefaults,
-    Summary,
-    Timing,
-    TokenLogprob,
-    Usage,
-    WorkerLoad,
-)
 
-_Value = TypeVar("_Value", Accepted, Finished, Load, ModelInfo, Sampling, SamplingDefaults, Usage, Timing, WorkerLoad)
+# The value of each number of an enum, without the first, which is "unspecified".
+_REASONS = {
+    number: types.FinishReason(name.removeprefix("FINISH_REASON_").lower())
+    for name, number in inference_pb2.FinishReason.items()[1:]
+}
+_OUTCOMES = {
+    number: types.AbortOutcome(name.removeprefix("ABORT_OUTCOME_").lower())
+    for name, number in control_pb2.AbortOutcome.items()[1:]
+}
+_Value = TypeVar("_Value")
 
 
 def _value(cls: type[_Value], message: Message, **others: Any) -> _Value:
     """A value of the class: the given fields, and all others from the message's fields of the same names."""
-    values: dict[str, Any] = {
-        field.name: getattr(message, field.name) for field in fields(cls) if field.name not in others
-    }
-    return cls(**values, **others)
+    names = [field.name for field in fields(cast(Any, cls)) if field.name not in others]
+    return cls(**{name: getattr(message, name) for name in names}, **others)
 
 
-def accepted(message: inference_pb2.Accepted) -> Accepted:
+def accepted(message: inference_pb2.Accepted) -> types.Accepted:
     """The value of an Accepted message."""
-    return _value(Accepted, message, sampling=_value(Sampling, message.sampling))
+    return _value(types.Accepted, message, sampling=_value(types.Sampling, message.sampling))
 
 
-def delta(message: inference_pb2.Delta) -> Delta:
+def delta(message: inference_pb2.Delta) -> types.Delta:
     """The value of a Delta message. Raises ProtocolError if its parts do not match."""
-    return Delta(
+    # The message of every token, so without a loop over its fields.
+    return types.Delta(
         token_offset=message.token_offset,
         token_ids=tuple(message.token_ids),
         text=message.text,
@@ -55,12 +47,12 @@ def delta(message: inference_pb2.Delta) -> Delta:
     )
 
 
-def prompt_info(message: inference_pb2.PromptInfo) -> PromptInfo:
+def prompt_info(message: inference_pb2.PromptInfo) -> types.PromptInfo:
     """The value of a PromptInfo message. Raises ProtocolError if its parts do not match."""
-    return PromptInfo(start=message.start, logprobs=_logprobs(message.logprobs))
+    return types.PromptInfo(start=message.start, logprobs=_logprobs(message.logprobs))
 
 
-def _logprobs(message: inference_pb2.Logprobs) -> tuple[TokenLogprob, ...]:
+def _logprobs(message: inference_pb2.Logprobs) -> tuple[types.TokenLogprob, ...]:
     count, top_k = len(message.logprobs), message.top_k
     if not len(message.top_token_ids) == len(message.top_logprobs) == count * top_k:
         raise ProtocolError(
@@ -69,56 +61,41 @@ def _logprobs(message: inference_pb2.Logprobs) -> tuple[TokenLogprob, ...]:
         )
     top = list(zip(message.top_token_ids, message.top_logprobs, strict=True))
     return tuple(
-        TokenLogprob(logprob=logprob, top=tuple(top[idx * top_k : (idx + 1) * top_k]))
+        types.TokenLogprob(logprob=logprob, top=tuple(top[idx * top_k : (idx + 1) * top_k]))
         for idx, logprob in enumerate(message.logprobs)
     )
 
 
-def finished(message: inference_pb2.Finished) -> Finished:
+def finished(message: inference_pb2.Finished) -> types.Finished:
     """The value of a Finished message."""
     matched = message.WhichOneof("matched")
     return _value(
-        Finished,
+        types.Finished,
         message,
-        reason=_REASONS.get(message.reason, FinishReason.UNKNOWN),
+        reason=_REASONS.get(message.reason, types.FinishReason.UNKNOWN),
         stop_token_id=message.stop_token_id if matched == "stop_token_id" else None,
         stop_string=message.stop_string if matched == "stop_string" else None,
     )
 
 
-def summary(message: inference_pb2.Summary) -> Summary:
+def summary(message: inference_pb2.Summary) -> types.Summary:
     """The value of a Summary message."""
-    return Summary(usage=_value(Usage, message.usage), timing=_value(Timing, message.timing))
+    return types.Summary(usage=_value(types.Usage, message.usage), timing=_value(types.Timing, message.timing))
 
 
-def model_info(message: control_pb2.GetModelInfoResponse) -> ModelInfo:
+def model_info(message: control_pb2.GetModelInfoResponse) -> types.ModelInfo:
     """The value of GetModelInfo's answer."""
-    defaults = _value(SamplingDefaults, message.sampling_defaults)
-    return _value(ModelInfo, message, eos_token_ids=tuple(message.eos_token_ids), sampling_defaults=defaults)
+    defaults = _value(types.SamplingDefaults, message.sampling_defaults)
+    return _value(types.ModelInfo, message, eos_token_ids=tuple(message.eos_token_ids), sampling_defaults=defaults)
 
 
-def load(message: control_pb2.GetLoadResponse) -> Load:
+def load(message: control_pb2.GetLoadResponse) -> types.Load:
     """The value of GetLoad's answer."""
     lost_seconds = message.worker_lost_seconds if message.HasField("worker_lost_seconds") else None
-    per_worker = tuple(_value(WorkerLoad, worker) for worker in message.per_worker)
-    return _value(Load, message, worker_lost_seconds=lost_seconds, per_worker=per_worker)
+    per_worker = tuple(_value(types.WorkerLoad, worker) for worker in message.per_worker)
+    return _value(types.Load, message, worker_lost_seconds=lost_seconds, per_worker=per_worker)
 
 
-def abort_outcomes(message: control_pb2.AbortResponse) -> dict[str, AbortOutcome]:
+def abort_outcomes(message: control_pb2.AbortResponse) -> dict[str, types.AbortOutcome]:
     """Request id to outcome, in the order of the answer."""
-    return {result.request_id: _OUTCOMES.get(result.outcome, AbortOutcome.UNKNOWN) for result in message.results}
-
-
-_REASONS: dict[int, FinishReason] = {
-    inference_pb2.FINISH_REASON_EOS: FinishReason.EOS,
-    inference_pb2.FINISH_REASON_STOP_TOKEN: FinishReason.STOP_TOKEN,
-    inference_pb2.FINISH_REASON_STOP_STRING: FinishReason.STOP_STRING,
-    inference_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
-    inference_pb2.FINISH_REASON_TIME_LIMIT: FinishReason.TIME_LIMIT,
-    inference_pb2.FINISH_REASON_ABORTED: FinishReason.ABORTED,
-    inference_pb2.FINISH_REASON_CONTEXT_FULL: FinishReason.CONTEXT_FULL,
-}
-_OUTCOMES: dict[int, AbortOutcome] = {
-    control_pb2.ABORT_OUTCOME_ABORTED: AbortOutcome.ABORTED,
-    control_pb2.ABORT_OUTCOME_NOT_FOUND: AbortOutcome.NOT_FOUND,
-}
+    return {result.request_id: _OUTCOMES.get(result.outcome, types.AbortOutcome.UNKNOWN) for result in message.results}
