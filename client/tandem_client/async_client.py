@@ -5,19 +5,19 @@ reads a completion.
 """
 
 import asyncio
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
-from types import TracebackType
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Self, TypeVar, Unpack, cast
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
 
-from tandem_client import messages, types
+from tandem_client import types
 from tandem_client.async_stream import AsyncCall, AsyncGenerateStream
 from tandem_client.client_base import POLL_SECONDS, ClientBase, ReadyWait
 from tandem_client.connection import DEFAULT_ADDRESS, channel_options
-from tandem_client.request import (
+from tandem_client.wire import messages
+from tandem_client.wire.request import (
     FIELD_KEYWORDS,
     GenerateOptions,
     Prompt,
@@ -26,7 +26,7 @@ from tandem_client.request import (
     generate_request,
     tokenize_request,
 )
-from tandem_client.rpc_errors import ErrorReader
+from tandem_client.wire.rpc_errors import ErrorReader
 
 _Response = TypeVar("_Response")
 
@@ -114,7 +114,8 @@ class AsyncClient(ClientBase):
         waiting = ReadyWait(self.address, timeout)
         while True:
             try:
-                async for response in self._watch(waiting.remaining()):
+                request = health_pb2.HealthCheckRequest()
+                async for response in self._stubs.health.Watch(request, timeout=waiting.remaining()):
                     if waiting.is_ready(response):
                         return
             except grpc.RpcError as error:
@@ -131,9 +132,7 @@ class AsyncClient(ClientBase):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     @property
@@ -142,14 +141,8 @@ class AsyncClient(ClientBase):
             self._opened = _Stubs(self.address)
         return self._opened
 
-    def _watch(self, timeout: float | None) -> AsyncIterable[health_pb2.HealthCheckResponse]:
-        return self._stubs.health.Watch(health_pb2.HealthCheckRequest(), timeout=timeout)
-
     async def _call(
-        self,
-        method: Callable[..., Awaitable[_Response]],
-        request: object,
-        timeout: float | None,
+        self, method: Callable[..., Awaitable[_Response]], request: object, timeout: float | None
     ) -> _Response:
         tries, errors = self._tries(timeout), ErrorReader(address=self.address, timeout=timeout)
         while True:

@@ -5,22 +5,19 @@ Owns one call from start to end: its messages, its retries, its cancellation. Be
 
 import asyncio
 from collections.abc import AsyncIterator
-from types import TracebackType
 from typing import Protocol, Self
 
 import grpc
 from tandem.v1 import inference_pb2
 
-from tandem_client.stream_base import StreamBase
+from tandem_client.stream_base import Cancellable, StreamBase
 from tandem_client.types import Delta
 
 
-class AsyncCall(Protocol):
-    """The part of a gRPC call that a stream uses: its messages, and cancellation."""
+class AsyncCall(Cancellable, Protocol):
+    """The part of a gRPC call that a stream uses."""
 
     def __aiter__(self) -> AsyncIterator[inference_pb2.GenerateResponse]: ...
-
-    def cancel(self) -> bool: ...
 
 
 class AsyncGenerateStream(StreamBase[AsyncCall, asyncio.Event]):
@@ -61,9 +58,7 @@ class AsyncGenerateStream(StreamBase[AsyncCall, asyncio.Event]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
     def _begin(self) -> None:

@@ -5,7 +5,7 @@ from grpc_health.v1 import health_pb2
 
 from tandem_client.connection import DEFAULT_ADDRESS, Tries
 from tandem_client.errors import DeadlineExceeded, Unavailable
-from tandem_client.rpc_errors import ErrorReader
+from tandem_client.wire.rpc_errors import ErrorReader
 
 # The pause before another look at a service that stopped answering.
 POLL_SECONDS = 0.05

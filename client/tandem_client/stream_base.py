@@ -3,6 +3,8 @@
 Owns one call. The two streams own how its messages are read.
 """
 
+import asyncio
+import threading
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
@@ -10,23 +12,19 @@ import grpc
 from tandem.v1 import inference_pb2
 
 from tandem_client.connection import Tries
-from tandem_client.rpc_errors import ErrorReader
-from tandem_client.transcript import Sample, Transcript
 from tandem_client.types import Accepted, Finished, PromptInfo, Summary
+from tandem_client.wire.rpc_errors import ErrorReader
+from tandem_client.wire.transcript import Sample, Transcript
 
 
-class _Cancellable(Protocol):
+class Cancellable(Protocol):
+    """The part of a gRPC call that ends it."""
+
     def cancel(self) -> bool: ...
 
 
-class _Flag(Protocol):
-    def is_set(self) -> bool: ...
-
-    def set(self) -> None: ...
-
-
-_Call = TypeVar("_Call", bound=_Cancellable)
-_Event = TypeVar("_Event", bound=_Flag)
+_Call = TypeVar("_Call", bound=Cancellable)
+_Event = TypeVar("_Event", threading.Event, asyncio.Event)
 
 
 class StreamBase(Generic[_Call, _Event]):

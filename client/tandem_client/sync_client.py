@@ -6,17 +6,18 @@ reads a completion.
 
 import time
 from collections.abc import Iterable
-from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, cast
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
 
-from tandem_client import messages, types
+from tandem_client import types
 from tandem_client.client_base import POLL_SECONDS, ClientBase, ReadyWait
 from tandem_client.connection import DEFAULT_ADDRESS, channel_options
-from tandem_client.request import (
+from tandem_client.sync_stream import Call, GenerateStream
+from tandem_client.wire import messages
+from tandem_client.wire.request import (
     FIELD_KEYWORDS,
     GenerateOptions,
     Prompt,
@@ -25,8 +26,7 @@ from tandem_client.request import (
     generate_request,
     tokenize_request,
 )
-from tandem_client.rpc_errors import ErrorReader
-from tandem_client.sync_stream import Call, GenerateStream
+from tandem_client.wire.rpc_errors import ErrorReader
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
@@ -107,7 +107,7 @@ class Client(ClientBase):
         waiting = ReadyWait(self.address, timeout)
         while True:
             try:
-                for response in self._watch(waiting.remaining()):
+                for response in self._health.Watch(health_pb2.HealthCheckRequest(), timeout=waiting.remaining()):
                     if waiting.is_ready(response):
                         return
             except grpc.RpcError as error:
@@ -122,19 +122,11 @@ class Client(ClientBase):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _watch(self, timeout: float | None) -> Iterable[health_pb2.HealthCheckResponse]:
-        return self._health.Watch(health_pb2.HealthCheckRequest(), timeout=timeout)
-
     def _call(
-        self,
-        method: "grpc.UnaryUnaryMultiCallable[_Request, _Response]",
-        request: _Request,
-        timeout: float | None,
+        self, method: "grpc.UnaryUnaryMultiCallable[_Request, _Response]", request: _Request, timeout: float | None
     ) -> _Response:
         tries, errors = self._tries(timeout), ErrorReader(address=self.address, timeout=timeout)
         while True:

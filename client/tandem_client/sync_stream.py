@@ -5,22 +5,19 @@ Owns one call from start to end: its messages, its retries, its cancellation.
 
 import threading
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Protocol, Self
 
 import grpc
 from tandem.v1 import inference_pb2
 
-from tandem_client.stream_base import StreamBase
+from tandem_client.stream_base import Cancellable, StreamBase
 from tandem_client.types import Delta
 
 
-class Call(Protocol):
-    """The part of a gRPC call that a stream uses: its messages, and cancellation."""
+class Call(Cancellable, Protocol):
+    """The part of a gRPC call that a stream uses."""
 
     def __iter__(self) -> Iterator[inference_pb2.GenerateResponse]: ...
-
-    def cancel(self) -> bool: ...
 
 
 class GenerateStream(StreamBase[Call, threading.Event]):
@@ -60,9 +57,7 @@ class GenerateStream(StreamBase[Call, threading.Event]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _begin(self) -> None:

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandem_client import Client
-from tandem_client.request import GenerateOptions
 from tandem_client.sync_stream import GenerateStream
 from tandem_client.types import TokenLogprob
+from tandem_client.wire.request import GenerateOptions
 from tests.rigs.processes import REPOSITORY, Child, Rig
 
 BUNDLED = REPOSITORY / "gpu_worker" / "bundled"

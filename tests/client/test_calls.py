@@ -5,8 +5,9 @@ import asyncio
 import pytest
 from tandem.v1 import control_pb2, inference_pb2
 
-from tandem_client import AsyncClient, Client, messages
+from tandem_client import AsyncClient, Client
 from tandem_client.types import AbortOutcome, FinishReason
+from tandem_client.wire import messages
 from tests.client.fake_service import FakeService
 
 

@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from tandem_client import AsyncClient, Client, connection, errors
-from tandem_client.rpc_errors import ErrorReader
+from tandem_client.wire.rpc_errors import ErrorReader
 from tests.client import fake_service
 from tests.client.fake_service import FakeService
 from tests.client.listeners import closed_address, silent_listener, slow_proxy

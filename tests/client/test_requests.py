@@ -7,7 +7,7 @@ import pytest
 from tandem.v1 import inference_pb2
 
 from tandem_client import Client
-from tandem_client.request import abort_request, detokenize_request, generate_request, tokenize_request
+from tandem_client.wire.request import abort_request, detokenize_request, generate_request, tokenize_request
 
 EVERY_OPTION = {
     "request_id": "r",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from tests.mutations.edits import MisplacedEdit, edited
 from tests.mutations.mutations import Mutation
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,24 +49,16 @@ class Verdict:
     seconds: float
 
 
-class MisplacedText(Exception):
-    """The text that a mutation replaces does not occur exactly once in the source."""
-
-
 def mutated(mutation: Mutation, text: str) -> str:
-    """Returns the module's text with the mutation applied. Raises MisplacedText."""
-    for old, new in mutation.edits:
-        count = text.count(old)
-        if count != 1:
-            raise MisplacedText(
-                f"mutation {mutation.name}: its text occurs {count} times in {mutation.path}, not once: {old.strip()}"
-            )
-        text = text.replace(old, new)
-    return text
+    """Returns the module's text with the mutation applied. Raises MisplacedEdit."""
+    try:
+        return edited(text, mutation.edits)
+    except MisplacedEdit as error:
+        raise MisplacedEdit(f"mutation {mutation.name} of {mutation.module}: {error}") from None
 
 
 def judge(mutation: Mutation | None, checks: tuple[Check, ...]) -> Verdict:
-    """Runs the checks on the mutated source, or on the unchanged source for None. Raises MisplacedText."""
+    """Runs the checks on the mutated source, or on the unchanged source for None. Raises MisplacedEdit."""
     with TemporaryDirectory(prefix="tandem-mutation-") as name:
         copy = Path(name)
         _make_copy(copy)

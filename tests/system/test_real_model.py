@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from tandem_client.request import GenerateOptions
 from tandem_client.sync_stream import GenerateStream
 from tandem_client.types import TokenLogprob
+from tandem_client.wire.request import GenerateOptions
 from tests.rigs.processes import Rig
 from tests.system.real_service import (
     BUNDLED,

@@ -69,13 +69,10 @@ def _add(
 
 
 _add(generate, _TEXT, epilog=EXAMPLES)
-_add(tokenize, _TEXT)
-_add(detokenize, _TEXT)
-_add(abort, _TEXT)
-_add(health, _SERVICE)
-_add(load, _SERVICE)
-_add(info, _SERVICE)
-_add(flush, _SERVICE)
+for each in (tokenize, detokenize, abort):
+    _add(each, _TEXT)
+for each in (health, load, info, flush):
+    _add(each, _SERVICE)
 _add(serve, _LOCAL, CheckoutCommand)
 # Its arguments are the simulator's to read, --help too.
 _PASS_ON: dict[str, Any] = {"help_option_names": [], "allow_extra_args": True, "ignore_unknown_options": True}

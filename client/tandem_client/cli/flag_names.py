@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 
 from tandem_client.errors import TandemError
-from tandem_client.field_names import with_names
-from tandem_client.request import FIELD_KEYWORDS
+from tandem_client.wire.field_names import with_names
+from tandem_client.wire.request import FIELD_KEYWORDS
 
 _PROMPT = "the prompt"
 # Keywords of `generate` that have a flag of another name.
@@ -25,6 +25,7 @@ _FLAGS = {
 }
 _OF_KEYWORD = {keyword: _FLAGS.get(keyword, f"--{keyword.replace('_', '-')}") for keyword in FIELD_KEYWORDS.values()}
 FLAGS: Mapping[str, str] = {path: _OF_KEYWORD[keyword] for path, keyword in FIELD_KEYWORDS.items()}
+KEYWORDS: Mapping[str, str] = {flag: keyword for keyword, flag in _OF_KEYWORD.items()}
 _INDEXED = re.compile(rf"({_PROMPT}|--[a-z-]+)\[(\d+)\]")
 
 

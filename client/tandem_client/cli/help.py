@@ -91,15 +91,12 @@ def _name(parameter: Any) -> Text:
 def _description(parameter: Any) -> Text:
     text = _described(getattr(parameter, "help", None) or "")
     extra: list[str] = []
-    if not getattr(parameter, "is_flag", False) and parameter.default not in (None, ""):
-        extra.append(f"default {parameter.default:g}" if _is_number(parameter) else f"default {parameter.default}")
+    default = parameter.default
+    if not getattr(parameter, "is_flag", False) and default not in (None, ""):
+        extra.append(f"default {default:g}" if isinstance(default, int | float) else f"default {default}")
     if getattr(parameter, "envvar", None):
         extra.append(f"or environment variable {parameter.envvar}")
     return text.append(f" [{', '.join(extra)}]", style=_QUIET) if extra else text
-
-
-def _is_number(parameter: Any) -> bool:
-    return isinstance(parameter.default, int | float)
 
 
 def _described(text: str) -> Text:

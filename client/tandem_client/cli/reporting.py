@@ -10,18 +10,8 @@ from enum import IntEnum
 
 import typer
 
+from tandem_client import errors
 from tandem_client.cli.flag_names import keyword_in_flags, refusal_in_flags
-from tandem_client.errors import (
-    AlreadyExists,
-    AnswersTooSlowly,
-    DeadlineExceeded,
-    InvalidArgument,
-    NotFound,
-    NothingAnswers,
-    QueueFull,
-    TandemError,
-    Unavailable,
-)
 from tandem_client.services.child import missing_programs
 
 
@@ -65,7 +55,7 @@ def reported(timeout: float | None = None, *, of_generate: bool = False) -> Gene
         yield
     except KeyboardInterrupt:
         raise typer.Exit(Exit.INTERRUPTED) from None
-    except TandemError as error:
+    except errors.TandemError as error:
         raise fail(describe(error, timeout, of_generate=of_generate), exit_code(error)) from None
     except (TypeError, ValueError) as error:
         raise fail(keyword_in_flags(str(error)) if of_generate else str(error), Exit.USAGE) from None
@@ -87,20 +77,20 @@ def require_programs(programs: Sequence[str], command: str) -> None:
         )
 
 
-def exit_code(error: TandemError) -> Exit:
+def exit_code(error: errors.TandemError) -> Exit:
     """Returns the exit code for an error."""
     match error:
-        case InvalidArgument() | NotFound() | AlreadyExists():
+        case errors.InvalidArgument() | errors.NotFound() | errors.AlreadyExists():
             return Exit.USAGE
-        case Unavailable() | QueueFull():
+        case errors.Unavailable() | errors.QueueFull():
             return Exit.UNAVAILABLE
-        case DeadlineExceeded():
+        case errors.DeadlineExceeded():
             return Exit.DEADLINE
         case _:
             return Exit.ERROR
 
 
-def describe(error: TandemError, timeout: float | None = None, *, of_generate: bool = False) -> str:
+def describe(error: errors.TandemError, timeout: float | None = None, *, of_generate: bool = False) -> str:
     """Returns the error and a hint in one line."""
     message = refusal_in_flags(error) if of_generate else error.message
     message = " ".join(message.split())
@@ -108,28 +98,28 @@ def describe(error: TandemError, timeout: float | None = None, *, of_generate: b
     return f"{message} ({hint})" if hint else message
 
 
-def _hint(error: TandemError, timeout: float | None) -> str:
+def _hint(error: errors.TandemError, timeout: float | None) -> str:
     match error:
-        case NothingAnswers():
+        case errors.NothingAnswers():
             return "start one with tandem serve, or name another address with --address or TANDEM_ADDRESS"
-        case AnswersTooSlowly():
+        case errors.AnswersTooSlowly():
             return "try again, or check the service with tandem health"
-        case Unavailable(retry_after_seconds=None):
+        case errors.Unavailable(retry_after_seconds=None):
             return "the service went away and the output is incomplete: try again"
-        case Unavailable():
+        case errors.Unavailable():
             return "tandem health --wait 60 returns when the service is ready"
-        case QueueFull(retry_after_seconds=float() as seconds):
+        case errors.QueueFull(retry_after_seconds=float() as seconds):
             return f"try again in {seconds:g} s"
-        case NotFound():
+        case errors.NotFound():
             return "tandem info shows what is served"
-        case InvalidArgument() if _is_limit_in_info(error):
+        case errors.InvalidArgument() if _is_limit_in_info(error):
             return "tandem info shows the limits"
-        case DeadlineExceeded() if timeout is not None and f"{timeout:g} s" not in error.message:
+        case errors.DeadlineExceeded() if timeout is not None and f"{timeout:g} s" not in error.message:
             return f"--timeout was {timeout:g} s"
         case _:
             return ""
 
 
-def _is_limit_in_info(error: InvalidArgument) -> bool:
+def _is_limit_in_info(error: errors.InvalidArgument) -> bool:
     is_fixed = any(words in error.message for words in _FIXED_LIMITS)
     return (error.field or "").startswith(_LIMITS_IN_INFO) and not is_fixed

@@ -7,7 +7,7 @@ import io
 import sys
 from collections.abc import Sequence
 
-from tandem_client.request import Prompt
+from tandem_client.wire.request import Prompt
 
 
 def parse_token_ids(text: str) -> Sequence[int]:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tandem_client.request import GenerateOptions
+from tandem_client.wire.request import GenerateOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,12 +77,7 @@ OnDone = Callable[[int, Completion], None]
 
 
 async def run_round(
-    client: AsyncClient,
-    asked: Sequence[Question],
-    *,
-    arrivals: Arrivals,
-    on_delta: OnDelta,
-    on_done: OnDone,
+    client: AsyncClient, asked: Sequence[Question], *, arrivals: Arrivals, on_delta: OnDelta, on_done: OnDone
 ) -> Round:
     """Sends all prompts at the same time and reads every stream. On an error, cancels the other streams and raises."""
     before = await client.load()

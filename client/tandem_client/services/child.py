@@ -47,11 +47,6 @@ class Child:
         return self._running().pid
 
     @property
-    def returncode(self) -> int | None:
-        """The exit status; negative for a signal, None while the process runs."""
-        return self._running().returncode
-
-    @property
     def last_lines(self) -> list[str]:
         """The last lines of the output."""
         return list(self._lines)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tandem_client.cli.flags import OUTPUT, PROMPT, option, switch
+from tandem_client.cli.flags import OUTPUT, PROMPT, option
 from tandem_client.cli.reporting import Exit, fail
 from tandem_client.services.child import missing_programs
 from tandem_client.version import version
@@ -22,11 +22,12 @@ def plot(
         ),
     ],
     output: Annotated[
-        Path | None, option(OUTPUT, "FILE", "The PNG to write. Default: the log's name with .png.", "--output", "-o")
+        Path | None, option(OUTPUT, "--output -o FILE", "The PNG to write. Default: the log's name with .png.")
     ] = None,
-    by_time: Annotated[bool, switch(OUTPUT, "Use time, not step number, as the x axis.", "--by-time")] = False,
+    by_time: Annotated[bool, option(OUTPUT, "--by-time", "Use time, not step number, as the x axis.")] = False,
     width: Annotated[
-        int, option(OUTPUT, "PIXELS", "Width of the picture, 600 to 8000; the height follows.", min=600, max=8000)
+        int,
+        option(OUTPUT, "--width PIXELS", "Width of the picture, 600 to 8000; the height follows.", min=600, max=8000),
     ] = 1600,
 ) -> None:
     """Plot a step log: running and waiting requests, step types and times."""

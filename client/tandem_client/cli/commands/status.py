@@ -46,7 +46,7 @@ def load(address: Address = DEFAULT_ADDRESS, timeout: Timeout = 10.0, as_json: J
 def health(
     address: Address = DEFAULT_ADDRESS,
     wait: Annotated[
-        float | None, option(CONNECTION, "SECONDS", "Wait up to this long until it serves; at least 0.", min=0)
+        float | None, option(CONNECTION, "--wait SECONDS", "Wait up to this long until it serves; at least 0.", min=0)
     ] = None,
     timeout: Timeout = 10.0,
     as_json: Json = False,

@@ -12,35 +12,21 @@ import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
-from tandem_client.errors import (
-    AlreadyExists,
-    AnswersTooSlowly,
-    Cancelled,
-    DeadlineExceeded,
-    FieldViolation,
-    Internal,
-    InvalidArgument,
-    MessageTooLarge,
-    NotFound,
-    NothingAnswers,
-    QueueFull,
-    TandemError,
-    Unavailable,
-)
-from tandem_client.field_names import name_of, with_names
+from tandem_client import errors
+from tandem_client.wire.field_names import name_of, with_names
 
 _DETAILS_KEY = "grpc-status-details-bin"
 _PUSHBACK_KEY = "grpc-retry-pushback-ms"
 
-_CLASSES: Mapping[grpc.StatusCode, type[TandemError]] = {
-    grpc.StatusCode.INVALID_ARGUMENT: InvalidArgument,
-    grpc.StatusCode.NOT_FOUND: NotFound,
-    grpc.StatusCode.ALREADY_EXISTS: AlreadyExists,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: QueueFull,
-    grpc.StatusCode.UNAVAILABLE: Unavailable,
-    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
-    grpc.StatusCode.CANCELLED: Cancelled,
-    grpc.StatusCode.INTERNAL: Internal,
+_CLASSES: Mapping[grpc.StatusCode, type[errors.TandemError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: errors.InvalidArgument,
+    grpc.StatusCode.NOT_FOUND: errors.NotFound,
+    grpc.StatusCode.ALREADY_EXISTS: errors.AlreadyExists,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: errors.QueueFull,
+    grpc.StatusCode.UNAVAILABLE: errors.Unavailable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlineExceeded,
+    grpc.StatusCode.CANCELLED: errors.Cancelled,
+    grpc.StatusCode.INTERNAL: errors.Internal,
 }
 
 # gRPC's own texts, which have no google.rpc details: a message above a size limit, with the status of a full queue; a
@@ -64,7 +50,7 @@ class ErrorReader:
     # The path of an API field, to the keyword that sets the field.
     keywords: Mapping[str, str] = field(default_factory=dict[str, str])
 
-    def read(self, error: grpc.RpcError, *, stream_began: bool = False) -> TandemError:
+    def read(self, error: grpc.RpcError, *, stream_began: bool = False) -> errors.TandemError:
         """Returns the exception for a gRPC error. `stream_began`: the service had accepted the request."""
         code = error.code()
         metadata = _metadata(error)
@@ -73,7 +59,7 @@ class ErrorReader:
             retry_after_seconds = _pushback_seconds(metadata)
         said = error.details() or code.name
         path = violations[0].field if violations else None
-        kind, message = _CLASSES.get(code, TandemError), with_names(said, self.keywords, field=path)
+        kind, message = _CLASSES.get(code, errors.TandemError), with_names(said, self.keywords, field=path)
         if not violations and retry_after_seconds is None:
             kind, message = self._own_words(kind, message, stream_began=stream_began)
         return kind(
@@ -86,23 +72,25 @@ class ErrorReader:
             stream_began=stream_began,
         )
 
-    def not_ready(self, reason: str) -> DeadlineExceeded:
+    def not_ready(self, reason: str) -> errors.DeadlineExceeded:
         """Returns the exception for a service that did not become ready within the timeout."""
         message = f"{self.address} is not ready after {self.timeout:g} s: {reason}"
-        return DeadlineExceeded(message, code=grpc.StatusCode.DEADLINE_EXCEEDED)
+        return errors.DeadlineExceeded(message, code=grpc.StatusCode.DEADLINE_EXCEEDED)
 
-    def _own_words(self, kind: type[TandemError], said: str, *, stream_began: bool) -> tuple[type[TandemError], str]:
+    def _own_words(
+        self, kind: type[errors.TandemError], said: str, *, stream_began: bool
+    ) -> tuple[type[errors.TandemError], str]:
         """Returns class and message of an error that gRPC's library itself reports; others stay unchanged."""
-        if kind is QueueFull and (found := _TOO_LARGE.search(said)) is not None:
-            return MessageTooLarge, _size_message(found)
-        if kind is DeadlineExceeded and said == _CLIENT_DEADLINE:
+        if kind is errors.QueueFull and (found := _TOO_LARGE.search(said)) is not None:
+            return errors.MessageTooLarge, _size_message(found)
+        if kind is errors.DeadlineExceeded and said == _CLIENT_DEADLINE:
             return kind, self._deadline_message(stream_began=stream_began)
-        if kind is Unavailable and _NOT_CONNECTED.match(said):
+        if kind is errors.Unavailable and _NOT_CONNECTED.match(said):
             cause = _CAUSE.fullmatch(said)
             why = "" if cause is None else f": {cause['cause']}"
             if _SLOW_CONNECTION.match(said):
-                return AnswersTooSlowly, f"{self.address} answers too slowly{why}"
-            return NothingAnswers, f"nothing answers at {self.address}{why}"
+                return errors.AnswersTooSlowly, f"{self.address} answers too slowly{why}"
+            return errors.NothingAnswers, f"nothing answers at {self.address}{why}"
         return kind, said
 
     def _deadline_message(self, *, stream_began: bool) -> str:
@@ -127,29 +115,26 @@ def _metadata(error: grpc.RpcError) -> dict[str, str | bytes]:
     return dict(pairs or ())
 
 
-def _details(metadata: Mapping[str, str | bytes]) -> tuple[tuple[FieldViolation, ...], float | None]:
+def _details(metadata: Mapping[str, str | bytes]) -> tuple[tuple[errors.FieldViolation, ...], float | None]:
     """Returns the refused fields and the pause before a retry in seconds."""
-    violations: list[FieldViolation] = []
+    violations: list[errors.FieldViolation] = []
     retry_after_seconds: float | None = None
-    for detail in _status(metadata).details:
+    raw = metadata.get(_DETAILS_KEY, b"")
+    try:
+        status = status_pb2.Status.FromString(raw if isinstance(raw, bytes) else raw.encode())
+    except DecodeError:
+        return (), None
+    for detail in status.details:
         bad_request = error_details_pb2.BadRequest()
         retry_info = error_details_pb2.RetryInfo()
         if detail.Unpack(bad_request):
             violations += [
-                FieldViolation(field=violation.field, description=violation.description)
+                errors.FieldViolation(field=violation.field, description=violation.description)
                 for violation in bad_request.field_violations
             ]
         elif detail.Unpack(retry_info):
             retry_after_seconds = retry_info.retry_delay.ToTimedelta().total_seconds()
     return tuple(violations), retry_after_seconds
-
-
-def _status(metadata: Mapping[str, str | bytes]) -> status_pb2.Status:
-    raw = metadata.get(_DETAILS_KEY, b"")
-    try:
-        return status_pb2.Status.FromString(raw if isinstance(raw, bytes) else raw.encode())
-    except DecodeError:
-        return status_pb2.Status()
 
 
 def _pushback_seconds(metadata: Mapping[str, str | bytes]) -> float | None:

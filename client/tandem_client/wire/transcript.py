@@ -5,10 +5,10 @@ Both streams use it. It does not read the stream itself.
 
 from tandem.v1 import inference_pb2
 
-from tandem_client import messages
 from tandem_client.errors import ProtocolError
 from tandem_client.plural import counted
 from tandem_client.types import Accepted, Delta, Finished, PromptInfo, Summary, TokenLogprob
+from tandem_client.wire import messages
 
 
 class Sample:

@@ -1,0 +1,101 @@
+"""Turns protobuf messages into the values of `types`.
+
+Owns the mapping. Knows nothing of calls.
+"""
+
+from dataclasses import fields
+from typing import Any, TypeVar, cast
+
+from google.protobuf.message import Message
+from tandem.v1 import control_pb2, inference_pb2
+
+from tandem_client import types
+from tandem_client.errors import ProtocolError
+
+# The value of each number of an enum, without the first, which is "unspecified".
+_REASONS = {
+    number: types.FinishReason(name.removeprefix("FINISH_REASON_").lower())
+    for name, number in inference_pb2.FinishReason.items()[1:]
+}
+_OUTCOMES = {
+    number: types.AbortOutcome(name.removeprefix("ABORT_OUTCOME_").lower())
+    for name, number in control_pb2.AbortOutcome.items()[1:]
+}
+_Value = TypeVar("_Value")
+
+
+def _value(cls: type[_Value], message: Message, **others: Any) -> _Value:
+    """A value of the class: the given fields, and all others from the message's fields of the same names."""
+    names = [field.name for field in fields(cast(Any, cls)) if field.name not in others]
+    return cls(**{name: getattr(message, name) for name in names}, **others)
+
+
+def accepted(message: inference_pb2.Accepted) -> types.Accepted:
+    """The value of an Accepted message."""
+    return _value(types.Accepted, message, sampling=_value(types.Sampling, message.sampling))
+
+
+def delta(message: inference_pb2.Delta) -> types.Delta:
+    """The value of a Delta message. Raises ProtocolError if its parts do not match."""
+    # The message of every token, so without a loop over its fields.
+    return types.Delta(
+        token_offset=message.token_offset,
+        token_ids=tuple(message.token_ids),
+        text=message.text,
+        sample_idx=message.sample_idx,
+        logprobs=_logprobs(message.logprobs),
+    )
+
+
+def prompt_info(message: inference_pb2.PromptInfo) -> types.PromptInfo:
+    """The value of a PromptInfo message. Raises ProtocolError if its parts do not match."""
+    return types.PromptInfo(start=message.start, logprobs=_logprobs(message.logprobs))
+
+
+def _logprobs(message: inference_pb2.Logprobs) -> tuple[types.TokenLogprob, ...]:
+    count, top_k = len(message.logprobs), message.top_k
+    if not len(message.top_token_ids) == len(message.top_logprobs) == count * top_k:
+        raise ProtocolError(
+            f"{count} logprobs with {top_k} alternatives each came with {len(message.top_token_ids)} token ids"
+            f" and {len(message.top_logprobs)} logprobs of alternatives"
+        )
+    top = list(zip(message.top_token_ids, message.top_logprobs, strict=True))
+    return tuple(
+        types.TokenLogprob(logprob=logprob, top=tuple(top[idx * top_k : (idx + 1) * top_k]))
+        for idx, logprob in enumerate(message.logprobs)
+    )
+
+
+def finished(message: inference_pb2.Finished) -> types.Finished:
+    """The value of a Finished message."""
+    matched = message.WhichOneof("matched")
+    return _value(
+        types.Finished,
+        message,
+        reason=_REASONS.get(message.reason, types.FinishReason.UNKNOWN),
+        stop_token_id=message.stop_token_id if matched == "stop_token_id" else None,
+        stop_string=message.stop_string if matched == "stop_string" else None,
+    )
+
+
+def summary(message: inference_pb2.Summary) -> types.Summary:
+    """The value of a Summary message."""
+    return types.Summary(usage=_value(types.Usage, message.usage), timing=_value(types.Timing, message.timing))
+
+
+def model_info(message: control_pb2.GetModelInfoResponse) -> types.ModelInfo:
+    """The value of GetModelInfo's answer."""
+    defaults = _value(types.SamplingDefaults, message.sampling_defaults)
+    return _value(types.ModelInfo, message, eos_token_ids=tuple(message.eos_token_ids), sampling_defaults=defaults)
+
+
+def load(message: control_pb2.GetLoadResponse) -> types.Load:
+    """The value of GetLoad's answer."""
+    lost_seconds = message.worker_lost_seconds if message.HasField("worker_lost_seconds") else None
+    per_worker = tuple(_value(types.WorkerLoad, worker) for worker in message.per_worker)
+    return _value(types.Load, message, worker_lost_seconds=lost_seconds, per_worker=per_worker)
+
+
+def abort_outcomes(message: control_pb2.AbortResponse) -> dict[str, types.AbortOutcome]:
+    """Request id to outcome, in the order of the answer."""
+    return {result.request_id: _OUTCOMES.get(result.outcome, types.AbortOutcome.UNKNOWN) for result in message.results}
