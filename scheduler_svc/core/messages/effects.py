@@ -233,7 +233,7 @@ class WorkerProven:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRefused:
-    """The worker may not serve. If `retry`, it may join again later."""
+    """The worker may not serve. If `retry` is True, it may join again later."""
 
     worker: str
     reason: str

@@ -1,7 +1,7 @@
 """The plan of one step, which the core sends to a worker, and the record that the core keeps until the result arrives.
 
-Both are immutable, including their arrays. `worker.proto` specifies the encoded plan
-and the order in which a worker applies its parts.
+Both are immutable, including their arrays. `worker.proto` specifies the encoded plan and the order in which a worker
+applies its parts.
 """
 
 from dataclasses import dataclass, field
@@ -68,8 +68,8 @@ class Plan:
     step: int
     """Number of the plan in its generation, from 1."""
     checksum: int
-    """Checksum of the worker's row tables after this plan (`Rows.checksum`). If the worker's own
-    checksum differs, it answers OUT_OF_SYNC."""
+    """Checksum of the worker's row tables after this plan (`Rows.checksum`). If the worker's own checksum
+    differs, it answers OUT_OF_SYNC."""
     zero_pages: Int32Array
     """Pages that the worker fills with zeros before it writes to them (`PagePool`, unverified pages)."""
     starts: tuple[RowStart, ...]
@@ -102,7 +102,7 @@ class WantedPromptLogprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SentPlan:
-    """The core's record of a plan in flight, which shows what the result contains.
+    """The core's record of a plan in flight, which the core needs to apply the result.
 
     When the result arrives, a row may hold another request or none. A token therefore goes to the request with the
     recorded handle, not to the request that is in the row now.
@@ -123,9 +123,9 @@ class SentPlan:
     decode_tokens: int
     """Number of decode rows. Each computes one position."""
     num_logprobs: Int32Array | None
-    """int32[s]: `Sampling.num_logprobs` of each row that samples. None if no row wants logprobs."""
+    """int32[s]: `RowStart.num_logprobs` of each row that samples. None if no row wants logprobs."""
     wanted_prompt_logprobs: tuple[WantedPromptLogprobs, ...]
-    """In the order of the chunks."""
+    """One entry per chunk with wanted prompt logprobs, in the order of the chunks."""
     cached: tuple[tuple[int, bytes], ...]
     """Page and hash of each page that entered the prefix cache because this plan fills it. If the plan becomes void,
     these pages are evicted."""

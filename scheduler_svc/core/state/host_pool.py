@@ -4,8 +4,8 @@ A preempted request's pages are swapped out to host pages if copying them twice 
 again (`policy.swapping_pays`). Any request with the same prefix may swap them in. If no host page is free, the least
 recently used one is evicted.
 
-A page is stored here while the plan that swaps it out is made. The worker copies it later, but before any copy of a
-later plan, because it applies plans in order.
+A page counts as stored as soon as the plan that swaps it out is being made. The worker copies it later. This is safe
+because the worker applies plans in order.
 """
 
 from collections import OrderedDict

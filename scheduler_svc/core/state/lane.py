@@ -32,7 +32,7 @@ OVERDUE_SECONDS = 2.0
 
 
 class Lane:
-    """A lane exists from the time that a worker joins until the worker is lost."""
+    """The lane of one worker. It is created when the worker joins and dropped when the worker is lost."""
 
     def __init__(self, *, worker: str, number: int, info: WorkerInfo, generation: int, now: float) -> None:
         self.worker = worker

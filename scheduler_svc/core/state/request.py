@@ -101,7 +101,7 @@ class Request:
     num_logprobs: int = 0
     """0 for none, otherwise 1 + the number of alternatives for each output token."""
     prompt_logprobs_from: int = 0
-    """The first prompt position whose logprobs must still be sent, or 0."""
+    """The first prompt position with logprobs that must still be sent, or 0."""
     pending_plans: int = 0
     """Number of pending plans (see above). The request cannot be admitted until this is 0."""
     pending_tokens: int = 0

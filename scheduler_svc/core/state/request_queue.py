@@ -1,8 +1,8 @@
 """All live requests, the queue of those that wait, and their deadlines.
 
-**Order.** Requests of all lanes wait in one queue. They are ordered by virtual start time (`fair_share`), minus
-`AGEING_TOKENS` for each step of priority, then by arrival. This key never changes, so a preempted request returns to
-its old place. Admission looks at the first `WINDOW` waiting requests and may admit them out of order, so these are a
+**Order.** Requests wait in one queue and are not assigned to a lane. The order is by virtual start time (`fair_share`),
+minus `AGEING_TOKENS` for each step of priority, then by arrival. This key never changes, so a preempted request returns
+to its old place. Admission looks at the first `WINDOW` waiting requests and may admit them out of order, so these are a
 sorted list. All others are a heap.
 
 **Lazy removal.** A request that stops waiting while it is in the queue (it is cancelled, for example) leaves its entry

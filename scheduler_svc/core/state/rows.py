@@ -17,8 +17,8 @@ that a step of 1,024 rows takes only a few array operations.
 While planned < min(known + tokens_in_flight, last), a row can be planned: one position is a decode, more are a chunk.
 
 **Full pages.** `num_cached` is the number of full pages that `cache_full_pages` has processed. The function is called
-again when `verified` reaches `cache_at`. If the worker has a window, the row's first sampled token attends only to its window,
-so the positions before `verified_from` are never verified.
+again when `verified` reaches `cache_at`. If the worker has a window, the row's first sampled token attends only to its
+window, so the positions before `verified_from` are never verified.
 
 **Window.** The row has released the pages with logical index from `sink_pages` (`Lane`) to `held_from - 1`. Its page
 list still contains them, and so does the worker's table.
