@@ -120,7 +120,7 @@ class Lanes:
         if is_death and (lane.is_proven or not self._proven_infos()):
             self.crash_loop.died(reason, now)
         if lane.is_proven:
-            self.worker_infos.left(lane.info, now)
+            self.worker_infos.worker_left(lane.info, now)
             self.worker_infos.update(self._proven_infos())
         if not self.worker_infos.present:
             self._queue.restore_set_aside()
@@ -175,7 +175,7 @@ class Lanes:
         self, lane: Lane, reason: str, now: float, cause: ResetCause, compute_us: int
     ) -> list[fx.Effect]:
         """Handles a step that failed: resets the lane, or refuses the worker after too many resets in a row."""
-        num_resets = lane.count_fruitless_reset()
+        num_resets = lane.count_failed_step()
         if num_resets < _MAX_FRUITLESS_RESETS:
             return self._reset(lane, reason, now, cause, compute_us)
         reason = f"{num_resets} resets in a row without one confirmed step, the last one: {reason}"

@@ -195,7 +195,7 @@ class Scheduler:
     def _remove(self, request: Request) -> int:
         """Removes a live request without an answer; returns its tokens that are still in flight."""
         if request.phase is Phase.RUNNING:
-            self.lanes[request.worker].leave(request, Move.END)
+            self.lanes[request.worker].unseat(request, Move.END)
         else:
             request.move(Move.END)
             self.queue.withdraw(request)

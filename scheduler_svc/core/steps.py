@@ -138,7 +138,7 @@ class Steps:
         for handle in culprits:
             culprit = self._queue.by_handle(handle)
             assert culprit is not None, "a suspect that is not live"
-            lane.excuse_resets()
+            lane.forgive_failed_steps()
             message = f"request {culprit.request_id}: its step {event.status}, alone too: {event.detail}"
             return effects, None, [Ending.broken(culprit, message)]
         self.suspects.update(handle for handle in handles if self._queue.by_handle(handle) is not None)

@@ -1,4 +1,4 @@
-"""Array types of the core's messages, and the empty arrays that stand for "none"."""
+"""Array types of the core's messages, and empty arrays for fields without values."""
 
 import numpy as np
 import numpy.typing as npt

@@ -1,24 +1,24 @@
-"""The core's settings: limits, timeouts and scheduling policy, with their defaults."""
+"""The core's settings: limits, timeouts and the scheduling policy, with their defaults."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 MAX_NUM_SAMPLES = 64
-"""Largest `num_samples` of a submitted request. Each sample is queued and runs as a request of its own."""
+"""Largest `num_samples` of a submitted request. Each sample is queued and runs as a separate request."""
 MAX_LOGPROBS = 20
-"""Largest number of alternative tokens that a caller may get beside each token's logprob."""
+"""Largest number of alternative tokens that a caller may request with each token's logprob."""
 MAX_LANES = 64
 """Largest number of workers that serve at the same time."""
 
 
 class Admission(StrEnum):
-    """The headroom rule: pages that must stay free when a request is admitted, beyond the pages for its own tokens."""
+    """Rules for the headroom: the number of pages that must stay free after a request is admitted."""
 
     HORIZON = "horizon"
-    """The larger of two figures: the pages that the running rows take over the next few steps, counted exactly, and an
-    estimate of the pages that they take until they end."""
+    """The larger of two numbers: the pages that the running rows allocate in the next few steps (exact), and those that
+    they allocate until they end (estimated)."""
     WATERMARK = "watermark"
-    """One hundredth of the pool."""
+    """One percent of the pool (`policy.WATERMARK`)."""
     KNOWN = "known"
     """No headroom: a request is admitted if its known tokens fit."""
 
@@ -33,27 +33,27 @@ class Policy:
     cache_aware: bool = True
     """Among the requests at the head of the queue, the one with the longest cached prefix is admitted first."""
     fair_share: bool = True
-    """Each tenant gets an equal share of the service. If False, all requests count as one tenant's."""
+    """Each tenant gets an equal share of the service. If False, all requests belong to one tenant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreConfig:
-    """The core's settings. Seconds are those of the `now` that `Scheduler.handle` gets."""
+    """The core's settings. Times are in seconds, on the clock of `Scheduler.handle`'s `now`."""
 
     max_waiting: int = 1024
-    """Largest number of requests in the queue, each sample counted."""
+    """Largest number of requests in the queue. Each sample counts."""
     max_waiting_tokens: int = 4_194_304
     """Largest number of prompt and output tokens of the requests in the queue."""
     plans_in_flight: int = 2
-    """Largest number of plans per lane that are sent and not yet answered."""
+    """Largest number of plans in flight per lane. A plan is in flight from its sending until its result arrives."""
     step_timeout_seconds: float = 120.0
-    """A worker that does not answer a plan for this long is lost."""
+    """A worker is treated as lost if its current step takes longer than this."""
     silence_timeout_seconds: float = 15.0
-    """A worker without a plan in flight that sends no message for this long is lost."""
+    """A worker is treated as lost if it has no plan in flight and sends no message for this long."""
     max_worker_wait_seconds: float = 600.0
-    """How long a request waits while no present worker can hold it."""
+    """A request fails if no present worker can hold it for this long."""
     max_plan_bytes: int = 16 << 20
-    """Encoded size from which on a plan starts no further row. Every plan may start one row of any size."""
+    """Largest encoded size of the rows that a plan starts. A plan that starts only one row may exceed it."""
     prove_workers: bool = False
     """Whether a new worker must confirm a step before requests run on it and callers learn its limits."""
     report_steps: bool = False

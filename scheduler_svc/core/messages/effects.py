@@ -26,7 +26,7 @@ class RejectCode(StrEnum):
 
 
 class EndReason(StrEnum):
-    """Why an admitted request ended normally."""
+    """Why an accepted request ended without an error."""
 
     EOS = "eos"
     STOP_TOKEN = "stop token"
@@ -38,7 +38,7 @@ class EndReason(StrEnum):
 
 
 class FailureCode(StrEnum):
-    """Why an admitted request failed."""
+    """Why an accepted request failed."""
 
     INTERNAL = "internal"
     DEADLINE = "deadline"
@@ -60,13 +60,13 @@ class Stats:
 
     prompt_tokens: int
     output_tokens: int
-    """Output tokens up to the end that was chosen."""
+    """Tokens of the output. A stop string may end it before the last sampled token."""
     discarded_tokens: int
-    """Tokens that were sampled after that end, those still in flight included."""
+    """Tokens sampled after the end of the output, including those that are still in flight."""
     recomputed_tokens: int
     """Positions computed more than once, because of preemptions and lane resets."""
     cached_prompt_tokens: int
-    """Prompt tokens found in the prefix cache at the first admission to a row."""
+    """Prompt tokens found in the prefix cache when the request got its first row."""
     queue_seconds: float
     """From arrival to the first row."""
     prefill_seconds: float
@@ -84,7 +84,7 @@ class Stats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """The one terminal answer of an admitted request. Exactly one of `reason` and `failure` is set."""
+    """The one terminal answer of an accepted request. Exactly one of `reason` and `failure` is set."""
 
     stream: int
     reason: EndReason | None
@@ -95,7 +95,7 @@ class End:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admitted:
-    """The core accepted a request and queued all its samples. `stream` is the first sample's.
+    """The core accepted a request and queued its samples, which get rows later. `stream` is the first sample's.
 
     `requests_ahead` is the number of requests that were waiting already.
     """
@@ -130,9 +130,9 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenLogprobs:
-    """Logprobs of the entries of a StepOutput that want them. `entries` int32[m] is ascending.
+    """Logprobs of those entries of a StepOutput for which logprobs were requested. `entries` int32[m] is ascending.
 
-    k is the largest number of alternatives that an entry wants. An entry that wants fewer uses the first ones.
+    k is the largest number of alternatives requested for an entry. An entry with fewer uses the first ones.
     """
 
     entries: Int32Array
@@ -157,7 +157,7 @@ class StepOutput:
     streams: npt.NDArray[np.uint64]
     """uint64[n]: the stream of each token."""
     offsets: Int32Array
-    """int32[n]: the stream's output tokens before this one."""
+    """int32[n]: the number of the stream's output tokens before this one."""
     tokens: Int32Array
     """int32[n]."""
     logprobs: TokenLogprobs | None
@@ -194,18 +194,18 @@ class FlushReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelServed:
-    """The model and limits that this front end publishes to callers, sent when it joins and after each change."""
+    """The model and limits that a front end publishes. The core sends them when it joins and after each change."""
 
     frontend: str
     info: WorkerInfo | None
-    """The largest worker present, or the last one if none is. None until a worker is proven."""
+    """The largest present worker, or the last one if none is present. None until a worker is proven."""
     recent_max_length: int
-    """Largest `max_length` of the workers that are present or left less than `max_worker_wait_seconds` ago."""
+    """Largest `max_length` of `info` and of the workers that left less than `max_worker_wait_seconds` ago."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreStatus:
-    """Whether the core takes requests, so that this front end can refuse a request before it parses it."""
+    """Whether the core accepts requests, so that this front end can refuse a request before it parses it."""
 
     frontend: str
     queue_full: str
@@ -218,7 +218,7 @@ class CoreStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerAccepted:
-    """The worker has a lane. Its plans will carry `generation`."""
+    """The worker has joined and has a lane. The lane's plans carry `generation`."""
 
     worker: str
     generation: int
@@ -226,14 +226,14 @@ class WorkerAccepted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerProven:
-    """The worker has confirmed a step, or does not have to: requests run on it and callers see its limits."""
+    """Requests may run on the worker and callers see its limits: a step succeeded, or `prove_workers` is off."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRefused:
-    """The worker may not serve. If `retry`, it may join again later."""
+    """The worker may not serve. If `retry` is True, it may join again later."""
 
     worker: str
     reason: str
@@ -242,7 +242,7 @@ class WorkerRefused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskRejoin:
-    """The core does not know this worker, or gave it up: the worker should join again."""
+    """The core has no lane for this worker, so the worker should join again."""
 
     worker: str
 

@@ -24,7 +24,7 @@ class Submit:
     prompt: Int32Array
     """int32[n], n at least 1."""
     sampling: bytes
-    """A serialized SamplingParams, which the core passes to the worker without reading it."""
+    """A serialized SamplingParams. The core passes it to the worker and does not parse it."""
     max_new_tokens: int
     min_new_tokens: int
     stop_token_ids: tuple[int, ...]
@@ -37,7 +37,7 @@ class Submit:
     """Time from this event after which the request fails with DEADLINE. 0 for no deadline."""
     num_samples: int = 1
     num_logprobs: int = 0
-    """0 for none, else 1 + the number of alternatives beside each output token."""
+    """0 for none, otherwise 1 + the number of alternatives for each output token."""
     prompt_logprobs_from: int = 0
     """The first stream gets prompt logprobs from this position on. 0 for none."""
     prefix_root: bytes = b""
@@ -58,7 +58,7 @@ class Submit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancel:
-    """The caller of this stream is gone: the core frees the request without an answer."""
+    """The caller of this stream is gone, so the core frees the request and sends no answer."""
 
     frontend: str
     stream: int
@@ -75,7 +75,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abort:
-    """A caller ends the live requests with these ids. `query` identifies the AbortReply."""
+    """A caller asks to end the live requests with these ids. `query` identifies the AbortReply."""
 
     frontend: str
     query: int
@@ -92,7 +92,7 @@ class LoadQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlushCache:
-    """A caller empties the prefix cache of all workers, host memory included. `query` identifies the FlushReply."""
+    """A caller asks to empty the prefix cache, also in host memory. `query` identifies the FlushReply."""
 
     frontend: str
     query: int
@@ -100,7 +100,7 @@ class FlushCache:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontendJoined:
-    """A front end connects. If it is known already, it has restarted, so the core frees its requests first."""
+    """A front end connected. If the core knows it already, it has restarted, so the core frees its old requests."""
 
     frontend: str
 
@@ -122,7 +122,7 @@ class WorkerJoined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLost:
-    """A worker is gone. `is_orderly` if it announced its stop. Otherwise this counts as a crash (`crash_loop`)."""
+    """A worker is gone. `is_orderly` is True if it announced its stop. Otherwise the loss may count as a crash."""
 
     worker: str
     reason: str
@@ -171,11 +171,11 @@ class StepDone:
     step: int
     status: StepStatus
     detail: str
-    """Text for people if `status` is not OK."""
+    """Human-readable reason if `status` is not OK."""
     tokens: Int32Array
     """int32[s]: one token per row that samples, in the order of `SentPlan.sampled`."""
     nonfinite: Int32Array
-    """int32: indices into `tokens` of rows with logits that were not finite. Their tokens are meaningless."""
+    """int32: indices into `tokens`. The logits of these rows were not finite, so their tokens are meaningless."""
     compute_us: int
     """Time that the worker took for the step."""
     logprobs: RawLogprobs = NO_LOGPROBS
@@ -186,7 +186,7 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """The shell has passed on all pending events: the core expires deadlines and plans. It plans on no other event."""
+    """The shell has passed on all pending events. The core checks deadlines, then makes plans (on this event only)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
-"""The hash of a full page of tokens, which the prefix cache is keyed by. Front ends and the core share this definition.
+"""The hash of a full page of tokens, its key in the prefix cache. Front ends and the core share this definition.
 
 A page's hash is SHA-256 of the hash of the page before it and the page's own tokens. It therefore covers every token up
-to the end of the page: two pages with equal hashes have the same index in their sequences and follow the same tokens.
-The chain begins at `prefix_root`, so requests with different roots never share a page.
+to the end of the page: if two pages have equal hashes, their sequences are equal up to the end of these pages. The
+chain begins at `prefix_root`, so requests with different roots never share a page.
 """
 
 from hashlib import sha256
@@ -20,7 +20,7 @@ def prefix_root(cache_root: bytes, salt: str) -> bytes:
 
 
 def next_hash(parent: bytes, tokens: bytes) -> bytes:
-    """Returns the hash of a page. `tokens` are its little-endian int32 tokens, `parent` is the hash before it."""
+    """Returns a page's hash. `tokens` are its little-endian int32 tokens, `parent` is the hash of the page before."""
     return sha256(parent + tokens).digest()
 
 

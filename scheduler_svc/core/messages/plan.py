@@ -1,7 +1,7 @@
 """The plan of one step, which the core sends to a worker, and the record that the core keeps until the result arrives.
 
-Both are immutable: their arrays are made for them and never written again. `worker.proto` specifies the encoded plan
-and the order in which a worker applies its parts.
+Both are immutable, including their arrays. `worker.proto` specifies the encoded plan and the order in which a worker
+applies its parts.
 """
 
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from scheduler_svc.core.messages.arrays import NO_PAGES, Int32Array, Int64Array
 class PageMoves:
     """Copies of page contents that the worker makes before it computes the step. All arrays are int32.
 
-    They happen in this order: swap-outs, then copies, then swap-ins.
+    Order: swap-outs, zeroing (`Plan.zero_pages`), copies, swap-ins.
     """
 
     saved_pages: Int32Array = field(default_factory=lambda: NO_PAGES)
@@ -49,7 +49,7 @@ class RowStart:
     sampling: bytes
     sample_idx: int
     banned_until: int
-    """Length of the sequence up to which none of the `banned` tokens may be sampled (`min_new_tokens`)."""
+    """The `banned` tokens may not be sampled while the sequence is shorter than this (`min_new_tokens`)."""
     banned: tuple[int, ...]
     num_logprobs: int
     prompt_logprobs_from: int
@@ -60,7 +60,7 @@ class RowStart:
 class Plan:
     """One forward pass of the model: prompt chunks and decode rows, and the changes to the worker's row tables.
 
-    The rows that sample are the chunks with `chunk_samples`, then the decode rows. The result's tokens have this order.
+    The result has one token per chunk with `chunk_samples`, in the order of the chunks, then one per decode row.
     """
 
     generation: int
@@ -68,8 +68,8 @@ class Plan:
     step: int
     """Number of the plan in its generation, from 1."""
     checksum: int
-    """Checksum of the worker's row tables after this plan (`Rows.checksum`). A worker that computes another one
-    answers OUT_OF_SYNC."""
+    """Checksum of the worker's row tables after this plan (`Rows.checksum`). If the worker's own checksum
+    differs, it answers OUT_OF_SYNC."""
     zero_pages: Int32Array
     """Pages that the worker fills with zeros before it writes to them (`PagePool`, unverified pages)."""
     starts: tuple[RowStart, ...]
@@ -102,10 +102,10 @@ class WantedPromptLogprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SentPlan:
-    """The core's record of a plan in flight. The result is read against it.
+    """The core's record of a plan in flight, which the core needs to apply the result.
 
-    By the time of the result a row may have another request or none. A token therefore counts for the request with the
-    recorded handle, not for the request that has the row now.
+    When the result arrives, a row may hold another request or none. A token therefore goes to the request with the
+    recorded handle, not to the request that is in the row now.
     """
 
     step: int
@@ -119,13 +119,13 @@ class SentPlan:
     sampled: Int64Array
     """int64[s]: indices into `rows` of the rows that sample, in the order of the result's tokens."""
     prefill_tokens: int
-    """Positions in chunks."""
+    """Number of positions in chunks."""
     decode_tokens: int
-    """Decode rows."""
+    """Number of decode rows. Each computes one position."""
     num_logprobs: Int32Array | None
-    """int32[s]: `Sampling.num_logprobs` of each row that samples. None if no row wants logprobs."""
+    """int32[s]: `RowStart.num_logprobs` of each row that samples. None if no row wants logprobs."""
     wanted_prompt_logprobs: tuple[WantedPromptLogprobs, ...]
-    """In the order of the chunks."""
+    """One entry per chunk with wanted prompt logprobs, in the order of the chunks."""
     cached: tuple[tuple[int, bytes], ...]
     """Page and hash of each page that entered the prefix cache because this plan fills it. If the plan becomes void,
     these pages are evicted."""

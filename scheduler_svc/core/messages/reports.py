@@ -6,7 +6,7 @@ from enum import StrEnum
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLoad:
-    """The load of one worker. `device` is text for people."""
+    """The load of one worker. `pages_cached` is as in Load, `device` is a human-readable description."""
 
     pid: int
     device: str
@@ -18,7 +18,7 @@ class WorkerLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """The load of the core. Counters run from the core's start, pages are summed over the workers."""
+    """The load of the core. Counters start at 0 with the core. Page counts are sums over the workers."""
 
     running: int
     waiting: int
@@ -29,18 +29,18 @@ class Load:
     steps: int
     """Confirmed steps."""
     step_ms: float
-    """Median time from a plan's sending to its result, over the last 64 steps."""
+    """Median time between a plan and its result, over the last 64 steps."""
     preemptions: int
     lane_resets: int
     output_tokens: int
     worker_pid: int
     """Process id of the worker that joined first, or 0."""
     pages_cached: int
-    """Cached pages that no row holds."""
+    """Cached pages without a reference from a row. Used pages may be cached too, but do not count here."""
     prompt_tokens: int
-    """Prompt tokens of all requests that were admitted to a row."""
+    """Prompt tokens of all requests that have had a row."""
     cached_prompt_tokens: int
-    """Those of `prompt_tokens` that were found in the prefix cache."""
+    """Number of `prompt_tokens` that were found in the prefix cache."""
     host_pages_used: int
     host_pages_total: int
     per_worker: tuple[WorkerLoad, ...]
@@ -50,7 +50,7 @@ class Load:
 
 
 class StepKind(StrEnum):
-    """What a step computed, or what else happened to its lane."""
+    """What a StepReport reports: the type of a step, a lane reset, or a worker that joined."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -76,13 +76,13 @@ class ResetCause(StrEnum):
 class StepReport:
     """A confirmed step, a lane reset, or a worker that joined.
 
-    `step` and `preemptions` are counts since the core's start, as in Load. `prefill_tokens` are those of all prompt
-    chunks, `decode_tokens` those of decode rows, `output_tokens` the tokens delivered. `span_seconds` is the time from
-    the plan sent to the result read. A reset has a `cause`, and the tokens and span of the plans that it made void.
-    Resets and joins repeat the last step's number.
+    `step` and `preemptions` are counts since the core's start, as in Load. `prefill_tokens` counts the positions in
+    chunks, `decode_tokens` the decode rows, `output_tokens` the delivered tokens. `span_seconds` is the time between
+    the plan and its result. The report of a reset has a `cause`, and its token counts and span are those of the void
+    plans. Resets and joins repeat the last step's number.
 
-    `lane` numbers the worker's time with the core. `running` and `pages_*` are that lane's. `all_running` and
-    `all_pages_*` are sums over the lanes of all `workers`, without a worker that this reset removes.
+    `lane` is the lane's number. A worker that joins again gets a new lane. `running` and `pages_*` are values of this
+    lane. `all_running` and `all_pages_*` are sums over the lanes of all `workers`, without one that the reset removes.
     """
 
     kind: StepKind

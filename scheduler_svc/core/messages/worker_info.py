@@ -25,22 +25,23 @@ class WorkerInfo:
     page_size: int
     """Tokens per page."""
     num_pages: int
-    """Pages in the KV cache, numbered from 0. Page 0 is reserved for padding."""
+    """Pages in the KV cache, numbered from 0. Page 0 is for the positions that pad a step."""
     max_rows: int
-    """Sequences that run at the same time, in rows 1 to `max_rows`. Row 0 is reserved for padding."""
+    """Sequences that run at the same time, in rows 1 to `max_rows`. Row 0 is for the positions that pad a step."""
     max_length: int
     """Largest length of a sequence, prompt and output together."""
     token_budget: int
     """Largest number of positions that a step computes: 1 per decode row, plus each chunk rounded up to
     `chunk_align`."""
     chunk_align: int
+    """Every chunk of a prompt but the last has a multiple of this many positions."""
     logit_rows: int
     """Positions per step for which the worker computes logits, at least `max_rows + chunk_align`."""
     eos_token_ids: tuple[int, ...]
     pid: int
     window: int = 0
-    """0 if some layer attends to the whole sequence. Otherwise position p attends to the positions from
-    p - window + 1 to p and to the first `sink_tokens` positions only."""
+    """0 if a layer attends to the whole sequence. With a window, position p attends only to the positions
+    p - window + 1 to p and to the first `sink_tokens` positions."""
     sink_tokens: int = 0
     host_pages: int = 0
     """Pages that fit in the worker's host memory."""
@@ -51,16 +52,16 @@ class WorkerInfo:
     max_frame_bytes: int = 64 << 20
     """Size of the largest message that the worker accepts."""
     device: str = ""
-    """Description for people."""
+    """Human-readable description."""
     defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
 
     @property
     def usable_pages(self) -> int:
-        """Pages that rows may hold: all but page 0."""
+        """Number of pages that rows may hold. Page 0 does not count."""
         return self.num_pages - 1
 
     def pages_at_once(self, num_tokens: int) -> int:
-        """Returns the largest number of pages that a sequence of `num_tokens` positions holds at any one time.
+        """Returns the largest number of pages that a sequence of `num_tokens` positions holds at the same time.
 
         With a window this is a constant for long sequences, because pages behind the window are released.
         """
@@ -73,6 +74,6 @@ class WorkerInfo:
     def holds(self, total_length: int) -> bool:
         """Returns whether the worker can run a sequence of `total_length` tokens to its end.
 
-        The last token is sampled and never computed, so it needs no slot in a page.
+        The last token is sampled and never computed, so it needs no space in a page.
         """
         return total_length <= self.max_length and self.pages_at_once(total_length - 1) <= self.usable_pages

@@ -127,7 +127,7 @@ class PlanBuilder:
         # A plan swaps out before it swaps in, so it must not overwrite a host page that it swaps in.
         if not self.swap_ins and swapping_pays(lane.info):
             self.swap_outs += lane.swap_out(victim, len(self.swap_outs))
-        lane.leave(victim, Move.PREEMPT)
+        lane.unseat(victim, Move.PREEMPT)
         self.queue.enqueue(victim)
 
     def restart(self, token_budget: int, logits: LogitBudget) -> None:

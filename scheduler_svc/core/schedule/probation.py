@@ -52,5 +52,5 @@ def probation_plan(lane: Lane, *, max_bytes: int, now: float) -> Plan:
         now=now,
     )
     assert plan is not None, "an empty lane has room for one token"
-    lane.leave(request, Move.END)
+    lane.unseat(request, Move.END)
     return plan

@@ -1,4 +1,4 @@
-"""Counters of the core since its start. The plan builder and the lanes update them, and the load report reads them."""
+"""Counters of the core since its start. The plan builder and the lanes update them for the load report."""
 
 
 class Counters:
@@ -9,11 +9,11 @@ class Counters:
         """Confirmed steps."""
         self.preemptions = 0
         self.resets = 0
-        """Lane resets, including those at the loss of a worker."""
+        """Lane resets. The loss of a worker counts as one."""
         self.prompt_tokens = 0
-        """Prompt tokens of all requests that were admitted to a row."""
+        """Prompt tokens of all requests that have had a row."""
         self.cached_prompt_tokens = 0
-        """Those of `prompt_tokens` that were found in the prefix cache."""
+        """Number of `prompt_tokens` that were found in the prefix cache."""
 
     def step_confirmed(self) -> None:
         """Counts a confirmed step."""

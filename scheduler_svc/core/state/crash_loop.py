@@ -1,9 +1,9 @@
-"""Detects workers that crash again and again without computing anything.
+"""Detects workers that crash again and again without a token in between.
 
 The workers are in a crash loop if `DEATHS` of them died within `WINDOW_SECONDS` and no token was confirmed in between.
-The service then rejects requests and reports itself as not serving, because a request would wait in vain. A confirmed
-token ends the state, and so does time: as soon as fewer than `DEATHS` deaths lie within the last `WINDOW_SECONDS`, the
-service accepts requests again. Otherwise an idle service with a healthy worker would never leave the state.
+The service then rejects requests and reports itself as not serving, because no worker would serve them. A confirmed
+token ends the crash loop. It also ends when fewer than `DEATHS` deaths lie within the last `WINDOW_SECONDS`, because a
+service that rejects all requests computes no token.
 """
 
 from collections import deque
@@ -20,7 +20,7 @@ class CrashLoop:
         self._reason = ""
 
     def died(self, reason: str, now: float) -> None:
-        """Records that a worker which had joined is gone without having announced its stop."""
+        """Records that a worker which had joined is gone and did not announce its stop."""
         self._died_at.append(now)
         self._reason = reason
 
@@ -36,5 +36,5 @@ class CrashLoop:
         return (
             f"workers crash in a loop: {DEATHS} died within {WINDOW_SECONDS:g} s and no token was computed in between; "
             f"the last one: {self._reason}; "
-            f"this ends with the next token, or {WINDOW_SECONDS:g} s after the first death"
+            f"requests are accepted again after the next token, or {WINDOW_SECONDS:g} s after the first of these deaths"
         )

@@ -1,21 +1,21 @@
-"""Marks the full pages of a row as verified and caches them, once a sample with finite logits has read them.
+"""Marks full pages of a row as verified and caches them after a step that attended to them gave finite logits.
 
-This is where pages with output tokens enter the prefix cache: their tokens, and so their hashes, are not known before
-the result arrives. The pages of a prompt enter it earlier, when the plan that fills them is made (`plan_builder`), so
-that requests with equal prompts share them within one step.
+Pages with output tokens enter the prefix cache here, because their tokens are not known before the result arrives. The
+pages of a prompt enter it earlier, when the plan that fills them is made (`plan_builder`), so that requests with equal
+prompts share them within one step.
 """
 
 from scheduler_svc.core.state.lane import Lane
 
 
 def cache_full_pages(lane: Lane, row: int) -> None:
-    """Verifies and caches the row's full pages that became verified since the last call."""
+    """Marks and caches the pages of the row that became full and verified since the last call."""
     rows, pool, page_size = lane.rows, lane.pool, lane.info.page_size
     request = rows.request_at(row)
     table, hashes = rows.pages[row], request.page_hashes
     first, full = int(rows.num_cached[row]), int(rows.verified[row]) // page_size
     if rows.cache_at[row] == 1 and lane.info.window:
-        # The row's first sample has read only the positions in its window.
+        # The row's first sampled token attended only to its window, so earlier positions are never verified.
         rows.verified_from[row] = max(0, int(rows.verified[row]) - lane.info.window)
     verified_from = int(rows.verified_from[row])
     may_cache = bool(request.prefix_root) and request.cache_write

@@ -1,11 +1,11 @@
-"""The host pages of one lane: a second tier of the prefix cache in the worker's host memory.
+"""The host pages of one lane: a part of the prefix cache in the worker's host memory.
 
 A preempted request's pages are swapped out to host pages if copying them twice takes less time than computing them
 again (`policy.swapping_pays`). Any request with the same prefix may swap them in. If no host page is free, the least
-recently used one is replaced.
+recently used one is evicted.
 
-This is the core's view only. Plans contain the copies, and the worker makes them in order. A page is therefore recorded
-here as soon as the plan that swaps it out is being made.
+A page counts as stored as soon as the plan that swaps it out is being made. The worker copies it later. This is safe
+because the worker applies plans in order.
 """
 
 from collections import OrderedDict
@@ -50,7 +50,7 @@ class HostPool:
     def store(self, page_hash: bytes, tokens: bytes, *, unverified: bool) -> int | None:
         """Returns the slot to swap the page out to. Evicts the least recently used page if no slot is free.
 
-        Returns None if the page is in host memory already, or if the worker has none.
+        Returns None if the page is in host memory already, or if the worker has no host pages.
         """
         if page_hash in self._pages or not self.num_slots:
             return None
@@ -59,7 +59,7 @@ class HostPool:
         return slot
 
     def evict(self, page_hash: bytes) -> None:
-        """Removes the page with this hash, if it is there."""
+        """Removes the page with this hash, if it is stored."""
         found = self._pages.pop(page_hash, None)
         if found is not None:
             self._free.append(found.slot)

@@ -1,4 +1,4 @@
-"""A lane: the core's state for one worker, which is its page pool, its host pool, its rows and its plans in flight.
+"""A lane: the core's state for one worker, with its page pool, host pool, rows and plans in flight.
 
 A lane does not decide what runs (`schedule/` does). Its methods change rows, pages and plans together, so that these
 always agree.
@@ -8,7 +8,7 @@ an attention window, later positions of a row read only the pages in the window 
 `sink_tokens` positions. The lane releases all other pages while the row runs. They stay in the row's page list, because
 the worker's table keeps them too.
 
-**Plans in flight.** A plan that was sent may still read or write pages that have been released since. This is safe
+**Plans in flight.** A plan in flight may still read or write pages that were released after it was sent. This is safe
 because the worker applies plans in order: the next owner of a page writes it in a later plan.
 
 **Reset.** If a step fails or the worker is lost, the rows and the plans in flight are dropped and the lane begins a new
@@ -28,12 +28,11 @@ from scheduler_svc.core.state.request import Move, Request
 from scheduler_svc.core.state.rows import Rows
 
 OVERDUE_SECONDS = 2.0
-"""A worker that takes longer than this for a step may never answer. Until it does, other lanes do not leave requests to
-it."""
+"""A worker that takes longer than this for a step is overdue. The placement of requests then ignores its lane."""
 
 
 class Lane:
-    """Created when a worker joins, and dropped when the worker is lost."""
+    """The lane of one worker. It is created when the worker joins and dropped when the worker is lost."""
 
     def __init__(self, *, worker: str, number: int, info: WorkerInfo, generation: int, now: float) -> None:
         self.worker = worker
@@ -44,15 +43,15 @@ class Lane:
         """Time of the worker's last message."""
         self.result_at = now
         """Time of the worker's last result."""
-        self.fruitless_resets = 0
-        """Failed steps since a step was last confirmed."""
+        self.failed_steps = 0
+        """Number of failed steps since the last confirmed step."""
         self.sink_pages = -(-info.sink_tokens // info.page_size)
         """Number of leading pages that every position reads, in addition to its window."""
         self.pool = PagePool(info.num_pages)
         self.host = HostPool(info.host_pages)
         self.schedule = LaneSchedule()
         self.is_proven = False
-        """Whether the worker has confirmed a step, or does not have to."""
+        """Whether requests may run on the worker: its first step succeeded, or `prove_workers` is off."""
         self._open(generation)
 
     def _open(self, generation: int) -> None:
@@ -73,9 +72,9 @@ class Lane:
         return -(-num_tokens // self.info.page_size)
 
     def first_seen_page(self, position: int) -> int:
-        """Returns the index of the first page in the position's window. Later positions read no earlier page.
+        """Returns the index of the first page in the position's window, or 0 without a window.
 
-        Sink pages are not considered. Returns 0 without a window.
+        This position and later ones read no earlier page except sink pages.
         """
         window = self.info.window
         return max(0, position - window + 1) // self.info.page_size if window else 0
@@ -90,7 +89,7 @@ class Lane:
         return pages
 
     def held_pages(self, row: int) -> list[int]:
-        """Returns the pages that the row holds, in logical order: all but those behind the window."""
+        """Returns the pages that the row holds, in logical order, without those behind the window."""
         pages, held_from = self.rows.pages[row], int(self.rows.held_from[row])
         if held_from <= self.sink_pages:
             return pages
@@ -117,7 +116,7 @@ class Lane:
     def seat(
         self, request: Request, pages: list[int], frontend_idx: int, *, first_position: int, held_from: int
     ) -> int:
-        """Gives a waiting request a row with these pages, each with a reference for it, and returns the row.
+        """Seats a waiting request in a row and returns the row. The caller has added a reference to each of the pages.
 
         The pages hold the positions before `first_position`. `held_from` is as in `Rows`.
         """
@@ -128,7 +127,7 @@ class Lane:
     # Plans and results ---------------------------------------------------------------------------------------------
 
     def take_zero_pages(self) -> list[int]:
-        """Returns the pages that the plan being made must zero, and clears the list."""
+        """Returns the pages that the next plan must zero, and clears the list."""
         pages, self._zero_pages = self._zero_pages, []
         return pages
 
@@ -143,16 +142,16 @@ class Lane:
         """Removes the oldest plan in flight, because its result is valid."""
         self.in_flight.popleft()
         self.schedule.clear_lookups()
-        self.fruitless_resets = 0
+        self.failed_steps = 0
 
-    def count_fruitless_reset(self) -> int:
-        """Counts a failed step. Returns the number of failed steps since a step was last confirmed."""
-        self.fruitless_resets += 1
-        return self.fruitless_resets
+    def count_failed_step(self) -> int:
+        """Counts a failed step. Returns the number of failed steps since the last confirmed step."""
+        self.failed_steps += 1
+        return self.failed_steps
 
-    def excuse_resets(self) -> None:
-        """Sets the count of failed steps to zero, because a request and not the worker made them fail."""
-        self.fruitless_resets = 0
+    def forgive_failed_steps(self) -> None:
+        """Sets the count of failed steps to zero, because a request made them fail and not the worker."""
+        self.failed_steps = 0
 
     def heard(self, now: float) -> None:
         """Records that the worker sent a message."""
@@ -169,7 +168,7 @@ class Lane:
     # Waiting for results -------------------------------------------------------------------------------------------
 
     def working_since(self) -> float:
-        """Returns the time at which the worker began the oldest plan in flight. There must be one."""
+        """Returns when the worker began the oldest plan in flight. A plan must be in flight."""
         # The plan may have been sent while the worker was still computing an earlier one.
         return max(self.in_flight[0].sent_at, self.result_at)
 
@@ -181,23 +180,23 @@ class Lane:
         """Returns whether a plan in flight contains the request."""
         return any(request.handle in record.handles for record in self.in_flight)
 
-    # Leaving and reset ---------------------------------------------------------------------------------------------
+    # Unseating and reset -------------------------------------------------------------------------------------------
 
-    def leave(self, request: Request, move: Move) -> None:
-        """Takes a running request off its row and releases its pages at once. Cached pages stay cached.
+    def unseat(self, request: Request, move: Move) -> None:
+        """Removes a running request from its row and releases its pages. Cached pages stay cached.
 
-        `move` is the request's transition: preempted, reset or ended.
+        `move` is the request's transition: PREEMPT, RESET or END.
         """
         row, rows = request.row, self.rows
         planned = int(rows.planned[row])
         confirmed = int(rows.confirmed[row])
-        # `Request.admitted` counted all positions to recompute. Those without a confirmed result do not count.
+        # `Request.admitted` counted all positions up to `computed` as recomputed. Subtract those without a result.
         request.recomputed_tokens -= max(0, request.computed - confirmed)
         request.computed = max(request.computed, confirmed)
         held = self.held_pages(row)
         if planned and rows.verified[row] == planned == rows.confirmed[row]:
-            # A finite sample has read every position that was ever written, so the last page is verified although it
-            # is not full. `cache_full_pages` has dealt with the full pages.
+            # All written positions are verified, so the last page is verified although it is not full. The full pages
+            # were marked by `cache_full_pages`.
             last = (planned - 1) // self.info.page_size
             if self.holds(row, last) and last * self.info.page_size >= rows.verified_from[row]:
                 self.pool.mark_verified(rows.pages[row][last])
@@ -207,7 +206,7 @@ class Lane:
         request.move(move)
 
     def evict_unverified(self, request: Request) -> None:
-        """Evicts the unverified pages of a request that had non-finite logits, here and in host memory."""
+        """Evicts the unverified pages of a request with non-finite logits, on the device and in host memory."""
         pool = self.pool
         for page_hash in request.page_hashes:
             page = pool.page_with_hash(page_hash)
@@ -217,13 +216,13 @@ class Lane:
                 self.host.evict(page_hash)
 
     def reset(self, generation: int, *, keep_pages: bool) -> list[Request]:
-        """Drops all rows and plans in flight, and begins a new generation. Returns the requests that ran, by row.
+        """Drops all rows and plans in flight, and begins a new generation. Returns the requests that ran, in row order.
 
         If `keep_pages`, pages that were filled by confirmed steps stay cached. Otherwise all pages are evicted.
         """
         requests = self.rows.requests_at(self.rows.seated())
         for request in requests:
-            self.leave(request, Move.RESET)
+            self.unseat(request, Move.RESET)
         for record in self.in_flight:
             self._evict_pages_of(record)
         if not keep_pages:
@@ -233,7 +232,7 @@ class Lane:
         return requests
 
     def _evict_pages_of(self, record: SentPlan) -> None:
-        """Evicts the pages that a void plan was to fill or swap out, because it is unknown how far the worker got."""
+        """Evicts the pages that a void plan fills or swaps out, because the worker may not have carried it out."""
         for page, page_hash in record.cached:
             if self.pool.hash_of(page) == page_hash:
                 self.pool.evict(page)
@@ -241,10 +240,10 @@ class Lane:
             self.host.evict(page_hash)
 
     def swap_out(self, request: Request, num_written: int) -> list[tuple[int, int, bytes]]:
-        """Assigns host pages to the cached pages that only this running request holds.
+        """Assigns host pages to the cached pages that only this running request holds, for the plan being made.
 
-        Returns (page, host page, hash) for each. `num_written` is the number of host pages that the current plan
-        writes already. They must not be replaced within the plan, so the sum stays within the number of host pages.
+        Returns (page, host page, hash) for each. `num_written` is the number of host pages that the plan writes
+        already. The plan must not write a host page twice, so it writes at most as many as the pool has.
         """
         swap_outs: list[tuple[int, int, bytes]] = []
         table = self.rows.pages[request.row]

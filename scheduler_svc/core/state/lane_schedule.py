@@ -1,4 +1,4 @@
-"""What the scheduling of one lane remembers from plan to plan.
+"""What the scheduler remembers for one lane between plans.
 
 - The expected share: an estimate of how much of its remaining output a running request will really produce. It decides
   how many pages stay free when a request is admitted (`policy.headroom`).
@@ -10,13 +10,13 @@
 FIRST_SHARE, SHARE_DECAY, SHARE_RAISE = 0.3, 0.998, 0.005
 """The expected share at the start, its factor per planned step, and what a step with a preemption adds to it.
 
-The decay and the increments balance at about one preemption in a few hundred steps. That costs less than the rows which
-a higher share would keep out."""
+The decay and the increments balance at about one preemption in a few hundred steps. This costs less than a higher
+share, which would admit fewer requests."""
 _MAX_LOOKUPS = 64
 
 
 class LaneSchedule:
-    """Lives as long as its lane. A reset of the lane drops all but the expected share."""
+    """A lane's scheduling data. A reset of the lane keeps only the expected share."""
 
     def __init__(self) -> None:
         self.expected_share = FIRST_SHARE
@@ -26,7 +26,7 @@ class LaneSchedule:
         self._lookups: dict[tuple[int, int], tuple[int, int]] = {}
 
     def reset(self) -> None:
-        """Drops what depends on the lane's rows and cached pages."""
+        """Drops the data that depends on the lane's rows and cached pages."""
         self._blocked = None
         self._lookups.clear()
 
@@ -37,7 +37,7 @@ class LaneSchedule:
         self._has_preempted = True
 
     def step_planned(self) -> None:
-        """Updates the expected share, once per planned step. So the share does not decay while the core is idle."""
+        """Updates the expected share, once per planned step, so that it does not decay while the core is idle."""
         if self._has_preempted:
             self.expected_share = min(1.0, self.expected_share + SHARE_RAISE)
         else:
@@ -52,9 +52,9 @@ class LaneSchedule:
         return self._blocked is not None
 
     def block(self, handle: int, num_releases: int) -> None:
-        """Records that a request does not fit. `num_releases` counts the pool's releases of pages so far.
+        """Records that a request does not fit. `num_releases` is the pool's counter of releases.
 
-        With `handle` 0 the lane counts as blocked for other lanes, but checks its head again when it plans next.
+        With `handle` 0 other lanes see this lane as blocked, but it checks the head again when it next plans.
         """
         self._blocked = handle, num_releases
 

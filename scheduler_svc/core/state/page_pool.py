@@ -1,31 +1,30 @@
 """The pages of one lane's KV cache: reference counts, the free list, the prefix cache index, and unverified pages.
 
 **Reference counts.** A page is used while at least one row holds a reference to it, and unused otherwise. Page 0 is
-reserved for padding and is neither.
+reserved for the positions that pad a step, and is neither.
 
     num_used + num_unused = num_pages - 1
 
 **Prefix cache.** The index maps the hash of a full page (`page_hash`) to the page that holds its keys and values. A
-page in the index is cached. It is never written again, so any number of rows may share it. A cached page stays cached
-when its last reference is released, until it is evicted. `find` also compares the tokens, so a hash collision is
-harmless.
+page in the index is cached. After the plan that fills it, it is never written again, so any number of rows may share
+it. It stays cached until it is evicted, also when its last reference is released. `find` also compares the tokens, so a
+hash collision is harmless.
 
 **Free list.** The unused pages form a doubly linked list in eviction order. `allocate` takes pages from its front and
 evicts those that are cached. A released page goes to the front if it is not cached and to the end if it is, so pages
-without cached content are allocated first, then the cached page that was released longest ago. A prefix match takes a
-page out of the middle of the list in O(1).
+without cached content are allocated first, then the cached page that was released longest ago. `share` takes a page out
+of the middle of the list in O(1).
 
-**Unverified pages.** An allocated page is unverified until a sample with finite logits has read all of its values. A
-request with NaN in its keys or values may leave them in the page. The next owner would read them although they are
-masked, because attention multiplies masked values by zero and 0 * NaN is NaN. An unverified page must therefore be
-zeroed when it is allocated again.
+**Unverified pages.** An allocated page is unverified until a row that attended to all of its values got finite logits.
+A request with NaN in its keys or values may leave NaN in the page. The next owner's attention masks these values, but
+it multiplies them by zero, and 0 * NaN is NaN. An unverified page must therefore be zeroed when it is allocated again.
 """
 
 from collections.abc import Iterable, Sequence
 
 
 class PagePool:
-    """`num_pages` pages, page 0 included. All are unused and none is cached at the start."""
+    """`num_pages` pages, page 0 included. At the start all but page 0 are unused, and none is cached."""
 
     __slots__ = ("_hashes", "_next", "_page_by_hash", "_previous", "_references", "_tokens", "_unverified",
                  "num_evictable", "num_pages", "num_releases", "num_unused")  # fmt: skip
@@ -62,7 +61,7 @@ class PagePool:
         return len(self._page_by_hash)
 
     def references(self, page: int) -> int:
-        """The page's reference count."""
+        """Returns the page's reference count."""
         return self._references[page]
 
     # References ----------------------------------------------------------------------------------------------------
@@ -91,7 +90,7 @@ class PagePool:
         return pages
 
     def take_unverified(self, pages: Iterable[int]) -> list[int]:
-        """Returns those newly allocated pages that must be zeroed, and marks all of them as unverified."""
+        """Returns those of the newly allocated `pages` that must be zeroed, and marks all `pages` as unverified."""
         unverified = self._unverified
         found = [page for page in pages if unverified[page]]
         for page in pages:
@@ -103,7 +102,7 @@ class PagePool:
         return bool(self._unverified[page])
 
     def mark_verified(self, page: int) -> None:
-        """Records that a finite sample has read all values of the page."""
+        """Records that all values of the page are finite."""
         self._unverified[page] = 0
 
     def share(self, page: int) -> None:
@@ -118,10 +117,10 @@ class PagePool:
         self._references[page] += 1
 
     def release(self, pages: Sequence[int]) -> None:
-        """Drops one reference of each page, in reverse order. Pages without a reference join the free list.
+        """Drops one reference of each page. Pages without a reference join the free list.
 
-        `pages` are in the order of the sequence. The reverse order makes the end of a sequence be evicted before its
-        start, because other requests are more likely to share the start.
+        `pages` are in the order of the sequence. They join the free list in reverse order, so that the end of the
+        sequence is evicted before its start, which other requests are more likely to share.
         """
         self.num_releases += 1
         references = self._references
@@ -153,7 +152,7 @@ class PagePool:
         return page if page and self._tokens[page] == tokens else 0
 
     def cache(self, page: int, page_hash: bytes, tokens: bytes) -> bool:
-        """Adds a used page to the index. Nothing may be written to the page from now on.
+        """Adds a used page to the index. After the plan being made, nothing may be written to the page.
 
         Returns False and changes nothing if the page is cached already, or another page with this hash is.
         """
@@ -178,7 +177,7 @@ class PagePool:
         return self._page_by_hash.get(page_hash, 0)
 
     def evict(self, page: int) -> None:
-        """Removes a page from the index, if it is there. Rows that hold the page keep it."""
+        """Removes a page from the index if it is cached. Rows that hold the page keep it."""
         if self._hashes[page] is None:
             return
         self.num_evictable -= self._references[page] == 0

@@ -4,10 +4,10 @@
 While it runs, its counters, its page list and its newest tokens are in the lane's `Rows`. When it leaves the row, its
 tokens move here and its pages are released, so it can resume on any lane.
 
-**Plans in flight after preemption.** Plans that contain the request may be in flight when it is preempted. Their tokens
-are valid and are delivered when the results arrive. Until then the request does not know all of its tokens, so it
-cannot be admitted again: `pending_plans` counts these plans, `pending_tokens` the tokens that they will sample for the
-request. After a lane reset both are zero, because the plans of the old generation are void.
+**Pending plans.** When a request is preempted, plans that contain it may still be in flight. Their tokens are valid and
+are delivered when the results arrive. Until then some of its tokens are not known, so it cannot be admitted again.
+`pending_plans` counts these plans, `pending_tokens` the tokens that they will sample for the request. After a lane
+reset both are zero, because the plans of the old generation are void.
 
 **Page hashes.** The request hashes its full pages on demand and keeps the hashes (`page_hash`).
 """
@@ -23,8 +23,7 @@ from scheduler_svc.core.messages.page_hash import next_hash
 
 
 class Phase(StrEnum):
-    """The phases of a request. Prefill and decode are not separate phases, because both compute known tokens that are
-    not computed yet."""
+    """The phases of a request. Prefill and decode are one phase: both compute known tokens."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -32,7 +31,7 @@ class Phase(StrEnum):
 
 
 class Move(StrEnum):
-    """What can happen to a request and changes its phase."""
+    """The transitions between phases."""
 
     ADMIT = "admit"
     PREEMPT = "preempt"
@@ -40,7 +39,7 @@ class Move(StrEnum):
     END = "end"
 
 
-# Any other transition is a bug and raises AssertionError.
+# Any other combination is a bug and raises AssertionError.
 TRANSITIONS: dict[tuple[Phase, Move], Phase] = {
     (Phase.WAITING, Move.ADMIT): Phase.RUNNING,
     (Phase.RUNNING, Move.PREEMPT): Phase.WAITING,
@@ -52,22 +51,22 @@ TRANSITIONS: dict[tuple[Phase, Move], Phase] = {
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Request:
-    """One sample of a submitted request. It is queued, runs and ends by itself."""
+    """One sample of a submitted request. It is queued, runs and ends independently of the other samples."""
 
     handle: int
-    """Unique during the core's life, so the result of a plan can never be read for another request."""
+    """Never used again, so the result of a plan cannot be applied to another request."""
     frontend: str
     stream: int
     request_id: str
     prompt: Int32Array
     sampling: bytes
-    """A serialized SamplingParams; the core does not read it."""
+    """A serialized SamplingParams, which the core does not parse."""
     sample_idx: int
     """Index of the sample in its submitted request. The random numbers of sampling depend on it."""
     total_length: int
     """Number of prompt and output tokens at which the request ends with LENGTH, or CONTEXT_FULL if `is_cut`."""
     is_cut: bool = False
-    """Whether `total_length` is less than the prompt and max_new_tokens, because the worker holds no more."""
+    """Whether `total_length` is less than the prompt and max_new_tokens, because of the workers' `max_length`."""
     min_new_tokens: int
     stop_token_ids: frozenset[int]
     banned: tuple[int, ...]
@@ -84,7 +83,7 @@ class Request:
     prefix_root: bytes = b""
     """The start of the page hashes, which also identifies the tenant. If it is empty, the request shares no pages."""
     page_hashes: list[bytes] = field(default_factory=list[bytes])
-    """Hashes of the leading full pages, as far as they were needed."""
+    """Hashes of the leading full pages, as far as they were computed."""
     cache_read: bool = True
     cache_write: bool = True
     phase: Phase = Phase.WAITING
@@ -93,20 +92,20 @@ class Request:
     row: int = 0
     """The row in that lane. 0 unless the request is running."""
     computed: int = 0
-    """Largest number of positions that were confirmed when the request left a row. Computing them again counts in
+    """Largest number of confirmed positions when the request lost a row. If they are computed again, they count in
     `recomputed_tokens`."""
     outputs: list[Int32Array] = field(default_factory=list[Int32Array])
-    """Output tokens in order, without those that are still in the tail of its row."""
+    """Output tokens in order. While the request runs, the newest ones are in its row (`Rows`)."""
     num_outputs: int = 0
     """Number of tokens in `outputs`."""
     num_logprobs: int = 0
-    """0 for none, else 1 + the number of alternatives reported beside each output token."""
+    """0 for none, otherwise 1 + the number of alternatives for each output token."""
     prompt_logprobs_from: int = 0
-    """The first prompt position with logprobs that are wanted and not sent yet, or 0."""
+    """The first prompt position with logprobs that must still be sent, or 0."""
     pending_plans: int = 0
-    """Plans in flight that contain the request from before its preemption. It cannot be admitted until this is 0."""
+    """Number of pending plans (see above). The request cannot be admitted until this is 0."""
     pending_tokens: int = 0
-    """Tokens that those plans will sample for the request."""
+    """Number of tokens that those plans will sample for the request."""
     admitted_at: float | None = None
     first_token_at: float | None = None
     last_token_at: float | None = None
@@ -115,9 +114,9 @@ class Request:
     preemptions: int = 0
     worker_changes: int = 0
     worker_wait_since: float | None = None
-    """Time since which no present worker could hold the request. None if one can."""
+    """When the wait for a worker that can hold the request began. None if a present worker can hold it."""
     has_wait_deadline: bool = False
-    """Whether the queue has a deadline for the end of that wait."""
+    """Whether the queue has a deadline for the end of a wait."""
 
     def move(self, move: Move) -> None:
         """Makes a transition. Raises AssertionError if `TRANSITIONS` does not contain it."""
@@ -138,7 +137,7 @@ class Request:
         return max(0, self.num_logprobs - 1)
 
     def admitted(self, now: float, *, first_position: int) -> bool:
-        """Records that the request gets a row which starts at `first_position`. Returns True the first time."""
+        """Records that the request gets a row and computes from `first_position` on. Returns True the first time."""
         self.recomputed_tokens += max(0, self.computed - first_position)
         if self.admitted_at is not None:
             return False
@@ -159,15 +158,15 @@ class Request:
         self.last_token_at = now
 
     def void_pending_plans(self) -> None:
-        """Drops the plans in flight that contain the request, because they became void."""
+        """Sets the counts of pending plans and tokens to zero, because the plans became void."""
         self.pending_plans = self.pending_tokens = 0
 
     def pending_plan_answered(self) -> None:
-        """Counts down when a plan from before the preemption is answered."""
+        """Counts down when the result of a pending plan arrives."""
         self.pending_plans -= 1
 
     def take_pending_token(self) -> None:
-        """Counts down when the result of such a plan contains a token for the request."""
+        """Counts down when the result of a pending plan contains a token for the request."""
         assert self.pending_tokens > 0, f"request {self.request_id}: a token arrived that was not in flight"
         self.pending_tokens -= 1
 
@@ -187,7 +186,7 @@ class Request:
         return is_new
 
     def worker_wait_ends_at(self, now: float, limit_seconds: float) -> float | None:
-        """Returns when the wait ends, or None if the request does not wait. Called when the wait's deadline has come.
+        """Returns when the wait ends, or None if the request does not wait. Called when the wait's deadline has passed.
 
         The wait may have ended and begun again since the deadline was added. The end is then later than `now`, and the
         caller must add a deadline for it.
@@ -211,7 +210,7 @@ class Request:
 
     @property
     def last_position(self) -> int:
-        """Position of the last token, which is sampled but never computed. Equals the number of computed positions."""
+        """Position of the last token, which is sampled but never computed. The positions before it are all computed."""
         return self.total_length - 1
 
     def known_tokens(self) -> Int32Array:
@@ -222,7 +221,7 @@ class Request:
         """Returns the tokens from `start` to `end - 1`, int32[end - start]. `end` is at most `known`."""
         prompt = len(self.prompt)
         if self.outputs and end == prompt + self.num_outputs and len(self.outputs[-1]) >= end - start:
-            return self.outputs[-1][start - end :]  # the common case: the page that has just become full
+            return self.outputs[-1][start - end :]  # the common case: a page that became full just now
         if end <= prompt:
             return self.prompt[start:end]
         parts: list[Int32Array] = []
@@ -263,7 +262,7 @@ class Request:
             self.num_outputs += len(tokens)
 
     def stats(self, *, now: float, output_tokens: int, discarded_tokens: int) -> Stats:
-        """Returns the tokens and times of a request that ends `now`."""
+        """Returns the tokens and times of a request that ends at `now`."""
         admitted = now if self.admitted_at is None else self.admitted_at
         first = self.first_token_at
         last = now if self.last_token_at is None else self.last_token_at

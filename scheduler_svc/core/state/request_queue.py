@@ -1,18 +1,18 @@
-"""All live requests, the queue of the waiting ones, and their deadlines.
+"""All live requests, the queue of those that wait, and their deadlines.
 
-**Order.** Requests wait in one queue, bound to no lane. They are ordered by virtual start time (`fair_share`), minus
-`AGEING_TOKENS` for each step of priority, then by arrival. This key never changes, so a preempted request returns to
-its old place. Admission looks at the first `WINDOW` waiting requests and may admit them out of order, so these are a
+**Order.** Requests wait in one queue and are not assigned to a lane. The order is by virtual start time (`fair_share`),
+minus `AGEING_TOKENS` for each step of priority, then by arrival. This key never changes, so a preempted request returns
+to its old place. Admission looks at the first `WINDOW` waiting requests and may admit them out of order, so these are a
 sorted list. All others are a heap.
 
 **Lazy removal.** A request that stops waiting while it is in the queue (it is cancelled, for example) leaves its entry
-behind. Entries of requests that do not wait are skipped and dropped when they reach the front.
+behind. The entry is dropped when it reaches the front.
 
 **Set aside.** A request that no present worker can hold is taken out of the queue, so that it does not block those
 behind it. It goes back when another worker is proven, or when the last worker is lost.
 
-**Deadlines.** A heap of the times at which requests end: time limits, deadlines of callers, and the end of the wait for
-a worker. Entries of requests that have ended are dropped when they come up.
+**Deadlines.** A heap contains the times at which requests end: time limits, deadlines of callers, and the end of the
+wait for a worker. The entry of a request that has ended is dropped when it is the earliest.
 """
 
 import heapq
@@ -26,13 +26,13 @@ from scheduler_svc.core.state.fair_share import FairShare
 from scheduler_svc.core.state.request import Phase, Request
 
 AGEING_TOKENS = 65_536
-"""Head start in virtual time for each step of priority. It is finite, so requests of low priority do not starve."""
+"""Virtual time that one step of priority is worth. It is finite, so requests of low priority do not starve."""
 WINDOW = 32
 """Number of waiting requests, from the head of the queue, that admission looks at."""
 
 
 def queue_key(request: Request) -> tuple[int, int]:
-    """Returns the request's place in the order: the smallest key goes first."""
+    """Returns the request's sort key in the queue. The smallest key goes first."""
     return (request.virtual_start - request.priority * AGEING_TOKENS, request.arrival)
 
 
@@ -48,7 +48,7 @@ class DeadlineKind(StrEnum):
 
 
 class RequestQueue:
-    """Iteration and `len` cover all live requests, waiting or running."""
+    """All live requests. Iteration and `len` include the running ones."""
 
     def __init__(self) -> None:
         self._by_handle: dict[int, Request] = {}
@@ -81,7 +81,7 @@ class RequestQueue:
         return self._by_stream.get((frontend, stream))
 
     def by_request_id(self, request_id: str) -> tuple[Request, ...]:
-        """Returns the live requests with this id in order: the samples of one submitted request."""
+        """Returns the live samples of the submitted request with this id, in order."""
         return tuple(self._by_id.get(request_id, ()))
 
     def by_frontend(self, frontend: str) -> list[Request]:
@@ -141,7 +141,7 @@ class RequestQueue:
     def take(self, request: Request) -> None:
         """Removes one of the first `WINDOW` waiting requests, which is about to be admitted."""
         self._remove_from_front(request)
-        # A request with a head start must not advance the virtual time past the requests that it overtook.
+        # A request with a high priority must not advance the virtual time past the requests that it overtook.
         self.fair_share.admitted(min(request.virtual_start, queue_key(request)[0]))
         self.withdraw(request)
 
@@ -153,7 +153,7 @@ class RequestQueue:
         raise AssertionError(f"request {request.request_id} is not among the first {WINDOW} that wait")
 
     def withdraw(self, request: Request) -> None:
-        """Records that a request no longer waits. Its entry may stay in the queue."""
+        """Counts a request as no longer waiting. Its entry may stay in the queue until it reaches the front."""
         self.num_waiting -= 1
         self.waiting_tokens -= request.known
         self._set_aside.pop(request.handle, None)
@@ -192,7 +192,7 @@ class RequestQueue:
         heapq.heappush(self._deadlines, (at, request.handle, kind))
 
     def pop_deadline(self, now: float) -> tuple[Request, DeadlineKind] | None:
-        """Removes and returns the earliest deadline that has come, or returns None."""
+        """Removes and returns the earliest deadline if it has passed. Otherwise returns None."""
         deadlines = self._deadlines
         while deadlines and (deadlines[0][0] <= now or deadlines[0][1] not in self._by_handle):
             _, handle, kind = heapq.heappop(deadlines)

@@ -1,31 +1,31 @@
 """The rows of one worker: the state of its running requests as arrays, and the checksum of the worker's row tables.
 
 A running request is seated in a row. Its counters, its page list and its newest tokens are here, indexed by row, so
-that a step of 1,024 rows costs a few array operations.
+that a step of 1,024 rows takes only a few array operations.
 
-**Counters.** All count tokens or positions from the start of the sequence:
+**Counters.** They count tokens or positions from the start of the sequence:
 
     known               tokens that the core has, prompt and output
     tokens_in_flight    further tokens, which plans in flight will sample
     planned             positions that are computed by the plans sent so far, or were cached when the row was seated
-    confirmed           positions as in `planned`, as far as results have arrived
-    verified            positions with finite keys and values, because a later sample that read them was finite
+    confirmed           those of the planned positions for which results have arrived, or that were cached
+    verified            positions with finite keys and values: a step that attended to them gave finite logits
     last                position of the last token, which is sampled but never computed
 
     verified <= confirmed <= planned <= min(known + tokens_in_flight, last)
 
-A row has positions to compute while planned < min(known + tokens_in_flight, last). One is a decode, more are a chunk.
+While planned < min(known + tokens_in_flight, last), a row can be planned: one position is a decode, more are a chunk.
 
-**Full pages.** `num_cached` is the number of full pages that `cache_full_pages` has processed. It is due again when
-`verified` reaches `cache_at`. If the worker has a window, the row's first sample has read only its last positions, so
-the positions before `verified_from` are never verified.
+**Full pages.** `num_cached` is the number of full pages that `cache_full_pages` has processed. The function is called
+again when `verified` reaches `cache_at`. If the worker has a window, the row's first sampled token attends only to its
+window, so the positions before `verified_from` are never verified.
 
-**Window.** The row no longer holds its pages from the lane's sink pages up to, but not including, page `held_from`. Its
-page list still contains them, as the worker's table does.
+**Window.** The row has released the pages with logical index from `sink_pages` (`Lane`) to `held_from - 1`. Its page
+list still contains them, and so does the worker's table.
 
-**Checksum.** It is updated with every change and sent with every plan, so that the worker can compare its own tables
-(worker.proto has the formula). Plans do not mention that a request has left its row, so the worker's tables keep such a
-row. `planned` and the page sum of a row therefore stay until the row is seated again.
+**Checksum.** It is updated with every change and sent with every plan, so that the worker can check its own tables
+(worker.proto has the formula). A plan does not contain which rows became free, so the worker's tables keep their
+entries. `planned` and the page sum of a row therefore stay until the row is seated again.
 """
 
 import numpy as np
@@ -34,8 +34,8 @@ import numpy.typing as npt
 from scheduler_svc.core.messages.arrays import Int32Array
 from scheduler_svc.core.state.request import Request
 
-# New tokens of a row collect in `_tail`, and move to its request when the tail is full. Its size is about this many
-# tokens, so the loop over requests runs once in about 64 steps instead of in every step.
+# New tokens of a row collect in `_tail`, and move to its request when the tail is full. It has room for about this
+# many, so the loop over requests runs once in about 64 steps instead of in every step.
 TAIL_TOKENS = 64
 
 _MASK = (1 << 64) - 1
@@ -52,7 +52,7 @@ def mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def mix_one(x: int) -> int:
-    """Applies `mix` to one number, twenty times faster than to an array of one element."""
+    """Applies `mix` to one number, which is twenty times faster than `mix` of an array with one element."""
     z = x + _GAMMA & _MASK
     z = (z ^ z >> 30) * _MIX1 & _MASK
     z = (z ^ z >> 27) * _MIX2 & _MASK
@@ -60,18 +60,18 @@ def mix_one(x: int) -> int:
 
 
 class Rows:
-    """Rows 1 to `max_rows`. Row 0 is reserved for padding and never seated."""
+    """Rows 1 to `max_rows`. Row 0 is reserved for the positions that pad a step and is never seated."""
 
     def __init__(self, max_rows: int, page_size: int = TAIL_TOKENS) -> None:
-        """All rows are free. `page_size` affects only how many new tokens collect in a row."""
+        """Makes free rows. `page_size` affects only how many new tokens collect in a row."""
         n = max_rows + 1
         self.max_rows = max_rows
         self.num_seated = 0
         self.num_with_logprobs = 0
-        """Seated rows that want logprobs. If it is 0, planning skips everything about logprobs."""
+        """Number of seated rows with logprobs. If it is 0, planning does nothing for logprobs."""
         self.remaining_bound = 0
-        """Upper bound on the sum of `last - known` over the seated rows: each row counts as when it was seated."""
-        # The lowest row is the next, so that seated rows stay dense.
+        """Upper bound on the sum of `last - known` over the seated rows: the sum at the times when they were seated."""
+        # The next row is the lowest, so that seated rows stay dense.
         self._free = list(range(max_rows, 0, -1))
         self.requests: list[Request | None] = [None] * n
         self.pages: list[list[int]] = [[] for _ in range(n)]
@@ -99,10 +99,10 @@ class Rows:
         self.has_stops = np.zeros(n, np.bool_)
         self.num_logprobs = np.zeros(n, np.int32)
         self.prompt_logprobs_from = np.zeros(n, np.int32)
-        # A multiple of small pages, so that the tokens of a full page are contiguous.
+        # If pages are small, the width is a multiple of their size, so that the tokens of a full page are contiguous.
         self._width = -(-TAIL_TOKENS // page_size) * page_size if page_size <= 4 * TAIL_TOKENS else TAIL_TOKENS
         self._tail = np.zeros((n, self._width), np.int32)
-        # Tokens of the sequence that the row's request has. The others are in `_tail`, at their position modulo
+        # Number of tokens that are in the row's request. The later ones are in `_tail`, at their position modulo
         # `_width`.
         self._flushed = np.zeros(n, np.int32)
         self._weight = mix(np.arange(n, dtype=np.uint64) << np.uint64(40) ^ np.uint64(_POSITION_TAG)) | np.uint64(1)
@@ -111,7 +111,7 @@ class Rows:
 
     @property
     def checksum(self) -> int:
-        """Checksum of the worker's row tables when it has applied all changes so far."""
+        """Checksum of the worker's row tables after all changes so far."""
         return self._checksum
 
     @property
@@ -124,7 +124,7 @@ class Rows:
         return np.flatnonzero(self.handle)
 
     def page_sum(self, row: int) -> int:
-        """Returns what the row's pages contribute to the checksum. A row that was left keeps its value."""
+        """Returns what the row's pages contribute to the checksum. A free row keeps the value of its last request."""
         return int(self._page_sum[row])
 
     def request_at(self, row: int) -> Request:
@@ -134,7 +134,7 @@ class Rows:
         return request
 
     def requests_at(self, rows: npt.NDArray[np.int64]) -> list[Request]:
-        """Returns the requests in these rows, which are all seated."""
+        """Returns the requests in these seated rows."""
         return [self.request_at(row) for row in rows.tolist()]
 
     def seat(
@@ -142,8 +142,8 @@ class Rows:
     ) -> int:
         """Seats the request in a free row and returns the row.
 
-        The row owns the list `pages`, which is the page list of the sequence. The pages hold the keys and values of the
-        positions before `first_position`.
+        The list `pages` becomes the row's page list. The pages hold the keys and values of the positions before
+        `first_position`.
         """
         row = self._free.pop()
         self.num_seated += 1
@@ -178,7 +178,7 @@ class Rows:
     def unseat(self, row: int) -> list[int]:
         """Removes the request from its row and returns the row's page list.
 
-        The request takes over its tokens, and the numbers of plans and tokens in flight.
+        The row's tokens and its numbers of plans and tokens in flight move to the request.
         """
         request = self.request_at(row)
         first = int(self._flushed[row]) % self._width
@@ -237,13 +237,13 @@ class Rows:
         self.plans_in_flight[rows] -= 1
 
     def drop_sampled(self, rows: npt.NDArray[np.int64]) -> None:
-        """Records that the tokens in a result for these rows are not used."""
+        """Records that the result's tokens for these rows are not used."""
         self.tokens_in_flight[rows] -= 1
 
     def add_sampled(self, rows: npt.NDArray[np.int64], tokens: Int32Array) -> Int32Array:
-        """Appends the tokens of a result, `tokens[i]` to `rows[i]`. The rows are distinct, their logits were finite.
+        """Appends the tokens of a result, `tokens[i]` to `rows[i]`. The rows are distinct and their logits were finite.
 
-        The positions confirmed so far are verified by this. Returns them, int32[len(rows)].
+        This verifies all confirmed positions. Returns their number for each row, int32[len(rows)].
         """
         self.tokens_in_flight[rows] -= 1
         verified = self.confirmed[rows]

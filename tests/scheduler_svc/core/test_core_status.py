@@ -82,7 +82,7 @@ def test_workers_that_die_without_a_token_make_the_core_stop_serving() -> None:
     assert note.message == f"not serving: {status.not_serving}"
     assert status.not_serving == (
         "workers crash in a loop: 5 died within 60 s and no token was computed in between; the last one: killed; "
-        "this ends with the next token, or 60 s after the first death"
+        "requests are accepted again after the next token, or 60 s after the first of these deaths"
     )
     refused = world.streams[world.submit([3])].rejected
     assert refused is not None

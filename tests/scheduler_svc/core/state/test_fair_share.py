@@ -65,7 +65,7 @@ def test_without_fair_share_a_tenant_waits_for_all_earlier_requests() -> None:
     assert run(world) == [*greedy_ones, other]
 
 
-def test_an_idle_tenant_saves_up_no_share() -> None:
+def test_an_idle_tenant_gets_no_credit() -> None:
     world = World(ONE_AT_A_TIME)
     early = [ask(world, "a") for _ in range(6)]
     for _ in range(3):
@@ -155,7 +155,7 @@ def test_a_virtual_start_is_the_later_of_tenant_and_service() -> None:
     assert fair_share.enter(b"d", 1) == 12
 
 
-def test_pruned_tenants_behind_the_virtual_time_lose_nothing() -> None:
+def test_pruning_drops_only_tenants_that_equal_new_ones() -> None:
     fair_share = FairShare()
     for i in range(200):
         fair_share.enter(i.to_bytes(2), 10)
