@@ -1,7 +1,7 @@
 """Announcements to front ends: the served model, and whether the core accepts requests.
 
-Owns the values that were sent last, so that each change is sent once. Front ends refuse requests by this status alone,
-before they parse them, because under overload a refusal must be cheap.
+The announcer remembers what it sent last, so that each change is sent once. Front ends use only this status to refuse
+requests before they parse them, because under overload a refusal must be cheap.
 """
 
 from collections.abc import Iterable
@@ -14,22 +14,22 @@ from scheduler_svc.core.state.worker_infos import Served
 
 
 class Announcer:
-    """Reads the queue and the lanes; changes neither."""
+    """Makes announcements from the queue and the lanes, and does not change them."""
 
     def __init__(self, config: CoreConfig, queue: RequestQueue, lanes: Lanes) -> None:
         self._config = config
         self._queue = queue
         self._lanes = lanes
         self._sent_served: Served | None = None
-        # Queue full, not serving, workers.
+        # Why the queue is full, why the core does not serve (empty if it does not apply), number of workers.
         self._sent_status = ("", "", 0)
 
     def greeting(self, frontend: str) -> list[Effect]:
-        """The announcements for a front end that joins."""
+        """Returns the announcements for a front end that joins."""
         return [_model(frontend, self._lanes.worker_infos.served), self._status(frontend)]
 
     def changed_model(self, frontends: Iterable[str]) -> list[Effect]:
-        """The served model for every front end, if callers see a difference."""
+        """Returns the served model for every front end, if callers see a difference."""
         served = self._lanes.worker_infos.served
         if served is self._sent_served:
             return []
@@ -37,9 +37,9 @@ class Announcer:
         return [_model(frontend, served) for frontend in frontends]
 
     def changed_status(self, frontends: Iterable[str], now: float) -> list[Effect]:
-        """The core's status for every front end, if it changed.
+        """Returns the core's status for every front end, if it changed.
 
-        The numbers in the sentences change constantly, so only the presence of a sentence counts as a change.
+        A status is sent when a reason appears or disappears, because the numbers in the reasons change constantly.
         """
         queue_full, not_serving = self._queue_full(), self._lanes.crash_loop.cause(now)
         before = self._sent_status
@@ -54,7 +54,7 @@ class Announcer:
         return effects
 
     def _queue_full(self) -> str:
-        """One sentence while no request can be queued, else empty."""
+        """Returns the reason if the queue is full, otherwise an empty string."""
         queue, config = self._queue, self._config
         if queue.num_waiting >= config.max_waiting:
             return f"{queue.num_waiting} requests are waiting; the limit is {config.max_waiting} (max_waiting)"

@@ -1,7 +1,7 @@
 """Validates a Submit against the core's state, and makes its requests.
 
-Pure functions; owns nothing. A request that can never run is refused here with the arithmetic, so an admitted request
-never waits for pages or positions that do not exist. A request is admitted with all its samples or not at all.
+The functions are pure. A request that can never run is refused here, so an accepted request never waits for pages or
+positions that cannot exist. A request is accepted with all its samples or not at all.
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ from scheduler_svc.core.state.request import Request
 from scheduler_svc.core.state.request_queue import RequestQueue
 from scheduler_svc.core.state.worker_infos import WorkerInfos
 
-# Code, field, sentence.
+# Code, field, message.
 Refusal = tuple[RejectCode, str, str]
 
 
 def refusal(event: Submit, *, worker_infos: WorkerInfos, queue: RequestQueue, config: CoreConfig) -> Refusal | None:
-    """The reason for refusing the request, None if it is accepted. At least one worker was proven before."""
+    """Returns the refusal of the request, None if it is accepted. Call it only after a worker has been proven."""
     if queue.by_request_id(event.request_id) or any(
         queue.by_stream(event.frontend, stream) for stream in event.streams
     ):
@@ -35,20 +35,20 @@ def refusal(event: Submit, *, worker_infos: WorkerInfos, queue: RequestQueue, co
 
 
 def total_tokens(worker_infos: WorkerInfos, prompt: int, max_new_tokens: int) -> int:
-    """Length in tokens at which the request ends: as requested, or cut at a worker's max_length; 0 if none can run it.
+    """Returns the length in tokens at which the request ends; 0 if no worker can run it.
 
-    Of several workers, present or recent, the one that allows the greatest length counts. A worker whose pool cannot
-    hold the length does not count: the pool cuts no request.
+    If the known workers differ, the largest possible length is used. Only max_length shortens a request, never the size
+    of a pool: a worker whose pool cannot hold the length is ignored.
     """
     ends = [(info, min(prompt + max_new_tokens, info.max_length)) for info in worker_infos.known]
     return max((total for info, total in ends if prompt < total and info.holds(total)), default=0)
 
 
 def _too_large(worker_infos: WorkerInfos, prompt: int, max_new_tokens: int) -> Refusal | None:
-    """The refusal of a request that no worker can run to its end.
+    """Returns the refusal of a request that no worker can run to its end.
 
-    None if a present worker can, or if no worker is present and a recent one could. A request that only a worker which
-    left recently could hold is refused as NOT_READY, not as invalid.
+    Returns None if a present worker can, or if no worker is present and a recent one could. A request that only a
+    worker which left recently could hold is refused as NOT_READY, not as invalid.
     """
     present, recent = worker_infos.present, worker_infos.recent
     total = total_tokens(worker_infos, prompt, max_new_tokens)
@@ -56,14 +56,14 @@ def _too_large(worker_infos: WorkerInfos, prompt: int, max_new_tokens: int) -> R
         return None
     if total:
         reason = (
-            f"prompt ({prompt} tokens) and max_new_tokens make {total} tokens; the workers that serve now hold "
-            f"{_most_tokens(present)}, and a larger one left a short while ago"
+            f"prompt ({prompt} tokens) and max_new_tokens make {total} tokens; the present workers hold at "
+            f"most {_most_tokens(present)}; a larger one left a short while ago"
         )
         return RejectCode.NOT_READY, "", reason
     # The message gives the limits of the present workers, if there are any.
     info = max(present or recent, key=lambda info: (info.max_length, info.usable_pages))
     if prompt >= info.max_length:
-        reason = f"the prompt has {prompt} tokens, and a new one makes {prompt + 1}; the limit is {info.max_length}"
+        reason = f"the prompt and one output token make {prompt + 1} tokens; the limit is {info.max_length}"
         return RejectCode.INVALID, "token_ids", reason
     new = min(max_new_tokens, info.max_length - prompt)
     reason = (
@@ -74,24 +74,24 @@ def _too_large(worker_infos: WorkerInfos, prompt: int, max_new_tokens: int) -> R
 
 
 def _most_tokens(infos: Sequence[WorkerInfo]) -> int:
-    """The longest sequence that one of these workers can hold."""
-    # The last token of a sequence is sampled and never computed, so it takes no slot of the pool.
+    """Returns the length of the longest sequence that one of these workers can hold."""
+    # The last token of a sequence is sampled and never computed, so it takes no place in a page.
     pools = [(info, info.usable_pages * info.page_size + 1) for info in infos]
     return max(info.max_length if info.window else min(info.max_length, pool) for info, pool in pools)
 
 
 def _invalid(event: Submit, worker_infos: WorkerInfos, config: CoreConfig) -> Refusal | None:
-    """The refusal of a request that is invalid at any time."""
+    """Returns the refusal of a request that would be invalid even with an empty queue."""
     prompt, samples, info = len(event.prompt), event.num_samples, worker_infos.known[0]
     limit = most_samples(config)
     if samples > limit:
         return RejectCode.INVALID, "sampling.num_samples", f"num_samples is {samples}; the limit is {limit}"
     if samples * prompt > config.max_waiting_tokens:
-        limit = f"the limit of tokens that wait is {config.max_waiting_tokens}"
+        limit = f"at most {config.max_waiting_tokens} tokens may wait (max_waiting_tokens)"
         if samples == 1:
             return RejectCode.INVALID, "token_ids", f"the prompt has {prompt} tokens; {limit}"
-        sentence = f"num_samples is {samples} and the prompt has {prompt} tokens, {samples * prompt} together; {limit}"
-        return RejectCode.INVALID, "sampling.num_samples", sentence
+        message = f"num_samples is {samples} and the prompt has {prompt} tokens, {samples * prompt} together; {limit}"
+        return RejectCode.INVALID, "sampling.num_samples", message
     if int(event.prompt.min()) < 0 or int(event.prompt.max()) >= info.vocab_size:
         return RejectCode.INVALID, "token_ids", f"a token id is outside 0 to {info.vocab_size - 1}"
     return None
@@ -103,7 +103,7 @@ def most_samples(config: CoreConfig) -> int:
 
 
 def _queue_full(event: Submit, queue: RequestQueue, config: CoreConfig) -> Refusal | None:
-    """The refusal of a request for which the queue has no room now."""
+    """Returns the refusal of a request for which the queue has no room now."""
     prompt, samples, limit = len(event.prompt), event.num_samples, config.max_waiting
     if queue.num_waiting + samples > limit:
         more = f" and num_samples is {samples}" if samples > 1 else ""
@@ -111,19 +111,19 @@ def _queue_full(event: Submit, queue: RequestQueue, config: CoreConfig) -> Refus
     limit = config.max_waiting_tokens
     if queue.waiting_tokens + samples * prompt > limit:
         each = f" for each of {samples} samples" if samples > 1 else ""
-        sentence = f"{queue.waiting_tokens} tokens are waiting and the prompt has {prompt}{each}; the limit is {limit}"
-        return RejectCode.QUEUE_FULL, "", sentence
+        message = f"{queue.waiting_tokens} tokens are waiting and the prompt has {prompt}{each}; the limit is {limit}"
+        return RejectCode.QUEUE_FULL, "", message
     return None
 
 
 def new_requests(
     event: Submit, *, first_handle: int, worker_infos: WorkerInfos, fair_share: FairShare, fair: bool, now: float
 ) -> list[Request]:
-    """One request for each sample. A handle is also the request's number in the order of arrival.
+    """Returns one request for each sample. Its handle is also its number in the order of arrival.
 
-    The samples share the prompt and all settings. Only the first one brings the logprobs of the prompt.
+    The samples share the prompt and all settings. Only the first one returns prompt logprobs.
     """
-    # Page size and stop ids are part of the identity, which all workers share.
+    # All workers have the same model identity, which covers the page size and the EOS token ids.
     info = worker_infos.known[0]
     page_size, eos_token_ids = info.page_size, info.eos_token_ids
     wanted = len(event.prompt) + event.max_new_tokens
@@ -167,7 +167,7 @@ def new_requests(
 
 
 def _page_hashes(event: Submit, page_size: int) -> list[bytes]:
-    """Hashes of the prompt's full pages that came with the request; others are computed when needed."""
+    """Returns the hashes of the prompt's full pages that came with the request; others are computed when needed."""
     if not event.prefix_root:
         return []
     count = min(len(event.page_hashes) // HASH_BYTES, len(event.prompt) // page_size)

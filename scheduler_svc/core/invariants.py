@@ -1,6 +1,6 @@
-"""Invariants of the core after every event. `audit` checks all of them; it is slow, and for tests and replay.
+"""`audit` checks the invariants of the core after an event. It is slow; tests and replay call it.
 
-Owns nothing and changes nothing. A broken invariant raises an AssertionError that names it.
+It changes nothing. A broken invariant raises an AssertionError that names it.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ from scheduler_svc.core.state.rows import Rows, mix
 
 
 def audit(core: Scheduler) -> None:
-    """Raises AssertionError at the first invariant that does not hold."""
+    """Checks all invariants; raises an AssertionError at the first one that is broken."""
     _audit_queue(core)
     in_flight = {worker: _InFlightCounts(core, lane) for worker, lane in core.lanes.items()}
     for worker, lane in core.lanes.items():
@@ -28,13 +28,13 @@ def audit(core: Scheduler) -> None:
             plans = sum(records.plans[request.handle] for records in in_flight.values())
             samples = sum(records.samples[request.handle] for records in in_flight.values())
             assert (request.pending_plans, request.pending_tokens) == (plans, samples), (
-                f"{request.request_id}: plans and samples in flight counted "
-                f"{(request.pending_plans, request.pending_tokens)}, recorded {(plans, samples)}"
+                f"{request.request_id}: plans and tokens in flight are counted as "
+                f"{(request.pending_plans, request.pending_tokens)}, but the sent plans have {(plans, samples)}"
             )
 
 
 class _InFlightCounts:
-    """How many of a lane's plans in flight name each request, and how many of them sample it."""
+    """For each request, how many of a lane's plans in flight contain it, and how many sample a token for it."""
 
     def __init__(self, core: Scheduler, lane: Lane) -> None:
         assert len(lane.in_flight) <= core.config.plans_in_flight, "more plans in flight than allowed"
@@ -53,8 +53,10 @@ class _InFlightCounts:
 def _audit_queue(core: Scheduler) -> None:
     queue = core.queue
     waiting = [request for request in queue if request.phase is Phase.WAITING]
-    assert queue.num_waiting == len(waiting), f"{queue.num_waiting} counted waiting, {len(waiting)} are"
-    assert queue.waiting_tokens == sum(request.known for request in waiting), "waiting tokens miscounted"
+    assert queue.num_waiting == len(waiting), (
+        f"the queue counts {queue.num_waiting} waiting requests, but {len(waiting)} wait"
+    )
+    assert queue.waiting_tokens == sum(request.known for request in waiting), "waiting tokens are miscounted"
     assert sorted(r.handle for r in queue.waiting()) == sorted(r.handle for r in waiting), "the queue lost a request"
     for request in queue:
         assert request.phase is not Phase.ENDED, f"{request.request_id} ended and is still live"
@@ -79,11 +81,11 @@ def _audit_pages(lane: Lane) -> None:
         assert pool.references(page) == held[page], (
             f"page {page}: {pool.references(page)} references, {held[page]} holders"
         )
-    names = [pool.hash_of(page) for page in range(pool.num_pages)]
-    named = {page: name for page, name in enumerate(names) if name is not None}
-    assert len(named) == pool.num_cached and len(set(named.values())) == len(named), "the prefix cache lost a page"
-    assert all(pool.page_with_hash(name) == page for page, name in named.items()), "a hash leads to another page"
-    assert pool.num_evictable == sum(page in named for page in unused), "evictable pages miscounted"
+    hashes = {page: pool.hash_of(page) for page in range(pool.num_pages)}
+    cached = {page: page_hash for page, page_hash in hashes.items() if page_hash is not None}
+    assert len(cached) == pool.num_cached and len(set(cached.values())) == len(cached), "the prefix cache lost a page"
+    assert all(pool.page_with_hash(page_hash) == page for page, page_hash in cached.items()), "a hash has another page"
+    assert pool.num_evictable == sum(page in cached for page in unused), "evictable pages are miscounted"
     lane.host.audit()
 
 
@@ -95,8 +97,8 @@ def _audit_rows(core: Scheduler, lane: Lane, in_flight: _InFlightCounts) -> None
     assert rows.remaining_bound >= sum(rows.last[row] - rows.known[row] for row in seated), (
         "the bound on remaining positions is too low"
     )
-    # Elements of lists: reading one of an array costs ten times as much, and there are many.
-    confirmed, planned, known, samples, last, proven, num_pages, plans, handles, num_logprobs, wanted_from = (
+    # Lists, because reading an element of an array takes ten times as long.
+    confirmed, planned, known, tokens, last, verified, num_pages, plans, handles, num_logprobs, wanted_from = (
         array.tolist()
         for array in (
             rows.confirmed,
@@ -117,13 +119,14 @@ def _audit_rows(core: Scheduler, lane: Lane, in_flight: _InFlightCounts) -> None
         assert request is not None and request.row == row and request.handle == handles[row]
         assert request.worker == lane.worker, f"row {row} runs a request of another lane"
         assert core.queue.by_handle(request.handle) is request, f"row {row} runs a dead request"
-        assert 0 <= confirmed[row] <= planned[row] <= min(known[row] + samples[row], last[row]), (
+        assert 0 <= confirmed[row] <= planned[row] <= min(known[row] + tokens[row], last[row]), (
             f"row {row}: confirmed {confirmed[row]}, planned {planned[row]}, known {known[row]}, "
-            f"samples {samples[row]}, last {last[row]}"
+            f"tokens in flight {tokens[row]}, last {last[row]}"
         )
-        assert proven[row] <= confirmed[row]
-        counted, recorded = (plans[row], samples[row]), (in_flight.plans[handles[row]], in_flight.samples[handles[row]])
-        assert counted == recorded, f"row {row}: plans and samples in flight counted {counted}, recorded {recorded}"
+        assert verified[row] <= confirmed[row]
+        counted = plans[row], tokens[row]
+        sent = in_flight.plans[handles[row]], in_flight.samples[handles[row]]
+        assert counted == sent, f"row {row}: plans and tokens in flight are counted as {counted}, but {sent} were sent"
         assert known[row] < request.total_length and last[row] == request.total_length - 1
         assert num_pages[row] == len(rows.pages[row])
         assert num_pages[row] * page_size >= planned[row], f"row {row} computes past its pages"
@@ -136,12 +139,12 @@ def _audit_rows(core: Scheduler, lane: Lane, in_flight: _InFlightCounts) -> None
             f"row {row}: prompt logprobs sent up to {request.prompt_logprobs_from}, confirmed up to {unsent}"
         )
     num_with_logprobs = sum(num_logprobs[row] > 0 or wanted_from[row] > 0 for row in seated)
-    assert rows.num_with_logprobs == num_with_logprobs, "rows that want logprobs miscounted"
+    assert rows.num_with_logprobs == num_with_logprobs, "rows that want logprobs are miscounted"
     assert rows.checksum == _slow_checksum(rows, planned, set(seated)), "the incremental checksum drifted"
 
 
 def _audit_cached_pages(lane: Lane, row: int, request: Request) -> None:
-    """A row never writes a cached page, and holds the pages that its window reads."""
+    """Checks that a row never writes to a cached page and that it holds the pages which its window reads."""
     rows, pool, page_size = lane.rows, lane.pool, lane.info.page_size
     planned, held_from = int(rows.planned[row]), int(rows.held_from[row])
     for page_idx, page in enumerate(rows.pages[row]):
@@ -153,18 +156,18 @@ def _audit_cached_pages(lane: Lane, row: int, request: Request) -> None:
     assert held_from <= max(lane.sink_pages, lane.first_seen_page(planned)), f"row {row} freed a page that it will read"
     assert int(rows.num_cached[row]) == int(rows.verified[row]) // page_size
     first = max(held_from, -(-int(rows.verified_from[row]) // page_size))
-    sealed = rows.pages[row][first : int(rows.num_cached[row])]
-    assert not any(pool.is_unverified(page) for page in sealed), f"row {row}: a page that was read is unverified"
+    verified = rows.pages[row][first : int(rows.num_cached[row])]
+    assert not any(pool.is_unverified(page) for page in verified), f"row {row}: a verified page counts as unverified"
 
 
 def _next_unsent(first: int, computed: int, prompt_tokens: int) -> int:
-    """The first prompt position whose logprob was not sent yet, given the first wanted one; 0 if none."""
+    """Returns the first prompt position whose logprob was not sent yet, given the first wanted one; 0 if none."""
     following = max(first, computed + 1)
     return following if first and following < prompt_tokens else 0
 
 
 def _slow_checksum(rows: Rows, planned: list[int], seated: set[int]) -> int:
-    """The checksum by worker.proto's formula; of ended rows, whose page lists are gone, the stored part."""
+    """Returns the checksum by worker.proto's formula; for free rows, which have no page list, by the stored sum."""
     words = [row << 40 ^ i << 20 ^ page for row in seated for i, page in enumerate(rows.pages[row])]
     total = int(mix(np.array(words, np.uint64)).sum())
     for row, weight in enumerate(_weights(rows.max_rows)):
@@ -174,17 +177,19 @@ def _slow_checksum(rows: Rows, planned: list[int], seated: set[int]) -> int:
 
 @cache
 def _weights(max_rows: int) -> tuple[int, ...]:
-    """The weight W of each row; row 0 has none."""
+    """Returns the weight W of each row; row 0 has weight 0."""
     rows = np.arange(1, max_rows + 1, dtype=np.uint64)
     return 0, *(mix(rows << np.uint64(40) ^ np.uint64(0xFFFFF)) | np.uint64(1)).tolist()
 
 
 def _audit_prompt_logprobs(core: Scheduler, lane: Lane) -> None:
-    """Prompt logprobs in flight follow on those that were sent, without overlap or gap."""
+    """Checks that prompt logprobs in flight continue those that were sent, without overlap or gap."""
     following = {request.handle: request.prompt_logprobs_from for request in core.queue}
     for wanted in (wanted for record in lane.in_flight for wanted in record.wanted_prompt_logprobs):
         if wanted.handle in following:
-            assert wanted.start == following[wanted.handle], f"prompt logprobs from {wanted.start} on: not the next"
+            assert wanted.start == following[wanted.handle], (
+                f"prompt logprobs continue at the wrong position {wanted.start}"
+            )
             following[wanted.handle] += wanted.count
     for row in map(int, lane.rows.seated()):
         request = lane.rows.request_at(row)

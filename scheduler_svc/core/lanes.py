@@ -1,8 +1,8 @@
-"""The lanes of all workers: workers that join and leave, and the one recovery.
+"""Opens, resets and closes the lanes of all workers.
 
-Owns the lanes and the generations. Every fault of a worker or a step (lost, failed, out of memory, out of sync) has the
-same recovery: the lane is reset, its requests go back to the queue with all known tokens, and any lane with room takes
-them over. A worker that never succeeds is refused for a while.
+`Lanes` owns the lanes and the generations. It handles every fault of a worker or a step (lost, failed, out of memory,
+out of sync) in the same way: it resets the lane, its requests go back to the queue with all known tokens, and any lane
+with room admits them. A worker is refused after 5 failed steps without a confirmed one; it may join again.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from scheduler_svc.core.state.worker_infos import WorkerInfos
 from scheduler_svc.core.update import step_reports
 
 _MAX_FRUITLESS_RESETS = 5
-# After these causes the pages of confirmed steps are still valid; after others the content of all pages is unknown.
+# After these causes the pages of confirmed steps stay cached; after others the content of all pages is unknown.
 _KEEPING_CAUSES = (ResetCause.STEP_FAILED, ResetCause.OUT_OF_MEMORY)
 
 
@@ -33,7 +33,7 @@ class Lanes:
         self._config = config
         self._queue = queue
         self.by_worker: dict[str, Lane] = {}
-        """Lanes by the worker's name, the longest joined first."""
+        """Lanes by worker name, in the order in which the workers joined."""
         self.worker_infos = WorkerInfos(config.max_worker_wait_seconds)
         self.crash_loop = CrashLoop()
         self.last_loss: tuple[float, str] | None = None
@@ -52,7 +52,7 @@ class Lanes:
         output_tokens: int = 0,
         compute_us: int = 0,
     ) -> list[fx.Effect]:
-        """The report of one event of the lane, if the config asks for reports."""
+        """Returns the report of one event of the lane, if the config asks for reports."""
         if not self._config.report_steps:
             return []
         totals = step_reports.Totals(self.counters.steps, self.counters.preemptions, self._queue.num_waiting)
@@ -70,12 +70,12 @@ class Lanes:
         effects: list[fx.Effect] = []
         refusal = frame_refusal(self._config, info) or self._model_refusal(info, worker)
         if worker in self.by_worker:
-            what = "it came back as another" if refusal else "it joined again"
+            what = "it joined again and is refused" if refusal else "it joined again"
             effects += self.close(worker, what, now, is_death=False)
         if refusal:
             return [*effects, *_refused_for_good(worker, refusal)]
         if len(self.by_worker) == MAX_LANES:
-            reason = f"{MAX_LANES} workers serve already; this one may stand by"
+            reason = f"{MAX_LANES} workers serve already; this one is accepted when one of them leaves"
             return [*effects, fx.WorkerRefused(worker=worker, reason=reason, retry=True)]
         self._generation += 1
         lane = Lane(worker=worker, number=self._next_number, info=info, generation=self._generation, now=now)
@@ -88,7 +88,7 @@ class Lanes:
         return effects
 
     def _prove(self, lane: Lane) -> list[fx.Effect]:
-        """The lane takes requests from now on, and callers may rely on its sizes."""
+        """Lets the lane get requests, and announces its sizes to callers."""
         lane.prove()
         self.worker_infos.update(self._proven_infos())
         self._queue.restore_set_aside()
@@ -112,11 +112,11 @@ class Lanes:
         *,
         is_death: bool = True,
     ) -> list[fx.Effect]:
-        """The worker is gone: resets and removes its lane. `is_death` is False if the worker said that it leaves."""
+        """Resets and removes the lane. `is_death` is False if the worker left on purpose or joined again."""
         lane = self.by_worker.pop(worker)
         effects = self._reset(lane, f"worker {worker} lost: {reason}", now, cause, compute_us)
         self.last_loss = now, reason
-        # The death of a worker that never served does not count while another one serves.
+        # The death of a worker on probation does not count while another worker serves.
         if is_death and (lane.is_proven or not self._proven_infos()):
             self.crash_loop.died(reason, now)
         if lane.is_proven:
@@ -127,7 +127,7 @@ class Lanes:
         return effects
 
     def end_probation(self, lane: Lane, now: float) -> list[fx.Effect]:
-        """The lane's first step succeeded. The worker is compared again: another one may have been proven since."""
+        """Proves the lane after its first step if its model still matches: other workers may be proven by now."""
         difference = self._model_refusal(lane.info, lane.worker)
         if not difference:
             return self._prove(lane)
@@ -135,7 +135,7 @@ class Lanes:
         return [*effects, *_refused_for_good(lane.worker, difference)]
 
     def next_timeout(self) -> float | None:
-        """Time at which the first worker times out, None if no worker has joined."""
+        """Returns the time at which the first worker times out, None if there is no worker."""
         return min(map(self._timeout_of, self.by_worker.values()), default=None)
 
     def _timeout_of(self, lane: Lane) -> float:
@@ -145,7 +145,7 @@ class Lanes:
         return lane.heard_at + config.silence_timeout_seconds
 
     def expire_workers(self, now: float) -> list[fx.Effect]:
-        """Closes the lanes of workers that timed out. A worker that still lives may join again."""
+        """Closes the lanes of workers that timed out, and asks the workers to join again."""
         effects: list[fx.Effect] = []
         for worker, lane in list(self.by_worker.items()):
             if now >= self._timeout_of(lane):
@@ -155,11 +155,11 @@ class Lanes:
         return effects
 
     def _reset(self, lane: Lane, reason: str, now: float, cause: ResetCause, compute_us: int) -> list[fx.Effect]:
-        """The one recovery: requests keep all known tokens, plans in flight are void, and no message is sent again."""
+        """Resets the lane: its requests go back to the queue with all known tokens, its plans in flight become void."""
         void = tuple(lane.in_flight)
         self._generation += 1
         self.counters.lane_reset()
-        # A request that was preempted while plans named it no longer waits for their results.
+        # A preempted request no longer waits for the results of its plans in flight.
         for handle in {handle for record in void for handle in record.handles.tolist()}:
             request = self._queue.by_handle(handle)
             if request is not None and not request.row:
@@ -174,22 +174,22 @@ class Lanes:
     def reset_or_refuse(
         self, lane: Lane, reason: str, now: float, cause: ResetCause, compute_us: int
     ) -> list[fx.Effect]:
-        """Handles a step that failed: resets the lane, or refuses the worker after too many resets in a row."""
+        """Handles a failed step: resets the lane, or refuses the worker after too many failed steps in a row."""
         num_resets = lane.count_failed_step()
         if num_resets < _MAX_FRUITLESS_RESETS:
-            return self._reset(lane, reason, now, cause, compute_us)
-        reason = f"{num_resets} resets in a row without one confirmed step, the last one: {reason}"
+            return self._reset(lane, f"worker {lane.worker}: {reason}", now, cause, compute_us)
+        reason = f"{num_resets} failed steps in a row without a confirmed one; the last: {reason}"
         return self.refuse_for_now(lane, reason, now, cause, compute_us)
 
     def refuse_for_now(
         self, lane: Lane, reason: str, now: float, cause: ResetCause, compute_us: int
     ) -> list[fx.Effect]:
-        """Closes the lane; the worker may join again later."""
+        """Closes the lane and refuses the worker, which may join again."""
         refused = fx.WorkerRefused(worker=lane.worker, reason=reason, retry=True)
         return [*self.close(lane.worker, reason, now, cause, compute_us), refused]
 
     def flush(self) -> int:
-        """Evicts every cached page; returns their number."""
+        """Evicts all cached pages and returns their number."""
         for lane in self.by_worker.values():
             lane.schedule.clear_lookups()
         return sum(lane.pool.evict_all() + lane.host.evict_all() for lane in self.by_worker.values())

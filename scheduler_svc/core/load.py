@@ -1,7 +1,4 @@
-"""The load of the core, summed over its lanes.
-
-A pure function; owns nothing.
-"""
+"""Makes the report of the core's load, summed over its lanes."""
 
 from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.messages.reports import Load, WorkerLoad
@@ -10,7 +7,7 @@ from scheduler_svc.core.state.request_queue import RequestQueue
 
 
 def load_of(lanes: Lanes, queue: RequestQueue, step_ms: float, output_tokens: int, now: float) -> Load:
-    """The load at `now`. `output_tokens` is the number emitted since the start."""
+    """Returns the load at `now`. `output_tokens` is the number of tokens emitted since the start."""
     lost_at, lost_reason = lanes.last_loss or (None, "")
     counters, each = lanes.counters, [_of_lane(lane) for lane in lanes.by_worker.values()]
     return Load(

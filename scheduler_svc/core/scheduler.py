@@ -1,12 +1,13 @@
 """The core: `handle(event, now) -> effects`, a pure state machine.
 
-Owns every request and front end, and through `Lanes` the lane of each worker. Knows nothing of sockets, clocks or
+`Scheduler` owns all requests and front ends, and through `Lanes` the lane of each worker. It uses no sockets, clocks or
 randomness: the same events at the same times give the same effects.
 
-Theory of operation. An event changes state and is answered at once. `Tick` arrives when the inbox is empty; only then
-the core expires deadlines and makes plans, until each lane has `plans_in_flight` plans in flight or nothing can run. A
-result is read against the record of its plan. A token is emitted only after the result of its step arrived, so no
-failure of a worker makes a client see a token twice. A request ends with exactly one terminal answer: Rejected or End.
+`handle` applies one event and returns its effects at once. `Tick` arrives when the inbox is empty. Only on a Tick does
+the core expire deadlines and make plans, until each lane has `plans_in_flight` plans in flight or nothing can run. A
+result is interpreted with the stored record of its plan (`SentPlan`). A token is emitted only after the result of its
+step has arrived, so a failing worker never makes a client see a token twice. A request ends with exactly one terminal
+answer, Rejected or End, unless its front end cancels it or disconnects.
 """
 
 from collections.abc import Callable
@@ -30,7 +31,7 @@ from scheduler_svc.core.update.results import Ending
 
 
 class Scheduler:
-    """The state machine. Its public state is for audits and tests; only `handle` changes it."""
+    """The state machine. Only `handle` changes its state; audits and tests read it."""
 
     def __init__(self, config: CoreConfig) -> None:
         self.config = config
@@ -39,7 +40,7 @@ class Scheduler:
         self._steps = Steps(config, self.queue, self._lanes)
         self.draining = False
         self.frontends: dict[str, int] = {}
-        """Index of each live front end by name; an index is never used twice."""
+        """Index of each connected front end, by name; an index is never used twice."""
         self.output_tokens = 0
         self._next_handle = 1
         self._next_frontend = 1
@@ -71,7 +72,7 @@ class Scheduler:
 
     @property
     def suspects(self) -> set[int]:
-        """Handles of live requests whose last step failed."""
+        """Handles of live requests that were in a failed step and have not sampled a token since."""
         return self._steps.suspects
 
     @property
@@ -81,7 +82,7 @@ class Scheduler:
 
     @property
     def info(self) -> WorkerInfo | None:
-        """The largest worker that serves, else the last one that served; None until a worker is proven."""
+        """The largest worker that serves; if none serves, the last one that did. None until a worker is proven."""
         served = self._lanes.worker_infos.served
         return None if served is None else served.info
 
@@ -89,12 +90,12 @@ class Scheduler:
         """Handles one event at time `now` (seconds, never decreasing); returns the effects in order."""
         effects = self._handlers[type(event)](event, now)
         if self._lanes.worker_infos.revision != self._seen_revision:
-            effects += self._on_offers_changed(now)
+            effects += self._on_workers_changed(now)
         effects += self._output.flush(self.frontends)
         return effects
 
     def next_wake(self) -> float | None:
-        """Time at which a Tick is due even if no event arrives; None if none is."""
+        """Time of the next Tick if no event arrives before it; None if nothing is due."""
         moments = (self.queue.next_deadline(), self._lanes.next_timeout(), self._lanes.worker_infos.next_expiry())
         return min((at for at in moments if at is not None), default=None)
 
@@ -136,7 +137,7 @@ class Scheduler:
         return [fx.Admitted(frontend=event.frontend, stream=event.stream, requests_ahead=ahead)]
 
     def _refusal(self, event: ev.Submit, now: float) -> Refusal | None:
-        """Code, field and sentence of the refusal; None if the request is accepted."""
+        """Returns code, field and message of the refusal, None if the request is accepted."""
         if self.info is None:
             return fx.RejectCode.NOT_READY, "", "no worker has joined yet"
         if self.draining:
@@ -241,8 +242,8 @@ class Scheduler:
             return []
         return self._lanes.close(event.worker, event.reason, now, is_death=not event.is_orderly)
 
-    def _on_offers_changed(self, now: float) -> list[fx.Effect]:
-        """A worker serves now, one left, or the wait for one that left is over."""
+    def _on_workers_changed(self, now: float) -> list[fx.Effect]:
+        """Updates the waits of all requests and announces the model, after the known workers changed."""
         self._seen_revision = self._lanes.worker_infos.revision
         for request in self.queue:
             self._update_worker_wait(request, now)
@@ -267,13 +268,13 @@ class Scheduler:
     def _on_step_done(self, event: ev.StepDone, now: float) -> list[fx.Effect]:
         effects, delivery, endings = self._steps.read(event, self.frontends, now)
         for ending in endings:
-            self._end_by(ending, now)
+            self._apply_ending(ending, now)
         if delivery is not None:
             self.output_tokens += len(delivery.tokens)
             effects += self._output.deliver(delivery, self.frontends)
         return effects
 
-    def _end_by(self, ending: Ending, now: float) -> None:
+    def _apply_ending(self, ending: Ending, now: float) -> None:
         if ending.failure is not None:
             self._end(ending.request, now, failure=ending.failure)
             return
@@ -303,7 +304,7 @@ class Scheduler:
                 self._end_worker_wait(request, now)
 
     def _end_worker_wait(self, request: Request, now: float) -> None:
-        """Ends a request that no worker could hold for `max_worker_wait_seconds`. The wait may have restarted since."""
+        """Ends a request if no worker was large enough for `max_worker_wait_seconds`; checks again later if not."""
         limit, since = self.config.max_worker_wait_seconds, request.worker_wait_since
         ends_at = request.worker_wait_ends_at(now, limit)
         if since is None or ends_at is None:
@@ -312,19 +313,19 @@ class Scheduler:
             self.queue.add_deadline(ends_at, request, DeadlineKind.WORKER_WAIT)
             return
         message = (
-            f"no worker that can hold its {request.total_length} tokens (prompt and max_new_tokens) was there for "
-            f"{now - since:.0f} s; the limit is {limit:g} s (max_worker_wait_seconds)"
+            f"for {now - since:.0f} s no worker could hold its {request.total_length} tokens (prompt and "
+            f"max_new_tokens); the limit is {limit:g} s (max_worker_wait_seconds)"
         )
         self._end(request, now, failure=fx.Failure(code=fx.FailureCode.NO_WORKER, message=message))
 
-    # The end -------------------------------------------------------------------------------------------------
+    # Shutdown ----------------------------------------------------------------------------------------------
 
     def _on_drain_started(self, event: ev.DrainStarted, now: float) -> list[fx.Effect]:
         self.draining = True
         return [fx.AnnounceDrain(frontend=frontend) for frontend in self.frontends]
 
     def _on_drain_ended(self, event: ev.DrainEnded, now: float) -> list[fx.Effect]:
-        message = "the service shut down before the request was done"
+        message = "the service shut down before the request ended"
         for request in list(self.queue):
             self._end(request, now, failure=fx.Failure(code=fx.FailureCode.SHUTDOWN, message=message))
         return []

@@ -1,8 +1,8 @@
-"""Plans for all lanes, and the results of their steps.
+"""Makes the plans of all lanes and reads the results of their steps.
 
-Owns the suspects and the durations of the last steps. Requests whose step failed are suspects: one suspect at a time
-runs, while the other rows of its lane pause, until it has sampled a token. A request whose step fails while it runs
-alone is ended. This module ends no request itself; it returns the requests that a step ends.
+`Steps` owns the suspects and the durations of the last steps. All requests of a failed step become suspects. On each
+lane one suspect at a time runs alone, until it has sampled a token. A request is ended if its step fails while it runs
+alone. `Steps` does not end requests itself: it returns those that must end, and the scheduler ends them.
 """
 
 from collections import deque
@@ -35,23 +35,21 @@ _CAUSES = {
 
 
 class Steps:
-    """Makes the plans of all lanes and reads their results."""
-
     def __init__(self, config: CoreConfig, queue: RequestQueue, lanes: Lanes) -> None:
         self._config = config
         self._queue = queue
         self._lanes = lanes
         self._step_seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
         self.suspects: set[int] = set()
-        """Handles of live requests whose last step failed."""
+        """Handles of live requests that were in a failed step and have not sampled a token since."""
 
     @property
     def step_ms(self) -> float:
-        """Median duration of the last steps from plan sent to result read, in ms; 0 before the first."""
+        """Median time of the last steps from sending the plan to reading the result, in ms; 0 before the first."""
         return 1e3 * median(self._step_seconds) if self._step_seconds else 0.0
 
     def plan(self, frontends: Mapping[str, int], now: float) -> list[fx.Effect]:
-        """Makes plans until each lane has `plans_in_flight` of them in flight, or nothing can run."""
+        """Makes plans until each lane has `plans_in_flight` plans in flight or nothing can run."""
         effects: list[fx.Effect] = []
         has_planned = True
         while has_planned:
@@ -84,17 +82,17 @@ class Steps:
     def read(
         self, event: ev.StepDone, frontends: Mapping[str, int], now: float
     ) -> tuple[list[fx.Effect], StepTokens | None, list[Ending]]:
-        """Reads a result. Returns effects, the step's tokens if it succeeded, and the requests that it ends."""
+        """Reads a result. Returns effects, the tokens of a successful step, and the requests that end with the step."""
         lane = self._lanes.by_worker.get(event.worker)
         if lane is None:
             return [fx.AskRejoin(worker=event.worker)], None, []
         lane.answered(now)
         if event.generation != lane.generation:
-            return [], None, []  # void
+            return [], None, []  # its plan is void
         record = lane.in_flight[0] if lane.in_flight else None
         if record is None or event.step != record.step:
-            expected = record.step if record else "none"
-            what = f"a result for step {event.step} came, expected {expected}"
+            expected = f"step {record.step} is the oldest" if record else "no step is"
+            what = f"the result is for step {event.step}, but {expected} in flight"
             cause = ResetCause.WRONG_STEP
             return self._lanes.reset_or_refuse(lane, what, now, cause, event.compute_us), None, []
         if event.status is not ev.StepStatus.OK:
@@ -130,16 +128,16 @@ class Steps:
     def _failed(
         self, lane: Lane, event: ev.StepDone, handles: set[int], now: float
     ) -> tuple[list[fx.Effect], StepTokens | None, list[Ending]]:
-        culprits = handles & self.suspects if len(handles) == 1 else set[int]()
+        ran_alone = len(handles) == 1 and handles <= self.suspects
         what = f"step {event.step} {event.status}: {event.detail}"
         effects = self._lanes.reset_or_refuse(lane, what, now, _CAUSES[event.status], event.compute_us)
         if event.status in (ev.StepStatus.OUT_OF_SYNC, ev.StepStatus.SKIPPED):
             return effects, None, []
-        for handle in culprits:
-            culprit = self._queue.by_handle(handle)
-            assert culprit is not None, "a suspect that is not live"
+        if ran_alone:
+            culprit = self._queue.by_handle(*handles)
+            assert culprit is not None, "a suspect is not live"
             lane.forgive_failed_steps()
-            message = f"request {culprit.request_id}: its step {event.status}, alone too: {event.detail}"
-            return effects, None, [Ending.broken(culprit, message)]
+            what = f"its step failed again when it ran alone ({event.status}): {event.detail}"
+            return effects, None, [Ending.failed(culprit, f"request {culprit.request_id}: {what}")]
         self.suspects.update(handle for handle in handles if self._queue.by_handle(handle) is not None)
         return effects, None, []

@@ -50,7 +50,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "a-reference-not-dropped",
         "a request that leaves its row keeps its last page",
         "state.lane",
-        replace("Lane.leave", argument("release", 0), "it[:-1] if len(it) > 1 else it"),
+        replace("Lane.unseat", argument("release", 0), "it[:-1] if len(it) > 1 else it"),
     ),
     _core(
         "a-reference-not-taken",
@@ -167,13 +167,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         "what-was-not-read-is-finite",
         "a request that leaves during its own step leaves a page that is never zeroed",
         "state.lane",
-        replace("Lane.leave", condition("verified"), "left"),
+        replace("Lane.unseat", condition("verified"), "left"),
     ),
     _core(
         "a-page-vouched-for-by-who-lost-it",
         "a request marks a page as finite that it no longer held",
         "state.lane",
-        replace("Lane.leave", call("self.holds"), "True"),
+        replace("Lane.unseat", call("self.holds"), "True"),
     ),
     # Windows ----------------------------------------------------------------------------------------------------------
     _core(
@@ -242,7 +242,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "a-late-token-dropped",
         "a token that arrives after its request was preempted is dropped",
         "update.results",
-        drop("_late", call("add_pending_token")),
+        drop("_pending", call("add_pending_token")),
     ),
     _core(
         "a-step-answered-twice",

@@ -86,7 +86,7 @@ def test_a_worker_with_another_attention_window_is_refused(two: tuple[Child, Chi
     identity = caller.model_info().identity
     other = shared_rig.worker(*SHAPE, "--identity", identity, "--window", "64")
     assert other.wait() == 3
-    assert "the workers that serve see the whole past" in other.wait_line("^stopped (.*)").group(1)
+    assert "the serving workers attend to all earlier tokens" in other.wait_line("^stopped (.*)").group(1)
     assert {one.pid for one in caller.load().per_worker} == {first.pid, second.pid}
 
 

@@ -1,9 +1,9 @@
 """The order in which one plan considers waiting requests.
 
-Owns no state beyond one plan. The order is the queue's, with one exception, cache-aware order: among the first waiting
-requests that have the tenant and the priority of the queue's head, the request with the most cached pages goes first,
-before those pages are evicted. The head keeps its place, because overtaking it past a request of another tenant would
-delay that tenant too. A request is overtaken at most `MAX_PASSED_OVER` times.
+It is the order of the queue, with one exception, cache-aware order: of the queue's head and the requests right behind
+it that have the same tenant and priority, the request with the most cached pages goes first, so that it still finds
+them in the cache. A request of another tenant or priority ends this search, so that it is never overtaken. A request is
+overtaken at most `MAX_PASSED_OVER` times.
 """
 
 from collections.abc import Collection
@@ -16,7 +16,7 @@ from scheduler_svc.core.state.request_queue import RequestQueue
 
 
 class AdmissionOrder:
-    """Lives for one plan of `lane`. `suspects` are handles of requests whose last step failed."""
+    """The order for one plan of `lane`. `suspects` are handles of requests that were in a failed step."""
 
     def __init__(self, lane: Lane, queue: RequestQueue, suspects: Collection[int], *, cache_aware: bool) -> None:
         self._lane, self._queue, self._suspects = lane, queue, suspects
@@ -26,11 +26,11 @@ class AdmissionOrder:
 
     @property
     def has_skipped(self) -> bool:
-        """Whether a request was skipped, and so may be ready when the next plan is made."""
+        """Whether a request was skipped. It may be admitted to the next plan."""
         return bool(self._skipped)
 
     def next(self) -> Request | None:
-        """The request to consider now, or None if none is left among the first that wait."""
+        """Returns the request to consider now, or None if none is left among the first that wait."""
         waiting = [entry[1] for entry in self._queue.first() if entry[1].handle not in self._skipped]
         if not waiting:
             return None
@@ -43,19 +43,19 @@ class AdmissionOrder:
         return max([head, *candidates], key=self._num_cached_pages)  # the first of several with the most
 
     def skip(self, request: Request) -> None:
-        """The request waits for something that the requests behind it do not need."""
+        """Leaves the request out of this plan, so that the next one is considered."""
         self._skipped.add(request.handle)
 
     def stop_overtaking(self, request: Request) -> bool:
-        """The request does not fit, so it may not keep out the requests that it would overtake.
+        """Returns to the order of the queue for the rest of the plan, because the chosen request does not fit.
 
-        Returns whether another request is next in the queue's own order.
+        Returns whether another request is next in that order.
         """
         self._may_overtake = False
         return self.next() is not request
 
     def admitted(self, request: Request) -> None:
-        """The request is admitted, before those of its tenant that stand ahead of it in the queue."""
+        """Counts for the requests of its tenant ahead of it in the queue that the request has overtaken them."""
         for _, other in self._queue.first():
             if other is request:
                 return
@@ -67,7 +67,7 @@ class AdmissionOrder:
         return is_peer and not request.pending_plans and request.handle not in self._suspects
 
     def _num_cached_pages(self, request: Request) -> int:
-        """Leading pages of the request that the lane has cached."""
+        """Returns how many leading pages of the request the lane has cached."""
         count = self._cached_pages.get(request.handle)
         if count is None:
             request.hash_known(self._lane.info.page_size)

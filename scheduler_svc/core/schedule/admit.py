@@ -1,9 +1,9 @@
 """Admits waiting requests to a plan while rows, pages, token budget and logit rows last.
 
-Owns no state. A request is admitted only if there are pages for all of its known tokens: admission by the first chunk
-alone thrashes, because prompts preempt each other half-way. `policy.headroom` pages stay free beside that. A request
-that does not fit keeps those behind it out. A request that waits for something of its own (logit rows, a sibling's
-prompt, another lane) is skipped.
+A request is admitted only if there are pages for all of its known tokens. If only its first chunk had to fit, prompts
+would preempt each other half-way. In addition, `policy.headroom` pages must stay free. If a request does not fit, no
+later request is admitted. A request is skipped if it waits for something that later requests do not need: logit rows,
+the prompt of a sibling (another sample of the same request), another lane.
 """
 
 from collections.abc import Collection, Sequence
@@ -22,24 +22,24 @@ from scheduler_svc.core.state.request_queue import RequestQueue
 
 
 class _Refusal(Enum):
-    """Why a request is not admitted to this plan, and what follows for those behind it."""
+    """Why a request is not admitted to this plan, and what follows for later requests."""
 
-    SKIP = "it waits for something of its own; the next request is considered"
-    STOP = "it goes first, and cannot be started yet; no further request is admitted"
+    SKIP = "it waits for something that later requests do not need; the next one is considered"
+    STOP = "it must start before later requests, but not in this plan; no further request is admitted"
 
 
 @dataclass(frozen=True, slots=True)
-class _Take:
-    """The request starts after its prefix match and computes `count` positions in this step."""
+class _Start:
+    """How a request starts: it computes `count` positions after its prefix match in this step."""
 
     matched: PrefixMatch
     count: int
     pages: int
-    """Unused pages that it needs."""
+    """Number of unused pages that it needs."""
 
 
 def admit(builder: PlanBuilder, suspects: Collection[int], other_lanes: Sequence[Lane], policy: Policy) -> None:
-    """Gives rows to waiting requests until one does not fit."""
+    """Gives rows to waiting requests, as far as rows, pages and budgets allow."""
     lane, queue = builder.lane, builder.queue
     if not queue.num_waiting or not lane.rows.num_free or builder.budget <= 0 or not lane.pool.num_unused:
         return
@@ -72,11 +72,11 @@ def admit(builder: PlanBuilder, suspects: Collection[int], other_lanes: Sequence
             _start(builder, request, verdict)
 
 
-def _judge(builder: PlanBuilder, request: Request, others: OtherLanes, policy: Policy) -> _Take | _Refusal:
-    """Whether the request could start in this plan, apart from free pages."""
+def _judge(builder: PlanBuilder, request: Request, others: OtherLanes, policy: Policy) -> _Start | _Refusal:
+    """Returns how the request would start in this plan, or why it cannot. The caller checks the free pages."""
     lane = builder.lane
     if request.pending_plans:
-        # Its plans in flight bring tokens first. Those of another lane may never be answered.
+        # Its plans in flight may add tokens, so it waits for their results. Those of another lane may take long.
         return _Refusal.STOP if lane.awaits(request) else _Refusal.SKIP
     if not lane.info.holds(request.total_length):
         return _Refusal.SKIP
@@ -92,31 +92,31 @@ def _judge(builder: PlanBuilder, request: Request, others: OtherLanes, policy: P
     count = _first_chunk(builder, request, matched, policy)
     if count == 0:
         return _Refusal.STOP
-    return _Take(matched, count, _pages_needed(lane, request, matched, count))
+    return _Start(matched, count, _pages_needed(lane, request, matched, count))
 
 
-def _has_room(lane: Lane, policy: Policy, take: _Take) -> bool:
-    """Whether enough unused pages are left for the running rows once the request has its own."""
-    num_left = lane.pool.num_unused - take.pages
+def _has_room(lane: Lane, policy: Policy, start: _Start) -> bool:
+    """Returns whether the headroom for the running rows is still free after the request has got its pages."""
+    num_left = lane.pool.num_unused - start.pages
     if num_left < 0:
         return False
     state = policy.admission, lane.rows, lane.info, lane.schedule.expected_share
     return headroom_bound(*state) <= num_left or headroom(*state) <= num_left
 
 
-def _start(builder: PlanBuilder, request: Request, take: _Take) -> None:
-    matched = take.matched
-    row = builder.seat(request, matched, _end_of_pages(builder.lane, request, matched, take.count))
+def _start(builder: PlanBuilder, request: Request, start: _Start) -> None:
+    matched = start.matched
+    row = builder.seat(request, matched, _end_of_pages(builder.lane, request, matched, start.count))
     if request.known - matched.first_position == 1:
         builder.decode_at_once(row)
     else:
-        builder.chunk(row, matched.first_position, take.count)
+        builder.chunk(row, matched.first_position, start.count)
 
 
 def admit_alone(builder: PlanBuilder, request: Request) -> int:
-    """Seats the queue's head, a suspect, without cached pages: one of them may have broken its step.
+    """Seats a suspect, the queue's head, without cached pages, because one of them may have made its step fail.
 
-    Returns its row, 0 if it does not fit. The planner gives it its chunk afterwards.
+    Returns its row, or 0 if it does not fit. The planner plans its chunk afterwards.
     """
     lane, info = builder.lane, builder.lane.info
     if not lane.rows.num_free or request.pending_plans or not info.holds(request.total_length):
@@ -131,7 +131,7 @@ def admit_alone(builder: PlanBuilder, request: Request) -> int:
 
 
 def set_aside_misfits(queue: RequestQueue, lane: Lane, other_lanes: Sequence[Lane]) -> None:
-    """Sets the queue's head aside while no lane can ever run it, so that the request behind it becomes the head."""
+    """Sets aside each request at the queue's head that no present lane can ever run."""
     while (head := queue.head()) is not None and _is_misfit(head, lane, other_lanes):
         queue.set_aside(head)
 
@@ -144,7 +144,7 @@ def _is_misfit(request: Request, lane: Lane, other_lanes: Sequence[Lane]) -> boo
 
 
 def _first_chunk(builder: PlanBuilder, request: Request, matched: PrefixMatch, policy: Policy) -> int:
-    """Positions that the request would compute in this step; 0 if the token budget has no room."""
+    """Returns how many positions the request would compute in this step; 0 if the token budget is too small."""
     lane = builder.lane
     if request.known - matched.first_position == 1:
         return 1
@@ -153,17 +153,17 @@ def _first_chunk(builder: PlanBuilder, request: Request, matched: PrefixMatch, p
         headroom_pages = headroom(policy.admission, lane.rows, lane.info, lane.schedule.expected_share)
     count = _chunk_with_pages(lane, request, matched, builder.budget, headroom_pages=headroom_pages)
     if count and request.prompt_logprobs_from:
-        count = builder.logits.cut(request, matched.first_position, count, lane.info.chunk_align)
+        count = builder.logits.take(request, matched.first_position, count, lane.info.chunk_align)
     return count
 
 
 def _chunk_with_pages(lane: Lane, request: Request, matched: PrefixMatch, budget: int, *, headroom_pages: int) -> int:
-    """Positions of a first chunk within the token budget and, with a window, within the unused pages."""
+    """Returns the size of a first chunk that fits the token budget and, with a window, the unused pages."""
     align = lane.info.chunk_align
     count = chunk_tokens(remaining=request.known - matched.first_position, budget=budget, align=align)
     if lane.info.window:
-        # With a window pages are allocated chunk by chunk, so that a prompt may be longer than the pool. A chunk that
-        # took every unused page would wait until the last running row ends.
+        # With a window pages are allocated chunk by chunk, so that a prompt may be longer than the pool. If a
+        # chunk needed more than the unused pages, it would wait until the last running row ends.
         unused = lane.pool.num_unused - _num_unreferenced(lane, matched) - matched.num_loaded - headroom_pages
         end = (len(matched.pages) + unused) * lane.info.page_size
         count = min(count, max(0, end - matched.first_position) // align * align or count)
@@ -171,17 +171,17 @@ def _chunk_with_pages(lane: Lane, request: Request, matched: PrefixMatch, budget
 
 
 def _end_of_pages(lane: Lane, request: Request, matched: PrefixMatch, count: int) -> int:
-    """The position before which pages are allocated at once: all known tokens; with a window, the first chunk."""
+    """Pages are allocated now for the positions before this one: all known ones; with a window, the first chunk."""
     return matched.first_position + count if lane.info.window else request.known
 
 
 def _pages_needed(lane: Lane, request: Request, matched: PrefixMatch, count: int) -> int:
-    """Unused pages that the request takes; with a window, those of its later chunks too."""
+    """Returns how many unused pages the request needs; with a window, its later chunks included."""
     own = lane.pages_for(_end_of_pages(lane, request, matched, count)) - len(matched.pages) + matched.num_loaded
     at_once = lane.info.pages_at_once(request.known) - len(matched.shared)
     return max(own, at_once) + _num_unreferenced(lane, matched)
 
 
 def _num_unreferenced(lane: Lane, matched: PrefixMatch) -> int:
-    """Cached pages of the match that no row holds: sharing them leaves fewer unused pages."""
+    """Returns how many cached pages of the match no row holds. If they are shared, fewer unused pages are left."""
     return sum(lane.pool.references(page) == 0 for page in matched.shared)

@@ -1,7 +1,4 @@
-"""Turns the decisions of a plan builder into a plan: rows advance, and the lane keeps the record of the sent plan.
-
-Owns no state and decides nothing.
-"""
+"""Makes a plan from the decisions of a plan builder. The rows advance, and the lane keeps the record of the plan."""
 
 from collections.abc import Sequence
 
@@ -16,7 +13,7 @@ from scheduler_svc.core.state.rows import Rows
 
 
 def finish_plan(builder: PlanBuilder, decode: npt.NDArray[np.int64]) -> Plan:
-    """Returns the plan. `decode` int64[n] are the rows that compute one position, beside the builder's chunks."""
+    """Returns the plan. Besides the builder's chunks, the rows `decode` int64[n] compute one position each."""
     lane, chunks = builder.lane, builder.chunks
     rows = lane.rows
     chunk_rows = np.array([row for row, _ in chunks], np.int64)
@@ -88,7 +85,7 @@ def _columns(entries: Sequence[tuple[int, ...]], width: int) -> list[Int32Array]
 def _wanted_logprobs(
     rows: Rows, sampled_rows: npt.NDArray[np.int64], chunks: list[tuple[int, int]], chunk_starts: Int32Array
 ) -> tuple[Int32Array | None, tuple[WantedPromptLogprobs, ...]]:
-    """Logprobs that the step will bring: int32[sampled] counts of sampled rows, and the prompt positions by chunk."""
+    """Returns `num_logprobs` int32[sampled] (None if all are 0), and the wanted prompt logprobs of each chunk."""
     num_logprobs = rows.num_logprobs[sampled_rows]
     pieces: list[WantedPromptLogprobs] = []
     for (row, count), start in zip(chunks, chunk_starts.tolist(), strict=True):

@@ -1,7 +1,7 @@
 """Chooses the lane that would give a waiting request its first token soonest.
 
-Pure functions over lanes, and the loads of one plan. Requests wait in one queue and are bound to no lane. A lane that
-plans takes the next request unless another lane has more of its prompt cached or a shorter backlog.
+Requests wait in one queue and are not assigned to a lane. When a lane plans, it takes the next request unless another
+lane would start it sooner: backlog plus uncached tokens of the request are compared.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,22 +17,22 @@ ROW_TOKENS = 32
 
 @dataclass(slots=True)
 class _LaneLoad:
-    """Work of another lane and its free rows, the requests that this plan leaves to it included."""
+    """Backlog and free rows of another lane, including the requests that this plan leaves to it."""
 
     backlog: int
     free_rows: int
 
     def leave(self, tokens: int) -> None:
-        """Counts a request that is left to the lane and computes `tokens` there before its first token."""
+        """Counts a request that this plan leaves to the lane, where it computes `tokens` before its first token."""
         self.free_rows -= 1
         self.backlog += tokens + ROW_TOKENS
 
 
 class OtherLanes:
-    """The lanes that compete with the planning lane for waiting requests; lives for one plan.
+    """The lanes that compete with the planning lane for waiting requests, for one plan.
 
-    A lane that requests are left to counts as busy with them. Otherwise one plan would leave every waiting request to
-    the lane that is the least busy now.
+    When a request is left to a lane, its tokens are added to that lane's backlog. Otherwise one plan would leave every
+    waiting request to the lane that has the shortest backlog now.
     """
 
     def __init__(self, lanes: Sequence[Lane]) -> None:
@@ -40,9 +40,9 @@ class OtherLanes:
         self._loads: dict[int, _LaneLoad] = {}
 
     def start_sooner(self, lane: Lane, request: Request, matched: PrefixMatch) -> bool:
-        """Whether another lane that has room would start the request before `lane` does; if so, leaves it to that lane.
+        """Returns whether another lane with room would start the request before `lane`; if so, leaves it to that lane.
 
-        Of equals the older lane starts it.
+        If lanes are equally fast, the one with the lowest number starts it.
         """
         if not self._lanes:
             return False
@@ -50,7 +50,7 @@ class OtherLanes:
         known = request.known
         for other in self._lanes:
             load = self._load(other)
-            # At least one token is left to compute: most lanes need no closer look.
+            # At least one token is left to compute, so this check excludes most lanes at low cost.
             if (load.backlog + 1, other.number) > best or load.free_rows <= 0:
                 continue
             if other.schedule.is_blocked or not other.info.holds(request.total_length):
@@ -76,33 +76,33 @@ class OtherLanes:
 
 
 def _lookup(lane: Lane, request: Request) -> tuple[int, int]:
-    """The position at which the request would start on another lane, and the pages it would find cached there.
+    """Returns the position at which the request would start on another lane, and its number of matched pages there.
 
-    The lane remembers it until it plans or a result arrives: with many lanes, each one checks every other one for each
-    waiting request.
+    That lane stores the answer until it plans or a result arrives, because with many lanes each one looks up every
+    waiting request on every other one.
     """
     found = lane.schedule.lookup(request.handle, request.known)
     if found is None:
         there = match_prefix(lane, request)
-        assert there is not None, "only siblings make a request wait"
+        assert there is not None, "match_prefix returns None only if siblings are passed"
         found = there.first_position, len(there.pages)
         lane.schedule.store_lookup(request.handle, request.known, found)
     return found
 
 
 def backlog(lane: Lane) -> int:
-    """Work ahead of the lane, in prompt tokens."""
+    """Returns the work that the lane has not planned yet, in prompt tokens."""
     rows = lane.rows
     seated = rows.seated()
     return int((rows.known[seated] - rows.planned[seated]).clip(0).sum()) + ROW_TOKENS * len(seated)
 
 
 def _delay(lane: Lane, request: Request, matched: PrefixMatch) -> int:
-    """Prompt tokens that the lane computes before the request's first token."""
+    """Returns how many prompt tokens the lane would compute before the request's first token."""
     return backlog(lane) + request.known - matched.first_position
 
 
 def by_backlog(lanes: Iterable[Lane]) -> list[Lane]:
-    """The lanes, shortest backlog first."""
+    """Returns the lanes, shortest backlog first."""
     ordered = list(lanes)
     return ordered if len(ordered) < 2 else sorted(ordered, key=lambda lane: (backlog(lane), lane.number))

@@ -1,7 +1,6 @@
-"""One step's plan while it is made: the decisions so far, and the operations that add to them.
+"""Collects the decisions of one plan, until `finish_plan` makes the plan from them.
 
-Owns the decisions until `finish_plan` turns them into a plan. It seats, grows and preempts rows of its lane; the
-planner decides which ones.
+The builder seats, grows and preempts rows of its lane; the planner decides which ones.
 """
 
 from collections.abc import Callable
@@ -24,15 +23,17 @@ from scheduler_svc.core.state.request_queue import RequestQueue
 
 @dataclass(slots=True, kw_only=True)
 class PlanBuilder:
+    """The plan that is being made."""
+
     lane: Lane
     queue: RequestQueue
     frontend_idx: Callable[[str], int]
     counters: Counters
     now: float
     budget: int
-    """Tokens that the step may still compute."""
+    """Number of tokens that the step may still compute."""
     bytes_left: int
-    """Encoded bytes that are left for further started rows."""
+    """Number of encoded bytes left for further started rows."""
     logits: LogitBudget
     has_preempted: bool = False
     starts: list[RowStart] = field(default_factory=list[RowStart])
@@ -41,7 +42,7 @@ class PlanBuilder:
     chunks: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """Row, number of positions."""
     fresh: list[int] = field(default_factory=list[int])
-    """Rows seated in this step that decode at once: one position of theirs is not computed yet."""
+    """Rows started in this plan that have a single position left, so they are decode rows."""
     swap_outs: list[tuple[int, int, bytes]] = field(default_factory=list[tuple[int, int, bytes]])
     """Page, host page, hash."""
     copies: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
@@ -54,7 +55,7 @@ class PlanBuilder:
     # Rows ----------------------------------------------------------------------------------------------------------
 
     def seat(self, request: Request, matched: PrefixMatch, end: int) -> int:
-        """Gives a waiting request a row, with pages for its positions before `end`. Enough pages must be unused."""
+        """Seats a request with pages for its positions before `end`. Enough pages must be unused. Returns the row."""
         lane, queue = self.lane, self.queue
         queue.take(request)
         if request.admitted(self.now, first_position=matched.first_position):
@@ -86,7 +87,7 @@ class PlanBuilder:
         return row
 
     def has_bytes_for(self, request: Request, num_pages: int) -> bool:
-        """Whether the plan stays within its size if it starts the request. The first row is always allowed."""
+        """Returns whether the plan stays within its size if it starts the request. One row is always allowed."""
         return not self.starts or start_bytes(request, num_pages) <= self.bytes_left
 
     def _swap_in(self, page: int, host_page: HostPage, page_hash: bytes) -> None:
@@ -96,7 +97,7 @@ class PlanBuilder:
             self.cached.append((page, page_hash))
 
     def grow(self, row: int, num_tokens: int) -> bool:
-        """Allocates pages for its first `num_tokens` positions. Returns False, without change, if too few are left."""
+        """Allocates pages for the row's first `num_tokens` positions. Returns False if too few pages are left."""
         rows = self.lane.rows
         missing = self.lane.pages_for(num_tokens) - int(rows.num_pages[row])
         if missing <= 0:
@@ -110,7 +111,7 @@ class PlanBuilder:
         return True
 
     def grow_by_one(self, crossing: list[int]) -> bool:
-        """Allocates the next page of each of these rows. Returns False, with no change, if too few pages are left."""
+        """Allocates the next page of each row in `crossing`. Returns False, without change, if too few are left."""
         pages = self.lane.allocate(len(crossing))
         if pages is None:
             return False
@@ -119,29 +120,29 @@ class PlanBuilder:
         return True
 
     def preempt(self, victim: Request) -> None:
-        """Takes a request off its row and queues it again. Its pages are swapped out to host memory if that pays."""
+        """Takes the row from a request and queues the request again. Swaps out its pages if that costs less."""
         lane = self.lane
         self.counters.preempted()
         lane.schedule.preempted()
         self.has_preempted = True
-        # A plan swaps out before it swaps in, so it must not overwrite a host page that it swaps in.
+        # The worker swaps out before it swaps in, so a plan must not overwrite a host page that it swaps in.
         if not self.swap_ins and swapping_pays(lane.info):
             self.swap_outs += lane.swap_out(victim, len(self.swap_outs))
         lane.unseat(victim, Move.PREEMPT)
         self.queue.enqueue(victim)
 
     def restart(self, token_budget: int, logits: LogitBudget) -> None:
-        """Begins again after a preemption freed pages. So far nothing but preemptions was decided."""
-        assert not (self.chunks or self.starts or self.appends or self.fresh), "a plan restarts that has work"
+        """Resets the budgets after a preemption freed pages. Until now the plan contains only preemptions."""
+        assert not (self.chunks or self.starts or self.appends or self.fresh), "the plan is not empty"
         self.budget, self.logits, self.has_preempted = token_budget, logits, False
 
     # Work ----------------------------------------------------------------------------------------------------------
 
     def chunk(self, row: int, start: int, count: int) -> None:
-        """The row computes `count` positions from `start` on. Full pages of a prompt are cached at once.
+        """Plans that the row computes `count` positions from `start` on, and caches the pages that they fill.
 
-        A request with the same prefix may share them in the same step, because each layer writes keys and values
-        before it attends.
+        A request with the same prefix may share these pages in the same step, because each layer writes keys and
+        values before it attends.
         """
         lane = self.lane
         align = lane.info.chunk_align
@@ -158,16 +159,16 @@ class PlanBuilder:
             ):
                 self.cached.append((page, page_hash))
 
-    def decode(self, rows: npt.NDArray[np.int64]) -> None:
-        """These rows decode; each takes one token of the budget."""
+    def charge_decode(self, rows: npt.NDArray[np.int64]) -> None:
+        """Takes one token of the budget for each of the decode rows."""
         self.budget -= len(rows)
 
     def admit_no_more(self) -> None:
-        """Ends the budget: no further chunk and no waiting request enters this step."""
+        """Sets the budget to 0, so that no further chunk and no waiting request enters this step."""
         self.budget = 0
 
     def decode_at_once(self, row: int) -> None:
-        """A row that was seated in this step decodes in it: only its last known token is left to compute."""
+        """Makes a row that this plan starts a decode row: only its last known token is left to compute."""
         self.fresh.append(row)
         self.budget -= 1
 

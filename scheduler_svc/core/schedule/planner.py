@@ -1,8 +1,8 @@
 """Makes one step's plan for a lane: which rows decode, which are preempted, which prompt chunks run.
 
-Owns no state; it moves requests between the queue and the lane's rows. Running rows come first, then waiting requests
-(`admit`), until the token budget is spent. Prefill, chunked prefill, decode and resume are one mechanism: a row catches
-up with its known tokens.
+The planner moves requests between the queue and the lane's rows. Running rows come first, then waiting requests
+(`admit`), until the token budget is spent. Prefill, chunked prefill, decode and resume are one mechanism: a row
+computes the positions of its known tokens that are not computed yet.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -38,9 +38,9 @@ def plan_step(
 ) -> Plan | None:
     """Returns the lane's next plan, or None if nothing can run. The lane already holds the record of the plan.
 
-    `suspects` are handles of requests whose last step failed. A suspect runs alone, while the other rows of its lane
-    pause, until it has sampled a token; while it does not fit, the others run. `other_lanes` compete for waiting
-    requests. The plan starts rows up to `max_bytes` of its encoded size.
+    `suspects` are handles of requests that were in a failed step. A suspect runs alone, while the other rows of its
+    lane pause, until it has sampled a token. As long as the suspect does not fit, the other rows run. `other_lanes`
+    compete for waiting requests. The rows that the plan starts have up to `max_bytes` encoded bytes.
     """
     set_aside_misfits(queue, lane, other_lanes)
     builder = PlanBuilder(
@@ -60,12 +60,12 @@ def plan_step(
             plan = finish_plan(builder, decode)
             lane.free_behind_windows()
             return plan
-        # Preemptions alone change no table of the worker, so no plan is sent for them.
+        # Preemptions alone do not change the worker's tables, so no plan is sent for them.
         if not is_starved or lane.in_flight:
             for _, _, page_hash in builder.swap_outs:
                 lane.host.evict(page_hash)  # no plan copies the page there
             return None
-        # Every row is in the middle of its prompt and waits for pages that another one holds.
+        # Every row is in the middle of its prompt and waits for pages that another row holds.
         builder.preempt(max(lane.rows.requests_at(lane.rows.seated()), key=victim_key))
         builder.restart(lane.info.token_budget, _logit_budget(lane, queue))
 
@@ -88,7 +88,7 @@ def _decide(
     if builder.has_preempted:
         mask = rows.handle[seated] != 0
         seated, remaining = seated[mask], remaining[mask]
-    builder.decode(decode)
+    builder.charge_decode(decode)
     is_starved = _continue_chunks(builder, seated[remaining > 1])
     if not builder.has_preempted and not solo:
         admit(builder, suspects, other_lanes, policy)
@@ -100,16 +100,16 @@ def _decide(
 
 
 def _logit_budget(lane: Lane, queue: RequestQueue) -> LogitBudget:
-    """Logit rows that the step has for prompt logprobs.
+    """Returns the logit rows that the step has for prompt logprobs.
 
-    Admissions and preemptions move requests between rows and queue, so they do not change the sum of both.
+    Admission and preemption move requests between rows and queue, so the number of both together stays the same.
     """
     may_sample = min(lane.info.max_rows, lane.rows.num_seated + queue.num_waiting)
     return LogitBudget(logit_rows=lane.info.logit_rows, rows_that_may_sample=may_sample)
 
 
 def _solo_row(builder: PlanBuilder, seated: npt.NDArray[np.int64], suspects: Collection[int]) -> int:
-    """The row of the suspect that runs alone in this step, 0 if there is none; seats a suspect at the queue's head."""
+    """Returns the row of the suspect that runs alone in this step, or 0. Seats a suspect at the queue's head."""
     for row in seated.tolist():
         if builder.lane.rows.request_at(row).handle in suspects:
             return row
@@ -120,7 +120,7 @@ def _solo_row(builder: PlanBuilder, seated: npt.NDArray[np.int64], suspects: Col
 def _grow_decoding(builder: PlanBuilder, decode: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Gives each row that crosses a page edge its next page, preempting if none is left. Returns the rows that decode.
 
-    Rows get pages best first and the worst are preempted, so a row that got a page is not preempted afterwards.
+    Rows get pages in queue order and the last in queue order is preempted, so a row that got a page keeps it.
     """
     rows = builder.lane.rows
     crossing = decode[rows.planned[decode] == rows.num_pages[decode] * builder.lane.info.page_size]
@@ -136,7 +136,7 @@ def _grow_decoding(builder: PlanBuilder, decode: npt.NDArray[np.int64]) -> npt.N
 
 
 def _continue_chunks(builder: PlanBuilder, chunking: npt.NDArray[np.int64]) -> bool:
-    """Plans the next chunk of each row that is in the middle of its prompt, best first.
+    """Plans the next chunk of each row that is in the middle of its prompt, in queue order.
 
     Returns True if one of them got no pages.
     """
@@ -145,11 +145,11 @@ def _continue_chunks(builder: PlanBuilder, chunking: npt.NDArray[np.int64]) -> b
         row, planned = request.row, int(lane.rows.planned[request.row])
         count = chunk_tokens(remaining=int(lane.rows.known[row]) - planned, budget=builder.budget, align=align)
         if count == 0:
-            # A row that gets no chunk keeps waiting requests out too: first come, first served.
+            # If a running row gets no chunk, no waiting request is admitted, so that it is not overtaken.
             builder.admit_no_more()
             return False
         if request.prompt_logprobs_from:
-            count = builder.logits.cut(request, planned, count, align)
+            count = builder.logits.take(request, planned, count, align)
         if count and not builder.grow(row, planned + count):
             # With a window, pages are allocated chunk by chunk, and other rows may have taken them.
             room = (int(lane.rows.num_pages[row]) + lane.pool.num_unused) * lane.info.page_size - planned
@@ -157,6 +157,6 @@ def _continue_chunks(builder: PlanBuilder, chunking: npt.NDArray[np.int64]) -> b
             if count <= 0 or not builder.grow(row, planned + count):
                 builder.admit_no_more()
                 return True
-        if count:  # else it waits for logit rows, which other rows do not need
+        if count:  # if 0, it waits for logit rows, which other rows do not need
             builder.chunk(row, planned, count)
     return False

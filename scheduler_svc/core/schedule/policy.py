@@ -1,7 +1,6 @@
 """Scheduling policies: which request is preempted, how large a chunk is, how many pages stay free, when to swap.
 
-Pure functions; owns nothing. The order of the queue is `request_queue.queue_key`, and every order of requests derives
-from it. A policy that does not gain 5 % on a trace of the simulator is not here.
+The functions are pure. `request_queue.queue_key` defines the order of the queue; all orders of requests derive from it.
 """
 
 import numpy as np
@@ -14,26 +13,26 @@ from scheduler_svc.core.state.request_queue import queue_key
 from scheduler_svc.core.state.rows import Rows
 
 MAX_PASSED_OVER = 32
-"""Requests that may be admitted before one that stands ahead of them in the queue."""
+"""How often a request may be overtaken in the queue."""
 WATERMARK = 0.01
 """Share of the pool that stays free under the watermark policy."""
 NEAR_STEPS = 16
-"""Steps ahead for which the pages of running rows are counted exactly; at most a page's tokens. The estimate covers the
-time after that. Counting a whole page of 128 tokens for each row would leave a tenth of a tight pool idle."""
+"""Number of next steps for which the pages of running rows are counted exactly, limited to the page size. Counting a
+whole page of 128 tokens for each row would leave a tenth of a tight pool idle."""
 
 
 def victim_key(request: Request) -> tuple[int, int]:
-    """The request with the largest key is preempted first.
+    """Returns the key of a running request; the request with the largest key is preempted first.
 
-    It is the last one in the queue's order, so the first one always keeps its pages and always progresses.
+    It is the last one in queue order, so the first one always keeps its pages and makes progress.
     """
     return queue_key(request)
 
 
 def chunk_tokens(*, remaining: int, budget: int, align: int) -> int:
-    """Tokens of a prompt chunk, given the positions left to compute and the token budget; 0 if none fit.
+    """Returns the size of a chunk, given the positions left to compute and the token budget; 0 if none fits.
 
-    A chunk costs its size rounded up to `align`. One that does not reach the end is a multiple of `align`.
+    A chunk costs its size rounded up to `align`. A chunk that does not reach the end is a multiple of `align`.
     """
     if -(-remaining // align) * align <= budget:
         return remaining
@@ -41,7 +40,7 @@ def chunk_tokens(*, remaining: int, budget: int, align: int) -> int:
 
 
 def swapping_pays(info: WorkerInfo) -> bool:
-    """Whether moving a page to host memory and back costs less than computing its tokens again."""
+    """Returns whether copying a page to host memory and back costs less than computing its tokens again."""
     return info.host_pages > 0 and 2 * info.page_copy_us < info.page_size * info.token_us
 
 
@@ -49,7 +48,7 @@ def swapping_pays(info: WorkerInfo) -> bool:
 
 
 def headroom(admission: Admission, rows: Rows, info: WorkerInfo, expected_share: float) -> int:
-    """Pages that must stay free when a request is admitted, for the rows that run; 0 if none runs."""
+    """Returns how many pages admission must leave free for the growth of running rows; 0 if no row runs."""
     if not rows.num_seated or admission is Admission.KNOWN:
         return 0
     if admission is Admission.WATERMARK:
@@ -60,7 +59,7 @@ def headroom(admission: Admission, rows: Rows, info: WorkerInfo, expected_share:
 
 
 def headroom_bound(admission: Admission, rows: Rows, info: WorkerInfo, expected_share: float) -> int:
-    """Upper bound on `headroom` in O(1). If that many pages are free, the exact count is skipped."""
+    """Returns an upper bound on `headroom` in O(1). If it is free, the caller need not compute `headroom`."""
     if admission is not Admission.HORIZON:
         return headroom(admission, rows, info, expected_share)
     # Within `NEAR_STEPS` a row crosses at most one page edge.
@@ -68,10 +67,10 @@ def headroom_bound(admission: Admission, rows: Rows, info: WorkerInfo, expected_
 
 
 def pages_of_next_steps(rows: Rows, seated: npt.NDArray[np.int64], page_size: int, steps: int) -> int:
-    """The largest number of pages that the seated rows allocate together within the next `steps` steps, exactly.
+    """Returns the largest number of pages that the seated rows need together within the next `steps` steps, exactly.
 
-    `steps` is at most `page_size`, so each row crosses at most one page edge. A row that ends by its length returns
-    the pages that it held. O(rows + steps).
+    `steps` is at most `page_size`, so each row crosses at most one page edge. A row that reaches its last position
+    returns its pages. O(rows + steps).
     """
     begins = np.maximum(rows.planned[seated], rows.known[seated])
     left = rows.last[seated] - begins
@@ -87,7 +86,7 @@ def pages_of_next_steps(rows: Rows, seated: npt.NDArray[np.int64], page_size: in
 
 
 def _expected(rows: Rows, seated: npt.NDArray[np.int64], info: WorkerInfo, share: float) -> int:
-    """Pages that the seated rows allocate if each produces `share` of its remaining tokens (SGLang's estimate)."""
+    """Returns how many pages the rows need if each produces `share` of its remaining tokens (SGLang's estimate)."""
     begins = np.maximum(rows.planned[seated], rows.known[seated])
     left = rows.last[seated] - begins
     if info.window:

@@ -1,11 +1,11 @@
-"""How much of a request's prefix a lane already has, and at which position computing starts.
+"""Finds how much of a request's prefix a lane already has, and so the position at which computing starts.
 
-Pure functions over a lane; owns nothing. A match ends at a page edge and before the last known token, so the first
-computed position lies in a page of the request's own: a cached page is never written again. A sample whose sibling has
-computed their common prompt shares the sibling's pages and forks the last one, which is partly filled, by copying its
+A match ends at a page edge and before the last known token. The first computed position is therefore in a page that
+only this request uses, and no cached page is written. If a sibling (another sample of the same request) has computed
+their prompt, a sample shares the sibling's full pages and forks the last, partly filled page: it copies the page's
 tokens. One position is then left to compute.
 
-With a window, only the pages that the first computed position reads must be there: the sink pages and the window's.
+With a window, only the sink pages and the pages in the window of the first computed position must be cached.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -18,9 +18,9 @@ from scheduler_svc.core.state.request import Phase, Request
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixMatch:
-    """`pages` has one entry per full page before `first_position`: a page, a host page, or None behind a window.
+    """`pages` has one entry per full page before `first_position`: a page, a host page, or None outside the window.
 
-    `fork` is a page and the number of tokens to copy from its start; `first_position` then lies in the copy.
+    `fork` is a page and the number of tokens to copy from its start; `first_position` is then in the copy.
     """
 
     first_position: int
@@ -29,12 +29,12 @@ class PrefixMatch:
 
     @property
     def shared(self) -> list[int]:
-        """Pages of the lane that the request will share."""
+        """Pages on the device that the request will share."""
         return [page for page in self.pages if isinstance(page, int)]
 
     @property
     def num_loaded(self) -> int:
-        """Host pages, each of which is swapped in to a page of its own."""
+        """Number of host pages. Each is swapped in to a page that must be allocated."""
         return sum(isinstance(page, HostPage) for page in self.pages)
 
 
@@ -44,9 +44,9 @@ NO_MATCH = PrefixMatch(first_position=0)
 def match_prefix(
     lane: Lane, request: Request, siblings: Iterable[Request] = (), newly_seated: Collection[int] = ()
 ) -> PrefixMatch | None:
-    """Returns the longest match, or None if a sibling is still computing their prompt, so that waiting pays.
+    """Returns the longest match, or None if a sibling is still computing their prompt and the request should wait.
 
-    `newly_seated` rows are started by the plan that is being made: their pages hold nothing yet that could be copied.
+    The plan that is being made starts the rows `newly_seated`, so their pages cannot be copied yet.
     """
     request.hash_known(lane.info.page_size)
     if not request.num_outputs:
@@ -60,7 +60,7 @@ def match_prefix(
 def _forked(
     lane: Lane, request: Request, siblings: Iterable[Request], newly_seated: Collection[int]
 ) -> PrefixMatch | None:
-    """The match with a sibling on this lane: NO_MATCH if there is none, None if a sibling is computing the prompt."""
+    """Returns the match with a sibling on this lane, NO_MATCH, or None if a sibling is computing the prompt."""
     if request.prompt_logprobs_from:
         return NO_MATCH
     page_size, rows, last = lane.info.page_size, lane.rows, request.prompt_tokens - 1
@@ -80,7 +80,7 @@ def _forked(
 
 
 def _cached(lane: Lane, request: Request) -> PrefixMatch:
-    """The match with the prefix cache and host memory."""
+    """Returns the match with the prefix cache and host memory."""
     page_size = lane.info.page_size
     limit = min((request.known - 1) // page_size, len(request.page_hashes))
     if request.prompt_logprobs_from:
@@ -98,18 +98,17 @@ def _cached(lane: Lane, request: Request) -> PrefixMatch:
 
 
 def _cached_in_window(lane: Lane, request: Request, limit: int) -> PrefixMatch:
-    """The match up to the last page edge whose window and sink pages are all cached."""
+    """Returns the match up to the last page edge whose window and sink pages are all cached."""
     page_size = lane.info.page_size
     found = [find(lane, request, page_idx) for page_idx in range(limit)]
     missing_sinks = [i for i in range(min(lane.sink_pages, limit)) if found[i] is None]
     if missing_sinks:
         limit = missing_sinks[0]
-    # run: number of consecutive cached pages before each page edge.
-    run, best = 0, 0
+    num_consecutive, best = 0, 0  # cached pages right before `end`; the last usable page edge
     for end in range(1, limit + 1):
-        run = run + 1 if found[end - 1] is not None else 0
+        num_consecutive = num_consecutive + 1 if found[end - 1] is not None else 0
         seen = max(lane.first_seen_page(end * page_size), min(lane.sink_pages, end))
-        if run >= end - seen:
+        if num_consecutive >= end - seen:
             best = end
     if not best:
         return NO_MATCH
@@ -118,15 +117,15 @@ def _cached_in_window(lane: Lane, request: Request, limit: int) -> PrefixMatch:
 
 
 def _readable(lane: Lane, pages: Sequence[int | HostPage | None], position: int) -> tuple[int | HostPage | None, ...]:
-    """The pages, with None for those that no position from `position` on reads."""
+    """Returns the pages, with None for those that no position from `position` on reads."""
     seen = lane.first_seen_page(position)
     return tuple(page if i < lane.sink_pages or i >= seen else None for i, page in enumerate(pages))
 
 
 def find(lane: Lane, request: Request, page_idx: int) -> int | HostPage | None:
-    """The page or host page that holds the request's page of this logical index, None if it is not cached."""
+    """Returns the page or host page with the request's tokens of this page index, None if they are not cached."""
     page_hash = request.page_hashes[page_idx]
     if not lane.pool.page_with_hash(page_hash) and not lane.host.num_used:
-        return None  # the common case; fetching the tokens costs more
+        return None  # the common case, without the cost of fetching the tokens
     tokens = request.page_tokens(page_idx, lane.info.page_size)
     return lane.pool.find(page_hash, tokens) or lane.host.find(page_hash, tokens)

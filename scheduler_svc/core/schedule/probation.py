@@ -1,8 +1,8 @@
-"""The first step of a new worker, which it has to confirm before it gets requests.
+"""Makes the first plan for a new worker, whose step must be confirmed before the worker gets requests.
 
-Owns no state. Any process that can open the socket can send a Join, with sizes that no device has. A new lane is
-therefore on probation: its first plan computes one token of a sequence that belongs to no caller, through the ordinary
-planner, and its result is checked like any other. Once it is confirmed, the lane takes requests and its sizes count.
+A worker with wrong sizes or a broken device must not change the limits of the service. A new lane is therefore on
+probation: the ordinary planner plans one token of a sequence that belongs to no caller, and the result is checked like
+any other. When the step is confirmed, the lane gets requests, and callers may rely on its sizes.
 """
 
 import numpy as np
@@ -17,9 +17,9 @@ from scheduler_svc.core.state.request_queue import RequestQueue
 
 
 def probation_plan(lane: Lane, *, max_bytes: int, now: float) -> Plan:
-    """A plan of one row and one token. The row and its page are free again at once, as after a cancelled request.
+    """Returns a plan of one row and one token. Its request is removed at once, while the plan stays in flight.
 
-    The handle is negative and so belongs to no live request; the token is dropped when the result arrives.
+    The handle is negative, so it does not belong to a live request and the token is dropped when the result arrives.
     """
     request = Request(
         handle=-lane.number,

@@ -1,6 +1,6 @@
 """Validates a step's result: it has as many values as its plan asked for, and its tokens are in the vocabulary.
 
-Owns nothing. A worker that sends an invalid result is disconnected, and no part of the result is used.
+A worker that sends an invalid result must join again, and no part of the result is used.
 """
 
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from scheduler_svc.core.messages.plan import SentPlan
 
 
 def is_valid(event: StepDone, record: SentPlan, vocab_size: int) -> bool:
-    """Whether the result has a token of the vocabulary for each sampled row, and exactly the wanted logprobs.
+    """Returns whether the result has a valid token for each sampled row, and exactly the wanted logprobs.
 
-    Values of rows that are not finite are ignored.
+    For rows whose logits are not finite the values are not checked.
     """
     num_sampled = len(record.sampled)
     if len(event.tokens) != num_sampled or not _within(event.nonfinite, num_sampled):
@@ -32,10 +32,9 @@ def _within(values: Int32Array, limit: int) -> bool:
 
 
 def _has_wanted_logprobs(record: SentPlan, event: StepDone, vocab_size: int) -> bool:
-    """Whether the result has exactly the logprobs that its plan asked for.
+    """Returns whether the result has exactly the logprobs that its plan asked for.
 
-    Token ids beside values that are not finite are ignored. The logprob of a sampled token is a number if its row is
-    finite.
+    Only for rows whose logits are not finite may logprobs be NaN and token ids be invalid.
     """
     wanted_pieces, prompt = record.wanted_prompt_logprobs, event.prompt_logprobs
     if record.num_logprobs is None and not wanted_pieces:
@@ -48,8 +47,8 @@ def _has_wanted_logprobs(record: SentPlan, event: StepDone, vocab_size: int) -> 
         return not len(event.logprobs.logprobs)
     is_wanted = record.num_logprobs > 0
     nonfinite = event.nonfinite[is_wanted[event.nonfinite]]
-    lines = (np.cumsum(is_wanted)[nonfinite] - 1).tolist()
-    return _fits(event.logprobs, int(is_wanted.sum()), int(record.num_logprobs.max()) - 1, vocab_size, lines)
+    ignored = (np.cumsum(is_wanted)[nonfinite] - 1).tolist()
+    return _fits(event.logprobs, int(is_wanted.sum()), int(record.num_logprobs.max()) - 1, vocab_size, ignored)
 
 
 def _fits(raw: RawLogprobs, count: int, top_k: int, vocab_size: int, ignored: Sequence[int]) -> bool:

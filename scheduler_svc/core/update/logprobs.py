@@ -1,7 +1,4 @@
-"""Logprobs of a result: which entry or prompt position each value belongs to.
-
-Pure functions; owns nothing.
-"""
+"""Assigns the logprobs of a result to entries of a StepOutput and to prompt positions. The functions are pure."""
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +10,9 @@ from scheduler_svc.core.state.request import Request
 
 
 def entry_logprobs(record: SentPlan, raw: RawLogprobs, sampled: npt.NDArray[np.int64]) -> TokenLogprobs | None:
-    """Logprobs of the entries that want them, None if none does.
+    """Returns logprobs for the entries whose requests asked for them, None if none did.
 
-    `sampled` int64[entries] has each entry's index into the plan's sampled rows.
+    `sampled` int64[entries] has the index of each entry among the plan's sampled rows.
     """
     assert record.num_logprobs is not None
     is_wanted = record.num_logprobs > 0
@@ -31,7 +28,7 @@ def entry_logprobs(record: SentPlan, raw: RawLogprobs, sampled: npt.NDArray[np.i
 
 
 def prompt_piece(wanted: WantedPromptLogprobs, request: Request, raw: RawLogprobs, line: int) -> PromptLogprobs:
-    """Logprobs of a request's prompt positions, which begin at `line` of the result's."""
+    """Returns the logprobs of a request's prompt positions, which begin at index `line` of `raw`."""
     table, span = _table(raw), slice(line, line + wanted.count)
     values = Logprobs(
         logprobs=table.logprobs[span],

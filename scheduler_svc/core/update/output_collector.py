@@ -1,6 +1,6 @@
-"""Collects terminal answers, and puts them behind the tokens that they follow.
+"""Collects terminal answers, and emits them after the tokens of the same step.
 
-Owns the ends of the event that is being handled. A step gives one effect per front end, however many rows it has.
+A step makes one effect per front end, independent of its number of rows.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _NO_STREAMS = np.zeros(0, np.uint64)
 
 
 class OutputCollector:
-    """Empty between events."""
+    """Holds the terminal answers of the event that is being handled, by front end. It is empty between events."""
 
     def __init__(self) -> None:
         self._ends: dict[str, list[End]] = {}
@@ -26,7 +26,7 @@ class OutputCollector:
         self._ends.setdefault(frontend, []).append(end)
 
     def deliver(self, step_tokens: StepTokens, frontends: Mapping[str, int]) -> list[Effect]:
-        """The outputs of a step: for each front end its tokens and ends. `frontends` maps names to indices."""
+        """Returns the step's tokens and ends for each front end. `frontends` maps names to indices."""
         effects: list[Effect] = []
         alone = len(frontends) == 1
         for frontend, idx in frontends.items():
@@ -52,7 +52,7 @@ class OutputCollector:
         return effects
 
     def flush(self, frontends: Mapping[str, int]) -> list[Effect]:
-        """The ends that belong to no step. Ends of a front end that disconnected are dropped."""
+        """Returns the collected ends that no step delivered. Ends of a disconnected front end are dropped."""
         if not self._ends:
             return []
         ends, self._ends = self._ends, {}
@@ -72,7 +72,7 @@ class OutputCollector:
 
 
 def _of_some(all_logprobs: TokenLogprobs, chosen: npt.NDArray[np.bool_]) -> TokenLogprobs | None:
-    """Logprobs of the chosen entries, with entry numbers counted among the chosen ones."""
+    """Returns the logprobs of the chosen entries; `entries` are then indices among the chosen ones."""
     mine = chosen[all_logprobs.entries]
     if not mine.any():
         return None

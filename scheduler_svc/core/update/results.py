@@ -1,8 +1,8 @@
-"""Applies a confirmed step: which tokens belong to which request, and which requests they end.
+"""Applies the result of a confirmed step: appends the tokens to their requests and finds the requests that end.
 
-Owns nothing; it advances the lane's rows and the pending tokens of preempted requests. A result is always read against
-the record of its plan: a row's token counts only if the row still has the request that the plan named. The token of a
-request that was preempted since is valid; the token of a request that ended is dropped.
+The stored record of the plan says which request each row had. If the row still has that request, its token is appended
+there. If the request was preempted meanwhile, the token is appended to the waiting request as a pending token. If the
+request has ended, the token is dropped.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ from scheduler_svc.core.update.logprobs import entry_logprobs, prompt_piece
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Ending:
-    """A request that a step ends: regularly, with a `reason`, or with a `failure`."""
+    """A request that ends with a step: normally, with a `reason`, or with a `failure`."""
 
     request: Request
     reason: EndReason | None = None
@@ -32,15 +32,15 @@ class Ending:
     failure: Failure | None = None
 
     @staticmethod
-    def broken(request: Request, message: str) -> "Ending":
-        """The request made its own step fail."""
+    def failed(request: Request, message: str) -> "Ending":
+        """Returns an ending with an internal failure."""
         return Ending(request=request, failure=Failure(code=FailureCode.INTERNAL, message=message))
 
     @staticmethod
     def not_finite(request: Request) -> "Ending":
-        """The model's output for the request has NaN or infinite values."""
+        """Returns the ending of a request whose logits contain NaN or infinite values."""
         what = f"request {request.request_id}: the model's output was not finite; the request was ended"
-        return Ending.broken(request, what)
+        return Ending.failed(request, what)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -66,7 +66,7 @@ def read_result(
     frontend_idx: Mapping[str, int],
     now: float,
 ) -> StepTokens:
-    """Applies a valid result of a step that succeeded. `eos` int32[any] are the model's own stop ids."""
+    """Applies a valid result of a successful step. `eos` int32[any] are the model's EOS token ids."""
     rows, tokens = lane.rows, event.tokens
     named = record.rows.astype(np.int64)
     mine = rows.handle[named] == record.handles
@@ -77,36 +77,36 @@ def read_result(
         _confirm_pending_plans(queue, record.handles[~mine])
 
     if all_mine and not record.prefill_tokens and not len(event.nonfinite) and record.num_logprobs is None:
-        # The common step: all rows decode, still have the requests that the plan named, and are finite.
+        # The common step: all rows decode, still have the requests of the plan, and have finite logits.
         return _seated(lane, named, tokens, eos, now)
     finite = np.ones(len(tokens), np.bool_)
     finite[event.nonfinite] = False
     sampled_rows, sampled_mine = named[record.sampled], mine[record.sampled]
     good = sampled_mine & finite
-    broken = sampled_rows[sampled_mine & ~finite]
+    nonfinite_rows = sampled_rows[sampled_mine & ~finite]
     prompt_logprobs, not_finite = _prompt_logprobs(queue, record, event.prompt_logprobs)
     step_tokens = _seated(lane, sampled_rows[good], tokens[good], eos, now)
-    rows.drop_sampled(broken)
-    endings = [*step_tokens.endings, *map(Ending.not_finite, rows.requests_at(broken))]
-    late_sampled: list[int] = []
+    rows.drop_sampled(nonfinite_rows)
+    endings = [*step_tokens.endings, *map(Ending.not_finite, rows.requests_at(nonfinite_rows))]
+    pending_sampled: list[int] = []
     if not all_mine:
-        late, late_sampled = _late(queue, record, tokens, finite, ~sampled_mine, eos, frontend_idx, now)
-        step_tokens = _joined(step_tokens, late)
-        endings += late.endings
+        pending, pending_sampled = _pending(queue, record, tokens, finite, ~sampled_mine, eos, frontend_idx, now)
+        step_tokens = _joined(step_tokens, pending)
+        endings += pending.endings
     if not_finite:
-        # These requests fail even if the step's token ends them: logprobs that they asked for are missing.
-        lost = {request.handle for request in not_finite}
-        endings = [ending for ending in endings if ending.request.handle not in lost]
+        # These requests fail even if the step's token ends them, because logprobs that they asked for are missing.
+        failed = {request.handle for request in not_finite}
+        endings = [ending for ending in endings if ending.request.handle not in failed]
         endings += map(Ending.not_finite, not_finite)
     logprobs = None
     if record.num_logprobs is not None:
-        sampled = np.concatenate([np.flatnonzero(good), np.array(late_sampled, np.int64)])
+        sampled = np.concatenate([np.flatnonzero(good), np.array(pending_sampled, np.int64)])
         logprobs = entry_logprobs(record, event.logprobs, sampled)
     return replace(step_tokens, endings=endings, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
 
 
 def _confirm_pending_plans(queue: RequestQueue, handles: npt.NDArray[np.int64]) -> None:
-    """Counts the answered plan for live requests that lost their row since."""
+    """Lowers `pending_plans` of live requests that lost their row after the plan was made."""
     for handle in handles.tolist():
         request = queue.by_handle(handle)
         if request is not None:
@@ -114,13 +114,13 @@ def _confirm_pending_plans(queue: RequestQueue, handles: npt.NDArray[np.int64]) 
 
 
 def _seated(lane: Lane, rows_s: npt.NDArray[np.int64], tokens: Int32Array, eos: Int32Array, now: float) -> StepTokens:
-    """Applies the tokens of rows that still have the requests which the plan named; works on arrays alone."""
+    """Applies the tokens of rows that still have the requests of the plan."""
     rows = lane.rows
     offsets = rows.known[rows_s] - rows.prompt[rows_s]
     for request in rows.requests_at(rows_s[offsets == 0]):
         request.emitted_first_token(now)
-    proven = rows.add_sampled(rows_s, tokens)
-    for row in rows_s[proven >= rows.cache_at[rows_s]].tolist():
+    verified = rows.add_sampled(rows_s, tokens)
+    for row in rows_s[verified >= rows.cache_at[rows_s]].tolist():
         cache_full_pages(lane, row)
     known = rows.known[rows_s]
 
@@ -142,7 +142,7 @@ def _seated(lane: Lane, rows_s: npt.NDArray[np.int64], tokens: Int32Array, eos: 
 
 
 def _any_of(tokens: Int32Array, eos: Int32Array) -> npt.NDArray[np.bool_]:
-    """`np.isin` for few values, which comparisons do faster."""
+    """Returns `np.isin(tokens, eos)`; for few values comparisons are faster."""
     if len(eos) > 8:
         return np.isin(tokens, eos)
     found = tokens == eos[0] if len(eos) else np.zeros(len(tokens), np.bool_)
@@ -152,7 +152,7 @@ def _any_of(tokens: Int32Array, eos: Int32Array) -> npt.NDArray[np.bool_]:
 
 
 def _ending(request: Request, token: int, known: int, is_eos: bool) -> Ending | None:
-    """The ending that `token` causes, if any; `known` tokens include it. A stop wins over the length."""
+    """Returns the ending that `token` causes, if any. `known` includes it. Stop tokens precede the length limit."""
     if known > request.prompt_tokens + request.min_new_tokens:
         if token in request.stop_token_ids:
             return Ending(request=request, reason=EndReason.STOP_TOKEN, stop_token_id=token)
@@ -163,24 +163,24 @@ def _ending(request: Request, token: int, known: int, is_eos: bool) -> Ending | 
     return None
 
 
-def _late(
+def _pending(
     queue: RequestQueue,
     record: SentPlan,
     tokens: Int32Array,
     finite: npt.NDArray[np.bool_],
-    moved: npt.NDArray[np.bool_],
+    is_pending: npt.NDArray[np.bool_],
     eos: Int32Array,
     frontend_idx: Mapping[str, int],
     now: float,
 ) -> tuple[StepTokens, list[int]]:
-    """Applies the tokens of requests that lost their row since; returns them and their indices among sampled rows."""
+    """Applies pending tokens of preempted requests; returns them and their indices among the sampled rows."""
     indices: list[int] = []
     streams: list[int] = []
     offsets: list[int] = []
     endings: list[Ending] = []
-    late_tokens: list[int] = []
+    pending_tokens: list[int] = []
     sampled: list[int] = []
-    for i in np.flatnonzero(moved).tolist():
+    for i in np.flatnonzero(is_pending).tolist():
         request = queue.by_handle(int(record.handles[record.sampled[i]]))
         if request is None:
             continue
@@ -194,7 +194,7 @@ def _late(
         indices.append(frontend_idx[request.frontend])
         streams.append(request.stream)
         offsets.append(request.num_outputs)
-        late_tokens.append(token)
+        pending_tokens.append(token)
         sampled.append(i)
         queue.add_pending_token(request, token)
         is_eos = not request.ignore_eos and token in eos
@@ -205,7 +205,7 @@ def _late(
         frontend_idx=np.array(indices, np.int32),
         streams=np.array(streams, np.uint64),
         offsets=np.array(offsets, np.int32),
-        tokens=np.array(late_tokens, np.int32),
+        tokens=np.array(pending_tokens, np.int32),
         endings=endings,
     )
     return step_tokens, sampled
@@ -214,7 +214,7 @@ def _late(
 def _prompt_logprobs(
     queue: RequestQueue, record: SentPlan, raw: RawLogprobs
 ) -> tuple[tuple[PromptLogprobs, ...], list[Request]]:
-    """Prompt logprobs of live requests, and the requests whose values are not finite."""
+    """Returns the prompt logprobs of live requests, and the requests whose values are not finite."""
     pieces: list[PromptLogprobs] = []
     not_finite: list[Request] = []
     line = 0
@@ -232,7 +232,7 @@ def _prompt_logprobs(
 
 
 def _joined(first: StepTokens, second: StepTokens) -> StepTokens:
-    """Both, without the endings, which the caller joins."""
+    """Returns the concatenation of both. Endings are left out; `read_result` adds them."""
     return StepTokens(
         frontend_idx=np.concatenate([first.frontend_idx, second.frontend_idx]),
         streams=np.concatenate([first.streams, second.streams]),

@@ -1,6 +1,6 @@
-"""Builds the StepReport of a step, a lane reset or a join. The core reports only if its config asks for reports.
+"""Builds the StepReport of a step, a lane reset or a join. The core makes reports only if its config asks for them.
 
-Owns no state. A step's report is built when its result is read, before the requests that it ends leave their rows.
+A step's report is built when its result is read, before the requests that it ends leave their rows.
 """
 
 from collections.abc import Collection, Sequence
@@ -12,7 +12,7 @@ from scheduler_svc.core.state.lane import Lane
 
 
 class Totals(NamedTuple):
-    """Steps and preemptions since the core's start, this step included, and the requests that wait now."""
+    """Number of steps and preemptions since the core's start, including this step, and of requests that wait now."""
 
     steps: int
     preemptions: int
@@ -29,7 +29,7 @@ def step_report(
     output_tokens: int,
     compute_us: int,
 ) -> StepReport:
-    """The report of one event of `lane`; `lanes` are those of all workers that remain.
+    """Returns the report of one event of `lane`. If the event closed it, `lanes` no longer contains it.
 
     `plans` holds the plan of a confirmed step, or the plans that a reset made void, oldest first. A reset has a
     `cause`. A join has neither.

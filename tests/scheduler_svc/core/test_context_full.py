@@ -42,7 +42,7 @@ def test_a_stop_token_at_the_last_position_ends_with_stop_token() -> None:
     assert (world.end(stream).reason, world.end(stream).stop_token_id) == (fx.EndReason.STOP_TOKEN, TOKENS[-1])
 
 
-@pytest.mark.parametrize(("length", "message"), [(15, None), (16, "and a new one makes 17; the limit is 16")])
+@pytest.mark.parametrize(("length", "message"), [(15, None), (16, "one output token make 17 tokens; the limit is 16")])
 def test_a_prompt_needs_room_for_one_output_token(length: int, message: str | None) -> None:
     world = World(SHAPE)
     stream = world.submit(list(range(length)), max_new_tokens=50, ignore_eos=True)

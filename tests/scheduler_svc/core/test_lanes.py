@@ -334,7 +334,7 @@ def test_a_worker_with_another_window_is_refused() -> None:
             if isinstance(effect, fx.WorkerRefused)
         ]
         assert [effect.retry for effect in refused] == [False]
-        assert "the workers that serve see the whole past" in refused[0].reason
+        assert "the serving workers attend to all earlier tokens" in refused[0].reason
     assert list(fleet.core.lanes) == ["a"]
 
 
@@ -342,7 +342,11 @@ def test_a_worker_beyond_the_maximum_is_refused_and_may_retry() -> None:
     fleet = Fleet(*[SHAPE] * MAX_LANES)
     refused = fleet.handle(ev.WorkerJoined(worker="more", info=fleet.lane_of("a").info))
     assert refused == [
-        fx.WorkerRefused(worker="more", reason=f"{MAX_LANES} workers serve already; this one may stand by", retry=True)
+        fx.WorkerRefused(
+            worker="more",
+            reason=f"{MAX_LANES} workers serve already; this one is accepted when one of them leaves",
+            retry=True,
+        )
     ]
     fleet.lose("a")
     effects = fleet.core.handle(ev.WorkerJoined(worker="more", info=fleet.lane_of("b").info), fleet.now)
@@ -456,4 +460,4 @@ def test_the_largest_present_worker_sets_the_limits_for_new_requests() -> None:
     assert [fleet.end(stream).reason for stream in (fits, cut)] == [fx.EndReason.LENGTH, fx.EndReason.CONTEXT_FULL]
     rejected = fleet.streams[ask(fleet, text(100))].rejected
     assert rejected is not None
-    assert rejected.message == "the prompt has 100 tokens, and a new one makes 101; the limit is 100"
+    assert rejected.message == "the prompt and one output token make 101 tokens; the limit is 100"

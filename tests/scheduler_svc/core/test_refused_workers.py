@@ -33,7 +33,7 @@ def test_a_worker_with_another_window_is_refused_for_good() -> None:
     assert isinstance(note, fx.Note)
     assert isinstance(refused, fx.WorkerRefused)
     assert not refused.retry
-    assert "see the whole past; this one sees 8 tokens back and the first 0" in refused.reason
+    assert "attend to all earlier tokens; this worker attends to the last 8 and the first 0 tokens" in refused.reason
 
 
 def test_a_present_worker_that_rejoins_with_another_identity_is_refused() -> None:
@@ -121,7 +121,7 @@ def test_a_worker_without_a_confirmed_step_is_refused_after_some_resets() -> Non
     # Two plans are in flight and the result of the last one comes first, so no step is confirmed.
     refused = [effect for effect in world.effects if isinstance(effect, fx.WorkerRefused)]
     assert [effect.retry for effect in refused] == [True]
-    assert "resets in a row without one confirmed step" in refused[0].reason
+    assert "failed steps in a row without a confirmed one" in refused[0].reason
     world.join()
     world.run()
     world.check_all_ended()

@@ -61,7 +61,7 @@ def test_a_request_that_can_never_fit_is_rejected_with_the_numbers() -> None:
     rejected = [world.streams[stream].rejected for stream in (too_long, too_big)]
     assert [answer and answer.code for answer in rejected] == [fx.RejectCode.INVALID] * 2
     assert [answer and answer.message for answer in rejected] == [
-        "the prompt has 40 tokens, and a new one makes 41; the limit is 40",
+        "the prompt and one output token make 41 tokens; the limit is 40",
         "prompt (10 tokens) and max_new_tokens (8) take 5 pages of 4 tokens; the pool has 4",
     ]
     world.run()

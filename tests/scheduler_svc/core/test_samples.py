@@ -73,7 +73,12 @@ BOUNDED = greedy(max_waiting=6, max_waiting_tokens=20)
     ("prompt", "num_samples", "sentence"),
     [
         (1, 7, "num_samples is 7; the limit is 6"),
-        (5, 5, "num_samples is 5 and the prompt has 5 tokens, 25 together; the limit of tokens that wait is 20"),
+        (
+            5,
+            5,
+            "num_samples is 5 and the prompt has 5 tokens, 25 together; "
+            "at most 20 tokens may wait (max_waiting_tokens)",
+        ),
     ],
 )
 def test_more_samples_than_the_queue_can_hold_are_invalid(prompt: int, num_samples: int, sentence: str) -> None:
@@ -87,7 +92,7 @@ def test_a_prompt_longer_than_the_queue_can_hold_is_invalid() -> None:
     world = World(config=BOUNDED)
     rejected = refused(world, world.submit([1] * 21))
     assert (rejected.code, rejected.field) == (fx.RejectCode.INVALID, "token_ids")
-    assert rejected.message == "the prompt has 21 tokens; the limit of tokens that wait is 20"
+    assert rejected.message == "the prompt has 21 tokens; at most 20 tokens may wait (max_waiting_tokens)"
 
 
 def test_a_request_may_have_at_most_sixty_four_samples() -> None:

@@ -62,11 +62,11 @@ def test_a_prompt_that_fits_only_a_lost_worker_is_rejected_as_not_ready_then_inv
     fleet.lose("a")
     rejected = fleet.streams[fleet.submit([1] * 50)].rejected
     assert rejected is not None and rejected.code is fx.RejectCode.NOT_READY
-    assert "54 tokens" in rejected.message and "hold 40" in rejected.message
+    assert "54 tokens" in rejected.message and "hold at most 40" in rejected.message
     fleet.tick(100.0)
     rejected = fleet.streams[fleet.submit([1] * 50)].rejected
     assert rejected is not None and rejected.code is fx.RejectCode.INVALID
-    assert rejected.message == "the prompt has 50 tokens, and a new one makes 51; the limit is 40"
+    assert rejected.message == "the prompt and one output token make 51 tokens; the limit is 40"
 
 
 def test_an_output_that_fits_only_a_lost_worker_is_cut_only_after_the_wait() -> None:

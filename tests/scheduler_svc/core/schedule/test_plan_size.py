@@ -72,7 +72,7 @@ def test_a_worker_whose_longest_row_exceeds_its_frames_is_refused() -> None:
     assert isinstance(note, fx.Note)
     assert isinstance(refused, fx.WorkerRefused)
     assert not refused.retry
-    assert "max_length is 16777216" in refused.reason and "the worker takes frames of 67108864" in refused.reason
+    assert "max_length is 16777216" in refused.reason and "accepts frames of at most 67108864" in refused.reason
 
 
 @pytest.mark.parametrize(("max_length", "num_pages"), [(131_072, 1 << 20), (1 << 20, 1 << 20), (8 << 20, 1 << 17)])
