@@ -42,7 +42,7 @@ def test_a_stream_yields_deltas_and_then_has_its_summary(client: Client) -> None
     assert list(stream) == []
 
 
-def test_next_works_without_a_loop(client: Client) -> None:
+def test_next_returns_deltas_without_a_for_loop(client: Client) -> None:
     stream = client.generate("hi")
     assert next(stream) == WHOLE[0]
     assert next(stream) == WHOLE[1]
@@ -63,7 +63,7 @@ def test_streams_run_side_by_side(service: FakeService, client: Client) -> None:
     assert [list(stream) for stream in streams] == [WHOLE] * 4
 
 
-def test_an_async_stream_yields_the_same(service: FakeService) -> None:
+def test_an_async_stream_yields_the_same_deltas_and_summary(service: FakeService) -> None:
     async def read() -> None:
         async with AsyncClient(service.address) as client:
             stream = client.generate("hi")
@@ -223,7 +223,7 @@ def test_leaving_an_async_stream_ends_the_call(
     asyncio.run(run())
 
 
-def test_a_stream_may_outlive_its_loop(service: FakeService) -> None:
+def test_a_stream_can_be_closed_after_its_loop_has_ended(service: FakeService) -> None:
     service.behaviour = fake_service.endless
 
     async def begin() -> AsyncGenerateStream:

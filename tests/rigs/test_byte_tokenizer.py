@@ -8,7 +8,7 @@ from tests.rigs import byte_tokenizer
 from tests.rigs.executor import Shape
 
 
-def test_plain_decode_agrees_with_the_library_on_random_tokens() -> None:
+def test_plain_decode_equals_the_library_on_random_tokens() -> None:
     tokenizer = Tokenizer.from_str(byte_tokenizer.tokenizer_json().decode())
     rng = random.Random(1)
     for length in (0, 1, 2, 3, 10, 400):

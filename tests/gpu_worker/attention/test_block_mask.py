@@ -67,7 +67,7 @@ def test_conversion_matches_a_worked_example() -> None:
 
 
 @pytest.mark.parametrize("window", [None, 40])
-def test_conversion_shows_each_query_what_the_logical_mask_shows_it(window: int | None) -> None:
+def test_each_query_sees_the_same_positions_before_and_after_conversion(window: int | None) -> None:
     page_size, num_pages, length = 16, 24, 112
     order = np.random.default_rng(1).permutation(np.arange(1, num_pages))
     table = torch.from_numpy(np.stack([order[:7], order[7:14], order[14:21]]).astype(np.int64))

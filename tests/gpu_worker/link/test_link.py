@@ -156,7 +156,7 @@ def test_idle_workers_send_heartbeats(served: Served, core: Core) -> None:
     served.run(script)
 
 
-def test_a_worker_joins_a_scheduler_that_starts_later_and_each_that_replaces_it(served: Served, endpoint: str) -> None:
+def test_a_worker_joins_a_scheduler_that_starts_later_and_every_restarted_one(served: Served, endpoint: str) -> None:
     def script() -> None:
         first = Core(endpoint)
         first.expect("join")
@@ -175,7 +175,7 @@ def test_a_worker_joins_a_scheduler_that_starts_later_and_each_that_replaces_it(
     assert served.runner.joined == [1, 7]
 
 
-def test_a_rejoin_is_answered_with_a_join_on_the_same_connection(served: Served, core: Core) -> None:
+def test_the_worker_answers_rejoin_with_a_join_on_the_same_connection(served: Served, core: Core) -> None:
     def script() -> None:
         core.expect("join")
         core.say(joined=pb.Joined(generation=1))

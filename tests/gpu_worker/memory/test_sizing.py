@@ -73,7 +73,7 @@ def test_the_default_pool_has_no_more_pages_than_rows_can_use() -> None:
 
 
 @pytest.mark.parametrize("keep", [None, 0, 5 * GIB])
-def test_a_gpus_pool_takes_free_memory_except_the_reserve(keep: int | None) -> None:
+def test_a_pool_on_a_gpu_uses_free_memory_except_the_reserve(keep: int | None) -> None:
     chosen = sizes(40 * GIB, on_cpu=False, keep_free_bytes=keep)
     reserve = GPU_RESERVE_BYTES if keep is None else keep
     left = 40 * GIB - chosen.weights - chosen.step - chosen.tables - chosen.pool
@@ -82,13 +82,13 @@ def test_a_gpus_pool_takes_free_memory_except_the_reserve(keep: int | None) -> N
     assert reserve <= left < reserve + 5 * MIB
 
 
-def test_a_cpus_pool_takes_free_memory_if_configured() -> None:
+def test_a_pool_on_a_cpu_uses_free_memory_if_configured() -> None:
     chosen = sizes(20 * GIB, keep_free_bytes=GIB)
     left = 20 * GIB - chosen.weights - chosen.step - chosen.tables - chosen.pool
     assert GIB <= left < GIB + 3 * MIB
 
 
-def test_a_cpus_default_pool_fits_free_memory() -> None:
+def test_the_default_pool_on_a_cpu_fits_free_memory() -> None:
     chosen = sizes(17 * GIB)
     assert 0 < chosen.pool < GIB
     assert chosen.weights + chosen.step + chosen.tables + chosen.pool + chosen.reserve <= 17 * GIB
@@ -306,7 +306,7 @@ OLMO_1B = replace(
 
 
 @pytest.mark.parametrize(("costs", "num_pages"), [(LLAMA_1B, 32_767), (OLMO_1B, 8191)])
-def test_a_gpus_default_pool_stays_below_2_to_the_31_elements_of_a_tensor(costs: Costs, num_pages: int) -> None:
+def test_the_default_pool_on_a_gpu_has_fewer_than_2_to_the_31_elements_per_tensor(costs: Costs, num_pages: int) -> None:
     chosen = sizes(H200, costs=costs, on_cpu=False)
     assert (chosen.geometry.num_pages, chosen.is_capped) == (num_pages, True)
     elements = costs.pool_tensors[0].elements_per_token * 128
@@ -376,7 +376,7 @@ def test_pages_of_learned_sinks_count_toward_the_cap() -> None:
     assert LLAMA_1B.addressable_pages(64) == 65_535
 
 
-def test_the_ledger_is_an_aligned_table() -> None:
+def test_the_ledger_is_printed_as_an_aligned_table() -> None:
     chosen = replace(sizes(), step=50 * MIB, tables=10 * KIB)
     before = ledger(chosen, "cpu", "float32")
     assert before == [

@@ -168,7 +168,7 @@ def test_every_part_of_the_key_changes_the_draws(device: torch.device) -> None:
         assert (drawn[i] == drawn[j]).sum() < 4
 
 
-def test_noise_is_gumbel(device: torch.device) -> None:
+def test_noise_follows_the_gumbel_distribution(device: torch.device) -> None:
     """Mean and variance of 200,000 values, and equal noise of one key for a longer vocabulary."""
     key = torch.arange(20, device=device)
     keys = noise_keys(key, key * 3, key * 7)[:, None]

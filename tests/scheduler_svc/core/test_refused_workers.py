@@ -74,7 +74,7 @@ def test_a_worker_that_hangs_is_dropped_and_asked_to_rejoin() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["no tokens", "token out of range", "wrong step", "wrong generation"])
-def test_wrong_results_cost_no_tokens(wrong: str) -> None:
+def test_an_invalid_result_loses_no_tokens(wrong: str) -> None:
     world = World()
     world.submit(prompt(5), ignore_eos=True, max_new_tokens=8)
     world.tick()

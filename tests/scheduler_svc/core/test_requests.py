@@ -126,7 +126,7 @@ def test_long_prompts_are_chunked_and_others_decode_beside_them() -> None:
 
 
 @pytest.mark.parametrize("steps", range(14))
-def test_a_worker_lost_at_any_step_costs_no_tokens(steps: int) -> None:
+def test_a_worker_lost_at_any_step_loses_no_tokens(steps: int) -> None:
     world = World(Shape(page_size=4, num_pages=12, token_budget=12, max_rows=4))
     for salt in range(4):
         world.submit(prompt(3 + 5 * salt, salt), max_new_tokens=8, ignore_eos=True, temperature=salt % 2, seed=salt)
@@ -199,7 +199,7 @@ def test_finish_counts_discarded_tokens() -> None:
 
 
 @pytest.mark.parametrize("step", [1, 2, 5])
-def test_a_step_that_fails_once_costs_no_tokens(step: int) -> None:
+def test_a_step_that_fails_once_loses_no_tokens(step: int) -> None:
     world = World(join=False)
     world.join(Faults(fail_steps=frozenset({step})))
     for salt in range(4):

@@ -63,7 +63,7 @@ def test_a_stream_has_accepted_deltas_finished_and_summary(run: Run):
     run(scenario)
 
 
-def test_a_stream_ends_at_the_models_length(run: Run):
+def test_a_stream_ends_at_the_maximum_length_of_the_model(run: Run):
     async def scenario(s: Service) -> None:
         ids = pb.TokenIds(ids=[1] * 510)
         call = s.generate(token_ids=ids, stop=pb.StopParams(max_new_tokens=100_000))
@@ -80,7 +80,7 @@ def test_a_stream_ends_at_the_models_length(run: Run):
     run(scenario)
 
 
-def test_eos_is_delivered_without_text(run: Run):
+def test_eos_is_delivered_as_an_id_without_text(run: Run):
     async def scenario(s: Service) -> None:
         output = pb.OutputParams(skip_special_tokens=False)
         call, submit = await s.start_stream(output=output)

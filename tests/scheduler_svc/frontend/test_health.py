@@ -93,7 +93,7 @@ def test_an_unknown_service_name_is_answered_and_not_stored(run: Run):
     run(scenario)
 
 
-def test_list_contains_every_service(run: Run):
+def test_list_returns_every_service(run: Run):
     async def scenario(s: Service) -> None:
         statuses = (await stub_of(s).List(health_pb2.HealthListRequest())).statuses
         assert {name: one.status for name, one in statuses.items()} == dict.fromkeys(SERVICES, State.SERVING)

@@ -59,7 +59,7 @@ def test_memory_gib_sets_the_memory_of_one_layout(capsys: pytest.CaptureFixture[
     assert (line["memory"], line["total_tokens"]) == ("paged", 2**29 // 114688)
 
 
-def test_a_model_with_replaced_sizes_is_named_changed(capsys: pytest.CaptureFixture[str]):
+def test_the_output_marks_a_model_with_replaced_sizes_as_changed(capsys: pytest.CaptureFixture[str]):
     assert main("--memory", "paged", "--layers", "1", "--kv-heads", "2", "--element-bytes", "1", "--json") == 0
     line = json.loads(capsys.readouterr().out.splitlines()[0])
     assert (line["geometry"], line["token_bytes"]) == ("llama-3.1-8b, changed", 2 * 1 * 2 * 128 * 1)

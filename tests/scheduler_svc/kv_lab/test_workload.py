@@ -27,7 +27,7 @@ def test_equal_settings_draw_equal_workloads():
         assert one.tokens.tolist() == other.tokens.tolist()
 
 
-def test_more_rounds_leave_the_first_as_they_were():
+def test_more_rounds_do_not_change_the_first_rounds():
     few = settings(sequences=3, lives=1, max_length=30)
     more = settings(sequences=3, lives=2, max_length=30)
     before = [sequence.tokens.tolist() for sequence in draw(few).in_order()]

@@ -93,7 +93,7 @@ def test_a_steps_file_can_be_fitted(capsys: pytest.CaptureFixture[str], tmp_path
         assert fitted[name]["mean"] == pytest.approx(machine[name]["mean"], rel=0.2)
 
 
-def test_find_rate_finds_the_highest_rate_that_holds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_find_rate_prints_the_highest_rate_that_meets_the_goal(capsys: pytest.CaptureFixture[str]) -> None:
     goal = ["--find-rate", "--ttft-p99", "0.3"]
     run = ["--requests", "300", "--input", "1000", "--output", "4", "--rate", "20"]
     found = figures(capsys, *run, *goal)
@@ -140,7 +140,7 @@ def test_a_page_size_must_divide_the_blocks_of_a_trace(capsys: pytest.CaptureFix
     assert main(["--trace", str(path), "--page-size", "96", "--no-prefix-sharing"]) == 0
 
 
-def test_memory_starts_the_lab(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_memory_command_starts_the_kv_lab(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--memory", "paged", "--help"])
     assert ended.value.code == 0

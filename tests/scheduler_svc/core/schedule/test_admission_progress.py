@@ -77,7 +77,7 @@ def test_placement_skips_a_lane_with_an_overdue_step() -> None:
     fleet.check_content()
 
 
-def test_a_head_with_pending_plans_on_one_lane_does_not_block_another_lane() -> None:
+def test_a_head_with_pending_plans_on_one_lane_does_not_block_other_lanes() -> None:
     """The head of the queue was preempted, and the worker with its pending tokens does not answer."""
     shape = Shape(page_size=4, max_rows=4, num_pages=8)
     fleet = Fleet(shape, shape, config=greedy(silence_timeout_seconds=1000.0))

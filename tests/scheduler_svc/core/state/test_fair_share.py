@@ -155,7 +155,7 @@ def test_a_virtual_start_is_the_later_of_tenant_and_service() -> None:
     assert fair_share.enter(b"d", 1) == 12
 
 
-def test_pruned_tenants_behind_the_virtual_time_lose_nothing() -> None:
+def test_pruning_a_tenant_before_the_virtual_time_does_not_change_its_share() -> None:
     fair_share = FairShare()
     for i in range(200):
         fair_share.enter(i.to_bytes(2), 10)

@@ -272,7 +272,7 @@ def test_finished_calls_whose_answer_is_unread_count_as_open_streams(run: Run, m
     run(scenario, stream_limits=StreamLimits(max_streams=3), call_limits=CallLimits(max_unread=4))
 
 
-def test_3000_simultaneous_calls_are_all_answered(run: Run):
+def test_every_one_of_3000_simultaneous_calls_is_answered(run: Run):
     async def scenario(s: Service) -> None:
         await queue_is(s, FULL)
         calls = [s.generate(timeout=60) for _ in range(1500)]

@@ -33,7 +33,7 @@ def test_complete_characters_of_a_token_do_not_wait_for_the_incomplete_one():
     assert pieces([[ord("a"), 0xE2], [0x82], [0xAC]]) == ["a", "", "€", ""]
 
 
-def test_a_half_character_at_the_end_is_released_as_the_decoder_shows_it():
+def test_an_incomplete_character_at_the_end_is_returned_as_a_replacement_character():
     assert pieces([[ord("a")], [0xE2], [0x82]]) == ["a", "", "", "\ufffd"]
 
 
@@ -54,13 +54,13 @@ def test_the_prompt_is_not_shown():
     assert pieces([[ord("b")]], context=tuple(spell(b"the prompt"))) == ["b", ""]
 
 
-def test_finish_twice_gives_the_rest_once():
+def test_a_second_finish_returns_no_text():
     detokenizer = Detokenizer(decode)
     detokenizer.push([0xC3])
     assert [detokenizer.finish(), detokenizer.finish()] == ["\ufffd", ""]
 
 
-def test_held_bytes_that_never_become_characters_are_bounded():
+def test_at_most_max_held_tokens_of_invalid_bytes_wait_for_a_character():
     detokenizer, num_shown = Detokenizer(decode), 0
     for num_pushed in range(1, 200):
         num_shown += len(detokenizer.push([0x80]))
@@ -124,7 +124,7 @@ class TestByteFallback:
             "", "", "€", "", "é", "s", "",
         ]  # fmt: skip
 
-    def test_returned_text_stays_if_the_decoder_replaces_it(self):
+    def test_text_that_was_returned_is_kept_if_the_decoder_changes_it(self):
         words = ["<0xE2>", "<0x82>", "<0xAC>", "<0xC3>", "s", "▁cat"]
         assert self.pieces(words, context=["▁the"]) == ["", "", "€", "", "\ufffds", " cat", ""]
 

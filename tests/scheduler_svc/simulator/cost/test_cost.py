@@ -54,7 +54,7 @@ def step(
         ("smollm2-135m", 0.135),
     ],
 )
-def test_models_have_the_parameters_of_their_cards(name: str, parameters: float) -> None:
+def test_models_have_the_number_of_parameters_of_their_model_cards(name: str, parameters: float) -> None:
     assert model_named(name).parameters / 1e9 == pytest.approx(parameters, rel=0.01)
 
 
@@ -99,7 +99,7 @@ def test_a_longer_context_reads_more_cache_entries() -> None:
     assert more == pytest.approx(100_000 * 2 * MODELS["llama-3.1-8b"].kv_values / 3350e9)
 
 
-def test_a_long_prompt_is_bound_by_arithmetic() -> None:
+def test_the_time_of_a_long_prompt_is_bound_by_arithmetic() -> None:
     cost, tokens = roofline(), 4096
     model = cost.model
     linear = 2 * tokens * model.layer_parameters

@@ -75,7 +75,7 @@ def test_lines_out_of_order_are_sorted_with_their_blocks(tmp_path: Path) -> None
     assert trace.block_ends.tolist() == straight.block_ends.tolist()
 
 
-def test_the_first_so_many(tmp_path: Path) -> None:
+def test_the_first_n_requests_of_a_trace_can_be_read(tmp_path: Path) -> None:
     assert read_trace(mooncake(tmp_path, [*MOONCAKE[:2], "no JSON"]), limit=2).num_requests == 2
 
 

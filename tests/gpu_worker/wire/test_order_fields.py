@@ -12,7 +12,7 @@ from tests.gpu_worker.plans import TinyCore, int32
 from tests.gpu_worker.wire.test_frames import GEOMETRY, good_plan, moving_plan
 
 
-def test_page_orders_are_parsed_as_sent() -> None:
+def test_parsed_page_orders_equal_the_sent_ones() -> None:
     frame = pb.CoreToWorker(plan=moving_plan()).SerializeToString()
     orders = read_plan(parse_frame(frame).plan, GEOMETRY).page_orders
     assert (orders.saved_pages.tolist(), orders.saved_slots.tolist()) == ([6, 7], [7, 0])
@@ -85,7 +85,7 @@ def test_saves_and_loads_need_host_memory() -> None:
         (1, 0, 48, [0, 0, 0, 4], None),
     ],
 )
-def test_only_pages_behind_the_window_may_be_missing(
+def test_only_pages_before_the_window_may_be_missing(
     window: int, sinks: int, first_position: int, pages: list[int], wrong: int | None
 ) -> None:
     geometry = replace(GEOMETRY, window=window, sink_tokens=sinks)
