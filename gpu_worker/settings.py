@@ -75,7 +75,8 @@ class WorkerSettings(BaseSettings):
         PositiveInt | None, Field(description="tokens per page, a power of two; default: 64 on a CPU, 128 on a GPU")
     ] = None
     num_pages: Annotated[
-        PositiveInt | None, Field(description="pages in the KV pool, the reserved one included; default: by memory")
+        PositiveInt | None,
+        Field(description="pages in the KV pool, the reserved one included; default: as many as fit"),
     ] = None
     pool_bytes: Annotated[
         Size | None, Field(description="size of the KV pool; default: 1GiB on a CPU, all free memory on a GPU")
@@ -100,15 +101,13 @@ class WorkerSettings(BaseSettings):
         Field(description="last positions that full-attention layers see; default: all positions"),
     ] = None
     window_sinks: Annotated[
-        int, Field(ge=0, description="first positions that these layers see besides the window; default: none")
+        int, Field(ge=0, description="first positions that full-attention layers also see; default: none")
     ] = 0
     threads: Annotated[PositiveInt | None, Field(description="CPU threads; default: physical cores minus one")] = None
     runtime_dir: Annotated[
         Path, Field(description="folder of the sockets; default: $XDG_RUNTIME_DIR/tandem, else /tmp/tandem-<uid>")
     ] = Field(default_factory=default_runtime_dir)
-    exit_with_parent: Annotated[
-        bool, Field(description="end when the process that started this one ends; default: no")
-    ] = False
+    exit_with_parent: Annotated[bool, Field(description="exit when the parent process exits; default: no")] = False
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
         Field(description="lowest level that is logged: debug, info, warning or error; default: info"),

@@ -133,7 +133,7 @@ class Link:
         self._num_ended += 1
         if is_worth_a_line(self._num_ended):
             times = f" {self._num_ended} times before a step succeeded" if self._num_ended > 1 else ""
-            log.warning("the connection to the scheduler ended%s; waiting for one at %s", times, self._endpoint)
+            log.warning("the connection to the scheduler ended%s; waiting for a scheduler at %s", times, self._endpoint)
         pause = 0.0
         if self._num_ended > 1:
             pause = min(_FIRST_PAUSE_SECONDS * 2.0 ** min(self._num_ended, 16), _LAST_PAUSE_SECONDS)

@@ -42,7 +42,7 @@ def _value(kind: Any, value: object, name: str) -> object:
         return _decode(kind, value, name)
     if issubclass(kind, StrEnum):
         if value not in list(kind):
-            raise WireError(f"{name} is {value!r}; this program knows {', '.join(kind)}")
+            raise WireError(f"{name} is {value!r}; it must be one of {', '.join(kind)}")
         return kind(str(value))
     if kind is float and type(value) is int:
         return float(value)

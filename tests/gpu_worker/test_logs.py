@@ -63,7 +63,7 @@ def test_json_lines_are_objects_with_the_agreed_keys() -> None:
     try:
         raise KeyError("x")
     except KeyError:
-        log.exception("the worker cannot go on")
+        log.exception("the worker stops because of an unexpected error")
     logs.stop()
     plain, failed = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert list(plain) == ["time", "process", "pid", "level", "message"]

@@ -191,7 +191,7 @@ def test_a_prompt_is_read_from_standard_input(tandem, service: FakeService) -> N
 
 def test_token_ids_that_are_not_numbers_are_a_usage_error() -> None:
     assert parse_token_ids("") == []
-    with pytest.raises(ValueError, match="'-1'; it must be a whole number from 0"):
+    with pytest.raises(ValueError, match="'-1'; it must be a whole number, 0 or greater"):
         parse_token_ids("3 -1")
 
 

@@ -102,7 +102,7 @@ def test_the_default_pool_on_a_cpu_fits_free_memory() -> None:
         ({"token_budget": 16}, "token_budget is 16; it must be at least 96"),
         (
             {"pool_bytes": 3 * MIB},
-            "pool_bytes is 3145728, which is too small; two pages of 2097152 bytes are the least",
+            "pool_bytes is 3145728, which is too small; the minimum is two pages of 2097152 bytes",
         ),
         ({"pool_bytes": 0}, r"which is too small; .*: pool_bytes 4.0MiB would fit"),
         (
@@ -129,7 +129,7 @@ def test_weights_that_do_not_fit_are_refused() -> None:
 def test_weights_for_a_gpu_must_fit_host_memory() -> None:
     check_host_memory(COSTS, 16 * GIB)
     with pytest.raises(
-        DoesNotFit, match=r"weights take 16\.0 GiB in float32, and pass through host memory, where 4\.0"
+        DoesNotFit, match=r"weights take 16\.0 GiB in float32, and are loaded through host memory, where 4\.0"
     ):
         check_host_memory(COSTS, 4 * GIB)
 

@@ -149,7 +149,7 @@ def test_a_missing_page_inside_the_window_is_refused(rig: Rig) -> None:
         sequence.pages[col] = 0
         outcome = rig.submit(core.plan(decode=[1]))
         assert outcome.status == pb.STEP_STATUS_FAILED
-        expected = f"started.pages holds 0 for page {col} of row 1, which its position {length - 1} sees: the window "
+        expected = f"started.pages holds 0 for page {col} of row 1, but position {length - 1} sees it: the window "
         assert outcome.detail == expected + f"is {window}, sink_tokens {sink_tokens}"
     core = rig.core()
     sequence = core.add(1, rig.prompt(length, seed=3), position=length - 1)

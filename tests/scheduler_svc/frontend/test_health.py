@@ -192,7 +192,7 @@ def test_get_load_and_refusals_give_the_same_reason(run: Run):
 @pytest.mark.parametrize("method", ["Check", "List", "Watch"])
 @pytest.mark.parametrize(
     ("sent", "expected"),
-    [(b"\xff\xff\xff", "the 3 bytes sent are not a"), (b"\xc0\x3e\x05", "1000")],
+    [(b"\xff\xff\xff", "the message of 3 bytes is not a valid"), (b"\xc0\x3e\x05", "1000")],
     ids=["not a message", "unknown field"],
 )
 def test_malformed_health_calls_are_invalid_arguments_without_a_traceback(

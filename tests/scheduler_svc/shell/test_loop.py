@@ -408,7 +408,7 @@ def test_a_worker_with_a_too_small_frame_limit_is_lost_with_the_reason(
     assert worker.next_of_worker().HasField("joined")
     frontend.send(HELLO)
     assert frontend.next_of_frontend().model_state.ready
-    with pytest.raises(PeerFrameTooLargeError, match="it accepts at most 17,825,792"):
+    with pytest.raises(PeerFrameTooLargeError, match="the peer accepts at most 17,825,792"):
         bench.links[0].send("w-1", bytes((17 << 20) + 1))
     # The limit is set here because the core refuses a worker that joins with it.
     bench.links[0].limit_frames("w-1", 10)

@@ -110,8 +110,8 @@ def test_find_rate_prints_the_highest_rate_that_meets_the_goal(capsys: pytest.Ca
         (["--machine", "abacus"], "there is no machine 'abacus'; it must be one of b200, h200, h100"),
         (["--model", "eliza"], "there is no model 'eliza'; it must be one of llama-3.1-8b"),
         (["--model", "llama-3.1-70b"], "weights of 141.1 GB leave no page in 90% of 80 GB; --devices 2"),
-        (["--find-rate"], "--find-rate and --ttft-p99 SECONDS go together"),
-        (["--ttft-p99", "1"], "--find-rate and --ttft-p99 SECONDS go together"),
+        (["--find-rate"], "--find-rate needs --ttft-p99 SECONDS, and --ttft-p99 needs --find-rate"),
+        (["--ttft-p99", "1"], "--find-rate needs --ttft-p99 SECONDS, and --ttft-p99 needs --find-rate"),
         (["--find-rate", "--ttft-p99", "1", "--concurrency", "3"], "it takes neither --concurrency nor --steps"),
         (["--token-budget", "300"], "--token-budget is 300; --max-rows 256 and one chunk of 128 need 384"),
         (["--trace", "nowhere.jsonl"], "nowhere.jsonl: No such file or directory"),
@@ -136,7 +136,7 @@ def test_a_page_size_must_divide_the_blocks_of_a_trace(capsys: pytest.CaptureFix
     path = tmp_path / "made.jsonl"
     write_trace(path, requests=5)
     assert main(["--trace", str(path), "--page-size", "96"]) == 2
-    assert "--page-size is 96; a trace with blocks of 512 tokens needs a divisor" in capsys.readouterr().err
+    assert "--page-size is 96; it must divide 512, the tokens of a block of the trace" in capsys.readouterr().err
     assert main(["--trace", str(path), "--page-size", "96", "--no-prefix-sharing"]) == 0
 
 

@@ -145,7 +145,7 @@ def test_the_refusal_of_a_join_names_the_field_and_the_limit(field: str, value: 
 def test_an_end_token_outside_the_vocabulary_is_refused(token: int) -> None:
     join = worker_pb2.Join.FromString(JOIN.SerializeToString())
     join.eos_token_ids.append(token)
-    with pytest.raises(WireError, match=f"eos_token_ids has {token}; the vocabulary has 100 tokens"):
+    with pytest.raises(WireError, match=f"eos_token_ids contains {token}; the vocabulary has 100 tokens"):
         worker_wire.event_of(worker_pb2.WorkerToCore(join=join), "w")
 
 
@@ -191,7 +191,10 @@ def test_the_sampling_fields_of_a_submit_round_trip() -> None:
     [
         ({"num_samples": 0}, "num_samples is 0"),
         ({"num_samples": 1025}, "num_samples is 1025"),
-        ({"stream": 2**64 - 1, "num_samples": 2}, "num_samples is 2, of streams from 18446744073709551615 on"),
+        (
+            {"stream": 2**64 - 1, "num_samples": 2},
+            "num_samples is 2 and stream is 18446744073709551615; one is out of range",
+        ),
         ({"sampling": bytes(98305)}, "sampling has 98305 bytes; the limit is 98304"),
         ({"num_logprobs": 22}, "num_logprobs is 22; the limit is 21"),
         ({"prompt_logprobs_from": 1 << 30}, "prompt_logprobs_from is 1073741824"),

@@ -180,7 +180,7 @@ def test_calls_without_their_message_above_the_limit_are_refused(run: Run):
             await until(lambda: s.front_end._calls.num_without_message == 3)
             error = await failure(s.control.GetModelInfo(control_pb2.GetModelInfoRequest()))
             assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert error.details() == "3 calls wait for their message; the limit is 3"
+            assert error.details() == "3 calls have not sent their request yet; the limit is 3"
             await cast(Any, health_pb2_grpc.HealthStub(s.channel)).Check(health_pb2.HealthCheckRequest())
             assert_retry_hint(error, 0.5)
 
@@ -243,7 +243,7 @@ def test_finished_calls_whose_answer_is_unread_are_cancelled(run: Run, caplog: p
             assert len(await asyncio.to_thread(caller.wait_ends, 50)) == 50
 
     run(scenario, call_limits=CallLimits(answer_seconds=0.2))
-    assert "their callers have not read the answer" in caplog.text
+    assert "their clients have not read the answer" in caplog.text
 
 
 def test_finished_calls_whose_answer_is_unread_count_as_open_streams(run: Run, monkeypatch: pytest.MonkeyPatch):

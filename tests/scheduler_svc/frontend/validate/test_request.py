@@ -276,8 +276,8 @@ def test_values_at_their_limits_are_accepted(fields: dict[str, Any]):
 def test_a_request_without_a_token_before_min_new_tokens_is_refused(field: str, fields: dict[str, Any], many: str):
     refused = refusal(**fields, **stop(min_new_tokens=1, stop_token_ids=[5]))
     assert field_of(refused) == field
-    why = "before stop.min_new_tokens are out, when end-of-sequence and stop tokens are not drawn; 1 must remain"
-    assert refused.message.endswith(f"{many}, and none of them may be drawn {why}")
+    why = "before stop.min_new_tokens, until which end-of-sequence and stop tokens are banned; 1 must remain"
+    assert refused.message.endswith(f"{many}, and none of them may be sampled {why}")
     assert submit(**fields, **stop(stop_token_ids=[5])).max_new_tokens
 
 

@@ -237,7 +237,7 @@ def test_files_that_cannot_be_fitted_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StepsFileError, match="19 timed steps; a fit needs at least 20"):
         read_steps(steps_file(tmp_path, lines(19)))
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(StepsFileError, match="no column kind, prefill_tokens"):
+    with pytest.raises(StepsFileError, match="has no column kind, prefill_tokens"):
         read_steps(tmp_path / "other.csv")
 
 
