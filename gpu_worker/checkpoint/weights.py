@@ -43,7 +43,7 @@ def find_weights(folder: Path) -> WeightFiles:
     if index.is_file():
         return _sharded(folder, index)
     _refuse_other_formats(folder)
-    raise AssertionError("a folder without weights is refused")
+    raise AssertionError("a folder without weights was not refused")
 
 
 def _sharded(folder: Path, index: Path) -> WeightFiles:

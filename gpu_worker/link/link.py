@@ -194,7 +194,7 @@ class Link:
     def _count_bad_frame(self, error: FrameError) -> None:
         self._num_bad_frames += 1
         if is_worth_a_line(self._num_bad_frames):
-            log.warning("dropped %d bad frames so far, the last one: %s", self._num_bad_frames, error)
+            log.warning("dropped %d malformed frames so far, the last one: %s", self._num_bad_frames, error)
 
     def _handle(self, message: pb.CoreToWorker) -> None:
         kind = message.WhichOneof("message")
@@ -205,7 +205,7 @@ class Link:
             self._joined, self._join_at, self._last_problem = True, None, ""
             self._ready_line = ready_line(message.joined.listen) if message.joined.listen else ""
             self._runner.join(message.joined.generation)
-            log.info("joined; generation %d", message.joined.generation)
+            log.info("joined the scheduler; generation %d", message.joined.generation)
         elif kind == "rejoin":
             self._void_session()
             log.info("the scheduler does not know this worker; joining again")

@@ -66,7 +66,7 @@ class OutputOptions(BaseModel):
         description=f"memory layout: {', '.join(LAYOUTS)} or all",
     )
     png: Path | None = Field(None, title="FILE", description="draw the memory of each layout over time")
-    all_panels: bool = Field(False, description="let --png draw all other figures too")
+    all_panels: bool = Field(False, description="with --png: draw all other figures too")
     as_json: bool = Field(False, alias="json", description="print one JSON object per layout and one of the comparison")
 
     @field_validator("memory")

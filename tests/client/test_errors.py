@@ -132,12 +132,14 @@ def test_a_call_is_retried_while_the_service_is_not_ready(service: FakeService) 
 @pytest.mark.parametrize(
     ("retries", "timeout", "code", "details", "late", "calls"),
     [
-        pytest.param(2, None, grpc.StatusCode.UNAVAILABLE, [retry_info(0.01)], False, 3, id="bounded"),
-        pytest.param(0, None, grpc.StatusCode.UNAVAILABLE, [retry_info(0.01)], False, 1, id="switched off"),
-        pytest.param(9, None, grpc.StatusCode.UNAVAILABLE, [], False, 1, id="no hint when to come back"),
-        pytest.param(9, None, grpc.StatusCode.RESOURCE_EXHAUSTED, [retry_info(0.01)], False, 1, id="queue full"),
-        pytest.param(9, None, grpc.StatusCode.UNAVAILABLE, [retry_info(0.01)], True, 1, id="tokens came"),
-        pytest.param(9, 5.0, grpc.StatusCode.UNAVAILABLE, [retry_info(60)], False, 1, id="no time for another"),
+        pytest.param(2, None, grpc.StatusCode.UNAVAILABLE, [retry_info(0.01)], False, 3, id="retries are bounded"),
+        pytest.param(0, None, grpc.StatusCode.UNAVAILABLE, [retry_info(0.01)], False, 1, id="retries are switched off"),
+        pytest.param(9, None, grpc.StatusCode.UNAVAILABLE, [], False, 1, id="the service gives no retry time"),
+        pytest.param(9, None, grpc.StatusCode.RESOURCE_EXHAUSTED, [retry_info(0.01)], False, 1, id="the queue is full"),
+        pytest.param(9, None, grpc.StatusCode.UNAVAILABLE, [retry_info(0.01)], True, 1, id="tokens were delivered"),
+        pytest.param(
+            9, 5.0, grpc.StatusCode.UNAVAILABLE, [retry_info(60)], False, 1, id="the timeout is before the retry time"
+        ),
     ],
 )
 def test_retries_end_at_the_maximum_number_and_at_the_timeout(

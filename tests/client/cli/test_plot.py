@@ -108,7 +108,7 @@ main()
 
 def test_an_error_without_matplotlib_names_the_command_that_installs_it(file: Path) -> None:
     done = run_python(BLOCK, str(file))
-    line = "error: tandem plot needs matplotlib, which is not installed: make install\n"
+    line = "error: tandem plot needs matplotlib, which is not installed; install it with: make install\n"
     assert (done.returncode, done.stderr) == (1, line)
 
 

@@ -139,7 +139,7 @@ def test_a_second_interrupt_kills_a_program_that_does_not_stop(service: FakeServ
     async def play(output: Output) -> None:
         await output.until("scheduler | up")
         os.kill(os.getpid(), signal.SIGINT)
-        await output.until("once more to stop at once")
+        await output.until("interrupt again to stop at once")
 
     code, cause, output = run_serve(service, play)
     # A program that was just started may print another line after this one.

@@ -104,7 +104,7 @@ PATTERNS = [
     ("page_size", "chunk_align"),
     [(16, 64), *(pytest.param(*sizes, marks=pytest.mark.long) for sizes in ((16, 16), (64, 32), (64, 64)))],
 )
-@pytest.mark.parametrize("on_cpu", [True, False], ids=["own-slots", "buckets"])
+@pytest.mark.parametrize("on_cpu", [True, False], ids=["shapes of a CPU", "shapes of a GPU"])
 def test_direct_masks_equal_the_conversion(page_size: int, chunk_align: int, on_cpu: bool) -> None:
     """Mixed steps of decode rows and chunks at unaligned positions, with both ways of bucketing on any device."""
     geometry = Geometry(

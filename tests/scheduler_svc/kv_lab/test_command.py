@@ -75,7 +75,7 @@ def test_the_output_marks_a_model_with_replaced_sizes_as_changed(capsys: pytest.
         (["--memory", "heap"], "--memory is 'heap'; it must be one of contiguous, growing, paged, shared, all"),
         (["--memory-gib", "3000"], "--memory-gib is 3000; it must be at most 2,048"),
         (["--memory-gib", "1", "--memory-tokens", "256"], "--memory-tokens cannot be combined with --memory-gib"),
-        (["--memory-gib", "0.001", "--page-size", "64"], "--memory-tokens is 8; it must be at least two pages"),
+        (["--memory-gib", "0.001", "--page-size", "64"], "--memory-tokens is 8; it must be at least 128 (two pages)"),
     ],
 )
 def test_a_wrong_option_is_refused_by_its_name_value_and_limit(options: list[str], words: str):

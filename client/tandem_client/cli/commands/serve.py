@@ -90,7 +90,7 @@ async def _serve(pair: ServicePair, say: Callable[[str], None]) -> tuple[Exit, s
             say("stopping at once")
             pair.kill()
             return
-        say("stopping; once more to stop at once")
+        say("stopping; interrupt again to stop at once")
         stop.set()
 
     loop = asyncio.get_running_loop()

@@ -564,7 +564,7 @@ def test_a_map_entry_with_an_unknown_field_is_named_by_its_map():
         field(SAMPLING, UNKNOWN * 30_000),
         field(SAMPLING, field(LOGIT_BIAS, b"\x08\x05" + UNKNOWN) * 12_000),
     ],
-    ids=["top", "nested", "map"],
+    ids=["top level", "nested message", "map"],
 )
 def test_unknown_fields_of_large_messages_create_no_objects(monkeypatch: pytest.MonkeyPatch, hostile: bytes):
     made: list[object] = []
