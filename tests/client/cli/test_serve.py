@@ -92,7 +92,7 @@ def test_the_restart_of_a_killed_program_is_printed(service: FakeService, progra
 
 @pytest.mark.parametrize("status", [1, 3])
 @pytest.mark.parametrize("ends", ["scheduler", "worker"])
-def test_a_program_that_never_served_ends_serve_with_its_own_cause(
+def test_serve_ends_with_the_cause_of_a_program_that_never_served(
     service: FakeService, programs: Programs, ends: str, status: int
 ) -> None:
     """Meanwhile another service answers at the address."""

@@ -292,7 +292,7 @@ def test_every_join_carries_the_present_key(served: Served, core: Core, tmp_path
     served.run(script)
 
 
-def test_a_refused_key_that_was_replaced_meanwhile_is_tried_again(served: Served, core: Core, tmp_path: Path) -> None:
+def test_the_worker_joins_again_if_a_refused_key_was_replaced(served: Served, core: Core, tmp_path: Path) -> None:
     def script() -> None:
         core.expect("join")
         (tmp_path / KEY_NAME).write_bytes(b"n" * 32)

@@ -179,7 +179,7 @@ def test_noise_follows_the_gumbel_distribution(device: torch.device) -> None:
     assert torch.equal(gumbel_noise(keys, torch.arange(100, device=device)), noise[:, :100])
 
 
-def test_greedy_rows_take_the_argmax_beside_drawing_rows(device: torch.device) -> None:
+def test_greedy_rows_take_the_argmax_while_other_rows_sample(device: torch.device) -> None:
     logits = torch.randn(5, 300, generator=torch.Generator().manual_seed(4)).to(device)
     assert torch.equal(sample(logits, None), logits.argmax(-1))
     mixed = sample(logits, inputs_of([{"temperature": 5.0}], device, drawing=[3]))

@@ -218,7 +218,7 @@ def test_top_k_keeps_exactly_k_tokens_below_and_above_the_partial_sort_limit(top
     assert int(drawn.max()) == top_k - 1
 
 
-def test_a_row_without_top_k_keeps_all_tokens_beside_limited_rows(device: torch.device) -> None:
+def test_a_row_without_top_k_keeps_all_tokens_while_other_rows_are_limited(device: torch.device) -> None:
     drawn = []
     for seed in range(20):
         rig = SamplingRig(vocab_size=400, max_rows=3, device=device)

@@ -127,7 +127,7 @@ def test_the_default_limit_is_1000_watches():
     assert health.MAX_WATCHES == 1000
 
 
-def test_watches_whose_caller_reads_nothing_are_cancelled(run: Run, monkeypatch: pytest.MonkeyPatch):
+def test_watches_with_unread_answers_are_cancelled(run: Run, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(server, "SWEEP_SECONDS", 0.02)
 
     async def scenario(s: Service) -> None:

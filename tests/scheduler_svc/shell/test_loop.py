@@ -251,7 +251,7 @@ def load_of(frontend: Peer, query: int) -> control_pb2.GetLoadResponse:
     return reply.load
 
 
-def test_a_worker_that_dies_is_detected_and_the_other_serves(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_loss_of_a_worker_is_detected_and_the_other_serves(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     first, second, frontend = bench.worker("w-1"), bench.worker("w-2"), bench.frontend()
     first.send(joining(pid=11))

@@ -393,7 +393,7 @@ def test_malformed_logprobs_refuse_the_worker_and_its_requests_go_on(what: str, 
     assert len(world.streams[stream].tokens) == 3
 
 
-def test_malformed_logprobs_are_refused_beside_a_nonfinite_row() -> None:
+def test_malformed_logprobs_are_refused_even_if_another_row_is_nonfinite() -> None:
     world = World()
     world.submit(prompt(5), ignore_eos=True)
     world.submit(prompt(5, 1), ignore_eos=True, num_logprobs=TWO_BEST)

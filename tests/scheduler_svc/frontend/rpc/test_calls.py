@@ -226,7 +226,7 @@ def test_a_call_that_ends_without_a_message_is_an_invalid_argument(run: Run):
     run(scenario)
 
 
-def test_finished_calls_whose_answer_is_unread_are_cancelled(run: Run, caplog: pytest.LogCaptureFixture):
+def test_finished_calls_with_unread_answers_are_cancelled(run: Run, caplog: pytest.LogCaptureFixture):
     async def scenario(s: Service) -> None:
         async def info() -> control_pb2.GetModelInfoResponse:
             return await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())
@@ -246,7 +246,7 @@ def test_finished_calls_whose_answer_is_unread_are_cancelled(run: Run, caplog: p
     assert "their clients have not read the answer" in caplog.text
 
 
-def test_finished_calls_whose_answer_is_unread_count_as_open_streams(run: Run, monkeypatch: pytest.MonkeyPatch):
+def test_finished_calls_with_unread_answers_count_as_open_streams(run: Run, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("scheduler_svc.frontend.rpc.calls.UNREAD_SECONDS", 0.05)
 
     async def scenario(s: Service) -> None:

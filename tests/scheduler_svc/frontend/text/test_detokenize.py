@@ -21,11 +21,11 @@ def pieces(batches: list[list[int]], context: tuple[int, ...] = ()) -> list[str]
     return [*(detokenizer.push(batch) for batch in batches), detokenizer.finish()]
 
 
-def test_a_character_in_two_tokens_comes_with_its_last_byte():
+def test_a_character_in_two_tokens_is_returned_with_its_last_byte():
     assert pieces([[ord("a")], [0xC3], [0xA9], [ord("b")]]) == ["a", "", "é", "b", ""]
 
 
-def test_a_character_in_four_tokens_comes_with_its_last_byte():
+def test_a_character_in_four_tokens_is_returned_with_its_last_byte():
     assert pieces([[byte] for byte in "😀".encode()]) == ["", "", "", "😀", ""]
 
 
@@ -94,7 +94,7 @@ def test_a_context_of_whole_characters_changes_nothing(context: str, tokens: lis
 
 
 @given(st.lists(st.text(max_size=10), max_size=10))
-def test_text_never_lags_behind_the_librarys_stream(parts: list[str]):
+def test_text_is_returned_no_later_than_by_the_stream_of_the_library(parts: list[str]):
     tokens = [t for part in parts for t in spell(part.encode())]
     stream, detokenizer = DecodeStream(skip_special_tokens=True), Detokenizer(decode)
     theirs = mine = ""
@@ -119,7 +119,7 @@ class TestByteFallback:
     def test_without_a_prompt_the_decoder_strips_the_first_space(self):
         assert self.pieces(["▁the", "▁cat"], context=[]) == ["the", " cat", ""]
 
-    def test_a_character_of_several_byte_tokens_comes_whole(self):
+    def test_a_character_of_several_byte_tokens_is_returned_whole(self):
         assert self.pieces(["<0xE2>", "<0x82>", "<0xAC>", "<0xC3>", "<0xA9>", "s"], context=["▁the"]) == [
             "", "", "€", "", "é", "s", "",
         ]  # fmt: skip

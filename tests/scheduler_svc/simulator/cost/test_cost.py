@@ -134,7 +134,7 @@ def test_efficiency_overhead_devices_and_copies_change_the_time() -> None:
     )
 
 
-def test_pages_fill_the_memory_beside_the_weights() -> None:
+def test_pages_fill_the_memory_that_the_weights_leave_free() -> None:
     cost = roofline()
     assert cost.pages_in(0.9) == int((72e9 - 2 * cost.model.parameters) // (128 * 131072))
     assert roofline("llama-3.1-70b").pages_in(0.9) < 1
