@@ -57,7 +57,7 @@ def run(settings: WorkerSettings, begun: float) -> int:
         return 130
     except Exception as error:
         if not is_expected(error):
-            log.exception("the worker cannot go on")
+            log.exception("the worker stops because of an unexpected error")
         last_line(explain(error), settings.log_format)
         return 2 if isinstance(error, SettingsRefused) else 1
     log.info("stopped")

@@ -24,7 +24,7 @@ def choose_device(name: str) -> torch.device:
         index = device.index or 0
         if index >= count:
             hint = f"set cuda:0 to cuda:{count - 1}" if count else "nvidia-smi and CUDA_VISIBLE_DEVICES show why"
-            raise ValueError(f"device is {name}; this machine shows {count} CUDA devices: {hint}")
+            raise ValueError(f"device is {name}; this machine has {count} CUDA devices: {hint}")
         device = torch.device("cuda", index)
         torch.cuda.set_device(device)
     return device

@@ -63,7 +63,7 @@ class WorkerSettings(BaseModel):
         None, description="tokens per page, a power of two; default: 64 on a CPU, 128 on a GPU"
     )
     num_pages: PositiveInt | None = Field(
-        None, description="pages in the KV pool, the reserved one included; default: by memory"
+        None, description="pages in the KV pool, the reserved one included; default: as many as fit"
     )
     pool_bytes: Size | None = Field(
         None, description="size of the KV pool; default: 1GiB on a CPU, all free memory on a GPU"

@@ -74,7 +74,8 @@ def start(settings: WorkerSettings, folder: Path) -> tuple[Runner, pb.Join]:
         log.warning("%s has no tokenizer.json: prompts and outputs are token ids only", files.folder)
     if files.unsupported:
         log.warning(
-            "generation_config.json contains %s, which is not supported and ignored", ", ".join(files.unsupported)[:500]
+            "generation_config.json contains %s, which is not supported; it is ignored",
+            ", ".join(files.unsupported)[:500],
         )
     with phase("compatibility check"):
         meta_model = meta_model_of(files.config, dtype=dtype)
@@ -91,7 +92,7 @@ def start(settings: WorkerSettings, folder: Path) -> tuple[Runner, pb.Join]:
         pinned = pin(model, sizes.geometry.max_length)
         check_independence(model, sizes.geometry.max_length)
     for name in pinned:
-        log.info("rotary table of type %s fixed for sequences of %d tokens", name, sizes.geometry.max_length)
+        log.info("the rotary table of type %s is fixed for sequences of %d tokens", name, sizes.geometry.max_length)
     runner, measured = warm_runner(model, bounded, sizes.geometry, device, dtype)
     with phase("self-check against eager attention"):
         error = check_runner(model, runner, dtype, own=layers)

@@ -28,7 +28,7 @@ def generate(root: Path) -> Path:
     outputs = [f"--{kind}_out={fresh}" for kind in ("python", "grpc_python", "mypy", "mypy_grpc")]
     plugins = [f"--plugin={name}={_plugin(name)}" for name in ("protoc-gen-mypy", "protoc-gen-mypy_grpc")]
     if protoc.main(["protoc", *includes, *plugins, *outputs, *files]) != 0:
-        raise RuntimeError(f"protoc refused one of {files}; its message stands above")
+        raise RuntimeError(f"protoc refused one of {files}; its message is printed above")
     for package in [fresh / "tandem", *(path for path in (fresh / "tandem").rglob("*") if path.is_dir())]:
         (package / "__init__.py").touch()
     (fresh / "tandem" / "py.typed").touch()

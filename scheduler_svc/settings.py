@@ -98,9 +98,7 @@ class SchedulerSettings(BaseModel):
         float,
         Field(gt=0, le=3600, title="SECONDS", description="an idle worker that is silent longer is treated as lost"),
     ] = 15.0
-    exit_with_parent: Annotated[
-        bool, Field(description="end when the process that started this one ends; Linux only")
-    ] = False
+    exit_with_parent: Annotated[bool, Field(description="exit when the parent process exits; Linux only")] = False
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
         Field(title="LEVEL", description="lowest level that is logged: debug, info, warning or error"),

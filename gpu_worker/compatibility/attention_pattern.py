@@ -51,7 +51,7 @@ def _compare(mask: MaskFunction, queries: Tensor, keys: Tensor, window: int | No
         among = f" in head {head}" if num_heads > 1 else ""
         usual = "causal attention" if window is None else f"a window of {window}"
         place = f"position {int(queries[query])} {sees} position {int(keys[key])}{among}"
-        raise UnreadableMask(f"{place}, unlike {usual}")
+        raise UnreadableMask(f"{place}, which differs from {usual}")
 
 
 def _evaluate(mask: MaskFunction, queries: Tensor, keys: Tensor, num_heads: int) -> Tensor:

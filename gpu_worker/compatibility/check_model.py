@@ -23,7 +23,7 @@ from gpu_worker.failures import first_line
 
 # A tile of 16 keys must fit the kernels' shared memory.
 MAX_HEAD_DIM = 512
-_OTHER_PAST = "layers whose past is not in attention, such as convolutions and state spaces"
+_OTHER_PAST = "layers keep their past outside attention, as convolutions and state spaces do"
 # Tokens of the meta model's step; no model has a dimension of this size.
 _NUM_TOKENS = 13
 # Arguments that models pass to attention and that change no score, or that the mask expresses more exactly.
@@ -51,7 +51,7 @@ def default_length(config: PreTrainedConfig) -> int:
     """Positions that the model was trained for. Raises ModelRefused if the config does not contain them."""
     length = getattr(config.get_text_config(), "max_position_embeddings", None)
     if not isinstance(length, int) or length < 2:
-        raise ModelRefused("no length limit: the config has no max_position_embeddings")
+        raise ModelRefused("the length limit is unknown: the config has no max_position_embeddings")
     return length
 
 
@@ -84,19 +84,19 @@ def check_model(meta_model: PreTrainedModel) -> LayerMap:
     with in_bfloat16(meta_model):
         recorded = _run(meta_model)
         if not recorded.calls:
-            raise ModelRefused("no attention: the model never calls the attention interface")
+            raise ModelRefused("the model does not attend: it never calls the attention interface of Transformers")
         _check_layers(meta_model, recorded)
         masked = _run_with_masks(meta_model)
     names = {module: name for name, module in meta_model.named_modules()}
     if [call.module for call in recorded.calls] != [call.module for call in masked.calls]:
-        raise ModelRefused("attention that depends on the mask: with masks the model calls other layers than without")
+        raise ModelRefused("attention depends on the mask: the model calls other layers with masks than without")
     length = length_limit(meta_model.config)
     known: dict[object, AttentionPattern] = {}
     layers: list[AttentionLayer] = []
     for call, with_mask in zip(recorded.calls, masked.calls, strict=True):
         name = names[call.module]
         if any(layer.name == name for layer in layers):
-            raise ModelRefused(f"a layer that calls attention several times in a step: {name}")
+            raise ModelRefused(f"a layer calls attention several times in a step: {name}")
         key = id(with_mask.mask)
         if key not in known:
             known[key] = _pattern(with_mask, masked, name, length)
@@ -125,16 +125,16 @@ def _run(meta_model: PreTrainedModel) -> Recorded:
     except Exception as error:  # any error of the model's own code
         raise ModelRefused(_why_it_does_not_run(meta_model, error)) from error
     if logits_shape[:2] != (1, 1):
-        raise ModelRefused("no logits_to_keep: the model computes logits for every token of a prompt")
+        raise ModelRefused("the model has no logits_to_keep: it computes logits for every token of a prompt")
     if recorded.convolutions:
         raise ModelRefused(f"{_OTHER_PAST}: {recorded.convolutions[0]}")
     if recorded.numberings:
-        raise ModelRefused(f"positions taken from the order of a batch: {recorded.numberings[0]}")
+        raise ModelRefused(f"the model numbers positions by their order in the batch: {recorded.numberings[0]}")
     for call in recorded.calls:
         if call.keywords.get("step") is not STEP:
-            raise ModelRefused("arguments that do not reach attention: a layer does not pass them on")
+            raise ModelRefused("arguments do not reach attention: a layer does not pass them on")
         if call.mask is not None:
-            raise ModelRefused("a mask of its own: a layer adds a term to the scores that only the mask contains")
+            raise ModelRefused("the model has its own mask: it adds a term to the scores that only the mask contains")
     return recorded
 
 
@@ -144,12 +144,12 @@ def _run_with_masks(meta_model: PreTrainedModel) -> Recorded:
     except Exception as error:
         if any(frame.name == "create_recurrent_attention_mask" for frame in traceback.extract_tb(error.__traceback__)):
             raise ModelRefused(f"{_OTHER_PAST}: the model makes masks for recurrent layers") from error
-        raise ModelRefused(f"masks that depend on data: {_place(error)}") from error
+        raise ModelRefused(f"masks depend on data: {_place(error)}") from error
 
 
 def _why_it_does_not_run(meta_model: PreTrainedModel, error: Exception) -> str:
     if isinstance(error, NotImplementedError) or "meta tensor" in str(error) or "Meta tensor" in str(error):
-        return f"a forward that branches on data: {place_of(_frame(error))}"
+        return f"the forward branches on data: {place_of(_frame(error))}"
     try:
         calls_with_masks(meta_model, _NUM_TOKENS)
     except Exception:  # the model runs neither way; the first error is reported
@@ -187,14 +187,14 @@ def _check_layers(meta_model: PreTrainedModel, recorded: Recorded) -> None:
 
 def _pattern(call: Call, masked: Recorded, name: str, length: int) -> AttentionPattern:
     if call.mask is None:
-        raise ModelRefused(f"attention without a mask: {name} sees every token of a batch")
+        raise ModelRefused(f"a layer attends without a mask: {name} sees every token of a batch")
     function = masked.mask_function(call.mask)
     if function is None:
-        raise ModelRefused(f"a mask of its own: {name} changes the mask that Transformers makes")
+        raise ModelRefused(f"the model has its own mask: {name} changes the mask that Transformers makes")
     try:
         return read_pattern(function, num_heads=call.query[1], length=length)
     except UnreadableMask as error:
-        raise ModelRefused(f"attention that is neither causal nor a sliding window: in {name}, {error}") from error
+        raise ModelRefused(f"attention is neither causal nor a sliding window: in {name}, {error}") from error
 
 
 def _kind(call: Call, name: str, pattern: AttentionPattern) -> AttentionKind:
@@ -203,21 +203,21 @@ def _kind(call: Call, name: str, pattern: AttentionPattern) -> AttentionKind:
     value_dim = call.value[3]
     if batch != 1 or num_queries != _NUM_TOKENS or num_keys != _NUM_TOKENS or call.value[:3] != call.key[:3]:
         raise ModelRefused(
-            f"attention over tokens other than the step's: {name} has queries {list(call.query)}, keys "
+            f"a layer attends to other tokens than those of the step: {name} has queries {list(call.query)}, keys "
             f"{list(call.key)}, values {list(call.value)} for {_NUM_TOKENS} tokens"
         )
     if heads % kv_heads:
-        raise ModelRefused(f"heads that cannot be grouped: {name} has {heads} query heads for {kv_heads} KV heads")
+        raise ModelRefused(f"query heads are not a multiple of KV heads: {name} has {heads} and {kv_heads}")
     if max(key_dim, value_dim) > MAX_HEAD_DIM:
         raise ModelRefused(
-            f"heads larger than {MAX_HEAD_DIM}: {name} has keys of {key_dim} and values of {value_dim} dimensions"
+            f"heads have more than {MAX_HEAD_DIM} dimensions: {name} has keys of {key_dim} and values of {value_dim}"
         )
     for keyword, value in call.keywords.items():
         if keyword not in _HARMLESS_KEYWORDS | _READ_KEYWORDS and value is not None:
-            raise ModelRefused(f"an unknown argument to attention: {name} passes {keyword}")
+            raise ModelRefused(f"attention has an unknown argument: {name} passes {keyword}")
     sinks = call.keywords.get("s_aux")
     if sinks is not None and (not isinstance(sinks, Tensor) or sinks.shape != (heads,)):
-        raise ModelRefused(f"learned sinks of an unknown form: {name} passes {getattr(sinks, 'shape', sinks)}")
+        raise ModelRefused(f"learned sinks have an unknown form: {name} passes {getattr(sinks, 'shape', sinks)}")
     scale, softcap = call.keywords.get("scaling"), call.keywords.get("softcap")
     return AttentionKind(
         num_heads=heads,

@@ -50,22 +50,21 @@ def check_independence(model: PreTrainedModel, max_length: int) -> None:
             hidden(ids, positions)[order],
             hidden(ids[order], positions[order]),
             dtype,
-            "tokens that interact outside attention, or positions taken from the order of a batch: reordering a batch "
+            "tokens interact outside attention, or positions are numbered by their order in the batch: reordering it "
             "changes its results",
         )
         _compare(
             hidden(ids, near)[:half],
             hidden(other_ids, far)[:half],
             dtype,
-            "results that depend on the rest of the batch: other tokens and positions in the batch change a token's "
-            "result",
+            "results depend on the rest of the batch: other tokens and positions in the batch change a token's result",
         )
         alone = ids[:max_length]
         _compare(
             hidden(alone, None),
             hidden(alone, torch.arange(alone.shape[0])),
             dtype,
-            "positions that do not count from 0: without position_ids the model numbers a text's tokens differently",
+            "positions do not count from 0: without position_ids the model numbers a text's tokens differently",
         )
 
 

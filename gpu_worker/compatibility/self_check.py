@@ -50,7 +50,7 @@ def check_runner(model: PreTrainedModel, runner: Runner, dtype: torch.dtype, *, 
     reference = eager_name(model, own)
     prompts = make_prompts(runner.geometry)
     if runner.geometry.window + runner.geometry.sink_tokens >= prompts[0].size + _NUM_DECODE:
-        log.info("self-check: its texts of %d tokens are too short for the window to slide", prompts[0].size)
+        log.info("the self-check does not cover the window: its texts have only %d tokens", prompts[0].size)
     ours, texts = _served_logits(model, runner, prompts, dtype)
     errors, shaken, at_ends = list[float](), list[float](), list[float]()
     for text, found in zip(texts, ours, strict=True):
@@ -67,8 +67,8 @@ def check_runner(model: PreTrainedModel, runner: Runner, dtype: torch.dtype, *, 
     usual = float(np.median(shaken))
     if usual > _MOST_SHAKEN:
         raise ModelRefused(
-            f"the self-check failed: one rounding in attention changes logits by {usual:.2g} of their size, so that "
-            f"{str(dtype).removeprefix('torch.')} is too coarse for this model; a dtype that rounds less is needed"
+            f"the self-check failed: one rounding in attention changes logits by a relative {usual:.2g}; the limit is "
+            f"{_MOST_SHAKEN:g}; use a dtype that is more precise than {str(dtype).removeprefix('torch.')}"
         )
     # The end of a prompt, which prefill kernels compute, is one position of many, so the median would hide it.
     error = float(np.median(errors))
@@ -78,8 +78,8 @@ def check_runner(model: PreTrainedModel, runner: Runner, dtype: torch.dtype, *, 
     ):
         if not found_error <= tolerance:
             raise ModelRefused(
-                f"the self-check failed: logits differ from eager attention's by {found_error:.2g} of their size (of "
-                f"{len(errors)} positions), at most {tolerance:.2g} is rounding; this model would be served wrongly"
+                f"the self-check failed: logits differ from eager attention's by a relative {found_error:.2g} over "
+                f"{len(errors)} positions; the limit is {tolerance:.2g}"
             )
     return error
 

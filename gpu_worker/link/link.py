@@ -134,7 +134,7 @@ class Link:
         self._num_ended += 1
         if is_worth_a_line(self._num_ended):
             times = f" {self._num_ended} times before a step succeeded" if self._num_ended > 1 else ""
-            log.warning("the connection to the scheduler ended%s; waiting for one at %s", times, self._endpoint)
+            log.warning("the connection to the scheduler ended%s; waiting for a scheduler at %s", times, self._endpoint)
         pause = 0.0
         if self._num_ended > 1:
             pause = min(_FIRST_PAUSE_SECONDS * 2.0 ** min(self._num_ended, 16), _LAST_PAUSE_SECONDS)
@@ -202,7 +202,7 @@ class Link:
             self._joined, self._join_at, self._last_problem = True, None, ""
             self._ready_line = ready_line(message.joined.listen) if message.joined.listen else ""
             self._runner.join(message.joined.generation)
-            log.info("joined; generation %d", message.joined.generation)
+            log.info("joined the scheduler; generation %d", message.joined.generation)
         elif kind == "rejoin":
             self._void_session()
             log.info("the scheduler does not know this worker; joining again")

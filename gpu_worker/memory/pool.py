@@ -55,7 +55,7 @@ def configured_pages(num_pages: int | None, pool_bytes: int | None, pool: Pool, 
         asked = f"pool_bytes is {pool_bytes} ({num_pages} pages)"
         if num_pages < 2:
             raise ValueError(
-                f"pool_bytes is {pool_bytes}, which is too small; two pages of {pool.page_bytes} bytes are the least: "
+                f"pool_bytes is {pool_bytes}, which is too small; the minimum is two pages of {pool.page_bytes} bytes: "
                 f"pool_bytes {settable(pool.num_bytes(2), at_least=True)} would fit"
             )
         if pool.on_cpu:

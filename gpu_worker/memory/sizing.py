@@ -242,6 +242,6 @@ def check_host_memory(costs: Costs, free_host: int) -> None:
     """Raises DoesNotFit if the weights exceed free host memory, through which weights for a GPU pass."""
     if costs.weights > free_host:
         raise DoesNotFit(
-            f"weights take {readable(costs.weights)} in {costs.dtype}, and pass through host memory, where "
+            f"weights take {readable(costs.weights)} in {costs.dtype}, and are loaded through host memory, where "
             f"{readable(free_host)} are free; use a smaller model, or more host memory"
         )

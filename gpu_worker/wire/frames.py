@@ -91,7 +91,7 @@ def join_frame(join: pb.Join) -> bytes:
     if num_bytes > MAX_JOIN_BYTES:
         raise ValueError(
             f"Join has {num_bytes} bytes (tokenizer.json {len(join.tokenizer_json)}, chat template "
-            f"{len(join.chat_template.encode())}) and the scheduler accepts {MAX_JOIN_BYTES}; "
+            f"{len(join.chat_template.encode())}), but the scheduler accepts at most {MAX_JOIN_BYTES}; "
             "serve a model with a smaller tokenizer.json, or remove it to serve token ids alone"
         )
     return message.SerializeToString()
@@ -119,7 +119,7 @@ def read_plan(message: pb.StepPlan, geometry: Geometry) -> Plan:
     )
     running = np.concatenate([plan.chunk_rows, plan.decode_rows])
     if np.unique(running).size != running.size:
-        raise PlanError("chunks.rows and decode_rows contain a row twice")
+        raise PlanError("a row occurs twice in chunks.rows and decode_rows")
     cost = plan.decode_rows.size + sum(align_up(int(n), geometry.chunk_align) for n in plan.chunk_counts)
     if cost > geometry.token_budget:
         raise PlanError(f"the plan costs {cost} tokens; token_budget is {geometry.token_budget}")

@@ -71,13 +71,13 @@ def read_page_orders(message: pb.StepPlan, geometry: Geometry) -> PageOrders[Hos
     for name, places in changed.items():
         both = np.intersect1d(orders.copied_from, places)
         if both.size:
-            raise PlanError(f"copies.sources contains {both[0]}, which {name} contains too")
+            raise PlanError(f"page {both[0]} is in copies.sources and in {name}")
     return orders
 
 
 def _host_copies(message: pb.HostCopies, name: str, geometry: Geometry) -> tuple[Int64Array, Int64Array]:
     if (message.pages or message.slots) and not geometry.host_pages:
-        raise PlanError(f"{name} names host pages; this worker has none (host_pages 0)")
+        raise PlanError(f"{name} contains host pages; this worker has none (host_pages 0)")
     pages = _int64(message.pages, f"{name}.pages", 1, geometry.num_pages - 1)
     return pages, _int64(message.slots, f"{name}.slots", 0, geometry.host_pages - 1, pages.size)
 

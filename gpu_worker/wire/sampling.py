@@ -120,7 +120,7 @@ def _read_lists(params: pb.SamplingParams, name: str, vocab_size: int) -> dict[s
     biases = np.fromiter(params.logit_bias.values(), np.float64, biased.size)
     inside = np.abs(biases) <= _MAX_EDIT
     if not inside.all():
-        raise PlanError(f"{name}.logit_bias holds {biases[~inside][0]}; it must be {-_MAX_EDIT} to {_MAX_EDIT}")
+        raise PlanError(f"{name}.logit_bias contains {biases[~inside][0]}; it must be {-_MAX_EDIT} to {_MAX_EDIT}")
     banned = _tokens(params.banned_token_ids, f"{name}.banned_token_ids", vocab_size)
     return {
         "biased": np.concatenate([biased, banned]),
@@ -134,5 +134,5 @@ def _tokens(ids: Collection[int], name: str, vocab_size: int) -> NDArray[np.int6
         raise PlanError(f"{name} has {len(ids)} tokens; the limit is {MAX_LISTED_TOKENS}")
     tokens = np.fromiter(ids, np.int64, len(ids))
     if tokens.size and tokens.max() >= vocab_size:
-        raise PlanError(f"{name} holds {tokens.max()}; it must be 0 to {vocab_size - 1}")
+        raise PlanError(f"{name} contains {tokens.max()}; it must be 0 to {vocab_size - 1}")
     return tokens

@@ -70,7 +70,7 @@ def read_started(message: pb.StartedRows, geometry: Geometry) -> StartedRows:
     highest = np.iinfo(np.int32).max
     rows = int32_array(message.rows, name + "rows", 1, geometry.max_rows)
     if np.unique(rows).size != rows.size:
-        raise PlanError("a row stands twice in started.rows")
+        raise PlanError("a row occurs twice in started.rows")
     num_tokens = int32_array(message.num_tokens, name + "num_tokens", 1, geometry.max_length, num)
     num_pages = int32_array(message.num_pages, name + "num_pages", 0, geometry.pages_per_row, num)
     num_banned = int32_array(message.num_banned, name + "num_banned", 0, geometry.vocab_size, num)
@@ -139,6 +139,6 @@ def _check_absent(
     if wrong.size:
         at = wrong[0]
         raise PlanError(
-            f"started.pages holds 0 for page {col[at]} of row {rows[of_row[at]]}, which its position "
-            f"{first_position[of_row[at]]} sees: the window is {geometry.window}, sink_tokens {geometry.sink_tokens}"
+            f"started.pages holds 0 for page {col[at]} of row {rows[of_row[at]]}, but position "
+            f"{first_position[of_row[at]]} sees it: the window is {geometry.window}, sink_tokens {geometry.sink_tokens}"
         )

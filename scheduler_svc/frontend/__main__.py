@@ -112,7 +112,7 @@ def parse_flags(words: list[str]) -> argparse.Namespace:
     parser = _FlagParser(prog="python -m scheduler_svc.frontend", allow_abbrev=False)
     parser.add_argument("--endpoint", required=True, help="the core's socket, ipc://...")
     parser.add_argument("--secret-fd", type=int, metavar="N", help="a pipe with the secret that the core expects")
-    parser.add_argument("--name", default="frontend", help="the name in its log lines")
+    parser.add_argument("--name", default="frontend", help="name of this front end in log lines")
     parser.add_argument("--listen", default="127.0.0.1:50051")
     parser.add_argument("--share-port", action="store_true", help="share the port with other front ends")
     parser.add_argument("--reflection", action="store_true")

@@ -59,7 +59,7 @@ class CoreLink:
         sent = cast(asyncio.Future[Any], self._socket.send(frame, zmq.NOBLOCK))
         if sent.done() and sent.exception() is None:
             return True
-        logger.error("the core has left %d frames unread; closing the connection", HIGH_WATER_MARK)
+        logger.error("the core has not read %d frames; the connection is closed", HIGH_WATER_MARK)
         self._given_up.set()
         return False
 
@@ -68,7 +68,7 @@ class CoreLink:
         try:
             while True:
                 await self._run_connection(on_message)
-                logger.warning("the core is gone; reconnecting")
+                logger.warning("the connection to the core ended; connecting again")
                 on_lost()
                 await asyncio.sleep(RECONNECT_SECONDS)
         finally:

@@ -75,5 +75,5 @@ def _make_tokenizer(state: frontend_pb2.ModelState) -> Tokenizer | None:
     try:
         return Tokenizer(state.tokenizer_json, vocab_size=state.info.vocab_size)
     except ValueError as error:
-        logger.error("text prompts and text output are not available: the worker's tokenizer is %s", error)
+        logger.error("text prompts and text output are not available: the worker's tokenizer cannot be used: %s", error)
         return None

@@ -91,7 +91,9 @@ class FrontEnd:
     def stop(self) -> None:
         """Takes no more requests, and ends when the running ones have ended or the grace period is over."""
         if not self._stop.is_set():
-            logger.info("stopping: %d streams have %g s to end", self._streams.num_open, self._settings.grace_seconds)
+            logger.info(
+                "stopping: %d streams may run for %g s more", self._streams.num_open, self._settings.grace_seconds
+            )
         self._readiness.drain()
         self._stop.set()
 
@@ -164,7 +166,7 @@ class FrontEnd:
             async with asyncio.timeout(self._settings.grace_seconds):
                 await self._streams.wait_idle()
         except TimeoutError:
-            logger.warning("the grace period is over with %d streams open", self._streams.num_open)
+            logger.warning("the grace period ended while %d streams were open", self._streams.num_open)
             over = f"the service is shutting down and its grace period of {self._settings.grace_seconds:g} s is over"
             self._streams.fail_all(lambda: status.not_ready(over))
 

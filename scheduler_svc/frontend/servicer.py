@@ -82,7 +82,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 raise
             raise stream.failure from None
         except grpc.aio.InternalError:
-            logger.debug("request %s: its caller left during a write", stream.request_id)
+            logger.debug("request %s: the client disconnected during a write", stream.request_id)
             raise
         finally:
             self._streams.close(stream)

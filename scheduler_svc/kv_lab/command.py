@@ -29,7 +29,7 @@ _MAX_SIZE = 1_048_576
 # This program is part of a checkout, never of the wheel.
 _INSTALL = "make install"
 _SIZES = {"layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab_size"}
-_Size = Annotated[int | None, Field(ge=1, le=_MAX_SIZE, title="N", description="in place of the model's")]
+_Size = Annotated[int | None, Field(ge=1, le=_MAX_SIZE, title="N", description="size in place of the model's own")]
 
 
 class ModelOptions(BaseModel):
@@ -64,7 +64,7 @@ class OutputOptions(BaseModel):
         "all", title="LAYOUT", description=f"memory layout: {', '.join(LAYOUTS)} or all"
     )
     png: Path | None = file("draw the memory of each layout over time")
-    all_panels: bool = Field(False, description="let --png draw all other figures too")
+    all_panels: bool = Field(False, description="with --png: draw all other figures too")
     as_json: bool = Field(False, alias="json", description="print one JSON object per layout and one of the comparison")
 
 
@@ -76,7 +76,7 @@ class Options(OutputOptions, ModelOptions, Settings):
         settings = self.model_dump(include=set(Settings.model_fields))
         if self.memory_gib is not None:
             if "memory_tokens" in self.model_fields_set:
-                raise SettingError("--memory-tokens and --memory-gib exclude each other")
+                raise SettingError("--memory-tokens cannot be combined with --memory-gib")
             limit = MAX_MEMORY_TOKENS * geometry.token_bytes / 2**30
             if self.memory_gib > limit:
                 raise SettingError(f"--memory-gib is {self.memory_gib:g}; it must be at most {limit:,.0f}")

@@ -37,7 +37,9 @@ class Settings(BaseModel):
             raise ValueError(f"--min-length is {self.min_length}; it must be at most --max-length {self.max_length}")
         # One page besides the padding page.
         if self.memory_tokens < 2 * self.page_size:
-            raise ValueError(f"--memory-tokens is {self.memory_tokens}; it must be at least two pages")
+            raise ValueError(
+                f"--memory-tokens is {self.memory_tokens}; it must be at least {2 * self.page_size} (two pages)"
+            )
         if self.sequences % self.samples:
             raise ValueError(f"--sequences is {self.sequences}; it must be a multiple of --samples {self.samples}")
         total = self.sequences * self.lives * self.max_length

@@ -32,7 +32,7 @@ def split(listen: str) -> tuple[str, int]:
     """
     host, colon, port = listen.rpartition(":")
     if not colon or not host or not (port.isascii() and port.isdecimal()) or int(port) > 65_535:
-        raise ListenError(f"an address looks like 127.0.0.1:50051, with a port from 0 to 65535; it is {listen}")
+        raise ListenError(f"listen is {listen}; it must be HOST:PORT with a port from 0 to 65535, like 127.0.0.1:50051")
     if not _is_loopback(host):
         raise ListenError(
             "this version has neither TLS nor authentication, so it listens on loopback addresses only"

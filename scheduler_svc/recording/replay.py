@@ -19,7 +19,7 @@ def replay(path: Path, *, audited: bool) -> int:
     count, before = 0, "start"
     for entry in entries:
         if digest.value() != entry.effects_digest:
-            raise SystemExit(f"event {count} ({before}): the effects differ from those recorded")
+            raise SystemExit(f"event {count} (after {before}): the effects differ from those recorded")
         before = entry.WhichOneof("event")
         if before is None:
             break

@@ -102,11 +102,11 @@ class Inbound:
         """Raises WireError if the peer has not proved that this service started it."""
         if message.HasField("hello"):
             if not self._credentials.is_frontend_secret(message.hello.secret):
-                raise WireError("a Hello without this service's secret")
+                raise WireError("its Hello does not have the secret of this service")
             # The secret is not recorded.
             message.hello.ClearField("secret")
         elif peer not in self._core.frontends:
-            raise WireError("a message before its Hello")
+            raise WireError("it sent a message before its Hello")
 
     def _peer_lost(self, link: RouterLink, peer: str, reason: str) -> list[fx.Effect]:
         lost = record_pb2.PeerLost(reason=reason)

@@ -166,14 +166,14 @@ class Loop:
 
     def _frontend_lost(self, frontend: str, reason: str) -> None:
         if self._drain_deadline is None:
-            log.warning("front end %s lost: %s", frontend, reason)
+            log.warning("front end %s was lost: %s", frontend, reason)
         self._children.kill(frontend)
 
     def _begin_stop(self, *, at_once: bool) -> list[fx.Effect]:
         if at_once:
             self._drain_deadline = time.monotonic()
             return []
-        log.info("stopping: new requests are refused, running requests have %g s to end", self._grace_seconds)
+        log.info("stopping: new requests are refused, running requests may run for %g s more", self._grace_seconds)
         self._drain_deadline = time.monotonic() + self._grace_seconds
         return self._handle(ev.DrainStarted(), drain_started=record_pb2.DrainStarted())
 

@@ -81,11 +81,11 @@ class RouterLink:
         """Queues a frame. Raises PeerLostError if the peer is gone or its queue is full, PeerFrameTooLargeError."""
         limit = self._limits.get(peer, self._max_sent_bytes)
         if len(payload) > limit:
-            raise PeerFrameTooLargeError(f"a frame for it has {len(payload):,} bytes; it accepts at most {limit:,}")
+            raise PeerFrameTooLargeError(f"a frame has {len(payload):,} bytes; the peer accepts at most {limit:,}")
         try:
             self.socket.send_multipart([peer.encode("latin-1"), payload], zmq.NOBLOCK)
         except zmq.Again:
-            raise PeerLostError(f"it has {_SEND_LIMIT} frames unread") from None
+            raise PeerLostError(f"the peer has not read {_SEND_LIMIT} frames") from None
         except zmq.ZMQError as error:
             if error.errno == zmq.EHOSTUNREACH:
                 raise PeerLostError("its connection is gone") from None

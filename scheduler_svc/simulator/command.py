@@ -47,11 +47,11 @@ def run(options: Options) -> int:
 
 def _check(options: Options) -> None:
     if options.find_rate is not (options.ttft_p99 is not None):
-        raise SetupError("--find-rate and --ttft-p99 SECONDS go together")
+        raise SetupError("--find-rate needs --ttft-p99 SECONDS, and --ttft-p99 needs --find-rate")
     if options.compare and (options.find_rate or options.steps):
-        raise SetupError("--compare takes several runs: it takes neither --find-rate nor --steps")
+        raise SetupError("--compare cannot be combined with --find-rate or --steps")
     if options.find_rate and (options.concurrency or options.steps):
-        raise SetupError("--find-rate finds the rate by several runs: it takes neither --concurrency nor --steps")
+        raise SetupError("--find-rate cannot be combined with --concurrency or --steps")
 
 
 def _title(setup: Setup, workload: Workload, how: str) -> str:

@@ -49,7 +49,7 @@ class RequestOptions(BaseModel):
     """Which requests arrive, and when."""
 
     trace: Path | None = file("Mooncake's JSON lines or Azure's CSV; default: synthetic")
-    trace_format: TraceFormat | None = Field(None, description="default: detected from the first line")
+    trace_format: TraceFormat | None = Field(None, description="default: detected from the first line of the trace")
     requests: int | None = number(None, 1, _MANY, "N", "first N requests of the trace (default: all); synthetic: 1,000")
     rate: float | None = number(None, 1e-6, 1e9, "R", "mean requests per second; default: the trace's; synthetic: 1")
     concurrency: int | None = number(None, 1, 1_000_000, "N", "ignore arrival times; submit when fewer than N are live")

@@ -49,7 +49,7 @@ def workload_of(options: Options) -> Workload:
     trace = read_trace(options.trace, options.trace_format, options.requests)
     if len(trace.blocks) and options.prefix_sharing and BLOCK_TOKENS % options.page_size:
         raise WorkloadError(
-            f"--page-size is {options.page_size}; a trace with blocks of {BLOCK_TOKENS} tokens needs a divisor of it"
+            f"--page-size is {options.page_size}; it must divide {BLOCK_TOKENS}, the tokens of a block of the trace"
         )
     return trace
 

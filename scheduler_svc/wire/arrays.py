@@ -24,7 +24,7 @@ def parsed(kind: type[_M], frame: bytes) -> _M:
     try:
         message.ParseFromString(frame)
     except DecodeError as error:
-        raise WireError(f"not a {kind.DESCRIPTOR.name}: {error}") from None
+        raise WireError(f"the message is not a {kind.DESCRIPTOR.name}: {error}") from None
     return message
 
 

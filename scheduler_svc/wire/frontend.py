@@ -61,20 +61,22 @@ def _submit(submit: pb.Submit, frontend: str) -> ev.Submit:
     if not len(prompt):
         raise WireError("the prompt is empty")
     if not 1 <= submit.max_new_tokens < 1 << 30 or submit.min_new_tokens >= 1 << 30:
-        raise WireError(f"max_new_tokens is {submit.max_new_tokens}, min_new_tokens {submit.min_new_tokens}")
+        raise WireError(
+            f"max_new_tokens is {submit.max_new_tokens} and min_new_tokens {submit.min_new_tokens}; one is out of range"
+        )
     if len(stop_ids) > _MAX_STOP_IDS:
-        raise WireError(f"{len(stop_ids)} stop token ids; the limit is {_MAX_STOP_IDS}")
+        raise WireError(f"stop_token_ids has {len(stop_ids)} ids; the limit is {_MAX_STOP_IDS}")
     if len(submit.sampling) > ev.MAX_SAMPLING_BYTES:
         raise WireError(f"sampling has {len(submit.sampling)} bytes; the limit is {ev.MAX_SAMPLING_BYTES}")
     if submit.num_logprobs > 1 + MAX_LOGPROBS:
         raise WireError(f"num_logprobs is {submit.num_logprobs}; the limit is {1 + MAX_LOGPROBS}")
     seconds = (submit.max_time_seconds, submit.deadline_seconds)
     if not submit.request_id or not all(math.isfinite(value) and value >= 0 for value in seconds):
-        raise WireError("request_id is empty or a number is not finite")
+        raise WireError("request_id is empty, or max_time_seconds or deadline_seconds is negative or not finite")
     if not 1 <= submit.num_samples <= _MAX_SAMPLES or submit.stream + submit.num_samples - 1 > _MAX_STREAM:
-        raise WireError(f"num_samples is {submit.num_samples}, of streams from {submit.stream} on")
+        raise WireError(f"num_samples is {submit.num_samples} and stream is {submit.stream}; one is out of range")
     if submit.prompt_logprobs_from >= 1 << 30:
-        raise WireError(f"prompt_logprobs_from is {submit.prompt_logprobs_from}")
+        raise WireError(f"prompt_logprobs_from is {submit.prompt_logprobs_from}; the limit is {(1 << 30) - 1}")
     _check_hashes(submit, len(prompt))
     same = fields(submit, _SUBMIT)
     same |= {"prompt": prompt, "stop_token_ids": tuple(int(token) for token in stop_ids)}

@@ -65,10 +65,10 @@ def _info(join: pb.Join) -> WorkerInfo:
         if not 1 <= len(text) <= _MAX_NAME:
             raise WireError(f"{name} has {len(text)} characters; it must have 1 to {_MAX_NAME}")
     if len(join.eos_token_ids) > _MAX_EOS_IDS:
-        raise WireError(f"{len(join.eos_token_ids)} eos_token_ids; the limit is {_MAX_EOS_IDS}")
+        raise WireError(f"eos_token_ids has {len(join.eos_token_ids)} ids; the limit is {_MAX_EOS_IDS}")
     for token in join.eos_token_ids:
         if token >= join.vocab_size:
-            raise WireError(f"eos_token_ids has {token}; the vocabulary has {join.vocab_size} tokens")
+            raise WireError(f"eos_token_ids contains {token}; the vocabulary has {join.vocab_size} tokens")
     return WorkerInfo(
         **fields(join, _INFO),
         eos_token_ids=tuple(join.eos_token_ids),
@@ -82,7 +82,7 @@ def _step_done(result: pb.StepResult, worker: str) -> ev.StepDone:
     if status is None:
         raise WireError(f"step status {result.status} is unknown")
     if result.tokens_per_row:
-        raise WireError("several tokens per row and step are not understood")
+        raise WireError("tokens_per_row is set; several tokens per row and step are not supported")
     return ev.StepDone(
         worker=worker,
         generation=result.generation,

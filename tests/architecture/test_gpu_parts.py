@@ -16,6 +16,6 @@ def files_of(path: Path) -> list[Path]:
     return sorted(path.rglob("test_*.py")) if path.is_dir() else [path]
 
 
-def test_parts_have_unique_names() -> None:
+def test_no_two_parts_have_the_same_name() -> None:
     names = [part.name for part in parts()]
     assert len(set(names)) == len(names)

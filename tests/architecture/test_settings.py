@@ -7,7 +7,7 @@ SCHEDULER_SETTINGS = set(scheduler.SchedulerSettings.model_fields)
 WORKER_SETTINGS = set(worker.WorkerSettings.model_fields)
 
 
-def test_each_program_has_a_prefix_of_its_own() -> None:
+def test_the_programs_use_different_prefixes_of_variables() -> None:
     prefixes = [scheduler.ENV_PREFIX, worker.ENV_PREFIX]
     assert prefixes == ["TANDEM_SCHEDULER_", "TANDEM_WORKER_"]
     assert scheduler.OLD_PREFIX == worker.OLD_PREFIX == "TANDEM_"
@@ -19,6 +19,6 @@ def test_both_programs_share_the_same_settings() -> None:
     assert scheduler.SHARED_SETTINGS | {"config"} == SCHEDULER_SETTINGS & WORKER_SETTINGS
 
 
-def test_no_old_name_begins_with_the_prefix_of_a_program() -> None:
+def test_no_old_variable_name_begins_with_the_prefix_of_a_program() -> None:
     every = SCHEDULER_SETTINGS | WORKER_SETTINGS
     assert not [name for name in every if name.startswith(("scheduler_", "worker_", "address"))]

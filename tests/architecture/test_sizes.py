@@ -14,17 +14,17 @@ LONG_MODULES: dict[str, int] = {}
 LONG_FUNCTIONS: dict[str, int] = {}
 
 
-def test_no_folder_holds_more_modules_than_fit_a_page() -> None:
+def test_no_folder_has_more_modules_than_the_limit() -> None:
     counts = Counter(str(path.parent) for path in files(*PROGRAMS) if path.name != "__init__.py")
     assert {folder: count for folder, count in counts.items() if count > MAX_MODULES} == {}
 
 
-def test_no_module_is_longer_than_its_bound() -> None:
+def test_no_module_is_longer_than_the_limit() -> None:
     lines = {str(path): len((ROOT / path).read_text().splitlines()) for path in files(*PROGRAMS)}
     assert {name: count for name, count in lines.items() if count > MAX_MODULE_LINES} == LONG_MODULES
 
 
-def test_no_function_is_longer_than_its_bound() -> None:
+def test_no_function_is_longer_than_the_limit() -> None:
     lines = {
         f"{path}:{function.name}": function.end_lineno - function.lineno + 1
         for path in files(*PROGRAMS)

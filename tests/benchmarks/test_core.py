@@ -72,7 +72,7 @@ def objects(printed: str) -> Iterator[dict[str, Any]]:
     return map(json.loads, printed.splitlines())
 
 
-def test_every_line_has_its_promised_figures(nano_vllm: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_line_of_json_has_the_documented_figures(nano_vllm: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = core.main(["--json", "--rows", "8", "--steps", "20", "--nano-vllm", str(nano_vllm)])
     line, peer, *bars = objects(capsys.readouterr().out)
     assert line.keys() >= PROMISED
@@ -133,7 +133,7 @@ LINE = {
         ({"waiting_adds": 0.051}, "waiting"),
     ],
 )
-def test_each_figure_is_compared_with_its_bar(changed: dict[str, float], missed: str) -> None:
+def test_each_figure_is_compared_with_its_limit(changed: dict[str, float], missed: str) -> None:
     bars = judged([{**LINE, **changed}])
     assert len(bars) == 4
     found = [bar["bar"] for bar in bars if not bar["met"]]

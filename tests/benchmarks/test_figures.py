@@ -44,7 +44,7 @@ def test_different_tokens_are_reported_by_request_and_position() -> None:
     assert different_tokens([first, other]) == ["request 1: tandem and static differ from token 1 of 2"]
 
 
-def test_bars_are_judged_by_wall_time() -> None:
+def test_limits_are_compared_with_wall_time() -> None:
     runs = {"tandem": [result("tandem", 1.0, TWO, TIMES)], "static": [result("static", 1.29, TWO, TIMES)]}
     by_name = {line["bar"]: line["met"] for line in comparisons(runs)}
     assert by_name == {

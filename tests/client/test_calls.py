@@ -11,7 +11,7 @@ from tandem_client.wire import messages
 from tests.client.fake_service import FakeService
 
 
-def test_a_client_makes_the_short_calls(client: Client) -> None:
+def test_a_client_makes_every_unary_call(client: Client) -> None:
     assert client.tokenize("hé", model="fake") == list("hé".encode())
     assert client.detokenize([104, 105], skip_special_tokens=False) == "hi"
     assert client.abort("live-1", "gone") == {
@@ -31,7 +31,7 @@ def test_a_client_makes_the_short_calls(client: Client) -> None:
         client.detokenize([-1])
 
 
-def test_an_async_client_made_before_the_loop_makes_the_short_calls(service: FakeService) -> None:
+def test_an_async_client_made_before_the_loop_makes_every_unary_call(service: FakeService) -> None:
     client = AsyncClient(service.address)
 
     async def calls() -> None:
@@ -53,7 +53,7 @@ def test_the_hit_rate_is_zero_before_the_first_prompt() -> None:
     assert messages.load(control_pb2.GetLoadResponse()).hit_rate == 0
 
 
-def test_load_gives_the_reasons_of_not_serving_and_of_a_lost_worker() -> None:
+def test_load_contains_the_reasons_for_not_serving_and_for_a_lost_worker() -> None:
     worker = control_pb2.WorkerLoad(pid=7, device="cuda:0 NVIDIA H200")
     message = control_pb2.GetLoadResponse(
         not_serving="no worker has joined", worker_lost_seconds=0.0, worker_lost_reason="killed", per_worker=[worker]

@@ -31,14 +31,14 @@ def test_a_service_that_answers_late_is_reached_by_both_clients(service: FakeSer
         assert asyncio.run(both(address)) == [["Ré", "turn"]] * 2
 
 
-def test_an_attempt_to_connect_has_20_seconds() -> None:
+def test_an_attempt_to_connect_times_out_after_20_seconds() -> None:
     options = dict(connection.channel_options("there:1"))
     assert options["grpc.min_reconnect_backoff_ms"] == 20_000
     assert (options["grpc.initial_reconnect_backoff_ms"], options["grpc.max_reconnect_backoff_ms"]) == (100, 1_000)
 
 
 @pytest.mark.parametrize("timeout", [None, 0.2])
-def test_a_listener_that_never_answers_is_too_slow(monkeypatch: pytest.MonkeyPatch, timeout: float | None) -> None:
+def test_a_call_to_a_listener_that_never_answers_fails(monkeypatch: pytest.MonkeyPatch, timeout: float | None) -> None:
     """The error names the connection if its limit comes first, else the caller's timeout."""
     monkeypatch.setattr(connection, "CONNECT_TIMEOUT_MS", 300)
     kind = errors.AnswersTooSlowly if timeout is None else errors.DeadlineExceeded
@@ -58,7 +58,7 @@ def test_a_listener_that_never_answers_is_too_slow(monkeypatch: pytest.MonkeyPat
             client.wait_ready(0.1)
 
 
-def test_an_address_without_a_listener_raises_nothing_answers() -> None:
+def test_calling_an_address_without_a_listener_raises_nothing_answers() -> None:
     address = closed_address()
 
     async def call() -> None:
@@ -98,12 +98,12 @@ TEXTS = [
 
 
 @pytest.mark.parametrize(("said", "kind", "message"), TEXTS)
-def test_the_texts_of_grpc_become_their_classes(said: str, kind: type[errors.TandemError], message: str) -> None:
+def test_each_grpc_error_text_raises_its_error_class(said: str, kind: type[errors.TandemError], message: str) -> None:
     error = ErrorReader(address="a:1", timeout=None).read(GrpcError(grpc.StatusCode.UNAVAILABLE, said))
     assert (type(error), str(error)) == (kind, message)
 
 
-def test_a_refusal_by_a_reachable_service_is_plain_unavailable(service: FakeService, client: Client) -> None:
+def test_a_refusal_by_a_reachable_service_raises_unavailable(service: FakeService, client: Client) -> None:
     def refuses(request: object, ending: fake_service.Ending):
         fake_service.fail(ending.context, grpc.StatusCode.UNAVAILABLE, "no worker", fake_service.retry_info(60))
         yield from ()

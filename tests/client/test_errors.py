@@ -67,7 +67,7 @@ def test_each_status_has_its_class(
     assert caught.value.retry_after_seconds is None
 
 
-def test_details_are_read_in_both_clients(service: FakeService, client: Client) -> None:
+def test_both_clients_read_the_details_of_an_error(service: FakeService, client: Client) -> None:
     details = (bad_request("sampling.top_p", "top_p is 3; at most 1"), retry_info(1.5))
     service.behaviour = Failing(ALWAYS, grpc.StatusCode.INVALID_ARGUMENT, "top_p is 3", *details)
 
@@ -132,15 +132,17 @@ def test_a_call_is_retried_while_the_service_is_not_ready(service: FakeService) 
 @pytest.mark.parametrize(
     ("retries", "timeout", "code", "details", "late", "calls"),
     [
-        pytest.param(2, None, grpc.StatusCode.UNAVAILABLE, [retry_info(0.01)], False, 3, id="bounded"),
-        pytest.param(0, None, grpc.StatusCode.UNAVAILABLE, [retry_info(0.01)], False, 1, id="switched off"),
-        pytest.param(9, None, grpc.StatusCode.UNAVAILABLE, [], False, 1, id="no hint when to come back"),
-        pytest.param(9, None, grpc.StatusCode.RESOURCE_EXHAUSTED, [retry_info(0.01)], False, 1, id="queue full"),
-        pytest.param(9, None, grpc.StatusCode.UNAVAILABLE, [retry_info(0.01)], True, 1, id="tokens came"),
-        pytest.param(9, 5.0, grpc.StatusCode.UNAVAILABLE, [retry_info(60)], False, 1, id="no time for another"),
+        pytest.param(2, None, grpc.StatusCode.UNAVAILABLE, [retry_info(0.01)], False, 3, id="retries are bounded"),
+        pytest.param(0, None, grpc.StatusCode.UNAVAILABLE, [retry_info(0.01)], False, 1, id="retries are switched off"),
+        pytest.param(9, None, grpc.StatusCode.UNAVAILABLE, [], False, 1, id="the service gives no retry time"),
+        pytest.param(9, None, grpc.StatusCode.RESOURCE_EXHAUSTED, [retry_info(0.01)], False, 1, id="the queue is full"),
+        pytest.param(9, None, grpc.StatusCode.UNAVAILABLE, [retry_info(0.01)], True, 1, id="tokens were delivered"),
+        pytest.param(
+            9, 5.0, grpc.StatusCode.UNAVAILABLE, [retry_info(60)], False, 1, id="the timeout is before the retry time"
+        ),
     ],
 )
-def test_retries_end_at_their_number_and_at_the_timeout(
+def test_retries_end_at_the_maximum_number_and_at_the_timeout(
     service: FakeService,
     retries: int,
     timeout: float | None,
@@ -156,14 +158,14 @@ def test_retries_end_at_their_number_and_at_the_timeout(
     assert failing.calls == calls
 
 
-def test_the_timeout_ends_a_stream_at_both_ends(service: FakeService, client: Client) -> None:
+def test_the_timeout_ends_a_stream_in_the_client_and_in_the_service(service: FakeService, client: Client) -> None:
     service.behaviour = fake_service.endless
     with pytest.raises(errors.DeadlineExceeded):
         list(client.generate("hi", timeout=0.1))
     assert service.endings[0].wait()
 
 
-def test_a_stopped_service_is_unavailable_and_not_ready(service: FakeService) -> None:
+def test_a_stopped_service_raises_unavailable_and_is_not_ready(service: FakeService) -> None:
     service.stop()
     with Client(service.address) as client, pytest.raises(errors.Unavailable) as caught:
         client.load()
@@ -207,7 +209,7 @@ def test_malformed_details_are_ignored(service: FakeService, client: Client) -> 
         list(client.generate("hi"))
 
 
-def test_an_error_names_keywords_and_keeps_the_service_s_own_words(service: FakeService, client: Client) -> None:
+def test_an_error_names_keywords_and_keeps_the_message_of_the_service(service: FakeService, client: Client) -> None:
     said = "stop.min_new_tokens is 9; the limit is max_new_tokens, here 3"
     service.behaviour = Failing(
         ALWAYS, grpc.StatusCode.INVALID_ARGUMENT, said, bad_request("stop.min_new_tokens", said)
@@ -237,7 +239,7 @@ def test_an_error_names_keywords_and_keeps_the_service_s_own_words(service: Fake
         ("prompt", "prompt is missing; give text or token_ids", "prompt", "prompt is missing; give text or token_ids"),
     ],
 )
-def test_paths_become_keywords(field: str, said: str, keyword: str, message: str) -> None:
+def test_field_paths_are_replaced_by_keywords(field: str, said: str, keyword: str, message: str) -> None:
     assert name_of(field, FIELD_KEYWORDS) == keyword
     assert with_names(said, FIELD_KEYWORDS, field=field) == message
 

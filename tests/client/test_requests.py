@@ -98,7 +98,7 @@ def test_options_that_are_not_given_stay_unset() -> None:
     assert not generate_request("", allowed_token_ids=None, logit_bias=None).HasField("sampling")
 
 
-def test_a_single_stop_string_needs_no_list() -> None:
+def test_a_single_stop_string_may_be_given_without_a_list() -> None:
     assert generate_request("", stop="\n\n").stop.stop_strings == ["\n\n"]
 
 

@@ -42,7 +42,7 @@ def test_a_stream_yields_deltas_and_then_has_its_summary(client: Client) -> None
     assert list(stream) == []
 
 
-def test_next_works_without_a_loop(client: Client) -> None:
+def test_next_returns_deltas_without_a_for_loop(client: Client) -> None:
     stream = client.generate("hi")
     assert next(stream) == WHOLE[0]
     assert next(stream) == WHOLE[1]
@@ -63,7 +63,7 @@ def test_streams_run_side_by_side(service: FakeService, client: Client) -> None:
     assert [list(stream) for stream in streams] == [WHOLE] * 4
 
 
-def test_an_async_stream_yields_the_same(service: FakeService) -> None:
+def test_an_async_stream_yields_the_same_deltas_and_summary(service: FakeService) -> None:
     async def read() -> None:
         async with AsyncClient(service.address) as client:
             stream = client.generate("hi")
@@ -223,7 +223,7 @@ def test_leaving_an_async_stream_ends_the_call(
     asyncio.run(run())
 
 
-def test_a_stream_may_outlive_its_loop(service: FakeService) -> None:
+def test_a_stream_can_be_closed_after_its_loop_has_ended(service: FakeService) -> None:
     service.behaviour = fake_service.endless
 
     async def begin() -> AsyncGenerateStream:
@@ -278,24 +278,24 @@ def of_two(
                 fake_service.delta(0, [5], "R", logprobs=fake_service.logprobs(-1)),
                 fake_service.delta(1, [5], "R", sample_idx=1, logprobs=fake_service.logprobs(-1)),
             ],
-            "a delta starts at token 1; 0 have come$",
+            "a delta starts at token 1; expected 0$",
         ),
         (
             [fake_service.finished(0), fake_service.summary(0)],
             "ended without the Finished of sample 1$",
         ),
-        ([fake_service.delta(0, [5], "R")], "a delta of 1 tokens came with 0 logprobs; 1 belong there$"),
+        ([fake_service.delta(0, [5], "R")], "a delta of 1 tokens has 0 logprobs; expected 1$"),
         (
             [fake_service.delta(0, [5], "R", logprobs=fake_service.logprobs(-1, -2))],
-            "a delta of 1 tokens came with 2 logprobs; 1 belong there$",
+            "a delta of 1 tokens has 2 logprobs; expected 1$",
         ),
         (
             [fake_service.prompt_info(1, inference_pb2.Logprobs(logprobs=[-1], top_k=2, top_token_ids=[1]))],
-            "1 logprobs with 2 alternatives each came with 1 token ids and 0 logprobs of alternatives$",
+            "1 logprobs with 2 alternatives each need 2 alternatives; the message has 1 token ids and 0 logprobs",
         ),
         (
             [fake_service.prompt_info(start, fake_service.logprobs(-1, -2)) for start in (1, 4)],
-            "logprobs of the prompt start at token 4; those before 3 have come$",
+            "logprobs of the prompt start at token 4; expected 3$",
         ),
     ],
 )

@@ -20,7 +20,14 @@ class Part:
 # Folders and files of the worker's tests; an architecture test checks that each file is in exactly one part.
 FILES: dict[str, tuple[str, ...]] = {
     "host": (
-        *("wire/test_frames.py", "wire/test_moves.py", "memory", "checkpoint", "link", "step/test_row_tables.py"),
+        *(
+            "wire/test_frames.py",
+            "wire/test_order_fields.py",
+            "memory",
+            "checkpoint",
+            "link",
+            "step/test_row_tables.py",
+        ),
         *("test_settings.py", "test_failures.py", "test_logs.py", "test_preflight.py"),
     ),
     "forward": ("attention/test_forward.py",),

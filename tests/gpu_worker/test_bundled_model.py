@@ -50,11 +50,11 @@ def test_every_file_has_its_recorded_checksum() -> None:
     assert file_checksums(MODEL_DIR) == PROVENANCE["sha256"]
 
 
-def test_the_weights_fit_their_size() -> None:
+def test_the_weights_are_at_most_8_mib() -> None:
     assert (MODEL_DIR / "model.safetensors").stat().st_size <= 8 * 1_024 * 1_024
 
 
-def test_it_loads_as_bf16_with_a_context_of_at_least_1024() -> None:
+def test_the_model_loads_as_bf16_with_a_context_of_at_least_1024() -> None:
     loaded = AutoModelForCausalLM.from_pretrained(MODEL_DIR)
     assert isinstance(loaded, Qwen3ForCausalLM)
     assert loaded.dtype == torch.bfloat16
@@ -81,7 +81,7 @@ def test_eos_is_declared_everywhere(model: PreTrainedModel, tokenizer: Tokenizer
         "".join(map(chr, range(0x250))),
     ],
 )
-def test_text_makes_the_round_trip(tokenizer: Tokenizer, text: str) -> None:
+def test_text_is_encoded_and_decoded_without_a_change(tokenizer: Tokenizer, text: str) -> None:
     ids = tokenizer.encode(text).ids
     assert tokenizer.decode(ids, skip_special_tokens=False) == text
     assert AutoTokenizer.from_pretrained(MODEL_DIR).encode(text) == ids
@@ -92,7 +92,7 @@ def test_the_end_token_can_be_written_in_a_prompt(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.long
-def test_held_out_loss_is_as_recorded(model: PreTrainedModel, tokenizer: Tokenizer, corpus: Corpus) -> None:
+def test_the_held_out_loss_is_the_recorded_one(model: PreTrainedModel, tokenizer: Tokenizer, corpus: Corpus) -> None:
     windows = held_out_windows(tokenizer, corpus)[:SUBSET_WINDOWS]
     loss = token_losses(model, windows).mean().item()
     if platform.python_version() == PROVENANCE["cpython_version"]:
@@ -119,7 +119,7 @@ def write_library(root: Path) -> None:
     (root / "broken.py").write_text("def (:\n")
 
 
-def test_the_corpus_is_the_same_twice_and_follows_the_source(tmp_path: Path) -> None:
+def test_the_corpus_is_deterministic_and_depends_on_the_source(tmp_path: Path) -> None:
     write_library(tmp_path)
     first = build_corpus(tmp_path)
     assert build_corpus(tmp_path) == first
@@ -142,7 +142,7 @@ def test_licences_pragmas_repeats_and_bare_lines_are_left_out(tmp_path: Path) ->
     assert documents == (paragraph, "The second file says more.")
 
 
-def test_a_warning_made_an_error_costs_no_file(tmp_path: Path) -> None:
+def test_a_source_file_with_a_syntax_warning_is_kept_in_the_corpus(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text('"""Words with \\d an old escape."""\n')
     assert build_corpus(tmp_path).train + build_corpus(tmp_path).held_out == ("Words with \\d an old escape.",)
 
@@ -160,7 +160,7 @@ def test_the_tokenizer_recipe_is_deterministic(tmp_path: Path, corpus: Corpus, t
     assert json.loads(trained.to_str())["model"] == json.loads(tokenizer.to_str())["model"]
 
 
-def test_steps_are_the_same_whether_or_not_they_were_interrupted() -> None:
+def test_the_steps_of_a_training_are_deterministic() -> None:
     documents = [torch.arange(700) + 1_000 * index for index in range(20)]
     recipe = Recipe(num_steps=10)
     steps = list(batches(documents, recipe))

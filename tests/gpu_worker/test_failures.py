@@ -64,7 +64,7 @@ def test_explain_puts_cause_and_hint_in_one_line(error: Exception, line: str) ->
     assert "\n" not in explain(error)
 
 
-def test_torchs_cpu_allocator_counts_as_out_of_memory() -> None:
+def test_an_error_of_the_cpu_allocator_is_reported_as_out_of_memory() -> None:
     with pytest.raises(RuntimeError) as error:
         torch.empty(1 << 60, dtype=torch.uint8)
     assert is_expected(error.value)
@@ -112,7 +112,7 @@ def last_line(
         OSError("bare"),
     ],
 )
-def test_errors_of_loading_are_the_last_line(
+def test_an_error_of_loading_is_the_last_line(
     error: Exception,
     saved: Path,
     tmp_path: Path,

@@ -52,9 +52,9 @@ def written(log_format: str = "text", level: str = "info") -> io.StringIO:
 
 def test_text_lines_have_time_process_level_and_message() -> None:
     stream = written()
-    logging.getLogger("gpu_worker.link.link").info("joined; generation %d", 3)
+    logging.getLogger("gpu_worker.link.link").info("joined the scheduler; generation %d", 3)
     logs.stop()
-    assert re.fullmatch(rf"{STAMP} worker INFO joined; generation 3\n", stream.getvalue())
+    assert re.fullmatch(rf"{STAMP} worker INFO joined the scheduler; generation 3\n", stream.getvalue())
 
 
 def test_json_lines_are_objects_with_the_agreed_keys() -> None:
@@ -64,7 +64,7 @@ def test_json_lines_are_objects_with_the_agreed_keys() -> None:
     try:
         raise KeyError("x")
     except KeyError:
-        log.exception("the worker cannot go on")
+        log.exception("the worker stops because of an unexpected error")
     logs.stop()
     plain, failed = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert list(plain) == ["time", "process", "pid", "level", "message"]

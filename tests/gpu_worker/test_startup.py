@@ -68,7 +68,7 @@ def test_a_torch_without_cuda_is_reported(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_machine_without_gpus_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(ValueError, match="this machine shows 0 CUDA devices: nvidia-smi and CUDA_VISIBLE_DEVICES"):
+    with pytest.raises(ValueError, match="this machine has 0 CUDA devices: nvidia-smi and CUDA_VISIBLE_DEVICES"):
         choose_device("cuda")
 
 

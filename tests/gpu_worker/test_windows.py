@@ -63,7 +63,7 @@ def test_window_bounds_full_attention_layers_and_keeps_others() -> None:
         ([AttentionPattern(window=30, sink_tokens=9), AttentionPattern(window=20)], 40, (30, 9)),
     ],
 )
-def test_reach_is_the_widest_window_of_all_layers(
+def test_the_reach_is_the_widest_window_of_all_layers(
     own: list[AttentionPattern], max_length: int, expected: tuple[int, int]
 ) -> None:
     assert layers_of(*own).within(max_length).reach == expected

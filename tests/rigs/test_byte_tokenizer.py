@@ -8,7 +8,7 @@ from tests.rigs import byte_tokenizer
 from tests.rigs.executor import Shape
 
 
-def test_plain_decode_agrees_with_the_library_on_random_tokens() -> None:
+def test_plain_decode_equals_the_library_on_random_tokens() -> None:
     tokenizer = Tokenizer.from_str(byte_tokenizer.tokenizer_json().decode())
     rng = random.Random(1)
     for length in (0, 1, 2, 3, 10, 400):
@@ -17,7 +17,7 @@ def test_plain_decode_agrees_with_the_library_on_random_tokens() -> None:
             assert tokenizer.decode(tokens) == byte_tokenizer.decode(tokens)
 
 
-def test_text_encodes_to_its_bytes_and_specials_decode_to_nothing() -> None:
+def test_text_is_encoded_to_its_bytes_and_special_tokens_are_decoded_to_no_text() -> None:
     tokenizer = Tokenizer.from_str(byte_tokenizer.tokenizer_json().decode())
     text = "the STOP é日本😀\n\0 ab"
     assert tokenizer.encode(text).ids == list(text.encode())

@@ -74,7 +74,7 @@ def tokens_of(result: pb.StepResult) -> list[int]:
     return np.frombuffer(result.tokens, dtype="<i4").tolist()
 
 
-def test_it_joins_answers_plans_in_order_and_leaves() -> None:
+def test_the_worker_joins_answers_plans_in_order_and_leaves() -> None:
     with meeting("--page-size", "8", "--num-pages", "5", "--max-rows", "2") as (core, worker, rig):
         join = core.join(generation=7)
         assert (join.protocol, join.page_size, join.num_pages, join.max_rows) == (5, 8, 5, 2)
@@ -93,7 +93,7 @@ def test_it_joins_answers_plans_in_order_and_leaves() -> None:
         assert rig.violations() == []
 
 
-def test_it_joins_again_when_told_and_when_the_core_is_another() -> None:
+def test_the_worker_joins_again_after_rejoin_and_after_a_restart_of_the_core() -> None:
     with meeting("--heartbeat-seconds", "0.05") as (core, worker, rig):
         first = core.join(generation=1)
         core.send(plan=prefill(PlanBuilder()))
@@ -120,7 +120,7 @@ def test_it_joins_again_when_told_and_when_the_core_is_another() -> None:
         assert worker.exit_code is None
 
 
-def test_refused_for_now_it_asks_again_and_refused_for_good_it_ends() -> None:
+def test_the_worker_joins_again_if_it_may_retry_and_exits_if_it_may_not() -> None:
     with meeting("--retry-seconds", "0.01") as (core, worker, _):
         core.receive("join")
         core.send(refused=pb.Refused(reason="another serves", retry=True))
@@ -130,7 +130,7 @@ def test_refused_for_now_it_asks_again_and_refused_for_good_it_ends() -> None:
         assert any("another model" in line for line in worker.lines)
 
 
-def test_a_wrong_plan_fails_and_what_follows_is_skipped_until_a_newer_generation() -> None:
+def test_a_wrong_plan_fails_and_later_plans_are_skipped_until_a_newer_generation() -> None:
     with meeting() as (core, _, rig):
         core.join(generation=1)
         plans = PlanBuilder()
@@ -145,7 +145,7 @@ def test_a_wrong_plan_fails_and_what_follows_is_skipped_until_a_newer_generation
         rig.violations_file.unlink()
 
 
-def test_more_plans_than_may_be_in_flight_are_noticed() -> None:
+def test_a_plan_beyond_the_limit_of_plans_in_flight_is_a_violation() -> None:
     with meeting("--step-ms", "200") as (core, _, rig):
         core.join(generation=1)
         plans = PlanBuilder()
@@ -158,7 +158,7 @@ def test_more_plans_than_may_be_in_flight_are_noticed() -> None:
         rig.violations_file.unlink()
 
 
-def test_ordered_ends() -> None:
+def test_the_worker_exits_or_hangs_at_the_configured_step() -> None:
     with meeting("--exit-step", "2") as (core, worker, _):
         core.join(generation=1)
         plans = PlanBuilder()

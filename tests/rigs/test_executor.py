@@ -35,7 +35,7 @@ def ok(result: pb.StepResult) -> list[int]:
     return tokens_of(result)
 
 
-def test_the_hashes_of_arrays_and_numbers_agree() -> None:
+def test_hashes_of_arrays_equal_hashes_of_numbers() -> None:
     values = [0, 1, 2**63, 2**64 - 1, 12345]
     assert mix_array(np.array(values, dtype=np.uint64)).tolist() == [mix(value) for value in values]
     tokens = np.array([0, 5, 287, 2**31 - 1, 9], dtype=np.int32)
@@ -68,7 +68,7 @@ def test_the_oracle_depends_on_each_of_its_arguments() -> None:
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 4, 5, 6])
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0.8, "seed": 2**64 - 1}])
-def test_chunks_then_decode_equal_the_oracle(chunk: int, settings: dict) -> None:
+def test_chunks_and_decode_steps_produce_the_tokens_of_the_oracle(chunk: int, settings: dict) -> None:
     executor, plans, out = Executor(SHAPE), PlanBuilder(), []
     pages = [9, 2, 5, 1]
     plans.start(3, PROMPT, pages[:2], **settings)
@@ -87,7 +87,7 @@ def test_chunks_then_decode_equal_the_oracle(chunk: int, settings: dict) -> None
     assert executor.violations == []
 
 
-def test_a_row_resumes_elsewhere_with_the_tokens_it_had() -> None:
+def test_a_row_resumes_on_other_pages_with_its_earlier_tokens() -> None:
     executor, plans = Executor(SHAPE), PlanBuilder()
     want = expected(PROMPT, 6)
     out = ok(executor.apply(plans.start(1, PROMPT, [1, 2]).chunk(1, 0, 6, samples=True).build()))
@@ -105,7 +105,7 @@ def test_a_row_resumes_elsewhere_with_the_tokens_it_had() -> None:
     assert executor.violations == []
 
 
-def test_pages_that_came_filled_are_read_and_a_start_may_be_a_decode() -> None:
+def test_a_row_reads_shared_pages_and_may_start_as_a_decode_row() -> None:
     executor, plans = Executor(SHAPE), PlanBuilder()
     ok(executor.apply(plans.start(1, PROMPT, [1, 2]).chunk(1, 0, 6, samples=True).build()))
     # Page 1 holds positions 0..3 of the same history.
@@ -118,7 +118,7 @@ def test_pages_that_came_filled_are_read_and_a_start_may_be_a_decode() -> None:
     assert ok(executor.apply(plans.build())) == expected(prompt, 1)
 
 
-def test_pages_outlive_generations_and_rows_do_not() -> None:
+def test_pages_survive_a_new_generation_but_rows_do_not() -> None:
     executor, plans = Executor(SHAPE), PlanBuilder(generation=4)
     ok(executor.apply(plans.start(1, PROMPT, [1, 2]).chunk(1, 0, 6, samples=True).build()))
     newer = PlanBuilder(generation=5)
@@ -143,7 +143,7 @@ def test_banned_tokens_are_not_drawn_before_their_position() -> None:
     assert out[0] != free[0]
 
 
-def test_the_kept_checksum_is_the_defined_one() -> None:
+def test_the_checksum_equals_the_formula_of_the_proto() -> None:
     executor, plans = Executor(SHAPE), PlanBuilder()
     ok(executor.apply(plans.start(4, [1], [15]).chunk(4, 0, 1, samples=True).build()))
     # Written out from worker.proto.
@@ -227,7 +227,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("text", "wrong"), WRONG, ids=[f"{i}-{text}" for i, (text, _) in enumerate(WRONG)])
-def test_a_wrong_plan_is_noticed(text: str, wrong: Callable[[PlanBuilder], pb.StepPlan]) -> None:
+def test_a_wrong_plan_is_a_violation(text: str, wrong: Callable[[PlanBuilder], pb.StepPlan]) -> None:
     heard: list[str] = []
     executor, plans = Executor(SHAPE, on_violation=heard.append), PlanBuilder()
     _two_rows(plans)
@@ -242,7 +242,7 @@ def test_a_wrong_plan_is_noticed(text: str, wrong: Callable[[PlanBuilder], pb.St
     assert len(executor.violations) == 1
 
 
-def test_who_lost_a_page_is_noticed_before_it_reads_anything_wrong() -> None:
+def test_a_row_that_lost_a_page_is_a_violation_when_it_runs() -> None:
     executor, plans = Executor(SHAPE), PlanBuilder()
     _two_rows(plans)
     ok(executor.apply(plans.build()))
@@ -252,7 +252,7 @@ def test_who_lost_a_page_is_noticed_before_it_reads_anything_wrong() -> None:
     assert "row 1 uses page 1, which belongs to row 3 since" in result.detail
 
 
-def test_a_row_shares_what_another_computes_in_the_same_plan_whatever_their_order() -> None:
+def test_a_row_shares_pages_that_a_later_row_computes_in_the_same_plan() -> None:
     executor, plans = Executor(SHAPE), PlanBuilder()
     long, longer = [*PROMPT[:4], 8, 8, 8], [*PROMPT[:4], 8, 8, 8, 8, 9]
     # Rows 1 and 2 stand before the one that writes page 5; row 1 waits for a page of row 2 as well.
@@ -263,7 +263,7 @@ def test_a_row_shares_what_another_computes_in_the_same_plan_whatever_their_orde
     assert executor.violations == []
 
 
-def test_a_page_that_a_decode_fills_may_be_shared_in_that_plan() -> None:
+def test_a_page_that_a_decode_row_fills_can_be_shared_in_the_same_plan() -> None:
     executor, plans = Executor(SHAPE), PlanBuilder()
     [fourth] = ok(executor.apply(plans.start(1, PROMPT[:3], [1]).chunk(1, 0, 3, samples=True).build()))
     history = [*PROMPT[:3], fourth]
@@ -271,7 +271,7 @@ def test_a_page_that_a_decode_fills_may_be_shared_in_that_plan() -> None:
     assert ok(executor.apply(plans.build())) == [expected([*history, 9], 1)[0], expected(PROMPT[:3], 2)[1]]
 
 
-def test_a_page_is_shared_over_its_writers_end_and_given_out_when_nobody_has_it() -> None:
+def test_a_page_can_be_shared_after_its_writer_ended_and_allocated_when_no_row_uses_it() -> None:
     executor, plans = Executor(SHAPE), PlanBuilder()
     ok(executor.apply(plans.start(1, PROMPT[:4], [1]).chunk(1, 0, 4, samples=True).build()))
     # Row 1 ended and its place is another's; page 1 is kept and found twice.
@@ -285,14 +285,14 @@ def test_a_page_is_shared_over_its_writers_end_and_given_out_when_nobody_has_it(
 
 
 @pytest.mark.parametrize("first", [3, 2])
-def test_a_hit_that_ends_within_a_shared_page_is_noticed(first: int) -> None:
+def test_a_hit_that_ends_within_a_shared_page_is_a_violation(first: int) -> None:
     executor, plans = Executor(SHAPE), PlanBuilder()
     ok(executor.apply(plans.start(1, PROMPT[:4], [1]).chunk(1, 0, 4, samples=True).build()))
     plans.start(2, PROMPT[:4], [1], first=first).chunk(2, first, 4 - first, samples=True)
     assert "allocated again" in executor.apply(plans.build()).detail
 
 
-def test_a_page_that_is_filled_is_not_written_again() -> None:
+def test_writing_a_full_page_again_is_a_violation() -> None:
     executor, plans = Executor(SHAPE), PlanBuilder()
     ok(executor.apply(plans.start(1, PROMPT[:4], [1]).chunk(1, 0, 4, samples=True).build()))
     executor._tables.row(1).position = 3
@@ -301,7 +301,7 @@ def test_a_page_that_is_filled_is_not_written_again() -> None:
     assert "a page that was filled is written again" in executor.apply(plans.decode(1).build()).detail
 
 
-def test_shared_pages_are_read_even_for_rows_that_wait() -> None:
+def test_shared_pages_are_checked_for_rows_that_do_not_run_in_the_plan() -> None:
     executor, plans = Executor(SHAPE), PlanBuilder()
     _two_rows(plans)
     ok(executor.apply(plans.build()))
@@ -309,7 +309,7 @@ def test_shared_pages_are_read_even_for_rows_that_wait() -> None:
     assert "row 3: position 0 on page 9" in executor.apply(plans.build()).detail
 
 
-def test_rows_that_wait_for_each_others_pages_are_noticed() -> None:
+def test_rows_that_share_pages_in_a_cycle_are_a_violation() -> None:
     executor, plans = Executor(SHAPE), PlanBuilder()
     plans.start(1, PROMPT, [1, 2], first=4).start(2, PROMPT, [2, 1], first=4)
     plans.chunk(1, 4, 2, samples=True).chunk(2, 4, 2, samples=True)
@@ -328,7 +328,7 @@ def _filled(shape: Shape = HOSTED, **faults: int) -> tuple[Executor, PlanBuilder
     return executor, plans
 
 
-def test_samples_fork_by_copying_part_of_a_page() -> None:
+def test_samples_are_forked_by_copying_part_of_a_page() -> None:
     executor, plans = _filled()
     for row in (2, 3):
         plans.copy(2, row + 1, 1).start(row, PROMPT, [1, row + 1], first=5, temperature=1, sample_idx=row).decode(row)
@@ -340,7 +340,7 @@ def test_samples_fork_by_copying_part_of_a_page() -> None:
     assert executor.violations == []
 
 
-def test_pages_go_to_host_memory_and_come_back_elsewhere() -> None:
+def test_pages_saved_to_host_memory_can_be_loaded_into_other_pages() -> None:
     executor, plans = _filled()
     known = [*PROMPT, *expected(PROMPT, 1)]
     # In one plan: saved, given to another row, and written.
@@ -355,7 +355,7 @@ def test_pages_go_to_host_memory_and_come_back_elsewhere() -> None:
     assert executor.violations == []
 
 
-def test_what_a_load_brings_behind_the_first_position_is_forgotten() -> None:
+def test_loaded_slots_after_the_first_position_are_discarded() -> None:
     executor, plans = _filled()
     plans.save(1, 0).save(2, 1).decode(1)
     ok(executor.apply(plans.build()))
@@ -364,7 +364,7 @@ def test_what_a_load_brings_behind_the_first_position_is_forgotten() -> None:
     assert ok(executor.apply(plans.build())) == expected(PROMPT, 1)
 
 
-def test_host_memory_is_forgotten_when_the_worker_joins_again_and_not_with_a_generation() -> None:
+def test_host_pages_survive_a_new_generation_but_not_a_new_join() -> None:
     executor, plans = _filled()
     ok(executor.apply(plans.save(1, 0).decode(1).build()))
     plans = PlanBuilder(generation=2).load(7, 0)
@@ -376,7 +376,7 @@ def test_host_memory_is_forgotten_when_the_worker_joins_again_and_not_with_a_gen
     assert "page 7 is loaded from host page 0, which no save has written" in result.detail
 
 
-def test_a_failed_step_leaves_nothing_behind_that_may_be_read() -> None:
+def test_pages_written_by_a_failed_step_may_not_be_read() -> None:
     executor, plans = Executor(HOSTED, faults=Faults(fail_steps=frozenset({2}))), PlanBuilder()
     ok(executor.apply(plans.start(1, PROMPT, [1, 2]).chunk(1, 0, 6, samples=True).build()))
     plans.save(2, 0).start(2, [9] * 4, [1]).chunk(2, 0, 4, samples=True)
@@ -417,14 +417,14 @@ WRONG_MOVES = [
 
 
 @pytest.mark.parametrize(("text", "wrong"), WRONG_MOVES, ids=[text for text, _ in WRONG_MOVES])
-def test_a_wrong_move_is_noticed(text: str, wrong: Callable[[PlanBuilder], PlanBuilder]) -> None:
+def test_a_wrong_page_order_is_a_violation(text: str, wrong: Callable[[PlanBuilder], PlanBuilder]) -> None:
     executor, plans = _filled()
     result = executor.apply(wrong(plans).decode(1).build())
     assert text in result.detail
     assert result.status == pb.STEP_STATUS_FAILED and len(executor.violations) == 1
 
 
-def test_ragged_moves_are_noticed() -> None:
+def test_page_orders_of_unequal_lengths_are_violations() -> None:
     for name, leaf, text in (
         ("saves", "slots", "saves.slots: 0 entries where 1"),
         ("loads", "slots", "loads.slots: 0 entries where 1"),
@@ -437,7 +437,7 @@ def test_ragged_moves_are_noticed() -> None:
 
 
 @pytest.mark.parametrize("moved", ["copied", "loaded"])
-def test_what_is_not_finite_stays_so_wherever_it_is_moved(moved: str) -> None:
+def test_nonfinite_values_stay_nonfinite_when_they_are_moved(moved: str) -> None:
     executor, plans = Executor(HOSTED, faults=Faults(nonfinite_token=280)), PlanBuilder()
     prompt = [1, 2, 280]
     executor.apply(plans.start(1, prompt, [1]).chunk(1, 0, 3, samples=True).build())
@@ -449,7 +449,7 @@ def test_what_is_not_finite_stays_so_wherever_it_is_moved(moved: str) -> None:
     assert "row 3 was given page 2, which holds values that are not finite" in result.detail
 
 
-def test_what_stands_before_the_first_value_that_is_not_finite_may_be_shared() -> None:
+def test_positions_before_the_first_nonfinite_value_can_be_shared() -> None:
     executor, plans = Executor(SHAPE, faults=Faults(nonfinite_token=280)), PlanBuilder()
     executor.apply(plans.start(1, [*PROMPT, 280], [1, 2]).chunk(1, 0, 7, samples=True).build())
     prompt = [*PROMPT[:4], 9]
@@ -474,7 +474,7 @@ def _windowed(**fields: int) -> tuple[Executor, PlanBuilder]:
     return executor, plans
 
 
-def test_pages_behind_the_window_are_given_to_others_and_to_the_row_itself() -> None:
+def test_pages_before_the_window_can_be_allocated_to_any_row() -> None:
     executor, plans = _windowed()
     # Positions 2 to 7 stand on pages 2 to 4.
     plans.append(1, 3).start(2, [7, 7, 7], [2, 4]).chunk(2, 0, 3, samples=True).decode(1)
@@ -484,13 +484,13 @@ def test_pages_behind_the_window_are_given_to_others_and_to_the_row_itself() -> 
 
 
 @pytest.mark.parametrize(("page", "sink_tokens"), [(5, 2), (1, 2), (1, 1), (2, 3)])
-def test_a_page_that_the_window_or_the_sinks_still_see_is_not_given_out(page: int, sink_tokens: int) -> None:
+def test_allocating_a_page_of_the_window_or_the_sinks_is_a_violation(page: int, sink_tokens: int) -> None:
     executor, plans = _windowed(sink_tokens=sink_tokens)
     plans.append(1, 7).start(2, [7], [page]).decode(1, 2)
     assert f"row 1 uses page {page}, which belongs to row 2 since" in executor.apply(plans.build()).detail
 
 
-def test_a_page_is_free_as_soon_as_no_position_to_come_sees_it() -> None:
+def test_a_page_is_free_when_no_later_position_attends_to_it() -> None:
     # Page 5 holds positions 8 and 9. In a window of 4 position 12 sees 9, and 13 does not.
     executor, plans = _windowed(window=4)
     plans.append(1, 7).start(2, [7], [4]).decode(1, 2)
@@ -504,7 +504,7 @@ def test_a_page_is_free_as_soon_as_no_position_to_come_sees_it() -> None:
     assert "row 1 uses page 5" in result.detail
 
 
-def test_a_row_resumes_without_the_pages_behind_its_window() -> None:
+def test_a_row_resumes_without_the_pages_before_its_window() -> None:
     executor, plans = _windowed()
     known = [*LONG, *expected(LONG, 1)]
     plans.start(2, known, [1, 0, 0, 0, 5, 6, 7], first=12, num_prompt=12).decode(2)
@@ -522,14 +522,14 @@ def test_a_row_resumes_without_the_pages_behind_its_window() -> None:
         ([2, 0, 0, 0, 5, 6, 7], "position 0 on page 2 reads back"),
     ],
 )
-def test_a_row_that_resumes_needs_what_it_still_sees(pages: list[int], text: str) -> None:
+def test_resuming_a_row_without_a_visible_page_is_a_violation(pages: list[int], text: str) -> None:
     executor, plans = _windowed()
     known = [*LONG, *expected(LONG, 1)]
     result = executor.apply(plans.start(2, known, pages, first=12, num_prompt=12).decode(2).build())
     assert text in result.detail
 
 
-def test_the_same_tokens_behind_another_past_are_noticed_within_a_window() -> None:
+def test_equal_tokens_after_a_different_history_are_a_violation_within_a_window() -> None:
     executor, plans = _windowed(sink_tokens=0)
     other = [7, *LONG[1:]]
     plans.start(2, [*other, 1], [0, 0, 0, 0, 5, 6, 7], first=12).decode(2)
@@ -544,7 +544,7 @@ def test_the_same_tokens_behind_another_past_are_noticed_within_a_window() -> No
         (Faults(out_of_sync_steps=frozenset({2})), pb.STEP_STATUS_OUT_OF_SYNC),
     ],
 )
-def test_ordered_faults_are_answered_and_are_no_violations(faults: Faults, status: int) -> None:
+def test_injected_faults_set_the_step_status_and_are_not_violations(faults: Faults, status: int) -> None:
     executor, plans = Executor(SHAPE, faults=faults), PlanBuilder()
     ok(executor.apply(plans.start(1, PROMPT, [1, 2]).chunk(1, 0, 6, samples=True).build()))
     assert executor.apply(plans.decode(1).build()).status == status
@@ -554,7 +554,7 @@ def test_ordered_faults_are_answered_and_are_no_violations(faults: Faults, statu
     assert executor.violations == []
 
 
-def test_a_step_with_the_failing_token_fails_and_others_do_not() -> None:
+def test_only_steps_with_the_failing_token_fail() -> None:
     executor, plans = Executor(SHAPE, faults=Faults(fail_token=281)), PlanBuilder()
     ok(executor.apply(plans.start(1, [1, 2], [1]).chunk(1, 0, 2, samples=True).build()))
     plans.start(2, [1, 281, 3], [2]).chunk(2, 0, 1, samples=False)
@@ -563,7 +563,7 @@ def test_a_step_with_the_failing_token_fails_and_others_do_not() -> None:
     assert executor.violations == []
 
 
-def test_a_row_behind_the_poison_is_not_finite_and_its_neighbour_is() -> None:
+def test_a_nonfinite_token_affects_only_its_own_row() -> None:
     executor, plans = Executor(SHAPE, faults=Faults(nonfinite_token=280)), PlanBuilder()
     plans.start(1, [1, 2], [1]).chunk(1, 0, 2, samples=True)
     plans.start(2, [1, 280], [2]).chunk(2, 0, 2, samples=True)
@@ -579,7 +579,7 @@ def test_a_row_behind_the_poison_is_not_finite_and_its_neighbour_is() -> None:
 
 
 @pytest.mark.parametrize("appended", [False, True])
-def test_a_page_that_is_not_finite_may_not_be_given_out(appended: bool) -> None:
+def test_allocating_a_nonfinite_page_is_a_violation(appended: bool) -> None:
     executor, plans = Executor(SHAPE, faults=Faults(nonfinite_token=280)), PlanBuilder()
     executor.apply(plans.start(1, [280], [2]).chunk(1, 0, 1, samples=True).build())
     plans.start(3, [5, 5], [3] if appended else [2]).chunk(3, 0, 2, samples=True)
@@ -590,7 +590,7 @@ def test_a_page_that_is_not_finite_may_not_be_given_out(appended: bool) -> None:
 
 
 @pytest.mark.parametrize(("page", "tainted"), [(1, False), (2, True), (3, True), (4, False)])
-def test_what_a_finite_sample_has_read_stays_finite(page: int, tainted: bool) -> None:
+def test_pages_read_by_a_finite_sample_stay_finite(page: int, tainted: bool) -> None:
     first, second = expected([6] * 5, 2)
     executor, plans = Executor(SHAPE, faults=Faults(nonfinite_token=second)), PlanBuilder()
     executor.apply(plans.start(1, [6] * 5, [1, 2, 3]).chunk(1, 0, 5, samples=True).build())
@@ -602,14 +602,14 @@ def test_what_a_finite_sample_has_read_stays_finite(page: int, tainted: bool) ->
     assert ("not finite" in result.detail) == tainted
 
 
-def test_a_chunk_that_does_not_sample_taints_its_pages_too() -> None:
+def test_a_chunk_without_a_sample_marks_its_pages_as_nonfinite() -> None:
     executor, plans = Executor(SHAPE, faults=Faults(nonfinite_token=280)), PlanBuilder()
     ok(executor.apply(plans.start(1, [280, *PROMPT], [1, 2]).chunk(1, 0, 2, samples=False).build()))
     result = executor.apply(plans.start(2, [5], [1]).decode(2).build())
     assert "row 2 was given page 1, which holds values that are not finite" in result.detail
 
 
-def test_within_a_window_what_is_not_finite_is_left_behind_and_stays_where_it_is() -> None:
+def test_nonfinite_values_before_the_window_do_not_affect_the_row_but_stay_in_their_page() -> None:
     executor, plans = Executor(WINDOWED, faults=Faults(nonfinite_token=280)), PlanBuilder()
     prompt = [280, *LONG]
     # Position 0 is a sink, which all see.
@@ -623,6 +623,6 @@ def test_within_a_window_what_is_not_finite_is_left_behind_and_stays_where_it_is
     assert "row 3 was given page 1, which holds" in executor.apply(plans.start(3, [7], [1]).decode(3).build()).detail
 
 
-def test_the_empty_history_is_the_root() -> None:
+def test_the_hash_of_an_empty_history_is_the_root() -> None:
     want = complete([5], max_new_tokens=1, vocab=SHAPE.sampled_vocab).tokens[0]
     assert mix(extend(ROOT, 5)) % SHAPE.sampled_vocab == want

@@ -58,7 +58,7 @@ def ok(result: pb.StepResult) -> list[int]:
     return np.frombuffer(result.tokens, "<i4").tolist()
 
 
-def test_every_setting_shows_in_the_tokens() -> None:
+def test_every_setting_changes_the_tokens() -> None:
     greedy = [drawn(), *(drawn(**settings) for settings in GREEDY)]
     assert len(set(greedy)) == len(greedy)
     sampled = [drawn(**{"temperature": 0.5, **settings}) for settings in SAMPLED]
@@ -66,17 +66,17 @@ def test_every_setting_shows_in_the_tokens() -> None:
 
 
 @pytest.mark.parametrize("name", ["seed", "sample_idx", "top_k"])
-def test_greedy_looks_at_no_noise_and_no_filter(name: str) -> None:
+def test_greedy_sampling_ignores_noise_and_filters(name: str) -> None:
     assert drawn(**{name: 3}) == drawn()
 
 
-def test_where_the_prompt_ends_matters_to_the_penalties_of_the_output_alone() -> None:
+def test_only_penalties_of_output_tokens_depend_on_the_prompt_length() -> None:
     keys = [Settings(presence_penalty=1.0).key(n) for n in (3, 4)]
     assert keys[0] != keys[1]
     assert Settings(repetition_penalty=2.0).key(3) == Settings(repetition_penalty=2.0).key(4)
 
 
-def test_floats_count_as_the_wire_carries_them() -> None:
+def test_floats_are_rounded_to_float32_as_in_the_proto() -> None:
     narrow = float(np.float32(0.7))
     assert narrow != 0.7
     assert drawn(temperature=0.7, presence_penalty=0.1) == drawn(
@@ -84,7 +84,7 @@ def test_floats_count_as_the_wire_carries_them() -> None:
     )
 
 
-def test_bans_and_allowed_tokens_are_kept_exactly() -> None:
+def test_banned_tokens_are_never_drawn_and_only_allowed_tokens_are_drawn() -> None:
     first = drawn()[0]
     banned = drawn(200, biases=((first, MINUS_INFINITY), (5, MINUS_INFINITY)))
     assert not {first, 5} & set(banned)
@@ -105,7 +105,7 @@ def test_bans_and_allowed_tokens_are_kept_exactly() -> None:
         drawn(allowed=frozenset({5}), biases=((5, MINUS_INFINITY),))
 
 
-def test_logprobs_are_of_the_model_alone_sorted_and_exact_in_f32() -> None:
+def test_logprobs_are_sorted_and_exact_in_float32() -> None:
     entry = logprob_of(12345, 9, vocab_size=288, top_k=288)
     values = dict(entry.top)
     assert values[9] == entry.logprob
@@ -130,7 +130,7 @@ def test_the_executor_reads_every_setting_from_the_plan(settings: dict[str, obje
     assert executor.violations == []
 
 
-def test_the_executor_tells_what_the_oracle_tells() -> None:
+def test_the_executor_returns_the_logprobs_of_the_oracle() -> None:
     executor, plans = Executor(SHAPE), PlanBuilder()
     plans.start(1, PROMPT, [1, 2, 3], num_logprobs=3, prompt_logprobs_from=2)
     plans.start(2, [9, 9], [4, 5]).start(3, [8, 6], [6, 7], num_logprobs=1)
@@ -151,7 +151,7 @@ def test_the_executor_tells_what_the_oracle_tells() -> None:
     assert executor.violations == []
 
 
-def test_behind_the_poison_nothing_is_a_number() -> None:
+def test_logprobs_after_a_nonfinite_token_are_nan() -> None:
     executor, plans = Executor(SHAPE, faults=Faults(nonfinite_token=POISON)), PlanBuilder()
     prompt = [1, 2, POISON, 3, 4]
     plans.start(1, prompt, [1, 2], num_logprobs=2, prompt_logprobs_from=1).chunk(1, 0, 5, samples=True)
@@ -166,7 +166,7 @@ TIGHT = Shape(page_size=4, num_pages=16, max_rows=2, chunk_align=2, spare_logit_
 
 
 @pytest.mark.parametrize(("wanted_from", "is_fine"), [(5, True), (4, True), (3, False), (1, False)])
-def test_more_logits_than_there_are_is_noticed(wanted_from: int, is_fine: bool) -> None:
+def test_a_plan_beyond_the_limit_of_logits_is_a_violation(wanted_from: int, is_fine: bool) -> None:
     # Five: a sample of each row, and three of the prompt's.
     executor, plans = Executor(TIGHT), PlanBuilder()
     plans.start(1, [1] * 7, [1, 2], prompt_logprobs_from=wanted_from).chunk(1, 0, 7, samples=True)
@@ -191,7 +191,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("violation", "wish"), WRONG)
-def test_wrong_rows_are_noticed(violation: str, wish: dict[str, object]) -> None:
+def test_wrong_rows_are_violations(violation: str, wish: dict[str, object]) -> None:
     executor, plans = Executor(SHAPE), PlanBuilder()
     result = executor.apply(plans.start(1, PROMPT, [1, 2], **wish).chunk(1, 0, 6, samples=True).build())
     assert result.status == pb.STEP_STATUS_FAILED
@@ -207,7 +207,7 @@ def test_wrong_rows_are_noticed(violation: str, wish: dict[str, object]) -> None
         ("sampling: 3 entries where", "sampling", b"abc"),
     ],
 )
-def test_fields_that_do_not_fit_are_noticed(violation: str, field: str, data: bytes) -> None:
+def test_arrays_of_wrong_lengths_are_violations(violation: str, field: str, data: bytes) -> None:
     executor, plans = Executor(SHAPE), PlanBuilder()
     plan = plans.start(1, PROMPT, [1, 2]).chunk(1, 0, 6, samples=True).build()
     setattr(plan.started, field, data)
@@ -220,7 +220,7 @@ def test_fields_that_do_not_fit_are_noticed(violation: str, field: str, data: by
     ("violation", "data"),
     [("sampling is not a SamplingParams", b"\xff"), ("sampling lacks top_p", b"\r\0\0\0\0")],
 )
-def test_sampling_that_is_malformed_or_incomplete_is_noticed(violation: str, data: bytes) -> None:
+def test_malformed_or_incomplete_sampling_is_a_violation(violation: str, data: bytes) -> None:
     executor, plans = Executor(SHAPE), PlanBuilder()
     plan = plans.start(1, PROMPT, [1, 2]).chunk(1, 0, 6, samples=True).build()
     plan.started.sampling, plan.started.num_sampling_bytes = data, int32([len(data)])

@@ -37,7 +37,7 @@ def test_a_text_line_has_time_process_level_and_message() -> None:
     assert Formatter("core", "text").format(record("%d of %s", 3, "four")) == f"{at}.026 core INFO 3 of four"
 
 
-def test_a_json_line_is_one_object_with_the_same_parts() -> None:
+def test_a_json_line_is_one_object_with_the_parts_of_a_text_line() -> None:
     line = Formatter("frontend-2", "json").format(record("message", error=raised("cause\nin two lines")))
     assert "\n" not in line
     fields = json.loads(line)

@@ -201,7 +201,7 @@ def test_a_start_that_cannot_succeed_ends_with_one_line_and_exit_code_2(tmp_path
             (["--listen", address], f"cannot listen on {address}"),
             (["--listen", address, "--frontends", "2"], f"cannot listen on {address}"),
             (["--listen", "0.0.0.0:0"], "it listens on loopback addresses only (127.0.0.1, [::1] or localhost)"),
-            (["--listen", "here"], "an address looks like 127.0.0.1:50051"),
+            (["--listen", "here"], "listen is here; it must be HOST:PORT"),
             (["--max-waiting", "lots"], "max_waiting is 'lots'"),
             (["--record", str(tmp_path)], "existing files are not overwritten, choose another name"),
             (["--steps", str(tmp_path / "no" / "steps")], "No such file or directory"),

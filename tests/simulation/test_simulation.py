@@ -33,7 +33,7 @@ def test_random_runs_pass_every_check_and_contain_every_event(num_seeds: int, fe
     assert not rare, f"the runs contain too few of {rare}"
 
 
-def test_runs_in_several_processes_equal_those_in_one() -> None:
+def test_seeds_run_in_several_processes_give_the_results_of_one_process() -> None:
     by_jobs = []
     for jobs in (1, 2):
         with runs(range(3), 100, jobs) as results:

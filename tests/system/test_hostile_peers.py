@@ -99,7 +99,7 @@ def test_a_forged_hello_leaves_the_real_front_end_connected(rig: Rig) -> None:
     stranger.connect(f"ipc://{rig.runtime_dir}/frontend.sock")
     for message in (hello, frontend_pb2.FrontendToCore(submit=submit)):
         stranger.send(message.SerializeToString())
-    line = scheduler.wait_line(r"front end f-\d+-.*dropped a frame: a Hello without this service's secret")
+    line = scheduler.wait_line(r"front end f-\d+-.*dropped a frame: its Hello does not have the secret of this service")
     assert r"-\x1b[2J: dropped" in line.string
     stranger.close(0)
     context.term()

@@ -15,7 +15,7 @@ def parse_token_ids(text: str) -> Sequence[int]:
     words = text.strip().strip("[]").replace(",", " ").split()
     wrong = next((word for word in words if not word.isdecimal()), None)
     if wrong is not None:
-        raise ValueError(f"a token id is {wrong[:40]!r}; it must be a whole number from 0")
+        raise ValueError(f"a token id is {wrong[:40]!r}; it must be a whole number, 0 or greater")
     return [int(word) for word in words]
 
 

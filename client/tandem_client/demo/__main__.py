@@ -37,9 +37,7 @@ def main(
     model: Annotated[str | None, typer.Option(help="A folder or a hub name; default: the bundled one.")] = None,
     device: Annotated[str | None, typer.Option()] = None,
     dtype: Annotated[str | None, typer.Option()] = None,
-    threads: Annotated[
-        int | None, typer.Option(help="CPU threads of the worker; default: all cores but one, which the others need.")
-    ] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads of the worker; default: all cores but one.")] = None,
     tokens: Annotated[int, typer.Option(min=8, help="Length of each completion.")] = 64,
     scheduler: Annotated[str, typer.Option(help="More flags of the scheduler service.")] = "",
     worker: Annotated[str, typer.Option(help="More flags of the worker.")] = "",

@@ -54,7 +54,7 @@ class Services:
         """Starts both at the same time and waits until the service is ready. Raises ServiceEnded."""
         self._say("demo", "starting the scheduler service and the worker, two processes")
         if not _has_compiled_kernels():
-            self._say("demo", "compiling kernels, once, about 30 s")
+            self._say("demo", "compiling kernels, which takes about 30 s and happens once")
         self._pair.start()
         try:
             async with asyncio.timeout(_READY_SECONDS):
@@ -70,10 +70,10 @@ class Services:
 
     async def stop(self) -> list[str]:
         """Stops both, the worker last; returns a line for each that did not end well."""
-        self._say("demo", "stopping both")
+        self._say("demo", "stopping both processes")
         began = time.monotonic()
         wrong = await self._pair.stop(_STOP_SECONDS)
-        self._say("demo", f"both have ended ({time.monotonic() - began:.1f} s)")
+        self._say("demo", f"both processes have ended ({time.monotonic() - began:.1f} s)")
         return wrong
 
     async def _ready(self) -> None:

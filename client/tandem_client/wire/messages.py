@@ -56,8 +56,8 @@ def _logprobs(message: inference_pb2.Logprobs) -> tuple[types.TokenLogprob, ...]
     count, top_k = len(message.logprobs), message.top_k
     if not len(message.top_token_ids) == len(message.top_logprobs) == count * top_k:
         raise ProtocolError(
-            f"{count} logprobs with {top_k} alternatives each came with {len(message.top_token_ids)} token ids"
-            f" and {len(message.top_logprobs)} logprobs of alternatives"
+            f"{count} logprobs with {top_k} alternatives each need {count * top_k} alternatives; the message has"
+            f" {len(message.top_token_ids)} token ids and {len(message.top_logprobs)} logprobs of alternatives"
         )
     top = list(zip(message.top_token_ids, message.top_logprobs, strict=True))
     return tuple(

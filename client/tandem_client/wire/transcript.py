@@ -130,18 +130,18 @@ class Transcript:
             self._prompt_start = info.start
         due = self._prompt_start + len(self._prompt_logprobs)
         if info.start != due:
-            raise ProtocolError(f"logprobs of the prompt start at token {info.start}; those before {due} have come")
+            raise ProtocolError(f"logprobs of the prompt start at token {info.start}; expected {due}")
         self._prompt_logprobs += info.logprobs
 
     def _absorb_delta(self, delta: Delta) -> None:
         sample = self._sample(delta.sample_idx)
         if self._with_ids:
             if delta.token_offset != sample.num_tokens:
-                raise ProtocolError(f"a delta starts at token {delta.token_offset}; {sample.num_tokens} have come")
+                raise ProtocolError(f"a delta starts at token {delta.token_offset}; expected {sample.num_tokens}")
             num_logprobs = len(delta.token_ids) if self._with_logprobs else 0
             if len(delta.logprobs) != num_logprobs:
                 raise ProtocolError(
-                    f"a delta of {len(delta.token_ids)} tokens came with {len(delta.logprobs)} logprobs;"
-                    f" {num_logprobs} belong there"
+                    f"a delta of {len(delta.token_ids)} tokens has {len(delta.logprobs)} logprobs;"
+                    f" expected {num_logprobs}"
                 )
         sample.add(delta)

@@ -218,11 +218,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m gpu_worker.bundled.recipe.train", description="The bundled model's recipe in one command."
     )
-    parser.add_argument("--out", type=Path, help="folder for the new model; an interrupted run goes on there")
-    parser.add_argument("--verify", action="store_true", help="only measure the committed model (or --out)")
+    parser.add_argument("--out", type=Path, help="folder for the new model; an interrupted run continues there")
+    parser.add_argument(
+        "--verify", action="store_true", help="only measure the loss of the committed model (or of --out)"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--precision", choices=PRECISIONS, default="auto", help="auto: bf16 where it is native")
-    parser.add_argument("--steps", type=int, default=Recipe().num_steps, help="fewer: a weaker model")
+    parser.add_argument("--steps", type=int, default=Recipe().num_steps, help="fewer steps give a weaker model")
     arguments = parser.parse_args()
     if arguments.verify:
         torch.set_num_threads(arguments.threads)

@@ -125,7 +125,7 @@ class Calls:
         overdue = {task for task, age in ages if age >= self._limits.answer_seconds}
         if num_released := self._releaser.release(overdue.union(stalled)):
             logger.warning(
-                "%d calls cancelled: their callers have not read the answer for %g s",
+                "%d calls were cancelled: their clients have not read the answer for %g s",
                 num_released,
                 self._limits.answer_seconds,
             )
@@ -133,7 +133,7 @@ class Calls:
     async def _serve(self, method: Method, context: Any) -> None:
         if self.num_unread >= self._limits.max_unread + method.reserve:
             raise status.overloaded(
-                f"{self.num_unread} finished calls have answers that their callers have not read; the limit is"
+                f"{self.num_unread} finished calls have answers that their clients have not read; the limit is"
                 f" {self._limits.max_unread}"
             )
         method.admit()
@@ -149,7 +149,7 @@ class Calls:
     async def _read(self, method: Method, context: Any) -> bytes:
         if self.num_without_message >= self._limits.max_without_message + method.reserve:
             raise status.overloaded(
-                f"{self.num_without_message} calls wait for their message; the limit is"
+                f"{self.num_without_message} calls have not sent their request yet; the limit is"
                 f" {self._limits.max_without_message}"
             )
         self._without_message[context] = asyncio.get_running_loop().time()
@@ -158,7 +158,7 @@ class Calls:
         finally:
             self._without_message.pop(context, None)
         if data is grpc.aio.EOF:
-            raise status.invalid("request", "the call ended without a message; it must send one")
+            raise status.invalid("request", "the call ended before it sent its request")
         return data
 
     async def _abort(self, context: Any) -> None:

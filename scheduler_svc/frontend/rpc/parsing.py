@@ -32,7 +32,7 @@ def parse(kind: type[Request], data: bytes) -> Request:
     try:
         message.ParseFromString(data)
     except DecodeError:
-        raise status.invalid(name, f"the {len(data):,} bytes sent are not a {name}") from None
+        raise status.invalid(name, f"the message of {len(data):,} bytes is not a valid {name}") from None
     num_bytes = message.ByteSize()
     message.DiscardUnknownFields()
     num_unknown = num_bytes - message.ByteSize()

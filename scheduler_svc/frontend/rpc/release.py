@@ -53,7 +53,7 @@ class Releaser:
         if num_found < len(overdue) and not self._has_warned:
             self._has_warned = True
             logger.error(
-                "%d of %d calls whose answer is unread cannot be ended with this version of grpcio",
+                "%d of %d calls with an unread answer cannot be ended with this version of grpcio",
                 len(overdue) - num_found,
                 len(overdue),
             )

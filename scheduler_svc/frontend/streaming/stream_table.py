@@ -132,7 +132,7 @@ class StreamTable:
             if not stream.blocked_since or stream.failure:
                 continue
             if message := self._limits.stall(now - stream.blocked_since, stream.num_bytes):
-                logger.warning("request %s dropped: %s", stream.request_id, message)
+                logger.warning("request %s was dropped: %s", stream.request_id, message)
                 self.fail(stream, status.Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message))
                 # The handler is in a write that may never end.
                 if stream.task is not None:

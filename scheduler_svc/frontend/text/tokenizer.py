@@ -33,7 +33,7 @@ class Tokenizer:
         try:
             self._tokenizer = tokenizers.Tokenizer.from_buffer(tokenizer_json)
         except Exception as error:  # tokenizers raises bare Exception
-            raise ValueError(f"not a tokenizer.json: {error}") from error
+            raise ValueError(f"it is not a tokenizer.json: {error}") from error
         # The front end refuses a prompt that is longer than the model allows; it never cuts one.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()

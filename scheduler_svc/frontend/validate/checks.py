@@ -34,7 +34,7 @@ def check_request_id(field: str, request_id: str) -> None:
     if not request_id.isprintable():
         idx = next(i for i, char in enumerate(request_id) if not char.isprintable())
         code = f"U+{ord(request_id[idx]):04X}"
-        raise status.invalid(field, f"{field} has {code} at character {idx}; only printable ones are allowed")
+        raise status.invalid(field, f"{field} has {code} at character {idx}; only printable characters are allowed")
 
 
 def check_count(field: str, count: int, limit: int) -> None:

@@ -97,11 +97,11 @@ async def prompt_ids(request: inference_pb2.GenerateRequest, model: Model) -> Se
 async def text_ids(field: str, text: str, model: Model) -> list[int]:
     """Returns a text's token ids. Raises Refusal if the model has no tokenizer, or the text is empty or too long."""
     if model.tokenizer is None:
-        raise status.invalid(field, f"{field} needs a tokenizer, and the served model came without one")
+        raise status.invalid(field, f"{field} needs a tokenizer, and the served model has none")
     model.tokenizer.check_size(field, text, model.max_length)
     token_ids = await model.tokenizer.encode(text)
     if not token_ids:
-        raise status.invalid(field, f"{field} has {len(text)} characters that make 0 tokens; 1 is needed")
+        raise status.invalid(field, f"{field} has {len(text)} characters but 0 tokens; at least 1 token is needed")
     # A tokenizer may have more tokens than the model has embeddings.
     check_token_ids(field, token_ids, model)
     return token_ids
@@ -179,7 +179,7 @@ def _check_stop(stop: inference_pb2.StopParams, model: Model) -> tuple[str, ...]
         if len(string) > MAX_STOP_STRING_CHARS:
             refuse(field, f"{len(string)} characters long", MAX_STOP_STRING_CHARS)
     if stop.stop_strings and model.tokenizer is None:
-        message = "stop.stop_strings needs a tokenizer, and the served model came without one"
+        message = "stop.stop_strings needs a tokenizer, and the served model has none"
         raise status.invalid("stop.stop_strings", message)
     return tuple(dict.fromkeys(stop.stop_strings))
 
@@ -227,7 +227,7 @@ def _max_new_tokens(stop: inference_pb2.StopParams, num_prompt: int, model: Mode
 def check_detokenize(request: inference_pb2.DetokenizeRequest, model: Model) -> Tokenizer:
     """Checks a Detokenize request and returns the tokenizer. Raises Refusal."""
     if model.tokenizer is None:
-        raise status.invalid("token_ids", "token_ids need a tokenizer, and the served model came without one")
+        raise status.invalid("token_ids", "token_ids need a tokenizer, and the served model has none")
     check_count("token_ids", len(request.token_ids), model.max_length)
     check_token_ids("token_ids", request.token_ids, model)
     return model.tokenizer

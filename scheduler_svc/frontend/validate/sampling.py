@@ -108,5 +108,5 @@ def _check_one_remains(allowed: Set[int], banned: Set[int], silent_at_first: Set
     if not num_drawable:
         raise status.invalid(field, f"{many}, and sampling.banned_token_ids bans them all; 1 must remain")
     if not num_at_first:
-        why = "before stop.min_new_tokens are out, when end-of-sequence and stop tokens are not drawn"
-        raise status.invalid(field, f"{many}, and none of them may be drawn {why}; 1 must remain")
+        why = "before stop.min_new_tokens, until which end-of-sequence and stop tokens are banned"
+        raise status.invalid(field, f"{many}, and none of them may be sampled {why}; 1 must remain")

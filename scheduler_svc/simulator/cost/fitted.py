@@ -97,7 +97,7 @@ def read_steps(path: Path) -> RecordedSteps:
         reader = csv.DictReader(file)
         missing = [name for name in _COLUMNS if name not in (reader.fieldnames or ())]
         if missing:
-            raise StepsFileError(f"{path}: no column {', '.join(missing)}; it must be a file written by --steps")
+            raise StepsFileError(f"{path} has no column {', '.join(missing)}; it must be a file written by --steps")
         for row in reader:
             if row["kind"] not in _STEP_KINDS:
                 continue
@@ -107,7 +107,7 @@ def read_steps(path: Path) -> RecordedSteps:
                 times.append(ms)
                 pages_total = max(pages_total, int(total))
     if len(times) < _MIN_STEPS:
-        raise StepsFileError(f"{path}: {len(times)} timed steps; a fit needs at least {_MIN_STEPS}")
+        raise StepsFileError(f"{path} has {len(times)} timed steps; a fit needs at least {_MIN_STEPS}")
     return RecordedSteps(features=np.array(features), ms=np.array(times), pages_total=pages_total)
 
 

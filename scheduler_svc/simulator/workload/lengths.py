@@ -58,7 +58,7 @@ def parse_lengths(text: str) -> Lengths:
         is_sigma = kind == "lognormal" and i == 1
         low, high = (0.0, 10.0) if is_sigma else (1.0, float(MAX_TOKENS))
         if not low <= number <= high:
-            raise ValueError(f"{text!r}; its {number:g} must be from {low:g} to {high:g}")
+            raise ValueError(f"{text!r}; the value {number:g} must be from {low:g} to {high:g}")
     if kind == "uniform" and numbers[0] > numbers[1]:
-        raise ValueError(f"{text!r}; its {numbers[0]:g} must be at most {numbers[1]:g}")
+        raise ValueError(f"{text!r}; the value {numbers[0]:g} must be at most {numbers[1]:g}")
     return Lengths(text, kind, tuple(numbers))

@@ -53,7 +53,7 @@ class Synthetic:
     def __post_init__(self) -> None:
         if self.prefix_groups * self.prefix_tokens > _MAX_PREFIX_TOKENS:
             raise WorkloadError(
-                f"{self.prefix_groups} prefixes of {self.prefix_tokens} tokens make more than {_MAX_PREFIX_TOKENS}"
+                f"{self.prefix_groups} prefixes of {self.prefix_tokens} tokens exceed {_MAX_PREFIX_TOKENS} tokens"
             )
 
     @property

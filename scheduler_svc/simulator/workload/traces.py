@@ -182,7 +182,7 @@ def _ids(where: str, value: object, inputs: int) -> list[int]:
     if not low <= len(ids) <= high:
         blocks = str(high) if low == high else f"{low} or {high}"
         raise WorkloadError(
-            f"{where}: {len(ids)} hash_ids for {inputs} tokens; blocks of {BLOCK_TOKENS} tokens make {blocks}"
+            f"{where}: it has {len(ids)} hash_ids for {inputs} tokens; blocks of {BLOCK_TOKENS} tokens make {blocks}"
         )
     return cast(list[int], ids)
 
@@ -197,7 +197,7 @@ def _azure_rows(name: str, file: TextIO) -> Iterator[_Row]:
     missing = [column for column in _AZURE_COLUMNS if column not in found]
     if missing:
         raise WorkloadError(
-            f"{name}, line {number}: no column {', '.join(missing)}; "
+            f"{name}, line {number}: it has no column {', '.join(missing)}; "
             f"it is neither {','.join(_AZURE_COLUMNS)} nor JSON lines"
         )
     places = [found.index(column) for column in _AZURE_COLUMNS]
@@ -205,7 +205,7 @@ def _azure_rows(name: str, file: TextIO) -> Iterator[_Row]:
         where = f"{name}, line {number}"
         cells = next(csv.reader([line]))
         if len(cells) != len(found):
-            raise WorkloadError(f"{where}: {len(cells)} cells; the header has {len(found)}")
+            raise WorkloadError(f"{where}: it has {len(cells)} cells; the header has {len(found)}")
         at, inputs, outputs = (cells[place].strip() for place in places)
         counts = (("ContextTokens", inputs), ("GeneratedTokens", outputs))
         tokens_in, tokens_out = (_count(where, name, _whole(text)) for name, text in counts)

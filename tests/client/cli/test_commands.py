@@ -45,7 +45,7 @@ def test_text_streams_to_stdout(tandem, service: FakeService) -> None:
     assert service.requests == [inference_pb2.GenerateRequest(text="hi")]
 
 
-def test_json_output_is_the_messages_of_the_api(tandem) -> None:
+def test_json_output_contains_the_messages_of_the_api(tandem) -> None:
     result = tandem("generate", "hi", "--json")
     lines = [json.loads(line) for line in result.stdout.splitlines()]
     assert [next(iter(line)) for line in lines] == ["accepted", "delta", "delta", "finished", "summary"]
@@ -170,13 +170,13 @@ def test_a_later_sample_streams_once_the_one_before_has_ended(tandem, service: F
 
 
 @pytest.mark.parametrize("word", ["17", "17=", "a=1", "17:1", "=1"])
-def test_a_bias_must_be_an_id_and_a_number(tandem, service: FakeService, word: str) -> None:
+def test_a_bias_that_is_not_an_id_and_a_number_is_a_usage_error(tandem, service: FakeService, word: str) -> None:
     result = tandem("generate", "hi", "--logit-bias", word)
     assert (result.exit_code, service.requests) == (2, [])
     assert result.stderr == f"error: --logit-bias is {word!r}; it must be ID=X, like 17=-2.5\n"
 
 
-def test_a_token_has_one_bias(tandem, service: FakeService) -> None:
+def test_two_biases_for_one_token_are_a_usage_error(tandem, service: FakeService) -> None:
     result = tandem("generate", "hi", "--logit-bias", "17=1", "--logit-bias", "17=2")
     assert (result.exit_code, service.requests) == (2, [])
     assert result.stderr == "error: --logit-bias names token 17 twice; each token has one bias\n"
@@ -189,9 +189,9 @@ def test_a_prompt_is_read_from_standard_input(tandem, service: FakeService) -> N
     assert service.requests[1].token_ids.ids == [1, 2, 3]
 
 
-def test_token_ids_must_be_numbers() -> None:
+def test_token_ids_that_are_not_numbers_are_a_usage_error() -> None:
     assert parse_token_ids("") == []
-    with pytest.raises(ValueError, match="'-1'; it must be a whole number from 0"):
+    with pytest.raises(ValueError, match="'-1'; it must be a whole number, 0 or greater"):
         parse_token_ids("3 -1")
 
 
@@ -227,7 +227,7 @@ def test_token_ids_must_be_numbers() -> None:
         (grpc.StatusCode.INTERNAL, [], 1, "error: is 3; the limit is 1\n"),
     ],
 )
-def test_an_error_is_one_line_and_a_code(
+def test_an_error_prints_one_line_and_sets_the_exit_code(
     tandem, service: FakeService, code: grpc.StatusCode, details: list, exit_code: int, line: str
 ) -> None:
     def failing(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:

@@ -71,7 +71,7 @@ def test_the_version_is_printed_alone() -> None:
         (("info", "-a", "localhost"), "--address is 'localhost'; it must be HOST:PORT, like 127.0.0.1:50051"),
     ],
 )  # fmt: skip
-def test_a_wrong_argument_is_one_line_that_ends_with_the_way_to_the_help(arguments: tuple[str, ...], line: str) -> None:
+def test_a_wrong_argument_prints_one_line_that_names_the_help_command(arguments: tuple[str, ...], line: str) -> None:
     result = tandem(*arguments)
     name = "" if arguments[0] == "generat" else f"{arguments[0]} "
     assert (result.exit_code, result.stdout) == (2, "")

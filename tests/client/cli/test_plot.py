@@ -47,7 +47,7 @@ def test_plot_prints_the_table_and_the_path_of_the_picture(file: Path) -> None:
         assert (image.format, image.size) == ("PNG", (1600, 1000))
 
 
-def test_output_and_width_decide_the_picture(file: Path, tmp_path: Path) -> None:
+def test_output_and_width_set_the_path_and_the_width_of_the_picture(file: Path, tmp_path: Path) -> None:
     target = tmp_path / "other.png"
     target.write_text("an older picture")
     result = run(file, "--output", target, "--width", "800", "--by-time")
@@ -108,12 +108,12 @@ main()
 
 def test_an_error_without_matplotlib_names_the_command_that_installs_it(file: Path) -> None:
     done = run_python(BLOCK, str(file))
-    line = "error: tandem plot needs matplotlib, which is not installed: make install\n"
+    line = "error: tandem plot needs matplotlib, which is not installed; install it with: make install\n"
     assert (done.returncode, done.stderr) == (1, line)
 
 
 @pytest.mark.parametrize(("known", "name"), [("1.2.3", "1.2.3-py3-none-any"), ("unknown", "…")])
-def test_outside_a_checkout_the_error_names_the_wheel_s_file(
+def test_outside_a_checkout_the_error_names_the_file_of_the_wheel(
     monkeypatch: pytest.MonkeyPatch, known: str, name: str
 ) -> None:
     """The error names no package of the package index, because a package of a similar name there is not this one."""

@@ -46,7 +46,7 @@ def pid_in(line: str) -> int:
     return int(line.rpartition(" ")[2])
 
 
-def test_ready_is_the_last_line_once_both_serve(service: FakeService, programs: Programs) -> None:
+def test_ready_is_the_last_line_after_both_programs_serve(service: FakeService, programs: Programs) -> None:
     programs(scheduler=listens(service), worker=STAYS)
 
     async def play(output: Output) -> None:
@@ -72,7 +72,7 @@ def test_the_toy_model_is_named_before_ready(service: FakeService, programs: Pro
 
 
 @pytest.mark.parametrize("victim", ["scheduler", "worker"])
-def test_a_killed_program_is_started_again_and_announced(service: FakeService, programs: Programs, victim: str) -> None:
+def test_the_restart_of_a_killed_program_is_printed(service: FakeService, programs: Programs, victim: str) -> None:
     programs(scheduler=listens(service), worker=STAYS)
 
     async def play(output: Output) -> None:
@@ -92,7 +92,7 @@ def test_a_killed_program_is_started_again_and_announced(service: FakeService, p
 
 @pytest.mark.parametrize("status", [1, 3])
 @pytest.mark.parametrize("ends", ["scheduler", "worker"])
-def test_a_program_that_never_served_ends_serve_with_its_own_cause(
+def test_serve_ends_with_the_cause_of_a_program_that_never_served(
     service: FakeService, programs: Programs, ends: str, status: int
 ) -> None:
     """Meanwhile another service answers at the address."""
@@ -113,14 +113,14 @@ def test_wrong_settings_end_serve_at_once(service: FakeService, programs: Progra
     assert (code, cause) == (2, f"the {ends} ended with exit code 2: flag: wrong")
 
 
-def test_a_crash_loop_of_the_scheduler_ends_serve_with_its_cause(service: FakeService, programs: Programs) -> None:
+def test_a_crash_loop_of_the_scheduler_ends_serve_with_the_cause(service: FakeService, programs: Programs) -> None:
     programs(scheduler=listens(service, "say(f'cause {life}'); sys.exit(1)"), worker=STAYS)
     code, cause, output = run_serve(service)
     assert (code, cause) == (1, "the scheduler ended with exit code 1, 5 times within 60 s: cause 4")
     assert sum("scheduler | pid" in line for line in output.lines) == 5
 
 
-def test_a_crash_loop_of_a_worker_that_has_served_goes_on(service: FakeService, programs: Programs) -> None:
+def test_a_worker_that_has_served_is_restarted_without_a_limit(service: FakeService, programs: Programs) -> None:
     worker = f"if life == 0 or life == 8:\n    {STAYS}\nsys.exit(1)"
     programs(scheduler=listens(service), worker=worker)
 
@@ -139,7 +139,7 @@ def test_a_second_interrupt_kills_a_program_that_does_not_stop(service: FakeServ
     async def play(output: Output) -> None:
         await output.until("scheduler | up")
         os.kill(os.getpid(), signal.SIGINT)
-        await output.until("once more to stop at once")
+        await output.until("interrupt again to stop at once")
 
     code, cause, output = run_serve(service, play)
     # A program that was just started may print another line after this one.

@@ -58,7 +58,7 @@ def test_health_counts_workers_and_waiting_requests(
         (grpc.StatusCode.UNAVAILABLE, "the scheduler's core cannot be reached"),
     ],
 )
-def test_health_gives_the_service_s_reason_for_not_serving(
+def test_health_prints_the_reason_for_not_serving(
     tandem, service: FakeService, load: control_pb2.GetLoadResponse | grpc.StatusCode, reason: str
 ) -> None:
     service.serving(False)
@@ -90,7 +90,7 @@ def test_health_as_json_has_the_same_names_in_every_state(tandem, service: FakeS
         assert f"nothing answers at {service.address}" in found["reason"]
 
 
-def test_load_is_six_lines_with_units(tandem, service: FakeService) -> None:
+def test_load_prints_six_lines_with_units(tandem, service: FakeService) -> None:
     service.load = LOAD
     assert tandem("load").stdout.splitlines() == [
         "requests  3 running, 2 waiting (1,500 tokens)",

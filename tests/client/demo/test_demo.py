@@ -63,14 +63,14 @@ def test_rates_count_the_tokens_after_the_first() -> None:
     assert completion(1).tokens_per_second == 0.0
 
 
-def test_one_question_is_seeded_and_the_rest_are_greedy() -> None:
+def test_one_prompt_is_sampled_with_a_seed_and_the_others_are_greedy() -> None:
     asked = questions(16)
     assert len({question.prompt for question in asked}) == 8
     assert sum("seed" in question.options for question in asked) == 1
     assert all(question.options["max_new_tokens"] == 16 for question in asked)
 
 
-def test_a_round_is_read_and_printed(service: FakeService) -> None:
+def test_a_round_collects_and_prints_its_streams(service: FakeService) -> None:
     console = Console(width=160, record=True, file=io.StringIO())
 
     async def play() -> Round:
@@ -124,12 +124,12 @@ def test_arrivals_wake_a_waiting_task() -> None:
     assert asyncio.run(wait()) == 3
 
 
-def test_one_line_joins_lines_with_blanks() -> None:
+def test_one_line_replaces_line_breaks_with_blanks() -> None:
     assert one_line(" a\n  b ") == " a b"
     assert one_line("") == ""
 
 
-def test_a_child_that_ends_is_an_error_with_its_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_process_that_ends_raises_an_error_with_its_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[tuple[str, str]] = []
 
     async def start() -> None:

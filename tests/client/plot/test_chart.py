@@ -67,7 +67,7 @@ def test_resets_and_joins_are_lines_across_the_panels(file: Path) -> None:
         assert marks == {"worker lost": [3], "worker joined": [0, 3]}
 
 
-def test_the_time_without_a_worker_is_shaded(file: Path) -> None:
+def test_time_without_a_worker_is_shaded(file: Path) -> None:
     [band] = panels(figure(file, by_time=True))["requests"].patches
     assert (band.get_x(), band.get_x() + band.get_width()) == pytest.approx((0.3, 2.3))
 
@@ -99,7 +99,7 @@ def test_boxes_give_the_median_of_each_kind_and_lane(file: Path, tmp_path: Path)
     ]
 
 
-def test_the_title_gives_the_rate_while_stepping(file: Path, tmp_path: Path) -> None:
+def test_the_title_contains_the_token_rate_while_steps_run(file: Path, tmp_path: Path) -> None:
     title = figure(file).get_suptitle()
     assert "10 output tokens  ·  36 tokens/s while stepping  ·  1 worker lost, 2.0 s without a worker" in title
     assert "  ·  2 workers  ·  " in figure(written(tmp_path / "lanes.csv", LANES)).get_suptitle()

@@ -51,7 +51,7 @@ def test_columns_of_a_later_service_are_ignored(tmp_path: Path) -> None:
     ],
     ids=["empty", "other columns", "binary", "one long line", "older service", "no line", "no step", "short", "text"],
 )
-def test_another_file_is_refused_in_one_sentence(tmp_path: Path, content: str, message: str) -> None:
+def test_a_file_that_is_not_a_step_log_is_refused_in_one_sentence(tmp_path: Path, content: str, message: str) -> None:
     file = tmp_path / "steps.csv"
     file.write_bytes(content.encode("latin-1"))
     with pytest.raises(StepsFileError) as refusal:

@@ -73,13 +73,13 @@ def test_merged_points_keep_least_mean_and_greatest() -> None:
     assert band.mean.mean() == pytest.approx(values.mean())
 
 
-def test_few_points_stay_as_they_are() -> None:
+def test_a_series_of_few_points_is_not_changed() -> None:
     x = np.arange(5.0)
     band = banded(x, x)
     assert band.mean is band.low is band.high is x
 
 
-def test_a_clock_that_stands_still_gives_one_bin() -> None:
+def test_equal_times_give_one_bin() -> None:
     x = np.ones(MOST_POINTS + 1)
     assert banded(x, x).x.tolist() == [1.0]
 

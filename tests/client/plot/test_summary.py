@@ -55,13 +55,13 @@ def test_idle_time_does_not_lower_the_rate(tmp_path: Path) -> None:
     assert summary.tokens_per_second == pytest.approx(11 / 0.29)
 
 
-def test_other_resets_are_counted_beside_lost_workers(tmp_path: Path) -> None:
+def test_lane_resets_without_a_lost_worker_are_counted_separately(tmp_path: Path) -> None:
     failed = LINES[4].replace("worker lost", "step failed").replace("0,0,0,0,0", "1,0,0,0,20")
     summary = summary_of(tmp_path, (*LINES, failed, failed))
     assert (summary.workers_lost, summary.resets) == (1, 2)
     assert summary.losses.endswith(", 2 lane resets")
 
 
-def test_a_step_of_no_length_gives_no_rate(tmp_path: Path) -> None:
+def test_a_step_of_zero_seconds_gives_no_rate(tmp_path: Path) -> None:
     summary = summary_of(tmp_path, ("1,0.0,decode,,1,0,1,0,1,1,1,0,20,0,1,1,0.0,0.0,1,1,1,0,20",))
     assert (summary.tokens_per_second, summary.all.share) == (0.0, 0.0)

@@ -49,7 +49,7 @@ def test_the_end_of_a_child_kills_the_processes_that_it_started(programs: Callab
     assert lines[-1].startswith("pid ")
 
 
-def test_a_child_that_cannot_be_started_ends_with_the_cause() -> None:
+def test_a_program_that_cannot_be_started_raises_an_error_with_the_cause() -> None:
     class Refused(Child):
         async def start(self) -> None:
             raise OSError(11, "Resource temporarily unavailable")

@@ -24,13 +24,13 @@ def test_pauses_double_up_to_30_seconds() -> None:
     assert pauses == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
 
 
-def test_a_minute_of_service_brings_back_the_first_pause() -> None:
+def test_the_pause_starts_again_at_its_minimum_after_a_minute_of_service() -> None:
     policy = RestartPolicy(max_ends=None, rng=WholePause())
     served = (0, 59.9, 60, 0)
     assert [decide(policy, at=n, served_seconds=seconds) for n, seconds in enumerate(served)] == [0.5, 1, 0.5, 1]
 
 
-def test_jitter_spreads_pauses_between_half_and_the_whole() -> None:
+def test_jitter_makes_each_pause_between_half_and_all_of_its_length() -> None:
     pauses = [decide(RestartPolicy(rng=random.Random(seed)), at=0) for seed in range(200)]
     seconds = [pause for pause in pauses if isinstance(pause, float)]
     assert len(set(seconds)) == 200
@@ -44,7 +44,7 @@ def test_five_ends_within_a_minute_are_a_crash_loop() -> None:
     assert decide(policy, at=76) == GiveUp(", 5 times within 60 s")
 
 
-def test_a_crash_loop_may_go_on_for_ever() -> None:
+def test_a_policy_without_a_limit_restarts_a_crash_loop_for_ever() -> None:
     policy = RestartPolicy(max_ends=None)
     assert all(isinstance(decide(policy, at=0), float) for _ in range(50))
 

@@ -67,7 +67,7 @@ def test_conversion_matches_a_worked_example() -> None:
 
 
 @pytest.mark.parametrize("window", [None, 40])
-def test_conversion_shows_each_query_what_the_logical_mask_shows_it(window: int | None) -> None:
+def test_each_query_sees_the_same_positions_before_and_after_conversion(window: int | None) -> None:
     page_size, num_pages, length = 16, 24, 112
     order = np.random.default_rng(1).permutation(np.arange(1, num_pages))
     table = torch.from_numpy(np.stack([order[:7], order[7:14], order[14:21]]).astype(np.int64))
@@ -104,7 +104,7 @@ PATTERNS = [
     ("page_size", "chunk_align"),
     [(16, 64), *(pytest.param(*sizes, marks=pytest.mark.long) for sizes in ((16, 16), (64, 32), (64, 64)))],
 )
-@pytest.mark.parametrize("on_cpu", [True, False], ids=["own-slots", "buckets"])
+@pytest.mark.parametrize("on_cpu", [True, False], ids=["shapes of a CPU", "shapes of a GPU"])
 def test_direct_masks_equal_the_conversion(page_size: int, chunk_align: int, on_cpu: bool) -> None:
     """Mixed steps of decode rows and chunks at unaligned positions, with both ways of bucketing on any device."""
     geometry = Geometry(

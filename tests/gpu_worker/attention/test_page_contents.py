@@ -69,7 +69,7 @@ def test_copies_take_the_first_tokens_and_clear_the_rest(cache: KvCache) -> None
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 100])
-def test_saved_pages_come_back_anywhere_bit_by_bit(
+def test_saved_pages_are_loaded_into_other_pages_bit_by_bit(
     cache: KvCache, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pages survive in any number at once, in runs of slots or scattered, NaN included."""
@@ -92,7 +92,7 @@ def test_saved_pages_come_back_anywhere_bit_by_bit(
         assert not any(page(pool, number).any() for number in others)
 
 
-def test_a_host_page_may_be_saved_over(cache: KvCache) -> None:
+def test_a_save_replaces_the_contents_of_a_host_page(cache: KvCache) -> None:
     host = HostPages(cache, 2)
     for number in (3, 4):
         host.save(on(cache, [number]), np.array([1], np.int32))
@@ -102,5 +102,5 @@ def test_a_host_page_may_be_saved_over(cache: KvCache) -> None:
         assert not page(pool, 6).any()
 
 
-def test_host_pages_may_be_empty(cache: KvCache) -> None:
+def test_a_cache_without_host_pages_saves_and_loads_nothing(cache: KvCache) -> None:
     assert HostPages(cache, 0).pages.nbytes == 0

@@ -25,7 +25,7 @@ from tests.gpu_worker.rig_specs import SPECS
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
-def test_each_query_sees_its_own_past(spec: RigSpec, rig_of: Callable[[RigSpec], Rig]) -> None:
+def test_each_query_attends_only_to_its_own_earlier_positions(spec: RigSpec, rig_of: Callable[[RigSpec], Rig]) -> None:
     runner = rig_of(spec).runner
     kinds = [layer.kind for layer in next(iter(runner.on_device.kernels.decode.values()))]
     for index in sorted({kinds.index(kind) for kind in kinds}):

@@ -29,7 +29,7 @@ def test_without_do_sample_the_default_is_greedy(saved: Path, tmp_path: Path) ->
     assert files.eos_token_ids == (3,)
 
 
-def test_a_repetition_penalty_is_a_default_whether_the_model_draws_or_not(saved: Path, tmp_path: Path) -> None:
+def test_a_repetition_penalty_is_a_default_with_and_without_do_sample(saved: Path, tmp_path: Path) -> None:
     assert read_files(saved).defaults["repetition_penalty"] == 1.0
     folder = changed(saved, tmp_path / "m")
     (folder / "generation_config.json").write_text(json.dumps({"repetition_penalty": 1.3}))
@@ -79,14 +79,14 @@ def test_unusable_configs_are_refused_with_the_reason(
         read_files(changed(saved, tmp_path / "m", **config))
 
 
-def test_code_beside_a_model_that_transformers_has_is_ignored(saved: Path, tmp_path: Path) -> None:
+def test_code_in_the_folder_of_a_known_model_is_ignored(saved: Path, tmp_path: Path) -> None:
     folder = changed(saved, tmp_path / "m", auto_map={"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.LM"})
     (folder / "evil.py").write_text("raise SystemExit('code of a checkpoint was run')")
     assert type(read_files(folder).config).__module__.startswith("transformers.")
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "generation_config.json"])
-def test_broken_json_is_named(saved: Path, tmp_path: Path, name: str) -> None:
+def test_a_refusal_of_invalid_json_names_the_file(saved: Path, tmp_path: Path, name: str) -> None:
     folder = changed(saved, tmp_path / "m")
     (folder / name).write_text('{"a": ')
     with pytest.raises(ModelRefused, match=name):
@@ -147,7 +147,7 @@ def test_identity_reads_every_shard_of_a_small_model(sharded: Path, tmp_path: Pa
         assert identity(read_files(folder), 64) != base
 
 
-def test_identity_is_as_cheap_for_many_shards_as_for_one(tmp_path: Path) -> None:
+def test_identity_reads_as_many_bytes_of_many_shards_as_of_one(tmp_path: Path) -> None:
     """The shards of 1 GiB together are read as little as one file."""
     folder = save_model(tmp_path / "m")
     files = read_files(folder)

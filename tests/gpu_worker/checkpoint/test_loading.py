@@ -68,7 +68,7 @@ def test_weights_load_with_paged_attention(saved: Path) -> None:
     assert not model.training
 
 
-def test_shards_are_the_same_model_and_every_byte_is_counted(
+def test_shards_load_the_same_model_and_count_every_byte(
     saved: Path, sharded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loading, "Progress", Counted)
@@ -79,7 +79,7 @@ def test_shards_are_the_same_model_and_every_byte_is_counted(
     assert sorted(Counted.added) == sorted(files.weights.tensor_bytes.values())
 
 
-def test_merged_experts_are_counted_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merged_experts_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "Progress", Counted)
     save_mixtral(tmp_path, num_experts=4)
     files = read_files(tmp_path)

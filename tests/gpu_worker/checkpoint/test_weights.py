@@ -70,7 +70,7 @@ def test_an_index_of_other_shards_is_refused(sharded: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "model.bin", 3])
-def test_an_index_may_name_only_safetensors_beside_it(sharded: Path, tmp_path: Path, name: object) -> None:
+def test_an_index_may_name_only_safetensors_in_its_folder(sharded: Path, tmp_path: Path, name: object) -> None:
     folder = changed(sharded, tmp_path / "m")
     (folder / INDEX).write_text(json.dumps({"weight_map": {"a": name}}))
     with pytest.raises(ModelRefused, match=r"must be .*safetensors files beside it"):

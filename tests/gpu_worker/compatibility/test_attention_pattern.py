@@ -50,7 +50,7 @@ def strict(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -
         (masks.bidirectional_mask_function, "see later tokens"),
         (masks.sliding_window_bidirectional_mask_function(30), "see later tokens"),
         (prefix_sees_itself, "see later tokens"),
-        (by_head, "position 8 does not see position 0 in head 1, unlike causal attention"),
+        (by_head, "position 8 does not see position 0 in head 1, which differs from causal attention"),
         (first_tokens_stay, "have gaps"),
         (chunks, "unlike a window of 100"),
         (strict, "does not see itself"),

@@ -77,16 +77,16 @@ def test_the_meta_model_keeps_its_dtype() -> None:
     ("config", "problem"),
     [
         (lambda: tiny("bert", is_decoder=False), "neither causal nor a sliding window: .*bidirectional"),
-        (lambda: tiny("lfm2"), "past is not in attention"),
-        (lambda: tiny("recurrent_gemma"), "past is not in attention, .*conv"),
-        (lambda: tiny("llama4_text"), r"positions taken from the order of a batch: modeling_llama4\.py, line \d+"),
+        (lambda: tiny("lfm2"), "past outside attention"),
+        (lambda: tiny("recurrent_gemma"), "past outside attention, .*conv"),
+        (lambda: tiny("llama4_text"), r"numbers positions by their order in the batch: modeling_llama4\.py, line \d+"),
         (lambda: tiny("jetmoe"), r"branches on data: modeling_jetmoe\.py"),
         (lambda: tiny("glm_moe_dsa"), "mask is read outside attention"),
-        (lambda: tiny("doge"), "a mask of its own"),
+        (lambda: tiny("doge"), "the model has its own mask"),
         (lambda: tiny("diffllama"), r"calls attention several times in a step: model\.layers\.0\.self_attn"),
-        (lambda: tiny("nemotron"), "arguments that do not reach attention"),
+        (lambda: tiny("nemotron"), "arguments do not reach attention"),
         (lambda: tiny("mamba"), "does not support other attention implementations"),
-        (lambda: tiny("llama", head_dim=520), r"heads larger than 512: model\.layers\.0\.self_attn"),
+        (lambda: tiny("llama", head_dim=520), r"heads have more than 512 dimensions: model\.layers\.0\.self_attn"),
     ],
 )
 def test_unsupported_models_are_refused_with_the_reason(config: Any, problem: str) -> None:
@@ -110,9 +110,9 @@ def changed_llama(monkeypatch: pytest.MonkeyPatch, **keywords: object) -> PreTra
 @pytest.mark.parametrize(
     ("keywords", "problem"),
     [
-        ({"position_bias": torch.zeros(1)}, "an unknown argument to attention: .* passes position_bias"),
-        ({"s_aux": torch.zeros(3)}, "learned sinks of an unknown form"),
-        ({"s_aux": torch.zeros(4, 13)}, "learned sinks of an unknown form"),
+        ({"position_bias": torch.zeros(1)}, "attention has an unknown argument: .* passes position_bias"),
+        ({"s_aux": torch.zeros(3)}, "learned sinks have an unknown form"),
+        ({"s_aux": torch.zeros(4, 13)}, "learned sinks have an unknown form"),
     ],
 )
 def test_unknown_arguments_are_refused(

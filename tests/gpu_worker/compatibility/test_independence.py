@@ -59,7 +59,7 @@ def numbered(module: nn.Module, args: Any, output: Tensor) -> Tensor:
         (crowded, "depend on the rest of the batch"),
     ],
 )
-def test_dependent_tokens_are_found(hook: Callable[..., Tensor], problem: str) -> None:
+def test_a_model_whose_tokens_depend_on_each_other_is_refused(hook: Callable[..., Tensor], problem: str) -> None:
     model = model_of("llama")
     model.model.layers[1].mlp.register_forward_hook(hook)
     before = model.config._attn_implementation
@@ -69,7 +69,7 @@ def test_dependent_tokens_are_found(hook: Callable[..., Tensor], problem: str) -
 
 
 @pytest.mark.parametrize("config", [phi3(threshold=64), dynamic(length=60)])
-def test_batch_dependent_tables_are_found_unless_pinned(config: Any) -> None:
+def test_batch_dependent_tables_are_refused_unless_pinned(config: Any) -> None:
     model = AutoModelForCausalLM.from_config(config).eval()
     randomize(model, seed=2)
     with pytest.raises(ModelRefused, match="depend on the rest of the batch"):
@@ -79,8 +79,8 @@ def test_batch_dependent_tables_are_found_unless_pinned(config: Any) -> None:
 
 
 @pytest.mark.parametrize("model_type", ["roberta", "camembert", "data2vec-text", "xlm-roberta-xl"])
-def test_positions_that_do_not_count_from_0_are_found(model_type: str) -> None:
-    with pytest.raises(ModelRefused, match="positions that do not count from 0"):
+def test_a_model_whose_positions_do_not_count_from_0_is_refused(model_type: str) -> None:
+    with pytest.raises(ModelRefused, match="positions do not count from 0"):
         check_independence(model_of(model_type), LENGTH)
 
 

@@ -91,7 +91,7 @@ def test_a_correct_runner_passes_and_is_unchanged(device: torch.device) -> None:
     assert not model._forward_hooks
 
 
-def test_a_missing_window_is_found(device: torch.device) -> None:
+def test_a_missing_window_fails_the_check(device: torch.device) -> None:
     config = tiny_config(MistralConfig, {})
     layers = mapped(config).layers
     wrong = LayerMap(
@@ -102,7 +102,7 @@ def test_a_missing_window_is_found(device: torch.device) -> None:
         check_runner(model, runner, torch.float32)
 
 
-def test_a_batch_dependent_table_is_found(device: torch.device) -> None:
+def test_a_batch_dependent_table_fails_the_check(device: torch.device) -> None:
     config = dynamic(length=60)
     model, runner = runner_of(config, mapped(config), geometry_for(LENGTH), device, pinned=False)
     with pytest.raises(ModelRefused, match="the self-check failed"):
@@ -116,7 +116,7 @@ def test_rounding_that_changes_experts_passes(device: torch.device) -> None:
     assert 0.05 < check_runner(model, runner, torch.bfloat16) < 0.5
 
 
-def test_wrong_chunks_in_the_last_layer_are_found(device: torch.device) -> None:
+def test_wrong_chunks_in_the_last_layer_fail_the_check(device: torch.device) -> None:
     """Only the last position of a prompt is read from the last layer."""
     config = tiny_config(MistralConfig, {})
     model, runner = runner_of(config, mapped(config), geometry_for(LENGTH), device)
@@ -131,7 +131,7 @@ def test_wrong_chunks_in_the_last_layer_are_found(device: torch.device) -> None:
         check_runner(model, runner, torch.float32)
 
 
-def test_a_model_that_is_its_own_base_passes(device: torch.device) -> None:
+def test_a_model_without_a_separate_base_model_passes(device: torch.device) -> None:
     """Such a model's steps without samples have logits too."""
     config = tiny_config(CONFIG_MAPPING["mllama"], HINTS["mllama"])
     model, runner = runner_of(config, mapped(config), geometry_for(LENGTH), device)

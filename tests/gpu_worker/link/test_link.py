@@ -156,7 +156,7 @@ def test_idle_workers_send_heartbeats(served: Served, core: Core) -> None:
     served.run(script)
 
 
-def test_a_worker_joins_a_scheduler_that_starts_later_and_each_that_replaces_it(served: Served, endpoint: str) -> None:
+def test_a_worker_joins_a_scheduler_that_starts_later_and_every_restarted_one(served: Served, endpoint: str) -> None:
     def script() -> None:
         first = Core(endpoint)
         first.expect("join")
@@ -175,7 +175,7 @@ def test_a_worker_joins_a_scheduler_that_starts_later_and_each_that_replaces_it(
     assert served.runner.joined == [1, 7]
 
 
-def test_a_rejoin_is_answered_with_a_join_on_the_same_connection(served: Served, core: Core) -> None:
+def test_the_worker_answers_rejoin_with_a_join_on_the_same_connection(served: Served, core: Core) -> None:
     def script() -> None:
         core.expect("join")
         core.say(joined=pb.Joined(generation=1))
@@ -292,7 +292,7 @@ def test_every_join_carries_the_present_key(served: Served, core: Core, tmp_path
     served.run(script)
 
 
-def test_a_refused_key_that_was_replaced_meanwhile_is_tried_again(served: Served, core: Core, tmp_path: Path) -> None:
+def test_the_worker_joins_again_if_a_refused_key_was_replaced(served: Served, core: Core, tmp_path: Path) -> None:
     def script() -> None:
         core.expect("join")
         (tmp_path / KEY_NAME).write_bytes(b"n" * 32)
@@ -342,7 +342,7 @@ def test_a_join_that_is_too_large_is_refused_before_sending(
     assert MAX_JOIN_BYTES == 128 << 20
     monkeypatch.setattr("gpu_worker.wire.frames.MAX_JOIN_BYTES", 1000)
     join = pb.Join(model="echo", tokenizer_json=bytes(1000))
-    problem = r"Join has 10\d\d bytes \(tokenizer.json 1000, chat template 0\) and the scheduler accepts 1000; serve a"
+    problem = r"Join has 10\d\d bytes \(tokenizer.json 1000, chat template 0\), but the scheduler accepts at most 1000"
     with pytest.raises(ValueError, match=problem):
         Link(endpoint, join, EchoRunner(), key=KeyFile(tmp_path), max_in_flight=2)
 

@@ -85,7 +85,7 @@ def test_a_key_that_others_may_read_is_refused(tmp_path: Path) -> None:
         KeyFile(tmp_path).read()
 
 
-def test_a_key_behind_a_link_is_not_read(tmp_path: Path) -> None:
+def test_a_key_file_that_is_a_link_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_bytes(b"k" * 32)
     (tmp_path / KEY_NAME).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError):

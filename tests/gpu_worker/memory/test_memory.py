@@ -72,7 +72,7 @@ def test_every_control_group_of_the_process_limits_memory(tmp_path: Path) -> Non
     assert free_host_bytes(proc, cgroups) == 0
 
 
-def test_in_a_cgroup_namespace_the_mount_is_the_group(tmp_path: Path) -> None:
+def test_in_a_cgroup_namespace_the_limit_of_the_mount_point_is_read(tmp_path: Path) -> None:
     proc, cgroups = machine(tmp_path, available_mib=700, groups="0::/docker/abc\n")
     group(cgroups, limit=str(300 * MIB), used_mib=100, inactive_mib=0)
     assert free_host_bytes(proc, cgroups) == 200 * MIB
@@ -86,7 +86,7 @@ def test_version_1_control_groups_limit_memory(tmp_path: Path) -> None:
     assert free_host_bytes(proc, cgroups) == 210 * MIB
 
 
-def test_this_machine_has_free_memory(device: torch.device) -> None:
+def test_free_memory_of_this_machine_is_positive(device: torch.device) -> None:
     assert MIB < free_bytes(device) < 1 << 50
 
 

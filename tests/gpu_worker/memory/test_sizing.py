@@ -74,7 +74,7 @@ def test_the_default_pool_has_no_more_pages_than_rows_can_use() -> None:
 
 
 @pytest.mark.parametrize("keep", [None, 0, 5 * GIB])
-def test_a_gpus_pool_takes_free_memory_except_the_reserve(keep: int | None) -> None:
+def test_a_pool_on_a_gpu_uses_free_memory_except_the_reserve(keep: int | None) -> None:
     chosen = sizes(40 * GIB, on_cpu=False, keep_free_bytes=keep)
     reserve = GPU_RESERVE_BYTES if keep is None else keep
     left = 40 * GIB - chosen.weights - chosen.step - chosen.tables - chosen.pool
@@ -83,13 +83,13 @@ def test_a_gpus_pool_takes_free_memory_except_the_reserve(keep: int | None) -> N
     assert reserve <= left < reserve + 5 * MIB
 
 
-def test_a_cpus_pool_takes_free_memory_if_configured() -> None:
+def test_a_pool_on_a_cpu_uses_free_memory_if_configured() -> None:
     chosen = sizes(20 * GIB, keep_free_bytes=GIB)
     left = 20 * GIB - chosen.weights - chosen.step - chosen.tables - chosen.pool
     assert GIB <= left < GIB + 3 * MIB
 
 
-def test_a_cpus_default_pool_fits_free_memory() -> None:
+def test_the_default_pool_on_a_cpu_fits_free_memory() -> None:
     chosen = sizes(17 * GIB)
     assert 0 < chosen.pool < GIB
     assert chosen.weights + chosen.step + chosen.tables + chosen.pool + chosen.reserve <= 17 * GIB
@@ -103,7 +103,7 @@ def test_a_cpus_default_pool_fits_free_memory() -> None:
         ({"token_budget": 16}, "token_budget is 16; it must be at least 96"),
         (
             {"pool_bytes": 3 * MIB},
-            "pool_bytes is 3145728, which is too small; two pages of 2097152 bytes are the least",
+            "pool_bytes is 3145728, which is too small; the minimum is two pages of 2097152 bytes",
         ),
         ({"pool_bytes": 0}, r"which is too small; .*: pool_bytes 4.0MiB would fit"),
         (
@@ -130,7 +130,7 @@ def test_weights_that_do_not_fit_are_refused() -> None:
 def test_weights_for_a_gpu_must_fit_host_memory() -> None:
     check_host_memory(COSTS, 16 * GIB)
     with pytest.raises(
-        DoesNotFit, match=r"weights take 16\.0 GiB in float32, and pass through host memory, where 4\.0"
+        DoesNotFit, match=r"weights take 16\.0 GiB in float32, and are loaded through host memory, where 4\.0"
     ):
         check_host_memory(COSTS, 4 * GIB)
 
@@ -307,7 +307,7 @@ OLMO_1B = replace(
 
 
 @pytest.mark.parametrize(("costs", "num_pages"), [(LLAMA_1B, 32_767), (OLMO_1B, 8191)])
-def test_a_gpus_default_pool_stays_below_2_to_the_31_elements_of_a_tensor(costs: Costs, num_pages: int) -> None:
+def test_the_default_pool_on_a_gpu_has_fewer_than_2_to_the_31_elements_per_tensor(costs: Costs, num_pages: int) -> None:
     chosen = sizes(H200, costs=costs, on_cpu=False)
     assert (chosen.geometry.num_pages, chosen.is_capped) == (num_pages, True)
     elements = costs.pool_tensors[0].elements_per_token * 128
@@ -377,7 +377,7 @@ def test_pages_of_learned_sinks_count_toward_the_cap() -> None:
     assert LLAMA_1B.addressable_pages(64) == 65_535
 
 
-def test_the_ledger_is_an_aligned_table() -> None:
+def test_the_ledger_is_printed_as_an_aligned_table() -> None:
     chosen = replace(sizes(), step=50 * MIB, tables=10 * KIB)
     before = ledger(chosen, "cpu", "float32")
     assert before == [

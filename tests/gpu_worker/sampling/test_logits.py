@@ -105,7 +105,7 @@ def random_logits(num: int, *, seed: int, dtype: torch.dtype = torch.float32) ->
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", [name for name in WISHES if name not in ("nothing", "banned until now")])
-def test_logits_are_those_of_transformers(name: str, dtype: torch.dtype, device: torch.device) -> None:
+def test_logits_equal_those_of_transformers(name: str, dtype: torch.dtype, device: torch.device) -> None:
     wish, scores = WISHES[name], random_logits(1, seed=1, dtype=dtype)
     changes, warpers = processors(wish)
     expected = changes(torch.tensor([[*PROMPT, *OUTPUT]]), scores.float())
@@ -120,7 +120,7 @@ def test_logits_are_those_of_transformers(name: str, dtype: torch.dtype, device:
         torch.testing.assert_close(drawn.cpu()[kept], left[kept], rtol=1e-6, atol=1e-6)
 
 
-def test_banned_tokens_are_transformers_bad_words(device: torch.device) -> None:
+def test_banned_tokens_give_the_same_logits_as_bad_words_of_transformers(device: torch.device) -> None:
     """Transformers' bad words are biases of minus infinity here."""
     scores = random_logits(1, seed=2)
     expected = NoBadWordsLogitsProcessor([[4], [9], [33]])(torch.tensor([PROMPT]), scores)
@@ -128,7 +128,7 @@ def test_banned_tokens_are_transformers_bad_words(device: torch.device) -> None:
     assert torch.equal(ours.cpu(), expected)
 
 
-def test_frequency_and_presence_count_the_output_alone(device: torch.device) -> None:
+def test_frequency_and_presence_penalties_count_only_output_tokens(device: torch.device) -> None:
     wish = Wish(sampling={"frequency_penalty": 0.7, "presence_penalty": -0.4})
     scores = random_logits(1, seed=3)
     ours, _ = changed([wish], scores.to(device), device)

@@ -200,7 +200,7 @@ def test_submit_never_waits_for_the_device(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_softmax_is_in_float32_for_every_dtype(
+def test_softmax_is_computed_in_float32_for_every_dtype(
     dtype: torch.dtype, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Parts give the same result as all rows at once; a nonfinite row affects no other."""

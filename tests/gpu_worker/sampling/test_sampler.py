@@ -168,7 +168,7 @@ def test_every_part_of_the_key_changes_the_draws(device: torch.device) -> None:
         assert (drawn[i] == drawn[j]).sum() < 4
 
 
-def test_noise_is_gumbel(device: torch.device) -> None:
+def test_noise_follows_the_gumbel_distribution(device: torch.device) -> None:
     """Mean and variance of 200,000 values, and equal noise of one key for a longer vocabulary."""
     key = torch.arange(20, device=device)
     keys = noise_keys(key, key * 3, key * 7)[:, None]
@@ -179,7 +179,7 @@ def test_noise_is_gumbel(device: torch.device) -> None:
     assert torch.equal(gumbel_noise(keys, torch.arange(100, device=device)), noise[:, :100])
 
 
-def test_greedy_rows_take_the_argmax_beside_drawing_rows(device: torch.device) -> None:
+def test_greedy_rows_take_the_argmax_while_other_rows_sample(device: torch.device) -> None:
     logits = torch.randn(5, 300, generator=torch.Generator().manual_seed(4)).to(device)
     assert torch.equal(sample(logits, None), logits.argmax(-1))
     mixed = sample(logits, inputs_of([{"temperature": 5.0}], device, drawing=[3]))

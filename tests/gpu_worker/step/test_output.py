@@ -77,7 +77,7 @@ def test_penalties_count_what_was_sampled_on_the_device(device: torch.device) ->
     assert tokens != without
 
 
-def test_a_reused_row_has_nothing_of_its_previous_sequence(device: torch.device) -> None:
+def test_a_reused_row_keeps_no_state_of_its_previous_sequence(device: torch.device) -> None:
     """A new sequence in the row has only its own tokens, penalties and biases."""
     rig = SamplingRig(vocab_size=VOCAB, max_rows=2, device=device)
     rig.add(1, [5] * 20, Wish(sampling={"repetition_penalty": 3.0}, biases={7: 100.0}, banned=[2]))
@@ -91,7 +91,7 @@ def test_a_reused_row_has_nothing_of_its_previous_sequence(device: torch.device)
         assert rig.core.rows[1].tokens[7:] == generate(device, {1: (3, wish)}, 7)[1]
 
 
-def test_stale_history_behind_the_last_token_is_ignored(device: torch.device) -> None:
+def test_stale_history_after_the_last_token_is_ignored(device: torch.device) -> None:
     """Beside a longer row, in a row with a longer previous sequence."""
     wish = Wish(sampling={"repetition_penalty": 3.0, "frequency_penalty": 1.0})
     rig = SamplingRig(vocab_size=VOCAB, max_rows=2, device=device)
@@ -207,7 +207,7 @@ def test_draws_with_everything_combined_follow_the_exact_probabilities(vary: str
 
 
 @pytest.mark.parametrize("top_k", [FEW_RANKS, FEW_RANKS + 1, 300])
-def test_top_k_is_exact_on_both_sides_of_few_ranks(top_k: int, device: torch.device) -> None:
+def test_top_k_keeps_exactly_k_tokens_below_and_above_the_partial_sort_limit(top_k: int, device: torch.device) -> None:
     """Nearly flat logits, the most probable first: the last that is kept is drawn, the next never is."""
     num_draws = 20 * top_k
     rig = SamplingRig(vocab_size=400, max_rows=num_draws, device=device)
@@ -218,7 +218,7 @@ def test_top_k_is_exact_on_both_sides_of_few_ranks(top_k: int, device: torch.dev
     assert int(drawn.max()) == top_k - 1
 
 
-def test_a_row_without_top_k_keeps_all_tokens_beside_limited_rows(device: torch.device) -> None:
+def test_a_row_without_top_k_keeps_all_tokens_while_other_rows_are_limited(device: torch.device) -> None:
     drawn = []
     for seed in range(20):
         rig = SamplingRig(vocab_size=400, max_rows=3, device=device)
@@ -243,7 +243,7 @@ def test_a_temperature_close_to_0_is_greedy(device: torch.device) -> None:
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("place", [3, 4])
-def test_nonfinite_logits_are_reported_although_edits_hide_them(value: float, place: int, device: torch.device) -> None:
+def test_nonfinite_logits_are_reported_even_if_bans_hide_them(value: float, place: int, device: torch.device) -> None:
     """Token 3 is allowed, token 4 is not."""
     rig = SamplingRig(vocab_size=VOCAB, max_rows=3, device=device)
     allowing = Wish(allowed=[2, 3], sampling={"temperature": 1.0})

@@ -147,7 +147,7 @@ def test_device_tables_follow_the_plans(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("num_slots", [1, 2, 3, 9, 33, 64])
-def test_every_prefix_of_the_spread_order_is_even_over_both_halves(num_slots: int) -> None:
+def test_the_spread_order_uses_both_halves_of_the_slots_evenly(num_slots: int) -> None:
     order = spread_order(num_slots)
     assert sorted(order.tolist()) == list(range(num_slots))
     half = (1 << max(1, (num_slots - 1).bit_length())) // 2

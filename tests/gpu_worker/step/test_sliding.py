@@ -108,7 +108,7 @@ def test_a_row_continues_while_others_use_its_first_pages(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("as_decode_row", [True, False], ids=["decode", "chunk"])
-def test_a_row_starts_without_the_pages_behind_its_window(rig: Rig, as_decode_row: bool) -> None:
+def test_a_row_starts_without_the_pages_before_its_window(rig: Rig, as_decode_row: bool) -> None:
     """The row resumes on its remaining pages; 0 replaces the others, and page 0 is filled with NaN."""
     page_size = rig.geometry.page_size
     length = middling(rig) - page_size // 2
@@ -149,7 +149,7 @@ def test_a_missing_page_inside_the_window_is_refused(rig: Rig) -> None:
         sequence.pages[col] = 0
         outcome = rig.submit(core.plan(decode=[1]))
         assert outcome.status == pb.STEP_STATUS_FAILED
-        expected = f"started.pages holds 0 for page {col} of row 1, which its position {length - 1} sees: the window "
+        expected = f"started.pages holds 0 for page {col} of row 1, but position {length - 1} sees it: the window "
         assert outcome.detail == expected + f"is {window}, sink_tokens {sink_tokens}"
     core = rig.core()
     sequence = core.add(1, rig.prompt(length, seed=3), position=length - 1)
@@ -159,7 +159,7 @@ def test_a_missing_page_inside_the_window_is_refused(rig: Rig) -> None:
     assert rig.submit(core.plan(decode=[1])).status == pb.STEP_STATUS_OK
 
 
-def test_pages_are_shared_behind_and_before_the_window(rig: Rig) -> None:
+def test_pages_inside_and_outside_the_window_can_be_shared(rig: Rig) -> None:
     """A hit of a long prefix, of which only the pages inside the window are sent."""
     page_size = rig.geometry.page_size
     tokens = rig.prompt(middling(rig) - 4, seed=4)

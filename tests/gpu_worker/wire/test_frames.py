@@ -45,7 +45,7 @@ def moving_plan() -> pb.StepPlan:
     return core.plan(chunks={1: 3}, moves=moves)
 
 
-def test_a_plan_is_parsed_as_sent() -> None:
+def test_a_parsed_plan_equals_the_sent_one() -> None:
     frame = pb.CoreToWorker(plan=good_plan()).SerializeToString()
     plan = read_plan(parse_frame(frame).plan, GEOMETRY)
     assert plan.started is not None
@@ -63,7 +63,7 @@ def test_a_plan_is_parsed_as_sent() -> None:
     assert plan.chunk_samples.tolist() == [True, False]
 
 
-def test_optional_features_are_parsed_as_sent() -> None:
+def test_parsed_optional_features_equal_the_sent_ones() -> None:
     frame = pb.CoreToWorker(plan=featured_plan()).SerializeToString()
     started = read_plan(parse_frame(frame).plan, GEOMETRY).started
     assert started is not None
@@ -78,7 +78,7 @@ def test_optional_features_are_parsed_as_sent() -> None:
 
 
 @pytest.mark.parametrize("field", RARE)
-def test_a_field_that_no_row_asks_for_may_be_empty(field: str) -> None:
+def test_a_field_that_no_row_uses_may_be_empty(field: str) -> None:
     core = TinyCore(GEOMETRY)
     core.add(1, [1, 2, 3], **{field: 2})
     core.add(2, [1, 2, 3])
@@ -98,7 +98,7 @@ def test_rows_with_equal_bytes_share_their_sampling() -> None:
     assert started.sample_idx.tolist() == [1, 2]
 
 
-def test_empty_bytes_mean_greedy() -> None:
+def test_empty_sampling_bytes_mean_greedy_sampling() -> None:
     assert read_sampling(b"", "sampling", 50).settings == OFF
 
 
@@ -144,8 +144,8 @@ def test_a_result_frame_contains_logprobs() -> None:
         ("decode_rows", int32([0]), "decode_rows contains 0; it must be 1 to 4"),
         ("decode_rows", int32([5]), "decode_rows contains 5; it must be 1 to 4"),
         ("decode_rows", b"abc", "decode_rows has 3 bytes"),
-        ("decode_rows", int32([3, 3]), "contain a row twice"),
-        ("decode_rows", int32([1]), "contain a row twice"),
+        ("decode_rows", int32([3, 3]), "a row occurs twice"),
+        ("decode_rows", int32([1]), "a row occurs twice"),
         ("appends.rows", int32([1]), "appends.pages has 0 bytes; 1 entries need 4"),
         ("chunks.counts", int32([3, 65]), "chunks.counts contains 65; it must be 1 to 64"),
         ("chunks.counts", int32([3, 64]), "the plan costs 80 tokens; token_budget is 64"),
@@ -153,7 +153,7 @@ def test_a_result_frame_contains_logprobs() -> None:
         ("chunks.starts", int32([0, 100]), "chunks.starts contains 100; it must be 0 to 99"),
         ("chunks.samples", b"\x01\x02", "chunks.samples must be 2 bytes of 0 or 1"),
         ("chunks.samples", b"\x01", "chunks.samples must be 2 bytes of 0 or 1"),
-        ("started.rows", int32([2, 2]), "a row stands twice in started.rows"),
+        ("started.rows", int32([2, 2]), "a row occurs twice in started.rows"),
         ("started.num_tokens", int32([0, 20]), "started.num_tokens contains 0; it must be 1 to 100"),
         ("started.num_tokens", int32([3, 101]), "started.num_tokens contains 101"),
         ("started.num_tokens", int32([3, 21]), "started.tokens has 92 bytes; 24 entries need 96"),
@@ -168,7 +168,7 @@ def test_a_result_frame_contains_logprobs() -> None:
         ("started.num_banned", int32([2, 1]), "started.banned has 8 bytes; 3 entries need 12"),
     ],
 )
-def test_values_out_of_range_are_named(field: str, data: bytes, problem: str) -> None:
+def test_a_refusal_names_a_value_out_of_range(field: str, data: bytes, problem: str) -> None:
     message = good_plan()
     *path, name = field.split(".")
     setattr(getattr(message, path[0]) if path else message, name, data)
@@ -187,7 +187,7 @@ def test_values_out_of_range_are_named(field: str, data: bytes, problem: str) ->
         ("prompt_logprobs_from", int32([-1, 0]), "started.prompt_logprobs_from contains -1"),
     ],
 )
-def test_other_fields_out_of_range_are_named(field: str, data: bytes, problem: str) -> None:
+def test_a_refusal_names_any_other_field_out_of_range(field: str, data: bytes, problem: str) -> None:
     message = featured_plan()
     setattr(message.started, field, data)
     with pytest.raises(PlanError, match=problem.replace(".", r"\.").replace("+", r"\+")):
@@ -223,18 +223,18 @@ def changed(**fields: Any) -> bytes:
         (changed(presence_penalty=np.nan), "s.presence_penalty is nan; it must be -1000000.0 to 1000000.0"),
         (changed(frequency_penalty=np.inf), "s.frequency_penalty is inf"),
         (changed(repetition_penalty=0), "s.repetition_penalty is 0.0; it must be 1e-06"),
-        (changed(logit_bias={50: 1}), "s.logit_bias holds 50; it must be 0 to 49"),
-        (changed(logit_bias={4: np.nan}), "s.logit_bias holds nan; it must be -1000000.0 to 1000000.0"),
-        (changed(logit_bias={4: -np.inf}), "s.logit_bias holds -inf"),
+        (changed(logit_bias={50: 1}), "s.logit_bias contains 50; it must be 0 to 49"),
+        (changed(logit_bias={4: np.nan}), "s.logit_bias contains nan; it must be -1000000.0 to 1000000.0"),
+        (changed(logit_bias={4: -np.inf}), "s.logit_bias contains -inf"),
         (changed(logit_bias=dict.fromkeys(range(4097), 1)), "s.logit_bias has 4097 tokens; the limit is 4096"),
-        (changed(banned_token_ids=[1, 2**32 - 1]), "s.banned_token_ids holds 4294967295"),
+        (changed(banned_token_ids=[1, 2**32 - 1]), "s.banned_token_ids contains 4294967295"),
         (changed(banned_token_ids=[1] * 4097), "s.banned_token_ids has 4097 tokens"),
-        (changed(allowed_token_ids=TokenIds(ids=[50])), "s.allowed_token_ids holds 50"),
+        (changed(allowed_token_ids=TokenIds(ids=[50])), "s.allowed_token_ids contains 50"),
         (changed(allowed_token_ids=TokenIds()), "s.allowed_token_ids is empty"),
         (changed(allowed_token_ids=TokenIds(ids=[1] * 4097)), "s.allowed_token_ids has 4097 tokens"),
     ],
 )
-def test_sampling_that_cannot_be_carried_out_is_refused(data: bytes, problem: str) -> None:
+def test_invalid_sampling_parameters_are_refused(data: bytes, problem: str) -> None:
     with pytest.raises(PlanError) as caught:
         read_sampling(data, "s", 50)
     assert str(caught.value).startswith(problem)

@@ -246,7 +246,7 @@ def test_loading_an_unsaved_page_is_refused(plain_rig: Rig) -> None:
     assert "loads.slots contains 0, to which no plan saved a page" in outcome.detail
 
 
-def test_a_steps_time_includes_its_page_orders(plain_rig: Rig) -> None:
+def test_the_time_of_a_step_includes_its_page_orders(plain_rig: Rig) -> None:
     core = plain_rig.core()
     pages = list(range(1, 10))
     outcome = plain_rig.submit(core.plan(moves=Moves(saves=list(zip(pages, range(9), strict=True)))))

@@ -47,7 +47,7 @@ def test_many_waiting_tokens_fill_the_queue() -> None:
     assert statuses(world)[-1].queue_full == "20 tokens are waiting; the limit is 20 (max_waiting_tokens)"
 
 
-def test_no_row_is_free_while_the_queue_is_announced_as_full() -> None:
+def test_rows_stay_full_while_the_queue_is_announced_as_full() -> None:
     world = World(TWO_ROWS, config=greedy(max_waiting=1))
     is_full = False
     for i in range(60):
@@ -71,7 +71,7 @@ def test_the_number_of_workers_is_announced() -> None:
     assert [status.workers for status in statuses(world)] == [0, 1, 0]
 
 
-def test_workers_that_die_without_a_token_make_the_core_stop_serving() -> None:
+def test_workers_lost_without_a_token_make_the_core_stop_serving() -> None:
     world = World(TWO_ROWS)
     admitted = world.submit([1, 2], max_new_tokens=4, ignore_eos=True)
     crash(world, DEATHS - 1)
@@ -110,7 +110,7 @@ def test_workers_that_announce_their_stop_do_not_make_a_crash_loop() -> None:
     assert not any(status.not_serving for status in statuses(world))
 
 
-def test_slow_deaths_do_not_make_a_crash_loop() -> None:
+def test_workers_lost_at_long_intervals_do_not_make_a_crash_loop() -> None:
     world = World(TWO_ROWS, config=greedy(silence_timeout_seconds=1e6))
     crash(world, 2 * DEATHS, seconds=WINDOW_SECONDS / (DEATHS - 1) + 1)
     assert not any(status.not_serving for status in statuses(world))

@@ -229,7 +229,7 @@ def test_each_lane_has_its_own_generation_steps_and_rows() -> None:
     assert len(fleet.lane_of("b").in_flight) == 1
 
 
-def test_the_result_of_a_lane_is_read_against_its_own_plan() -> None:
+def test_the_result_of_a_lane_is_compared_with_a_plan_of_that_lane() -> None:
     """Both lanes use the same step and row numbers. Each result goes to the request in its own lane's plan."""
     fleet = Fleet(SHAPE, SHAPE, config=greedy(plans_in_flight=1))
     streams = [ask(fleet, [i], max_new_tokens=3) for i in range(2)]

@@ -55,7 +55,7 @@ def test_a_present_worker_that_rejoins_with_another_identity_is_refused() -> Non
     assert len(world.streams[stream].tokens) == 4
 
 
-def test_a_worker_that_hangs_is_dropped_and_asked_to_rejoin() -> None:
+def test_a_worker_that_hangs_is_dropped_and_receives_rejoin() -> None:
     world = World(config=greedy(step_timeout_seconds=3.0, silence_timeout_seconds=9.0))
     world.submit(prompt(3), ignore_eos=True)
     world.tick(1.0)
@@ -74,7 +74,7 @@ def test_a_worker_that_hangs_is_dropped_and_asked_to_rejoin() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["no tokens", "token out of range", "wrong step", "wrong generation"])
-def test_wrong_results_cost_no_tokens(wrong: str) -> None:
+def test_an_invalid_result_loses_no_tokens(wrong: str) -> None:
     world = World()
     world.submit(prompt(5), ignore_eos=True, max_new_tokens=8)
     world.tick()

@@ -36,7 +36,7 @@ def test_prompts_on_and_around_page_edges_complete(length: int, max_new_tokens: 
     assert len(world.streams[1].tokens) == max_new_tokens
 
 
-def test_a_sequence_as_large_as_the_pool_runs_beside_others() -> None:
+def test_a_sequence_as_large_as_the_pool_runs_together_with_others() -> None:
     world = World(Shape(page_size=4, num_pages=5, max_length=64))
     big = world.submit(prompt(9), max_new_tokens=8, ignore_eos=True)
     small = [world.submit(prompt(3, i), max_new_tokens=6, ignore_eos=True) for i in range(3)]
@@ -111,7 +111,7 @@ def test_requests_are_admitted_by_priority_then_arrival() -> None:
     assert arrivals == [world.streams[stream].submit.prompt.tolist() for stream in expected]
 
 
-def test_long_prompts_are_chunked_and_others_decode_beside_them() -> None:
+def test_long_prompts_are_chunked_while_other_rows_decode() -> None:
     world = World(Shape(page_size=4, num_pages=64, token_budget=16, max_rows=4, chunk_align=4))
     world.submit(prompt(2), max_new_tokens=20, ignore_eos=True)
     world.tick()
@@ -126,7 +126,7 @@ def test_long_prompts_are_chunked_and_others_decode_beside_them() -> None:
 
 
 @pytest.mark.parametrize("steps", range(14))
-def test_a_worker_lost_at_any_step_costs_no_tokens(steps: int) -> None:
+def test_a_worker_lost_at_any_step_loses_no_tokens(steps: int) -> None:
     world = World(Shape(page_size=4, num_pages=12, token_budget=12, max_rows=4))
     for salt in range(4):
         world.submit(prompt(3 + 5 * salt, salt), max_new_tokens=8, ignore_eos=True, temperature=salt % 2, seed=salt)
@@ -199,7 +199,7 @@ def test_finish_counts_discarded_tokens() -> None:
 
 
 @pytest.mark.parametrize("step", [1, 2, 5])
-def test_a_step_that_fails_once_costs_no_tokens(step: int) -> None:
+def test_a_step_that_fails_once_loses_no_tokens(step: int) -> None:
     world = World(join=False)
     world.join(Faults(fail_steps=frozenset({step})))
     for salt in range(4):

@@ -128,7 +128,7 @@ def test_a_drain_is_announced_to_present_and_later_front_ends() -> None:
 
 
 @pytest.mark.parametrize("index", [-1, 1, 2**31 - 1])
-def test_a_result_with_an_index_out_of_range_closes_the_lane_and_costs_no_tokens(index: int) -> None:
+def test_a_result_with_an_index_out_of_range_closes_the_lane_and_loses_no_tokens(index: int) -> None:
     world = World()
     stream = world.submit([1, 2, 3], max_new_tokens=4, ignore_eos=True)
     world.tick()

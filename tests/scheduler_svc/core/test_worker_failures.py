@@ -203,7 +203,7 @@ def test_no_request_is_admitted_while_a_suspect_runs() -> None:
     world.check_all_ended()
 
 
-def test_a_suspect_waits_while_a_request_before_it_is_admitted() -> None:
+def test_a_suspect_waits_for_a_request_of_higher_priority() -> None:
     world = failed_once()
     urgent = world.submit([3], max_new_tokens=3, ignore_eos=True, priority=9)
     world.run()

@@ -123,7 +123,7 @@ def test_the_wait_restarts_after_a_worker_could_hold_the_request() -> None:
     assert fleet.end(long).failure is not None
 
 
-def test_the_wait_of_a_request_has_one_deadline_although_many_workers_die() -> None:
+def test_the_wait_of_a_request_has_one_deadline_although_many_workers_are_lost() -> None:
     fleet = two_sizes()
     long = fleet.submit([1] * 50, max_new_tokens=40, ignore_eos=True)
     fleet.lose("a")

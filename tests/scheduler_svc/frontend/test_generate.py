@@ -63,7 +63,7 @@ def test_a_stream_has_accepted_deltas_finished_and_summary(run: Run):
     run(scenario)
 
 
-def test_a_stream_ends_at_the_models_length(run: Run):
+def test_a_stream_ends_at_the_maximum_length_of_the_model(run: Run):
     async def scenario(s: Service) -> None:
         ids = pb.TokenIds(ids=[1] * 510)
         call = s.generate(token_ids=ids, stop=pb.StopParams(max_new_tokens=100_000))
@@ -80,7 +80,7 @@ def test_a_stream_ends_at_the_models_length(run: Run):
     run(scenario)
 
 
-def test_eos_is_delivered_without_text(run: Run):
+def test_eos_is_delivered_as_an_id_without_text(run: Run):
     async def scenario(s: Service) -> None:
         output = pb.OutputParams(skip_special_tokens=False)
         call, submit = await s.start_stream(output=output)
@@ -92,7 +92,7 @@ def test_eos_is_delivered_without_text(run: Run):
     run(scenario)
 
 
-def test_a_stream_carries_only_what_the_caller_wants(run: Run):
+def test_a_stream_contains_only_the_requested_fields(run: Run):
     async def scenario(s: Service) -> None:
         call, submit = await s.start_stream(output=pb.OutputParams(want_text=False))
         await s.core.output(submit.stream, spell(b"ab"), "LENGTH")
@@ -472,7 +472,7 @@ def test_under_load_tokens_are_merged_but_first_tokens_and_ends_are_not_delayed(
     run(scenario)
 
 
-def test_delayed_tokens_leave_after_merge_seconds(run: Run):
+def test_delayed_tokens_are_sent_after_merge_seconds(run: Run):
     async def scenario(s: Service) -> None:
         call, submit = await s.start_stream()
         s.front_end._streams._is_busy = True

@@ -93,7 +93,7 @@ def test_an_unknown_service_name_is_answered_and_not_stored(run: Run):
     run(scenario)
 
 
-def test_list_contains_every_service(run: Run):
+def test_list_returns_every_service(run: Run):
     async def scenario(s: Service) -> None:
         statuses = (await stub_of(s).List(health_pb2.HealthListRequest())).statuses
         assert {name: one.status for name, one in statuses.items()} == dict.fromkeys(SERVICES, State.SERVING)
@@ -127,7 +127,7 @@ def test_the_default_limit_is_1000_watches():
     assert health.MAX_WATCHES == 1000
 
 
-def test_watches_whose_caller_reads_nothing_are_cancelled(run: Run, monkeypatch: pytest.MonkeyPatch):
+def test_watches_with_unread_answers_are_cancelled(run: Run, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(server, "SWEEP_SECONDS", 0.02)
 
     async def scenario(s: Service) -> None:
@@ -192,7 +192,7 @@ def test_get_load_and_refusals_give_the_same_reason(run: Run):
 @pytest.mark.parametrize("method", ["Check", "List", "Watch"])
 @pytest.mark.parametrize(
     ("sent", "expected"),
-    [(b"\xff\xff\xff", "the 3 bytes sent are not a"), (b"\xc0\x3e\x05", "1000")],
+    [(b"\xff\xff\xff", "the message of 3 bytes is not a valid"), (b"\xc0\x3e\x05", "1000")],
     ids=["not a message", "unknown field"],
 )
 def test_malformed_health_calls_are_invalid_arguments_without_a_traceback(

@@ -287,7 +287,7 @@ def test_a_lost_core_fails_its_streams_and_a_new_core_serves(tmp_path: Path):
     asyncio.run(main())
 
 
-def test_frames_that_came_before_the_core_was_lost_are_handled(tmp_path: Path):
+def test_frames_received_before_the_loss_of_the_core_are_handled(tmp_path: Path):
     async def main() -> None:
         async with service(tmp_path) as s:
             call, submit = await s.start_stream()
@@ -318,7 +318,7 @@ def test_a_request_that_the_core_never_answers_is_unavailable(run: Run, monkeypa
     run(scenario)
 
 
-def test_grpcs_own_retries_obey_the_retry_hint(run: Run):
+def test_retries_of_grpc_obey_the_retry_hint(run: Run):
     policy = {
         "maxAttempts": 5,
         "initialBackoff": "0.01s",

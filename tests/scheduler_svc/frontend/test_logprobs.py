@@ -75,7 +75,7 @@ def test_logprobs_are_sent_at_once_even_if_ids_are_not_wanted(run: Run):
     run(scenario)
 
 
-def test_logprobs_of_a_held_token_wait_with_it(run: Run):
+def test_logprobs_of_a_token_that_waits_for_the_next_one_wait_with_it(run: Run):
     async def scenario(s: Service) -> None:
         # Whether a token is the stop token is known only when the End or another token has come.
         call, submit = await s.start_stream(output=TWO_TOP, stop=pb.StopParams(stop_token_ids=[ord(".")]))

@@ -59,7 +59,7 @@ def test_memory_gib_sets_the_memory_of_one_layout(capsys: pytest.CaptureFixture[
     assert (line["memory"], line["total_tokens"]) == ("paged", 2**29 // 114688)
 
 
-def test_a_model_with_replaced_sizes_is_named_changed(capsys: pytest.CaptureFixture[str]):
+def test_the_output_marks_a_model_with_replaced_sizes_as_changed(capsys: pytest.CaptureFixture[str]):
     assert main("--memory", "paged", "--layers", "1", "--kv-heads", "2", "--element-bytes", "1", "--json") == 0
     line = json.loads(capsys.readouterr().out.splitlines()[0])
     assert (line["geometry"], line["token_bytes"]) == ("llama-3.1-8b, changed", 2 * 1 * 2 * 128 * 1)
@@ -74,8 +74,8 @@ def test_a_model_with_replaced_sizes_is_named_changed(capsys: pytest.CaptureFixt
         (["--model", "gpt-9"], "--model is 'gpt-9'; it must be one of llama-3.1-8b"),
         (["--memory", "heap"], "--memory is 'heap'; it must be one of contiguous, growing, paged, shared, all"),
         (["--memory-gib", "3000"], "--memory-gib is 3000; it must be at most 2,048"),
-        (["--memory-gib", "1", "--memory-tokens", "256"], "--memory-tokens and --memory-gib exclude each other"),
-        (["--memory-gib", "0.001", "--page-size", "64"], "--memory-tokens is 8; it must be at least two pages"),
+        (["--memory-gib", "1", "--memory-tokens", "256"], "--memory-tokens cannot be combined with --memory-gib"),
+        (["--memory-gib", "0.001", "--page-size", "64"], "--memory-tokens is 8; it must be at least 128 (two pages)"),
     ],
 )
 def test_a_wrong_option_is_refused_by_its_name_value_and_limit(options: list[str], words: str):

@@ -12,7 +12,7 @@ GEOMETRY = Geometry(model=MODELS["qwen-3-0.6b"])
 WORKLOAD = Workload(clients=(((sequence(0, [0] * 5, prompt=2),),),), arrivals=(0,))
 
 
-def test_lengths_are_powers_of_two_and_the_longest_sequence():
+def test_compared_lengths_are_powers_of_two_and_the_longest_sequence():
     comparison = compare(settings(max_length=300), WORKLOAD, GEOMETRY)
     assert [(at.length, at.prompt) for at in comparison.lengths] == [(128, 64), (256, 128), (300, 150)]
     last = comparison.lengths[-1]
@@ -27,7 +27,7 @@ def test_lengths_are_powers_of_two_and_the_longest_sequence():
     assert 0.8 * tokens < last.flops_ratio < tokens
 
 
-def test_windows_are_the_runs_own_or_common_ones():
+def test_compared_windows_are_the_window_of_the_run_or_common_ones():
     of_its_own = compare(settings(max_length=300, window=3), WORKLOAD, GEOMETRY).windows
     assert [window.window for window in of_its_own] == [3]
     assert of_its_own[0].full_bytes == 4 * GEOMETRY.token_bytes

@@ -42,7 +42,7 @@ def test_the_cost_with_a_window_equals_an_example_by_hand():
 
 
 @given(st.integers(0, 40), st.integers(1, 40), st.one_of(st.none(), st.integers(1, 50)))
-def test_keys_attended_and_read_equal_a_count(past: int, new: int, window: int | None):
+def test_attended_and_read_keys_equal_those_counted_one_by_one(past: int, new: int, window: int | None):
     seen = [
         [key for key in range(query + 1) if window is None or query - key < window] for query in range(past, past + new)
     ]
@@ -52,7 +52,7 @@ def test_keys_attended_and_read_equal_a_count(past: int, new: int, window: int |
 
 
 @given(st.integers(1, 12), st.integers(0, 12), st.one_of(st.none(), st.integers(1, 20)))
-def test_a_whole_sequence_is_its_forwards(prompt: int, more: int, window: int | None):
+def test_the_cost_of_a_sequence_is_the_sum_of_its_forwards(prompt: int, more: int, window: int | None):
     contexts = range(prompt, prompt + more)
     cached = generate(TINY, prompt, prompt + more, cached=True, window=window)
     again = generate(TINY, prompt, prompt + more, cached=False, window=window)

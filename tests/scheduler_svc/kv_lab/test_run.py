@@ -30,7 +30,7 @@ def clients(*requests: list[Sequence], arrivals: tuple[int, ...] | None = None) 
     )
 
 
-def test_sequences_follow_one_another_in_one_reservation():
+def test_sequences_use_the_same_reservation_one_after_another():
     asked = settings(memory_tokens=8, reserve=8, max_length=8)
     workload = clients(
         [sequence(0, [0] * 4, prompt=2)], [sequence(1, [0] * 3, prompt=2), sequence(2, [0] * 3, prompt=1)]
@@ -81,7 +81,7 @@ def test_no_sequence_is_admitted_between_a_preemption_and_an_end():
     assert (record.preemptions, list(record.steps["running"])) == (1, [1, 1, 1, 1, 1])
 
 
-def test_full_demand_ends_with_the_first_client_that_is_done():
+def test_the_last_step_of_full_demand_precedes_the_end_of_the_first_client():
     asked = settings(memory_tokens=24, reserve=12, max_length=12)
     short, long = sequence(0, [0] * 4, prompt=2), sequence(1, [0] * 6, prompt=2)
     record = run_workload(clients([short], [long]), LAYOUTS["contiguous"](asked), asked)
@@ -89,7 +89,7 @@ def test_full_demand_ends_with_the_first_client_that_is_done():
     assert record.last_demand == 1
 
 
-def test_a_sequence_that_can_never_fit_is_rejected_and_its_client_goes_on():
+def test_a_sequence_that_can_never_fit_is_rejected_and_its_client_continues():
     asked = settings(memory_tokens=16, page_size=4, reserve=64, max_length=64)
     long, short = sequence(0, [0] * 13, prompt=2), sequence(1, [0] * 3, prompt=2)
     record = run_workload(clients([long, short]), LAYOUTS["paged"](asked), asked)

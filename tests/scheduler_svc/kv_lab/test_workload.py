@@ -27,7 +27,7 @@ def test_equal_settings_draw_equal_workloads():
         assert one.tokens.tolist() == other.tokens.tolist()
 
 
-def test_more_rounds_leave_the_first_as_they_were():
+def test_more_rounds_do_not_change_the_first_rounds():
     few = settings(sequences=3, lives=1, max_length=30)
     more = settings(sequences=3, lives=2, max_length=30)
     before = [sequence.tokens.tolist() for sequence in draw(few).in_order()]
@@ -53,7 +53,7 @@ def test_prompts_begin_with_a_prefix_and_samples_share_a_prompt():
     ("changes", "words"),
     [
         ({"min_length": 9, "max_length": 8}, "--min-length is 9; it must be at most --max-length 8"),
-        ({"memory_tokens": 7, "page_size": 4}, "--memory-tokens is 7; it must be at least two pages"),
+        ({"memory_tokens": 7, "page_size": 4}, "--memory-tokens is 7; it must be at least 8 (two pages)"),
         ({"sequences": 3, "samples": 2}, "--sequences is 3; it must be a multiple of --samples 2"),
         (
             {"sequences": 100_000, "max_length": 1000},

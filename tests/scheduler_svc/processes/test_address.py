@@ -133,7 +133,7 @@ def test_the_address_is_free_after_close() -> None:
     HeldAddress(first.listen).close()
 
 
-def test_localhost_holds_every_address_of_that_name() -> None:
+def test_localhost_binds_every_address_of_that_name() -> None:
     address = HeldAddress("localhost:0")
     with pytest.raises(OSError, match="in use"), bound(port_of(address), share=False):
         pass

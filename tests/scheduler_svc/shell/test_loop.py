@@ -251,7 +251,7 @@ def load_of(frontend: Peer, query: int) -> control_pb2.GetLoadResponse:
     return reply.load
 
 
-def test_a_worker_that_dies_is_detected_and_the_other_serves(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_loss_of_a_worker_is_detected_and_the_other_serves(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     first, second, frontend = bench.worker("w-1"), bench.worker("w-2"), bench.frontend()
     first.send(joining(pid=11))
@@ -408,7 +408,7 @@ def test_a_worker_with_a_too_small_frame_limit_is_lost_with_the_reason(
     assert worker.next_of_worker().HasField("joined")
     frontend.send(HELLO)
     assert frontend.next_of_frontend().model_state.ready
-    with pytest.raises(PeerFrameTooLargeError, match="it accepts at most 17,825,792"):
+    with pytest.raises(PeerFrameTooLargeError, match="the peer accepts at most 17,825,792"):
         bench.links[0].send("w-1", bytes((17 << 20) + 1))
     # The limit is set here because the core refuses a worker that joins with it.
     bench.links[0].limit_frames("w-1", 10)

@@ -93,7 +93,7 @@ def test_a_steps_file_can_be_fitted(capsys: pytest.CaptureFixture[str], tmp_path
         assert fitted[name]["mean"] == pytest.approx(machine[name]["mean"], rel=0.2)
 
 
-def test_find_rate_finds_the_highest_rate_that_holds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_find_rate_prints_the_highest_rate_that_meets_the_goal(capsys: pytest.CaptureFixture[str]) -> None:
     goal = ["--find-rate", "--ttft-p99", "0.3"]
     run = ["--requests", "300", "--input", "1000", "--output", "4", "--rate", "20"]
     found = figures(capsys, *run, *goal)
@@ -110,8 +110,8 @@ def test_find_rate_finds_the_highest_rate_that_holds(capsys: pytest.CaptureFixtu
         (["--machine", "abacus"], "--machine is 'abacus'; it must be one of b200, h200, h100"),
         (["--model", "eliza"], "--model is 'eliza'; it must be one of llama-3.1-8b"),
         (["--model", "llama-3.1-70b"], "weights of 141.1 GB leave no page in 90% of 80 GB; --devices 2"),
-        (["--find-rate"], "--find-rate and --ttft-p99 SECONDS go together"),
-        (["--ttft-p99", "1"], "--find-rate and --ttft-p99 SECONDS go together"),
+        (["--find-rate"], "--find-rate needs --ttft-p99 SECONDS, and --ttft-p99 needs --find-rate"),
+        (["--ttft-p99", "1"], "--find-rate needs --ttft-p99 SECONDS, and --ttft-p99 needs --find-rate"),
         (["--find-rate", "--ttft-p99", "1", "--concurrency", "3"], "it takes neither --concurrency nor --steps"),
         (["--token-budget", "300"], "--token-budget is 300; --max-rows 256 and one chunk of 128 need 384"),
         (["--trace", "nowhere.jsonl"], "nowhere.jsonl: No such file or directory"),
@@ -123,7 +123,7 @@ def test_find_rate_finds_the_highest_rate_that_holds(capsys: pytest.CaptureFixtu
         (["--admission", "none"], "--admission is 'none'; it must be one of horizon, watermark, known"),
         (["--compare", "seeds"], "--compare is 'seeds'; it must be one of mixed-steps, admission"),
         (["--request", "5"], "there is no flag --request; did you mean --requests?"),
-        (["--prefix-groups", "1000000"], "1000000 prefixes of 1024 tokens make more than"),
+        (["--prefix-groups", "1000000"], "1000000 prefixes of 1024 tokens exceed"),
     ],
 )
 def test_wrong_options_are_refused(capsys: pytest.CaptureFixture[str], argv: list[str], message: str) -> None:
@@ -136,11 +136,11 @@ def test_a_page_size_must_divide_the_blocks_of_a_trace(capsys: pytest.CaptureFix
     path = tmp_path / "made.jsonl"
     write_trace(path, requests=5)
     assert main(["--trace", str(path), "--page-size", "96"]) == 2
-    assert "--page-size is 96; a trace with blocks of 512 tokens needs a divisor" in capsys.readouterr().err
+    assert "--page-size is 96; it must divide 512, the tokens of a block of the trace" in capsys.readouterr().err
     assert main(["--trace", str(path), "--page-size", "96", "--no-prefix-sharing"]) == 0
 
 
-def test_memory_starts_the_lab(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_memory_command_starts_the_kv_lab(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--memory", "paged", "--help"])
     assert ended.value.code == 0

@@ -21,7 +21,7 @@ def test_the_search_brackets_the_rate(start: float) -> None:
     assert [probe.rate for probe in probes] == list(dict.fromkeys(probe.rate for probe in probes))
 
 
-def test_the_search_ends_if_every_rate_holds_and_if_none_does() -> None:
+def test_the_search_ends_if_every_rate_or_no_rate_meets_the_goal() -> None:
     found, probes = find_rate(probe_of(math.inf), start=1.0, max_probes=100, precision=0.05)
     assert found.lowest_failing == math.inf and found.highest_holding == probes[-1].rate > 1e8
     found, probes = find_rate(probe_of(0.0), start=1.0, max_probes=100, precision=0.05)
@@ -33,7 +33,7 @@ def test_the_search_stops_at_the_limit_of_probes() -> None:
     assert len(probes) == 7 and found.highest_holding < 37 < found.lowest_failing
 
 
-def test_a_probe_holds_if_one_percent_misses_the_goal() -> None:
+def test_a_rate_meets_the_goal_if_one_percent_of_requests_miss_it() -> None:
     def holds(missed: int, is_whole: bool = True) -> bool:
         return Probe(rate=1.0, requests=1000, missed=missed, ttft_p99=0.0, is_whole=is_whole).holds
 

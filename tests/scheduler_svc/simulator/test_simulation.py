@@ -137,13 +137,13 @@ def test_late_first_tokens_are_counted() -> None:
     assert tally.missed == 1
 
 
-def test_on_turn_can_end_a_run() -> None:
+def test_a_run_ends_when_on_turn_returns_false() -> None:
     simulation = Simulation(setup(), arrivals(synthetic(10_000)), Tally())
     assert simulation.run(lambda running: running.tally.finished < 100) is False
     assert 100 <= simulation.tally.finished < 2000
 
 
-def test_the_first_tenant_is_counted_apart_from_the_others() -> None:
+def test_the_first_tenant_has_figures_separate_from_the_others() -> None:
     workload = synthetic(200, num_tenants=5, greedy_share=0.6)
     made = setup()
     simulation = simulated(made, arrivals(workload), tenants=5)
@@ -154,7 +154,7 @@ def test_the_first_tenant_is_counted_apart_from_the_others() -> None:
     assert figures["first_tenant"]["total_seconds"]["max"] <= figures["total_seconds"]["max"]
 
 
-def test_slots_grow_and_are_reused() -> None:
+def test_tables_of_live_requests_grow_and_their_slots_are_reused() -> None:
     """More requests are live at once than the tables first have room for, twice."""
     coming = (arrival(second, 16, 2, first=i) for second, i in itertools.product((0.0, 1e4), range(3000)))
     tally = simulated(setup(max_waiting=5000, max_rows=64, token_budget=2048), coming).tally
@@ -171,7 +171,7 @@ def test_a_timeline_stays_small_and_evenly_spaced() -> None:
     assert at[-1] > 9_500 and np.diff(at).max() < 4 * np.median(np.diff(at))
 
 
-def test_means_are_over_time() -> None:
+def test_means_are_weighted_by_time() -> None:
     """One request takes 10 steps in one page, then the core idles as long, then another request runs."""
     tally = simulated(setup(), iter([arrival(0.0, 6, 10), arrival(0.2, 6, 10, first=100)])).tally
     used, _, running = tally.means()

@@ -134,7 +134,7 @@ def test_mutated_frames_never_break_the_core(seed: int) -> None:
         ("model", "m" * 513, "model has 513 characters"),
     ],
 )
-def test_a_join_out_of_bounds_is_told_which_and_why(field: str, value: object, sentence: str) -> None:
+def test_the_refusal_of_a_join_names_the_field_and_the_limit(field: str, value: object, sentence: str) -> None:
     join = worker_pb2.Join.FromString(JOIN.SerializeToString())
     setattr(join, field, value)
     with pytest.raises(WireError, match=sentence):
@@ -145,11 +145,11 @@ def test_a_join_out_of_bounds_is_told_which_and_why(field: str, value: object, s
 def test_an_end_token_outside_the_vocabulary_is_refused(token: int) -> None:
     join = worker_pb2.Join.FromString(JOIN.SerializeToString())
     join.eos_token_ids.append(token)
-    with pytest.raises(WireError, match=f"eos_token_ids has {token}; the vocabulary has 100 tokens"):
+    with pytest.raises(WireError, match=f"eos_token_ids contains {token}; the vocabulary has 100 tokens"):
         worker_wire.event_of(worker_pb2.WorkerToCore(join=join), "w")
 
 
-def test_arrays_keep_their_values_over_the_wire() -> None:
+def test_arrays_round_trip() -> None:
     values = np.array([1, -2, 2**31 - 1], np.int32)
     assert array(packed(values), np.int32, "x").tolist() == values.tolist()
     with pytest.raises(WireError, match="x has 5 bytes, which is not a multiple of 4"):
@@ -170,13 +170,13 @@ def submitted(**fields: object) -> ev.Submit:
     return event
 
 
-def test_a_plain_submit_asks_for_one_sample_without_logprobs() -> None:
+def test_a_submit_without_options_is_one_sample_without_logprobs() -> None:
     event = submitted()
     assert (event.num_samples, event.num_logprobs, event.prompt_logprobs_from) == (1, 0, 0)
     assert list(event.streams) == [1]
 
 
-def test_a_submit_keeps_all_that_is_asked_for() -> None:
+def test_the_sampling_fields_of_a_submit_round_trip() -> None:
     # The core does not read the bytes, so these may be anything.
     event = submitted(
         stream=2**64 - 3, sampling=b"\xff" * MAX_SAMPLING_BYTES, num_samples=3, num_logprobs=21, prompt_logprobs_from=5
@@ -191,7 +191,10 @@ def test_a_submit_keeps_all_that_is_asked_for() -> None:
     [
         ({"num_samples": 0}, "num_samples is 0"),
         ({"num_samples": 1025}, "num_samples is 1025"),
-        ({"stream": 2**64 - 1, "num_samples": 2}, "num_samples is 2, of streams from 18446744073709551615 on"),
+        (
+            {"stream": 2**64 - 1, "num_samples": 2},
+            "num_samples is 2 and stream is 18446744073709551615; one is out of range",
+        ),
         ({"sampling": bytes(98305)}, "sampling has 98305 bytes; the limit is 98304"),
         ({"num_logprobs": 22}, "num_logprobs is 22; the limit is 21"),
         ({"prompt_logprobs_from": 1 << 30}, "prompt_logprobs_from is 1073741824"),
@@ -205,12 +208,12 @@ def test_a_submit_keeps_all_that_is_asked_for() -> None:
         ({"page_hashes": bytes(32)}, "page_hashes has 1 hashes; the limit is 0"),
     ],
 )
-def test_what_would_hurt_the_core_is_refused(fields: dict[str, object], sentence: str) -> None:
+def test_a_submit_with_an_invalid_field_is_refused(fields: dict[str, object], sentence: str) -> None:
     with pytest.raises(WireError, match=sentence):
         submitted(**fields)
 
 
-def test_a_submit_keeps_what_names_its_pages_and_what_it_bypasses() -> None:
+def test_the_hashes_and_bypasses_of_a_submit_round_trip() -> None:
     plain = submitted()
     assert (plain.prefix_root, plain.page_hashes, plain.cache_read, plain.cache_write) == (b"", b"", True, True)
     named = {"prefix_root": b"r" * 32, "page_hashes": b"h" * 32}
@@ -231,7 +234,7 @@ def plan_of(*submits: ev.Submit) -> worker_pb2.StartedRows:
     return worker_pb2.CoreToWorker.FromString(worker_wire.plan_frame(plan)).plan.started
 
 
-def test_the_rows_of_a_plan_bring_the_bytes_of_their_requests() -> None:
+def test_started_rows_contain_the_sampling_bytes_of_their_requests() -> None:
     asked = [b"first", b"", b"the third"]
     started = plan_of(*(submitted(stream=i + 1, request_id=f"r{i}", sampling=own) for i, own in enumerate(asked)))
     assert started.sampling == b"".join(asked)
@@ -245,14 +248,14 @@ RARE = ("num_logprobs", "prompt_logprobs_from")
 
 
 @pytest.mark.parametrize("name", RARE)
-def test_a_field_that_one_row_asks_for_is_there_for_all(name: str) -> None:
+def test_a_field_that_one_row_uses_has_a_value_for_every_row(name: str) -> None:
     asking = submitted(stream=2, request_id="s", prompt=bytes(8), **{name: 1})
     started = plan_of(submitted(), asking, submitted(stream=3, request_id="t"))
     values = {field: array(getattr(started, field), np.int32, field).tolist() for field in RARE}
     assert values == {field: [0, 1, 0] if field == name else [] for field in RARE}
 
 
-def test_results_and_outputs_keep_their_logprobs() -> None:
+def test_the_logprobs_of_results_and_outputs_round_trip() -> None:
     event = worker_wire.event_of(worker_pb2.WorkerToCore(result=TOLD), "w")
     assert isinstance(event, ev.StepDone)
     told = event.logprobs
@@ -288,7 +291,7 @@ def test_results_and_outputs_keep_their_logprobs() -> None:
     assert array(piece.logprobs, np.float32, "x").tolist() == [-1.0, -2.0]
 
 
-def test_callers_are_told_what_one_request_may_ask_for() -> None:
+def test_model_info_contains_the_limits_of_one_request() -> None:
     join = worker_pb2.Join.FromString(JOIN.SerializeToString())
     join.defaults.repetition_penalty = 1.25
     for vocab_size, max_waiting, limits in [(100, 1000, (64, 20)), (7, 10, (10, 7))]:
@@ -321,7 +324,7 @@ def test_model_state_takes_sizes_and_defaults_from_the_core_and_the_tokenizer_fr
     assert (info.window, info.sink_tokens, info.sampling_defaults.top_k) == (16, 4, 7)
 
 
-def test_the_tokenizer_is_the_first_proven_workers() -> None:
+def test_the_served_tokenizer_comes_from_the_first_proven_worker() -> None:
     card = ServedModel(default_max_new_tokens=8, max_waiting=8, cache_root=b"c" * 32)
     for name in ("w-1", "w-2", "w-3"):
         card.joined(name, worker_pb2.Join(tokenizer_json=name.encode()), {"w-1", "w-2", "w-3"})
@@ -337,7 +340,7 @@ def told(effect: frontend_wire.FrontendEffect) -> frontend_pb2.CoreToFrontend:
     return frontend_pb2.CoreToFrontend.FromString(frontend_wire.frame_of(effect))
 
 
-def test_every_figure_of_the_load_is_told() -> None:
+def test_every_figure_of_the_load_is_sent() -> None:
     names = [name for name in Load.__slots__ if name != "per_worker"]
     figures: dict[str, Any] = {name: 100 + i for i, name in enumerate(names)}
     figures |= {"step_ms": 2.5, "worker_lost_seconds": 12.5, "worker_lost_reason": "its connection is gone"}
@@ -366,12 +369,12 @@ def test_a_load_without_a_lost_worker_leaves_its_seconds_unset() -> None:
     assert not load.HasField("worker_lost_seconds")
 
 
-def test_the_core_status_reaches_the_frame() -> None:
+def test_the_core_status_is_sent() -> None:
     status = told(fx.CoreStatus(frontend="f", queue_full="full", not_serving="a loop", workers=3)).core_status
     assert (status.queue_full, status.not_serving, status.workers) == ("full", "a loop", 3)
 
 
-def test_a_flush_is_asked_for_and_answered() -> None:
+def test_a_flush_and_its_reply_round_trip() -> None:
     message = frontend_pb2.FrontendToCore(flush_cache=frontend_pb2.FlushCache(query=7))
     assert frontend_wire.event_of(message, "f") == ev.FlushCache(frontend="f", query=7)
     reply = told(fx.FlushReply(frontend="f", query=7, pages=12)).flush_reply
@@ -379,7 +382,7 @@ def test_a_flush_is_asked_for_and_answered() -> None:
 
 
 @pytest.mark.parametrize("reason", list(fx.EndReason))
-def test_every_end_is_told_with_its_account(reason: fx.EndReason) -> None:
+def test_every_end_reason_is_sent_with_its_statistics(reason: fx.EndReason) -> None:
     figures = {name: 1 + i for i, name in enumerate(fx.Stats.__slots__)}
     end = fx.End(stream=3, reason=reason, failure=None, stop_token_id=None, stats=fx.Stats(**figures))
     none = np.zeros(0, np.int32)

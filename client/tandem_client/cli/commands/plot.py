@@ -36,7 +36,9 @@ def plot(
         from tandem_client.plot.data import StepsFileError, read_steps
         from tandem_client.plot.summary import summarize, table
     except ModuleNotFoundError as error:
-        raise fail(f"tandem plot needs {error.name}, which is not installed: {_install()}", Exit.ERROR) from None
+        raise fail(
+            f"tandem plot needs {error.name}, which is not installed; install it with: {_install()}", Exit.ERROR
+        ) from None
     target = output or file.parent / f"{file.stem}.png"
     try:
         if target.exists() and file.exists() and target.samefile(file):

@@ -53,7 +53,7 @@ def detokenize(
 def abort(
     request_ids: Annotated[
         list[str],
-        typer.Argument(metavar="ID", help="The ids you gave, or those in the `accepted` message."),
+        typer.Argument(metavar="ID", help="Request ids: those you set, or those in the `accepted` message."),
     ],
     address: Address = DEFAULT_ADDRESS,
     timeout: Timeout = None,

@@ -49,10 +49,12 @@ def serve(
     ] = None,
     model: Annotated[str | None, typer.Option(help="A folder or a hub name; default: the bundled toy model.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: CUDA if there is one.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16; default: by device.")] = None,
-    runtime_dir: Annotated[str | None, typer.Option(help="Folder of the sockets.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16 or float16; default: the device decides.")
+    ] = None,
+    runtime_dir: Annotated[str | None, typer.Option(help="Folder of the sockets of the service.")] = None,
     log_format: Annotated[
-        LogFormat | None, typer.Option(help="Lines for people, or one JSON object per line; default: text.")
+        LogFormat | None, typer.Option(help="Log lines as text, or one JSON object per line; default: text.")
     ] = None,
     scheduler: Annotated[
         str, typer.Option(help='More flags of the scheduler service, such as "--reflection --max-waiting 64".')
@@ -88,7 +90,7 @@ async def _serve(pair: ServicePair, say: Callable[[str], None]) -> tuple[Exit, s
             say("stopping at once")
             pair.kill()
             return
-        say("stopping; once more to stop at once")
+        say("stopping; interrupt again to stop at once")
         stop.set()
 
     loop = asyncio.get_running_loop()

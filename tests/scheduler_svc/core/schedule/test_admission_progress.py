@@ -26,7 +26,7 @@ def test_a_request_that_does_not_fit_does_not_block_the_head_that_it_would_pass(
     world.check_all_ended()
 
 
-def test_a_sample_forks_at_once_although_a_request_behind_it_does_not_fit() -> None:
+def test_a_sample_forks_at_once_although_a_later_request_does_not_fit() -> None:
     """While the second sample waits for the first to compute the prompt, a request behind it does not fit."""
     world = World(Shape(page_size=4, num_pages=24, token_budget=16, max_rows=8), greedy(plans_in_flight=1))
     world.submit([1] * 4, max_new_tokens=40, ignore_eos=True)
@@ -77,7 +77,7 @@ def test_placement_skips_a_lane_with_an_overdue_step() -> None:
     fleet.check_content()
 
 
-def test_a_head_with_pending_plans_on_one_lane_does_not_block_another_lane() -> None:
+def test_a_head_with_pending_plans_on_one_lane_does_not_block_other_lanes() -> None:
     """The head of the queue was preempted, and the worker with its pending tokens does not answer."""
     shape = Shape(page_size=4, max_rows=4, num_pages=8)
     fleet = Fleet(shape, shape, config=greedy(silence_timeout_seconds=1000.0))

@@ -61,7 +61,7 @@ def test_the_longest_cached_prefix_goes_first_then_arrival() -> None:
     assert run(world) == [most, again, some, first, none]
 
 
-def test_pages_cached_meanwhile_count() -> None:
+def test_pages_cached_after_submission_change_the_order() -> None:
     world = warm()
     one, other = cold(world), cold(world)
     of_one = world.submit([*world.streams[one].submit.prompt.tolist(), 7], max_new_tokens=1, ignore_eos=True)

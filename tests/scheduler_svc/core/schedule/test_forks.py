@@ -143,7 +143,7 @@ def test_forks_do_not_need_the_prefix_cache(options: dict[str, object]) -> None:
     assert load(world).pages_cached == 0
 
 
-def test_samples_that_do_not_read_the_cache_fork_their_own_prompt() -> None:
+def test_samples_that_do_not_read_the_cache_are_forked_from_their_first_sample() -> None:
     world = World(SHAPE)
     ask(world, num_samples=1)
     finish(world)

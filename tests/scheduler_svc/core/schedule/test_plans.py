@@ -150,7 +150,7 @@ def test_chunks_fill_the_token_budget(known: int, chunks: list[int]) -> None:
     assert flags == [False] * (len(chunks) - 1) + [rest == 0]
 
 
-def test_every_plan_has_a_checksum_of_its_own() -> None:
+def test_no_two_plans_have_the_same_checksum() -> None:
     """The executor compares each checksum with its tables. This test shows that the checksum is not constant."""
     world = World(Shape(page_size=2, num_pages=9))
     world.submit([1, 2, 3], max_new_tokens=6, ignore_eos=True)

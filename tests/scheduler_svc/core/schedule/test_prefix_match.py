@@ -311,7 +311,7 @@ def test_the_load_counts_matched_tokens_and_cached_pages() -> None:
     assert (report.pages_used, report.pages_cached, report.cached_prompt_tokens) == (4, 1, 16)
 
 
-def test_a_resumed_prompt_counts_once_in_the_load() -> None:
+def test_the_load_counts_the_prompt_of_a_resumed_request_once() -> None:
     world = World(SHORT)
     stream = world.submit(text(9), max_new_tokens=4, ignore_eos=True)
     world.step()

@@ -109,7 +109,7 @@ def lose_unproven_workers(fleet: Fleet) -> None:
         fleet.tick(0.1)
 
 
-def test_unproven_workers_that_leave_beside_a_proven_one_do_not_count_as_crashes() -> None:
+def test_unproven_workers_that_leave_while_a_proven_one_serves_do_not_count_as_crashes() -> None:
     fleet = Fleet(SHAPE, config=STRICT)
     fleet.run()
     lose_unproven_workers(fleet)
@@ -119,7 +119,7 @@ def test_unproven_workers_that_leave_beside_a_proven_one_do_not_count_as_crashes
     assert len(fleet.streams[stream].tokens) == 3
 
 
-def test_workers_that_die_in_their_first_step_make_a_crash_loop() -> None:
+def test_workers_lost_in_their_first_step_make_a_crash_loop() -> None:
     fleet = Fleet(config=STRICT)
     lose_unproven_workers(fleet)
     assert [effect for effect in fleet.effects if isinstance(effect, fx.CoreStatus) and effect.not_serving]

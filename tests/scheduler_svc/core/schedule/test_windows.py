@@ -58,7 +58,7 @@ def test_a_row_holds_only_the_pages_that_its_next_position_reads(window: int, si
     world.check_all_ended()
 
 
-def test_a_page_behind_the_window_is_released_at_once_and_allocated_again() -> None:
+def test_a_page_before_the_window_is_released_and_can_be_allocated_again() -> None:
     world = World(shape(num_pages=4), greedy(plans_in_flight=3))
     world.submit(text(7), max_new_tokens=12, ignore_eos=True)
     world.run()
@@ -259,7 +259,7 @@ def test_samples_fork_within_the_window() -> None:
     world.check_all_ended()
 
 
-def test_a_preempted_request_resumes_without_the_pages_behind_its_window() -> None:
+def test_a_preempted_request_resumes_without_the_pages_before_its_window() -> None:
     """Five pages. In the eleventh plan both need a page, for positions 16 and 8, and one page is unused."""
     world = World(shape(num_pages=6), greedy(plans_in_flight=1))
     victim = world.submit(text(7), max_new_tokens=20, ignore_eos=True)
@@ -277,7 +277,7 @@ def test_a_preempted_request_resumes_without_the_pages_behind_its_window() -> No
     assert (stats.output_tokens, stats.preemptions, stats.recomputed_tokens) == (20, 1, 0)
 
 
-def test_a_flush_leaves_rows_their_pages() -> None:
+def test_a_flush_does_not_release_pages_of_running_rows() -> None:
     world = World(shape(), greedy(plans_in_flight=1))
     world.submit(text(21), max_new_tokens=8, ignore_eos=True)
     world.step()

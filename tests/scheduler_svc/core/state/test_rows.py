@@ -24,7 +24,7 @@ def plain_checksum(tables: dict[int, tuple[int, list[int]]]) -> int:
     return total & MASK
 
 
-def test_mix_is_splitmix64() -> None:
+def test_mix_computes_splitmix64() -> None:
     # The first outputs of the published generator from state 0.
     states = np.array([0, 0x9E3779B97F4A7C15], np.uint64)
     assert mix(states).tolist() == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4]

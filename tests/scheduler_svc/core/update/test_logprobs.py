@@ -186,7 +186,7 @@ def test_a_preempted_prompt_gets_its_pending_logprobs_and_resumes_after_them() -
     assert sum(count for _, count in pieces_of(world, 2)) == 13
 
 
-def test_pending_prompt_logprobs_may_be_the_last() -> None:
+def test_a_request_is_admitted_again_after_its_last_prompt_logprobs_were_pending() -> None:
     """After them the waiting request wants no more prompt logprobs, and is admitted."""
     shape = Shape(page_size=4, num_pages=4, max_rows=2, chunk_align=1, token_budget=12)
     world = World(shape, greedy(plans_in_flight=3))
@@ -283,7 +283,7 @@ def test_logprobs_of_ended_requests_are_dropped() -> None:
 # Outputs -----------------------------------------------------------------------------------------------------------
 
 
-def test_only_entries_that_want_logprobs_have_them() -> None:
+def test_only_samples_that_want_logprobs_have_them() -> None:
     world = World(config=ONE)
     for salt, num_logprobs in enumerate([0, TWO_BEST, 0, 1]):
         world.submit(prompt(3, salt), max_new_tokens=2, ignore_eos=True, num_logprobs=num_logprobs)
@@ -393,7 +393,7 @@ def test_malformed_logprobs_refuse_the_worker_and_its_requests_go_on(what: str, 
     assert len(world.streams[stream].tokens) == 3
 
 
-def test_malformed_logprobs_are_refused_beside_a_nonfinite_row() -> None:
+def test_malformed_logprobs_are_refused_even_if_another_row_is_nonfinite() -> None:
     world = World()
     world.submit(prompt(5), ignore_eos=True)
     world.submit(prompt(5, 1), ignore_eos=True, num_logprobs=TWO_BEST)

@@ -70,7 +70,7 @@ def test_a_pending_stop_token_ends_the_request_and_later_tokens_are_dropped(
     world.check_all_ended()
 
 
-def test_a_pending_token_may_be_the_last_of_the_request() -> None:
+def test_a_pending_token_can_end_the_request_by_length() -> None:
     world = preempted(max_new_tokens=2, ignore_eos=True)
     deliver(world, 3.0)
     deliver(world, 4.0)

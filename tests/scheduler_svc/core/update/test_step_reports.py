@@ -87,7 +87,7 @@ def test_each_step_is_reported() -> None:
     at.check_all_ended()
 
 
-def test_a_worker_s_loss_reports_the_void_tokens() -> None:
+def test_the_report_of_a_lost_worker_counts_the_tokens_of_its_lost_plans() -> None:
     at = world()
     at.submit(prompt(7), max_new_tokens=4, ignore_eos=True)
     at.tick(1.0)
@@ -145,7 +145,7 @@ def test_results_that_match_no_plan_report_their_cause() -> None:
     assert reports(at)[-1].cause is ResetCause.MALFORMED
 
 
-def test_a_silent_worker_has_a_cause_of_its_own() -> None:
+def test_the_report_of_a_silent_worker_names_the_silence() -> None:
     at = world(step_timeout_seconds=3.0)
     at.submit(prompt(3), ignore_eos=True)
     at.tick()

@@ -180,7 +180,7 @@ def test_calls_without_their_message_above_the_limit_are_refused(run: Run):
             await until(lambda: s.front_end._calls.num_without_message == 3)
             error = await failure(s.control.GetModelInfo(control_pb2.GetModelInfoRequest()))
             assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert error.details() == "3 calls wait for their message; the limit is 3"
+            assert error.details() == "3 calls have not sent their request yet; the limit is 3"
             await cast(Any, health_pb2_grpc.HealthStub(s.channel)).Check(health_pb2.HealthCheckRequest())
             assert_retry_hint(error, 0.5)
 
@@ -226,7 +226,7 @@ def test_a_call_that_ends_without_a_message_is_an_invalid_argument(run: Run):
     run(scenario)
 
 
-def test_finished_calls_whose_answer_is_unread_are_cancelled(run: Run, caplog: pytest.LogCaptureFixture):
+def test_finished_calls_with_unread_answers_are_cancelled(run: Run, caplog: pytest.LogCaptureFixture):
     async def scenario(s: Service) -> None:
         async def info() -> control_pb2.GetModelInfoResponse:
             return await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())
@@ -243,10 +243,10 @@ def test_finished_calls_whose_answer_is_unread_are_cancelled(run: Run, caplog: p
             assert len(await asyncio.to_thread(caller.wait_ends, 50)) == 50
 
     run(scenario, call_limits=CallLimits(answer_seconds=0.2))
-    assert "their callers have not read the answer" in caplog.text
+    assert "their clients have not read the answer" in caplog.text
 
 
-def test_finished_calls_whose_answer_is_unread_count_as_open_streams(run: Run, monkeypatch: pytest.MonkeyPatch):
+def test_finished_calls_with_unread_answers_count_as_open_streams(run: Run, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("scheduler_svc.frontend.rpc.calls.UNREAD_SECONDS", 0.05)
 
     async def scenario(s: Service) -> None:
@@ -272,7 +272,7 @@ def test_finished_calls_whose_answer_is_unread_count_as_open_streams(run: Run, m
     run(scenario, stream_limits=StreamLimits(max_streams=3), call_limits=CallLimits(max_unread=4))
 
 
-def test_3000_simultaneous_calls_are_all_answered(run: Run):
+def test_every_one_of_3000_simultaneous_calls_is_answered(run: Run):
     async def scenario(s: Service) -> None:
         await queue_is(s, FULL)
         calls = [s.generate(timeout=60) for _ in range(1500)]

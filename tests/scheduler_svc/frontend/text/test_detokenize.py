@@ -21,11 +21,11 @@ def pieces(batches: list[list[int]], context: tuple[int, ...] = ()) -> list[str]
     return [*(detokenizer.push(batch) for batch in batches), detokenizer.finish()]
 
 
-def test_a_character_in_two_tokens_comes_with_its_last_byte():
+def test_a_character_in_two_tokens_is_returned_with_its_last_byte():
     assert pieces([[ord("a")], [0xC3], [0xA9], [ord("b")]]) == ["a", "", "é", "b", ""]
 
 
-def test_a_character_in_four_tokens_comes_with_its_last_byte():
+def test_a_character_in_four_tokens_is_returned_with_its_last_byte():
     assert pieces([[byte] for byte in "😀".encode()]) == ["", "", "", "😀", ""]
 
 
@@ -33,7 +33,7 @@ def test_complete_characters_of_a_token_do_not_wait_for_the_incomplete_one():
     assert pieces([[ord("a"), 0xE2], [0x82], [0xAC]]) == ["a", "", "€", ""]
 
 
-def test_a_half_character_at_the_end_is_released_as_the_decoder_shows_it():
+def test_an_incomplete_character_at_the_end_is_returned_as_a_replacement_character():
     assert pieces([[ord("a")], [0xE2], [0x82]]) == ["a", "", "", "\ufffd"]
 
 
@@ -54,13 +54,13 @@ def test_the_prompt_is_not_shown():
     assert pieces([[ord("b")]], context=tuple(spell(b"the prompt"))) == ["b", ""]
 
 
-def test_finish_twice_gives_the_rest_once():
+def test_a_second_finish_returns_no_text():
     detokenizer = Detokenizer(decode)
     detokenizer.push([0xC3])
     assert [detokenizer.finish(), detokenizer.finish()] == ["\ufffd", ""]
 
 
-def test_held_bytes_that_never_become_characters_are_bounded():
+def test_at_most_max_held_tokens_of_invalid_bytes_wait_for_a_character():
     detokenizer, num_shown = Detokenizer(decode), 0
     for num_pushed in range(1, 200):
         num_shown += len(detokenizer.push([0x80]))
@@ -94,7 +94,7 @@ def test_a_context_of_whole_characters_changes_nothing(context: str, tokens: lis
 
 
 @given(st.lists(st.text(max_size=10), max_size=10))
-def test_text_never_lags_behind_the_librarys_stream(parts: list[str]):
+def test_text_is_returned_no_later_than_by_the_stream_of_the_library(parts: list[str]):
     tokens = [t for part in parts for t in spell(part.encode())]
     stream, detokenizer = DecodeStream(skip_special_tokens=True), Detokenizer(decode)
     theirs = mine = ""
@@ -119,12 +119,12 @@ class TestByteFallback:
     def test_without_a_prompt_the_decoder_strips_the_first_space(self):
         assert self.pieces(["▁the", "▁cat"], context=[]) == ["the", " cat", ""]
 
-    def test_a_character_of_several_byte_tokens_comes_whole(self):
+    def test_a_character_of_several_byte_tokens_is_returned_whole(self):
         assert self.pieces(["<0xE2>", "<0x82>", "<0xAC>", "<0xC3>", "<0xA9>", "s"], context=["▁the"]) == [
             "", "", "€", "", "é", "s", "",
         ]  # fmt: skip
 
-    def test_returned_text_stays_if_the_decoder_replaces_it(self):
+    def test_text_that_was_returned_is_kept_if_the_decoder_changes_it(self):
         words = ["<0xE2>", "<0x82>", "<0xAC>", "<0xC3>", "s", "▁cat"]
         assert self.pieces(words, context=["▁the"]) == ["", "", "€", "", "\ufffds", " cat", ""]
 

@@ -45,7 +45,7 @@ def test_a_stop_in_the_middle_of_a_batch_cuts_the_tokens_after_it():
     assert (piece.text, piece.stop_string, piece.token_ids) == ("a ", "stop", spell(b"a stop"))
 
 
-def test_a_stop_across_token_borders_counts_from_its_completing_token():
+def test_a_stop_across_token_borders_ends_the_output_at_its_last_token():
     output = make("stop")
     output.push(spell(b"x st"))
     piece = output.push(spell(b"op!"))
@@ -101,7 +101,7 @@ def test_a_possible_stop_token_waits_for_the_next_token():
     assert (second.text, second.token_ids) == (".c", spell(b".c"))
 
 
-def test_a_later_end_delivers_a_possible_stop_token():
+def test_a_token_that_may_be_the_stop_token_is_delivered_when_the_output_ends():
     output = make(stop_ids=(ord("."),))
     output.push(spell(b"ab."))
     piece = output.finish([], stop_token_id=ord("."))
@@ -113,25 +113,25 @@ def test_an_end_by_length_keeps_the_text_of_the_last_token():
     assert piece.text == "ab."
 
 
-def test_a_held_beginning_of_a_stop_is_released_at_the_end():
+def test_the_beginning_of_a_stop_string_is_returned_when_the_output_ends():
     output = make("stop")
     assert output.push(spell(b"a sto")).text == "a "
     assert output.finish([], stop_token_id=None).text == "sto"
 
 
-def test_a_half_character_is_released_at_the_end():
+def test_an_incomplete_character_is_returned_when_the_output_ends():
     output = make("stop")
     assert output.push([ord("a"), 0xC3]).text == "a"
     assert output.finish([], stop_token_id=None).text == "\ufffd"
 
 
-def test_text_released_at_the_end_stops_only_after_min_new_tokens():
+def test_the_last_text_is_searched_for_stop_strings_only_after_min_new_tokens():
     for min_new_tokens, stop_string, text in ((2, "\ufffd", "a"), (3, "", "a\ufffd")):
         piece = make("\ufffd", min_new_tokens=min_new_tokens).finish([ord("a"), 0xC3], stop_token_id=None)
         assert (piece.stop_string, piece.text, len(piece.token_ids)) == (stop_string, text, 2)
 
 
-def test_a_stop_in_text_released_at_the_end_cuts_the_stop_token():
+def test_a_stop_string_in_the_last_text_removes_the_stop_token():
     output = make("\ufffd", stop_ids=(ord("."),))
     piece = output.finish([ord("a"), 0xC3, ord(".")], stop_token_id=ord("."))
     assert (piece.stop_string, piece.text, piece.token_ids) == ("\ufffd", "a", [ord("a"), 0xC3])

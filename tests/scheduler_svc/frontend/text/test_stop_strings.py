@@ -34,7 +34,7 @@ def test_the_stop_stays_in_the_text_if_included():
     assert search(["a s", "t", "op b"], ["stop"], include_stop=True) == ("a stop", "stop")
 
 
-def test_a_possible_beginning_of_a_stop_is_held_and_released():
+def test_a_possible_beginning_of_a_stop_string_waits_until_the_text_decides():
     finder = StopFinder(["stop"], include_stop=False)
     assert finder.push("a sto", armed=True) == ("a ", "")
     assert finder.push("ck", armed=True) == ("stock", "")
@@ -43,11 +43,11 @@ def test_a_possible_beginning_of_a_stop_is_held_and_released():
     assert finder.finish() == ""
 
 
-def test_the_first_to_end_wins_over_the_first_to_begin():
+def test_the_stop_string_that_ends_first_wins_over_one_that_begins_first():
     assert search(["xabcdx"], ["abcd", "bc"]) == ("xa", "bc")
 
 
-def test_of_stops_that_end_together_the_longest_wins():
+def test_the_longest_of_the_stop_strings_that_end_together_wins():
     assert search(["xabcx"], ["bc", "abc", "c"]) == ("x", "abc")
 
 
@@ -59,17 +59,17 @@ def test_a_stop_with_a_repeating_prefix_is_found():
     assert search(list("aabaabaac"), ["aabaac"]) == ("aab", "aabaac")
 
 
-def test_unarmed_ends_do_not_count_but_beginnings_do():
+def test_a_stop_string_may_begin_but_not_end_before_min_new_tokens():
     assert search(["stop", "st", "op"], ["stop"], num_unarmed=2) == ("stop", "stop")
     assert search(["stop", "x"], ["stop"], num_unarmed=1) == ("stopx", "")
 
 
-def test_a_stop_that_ended_unarmed_is_not_held():
+def test_text_of_a_stop_string_that_ends_before_min_new_tokens_does_not_wait():
     finder = StopFinder(["stop"], include_stop=False)
     assert finder.push("stop", armed=False) == ("stop", "")
 
 
-def test_a_fork_searches_its_own_text():
+def test_a_forked_finder_searches_only_its_own_text():
     finder = StopFinder(["stop"], include_stop=False)
     assert finder.push("a sto", armed=True) == ("a ", "")
     other = finder.fork()
@@ -86,12 +86,12 @@ letters = st.text(alphabet="ab", max_size=4)
     st.lists(st.text(alphabet="ab", min_size=1, max_size=4), min_size=1, max_size=4),
     st.integers(0, 3),
 )
-def test_the_finder_agrees_with_the_oracle(parts: list[str], stops: list[str], num_unarmed: int):
+def test_the_finder_finds_the_same_stops_as_the_oracle(parts: list[str], stops: list[str], num_unarmed: int):
     assert search(parts, stops, num_unarmed=num_unarmed) == oracle(parts, stops, num_unarmed)
 
 
 @given(st.lists(letters, max_size=8), st.lists(st.text(alphabet="ab", min_size=1, max_size=4), min_size=1, max_size=4))
-def test_only_possible_beginnings_of_a_stop_are_held(parts: list[str], stops: list[str]):
+def test_only_possible_beginnings_of_a_stop_string_wait(parts: list[str], stops: list[str]):
     finder, shown = StopFinder(stops, include_stop=False), ""
     for idx in range(len(parts)):
         more, found = finder.push(parts[idx], armed=True)

@@ -194,7 +194,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("field", "fields", "said"), REFUSED, ids=lambda value: str(value)[:40])
-def test_refused_with_field_number_and_limit(field: str, fields: dict[str, Any], said: list[object]):
+def test_a_refusal_names_the_field_the_number_and_the_limit(field: str, fields: dict[str, Any], said: list[object]):
     refused = refusal(**fields)
     assert field_of(refused) == field
     for word in [field, *said]:
@@ -257,7 +257,7 @@ ACCEPTED = [
 
 
 @pytest.mark.parametrize("fields", ACCEPTED, ids=lambda value: str(value)[:40])
-def test_accepted_at_the_edge(fields: dict[str, Any]):
+def test_values_at_their_limits_are_accepted(fields: dict[str, Any]):
     assert submit(**fields).max_new_tokens
 
 
@@ -273,11 +273,11 @@ def test_accepted_at_the_edge(fields: dict[str, Any]):
         ),
     ],
 )
-def test_one_token_must_be_drawable_before_stop_tokens_are(field: str, fields: dict[str, Any], many: str):
+def test_a_request_without_a_token_before_min_new_tokens_is_refused(field: str, fields: dict[str, Any], many: str):
     refused = refusal(**fields, **stop(min_new_tokens=1, stop_token_ids=[5]))
     assert field_of(refused) == field
-    why = "before stop.min_new_tokens are out, when end-of-sequence and stop tokens are not drawn; 1 must remain"
-    assert refused.message.endswith(f"{many}, and none of them may be drawn {why}")
+    why = "before stop.min_new_tokens, until which end-of-sequence and stop tokens are banned; 1 must remain"
+    assert refused.message.endswith(f"{many}, and none of them may be sampled {why}")
     assert submit(**fields, **stop(stop_token_ids=[5])).max_new_tokens
 
 
@@ -286,17 +286,17 @@ def params_of(made: frontend_pb2.Submit) -> pb.SamplingParams:
     return pb.SamplingParams.FromString(made.sampling)
 
 
-def test_biases_and_bans_travel_and_a_bias_of_zero_does_not():
+def test_biases_except_zero_and_banned_tokens_are_sent_to_the_core():
     made = params_of(submit(**sampling(logit_bias={9: -2.5, 4: 1.5, 7: 3.0, 5: 0.0}, banned_token_ids=[7, 8, 7])))
     assert dict(made.logit_bias) == {9: -2.5, 4: 1.5, 7: 3.0}
     assert list(made.banned_token_ids) == [7, 8, 7]
 
 
-def test_allowed_tokens_travel():
+def test_allowed_token_ids_are_sent_to_the_core():
     assert list(params_of(submit(**sampling(**allowed(9, 4, 9)))).allowed_token_ids.ids) == [9, 4, 9]
 
 
-def test_sampling_is_complete_whatever_is_asked_for():
+def test_sampling_parameters_are_complete_if_a_request_sets_none():
     made = submit()
     params = params_of(made)
     unset = {field.name for field in params.DESCRIPTOR.fields} - {field.name for field, _ in params.ListFields()}
@@ -306,7 +306,7 @@ def test_sampling_is_complete_whatever_is_asked_for():
     assert (made.num_samples, made.num_logprobs, made.prompt_logprobs_from) == (1, 0, 0)
 
 
-def test_penalties_and_samples_travel():
+def test_penalties_and_num_samples_are_sent_to_the_core():
     asked = sampling(presence_penalty=-0.5, frequency_penalty=1.5, repetition_penalty=1.75, num_samples=3)
     made = submit(**asked)
     params = params_of(made)
@@ -314,7 +314,7 @@ def test_penalties_and_samples_travel():
     assert made.num_samples == params.num_samples == 3
 
 
-def test_equal_requests_make_equal_bytes():
+def test_equal_requests_are_encoded_to_equal_bytes():
     ids = list(range(200))
     made = [submit(**sampling(seed=1, logit_bias=dict.fromkeys(order, 1.0))).sampling for order in (ids, ids[::-1])]
     assert made[0] == made[1]
@@ -332,7 +332,7 @@ def test_the_largest_sampling_fits_the_core():
 
 
 @pytest.mark.parametrize(("num_top", "num_logprobs"), [(0, 1), (5, 6)])
-def test_logprobs_are_one_more_than_the_alternatives(num_top: int, num_logprobs: int):
+def test_num_logprobs_is_one_more_than_the_requested_alternatives(num_top: int, num_logprobs: int):
     assert submit(**output(logprobs=num_top)).num_logprobs == num_logprobs
 
 
@@ -341,7 +341,7 @@ def test_logprobs_are_one_more_than_the_alternatives(num_top: int, num_logprobs:
     # The first token of a prompt has no logprob; a prompt of one token gives none at all.
     [(3, 0, 1), (3, 1, 1), (3, 2, 2), (1, 0, 0)],
 )
-def test_prompt_logprobs_start_where_there_are_some(num_prompt: int, start: int, first: int):
+def test_prompt_logprobs_start_at_the_second_token_or_later(num_prompt: int, start: int, first: int):
     made = submit(**prompt(*[1] * num_prompt), **output(prompt_logprobs_start=start))
     assert (made.prompt_logprobs_from, made.num_logprobs) == (first, 0)
 
@@ -369,7 +369,7 @@ def test_unset_fields_take_the_models_defaults():
     assert (made.max_time_seconds, made.deadline_seconds) == (0.0, 1.5)
 
 
-def test_a_default_beyond_the_vocabulary_is_no_callers_fault():
+def test_a_default_top_k_beyond_the_vocabulary_is_accepted():
     state = model_state()
     state.info.sampling_defaults.top_k = VOCAB + 5
     model = models.load(state)
@@ -377,7 +377,7 @@ def test_a_default_beyond_the_vocabulary_is_no_callers_fault():
     assert params_of(submit(model, **sampling(top_k=VOCAB))).top_k == VOCAB
 
 
-def test_set_fields_win_over_defaults_also_where_they_are_zero():
+def test_fields_set_to_zero_win_over_defaults():
     made = params_of(submit(**sampling(temperature=0, top_k=0, min_p=0, seed=0)))
     assert (made.temperature, made.top_k, made.min_p, made.seed) == (0.0, 0, 0.0, 0)
 
@@ -491,7 +491,7 @@ def test_arrays_are_little_endian_int32():
     assert np.frombuffer(made.stop_token_ids, "<i4").tolist() == [5, 6]
 
 
-def test_text_is_tokenized_with_special_tokens_as_they_are_spelled():
+def test_special_tokens_in_a_text_are_encoded_to_their_ids():
     made = submit(text=f"{BOS}the")
     assert np.frombuffer(made.prompt, "<i4").tolist() == [MODEL.tokenizer._tokenizer.token_to_id(BOS), 258]
 
@@ -564,7 +564,7 @@ def test_a_map_entry_with_an_unknown_field_is_named_by_its_map():
         field(SAMPLING, UNKNOWN * 30_000),
         field(SAMPLING, field(LOGIT_BIAS, b"\x08\x05" + UNKNOWN) * 12_000),
     ],
-    ids=["top", "nested", "map"],
+    ids=["top level", "nested message", "map"],
 )
 def test_unknown_fields_of_large_messages_create_no_objects(monkeypatch: pytest.MonkeyPatch, hostile: bytes):
     made: list[object] = []
@@ -579,14 +579,14 @@ def test_unknown_fields_of_large_messages_create_no_objects(monkeypatch: pytest.
     assert made == []
 
 
-def test_fields_in_another_order_or_encoding_are_known():
+def test_fields_in_another_order_or_encoding_are_accepted():
     ids = pb.TokenIds(ids=[300]).SerializeToString()
     # One id at a time, twice; a field that is there twice; the last field first.
     loose = field(SAMPLING, b"") + field(4, b"\x08\xac\x02\x08\x01") + field(4, ids) + field(2, b"x") + field(2, b"toy")
     assert list(parsing.parse(pb.GenerateRequest, loose).token_ids.ids) == [300, 1, 300]
 
 
-def test_every_field_with_limits_has_rows_here():
+def test_every_field_with_limits_has_test_cases():
     """Fails if a field of the proto is missing in the tables above."""
     covered = {field.partition("[")[0] for field, _, _ in REFUSED}
     unlimited = {"model", "sampling.seed", "stop.ignore_eos", "stop.include_stop"}

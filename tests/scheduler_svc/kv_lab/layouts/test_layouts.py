@@ -210,7 +210,7 @@ def test_the_paged_layout_equals_an_example_by_hand():
     assert (layout.reserved, layout.used, layout.free) == (16, 13, 0)
 
 
-def test_the_paged_layout_releases_pages_behind_a_window():
+def test_the_paged_layout_releases_pages_before_a_window():
     layout = LAYOUTS["paged"](settings(memory_tokens=16, window=4))
     a = sequence(0, [0] * 12)
     # Of 7 tokens the last four are 3 to 6: two pages. With 8 the first page is behind them.

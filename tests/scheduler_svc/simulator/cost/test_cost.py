@@ -91,7 +91,7 @@ def test_a_longer_context_reads_more_cache_entries() -> None:
     assert more == pytest.approx(100_000 * 2 * MODELS["llama-3.1-8b"].kv_values / 3350e9)
 
 
-def test_a_long_prompt_is_bound_by_arithmetic() -> None:
+def test_the_time_of_a_long_prompt_is_bound_by_arithmetic() -> None:
     cost, tokens = roofline(), 4096
     model = cost.model
     linear = 2 * tokens * model.layer_parameters
@@ -126,7 +126,7 @@ def test_efficiency_overhead_devices_and_copies_change_the_time() -> None:
     )
 
 
-def test_pages_fill_the_memory_beside_the_weights() -> None:
+def test_pages_fill_the_memory_that_the_weights_leave_free() -> None:
     cost = roofline()
     assert cost.pages_in(0.9) == int((72e9 - 2 * cost.model.parameters) // (128 * 131072))
     assert roofline("llama-3.1-70b").pages_in(0.9) < 1
@@ -224,7 +224,7 @@ def test_files_that_cannot_be_fitted_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StepsFileError, match="19 timed steps; a fit needs at least 20"):
         read_steps(steps_file(tmp_path, lines(19)))
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(StepsFileError, match="no column kind, prefill_tokens"):
+    with pytest.raises(StepsFileError, match="has no column kind, prefill_tokens"):
         read_steps(tmp_path / "other.csv")
 
 

@@ -75,7 +75,7 @@ def test_lines_out_of_order_are_sorted_with_their_blocks(tmp_path: Path) -> None
     assert trace.block_ends.tolist() == straight.block_ends.tolist()
 
 
-def test_the_first_so_many(tmp_path: Path) -> None:
+def test_the_first_n_requests_of_a_trace_can_be_read(tmp_path: Path) -> None:
     assert read_trace(mooncake(tmp_path, [*MOONCAKE[:2], "no JSON"]), limit=2).num_requests == 2
 
 
@@ -91,8 +91,11 @@ def test_the_first_so_many(tmp_path: Path) -> None:
         ({"output_length": "9"}, "line 2: output_length is '9'"),
         ({"hash_ids": 3}, "line 2: hash_ids is 3; it must be a list"),
         ({"hash_ids": [1, -2, 3]}, "line 2: hash_ids has -2; it must be a number from 0"),
-        ({"hash_ids": [1, 2, 3, 4]}, r"line 2: 4 hash_ids for 1030 tokens; blocks of 512 tokens make 2 or 3"),
-        ({"input_length": 1024, "hash_ids": [1]}, r"line 2: 1 hash_ids for 1024 tokens; blocks of 512 tokens make 2$"),
+        ({"hash_ids": [1, 2, 3, 4]}, r"line 2: it has 4 hash_ids for 1030 tokens; blocks of 512 tokens make 2 or 3"),
+        (
+            {"input_length": 1024, "hash_ids": [1]},
+            r"line 2: it has 1 hash_ids for 1024 tokens; blocks of 512 tokens make 2$",
+        ),
     ],
 )
 def test_the_error_for_a_bad_mooncake_line_names_it(tmp_path: Path, line: Any, message: str) -> None:
@@ -105,8 +108,8 @@ def test_the_error_for_a_bad_mooncake_line_names_it(tmp_path: Path, line: Any, m
     ("text", "message"),
     [
         ("", "has no requests"),
-        ("TIMESTAMP,ContextTokens\n", "line 1: no column GeneratedTokens"),
-        (AZURE.replace(",5,1", ",5"), "line 3: 2 cells; the header has 3"),
+        ("TIMESTAMP,ContextTokens\n", "line 1: it has no column GeneratedTokens"),
+        (AZURE.replace(",5,1", ",5"), "line 3: it has 2 cells; the header has 3"),
         (AZURE.replace(",5,1", ",x,1"), "line 3: ContextTokens is 'x'"),
         (AZURE.replace(",5,1", ",5,-1"), "line 3: GeneratedTokens is '-1'"),
         (AZURE.replace("2023-11-17 00:00:01", "soon"), "line 4: TIMESTAMP is 'soon'; it must be like 2023"),
@@ -183,7 +186,7 @@ def test_prefixes_are_shared_within_a_group_only() -> None:
     heads = {prompt[:40].tobytes() for prompt in prompts}
     assert len(heads) == 3
     assert len({prompt[40:].tobytes() for prompt in prompts}) == 300
-    with pytest.raises(WorkloadError, match="1000000 prefixes of 1000 tokens make more than"):
+    with pytest.raises(WorkloadError, match="1000000 prefixes of 1000 tokens exceed"):
         synthetic(prefix_groups=1_000_000, prefix_tokens=1000)
 
 

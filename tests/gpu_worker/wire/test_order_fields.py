@@ -12,7 +12,7 @@ from tests.gpu_worker.plans import TinyCore, int32
 from tests.gpu_worker.wire.test_frames import GEOMETRY, good_plan, moving_plan
 
 
-def test_page_orders_are_parsed_as_sent() -> None:
+def test_parsed_page_orders_equal_the_sent_ones() -> None:
     frame = pb.CoreToWorker(plan=moving_plan()).SerializeToString()
     orders = read_plan(parse_frame(frame).plan, GEOMETRY).page_orders
     assert (orders.saved_pages.tolist(), orders.saved_slots.tolist()) == ([6, 7], [7, 0])
@@ -35,12 +35,12 @@ def test_page_orders_are_parsed_as_sent() -> None:
         ("saves.slots", [3, 3], "saves.slots contains 3 twice"),
         ("loads.pages", [12, 12], "loads.pages contains 12 twice"),
         ("loads.pages", [12, 99], "loads.pages contains 99; it must be 1 to 19"),
-        ("loads.pages", [12, 9], "copies.sources contains 9, which loads.pages contains too"),
+        ("loads.pages", [12, 9], "page 9 is in copies.sources and in loads.pages"),
         ("loads.slots", [0], "loads.slots has 4 bytes; 2 entries need 8"),
         ("loads.slots", [0, 8], "loads.slots contains 8; it must be 0 to 7"),
-        ("zero_pages", [9], "copies.sources contains 9, which zero_pages contains too"),
+        ("zero_pages", [9], "page 9 is in copies.sources and in zero_pages"),
         ("copies.sources", [9, 0], "copies.sources contains 0; it must be 1 to 19"),
-        ("copies.sources", [9, 10], "copies.sources contains 10, which copies.targets contains too"),
+        ("copies.sources", [9, 10], "page 10 is in copies.sources and in copies.targets"),
         ("copies.sources", [9], "copies.targets has 8 bytes; 1 entries need 4"),
         ("copies.targets", [11, 11], "copies.targets contains 11 twice"),
         ("copies.targets", [11, 20], "copies.targets contains 20; it must be 1 to 19"),
@@ -62,7 +62,7 @@ def test_saves_and_loads_need_host_memory() -> None:
         message = pb.StepPlan()
         getattr(message, field).pages = int32([1])
         getattr(message, field).slots = int32([0])
-        with pytest.raises(PlanError, match=rf"^{field} names host pages; this worker has none \(host_pages 0\)"):
+        with pytest.raises(PlanError, match=rf"^{field} contains host pages; this worker has none \(host_pages 0\)"):
             read_plan(message, replace(GEOMETRY, host_pages=0))
 
 
@@ -85,7 +85,7 @@ def test_saves_and_loads_need_host_memory() -> None:
         (1, 0, 48, [0, 0, 0, 4], None),
     ],
 )
-def test_only_pages_behind_the_window_may_be_missing(
+def test_only_pages_before_the_window_may_be_missing(
     window: int, sinks: int, first_position: int, pages: list[int], wrong: int | None
 ) -> None:
     geometry = replace(GEOMETRY, window=window, sink_tokens=sinks)
@@ -99,6 +99,6 @@ def test_only_pages_behind_the_window_may_be_missing(
         started = read_plan(message, geometry).started
         assert started is not None and pages in [part.tolist() for part in started.pages]
         return
-    problem = f"started.pages holds 0 for page {wrong} of row 1, which its position {first_position} sees: the window "
+    problem = f"started.pages holds 0 for page {wrong} of row 1, but position {first_position} sees it: the window "
     with pytest.raises(PlanError, match=f"^{problem}is {window}, sink_tokens {sinks}$"):
         read_plan(message, geometry)

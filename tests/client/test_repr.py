@@ -7,13 +7,13 @@ from tests.client import fake_service
 from tests.client.fake_service import FakeService
 
 
-def test_a_client_shows_its_address() -> None:
+def test_the_repr_of_a_client_contains_its_address() -> None:
     with Client("there:1") as client:
         assert repr(client) == "<Client there:1>"
     assert repr(AsyncClient("there:1")) == "<AsyncClient there:1>"
 
 
-def test_a_stream_shows_its_request_state_and_tokens(service: FakeService, client: Client) -> None:
+def test_the_repr_of_a_stream_contains_its_request_state_and_tokens(service: FakeService, client: Client) -> None:
     with client.generate("hi", request_id="req-7") as stream:
         assert repr(stream) == "<GenerateStream not accepted yet, 0 tokens>"
         next(stream)
@@ -29,7 +29,7 @@ def test_a_stream_shows_its_request_state_and_tokens(service: FakeService, clien
     assert repr(stream) == "<GenerateStream req-8 closed>"
 
 
-def test_an_async_stream_shows_its_request_state_and_tokens(service: FakeService) -> None:
+def test_the_repr_of_an_async_stream_contains_its_request_state_and_tokens(service: FakeService) -> None:
     async def read() -> list[str]:
         async with AsyncClient(service.address) as client:
             stream = client.generate("hi", request_id="req-9")
