@@ -29,9 +29,9 @@ def lay_out_edits(
     edited = np.flatnonzero(bans | ((uses & _AT_EVERY_POSITION) != 0))
     if not edited.size:
         return None
-    place = np.full(rows.size, -1, np.int64)
-    place[drawing] = np.arange(drawing.size)
-    draws_from = np.flatnonzero(place[edited] >= 0)
+    drawing_idx = np.full(rows.size, -1, np.int64)
+    drawing_idx[drawing] = np.arange(drawing.size)
+    draws_from = np.flatnonzero(drawing_idx[edited] >= 0)
     lists: list[tuple[int, Int64Array, Float64Array]] = []
     allowed: list[tuple[int, Int64Array]] = []
     entries = zip(edited.tolist(), rows[edited].tolist(), uses[edited].tolist(), strict=True)
@@ -46,7 +46,7 @@ def lay_out_edits(
     penalised = np.flatnonzero(uses[edited] & Feature.PENALTIES)
     return LogitEdits(
         samples=edited,
-        draws=(draws_from, place[edited[draws_from]]) if draws_from.size else None,
+        draws=(draws_from, drawing_idx[edited[draws_from]]) if draws_from.size else None,
         biases=_biases(lists) if lists else None,
         penalties=_penalties(penalised, edited, rows, positions, tables) if penalised.size else None,
         allowed=_allowed(allowed) if allowed else None,

@@ -24,7 +24,7 @@ from gpu_worker.wire.frames import Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodePart(Generic[Array]):
-    """The decode rows; their attention kernel has `bucket` attention slots. Every array is int64."""
+    """The decode rows. Their attention kernel has `bucket` attention slots. Every array is int64."""
 
     bucket: int
     # [decode tokens]: the row and the attention slot of each packed token; row 0 is padding.
@@ -35,7 +35,7 @@ class DecodePart(Generic[Array]):
     # [bucket]: for each attention slot, the last token slot that it sees and the end of the page with that token slot.
     last_slot: Array
     page_end: Array
-    # One for each view.
+    # One for each attention pattern.
     blocks: tuple[DecodeBlocks[Array], ...]
 
 
@@ -44,7 +44,7 @@ class PrefillPart(Generic[Array]):
     """Chunks, each aligned to the query tile; every array is int64."""
 
     bucket: int
-    # One for each view.
+    # One for each attention pattern.
     blocks: tuple[PrefillBlocks[Array], ...]
     # [tiles]: the row of the device's page table that each tile reads.
     slots: Array

@@ -58,7 +58,7 @@ class TableEdits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotEdits(Generic[Array]):
-    """`TableEdits` with rows of the device's page table instead of rows; all int64 [n]."""
+    """The same entries for the device's page table, whose row for each row is in `slot_of_row`; all int64 [n]."""
 
     slots: Array
     cols: Array

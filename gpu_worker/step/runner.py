@@ -51,7 +51,7 @@ class _InFlight:
 
 
 class Runner:
-    """One model on one device."""
+    """Executes plans with one model on one device."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Runner:
         )
         self._in_flight: deque[_InFlight] = deque()
         self._generation, self._step, self._failed = 0, 0, False
-        # Whether a plan saved a page to the host page.
+        # For each host page, whether a plan has saved a page to it.
         self._is_saved = np.zeros(geometry.host_pages, np.bool_)
         # Why the device is unusable; empty if it is usable.
         self._lost = ""

@@ -1,6 +1,6 @@
 """Uploads all arrays of a tree to the device in one copy.
 
-A tree is a frozen dataclass of arrays, other values, and further trees, alone or in tuples. There is one more pinned
+The fields of a tree, a frozen dataclass, are arrays, trees, tuples of these, or other values. There is one more pinned
 host buffer than plans in flight; a buffer is reused after its copy has finished. On a CPU the tensors share the arrays'
 memory.
 """
