@@ -1,7 +1,7 @@
-"""What a step's rows request of sampling: numpy arrays when the host lays a step out, tensors on the device.
+"""The sampling parameters of a step's rows: numpy arrays on the host, tensors on the device. Imports no torch.
 
-Owns these types. Imports no torch, so that the host's layout needs none. Shape legend: S samples, R those of them that
-draw, E those with changed logits, G some of the R, N entries of a ragged list, P rows with penalties.
+Shape legend: S samples, R samples that draw (choose a token randomly; the others are greedy), E samples with changed
+logits, G some of the R, N entries of a ragged list, P rows with penalties.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from typing import Generic
 
 from gpu_worker.arrays import Array
 
-# A row with a top_k up to this has only its FEW_RANKS largest logits ranked.
+# If a row's top_k is at most FEW_RANKS, only its FEW_RANKS largest logits are ranked.
 FEW_RANKS = 128
 
 
@@ -17,9 +17,9 @@ FEW_RANKS = 128
 class RankGroup(Generic[Array]):
     """Drawing rows that filter by rank in the same way."""
 
-    # int64 [G]: indices into the R rows. None: all of them.
+    # int64 [G]: indices into the R rows. None means all rows.
     places: Array | None
-    # Whether each has a top_k of at most FEW_RANKS.
+    # Whether each row has a top_k of at most FEW_RANKS.
     few: bool
 
 
@@ -35,10 +35,10 @@ class SamplingInputs(Generic[Array]):
     min_p: Array
     # int64.
     top_k: Array
-    # int64: the noise's key. Seeds are unsigned 64-bit numbers, reinterpreted.
+    # int64: seed, sample_idx and position are the key of the noise. Seeds are unsigned 64-bit numbers, reinterpreted.
     seed: Array
     sample_idx: Array
-    # Position of the token to be drawn.
+    # Position of the token to draw.
     position: Array
     # Rows that filter by rank.
     rank_groups: tuple[RankGroup[Array], ...]
@@ -61,24 +61,25 @@ class Biases(Generic[Array]):
 class Penalties(Generic[Array]):
     """Penalties on the tokens that a row already has; all [P]."""
 
-    # int64: index into the E samples, and the row with the history that counts.
+    # int64: index into the E samples, and the row of the token history.
     at: Array
     rows: Array
     # int64: tokens of the row, and how many of them are its prompt.
-    num_known: Array
+    num_tokens: Array
     num_prompt: Array
     # float32.
     presence: Array
     frequency: Array
     repetition: Array
-    # The largest num_known.
-    max_known: int
-    # Whether any row has a repetition penalty; a presence or frequency penalty.
+    # The largest num_tokens.
+    max_tokens: int
+    # Whether any row has a repetition penalty.
     repeats: bool
+    # Whether any row has a presence or frequency penalty.
     counts: bool
-    # int64 [n] places and tokens: tokens that the history lacks and that it gets before the penalties are computed.
+    # int64 [n] places and tokens: the tokens to add to the history before the penalties are computed.
     missing: tuple[Array, Array] | None = None
-    # int64 [n] places and indices into the S samples: sampled tokens that the history gets after the step.
+    # int64 [n] places and indices into the S samples: the sampled tokens to add to the history after the step.
     sampled: tuple[Array, Array] | None = None
 
 
@@ -88,9 +89,9 @@ class LogitEdits(Generic[Array]):
 
     # int64 [E]: indices into the S samples.
     samples: Array
-    # int64 [n] twice: those of the E samples that draw, and their places among the R.
+    # int64 [n] twice: indices into the E samples and into the R samples, of the samples that are in both.
     draws: tuple[Array, Array] | None = None
     biases: Biases[Array] | None = None
     penalties: Penalties[Array] | None = None
-    # int64 [A], [N], [N]: those of the E samples with restricted tokens; index into the A and an allowed token.
+    # int64 [A], [N], [N]: the E samples that have allowed tokens; pairs of an index into the A and an allowed token.
     allowed: tuple[Array, Array, Array] | None = None

@@ -1,10 +1,7 @@
 """Applies biases, penalties and allowed tokens to logits, in worker.proto's order.
 
-Owns the changes between the model's logits and temperature, in float32, for only the rows that request them. Knows
-nothing of plans, filters or noise.
-
-Shape legend: S samples, E edited ones, N entries of a ragged list, P penalised rows, L tokens of the longest, V
-vocabulary.
+The changes come before temperature, in float32, only for the rows that request them. Shape legend: S samples, E samples
+with changed logits, P rows with penalties, L tokens of the longest row, V vocabulary.
 """
 
 import torch
@@ -18,7 +15,7 @@ _MAX_SCRATCH = 1 << 24
 
 
 def edited(logits: Tensor, edits: LogitEdits[Tensor], history: TokenHistory) -> Tensor:
-    """The changed logits, float32 [E, V], from the model's logits [S, V], which stay unchanged."""
+    """Returns the changed logits, float32 [E, V]. The model's logits [S, V] stay unchanged."""
     # index_select copies; float() copies only if the dtype differs.
     scores = logits.index_select(0, edits.samples).float()
     if edits.biases is not None:
@@ -36,19 +33,19 @@ def edited(logits: Tensor, edits: LogitEdits[Tensor], history: TokenHistory) -> 
 
 def _penalise(scores: Tensor, penalties: Penalties[Tensor], history: TokenHistory) -> None:
     num_rows, vocab_size = penalties.at.shape[0], scores.shape[1]
-    step = max(1, _MAX_SCRATCH // max(vocab_size, penalties.max_known))
+    step = max(1, _MAX_SCRATCH // max(vocab_size, penalties.max_tokens))
     for first in range(0, num_rows, step):
         part = slice(first, first + step)
-        tokens = history.read(penalties.rows[part], penalties.max_known)
+        tokens = history.read(penalties.rows[part], penalties.max_tokens)
         chosen = scores.index_select(0, penalties.at[part])
         scores.index_copy_(0, penalties.at[part], _penalised(chosen, tokens, penalties, part))
 
 
 def _penalised(scores: Tensor, tokens: Tensor, penalties: Penalties[Tensor], part: slice) -> Tensor:
-    """Penalised scores, float32 [P, V], of rows with tokens int32 [P, L]; no row affects another."""
+    """Returns penalised scores, float32 [P, V], of rows with tokens int32 [P, L]. No row affects another."""
     num_rows, vocab_size = scores.shape
     positions = torch.arange(tokens.shape[1], device=tokens.device)
-    known = positions < penalties.num_known[part, None]
+    known = positions < penalties.num_tokens[part, None]
     # Tokens that do not count go to an extra column, number V.
     places = tokens.long().masked_fill_(~known, vocab_size)
     if penalties.repeats:

@@ -1,7 +1,4 @@
-"""Logprobs of tokens, and of the most probable tokens beside them, from the model's own logits.
-
-Owns their computation. Knows nothing of sampling or of rows.
-"""
+"""Computes logprobs of tokens, and of the most probable tokens at their positions, from the model's own logits."""
 
 from dataclasses import dataclass
 
@@ -14,7 +11,7 @@ _MAX_SCRATCH = 1 << 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogprobTensors:
-    """Logprobs of m tokens, and the k most probable tokens beside each: float32 [m], int32 [m, k], float32 [m, k]."""
+    """Logprobs of m tokens, and the k most probable tokens for each: float32 [m], int32 [m, k], float32 [m, k]."""
 
     logprobs: Tensor
     top_token_ids: Tensor
@@ -22,7 +19,7 @@ class LogprobTensors:
 
 
 def logprobs_of(logits: Tensor, tokens: Tensor, top_k: int, rows: Tensor | None = None) -> LogprobTensors:
-    """Logprobs of `tokens`, int64 [m], under logits [m, V], or under rows `rows` [m] of logits; softmax in float32."""
+    """Returns logprobs of `tokens`, int64 [m], under logits [m, V], or under logits[rows]; the softmax is float32."""
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     step = max(1, _MAX_SCRATCH // logits.shape[1])
     for first in range(0, tokens.shape[0], step):

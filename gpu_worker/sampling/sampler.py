@@ -1,9 +1,8 @@
-"""Chooses tokens from logits, on the device, without a generator's state and without waiting for the device.
+"""Chooses tokens from logits, on the device, without the state of a generator and without waiting for the device.
 
-Owns the order of the filters (temperature, top-k, top-p, min-p, as in Transformers) and the noise. Noise is a pure
-function of (seed, sample, position, token), so a token depends neither on the rest of the batch nor on how often the
-step runs. Knows nothing of rows or plans. Shape legend: S sampled rows, R those of them that draw, E those with
-changed logits, G some of the R, V vocabulary.
+The filters are applied in the order temperature, top-k, top-p, min-p, as in Transformers. Noise is a pure function of
+(seed, sample, position, token), so a token depends neither on the rest of the batch nor on how often the step runs.
+Shape legend: S samples, R samples that draw, E samples with changed logits, G some of the R, V vocabulary.
 """
 
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from gpu_worker.sampling.inputs import FEW_RANKS, SamplingInputs
 # Numbers of ranks that a CPU tries before it sorts the whole vocabulary: for 32 rows of 152,000 tokens this takes 7 or
 # 50 ms instead of 460.
 _CPU_RANKS = (256, 4096)
-# Up to this vocabulary the whole row is sorted at once.
+# Up to this size of the vocabulary, the whole row is sorted.
 _SMALL_VOCABULARY = 1023
 # Elements of a scratch tensor; rows beyond that are processed in parts.
 _MAX_SCRATCH = 1 << 24
@@ -37,28 +36,28 @@ _FACTOR_2 = _signed(0x94D049BB133111EB)
 class EditedLogits:
     """The changed logits of some samples, which replace the model's."""
 
-    # int64 [E]: which of the S rows.
+    # int64 [E]: indices into the S samples.
     samples: Tensor
-    # int64 [n] twice: those of the E samples that draw, and their places among the R; None: none of them draws.
+    # int64 [n] twice: indices into the E samples and into the R samples, of samples in both. None if there are none.
     draws: tuple[Tensor, Tensor] | None
     # float32 [E, V].
     logits: Tensor
 
 
 def _mix(z: Tensor) -> Tensor:
-    """splitmix64's finaliser on int64; shifts are made logical by masks."""
+    """Computes splitmix64's finaliser on int64. The masks make the shifts logical."""
     z = (z ^ ((z >> 30) & ((1 << 34) - 1))) * _FACTOR_1
     z = (z ^ ((z >> 27) & ((1 << 37) - 1))) * _FACTOR_2
     return z ^ ((z >> 31) & ((1 << 33) - 1))
 
 
 def noise_keys(seed: Tensor, sample_idx: Tensor, position: Tensor) -> Tensor:
-    """One key per row, int64 [R] each."""
+    """Returns one key per row, int64 [R]; the arguments have the same shape."""
     return _mix(_mix(_mix(seed + _GOLDEN) ^ sample_idx) + position * _GOLDEN)
 
 
 def gumbel_noise(keys: Tensor, tokens: Tensor) -> Tensor:
-    """Standard Gumbel noise, float32, of int64 `tokens` under `keys`, which are broadcast with each other."""
+    """Returns standard Gumbel noise, float32, for int64 `keys` and `tokens`, which are broadcast with each other."""
     bits = _mix(keys + (tokens + 1) * _GOLDEN)
     # Uniform in (0, 1), fine near 0, where the exponential -log(1 - u) decides the winner.
     uniform = ((bits >> 32) & 0xFFFFFFFF).float().add_(0.5).mul_(2.0**-32).clamp_(max=1 - 2.0**-24)
@@ -66,7 +65,7 @@ def gumbel_noise(keys: Tensor, tokens: Tensor) -> Tensor:
 
 
 def filtered(logits: Tensor, inputs: SamplingInputs[Tensor]) -> Tensor:
-    """Tempered logits, float32 [R, V], -inf for removed tokens. Equal logits are kept or removed together."""
+    """Returns tempered logits, float32 [R, V], -inf for removed tokens. Equal logits are kept or removed together."""
     logits = logits / inputs.temperature[:, None]
     if inputs.rank_groups:
         threshold = logits.new_full((logits.shape[0],), -torch.inf)
@@ -86,7 +85,7 @@ def filtered(logits: Tensor, inputs: SamplingInputs[Tensor]) -> Tensor:
 
 
 def _rank_threshold(logits: Tensor, top_k: Tensor, top_p: Tensor, *, few: bool) -> Tensor:
-    """The smallest logit that top-k and then top-p keep, [G].
+    """Returns the smallest logit that top-k and then top-p keep, [G].
 
     The result does not depend on the number of ranks evaluated: sums begin with the most probable token and are
     compared with the sum of the whole row, or of its top_k.
@@ -116,9 +115,9 @@ def _rank_threshold(logits: Tensor, top_k: Tensor, top_p: Tensor, *, few: bool) 
 def _threshold_within(
     logits: Tensor, top_k: Tensor, top_p: Tensor, peak: Tensor | None, num_ranks: int
 ) -> tuple[Tensor, Tensor]:
-    """Thresholds [G] from the `num_ranks` largest logits of each row, and whether these suffice, bool [G].
+    """Returns thresholds [G] from the `num_ranks` largest logits of each row, and whether these suffice, bool [G].
 
-    `peak` [G]: the probability of the largest logit; None: the ranks include every token that a row may keep.
+    `peak` [G] is the probability of the largest logit. It is None if the ranks include every token that a row may keep.
     """
     vocab_size = logits.shape[1]
     if num_ranks < vocab_size:
@@ -126,7 +125,7 @@ def _threshold_within(
     else:
         num_ranks = vocab_size
         ranked = logits.sort(-1, descending=True).values
-    # Relative to the largest, which is 1. Sums are float64, so that their rounding does not decide.
+    # Probabilities relative to the largest one. Sums are float64, so that their rounding does not decide.
     share = (ranked - ranked[:, :1]).exp().double()
     up_to = share.cumsum(-1)
     limited = (top_k > 0) & (top_k < vocab_size)
@@ -160,9 +159,9 @@ def _add_noise(logits: Tensor, keys: Tensor) -> None:
 
 
 def sample(logits: Tensor, inputs: SamplingInputs[Tensor] | None, edited: EditedLogits | None = None) -> Tensor:
-    """Tokens int64 [S] for logits [S, V]; -1 if a row's logits are not all finite, or its edits leave no token.
+    """Returns tokens int64 [S] for logits [S, V], -1 if a row's logits are not all finite or its edits ban every token.
 
-    `inputs` None: every row is greedy.
+    `inputs` is None if every sample is greedy.
     """
     # A sum is finite if every term is (logits are far from overflow); this takes one fast pass.
     usable = logits.sum(-1, dtype=torch.float32).isfinite()

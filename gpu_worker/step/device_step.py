@@ -1,7 +1,7 @@
-"""One step on the device: page orders, page tables, masks, model, sampling, newest tokens, enqueued in stream order.
+"""Runs one step on the device: page orders, page tables, masks, model, sampling, newest tokens.
 
-Owns all device memory: the model, the KV pool, kernels, tables, staging buffers. Knows nothing of plans, generations or
-which plans are in flight.
+On a GPU it enqueues these operations on the CUDA stream in this order. `DeviceStep` owns all device memory: the model,
+the KV pool, kernels, tables, staging buffers. It does not depend on generations or on other plans in flight.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from gpu_worker.attention.paged import StepContext, attach
 from gpu_worker.geometry import Geometry
 from gpu_worker.step.kernels import Kernels
 from gpu_worker.step.layout import StepLayout
-from gpu_worker.step.output import Sampling, StepOutput
+from gpu_worker.step.output import DeviceSampler, StepOutput
 from gpu_worker.step.row_tables import DeviceTables
 from gpu_worker.step.shapes import Shapes
 from gpu_worker.step.staging import Staging
@@ -45,7 +45,7 @@ class DeviceStep:
         self.device = device
         self._model = model
         self.tables = DeviceTables(geometry, device)
-        self._sampling = Sampling(geometry, device)
+        self._sampler = DeviceSampler(geometry, device)
         self._staging = Staging(device, num_buffers)
         attach(model, layers)
         self.cache = KvCache(
@@ -63,7 +63,7 @@ class DeviceStep:
             self.pool_is_zero = True
 
     def zero_pages(self, pages: NDArray[np.integer]) -> None:
-        """Zeroes the pages in every layer, outside any plan."""
+        """Zeroes the pages in every layer, independently of any plan."""
         self.cache.zero_pages(torch.from_numpy(pages.astype(np.int64)).to(self.device))
 
     @torch.inference_mode()
@@ -78,7 +78,7 @@ class DeviceStep:
         return None if staged.layout is None else self._compute(staged.layout)
 
     def _carry_out(self, orders: PageOrders[HostArray], staged: PageOrders[Tensor]) -> None:
-        """Follows worker.proto's order, because one plan may save a page, zero it and load other contents into it."""
+        """Follows worker.proto's sequence, because one plan may save a page, zero it and load others into it."""
         if orders.saved_pages.size:
             self.host.save(staged.saved_pages, orders.saved_slots)
         if orders.zeroed.size:
@@ -90,7 +90,7 @@ class DeviceStep:
 
     def _compute(self, layout: StepLayout[Tensor]) -> StepOutput:
         self.tables.set_pages(layout.edits)
-        context = self.kernels.context(layout)
+        context = self.kernels.update_masks(layout)
         ids, samples = layout.token_ids, layout.samples
         if layout.decode is not None:
             num_decode = layout.decode.rows.shape[0]
@@ -99,12 +99,13 @@ class DeviceStep:
         logits = self._forward(ids, layout.positions, samples.kept, context)
         if logits is None:
             return StepOutput(tokens=ids[:0])
-        output = self._sampling.run(logits, samples)
+        output = self._sampler.run(logits, samples)
         self.tables.newest_token.index_copy_(0, samples.rows, output.tokens.clamp(min=0))
         return output
 
-    def _forward(self, ids: Tensor, positions: Tensor, keep: Tensor, context: StepContext) -> Tensor | None:
-        """Logits [kept, vocabulary] of the packed tokens `keep`. Returns None if it is empty."""
+    def _forward(self, ids: Tensor, positions: Tensor, kept: Tensor, context: StepContext) -> Tensor | None:
+        """Returns logits [kept, vocabulary] of the packed tokens `kept`, or None if `kept` is empty."""
+        # After warm-up a recompilation is an error, because it would delay every request.
         stance = "default" if self.may_compile else "fail_on_recompile"
         arguments = {
             "input_ids": ids[None],
@@ -113,10 +114,10 @@ class DeviceStep:
             "step": context,
         }
         with torch.compiler.set_stance(stance):
-            if keep.numel() == 0:
+            if kept.numel() == 0:
                 self._model.base_model(**arguments)
                 return None
-            return self._model(**arguments, logits_to_keep=keep).logits[0]
+            return self._model(**arguments, logits_to_keep=kept).logits[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
-"""Which samples of a step have their logits changed before a token is chosen, and how. Host only: numpy, no torch.
+"""Decides which logits of a step are changed before a token is chosen, and how.
 
-Owns the choice; `sampling/logits.py` applies the changes. A banned token becomes a bias of minus infinity, which no
-other change can raise.
+`sampling/logits.py` applies the changes. This module runs on the host, without torch. A banned token becomes a bias of
+minus infinity, which no other change can raise.
 """
 
 from collections.abc import Sequence
@@ -11,42 +11,42 @@ from numpy.typing import NDArray
 
 from gpu_worker.arrays import HostArray, Int64Array
 from gpu_worker.sampling.inputs import Biases, LogitEdits, Penalties
-from gpu_worker.step.row_features import Float64Array, Uses
+from gpu_worker.step.row_features import Feature, Float64Array
 from gpu_worker.step.row_tables import RowTables
 
-_ALWAYS = Uses.BIASES | Uses.PENALTIES | Uses.ALLOWED
+_AT_EVERY_POSITION = Feature.BIASES | Feature.PENALTIES | Feature.ALLOWED
 
 
 def lay_out_edits(
     rows: Int64Array, positions: Int64Array, drawing: Int64Array, uses: NDArray[np.uint8], tables: RowTables
 ) -> LogitEdits[HostArray] | None:
-    """The changes of samples with these rows, positions of the next token and `uses`, each [samples].
+    """Returns the changes of logits, or None if no logits change.
 
-    `drawing` are the samples that are not greedy. Returns None if no logits change.
+    `rows`, `positions` (of the next token) and `uses` are [samples]; `drawing` are the samples that are not greedy.
     """
     features = tables.features
-    bans = ((uses & Uses.BANS) != 0) & (positions < features.banned_until[rows])
-    edited = np.flatnonzero(bans | ((uses & _ALWAYS) != 0))
+    bans = ((uses & Feature.BANS) != 0) & (positions < features.banned_until[rows])
+    edited = np.flatnonzero(bans | ((uses & _AT_EVERY_POSITION) != 0))
     if not edited.size:
         return None
-    place = np.full(rows.size, -1, np.int64)
-    place[drawing] = np.arange(drawing.size)
-    draws_from = np.flatnonzero(place[edited] >= 0)
+    drawing_idx = np.full(rows.size, -1, np.int64)
+    drawing_idx[drawing] = np.arange(drawing.size)
+    draws_from = np.flatnonzero(drawing_idx[edited] >= 0)
     lists: list[tuple[int, Int64Array, Float64Array]] = []
     allowed: list[tuple[int, Int64Array]] = []
     entries = zip(edited.tolist(), rows[edited].tolist(), uses[edited].tolist(), strict=True)
     for at, (sample, row, used) in enumerate(entries):
-        if used & Uses.BIASES:
+        if used & Feature.BIASES:
             lists.append((at, *features.biases[row]))
         if bans[sample]:
             banned = features.banned[row]
             lists.append((at, banned, np.full(banned.size, -np.inf)))
-        if used & Uses.ALLOWED:
+        if used & Feature.ALLOWED:
             allowed.append((at, features.allowed[row]))
-    penalised = np.flatnonzero(uses[edited] & Uses.PENALTIES)
+    penalised = np.flatnonzero(uses[edited] & Feature.PENALTIES)
     return LogitEdits(
         samples=edited,
-        draws=(draws_from, place[edited[draws_from]]) if draws_from.size else None,
+        draws=(draws_from, drawing_idx[edited[draws_from]]) if draws_from.size else None,
         biases=_biases(lists) if lists else None,
         penalties=_penalties(penalised, edited, rows, positions, tables) if penalised.size else None,
         allowed=_allowed(allowed) if allowed else None,
@@ -68,16 +68,16 @@ def _allowed(lists: Sequence[tuple[int, Int64Array]]) -> tuple[Int64Array, Int64
 
 
 def _repeated(values: Sequence[int], lists: Sequence[Int64Array]) -> Int64Array:
-    """Each value once per entry of its list."""
+    """Repeats each value for every entry of its list."""
     return np.repeat(np.array(values, np.int64), [entries.size for entries in lists])
 
 
 def _penalties(
     penalised: Int64Array, edited: Int64Array, rows: Int64Array, positions: Int64Array, tables: RowTables
 ) -> Penalties[HostArray]:
-    """The penalties of the samples at indices `penalised` of `edited`, and the tokens that their history lacks.
+    """Returns the penalties of the samples `edited[penalised]`, and the tokens to add to the token history.
 
-    The history gets a row's tokens when the row first samples, and each sampled token right after its step.
+    The tokens that a row started with are added when it first samples, each sampled token right after its step.
     """
     features, width = tables.features, tables.geometry.max_length
     kept = edited[penalised]
@@ -86,22 +86,22 @@ def _penalties(
         values[own].astype(np.float32)
         for values in (features.presence_penalty, features.frequency_penalty, features.repetition_penalty)
     )
-    fresh = own[tables.num_known[own] == tables.num_started[own]].tolist()
-    # A token at max_length is a sequence's last, so no later penalty counts it.
+    fresh = own[tables.num_tokens[own] == tables.num_started[own]].tolist()
+    # A token at position max_length is the last of its sequence, so no later penalty counts it.
     inside = positions[kept] < width
     return Penalties(
         at=penalised,
         rows=own,
-        num_known=tables.num_known[own],
+        num_tokens=tables.num_tokens[own],
         num_prompt=features.num_prompt[own],
         presence=presence,
         frequency=frequency,
         repetition=repetition,
-        max_known=int(tables.num_known[own].max()),
+        max_tokens=int(tables.num_tokens[own].max()),
         repeats=bool((repetition != 1).any()),
         counts=bool(((presence != 0) | (frequency != 0)).any()),
         missing=(
-            np.concatenate([row * width + np.arange(tables.num_known[row]) for row in fresh]),
+            np.concatenate([row * width + np.arange(tables.num_tokens[row]) for row in fresh]),
             np.concatenate([tables.tokens[row] for row in fresh]).astype(np.int64),
         )
         if fresh

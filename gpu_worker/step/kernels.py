@@ -1,7 +1,6 @@
-"""The attention kernels of one worker, one per kind and static shape, and the context that every layer of a step gets.
+"""The attention kernels of one worker, one for each kind of layer and static shape.
 
-Owns the choice of each layer's kernel and the update of the masks, which layers with equal attention patterns share.
-Knows nothing of plans, models or sampling.
+`Kernels` chooses the kernel of each layer and updates the masks. Layers with equal attention patterns share masks.
 """
 
 import torch
@@ -26,7 +25,7 @@ class Kernels:
     ) -> None:
         self._geometry, self._shapes, self._cache, self._tables = geometry, shapes, cache, tables
         patterns = dict.fromkeys(kind.pattern for kind in layers.kinds)
-        # In the order of a layout's blocks.
+        # In the order of `DecodePart.blocks` and `PrefillPart.blocks`.
         self.views = tuple(View.of(pattern, geometry) for pattern in patterns)
         device, dtype = tables.pages.device, cache.keys[0].dtype
         self._ends = {bucket: DecodeEnds(bucket, device) for bucket in shapes.decode_buckets}
@@ -52,34 +51,34 @@ class Kernels:
             )
             for bucket in shapes.prefill_buckets
         }
-        place = {pattern: i for i, pattern in enumerate(patterns)}
-        # By layer; layers of one kind share one.
+        nth = {pattern: i for i, pattern in enumerate(patterns)}
+        # For each bucket, the kernel of each layer. Layers of one kind share a kernel.
         self.decode: dict[int, tuple[DecodeAttention, ...]] = {}
         for bucket, masks in self.decode_masks.items():
-            of_kind = {kind: DecodeAttention(kind, masks[place[kind.pattern]], dtype=dtype) for kind in layers.kinds}
-            self.decode[bucket] = tuple(of_kind[layer.kind] for layer in layers.layers)
+            decode = {kind: DecodeAttention(kind, masks[nth[kind.pattern]], dtype=dtype) for kind in layers.kinds}
+            self.decode[bucket] = tuple(decode[layer.kind] for layer in layers.layers)
         self.prefill: dict[int, tuple[PrefillAttention, ...]] = {}
         for bucket, tile_masks in self.prefill_masks.items():
-            kernels = {
-                kind: PrefillAttention(kind, tile_masks[place[kind.pattern]], dtype=dtype) for kind in layers.kinds
+            prefill = {
+                kind: PrefillAttention(kind, tile_masks[nth[kind.pattern]], dtype=dtype) for kind in layers.kinds
             }
-            self.prefill[bucket] = tuple(kernels[layer.kind] for layer in layers.layers)
+            self.prefill[bucket] = tuple(prefill[layer.kind] for layer in layers.layers)
 
     def _decode_lists(self, view: View, bucket: int) -> Tensor:
-        """int32 [slots, width]; the page table itself if each slot lists exactly its own entries."""
+        """Returns int32 [slots, width]; the page table itself if every slot lists all pages of its row."""
         table = self._tables.pages
         if self._shapes.token_multiple is None and view.is_plain:
             return table
         return torch.zeros(bucket, self._list_width(view), dtype=torch.int32, device=table.device)
 
     def _list_width(self, view: View) -> int:
-        """The width of a page list: on a CPU that of the pool, as its kernel requires; otherwise the pages of a row."""
+        """Returns the width of a page list. The CPU kernel requires the pool's pages, others only those of a row."""
         if self._tables.pages.is_cpu:
             return view.pool_pages
         return self._tables.pages.shape[1] + view.num_learned_sink_pages
 
-    def context(self, layout: StepLayout[Tensor]) -> StepContext:
-        """Updates the masks for `layout`, after its table edits were applied."""
+    def update_masks(self, layout: StepLayout[Tensor]) -> StepContext:
+        """Updates the masks and returns the context of every layer. Requires that `layout.edits` are applied."""
         none = layout.kv_slots[:0]
         decode = prefill = None
         if layout.decode is not None:

@@ -1,7 +1,8 @@
 """Lays a plan out as the arrays of its step: packed tokens and their token slots, page lists, rows that sample.
 
-Owns the packing (decode rows, then chunks, then padding) and all page arithmetic of a step. Host only: numpy in, numpy
-out, no torch. The host's tables contain everything except the sampled tokens.
+The module packs decode rows, then chunks, then padding, and does all page arithmetic of a step, on the host and without
+torch. The host does not know the sampled tokens, so the device fills in their ids. A token slot is the index of a
+token's entry in the KV pool: page * page_size + offset.
 """
 
 from collections.abc import Sequence
@@ -23,18 +24,18 @@ from gpu_worker.wire.frames import Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodePart(Generic[Array]):
-    """Rows that compute one position, in `bucket` slots of attention; every array is int64."""
+    """The decode rows. Their attention kernel has `bucket` attention slots. Every array is int64."""
 
     bucket: int
-    # [decode tokens]: the row and the slot of each packed token (row 0: padding).
+    # [decode tokens]: the row and the attention slot of each packed token; row 0 is padding.
     rows: Array
     slots: Array
-    # [bucket]: each slot lists the page table's entries of this slot. None: its own.
+    # [bucket]: the row of the device's page table that each attention slot reads. None if slot i reads row i.
     list_slots: Array | None
-    # [bucket]: the last token slot that each slot sees, and the end of that slot's page.
+    # [bucket]: for each attention slot, the last token slot that it sees and the end of the page with that token slot.
     last_slot: Array
     page_end: Array
-    # One for each view.
+    # One for each attention pattern.
     blocks: tuple[DecodeBlocks[Array], ...]
 
 
@@ -43,22 +44,21 @@ class PrefillPart(Generic[Array]):
     """Chunks, each aligned to the query tile; every array is int64."""
 
     bucket: int
-    # One for each view.
+    # One for each attention pattern.
     blocks: tuple[PrefillBlocks[Array], ...]
-    # [tiles]: each tile reads the page table's entries of this slot.
+    # [tiles]: the row of the device's page table that each tile reads.
     slots: Array
     # [bucket]: the position of each query, -1 for padding.
     q_positions: Array
-    # [chunk tokens]: the place of each packed token along the query axis.
+    # [chunk tokens]: the index of each packed token along the query axis.
     places: Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLayout(Generic[Array]):
-    """The arrays of one step. Those of one size per shape come first, so that their places in the staging buffer are
-    static."""
+    """The arrays of one step. Arrays of a fixed size come first, so that their staging offsets are constant."""
 
-    # int64 [tokens]: ids (-1: the token that the device sampled last for the row), positions, token slots of the pool.
+    # int64 [tokens]: ids (-1: the token that the device sampled last for the row), positions, token slots.
     token_ids: Array
     positions: Array
     kv_slots: Array
@@ -76,7 +76,7 @@ def lay_out(
     shapes: Shapes,
     views: Sequence[View],
 ) -> StepLayout[HostArray]:
-    """The step of `plan`, which is applied to `tables` but has not advanced their rows yet."""
+    """Returns the arrays of `plan`. `tables` have its starts and appends, and the positions before the step."""
     decode = _lay_out_decode(plan, tables, slot_of_row, shapes, views) if plan.decode_rows.size else None
     prefill = _lay_out_prefill(plan, tables, slot_of_row, shapes, views) if plan.chunk_rows.size else None
     rows = [decode.rows] if decode else []
@@ -104,9 +104,9 @@ def lay_out(
 
 
 def _ids_of_decode_rows(rows: Int64Array, tables: RowTables) -> Int64Array:
-    """Each row's last token if it came with the row, -1 if the device sampled it, 0 for padding."""
+    """Returns each row's last token if the host has it, -1 if the device sampled it, 0 for padding."""
     ids = np.where(rows > 0, -1, 0)
-    for i in np.flatnonzero(tables.num_known[rows] == tables.num_started[rows]):
+    for i in np.flatnonzero(tables.num_tokens[rows] == tables.num_started[rows]):
         ids[i] = tables.tokens[int(rows[i])][-1] if rows[i] else 0
     return ids
 
@@ -160,7 +160,7 @@ def _decode_blocks(
 
 
 def _token_slots(tables: RowTables, rows: Int64Array, positions: Int64Array) -> Int64Array:
-    """The token slot of each row's position."""
+    """Returns the token slot of each row's position."""
     page_size = tables.geometry.page_size
     return tables.page_table[rows, positions // page_size].astype(np.int64) * page_size + positions % page_size
 
@@ -206,12 +206,12 @@ def _lay_out_prefill(
 def _prefill_blocks(
     view: View, tables: RowTables, rows: Int64Array, first: Int64Array, last: Int64Array, num_tiles: int
 ) -> PrefillBlocks[HostArray]:
-    """rows, first, last: the row of each used tile and the positions of its first and last query."""
+    """`rows`, `first`, `last`: the row of each tile except padding, and the positions of its first and last query."""
     spans, used, sinks = view.tile_spans(first, last), rows.size, view.num_learned_sink_pages
     num_partial = np.zeros(num_tiles, np.int64)
     num_partial[:used] = spans.num_partial + sinks
     partial_pages = np.zeros((num_tiles, sinks + view.max_partial), np.int64)
-    # With learned sinks the pool's last page is theirs.
+    # The page after the pool's pages contains the learned sinks.
     partial_pages[:, :sinks] = view.num_pages
     partial_pages[:used, sinks:] = tables.page_table[rows[:, None], spans.partial]
     skipped = None

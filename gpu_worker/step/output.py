@@ -1,8 +1,4 @@
-"""From a step's logits to its tokens and logprobs, on the device, in stream order.
-
-Owns the order of the operations: histories, changed logits, tokens, logprobs. Knows nothing of attention, pages or
-sockets.
-"""
+"""Computes tokens and logprobs from the logits of a step, on the device."""
 
 from dataclasses import dataclass
 
@@ -28,7 +24,7 @@ class StepOutput:
     prompt_logprobs: LogprobTensors | None = None
 
     def to_host(self) -> "StepOutput":
-        """Copies in pinned memory, complete once the stream has reached this point."""
+        """Starts copies to pinned memory, which are valid after the CUDA stream has executed them."""
         return mapped(self, _pinned_copy)
 
 
@@ -37,14 +33,14 @@ def _pinned_copy(tensor: Tensor) -> Tensor:
     return host.copy_(tensor, non_blocking=True)
 
 
-class Sampling:
-    """Owns the token history, the only state that sampling keeps on the device between steps."""
+class DeviceSampler:
+    """Keeps the token history, the only state of sampling on the device between steps."""
 
     def __init__(self, geometry: Geometry, device: torch.device) -> None:
         self._history = TokenHistory(geometry, device)
 
     def run(self, logits: Tensor, samples: SamplePart[Tensor]) -> StepOutput:
-        """`logits` of the samples, padding included, and then of prompt tokens; never waits for the device."""
+        """`logits` are those of the samples and their padding, then of prompt tokens. Does not wait for the device."""
         num_samples = samples.rows.shape[0]
         own, edits, changed = logits[:num_samples], samples.edits, None
         penalties = None if edits is None else edits.penalties

@@ -1,7 +1,7 @@
 """The sampling features that few rows use: bans, biases, penalties, allowed tokens, logprobs.
 
-Owns the host's copy of them, by row, and one byte per row with the features that the row uses. A step whose rows use
-none costs one look at these bytes. Knows nothing of torch, of steps or of how logits change.
+`RowFeatures` has the parameters of each row, and one byte per row with the features that the row uses. If no row uses a
+feature, a step reads only these bytes.
 """
 
 from enum import IntEnum
@@ -16,7 +16,7 @@ Int64Array = NDArray[np.int64]
 Float64Array = NDArray[np.float64]
 
 
-class Uses(IntEnum):
+class Feature(IntEnum):
     """The features of a row, as bits. Not an IntFlag, because its operators cost a microsecond each."""
 
     # Tokens that are banned until the row reaches a position.
@@ -30,7 +30,7 @@ class Uses(IntEnum):
 
 
 class RowFeatures:
-    """One entry per row. An array's entry is void if `uses` lacks its bit."""
+    """Arrays with one entry per row. An entry is meaningless if the row's `uses` lacks the bit of the feature."""
 
     def __init__(self, num_rows: int) -> None:
         self.uses = np.zeros(num_rows, np.uint8)
@@ -60,10 +60,10 @@ class RowFeatures:
         for i, row in enumerate(rows.tolist()):
             self.uses[row] = self._start(row, started.sampling[i])
             if started.banned_until[i] and started.banned[i].size:
-                self.uses[row] |= Uses.BANS
+                self.uses[row] |= Feature.BANS
                 self.banned[row] = started.banned[i].astype(np.int64)
-        self.uses[rows] |= np.where(started.num_logprobs > 0, Uses.LOGPROBS, 0).astype(np.uint8)
-        self.uses[rows] |= np.where(started.prompt_logprobs_from > 0, Uses.PROMPT_LOGPROBS, 0).astype(np.uint8)
+        self.uses[rows] |= np.where(started.num_logprobs > 0, Feature.LOGPROBS, 0).astype(np.uint8)
+        self.uses[rows] |= np.where(started.prompt_logprobs_from > 0, Feature.PROMPT_LOGPROBS, 0).astype(np.uint8)
 
     def _start(self, row: int, sampling: RowSampling) -> int:
         """Stores the features of the row's sampling and returns their bits."""
@@ -72,11 +72,11 @@ class RowFeatures:
         self.frequency_penalty[row] = settings.frequency_penalty
         self.repetition_penalty[row] = settings.repetition_penalty
         if settings.presence_penalty or settings.frequency_penalty or settings.repetition_penalty != 1:
-            uses |= Uses.PENALTIES
+            uses |= Feature.PENALTIES
         if sampling.biased.size:
-            uses |= Uses.BIASES
+            uses |= Feature.BIASES
             self.biases[row] = sampling.biased, sampling.biases
         if sampling.allowed.size:
-            uses |= Uses.ALLOWED
+            uses |= Feature.ALLOWED
             self.allowed[row] = sampling.allowed
         return uses

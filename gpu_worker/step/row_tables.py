@@ -1,7 +1,7 @@
 """Row tables: the sequence in each row, its pages and its next position.
 
-Owns the host's tables, their incremental checksum (worker.proto), the device's copy for kernels, and every check of a
-plan against a row's state, which raises `PlanError`. Knows nothing of attention, models or sockets.
+`RowTables` has the host's tables and their incremental checksum (worker.proto), and checks plans against the state of
+rows. `DeviceTables` has the device's copy for kernels.
 """
 
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ def _page_terms(rows: NDArray[np.integer], cols: NDArray[np.integer], pages: Int
 
 
 def spread_order(num_slots: int) -> NDArray[np.int64]:
-    """A permutation of 0..num_slots-1 in which every prefix is spread evenly over the range (bit reversal).
+    """Returns a permutation of 0..num_slots-1 whose first k values are spread evenly, for every k (bit reversal).
 
     The CPU kernel gives each thread a contiguous part of the slots, and rows are allocated lowest first.
     """
@@ -58,7 +58,7 @@ class TableEdits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotEdits(Generic[Array]):
-    """The same entries by attention slot; all int64 [n]."""
+    """The same entries for the device's page table, whose row for each row is in `slot_of_row`; all int64 [n]."""
 
     slots: Array
     cols: Array
@@ -66,7 +66,7 @@ class SlotEdits(Generic[Array]):
 
 
 class RowTables:
-    """The host's tables; the core keeps an equal copy and sends its checksum with each plan."""
+    """The host's tables. The core tracks the same content and sends its checksum with each plan."""
 
     def __init__(self, geometry: Geometry) -> None:
         self.geometry = geometry
@@ -86,12 +86,12 @@ class RowTables:
         num = self.geometry.max_rows + 1
         # Next position to compute.
         self.position = np.zeros(num, np.int64)
-        # Number of tokens, those sampled by plans in flight included; 0: never started.
-        self.num_known = np.zeros(num, np.int64)
-        # Number of tokens that came with the row.
+        # Number of tokens, including those that plans in flight sample; 0 if the row was never started.
+        self.num_tokens = np.zeros(num, np.int64)
+        # Number of tokens that the row started with.
         self.num_started = np.zeros(num, np.int64)
         self.num_pages = np.zeros(num, np.int64)
-        # Tokens that came with the row; sampled tokens are only on the device.
+        # Tokens that the row started with; sampled tokens are only on the device.
         self.tokens: dict[int, Int32Array] = {}
         self.features.reset()
         self._checksum = 0
@@ -103,7 +103,7 @@ class RowTables:
         return self._checksum
 
     def apply(self, plan: Plan) -> TableEdits:
-        """Applies started rows and page appends. Raises PlanError."""
+        """Starts rows and appends pages. Raises PlanError if the plan does not fit the tables."""
         parts: list[tuple[NDArray[np.integer], NDArray[np.integer], Int32Array]] = []
         if plan.started is not None and plan.started.rows.size:
             parts.append(self._start(plan.started))
@@ -126,7 +126,7 @@ class RowTables:
         for i, row in enumerate(rows.tolist()):
             self.page_table[row, : counts[i]] = started.pages[i]
             self.tokens[row] = started.tokens[i]
-            self.num_known[row] = self.num_started[row] = started.tokens[i].size
+            self.num_tokens[row] = self.num_started[row] = started.tokens[i].size
         self.num_pages[rows] = counts
         for name, setting in SETTINGS.items():
             values = [getattr(one.settings, name) for one in started.sampling]
@@ -146,8 +146,8 @@ class RowTables:
     ) -> tuple[NDArray[np.integer], NDArray[np.integer], Int32Array]:
         cols = np.empty(rows.size, np.int64)
         for i, (row, page) in enumerate(zip(rows.tolist(), pages.tolist(), strict=True)):
-            if not self.num_known[row]:
-                raise PlanError(f"appends.rows holds {row}, which was never started")
+            if not self.num_tokens[row]:
+                raise PlanError(f"appends.rows contains row {row}, which was never started")
             cols[i] = col = self.num_pages[row]
             if col >= self.geometry.pages_per_row:
                 raise PlanError(f"row {row} gets page {col + 1}; the limit is {self.geometry.pages_per_row}")
@@ -165,28 +165,28 @@ class RowTables:
         ends = starts + plan.chunk_counts
         self._check_rows(rows, ends)
         _require(rows, starts == self.position[rows], "has a chunk that does not start at its next position")
-        _require(rows, ends <= self.num_started[rows], "has a chunk that ends past the tokens it came with")
-        _require(rows, plan.chunk_samples == (ends == self.num_known[rows]), "has a wrong samples flag")
+        _require(rows, ends <= self.num_started[rows], "has a chunk that ends past the tokens that it started with")
+        _require(rows, plan.chunk_samples == (ends == self.num_tokens[rows]), "has a wrong value in chunk_samples")
         rows = plan.decode_rows.astype(np.int64)
         self._check_rows(rows, self.position[rows] + 1)
-        at_last = self.position[rows] == self.num_known[rows] - 1
-        _require(rows, at_last, "cannot decode: its next position is not that of its last known token")
+        at_last = self.position[rows] == self.num_tokens[rows] - 1
+        _require(rows, at_last, "cannot decode: its next position is not that of its last token")
 
     def _check_rows(self, rows: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
-        _require(rows, self.num_known[rows] > 0, "was never started")
+        _require(rows, self.num_tokens[rows] > 0, "was never started")
         _require(rows, ends <= self.geometry.max_length, "computes past max_length")
         covered = ends <= self.num_pages[rows] * self.geometry.page_size
         _require(rows, covered, "has too few pages for the positions it computes")
 
     def advance(self, plan: Plan) -> None:
-        """Advances the running rows by what the plan computes; `check` has passed."""
+        """Advances the running rows by the positions that the plan computes. Requires that `check` has passed."""
         self._advance_rows(plan.chunk_rows, plan.chunk_counts.astype(np.int64), plan.chunk_samples)
         num = plan.decode_rows.size
         self._advance_rows(plan.decode_rows, np.ones(num, np.int64), np.ones(num, np.bool_))
 
     def _advance_rows(self, rows: Int32Array, counts: NDArray[np.int64], samples: NDArray[np.bool_]) -> None:
         self.position[rows] += counts
-        self.num_known[rows] += samples
+        self.num_tokens[rows] += samples
         self._advance_checksum(rows, counts)
 
     def _advance_checksum(self, rows: NDArray[np.integer], counts: NDArray[np.int64]) -> None:
@@ -202,7 +202,7 @@ def _require(rows: NDArray[np.int64], holds: NDArray[np.bool_], problem: str) ->
 
 
 class DeviceTables:
-    """The tables that kernels read: page lists by attention slot, each page's logical index, newest tokens."""
+    """The tables that kernels read: the page table, each page's logical index, newest tokens."""
 
     def __init__(self, geometry: Geometry, device: torch.device) -> None:
         on_cpu = device.type == "cpu"
@@ -211,9 +211,9 @@ class DeviceTables:
         width = geometry.num_pages if on_cpu else geometry.pages_per_row
         self.slot_of_row = spread_order(num_slots) if on_cpu else np.arange(num_slots, dtype=np.int64)
         self.pages = torch.zeros(num_slots, max(width, geometry.pages_per_row), dtype=torch.int32, device=device)
-        # A page that rows share has the same logical index in each. The last entry is for the page of learned sinks.
+        # A page that several rows share has the same logical index in each. The last entry is for the learned sinks.
         self.logical_of_page = torch.zeros(geometry.num_pages + 1, dtype=torch.int32, device=device)
-        # By row; row 0 is padding.
+        # The newest token of each row; row 0 is padding.
         self.newest_token = torch.zeros(num_slots, dtype=torch.int64, device=device)
 
     def set_pages(self, edits: SlotEdits[torch.Tensor]) -> None:

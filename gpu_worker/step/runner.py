@@ -1,8 +1,8 @@
-"""Carries plans out, one after another: the sole owner of the row tables, and through `DeviceStep` of the device.
+"""The Runner executes plans in order. Only it changes the row tables and, through `DeviceStep`, the device's memory.
 
-A plan passes through wire (bytes to checked numbers), row_tables (state, checksum), layout (arrays) and device_step.
-`submit` only enqueues; `collect` returns outcomes in the order of the plans, so that two plans can be in flight. Knows
-nothing of sockets, requests or scheduling.
+A plan passes through wire (bytes to checked numbers), row_tables (state, checksum), layout (arrays) and device_step. On
+a GPU `submit` only enqueues, so that two plans can be in flight; on a CPU it computes the step. `collect` returns
+outcomes in the order of the plans.
 """
 
 import logging
@@ -41,7 +41,7 @@ class DeviceLost(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _InFlight:
-    """A submitted plan. Either its outcome is final (it did not run) or its output is being computed."""
+    """A submitted plan. `output` is None if the plan was refused or computes nothing."""
 
     outcome: Outcome
     output: StepOutput | None = None
@@ -51,7 +51,7 @@ class _InFlight:
 
 
 class Runner:
-    """One model on one device."""
+    """Executes plans with one model on one device."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Runner:
         )
         self._in_flight: deque[_InFlight] = deque()
         self._generation, self._step, self._failed = 0, 0, False
-        # Host pages that plans saved contents to.
+        # For each host page, whether a plan has saved a page to it.
         self._is_saved = np.zeros(geometry.host_pages, np.bool_)
         # Why the device is unusable; empty if it is usable.
         self._lost = ""
@@ -83,18 +83,18 @@ class Runner:
         return len(self._in_flight)
 
     def join(self, generation: int) -> None:
-        """Begins a session with a scheduler, which knows nothing of the pool's contents, so the pool is zeroed."""
+        """Begins a session with a scheduler, and zeroes the pool, because the scheduler expects no NaN in its pages."""
         self.reset(generation)
         self._is_saved[:] = False
         self.on_device.zero_pool()
 
     def reset(self, generation: int) -> None:
-        """Begins a generation: removes every row; plans start at step 1."""
+        """Begins a generation: removes every row. The next plan must be step 1."""
         self._generation, self._step, self._failed = generation, 0, False
         self.tables.reset()
 
     def submit(self, message: pb.StepPlan) -> None:
-        """Enqueues one plan. Raises nothing: an error becomes the plan's outcome."""
+        """Enqueues one plan. Does not raise: an error becomes the plan's outcome."""
         if message.generation > self._generation:
             self.reset(message.generation)
         if self._failed or message.generation < self._generation:
@@ -134,7 +134,7 @@ class Runner:
         self._in_flight.append(_InFlight(outcome=outcome))
 
     def _apply(self, plan: Plan) -> StepLayout[HostArray] | None:
-        """The host's part: applies the plan to the tables. Returns None if the plan computes nothing."""
+        """Applies the plan to the tables and lays it out. Returns None if the plan computes nothing."""
         if plan.page_orders:
             self._check_loads(plan.page_orders)
         edits = self.tables.apply(plan)
@@ -144,19 +144,19 @@ class Runner:
             slot_of_row = self.on_device.tables.slot_of_row
             layout = lay_out(plan, edits, self.tables, slot_of_row, self.shapes, self.on_device.kernels.views)
         elif edits.rows.size:
-            raise PlanError("the plan starts rows or appends pages and computes nothing")
+            raise PlanError("the plan starts rows or appends pages but computes nothing")
         self.tables.advance(plan)
         return layout
 
     def _check_loads(self, orders: PageOrders[HostArray]) -> None:
-        """Raises PlanError if a host page is loaded that neither this plan nor an earlier one saved."""
+        """Raises PlanError if the plan loads a host page to which neither it nor an earlier plan saved a page."""
         self._is_saved[orders.saved_slots] = True
         unknown = orders.loaded_slots[~self._is_saved[orders.loaded_slots]]
         if unknown.size:
             raise PlanError(f"loads.slots contains {unknown[0]}, to which no plan saved a page")
 
     def _run(self, plan: Plan, layout: StepLayout[HostArray] | None, begun: float) -> _InFlight:
-        """The device's part, enqueued in stream order."""
+        """Runs the plan on the device; on a GPU it only enqueues the plan."""
         outcome = Outcome(generation=plan.generation, step=plan.step, status=pb.STEP_STATUS_OK)
         if layout is None and not plan.page_orders:
             return _InFlight(outcome=outcome)
@@ -173,7 +173,7 @@ class Runner:
         return _InFlight(outcome=outcome, output=output, num_samples=num_samples, started=started, ended=ended)
 
     def collect(self, *, wait: bool = True) -> Outcome | None:
-        """The oldest plan's outcome. Returns None if no plan is in flight, or the oldest one still runs and not `wait`.
+        """Returns the oldest plan's outcome, or None if no plan is in flight, or if it still runs and `wait` is False.
 
         Raises DeviceLost if the device has failed and every outcome was collected.
         """
@@ -188,7 +188,7 @@ class Runner:
             self._in_flight.popleft()
             return self._finished(oldest)
         except torch.AcceleratorError as error:
-            # Kernels report their errors late; after one the context answers nothing else.
+            # CUDA reports a kernel's error at a later call, and from then on every call fails.
             self._lost = first_line(error)
             if self._in_flight and self._in_flight[0] is oldest:
                 self._in_flight.popleft()
@@ -215,12 +215,12 @@ class Runner:
         )
 
     def warm_up(self, on_kernel: Callable[[str, float], None] | None = None) -> None:
-        """Compiles every kernel; afterwards a compilation raises. Calls `on_kernel` (name, seconds) for each."""
+        """Compiles every kernel, and calls `on_kernel` (name, seconds) for each. Any later compilation raises."""
         steps = [(f"prefill kernel, {size} tokens", 1, True) for size in reversed(self.shapes.prefill_buckets)]
         for size in reversed(self.shapes.decode_buckets):
             steps.append((f"decode kernel, {size} slots", min(size, self.geometry.max_rows), False))
         for name, num_rows, is_chunk in steps:
-            seconds = self._warm(num_rows=num_rows, chunk=is_chunk)
+            seconds = self._warm_up_step(num_rows=num_rows, chunk=is_chunk)
             if on_kernel is not None:
                 on_kernel(name, seconds)
         self.reset(0)
@@ -229,9 +229,9 @@ class Runner:
         self.on_device.may_compile = False
 
     def rehearse(self, *plans: Plan) -> list[Outcome]:
-        """Runs plans before serving and resets the runner. Passes on their exceptions.
+        """Runs test plans before serving and resets the runner. Unlike `submit`, it raises the errors of the plans.
 
-        Rows must start with all their pages, and saved pages must be zero.
+        Afterwards it zeroes the pages of started rows, so plans must not append pages, and may save only zeroed pages.
         """
         self.reset(0)
         was_zero = self.on_device.pool_is_zero
@@ -247,8 +247,8 @@ class Runner:
         self.on_device.pool_is_zero = was_zero
         return outcomes
 
-    def _warm(self, *, num_rows: int, chunk: bool) -> float:
-        """Runs one step of the shape. Returns its seconds."""
+    def _warm_up_step(self, *, num_rows: int, chunk: bool) -> float:
+        """Runs one step with this number of rows. Returns its duration in seconds."""
         begun = time.perf_counter()
         self.reset(0)
         plan = warm_up_plan(num_rows=num_rows, chunk=chunk)

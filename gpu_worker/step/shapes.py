@@ -1,4 +1,4 @@
-"""The static shapes that kernels are compiled for. Owns the choice by device. Knows nothing of plans or torch."""
+"""Chooses the static shapes for which kernels are compiled, by type of device."""
 
 from dataclasses import dataclass
 
@@ -9,17 +9,17 @@ from gpu_worker.geometry import Geometry
 class Shapes:
     """The shapes for which kernels exist."""
 
-    # Decode slots of each decode kernel, ascending.
+    # Attention slots of each decode kernel, ascending.
     decode_buckets: tuple[int, ...]
     # Query positions of each prefill kernel, ascending; the last holds the token budget.
     prefill_buckets: tuple[int, ...]
-    # Tokens and samples are padded to multiples and buckets, so that graphs can be captured later. None: no
-    # padding, and the single decode kernel has a slot for every row and reads the page table itself.
+    # Tokens are padded to multiples of this, and samples to buckets, so that CUDA graphs can be added later. None on a
+    # CPU: no padding, and the single decode kernel has an attention slot for every row and reads the page table itself.
     token_multiple: int | None
 
     @classmethod
     def for_device(cls, geometry: Geometry, *, on_cpu: bool) -> "Shapes":
-        """On a CPU one shape, because inactive slots cost nothing there; on other devices buckets of rows."""
+        """Returns one shape on a CPU, because idle slots cost nothing there, and buckets of rows on other devices."""
         prefill = (geometry.prefill_tokens,)
         if on_cpu:
             every_row = geometry.max_rows + 1
@@ -33,5 +33,5 @@ class Shapes:
 
 
 def bucket_for(buckets: tuple[int, ...], need: int) -> int:
-    """The smallest of `buckets` that holds `need`."""
+    """Returns the smallest of `buckets` that is at least `need`."""
     return next(size for size in buckets if size >= need)

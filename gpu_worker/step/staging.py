@@ -1,8 +1,8 @@
-"""A tree of host arrays becomes the same tree of tensors on the device, in one copy.
+"""Uploads all arrays of a tree to the device in one copy.
 
-A tree is a frozen dataclass of arrays, other values, and further trees, alone or in tuples. Owns the ring
-of pinned host buffers, one longer than the plans in flight, each reused only after its event. Knows nothing of what the
-arrays mean. On a CPU the tensors share the arrays' memory.
+The fields of a tree, a frozen dataclass, are arrays, trees, tuples of these, or other values. There is one more pinned
+host buffer than plans in flight; a buffer is reused after its copy has finished. On a CPU the tensors share the arrays'
+memory.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ _TORCH_TYPES = {np.dtype(np.int64): torch.int64, np.dtype(np.float32): torch.flo
 
 
 def mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
-    """The tree with every array or tensor x replaced by change(x), in the order of the fields."""
+    """Returns the tree with every array or tensor x replaced by change(x), in the order of the fields."""
     if isinstance(tree, (np.ndarray, Tensor)):
         return change(tree)
     if isinstance(tree, tuple):
@@ -36,19 +36,19 @@ def _field_names(kind: type) -> tuple[str, ...]:
 
 
 def num_words(arrays: Iterable[NDArray[Any]]) -> int:
-    """The 8-byte words that `pack` writes."""
+    """Returns the number of 8-byte words that `pack` writes."""
     return sum(-(-array.nbytes // _WORD_BYTES) for array in arrays)
 
 
 def pack(arrays: Iterable[NDArray[Any]], words: NDArray[np.int64]) -> None:
-    """Writes the arrays one after another, each from a whole word on."""
+    """Writes the arrays one after another, each aligned to 8 bytes."""
     views = {kind: words.view(kind) for kind in _TORCH_TYPES}
     for array, start in _placed(arrays):
         views[array.dtype][start : start + array.size] = array.reshape(-1)
 
 
 def unpack(arrays: Iterable[NDArray[Any]], words: Tensor) -> Iterator[Tensor]:
-    """Views of packed `words` with the types and shapes of `arrays`."""
+    """Yields views of packed `words` with the types and shapes of `arrays`."""
     views = {kind: words.view(torch_type) for kind, torch_type in _TORCH_TYPES.items()}
     for array, start in _placed(arrays):
         view = views[array.dtype][start : start + array.size]
@@ -56,7 +56,7 @@ def unpack(arrays: Iterable[NDArray[Any]], words: Tensor) -> Iterator[Tensor]:
 
 
 def _placed(arrays: Iterable[NDArray[Any]]) -> Iterator[tuple[NDArray[Any], int]]:
-    """Each array with the index of its first element, counted in elements of its type."""
+    """Yields each array with the index of its first element, counted in elements of its type."""
     word = 0
     for array in arrays:
         yield array, word * _WORD_BYTES // array.itemsize
@@ -64,7 +64,7 @@ def _placed(arrays: Iterable[NDArray[Any]]) -> Iterator[tuple[NDArray[Any], int]
 
 
 class Staging:
-    """Uploads trees; the device's copy lives until the next upload in stream order."""
+    """Uploads trees. The next upload overwrites the device's copy."""
 
     def __init__(self, device: torch.device, num_buffers: int) -> None:
         self._device = device
@@ -74,7 +74,7 @@ class Staging:
         self._on_device = torch.zeros(0 if device.type == "cpu" else _LEAST_WORDS, dtype=torch.int64, device=device)
 
     def upload(self, tree: Any) -> Any:
-        """The tree with tensors for its arrays, which are int64 or float32.
+        """Returns the tree with tensors for its arrays, which are int64 or float32.
 
         Python cannot express the type Tree[HostArray] → Tree[Tensor], so callers annotate the result.
         """
@@ -86,7 +86,7 @@ class Staging:
         return mapped(tree, lambda _: next(views))
 
     def _copied(self, arrays: Sequence[NDArray[Any]]) -> Tensor:
-        """The device's buffer, with a copy of the packed arrays under way."""
+        """Starts the copy of the packed arrays and returns the device's buffer."""
         total = num_words(arrays)
         if total > self._on_device.numel():
             self._on_device = torch.zeros(1 << total.bit_length(), dtype=torch.int64, device=self._device)

@@ -1,7 +1,4 @@
-"""Plans that a runner carries out before it serves, to compile and load every kernel and to measure memory and time.
-
-Knows nothing of devices.
-"""
+"""Plans that the runner executes before it serves, to compile every kernel and to measure memory and time."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +10,7 @@ from gpu_worker.wire.started import StartedRows
 
 
 def warm_up_plan(*, num_rows: int, chunk: bool) -> Plan:
-    """Step 1 of rows that share page 1, as chunks of one token or as decode rows; every second row draws."""
+    """Returns a plan of rows that share page 1, as chunks of one token or as decode rows; every second row draws."""
     rows = np.arange(1, num_rows + 1, dtype=np.int32)
     ones, zeros = np.ones(num_rows, np.int32), np.zeros(num_rows, np.int32)
     drawing = GREEDY.but(temperature=1, top_p=0.5, min_p=0.1)
@@ -39,8 +36,10 @@ def warm_up_plan(*, num_rows: int, chunk: bool) -> Plan:
 
 
 def full_prompts_plan(geometry: Geometry) -> Plan:
-    """A step of prompts only, as many tokens as budget and rows allow; each row is greedy and has its own pages while
-    there are any."""
+    """Returns a plan of greedy prompts only, with as many tokens as budget and rows allow.
+
+    Each row has its own pages as long as the pool has enough.
+    """
     counts: list[int] = []
     left = geometry.token_budget - geometry.token_budget % geometry.chunk_align
     while left > 0 and len(counts) < geometry.max_rows:
@@ -66,7 +65,7 @@ def full_prompts_plan(geometry: Geometry) -> Plan:
 
 
 def full_plan(geometry: Geometry) -> Plan:
-    """The largest step, on page 1: every row uses every feature, and chunks fill the budget that decode rows leave."""
+    """Returns the largest plan, on page 1: each row uses every feature, and chunks fill the rest of the budget."""
     num_rows = geometry.max_rows
     counts = _chunks(geometry)
     rows = np.arange(1, num_rows + 1, dtype=np.int32)
@@ -74,7 +73,7 @@ def full_plan(geometry: Geometry) -> Plan:
     lengths = ones.copy()
     lengths[: counts.size] = counts
     num_pages = align_up(lengths, geometry.page_size) // geometry.page_size
-    # The first row's prompt has as many logprobs as the limit on logits leaves beside every row's sample.
+    # The first row's prompt has as many logprobs as the limit on logits allows besides one sample per row.
     logprobs_from = zeros.copy()
     logprobs_from[0] = max(lengths[0] - (geometry.logit_rows - num_rows), 1) if lengths[0] > 1 else 0
     started = StartedRows.of_prompts(
@@ -99,7 +98,7 @@ def full_plan(geometry: Geometry) -> Plan:
 
 
 def _chunks(geometry: Geometry) -> NDArray[np.int32]:
-    """Tokens of the first rows' chunks: each a row's full length, the last one the remaining budget."""
+    """Returns the tokens of the first rows' chunks: a row's full length each, and the remaining budget for the last."""
     counts: list[int] = []
     for row in range(geometry.max_rows):
         # The rows after this one decode.

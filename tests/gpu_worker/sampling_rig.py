@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.geometry import Geometry
-from gpu_worker.step.output import Sampling, StepOutput
+from gpu_worker.step.output import DeviceSampler, StepOutput
 from gpu_worker.step.row_tables import RowTables
 from gpu_worker.step.samples import SamplePart, lay_out_samples
 from gpu_worker.step.shapes import Shapes
@@ -48,7 +48,7 @@ class SamplingRig:
         self.device = device
         self.shapes = Shapes.for_device(self.geometry, on_cpu=device.type == "cpu")
         self.core, self.tables = TinyCore(self.geometry), RowTables(self.geometry)
-        self.sampling = Sampling(self.geometry, device)
+        self.sampling = DeviceSampler(self.geometry, device)
         self._staging = Staging(device, 2)
 
     def add(self, row: int, tokens: Sequence[int], wish: Wish, *, num_prompt: int = 0) -> Sequence_:
@@ -76,7 +76,7 @@ class SamplingRig:
         samples = self.laid_out(**running)
         sampled = samples.rows.tolist()[: samples.num_samples]
         # The token that the step samples counts as known already.
-        rows = [logits_of(row, int(self.tables.num_known[row]) - 1) for row in sampled]
+        rows = [logits_of(row, int(self.tables.num_tokens[row]) - 1) for row in sampled]
         rows += [torch.zeros_like(rows[0])] * (samples.rows.shape[0] - samples.num_samples)
         output = self.sampling.run(torch.stack(rows).to(self.device), samples)
         tokens = output.tokens.cpu()[: samples.num_samples].tolist()

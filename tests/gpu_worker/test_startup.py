@@ -247,5 +247,5 @@ def test_the_largest_step_runs_and_leaves_the_runner_unchanged(rig_of: Callable[
     runner.on_device.cache.zero()
     runner.rehearse(full_plan(runner.geometry))
     assert runner.num_in_flight == 0
-    assert not np.any(runner.tables.num_known)
+    assert not np.any(runner.tables.num_tokens)
     assert not any(tensor.any() for tensor in (*runner.on_device.cache.keys, *runner.on_device.cache.values))

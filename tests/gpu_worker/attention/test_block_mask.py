@@ -139,7 +139,7 @@ def test_direct_masks_equal_the_conversion(page_size: int, chunk_align: int, on_
         edits = tables.apply(plan)
         layout = mapped(lay_out(plan, edits, tables, on_device.slot_of_row, shapes, kernels.views), torch.from_numpy)
         on_device.set_pages(layout.edits)
-        context = kernels.context(layout)
+        context = kernels.update_masks(layout)
         rows = [(row, core.rows[row].pages, int(tables.position[row])) for row in plan.decode_rows.tolist()]
         chunks = [
             (core.rows[row].pages, start, count)

@@ -79,7 +79,7 @@ def check_mixed_step(
     layout = lay_out(plan, edits, tables, on_device.slot_of_row, shapes, kernels.views)
     staged = mapped(layout, lambda array: torch.from_numpy(array).to(device))
     on_device.set_pages(staged.edits)
-    context = kernels.context(staged)
+    context = kernels.update_masks(staged)
     kind = context.decode[index].kind
     window, num_tokens = kind.pattern.window or geometry.max_length, layout.positions.size
     sink_tokens = kind.pattern.sink_tokens

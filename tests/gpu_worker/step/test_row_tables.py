@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gpu_worker.geometry import Geometry
-from gpu_worker.step.row_features import Uses
+from gpu_worker.step.row_features import Feature
 from gpu_worker.step.row_tables import DeviceTables, RowTables, SlotEdits, mix, spread_order
 from gpu_worker.step.staging import mapped
 from gpu_worker.wire.fields import PlanError
@@ -57,7 +57,7 @@ def test_incremental_checksum_equals_the_formula_over_whole_tables(seed: int) ->
         decode: list[int] = []
         for row, sequence in core.rows.items():
             left = len(sequence.tokens) - sequence.position
-            # The last known token may be computed either way, as long as it came with the row.
+            # A chunk or a decode row may compute the last token, if the row started with it.
             if left > 1 or (sequence.position < came_with[row] and draw.random() < 0.3):
                 chunks[row] = draw.randint(1, min(left, 30))
             elif left == 1 and sequence.position < GEOMETRY.max_length and core.free_pages:
@@ -89,9 +89,9 @@ def started_tables(core: TinyCore) -> RowTables:
     [
         ([2], [0], [4], [0], "row 2 was never started"),
         ([1], [9], [4], [0], "row 1 has a chunk that does not start at its next position"),
-        ([1], [10], [11], [1], "row 1 has a chunk that ends past the tokens it came with"),
-        ([1], [10], [10], [0], "row 1 has a wrong samples flag"),
-        ([1], [10], [3], [1], "row 1 has a wrong samples flag"),
+        ([1], [10], [11], [1], "row 1 has a chunk that ends past the tokens that it started with"),
+        ([1], [10], [10], [0], "row 1 has a wrong value in chunk_samples"),
+        ([1], [10], [3], [1], "row 1 has a wrong value in chunk_samples"),
     ],
 )
 def test_chunks_that_a_row_cannot_compute_are_refused(
@@ -106,7 +106,7 @@ def test_chunks_that_a_row_cannot_compute_are_refused(
         tables.check(read_plan(message, GEOMETRY))
 
 
-@pytest.mark.parametrize(("row", "problem"), [(3, "never started"), (1, "not that of its last known token")])
+@pytest.mark.parametrize(("row", "problem"), [(3, "never started"), (1, "not that of its last token")])
 def test_decode_rows_that_cannot_decode_are_refused(row: int, problem: str) -> None:
     core = TinyCore(GEOMETRY)
     tables = started_tables(core)
@@ -167,13 +167,16 @@ def test_features_of_a_row_last_until_restart_or_reset() -> None:
         return int(tables.features.uses[row])
 
     assert start(1) == 0
-    assert start(2, banned=[4], banned_until=9) == Uses.BANS
+    assert start(2, banned=[4], banned_until=9) == Feature.BANS
     assert start(3, banned=[4]) == 0
-    assert start(4, biases={3: 1.0}, presence_penalty=0.1, allowed=[1]) == Uses.BIASES | Uses.PENALTIES | Uses.ALLOWED
-    assert start(5, num_logprobs=1, prompt_logprobs_from=2) == Uses.LOGPROBS | Uses.PROMPT_LOGPROBS
+    assert (
+        start(4, biases={3: 1.0}, presence_penalty=0.1, allowed=[1])
+        == Feature.BIASES | Feature.PENALTIES | Feature.ALLOWED
+    )
+    assert start(5, num_logprobs=1, prompt_logprobs_from=2) == Feature.LOGPROBS | Feature.PROMPT_LOGPROBS
     assert start(6, repetition_penalty=1.0, frequency_penalty=0.0, num_logprobs=0) == 0
-    assert start(4, num_logprobs=2) == Uses.LOGPROBS
-    assert tables.features.uses[2] == Uses.BANS
+    assert start(4, num_logprobs=2) == Feature.LOGPROBS
+    assert tables.features.uses[2] == Feature.BANS
     tables.reset()
     assert not tables.features.uses.any()
 
