@@ -169,7 +169,7 @@ SETTINGS = json.loads(core_config.encode(CoreConfig()))
         (SETTINGS | {"policy": SETTINGS["policy"] | {"lifo": True}}, "policy: lifo unknown; another version wrote"),
         (
             SETTINGS | {"policy": SETTINGS["policy"] | {"admission": "x"}},
-            "admission is 'x'; this program knows hori",
+            "admission is 'x'; it must be one of hori",
         ),
         (SETTINGS | {"max_waiting": True}, "max_waiting is True; it must be of type int$"),
         (SETTINGS | {"step_timeout_seconds": "1"}, "step_timeout_seconds is '1'; it must be of type float$"),
