@@ -319,7 +319,7 @@ def test_an_accepted_stream_is_not_retried(service: FakeService, client: Client)
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "message"), [(gap, "token 2; 1 have"), (repeated, "token 0; 1 have"), (no_summary, "Summary")]
+    ("behaviour", "message"), [(gap, "token 2; expected 1"), (repeated, "token 0; expected 1"), (no_summary, "Summary")]
 )
 def test_an_incomplete_stream_raises_protocol_error(
     service: FakeService, client: Client, behaviour: fake_service.Behaviour, message: str

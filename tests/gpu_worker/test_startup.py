@@ -125,7 +125,7 @@ def test_a_tokenizer_too_large_for_a_join_is_refused_before_loading(
     free(900 * MIB)
     monkeypatch.setattr("gpu_worker.wire.frames.MAX_JOIN_BYTES", 100)
     with pytest.raises(
-        ValueError, match=r"Join has \d+ bytes \(tokenizer.json \d+, .*the scheduler accepts 100; serve"
+        ValueError, match=r"Join has \d+ bytes \(tokenizer.json \d+, .*the scheduler accepts at most 100; serve"
     ):
         start(WorkerSettings(model=str(saved), device="cpu"), saved)
 

@@ -52,7 +52,7 @@ def strict(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -
         (prefix_sees_itself, "see later tokens"),
         (by_head, "position 8 does not see position 0 in head 1, which differs from causal attention"),
         (first_tokens_stay, "have gaps"),
-        (chunks, "unlike a window of 100"),
+        (chunks, "which differs from a window of 100"),
         (strict, "does not see itself"),
         (masks.chunked_causal_mask_function(300, torch.zeros(1, device="meta")), "within chunks"),
         (masks.padding_mask_function(torch.zeros(1, 1000, dtype=torch.bool, device="meta")), "depends on data"),

@@ -54,8 +54,8 @@ def numbered(module: nn.Module, args: Any, output: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("hook", "problem"),
     [
-        (shifted, "reordering a batch changes its results"),
-        (numbered, "reordering a batch changes its results"),
+        (shifted, "reordering it changes its results"),
+        (numbered, "reordering it changes its results"),
         (crowded, "depend on the rest of the batch"),
     ],
 )

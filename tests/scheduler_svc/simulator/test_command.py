@@ -112,7 +112,7 @@ def test_find_rate_prints_the_highest_rate_that_meets_the_goal(capsys: pytest.Ca
         (["--model", "llama-3.1-70b"], "weights of 141.1 GB leave no page in 90% of 80 GB; --devices 2"),
         (["--find-rate"], "--find-rate needs --ttft-p99 SECONDS, and --ttft-p99 needs --find-rate"),
         (["--ttft-p99", "1"], "--find-rate needs --ttft-p99 SECONDS, and --ttft-p99 needs --find-rate"),
-        (["--find-rate", "--ttft-p99", "1", "--concurrency", "3"], "it takes neither --concurrency nor --steps"),
+        (["--find-rate", "--ttft-p99", "1", "--concurrency", "3"], "cannot be combined with --concurrency or --steps"),
         (["--token-budget", "300"], "--token-budget is 300; --max-rows 256 and one chunk of 128 need 384"),
         (["--trace", "nowhere.jsonl"], "nowhere.jsonl: No such file or directory"),
         (["--fit", "nowhere.csv"], "nowhere.csv: No such file or directory"),

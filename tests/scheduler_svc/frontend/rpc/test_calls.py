@@ -221,7 +221,7 @@ def test_a_call_that_ends_without_a_message_is_an_invalid_argument(run: Run):
         stub: Any = s.channel.stream_unary(GET_MODEL_INFO)
         error = await failure(stub(nothing()))
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert "without a message" in error.details()
+        assert "before it sent its request" in error.details()
 
     run(scenario)
 
