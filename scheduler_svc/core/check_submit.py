@@ -47,8 +47,8 @@ def total_tokens(worker_infos: WorkerInfos, prompt: int, max_new_tokens: int) ->
 def _too_large(worker_infos: WorkerInfos, prompt: int, max_new_tokens: int) -> Refusal | None:
     """Returns the refusal of a request that no worker can run to its end.
 
-    Returns None if a present worker can, or if no worker is present and a recent one could. A request that only a
-    worker which left recently could hold is refused as NOT_READY, not as invalid.
+    Returns None if a present worker can, or if no worker is present and a recent one could. If only
+    a worker that left recently could hold the request, it is refused as NOT_READY, not as invalid.
     """
     present, recent = worker_infos.present, worker_infos.recent
     total = total_tokens(worker_infos, prompt, max_new_tokens)

@@ -112,7 +112,7 @@ class Lanes:
         *,
         is_death: bool = True,
     ) -> list[fx.Effect]:
-        """Resets and removes the lane. `is_death` is False if the worker left on purpose or joined again."""
+        """Resets and removes the lane. If `is_death`, the loss may count towards a crash loop."""
         lane = self.by_worker.pop(worker)
         effects = self._reset(lane, f"worker {worker} lost: {reason}", now, cause, compute_us)
         self.last_loss = now, reason

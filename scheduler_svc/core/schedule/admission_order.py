@@ -55,7 +55,7 @@ class AdmissionOrder:
         return self.next() is not request
 
     def admitted(self, request: Request) -> None:
-        """Counts for the requests of its tenant ahead of it in the queue that the request has overtaken them."""
+        """Counts one overtaking for each request of the same tenant that is ahead of this one in the queue."""
         for _, other in self._queue.first():
             if other is request:
                 return

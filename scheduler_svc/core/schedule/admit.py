@@ -80,7 +80,7 @@ def _judge(builder: PlanBuilder, request: Request, others: OtherLanes, policy: P
         return _Refusal.STOP if lane.awaits(request) else _Refusal.SKIP
     if not lane.info.holds(request.total_length):
         return _Refusal.SKIP
-    if request.prompt_logprobs_from and not builder.logits.has(lane.info.chunk_align):
+    if request.prompt_logprobs_from and not builder.logit_budget.has(lane.info.chunk_align):
         return _Refusal.SKIP
     siblings = builder.queue.by_request_id(request.request_id)
     newly_seated = [start.row for start in builder.starts] if len(siblings) > 1 else ()
@@ -153,7 +153,7 @@ def _first_chunk(builder: PlanBuilder, request: Request, matched: PrefixMatch, p
         headroom_pages = headroom(policy.admission, lane.rows, lane.info, lane.schedule.expected_share)
     count = _chunk_with_pages(lane, request, matched, builder.budget, headroom_pages=headroom_pages)
     if count and request.prompt_logprobs_from:
-        count = builder.logits.take(request, matched.first_position, count, lane.info.chunk_align)
+        count = builder.logit_budget.take(request, matched.first_position, count, lane.info.chunk_align)
     return count
 
 

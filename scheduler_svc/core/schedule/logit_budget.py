@@ -22,7 +22,7 @@ class LogitBudget:
         self._left = logit_rows - rows_that_may_sample
 
     def has(self, count: int) -> bool:
-        """Returns whether `count` logit rows are left; `chunk_align` are enough for any prompt to make progress."""
+        """Returns whether `count` logit rows are left; with `chunk_align` any prompt makes progress."""
         return self._left >= count
 
     def take(self, request: Request, start: int, count: int, align: int) -> int:
@@ -41,7 +41,7 @@ class LogitBudget:
 
 
 def wanted_positions(first: int, prompt_tokens: int, start: int, end: int) -> range:
-    """Returns the prompt positions whose logprobs computing `start` to `end - 1` gives, from `first` on (0: none)."""
+    """Returns the positions whose logprobs a chunk of `start` to `end - 1` gives. `first` is the first wanted, or 0."""
     if not first:
         return range(0)
     return range(max(first, start + 1), min(end, prompt_tokens - 1) + 1)

@@ -34,7 +34,7 @@ class PlanBuilder:
     """Number of tokens that the step may still compute."""
     bytes_left: int
     """Number of encoded bytes left for further started rows."""
-    logits: LogitBudget
+    logit_budget: LogitBudget
     has_preempted: bool = False
     starts: list[RowStart] = field(default_factory=list[RowStart])
     appends: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
@@ -120,7 +120,7 @@ class PlanBuilder:
         return True
 
     def preempt(self, victim: Request) -> None:
-        """Takes the row from a request and queues the request again. Swaps out its pages if that costs less."""
+        """Takes the row from a running request and queues the request again. Swaps out its pages if `swapping_pays`."""
         lane = self.lane
         self.counters.preempted()
         lane.schedule.preempted()
@@ -131,10 +131,10 @@ class PlanBuilder:
         lane.unseat(victim, Move.PREEMPT)
         self.queue.enqueue(victim)
 
-    def restart(self, token_budget: int, logits: LogitBudget) -> None:
+    def restart(self, token_budget: int, logit_budget: LogitBudget) -> None:
         """Resets the budgets after a preemption freed pages. Until now the plan contains only preemptions."""
         assert not (self.chunks or self.starts or self.appends or self.fresh), "the plan is not empty"
-        self.budget, self.logits, self.has_preempted = token_budget, logits, False
+        self.budget, self.logit_budget, self.has_preempted = token_budget, logit_budget, False
 
     # Work ----------------------------------------------------------------------------------------------------------
 
@@ -168,7 +168,7 @@ class PlanBuilder:
         self.budget = 0
 
     def decode_at_once(self, row: int) -> None:
-        """Makes a row that this plan starts a decode row: only its last known token is left to compute."""
+        """Plans a decode position for a row that this plan starts: only its last known token is left to compute."""
         self.fresh.append(row)
         self.budget -= 1
 

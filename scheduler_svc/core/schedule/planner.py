@@ -51,7 +51,7 @@ def plan_step(
         now=now,
         budget=lane.info.token_budget,
         bytes_left=max_bytes,
-        logits=_logit_budget(lane, queue),
+        logit_budget=_logit_budget(lane, queue),
     )
     while True:
         decode, is_starved = _decide(builder, suspects, other_lanes, policy)
@@ -118,7 +118,7 @@ def _solo_row(builder: PlanBuilder, seated: npt.NDArray[np.int64], suspects: Col
 
 
 def _grow_decoding(builder: PlanBuilder, decode: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Gives each row that crosses a page edge its next page, preempting if none is left. Returns the rows that decode.
+    """Gives rows that cross a page edge their next page, preempts if none is left, and returns the rows that decode.
 
     Rows get pages in queue order and the last in queue order is preempted, so a row that got a page keeps it.
     """
@@ -149,7 +149,7 @@ def _continue_chunks(builder: PlanBuilder, chunking: npt.NDArray[np.int64]) -> b
             builder.admit_no_more()
             return False
         if request.prompt_logprobs_from:
-            count = builder.logits.take(request, planned, count, align)
+            count = builder.logit_budget.take(request, planned, count, align)
         if count and not builder.grow(row, planned + count):
             # With a window, pages are allocated chunk by chunk, and other rows may have taken them.
             room = (int(lane.rows.num_pages[row]) + lane.pool.num_unused) * lane.info.page_size - planned

@@ -15,7 +15,7 @@ from scheduler_svc.core.messages.plan import SentPlan
 def is_valid(event: StepDone, record: SentPlan, vocab_size: int) -> bool:
     """Returns whether the result has a valid token for each sampled row, and exactly the wanted logprobs.
 
-    For rows whose logits are not finite the values are not checked.
+    Values of rows with logits that are not finite are not checked.
     """
     num_sampled = len(record.sampled)
     if len(event.tokens) != num_sampled or not _within(event.nonfinite, num_sampled):
@@ -34,7 +34,7 @@ def _within(values: Int32Array, limit: int) -> bool:
 def _has_wanted_logprobs(record: SentPlan, event: StepDone, vocab_size: int) -> bool:
     """Returns whether the result has exactly the logprobs that its plan asked for.
 
-    Only for rows whose logits are not finite may logprobs be NaN and token ids be invalid.
+    Logprobs may be NaN and token ids invalid only for rows with logits that are not finite.
     """
     wanted_pieces, prompt = record.wanted_prompt_logprobs, event.prompt_logprobs
     if record.num_logprobs is None and not wanted_pieces:
