@@ -63,10 +63,10 @@ class WorkerSettings(BaseModel):
         None, description="tokens per page, a power of two; default: 64 on a CPU, 128 on a GPU"
     )
     num_pages: PositiveInt | None = Field(
-        None, description="pages in the KV pool, the reserved one included; default: as many as fit"
+        None, description="pages in the KV pool, the reserved one included; default: see pool_bytes"
     )
     pool_bytes: Size | None = Field(
-        None, description="size of the KV pool; default: 1GiB on a CPU, all free memory on a GPU"
+        None, description="size of the KV pool; default: for max_rows full sequences, at most 1GiB on a CPU"
     )
     keep_free_bytes: Size | None = Field(
         None, description="memory that the KV pool leaves free; default: 1GiB on a GPU"

@@ -1,6 +1,6 @@
 """Decides which logits of a step are changed before a token is chosen, and how.
 
-`sampling/logits.py` applies the changes. This module runs on the host, without torch. A banned token becomes a bias of
+`sampling/logits.py` applies the changes. It runs on the host, on numpy arrays. A banned token becomes a bias of
 minus infinity, which no other change can raise.
 """
 
@@ -77,7 +77,8 @@ def _penalties(
 ) -> Penalties[HostArray]:
     """Returns the penalties of the samples `edited[penalised]`, and the tokens to add to the token history.
 
-    The tokens that a row started with are added when it first samples, each sampled token right after its step.
+    `missing` has all tokens that a row started with, when it samples for the first time; `sampled` has the token of
+    this step.
     """
     features, width = tables.features, tables.geometry.max_length
     kept = edited[penalised]

@@ -1,7 +1,7 @@
 """Lays a plan out as the arrays of its step: packed tokens and their token slots, page lists, rows that sample.
 
-The module packs decode rows, then chunks, then padding, and does all page arithmetic of a step, on the host and without
-torch. The host does not know the sampled tokens, so the device fills in their ids. A token slot is the index of a
+The module packs decode rows, then chunks, then padding, and does all page arithmetic of a step, on the host with
+numpy. The host does not know the sampled tokens, so the device fills in their ids. A token slot is the index of a
 token's entry in the KV pool: page * page_size + offset.
 """
 
@@ -30,9 +30,11 @@ class DecodePart(Generic[Array]):
     # [decode tokens]: the row and the attention slot of each packed token; row 0 is padding.
     rows: Array
     slots: Array
-    # [bucket]: the row of the device's page table that each attention slot reads. None if slot i reads row i.
+    # [bucket]: the line of the device's page table (not a row of the plan) that each attention slot reads. None if slot
+    # i reads line i.
     list_slots: Array | None
-    # [bucket]: for each attention slot, the last token slot that it sees and the end of the page with that token slot.
+    # [bucket]: for each attention slot, the token slot of the newest position that it attends to, and the first token
+    # slot after that page.
     last_slot: Array
     page_end: Array
     # One for each attention pattern.

@@ -40,7 +40,8 @@ def _page_terms(rows: NDArray[np.integer], cols: NDArray[np.integer], pages: Int
 def spread_order(num_slots: int) -> NDArray[np.int64]:
     """Returns a permutation of 0..num_slots-1 whose first k values are spread evenly, for every k (bit reversal).
 
-    The CPU kernel gives each thread a contiguous part of the slots, and rows are allocated lowest first.
+    The CPU kernel gives each thread a contiguous part of the slots, and rows are allocated lowest first: in that order
+    the first threads would compute all rows when few run.
     """
     bits = max(1, (num_slots - 1).bit_length())
     reversed_bits = [int(f"{slot:0{bits}b}"[::-1], 2) for slot in range(1 << bits)]
@@ -58,7 +59,8 @@ class TableEdits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotEdits(Generic[Array]):
-    """The same entries for the device's page table, whose row for each row is in `slot_of_row`; all int64 [n]."""
+    """The same entries for the device's page table. Row r of the plan is line `slot_of_row[r]` of that table. All
+    int64 [n]."""
 
     slots: Array
     cols: Array

@@ -231,7 +231,7 @@ class Runner:
     def rehearse(self, *plans: Plan) -> list[Outcome]:
         """Runs test plans before serving and resets the runner. Unlike `submit`, it raises the errors of the plans.
 
-        Afterwards it zeroes the pages of started rows, so plans must not append pages, and may save only zeroed pages.
+        Afterwards it zeroes only the pages of started rows, so plans must not append pages.
         """
         self.reset(0)
         was_zero = self.on_device.pool_is_zero

@@ -1,6 +1,6 @@
 """Lists the positions of a plan that need logits: those of rows that sample, and of prompt tokens with logprobs.
 
-Their order is the order of the tokens and logprobs in the result. The module runs on the host, without torch.
+Their order is the order of the tokens and logprobs in the result. The module runs on the host, on numpy arrays.
 """
 
 from dataclasses import dataclass

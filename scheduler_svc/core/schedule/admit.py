@@ -63,7 +63,8 @@ def admit(builder: PlanBuilder, suspects: Collection[int], other_lanes: Sequence
         elif not _has_room(lane, policy, verdict):
             if order.stop_overtaking(request):
                 continue
-            # A request that was skipped may be ready when the next plan is made, so the head is checked again then.
+            # If a request was skipped, no head is remembered as blocked (handle 0): the skipped one may be ready for
+            # the next plan.
             handle = 0 if order.has_skipped else head.handle
             lane.schedule.block(handle, lane.pool.num_releases)
             return
@@ -171,7 +172,7 @@ def _chunk_with_pages(lane: Lane, request: Request, matched: PrefixMatch, budget
 
 
 def _end_of_pages(lane: Lane, request: Request, matched: PrefixMatch, count: int) -> int:
-    """Pages are allocated now for the positions before this one: all known ones; with a window, the first chunk."""
+    """Returns the number of positions that get pages now: all known ones, or with a window those of the first chunk."""
     return matched.first_position + count if lane.info.window else request.known
 
 

@@ -78,8 +78,8 @@ class OtherLanes:
 def _lookup(lane: Lane, request: Request) -> tuple[int, int]:
     """Returns the position at which the request would start on another lane, and its number of matched pages there.
 
-    That lane stores the answer until it plans or a result arrives, because with many lanes each one looks up every
-    waiting request on every other one.
+    That lane keeps the answer until it plans or gets a result. Otherwise every lane would match every waiting request
+    on every other lane for each plan.
     """
     found = lane.schedule.lookup(request.handle, request.known)
     if found is None:

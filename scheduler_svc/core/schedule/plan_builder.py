@@ -125,7 +125,8 @@ class PlanBuilder:
         self.counters.preempted()
         lane.schedule.preempted()
         self.has_preempted = True
-        # The worker swaps out before it swaps in, so a plan must not overwrite a host page that it swaps in.
+        # The worker swaps out first, so a swap-out could overwrite a host page that this plan swaps in. A plan with
+        # swap-ins therefore gets no swap-outs.
         if not self.swap_ins and swapping_pays(lane.info):
             self.swap_outs += lane.swap_out(victim, len(self.swap_outs))
         lane.unseat(victim, Move.PREEMPT)

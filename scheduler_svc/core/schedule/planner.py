@@ -102,7 +102,8 @@ def _decide(
 def _logit_budget(lane: Lane, queue: RequestQueue) -> LogitBudget:
     """Returns the logit rows that the step has for prompt logprobs.
 
-    Admission and preemption move requests between rows and queue, so the number of both together stays the same.
+    It reserves a logit row for each running or waiting request that may sample. Admission and preemption do not change
+    their sum.
     """
     may_sample = min(lane.info.max_rows, lane.rows.num_seated + queue.num_waiting)
     return LogitBudget(logit_rows=lane.info.logit_rows, rows_that_may_sample=may_sample)
@@ -120,7 +121,8 @@ def _solo_row(builder: PlanBuilder, seated: npt.NDArray[np.int64], suspects: Col
 def _grow_decoding(builder: PlanBuilder, decode: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Gives rows that cross a page edge their next page, preempts if none is left, and returns the rows that decode.
 
-    Rows get pages in queue order and the last in queue order is preempted, so a row that got a page keeps it.
+    Rows get pages from the front of the queue order and are preempted from its end, so a row that got a page in this
+    plan is not preempted by it.
     """
     rows = builder.lane.rows
     crossing = decode[rows.planned[decode] == rows.num_pages[decode] * builder.lane.info.page_size]

@@ -50,7 +50,7 @@ def match_prefix(
     """
     request.hash_known(lane.info.page_size)
     if not request.num_outputs:
-        # A sibling's pages belong to the same request, so the request's cache options do not apply.
+        # Samples of one request may always share pages, even with `cache_read` off.
         forked = _forked(lane, request, siblings, newly_seated)
         if forked is not NO_MATCH:
             return forked

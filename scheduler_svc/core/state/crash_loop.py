@@ -2,8 +2,8 @@
 
 The workers are in a crash loop if `DEATHS` of them died within `WINDOW_SECONDS` and no token was confirmed in between.
 The service then rejects requests and reports itself as not serving, because no worker would serve them. A confirmed
-token ends the crash loop. It also ends when fewer than `DEATHS` deaths lie within the last `WINDOW_SECONDS`, because a
-service that rejects all requests computes no token.
+token ends the crash loop. It also ends `WINDOW_SECONDS` after the first death that counts. Otherwise it could last for
+ever, because a service that rejects requests computes no token.
 """
 
 from collections import deque

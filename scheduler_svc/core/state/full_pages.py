@@ -15,7 +15,8 @@ def cache_full_pages(lane: Lane, row: int) -> None:
     table, hashes = rows.pages[row], request.page_hashes
     first, full = int(rows.num_cached[row]), int(rows.verified[row]) // page_size
     if rows.cache_at[row] == 1 and lane.info.window:
-        # The row's first sampled token attended only to its window, so earlier positions are never verified.
+        # Finite logits of the first sampled token verify only the positions in its window; `verified_from` excludes the
+        # earlier ones.
         rows.verified_from[row] = max(0, int(rows.verified[row]) - lane.info.window)
     verified_from = int(rows.verified_from[row])
     may_cache = bool(request.prefix_root) and request.cache_write

@@ -190,7 +190,8 @@ class Lane:
         row, rows = request.row, self.rows
         planned = int(rows.planned[row])
         confirmed = int(rows.confirmed[row])
-        # `Request.admitted` counted all positions up to `computed` as recomputed. Subtract those without a result.
+        # When the request got this row, every position up to `computed` was counted as recomputed. Those that the row
+        # did not reach are taken back.
         request.recomputed_tokens -= max(0, request.computed - confirmed)
         request.computed = max(request.computed, confirmed)
         held = self.held_pages(row)

@@ -10,8 +10,7 @@
 FIRST_SHARE, SHARE_DECAY, SHARE_RAISE = 0.3, 0.998, 0.005
 """The expected share at the start, its factor per planned step, and what a step with a preemption adds to it.
 
-The decay and the increments balance at about one preemption in a few hundred steps. This costs less than a higher
-share, which would admit fewer requests."""
+A higher share preempts less but admits fewer requests. core/README.md has the figures."""
 _MAX_LOOKUPS = 64
 
 

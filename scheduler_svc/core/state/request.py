@@ -186,7 +186,8 @@ class Request:
         return is_new
 
     def worker_wait_ends_at(self, now: float, limit_seconds: float) -> float | None:
-        """Returns when the wait ends, or None if the request does not wait. Called when the wait's deadline has passed.
+        """Called when the deadline of the wait is due. Returns when the wait ends, or None if the request no longer
+        waits.
 
         The wait may have ended and begun again since the deadline was added. The end is then later than `now`, and the
         caller must add a deadline for it.

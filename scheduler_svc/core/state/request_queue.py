@@ -141,7 +141,8 @@ class RequestQueue:
     def take(self, request: Request) -> None:
         """Removes one of the first `WINDOW` waiting requests, which is about to be admitted."""
         self._remove_from_front(request)
-        # A request with a high priority must not advance the virtual time past the requests that it overtook.
+        # If priority moved the request forward, the virtual time advances only to its place in the queue: the requests
+        # that it overtook start earlier.
         self.fair_share.admitted(min(request.virtual_start, queue_key(request)[0]))
         self.withdraw(request)
 

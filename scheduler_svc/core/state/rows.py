@@ -7,8 +7,8 @@ that a step of 1,024 rows takes only a few array operations.
 
     known               tokens that the core has, prompt and output
     tokens_in_flight    further tokens, which plans in flight will sample
-    planned             positions that are computed by the plans sent so far, or were cached when the row was seated
-    confirmed           those of the planned positions for which results have arrived, or that were cached
+    planned             cached positions, and those in plans sent so far
+    confirmed           cached positions, and those whose results have arrived
     verified            positions with finite keys and values: a step that attended to them gave finite logits
     last                position of the last token, which is sampled but never computed
 
@@ -24,8 +24,8 @@ window, so the positions before `verified_from` are never verified.
 list still contains them, and so does the worker's table.
 
 **Checksum.** It is updated with every change and sent with every plan, so that the worker can check its own tables
-(worker.proto has the formula). A plan does not contain which rows became free, so the worker's tables keep their
-entries. `planned` and the page sum of a row therefore stay until the row is seated again.
+(worker.proto has the formula). The worker is not told that a row became free and keeps its entry. So `planned` and the
+page sum of a free row stay until the row is seated again.
 """
 
 import numpy as np

@@ -12,7 +12,7 @@ from scheduler_svc.core.state.lane import Lane
 
 
 class Totals(NamedTuple):
-    """Number of steps and preemptions since the core's start, including this step, and of requests that wait now."""
+    """Steps (this one included) and preemptions since the core's start, and the requests that wait now."""
 
     steps: int
     preemptions: int

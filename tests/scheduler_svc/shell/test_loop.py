@@ -414,7 +414,7 @@ def test_a_worker_with_a_too_small_frame_limit_is_lost_with_the_reason(
     bench.links[0].limit_frames("w-1", 10)
     frontend.send(submit(1))
     assert frontend.next_of_frontend().HasField("admitted")
-    while "worker w-1 lost: a frame for it has" not in " ".join(caplog.messages):
+    while "worker w-1 lost: a frame has" not in " ".join(caplog.messages):
         assert load_of(frontend, 1).waiting <= 1
     assert bench.core.lanes == {}
 
