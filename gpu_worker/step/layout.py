@@ -34,7 +34,7 @@ class DecodePart(Generic[Array]):
     # i reads line i.
     list_slots: Array | None
     # [bucket]: for each attention slot, the token slot of the newest position that it attends to, and the first token
-    # slot after that page.
+    # slot after the page that contains it.
     last_slot: Array
     page_end: Array
     # One for each attention pattern.

@@ -1,8 +1,8 @@
 """Makes the plans of all lanes and reads the results of their steps.
 
-`Steps` owns the suspects and the durations of the last steps. All requests of a failed step become suspects. On each
-lane one suspect at a time runs alone, until it has sampled a token. A request is ended if its step fails while it runs
-alone. `Steps` does not end requests itself: it returns those that must end, and the scheduler ends them.
+`Steps` owns the suspects and the durations of the last steps. If a step fails or runs out of memory, its requests
+become suspects. On each lane one suspect at a time runs alone, until it has sampled a token. A suspect is ended if its
+step fails again while it runs alone. `Steps` does not end requests itself: it returns those that must end.
 """
 
 from collections import deque

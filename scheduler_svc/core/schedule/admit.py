@@ -63,8 +63,8 @@ def admit(builder: PlanBuilder, suspects: Collection[int], other_lanes: Sequence
         elif not _has_room(lane, policy, verdict):
             if order.stop_overtaking(request):
                 continue
-            # If a request was skipped, no head is remembered as blocked (handle 0): the skipped one may be ready for
-            # the next plan.
+            # If a request was skipped, block with handle 0: other lanes see this lane as blocked, but its next plan
+            # checks the queue again, because the skipped request may be ready then.
             handle = 0 if order.has_skipped else head.handle
             lane.schedule.block(handle, lane.pool.num_releases)
             return

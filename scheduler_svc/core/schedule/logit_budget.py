@@ -22,7 +22,7 @@ class LogitBudget:
         self._left = logit_rows - rows_that_may_sample
 
     def has(self, count: int) -> bool:
-        """Returns whether `count` logit rows are left; with `chunk_align` any prompt makes progress."""
+        """Returns whether `count` logit rows are left; with `chunk_align` left, a chunk of any prompt fits."""
         return self._left >= count
 
     def take(self, request: Request, start: int, count: int, align: int) -> int:

@@ -190,8 +190,8 @@ class Lane:
         row, rows = request.row, self.rows
         planned = int(rows.planned[row])
         confirmed = int(rows.confirmed[row])
-        # When the request got this row, every position up to `computed` was counted as recomputed. Those that the row
-        # did not reach are taken back.
+        # Admission counted all positions from first_position to `computed` as recomputed. Subtract those that the row
+        # did not recompute before the request leaves it.
         request.recomputed_tokens -= max(0, request.computed - confirmed)
         request.computed = max(request.computed, confirmed)
         held = self.held_pages(row)

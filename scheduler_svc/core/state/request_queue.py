@@ -141,8 +141,8 @@ class RequestQueue:
     def take(self, request: Request) -> None:
         """Removes one of the first `WINDOW` waiting requests, which is about to be admitted."""
         self._remove_from_front(request)
-        # If priority moved the request forward, the virtual time advances only to its place in the queue: the requests
-        # that it overtook start earlier.
+        # A request that priority moved forward has a later start time than the requests it overtook. The virtual time
+        # must not pass theirs, so it advances only to this request's queue key.
         self.fair_share.admitted(min(request.virtual_start, queue_key(request)[0]))
         self.withdraw(request)
 

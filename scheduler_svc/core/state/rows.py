@@ -7,8 +7,8 @@ that a step of 1,024 rows takes only a few array operations.
 
     known               tokens that the core has, prompt and output
     tokens_in_flight    further tokens, which plans in flight will sample
-    planned             cached positions, and those in plans sent so far
-    confirmed           cached positions, and those whose results have arrived
+    planned             positions that were cached when the row was seated, and those in plans sent so far
+    confirmed           the same cached positions, and those whose results have arrived
     verified            positions with finite keys and values: a step that attended to them gave finite logits
     last                position of the last token, which is sampled but never computed
 
