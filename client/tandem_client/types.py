@@ -38,6 +38,7 @@ class SamplingDefaults:
     top_p: float
     top_k: int
     min_p: float
+    typical_p: float
     presence_penalty: float
     frequency_penalty: float
     repetition_penalty: float

@@ -44,6 +44,8 @@ class SamplingInputs(Generic[Array]):
     rank_groups: tuple[RankGroup[Array], ...]
     # Whether any row filters by min_p.
     filters_min_p: bool
+    # int64 [G] and float32 [G]: the R rows that filter by typical_p, and their values. None if no row does.
+    typical: tuple[Array, Array] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,7 +81,33 @@ def filtered(logits: Tensor, inputs: SamplingInputs[Tensor]) -> Tensor:
         # log 0 is -inf: a row without min_p keeps all tokens.
         floor = logits.amax(-1, keepdim=True) + inputs.min_p.log()[:, None]
         logits = logits.masked_fill(logits < floor, -torch.inf)
+    if inputs.typical is not None:
+        places, typical_p = inputs.typical
+        step = max(1, _MAX_SCRATCH // logits.shape[1])
+        for first in range(0, places.numel(), step):
+            part = slice(first, first + step)
+            own = logits.index_select(0, places[part])
+            # In place: the division above made a copy.
+            logits.index_copy_(0, places[part], _typical(own, typical_p[part]))
     return logits
+
+
+def _typical(logits: Tensor, typical_p: Tensor) -> Tensor:
+    """Locally typical sampling (Meister et al. 2022): float32 [G, V], -inf for the tokens that are removed.
+
+    Keeps the tokens whose information, -log p, is closest to the row's entropy, until they hold typical_p [G]. Tokens
+    at an equal distance stand or fall together.
+    """
+    logprobs = logits.log_softmax(-1)
+    share = logprobs.exp()
+    # What an earlier filter removed is 0 x -inf here, and infinitely far away below.
+    entropy = -(share * logprobs).nansum(-1, keepdim=True)
+    distance = (logprobs + entropy).abs()
+    ordered, order = distance.sort(-1)
+    # The sums' rounding may not decide: float64.
+    up_to = share.gather(-1, order).double().cumsum(-1)
+    last = (up_to < typical_p[:, None]).sum(-1, keepdim=True).clamp_(max=logits.shape[1] - 1)
+    return logits.masked_fill(distance > ordered.gather(-1, last), -torch.inf)
 
 
 def _rank_threshold(logits: Tensor, top_k: Tensor, top_p: Tensor, *, few: bool) -> Tensor:

@@ -100,6 +100,8 @@ def _sampling_inputs(
     """Returns the parameters of the rows that draw; all [R]. `drawing` are their indices among the samples."""
     sampling = tables.sampling
     top_k, top_p, min_p = sampling["top_k"][rows], sampling["top_p"][rows], sampling["min_p"][rows]
+    typical_p = sampling["typical_p"][rows]
+    typical = np.flatnonzero(typical_p < 1)
     limited = (top_k > 0) & (top_k < tables.geometry.vocab_size)
     is_few = limited & (top_k <= FEW_RANKS)
     groups = (np.flatnonzero(is_few), True), (np.flatnonzero(~is_few & (limited | (top_p < 1))), False)
@@ -119,6 +121,7 @@ def _sampling_inputs(
             if places.size
         ),
         filters_min_p=bool((min_p > 0).any()),
+        typical=(typical, typical_p[typical]) if typical.size else None,
     )
 
 

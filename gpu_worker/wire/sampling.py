@@ -37,6 +37,7 @@ SETTINGS = {
     "top_p": Setting(0, 1, np.float32),
     "top_k": Setting(0, (1 << 32) - 1, np.int64),
     "min_p": Setting(0, 1, np.float32),
+    "typical_p": Setting(0, 1, np.float32),
     "seed": Setting(0, (1 << 64) - 1, np.uint64),
     "presence_penalty": Setting(-_MAX_EDIT, _MAX_EDIT),
     "frequency_penalty": Setting(-_MAX_EDIT, _MAX_EDIT),
@@ -69,6 +70,7 @@ GREEDY = RowSampling(
         top_p=1,
         top_k=0,
         min_p=0,
+        typical_p=1,
         seed=0,
         presence_penalty=0,
         frequency_penalty=0,
@@ -80,7 +82,15 @@ GREEDY = RowSampling(
 # A row that uses every setting, for the plan that measures the largest step. Its top_p is so near 1 that few ranks do
 # not settle it.
 EVERYTHING = replace(
-    GREEDY.but(temperature=1, top_p=0.9999, min_p=0.1, presence_penalty=1, frequency_penalty=1, repetition_penalty=1.5),
+    GREEDY.but(
+        temperature=1,
+        top_p=0.9999,
+        min_p=0.1,
+        typical_p=0.9,
+        presence_penalty=1,
+        frequency_penalty=1,
+        repetition_penalty=1.5,
+    ),
     biased=np.zeros(1, np.int64),
     biases=np.ones(1),
 )

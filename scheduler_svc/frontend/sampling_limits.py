@@ -25,6 +25,7 @@ LIMITS: Mapping[str, Limits] = {
     "temperature": Limits(1, 0, 100),
     "top_p": Limits(1, 0, 1, above_low=True),
     "min_p": Limits(0, 0, 1),
+    "typical_p": Limits(1, 0, 1, above_low=True),
     "presence_penalty": Limits(0, -2, 2),
     "frequency_penalty": Limits(0, -2, 2),
     # The lowest float32 that reads as 0.01.

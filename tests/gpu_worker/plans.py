@@ -19,8 +19,9 @@ RARE = ("num_logprobs", "prompt_logprobs_from")
 PLAN_FIELDS = ("sample_idx", "banned_until", *RARE)
 # A complete SamplingParams that is greedy and changes no logits.
 OFF = SamplingParams(
-    temperature=0, top_p=1, top_k=0, min_p=0, seed=0, presence_penalty=0, frequency_penalty=0, repetition_penalty=1
-)
+    temperature=0, top_p=1, top_k=0, min_p=0, typical_p=1, seed=0, presence_penalty=0, frequency_penalty=0,
+    repetition_penalty=1,
+)  # fmt: skip
 
 
 def mix(x: int) -> int:

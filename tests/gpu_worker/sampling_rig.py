@@ -104,7 +104,7 @@ def logits_by_oracle(logits: Tensor, wish: Wish, prompt: Sequence[int], output: 
 
 
 def probabilities(scores: np.ndarray, wish: Wish) -> np.ndarray:
-    """float64 [V] of drawing each token: temperature, top-k, top-p, min-p in this order."""
+    """float64 [V] of drawing each token: temperature, top-k, top-p, min-p, typical-p in this order."""
     get = wish.sampling.get
     scores = scores / get("temperature", 1.0)
     order = np.argsort(-scores, kind="stable")
@@ -116,7 +116,17 @@ def probabilities(scores: np.ndarray, wish: Wish) -> np.ndarray:
         scores[order[(before >= get("top_p", 1.0)) & (np.arange(order.size) > 0)]] = -np.inf
     shares = _softmax(scores)
     scores[shares < get("min_p", 0.0) * shares.max()] = -np.inf
+    if get("typical_p", 1.0) < 1:
+        scores[~_is_typical(_softmax(scores), get("typical_p", 1.0))] = -np.inf
     return _softmax(scores)
+
+
+def _is_typical(shares: np.ndarray, typical_p: float) -> np.ndarray:
+    """bool [V]: the tokens whose information is closest to the entropy, until they hold `typical_p`."""
+    information = -np.log(np.maximum(shares, 1e-300))
+    order = np.argsort(np.abs(information - (shares * information).sum()), kind="stable")
+    num_kept = int((np.cumsum(shares[order]) < typical_p).sum()) + 1
+    return np.isin(np.arange(shares.size), order[:num_kept])
 
 
 def _softmax(scores: np.ndarray) -> np.ndarray:

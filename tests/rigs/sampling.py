@@ -20,7 +20,8 @@ _LOGPROB_SALT, _LOGPROB_STEPS = 0x10960B5, 1 << 20
 MINUS_INFINITY = float("-inf")
 # Fields of SamplingParams that a plan sets for every row.
 SCALARS = (
-    "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "temperature", "top_p", "top_k", "min_p", "typical_p", "seed", "presence_penalty", "frequency_penalty",
+    "repetition_penalty",
 )  # fmt: skip
 
 
@@ -35,6 +36,7 @@ class Settings:
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    typical_p: float = 1.0
     seed: int = 0
     sample_idx: int = 0
     presence_penalty: float = 0.0
@@ -77,6 +79,8 @@ class Settings:
         if self.temperature > 0:
             words += [_word(1, _bits(self.temperature)), _word(2, self.seed), _word(3, self.sample_idx)]
             words += [_word(4, _bits(self.top_p)), _word(5, self.top_k), _word(6, _bits(self.min_p))]
+            if self.typical_p < 1:
+                words.append(_word(14, _bits(self.typical_p)))
         if self.presence_penalty or self.frequency_penalty:
             # These penalties count the output alone, so the key depends on where the output begins.
             words += [_word(7, _bits(self.presence_penalty)), _word(8, _bits(self.frequency_penalty))]

@@ -65,6 +65,7 @@ def _random_settings(rng: random.Random) -> dict[str, Any]:
         "top_p": rng.choice([1.0, 0.8]),
         "top_k": rng.choice([0, 5]),
         "min_p": rng.choice([0.0, 0.1]),
+        "typical_p": rng.choice([1.0, 0.8]),
         "presence_penalty": rng.choice([0.0, 0.5, -2.0]),
         "frequency_penalty": rng.choice([0.0, 1.1]),
         "repetition_penalty": rng.choice([1.0, 1.3]),

@@ -36,6 +36,7 @@ SAMPLED = [
     {"top_p": 0.5},
     {"top_k": 5},
     {"min_p": 0.5},
+    {"typical_p": 0.5},
     *GREEDY,
 ]
 

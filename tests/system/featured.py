@@ -54,6 +54,7 @@ def _featured(
         top_p=rng.choice([1.0, 0.9]),
         top_k=rng.choice([0, 40]),
         min_p=rng.choice([0.0, 0.05]),
+        typical_p=rng.choice([1.0, 0.8]),
         presence_penalty=rng.choice([0.0, 0.0, -1.5, 0.7]),
         frequency_penalty=rng.choice([0.0, 0.0, 0.3]),
         repetition_penalty=rng.choice([1.0, 1.0, 1.3]),

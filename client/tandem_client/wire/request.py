@@ -27,6 +27,8 @@ class GenerateOptions(TypedDict, total=False):
     # 0 keeps all tokens.
     top_k: int | None
     min_p: float | None
+    # Locally typical sampling; 1 switches it off.
+    typical_p: float | None
     seed: int | None
     presence_penalty: float | None
     frequency_penalty: float | None

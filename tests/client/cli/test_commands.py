@@ -67,6 +67,7 @@ def test_every_flag_reaches_its_field(tandem, service: FakeService) -> None:
         "--top-p": 0.25,
         "--top-k": 7,
         "--min-p": 0.125,
+        "--typical-p": 0.75,
         "--seed": 11,
         "--presence-penalty": -0.5,
         "--frequency-penalty": 1.5,

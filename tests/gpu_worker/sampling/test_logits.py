@@ -16,6 +16,7 @@ from transformers.generation.logits_process import (
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
+    TypicalLogitsWarper,
 )
 
 from gpu_worker.sampling import logits as logits_module
@@ -47,6 +48,7 @@ WISHES = {
             "top_k": 20,
             "top_p": 0.9,
             "min_p": 0.02,
+            "typical_p": 0.9,
             "seed": 5,
         },
     ),
@@ -96,6 +98,8 @@ def processors(wish: Wish) -> tuple[LogitsProcessorList, LogitsProcessorList]:
         warpers.append(TopPLogitsWarper(get("top_p")))
     if get("min_p"):
         warpers.append(MinPLogitsWarper(get("min_p")))
+    if get("typical_p", 1.0) < 1:
+        warpers.append(TypicalLogitsWarper(get("typical_p")))
     return LogitsProcessorList(changes), LogitsProcessorList(warpers)
 
 
@@ -147,6 +151,7 @@ def random_wish(draw: np.random.Generator) -> Wish:
         ("temperature", 0.3, 3),
         ("top_p", 0.3, 1),
         ("min_p", 0, 0.3),
+        ("typical_p", 0.2, 1),
     ):
         if draw.random() < 0.4:
             sampling[name] = float(np.float32(draw.uniform(low, high)))

@@ -10,6 +10,7 @@ from transformers.generation.logits_process import (
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
+    TypicalLogitsWarper,
 )
 
 from gpu_worker.sampling import sampler
@@ -37,6 +38,7 @@ def inputs_of(rows: list[dict[str, float]], device: torch.device, drawing: list[
         for places in (few, many)
         if places
     ]
+    typical = [i for i, row in enumerate(rows) if row.get("typical_p", 1.0) < 1]
     return SamplingInputs(
         rows=torch.tensor(drawing or range(len(rows)), device=device),
         temperature=column("temperature", 1.0, torch.float32),
@@ -48,6 +50,9 @@ def inputs_of(rows: list[dict[str, float]], device: torch.device, drawing: list[
         position=column("position", 0, torch.int64),
         rank_groups=tuple(groups),
         filters_min_p=any(row.get("min_p", 0) for row in rows),
+        typical=(torch.tensor(typical, device=device), column("typical_p", 1.0, torch.float32)[typical])
+        if typical
+        else None,
     )
 
 
@@ -62,6 +67,10 @@ ROWS = [
     {"min_p": 0.05},
     {"top_k": 20, "top_p": 0.95, "min_p": 0.1, "temperature": 0.6},
     {"top_k": 100_000, "top_p": 0.5},
+    {"typical_p": 0.9},
+    {"typical_p": 0.2, "temperature": 1.7},
+    {"typical_p": 0.01},
+    {"top_k": 20, "top_p": 0.95, "min_p": 0.02, "typical_p": 0.5, "temperature": 0.6},
 ]
 
 
@@ -78,9 +87,35 @@ def test_filters_keep_what_transformers_keeps(vocab_size: int, device: torch.dev
             scores = TopPLogitsWarper(row["top_p"])(None, scores)
         if row.get("min_p"):
             scores = MinPLogitsWarper(row["min_p"])(None, scores)
+        if row.get("typical_p", 1.0) < 1:
+            scores = TypicalLogitsWarper(row["typical_p"])(None, scores)
         assert torch.equal(ours[i].isfinite(), scores[0].isfinite()), row
         kept = ours[i].isfinite()
         torch.testing.assert_close(ours[i][kept], scores[0][kept], rtol=1e-6, atol=1e-6)
+
+
+def test_typical_p_may_remove_the_most_probable_token(device: torch.device) -> None:
+    """One token has 0.4, the others share the rest: the entropy of 3.2 is closer to their 4.7 than to its 0.9."""
+    share = torch.full((1, 65), 0.6 / 64)
+    share[0, 7] = 0.4
+    kept = filtered(share.log().to(device), inputs_of([{"typical_p": 0.4}], device)).isfinite()
+    assert not kept[0, 7] and kept.sum() == 64
+
+
+def test_a_row_without_typical_p_is_not_changed_by_one_with_it(device: torch.device) -> None:
+    logits = 3 * torch.randn(3, 300, generator=torch.Generator().manual_seed(9)).to(device)
+    rows = [{}, {"typical_p": 0.3, "temperature": 0.7}, {"min_p": 0.02}]
+    together = filtered(logits, inputs_of(rows, device))
+    for i, row in enumerate(rows):
+        assert torch.equal(together[i], filtered(logits[i : i + 1], inputs_of([row], device))[0])
+
+
+def test_typical_p_in_parts_is_that_of_all_rows(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = 3 * torch.randn(40, 300, generator=torch.Generator().manual_seed(9)).to(device)
+    inputs = inputs_of([{"typical_p": 0.02 * (i + 1)} for i in range(40)], device)
+    whole = filtered(logits, inputs)
+    monkeypatch.setattr(sampler, "_MAX_SCRATCH", 7 * 300)
+    assert torch.equal(filtered(logits, inputs), whole)
 
 
 def test_partial_ranks_keep_what_a_whole_sort_keeps(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,6 +153,7 @@ COMBINED = Wish(
         "top_k": 30,
         "top_p": 0.97,
         "min_p": 0.01,
+        "typical_p": 0.99,
         "presence_penalty": 0.5,
         "frequency_penalty": 0.8,
         "repetition_penalty": 1.3,
@@ -194,7 +195,13 @@ def test_draws_with_everything_combined_follow_the_exact_probabilities(vary: str
     counts, drawn = counts_of(COMBINED, vary, device)
     assert (exact() > 0).sum() > 15
     assert chi_square(counts, exact()) > 1e-3
-    for wrong in ({"temperature": 1.3}, {"frequency_penalty": 0.4}, {"repetition_penalty": 1.15}, {"top_k": 12}):
+    for wrong in (
+        {"temperature": 1.3},
+        {"frequency_penalty": 0.4},
+        {"repetition_penalty": 1.15},
+        {"top_k": 12},
+        {"typical_p": 0.5},
+    ):
         assert chi_square(counts, exact(**wrong)) < 1e-6, wrong
     # Neighbours are independent: pairs against the product of their probabilities.
     likely = np.argsort(-exact())[:4]

@@ -54,8 +54,8 @@ def test_a_parsed_plan_equals_the_sent_one() -> None:
     assert [pages.tolist() for pages in plan.started.pages] == [[1], [2, 3]]
     assert [banned.tolist() for banned in plan.started.banned] == [[7, 8], []]
     assert plan.started.sampling[0].settings == SamplingParams(
-        temperature=0.5, top_p=0.9, top_k=3, min_p=0.1, seed=2**64 - 1, presence_penalty=0, frequency_penalty=0,
-        repetition_penalty=1,
+        temperature=0.5, top_p=0.9, top_k=3, min_p=0.1, typical_p=1, seed=2**64 - 1, presence_penalty=0,
+        frequency_penalty=0, repetition_penalty=1,
     )  # fmt: skip
     assert plan.started.sampling[1].settings.seed == 5
     assert plan.started.banned_until.tolist() == [9, 0]
@@ -212,7 +212,7 @@ def changed(**fields: Any) -> bytes:
         *[
             (changed(**{name: None}), f"s.{name} is missing")
             for name in (
-                *("temperature", "top_p", "top_k", "min_p", "seed"),
+                *("temperature", "top_p", "top_k", "min_p", "typical_p", "seed"),
                 *("presence_penalty", "frequency_penalty", "repetition_penalty"),
             )
         ],
@@ -220,6 +220,7 @@ def changed(**fields: Any) -> bytes:
         (changed(temperature=-1), "s.temperature is -1.0"),
         (changed(top_p=1.5), "s.top_p is 1.5; it must be 0 to 1"),
         (changed(min_p=-0.5), "s.min_p is -0.5"),
+        (changed(typical_p=1.5), "s.typical_p is 1.5; it must be 0 to 1"),
         (changed(presence_penalty=np.nan), "s.presence_penalty is nan; it must be -1000000.0 to 1000000.0"),
         (changed(frequency_penalty=np.inf), "s.frequency_penalty is inf"),
         (changed(repetition_penalty=0), "s.repetition_penalty is 0.0; it must be 1e-06"),

@@ -65,6 +65,12 @@ _PARAMETERS = (
         "--min-p P",
         "Drop tokens less probable than P times the most probable one, 0 to 1. Default: the model's.",
     ),
+    _sampling(
+        float,
+        "--typical-p P",
+        "Sample from the tokens of most typical information that together reach probability P, above 0 to 1; "
+        "1 keeps all.",
+    ),
     _sampling(int, "--seed N", "The same seed gives the same tokens; at least 0. Default: random."),
     _sampling(
         int,

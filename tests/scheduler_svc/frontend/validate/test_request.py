@@ -118,6 +118,10 @@ REFUSED = [
     ("sampling.min_p", sampling(min_p=2.0**63), ["1"]),
     ("sampling.min_p", sampling(min_p=math.nan), ["nan", "1"]),
     ("sampling.min_p", sampling(min_p=-math.inf), ["-inf", "1"]),
+    ("sampling.typical_p", sampling(typical_p=0), ["is 0.0", "above 0, and at most 1"]),
+    ("sampling.typical_p", sampling(typical_p=-0.5), ["is -0.5", "above 0, and at most 1"]),
+    ("sampling.typical_p", sampling(typical_p=ABOVE_1), ["1.00000011", "above 0, and at most 1"]),
+    ("sampling.typical_p", sampling(typical_p=math.nan), ["nan", "above 0, and at most 1"]),
     ("sampling.top_k", sampling(top_k=VOCAB + 1), [VOCAB + 1, VOCAB]),
     ("sampling.top_k", sampling(top_k=2**31), [2**31, VOCAB]),
     ("sampling.top_k", sampling(top_k=2**32 - 1), [2**32 - 1, VOCAB]),
@@ -209,6 +213,8 @@ ACCEPTED = [
     sampling(top_p=float(np.nextafter(np.float32(0), np.float32(1)))),
     sampling(min_p=0),
     sampling(min_p=1),
+    sampling(typical_p=1),
+    sampling(typical_p=0.5),
     sampling(top_k=0),
     sampling(top_k=VOCAB),
     sampling(seed=0),
@@ -302,7 +308,7 @@ def test_sampling_parameters_are_complete_if_a_request_sets_none():
     unset = {field.name for field in params.DESCRIPTOR.fields} - {field.name for field, _ in params.ListFields()}
     assert unset == {"logit_bias", "allowed_token_ids", "banned_token_ids"}
     assert params.temperature == MODEL.defaults.temperature
-    assert (params.presence_penalty, params.frequency_penalty, params.num_samples) == (0, 0, 1)
+    assert (params.presence_penalty, params.frequency_penalty, params.typical_p, params.num_samples) == (0, 0, 1, 1)
     assert (made.num_samples, made.num_logprobs, made.prompt_logprobs_from) == (1, 0, 0)
 
 
@@ -615,6 +621,7 @@ requests = st.builds(
         top_p=floats,
         top_k=numbers,
         min_p=floats,
+        typical_p=floats,
         presence_penalty=floats,
         frequency_penalty=floats,
         repetition_penalty=floats,
