@@ -21,7 +21,7 @@ from scheduler_svc.core.state.request_queue import RequestQueue
 from scheduler_svc.core.state.worker_infos import WorkerInfos
 from scheduler_svc.core.update import step_reports
 
-_MAX_FRUITLESS_RESETS = 5
+_MAX_FAILED_STEPS = 5
 # After these causes the pages of confirmed steps stay cached; after others the content of all pages is unknown.
 _KEEPING_CAUSES = (ResetCause.STEP_FAILED, ResetCause.OUT_OF_MEMORY)
 
@@ -175,10 +175,10 @@ class Lanes:
         self, lane: Lane, reason: str, now: float, cause: ResetCause, compute_us: int
     ) -> list[fx.Effect]:
         """Handles a failed step: resets the lane, or refuses the worker after too many failed steps in a row."""
-        num_resets = lane.count_failed_step()
-        if num_resets < _MAX_FRUITLESS_RESETS:
+        num_failed = lane.count_failed_step()
+        if num_failed < _MAX_FAILED_STEPS:
             return self._reset(lane, f"worker {lane.worker}: {reason}", now, cause, compute_us)
-        reason = f"{num_resets} failed steps in a row without a confirmed one; the last: {reason}"
+        reason = f"{num_failed} failed steps in a row without a confirmed one; the last: {reason}"
         return self.refuse_for_now(lane, reason, now, cause, compute_us)
 
     def refuse_for_now(

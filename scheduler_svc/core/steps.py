@@ -9,8 +9,6 @@ from collections import deque
 from collections.abc import Mapping
 from statistics import median
 
-import numpy as np
-
 from scheduler_svc.core.check_join import plan_bytes
 from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.messages import effects as fx
@@ -110,7 +108,6 @@ class Steps:
             queue=self._queue,
             record=record,
             event=event,
-            eos=np.array(lane.info.eos_token_ids, np.int32),
             frontend_idx=frontends,
             now=now,
         )

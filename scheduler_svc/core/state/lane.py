@@ -38,7 +38,7 @@ class Lane:
         self.worker = worker
         self.number = number
         """Number of the lane, counted from the core's start. An older lane has a lower number."""
-        self.info = info
+        self.info, self.eos = info, np.array(info.eos_token_ids, np.int32)
         self.heard_at = now
         """Time of the worker's last message."""
         self.result_at = now

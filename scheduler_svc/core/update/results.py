@@ -62,11 +62,10 @@ def read_result(
     queue: RequestQueue,
     record: SentPlan,
     event: StepDone,
-    eos: Int32Array,
     frontend_idx: Mapping[str, int],
     now: float,
 ) -> StepTokens:
-    """Applies a valid result of a successful step. `eos` int32[any] are the model's EOS token ids."""
+    """Applies a valid result of a successful step."""
     rows, tokens = lane.rows, event.tokens
     named = record.rows.astype(np.int64)
     mine = rows.handle[named] == record.handles
@@ -78,19 +77,19 @@ def read_result(
 
     if all_mine and not record.prefill_tokens and not len(event.nonfinite) and record.num_logprobs is None:
         # The common step: all rows decode, still have the requests of the plan, and have finite logits.
-        return _seated(lane, named, tokens, eos, now)
+        return _seated(lane, named, tokens, now)
     finite = np.ones(len(tokens), np.bool_)
     finite[event.nonfinite] = False
     sampled_rows, sampled_mine = named[record.sampled], mine[record.sampled]
     good = sampled_mine & finite
     nonfinite_rows = sampled_rows[sampled_mine & ~finite]
     prompt_logprobs, not_finite = _prompt_logprobs(queue, record, event.prompt_logprobs)
-    step_tokens = _seated(lane, sampled_rows[good], tokens[good], eos, now)
+    step_tokens = _seated(lane, sampled_rows[good], tokens[good], now)
     rows.drop_sampled(nonfinite_rows)
     endings = [*step_tokens.endings, *map(Ending.not_finite, rows.requests_at(nonfinite_rows))]
     pending_sampled: list[int] = []
     if not all_mine:
-        pending, pending_sampled = _pending(queue, record, tokens, finite, ~sampled_mine, eos, frontend_idx, now)
+        pending, pending_sampled = _pending(queue, record, tokens, finite, ~sampled_mine, lane.eos, frontend_idx, now)
         step_tokens = _joined(step_tokens, pending)
         endings += pending.endings
     if not_finite:
@@ -113,7 +112,7 @@ def _confirm_pending_plans(queue: RequestQueue, handles: npt.NDArray[np.int64]) 
             request.pending_plan_answered()
 
 
-def _seated(lane: Lane, rows_s: npt.NDArray[np.int64], tokens: Int32Array, eos: Int32Array, now: float) -> StepTokens:
+def _seated(lane: Lane, rows_s: npt.NDArray[np.int64], tokens: Int32Array, now: float) -> StepTokens:
     """Applies the tokens of rows that still have the requests of the plan."""
     rows = lane.rows
     offsets = rows.known[rows_s] - rows.prompt[rows_s]
@@ -125,7 +124,7 @@ def _seated(lane: Lane, rows_s: npt.NDArray[np.int64], tokens: Int32Array, eos: 
     known = rows.known[rows_s]
 
     endings: list[Ending] = []
-    is_eos = _any_of(tokens, eos) & ~rows.ignore_eos[rows_s]
+    is_eos = _any_of(tokens, lane.eos) & ~rows.ignore_eos[rows_s]
     may_end = (is_eos | rows.has_stops[rows_s]) & (known > rows.min_known[rows_s])
     for i in np.flatnonzero(may_end | (known == rows.total[rows_s])).tolist():
         request = rows.request_at(int(rows_s[i]))
