@@ -1,0 +1,29 @@
+"""How device work is captured and replayed. `cuda.py` does it with CUDA graphs; tests do it with a recorder on a CPU."""
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+Result = TypeVar("Result")
+
+
+class NotCapturable(RuntimeError):
+    """The work contains an operation that cannot be captured; the message names it."""
+
+
+class Graph(Protocol):
+    """Captured device work. It reads and writes the same memory at each replay."""
+
+    def replay(self) -> None:
+        """Enqueues the work on the current stream."""
+        ...
+
+
+class GraphBackend(Protocol):
+    """Captures device work."""
+
+    def capture(self, run: Callable[[], Result]) -> tuple[Graph, Result]:
+        """Captures the device work of `run`. Tensors in its result are overwritten by each replay.
+
+        Requires that `run` was called before, so that its kernels are compiled. Raises NotCapturable.
+        """
+        ...
