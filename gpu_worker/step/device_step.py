@@ -78,7 +78,13 @@ class DeviceStep:
         return None if staged.layout is None else self._compute(staged.layout)
 
     def _carry_out(self, orders: PageOrders[HostArray], staged: PageOrders[Tensor]) -> None:
-        """Follows worker.proto's sequence, because one plan may save a page, zero it and load others into it."""
+        """Follows worker.proto's sequence, because one plan may save a page, zero it and load others into it.
+
+        Copies from host memory start first, because they need nothing of the device but their buffers.
+        """
+        num_fetched = 0
+        if orders.loaded_pages.size:
+            num_fetched = self.host.fetch(orders.loaded_slots, orders.saved_slots)
         if orders.saved_pages.size:
             self.host.save(staged.saved_pages, orders.saved_slots)
         if orders.zeroed.size:
@@ -86,7 +92,7 @@ class DeviceStep:
         if orders.copied_to.size:
             self.cache.copy_pages(staged.copied_from, staged.copied_to, staged.copied_tokens)
         if orders.loaded_pages.size:
-            self.host.load(staged.loaded_pages, orders.loaded_slots)
+            self.host.load(staged.loaded_pages, orders.loaded_slots, num_fetched)
 
     def _compute(self, layout: StepLayout[Tensor]) -> StepOutput:
         self.tables.set_pages(layout.edits)
