@@ -25,6 +25,7 @@ FILES: dict[str, tuple[str, ...]] = {
             "wire/test_order_fields.py",
             "memory",
             "checkpoint",
+            "fake_cuda",
             "link",
             "step/test_row_tables.py",
         ),
