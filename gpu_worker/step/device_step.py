@@ -47,10 +47,10 @@ class DeviceStep:
         self.tables = DeviceTables(geometry, device)
         self._sampler = DeviceSampler(geometry, device)
         self._staging = Staging(device, num_buffers)
-        attach(model, layers)
         self.cache = KvCache(
             layers, num_pages=geometry.num_pages, page_size=geometry.page_size, dtype=dtype, device=device
         )
+        attach(model, layers, self.cache)
         self.host = HostPages(self.cache, geometry.host_pages)
         self.kernels = Kernels(layers, geometry, shapes, self.cache, self.tables)
         self.pool_is_zero = True

@@ -23,7 +23,7 @@ class Kernels:
     def __init__(
         self, layers: LayerMap, geometry: Geometry, shapes: Shapes, cache: KvCache, tables: DeviceTables
     ) -> None:
-        self._geometry, self._shapes, self._cache, self._tables = geometry, shapes, cache, tables
+        self._geometry, self._shapes, self._tables = geometry, shapes, tables
         patterns = dict.fromkeys(kind.pattern for kind in layers.kinds)
         # In the order of `DecodePart.blocks` and `PrefillPart.blocks`.
         self.views = tuple(View.of(pattern, geometry) for pattern in patterns)
@@ -79,7 +79,7 @@ class Kernels:
 
     def update_masks(self, layout: StepLayout[Tensor]) -> StepContext:
         """Updates the masks and returns the context of every layer. Requires that `layout.edits` are applied."""
-        none = layout.kv_slots[:0]
+        places = layout.prefill.places if layout.prefill else layout.kv_slots[:0]
         decode = prefill = None
         if layout.decode is not None:
             bucket = layout.decode.bucket
@@ -94,10 +94,11 @@ class Kernels:
             for tile_mask, tile_blocks in zip(self.prefill_masks[bucket], layout.prefill.blocks, strict=True):
                 tile_mask.update(tile_blocks, self._tables.pages, layout.prefill.slots)
         return StepContext(
-            cache=self._cache,
             kv_slots=layout.kv_slots,
             decode=decode,
-            decode_slots=layout.decode.slots if layout.decode else none,
+            decode_slots=layout.decode.slots if layout.decode and self._shapes.token_multiple is None else None,
+            num_decode=layout.decode.rows.shape[0] if layout.decode else 0,
             prefill=prefill,
-            prefill_places=layout.prefill.places if layout.prefill else none,
+            prefill_places=places,
+            prefill_sources=places,
         )
