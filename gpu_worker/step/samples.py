@@ -9,16 +9,14 @@ from typing import Generic
 import numpy as np
 
 from gpu_worker.arrays import Array, HostArray, Int64Array
-from gpu_worker.sampling.inputs import FEW_RANKS, LogitEdits, RankGroup, SamplingInputs
+from gpu_worker.sampling.draw_inputs import MIN_TEMPERATURE, draw_inputs, typical_samples
+from gpu_worker.sampling.inputs import FEW_RANKS, DrawInputs, LogitEdits, RankGroup, SamplingInputs, Typical
 from gpu_worker.step.edits import lay_out_edits
 from gpu_worker.step.row_features import Feature
 from gpu_worker.step.row_tables import RowTables
-from gpu_worker.step.shapes import Shapes, bucket_for
+from gpu_worker.step.shapes import StepShape
 from gpu_worker.wire.fields import PlanError
 from gpu_worker.wire.frames import Plan
-
-# A lower temperature is equivalent to greedy, and logits divided by it would overflow.
-_MIN_TEMPERATURE = 1e-5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,17 +29,25 @@ class PromptPart(Generic[Array]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplePart(Generic[Array]):
+class Samples(Generic[Array]):
     """Rows that sample a token, in the order of the result."""
 
-    # Without padding.
-    num_samples: int
     # int64 [samples + prompt tokens]: packed tokens that need logits; padded samples take token 0.
     kept: Array
     # int64 [samples]: the row that each sampled token belongs to; padding is row 0.
     rows: Array
-    # None if every row is greedy.
+    # Of every sample, in padded steps in which some row draws; otherwise None.
+    drawing: DrawInputs[Array] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleExtras(Generic[Array]):
+    """What changes or adds to the sampling of a step."""
+
+    # Without padding, if some row draws.
     drawing: SamplingInputs[Array] | None
+    # In padded steps, if some row filters by typical_p.
+    typical: Typical[Array] | None
     edits: LogitEdits[Array] | None
     # int64 [n]: the samples with logprobs. top_k: the number of alternatives of each.
     with_logprobs: Array | None
@@ -49,48 +55,69 @@ class SamplePart(Generic[Array]):
     prompt: PromptPart[Array] | None
 
 
-def lay_out_samples(plan: Plan, tables: RowTables, num_decode_tokens: int, shapes: Shapes) -> SamplePart[HostArray]:
-    """Returns the positions of `plan` that need logits. Its decode part has `num_decode_tokens` tokens with padding.
+def draws(plan: Plan, tables: RowTables) -> bool:
+    """Whether any row that samples in this plan is not greedy."""
+    temperature = tables.sampling["temperature"]
+    rows = plan.chunk_rows[plan.chunk_samples]
+    return bool((temperature[plan.decode_rows] > 0).any() or (temperature[rows] > 0).any())
+
+
+def lay_out_samples(
+    plan: Plan, tables: RowTables, shape: StepShape, *, is_padded: bool
+) -> tuple[Samples[HostArray], SampleExtras[HostArray] | None]:
+    """Returns the positions of `plan` that need logits, and what changes or adds to their sampling, or None.
 
     Raises PlanError if the positions exceed the worker's limit.
     """
+    num_decode_tokens = shape.decode if is_padded else plan.decode_rows.size
     ends = num_decode_tokens + np.cumsum(plan.chunk_counts, dtype=np.int64)
     chunk_rows = plan.chunk_rows[plan.chunk_samples].astype(np.int64)
     decode_rows = plan.decode_rows.astype(np.int64)
     rows = np.concatenate([chunk_rows, decode_rows])
     kept = np.concatenate([ends[plan.chunk_samples] - 1, np.arange(decode_rows.size, dtype=np.int64)])
+    prompt_tokens, prompt = _lay_out_prompt(plan, tables, ends - plan.chunk_counts)
+    limit = tables.geometry.logit_rows
+    if rows.size + prompt_tokens.size > limit:
+        raise PlanError(
+            f"the plan needs logits of {rows.size} sampled rows and {prompt_tokens.size} prompt tokens; "
+            f"logit_rows is {limit}"
+        )
     positions = tables.num_tokens[rows]
-    drawing = np.flatnonzero(tables.sampling["temperature"][rows] > 0)
-    uses = tables.features.uses[rows]
-    edits, with_logprobs, top_k = None, None, 0
+    extras = _lay_out_extras(rows, positions, tables, prompt, is_padded=is_padded)
+    drawing, num_padding = None, shape.samples - rows.size
+    if num_padding:
+        padding = np.zeros(num_padding, np.int64)
+        rows, kept, positions = (np.concatenate([own, padding]) for own in (rows, kept, positions))
+    if is_padded and shape.draws:
+        drawing = draw_inputs(tables.sampling, rows, positions, padding=num_padding)
+    return Samples(kept=np.concatenate([kept, prompt_tokens]), rows=rows, drawing=drawing), extras
+
+
+def _lay_out_extras(
+    rows: Int64Array,
+    positions: Int64Array,
+    tables: RowTables,
+    prompt: PromptPart[HostArray] | None,
+    *,
+    is_padded: bool,
+) -> SampleExtras[HostArray] | None:
+    uses, sampling = tables.features.uses[rows], tables.sampling
+    drawing = np.flatnonzero(sampling["temperature"][rows] > 0)
+    inputs = typical = edits = with_logprobs = None
+    top_k = 0
+    if is_padded:
+        typical = typical_samples(sampling, rows)
+    elif drawing.size:
+        inputs = _sampling_inputs(drawing, rows[drawing], positions[drawing], tables)
     if uses.any():
         edits = lay_out_edits(rows, positions, drawing, uses, tables)
         wanted = np.flatnonzero(uses & Feature.LOGPROBS)
         if wanted.size:
             with_logprobs, top_k = wanted, int(tables.features.num_logprobs[rows[wanted]].max()) - 1
-    inputs = _sampling_inputs(drawing, rows[drawing], positions[drawing], tables) if drawing.size else None
-    num_samples, limit = rows.size, tables.geometry.logit_rows
-    prompt_tokens, prompt = _lay_out_prompt(plan, tables, ends - plan.chunk_counts)
-    if num_samples + prompt_tokens.size > limit:
-        raise PlanError(
-            f"the plan needs logits of {num_samples} sampled rows and {prompt_tokens.size} prompt tokens; "
-            f"logit_rows is {limit}"
-        )
-    if prompt is not None:
-        kept = np.concatenate([kept, prompt_tokens])
-    elif shapes.token_multiple is not None and num_samples:
-        # A fixed number of logits, so that CUDA graphs can be added later.
-        padding = np.zeros(bucket_for(shapes.decode_buckets, num_samples) - num_samples, np.int64)
-        rows, kept = np.concatenate([rows, padding]), np.concatenate([kept, padding])
-    return SamplePart(
-        num_samples=num_samples,
-        kept=kept,
-        rows=rows,
-        drawing=inputs,
-        edits=edits,
-        with_logprobs=with_logprobs,
-        top_k=top_k,
-        prompt=prompt,
+    if all(part is None for part in (inputs, typical, edits, with_logprobs, prompt)):
+        return None
+    return SampleExtras(
+        drawing=inputs, typical=typical, edits=edits, with_logprobs=with_logprobs, top_k=top_k, prompt=prompt
     )
 
 
@@ -107,7 +134,7 @@ def _sampling_inputs(
     groups = (np.flatnonzero(is_few), True), (np.flatnonzero(~is_few & (limited | (top_p < 1))), False)
     return SamplingInputs(
         rows=drawing,
-        temperature=np.maximum(sampling["temperature"][rows], np.float32(_MIN_TEMPERATURE)),
+        temperature=np.maximum(sampling["temperature"][rows], MIN_TEMPERATURE),
         top_p=top_p,
         min_p=min_p,
         top_k=top_k.astype(np.int64),
