@@ -1,0 +1,94 @@
+"""A warm runner of a random model in this process: what a worker process has without its link.
+
+Owns the choice of sizes and the one place that says how captured graphs are switched on and off.
+"""
+
+import gc
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from gpu_worker.attention.layers import LayerMap
+from gpu_worker.checkpoint.linear import can_pack
+from gpu_worker.compatibility.check_model import check_model, meta_model_of
+from gpu_worker.compatibility.cuda_shapes import check_cuda_shapes
+from gpu_worker.compatibility.rope import pin
+from gpu_worker.geometry import Geometry
+from gpu_worker.memory.estimate import estimate
+from gpu_worker.settings import WorkerSettings
+from gpu_worker.startup import plan_memory
+from gpu_worker.step.runner import Runner
+from tests.gpu_day.day import Day
+from tests.gpu_day.models import random_model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """A model and its runner."""
+
+    model: PreTrainedModel
+    runner: Runner
+    layers: LayerMap
+    dtype: torch.dtype
+
+    @property
+    def geometry(self) -> Geometry:
+        """The runner's sizes."""
+        return self.runner.geometry
+
+
+def serve(
+    day: Day,
+    config: PreTrainedConfig,
+    *,
+    dtype: str = "",
+    max_rows: int,
+    max_length: int,
+    token_budget: int,
+    num_pages: int | None = None,
+    host_pool_bytes: int = 0,
+    graphs: bool = True,
+) -> Served:
+    """A warm runner. dtype: the day's by default. Without `num_pages` the pool has pages for every row, if they fit."""
+    device, torch_dtype = torch.device(day.device), getattr(torch, dtype or day.dtype)
+    model = random_model(config, device, torch_dtype)
+    meta_model = meta_model_of(config, dtype=torch_dtype)
+    layers = check_model(meta_model)
+    if device.type == "cuda":
+        check_cuda_shapes(layers, torch_dtype)
+    settings = WorkerSettings(
+        device=day.device,
+        max_rows=max_rows,
+        max_length=max_length,
+        token_budget=token_budget,
+        num_pages=num_pages,
+        host_pool_bytes=host_pool_bytes,
+    )
+    costs = estimate(meta_model, layers, dtype=torch_dtype, packs=can_pack(device, torch_dtype))
+    pin(model, max_length)
+    geometry = plan_memory(settings, costs, device).geometry
+    runner = make_runner(model, layers, geometry, device, torch_dtype, graphs=graphs)
+    runner.warm_up(lambda name, seconds: print(f"  {name}: {seconds:.1f} s", flush=True))
+    return Served(model=model, runner=runner, layers=layers, dtype=torch_dtype)
+
+
+def make_runner(
+    model: PreTrainedModel,
+    layers: LayerMap,
+    geometry: Geometry,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    graphs: bool,
+) -> Runner:
+    """A runner that is not warm yet."""
+    return Runner(model, layers, geometry, device=device, dtype=dtype)
+
+
+def free_memory(device: str) -> None:
+    """Returns memory that the caller no longer refers to, so that another process of the machine can use it."""
+    gc.collect()
+    if device != "cpu":
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
