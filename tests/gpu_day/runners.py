@@ -4,9 +4,13 @@ Owns the choice of sizes and the one place that says how captured graphs are swi
 """
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from gpu_worker.attention.layers import LayerMap
@@ -14,7 +18,7 @@ from gpu_worker.checkpoint.linear import can_pack
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
 from gpu_worker.compatibility.cuda_shapes import check_cuda_shapes
 from gpu_worker.compatibility.rope import pin
-from gpu_worker.geometry import Geometry
+from gpu_worker.geometry import CHUNK_ALIGN, Geometry
 from gpu_worker.memory.estimate import estimate
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.startup import plan_memory
@@ -84,6 +88,41 @@ def make_runner(
 ) -> Runner:
     """A runner that is not warm yet."""
     return Runner(model, layers, geometry, device=device, dtype=dtype)
+
+
+def cold_runner(
+    day: Day, config: PreTrainedConfig, *, num_pages: int, max_rows: int, max_length: int, page_size: int
+) -> Runner:
+    """An eager runner whose kernels compile at their first call; it may compile at any time."""
+    device, dtype = torch.device(day.device), getattr(torch, day.dtype)
+    model = random_model(config, device, dtype)
+    layers = check_model(meta_model_of(config, dtype=dtype))
+    geometry = Geometry(
+        page_size=page_size,
+        num_pages=num_pages,
+        max_rows=max_rows,
+        max_length=max_length,
+        token_budget=max_rows + CHUNK_ALIGN,
+        chunk_align=CHUNK_ALIGN,
+        vocab_size=config.vocab_size,
+    )
+    return make_runner(model, layers, geometry, device, dtype, graphs=False)
+
+
+@contextmanager
+def watch_logits(served: Served) -> Iterator[list[Tensor]]:
+    """Collects the logits of every step that samples, [rows, vocabulary], as float32 on the CPU."""
+    seen: list[Tensor] = []
+
+    def keep(module: object, args: object, keywords: dict[str, object], output: Any) -> None:
+        if "logits_to_keep" in keywords:
+            seen.append(output.logits[0].float().cpu())
+
+    hook = served.model.register_forward_hook(keep, with_kwargs=True)
+    try:
+        yield seen
+    finally:
+        hook.remove()
 
 
 def free_memory(device: str) -> None:
