@@ -12,7 +12,7 @@ from gpu_worker.attention.layers import LayerMap
 from gpu_worker.attention.paged import DecodeAttention, PrefillAttention, StepContext
 from gpu_worker.attention.views import View
 from gpu_worker.geometry import Geometry
-from gpu_worker.step.layout import StepLayout
+from gpu_worker.step.layout import StepInputs
 from gpu_worker.step.row_tables import DeviceTables
 from gpu_worker.step.shapes import Shapes
 
@@ -67,7 +67,7 @@ class Kernels:
     def _decode_lists(self, view: View, bucket: int) -> Tensor:
         """Returns int32 [slots, width]; the page table itself if every slot lists all pages of its row."""
         table = self._tables.pages
-        if self._shapes.token_multiple is None and view.is_plain:
+        if not self._shapes.is_padded and view.is_plain:
             return table
         return torch.zeros(bucket, self._list_width(view), dtype=torch.int32, device=table.device)
 
@@ -77,27 +77,30 @@ class Kernels:
             return view.pool_pages
         return self._tables.pages.shape[1] + view.num_learned_sink_pages
 
-    def update_masks(self, layout: StepLayout[Tensor]) -> StepContext:
-        """Updates the masks and returns the context of every layer. Requires that `layout.edits` are applied."""
-        none = layout.kv_slots[:0]
+    def update_masks(self, inputs: StepInputs[Tensor]) -> StepContext:
+        """Updates the masks and returns the context of every layer.
+
+        Requires that the page tables are those of the step.
+        """
+        none = inputs.kv_slots[:0]
         decode = prefill = None
-        if layout.decode is not None:
-            bucket = layout.decode.bucket
+        if inputs.decode is not None:
+            bucket = inputs.decode.bucket
             decode = self.decode[bucket]
-            self._ends[bucket].update(layout.decode.last_slot, layout.decode.page_end)
-            for mask, blocks in zip(self.decode_masks[bucket], layout.decode.blocks, strict=True):
-                mask.update(blocks, self._tables.pages, layout.decode.list_slots)
-        if layout.prefill is not None:
-            bucket = layout.prefill.bucket
+            self._ends[bucket].update(inputs.decode.last_slot, inputs.decode.page_end)
+            for mask, blocks in zip(self.decode_masks[bucket], inputs.decode.blocks, strict=True):
+                mask.update(blocks, self._tables.pages, inputs.decode.list_slots)
+        if inputs.prefill is not None:
+            bucket = inputs.prefill.bucket
             prefill = self.prefill[bucket]
-            self._q_positions[bucket].copy_(layout.prefill.q_positions)
-            for tile_mask, tile_blocks in zip(self.prefill_masks[bucket], layout.prefill.blocks, strict=True):
-                tile_mask.update(tile_blocks, self._tables.pages, layout.prefill.slots)
+            self._q_positions[bucket].copy_(inputs.prefill.q_positions)
+            for tile_mask, tile_blocks in zip(self.prefill_masks[bucket], inputs.prefill.blocks, strict=True):
+                tile_mask.update(tile_blocks, self._tables.pages, inputs.prefill.slots)
         return StepContext(
             cache=self._cache,
-            kv_slots=layout.kv_slots,
+            kv_slots=inputs.kv_slots,
             decode=decode,
-            decode_slots=layout.decode.slots if layout.decode else none,
+            decode_slots=inputs.decode.slots if inputs.decode else none,
             prefill=prefill,
-            prefill_places=layout.prefill.places if layout.prefill else none,
+            prefill_places=inputs.prefill.places if inputs.prefill else none,
         )

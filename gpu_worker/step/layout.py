@@ -1,8 +1,7 @@
 """Lays a plan out as the arrays of its step: packed tokens and their token slots, page lists, rows that sample.
 
-The module packs decode rows, then chunks, then padding, and does all page arithmetic of a step, on the host with
-numpy. The host does not know the sampled tokens, so the device fills in their ids. A token slot is the index of a
-token's entry in the KV pool: page * page_size + offset.
+The module packs decode rows, then chunks, then padding, on the host with numpy. The host does not know the sampled
+tokens, so the device fills in their ids.
 """
 
 from collections.abc import Sequence
@@ -10,55 +9,19 @@ from dataclasses import dataclass, replace
 from typing import Generic
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpu_worker.arrays import Array, HostArray, Int64Array
-from gpu_worker.attention.blocks import DecodeBlocks, PrefillBlocks
 from gpu_worker.attention.views import View
-from gpu_worker.geometry import align_up
+from gpu_worker.step.attention_parts import DecodePart, PrefillPart, lay_out_decode, lay_out_prefill, token_slots
 from gpu_worker.step.row_tables import RowTables, SlotEdits, TableEdits
-from gpu_worker.step.samples import SamplePart, lay_out_samples
-from gpu_worker.step.shapes import Shapes, bucket_for
+from gpu_worker.step.samples import SampleExtras, Samples, draws, lay_out_samples
+from gpu_worker.step.shapes import Shapes, StepShape
 from gpu_worker.wire.frames import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecodePart(Generic[Array]):
-    """The decode rows. Their attention kernel has `bucket` attention slots. Every array is int64."""
-
-    bucket: int
-    # [decode tokens]: the row and the attention slot of each packed token; row 0 is padding.
-    rows: Array
-    slots: Array
-    # [bucket]: the line of the device's page table (not a row of the plan) that each attention slot reads. None if slot
-    # i reads line i.
-    list_slots: Array | None
-    # [bucket]: for each attention slot, the token slot of the newest position that it attends to, and the first token
-    # slot after the page that contains it.
-    last_slot: Array
-    page_end: Array
-    # One for each attention pattern.
-    blocks: tuple[DecodeBlocks[Array], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrefillPart(Generic[Array]):
-    """Chunks, each aligned to the query tile; every array is int64."""
-
-    bucket: int
-    # One for each attention pattern.
-    blocks: tuple[PrefillBlocks[Array], ...]
-    # [tiles]: the row of the device's page table that each tile reads.
-    slots: Array
-    # [bucket]: the position of each query, -1 for padding.
-    q_positions: Array
-    # [chunk tokens]: the index of each packed token along the query axis.
-    places: Array
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepLayout(Generic[Array]):
-    """The arrays of one step. Arrays of a fixed size come first, so that their staging offsets are constant."""
+class StepInputs(Generic[Array]):
+    """What masks, model and sampling of a step read. In padded steps the shape decides the size of every array."""
 
     # int64 [tokens]: ids (-1: the token that the device sampled last for the row), positions, token slots.
     token_ids: Array
@@ -66,8 +29,26 @@ class StepLayout(Generic[Array]):
     kv_slots: Array
     decode: DecodePart[Array] | None
     prefill: PrefillPart[Array] | None
-    samples: SamplePart[Array]
-    edits: SlotEdits[Array]
+    samples: Samples[Array]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepExtras(Generic[Array]):
+    """What only some steps have: entries of the page table, and what changes or adds to sampling."""
+
+    edits: SlotEdits[Array] | None
+    sampling: SampleExtras[Array] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLayout(Generic[Array]):
+    """The arrays of one step."""
+
+    shape: StepShape
+    # Samples without padding.
+    num_samples: int
+    inputs: StepInputs[Array]
+    extras: StepExtras[Array]
 
 
 def lay_out(
@@ -79,8 +60,51 @@ def lay_out(
     views: Sequence[View],
 ) -> StepLayout[HostArray]:
     """Returns the arrays of `plan`. `tables` have its starts and appends, and the positions before the step."""
-    decode = _lay_out_decode(plan, tables, slot_of_row, shapes, views) if plan.decode_rows.size else None
-    prefill = _lay_out_prefill(plan, tables, slot_of_row, shapes, views) if plan.chunk_rows.size else None
+    tiles = -(-plan.chunk_counts.astype(np.int64) // tables.geometry.chunk_align)
+    num_decode, num_samples = plan.decode_rows.size, plan.decode_rows.size + int(plan.chunk_samples.sum())
+    shape = shapes.fitting(
+        StepShape(
+            decode=num_decode,
+            prefill=int(tiles.sum()) * tables.geometry.chunk_align,
+            tokens=num_decode + int(plan.chunk_counts.sum()),
+            samples=num_samples,
+            draws=draws(plan, tables) if shapes.is_padded else False,
+        )
+    )
+    samples, sampling = lay_out_samples(plan, tables, shape, is_padded=shapes.is_padded)
+    slot_edits = SlotEdits(slots=slot_of_row[edits.rows], cols=edits.cols, pages=edits.pages)
+    return StepLayout(
+        shape=replace(shape, prompt_logits=samples.kept.size - samples.rows.size),
+        num_samples=num_samples,
+        inputs=_lay_out_inputs(plan, tables, slot_of_row, shape, views, samples, is_padded=shapes.is_padded),
+        extras=StepExtras(edits=slot_edits if edits.rows.size else None, sampling=sampling),
+    )
+
+
+def blank(shape: StepShape, tables: RowTables, slot_of_row: Int64Array, views: Sequence[View]) -> StepInputs[HostArray]:
+    """Returns the inputs of a padded step in which every row and token is padding."""
+    plan = Plan(generation=0, step=0, checksum=0)
+    samples, _ = lay_out_samples(plan, tables, shape, is_padded=True)
+    return _lay_out_inputs(plan, tables, slot_of_row, shape, views, samples, is_padded=True)
+
+
+def _lay_out_inputs(
+    plan: Plan,
+    tables: RowTables,
+    slot_of_row: Int64Array,
+    shape: StepShape,
+    views: Sequence[View],
+    samples: Samples[HostArray],
+    *,
+    is_padded: bool,
+) -> StepInputs[HostArray]:
+    decode = prefill = None
+    if shape.decode:
+        decode = lay_out_decode(plan, tables, slot_of_row, shape.decode, views, is_padded=is_padded)
+    if shape.prefill:
+        num_tokens = shape.tokens - (decode.rows.size if decode else 0)
+        prefill = lay_out_prefill(plan, tables, slot_of_row, shape.prefill, views, num_tokens)
+    # Of packed tokens: first those of decode rows, then those of chunks.
     rows = [decode.rows] if decode else []
     positions = [tables.position[decode.rows] * (decode.rows > 0)] if decode else []
     ids = [_ids_of_decode_rows(decode.rows, tables)] if decode else []
@@ -88,20 +112,18 @@ def lay_out(
         rows.append(np.full(count, row, np.int64))
         positions.append(np.arange(start, start + count, dtype=np.int64))
         ids.append(tables.tokens[int(row)][start : start + count].astype(np.int64))
-    num_tokens = sum(part.size for part in rows)
-    if shapes.token_multiple is not None and prefill is not None:
-        padding = np.zeros(align_up(num_tokens, shapes.token_multiple) - num_tokens, np.int64)
+    if is_padded:
+        padding = np.zeros(shape.tokens - sum(part.size for part in rows), np.int64)
         rows, positions, ids = [*rows, padding], [*positions, padding], [*ids, padding]
     all_rows, all_positions = np.concatenate(rows), np.concatenate(positions)
-    return StepLayout(
+    return StepInputs(
         token_ids=np.concatenate(ids),
         positions=all_positions,
         # Padding is row 0 at position 0, which has the first slot of page 0.
-        kv_slots=_token_slots(tables, all_rows, all_positions),
+        kv_slots=token_slots(tables, all_rows, all_positions),
         decode=decode,
         prefill=prefill,
-        samples=lay_out_samples(plan, tables, decode.rows.size if decode else 0, shapes),
-        edits=SlotEdits(slots=slot_of_row[edits.rows], cols=edits.cols, pages=edits.pages),
+        samples=samples,
     )
 
 
@@ -111,117 +133,3 @@ def _ids_of_decode_rows(rows: Int64Array, tables: RowTables) -> Int64Array:
     for i in np.flatnonzero(tables.num_tokens[rows] == tables.num_started[rows]):
         ids[i] = tables.tokens[int(rows[i])][-1] if rows[i] else 0
     return ids
-
-
-def _lay_out_decode(
-    plan: Plan, tables: RowTables, slot_of_row: Int64Array, shapes: Shapes, views: Sequence[View]
-) -> DecodePart[HostArray]:
-    rows = plan.decode_rows.astype(np.int64)
-    bucket = bucket_for(shapes.decode_buckets, rows.size)
-    slots, list_slots = slot_of_row[rows], None
-    if shapes.token_multiple is not None:
-        rows = np.concatenate([rows, np.zeros(bucket - rows.size, np.int64)])
-        slots, list_slots = np.arange(bucket, dtype=np.int64), slot_of_row[rows]
-    positions = tables.position[rows]
-    last_slot = _token_slots(tables, rows, positions)
-    return DecodePart(
-        bucket=bucket,
-        rows=rows,
-        slots=slots,
-        list_slots=list_slots,
-        last_slot=_scattered(slots, last_slot, bucket),
-        page_end=_scattered(slots, _page_start(last_slot, tables) + tables.geometry.page_size, bucket),
-        blocks=tuple(_decode_blocks(view, tables, rows, positions, slots, bucket) for view in views),
-    )
-
-
-def _decode_blocks(
-    view: View, tables: RowTables, rows: Int64Array, positions: Int64Array, slots: Int64Array, bucket: int
-) -> DecodeBlocks[HostArray]:
-    if view.pattern.window is None:
-        num_pages = positions // view.page_size + (1 + view.num_learned_sink_pages)
-        return DecodeBlocks(num_blocks=_scattered(slots, num_pages * (rows > 0), bucket))
-    spans = view.decode_spans(positions)
-    num_blocks = _scattered(slots, (spans.num_pages + view.num_learned_sink_pages) * (rows > 0), bucket)
-    gap_start = _token_slots(tables, rows, spans.gap_start)
-    blocks = DecodeBlocks(
-        num_blocks=num_blocks,
-        skipped=_scattered(slots, spans.skipped, bucket),
-        gap_start=_scattered(slots, gap_start, bucket),
-        gap_end=_scattered(slots, gap_start + spans.gap_end - spans.gap_start, bucket),
-    )
-    if not view.cuts_sink_tokens:
-        return blocks
-    sink_gap_start = _token_slots(tables, rows, np.full_like(rows, view.pattern.sink_tokens))
-    sink_gap_end = _page_start(sink_gap_start, tables) + view.page_size * spans.cuts_sink_tokens
-    return replace(
-        blocks,
-        sink_gap_start=_scattered(slots, sink_gap_start, bucket),
-        sink_gap_end=_scattered(slots, sink_gap_end, bucket),
-    )
-
-
-def _token_slots(tables: RowTables, rows: Int64Array, positions: Int64Array) -> Int64Array:
-    """Returns the token slot of each row's position."""
-    page_size = tables.geometry.page_size
-    return tables.page_table[rows, positions // page_size].astype(np.int64) * page_size + positions % page_size
-
-
-def _page_start(token_slots: Int64Array, tables: RowTables) -> Int64Array:
-    return token_slots // tables.geometry.page_size * tables.geometry.page_size
-
-
-def _scattered(places: Int64Array, values: NDArray[np.integer], size: int) -> Int64Array:
-    out = np.zeros(size, np.int64)
-    out[places] = values
-    return out
-
-
-def _lay_out_prefill(
-    plan: Plan, tables: RowTables, slot_of_row: Int64Array, shapes: Shapes, views: Sequence[View]
-) -> PrefillPart[HostArray]:
-    q_block = tables.geometry.chunk_align
-    starts, counts = plan.chunk_starts.astype(np.int64), plan.chunk_counts.astype(np.int64)
-    tiles = -(-counts // q_block)
-    num_tiles = int(tiles.sum())
-    bucket = bucket_for(shapes.prefill_buckets, num_tiles * q_block)
-    nth_tile = np.arange(num_tiles) - np.repeat(np.cumsum(tiles) - tiles, tiles)
-    rows = np.repeat(plan.chunk_rows.astype(np.int64), tiles)
-    first = np.repeat(starts, tiles) + nth_tile * q_block
-    last = np.minimum(first + q_block, np.repeat(starts + counts, tiles)) - 1
-    slots = np.zeros(bucket // q_block, np.int64)
-    slots[:num_tiles] = slot_of_row[rows]
-    # [tiles, positions of a tile]
-    positions = first[:, None] + np.arange(q_block)
-    is_query = positions <= last[:, None]
-    q_positions = np.full(bucket, -1, np.int64)
-    q_positions[: positions.size] = np.where(is_query, positions, -1).reshape(-1)
-    return PrefillPart(
-        bucket=bucket,
-        places=np.flatnonzero(is_query),
-        slots=slots,
-        q_positions=q_positions,
-        blocks=tuple(_prefill_blocks(view, tables, rows, first, last, slots.size) for view in views),
-    )
-
-
-def _prefill_blocks(
-    view: View, tables: RowTables, rows: Int64Array, first: Int64Array, last: Int64Array, num_tiles: int
-) -> PrefillBlocks[HostArray]:
-    """`rows`, `first`, `last`: the row of each tile except padding, and the positions of its first and last query."""
-    spans, used, sinks = view.tile_spans(first, last), rows.size, view.num_learned_sink_pages
-    num_partial = np.zeros(num_tiles, np.int64)
-    num_partial[:used] = spans.num_partial + sinks
-    partial_pages = np.zeros((num_tiles, sinks + view.max_partial), np.int64)
-    # The page after the pool's pages contains the learned sinks.
-    partial_pages[:, :sinks] = view.num_pages
-    partial_pages[:used, sinks:] = tables.page_table[rows[:, None], spans.partial]
-    skipped = None
-    if view.pattern.window is not None:
-        skipped = _scattered(np.arange(used), spans.skipped, num_tiles)
-    return PrefillBlocks(
-        num_full=_scattered(np.arange(used), spans.num_full, num_tiles),
-        skipped=skipped,
-        num_partial=num_partial,
-        partial_pages=partial_pages,
-    )

@@ -6,12 +6,14 @@ import torch
 from torch import Tensor
 
 from gpu_worker.geometry import Geometry
+from gpu_worker.sampling.dense import EditedLogits
 from gpu_worker.sampling.logits import edited
 from gpu_worker.sampling.logprobs import LogprobTensors, logprobs_of
-from gpu_worker.sampling.sampler import EditedLogits, sample
+from gpu_worker.sampling.sampler import sample
 from gpu_worker.sampling.token_history import TokenHistory
-from gpu_worker.step.samples import SamplePart
-from gpu_worker.step.staging import mapped
+from gpu_worker.step.samples import SampleExtras, Samples
+from gpu_worker.step.static_step import StaticOutput
+from gpu_worker.trees import mapped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,22 +41,43 @@ class DeviceSampler:
     def __init__(self, geometry: Geometry, device: torch.device) -> None:
         self._history = TokenHistory(geometry, device)
 
-    def run(self, logits: Tensor, samples: SamplePart[Tensor]) -> StepOutput:
-        """`logits` are those of the samples and their padding, then of prompt tokens. Does not wait for the device."""
+    def finish(self, static: StaticOutput, samples: Samples[Tensor], extras: SampleExtras[Tensor] | None) -> StepOutput:
+        """Chooses the tokens that the static part did not choose, and computes logprobs. Does not wait for the device.
+
+        Requires that the step has samples.
+        """
+        assert static.logits is not None
         num_samples = samples.rows.shape[0]
-        own, edits, changed = logits[:num_samples], samples.edits, None
+        own = static.logits[:num_samples]
+        if extras is None:
+            assert static.tokens is not None
+            return StepOutput(tokens=static.tokens)
+        tokens = self._chosen(own, static.tokens, extras)
+        logprobs = prompt_logprobs = None
+        if (wanted := extras.with_logprobs) is not None:
+            logprobs = logprobs_of(own, tokens.index_select(0, wanted).clamp(min=0), extras.top_k, rows=wanted)
+        if extras.prompt is not None:
+            prompt_logprobs = logprobs_of(static.logits[num_samples:], extras.prompt.targets, extras.prompt.top_k)
+        return StepOutput(tokens=tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+
+    def _chosen(self, logits: Tensor, chosen: Tensor | None, extras: SampleExtras[Tensor]) -> Tensor:
+        """Returns the tokens of all samples; `chosen` are those of the static part, if it chose some."""
+        special = extras.special
+        if chosen is not None:
+            assert special is not None
+            if not special.numel():
+                return chosen
+            logits = logits.index_select(0, special)
+        edits, changed = extras.edits, None
         penalties = None if edits is None else edits.penalties
         if edits is not None:
             if penalties is not None and penalties.missing is not None:
                 self._history.write(*penalties.missing)
-            changed = EditedLogits(samples=edits.samples, draws=edits.draws, logits=edited(own, edits, self._history))
-        tokens = sample(own, samples.drawing, changed)
+            changed = EditedLogits(
+                samples=edits.samples, draws=edits.draws, logits=edited(logits, edits, self._history)
+            )
+        tokens = sample(logits, extras.drawing, changed)
         if penalties is not None and penalties.sampled is not None:
             places, sampled = penalties.sampled
             self._history.write(places, tokens.index_select(0, sampled).clamp(min=0))
-        logprobs = prompt_logprobs = None
-        if (wanted := samples.with_logprobs) is not None:
-            logprobs = logprobs_of(own, tokens.index_select(0, wanted).clamp(min=0), samples.top_k, rows=wanted)
-        if samples.prompt is not None:
-            prompt_logprobs = logprobs_of(logits[num_samples:], samples.prompt.targets, samples.prompt.top_k)
-        return StepOutput(tokens=tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+        return tokens if chosen is None else chosen.index_copy_(0, special, tokens)

@@ -8,8 +8,9 @@ outcomes in the order of the plans.
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from gpu_worker.arrays import HostArray
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.failures import first_line
 from gpu_worker.geometry import Geometry
+from gpu_worker.graphs.backend import GraphBackend
 from gpu_worker.sampling.logprobs import LogprobTensors
 from gpu_worker.step.device_step import DeviceStep
 from gpu_worker.step.layout import StepLayout, lay_out
@@ -61,14 +63,24 @@ class Runner:
         *,
         device: torch.device,
         dtype: torch.dtype,
+        shapes: Shapes | None = None,
+        graphs: GraphBackend | None = None,
     ) -> None:
+        """`shapes`: by default those of the device. `graphs`: captures padded steps; None: every step runs eagerly."""
         layers = layers.within(geometry.max_length)
         window, sink_tokens = layers.reach
         self.geometry, self.device = replace(geometry, window=window, sink_tokens=sink_tokens), device
-        self.shapes = Shapes.for_device(geometry, on_cpu=device.type == "cpu")
+        self.shapes = shapes or Shapes.for_device(geometry, on_cpu=device.type == "cpu")
         self.tables = RowTables(geometry)
         self.on_device = DeviceStep(
-            model, layers, geometry, self.shapes, device=device, dtype=dtype, num_buffers=MAX_IN_FLIGHT + 1
+            model,
+            layers,
+            geometry,
+            self.shapes,
+            device=device,
+            dtype=dtype,
+            num_buffers=MAX_IN_FLIGHT + 1,
+            graphs=graphs,
         )
         self._in_flight: deque[_InFlight] = deque()
         self._generation, self._step, self._failed = 0, 0, False
@@ -160,7 +172,7 @@ class Runner:
         outcome = Outcome(generation=plan.generation, step=plan.step, status=pb.STEP_STATUS_OK)
         if layout is None and not plan.page_orders:
             return _InFlight(outcome=outcome)
-        num_samples = 0 if layout is None else layout.samples.num_samples
+        num_samples = 0 if layout is None else layout.num_samples
         if self.device.type == "cpu":
             output = self.on_device.run(plan.page_orders, layout)
             micros = int((time.perf_counter() - begun) * 1e6)
@@ -215,23 +227,34 @@ class Runner:
         )
 
     def warm_up(self, on_kernel: Callable[[str, float], None] | None = None) -> None:
-        """Compiles every kernel, and calls `on_kernel` (name, seconds) for each. Any later compilation raises."""
-        steps = [(f"prefill kernel, {size} tokens", 1, True) for size in reversed(self.shapes.prefill_buckets)]
-        for size in reversed(self.shapes.decode_buckets):
-            steps.append((f"decode kernel, {size} slots", min(size, self.geometry.max_rows), False))
-        for name, num_rows, is_chunk in steps:
-            seconds = self._warm_up_step(num_rows=num_rows, chunk=is_chunk)
+        """Compiles every kernel, captures graphs, and calls `on_kernel` (name, seconds) for each of them.
+
+        Any later compilation raises.
+        """
+        for name, run in self._warm_up_steps():
+            begun = time.perf_counter()
+            run()
             if on_kernel is not None:
-                on_kernel(name, seconds)
+                on_kernel(name, time.perf_counter() - begun)
         self.reset(0)
         self.on_device.zero_pages(np.ones(1, np.int64))
         self.on_device.pool_is_zero = True
         self.on_device.may_compile = False
 
-    def rehearse(self, *plans: Plan) -> list[Outcome]:
+    def _warm_up_steps(self) -> Iterator[tuple[str, Callable[[], object]]]:
+        """The steps that need every kernel, by name; the largest shapes first, so that graphs share memory."""
+        for shape in reversed(self.shapes.steps):
+            yield shape.name, partial(self.on_device.warm_up, shape)
+        # On a CPU, and for what is not captured: samples that are special, rows that draw.
+        chunk, decode = warm_up_plan(num_rows=1, chunk=True), warm_up_plan(num_rows=self.geometry.max_rows, chunk=False)
+        yield "prefill kernel", partial(self.rehearse, chunk)
+        yield "decode kernel", partial(self.rehearse, decode)
+
+    def rehearse(self, *plans: Plan, after_each: Callable[[], None] | None = None) -> list[Outcome]:
         """Runs test plans before serving and resets the runner. Unlike `submit`, it raises the errors of the plans.
 
-        Afterwards it zeroes only the pages of started rows, so plans must not append pages.
+        Calls `after_each` when a plan has ended. At the end it zeroes only the pages of started rows, so plans must not
+        append pages.
         """
         self.reset(0)
         was_zero = self.on_device.pool_is_zero
@@ -240,21 +263,14 @@ class Runner:
             self._in_flight.append(self._run(plan, self._apply(plan), time.perf_counter()))
             while (outcome := self.collect()) is not None:
                 outcomes.append(outcome)
+            if after_each is not None:
+                after_each()
         self.reset(0)
         used = [pages for plan in plans if plan.started for pages in plan.started.pages]
         if used:
             self.on_device.zero_pages(np.unique(np.concatenate(used)))
         self.on_device.pool_is_zero = was_zero
         return outcomes
-
-    def _warm_up_step(self, *, num_rows: int, chunk: bool) -> float:
-        """Runs one step with this number of rows. Returns its duration in seconds."""
-        begun = time.perf_counter()
-        self.reset(0)
-        plan = warm_up_plan(num_rows=num_rows, chunk=chunk)
-        self._in_flight.append(self._run(plan, self._apply(plan), begun))
-        self.collect()
-        return time.perf_counter() - begun
 
 
 def _token_logprobs(tensors: LogprobTensors | None) -> TokenLogprobs | None:

@@ -16,7 +16,7 @@ from gpu_worker.step.kernels import Kernels
 from gpu_worker.step.layout import lay_out
 from gpu_worker.step.row_tables import DeviceTables, RowTables
 from gpu_worker.step.shapes import Shapes
-from gpu_worker.step.staging import mapped
+from gpu_worker.trees import mapped
 from gpu_worker.wire.frames import read_plan
 from tests.gpu_worker.attention.conversion import logical_to_physical
 from tests.gpu_worker.plans import TinyCore
@@ -138,8 +138,9 @@ def test_direct_masks_equal_the_conversion(page_size: int, chunk_align: int, on_
         plan = read_plan(core.plan(**step), geometry)
         edits = tables.apply(plan)
         layout = mapped(lay_out(plan, edits, tables, on_device.slot_of_row, shapes, kernels.views), torch.from_numpy)
-        on_device.set_pages(layout.edits)
-        context = kernels.update_masks(layout)
+        if layout.extras.edits is not None:
+            on_device.set_pages(layout.extras.edits)
+        context = kernels.update_masks(layout.inputs)
         rows = [(row, core.rows[row].pages, int(tables.position[row])) for row in plan.decode_rows.tolist()]
         chunks = [
             (core.rows[row].pages, start, count)
@@ -194,11 +195,13 @@ def check_prefill(
         own, places = places[:count], places[count:]
         assert own[0] % tile == 0
         expected[own] = converted(pages, geometry, start, count, pattern)
-    assert not places
+    # Padding tokens take places of masked queries.
+    assert (context.prefill[index].mask.q_positions[places] == -1).all()
     # Padding inside a tile may see the tile's full pages, as its result is dropped; tiles of padding see nothing.
     used = torch.zeros(len(seen) // tile, dtype=torch.bool)
-    used[context.prefill_places // tile] = True
-    assert torch.equal(seen[context.prefill_places], expected[context.prefill_places])
+    queries = context.prefill_places[: len(context.prefill_places) - len(places)]
+    used[queries // tile] = True
+    assert torch.equal(seen[queries], expected[queries])
     assert not seen[~used.repeat_interleave(tile)].any()
     listed = (mask.kv_num_blocks + mask.full_kv_num_blocks)[0, 0]
     by_tile = expected.view(len(used), tile, -1).any(1)

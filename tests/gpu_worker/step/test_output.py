@@ -132,16 +132,16 @@ def test_a_sequence_with_penalties_reaches_max_length(device: torch.device) -> N
     assert 5 not in rig.core.rows[2].tokens[7:]
 
 
-def test_steps_without_features_upload_none(device: torch.device) -> None:
-    rig = SamplingRig(vocab_size=VOCAB, max_rows=3, device=device)
+def test_padded_steps_without_features_upload_no_extras(device: torch.device) -> None:
+    rig = SamplingRig(vocab_size=VOCAB, max_rows=3, device=device, padded=True)
     for row, wish in enumerate(PLAIN, 1):
         rig.add(row, prompt(row), wish)
-    samples = rig.laid_out(chunks={1: 7, 2: 7, 3: 7})
-    assert (samples.edits, samples.prompt, samples.with_logprobs) == (None, None, None)
+    assert rig.laid_out(chunks={1: 7, 2: 7, 3: 7})[2] is None
     rig.add(1, prompt(1), Wish(banned=[3], sampling={"banned_until": 8}))
-    assert rig.laid_out(chunks={1: 7}).edits is not None
+    _, _, extras = rig.laid_out(chunks={1: 7})
+    assert extras is not None and extras.edits is not None
     rig.core.learn([1])
-    assert rig.laid_out(decode=[1]).edits is None
+    assert rig.laid_out(decode=[1])[2] is None
 
 
 NUM_DRAWS = 12_000

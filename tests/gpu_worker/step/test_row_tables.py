@@ -9,7 +9,7 @@ import torch
 from gpu_worker.geometry import Geometry
 from gpu_worker.step.row_features import Feature
 from gpu_worker.step.row_tables import DeviceTables, RowTables, SlotEdits, mix, spread_order
-from gpu_worker.step.staging import mapped
+from gpu_worker.trees import mapped
 from gpu_worker.wire.fields import PlanError
 from gpu_worker.wire.frames import read_plan
 from tests.gpu_worker import plans

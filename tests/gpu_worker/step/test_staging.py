@@ -5,9 +5,10 @@ from dataclasses import dataclass, fields
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
-from gpu_worker.step.staging import Staging, mapped, num_words, pack, unpack
+from gpu_worker.step.shapes import StepShape
+from gpu_worker.step.staging import Staging, arrays_of, num_words, pack, unpack
+from gpu_worker.trees import mapped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +38,6 @@ def tree_of() -> Tree:
     table = draw.integers(-(1 << 62), 1 << 62, (2, 3))
     pair = draw.integers(0, 9, 2), draw.integers(0, 9, 4)
     return Tree(table=table, leaf=leaves[0], parts=tuple(leaves[1:]), pair=pair)
-
-
-def arrays_of(tree: Tree) -> list[NDArray]:
-    arrays: list[NDArray] = []
-    mapped(tree, arrays.append)
-    return arrays
 
 
 def test_mapped_replaces_arrays_and_keeps_other_values() -> None:
@@ -75,11 +70,27 @@ def test_pack_refuses_types_that_the_device_does_not_expect() -> None:
         next(unpack(arrays, torch.zeros(1, dtype=torch.int64)))
 
 
-def test_uploads_of_different_sizes_keep_their_values(device: torch.device) -> None:
-    staging = Staging(device, 2)
-    for size in (3, 40_000, 1, 70_000):
-        sent = Leaf(ids=np.arange(size), shares=np.linspace(0, 1, size, dtype=np.float32))
-        received = staging.upload(sent)
-        assert received.ids.device.type == device.type
-        np.testing.assert_array_equal(received.ids.cpu().numpy(), sent.ids)
-        np.testing.assert_array_equal(received.shares.cpu().numpy(), sent.shares)
+def test_uploads_without_padded_steps_keep_their_values(device: torch.device) -> None:
+    staging = Staging(torch.device("cpu"), 2, input_words=None)
+    sent = tree_of()
+    inputs, extras = staging.upload(None, sent, sent.leaf)
+    for received, expected in ((inputs, sent), (extras, sent.leaf)):
+        for array, tensor in zip(arrays_of(expected), arrays_of(received), strict=True):
+            np.testing.assert_array_equal(array, tensor)
+
+
+def test_inputs_of_one_shape_keep_their_place_and_extras_of_any_size_arrive(device: torch.device) -> None:
+    """Extras that do not fit behind the inputs go to a second buffer, which grows."""
+    shape = StepShape(decode=3, prefill=0, tokens=3, samples=3, draws=False)
+    staging = Staging(device, 2, input_words=8)
+    places = set[int]()
+    for size in (3, 40_000, 1, 70_000, 9):
+        ids, others = np.arange(size, size + 3), np.arange(size)
+        sent = Leaf(ids=others, shares=np.linspace(0, 1, size, dtype=np.float32))
+        inputs, extras = staging.upload(shape, Leaf(ids=ids, shares=np.ones(3, np.float32)), sent)
+        places.add(inputs.ids.data_ptr())
+        assert inputs.ids.device.type == device.type
+        np.testing.assert_array_equal(inputs.ids.cpu().numpy(), ids)
+        np.testing.assert_array_equal(extras.ids.cpu().numpy(), sent.ids)
+        np.testing.assert_array_equal(extras.shares.cpu().numpy(), sent.shares)
+    assert len(places) == 1
