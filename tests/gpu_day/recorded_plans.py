@@ -6,6 +6,7 @@ and its plans fit any runner of the same sizes. A replay measures the runner wit
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -123,8 +124,18 @@ class Replay:
         return [outcome.tokens.tolist() for outcome in self.outcomes]
 
 
-def replay(runner: Runner, plans: list[pb.StepPlan], *, generation: int, in_flight: int = MAX_IN_FLIGHT) -> Replay:
-    """Runs the plans with up to `in_flight` of them submitted. `generation` must be larger than in replays before."""
+def replay(
+    runner: Runner,
+    plans: list[pb.StepPlan],
+    *,
+    generation: int,
+    in_flight: int = MAX_IN_FLIGHT,
+    on_step: Callable[[Outcome], None] = lambda outcome: None,
+) -> Replay:
+    """Runs the plans with up to `in_flight` of them submitted. `generation` must be larger than in replays before.
+
+    Calls `on_step` with each outcome.
+    """
     for plan in plans:
         plan.generation = generation
     outcomes: list[Outcome] = []
@@ -132,9 +143,11 @@ def replay(runner: Runner, plans: list[pb.StepPlan], *, generation: int, in_flig
     for plan in plans:
         while runner.num_in_flight >= in_flight:
             outcomes.append(_collected(runner))
+            on_step(outcomes[-1])
         runner.submit(plan)
     while runner.num_in_flight:
         outcomes.append(_collected(runner))
+        on_step(outcomes[-1])
     return Replay(outcomes=outcomes, seconds=time.perf_counter() - begun)
 
 

@@ -4,27 +4,28 @@ Owns the choice of sizes and the one place that says how captured graphs are swi
 """
 
 import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from gpu_worker.attention.flex_kernel import FlexKernel
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.checkpoint.linear import can_pack
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
 from gpu_worker.compatibility.cuda_shapes import check_cuda_shapes
 from gpu_worker.compatibility.rope import pin
 from gpu_worker.geometry import CHUNK_ALIGN, Geometry
+from gpu_worker.graphs.backend import GraphBackend
+from gpu_worker.graphs.cuda import CudaGraphs
 from gpu_worker.memory.estimate import estimate
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.startup import plan_memory
 from gpu_worker.step.runner import Runner
+from gpu_worker.step.shapes import Shapes, StepShape
 from tests.gpu_day.day import Day
 from tests.gpu_day.models import random_model
+from tests.rigs.graph_recorder import GraphRecorder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +53,12 @@ def serve(
     token_budget: int,
     num_pages: int | None = None,
     host_pool_bytes: int = 0,
-    graphs: bool = True,
+    graphs: bool | None = None,
 ) -> Served:
-    """A warm runner. dtype: the day's by default. Without `num_pages` the pool has pages for every row, if they fit."""
+    """A warm runner. dtype: the day's by default. Without `num_pages` the pool has pages for every row, if they fit.
+
+    graphs: None is what a worker does, which captures on a GPU alone.
+    """
     device, torch_dtype = torch.device(day.device), getattr(torch, dtype or day.dtype)
     model = random_model(config, device, torch_dtype)
     meta_model = meta_model_of(config, dtype=torch_dtype)
@@ -72,12 +76,14 @@ def serve(
     costs = estimate(meta_model, layers, dtype=torch_dtype, packs=can_pack(device, torch_dtype))
     pin(model, max_length)
     geometry = plan_memory(settings, costs, device).geometry
-    runner = make_runner(model, layers, geometry, device, torch_dtype, graphs=graphs)
+    shapes = _few_shapes(geometry) if graphs is not None and day.on_cpu else None
+    captures = not day.on_cpu if graphs is None else graphs
+    runner = _runner(model, layers, geometry, device, torch_dtype, graphs=captures, shapes=shapes)
     runner.warm_up(lambda name, seconds: print(f"  {name}: {seconds:.1f} s", flush=True))
     return Served(model=model, runner=runner, layers=layers, dtype=torch_dtype)
 
 
-def make_runner(
+def _runner(
     model: PreTrainedModel,
     layers: LayerMap,
     geometry: Geometry,
@@ -85,9 +91,33 @@ def make_runner(
     dtype: torch.dtype,
     *,
     graphs: bool,
+    shapes: Shapes | None = None,
 ) -> Runner:
-    """A runner that is not warm yet."""
-    return Runner(model, layers, geometry, device=device, dtype=dtype)
+    """A runner that is not warm yet. On a CPU graphs are recorded operators."""
+    on_cpu = device.type == "cpu"
+    backend: GraphBackend | None = None
+    if graphs:
+        backend = GraphRecorder(opaque=[(FlexKernel, "__call__")]) if on_cpu else CudaGraphs(device)
+    return Runner(
+        model,
+        layers,
+        geometry,
+        device=device,
+        dtype=dtype,
+        shapes=shapes,
+        graphs=backend,
+    )
+
+
+def _few_shapes(geometry: Geometry) -> Shapes:
+    """Padded steps with one kernel for decode rows and one for chunks, because a CPU compiles a kernel in 10 s."""
+    rows, queries = geometry.max_rows, geometry.prefill_tokens
+    steps = [
+        StepShape(decode=rows, prefill=0, tokens=rows, samples=rows, draws=False),
+        StepShape(decode=rows, prefill=0, tokens=rows, samples=rows, draws=True),
+        StepShape(decode=rows, prefill=queries, tokens=rows + queries, samples=rows, draws=True),
+    ]
+    return Shapes(decode_buckets=(rows,), prefill_buckets=(queries,), steps=tuple(steps))
 
 
 def cold_runner(
@@ -106,23 +136,7 @@ def cold_runner(
         chunk_align=CHUNK_ALIGN,
         vocab_size=config.vocab_size,
     )
-    return make_runner(model, layers, geometry, device, dtype, graphs=False)
-
-
-@contextmanager
-def watch_logits(served: Served) -> Iterator[list[Tensor]]:
-    """Collects the logits of every step that samples, [rows, vocabulary], as float32 on the CPU."""
-    seen: list[Tensor] = []
-
-    def keep(module: object, args: object, keywords: dict[str, object], output: Any) -> None:
-        if "logits_to_keep" in keywords:
-            seen.append(output.logits[0].float().cpu())
-
-    hook = served.model.register_forward_hook(keep, with_kwargs=True)
-    try:
-        yield seen
-    finally:
-        hook.remove()
+    return _runner(model, layers, geometry, device, dtype, graphs=False)
 
 
 def free_memory(device: str) -> None:

@@ -4,14 +4,15 @@ The plans are the core's for a mixed load, so that decode buckets, prompts and m
 greedy, one draws by temperature.
 """
 
-import torch
 from tandem.internal.v1 import worker_pb2 as pb
+from torch import Tensor
 
+from gpu_worker.wire.frames import Outcome
 from tests.gpu_day import workloads
 from tests.gpu_day.day import Day
 from tests.gpu_day.models import config_of
 from tests.gpu_day.recorded_plans import record_plans, replay
-from tests.gpu_day.runners import Served, free_memory, serve, watch_logits
+from tests.gpu_day.runners import Served, free_memory, serve
 from tests.gpu_day.sizes import TINY_MODEL, TINY_SIZES
 from tests.gpu_day.workloads import Requests
 
@@ -54,12 +55,14 @@ def _load(day: Day, temperature: float) -> Requests:
     )
 
 
-def _tokens_and_logits(
-    day: Day, loads: list[Requests], *, graphs: bool
-) -> list[tuple[list[list[int]], list[torch.Tensor]]]:
+def _tokens_and_logits(day: Day, loads: list[Requests], *, graphs: bool) -> list[tuple[list[list[int]], list[Tensor]]]:
     """For each load every step's tokens, with two plans in flight; and logits of every step, one at a time."""
     config = config_of(TINY_MODEL if day.tiny else "Qwen3-0.6B")
     served = serve(day, config, graphs=graphs, **(TINY_SIZES if day.tiny else _SIZES))
+    if graphs:
+        on_device = served.runner.on_device
+        day.record.figure("graphs", on_device.graphs.num_graphs, f"of {len(served.runner.shapes.steps)} shapes")
+        day.record.check("every shape has a graph", on_device.graphs.num_graphs == len(served.runner.shapes.steps))
     results = []
     for number, requests in enumerate(loads):
         plans = record_plans(served.geometry, requests)
@@ -70,7 +73,13 @@ def _tokens_and_logits(
     return results
 
 
-def _logits(served: Served, plans: list[pb.StepPlan], generation: int) -> list[torch.Tensor]:
-    with watch_logits(served) as seen:
-        replay(served.runner, plans, generation=generation, in_flight=1)
+def _logits(served: Served, plans: list[pb.StepPlan], generation: int) -> list[Tensor]:
+    seen: list[Tensor] = []
+
+    def keep(outcome: Outcome) -> None:
+        if outcome.tokens.size:
+            # The next step overwrites them.
+            seen.append(served.runner.on_device.last_logits[: outcome.tokens.size].float().cpu())
+
+    replay(served.runner, plans, generation=generation, in_flight=1, on_step=keep)
     return seen
