@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.context import ForkServerContext
+from multiprocessing.context import BaseContext, ForkServerContext
 from pathlib import Path
 from typing import Any
 
@@ -44,26 +44,28 @@ def context() -> ForkServerContext:
 
 
 def run_part(
-    forking: ForkServerContext,
+    forking: BaseContext,
     part: Part,
     request: Request,
     limit_seconds: float,
     on_change: Callable[[str, float, dict[str, Any]], None],
+    *,
+    clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Runs a part to its end or its limit. `on_change` gets outcome, seconds and record, also while it runs."""
-    begun = time.monotonic()
+    begun = clock()
     with tempfile.TemporaryDirectory(prefix="tandem-gpu-day-") as folder:
         path = Path(folder) / "record.json"
         process = forking.Process(target=_run, args=(part, request, folder, begun + limit_seconds))
         process.start()
         seen = ""
         try:
-            while process.is_alive() and time.monotonic() < begun + limit_seconds:
+            while process.is_alive() and clock() < begun + limit_seconds:
                 process.join(_POLL_SECONDS)
                 content = path.read_text() if path.exists() else "{}"
                 if content != seen:
                     seen = content
-                    on_change("running", time.monotonic() - begun, json.loads(content))
+                    on_change("running", clock() - begun, json.loads(content))
             outcome = f"stopped: it may take {limit_seconds:.0f} s" if process.is_alive() else ""
         finally:
             _end(process.pid)
@@ -72,16 +74,16 @@ def run_part(
         content = json.loads(path.read_text()) if path.exists() else {}
         if (error := Path(folder) / "error.txt").exists():
             outcome = f"failed: {error.read_text()}"
-        on_change(outcome, time.monotonic() - begun, content)
+        on_change(outcome, clock() - begun, content)
 
 
 def _run(part: Part, request: Request, folder: str, ends_at: float) -> None:
     """The process of a part."""
     # The forking process ends with the command, even one that is killed; services end with the part.
     die_with_parent()
-    import torch
-
     if request.tiny:
+        import torch
+
         torch.set_num_threads(1)
     record = Record(part=part.name, path=Path(folder) / "record.json")
     day = Day(
