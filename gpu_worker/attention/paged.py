@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from gpu_worker.attention.block_mask import DecodeMask, PrefillMask
-from gpu_worker.attention.flex_kernel import FlexKernel, decode_options, prefill_options
+from gpu_worker.attention.flex_kernel import FlexKernel
+from gpu_worker.attention.kernel_options import Call, Card, decode_options, prefill_options
 from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.attention.layers import AttentionKind, LayerMap
 
@@ -30,16 +31,17 @@ class DecodeAttention:
     """One query position per slot. The query heads of a group are query rows of its KV head: [B, K, G, D]."""
 
     def __init__(self, kind: AttentionKind, mask: DecodeMask, *, dtype: torch.dtype) -> None:
-        slots, device = mask.page_lists.shape[0], mask.page_lists.device
+        slots, device = mask.block_lists.shape[0], mask.block_lists.device
         self.kind, self.mask = kind, mask
         self.query = torch.zeros(slots, kind.num_kv_heads, kind.group, kind.head_dim, dtype=dtype, device=device)
         self._written = self.query[..., : kind.key_dim]
+        blocks = mask.block_mask(kind.group)
         self.kernel = FlexKernel(
             kind,
-            mask.block_mask(kind.group),
+            blocks,
             learned_sink_slot=mask.view.learned_sink_slot,
             rows_are_heads=True,
-            options=decode_options(device, dtype, mask.view.page_size, kind.head_dim),
+            options=decode_options(Card.of(device), Call.of(kind, blocks, bucket=slots, dtype=dtype)),
         )
 
     def __call__(self, query_THD: Tensor, slots: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
@@ -66,7 +68,7 @@ class PrefillAttention:
             mask.block_mask,
             learned_sink_slot=mask.view.learned_sink_slot,
             rows_are_heads=False,
-            options=prefill_options(device, dtype, mask.view.page_size, mask.view.q_block, kind.head_dim),
+            options=prefill_options(Card.of(device), Call.of(kind, mask.block_mask, bucket=num_queries, dtype=dtype)),
         )
 
     def __call__(self, query_THD: Tensor, places: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:

@@ -1,6 +1,7 @@
 """The captured steps of a worker, by shape."""
 
 import logging
+import time
 from collections.abc import Callable, Hashable
 from typing import Generic
 
@@ -15,6 +16,8 @@ class CapturedSteps(Generic[Result]):
     def __init__(self, backend: GraphBackend | None) -> None:
         self._backend = backend
         self._graphs: dict[Hashable, tuple[Graph, Result]] = {}
+        # Time of all captures.
+        self.seconds = 0.0
 
     @property
     def num_graphs(self) -> int:
@@ -35,10 +38,12 @@ class CapturedSteps(Generic[Result]):
         """Captures `run`, which was called before for this shape. If it cannot be captured, the shape stays without a
         graph, and the log says why."""
         assert self._backend is not None
+        begun = time.perf_counter()
         try:
             self._graphs[shape] = self._backend.capture(run)
         except NotCapturable as error:
-            log.warning("steps of %s run without a graph: %s", shape, error)
+            log.warning("%s runs without a graph: %s", shape, error)
+        self.seconds += time.perf_counter() - begun
 
     def replay(self, shape: Hashable) -> Result | None:
         """Enqueues the captured work of a shape. Returns its results, which the next replay overwrites; None if the

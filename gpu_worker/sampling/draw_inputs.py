@@ -16,8 +16,8 @@ MIN_TEMPERATURE = np.float32(1e-5)
 
 def draw_inputs(
     columns: Mapping[str, HostArray], rows: Int64Array, positions: Int64Array, *, padding: int = 0
-) -> DrawInputs[HostArray] | None:
-    """Returns the parameters of the samples, or None if every sample is greedy.
+) -> DrawInputs[HostArray]:
+    """Returns the parameters of the samples.
 
     `rows` [S] are the rows that sample, `positions` [S] those of the tokens to draw. The last `padding` samples are
     filler: they count as greedy whatever their row asks for.
@@ -25,8 +25,6 @@ def draw_inputs(
     temperature = columns["temperature"][rows]
     if padding:
         temperature[-padding:] = 0
-    if not (temperature > 0).any():
-        return None
     return DrawInputs(
         temperature=np.where(temperature > 0, np.maximum(temperature, MIN_TEMPERATURE), np.float32(0)),
         top_p=columns["top_p"][rows],

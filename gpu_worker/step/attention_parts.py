@@ -30,9 +30,9 @@ class DecodePart(Generic[Array]):
     # i reads line i.
     list_slots: Array | None
     # [bucket]: for each attention slot, the token slot of the newest position that it attends to, and the first token
-    # slot after the page that contains it.
+    # slot after the decode block that contains it.
     last_slot: Array
-    page_end: Array
+    block_end: Array
     # One for each attention pattern.
     blocks: tuple[DecodeBlocks[Array], ...]
 
@@ -68,7 +68,7 @@ def lay_out_decode(
         slots=slots,
         list_slots=list_slots,
         last_slot=_scattered(slots, last_slot, bucket),
-        page_end=_scattered(slots, _page_start(last_slot, tables) + tables.geometry.page_size, bucket),
+        block_end=_scattered(slots, _block_start(last_slot, views[0]) + views[0].decode_block, bucket),
         blocks=tuple(_decode_blocks(view, tables, rows, positions, slots, bucket) for view in views),
     )
 
@@ -77,10 +77,10 @@ def _decode_blocks(
     view: View, tables: RowTables, rows: Int64Array, positions: Int64Array, slots: Int64Array, bucket: int
 ) -> DecodeBlocks[HostArray]:
     if view.pattern.window is None:
-        num_pages = positions // view.page_size + (1 + view.num_learned_sink_pages)
-        return DecodeBlocks(num_blocks=_scattered(slots, num_pages * (rows > 0), bucket))
+        num_listed = positions // view.decode_block + (1 + view.num_learned_sink_pages)
+        return DecodeBlocks(num_blocks=_scattered(slots, num_listed * (rows > 0), bucket))
     spans = view.decode_spans(positions)
-    num_blocks = _scattered(slots, (spans.num_pages + view.num_learned_sink_pages) * (rows > 0), bucket)
+    num_blocks = _scattered(slots, (spans.num_blocks + view.num_learned_sink_pages) * (rows > 0), bucket)
     gap_start = token_slots(tables, rows, spans.gap_start)
     blocks = DecodeBlocks(
         num_blocks=num_blocks,
@@ -88,10 +88,10 @@ def _decode_blocks(
         gap_start=_scattered(slots, gap_start, bucket),
         gap_end=_scattered(slots, gap_start + spans.gap_end - spans.gap_start, bucket),
     )
-    if not view.cuts_sink_tokens:
+    if not view.cuts_block_of_sink_tokens:
         return blocks
     sink_gap_start = token_slots(tables, rows, np.full_like(rows, view.pattern.sink_tokens))
-    sink_gap_end = _page_start(sink_gap_start, tables) + view.page_size * spans.cuts_sink_tokens
+    sink_gap_end = _block_start(sink_gap_start, view) + view.decode_block * spans.cuts_sink_tokens
     return replace(
         blocks,
         sink_gap_start=_scattered(slots, sink_gap_start, bucket),
@@ -105,8 +105,8 @@ def token_slots(tables: RowTables, rows: Int64Array, positions: Int64Array) -> I
     return tables.page_table[rows, positions // page_size].astype(np.int64) * page_size + positions % page_size
 
 
-def _page_start(token_slots: Int64Array, tables: RowTables) -> Int64Array:
-    return token_slots // tables.geometry.page_size * tables.geometry.page_size
+def _block_start(token_slots: Int64Array, view: View) -> Int64Array:
+    return token_slots // view.decode_block * view.decode_block
 
 
 def _scattered(places: Int64Array, values: NDArray[np.integer], size: int) -> Int64Array:

@@ -102,7 +102,7 @@ class DeviceStep:
         if static.logits is None:
             return StepOutput(tokens=samples.rows[:0])
         output = self._sampler.finish(static, samples, extras)
-        if extras is not None:
+        if static.tokens is None or extras is not None:
             self.tables.newest_token.index_copy_(0, samples.rows, output.tokens.clamp(min=0))
         return output
 

@@ -17,17 +17,6 @@ from gpu_worker.step.row_tables import RowTables
 _AT_EVERY_POSITION = Feature.BIASES | Feature.PENALTIES | Feature.ALLOWED
 
 
-def is_edited(rows: Int64Array, positions: Int64Array, uses: NDArray[np.uint8], tables: RowTables) -> NDArray[np.bool_]:
-    """Returns for each sample whether its logits change; the arguments are those of `lay_out_edits`."""
-    return _is_banned(rows, positions, uses, tables) | ((uses & _AT_EVERY_POSITION) != 0)
-
-
-def _is_banned(
-    rows: Int64Array, positions: Int64Array, uses: NDArray[np.uint8], tables: RowTables
-) -> NDArray[np.bool_]:
-    return ((uses & Feature.BANS) != 0) & (positions < tables.features.banned_until[rows])
-
-
 def lay_out_edits(
     rows: Int64Array, positions: Int64Array, drawing: Int64Array, uses: NDArray[np.uint8], tables: RowTables
 ) -> LogitEdits[HostArray] | None:
@@ -36,7 +25,7 @@ def lay_out_edits(
     `rows`, `positions` (of the next token) and `uses` are [samples]; `drawing` are the samples that are not greedy.
     """
     features = tables.features
-    bans = _is_banned(rows, positions, uses, tables)
+    bans = ((uses & Feature.BANS) != 0) & (positions < features.banned_until[rows])
     edited = np.flatnonzero(bans | ((uses & _AT_EVERY_POSITION) != 0))
     if not edited.size:
         return None

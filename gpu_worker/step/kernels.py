@@ -10,7 +10,7 @@ from gpu_worker.attention.block_mask import DecodeEnds, DecodeMask, PrefillMask
 from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.attention.paged import DecodeAttention, PrefillAttention, StepContext
-from gpu_worker.attention.views import View
+from gpu_worker.attention.views import GPU_DECODE_BLOCK, View
 from gpu_worker.geometry import Geometry
 from gpu_worker.step.layout import StepInputs
 from gpu_worker.step.row_tables import DeviceTables
@@ -26,7 +26,8 @@ class Kernels:
         self._geometry, self._shapes, self._cache, self._tables = geometry, shapes, cache, tables
         patterns = dict.fromkeys(kind.pattern for kind in layers.kinds)
         # In the order of `DecodePart.blocks` and `PrefillPart.blocks`.
-        self.views = tuple(View.of(pattern, geometry) for pattern in patterns)
+        decode_block = GPU_DECODE_BLOCK if shapes.is_padded else None
+        self.views = tuple(View.of(pattern, geometry, decode_block=decode_block) for pattern in patterns)
         device, dtype = tables.pages.device, cache.keys[0].dtype
         self._ends = {bucket: DecodeEnds(bucket, device) for bucket in shapes.decode_buckets}
         self._q_positions = {
@@ -34,7 +35,7 @@ class Kernels:
         }
         self.decode_masks = {
             bucket: tuple(
-                DecodeMask(view, page_lists=self._decode_lists(view, bucket), ends=self._ends[bucket])
+                DecodeMask(view, block_lists=self._decode_lists(view, bucket), ends=self._ends[bucket])
                 for view in self.views
             )
             for bucket in shapes.decode_buckets
@@ -65,14 +66,15 @@ class Kernels:
             self.prefill[bucket] = tuple(prefill[layer.kind] for layer in layers.layers)
 
     def _decode_lists(self, view: View, bucket: int) -> Tensor:
-        """Returns int32 [slots, width]; the page table itself if every slot lists all pages of its row."""
+        """Returns int32 [slots, width]; the page table itself if every slot lists all pages of its row, whole."""
         table = self._tables.pages
         if not self._shapes.is_padded and view.is_plain:
             return table
-        return torch.zeros(bucket, self._list_width(view), dtype=torch.int32, device=table.device)
+        width = self._list_width(view) * view.blocks_per_page
+        return torch.zeros(bucket, width, dtype=torch.int32, device=table.device)
 
     def _list_width(self, view: View) -> int:
-        """Returns the width of a page list. The CPU kernel requires the pool's pages, others only those of a row."""
+        """Returns the pages of a list. The CPU kernel requires the pool's pages, others only those of a row."""
         if self._tables.pages.is_cpu:
             return view.pool_pages
         return self._tables.pages.shape[1] + view.num_learned_sink_pages
@@ -87,7 +89,7 @@ class Kernels:
         if inputs.decode is not None:
             bucket = inputs.decode.bucket
             decode = self.decode[bucket]
-            self._ends[bucket].update(inputs.decode.last_slot, inputs.decode.page_end)
+            self._ends[bucket].update(inputs.decode.last_slot, inputs.decode.block_end)
             for mask, blocks in zip(self.decode_masks[bucket], inputs.decode.blocks, strict=True):
                 mask.update(blocks, self._tables.pages, inputs.decode.list_slots)
         if inputs.prefill is not None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.geometry import Geometry
-from gpu_worker.sampling.dense import EditedLogits
+from gpu_worker.sampling.dense import EditedLogits, revise
 from gpu_worker.sampling.logits import edited
 from gpu_worker.sampling.logprobs import LogprobTensors, logprobs_of
 from gpu_worker.sampling.sampler import sample
@@ -50,9 +50,8 @@ class DeviceSampler:
         num_samples = samples.rows.shape[0]
         own = static.logits[:num_samples]
         if extras is None:
-            assert static.tokens is not None
-            return StepOutput(tokens=static.tokens)
-        tokens = self._chosen(own, static.tokens, extras)
+            return StepOutput(tokens=sample(own, None) if static.tokens is None else static.tokens)
+        tokens = self._chosen(own, static.tokens, samples, extras)
         logprobs = prompt_logprobs = None
         if (wanted := extras.with_logprobs) is not None:
             logprobs = logprobs_of(own, tokens.index_select(0, wanted).clamp(min=0), extras.top_k, rows=wanted)
@@ -60,14 +59,10 @@ class DeviceSampler:
             prompt_logprobs = logprobs_of(static.logits[num_samples:], extras.prompt.targets, extras.prompt.top_k)
         return StepOutput(tokens=tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
 
-    def _chosen(self, logits: Tensor, chosen: Tensor | None, extras: SampleExtras[Tensor]) -> Tensor:
+    def _chosen(
+        self, logits: Tensor, chosen: Tensor | None, samples: Samples[Tensor], extras: SampleExtras[Tensor]
+    ) -> Tensor:
         """Returns the tokens of all samples; `chosen` are those of the static part, if it chose some."""
-        special = extras.special
-        if chosen is not None:
-            assert special is not None
-            if not special.numel():
-                return chosen
-            logits = logits.index_select(0, special)
         edits, changed = extras.edits, None
         penalties = None if edits is None else edits.penalties
         if edits is not None:
@@ -76,8 +71,12 @@ class DeviceSampler:
             changed = EditedLogits(
                 samples=edits.samples, draws=edits.draws, logits=edited(logits, edits, self._history)
             )
-        tokens = sample(logits, extras.drawing, changed)
+        if chosen is None:
+            tokens = sample(logits, extras.drawing, changed)
+        else:
+            tokens = chosen
+            revise(tokens, logits, samples.drawing, edited=changed, typical_samples=extras.typical)
         if penalties is not None and penalties.sampled is not None:
             places, sampled = penalties.sampled
             self._history.write(places, tokens.index_select(0, sampled).clamp(min=0))
-        return tokens if chosen is None else chosen.index_copy_(0, special, tokens)
+        return tokens

@@ -244,7 +244,7 @@ class Runner:
     def _warm_up_steps(self) -> Iterator[tuple[str, Callable[[], object]]]:
         """The steps that need every kernel, by name; the largest shapes first, so that graphs share memory."""
         for shape in reversed(self.shapes.steps):
-            yield shape.name, partial(self.on_device.warm_up, shape)
+            yield str(shape), partial(self.on_device.warm_up, shape)
         # On a CPU, and for what is not captured: samples that are special, rows that draw.
         chunk, decode = warm_up_plan(num_rows=1, chunk=True), warm_up_plan(num_rows=self.geometry.max_rows, chunk=False)
         yield "prefill kernel", partial(self.rehearse, chunk)

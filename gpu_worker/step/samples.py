@@ -9,16 +9,14 @@ from typing import Generic
 import numpy as np
 
 from gpu_worker.arrays import Array, HostArray, Int64Array
-from gpu_worker.sampling.inputs import FEW_RANKS, DrawInputs, LogitEdits, RankGroup, SamplingInputs
-from gpu_worker.step.edits import is_edited, lay_out_edits
+from gpu_worker.sampling.draw_inputs import MIN_TEMPERATURE, draw_inputs, typical_samples
+from gpu_worker.sampling.inputs import FEW_RANKS, DrawInputs, LogitEdits, RankGroup, SamplingInputs, Typical
+from gpu_worker.step.edits import lay_out_edits
 from gpu_worker.step.row_features import Feature
 from gpu_worker.step.row_tables import RowTables
 from gpu_worker.step.shapes import StepShape
 from gpu_worker.wire.fields import PlanError
 from gpu_worker.wire.frames import Plan
-
-# A lower temperature is equivalent to greedy, and logits divided by it would overflow.
-_MIN_TEMPERATURE = 1e-5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +44,10 @@ class Samples(Generic[Array]):
 class SampleExtras(Generic[Array]):
     """What changes or adds to the sampling of a step."""
 
-    # int64 [n]: the samples whose tokens `drawing` and `edits` decide. None: all of them.
-    special: Array | None
-    # The parameters of those that draw, and the changes of their logits. Indices count the special samples.
+    # Without padding, if some row draws.
     drawing: SamplingInputs[Array] | None
+    # In padded steps, if some row filters by typical_p.
+    typical: Typical[Array] | None
     edits: LogitEdits[Array] | None
     # int64 [n]: the samples with logprobs. top_k: the number of alternatives of each.
     with_logprobs: Array | None
@@ -67,10 +65,9 @@ def draws(plan: Plan, tables: RowTables) -> bool:
 def lay_out_samples(
     plan: Plan, tables: RowTables, shape: StepShape, *, is_padded: bool
 ) -> tuple[Samples[HostArray], SampleExtras[HostArray] | None]:
-    """Returns the positions of `plan` that need logits, and what is special about some of them, or None.
+    """Returns the positions of `plan` that need logits, and what changes or adds to their sampling, or None.
 
-    In a padded step `Samples` decides the tokens of all samples but the special ones. Raises PlanError if the positions
-    exceed the worker's limit.
+    Raises PlanError if the positions exceed the worker's limit.
     """
     num_decode_tokens = shape.decode if is_padded else plan.decode_rows.size
     ends = num_decode_tokens + np.cumsum(plan.chunk_counts, dtype=np.int64)
@@ -85,60 +82,42 @@ def lay_out_samples(
             f"the plan needs logits of {rows.size} sampled rows and {prompt_tokens.size} prompt tokens; "
             f"logit_rows is {limit}"
         )
-    extras = _lay_out_extras(rows, tables, prompt, is_padded=is_padded)
-    positions, drawing = tables.num_tokens[rows], None
-    if is_padded:
-        padding = np.zeros(shape.samples - rows.size, np.int64)
-        if shape.draws:
-            drawing = _draw_inputs(rows, positions, padding, tables)
-        rows, kept = np.concatenate([rows, padding]), np.concatenate([kept, padding])
+    positions = tables.num_tokens[rows]
+    extras = _lay_out_extras(rows, positions, tables, prompt, is_padded=is_padded)
+    drawing, num_padding = None, shape.samples - rows.size
+    if num_padding:
+        padding = np.zeros(num_padding, np.int64)
+        rows, kept, positions = (np.concatenate([own, padding]) for own in (rows, kept, positions))
+    if is_padded and shape.draws:
+        drawing = draw_inputs(tables.sampling, rows, positions, padding=num_padding)
     return Samples(kept=np.concatenate([kept, prompt_tokens]), rows=rows, drawing=drawing), extras
 
 
 def _lay_out_extras(
-    rows: Int64Array, tables: RowTables, prompt: PromptPart[HostArray] | None, *, is_padded: bool
+    rows: Int64Array,
+    positions: Int64Array,
+    tables: RowTables,
+    prompt: PromptPart[HostArray] | None,
+    *,
+    is_padded: bool,
 ) -> SampleExtras[HostArray] | None:
-    positions, uses = tables.num_tokens[rows], tables.features.uses[rows]
-    special = None
+    uses, sampling = tables.features.uses[rows], tables.sampling
+    drawing = np.flatnonzero(sampling["temperature"][rows] > 0)
+    inputs = typical = edits = with_logprobs = None
+    top_k = 0
     if is_padded:
-        special = np.flatnonzero(is_edited(rows, positions, uses, tables) | (tables.sampling["typical_p"][rows] < 1))
-        rows_of, positions, uses_of = rows[special], positions[special], uses[special]
-    else:
-        rows_of, uses_of = rows, uses
-    drawing = np.flatnonzero(tables.sampling["temperature"][rows_of] > 0)
-    edits, with_logprobs, top_k = None, None, 0
+        typical = typical_samples(sampling, rows)
+    elif drawing.size:
+        inputs = _sampling_inputs(drawing, rows[drawing], positions[drawing], tables)
     if uses.any():
-        edits = lay_out_edits(rows_of, positions, drawing, uses_of, tables)
+        edits = lay_out_edits(rows, positions, drawing, uses, tables)
         wanted = np.flatnonzero(uses & Feature.LOGPROBS)
         if wanted.size:
             with_logprobs, top_k = wanted, int(tables.features.num_logprobs[rows[wanted]].max()) - 1
-    if is_padded and not special.size and with_logprobs is None and prompt is None:
+    if all(part is None for part in (inputs, typical, edits, with_logprobs, prompt)):
         return None
     return SampleExtras(
-        special=special,
-        drawing=_sampling_inputs(drawing, rows_of[drawing], positions[drawing], tables) if drawing.size else None,
-        edits=edits,
-        with_logprobs=with_logprobs,
-        top_k=top_k,
-        prompt=prompt,
-    )
-
-
-def _draw_inputs(
-    rows: Int64Array, positions: Int64Array, padding: Int64Array, tables: RowTables
-) -> DrawInputs[HostArray]:
-    """Returns the parameters of all samples; padding is greedy."""
-    sampling, padded = tables.sampling, np.concatenate([rows, padding])
-    temperature = sampling["temperature"][padded]
-    temperature[rows.size :] = 0
-    return DrawInputs(
-        temperature=np.where(temperature > 0, np.maximum(temperature, np.float32(_MIN_TEMPERATURE)), np.float32(0)),
-        top_p=sampling["top_p"][padded],
-        min_p=sampling["min_p"][padded],
-        top_k=sampling["top_k"][padded].astype(np.int64),
-        seed=sampling["seed"][padded].view(np.int64),
-        sample_idx=sampling["sample_idx"][padded].astype(np.int64),
-        position=np.concatenate([positions, padding]),
+        drawing=inputs, typical=typical, edits=edits, with_logprobs=with_logprobs, top_k=top_k, prompt=prompt
     )
 
 
@@ -155,7 +134,7 @@ def _sampling_inputs(
     groups = (np.flatnonzero(is_few), True), (np.flatnonzero(~is_few & (limited | (top_p < 1))), False)
     return SamplingInputs(
         rows=drawing,
-        temperature=np.maximum(sampling["temperature"][rows], np.float32(_MIN_TEMPERATURE)),
+        temperature=np.maximum(sampling["temperature"][rows], MIN_TEMPERATURE),
         top_p=top_p,
         min_p=min_p,
         top_k=top_k.astype(np.int64),

@@ -35,9 +35,7 @@ class StepShape:
     # Prompt tokens with logits, besides the samples. A shape of `Shapes.steps` has none.
     prompt_logits: int = 0
 
-    @property
-    def name(self) -> str:
-        """For the log."""
+    def __str__(self) -> str:
         chunks = f"{self.tokens - self.decode} prompt tokens, " if self.prefill else ""
         return f"step of {chunks}{self.decode} rows{'' if self.draws else ', greedy'}"
 

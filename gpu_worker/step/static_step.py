@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gpu_worker.attention.paged import StepContext
-from gpu_worker.sampling.choose import choose
+from gpu_worker.sampling.dense import choose
 from gpu_worker.step.kernels import Kernels
 from gpu_worker.step.layout import StepInputs
 from gpu_worker.step.row_tables import DeviceTables

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.geometry import Geometry
-from gpu_worker.sampling.choose import choose
+from gpu_worker.sampling.dense import choose
 from gpu_worker.step.output import DeviceSampler, StepOutput
 from gpu_worker.step.row_tables import RowTables
 from gpu_worker.step.samples import SampleExtras, Samples, draws, lay_out_samples

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from gpu_worker import startup
-from gpu_worker.attention.flex_kernel import decode_options
 from gpu_worker.attention.layers import AttentionKind, AttentionLayer, LayerMap
 from gpu_worker.checkpoint.files import ModelRefused
 from gpu_worker.compatibility.cuda_shapes import check_cuda_shapes
@@ -17,7 +16,6 @@ from gpu_worker.startup import start
 from tests.gpu_worker.saved_model import save_model
 
 PLAIN = AttentionKind(num_heads=32, num_kv_heads=8, key_dim=128, value_dim=128, scale=1.0)
-CUDA = torch.device("cuda")
 
 
 def layers_of(*kinds: AttentionKind) -> LayerMap:
@@ -78,23 +76,3 @@ def test_a_start_on_cuda_refuses_such_shapes_before_loading_weights(
     with pytest.raises(ModelRefused, match=r"model\.layers\.0\.self_attn has 80 query heads per KV head"):
         start(WorkerSettings(model=str(folder), device="cuda"), folder)
     load.assert_not_called()
-
-
-@pytest.mark.parametrize(
-    ("dtype", "head_dim", "options"),
-    [
-        (torch.bfloat16, 128, {}),
-        (torch.bfloat16, 512, {}),
-        (torch.float32, 64, {}),
-        (torch.float32, 80, {"BLOCK_N": 32, "num_warps": 4, "num_stages": 1}),
-        (torch.float32, 128, {"BLOCK_N": 32, "num_warps": 4, "num_stages": 1}),
-        (torch.float32, 256, {"BLOCK_N": 16, "num_warps": 8, "num_stages": 1}),
-    ],
-)
-def test_wide_heads_in_float32_have_options_that_do_not_spill(
-    dtype: torch.dtype, head_dim: int, options: dict[str, int]
-) -> None:
-    assert decode_options(CUDA, dtype, 128, head_dim) == {"BACKEND": "TRITON_DECODE", **options}
-    # A tile never reaches beyond a page.
-    small = decode_options(CUDA, dtype, 16, head_dim)
-    assert small.get("BLOCK_N", 16) == 16
