@@ -11,11 +11,11 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from gpu_worker.attention.flex_kernel import FlexKernel
 from gpu_worker.attention.layers import LayerMap
-from gpu_worker.checkpoint.linear import can_pack
+from gpu_worker.checkpoint.linear import PackedLinear, can_pack
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
 from gpu_worker.compatibility.cuda_shapes import check_cuda_shapes
 from gpu_worker.compatibility.rope import pin
-from gpu_worker.geometry import CHUNK_ALIGN, Geometry
+from gpu_worker.geometry import Geometry, default_chunk_align
 from gpu_worker.graphs.backend import GraphBackend
 from gpu_worker.graphs.cuda import CudaGraphs
 from gpu_worker.memory.estimate import estimate
@@ -26,6 +26,9 @@ from gpu_worker.step.shapes import Shapes, StepShape
 from tests.gpu_day.day import Day
 from tests.gpu_day.models import random_model
 from tests.rigs.graph_recorder import GraphRecorder
+
+# Compiled code and packed weights, which the recorder takes as one operator each.
+_OPAQUE = ((FlexKernel, "__call__"), (PackedLinear, "forward"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +100,7 @@ def _runner(
     on_cpu = device.type == "cpu"
     backend: GraphBackend | None = None
     if graphs:
-        backend = GraphRecorder(opaque=[(FlexKernel, "__call__")]) if on_cpu else CudaGraphs(device)
+        backend = GraphRecorder(opaque=_OPAQUE) if on_cpu else CudaGraphs(device)
     return Runner(
         model,
         layers,
@@ -127,13 +130,14 @@ def cold_runner(
     device, dtype = torch.device(day.device), getattr(torch, day.dtype)
     model = random_model(config, device, dtype)
     layers = check_model(meta_model_of(config, dtype=dtype))
+    chunk_align = default_chunk_align(on_cpu=day.on_cpu)
     geometry = Geometry(
         page_size=page_size,
         num_pages=num_pages,
         max_rows=max_rows,
         max_length=max_length,
-        token_budget=max_rows + CHUNK_ALIGN,
-        chunk_align=CHUNK_ALIGN,
+        token_budget=max_rows + chunk_align,
+        chunk_align=chunk_align,
         vocab_size=config.vocab_size,
     )
     return _runner(model, layers, geometry, device, dtype, graphs=False)

@@ -2,7 +2,7 @@
 
 Runs the worker's own masks, set by a step of a one-layer model, and kernels with other options on the same masks. The
 layers' pools together are 8 times the device's cache, so that K and V come from memory. The last table is what
-`gpu_worker/attention` holds per dtype, head dimension, group and slots.
+`gpu_worker/attention/kernel_options.toml` holds per dtype, head dimension, group and slots.
 """
 
 import statistics
@@ -39,9 +39,9 @@ _CONTEXTS = (512, 1024, 4096)
 _JUDGED = 1024
 _GRID: tuple[Options, ...] = tuple(
     {"num_stages": stages, "num_warps": warps, "BLOCK_N": block_n}
+    for block_n in (64, 32, 128)
+    for warps in (4, 2, 8)
     for stages in (2, 3)
-    for warps in (2, 4, 8)
-    for block_n in (32, 64, 128)
 )
 _SPLITS = (1, 2, 4, 8, 16, 32)
 _ROWS = (256, 128, 64, 16, 1, 192, 96, 32, 8, 4, 2)
@@ -104,11 +104,29 @@ def _report(day: Day, sweep: _Sweep) -> None:
     ]
     columns = ["dtype", "head dimension", "group", "slots", "options", "GB/s", "% of a copy"]
     day.record.table(f"Best options at a context of {_judged(day)}", columns, rows, Kind.MEASURED)
+    day.record.note("For kernel_options.toml: " + " ".join(_entries(day, sweep)))
     of_128 = [rate / sweep.copy_rate for (_, num_rows), (rate, _) in sweep.best.items() if num_rows >= 128]
     if of_128:
         note = "the worst of all models, with its best options"
         day.record.figure("attention over a copy at 128 rows and more", min(of_128), "", note=note)
         day.record.figure("aim", published.AIM_BANDWIDTH_SHARE, "of a copy", Kind.AIM, note="128 rows and more")
+
+
+def _entries(day: Day, sweep: _Sweep) -> list[str]:
+    """The best options as lines of the worker's table, in its order: a line's numbers are upper limits.
+
+    None for the points at which the worker's own line is the best.
+    """
+    card = "" if day.on_cpu else torch.cuda.get_device_name()
+    lines: list[str] = []
+    for point in sorted(sweep.best, key=lambda point: (*_head_of(point[0]), point[1])):
+        head_dim, group = _head_of(point[0])
+        fields = {"itemsize": getattr(torch, day.dtype).itemsize, "head_dim": head_dim, "group": group}
+        fields |= {"bucket": point[1]} | {name.lower(): value for name, value in sweep.best[point][1].items()}
+        if sweep.best[point][1]:
+            inner = ", ".join(f"{name} = {value}" for name, value in fields.items())
+            lines.append(f'{{ {inner}, device = "{card}" }},')
+    return lines
 
 
 def _head_of(model: str) -> tuple[int, int]:
@@ -126,13 +144,15 @@ def _measure(sweep: _Sweep, model: str, num_rows: int, grid: list[Options]) -> l
     contexts = (_judged(day),) if day.tiny else _CONTEXTS
     runner = _runner(day, model, num_rows, max(contexts))
     generations = Generations()
-    attention = runner.on_device.kernels.decode[num_rows][0] if not day.on_cpu else _only_decode(runner)
+    attention = max(runner.on_device.kernels.decode.items())[1][0]
     pools = _pools(runner, num_rows, min(contexts), device)
     rates = [0.0] * len(grid)
-    for i, options in enumerate([*grid, *_split(grid, num_rows)] if not day.on_cpu else grid):
+    for i, options in enumerate([*grid, *([] if day.on_cpu else _split(grid, num_rows))]):
         if day.seconds_left() < _LEAST_SECONDS_LEFT:
             break
         kernel = _kernel(attention, options)
+        if kernel is None:
+            continue
         for context in contexts:
             _set_masks(runner, num_rows, context, generations)
             measured = _rates(attention, kernel, pools, num_rows * context, device)
@@ -164,11 +184,6 @@ def _runner(day: Day, model: str, num_rows: int, longest: int) -> Runner:
     return cold_runner(day, config, num_pages=pages, max_rows=num_rows, max_length=length, page_size=page_size)
 
 
-def _only_decode(runner: Runner) -> DecodeAttention:
-    [attentions] = runner.on_device.kernels.decode.values()
-    return attentions[0]
-
-
 def _set_masks(runner: Runner, num_rows: int, context: int, generations: Generations) -> None:
     """Runs a decode step at this context, which leaves its masks on the device."""
     generation = generations.next()
@@ -186,15 +201,18 @@ def _pools(runner: Runner, num_rows: int, context: int, device: torch.device) ->
     return [(torch.randn_like(keys)[None], torch.randn_like(values)[None]) for _ in range(count)]
 
 
-def _kernel(attention: DecodeAttention, options: Options) -> FlexKernel:
-    """The attention's kernel with other options; without any its own."""
+def _kernel(attention: DecodeAttention, options: Options) -> FlexKernel | None:
+    """The attention's kernel with other options; without any its own; None if a tile would be larger than a block."""
     if not options:
         return attention.kernel
     kind, mask, query = attention.kind, attention.mask, attention.query
     base = {} if query.is_cpu else {"BACKEND": "TRITON_DECODE"}
+    blocks = mask.block_mask(kind.group)
+    if options.get("BLOCK_N", 0) > blocks.BLOCK_SIZE[1]:
+        return None
     return FlexKernel(
         kind,
-        mask.block_mask(kind.group),
+        blocks,
         learned_sink_slot=mask.view.learned_sink_slot,
         rows_are_heads=True,
         options=base | options,
