@@ -17,7 +17,6 @@ from gpu_worker.arrays import Array, HostArray
 from gpu_worker.attention.host_pages import HostPages
 from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.attention.layers import LayerMap
-from gpu_worker.attention.operator import StepContext
 from gpu_worker.attention.paged import attach
 from gpu_worker.geometry import Geometry
 from gpu_worker.graphs.backend import GraphBackend
@@ -60,7 +59,6 @@ class DeviceStep:
         self.kernels = Kernels(layers, geometry, shapes, self.cache, self.tables)
         self._static_step = StaticStep(model, self.kernels, self.tables, is_padded=shapes.is_padded)
         self.graphs = CapturedSteps[StaticOutput](graphs)
-        self._captured_contexts: list[StepContext | None] = []
         words = [num_words(arrays_of(self._blank(shape))) for shape in shapes.steps]
         self._staging = Staging(device, num_buffers, input_words=max(words, default=None))
         # Logits of the last step, its samples first. The next step overwrites them. None if it had no samples.
@@ -124,7 +122,6 @@ class DeviceStep:
         if self.graphs.is_enabled:
             inputs, _ = self._staging.upload(shape, blank, None)
             self.graphs.capture(shape, lambda: self._static(inputs))
-            self._captured_contexts.append(self._static_step.context)
 
     def _blank(self, shape: StepShape) -> StepInputs[HostArray]:
         return blank(shape, self._no_rows, self.tables.slot_of_row, self.kernels.views)

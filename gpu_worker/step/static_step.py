@@ -32,12 +32,10 @@ class StaticStep:
 
     def __init__(self, model: PreTrainedModel, kernels: Kernels, tables: DeviceTables, *, is_padded: bool) -> None:
         self._model, self._kernels, self._tables, self._is_padded = model, kernels, tables, is_padded
-        # Of the last step. Whoever plays its operators back keeps it alive.
-        self.context: StepContext | None = None
 
     def __call__(self, inputs: StepInputs[Tensor]) -> StaticOutput:
         """Requires that the page tables are those of the step."""
-        self.context = context = self._kernels.update_masks(inputs)
+        context = self._kernels.update_masks(inputs)
         ids, samples, newest = inputs.token_ids, inputs.samples, self._tables.newest_token
         if inputs.decode is not None:
             rows = inputs.decode.rows
