@@ -1,8 +1,8 @@
 """The paged pool: K and V of every layer.
 
-Owns the tensors, their shape, and the writing of new keys and values. K and V are separate per layer and head-major. A
-token slot is page times page size plus offset. On a GPU each tensor must have fewer than 2^31 elements, as
-`memory/sizing.py` ensures, because the decode kernel does not compile for more. Knows nothing of sequences.
+Owns the tensors and their shape; `operator.py` writes new keys and values. K and V are separate per layer and
+head-major. A token slot is page times page size plus offset. On a GPU each tensor must have fewer than 2^31 elements,
+as `memory/sizing.py` ensures, because the decode kernel does not compile for more. Knows nothing of sequences.
 """
 
 import math
@@ -41,28 +41,16 @@ class KvCache:
         self.page_size = page_size
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
-        # The parts of the head dimension that a layer writes; the padding behind them stays zero.
-        self._written: list[tuple[Tensor, Tensor]] = []
         for kind in (layer.kind for layer in layers.layers):
             shape = tensor_shape(kind, num_pages=num_pages, page_size=page_size)
-            keys, values = _zeros(shape, dtype, device), _zeros(shape, dtype, device)
-            self.keys.append(keys)
-            self.values.append(values)
-            self._written.append((keys[..., : kind.key_dim], values[..., : kind.value_dim]))
+            # The operator writes the model's own dimensions; the padding behind them stays zero.
+            self.keys.append(_zeros(shape, dtype, device))
+            self.values.append(_zeros(shape, dtype, device))
 
     @property
     def pools(self) -> tuple[Tensor, ...]:
         """K of every layer, then V."""
         return (*self.keys, *self.values)
-
-    def write(self, layer_idx: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Writes keys and values [heads, t, key or value dimension] to token slots int64 [t].
-
-        Indexed assignment (index_put_) is used because index_copy_ copied the whole pool inside compiled models.
-        """
-        key_part, value_part = self._written[layer_idx]
-        key_part[:, slots] = keys
-        value_part[:, slots] = values
 
     def zero(self) -> None:
         """Zeroes every page."""

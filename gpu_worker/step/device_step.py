@@ -51,10 +51,10 @@ class DeviceStep:
         self.tables = DeviceTables(geometry, device)
         self._no_rows = RowTables(geometry)
         self._sampler = DeviceSampler(geometry, device)
-        attach(model, layers)
         self.cache = KvCache(
             layers, num_pages=geometry.num_pages, page_size=geometry.page_size, dtype=dtype, device=device
         )
+        attach(model, layers, self.cache)
         self.host = HostPages(self.cache, geometry.host_pages)
         self.kernels = Kernels(layers, geometry, shapes, self.cache, self.tables)
         self._static_step = StaticStep(model, self.kernels, self.tables, is_padded=shapes.is_padded)

@@ -34,8 +34,9 @@ FILES: dict[str, tuple[str, ...]] = {
     "forward": ("attention/test_forward.py",),
     # These follow forward, because they reuse its kernels from the compiler's cache.
     "attention": (
-        *("attention/test_block_mask.py", "attention/test_page_contents.py", "attention/test_paged.py"),
-        *("attention/test_kernel_options.py", "attention/test_copy_stream.py", "attention/test_views.py"),
+        *("attention/test_block_mask.py", "attention/test_operator.py", "attention/test_page_contents.py"),
+        *("attention/test_paged.py", "attention/test_kernel_options.py", "attention/test_copy_stream.py"),
+        "attention/test_views.py",
     ),
     "pages": ("wire/test_page_orders.py", "step/test_prefix_hits.py", "step/test_sliding.py"),
     "compatibility": ("compatibility",),
