@@ -47,7 +47,7 @@ def flags(data: bytes, name: str, size: int) -> NDArray[np.bool_]:
     return values.astype(np.bool_)
 
 
-def are_distinct(limit: int, *parts: Int32Array) -> bool:
+def are_distinct(limit: int, *parts: NDArray[np.integer]) -> bool:
     """Whether no value occurs twice in the parts together. Requires values 0..limit."""
     occurs = np.zeros(limit + 1, np.bool_)
     for part in parts:
