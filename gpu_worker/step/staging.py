@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gpu_worker.step.shapes import StepShape
+from gpu_worker.layout.shapes import StepShape
 from gpu_worker.trees import mapped
 
 _WORD_BYTES = 8

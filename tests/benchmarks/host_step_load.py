@@ -18,7 +18,7 @@ from transformers import Qwen3Config
 from gpu_worker.attention.paged import register
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
 from gpu_worker.geometry import Geometry
-from gpu_worker.step.layout import StepLayout
+from gpu_worker.layout.step_layout import StepLayout
 from gpu_worker.step.output import StepOutput
 from gpu_worker.step.runner import Runner
 from tests.gpu_worker.plans import TinyCore

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from gpu_worker.geometry import Geometry
+from gpu_worker.layout.row_tables import RowTables
+from gpu_worker.layout.samples import SampleExtras, Samples, draws, lay_out_samples
+from gpu_worker.layout.shapes import Shapes, StepShape
 from gpu_worker.sampling.dense import choose
 from gpu_worker.step.output import DeviceSampler, StepOutput
-from gpu_worker.step.row_tables import RowTables
-from gpu_worker.step.samples import SampleExtras, Samples, draws, lay_out_samples
-from gpu_worker.step.shapes import Shapes, StepShape
 from gpu_worker.step.static_step import StaticOutput
 from gpu_worker.trees import mapped
 from gpu_worker.wire.frames import read_plan

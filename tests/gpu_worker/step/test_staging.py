@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpu_worker.step.shapes import StepShape
+from gpu_worker.layout.shapes import StepShape
 from gpu_worker.step.staging import Staging, arrays_of, num_words, pack, unpack
 from gpu_worker.trees import mapped
 

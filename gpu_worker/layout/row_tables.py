@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from gpu_worker.arrays import Array
 from gpu_worker.geometry import Geometry
-from gpu_worker.step.row_features import RowFeatures
+from gpu_worker.layout.row_features import RowFeatures
 from gpu_worker.wire.checksum import MASK_64, row_weights, sum_of_pages, sum_of_positions
 from gpu_worker.wire.fields import Int32Array, PlanError, are_distinct
 from gpu_worker.wire.frames import Plan

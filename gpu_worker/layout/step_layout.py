@@ -12,10 +12,10 @@ import numpy as np
 
 from gpu_worker.arrays import Array, HostArray, Int64Array
 from gpu_worker.attention.views import View
-from gpu_worker.step.attention_parts import DecodePart, PrefillPart, lay_out_decode, lay_out_prefill, token_slots
-from gpu_worker.step.row_tables import RowTables, SlotEdits, TableEdits
-from gpu_worker.step.samples import SampleExtras, Samples, draws, lay_out_samples
-from gpu_worker.step.shapes import Shapes, StepShape
+from gpu_worker.layout.attention_parts import DecodePart, PrefillPart, lay_out_decode, lay_out_prefill, token_slots
+from gpu_worker.layout.row_tables import RowTables, SlotEdits, TableEdits
+from gpu_worker.layout.samples import SampleExtras, Samples, draws, lay_out_samples
+from gpu_worker.layout.shapes import Shapes, StepShape
 from gpu_worker.wire.frames import Plan
 
 
