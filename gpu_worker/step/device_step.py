@@ -51,10 +51,10 @@ class DeviceStep:
         self.tables = DeviceTables(geometry, device)
         self._no_rows = RowTables(geometry)
         self._sampler = DeviceSampler(geometry, device)
-        attach(model, layers)
         self.cache = KvCache(
             layers, num_pages=geometry.num_pages, page_size=geometry.page_size, dtype=dtype, device=device
         )
+        attach(model, layers, self.cache)
         self.host = HostPages(self.cache, geometry.host_pages)
         self.kernels = Kernels(layers, geometry, shapes, self.cache, self.tables)
         self._static_step = StaticStep(model, self.kernels, self.tables, is_padded=shapes.is_padded)
@@ -127,7 +127,13 @@ class DeviceStep:
         return blank(shape, self._no_rows, self.tables.slot_of_row, self.kernels.views)
 
     def _carry_out(self, orders: PageOrders[HostArray], staged: PageOrders[Tensor]) -> None:
-        """Follows worker.proto's sequence, because one plan may save a page, zero it and load others into it."""
+        """Follows worker.proto's sequence, because one plan may save a page, zero it and load others into it.
+
+        Copies from host memory start first, because they need nothing of the device but their buffers.
+        """
+        num_fetched = 0
+        if orders.loaded_pages.size:
+            num_fetched = self.host.fetch(orders.loaded_slots, orders.saved_slots)
         if orders.saved_pages.size:
             self.host.save(staged.saved_pages, orders.saved_slots)
         if orders.zeroed.size:
@@ -135,7 +141,7 @@ class DeviceStep:
         if orders.copied_to.size:
             self.cache.copy_pages(staged.copied_from, staged.copied_to, staged.copied_tokens)
         if orders.loaded_pages.size:
-            self.host.load(staged.loaded_pages, orders.loaded_slots)
+            self.host.load(staged.loaded_pages, orders.loaded_slots, num_fetched)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,8 @@ from torch import Tensor
 from gpu_worker.attention.block_mask import DecodeEnds, DecodeMask, PrefillMask
 from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.attention.layers import LayerMap
-from gpu_worker.attention.paged import DecodeAttention, PrefillAttention, StepContext
+from gpu_worker.attention.operator import StepContext
+from gpu_worker.attention.paged import DecodeAttention, PrefillAttention
 from gpu_worker.attention.views import GPU_DECODE_BLOCK, View
 from gpu_worker.geometry import Geometry
 from gpu_worker.step.layout import StepInputs
@@ -23,7 +24,7 @@ class Kernels:
     def __init__(
         self, layers: LayerMap, geometry: Geometry, shapes: Shapes, cache: KvCache, tables: DeviceTables
     ) -> None:
-        self._geometry, self._shapes, self._cache, self._tables = geometry, shapes, cache, tables
+        self._geometry, self._shapes, self._tables = geometry, shapes, tables
         patterns = dict.fromkeys(kind.pattern for kind in layers.kinds)
         # In the order of `DecodePart.blocks` and `PrefillPart.blocks`.
         decode_block = GPU_DECODE_BLOCK if shapes.is_padded else None
@@ -84,7 +85,7 @@ class Kernels:
 
         Requires that the page tables are those of the step.
         """
-        none = inputs.kv_slots[:0]
+        places = inputs.prefill.places if inputs.prefill else inputs.kv_slots[:0]
         decode = prefill = None
         if inputs.decode is not None:
             bucket = inputs.decode.bucket
@@ -99,10 +100,10 @@ class Kernels:
             for tile_mask, tile_blocks in zip(self.prefill_masks[bucket], inputs.prefill.blocks, strict=True):
                 tile_mask.update(tile_blocks, self._tables.pages, inputs.prefill.slots)
         return StepContext(
-            cache=self._cache,
             kv_slots=inputs.kv_slots,
             decode=decode,
-            decode_slots=inputs.decode.slots if inputs.decode else none,
+            decode_slots=inputs.decode.slots if inputs.decode and not self._shapes.is_padded else None,
+            num_decode=inputs.decode.rows.shape[0] if inputs.decode else 0,
             prefill=prefill,
-            prefill_places=inputs.prefill.places if inputs.prefill else none,
+            prefill_places=places,
         )

@@ -1,6 +1,7 @@
-"""Computes tokens and logprobs from the logits of a step, on the device."""
+"""Computes tokens and logprobs from the logits of a step, on the device, and brings them to the host."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ from gpu_worker.step.samples import SampleExtras, Samples
 from gpu_worker.step.static_step import StaticOutput
 from gpu_worker.trees import mapped
 
+_WORD_BYTES = 8
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutput:
@@ -24,14 +27,54 @@ class StepOutput:
     tokens: Tensor
     logprobs: LogprobTensors | None = None
     prompt_logprobs: LogprobTensors | None = None
-
-    def to_host(self) -> "StepOutput":
-        """Starts copies to pinned memory, which are valid after the CUDA stream has executed them."""
-        return mapped(self, _pinned_copy)
+    # The buffer of a ResultRing in which the results are, or are going to be.
+    buffer: Tensor | None = None
 
 
-def _pinned_copy(tensor: Tensor) -> Tensor:
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+class ResultRing:
+    """Pinned host memory for results, because its allocation may wait for the device.
+
+    A buffer is taken when a plan is submitted and returned when its outcome is collected, that is after the copy has
+    ended and the host has read it. There are as many buffers as plans in flight and one more; others are allocated if
+    these do not suffice. They hold the tokens of every row, and become larger with the first larger results.
+    """
+
+    def __init__(self, *, num_buffers: int, num_tokens: int, allocate: Callable[[int], Tensor]) -> None:
+        """allocate: returns int64 [n], in pinned memory if a device copies to it."""
+        self._num_buffers, self._allocate = num_buffers, allocate
+        self._num_words = 0
+        self._free: list[Tensor] = []
+        self._enlarge(num_tokens)
+
+    def to_host(self, output: StepOutput) -> StepOutput:
+        """Starts the copies to a buffer, which are valid after the current stream has executed them."""
+        sizes: list[int] = []
+        mapped(output, lambda tensor: sizes.append(_words(tensor)))
+        if sum(sizes) > self._num_words:
+            self._enlarge(sum(sizes))
+        buffer = self._free.pop() if self._free else self._allocate(self._num_words)
+        parts = iter(buffer[: sum(sizes)].split(sizes))
+        copied: StepOutput = mapped(output, lambda tensor: _copied(tensor, next(parts)))
+        return replace(copied, buffer=buffer)
+
+    def put_back(self, output: StepOutput) -> None:
+        """Returns the buffer of collected results, whose tensors are invalid from now on."""
+        if output.buffer is not None and output.buffer.numel() == self._num_words:
+            self._free.append(output.buffer)
+
+    def _enlarge(self, num_words: int) -> None:
+        """Replaces the free buffers. Those in use are dropped when they come back."""
+        self._num_words = max(1, 1 << (num_words - 1).bit_length())
+        self._free = [self._allocate(self._num_words) for _ in range(self._num_buffers)]
+
+
+def _words(tensor: Tensor) -> int:
+    """8-byte words of a tensor, so that each begins aligned."""
+    return -(-tensor.nbytes // _WORD_BYTES)
+
+
+def _copied(tensor: Tensor, words: Tensor) -> Tensor:
+    host = words.view(tensor.dtype)[: tensor.numel()].view(tensor.shape)
     return host.copy_(tensor, non_blocking=True)
 
 

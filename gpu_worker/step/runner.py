@@ -25,7 +25,7 @@ from gpu_worker.graphs.backend import GraphBackend
 from gpu_worker.sampling.logprobs import LogprobTensors
 from gpu_worker.step.device_step import DeviceStep
 from gpu_worker.step.layout import StepLayout, lay_out
-from gpu_worker.step.output import StepOutput
+from gpu_worker.step.output import ResultRing, StepOutput
 from gpu_worker.step.row_tables import RowTables
 from gpu_worker.step.shapes import Shapes
 from gpu_worker.step.warm_up import warm_up_plan
@@ -82,6 +82,13 @@ class Runner:
             num_buffers=MAX_IN_FLIGHT + 1,
             graphs=graphs,
         )
+        # Whether `submit` only enqueues.
+        self._is_asynchronous = device.type != "cpu"
+        # The results of padded steps are overwritten by the next step; others are read where they were computed.
+        self._results: ResultRing | None = None
+        if self.shapes.is_padded:
+            allocate = partial(torch.zeros, dtype=torch.int64, pin_memory=device.type == "cuda")
+            self._results = ResultRing(num_buffers=MAX_IN_FLIGHT + 1, num_tokens=geometry.max_rows, allocate=allocate)
         self._in_flight: deque[_InFlight] = deque()
         self._generation, self._step, self._failed = 0, 0, False
         # For each host page, whether a plan has saved a page to it.
@@ -173,16 +180,20 @@ class Runner:
         if layout is None and not plan.page_orders:
             return _InFlight(outcome=outcome)
         num_samples = 0 if layout is None else layout.num_samples
-        if self.device.type == "cpu":
-            output = self.on_device.run(plan.page_orders, layout)
+        if not self._is_asynchronous:
+            output = self._output_of(plan, layout)
             micros = int((time.perf_counter() - begun) * 1e6)
             return _InFlight(outcome=replace(outcome, compute_us=micros), output=output, num_samples=num_samples)
         started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         started.record()
-        output = self.on_device.run(plan.page_orders, layout)
-        output = None if output is None else output.to_host()
+        output = self._output_of(plan, layout)
         ended.record()
         return _InFlight(outcome=outcome, output=output, num_samples=num_samples, started=started, ended=ended)
+
+    def _output_of(self, plan: Plan, layout: StepLayout[HostArray] | None) -> StepOutput | None:
+        """Runs the plan and returns its results, which later steps do not overwrite."""
+        output = self.on_device.run(plan.page_orders, layout)
+        return output if output is None or self._results is None else self._results.to_host(output)
 
     def collect(self, *, wait: bool = True) -> Outcome | None:
         """Returns the oldest plan's outcome, or None if no plan is in flight, or if it still runs and `wait` is False.
@@ -204,7 +215,23 @@ class Runner:
             self._lost = first_line(error)
             if self._in_flight and self._in_flight[0] is oldest:
                 self._in_flight.popleft()
-            return replace(oldest.outcome, status=pb.STEP_STATUS_FAILED, detail=self._lost)
+            return self._lose_all(oldest.outcome)
+
+    def _lose_all(self, oldest: Outcome) -> Outcome:
+        """Returns the oldest plan's outcome on a lost device, and replaces those behind it.
+
+        The first plan of each generation has failed, and later ones are skipped, in flight or not.
+        """
+        failed: set[int] = set()
+        outcomes: list[Outcome] = []
+        for outcome in (oldest, *(item.outcome for item in self._in_flight)):
+            is_first = outcome.generation not in failed
+            failed.add(outcome.generation)
+            status, detail = (pb.STEP_STATUS_FAILED, self._lost) if is_first else (pb.STEP_STATUS_SKIPPED, "")
+            outcomes.append(replace(outcome, status=status, detail=detail))
+        self._in_flight = deque(_InFlight(outcome=outcome) for outcome in outcomes[1:])
+        self._failed = self._failed or self._generation in failed
+        return outcomes[0]
 
     def _finished(self, item: _InFlight) -> Outcome:
         compute_us = item.outcome.compute_us
@@ -215,7 +242,7 @@ class Runner:
             return replace(item.outcome, compute_us=compute_us)
         tokens, output = item.output.tokens.numpy()[: item.num_samples], item.output
         nonfinite = np.flatnonzero(tokens < 0).astype(np.int32)
-        return Outcome(
+        outcome = Outcome(
             generation=item.outcome.generation,
             step=item.outcome.step,
             status=item.outcome.status,
@@ -225,6 +252,9 @@ class Runner:
             logprobs=_token_logprobs(output.logprobs),
             prompt_logprobs=_token_logprobs(output.prompt_logprobs),
         )
+        if self._results is not None:
+            self._results.put_back(output)
+        return outcome
 
     def warm_up(self, on_kernel: Callable[[str, float], None] | None = None) -> None:
         """Compiles every kernel, captures graphs, and calls `on_kernel` (name, seconds) for each of them.
@@ -274,10 +304,11 @@ class Runner:
 
 
 def _token_logprobs(tensors: LogprobTensors | None) -> TokenLogprobs | None:
+    """Copies the logprobs, because a later step overwrites a GPU's results."""
     if tensors is None:
         return None
     return TokenLogprobs(
-        logprobs=tensors.logprobs.numpy(),
-        top_token_ids=tensors.top_token_ids.numpy(),
-        top_logprobs=tensors.top_logprobs.numpy(),
+        logprobs=tensors.logprobs.numpy().copy(),
+        top_token_ids=tensors.top_token_ids.numpy().copy(),
+        top_logprobs=tensors.top_logprobs.numpy().copy(),
     )

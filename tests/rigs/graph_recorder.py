@@ -12,9 +12,9 @@ CUDA would compute wrong or read from freed memory is an error or a different re
   overwrites the pool with garbage: no value outlives the next replay, and none that the graph has not written is seen.
 - Operators of another thread, and numpy on a tensor's memory, are not recorded: a replay leaves their work out.
 
-`opaque` names methods, each recorded as one operator from tensors to a fresh tensor. Compiled functions must be among
-them: Dynamo refuses to run them under a dispatch mode. An operator that is no operator of PyTorch's own is recorded by
-what it calls, so that tensors that it finds through Python are constants too.
+`opaque` names methods, and operators outside PyTorch's own, each of which is recorded as one operator from tensors to
+fresh tensors. Compiled functions must be among them: Dynamo refuses to run them under a dispatch mode. Any other
+operator outside PyTorch's own is recorded by what it calls, so that tensors that it finds through Python are constants.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -36,8 +36,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from gpu_worker.graphs.backend import NotCapturable
 
 Result = TypeVar("Result")
-# An attribute of a class: what `opaque` names.
-Method = tuple[type, str]
+# What `opaque` names: an attribute of a class, or an operator such as "tandem::choose".
+Opaque = tuple[type, str] | str
 
 _aten = torch.ops.aten
 _UNINITIALISED = frozenset(
@@ -143,8 +143,9 @@ class RecordedGraph:
 class _Capture(TorchDispatchMode):
     """Records into a graph what this thread computes."""
 
-    def __init__(self, graph: RecordedGraph) -> None:
+    def __init__(self, graph: RecordedGraph, opaque: Sequence[Opaque]) -> None:
         super().__init__()
+        self._opaque = frozenset(name for name in opaque if isinstance(name, str))
         self._nodes, self._storages, self._pool = graph._nodes, graph._storages, graph.pool
         # Index into the storages by address of torch's storage object, which stays taken while references are held.
         self._idx_of: dict[int, int] = {}
@@ -157,6 +158,8 @@ class _Capture(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func.namespace not in _OWN_NAMESPACES:
+            if func._schema.name in self._opaque:
+                return self.record(str(func), func, args, kwargs)
             with self:
                 return func._op_dk(_kernel_of(func), *args, **kwargs)
         if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
@@ -223,18 +226,24 @@ def waits_for_a_value(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) ->
 class GraphRecorder:
     """A GraphBackend whose graphs are recorded operators."""
 
-    def __init__(self, *, opaque: Sequence[Method] = (), poison: bool = True) -> None:
+    def __init__(self, *, opaque: Sequence[Opaque] = (), poison: bool = True) -> None:
         self.graphs: list[RecordedGraph] = []
         self._opaque, self._poisons = opaque, poison
+
+    @property
+    def pool_bytes(self) -> int:
+        """Memory that all captures allocated."""
+        return sum(tensor.nbytes for graph in self.graphs for tensor in graph.pool)
 
     def capture(self, run: Callable[[], Result]) -> tuple[RecordedGraph, Result]:
         """Records `run`, which computes its result too. Raises NotCapturable."""
         graph = RecordedGraph(self._poison if self._poisons else lambda: None)
         with ExitStack() as stack:
             stack.enter_context(torch.inference_mode())
-            capture = _Capture(graph)
-            for method in self._opaque:
-                stack.enter_context(_recorded_as_one(method, capture))
+            capture = _Capture(graph, self._opaque)
+            for one in self._opaque:
+                if not isinstance(one, str):
+                    stack.enter_context(_recorded_as_one(*one, capture))
             stack.enter_context(_host_data_is_constant(capture))
             stack.enter_context(capture)
             result = run()
@@ -263,8 +272,7 @@ def _replaced(owner: Any, name: str, replacement: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _recorded_as_one(method: Method, capture: _Capture) -> Iterator[None]:
-    owner, name = method
+def _recorded_as_one(owner: type, name: str, capture: _Capture) -> Iterator[None]:
     original = getattr(owner, name)
 
     def recorded(*args: Any, **kwargs: Any) -> Any:

@@ -284,3 +284,15 @@ def test_an_operator_of_others_is_recorded_by_what_it_calls() -> None:
     STATE[:] = [torch.full((SIZE,), 7.0)]
     with pytest.raises(DanglingMemory):
         graph.replay()
+
+
+def test_an_opaque_operator_is_one_node() -> None:
+    x, total = torch.ones(SIZE), torch.zeros(SIZE)
+    STATE[:] = [torch.full((SIZE,), 5.0)]
+    recorder = GraphRecorder(opaque=["tandem_tests::add_state"])
+    graph, out = recorder.capture(lambda: add_state(total, x) * 2)
+    assert graph.operators == ("tandem_tests.add_state.default", "aten.mul.Tensor")
+    assert recorder.pool_bytes == 2 * x.nbytes
+    x.fill_(3)
+    graph.replay()
+    assert (out.tolist(), total.tolist()) == ([16.0] * SIZE, [4.0] * SIZE)

@@ -180,7 +180,8 @@ def check_decode(
     mask = context.decode[index].mask.block_mask(1)
     seen = visible(mask)[:, 0, 0]
     expected = torch.zeros_like(seen)
-    for (_, pages, position), slot in zip(rows, context.decode_slots.tolist(), strict=False):
+    slots = range(context.num_decode) if context.decode_slots is None else context.decode_slots.tolist()
+    for (_, pages, position), slot in zip(rows, slots, strict=False):
         expected[slot] = converted(pages, geometry, position, 1, pattern)
     assert torch.equal(seen, expected)
     # Blocks without visible positions are not read.

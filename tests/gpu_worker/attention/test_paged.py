@@ -39,7 +39,8 @@ def test_each_query_attends_only_to_its_own_earlier_positions(spec: RigSpec, rig
         )
 
 
-def test_unequal_head_sizes_work_with_every_feature_together(device: torch.device) -> None:
+@pytest.mark.parametrize("on_cpu", [True, False], ids=["shapes of a CPU", "shapes of a GPU"])
+def test_unequal_head_sizes_work_with_every_feature_together(device: torch.device, on_cpu: bool) -> None:
     """Latent attention's dimensions, a window shorter than a page, sink tokens, soft-capping and sinks, in
     float16."""
     kind = AttentionKind(
@@ -51,12 +52,22 @@ def test_unequal_head_sizes_work_with_every_feature_together(device: torch.devic
         softcap=2.0,
         pattern=AttentionPattern(window=5, sink_tokens=3, has_learned_sinks=True),
     )
+    check_one_layer(kind, device, torch.float16, on_cpu=on_cpu)
+
+
+def test_a_kernel_reads_the_models_own_queries(device: torch.device) -> None:
+    """Decode rows in the order of the slots, with heads that need no padding."""
+    kind = AttentionKind(num_heads=4, num_kv_heads=2, key_dim=32, value_dim=32, scale=0.3)
+    check_one_layer(kind, device, torch.float32, on_cpu=False)
+
+
+def check_one_layer(kind: AttentionKind, device: torch.device, dtype: torch.dtype, *, on_cpu: bool) -> None:
     layers = LayerMap(layers=(AttentionLayer(name="attention", kind=kind),))
     geometry = Geometry(
         page_size=16, num_pages=14, max_rows=3, max_length=64, token_budget=96, chunk_align=32, vocab_size=9
     )
-    shapes, tables = Shapes.for_device(geometry, on_cpu=device.type == "cpu"), DeviceTables(geometry, device)
-    cache = KvCache(layers, num_pages=14, page_size=16, dtype=torch.float16, device=device)
+    shapes, tables = Shapes.for_device(geometry, on_cpu=on_cpu), DeviceTables(geometry, device)
+    cache = KvCache(layers, num_pages=14, page_size=16, dtype=dtype, device=device)
     check_mixed_step(geometry, shapes, Kernels(layers, geometry, shapes, cache, tables), cache, tables, 0)
 
 
@@ -109,7 +120,9 @@ def check_mixed_step(
         )
     )
     sinks = torch.randn(kind.num_heads, generator=draw).to(query) if kind.pattern.has_learned_sinks else None
-    module = SimpleNamespace(paged_layer=PagedLayer(index=index, kind=kind))
+    module = SimpleNamespace(
+        paged_layer=PagedLayer(keys=cache.keys[index], values=cache.values[index], kernel_idx=index, kind=kind)
+    )
     options = {"scaling": kind.scale, "softcap": kind.softcap, "s_aux": sinks}
     with torch.inference_mode():
         out, _ = paged_attention(module, query, key, value, None, step=context, **options)

@@ -126,7 +126,11 @@ def test_wrong_chunks_in_the_last_layer_fail_the_check(device: torch.device) -> 
         def wrong(*args: object, right: PrefillAttention = right) -> Tensor:
             return right(*args).roll(1, 1)
 
-        runner.on_device.kernels.prefill[bucket] = (*layers[:-1], wrong)
+        runner.on_device.kernels.prefill[bucket] = (*layers, wrong)
+    for bucket, layers in runner.on_device.kernels.decode.items():
+        runner.on_device.kernels.decode[bucket] = (*layers, layers[-1])
+    last = model.model.layers[-1].self_attn
+    last.paged_layer = replace(last.paged_layer, kernel_idx=len(layers))
     with pytest.raises(ModelRefused, match="the self-check failed"):
         check_runner(model, runner, torch.float32)
 
