@@ -15,6 +15,8 @@ from gpu_worker.step.row_features import Feature, Float64Array
 from gpu_worker.step.row_tables import RowTables
 
 _AT_EVERY_POSITION = Feature.BIASES | Feature.PENALTIES | Feature.ALLOWED
+# Features that change logits.
+EDITS = _AT_EVERY_POSITION | Feature.BANS
 
 
 def lay_out_edits(

@@ -64,6 +64,8 @@ class RowTables:
         num = geometry.max_rows + 1
         self._row_weights = row_weights(num)
         self.page_table = np.zeros((num, geometry.pages_per_row), np.int32)
+        # log2 of the page size, as an array without dimensions.
+        self.page_shift = np.array(geometry.page_size.bit_length() - 1)
         self.sampling: dict[str, NDArray[np.generic]] = {
             name: np.zeros(num, setting.dtype) for name, setting in SETTINGS.items()
         }
@@ -121,7 +123,8 @@ class RowTables:
             values = [getattr(one.settings, name) for one in started.sampling]
             self.sampling[name][rows] = np.array(values, setting.dtype)
         self.sampling["sample_idx"][rows] = started.sample_idx
-        self.features.start(started)
+        draws, is_typical = (self.sampling["temperature"][rows] > 0, self.sampling["typical_p"][rows] < 1)
+        self.features.start(started, draws=draws, is_typical=is_typical)
         self.position[rows] = started.first_position
         all_rows, cols = self._entries(rows)
         return TableEdits(rows=all_rows, cols=cols, pages=self.page_table[all_rows, cols].astype(np.int64))
