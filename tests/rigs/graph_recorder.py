@@ -13,8 +13,8 @@ CUDA would compute wrong or read from freed memory is an error or a different re
 - Operators of another thread, and numpy on a tensor's memory, are not recorded: a replay leaves their work out.
 
 `opaque` names methods, each recorded as one operator from tensors to fresh tensors. Compiled functions must be among
-them: Dynamo refuses to run them under a dispatch mode. `transparent` names operators that are recorded by what they call;
-operators that find some of their tensors through Python must be among them.
+them: Dynamo refuses to run them under a dispatch mode. `transparent` names operators that are recorded by what they
+call; operators that find some of their tensors through Python must be among them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
