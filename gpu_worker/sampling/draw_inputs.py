@@ -20,7 +20,7 @@ def draw_inputs(
     """Returns the parameters of the samples, or None if every sample is greedy.
 
     `rows` [S] are the rows that sample, `positions` [S] those of the tokens to draw. The last `padding` samples are
-    filler: they count as greedy whatever their row asks for.
+    filler and count as greedy.
     """
     temperature = columns["temperature"][rows]
     if padding:
