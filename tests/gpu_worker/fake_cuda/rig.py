@@ -14,7 +14,7 @@ from gpu_worker.attention.paged import ATTENTION_NAME, register
 from gpu_worker.checkpoint.loading import prepare
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
 from gpu_worker.geometry import Geometry
-from gpu_worker.step.layout import StepInputs
+from gpu_worker.layout.step_layout import StepInputs
 from gpu_worker.step.runner import Runner
 from gpu_worker.step.static_step import StaticOutput
 from tests.gpu_worker.fake_cuda.fake_device import CUDA, FakeCuda, on_fake_cuda
