@@ -15,6 +15,8 @@ from gpu_worker.layout.row_tables import RowTables
 from gpu_worker.sampling.inputs import Biases, LogitEdits, Penalties
 
 _AT_EVERY_POSITION = Feature.BIASES | Feature.PENALTIES | Feature.ALLOWED
+# Features that change logits.
+EDITS = _AT_EVERY_POSITION | Feature.BANS
 
 
 def lay_out_edits(

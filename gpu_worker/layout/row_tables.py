@@ -1,7 +1,6 @@
 """Row tables: the sequence in each row, its pages and its next position.
 
-`RowTables` has the host's tables and their incremental checksum (worker.proto), and checks plans against the state of
-rows. `DeviceTables` has the device's copy for kernels.
+`RowTables` has the tables and their incremental checksum (worker.proto), and checks plans against the state of rows.
 """
 
 import functools
@@ -10,7 +9,6 @@ from dataclasses import dataclass
 from typing import Generic
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from gpu_worker.arrays import Array
@@ -24,17 +22,6 @@ from gpu_worker.wire.started import StartedRows
 
 _Rule = tuple[NDArray[np.bool_], str]
 _NONE = np.zeros(0, np.int64)
-
-
-def spread_order(num_slots: int) -> NDArray[np.int64]:
-    """Returns a permutation of 0..num_slots-1 whose first k values are spread evenly, for every k (bit reversal).
-
-    The CPU kernel gives each thread a contiguous part of the slots, and rows are allocated lowest first: in that order
-    the first threads would compute all rows when few run.
-    """
-    bits = max(1, (num_slots - 1).bit_length())
-    reversed_bits = [int(f"{slot:0{bits}b}"[::-1], 2) for slot in range(1 << bits)]
-    return np.array([slot for slot in reversed_bits if slot < num_slots], np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +51,8 @@ class RowTables:
         num = geometry.max_rows + 1
         self._row_weights = row_weights(num)
         self.page_table = np.zeros((num, geometry.pages_per_row), np.int32)
+        # log2 of the page size, as an array without dimensions.
+        self.page_shift = np.array(geometry.page_size.bit_length() - 1)
         self.sampling: dict[str, NDArray[np.generic]] = {
             name: np.zeros(num, setting.dtype) for name, setting in SETTINGS.items()
         }
@@ -121,7 +110,8 @@ class RowTables:
             values = [getattr(one.settings, name) for one in started.sampling]
             self.sampling[name][rows] = np.array(values, setting.dtype)
         self.sampling["sample_idx"][rows] = started.sample_idx
-        self.features.start(started)
+        draws, is_typical = (self.sampling["temperature"][rows] > 0, self.sampling["typical_p"][rows] < 1)
+        self.features.start(started, draws=draws, is_typical=is_typical)
         self.position[rows] = started.first_position
         all_rows, cols = self._entries(rows)
         return TableEdits(rows=all_rows, cols=cols, pages=self.page_table[all_rows, cols].astype(np.int64))
@@ -227,24 +217,3 @@ def _require(rows: NDArray[np.int64], *rules: _Rule) -> None:
 def _all(flags: NDArray[np.bool_]) -> bool:
     # A fifth of the time of flags.all().
     return np.count_nonzero(flags) == flags.size
-
-
-class DeviceTables:
-    """The tables that kernels read: the page table, each page's logical index, newest tokens."""
-
-    def __init__(self, geometry: Geometry, device: torch.device) -> None:
-        on_cpu = device.type == "cpu"
-        num_slots = geometry.max_rows + 1
-        # The CPU kernel requires lists as wide as the pool; other kernels need only the pages of a row.
-        width = geometry.num_pages if on_cpu else geometry.pages_per_row
-        self.slot_of_row = spread_order(num_slots) if on_cpu else np.arange(num_slots, dtype=np.int64)
-        self.pages = torch.zeros(num_slots, max(width, geometry.pages_per_row), dtype=torch.int32, device=device)
-        # A page that several rows share has the same logical index in each. The last entry is for the learned sinks.
-        self.logical_of_page = torch.zeros(geometry.num_pages + 1, dtype=torch.int32, device=device)
-        # The newest token of each row; row 0 is padding.
-        self.newest_token = torch.zeros(num_slots, dtype=torch.int64, device=device)
-
-    def set_pages(self, edits: SlotEdits[torch.Tensor]) -> None:
-        """Applies a plan's edits of the page table."""
-        self.pages.index_put_((edits.slots, edits.cols), edits.pages.int())
-        self.logical_of_page.index_put_((edits.pages,), edits.cols.int())

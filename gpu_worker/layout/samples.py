@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Generic
 
 import numpy as np
+from numpy.typing import NDArray
 
-from gpu_worker.arrays import Array, HostArray, Int64Array
-from gpu_worker.layout.edits import lay_out_edits
+from gpu_worker.arrays import Array, HostArray, Int64Array, Space
+from gpu_worker.layout.edits import EDITS, lay_out_edits
 from gpu_worker.layout.row_features import Feature
 from gpu_worker.layout.row_tables import RowTables
 from gpu_worker.layout.shapes import StepShape
@@ -17,6 +18,10 @@ from gpu_worker.sampling.draw_inputs import MIN_TEMPERATURE, draw_inputs, typica
 from gpu_worker.sampling.inputs import FEW_RANKS, DrawInputs, LogitEdits, RankGroup, SamplingInputs, Typical
 from gpu_worker.wire.fields import PlanError
 from gpu_worker.wire.frames import Plan
+
+# What `SampleExtras` are for.
+_EXTRAS = EDITS | Feature.LOGPROBS | Feature.TYPICAL
+_NONE = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,65 +60,80 @@ class SampleExtras(Generic[Array]):
     prompt: PromptPart[Array] | None
 
 
-def draws(plan: Plan, tables: RowTables) -> bool:
-    """Whether any row that samples in this plan is not greedy."""
-    temperature = tables.sampling["temperature"]
-    rows = plan.chunk_rows[plan.chunk_samples]
-    return bool((temperature[plan.decode_rows] > 0).any() or (temperature[rows] > 0).any())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledRows:
+    """The rows that sample in a plan, in the order of the result."""
+
+    # int64 [samples].
+    rows: Int64Array
+    # uint8 [samples]: the features that they use, and those that any of them uses.
+    uses: NDArray[np.uint8]
+    any_use: int
+
+    @classmethod
+    def of(cls, plan: Plan, tables: RowTables) -> "SampledRows":
+        """Those of chunks come first."""
+        rows = plan.decode_rows.astype(np.int64)
+        if plan.chunk_rows.size:
+            rows = np.concatenate([plan.chunk_rows[plan.chunk_samples].astype(np.int64), rows])
+        uses = tables.features.uses[rows]
+        return cls(rows=rows, uses=uses, any_use=int(np.bitwise_or.reduce(uses)))
+
+    def any_uses(self, features: int) -> bool:
+        """Whether any row uses one of the features, given as bits."""
+        return self.any_use & features != 0
 
 
 def lay_out_samples(
-    plan: Plan, tables: RowTables, shape: StepShape, *, is_padded: bool
+    plan: Plan, sampled: SampledRows, tables: RowTables, shape: StepShape, space: Space, *, is_padded: bool
 ) -> tuple[Samples[HostArray], SampleExtras[HostArray] | None]:
     """Returns the positions of `plan` that need logits, and what changes or adds to their sampling, or None.
 
-    Raises PlanError if the positions exceed the worker's limit.
+    The arrays of the positions are taken from `space`. Raises PlanError if the positions exceed the worker's limit.
     """
-    num_decode_tokens = shape.decode if is_padded else plan.decode_rows.size
-    ends = num_decode_tokens + np.cumsum(plan.chunk_counts, dtype=np.int64)
-    chunk_rows = plan.chunk_rows[plan.chunk_samples].astype(np.int64)
-    decode_rows = plan.decode_rows.astype(np.int64)
-    rows = np.concatenate([chunk_rows, decode_rows])
-    kept = np.concatenate([ends[plan.chunk_samples] - 1, np.arange(decode_rows.size, dtype=np.int64)])
-    prompt_tokens, prompt = _lay_out_prompt(plan, tables, ends - plan.chunk_counts)
+    num, num_decode = sampled.rows.size, plan.decode_rows.size
+    prompt_tokens, prompt, last_tokens = _NONE, None, _NONE
+    if plan.chunk_rows.size:
+        ends = (shape.decode if is_padded else num_decode) + np.cumsum(plan.chunk_counts, dtype=np.int64)
+        last_tokens = ends[plan.chunk_samples] - 1
+        prompt_tokens, prompt = _lay_out_prompt(plan, tables, ends - plan.chunk_counts)
     limit = tables.geometry.logit_rows
-    if rows.size + prompt_tokens.size > limit:
+    if num + prompt_tokens.size > limit:
         raise PlanError(
-            f"the plan needs logits of {rows.size} sampled rows and {prompt_tokens.size} prompt tokens; "
-            f"logit_rows is {limit}"
+            f"the plan needs logits of {num} sampled rows and {prompt_tokens.size} prompt tokens; logit_rows is {limit}"
         )
-    positions = tables.num_tokens[rows]
-    extras = _lay_out_extras(rows, positions, tables, prompt, is_padded=is_padded)
-    drawing, num_padding = None, shape.samples - rows.size
-    if num_padding:
-        padding = np.zeros(num_padding, np.int64)
-        rows, kept, positions = (np.concatenate([own, padding]) for own in (rows, kept, positions))
+    rows, kept = space.int64(shape.samples), space.int64(shape.samples + prompt_tokens.size)
+    rows[:num] = sampled.rows
+    rows[num:] = 0
+    kept[: num - num_decode] = last_tokens
+    kept[num - num_decode : num] = np.arange(num_decode)
+    kept[num : shape.samples] = 0
+    kept[shape.samples :] = prompt_tokens
+    drawing = None
     if is_padded and shape.draws:
-        drawing = draw_inputs(tables.sampling, rows, positions, padding=num_padding)
-    return Samples(kept=np.concatenate([kept, prompt_tokens]), rows=rows, drawing=drawing), extras
+        drawing = draw_inputs(tables.sampling, rows, tables.num_tokens[rows], padding=shape.samples - num, space=space)
+    extras = None
+    if prompt is not None or sampled.any_uses(_EXTRAS if is_padded else _EXTRAS | Feature.DRAWS):
+        extras = _lay_out_extras(sampled, tables, prompt, is_padded=is_padded)
+    return Samples(kept=kept, rows=rows, drawing=drawing), extras
 
 
 def _lay_out_extras(
-    rows: Int64Array,
-    positions: Int64Array,
-    tables: RowTables,
-    prompt: PromptPart[HostArray] | None,
-    *,
-    is_padded: bool,
+    sampled: SampledRows, tables: RowTables, prompt: PromptPart[HostArray] | None, *, is_padded: bool
 ) -> SampleExtras[HostArray] | None:
-    uses, sampling = tables.features.uses[rows], tables.sampling
-    drawing = np.flatnonzero(sampling["temperature"][rows] > 0)
+    rows, uses = sampled.rows, sampled.uses
+    positions, drawing = tables.num_tokens[rows], np.flatnonzero(uses & Feature.DRAWS)
     inputs = typical = edits = with_logprobs = None
     top_k = 0
     if is_padded:
-        typical = typical_samples(sampling, rows)
+        typical = typical_samples(tables.sampling, rows)
     elif drawing.size:
         inputs = _sampling_inputs(drawing, rows[drawing], positions[drawing], tables)
-    if uses.any():
+    if sampled.any_uses(EDITS):
         edits = lay_out_edits(rows, positions, drawing, uses, tables)
-        wanted = np.flatnonzero(uses & Feature.LOGPROBS)
-        if wanted.size:
-            with_logprobs, top_k = wanted, int(tables.features.num_logprobs[rows[wanted]].max()) - 1
+    if sampled.any_uses(Feature.LOGPROBS):
+        with_logprobs = np.flatnonzero(uses & Feature.LOGPROBS)
+        top_k = int(tables.features.num_logprobs[rows[with_logprobs]].max()) - 1
     if all(part is None for part in (inputs, typical, edits, with_logprobs, prompt)):
         return None
     return SampleExtras(

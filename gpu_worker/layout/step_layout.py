@@ -10,11 +10,20 @@ from typing import Generic
 
 import numpy as np
 
-from gpu_worker.arrays import Array, HostArray, Int64Array
+from gpu_worker.arrays import Array, HostArray, Int64Array, Space
 from gpu_worker.attention.views import View
-from gpu_worker.layout.attention_parts import DecodePart, PrefillPart, lay_out_decode, lay_out_prefill, token_slots
+from gpu_worker.geometry import Geometry
+from gpu_worker.layout.attention_parts import (
+    DecodePart,
+    DecodeSlots,
+    PrefillPart,
+    lay_out_decode,
+    lay_out_prefill,
+    token_slots,
+)
+from gpu_worker.layout.row_features import Feature
 from gpu_worker.layout.row_tables import RowTables, SlotEdits, TableEdits
-from gpu_worker.layout.samples import SampleExtras, Samples, draws, lay_out_samples
+from gpu_worker.layout.samples import SampledRows, SampleExtras, Samples, lay_out_samples
 from gpu_worker.layout.shapes import Shapes, StepShape
 from gpu_worker.wire.frames import Plan
 
@@ -58,34 +67,53 @@ def lay_out(
     slot_of_row: Int64Array,
     shapes: Shapes,
     views: Sequence[View],
+    space: Space | None = None,
 ) -> StepLayout[HostArray]:
-    """Returns the arrays of `plan`. `tables` have its starts and appends, and the positions before the step."""
-    tiles = -(-plan.chunk_counts.astype(np.int64) // tables.geometry.chunk_align)
-    num_decode, num_samples = plan.decode_rows.size, plan.decode_rows.size + int(plan.chunk_samples.sum())
-    shape = shapes.fitting(
+    """Returns the arrays of `plan`; those of its inputs are taken from `space`.
+
+    `tables` have its starts and appends, and the positions before the step.
+    """
+    space = space or Space()
+    sampled = SampledRows.of(plan, tables)
+    shape = _shape_of(plan, shapes, tables.geometry, sampled)
+    samples, sampling = lay_out_samples(plan, sampled, tables, shape, space, is_padded=shapes.is_padded)
+    inputs = _lay_out_inputs(plan, tables, slot_of_row, shape, views, samples, space, is_padded=shapes.is_padded)
+    prompt_logits = samples.kept.size - samples.rows.size
+    slot_edits = None
+    if edits.rows.size:
+        slot_edits = SlotEdits(slots=slot_of_row[edits.rows], cols=edits.cols, pages=edits.pages)
+    return StepLayout(
+        shape=replace(shape, prompt_logits=prompt_logits) if prompt_logits else shape,
+        num_samples=sampled.rows.size,
+        inputs=inputs,
+        extras=StepExtras(edits=slot_edits, sampling=sampling),
+    )
+
+
+def _shape_of(plan: Plan, shapes: Shapes, geometry: Geometry, sampled: SampledRows) -> StepShape:
+    num_decode, num_tokens, num_queries = plan.decode_rows.size, plan.decode_rows.size, 0
+    if plan.chunk_rows.size:
+        num_tokens += int(plan.chunk_counts.sum())
+        tiles = -(-plan.chunk_counts.astype(np.int64) // geometry.chunk_align)
+        num_queries = int(tiles.sum()) * geometry.chunk_align
+    return shapes.fitting(
         StepShape(
             decode=num_decode,
-            prefill=int(tiles.sum()) * tables.geometry.chunk_align,
-            tokens=num_decode + int(plan.chunk_counts.sum()),
-            samples=num_samples,
-            draws=draws(plan, tables) if shapes.is_padded else False,
+            prefill=num_queries,
+            tokens=num_tokens,
+            samples=sampled.rows.size,
+            draws=shapes.is_padded and sampled.any_uses(Feature.DRAWS),
         )
     )
-    samples, sampling = lay_out_samples(plan, tables, shape, is_padded=shapes.is_padded)
-    slot_edits = SlotEdits(slots=slot_of_row[edits.rows], cols=edits.cols, pages=edits.pages)
-    return StepLayout(
-        shape=replace(shape, prompt_logits=samples.kept.size - samples.rows.size),
-        num_samples=num_samples,
-        inputs=_lay_out_inputs(plan, tables, slot_of_row, shape, views, samples, is_padded=shapes.is_padded),
-        extras=StepExtras(edits=slot_edits if edits.rows.size else None, sampling=sampling),
-    )
 
 
-def blank(shape: StepShape, tables: RowTables, slot_of_row: Int64Array, views: Sequence[View]) -> StepInputs[HostArray]:
+def blank(
+    shape: StepShape, tables: RowTables, slot_of_row: Int64Array, views: Sequence[View], space: Space | None = None
+) -> StepInputs[HostArray]:
     """Returns the inputs of a padded step in which every row and token is padding."""
-    plan = Plan(generation=0, step=0, checksum=0)
-    samples, _ = lay_out_samples(plan, tables, shape, is_padded=True)
-    return _lay_out_inputs(plan, tables, slot_of_row, shape, views, samples, is_padded=True)
+    plan, space = Plan(generation=0, step=0, checksum=0), space or Space()
+    samples, _ = lay_out_samples(plan, SampledRows.of(plan, tables), tables, shape, space, is_padded=True)
+    return _lay_out_inputs(plan, tables, slot_of_row, shape, views, samples, space, is_padded=True)
 
 
 def _lay_out_inputs(
@@ -95,41 +123,53 @@ def _lay_out_inputs(
     shape: StepShape,
     views: Sequence[View],
     samples: Samples[HostArray],
+    space: Space,
     *,
     is_padded: bool,
 ) -> StepInputs[HostArray]:
+    # Of packed tokens: first those of decode rows, then those of chunks, then padding.
+    ids, positions, kv_slots = space.int64(shape.tokens), space.int64(shape.tokens), space.int64(shape.tokens)
     decode = prefill = None
+    begin = 0
     if shape.decode:
-        decode = lay_out_decode(plan, tables, slot_of_row, shape.decode, views, is_padded=is_padded)
+        slots = DecodeSlots.of(plan, slot_of_row, shape.decode, space, is_padded=is_padded)
+        begin = slots.rows.size
+        positions[:begin] = tables.position[slots.rows]
+        token_slots(tables, slots.rows, positions[:begin], into=kv_slots[:begin])
+        _write_ids_of_decode_rows(plan, tables, positions, ids[:begin])
+        decode = lay_out_decode(slots, positions[:begin], kv_slots[:begin], tables, views, space)
     if shape.prefill:
-        num_tokens = shape.tokens - (decode.rows.size if decode else 0)
-        prefill = lay_out_prefill(plan, tables, slot_of_row, shape.prefill, views, num_tokens)
-    # Of packed tokens: first those of decode rows, then those of chunks.
-    rows = [decode.rows] if decode else []
-    positions = [tables.position[decode.rows] * (decode.rows > 0)] if decode else []
-    ids = [_ids_of_decode_rows(decode.rows, tables)] if decode else []
-    for row, start, count in zip(plan.chunk_rows, plan.chunk_starts, plan.chunk_counts, strict=True):
-        rows.append(np.full(count, row, np.int64))
-        positions.append(np.arange(start, start + count, dtype=np.int64))
-        ids.append(tables.tokens[int(row)][start : start + count].astype(np.int64))
-    if is_padded:
-        padding = np.zeros(shape.tokens - sum(part.size for part in rows), np.int64)
-        rows, positions, ids = [*rows, padding], [*positions, padding], [*ids, padding]
-    all_rows, all_positions = np.concatenate(rows), np.concatenate(positions)
+        prefill = lay_out_prefill(plan, tables, slot_of_row, shape.prefill, views, shape.tokens - begin, space)
+    if shape.tokens > begin:
+        _write_chunk_tokens(plan, tables, ids[begin:], positions[begin:], kv_slots[begin:])
     return StepInputs(
-        token_ids=np.concatenate(ids),
-        positions=all_positions,
-        # Padding is row 0 at position 0, which has the first slot of page 0.
-        kv_slots=token_slots(tables, all_rows, all_positions),
-        decode=decode,
-        prefill=prefill,
-        samples=samples,
+        token_ids=ids, positions=positions, kv_slots=kv_slots, decode=decode, prefill=prefill, samples=samples
     )
 
 
-def _ids_of_decode_rows(rows: Int64Array, tables: RowTables) -> Int64Array:
-    """Returns each row's last token if the host has it, -1 if the device sampled it, 0 for padding."""
-    ids = np.where(rows > 0, -1, 0)
-    for i in np.flatnonzero(tables.num_tokens[rows] == tables.num_started[rows]):
-        ids[i] = tables.tokens[int(rows[i])][-1] if rows[i] else 0
-    return ids
+def _write_chunk_tokens(
+    plan: Plan, tables: RowTables, ids: Int64Array, positions: Int64Array, kv_slots: Int64Array
+) -> None:
+    """Writes the tokens of chunks and, in a padded step, the padding after them."""
+    counts = plan.chunk_counts.astype(np.int64)
+    ends = np.cumsum(counts)
+    num = int(counts.sum())
+    positions[:num] = np.arange(num) + np.repeat(plan.chunk_starts - (ends - counts), counts)
+    token_slots(tables, np.repeat(plan.chunk_rows.astype(np.int64), counts), positions[:num], into=kv_slots[:num])
+    for row, start, count, end in zip(
+        plan.chunk_rows.tolist(), plan.chunk_starts.tolist(), counts.tolist(), ends.tolist(), strict=True
+    ):
+        ids[end - count : end] = tables.tokens[row][start : start + count]
+    # Padding is at position 0 of row 0, which has the first slot of page 0.
+    ids[num:] = positions[num:] = kv_slots[num:] = 0
+
+
+def _write_ids_of_decode_rows(plan: Plan, tables: RowTables, positions: Int64Array, ids: Int64Array) -> None:
+    """Writes each row's last token if the host has it, -1 if the device sampled it, 0 for padding."""
+    num = plan.decode_rows.size
+    ids[:num] = -1
+    ids[num:] = 0
+    has_sampled = positions[:num] >= tables.num_started[plan.decode_rows]
+    if np.count_nonzero(has_sampled) < num:
+        for i in np.flatnonzero(~has_sampled).tolist():
+            ids[i] = tables.tokens[int(plan.decode_rows[i])][-1]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from gpu_worker.arrays import Array, HostArray
+from gpu_worker.arrays import Array, HostArray, Space
 from gpu_worker.attention.host_pages import HostPages
 from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.attention.layers import LayerMap
@@ -21,13 +21,14 @@ from gpu_worker.attention.paged import attach
 from gpu_worker.geometry import Geometry
 from gpu_worker.graphs.backend import GraphBackend
 from gpu_worker.graphs.captured import CapturedSteps
-from gpu_worker.layout.row_tables import DeviceTables, RowTables
+from gpu_worker.layout.row_tables import RowTables
 from gpu_worker.layout.samples import SampleExtras, Samples
 from gpu_worker.layout.shapes import Shapes, StepShape
 from gpu_worker.layout.step_layout import StepExtras, StepInputs, StepLayout, blank
+from gpu_worker.step.device_tables import DeviceTables
 from gpu_worker.step.kernels import Kernels
 from gpu_worker.step.output import DeviceSampler, StepOutput
-from gpu_worker.step.staging import Staging, arrays_of, num_words
+from gpu_worker.step.staging import Staging
 from gpu_worker.step.static_step import StaticOutput, StaticStep
 from gpu_worker.wire.page_orders import PageOrders
 
@@ -49,7 +50,7 @@ class DeviceStep:
     ) -> None:
         self.device = device
         self.tables = DeviceTables(geometry, device)
-        self._no_rows = RowTables(geometry)
+        self._geometry, self._no_rows = geometry, RowTables(geometry)
         self._sampler = DeviceSampler(geometry, device)
         self.cache = KvCache(
             layers, num_pages=geometry.num_pages, page_size=geometry.page_size, dtype=dtype, device=device
@@ -59,8 +60,7 @@ class DeviceStep:
         self.kernels = Kernels(layers, geometry, shapes, self.cache, self.tables)
         self._static_step = StaticStep(model, self.kernels, self.tables, is_padded=shapes.is_padded)
         self.graphs = CapturedSteps[StaticOutput](graphs)
-        words = [num_words(arrays_of(self._blank(shape))) for shape in shapes.steps]
-        self._staging = Staging(device, num_buffers, input_words=max(words, default=None))
+        self._staging = Staging(device, num_buffers, input_words=self._most_words(shapes))
         # Logits of the last step, its samples first. The next step overwrites them. None if it had no samples.
         self.last_logits: Tensor | None = None
         self.pool_is_zero = True
@@ -114,17 +114,31 @@ class DeviceStep:
     @torch.inference_mode()
     def warm_up(self, shape: StepShape) -> None:
         """Compiles what a padded step of this shape needs, and captures it. Changes row 0 and page 0 alone."""
-        blank = self._blank(shape)
         # The second run measures kernels that the first has loaded.
         for _ in range(2):
-            inputs, _ = self._staging.upload(shape, blank, None)
-            self._static(inputs)
+            self._static(self._blank_inputs(shape))
         if self.graphs.is_enabled:
-            inputs, _ = self._staging.upload(shape, blank, None)
+            inputs = self._blank_inputs(shape)
             self.graphs.capture(shape, lambda: self._static(inputs))
 
-    def _blank(self, shape: StepShape) -> StepInputs[HostArray]:
-        return blank(shape, self._no_rows, self.tables.slot_of_row, self.kernels.views)
+    def _blank_inputs(self, shape: StepShape) -> StepInputs[Tensor]:
+        inputs, _ = self._staging.upload(shape, self._blank(shape, self._staging.space()), None)
+        return inputs
+
+    def _blank(self, shape: StepShape, space: Space) -> StepInputs[HostArray]:
+        return blank(shape, self._no_rows, self.tables.slot_of_row, self.kernels.views, space)
+
+    def _most_words(self, shapes: Shapes) -> int | None:
+        """Returns the words of the largest inputs of a padded step; None if steps are not padded."""
+        spaces = [Space() for _ in shapes.steps]
+        for shape, space in zip(shapes.steps, spaces, strict=True):
+            self._blank(shape, space)
+        # A step may need logits of prompt tokens besides those of the shape's samples.
+        return max([space.used for space in spaces]) + self._geometry.logit_rows if spaces else None
+
+    def space(self) -> Space:
+        """Memory for the inputs of the next step."""
+        return self._staging.space()
 
     def _carry_out(self, orders: PageOrders[HostArray], staged: PageOrders[Tensor]) -> None:
         """Follows worker.proto's sequence, because one plan may save a page, zero it and load others into it.

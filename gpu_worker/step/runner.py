@@ -149,8 +149,9 @@ class Runner:
         layout = None
         if plan.chunk_rows.size or plan.decode_rows.size:
             self.tables.check(plan)
-            slot_of_row = self.on_device.tables.slot_of_row
-            layout = lay_out(plan, edits, self.tables, slot_of_row, self.shapes, self.on_device.kernels.views)
+            device = self.on_device
+            slot_of_row, space = device.tables.slot_of_row, device.space()
+            layout = lay_out(plan, edits, self.tables, slot_of_row, self.shapes, device.kernels.views, space)
         elif edits.rows.size:
             raise PlanError("the plan starts rows or appends pages but computes nothing")
         self.tables.advance(plan)

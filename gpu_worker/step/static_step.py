@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gpu_worker.attention.operator import StepContext
-from gpu_worker.layout.row_tables import DeviceTables
 from gpu_worker.layout.step_layout import StepInputs
 from gpu_worker.sampling.dense import choose
+from gpu_worker.step.device_tables import DeviceTables
 from gpu_worker.step.kernels import Kernels
 
 

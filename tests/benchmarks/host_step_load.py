@@ -1,7 +1,7 @@
 """The load of the host-step benchmark: a runner without a device, and the frames of a steady batch.
 
 Owns the stand-ins. The runner is on torch's meta device, whose tensors have no data, so that it takes the path of a
-GPU; the forward, CUDA events and page-locked memory are replaced.
+GPU; graphs, CUDA events and page-locked memory are replaced.
 """
 
 import random
@@ -15,12 +15,13 @@ import torch
 from tandem.internal.v1 import worker_pb2 as pb
 from transformers import Qwen3Config
 
+from gpu_worker.attention.kernel_options import Card
 from gpu_worker.attention.paged import register
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
 from gpu_worker.geometry import Geometry
-from gpu_worker.layout.step_layout import StepLayout
-from gpu_worker.step.output import StepOutput
+from gpu_worker.layout.shapes import StepShape
 from gpu_worker.step.runner import Runner
+from gpu_worker.step.static_step import StaticOutput
 from tests.gpu_worker.plans import TinyCore
 
 _VOCAB_SIZE, _PAGE_SIZE, _MAX_LENGTH = 151_936, 128, 2048
@@ -85,7 +86,7 @@ def without_cuda() -> Generator[None]:
 
 
 def make_runner(num_rows: int) -> Runner:
-    """Returns a runner of a small model without data; its step ends with the upload, and every token is 7."""
+    """Returns a runner of a small model without data; every shape of a step has a graph, and every token is 7."""
     config = Qwen3Config(
         hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
         head_dim=16, vocab_size=_VOCAB_SIZE, max_position_embeddings=_MAX_LENGTH,
@@ -101,14 +102,17 @@ def make_runner(num_rows: int) -> Runner:
     )
     register()
     model = meta_model_of(config, dtype=torch.bfloat16)
-    runner = Runner(model, check_model(model), geometry, device=torch.device("meta"), dtype=torch.bfloat16)
+    with patch.object(Card, "of", lambda device: None):
+        runner = Runner(model, check_model(model), geometry, device=torch.device("meta"), dtype=torch.bfloat16)
     tokens = torch.full((2 * num_rows,), 7)
+    logits = torch.zeros(0)
 
-    def compute(layout: StepLayout[torch.Tensor]) -> StepOutput:
-        """Stands in for page tables, masks, the forward and sampling, all of which only enqueue device work."""
-        return StepOutput(tokens=tokens[: layout.samples.rows.shape[0]])
+    def replay(shape: StepShape) -> StaticOutput:
+        return StaticOutput(logits=logits, tokens=tokens[: shape.samples])
 
-    patch.object(runner.on_device, "_compute", compute).start()
+    # Stand-ins for what only enqueues device work: the page tables' entries, and a graph of everything else.
+    patch.object(runner.on_device.tables, "set_pages", lambda edits: None).start()
+    patch.object(runner.on_device.graphs, "replay", replay).start()
     return runner
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from gpu_worker.arrays import Space
 from gpu_worker.layout.shapes import StepShape
 from gpu_worker.step.staging import Staging, arrays_of, num_words, pack, unpack
 from gpu_worker.trees import mapped
@@ -83,14 +84,51 @@ def test_inputs_of_one_shape_keep_their_place_and_extras_of_any_size_arrive(devi
     """Extras that do not fit behind the inputs go to a second buffer, which grows."""
     shape = StepShape(decode=3, prefill=0, tokens=3, samples=3, draws=False)
     staging = Staging(device, 2, input_words=8)
-    places = set[int]()
+    places = set[tuple[int, int]]()
     for size in (3, 40_000, 1, 70_000, 9):
-        ids, others = np.arange(size, size + 3), np.arange(size)
+        space = staging.space()
+        ids, shares, others = space.int64(3), space.float32(3), np.arange(size)
+        ids[:], shares[:] = np.arange(size, size + 3), size + 0.5
         sent = Leaf(ids=others, shares=np.linspace(0, 1, size, dtype=np.float32))
-        inputs, extras = staging.upload(shape, Leaf(ids=ids, shares=np.ones(3, np.float32)), sent)
-        places.add(inputs.ids.data_ptr())
+        inputs, extras = staging.upload(shape, Leaf(ids=ids, shares=shares), sent)
+        places.add((inputs.ids.data_ptr(), inputs.shares.data_ptr()))
         assert inputs.ids.device.type == device.type
-        np.testing.assert_array_equal(inputs.ids.cpu().numpy(), ids)
+        assert inputs.ids.tolist() == [size, size + 1, size + 2]
+        assert inputs.shares.tolist() == [size + 0.5] * 3
         np.testing.assert_array_equal(extras.ids.cpu().numpy(), sent.ids)
         np.testing.assert_array_equal(extras.shares.cpu().numpy(), sent.shares)
     assert len(places) == 1
+
+
+def test_extras_without_inputs_arrive(device: torch.device) -> None:
+    staging = Staging(device, 2, input_words=8)
+    shape = StepShape(decode=3, prefill=0, tokens=3, samples=3, draws=False)
+    for size in (4, 5, 6):
+        space = staging.space()
+        space.int64(5)[:] = 1
+        _, extras = staging.upload(None, None, Leaf(ids=np.arange(size), shares=np.ones(1, np.float32)))
+        assert extras.ids.tolist() == list(range(size))
+    ids = staging.space().int64(2)
+    ids[:] = 9
+    inputs, _ = staging.upload(shape, Leaf(ids=ids, shares=None), None)
+    assert inputs.ids.tolist() == [9, 9]
+
+
+def test_inputs_that_are_not_in_the_buffer_are_refused(device: torch.device) -> None:
+    staging = Staging(device, 2, input_words=8)
+    staging.space()
+    shape = StepShape(decode=3, prefill=0, tokens=3, samples=3, draws=False)
+    with pytest.raises(AssertionError, match="not in the space"):
+        staging.upload(shape, Leaf(ids=np.arange(3), shares=None), None)
+
+
+def test_a_space_hands_out_arrays_that_do_not_overlap() -> None:
+    words = np.zeros(10, np.int64)
+    space = Space(words)
+    first, shares, second = space.int64(3), space.float32(3), space.int64(4)
+    first[:], shares[:], second[:] = 1, 0.5, 2
+    assert space.used == 9
+    assert (first.tolist(), shares.tolist(), second.tolist()) == ([1] * 3, [0.5] * 3, [2] * 4)
+    assert words[[0, 2, 5, 8, 9]].tolist() == [1, 1, 2, 2, 0]
+    with pytest.raises(MemoryError, match="11 words do not fit in a buffer of 10"):
+        space.float32(4)
