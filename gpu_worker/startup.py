@@ -26,6 +26,8 @@ from gpu_worker.compatibility.rope import pin
 from gpu_worker.compatibility.self_check import check_runner
 from gpu_worker.device import choose_device, set_threads
 from gpu_worker.geometry import Geometry
+from gpu_worker.graphs.backend import GraphBackend
+from gpu_worker.graphs.cuda import CudaGraphs
 from gpu_worker.memory.costs import Costs
 from gpu_worker.memory.device_memory import free_bytes, free_host_bytes, resident_growth
 from gpu_worker.memory.estimate import estimate
@@ -93,7 +95,8 @@ def start(settings: WorkerSettings, folder: Path) -> tuple[Runner, pb.Join]:
         check_independence(model, sizes.geometry.max_length)
     for name in pinned:
         log.info("the rotary table of type %s is fixed for sequences of %d tokens", name, sizes.geometry.max_length)
-    runner, measured = warm_runner(model, bounded, sizes.geometry, device, dtype)
+    graphs = CudaGraphs(device) if device.type == "cuda" and settings.graphs == "on" else None
+    runner, measured = warm_runner(model, bounded, sizes.geometry, device, dtype, graphs)
     with phase("self-check against eager attention"):
         error = check_runner(model, runner, dtype, own=layers)
     log.info("self-check passed: logits differ from eager attention's by %.2g", error)
@@ -149,16 +152,30 @@ def load(
 
 
 def warm_runner(
-    model: PreTrainedModel, layers: LayerMap, geometry: Geometry, device: torch.device, dtype: torch.dtype
+    model: PreTrainedModel,
+    layers: LayerMap,
+    geometry: Geometry,
+    device: torch.device,
+    dtype: torch.dtype,
+    graphs: GraphBackend | None = None,
 ) -> tuple[Runner, Measured]:
-    """The runner with every kernel compiled, and its measured memory, the largest step included."""
+    """The runner with every kernel compiled and steps captured, and its measured memory, the largest step included."""
     before = _allocated(device)
     with phase("page pool and tables"):
-        runner = Runner(model, layers, geometry, device=device, dtype=dtype)
+        runner = Runner(model, layers, geometry, device=device, dtype=dtype, graphs=graphs)
     pool = sum(tensor.nbytes for tensor in runner.on_device.cache.pools)
     tables = None if before is None else _allocated(device) - before - pool
     log.info("compiling kernels; they are kept in %s", os.environ.get("TORCHINDUCTOR_CACHE_DIR", "a temporary folder"))
     runner.warm_up(log_phase)
+    captured = runner.on_device.graphs
+    if captured.is_enabled:
+        log.info(
+            "%d of %d step shapes captured as graphs, %d MiB of memory, %.2f s",
+            captured.num_graphs,
+            len(runner.shapes.steps),
+            captured.pool_bytes >> 20,
+            captured.seconds,
+        )
     with phase(f"largest step, {geometry.token_budget} tokens"), resident_growth(device) as grown:
         runner.rehearse(full_plan(geometry))
     return runner, Measured(

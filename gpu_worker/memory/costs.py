@@ -5,6 +5,7 @@ Owns the memory of a step and of tables for a geometry. Knows nothing of how the
 
 from dataclasses import dataclass
 
+from gpu_worker.attention.views import GPU_DECODE_BLOCK
 from gpu_worker.geometry import Geometry
 
 # One logit and the temporary values of sampling: 45 bytes counted (every row draws with top-p, penalties and allowed
@@ -53,12 +54,14 @@ class Costs:
         return geometry.token_budget * self.activations_per_token + (sampled + prompt) * self.vocab_size
 
     def tables(self, geometry: Geometry) -> int:
-        """Bytes of page tables on device and host, page lists of kernels, tables by page, and token history; all int32.
+        """Bytes of page tables on device and host, lists of kernels, tables by page, and token history; all int32.
 
         On a CPU page lists are as wide as the pool, which is little compared with the pages themselves.
         """
         tiles = geometry.prefill_tokens // geometry.chunk_align
-        lists = (4 * (geometry.max_rows + 1) + 2 * tiles) * geometry.pages_per_row
+        # Decode kernels of all buckets have twice the lines of the table; on a GPU they list blocks of pages.
+        blocks = max(1, geometry.page_size // GPU_DECODE_BLOCK)
+        lists = ((2 + 2 * blocks) * (geometry.max_rows + 1) + 2 * tiles) * geometry.pages_per_row
         return 4 * (lists + 2 * geometry.num_pages + geometry.history_places)
 
     def addressable_pages(self, page_size: int) -> int:

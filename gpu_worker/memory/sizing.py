@@ -7,7 +7,7 @@ models or sockets.
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
-from gpu_worker.geometry import CHUNK_ALIGN, MAX_HOST_PAGES, Geometry, align_up
+from gpu_worker.geometry import MAX_HOST_PAGES, Geometry, align_up, default_chunk_align
 from gpu_worker.memory.costs import Costs
 from gpu_worker.memory.pool import WHY_CAPPED, DoesNotFit, Pool, configured_pages
 from gpu_worker.memory.units import readable, settable
@@ -77,8 +77,9 @@ class _Choice:
         # On a CPU pages of 64 and 128 tokens are equally fast and 256 is slower; smaller pages waste less.
         self.page_size = settings.page_size or (64 if on_cpu else 128)
         self.max_rows = settings.max_rows or default_max_rows(on_cpu=on_cpu)
+        self.chunk_align = default_chunk_align(on_cpu=on_cpu)
         self.pool = Pool(costs=costs, page_size=self.page_size, on_cpu=on_cpu)
-        self.token_budget = settings.token_budget or max(self.max_rows + CHUNK_ALIGN, 512 if on_cpu else 4096)
+        self.token_budget = settings.token_budget or max(self.max_rows + self.chunk_align, 512 if on_cpu else 4096)
         self.length = settings.max_length or costs.default_length
         default = CPU_RESERVE_BYTES if on_cpu else GPU_RESERVE_BYTES
         self.reserve = default if settings.keep_free_bytes is None else settings.keep_free_bytes
@@ -124,7 +125,7 @@ class _Choice:
             max_rows=max_rows or self.max_rows,
             max_length=max_length,
             token_budget=token_budget or self.token_budget,
-            chunk_align=CHUNK_ALIGN,
+            chunk_align=self.chunk_align,
             vocab_size=self.costs.vocab_size,
         )
 
@@ -176,7 +177,7 @@ class _Choice:
         if not window:
             return self._pages()
         of_sink_tokens = align_up(sink_tokens, self.page_size) // self.page_size
-        return min(self._pages(), of_sink_tokens + (window + CHUNK_ALIGN - 1) // self.page_size + 2)
+        return min(self._pages(), of_sink_tokens + (window + self.chunk_align - 1) // self.page_size + 2)
 
     def _breakdown(self) -> str:
         host = f", swapped-out pages {readable(self.host_pool)}" if self.host_pool and self.on_cpu else ""
@@ -204,14 +205,14 @@ class _Choice:
 
     def _refuse_step(self) -> NoReturn:
         """Two pages do not fit beside a step; proposes fewer tokens or rows, less kept free, or smaller weights."""
-        least, rows = self.max_rows + CHUNK_ALIGN, self.max_rows
-        budgets = range(self.token_budget - self.token_budget % CHUNK_ALIGN, least - 1, -CHUNK_ALIGN)
+        least, rows = self.max_rows + self.chunk_align, self.max_rows
+        budgets = range(self.token_budget - self.token_budget % self.chunk_align, least - 1, -self.chunk_align)
         budget = next((value for value in (*budgets, least) if self._fits(rows, value)), None)
-        fewer = next((value for value in range(rows, 0, -1) if self._fits(value, value + CHUNK_ALIGN)), None)
+        fewer = next((value for value in range(rows, 0, -1) if self._fits(value, value + self.chunk_align)), None)
         if budget is not None:
             would = f"token_budget {budget} would fit"
         elif fewer is not None:
-            would = f"max_rows {fewer} with token_budget {fewer + CHUNK_ALIGN} would fit"
+            would = f"max_rows {fewer} with token_budget {fewer + self.chunk_align} would fit"
         elif self.room + self.reserve >= self.pool.num_bytes(2):
             would = f"keep_free_bytes {settable(self.room + self.reserve - self.pool.num_bytes(2))} would fit"
         else:

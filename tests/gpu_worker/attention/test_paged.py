@@ -12,11 +12,12 @@ from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.attention.layers import AttentionKind, AttentionLayer, AttentionPattern, LayerMap
 from gpu_worker.attention.paged import PagedLayer, paged_attention
 from gpu_worker.geometry import Geometry, align_up
+from gpu_worker.layout.row_tables import RowTables
+from gpu_worker.layout.shapes import Shapes
+from gpu_worker.layout.step_layout import lay_out
+from gpu_worker.step.device_tables import DeviceTables
 from gpu_worker.step.kernels import Kernels
-from gpu_worker.step.layout import lay_out
-from gpu_worker.step.row_tables import DeviceTables, RowTables
-from gpu_worker.step.shapes import Shapes
-from gpu_worker.step.staging import mapped
+from gpu_worker.trees import mapped
 from gpu_worker.wire.frames import read_plan
 from tests.gpu_worker.plans import TinyCore
 from tests.gpu_worker.reference import plain_attention
@@ -39,7 +40,8 @@ def test_each_query_attends_only_to_its_own_earlier_positions(spec: RigSpec, rig
         )
 
 
-def test_unequal_head_sizes_work_with_every_feature_together(device: torch.device) -> None:
+@pytest.mark.parametrize("on_cpu", [True, False], ids=["shapes of a CPU", "shapes of a GPU"])
+def test_unequal_head_sizes_work_with_every_feature_together(device: torch.device, on_cpu: bool) -> None:
     """Latent attention's dimensions, a window shorter than a page, sink tokens, soft-capping and sinks, in
     float16."""
     kind = AttentionKind(
@@ -51,12 +53,22 @@ def test_unequal_head_sizes_work_with_every_feature_together(device: torch.devic
         softcap=2.0,
         pattern=AttentionPattern(window=5, sink_tokens=3, has_learned_sinks=True),
     )
+    check_one_layer(kind, device, torch.float16, on_cpu=on_cpu)
+
+
+def test_a_kernel_reads_the_models_own_queries(device: torch.device) -> None:
+    """Decode rows in the order of the slots, with heads that need no padding."""
+    kind = AttentionKind(num_heads=4, num_kv_heads=2, key_dim=32, value_dim=32, scale=0.3)
+    check_one_layer(kind, device, torch.float32, on_cpu=False)
+
+
+def check_one_layer(kind: AttentionKind, device: torch.device, dtype: torch.dtype, *, on_cpu: bool) -> None:
     layers = LayerMap(layers=(AttentionLayer(name="attention", kind=kind),))
     geometry = Geometry(
         page_size=16, num_pages=14, max_rows=3, max_length=64, token_budget=96, chunk_align=32, vocab_size=9
     )
-    shapes, tables = Shapes.for_device(geometry, on_cpu=device.type == "cpu"), DeviceTables(geometry, device)
-    cache = KvCache(layers, num_pages=14, page_size=16, dtype=torch.float16, device=device)
+    shapes, tables = Shapes.for_device(geometry, on_cpu=on_cpu), DeviceTables(geometry, device)
+    cache = KvCache(layers, num_pages=14, page_size=16, dtype=dtype, device=device)
     check_mixed_step(geometry, shapes, Kernels(layers, geometry, shapes, cache, tables), cache, tables, 0)
 
 
@@ -78,20 +90,20 @@ def check_mixed_step(
     edits = tables.apply(plan)
     layout = lay_out(plan, edits, tables, on_device.slot_of_row, shapes, kernels.views)
     staged = mapped(layout, lambda array: torch.from_numpy(array).to(device))
-    on_device.set_pages(staged.edits)
-    context = kernels.update_masks(staged)
+    on_device.set_pages(staged.extras.edits)
+    context = kernels.update_masks(staged.inputs)
     kind = context.decode[index].kind
-    window, num_tokens = kind.pattern.window or geometry.max_length, layout.positions.size
+    window, num_tokens = kind.pattern.window or geometry.max_length, layout.inputs.positions.size
     sink_tokens = kind.pattern.sink_tokens
     # Packed tokens of each row: decode rows in the plan's order, their padding, then the chunk.
-    begin = layout.decode.rows.size
+    begin = layout.inputs.decode.rows.size
     own_tokens = {2: [0], 1: [1], 3: list(range(begin, begin + page_size + 6))}
 
     draw = torch.Generator().manual_seed(6)
     readable, pool_tokens = torch.zeros(geometry.num_pages, dtype=torch.bool), geometry.num_pages * page_size
     for row, tokens in own_tokens.items():
-        first_seen = max(0, int(layout.positions[tokens[0]]) - window + 1)
-        last_seen = int(layout.positions[tokens[-1]])
+        first_seen = max(0, int(layout.inputs.positions[tokens[0]]) - window + 1)
+        last_seen = int(layout.inputs.positions[tokens[-1]])
         readable[core.rows[row].pages[first_seen // page_size : last_seen // page_size + 1]] = True
         readable[core.rows[row].pages[: -(-sink_tokens // page_size)]] = True
     behind = [page for row in core.rows.values() for page in row.pages if not readable[page]]
@@ -109,7 +121,9 @@ def check_mixed_step(
         )
     )
     sinks = torch.randn(kind.num_heads, generator=draw).to(query) if kind.pattern.has_learned_sinks else None
-    module = SimpleNamespace(paged_layer=PagedLayer(index=index, kind=kind))
+    module = SimpleNamespace(
+        paged_layer=PagedLayer(keys=cache.keys[index], values=cache.values[index], kernel_idx=index, kind=kind)
+    )
     options = {"scaling": kind.scale, "softcap": kind.softcap, "s_aux": sinks}
     with torch.inference_mode():
         out, _ = paged_attention(module, query, key, value, None, step=context, **options)
@@ -118,7 +132,7 @@ def check_mixed_step(
     of_all_queries = prefill.kernel(prefill.query.transpose(0, 1)[None], *pools, sinks)
     assert of_all_queries.isfinite().all(), "padding beside a chunk reads what it must not"
     for row, tokens in own_tokens.items():
-        positions = torch.tensor(layout.positions[tokens], device=device)
+        positions = torch.tensor(layout.inputs.positions[tokens], device=device)
         first, last = max(0, int(positions[0]) - window + 1), int(positions[-1])
         pages = torch.tensor(core.rows[row].pages, device=device)
         seen = torch.cat([torch.arange(min(sink_tokens, first)), torch.arange(first, last + 1)]).to(device)

@@ -18,7 +18,7 @@ from gpu_worker.compatibility.check_model import check_model, meta_model_of
 from gpu_worker.compatibility.rope import pin
 from gpu_worker.compatibility.self_check import check_runner
 from gpu_worker.geometry import Geometry, align_up
-from gpu_worker.step.row_tables import RowTables
+from gpu_worker.layout.row_tables import RowTables
 from gpu_worker.step.runner import Runner
 from tests.census.hints import HINTS
 from tests.census.shrink import tiny_config
@@ -126,7 +126,11 @@ def test_wrong_chunks_in_the_last_layer_fail_the_check(device: torch.device) -> 
         def wrong(*args: object, right: PrefillAttention = right) -> Tensor:
             return right(*args).roll(1, 1)
 
-        runner.on_device.kernels.prefill[bucket] = (*layers[:-1], wrong)
+        runner.on_device.kernels.prefill[bucket] = (*layers, wrong)
+    for bucket, layers in runner.on_device.kernels.decode.items():
+        runner.on_device.kernels.decode[bucket] = (*layers, layers[-1])
+    last = model.model.layers[-1].self_attn
+    last.paged_layer = replace(last.paged_layer, kernel_idx=len(layers))
     with pytest.raises(ModelRefused, match="the self-check failed"):
         check_runner(model, runner, torch.float32)
 

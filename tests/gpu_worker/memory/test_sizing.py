@@ -61,6 +61,7 @@ def test_defaults_depend_on_the_device() -> None:
     assert (cpu.pool, cpu.reserve, cpu.geometry.max_length) == (GIB, CPU_RESERVE_BYTES, 4096)
     gpu = sizes(on_cpu=False)
     assert (gpu.geometry.page_size, gpu.geometry.max_rows, gpu.geometry.token_budget) == (128, 256, 4096)
+    assert (cpu.geometry.chunk_align, gpu.geometry.chunk_align) == (64, 128)
     # 256 rows of 4,096 tokens, 32 KiB each, and page 0.
     assert (gpu.pool, gpu.reserve) == (32 * GIB + 4 * MIB, GPU_RESERVE_BYTES)
 
