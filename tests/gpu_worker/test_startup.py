@@ -146,6 +146,20 @@ def test_a_gpus_pool_fits_the_memory_free_after_loading(saved: Path, monkeypatch
     assert 2 <= sizes.geometry.num_pages < planned.geometry.num_pages
 
 
+def test_a_model_larger_than_host_memory_needs_accelerate(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    card = mock.Mock(spec=torch.device, type="cuda")
+    monkeypatch.setattr(startup, "free_bytes", lambda _: 4000 * MIB)
+    monkeypatch.setattr(startup, "free_host_bytes", lambda: 1000)
+    meta_model = startup.meta_model_of(startup.read_files(saved).config, dtype=torch.bfloat16)
+    costs = startup.estimate(meta_model, startup.check_model(meta_model), dtype=torch.bfloat16, packs=False)
+    settings = WorkerSettings(model=str(saved), max_rows=8, token_budget=128, page_size=16)
+    monkeypatch.setattr(startup, "loads_to_device", lambda _: False)
+    with pytest.raises(DoesNotFit, match="where 1000 bytes are free; install accelerate"):
+        startup.plan_memory(settings, costs, card)
+    monkeypatch.setattr(startup, "loads_to_device", lambda _: True)
+    assert startup.plan_memory(settings, costs, card).weights > 1000
+
+
 @pytest.mark.parametrize(("max_rows", "max_length", "token_budget"), [(1, 64, 65), (3, 80, 384), (256, 4096, 4096)])
 @pytest.mark.parametrize("extra", [0, 1, 63])
 def test_the_largest_step_uses_the_budget(max_rows: int, max_length: int, token_budget: int, extra: int) -> None:
