@@ -79,14 +79,11 @@ def lay_out(
     samples, sampling = lay_out_samples(plan, sampled, tables, shape, space, is_padded=shapes.is_padded)
     inputs = _lay_out_inputs(plan, tables, slot_of_row, shape, views, samples, space, is_padded=shapes.is_padded)
     prompt_logits = samples.kept.size - samples.rows.size
-    slot_edits = None
-    if edits.rows.size:
-        slot_edits = SlotEdits(slots=slot_of_row[edits.rows], cols=edits.cols, pages=edits.pages)
     return StepLayout(
         shape=replace(shape, prompt_logits=prompt_logits) if prompt_logits else shape,
         num_samples=sampled.rows.size,
         inputs=inputs,
-        extras=StepExtras(edits=slot_edits, sampling=sampling),
+        extras=StepExtras(edits=SlotEdits.of(edits, slot_of_row) if edits.rows.size else None, sampling=sampling),
     )
 
 

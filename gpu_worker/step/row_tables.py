@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gpu_worker.arrays import Array
+from gpu_worker.arrays import Array, HostArray
 from gpu_worker.geometry import Geometry
 from gpu_worker.step.row_features import RowFeatures
 from gpu_worker.wire.checksum import MASK_64, row_weights, sum_of_pages, sum_of_positions
-from gpu_worker.wire.fields import Int32Array, PlanError, are_distinct
+from gpu_worker.wire.fields import Int32Array, PlanError
 from gpu_worker.wire.frames import Plan
 from gpu_worker.wire.sampling import SETTINGS
 from gpu_worker.wire.started import StartedRows
@@ -48,12 +48,17 @@ class TableEdits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotEdits(Generic[Array]):
-    """The same entries for the device's page table. Row r of the plan is line `slot_of_row[r]` of that table. All
-    int64 [n]."""
+    """The same entries for the device's page table."""
 
-    slots: Array
-    cols: Array
-    pages: Array
+    # int64 [3, n]: lines of that table (row r of the plan is line `slot_of_row[r]`), logical pages, pages.
+    entries: Array
+
+    @classmethod
+    def of(cls, edits: TableEdits, slot_of_row: NDArray[np.int64]) -> "SlotEdits[HostArray]":
+        """Those of a plan, on the host."""
+        entries = np.empty((3, edits.rows.size), np.int64)
+        entries[0], entries[1], entries[2] = slot_of_row[edits.rows], edits.cols, edits.pages
+        return SlotEdits(entries=entries)
 
 
 class RowTables:
@@ -141,7 +146,7 @@ class RowTables:
 
     def _append(self, rows: NDArray[np.int64], pages: NDArray[np.int64]) -> TableEdits:
         cols = self.num_pages[rows]
-        if not are_distinct(self.geometry.max_rows, rows):
+        if len(set(rows.tolist())) < rows.size:
             cols += _nth_of_equals(rows)
         is_started = self.num_tokens[rows] > 0
         is_valid = is_started & (cols < self.geometry.pages_per_row)
@@ -249,5 +254,6 @@ class DeviceTables:
 
     def set_pages(self, edits: SlotEdits[torch.Tensor]) -> None:
         """Applies a plan's edits of the page table."""
-        self.pages.index_put_((edits.slots, edits.cols), edits.pages.int())
-        self.logical_of_page.index_put_((edits.pages,), edits.cols.int())
+        slots, cols, pages = edits.entries.unbind()
+        self.pages.index_put_((slots, cols), pages.int())
+        self.logical_of_page.index_put_((pages,), cols.int())

@@ -35,6 +35,7 @@ from gpu_worker.wire.page_orders import PageOrders
 log = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT = 2
+_NONE = np.zeros(0, np.int32)
 
 
 class DeviceLost(RuntimeError):
@@ -242,12 +243,15 @@ class Runner:
         if item.output is None:
             return replace(item.outcome, compute_us=compute_us)
         tokens, output = item.output.tokens.numpy()[: item.num_samples], item.output
-        nonfinite = np.flatnonzero(tokens < 0).astype(np.int32)
+        nonfinite = _NONE
+        if tokens.size and tokens[tokens.argmin()] < 0:
+            nonfinite = np.flatnonzero(tokens < 0).astype(np.int32)
+            tokens = np.maximum(tokens, 0)
         outcome = Outcome(
             generation=item.outcome.generation,
             step=item.outcome.step,
             status=item.outcome.status,
-            tokens=np.maximum(tokens, 0).astype(np.int32),
+            tokens=tokens.astype(np.int32),
             nonfinite=nonfinite,
             compute_us=compute_us,
             logprobs=_token_logprobs(output.logprobs),

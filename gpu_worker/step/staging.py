@@ -1,10 +1,9 @@
 """Uploads the arrays of a step to the device in one copy.
 
 The inputs of a step come first in one buffer of a fixed size, at offsets that only the step's shape decides, so that
-captured graphs can read them there. They are laid out in the host's buffer, where nothing moves them any more. The other
-arrays follow, or go to a second buffer if they do not fit. There is one more pinned host buffer than plans in flight; a
-buffer is reused after its copy has finished. On a CPU without padded steps nothing is copied: tensors share the memory of
-the arrays.
+captured graphs can read them there. They are laid out in the host's buffer itself. The other arrays follow, or go to a
+second buffer if they do not fit. There is one more pinned host buffer than plans in flight; a buffer is reused after its
+copy has finished. On a CPU without padded steps nothing is copied: tensors share the memory of the arrays.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,19 +16,12 @@ from torch import Tensor
 
 from gpu_worker.arrays import Space
 from gpu_worker.step.shapes import StepShape
-from gpu_worker.trees import mapped
+from gpu_worker.trees import leaves, mapped
 
 _WORD_BYTES = 8
 _TORCH_TYPES = {np.dtype(np.int64): torch.int64, np.dtype(np.float32): torch.float32}
 # Words for arrays that are not inputs of the step: page table entries of rows that start, changes of logits.
 _EXTRA_WORDS = 1 << 14
-
-
-def arrays_of(tree: Any) -> list[NDArray[Any]]:
-    """The arrays of a tree in the order of the fields."""
-    arrays: list[NDArray[Any]] = []
-    mapped(tree, arrays.append)
-    return arrays
 
 
 def num_words(arrays: Iterable[NDArray[Any]]) -> int:
@@ -96,7 +88,7 @@ class Staging:
         """
         if not self._is_static:
             return mapped(inputs, torch.from_numpy), mapped(extras, torch.from_numpy)
-        others = arrays_of(extras)
+        others = leaves(extras)
         num_own, num_others = self._space.used, num_words(others)
         if inputs is None:
             self._wait_for_buffer()

@@ -8,8 +8,8 @@ import torch
 
 from gpu_worker.arrays import Space
 from gpu_worker.step.shapes import StepShape
-from gpu_worker.step.staging import Staging, arrays_of, num_words, pack, unpack
-from gpu_worker.trees import mapped
+from gpu_worker.step.staging import Staging, num_words, pack, unpack
+from gpu_worker.trees import leaves, mapped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,18 +46,18 @@ def test_mapped_replaces_arrays_and_keeps_other_values() -> None:
     doubled = mapped(tree, lambda array: 2 * array)
     assert type(doubled) is Tree and [type(part) for part in doubled.parts] == [Leaf, Leaf]
     assert (doubled.leaf.name, doubled.leaf.absent) == ("leaf", None)
-    for before, after in zip(arrays_of(tree), arrays_of(doubled), strict=True):
+    for before, after in zip(leaves(tree), leaves(doubled), strict=True):
         np.testing.assert_array_equal(2 * before, after)
 
 
 def test_mapped_visits_arrays_in_the_order_of_the_fields() -> None:
     tree = tree_of()
     assert [field.name for field in fields(Tree)] == ["table", "leaf", "parts", "pair"]
-    assert [array.size for array in arrays_of(tree)] == [6, 3, 3, 0, 0, 5, 5, 2, 4]
+    assert [array.size for array in leaves(tree)] == [6, 3, 3, 0, 0, 5, 5, 2, 4]
 
 
 def test_unpack_returns_what_pack_wrote() -> None:
-    arrays = arrays_of(tree_of())
+    arrays = leaves(tree_of())
     words = np.full(num_words(arrays), -1, np.int64)
     pack(arrays, words)
     for array, tensor in zip(arrays, unpack(arrays, torch.from_numpy(words)), strict=True):
@@ -76,7 +76,7 @@ def test_uploads_without_padded_steps_keep_their_values(device: torch.device) ->
     sent = tree_of()
     inputs, extras = staging.upload(None, sent, sent.leaf)
     for received, expected in ((inputs, sent), (extras, sent.leaf)):
-        for array, tensor in zip(arrays_of(expected), arrays_of(received), strict=True):
+        for array, tensor in zip(leaves(expected), leaves(received), strict=True):
             np.testing.assert_array_equal(array, tensor)
 
 
