@@ -56,9 +56,15 @@ class SlotEdits(Generic[Array]):
     @classmethod
     def of(cls, edits: TableEdits, slot_of_row: NDArray[np.int64]) -> "SlotEdits[HostArray]":
         """Those of a plan, on the host."""
-        entries = np.empty((3, edits.rows.size), np.int64)
-        entries[0], entries[1], entries[2] = slot_of_row[edits.rows], edits.cols, edits.pages
-        return SlotEdits(entries=entries)
+        own = SlotEdits(entries=np.empty((3, edits.rows.size), np.int64))
+        own.write(edits, slot_of_row)
+        return own
+
+    def write(self: "SlotEdits[HostArray]", edits: TableEdits, slot_of_row: NDArray[np.int64]) -> None:
+        """Writes those of a plan, and zeros after them."""
+        num, (lines, cols, pages) = edits.rows.size, self.entries
+        self.entries[:, num:] = 0
+        lines[:num], cols[:num], pages[:num] = slot_of_row[edits.rows], edits.cols, edits.pages
 
 
 class RowTables:
