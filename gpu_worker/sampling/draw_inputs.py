@@ -38,7 +38,7 @@ def draw_inputs(
     """Returns the parameters of the samples, in the arrays of `into` if it is given.
 
     `rows` [S] are the rows that sample, `positions` [S] those of the tokens to draw. The last `padding` samples are
-    filler: they count as greedy whatever their row asks for.
+    filler and count as greedy.
     """
     out = into or allocated_draw_inputs(rows.size, Space())
     temperature = columns["temperature"][rows]

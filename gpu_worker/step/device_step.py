@@ -22,12 +22,13 @@ from gpu_worker.attention.paged import attach
 from gpu_worker.geometry import Geometry
 from gpu_worker.graphs.backend import GraphBackend
 from gpu_worker.graphs.captured import CapturedSteps
+from gpu_worker.layout.row_tables import RowTables
+from gpu_worker.layout.samples import SampleExtras, Samples
+from gpu_worker.layout.shapes import Shapes, StepShape
+from gpu_worker.layout.step_layout import StepExtras, StepInputs, StepLayout, allocated, blank
+from gpu_worker.step.device_tables import DeviceTables
 from gpu_worker.step.kernels import Kernels
-from gpu_worker.step.layout import StepExtras, StepInputs, StepLayout, allocated, blank
 from gpu_worker.step.output import DeviceSampler, StepOutput
-from gpu_worker.step.row_tables import DeviceTables, RowTables
-from gpu_worker.step.samples import SampleExtras, Samples
-from gpu_worker.step.shapes import Shapes, StepShape
 from gpu_worker.step.staging import Staging
 from gpu_worker.step.static_step import StaticOutput, StaticStep
 from gpu_worker.wire.page_orders import PageOrders

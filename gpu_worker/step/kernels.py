@@ -13,9 +13,9 @@ from gpu_worker.attention.operator import StepContext
 from gpu_worker.attention.paged import DecodeAttention, PrefillAttention
 from gpu_worker.attention.views import GPU_DECODE_BLOCK, View
 from gpu_worker.geometry import Geometry
-from gpu_worker.step.layout import StepInputs
-from gpu_worker.step.row_tables import DeviceTables
-from gpu_worker.step.shapes import Shapes
+from gpu_worker.layout.shapes import Shapes
+from gpu_worker.layout.step_layout import StepInputs
+from gpu_worker.step.device_tables import DeviceTables
 
 
 class Kernels:

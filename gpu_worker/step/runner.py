@@ -1,6 +1,6 @@
 """The Runner executes plans in order. Only it changes the row tables and, through `DeviceStep`, the device's memory.
 
-A plan passes through wire (bytes to checked numbers), row_tables (state, checksum), layout (arrays) and device_step. On
+A plan passes through wire/ (bytes to checked numbers), layout/ (row tables, checksum, arrays) and device_step. On
 a GPU `submit` only enqueues, so that two plans can be in flight; on a CPU it computes the step. `collect` returns
 outcomes in the order of the plans.
 """
@@ -9,7 +9,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -22,35 +22,23 @@ from gpu_worker.attention.layers import LayerMap
 from gpu_worker.failures import first_line
 from gpu_worker.geometry import Geometry
 from gpu_worker.graphs.backend import GraphBackend
-from gpu_worker.sampling.logprobs import LogprobTensors
+from gpu_worker.layout.row_tables import RowTables
+from gpu_worker.layout.shapes import Shapes
+from gpu_worker.layout.step_layout import StepLayout, lay_out
 from gpu_worker.step.device_step import DeviceStep
-from gpu_worker.step.layout import StepLayout, lay_out
+from gpu_worker.step.in_flight import InFlight, on_lost_device
 from gpu_worker.step.output import ResultRing, StepOutput
-from gpu_worker.step.row_tables import RowTables
-from gpu_worker.step.shapes import Shapes
 from gpu_worker.step.warm_up import warm_up_plan
-from gpu_worker.wire.frames import Outcome, Plan, PlanError, TokenLogprobs, read_plan
+from gpu_worker.wire.frames import Outcome, Plan, PlanError, read_plan
 from gpu_worker.wire.page_orders import PageOrders
 
 log = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT = 2
-_NONE = np.zeros(0, np.int32)
 
 
 class DeviceLost(RuntimeError):
     """The device's context is unusable; only a new process can use the device again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _InFlight:
-    """A submitted plan. `output` is None if the plan was refused or computes nothing."""
-
-    outcome: Outcome
-    output: StepOutput | None = None
-    num_samples: int = 0
-    started: "torch.cuda.Event | None" = None
-    ended: "torch.cuda.Event | None" = None
 
 
 class Runner:
@@ -90,7 +78,7 @@ class Runner:
         if self.shapes.is_padded:
             allocate = partial(torch.zeros, dtype=torch.int64, pin_memory=device.type == "cuda")
             self._results = ResultRing(num_buffers=MAX_IN_FLIGHT + 1, num_tokens=geometry.max_rows, allocate=allocate)
-        self._in_flight: deque[_InFlight] = deque()
+        self._in_flight: deque[InFlight] = deque()
         self._generation, self._step, self._failed = 0, 0, False
         # For each host page, whether a plan has saved a page to it.
         self._is_saved = np.zeros(geometry.host_pages, np.bool_)
@@ -151,7 +139,7 @@ class Runner:
         if message.generation == self._generation:
             self._failed = True
         outcome = Outcome(generation=message.generation, step=message.step, status=status, detail=detail)
-        self._in_flight.append(_InFlight(outcome=outcome))
+        self._in_flight.append(InFlight(outcome=outcome))
 
     def _apply(self, plan: Plan) -> StepLayout[HostArray] | None:
         """Applies the plan to the tables and lays it out. Returns None if the plan computes nothing."""
@@ -176,21 +164,21 @@ class Runner:
         if unknown.size:
             raise PlanError(f"loads.slots contains {unknown[0]}, to which no plan saved a page")
 
-    def _run(self, plan: Plan, layout: StepLayout[HostArray] | None, begun: float) -> _InFlight:
+    def _run(self, plan: Plan, layout: StepLayout[HostArray] | None, begun: float) -> InFlight:
         """Runs the plan on the device; on a GPU it only enqueues the plan."""
         outcome = Outcome(generation=plan.generation, step=plan.step, status=pb.STEP_STATUS_OK)
         if layout is None and not plan.page_orders:
-            return _InFlight(outcome=outcome)
+            return InFlight(outcome=outcome)
         num_samples = 0 if layout is None else layout.num_samples
         if not self._is_asynchronous:
             output = self._output_of(plan, layout)
             micros = int((time.perf_counter() - begun) * 1e6)
-            return _InFlight(outcome=replace(outcome, compute_us=micros), output=output, num_samples=num_samples)
+            return InFlight(outcome=replace(outcome, compute_us=micros), output=output, num_samples=num_samples)
         started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         started.record()
         output = self._output_of(plan, layout)
         ended.record()
-        return _InFlight(outcome=outcome, output=output, num_samples=num_samples, started=started, ended=ended)
+        return InFlight(outcome=outcome, output=output, num_samples=num_samples, started=started, ended=ended)
 
     def _output_of(self, plan: Plan, layout: StepLayout[HostArray] | None) -> StepOutput | None:
         """Runs the plan and returns its results, which later steps do not overwrite."""
@@ -220,45 +208,16 @@ class Runner:
             return self._lose_all(oldest.outcome)
 
     def _lose_all(self, oldest: Outcome) -> Outcome:
-        """Returns the oldest plan's outcome on a lost device, and replaces those behind it.
-
-        The first plan of each generation has failed, and later ones are skipped, in flight or not.
-        """
-        failed: set[int] = set()
-        outcomes: list[Outcome] = []
-        for outcome in (oldest, *(item.outcome for item in self._in_flight)):
-            is_first = outcome.generation not in failed
-            failed.add(outcome.generation)
-            status, detail = (pb.STEP_STATUS_FAILED, self._lost) if is_first else (pb.STEP_STATUS_SKIPPED, "")
-            outcomes.append(replace(outcome, status=status, detail=detail))
-        self._in_flight = deque(_InFlight(outcome=outcome) for outcome in outcomes[1:])
-        self._failed = self._failed or self._generation in failed
+        """Returns the oldest plan's outcome on a lost device, and replaces those behind it."""
+        outcomes = on_lost_device([oldest, *(item.outcome for item in self._in_flight)], self._lost)
+        self._in_flight = deque(InFlight(outcome=outcome) for outcome in outcomes[1:])
+        self._failed = self._failed or any(outcome.generation == self._generation for outcome in outcomes)
         return outcomes[0]
 
-    def _finished(self, item: _InFlight) -> Outcome:
-        compute_us = item.outcome.compute_us
-        if item.started is not None and item.ended is not None:
-            item.ended.synchronize()
-            compute_us = int(item.started.elapsed_time(item.ended) * 1e3)
-        if item.output is None:
-            return replace(item.outcome, compute_us=compute_us)
-        tokens, output = item.output.tokens.numpy()[: item.num_samples], item.output
-        nonfinite = _NONE
-        if tokens.size and tokens[tokens.argmin()] < 0:
-            nonfinite = np.flatnonzero(tokens < 0).astype(np.int32)
-            tokens = np.maximum(tokens, 0)
-        outcome = Outcome(
-            generation=item.outcome.generation,
-            step=item.outcome.step,
-            status=item.outcome.status,
-            tokens=tokens.astype(np.int32),
-            nonfinite=nonfinite,
-            compute_us=compute_us,
-            logprobs=_token_logprobs(output.logprobs),
-            prompt_logprobs=_token_logprobs(output.prompt_logprobs),
-        )
-        if self._results is not None:
-            self._results.put_back(output)
+    def _finished(self, item: InFlight) -> Outcome:
+        outcome = item.finished()
+        if self._results is not None and item.output is not None:
+            self._results.put_back(item.output)
         return outcome
 
     def warm_up(self, on_kernel: Callable[[str, float], None] | None = None) -> None:
@@ -306,14 +265,3 @@ class Runner:
             self.on_device.zero_pages(np.unique(np.concatenate(used)))
         self.on_device.pool_is_zero = was_zero
         return outcomes
-
-
-def _token_logprobs(tensors: LogprobTensors | None) -> TokenLogprobs | None:
-    """Copies the logprobs, because a later step overwrites a GPU's results."""
-    if tensors is None:
-        return None
-    return TokenLogprobs(
-        logprobs=tensors.logprobs.numpy().copy(),
-        top_token_ids=tensors.top_token_ids.numpy().copy(),
-        top_logprobs=tensors.top_logprobs.numpy().copy(),
-    )

@@ -1,9 +1,9 @@
 """Uploads the arrays of a step to the device in one copy.
 
 The inputs of a step come first in one buffer of a fixed size, at offsets that only the step's shape decides, so that
-captured graphs can read them there. They are laid out in the host's buffer itself. The other arrays follow, or go to a
-second buffer if they do not fit. There is one more pinned host buffer than plans in flight; a buffer is reused after its
-copy has finished. On a CPU without padded steps nothing is copied: tensors share the memory of the arrays.
+captured graphs can read them there; the layout writes them into the host's buffer. The other arrays follow, or go to a
+second buffer if they do not fit. There is one more pinned host buffer than plans in flight; a buffer is reused when its
+copy has ended. On a CPU without padded steps nothing is copied: tensors share the memory of the arrays.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gpu_worker.arrays import Space
-from gpu_worker.step.shapes import StepShape
+from gpu_worker.layout.shapes import StepShape
 from gpu_worker.trees import leaves, mapped
 
 _WORD_BYTES = 8
@@ -68,6 +68,8 @@ class Staging:
         self._buffer = torch.zeros(num, dtype=torch.int64, device=device)
         self._overflow = torch.zeros(0, dtype=torch.int64, device=device)
         self._hosts = [self._host_buffer(num) for _ in range(num_buffers)]
+        # For arrays that do not fit, as large as was needed so far.
+        self._spares = [self._host_buffer(0) for _ in range(num_buffers)]
         self._events: list[torch.cuda.Event | None] = [None] * num_buffers
         # By shape and host buffer. Shapes with prompt logits are unlimited in number, and not kept.
         self._placed: dict[tuple[StepShape, int], _Placed] = {}
@@ -139,8 +141,10 @@ class Staging:
         """Returns a host buffer and a buffer on the device that hold `num` words and no inputs."""
         if num > self._overflow.numel():
             self._overflow = torch.zeros(1 << num.bit_length(), dtype=torch.int64, device=self._device)
-        # Memory of its own, because inputs of all shapes have their places in the other buffers.
-        return self._host_buffer(num), self._overflow
+        # Apart from the buffers of inputs, in which the inputs of each shape have their places.
+        if num > self._spares[self._next].numel():
+            self._spares[self._next] = self._host_buffer(1 << num.bit_length())
+        return self._spares[self._next], self._overflow
 
     def _copy(self, source: Tensor, target: Tensor) -> None:
         """Starts the copy and moves on to the next host buffer."""

@@ -11,10 +11,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gpu_worker.attention.operator import StepContext
+from gpu_worker.layout.step_layout import StepInputs
 from gpu_worker.sampling.dense import choose
+from gpu_worker.step.device_tables import DeviceTables
 from gpu_worker.step.kernels import Kernels
-from gpu_worker.step.layout import StepInputs
-from gpu_worker.step.row_tables import DeviceTables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

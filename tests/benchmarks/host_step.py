@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from tandem.internal.v1 import worker_pb2 as pb
 
+from gpu_worker.layout.row_tables import RowTables
 from gpu_worker.step import runner as runner_module
-from gpu_worker.step.row_tables import RowTables
 from gpu_worker.step.runner import Runner
 from gpu_worker.step.staging import Staging
 from gpu_worker.wire.frames import parse_frame, result_frame

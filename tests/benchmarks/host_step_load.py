@@ -19,8 +19,8 @@ from gpu_worker.attention.kernel_options import Card
 from gpu_worker.attention.paged import register
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
 from gpu_worker.geometry import Geometry
+from gpu_worker.layout.shapes import StepShape
 from gpu_worker.step.runner import Runner
-from gpu_worker.step.shapes import StepShape
 from gpu_worker.step.static_step import StaticOutput
 from tests.gpu_worker.plans import TinyCore
 

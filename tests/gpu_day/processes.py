@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from gpu_worker.__main__ import die_with_parent
+from gpu_worker.__main__ import die_with_parent, keep_compiled_kernels
 from tests.gpu_day.day import Day
 from tests.gpu_day.part_table import Part
 from tests.gpu_day.record import Record
@@ -81,6 +81,8 @@ def _run(part: Part, request: Request, folder: str, ends_at: float) -> None:
     """The process of a part."""
     # The forking process ends with the command, even one that is killed; services end with the part.
     die_with_parent()
+    # Parts and workers share them.
+    keep_compiled_kernels()
     if request.tiny:
         import torch
 

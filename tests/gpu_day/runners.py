@@ -18,11 +18,11 @@ from gpu_worker.compatibility.rope import pin
 from gpu_worker.geometry import Geometry, default_chunk_align
 from gpu_worker.graphs.backend import GraphBackend
 from gpu_worker.graphs.cuda import CudaGraphs
+from gpu_worker.layout.shapes import Shapes, StepShape
 from gpu_worker.memory.estimate import estimate
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.startup import plan_memory
 from gpu_worker.step.runner import Runner
-from gpu_worker.step.shapes import Shapes, StepShape
 from tests.gpu_day.day import Day
 from tests.gpu_day.models import random_model
 from tests.rigs.graph_recorder import GraphRecorder

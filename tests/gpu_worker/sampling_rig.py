@@ -12,12 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gpu_worker.arrays import Space
 from gpu_worker.geometry import Geometry
+from gpu_worker.layout.row_features import Feature
+from gpu_worker.layout.row_tables import RowTables
+from gpu_worker.layout.samples import SampledRows, SampleExtras, Samples, lay_out_extras, write_samples
+from gpu_worker.layout.shapes import Shapes, StepShape
+from gpu_worker.layout.step_layout import allocated
 from gpu_worker.sampling.dense import choose
 from gpu_worker.step.output import DeviceSampler, StepOutput
-from gpu_worker.step.row_tables import RowTables
-from gpu_worker.step.samples import SampleExtras, Samples, draws, lay_out_samples
-from gpu_worker.step.shapes import Shapes, StepShape
 from gpu_worker.step.static_step import StaticOutput
 from gpu_worker.trees import mapped
 from gpu_worker.wire.frames import read_plan
@@ -77,15 +80,18 @@ class SamplingRig:
         plan = read_plan(self.core.plan(**running), self.geometry)
         self.tables.apply(plan)
         self.tables.check(plan)
+        sampled, is_padded = SampledRows.of(plan, self.tables), self.shapes.is_padded
         need = StepShape(
             decode=plan.decode_rows.size,
             prefill=0,
             tokens=plan.decode_rows.size,
-            samples=plan.decode_rows.size + int(plan.chunk_samples.sum()),
-            draws=draws(plan, self.tables),
+            samples=sampled.rows.size,
+            draws=sampled.any_uses(Feature.DRAWS),
         )
-        is_padded = self.shapes.is_padded
-        laid_out = lay_out_samples(plan, self.tables, self.shapes.fitting(need), is_padded=is_padded)
+        shape, num_decode = self.shapes.fitting(need), None if is_padded else need.decode
+        samples = allocated(shape, self.geometry, (), Space(), num_decode=num_decode).samples
+        write_samples(samples, plan, sampled, self.tables, shape.decode if is_padded else need.decode)
+        laid_out = samples, lay_out_extras(sampled, self.tables, is_padded=is_padded)
         self.tables.advance(plan)
         return (
             need.samples,

@@ -12,9 +12,9 @@ CUDA would compute wrong or read from freed memory is an error or a different re
   overwrites the pool with garbage: no value outlives the next replay, and none that the graph has not written is seen.
 - Operators of another thread, and numpy on a tensor's memory, are not recorded: a replay leaves their work out.
 
-`opaque` names methods, each recorded as one operator from tensors to a fresh tensor. Compiled functions must be among
-them: Dynamo refuses to run them under a dispatch mode. An operator that is no operator of PyTorch's own is recorded by
-what it calls, so that tensors that it finds through Python are constants too.
+`opaque` names methods, each recorded as one operator from tensors to fresh tensors. Compiled functions must be among
+them: Dynamo refuses to run them under a dispatch mode. `transparent` names operators that are recorded by what they
+call; operators that find some of their tensors through Python must be among them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -36,7 +36,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from gpu_worker.graphs.backend import NotCapturable
 
 Result = TypeVar("Result")
-# An attribute of a class: what `opaque` names.
+# A class and the name of its method.
 Method = tuple[type, str]
 
 _aten = torch.ops.aten
@@ -45,7 +45,6 @@ _UNINITIALISED = frozenset(
 )
 _INDEXED = frozenset((_aten.index, _aten.index_put, _aten.index_put_, _aten._unsafe_index, _aten._index_put_impl_))
 _WAITING_TAGS = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape))
-_OWN_NAMESPACES = frozenset(("aten", "prim", "prims"))
 
 
 class DanglingMemory(RuntimeError):
@@ -143,8 +142,9 @@ class RecordedGraph:
 class _Capture(TorchDispatchMode):
     """Records into a graph what this thread computes."""
 
-    def __init__(self, graph: RecordedGraph) -> None:
+    def __init__(self, graph: RecordedGraph, transparent: Sequence[str]) -> None:
         super().__init__()
+        self._transparent = frozenset(transparent)
         self._nodes, self._storages, self._pool = graph._nodes, graph._storages, graph.pool
         # Index into the storages by address of torch's storage object, which stays taken while references are held.
         self._idx_of: dict[int, int] = {}
@@ -156,7 +156,7 @@ class _Capture(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func.namespace not in _OWN_NAMESPACES:
+        if func._schema.name in self._transparent:
             with self:
                 return func._op_dk(_kernel_of(func), *args, **kwargs)
         if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
@@ -173,12 +173,12 @@ class _Capture(TorchDispatchMode):
     def record(self, name: str, run: Callable[..., Any], args: Any, kwargs: Any, *, uninitialised: bool = False) -> Any:
         """Runs an operator and adds it to the graph."""
         leaves, tree = tree_flatten((args, kwargs))
-        recorded = tuple(self._place(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
+        recorded = tuple(self._place(leaf) if _has_storage(leaf) else leaf for leaf in leaves)
         result = run(*args, **kwargs)
         fresh = [
             (i, self._place(leaf, allocated=True))
             for i, leaf in enumerate(tree_flatten(result)[0])
-            if isinstance(leaf, Tensor) and leaf.untyped_storage()._cdata not in self._idx_of
+            if _has_storage(leaf) and leaf.untyped_storage()._cdata not in self._idx_of
         ]
         is_view = not fresh and hasattr(run, "_schema") and not run._schema.is_mutable
         if not uninitialised and not is_view:
@@ -199,6 +199,11 @@ class _Capture(TorchDispatchMode):
                 whole = torch.empty(0, dtype=tensor.dtype)
                 self._pool.append(whole.set_(storage, 0, (storage.nbytes() // tensor.itemsize,), (1,)))
         return _Place(idx, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+
+
+def _has_storage(leaf: object) -> bool:
+    """Whether it is a tensor in plain memory. Weights that a CPU has packed are not; a graph keeps them as they are."""
+    return isinstance(leaf, Tensor) and leaf.layout is torch.strided
 
 
 def _kernel_of(func: Any) -> Any:
@@ -223,18 +228,24 @@ def waits_for_a_value(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) ->
 class GraphRecorder:
     """A GraphBackend whose graphs are recorded operators."""
 
-    def __init__(self, *, opaque: Sequence[Method] = (), poison: bool = True) -> None:
+    def __init__(self, *, opaque: Sequence[Method] = (), transparent: Sequence[str] = (), poison: bool = True) -> None:
+        """transparent: names such as "tandem::attend"."""
         self.graphs: list[RecordedGraph] = []
-        self._opaque, self._poisons = opaque, poison
+        self._opaque, self._transparent, self._poisons = opaque, transparent, poison
+
+    @property
+    def pool_bytes(self) -> int:
+        """Memory that all captures allocated."""
+        return sum(tensor.nbytes for graph in self.graphs for tensor in graph.pool)
 
     def capture(self, run: Callable[[], Result]) -> tuple[RecordedGraph, Result]:
         """Records `run`, which computes its result too. Raises NotCapturable."""
         graph = RecordedGraph(self._poison if self._poisons else lambda: None)
         with ExitStack() as stack:
             stack.enter_context(torch.inference_mode())
-            capture = _Capture(graph)
-            for method in self._opaque:
-                stack.enter_context(_recorded_as_one(method, capture))
+            capture = _Capture(graph, self._transparent)
+            for owner, name in self._opaque:
+                stack.enter_context(_recorded_as_one(owner, name, capture))
             stack.enter_context(_host_data_is_constant(capture))
             stack.enter_context(capture)
             result = run()
@@ -263,8 +274,7 @@ def _replaced(owner: Any, name: str, replacement: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _recorded_as_one(method: Method, capture: _Capture) -> Iterator[None]:
-    owner, name = method
+def _recorded_as_one(owner: type, name: str, capture: _Capture) -> Iterator[None]:
     original = getattr(owner, name)
 
     def recorded(*args: Any, **kwargs: Any) -> Any:

@@ -272,10 +272,10 @@ def test_a_choice_of_rows_by_python_is_a_constant() -> None:
     assert replay_differs(toy, run)
 
 
-def test_an_operator_of_others_is_recorded_by_what_it_calls() -> None:
+def test_a_transparent_operator_is_recorded_by_what_it_calls() -> None:
     x, total = torch.ones(SIZE), torch.zeros(SIZE)
     STATE[:] = [torch.full((SIZE,), 5.0)]
-    graph, out = captured(lambda: add_state(total, x))
+    graph, out = GraphRecorder(transparent=["tandem_tests::add_state"]).capture(lambda: add_state(total, x))
     assert "tandem_tests" not in " ".join(graph.operators)
     total.zero_()
     graph.replay()
@@ -284,3 +284,15 @@ def test_an_operator_of_others_is_recorded_by_what_it_calls() -> None:
     STATE[:] = [torch.full((SIZE,), 7.0)]
     with pytest.raises(DanglingMemory):
         graph.replay()
+
+
+def test_any_other_operator_is_one_node() -> None:
+    x, total = torch.ones(SIZE), torch.zeros(SIZE)
+    STATE[:] = [torch.full((SIZE,), 5.0)]
+    recorder = GraphRecorder()
+    graph, out = recorder.capture(lambda: add_state(total, x) * 2)
+    assert graph.operators == ("tandem_tests.add_state.default", "aten.mul.Tensor")
+    assert recorder.pool_bytes == 2 * x.nbytes
+    x.fill_(3)
+    graph.replay()
+    assert (out.tolist(), total.tolist()) == ([16.0] * SIZE, [4.0] * SIZE)

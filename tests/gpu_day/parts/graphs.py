@@ -82,7 +82,7 @@ def _logits(served: Served, plans: list[pb.StepPlan], generation: int) -> list[T
     def keep(outcome: Outcome) -> None:
         if outcome.tokens.size:
             # The next step overwrites them.
-            seen.append(served.runner.on_device.last_logits[: outcome.tokens.size].float().cpu())
+            seen.append(served.runner.on_device.last_logits[: outcome.tokens.size].cpu().clone())
 
     replay(served.runner, plans, generation=generation, in_flight=1, on_step=keep)
     return seen

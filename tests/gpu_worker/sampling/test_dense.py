@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu_worker.sampling.dense import EditedLogits, choose, revise
+from gpu_worker.sampling.dense import EditedLogits, choose, revise, sample_densely
 from gpu_worker.sampling.draw_inputs import draw_inputs, typical_samples
-from gpu_worker.sampling.inputs import DrawInputs, Typical
+from gpu_worker.sampling.inputs import DrawInputs, SamplingInputs, Typical
 from gpu_worker.sampling.sampler import sample
 from tests.gpu_worker.sampling.test_sampler import ROWS, inputs_of
 
@@ -48,11 +48,14 @@ def dense_inputs(rows: list[dict[str, float]], device: torch.device, padding: in
     return on_device(found, device)
 
 
+def ragged_inputs(rows: list[dict[str, float]], device: torch.device) -> SamplingInputs:
+    drawing = [i for i, row in enumerate(rows) if row.get("temperature", 1.0) > 0]
+    return inputs_of([rows[i] for i in drawing], device, drawing=drawing)
+
+
 def by_ragged_rows(logits: Tensor, rows: list[dict[str, float]], edited: EditedLogits | None = None) -> Tensor:
     """The reference, on a CPU. `edited` lies there too."""
-    drawing = [i for i, row in enumerate(rows) if row.get("temperature", 1.0) > 0]
-    inputs = inputs_of([rows[i] for i in drawing], torch.device("cpu"), drawing=drawing)
-    return sample(logits.cpu(), inputs, edited).to(logits.device)
+    return sample(logits.cpu(), ragged_inputs(rows, torch.device("cpu")), edited).to(logits.device)
 
 
 def varied(rows: list[dict[str, float]], seed: int) -> list[dict[str, float]]:
@@ -109,6 +112,7 @@ def test_revised_rows_draw_what_the_ragged_rows_draw(vocab_size: int, device: to
     edited = EditedLogits(samples=changed, draws=None, logits=scores)
     revise(tokens, logits, inputs, edited=edited, typical_samples=on_device(typical, device))
     assert torch.equal(tokens, expected)
+    assert torch.equal(sample_densely(logits, ragged_inputs(rows, device), edited), expected)
     touched = [*changed.tolist(), *typical.samples.tolist()]
     others = [i for i in range(len(rows)) if i not in touched]
     assert torch.equal(tokens[others], before[others]) and (tokens[touched] != before[touched]).any()

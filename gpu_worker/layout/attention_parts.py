@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from gpu_worker.arrays import Array, HostArray, Int64Array, Space
 from gpu_worker.attention.blocks import DecodeBlocks, PrefillBlocks
 from gpu_worker.attention.views import View
-from gpu_worker.step.row_tables import RowTables
+from gpu_worker.layout.row_tables import RowTables
 from gpu_worker.wire.frames import Plan
 
 

@@ -13,8 +13,7 @@ import numpy as np
 from gpu_worker.arrays import Array, HostArray, Int64Array, Space
 from gpu_worker.attention.views import View
 from gpu_worker.geometry import Geometry
-from gpu_worker.sampling.draw_inputs import allocated_draw_inputs
-from gpu_worker.step.attention_parts import (
+from gpu_worker.layout.attention_parts import (
     DecodePart,
     PrefillPart,
     allocated_decode,
@@ -23,10 +22,11 @@ from gpu_worker.step.attention_parts import (
     write_decode,
     write_prefill,
 )
-from gpu_worker.step.row_features import Feature
-from gpu_worker.step.row_tables import RowTables, SlotEdits, TableEdits
-from gpu_worker.step.samples import SampledRows, SampleExtras, Samples, lay_out_extras, write_samples
-from gpu_worker.step.shapes import Shapes, StepShape
+from gpu_worker.layout.row_features import Feature
+from gpu_worker.layout.row_tables import RowTables, SlotEdits, TableEdits
+from gpu_worker.layout.samples import SampledRows, SampleExtras, Samples, lay_out_extras, write_samples
+from gpu_worker.layout.shapes import Shapes, StepShape
+from gpu_worker.sampling.draw_inputs import allocated_draw_inputs
 from gpu_worker.wire.frames import Plan
 
 # A step appends a page to one of 128 decode rows or so. More entries are uploaded apart.
@@ -44,8 +44,8 @@ class StepInputs(Generic[Array]):
     decode: DecodePart[Array] | None
     prefill: PrefillPart[Array] | None
     samples: Samples[Array]
-    # In padded steps: entries of the page table, as many as MAX_STATIC_EDITS. Padding sets the first page of row 0 to 0,
-    # which it always is.
+    # In padded steps: MAX_STATIC_EDITS entries of the page table. Padding sets the first page of row 0 to 0, which it
+    # always is.
     edits: SlotEdits[Array] | None
 
 
@@ -74,8 +74,10 @@ class StepLayout(Generic[Array]):
 def allocated(
     shape: StepShape, geometry: Geometry, views: Sequence[View], space: Space, *, num_decode: int | None = None
 ) -> StepInputs[HostArray]:
-    """Returns the inputs of a step of this shape, with undefined numbers. num_decode: its decode rows if the step is not
-    padded."""
+    """Returns the inputs of a step of this shape, with undefined numbers.
+
+    num_decode: the decode rows, if the step is not padded.
+    """
     is_padded = num_decode is None
     decode = prefill = None
     ids, positions, kv_slots = (space.int64(shape.tokens) for _ in range(3))

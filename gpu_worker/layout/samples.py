@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu_worker.arrays import Array, HostArray, Int64Array
+from gpu_worker.layout.edits import EDITS, lay_out_edits
+from gpu_worker.layout.row_features import Feature
+from gpu_worker.layout.row_tables import RowTables
 from gpu_worker.sampling.draw_inputs import MIN_TEMPERATURE, draw_inputs, typical_samples
 from gpu_worker.sampling.inputs import FEW_RANKS, DrawInputs, LogitEdits, RankGroup, SamplingInputs, Typical
-from gpu_worker.step.edits import EDITS, lay_out_edits
-from gpu_worker.step.row_features import Feature
-from gpu_worker.step.row_tables import RowTables
 from gpu_worker.wire.fields import PlanError
 from gpu_worker.wire.frames import Plan
 

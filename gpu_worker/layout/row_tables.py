@@ -1,7 +1,6 @@
 """Row tables: the sequence in each row, its pages and its next position.
 
-`RowTables` has the host's tables and their incremental checksum (worker.proto), and checks plans against the state of
-rows. `DeviceTables` has the device's copy for kernels.
+`RowTables` has the tables and their incremental checksum (worker.proto), and checks plans against the state of rows.
 """
 
 import functools
@@ -10,12 +9,11 @@ from dataclasses import dataclass
 from typing import Generic
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from gpu_worker.arrays import Array, HostArray
 from gpu_worker.geometry import Geometry
-from gpu_worker.step.row_features import RowFeatures
+from gpu_worker.layout.row_features import RowFeatures
 from gpu_worker.wire.checksum import MASK_64, row_weights, sum_of_pages, sum_of_positions
 from gpu_worker.wire.fields import Int32Array, PlanError
 from gpu_worker.wire.frames import Plan
@@ -24,17 +22,6 @@ from gpu_worker.wire.started import StartedRows
 
 _Rule = tuple[NDArray[np.bool_], str]
 _NONE = np.zeros(0, np.int64)
-
-
-def spread_order(num_slots: int) -> NDArray[np.int64]:
-    """Returns a permutation of 0..num_slots-1 whose first k values are spread evenly, for every k (bit reversal).
-
-    The CPU kernel gives each thread a contiguous part of the slots, and rows are allocated lowest first: in that order
-    the first threads would compute all rows when few run.
-    """
-    bits = max(1, (num_slots - 1).bit_length())
-    reversed_bits = [int(f"{slot:0{bits}b}"[::-1], 2) for slot in range(1 << bits)]
-    return np.array([slot for slot in reversed_bits if slot < num_slots], np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +81,8 @@ class RowTables:
         # Number of tokens that the row started with.
         self.num_started = np.zeros(num, np.int64)
         self.num_pages = np.zeros(num, np.int64)
+        # Positions for which a row has pages, within max_length.
+        self._capacity = np.zeros(num, np.int64)
         # Tokens that the row started with; sampled tokens are only on the device.
         self.tokens: dict[int, Int32Array] = {}
         self.features.reset()
@@ -128,7 +117,7 @@ class RowTables:
             self.page_table[row, : counts[i]] = started.pages[i]
             self.tokens[row] = started.tokens[i]
             self.num_tokens[row] = self.num_started[row] = started.tokens[i].size
-        self.num_pages[rows] = counts
+        self._set_num_pages(rows, counts)
         self._sum_of_pages += self._sum_over(rows)
         for name, setting in SETTINGS.items():
             values = [getattr(one.settings, name) for one in started.sampling]
@@ -139,6 +128,10 @@ class RowTables:
         self.position[rows] = started.first_position
         all_rows, cols = self._entries(rows)
         return TableEdits(rows=all_rows, cols=cols, pages=self.page_table[all_rows, cols].astype(np.int64))
+
+    def _set_num_pages(self, rows: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
+        self.num_pages[rows] = counts
+        self._capacity[rows] = np.minimum(counts * self.geometry.page_size, self.geometry.max_length)
 
     def _entries(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns the row and the logical page of each entry that the page table has for `rows`."""
@@ -165,7 +158,7 @@ class RowTables:
             )
         self.page_table[rows, cols] = pages
         # Of a row's pages the last one counts.
-        self.num_pages[rows] = cols + 1
+        self._set_num_pages(rows, cols + 1)
         self._sum_of_pages += sum_of_pages(rows, cols, pages)
         return TableEdits(rows=rows, cols=cols, pages=pages)
 
@@ -175,11 +168,11 @@ class RowTables:
             self._check_chunks(plan)
         rows = plan.decode_rows.astype(np.int64)
         ends, num_tokens = self.position[rows] + 1, self.num_tokens[rows]
-        _require(
-            rows,
-            *self._rules(rows, num_tokens, ends),
-            (ends == num_tokens, "cannot decode: its next position is not that of its last token"),
-        )
+        at_last = ends == num_tokens
+        # Implies that every rule holds.
+        if not _all(at_last & (ends <= self._capacity[rows])):
+            problem = "cannot decode: its next position is not that of its last token"
+            _require(rows, *self._rules(rows, num_tokens, ends), (at_last, problem))
 
     def _check_chunks(self, plan: Plan) -> None:
         rows = plan.chunk_rows.astype(np.int64)
@@ -241,25 +234,3 @@ def _require(rows: NDArray[np.int64], *rules: _Rule) -> None:
 def _all(flags: NDArray[np.bool_]) -> bool:
     # A fifth of the time of flags.all().
     return np.count_nonzero(flags) == flags.size
-
-
-class DeviceTables:
-    """The tables that kernels read: the page table, each page's logical index, newest tokens."""
-
-    def __init__(self, geometry: Geometry, device: torch.device) -> None:
-        on_cpu = device.type == "cpu"
-        num_slots = geometry.max_rows + 1
-        # The CPU kernel requires lists as wide as the pool; other kernels need only the pages of a row.
-        width = geometry.num_pages if on_cpu else geometry.pages_per_row
-        self.slot_of_row = spread_order(num_slots) if on_cpu else np.arange(num_slots, dtype=np.int64)
-        self.pages = torch.zeros(num_slots, max(width, geometry.pages_per_row), dtype=torch.int32, device=device)
-        # A page that several rows share has the same logical index in each. The last entry is for the learned sinks.
-        self.logical_of_page = torch.zeros(geometry.num_pages + 1, dtype=torch.int32, device=device)
-        # The newest token of each row; row 0 is padding.
-        self.newest_token = torch.zeros(num_slots, dtype=torch.int64, device=device)
-
-    def set_pages(self, edits: SlotEdits[torch.Tensor]) -> None:
-        """Applies a plan's edits of the page table."""
-        slots, cols, pages = edits.entries.unbind()
-        self.pages.index_put_((slots, cols), pages.int())
-        self.logical_of_page.index_put_((pages,), cols.int())
