@@ -26,7 +26,7 @@ _NO_TOKEN = tl.constexpr((1 << 31) - 1)
 _GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
 _FACTOR_1 = tl.constexpr(0xBF58476D1CE4E5B9)
 _FACTOR_2 = tl.constexpr(0x94D049BB133111EB)
-# The addresses of these arguments are aligned differently in every step; specialised kernels would be compiled for each.
+# These arguments' addresses are aligned differently in every step; specialised kernels would be compiled for each.
 PARAMETERS = ["temperature", "top_p", "min_p", "top_k", "seed", "sample_idx", "position", "at"]
 
 
@@ -105,7 +105,7 @@ def summarise(
 
 @triton.jit
 def _draw(row_logits, entries, num_listed, degree, floor, key, vocab_size, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr):
-    """Returns the token with the largest sum of tempered logit, which must be >= `floor`, and noise in the listed blocks."""
+    """Returns the token of the listed blocks with the largest sum of tempered logit, at least `floor`, and noise."""
     lanes = tl.arange(0, BLOCK)[None, :]
     best = tl.full([AT_ONCE, BLOCK], float("-inf"), tl.float32)
     winner = tl.full([AT_ONCE, BLOCK], _NO_TOKEN, tl.int32)

@@ -52,11 +52,13 @@ def revise(
 
     A token becomes -1 if the changed logits allow none; a token that is -1 stays so.
     """
+    if inputs is None:
+        # As parameters, so that the GPU's kernels for changed logits are compiled in one variant only.
+        inputs = _all_greedy(tokens)
     if edited is not None:
         own = _choose(edited.logits, inputs, at=edited.samples, may_ban=True)[0]
         _replace(tokens, edited.samples, own)
     if typical_samples is not None:
-        assert inputs is not None, "a greedy sample does not filter"
         samples = typical_samples.samples
         scores = _scores(logits, samples, edited)
         # The other filters come first. The scores that all filters leave are drawn from at temperature 1.
@@ -74,7 +76,8 @@ def sample_densely(logits: Tensor, inputs: SamplingInputs[Tensor] | None, edited
     if inputs is not None and inputs.typical is not None:
         places, typical_p = inputs.typical
         filtering = Typical(samples=inputs.rows.index_select(0, places), typical_p=typical_p)
-    revise(tokens, logits, dense, edited=edited, typical_samples=filtering)
+    if edited is not None or filtering is not None:
+        revise(tokens, logits, dense, edited=edited, typical_samples=filtering)
     return tokens
 
 
@@ -105,6 +108,11 @@ def _scores(logits: Tensor, samples: Tensor, edited: EditedLogits | None) -> Ten
 def _parts(scores: Tensor, typical_p: Tensor) -> list[tuple[Tensor, Tensor]]:
     step = max(1, MAX_SCRATCH // scores.shape[1])
     return list(zip(scores.split(step), typical_p.split(step), strict=True))
+
+
+def _all_greedy(tokens: Tensor) -> DrawInputs[Tensor]:
+    numbers = tokens.new_zeros((3, tokens.shape[0]), dtype=torch.float32)
+    return _inputs_of([*numbers, *tokens.new_zeros((4, tokens.shape[0]))])
 
 
 def _unfiltered(inputs: DrawInputs[Tensor]) -> DrawInputs[Tensor]:
@@ -160,7 +168,6 @@ def _operator(
     return tokens.masked_fill_(~usable, -1), floors
 
 
-@_operator.register_kernel("cuda")
 def _on_gpu(logits: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     # A CPU build of torch comes without Triton.
     from gpu_worker.sampling.choose_kernel import choose_on_gpu
@@ -169,10 +176,13 @@ def _on_gpu(logits: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     return choose_on_gpu(logits, tuple(columns), at, may_ban)
 
 
-@_operator.register_fake
 def _shapes(logits: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     num = logits.shape[0]
     return logits.new_empty(num, dtype=torch.int64), logits.new_empty(num, dtype=torch.float32)
+
+
+_operator.register_kernel("cuda", _on_gpu)
+_operator.register_fake(_shapes)
 
 
 def _inputs_of(columns: Sequence[Tensor]) -> DrawInputs[Tensor]:

@@ -43,7 +43,6 @@ class Fleet:
 
     def __init__(self, address: str, requests: Requests, folder: Path, *, num_processes: int) -> None:
         self._folder, self._num_requests = folder, len(requests.prompts)
-        folder.mkdir(parents=True)
         requests.save(folder / "requests.json")
         arguments = ["tests.gpu_day.clients", "--address", address, "--folder", str(folder)]
         self._children = [

@@ -3,6 +3,7 @@
 Owns the processes and their flags. Leaving the context ends all of them.
 """
 
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +39,6 @@ class Service:
         """worker_flags: settings of the worker, as max_rows=256."""
         self._day, self._model, self._flags = day, model, worker_flags
         self._runtime_dir = day.scratch / "run"
-        self._fleets = 0
         self._children: list[Child] = []
         arguments = ["scheduler_svc", "--runtime-dir", str(self._runtime_dir), "--listen", "127.0.0.1:0"]
         arguments += ["--frontends", str(num_frontends), "--exit-with-parent"]
@@ -78,8 +78,7 @@ class Service:
 
     def fleet(self, requests: Requests, *, num_processes: int) -> Fleet:
         """Connected clients for the requests."""
-        self._fleets += 1
-        folder = self._day.scratch / f"clients-{self._fleets}"
+        folder = Path(tempfile.mkdtemp(prefix="clients-", dir=self._day.scratch))
         return Fleet(self._address, requests, folder, num_processes=num_processes)
 
     def run(self, requests: Requests, worker: Child, *, num_processes: int) -> Run:

@@ -8,6 +8,10 @@ import random
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tokenizers import Tokenizer
+
+from tests.system.real_service import BUNDLED, prompts
+
 # Counted in nano-vllm's bench.py; a test compares.
 NANO_VLLM_TOKENS = (142_827, 133_966)
 # A request's seed is its number, so that two runs draw the same noise.
@@ -65,11 +69,18 @@ def flex_nano_vllm() -> Requests:
     return Requests(prompts=prompts, output_lengths=[draw.randint(128, 512) for _ in range(512)], temperature=0.0)
 
 
-def equal_lengths(count: int, prompt: int, output: int, *, temperature: float = 0.0, vocabulary: int = 500) -> Requests:
-    """`count` requests of the same lengths."""
+def equal_lengths(count: int, prompt: int, output: int, *, vocabulary: int) -> Requests:
+    """`count` greedy requests of the same lengths."""
     draw = random.Random(2)
     prompts = [[draw.randrange(4, vocabulary) for _ in range(prompt)] for _ in range(count)]
-    return Requests(prompts=prompts, output_lengths=[output] * count, temperature=temperature)
+    return Requests(prompts=prompts, output_lengths=[output] * count, temperature=0.0)
+
+
+def bundled(count: int, output: int) -> Requests:
+    """`count` of the bundled model's prompts, at most 64, greedy."""
+    tokenizer = Tokenizer.from_file(str(BUNDLED / "model" / "tokenizer.json"))
+    ids = [encoding.ids for encoding in tokenizer.encode_batch(prompts())]
+    return Requests(prompts=ids[:count], output_lengths=[output] * count, temperature=0.0)
 
 
 def tiny() -> Requests:

@@ -15,11 +15,12 @@ from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.attention.layers import AttentionKind, AttentionLayer, AttentionPattern, LayerMap
 from gpu_worker.attention.paged import StepContext
 from gpu_worker.geometry import Geometry
+from gpu_worker.layout.row_tables import RowTables
+from gpu_worker.layout.shapes import Shapes
+from gpu_worker.layout.step_layout import lay_out
+from gpu_worker.step.device_tables import DeviceTables
 from gpu_worker.step.kernels import Kernels
-from gpu_worker.step.layout import lay_out
-from gpu_worker.step.row_tables import DeviceTables, RowTables
-from gpu_worker.step.shapes import Shapes
-from gpu_worker.step.staging import mapped
+from gpu_worker.trees import mapped
 from gpu_worker.wire.frames import read_plan
 from tests.gpu_worker.plans import TinyCore
 
@@ -88,13 +89,13 @@ class Steps:
             lay_out(plan, edits, self.tables, self.on_device.slot_of_row, self._shapes, self.kernels.views),
             torch.from_numpy,
         )
-        self.on_device.set_pages(layout.edits)
-        context = self.kernels.update_masks(layout)
+        if layout.extras.edits is not None:
+            self.on_device.set_pages(layout.extras.edits)
+        context = self.kernels.update_masks(layout.inputs)
         of_decode = of_prefill = None
         if decode:
             rows = plan.decode_rows.astype(np.int64)
-            slots = context.decode_slots.numpy()[: rows.size]
-            of_decode = Queries(places=slots, rows=rows, positions=self.tables.position[rows])
+            of_decode = Queries(places=np.arange(rows.size), rows=rows, positions=self.tables.position[rows])
         if chunks:
             starts, counts = plan.chunk_starts.astype(np.int64), plan.chunk_counts.astype(np.int64)
             spans = [np.arange(start, start + count) for start, count in zip(starts, counts, strict=True)]

@@ -12,6 +12,7 @@ from gpu_worker.wire.frames import Outcome
 from tests.gpu_day import workloads
 from tests.gpu_day.day import Day
 from tests.gpu_day.models import config_of
+from tests.gpu_day.record import Kind
 from tests.gpu_day.recorded_plans import record_plans, replay
 from tests.gpu_day.runners import Served, free_memory, serve
 from tests.gpu_day.sizes import TINY_MODEL, TINY_SIZES
@@ -62,8 +63,9 @@ def _tokens_and_logits(day: Day, loads: list[Requests], *, graphs: bool) -> list
     served = serve(day, config, graphs=graphs, **(TINY_SIZES if day.tiny else _SIZES))
     if graphs:
         on_device = served.runner.on_device
-        day.record.figure("graphs", on_device.graphs.num_graphs, f"of {len(served.runner.shapes.steps)} shapes")
-        day.record.check("every shape has a graph", on_device.graphs.num_graphs == len(served.runner.shapes.steps))
+        num_shapes = len(served.runner.shapes.steps)
+        day.record.figure("graphs", on_device.graphs.num_graphs, f"of {num_shapes} shapes", Kind.COUNTED)
+        day.record.check("every shape has a graph", on_device.graphs.num_graphs == num_shapes)
     results = []
     for number, requests in enumerate(loads):
         plans = record_plans(served.geometry, requests)

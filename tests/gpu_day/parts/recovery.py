@@ -57,7 +57,7 @@ class Disturbed:
 def run(day: Day) -> None:
     """The bundled model first, because it decides; then the pauses."""
     count = 12 if day.tiny else _STREAMS
-    requests = workloads.equal_lengths(count, prompt=30, output=24 if day.tiny else 200, vocabulary=250)
+    requests = workloads.bundled(count, output=24 if day.tiny else 400)
     _on_one(day, "bundled model", None, requests, _TINY_BUNDLED if day.tiny else _LARGE_BUNDLED, must_equal=True)
     if day.tiny:
         return

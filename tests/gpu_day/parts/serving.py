@@ -30,6 +30,9 @@ def run(day: Day) -> None:
     day.record.figure("output tokens", requests.num_output_tokens, "tokens", Kind.COUNTED)
     through = _whole_service(day, requests, sizes)
     alone = _runner_alone(day, requests, sizes)
+    if not day.on_cpu and day.seconds_left() > _SECONDS_OF_THE_RUNNER:
+        eager = _runner_alone(day, requests, sizes, graphs=False)
+        day.record.figure("the runner's rate with graphs over that without", alone / eager, "")
     day.record.figure("the service's rate over the runner's", through / alone, "", note="1: the service costs nothing")
     if not day.tiny:
         day.record.figure("aim", published.AIM_TOKENS_PER_SECOND, "output tokens/s", Kind.AIM, note="one H200")
@@ -43,19 +46,22 @@ def run(day: Day) -> None:
         )
 
 
-def _runner_alone(day: Day, requests: Requests, sizes: dict[str, int]) -> float:
+def _runner_alone(day: Day, requests: Requests, sizes: dict[str, int], *, graphs: bool | None = None) -> float:
+    name = "runner alone" if graphs is None else "runner alone, without graphs"
     with day.phase("a warm runner"):
-        served = serve(day, config_of(TINY_MODEL if day.tiny else "Qwen3-0.6B"), **sizes)
+        served = serve(day, config_of(TINY_MODEL if day.tiny else "Qwen3-0.6B"), graphs=graphs, **sizes)
     with day.phase("the core's plans"):
         plans = record_plans(served.geometry, requests)
     rates: list[float] = []
     replay(served.runner, plans[: len(plans) // 10], generation=1)
-    with day.phase("the runner alone"):
+    with day.phase(name):
         for generation in range(2, _REPEATS + 2):
             one = replay(served.runner, plans, generation=generation)
             assert one.num_tokens == requests.num_output_tokens
             rates.append(one.num_tokens / one.seconds)
-    day.record.repeated("runner alone", rates, "output tokens/s", note=f"{len(plans)} plans of the core, replayed")
+    day.record.repeated(name, rates, "output tokens/s", note=f"{len(plans)} plans of the core, replayed")
+    del served
+    free_memory(day.device)
     return sorted(rates)[len(rates) // 2]
 
 

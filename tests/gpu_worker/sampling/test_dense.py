@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from gpu_worker.sampling.dense import EditedLogits, choose, revise, sample_densely
 from gpu_worker.sampling.draw_inputs import draw_inputs, typical_samples
@@ -147,3 +148,31 @@ def test_a_tiny_temperature_does_not_overflow(device: torch.device) -> None:
     rows = varied([{"temperature": 1e-30}] * 8, 5)
     logits = 30 * torch.randn(8, 100, generator=torch.Generator().manual_seed(7)).to(device)
     assert torch.equal(choose(logits, dense_inputs(rows, device)), logits.argmax(-1))
+
+
+def test_changed_logits_of_a_greedy_step(device: torch.device) -> None:
+    logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(8)).to(device)
+    scores = torch.full((2, 300), -torch.inf, device=device)
+    scores[0, 7], tokens = 1.0, choose(logits, None)
+    edited = EditedLogits(samples=torch.tensor([2, 0], device=device), draws=None, logits=scores)
+    expected = tokens.clone()
+    expected[2], expected[0] = 7, -1
+    revise(tokens, logits, None, edited=edited)
+    assert torch.equal(tokens, expected)
+
+
+def test_no_operator_reads_back_or_has_a_shape_that_depends_on_values() -> None:
+    """FakeTensorMode has no values and refuses such operators; the tests of a fake device run whole steps in it."""
+    rows = varied([*DENSE_ROWS, {"typical_p": 0.5}], 7)
+    inputs, ragged = dense_inputs(rows, torch.device("cpu")), ragged_inputs(rows, torch.device("cpu"))
+    typical = on_device(typical_samples(columns_of(rows), np.arange(len(rows))), torch.device("cpu"))
+    at = torch.tensor([1, 3])
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        logits, scores = torch.empty(len(rows), 5000, dtype=torch.bfloat16), torch.empty(2, 5000)
+        edited = EditedLogits(samples=at, draws=None, logits=scores)
+        tokens = choose(logits, inputs)
+        revise(tokens, logits, inputs, edited=edited, typical_samples=typical)
+        sampled = sample_densely(logits, ragged, edited)
+        with pytest.raises(DataDependentOutputException):
+            mode.from_tensor(torch.ones(1)).item()
+    assert tokens.shape == sampled.shape == (len(rows),) and tokens.dtype == torch.int64
