@@ -13,6 +13,7 @@ from gpu_worker.sampling.sampler import EditedLogits, sample
 from gpu_worker.sampling.token_history import TokenHistory
 from gpu_worker.step.samples import SamplePart
 from gpu_worker.step.staging import mapped
+from gpu_worker.wire.frames import TokenLogprobs
 
 _WORD_BYTES = 8
 
@@ -78,6 +79,17 @@ def _words(tensor: Tensor) -> int:
 def _copied(tensor: Tensor, words: Tensor) -> Tensor:
     host = words.view(tensor.dtype)[: tensor.numel()].view(tensor.shape)
     return host.copy_(tensor, non_blocking=True)
+
+
+def token_logprobs(tensors: LogprobTensors | None) -> TokenLogprobs | None:
+    """Copies logprobs on the host, because a later step overwrites the buffer of a GPU's results."""
+    if tensors is None:
+        return None
+    return TokenLogprobs(
+        logprobs=tensors.logprobs.numpy().copy(),
+        top_token_ids=tensors.top_token_ids.numpy().copy(),
+        top_logprobs=tensors.top_logprobs.numpy().copy(),
+    )
 
 
 class DeviceSampler:

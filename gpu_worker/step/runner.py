@@ -9,7 +9,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -20,14 +20,14 @@ from gpu_worker.arrays import HostArray
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.failures import first_line
 from gpu_worker.geometry import Geometry
-from gpu_worker.sampling.logprobs import LogprobTensors
 from gpu_worker.step.device_step import DeviceStep
+from gpu_worker.step.in_flight import InFlight, failed_in_order
 from gpu_worker.step.layout import StepLayout, lay_out
-from gpu_worker.step.output import ResultRing, StepOutput
+from gpu_worker.step.output import ResultRing, token_logprobs
 from gpu_worker.step.row_tables import RowTables
 from gpu_worker.step.shapes import Shapes
 from gpu_worker.step.warm_up import warm_up_plan
-from gpu_worker.wire.frames import Outcome, Plan, PlanError, TokenLogprobs, read_plan
+from gpu_worker.wire.frames import Outcome, Plan, PlanError, read_plan
 from gpu_worker.wire.page_orders import PageOrders
 
 log = logging.getLogger(__name__)
@@ -37,17 +37,6 @@ MAX_IN_FLIGHT = 2
 
 class DeviceLost(RuntimeError):
     """The device's context is unusable; only a new process can use the device again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _InFlight:
-    """A submitted plan. `output` is None if the plan was refused or computes nothing."""
-
-    outcome: Outcome
-    output: StepOutput | None = None
-    num_samples: int = 0
-    started: "torch.cuda.Event | None" = None
-    ended: "torch.cuda.Event | None" = None
 
 
 class Runner:
@@ -74,7 +63,7 @@ class Runner:
         self._results: ResultRing | None = None
         if device.type != "cpu":
             self._results = ResultRing(num_buffers=MAX_IN_FLIGHT + 1, num_tokens=geometry.max_rows)
-        self._in_flight: deque[_InFlight] = deque()
+        self._in_flight: deque[InFlight] = deque()
         self._generation, self._step, self._failed = 0, 0, False
         # For each host page, whether a plan has saved a page to it.
         self._is_saved = np.zeros(geometry.host_pages, np.bool_)
@@ -135,7 +124,7 @@ class Runner:
         if message.generation == self._generation:
             self._failed = True
         outcome = Outcome(generation=message.generation, step=message.step, status=status, detail=detail)
-        self._in_flight.append(_InFlight(outcome=outcome))
+        self._in_flight.append(InFlight(outcome=outcome))
 
     def _apply(self, plan: Plan) -> StepLayout[HostArray] | None:
         """Applies the plan to the tables and lays it out. Returns None if the plan computes nothing."""
@@ -159,22 +148,22 @@ class Runner:
         if unknown.size:
             raise PlanError(f"loads.slots contains {unknown[0]}, to which no plan saved a page")
 
-    def _run(self, plan: Plan, layout: StepLayout[HostArray] | None, begun: float) -> _InFlight:
+    def _run(self, plan: Plan, layout: StepLayout[HostArray] | None, begun: float) -> InFlight:
         """Runs the plan on the device; on a GPU it only enqueues the plan."""
         outcome = Outcome(generation=plan.generation, step=plan.step, status=pb.STEP_STATUS_OK)
         if layout is None and not plan.page_orders:
-            return _InFlight(outcome=outcome)
+            return InFlight(outcome=outcome)
         num_samples = 0 if layout is None else layout.samples.num_samples
         if self._results is None:
             output = self.on_device.run(plan.page_orders, layout)
             micros = int((time.perf_counter() - begun) * 1e6)
-            return _InFlight(outcome=replace(outcome, compute_us=micros), output=output, num_samples=num_samples)
+            return InFlight(outcome=replace(outcome, compute_us=micros), output=output, num_samples=num_samples)
         started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         started.record()
         output = self.on_device.run(plan.page_orders, layout)
         output = None if output is None else self._results.to_host(output)
         ended.record()
-        return _InFlight(outcome=outcome, output=output, num_samples=num_samples, started=started, ended=ended)
+        return InFlight(outcome=outcome, output=output, num_samples=num_samples, started=started, ended=ended)
 
     def collect(self, *, wait: bool = True) -> Outcome | None:
         """Returns the oldest plan's outcome, or None if no plan is in flight, or if it still runs and `wait` is False.
@@ -196,25 +185,12 @@ class Runner:
             self._lost = first_line(error)
             if self._in_flight and self._in_flight[0] is oldest:
                 self._in_flight.popleft()
-            return self._lose_all(oldest.outcome)
+            first, *rest = failed_in_order([oldest, *self._in_flight], self._lost)
+            self._in_flight = deque(rest)
+            self._failed = self._failed or self._generation in {item.outcome.generation for item in (first, *rest)}
+            return first.outcome
 
-    def _lose_all(self, oldest: Outcome) -> Outcome:
-        """Returns the oldest plan's outcome on a lost device, and replaces those behind it.
-
-        The first plan of each generation has failed, and later ones are skipped, in flight or not.
-        """
-        failed: set[int] = set()
-        outcomes: list[Outcome] = []
-        for outcome in (oldest, *(item.outcome for item in self._in_flight)):
-            is_first = outcome.generation not in failed
-            failed.add(outcome.generation)
-            status, detail = (pb.STEP_STATUS_FAILED, self._lost) if is_first else (pb.STEP_STATUS_SKIPPED, "")
-            outcomes.append(replace(outcome, status=status, detail=detail))
-        self._in_flight = deque(_InFlight(outcome=outcome) for outcome in outcomes[1:])
-        self._failed = self._failed or self._generation in failed
-        return outcomes[0]
-
-    def _finished(self, item: _InFlight) -> Outcome:
+    def _finished(self, item: InFlight) -> Outcome:
         compute_us = item.outcome.compute_us
         if item.started is not None and item.ended is not None:
             item.ended.synchronize()
@@ -230,8 +206,8 @@ class Runner:
             tokens=np.maximum(tokens, 0).astype(np.int32),
             nonfinite=nonfinite,
             compute_us=compute_us,
-            logprobs=_token_logprobs(output.logprobs),
-            prompt_logprobs=_token_logprobs(output.prompt_logprobs),
+            logprobs=token_logprobs(output.logprobs),
+            prompt_logprobs=token_logprobs(output.prompt_logprobs),
         )
         if self._results is not None:
             self._results.put_back(output)
@@ -278,14 +254,3 @@ class Runner:
         self._in_flight.append(self._run(plan, self._apply(plan), begun))
         self.collect()
         return time.perf_counter() - begun
-
-
-def _token_logprobs(tensors: LogprobTensors | None) -> TokenLogprobs | None:
-    """Copies the logprobs, because a later step overwrites a GPU's results."""
-    if tensors is None:
-        return None
-    return TokenLogprobs(
-        logprobs=tensors.logprobs.numpy().copy(),
-        top_token_ids=tensors.top_token_ids.numpy().copy(),
-        top_logprobs=tensors.top_logprobs.numpy().copy(),
-    )
