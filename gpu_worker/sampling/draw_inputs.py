@@ -25,7 +25,7 @@ def draw_inputs(
     """Returns the parameters of the samples, in arrays of `space`.
 
     `rows` [S] are the rows that sample, `positions` [S] those of the tokens to draw. The last `padding` samples are
-    filler: they count as greedy whatever their row asks for.
+    filler and count as greedy.
     """
     space = space or Space()
     temperature = columns["temperature"][rows]

@@ -1,6 +1,6 @@
 """Gumbel noise as a pure function of (seed, sample, position, token): no generator has a state.
 
-Hashing is splitmix64 (Steele, Lea, Flood 2014) on int64, whose overflow wraps around.
+Hashing is splitmix64 (Steele, Lea, Flood 2014) on int64, where overflow wraps around.
 """
 
 import torch

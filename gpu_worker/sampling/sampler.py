@@ -8,12 +8,12 @@ step runs. Shape legend: S samples, R samples that draw, E samples with changed 
 import torch
 from torch import Tensor
 
-from gpu_worker.sampling.dense import EditedLogits
+from gpu_worker.sampling.dense import EditedLogits, sample_densely
 from gpu_worker.sampling.inputs import SamplingInputs
 from gpu_worker.sampling.noise import add_noise, gumbel_noise, noise_keys
 from gpu_worker.sampling.thresholds import MAX_SCRATCH, SMALL_VOCABULARY, rank_threshold, typical
 
-# On a CPU, noise is computed only for the tokens that the filters leave if these are fewer than one in _SPARSE.
+# Noise is computed only for the tokens that the filters leave if these are fewer than one in _SPARSE.
 _SPARSE = 8
 
 
@@ -47,7 +47,7 @@ def filtered(logits: Tensor, inputs: SamplingInputs[Tensor]) -> Tensor:
 
 def _add_noise(logits: Tensor, keys: Tensor) -> None:
     """Adds each row's noise to logits [R, V] in place; tokens that a filter removed stay at -inf."""
-    if logits.device.type == "cpu" and logits.shape[1] > SMALL_VOCABULARY:
+    if logits.shape[1] > SMALL_VOCABULARY:
         kept = logits > -torch.inf
         if _SPARSE * int(kept.sum()) < logits.numel():
             rows, tokens = kept.nonzero(as_tuple=True)
@@ -61,6 +61,8 @@ def sample(logits: Tensor, inputs: SamplingInputs[Tensor] | None, edited: Edited
 
     `inputs` is None if every sample is greedy.
     """
+    if logits.is_cuda:
+        return sample_densely(logits, inputs, edited)
     # A sum is finite if every term is (logits are far from overflow); this takes one fast pass.
     usable = logits.sum(-1, dtype=torch.float32).isfinite()
     tokens = logits.argmax(-1)

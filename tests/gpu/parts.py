@@ -41,6 +41,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "pages": ("wire/test_page_orders.py", "step/test_prefix_hits.py", "step/test_sliding.py"),
     "compatibility": ("compatibility",),
     "sampling": ("sampling", "step/test_output.py", "step/test_staging.py"),
+    "graphs": ("graphs",),
     "runner": (
         "test_bundled_model.py",
         "step/test_runner.py",

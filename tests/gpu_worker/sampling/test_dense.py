@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from gpu_worker.sampling.dense import EditedLogits, choose, revise
+from gpu_worker.sampling.dense import EditedLogits, choose, revise, sample_densely
 from gpu_worker.sampling.draw_inputs import draw_inputs, typical_samples
-from gpu_worker.sampling.inputs import DrawInputs, Typical
+from gpu_worker.sampling.inputs import DrawInputs, SamplingInputs, Typical
 from gpu_worker.sampling.sampler import sample
 from tests.gpu_worker.sampling.test_sampler import ROWS, inputs_of
 
@@ -48,11 +49,14 @@ def dense_inputs(rows: list[dict[str, float]], device: torch.device, padding: in
     return on_device(found, device)
 
 
+def ragged_inputs(rows: list[dict[str, float]], device: torch.device) -> SamplingInputs:
+    drawing = [i for i, row in enumerate(rows) if row.get("temperature", 1.0) > 0]
+    return inputs_of([rows[i] for i in drawing], device, drawing=drawing)
+
+
 def by_ragged_rows(logits: Tensor, rows: list[dict[str, float]], edited: EditedLogits | None = None) -> Tensor:
     """The reference, on a CPU. `edited` lies there too."""
-    drawing = [i for i, row in enumerate(rows) if row.get("temperature", 1.0) > 0]
-    inputs = inputs_of([rows[i] for i in drawing], torch.device("cpu"), drawing=drawing)
-    return sample(logits.cpu(), inputs, edited).to(logits.device)
+    return sample(logits.cpu(), ragged_inputs(rows, torch.device("cpu")), edited).to(logits.device)
 
 
 def varied(rows: list[dict[str, float]], seed: int) -> list[dict[str, float]]:
@@ -109,6 +113,7 @@ def test_revised_rows_draw_what_the_ragged_rows_draw(vocab_size: int, device: to
     edited = EditedLogits(samples=changed, draws=None, logits=scores)
     revise(tokens, logits, inputs, edited=edited, typical_samples=on_device(typical, device))
     assert torch.equal(tokens, expected)
+    assert torch.equal(sample_densely(logits, ragged_inputs(rows, device), edited), expected)
     touched = [*changed.tolist(), *typical.samples.tolist()]
     others = [i for i in range(len(rows)) if i not in touched]
     assert torch.equal(tokens[others], before[others]) and (tokens[touched] != before[touched]).any()
@@ -143,3 +148,31 @@ def test_a_tiny_temperature_does_not_overflow(device: torch.device) -> None:
     rows = varied([{"temperature": 1e-30}] * 8, 5)
     logits = 30 * torch.randn(8, 100, generator=torch.Generator().manual_seed(7)).to(device)
     assert torch.equal(choose(logits, dense_inputs(rows, device)), logits.argmax(-1))
+
+
+def test_changed_logits_of_a_greedy_step(device: torch.device) -> None:
+    logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(8)).to(device)
+    scores = torch.full((2, 300), -torch.inf, device=device)
+    scores[0, 7], tokens = 1.0, choose(logits, None)
+    edited = EditedLogits(samples=torch.tensor([2, 0], device=device), draws=None, logits=scores)
+    expected = tokens.clone()
+    expected[2], expected[0] = 7, -1
+    revise(tokens, logits, None, edited=edited)
+    assert torch.equal(tokens, expected)
+
+
+def test_no_operator_reads_back_or_has_a_shape_that_depends_on_values() -> None:
+    """FakeTensorMode has no values and refuses such operators; the tests of a fake device run whole steps in it."""
+    rows = varied([*DENSE_ROWS, {"typical_p": 0.5}], 7)
+    inputs, ragged = dense_inputs(rows, torch.device("cpu")), ragged_inputs(rows, torch.device("cpu"))
+    typical = on_device(typical_samples(columns_of(rows), np.arange(len(rows))), torch.device("cpu"))
+    at = torch.tensor([1, 3])
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        logits, scores = torch.empty(len(rows), 5000, dtype=torch.bfloat16), torch.empty(2, 5000)
+        edited = EditedLogits(samples=at, draws=None, logits=scores)
+        tokens = choose(logits, inputs)
+        revise(tokens, logits, inputs, edited=edited, typical_samples=typical)
+        sampled = sample_densely(logits, ragged, edited)
+        with pytest.raises(DataDependentOutputException):
+            mode.from_tensor(torch.ones(1)).item()
+    assert tokens.shape == sampled.shape == (len(rows),) and tokens.dtype == torch.int64
