@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from gpu_worker.__main__ import die_with_parent, keep_compiled_kernels
+from gpu_worker.__main__ import choose_allocator, die_with_parent, keep_compiled_kernels
 from tests.gpu_day.day import Day
 from tests.gpu_day.part_table import Part
 from tests.gpu_day.record import Record
@@ -86,6 +86,7 @@ def _run(part: Part, request: Request, folder: str, ends_at: float) -> None:
     die_with_parent()
     # Parts and workers share them.
     keep_compiled_kernels()
+    choose_allocator()
     record = Record(part=part.name, path=Path(folder) / "record.json")
     if request.device != "cpu":
         import torch
