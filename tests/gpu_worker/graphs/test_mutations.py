@@ -29,9 +29,9 @@ def stale_positions(patch: Patch, rig: GraphRig) -> None:
     upload, forward = Staging.upload, StaticStep._forward
     host: list[Any] = []
 
-    def remembering(staging: Staging, shape: Any, inputs: Any, extras: Any) -> Any:
+    def remembering(staging: Staging, inputs: Any, extras: Any) -> Any:
         host[:] = [] if inputs is None else [inputs.positions]
-        return upload(staging, shape, inputs, extras)
+        return upload(staging, inputs, extras)
 
     def baked(step: StaticStep, ids: Tensor, positions: Tensor, *others: Any) -> Any:
         return forward(step, ids, torch.from_numpy(host[0]), *others)
@@ -45,9 +45,9 @@ def stale_number_of_rows(patch: Patch, rig: GraphRig) -> None:
     upload, call = Staging.upload, StaticStep.__call__
     num_rows = [0]
 
-    def counting(staging: Staging, shape: Any, inputs: Any, extras: Any) -> Any:
+    def counting(staging: Staging, inputs: Any, extras: Any) -> Any:
         num_rows[0] = 0 if inputs is None or inputs.decode is None else int((inputs.decode.rows > 0).sum())
-        return upload(staging, shape, inputs, extras)
+        return upload(staging, inputs, extras)
 
     def cut(step: StaticStep, inputs: StepInputs[Tensor]) -> StaticOutput:
         inputs.token_ids[num_rows[0] :].clamp_(min=0)
@@ -69,29 +69,30 @@ def value_on_the_host(patch: Patch, rig: GraphRig) -> None:
     patch.setattr(StaticStep, "__call__", asking)
 
 
-def moved_staging_buffer(patch: Patch, rig: GraphRig) -> None:
-    """The staging buffer is allocated again for steps with chunks; views of the old one are kept."""
-    upload = Staging.upload
+def _moving_buffer(patch: Patch, rig: GraphRig, *, keeps: bool) -> None:
+    place, shapes = Staging.inputs, rig.runner.shapes.steps
+    kept: list[Tensor] = []
 
-    def moving(staging: Staging, shape: StepShape | None, inputs: Any, extras: Any) -> Any:
-        if shape is not None and extras is not None and shape.prefill:
+    def moving(staging: Staging, shape: StepShape, allocate: Any) -> Any:
+        if shape.prefill and rig.graphs.num_graphs == len(shapes):
+            if keeps:
+                kept.append(staging._buffer)
             staging._buffer = staging._buffer.clone()
-        return upload(staging, shape, inputs, extras)
+            staging._placed.clear()
+            staging._current = None
+        return place(staging, shape, allocate)
 
-    patch.setattr(Staging, "upload", moving)
+    patch.setattr(Staging, "inputs", moving)
+
+
+def moved_staging_buffer(patch: Patch, rig: GraphRig) -> None:
+    """The staging buffer is allocated again for steps with chunks; the memory of the old one is kept."""
+    _moving_buffer(patch, rig, keeps=True)
 
 
 def freed_staging_buffer(patch: Patch, rig: GraphRig) -> None:
     """The staging buffer is allocated again for steps with chunks, and nothing keeps the old one."""
-    upload = Staging.upload
-
-    def freeing(staging: Staging, shape: StepShape | None, inputs: Any, extras: Any) -> Any:
-        if shape is not None and extras is not None and shape.prefill:
-            staging._buffer = staging._buffer.clone()
-            staging._inputs.clear()
-        return upload(staging, shape, inputs, extras)
-
-    patch.setattr(Staging, "upload", freeing)
+    _moving_buffer(patch, rig, keeps=False)
 
 
 def newest_tokens_of_another_stream(patch: Patch, rig: GraphRig) -> None:
@@ -124,14 +125,16 @@ class TokensByTheHost:
         """feeds: the host fills in the ids of decode rows; otherwise it keeps the tokens of a step."""
         on_device = rig.runner.on_device
         self._newest, self._feeds = on_device.tables.newest_token, feeds
-        self._memory, self._ids = self._newest.numpy(), on_device._staging._buffer.numpy()
+        self._memory = self._newest.numpy()
         self._nothing = torch.zeros_like(self._newest)
+        # The rows of the step's decode part, and the memory of its ids.
         self.rows: Any = None
+        self.ids: Any = None
 
     def index_select(self, dim: int, rows: Tensor) -> Tensor:
         if not self._feeds:
             return self._newest.index_select(dim, rows)
-        ids = self._ids[: self.rows.size]
+        ids = self.ids[: self.rows.size]
         ids[:] = np.where(ids < 0, self._memory[self.rows], ids)
         return self._nothing.index_select(dim, rows)
 
@@ -146,9 +149,11 @@ def feed_by_the_host(patch: Patch, rig: GraphRig) -> None:
     """Numpy writes the newest tokens into the ids of the step."""
     table, upload = TokensByTheHost(rig, feeds=True), Staging.upload
 
-    def remembering(staging: Staging, shape: Any, inputs: Any, extras: Any) -> Any:
+    def remembering(staging: Staging, inputs: Any, extras: Any) -> Any:
         table.rows = None if inputs is None or inputs.decode is None else inputs.decode.rows
-        return upload(staging, shape, inputs, extras)
+        uploaded = upload(staging, inputs, extras)
+        table.ids = None if inputs is None else uploaded[0].token_ids.numpy()
+        return uploaded
 
     patch.setattr(Staging, "upload", remembering)
     patch.setattr(rig.runner.on_device._static_step, "_tables", SimpleNamespace(newest_token=table))
@@ -230,7 +235,7 @@ def test_a_mutation_is_caught(
     with monkeypatch.context() as patch:
         # What a mutation changes here is undone too.
         patch.setattr(staging, "_buffer", staging._buffer.clone())
-        patch.setattr(staging, "_inputs", {})
+        patch.setattr(staging, "_placed", {})
         mutation(patch, graph_rig)
         graph_rig.capture()
         flaw = graph_rig.flaw(scenario, truth)
