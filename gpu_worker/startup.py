@@ -19,11 +19,13 @@ from gpu_worker.attention.layers import LayerMap
 from gpu_worker.checkpoint.files import ModelFiles, identity, read_files
 from gpu_worker.checkpoint.linear import PackedLinear, can_pack
 from gpu_worker.checkpoint.loading import load_weights, weight_bytes
+from gpu_worker.checkpoint.merged import Groups
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
 from gpu_worker.compatibility.cuda_shapes import check_cuda_shapes
 from gpu_worker.compatibility.independence import check_independence
 from gpu_worker.compatibility.rope import pin
 from gpu_worker.compatibility.self_check import check_runner
+from gpu_worker.compatibility.shared_inputs import shared_inputs
 from gpu_worker.device import choose_device, set_threads
 from gpu_worker.geometry import Geometry
 from gpu_worker.memory.costs import Costs
@@ -82,18 +84,21 @@ def start(settings: WorkerSettings, folder: Path) -> tuple[Runner, pb.Join]:
         layers = check_model(meta_model)
         if device.type == "cuda":
             check_cuda_shapes(layers, dtype)
+        merged = shared_inputs(meta_model)
         costs = estimate(meta_model, layers, dtype=dtype, packs=can_pack(device, dtype))
     length = settings.max_length or costs.default_length
     bounded = with_window(settings, layers, length)
     reach = bounded.within(length).reach
     sizes = plan_memory(settings, costs, device, reach)
-    model, sizes = load(settings, files, costs, sizes, device, dtype, reach)
+    model, sizes = load(settings, files, costs, sizes, device, dtype, reach, merged)
     with phase("check that rows are independent"):
         pinned = pin(model, sizes.geometry.max_length)
         check_independence(model, sizes.geometry.max_length)
     for name in pinned:
         log.info("the rotary table of type %s is fixed for sequences of %d tokens", name, sizes.geometry.max_length)
-    runner, measured = warm_runner(model, bounded, sizes.geometry, device, dtype)
+    log.info("linear layers with a common input: %d groups are merged", len(merged))
+    fused = settings.fused_layers == "on" or (settings.fused_layers == "auto" and device.type == "cuda")
+    runner, measured = warm_runner(model, bounded, sizes.geometry, device, dtype, fused=fused)
     with phase("self-check against eager attention"):
         error = check_runner(model, runner, dtype, own=layers)
     log.info("self-check passed: logits differ from eager attention's by %.2g", error)
@@ -137,10 +142,11 @@ def load(
     device: torch.device,
     dtype: torch.dtype,
     reach: tuple[int, int] = (0, 0),
+    merged: Groups = (),
 ) -> tuple[PreTrainedModel, Sizes]:
     """Loads the model. Chooses sizes again on a GPU, because its context and other processes take memory meanwhile."""
     with phase(f"weights, {costs.dtype} on {device}"):
-        model = load_weights(files, device=device, dtype=dtype)
+        model = load_weights(files, device=device, dtype=dtype, merged=merged)
     if device.type == "cuda":
         now = _machine(device)
         free = min(sizes.free, now.free + costs.weights)
@@ -149,16 +155,29 @@ def load(
 
 
 def warm_runner(
-    model: PreTrainedModel, layers: LayerMap, geometry: Geometry, device: torch.device, dtype: torch.dtype
+    model: PreTrainedModel,
+    layers: LayerMap,
+    geometry: Geometry,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    fused: bool = False,
 ) -> tuple[Runner, Measured]:
-    """The runner with every kernel compiled, and its measured memory, the largest step included."""
+    """The runner with every kernel compiled, and its measured memory, the largest step included.
+
+    fused: decoder layers are compiled too.
+    """
     before = _allocated(device)
     with phase("page pool and tables"):
         runner = Runner(model, layers, geometry, device=device, dtype=dtype)
+        if fused:
+            runner.on_device.fuse_layers()
     pool = sum(tensor.nbytes for tensor in runner.on_device.cache.pools)
     tables = None if before is None else _allocated(device) - before - pool
     log.info("compiling kernels; they are kept in %s", os.environ.get("TORCHINDUCTOR_CACHE_DIR", "a temporary folder"))
     runner.warm_up(log_phase)
+    if runner.on_device.fused is not None:
+        log.info("%s", runner.on_device.fused.summary)
     with phase(f"largest step, {geometry.token_budget} tokens"), resident_growth(device) as grown:
         runner.rehearse(full_plan(geometry))
     return runner, Measured(

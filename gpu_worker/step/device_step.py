@@ -18,6 +18,7 @@ from gpu_worker.attention.host_pages import HostPages
 from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.attention.paged import StepContext, attach
+from gpu_worker.fusion.layers import FusedLayers, compiling
 from gpu_worker.geometry import Geometry
 from gpu_worker.step.kernels import Kernels
 from gpu_worker.step.layout import StepLayout
@@ -51,10 +52,15 @@ class DeviceStep:
             layers, num_pages=geometry.num_pages, page_size=geometry.page_size, dtype=dtype, device=device
         )
         attach(model, layers, self.cache)
+        self.fused: FusedLayers | None = None
         self.host = HostPages(self.cache, geometry.host_pages)
         self.kernels = Kernels(layers, geometry, shapes, self.cache, self.tables)
         self.pool_is_zero = True
         self.may_compile = True
+
+    def fuse_layers(self) -> None:
+        """Lets the decoder layers compile during warm-up."""
+        self.fused = FusedLayers(self._model)
 
     def zero_pool(self) -> None:
         """Zeroes every page, unless the pool is zero already."""
@@ -105,15 +111,16 @@ class DeviceStep:
 
     def _forward(self, ids: Tensor, positions: Tensor, kept: Tensor, context: StepContext) -> Tensor | None:
         """Returns logits [kept, vocabulary] of the packed tokens `kept`, or None if `kept` is empty."""
-        # After warm-up a recompilation is an error, because it would delay every request.
-        stance = "default" if self.may_compile else "fail_on_recompile"
+        # After warm-up nothing compiles, because it would delay every request: a layer runs eagerly instead, and a
+        # kernel raises.
+        settings = compiling() if self.may_compile else torch.compiler.set_stance("eager_on_recompile")
         arguments = {
             "input_ids": ids[None],
             "position_ids": positions[None],
             "use_cache": False,
             "step": context,
         }
-        with torch.compiler.set_stance(stance):
+        with settings:
             if kept.numel() == 0:
                 self._model.base_model(**arguments)
                 return None
