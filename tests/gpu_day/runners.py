@@ -101,7 +101,7 @@ def _runner(
     backend: GraphBackend | None = None
     if graphs:
         backend = GraphRecorder(opaque=_OPAQUE, transparent=["tandem::attend"]) if on_cpu else CudaGraphs(device)
-    return Runner(
+    runner = Runner(
         model,
         layers,
         geometry,
@@ -110,6 +110,9 @@ def _runner(
         shapes=shapes,
         graphs=backend,
     )
+    if not on_cpu:
+        runner.on_device.fuse_layers()
+    return runner
 
 
 def _few_shapes(geometry: Geometry) -> Shapes:
