@@ -71,7 +71,6 @@ def serve(settings: WorkerSettings, folder: Path, begun: float) -> None:
     """Starts and serves until a signal. Passes on fatal exceptions."""
     # Torch takes seconds to import, and a wrong setting is refused without it.
     from gpu_worker.link.link import Link
-
     from gpu_worker.startup import keep_objects, start
     from gpu_worker.step.runner import MAX_IN_FLIGHT
 
