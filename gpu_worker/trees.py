@@ -14,12 +14,31 @@ def mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
 
     Python cannot express the type Tree[HostArray] → Tree[Tensor], so callers annotate the result.
     """
+    if tree is None:
+        return None
     if isinstance(tree, (np.ndarray, Tensor)):
         return change(tree)
     if isinstance(tree, tuple):
         return tuple([mapped(part, change) for part in tree])
     names = _field_names(type(tree))
     return type(tree)(**{name: mapped(getattr(tree, name), change) for name in names}) if names else tree
+
+
+def leaves(tree: Any) -> list[Any]:
+    """The arrays or tensors of a tree, in the order of the fields."""
+    found: list[Any] = []
+    _collect(tree, found)
+    return found
+
+
+def _collect(tree: Any, found: list[Any]) -> None:
+    if tree is None:
+        return
+    if isinstance(tree, (np.ndarray, Tensor)):
+        found.append(tree)
+        return
+    for part in tree if isinstance(tree, tuple) else [getattr(tree, name) for name in _field_names(type(tree))]:
+        _collect(part, found)
 
 
 @functools.cache

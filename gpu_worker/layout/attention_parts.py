@@ -5,7 +5,7 @@ page * page_size + offset.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Generic
 
 import numpy as np
@@ -53,97 +53,93 @@ class PrefillPart(Generic[Array]):
     places: Array
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeSlots:
-    """The attention slots of a step's decode rows, on the host."""
-
-    # [decode tokens]: row 0 is padding.
-    rows: Int64Array
-    # [decode tokens]; None if the i-th token has slot i.
-    slots: Int64Array | None
-    # [bucket]; None if slot i reads line i of the device's page table.
-    list_slots: Int64Array | None
-    bucket: int
-    num_idle: int
-
-    @classmethod
-    def of(cls, plan: Plan, slot_of_row: Int64Array, bucket: int, space: Space, *, is_padded: bool) -> "DecodeSlots":
-        """In a padded step every slot has a token, and idle slots are those of row 0, at the end."""
-        num = plan.decode_rows.size
-        rows = space.int64(bucket if is_padded else num)
-        rows[:num] = plan.decode_rows
-        rows[num:] = 0
-        slots = list_slots = None
-        if is_padded:
-            list_slots = space.int64(bucket)
-            list_slots[:] = slot_of_row[rows]
-        else:
-            slots = slot_of_row[rows]
-        return cls(rows=rows, slots=slots, list_slots=list_slots, bucket=bucket, num_idle=rows.size - num)
-
-    def placed(self, values: NDArray[np.integer], space: Space) -> Int64Array:
-        """Returns values of the tokens as those of the slots; slots without a token get 0."""
-        out = space.int64(self.bucket)
-        if self.slots is None:
-            out[:] = values
-        else:
-            out[:] = 0
-            out[self.slots] = values
-        return out
-
-    def placed_if_used(self, values: Int64Array, space: Space) -> Int64Array:
-        """The same, but idle slots get 0."""
-        out = self.placed(values, space)
-        if self.num_idle:
-            out[-self.num_idle :] = 0
-        return out
-
-
-def lay_out_decode(
-    slots: DecodeSlots,
-    positions: Int64Array,
-    kv_slots: Int64Array,
-    tables: RowTables,
-    views: Sequence[View],
-    space: Space,
+def allocated_decode(
+    bucket: int, num_rows: int, views: Sequence[View], space: Space, *, is_padded: bool
 ) -> DecodePart[HostArray]:
-    """`positions` and `kv_slots` [decode tokens]: the position that each row computes, and its token slot."""
+    """Returns a part for `num_rows` rows, with undefined numbers. In a padded step that is the bucket."""
+    assert num_rows == bucket or not is_padded
     return DecodePart(
-        bucket=slots.bucket,
-        rows=slots.rows,
-        slots=slots.slots,
-        list_slots=slots.list_slots,
-        last_slot=slots.placed(kv_slots, space),
-        block_end=slots.placed(_block_end(kv_slots, views[0]), space),
-        blocks=tuple([_decode_blocks(view, slots, positions, tables, space) for view in views]),
+        bucket=bucket,
+        rows=space.int64(num_rows),
+        slots=None if is_padded else space.int64(num_rows),
+        list_slots=space.int64(bucket) if is_padded else None,
+        last_slot=space.int64(bucket),
+        block_end=space.int64(bucket),
+        blocks=tuple(_allocated_blocks(view, bucket, space) for view in views),
     )
 
 
-def _decode_blocks(
-    view: View, slots: DecodeSlots, positions: Int64Array, tables: RowTables, space: Space
-) -> DecodeBlocks[HostArray]:
+def _allocated_blocks(view: View, bucket: int, space: Space) -> DecodeBlocks[HostArray]:
+    num_blocks = space.int64(bucket)
+    if view.pattern.window is None:
+        return DecodeBlocks(num_blocks=num_blocks)
+    cuts = view.cuts_block_of_sink_tokens
+    return DecodeBlocks(
+        num_blocks=num_blocks,
+        skipped=space.int64(bucket),
+        gap_start=space.int64(bucket),
+        gap_end=space.int64(bucket),
+        sink_gap_start=space.int64(bucket) if cuts else None,
+        sink_gap_end=space.int64(bucket) if cuts else None,
+    )
+
+
+def write_decode(
+    part: DecodePart[HostArray],
+    positions: Int64Array,
+    kv_slots: Int64Array,
+    plan: Plan,
+    tables: RowTables,
+    slot_of_row: Int64Array,
+    views: Sequence[View],
+) -> None:
+    """Writes the part, and the positions and token slots of its packed tokens."""
+    num, rows = plan.decode_rows.size, part.rows
+    rows[:num] = plan.decode_rows
+    rows[num:] = 0
+    # Row 0 is always at position 0.
+    tables.position.take(rows, out=positions, mode="clip")
+    token_slots(tables, rows, positions, into=kv_slots)
+    lines = part.list_slots if part.slots is None else part.slots
+    assert lines is not None
+    slot_of_row.take(rows, out=lines, mode="clip")
+    _place(part, kv_slots, part.last_slot)
+    _place(part, _block_end(kv_slots, views[0]), part.block_end)
+    for view, blocks in zip(views, part.blocks, strict=True):
+        _write_decode_blocks(blocks, part, positions, tables, view)
+        if part.slots is None:
+            blocks.num_blocks[num:] = 0
+
+
+def _place(part: DecodePart[HostArray], values: NDArray[np.integer], into: Int64Array | None) -> None:
+    """Writes values of the rows as those of their attention slots; slots without a row get 0."""
+    assert into is not None
+    if part.slots is None:
+        into[:] = values
+    else:
+        into[:] = 0
+        into[part.slots] = values
+
+
+def _write_decode_blocks(
+    blocks: DecodeBlocks[HostArray], part: DecodePart[HostArray], positions: Int64Array, tables: RowTables, view: View
+) -> None:
     if view.pattern.window is None:
         num_listed = positions // view.decode_block
         num_listed += 1 + view.num_learned_sink_pages
-        return DecodeBlocks(num_blocks=slots.placed_if_used(num_listed, space))
+        _place(part, num_listed, blocks.num_blocks)
+        return
     spans = view.decode_spans(positions)
-    num_blocks = slots.placed_if_used(spans.num_blocks + view.num_learned_sink_pages, space)
-    gap_start = token_slots(tables, slots.rows, spans.gap_start)
-    blocks = DecodeBlocks(
-        num_blocks=num_blocks,
-        skipped=slots.placed(spans.skipped, space),
-        gap_start=slots.placed(gap_start, space),
-        gap_end=slots.placed(gap_start + spans.gap_end - spans.gap_start, space),
-    )
-    if not view.cuts_block_of_sink_tokens:
-        return blocks
-    sink_gap_start = token_slots(tables, slots.rows, np.full_like(slots.rows, view.pattern.sink_tokens))
-    sink_gap_end = _block_end(sink_gap_start, view) - view.decode_block * ~spans.cuts_sink_tokens
-    return replace(
-        blocks,
-        sink_gap_start=slots.placed(sink_gap_start, space),
-        sink_gap_end=slots.placed(sink_gap_end, space),
-    )
+    gap_start = token_slots(tables, part.rows, spans.gap_start)
+    _place(part, spans.num_blocks + view.num_learned_sink_pages, blocks.num_blocks)
+    _place(part, spans.skipped, blocks.skipped)
+    _place(part, gap_start, blocks.gap_start)
+    _place(part, gap_start + spans.gap_end - spans.gap_start, blocks.gap_end)
+    if view.cuts_block_of_sink_tokens:
+        sink_gap_start = token_slots(tables, part.rows, np.full_like(part.rows, view.pattern.sink_tokens))
+        sink_gap_end = _block_end(sink_gap_start, view) - view.decode_block * ~spans.cuts_sink_tokens
+        _place(part, sink_gap_start, blocks.sink_gap_start)
+        _place(part, sink_gap_end, blocks.sink_gap_end)
 
 
 def token_slots(
@@ -161,30 +157,38 @@ def _block_end(token_slots: Int64Array, view: View) -> Int64Array:
     return (token_slots | (view.decode_block - 1)) + 1
 
 
-def _copied(values: NDArray[np.integer], space: Space) -> Int64Array:
-    out = space.int64(values.size)
-    out[:] = values
-    return out
-
-
-def _extended(values: NDArray[np.integer], size: int, filler: int, space: Space) -> Int64Array:
-    """Returns `values` and then `filler`, [size]."""
-    out = space.int64(size)
-    out[: values.size] = values
-    out[values.size :] = filler
-    return out
-
-
-def lay_out_prefill(
-    plan: Plan,
-    tables: RowTables,
-    slot_of_row: Int64Array,
-    bucket: int,
-    views: Sequence[View],
-    num_tokens: int,
-    space: Space,
+def allocated_prefill(
+    bucket: int, num_tokens: int, q_block: int, views: Sequence[View], space: Space
 ) -> PrefillPart[HostArray]:
-    """`num_tokens`: packed tokens of the chunks, padding included; at most `bucket`, their query positions."""
+    """Returns a part for `num_tokens` packed tokens, padding included, with undefined numbers.
+
+    There are at most `bucket` tokens.
+    """
+    tiles = bucket // q_block
+    blocks: list[PrefillBlocks[HostArray]] = []
+    for view in views:
+        width = view.num_learned_sink_pages + view.max_partial
+        blocks.append(
+            PrefillBlocks(
+                num_full=space.int64(tiles),
+                skipped=None if view.pattern.window is None else space.int64(tiles),
+                num_partial=space.int64(tiles),
+                partial_pages=space.int64(tiles * width).reshape(tiles, width),
+            )
+        )
+    return PrefillPart(
+        bucket=bucket,
+        places=space.int64(num_tokens),
+        slots=space.int64(tiles),
+        q_positions=space.int64(bucket),
+        blocks=tuple(blocks),
+    )
+
+
+def write_prefill(
+    part: PrefillPart[HostArray], plan: Plan, tables: RowTables, slot_of_row: Int64Array, views: Sequence[View]
+) -> None:
+    """Writes the part."""
     q_block = tables.geometry.chunk_align
     starts, counts = plan.chunk_starts.astype(np.int64), plan.chunk_counts.astype(np.int64)
     tiles = -(-counts // q_block)
@@ -195,41 +199,39 @@ def lay_out_prefill(
     last = np.minimum(first + q_block, np.repeat(starts + counts, tiles)) - 1
     # [tiles, positions of a tile]
     positions = first[:, None] + np.arange(q_block)
-    queries = np.where(positions <= last[:, None], positions, -1).reshape(-1)
-    q_positions = _extended(queries, bucket, -1, space)
+    _extend(part.q_positions, np.where(positions <= last[:, None], positions, -1).reshape(-1), -1)
+    _extend(part.slots, slot_of_row[rows], 0)
     # Padding tokens take places of masked queries. There are enough: a chunk has at most as many tokens as queries.
-    is_query = q_positions >= 0
-    places, masked = np.flatnonzero(is_query), np.flatnonzero(~is_query)
-    max_tiles = bucket // q_block
-    return PrefillPart(
-        bucket=bucket,
-        places=_copied(np.concatenate([places, masked[: num_tokens - places.size]]), space),
-        slots=_extended(slot_of_row[rows], max_tiles, 0, space),
-        q_positions=q_positions,
-        blocks=tuple(_prefill_blocks(view, tables, rows, first, last, max_tiles, space) for view in views),
-    )
+    is_query = part.q_positions >= 0
+    places = np.flatnonzero(is_query)
+    part.places[: places.size] = places
+    if places.size < part.places.size:
+        part.places[places.size :] = np.flatnonzero(~is_query)[: part.places.size - places.size]
+    for view, blocks in zip(views, part.blocks, strict=True):
+        _write_prefill_blocks(blocks, tables, rows, first, last, view)
 
 
-def _prefill_blocks(
-    view: View,
+def _extend(into: Int64Array, values: NDArray[np.integer], filler: int) -> None:
+    """Writes `values`, and `filler` after them."""
+    into[: values.size] = values
+    into[values.size :] = filler
+
+
+def _write_prefill_blocks(
+    blocks: PrefillBlocks[HostArray],
     tables: RowTables,
     rows: Int64Array,
     first: Int64Array,
     last: Int64Array,
-    num_tiles: int,
-    space: Space,
-) -> PrefillBlocks[HostArray]:
+    view: View,
+) -> None:
     """`rows`, `first`, `last`: the row of each tile except padding, and the positions of its first and last query."""
     spans, used, sinks = view.tile_spans(first, last), rows.size, view.num_learned_sink_pages
-    width = sinks + view.max_partial
-    partial_pages = space.int64(num_tiles * width).reshape(num_tiles, width)
+    _extend(blocks.num_full, spans.num_full, 0)
+    _extend(blocks.num_partial, spans.num_partial + sinks, 0)
+    if blocks.skipped is not None:
+        _extend(blocks.skipped, spans.skipped, 0)
     # The page after the pool's pages contains the learned sinks.
-    partial_pages[:, :sinks] = view.num_pages
-    partial_pages[:used, sinks:] = tables.page_table[rows[:, None], spans.partial]
-    partial_pages[used:, sinks:] = 0
-    return PrefillBlocks(
-        num_full=_extended(spans.num_full, num_tiles, 0, space),
-        skipped=None if view.pattern.window is None else _extended(spans.skipped, num_tiles, 0, space),
-        num_partial=_extended(spans.num_partial + sinks, num_tiles, 0, space),
-        partial_pages=partial_pages,
-    )
+    blocks.partial_pages[:, :sinks] = view.num_pages
+    blocks.partial_pages[:used, sinks:] = tables.page_table[rows[:, None], spans.partial]
+    blocks.partial_pages[used:, sinks:] = 0

@@ -11,11 +11,11 @@ from typing import Generic
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu_worker.arrays import Array
+from gpu_worker.arrays import Array, HostArray
 from gpu_worker.geometry import Geometry
 from gpu_worker.layout.row_features import RowFeatures
 from gpu_worker.wire.checksum import MASK_64, row_weights, sum_of_pages, sum_of_positions
-from gpu_worker.wire.fields import Int32Array, PlanError, are_distinct
+from gpu_worker.wire.fields import Int32Array, PlanError
 from gpu_worker.wire.frames import Plan
 from gpu_worker.wire.sampling import SETTINGS
 from gpu_worker.wire.started import StartedRows
@@ -35,12 +35,23 @@ class TableEdits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotEdits(Generic[Array]):
-    """The same entries for the device's page table. Row r of the plan is line `slot_of_row[r]` of that table. All
-    int64 [n]."""
+    """The same entries for the device's page table."""
 
-    slots: Array
-    cols: Array
-    pages: Array
+    # int64 [3, n]: lines of that table (row r of the plan is line `slot_of_row[r]`), logical pages, pages.
+    entries: Array
+
+    @classmethod
+    def of(cls, edits: TableEdits, slot_of_row: NDArray[np.int64]) -> "SlotEdits[HostArray]":
+        """Those of a plan, on the host."""
+        own = SlotEdits(entries=np.empty((3, edits.rows.size), np.int64))
+        own.write(edits, slot_of_row)
+        return own
+
+    def write(self: "SlotEdits[HostArray]", edits: TableEdits, slot_of_row: NDArray[np.int64]) -> None:
+        """Writes those of a plan, and zeros after them."""
+        num, (lines, cols, pages) = edits.rows.size, self.entries
+        self.entries[:, num:] = 0
+        lines[:num], cols[:num], pages[:num] = slot_of_row[edits.rows], edits.cols, edits.pages
 
 
 class RowTables:
@@ -70,6 +81,8 @@ class RowTables:
         # Number of tokens that the row started with.
         self.num_started = np.zeros(num, np.int64)
         self.num_pages = np.zeros(num, np.int64)
+        # Positions for which a row has pages, within max_length.
+        self._capacity = np.zeros(num, np.int64)
         # Tokens that the row started with; sampled tokens are only on the device.
         self.tokens: dict[int, Int32Array] = {}
         self.features.reset()
@@ -104,7 +117,7 @@ class RowTables:
             self.page_table[row, : counts[i]] = started.pages[i]
             self.tokens[row] = started.tokens[i]
             self.num_tokens[row] = self.num_started[row] = started.tokens[i].size
-        self.num_pages[rows] = counts
+        self._set_num_pages(rows, counts)
         self._sum_of_pages += self._sum_over(rows)
         for name, setting in SETTINGS.items():
             values = [getattr(one.settings, name) for one in started.sampling]
@@ -115,6 +128,10 @@ class RowTables:
         self.position[rows] = started.first_position
         all_rows, cols = self._entries(rows)
         return TableEdits(rows=all_rows, cols=cols, pages=self.page_table[all_rows, cols].astype(np.int64))
+
+    def _set_num_pages(self, rows: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
+        self.num_pages[rows] = counts
+        self._capacity[rows] = np.minimum(counts * self.geometry.page_size, self.geometry.max_length)
 
     def _entries(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns the row and the logical page of each entry that the page table has for `rows`."""
@@ -128,7 +145,7 @@ class RowTables:
 
     def _append(self, rows: NDArray[np.int64], pages: NDArray[np.int64]) -> TableEdits:
         cols = self.num_pages[rows]
-        if not are_distinct(self.geometry.max_rows, rows):
+        if len(set(rows.tolist())) < rows.size:
             cols += _nth_of_equals(rows)
         is_started = self.num_tokens[rows] > 0
         is_valid = is_started & (cols < self.geometry.pages_per_row)
@@ -141,7 +158,7 @@ class RowTables:
             )
         self.page_table[rows, cols] = pages
         # Of a row's pages the last one counts.
-        self.num_pages[rows] = cols + 1
+        self._set_num_pages(rows, cols + 1)
         self._sum_of_pages += sum_of_pages(rows, cols, pages)
         return TableEdits(rows=rows, cols=cols, pages=pages)
 
@@ -151,11 +168,11 @@ class RowTables:
             self._check_chunks(plan)
         rows = plan.decode_rows.astype(np.int64)
         ends, num_tokens = self.position[rows] + 1, self.num_tokens[rows]
-        _require(
-            rows,
-            *self._rules(rows, num_tokens, ends),
-            (ends == num_tokens, "cannot decode: its next position is not that of its last token"),
-        )
+        at_last = ends == num_tokens
+        # Implies that every rule holds.
+        if not _all(at_last & (ends <= self._capacity[rows])):
+            problem = "cannot decode: its next position is not that of its last token"
+            _require(rows, *self._rules(rows, num_tokens, ends), (at_last, problem))
 
     def _check_chunks(self, plan: Plan) -> None:
         rows = plan.chunk_rows.astype(np.int64)

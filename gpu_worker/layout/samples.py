@@ -9,11 +9,10 @@ from typing import Generic
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu_worker.arrays import Array, HostArray, Int64Array, Space
+from gpu_worker.arrays import Array, HostArray, Int64Array
 from gpu_worker.layout.edits import EDITS, lay_out_edits
 from gpu_worker.layout.row_features import Feature
 from gpu_worker.layout.row_tables import RowTables
-from gpu_worker.layout.shapes import StepShape
 from gpu_worker.sampling.draw_inputs import MIN_TEMPERATURE, draw_inputs, typical_samples
 from gpu_worker.sampling.inputs import FEW_RANKS, DrawInputs, LogitEdits, RankGroup, SamplingInputs, Typical
 from gpu_worker.wire.fields import PlanError
@@ -21,7 +20,6 @@ from gpu_worker.wire.frames import Plan
 
 # What `SampleExtras` are for.
 _EXTRAS = EDITS | Feature.LOGPROBS | Feature.TYPICAL
-_NONE = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +59,15 @@ class SampleExtras(Generic[Array]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PromptTokens:
+    """The prompt tokens with logprobs of a plan, on the host."""
+
+    # int64 [n]: where their logits are, counted from the first packed token of a chunk.
+    tokens: Int64Array
+    part: PromptPart[HostArray]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SampledRows:
     """The rows that sample in a plan, in the order of the result."""
 
@@ -69,58 +76,54 @@ class SampledRows:
     # uint8 [samples]: the features that they use, and those that any of them uses.
     uses: NDArray[np.uint8]
     any_use: int
+    prompt: PromptTokens | None
 
     @classmethod
     def of(cls, plan: Plan, tables: RowTables) -> "SampledRows":
-        """Those of chunks come first."""
-        rows = plan.decode_rows.astype(np.int64)
+        """Those of chunks come first. Raises PlanError if the plan needs more logits than the worker's limit."""
+        rows, prompt = plan.decode_rows.astype(np.int64), None
         if plan.chunk_rows.size:
             rows = np.concatenate([plan.chunk_rows[plan.chunk_samples].astype(np.int64), rows])
+            prompt = _prompt_tokens(plan, tables)
+        num_prompt, limit = 0 if prompt is None else prompt.tokens.size, tables.geometry.logit_rows
+        if rows.size + num_prompt > limit:
+            raise PlanError(
+                f"the plan needs logits of {rows.size} sampled rows and {num_prompt} prompt tokens; "
+                f"logit_rows is {limit}"
+            )
         uses = tables.features.uses[rows]
-        return cls(rows=rows, uses=uses, any_use=int(np.bitwise_or.reduce(uses)))
+        return cls(rows=rows, uses=uses, any_use=int(np.bitwise_or.reduce(uses)), prompt=prompt)
 
     def any_uses(self, features: int) -> bool:
         """Whether any row uses one of the features, given as bits."""
         return self.any_use & features != 0
 
 
-def lay_out_samples(
-    plan: Plan, sampled: SampledRows, tables: RowTables, shape: StepShape, space: Space, *, is_padded: bool
-) -> tuple[Samples[HostArray], SampleExtras[HostArray] | None]:
-    """Returns the positions of `plan` that need logits, and what changes or adds to their sampling, or None.
-
-    The arrays of the positions are taken from `space`. Raises PlanError if the positions exceed the worker's limit.
-    """
+def write_samples(
+    samples: Samples[HostArray], plan: Plan, sampled: SampledRows, tables: RowTables, num_decode_tokens: int
+) -> None:
+    """Writes the positions that need logits. `num_decode_tokens`: packed tokens before those of chunks."""
+    rows, kept = samples.rows, samples.kept
     num, num_decode = sampled.rows.size, plan.decode_rows.size
-    prompt_tokens, prompt, last_tokens = _NONE, None, _NONE
-    if plan.chunk_rows.size:
-        ends = (shape.decode if is_padded else num_decode) + np.cumsum(plan.chunk_counts, dtype=np.int64)
-        last_tokens = ends[plan.chunk_samples] - 1
-        prompt_tokens, prompt = _lay_out_prompt(plan, tables, ends - plan.chunk_counts)
-    limit = tables.geometry.logit_rows
-    if num + prompt_tokens.size > limit:
-        raise PlanError(
-            f"the plan needs logits of {num} sampled rows and {prompt_tokens.size} prompt tokens; logit_rows is {limit}"
-        )
-    rows, kept = space.int64(shape.samples), space.int64(shape.samples + prompt_tokens.size)
+    num_chunks = num - num_decode
     rows[:num] = sampled.rows
     rows[num:] = 0
-    kept[: num - num_decode] = last_tokens
-    kept[num - num_decode : num] = np.arange(num_decode)
-    kept[num : shape.samples] = 0
-    kept[shape.samples :] = prompt_tokens
-    drawing = None
-    if is_padded and shape.draws:
-        drawing = draw_inputs(tables.sampling, rows, tables.num_tokens[rows], padding=shape.samples - num, space=space)
-    extras = None
-    if prompt is not None or sampled.any_uses(_EXTRAS if is_padded else _EXTRAS | Feature.DRAWS):
-        extras = _lay_out_extras(sampled, tables, prompt, is_padded=is_padded)
-    return Samples(kept=kept, rows=rows, drawing=drawing), extras
+    if num_chunks:
+        kept[:num_chunks] = num_decode_tokens + np.cumsum(plan.chunk_counts)[plan.chunk_samples] - 1
+    kept[num_chunks:num] = np.arange(num_decode)
+    kept[num:] = 0
+    if sampled.prompt is not None:
+        kept[rows.size :] = num_decode_tokens + sampled.prompt.tokens
+    if samples.drawing is not None:
+        padding = rows.size - num
+        draw_inputs(tables.sampling, rows, tables.num_tokens[rows], padding=padding, into=samples.drawing)
 
 
-def _lay_out_extras(
-    sampled: SampledRows, tables: RowTables, prompt: PromptPart[HostArray] | None, *, is_padded: bool
-) -> SampleExtras[HostArray] | None:
+def lay_out_extras(sampled: SampledRows, tables: RowTables, *, is_padded: bool) -> SampleExtras[HostArray] | None:
+    """Returns what changes or adds to the sampling of a step; None if nothing does."""
+    if sampled.prompt is None and not sampled.any_uses(_EXTRAS if is_padded else _EXTRAS | Feature.DRAWS):
+        return None
+    prompt = None if sampled.prompt is None else sampled.prompt.part
     rows, uses = sampled.rows, sampled.uses
     positions, drawing = tables.num_tokens[rows], np.flatnonzero(uses & Feature.DRAWS)
     inputs = typical = edits = with_logprobs = None
@@ -172,24 +175,25 @@ def _sampling_inputs(
     )
 
 
-def _lay_out_prompt(
-    plan: Plan, tables: RowTables, first_tokens: Int64Array
-) -> tuple[Int64Array, PromptPart[HostArray] | None]:
-    """Returns the packed tokens whose logits give prompt logprobs, and those prompt tokens, or None if there are none.
-
-    `first_tokens` [chunks] are the packed tokens at which the chunks begin.
-    """
-    tokens: list[Int64Array] = [np.zeros(0, np.int64)]
+def _prompt_tokens(plan: Plan, tables: RowTables) -> PromptTokens | None:
+    """Returns the prompt tokens of the plan that need logits; None if there are none."""
+    features = tables.features
+    wanted = np.flatnonzero(features.uses[plan.chunk_rows] & Feature.PROMPT_LOGPROBS).tolist()
+    if not wanted:
+        return None
+    tokens: list[Int64Array] = []
     targets: list[Int64Array] = []
-    top_k, features = 0, tables.features
-    for i in np.flatnonzero(features.uses[plan.chunk_rows] & Feature.PROMPT_LOGPROBS).tolist():
+    top_k, begins = 0, np.cumsum(plan.chunk_counts) - plan.chunk_counts
+    for i in wanted:
         row, start, count = (int(part[i]) for part in (plan.chunk_rows, plan.chunk_starts, plan.chunk_counts))
         # The logits of a token give the logprob of the token after it.
         first = max(int(features.prompt_logprobs_from[row]), start + 1)
         end = min(start + count + 1, int(features.num_prompt[row]))
         if first < end:
-            tokens.append(first_tokens[i] - start + np.arange(first - 1, end - 1))
+            tokens.append(begins[i] - start + np.arange(first - 1, end - 1))
             targets.append(tables.tokens[row][first:end].astype(np.int64))
             top_k = max(top_k, int(features.num_logprobs[row]) - 1)
-    prompt = PromptPart(targets=np.concatenate(targets), top_k=top_k) if targets else None
-    return np.concatenate(tokens), prompt
+    if not targets:
+        return None
+    part = PromptPart(targets=np.concatenate(targets), top_k=top_k)
+    return PromptTokens(tokens=np.concatenate(tokens), part=part)

@@ -4,7 +4,10 @@ On a CPU a step has as many tokens as its plan. On other devices every step is p
 steps of equal shape are the same operators on the same memory, which a CUDA graph can replay.
 """
 
+from bisect import bisect_left
 from dataclasses import dataclass
+from itertools import islice
+from operator import attrgetter
 
 from gpu_worker.geometry import Geometry, align_up
 
@@ -99,7 +102,8 @@ class Shapes:
     def fitting(self, need: StepShape) -> StepShape:
         """Returns the cheapest shape that holds a step; `need` has the step's own sizes."""
         if self.steps:
-            return next(shape for shape in self.steps if shape.holds(need))
+            first = bisect_left(self.steps, need.tokens, key=_tokens)
+            return next(shape for shape in islice(self.steps, first, None) if shape.holds(need))
         return StepShape(
             decode=self.decode_buckets[0] if need.decode else 0,
             prefill=self.prefill_buckets[0] if need.prefill else 0,
@@ -107,6 +111,9 @@ class Shapes:
             samples=need.samples,
             draws=need.draws,
         )
+
+
+_tokens = attrgetter("tokens")
 
 
 def _decode_buckets(max_rows: int) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ The module packs decode rows, then chunks, then padding, on the host with numpy.
 tokens, so the device fills in their ids.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic
 
@@ -15,17 +15,22 @@ from gpu_worker.attention.views import View
 from gpu_worker.geometry import Geometry
 from gpu_worker.layout.attention_parts import (
     DecodePart,
-    DecodeSlots,
     PrefillPart,
-    lay_out_decode,
-    lay_out_prefill,
+    allocated_decode,
+    allocated_prefill,
     token_slots,
+    write_decode,
+    write_prefill,
 )
 from gpu_worker.layout.row_features import Feature
 from gpu_worker.layout.row_tables import RowTables, SlotEdits, TableEdits
-from gpu_worker.layout.samples import SampledRows, SampleExtras, Samples, lay_out_samples
+from gpu_worker.layout.samples import SampledRows, SampleExtras, Samples, lay_out_extras, write_samples
 from gpu_worker.layout.shapes import Shapes, StepShape
+from gpu_worker.sampling.draw_inputs import allocated_draw_inputs
 from gpu_worker.wire.frames import Plan
+
+# A step appends a page to one of 128 decode rows or so. More entries are uploaded apart.
+MAX_STATIC_EDITS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +44,16 @@ class StepInputs(Generic[Array]):
     decode: DecodePart[Array] | None
     prefill: PrefillPart[Array] | None
     samples: Samples[Array]
+    # In padded steps: MAX_STATIC_EDITS entries of the page table. Padding sets the first page of row 0 to 0, which it
+    # always is.
+    edits: SlotEdits[Array] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepExtras(Generic[Array]):
     """What only some steps have: entries of the page table, and what changes or adds to sampling."""
 
+    # None if the inputs contain them.
     edits: SlotEdits[Array] | None
     sampling: SampleExtras[Array] | None
 
@@ -56,8 +65,41 @@ class StepLayout(Generic[Array]):
     shape: StepShape
     # Samples without padding.
     num_samples: int
+    # Whether `inputs.edits` are set; otherwise they are undefined.
+    has_static_edits: bool
     inputs: StepInputs[Array]
     extras: StepExtras[Array]
+
+
+def allocated(
+    shape: StepShape, geometry: Geometry, views: Sequence[View], space: Space, *, num_decode: int | None = None
+) -> StepInputs[HostArray]:
+    """Returns the inputs of a step of this shape, with undefined numbers.
+
+    num_decode: the decode rows, if the step is not padded.
+    """
+    is_padded = num_decode is None
+    decode = prefill = None
+    ids, positions, kv_slots = (space.int64(shape.tokens) for _ in range(3))
+    num_rows = shape.decode if num_decode is None else num_decode
+    if shape.decode:
+        decode = allocated_decode(shape.decode, num_rows, views, space, is_padded=is_padded)
+    if shape.prefill:
+        prefill = allocated_prefill(shape.prefill, shape.tokens - num_rows, geometry.chunk_align, views, space)
+    entries = space.int64(3 * MAX_STATIC_EDITS).reshape(3, MAX_STATIC_EDITS) if is_padded else None
+    return StepInputs(
+        token_ids=ids,
+        positions=positions,
+        kv_slots=kv_slots,
+        decode=decode,
+        prefill=prefill,
+        samples=Samples(
+            kept=space.int64(shape.samples + shape.prompt_logits),
+            rows=space.int64(shape.samples),
+            drawing=allocated_draw_inputs(shape.samples, space) if is_padded and shape.draws else None,
+        ),
+        edits=None if entries is None else SlotEdits(entries=entries),
+    )
 
 
 def lay_out(
@@ -67,26 +109,34 @@ def lay_out(
     slot_of_row: Int64Array,
     shapes: Shapes,
     views: Sequence[View],
-    space: Space | None = None,
+    place: Callable[[StepShape], StepInputs[HostArray]] | None = None,
 ) -> StepLayout[HostArray]:
-    """Returns the arrays of `plan`; those of its inputs are taken from `space`.
+    """Returns the arrays of `plan`. `tables` have its starts and appends, and the positions before the step.
 
-    `tables` have its starts and appends, and the positions before the step.
+    place: returns the inputs that are overwritten, as `allocated` makes them; by default new ones.
     """
-    space = space or Space()
     sampled = SampledRows.of(plan, tables)
     shape = _shape_of(plan, shapes, tables.geometry, sampled)
-    samples, sampling = lay_out_samples(plan, sampled, tables, shape, space, is_padded=shapes.is_padded)
-    inputs = _lay_out_inputs(plan, tables, slot_of_row, shape, views, samples, space, is_padded=shapes.is_padded)
-    prompt_logits = samples.kept.size - samples.rows.size
-    slot_edits = None
-    if edits.rows.size:
-        slot_edits = SlotEdits(slots=slot_of_row[edits.rows], cols=edits.cols, pages=edits.pages)
+    num_decode = shape.decode if shapes.is_padded else plan.decode_rows.size
+    if place is None:
+        inputs = allocated(shape, tables.geometry, views, Space(), num_decode=None if shapes.is_padded else num_decode)
+    else:
+        inputs = place(shape)
+    _write_inputs(inputs, plan, tables, slot_of_row, views, sampled)
+    num_edits = edits.rows.size
+    is_static = 0 < num_edits <= MAX_STATIC_EDITS and inputs.edits is not None
+    if is_static:
+        assert inputs.edits is not None
+        inputs.edits.write(edits, slot_of_row)
     return StepLayout(
-        shape=replace(shape, prompt_logits=prompt_logits) if prompt_logits else shape,
+        shape=shape,
         num_samples=sampled.rows.size,
+        has_static_edits=is_static,
         inputs=inputs,
-        extras=StepExtras(edits=slot_edits, sampling=sampling),
+        extras=StepExtras(
+            edits=SlotEdits.of(edits, slot_of_row) if num_edits and not is_static else None,
+            sampling=lay_out_extras(sampled, tables, is_padded=shapes.is_padded),
+        ),
     )
 
 
@@ -96,7 +146,7 @@ def _shape_of(plan: Plan, shapes: Shapes, geometry: Geometry, sampled: SampledRo
         num_tokens += int(plan.chunk_counts.sum())
         tiles = -(-plan.chunk_counts.astype(np.int64) // geometry.chunk_align)
         num_queries = int(tiles.sum()) * geometry.chunk_align
-    return shapes.fitting(
+    shape = shapes.fitting(
         StepShape(
             decode=num_decode,
             prefill=num_queries,
@@ -105,46 +155,35 @@ def _shape_of(plan: Plan, shapes: Shapes, geometry: Geometry, sampled: SampledRo
             draws=shapes.is_padded and sampled.any_uses(Feature.DRAWS),
         )
     )
+    return shape if sampled.prompt is None else replace(shape, prompt_logits=sampled.prompt.tokens.size)
 
 
-def blank(
-    shape: StepShape, tables: RowTables, slot_of_row: Int64Array, views: Sequence[View], space: Space | None = None
-) -> StepInputs[HostArray]:
-    """Returns the inputs of a padded step in which every row and token is padding."""
-    plan, space = Plan(generation=0, step=0, checksum=0), space or Space()
-    samples, _ = lay_out_samples(plan, SampledRows.of(plan, tables), tables, shape, space, is_padded=True)
-    return _lay_out_inputs(plan, tables, slot_of_row, shape, views, samples, space, is_padded=True)
+def blank(inputs: StepInputs[HostArray], tables: RowTables, slot_of_row: Int64Array, views: Sequence[View]) -> None:
+    """Writes the inputs of a padded step in which every row and token is padding. `tables` have no rows."""
+    plan = Plan(generation=0, step=0, checksum=0)
+    _write_inputs(inputs, plan, tables, slot_of_row, views, SampledRows.of(plan, tables))
 
 
-def _lay_out_inputs(
+def _write_inputs(
+    inputs: StepInputs[HostArray],
     plan: Plan,
     tables: RowTables,
     slot_of_row: Int64Array,
-    shape: StepShape,
     views: Sequence[View],
-    samples: Samples[HostArray],
-    space: Space,
-    *,
-    is_padded: bool,
-) -> StepInputs[HostArray]:
+    sampled: SampledRows,
+) -> None:
     # Of packed tokens: first those of decode rows, then those of chunks, then padding.
-    ids, positions, kv_slots = space.int64(shape.tokens), space.int64(shape.tokens), space.int64(shape.tokens)
-    decode = prefill = None
     begin = 0
-    if shape.decode:
-        slots = DecodeSlots.of(plan, slot_of_row, shape.decode, space, is_padded=is_padded)
-        begin = slots.rows.size
-        positions[:begin] = tables.position[slots.rows]
-        token_slots(tables, slots.rows, positions[:begin], into=kv_slots[:begin])
+    ids, positions, kv_slots = inputs.token_ids, inputs.positions, inputs.kv_slots
+    if inputs.decode is not None:
+        begin = inputs.decode.rows.size
+        write_decode(inputs.decode, positions[:begin], kv_slots[:begin], plan, tables, slot_of_row, views)
         _write_ids_of_decode_rows(plan, tables, positions, ids[:begin])
-        decode = lay_out_decode(slots, positions[:begin], kv_slots[:begin], tables, views, space)
-    if shape.prefill:
-        prefill = lay_out_prefill(plan, tables, slot_of_row, shape.prefill, views, shape.tokens - begin, space)
-    if shape.tokens > begin:
+    if inputs.prefill is not None:
+        write_prefill(inputs.prefill, plan, tables, slot_of_row, views)
+    if ids.size > begin:
         _write_chunk_tokens(plan, tables, ids[begin:], positions[begin:], kv_slots[begin:])
-    return StepInputs(
-        token_ids=ids, positions=positions, kv_slots=kv_slots, decode=decode, prefill=prefill, samples=samples
-    )
+    write_samples(inputs.samples, plan, sampled, tables, begin)
 
 
 def _write_chunk_tokens(

@@ -14,45 +14,45 @@ from gpu_worker.sampling.inputs import DrawInputs, Typical
 MIN_TEMPERATURE = np.float32(1e-5)
 
 
+def allocated_draw_inputs(num_samples: int, space: Space) -> DrawInputs[HostArray]:
+    """Returns parameters with undefined numbers."""
+    return DrawInputs(
+        temperature=space.float32(num_samples),
+        top_p=space.float32(num_samples),
+        min_p=space.float32(num_samples),
+        top_k=space.int64(num_samples),
+        seed=space.int64(num_samples),
+        sample_idx=space.int64(num_samples),
+        position=space.int64(num_samples),
+    )
+
+
 def draw_inputs(
     columns: Mapping[str, HostArray],
     rows: Int64Array,
     positions: Int64Array,
     *,
     padding: int = 0,
-    space: Space | None = None,
+    into: DrawInputs[HostArray] | None = None,
 ) -> DrawInputs[HostArray]:
-    """Returns the parameters of the samples, in arrays of `space`.
+    """Returns the parameters of the samples, in the arrays of `into` if it is given.
 
     `rows` [S] are the rows that sample, `positions` [S] those of the tokens to draw. The last `padding` samples are
     filler and count as greedy.
     """
-    space = space or Space()
+    out = into or allocated_draw_inputs(rows.size, Space())
     temperature = columns["temperature"][rows]
     # 0 stays 0.
     np.maximum(temperature, MIN_TEMPERATURE, out=temperature, where=temperature > 0)
+    out.temperature[:] = temperature
     if padding:
-        temperature[-padding:] = 0
-    return DrawInputs(
-        temperature=_float32(temperature, space),
-        top_p=_float32(columns["top_p"][rows], space),
-        min_p=_float32(columns["min_p"][rows], space),
-        top_k=_int64(columns["top_k"][rows], space),
-        seed=_int64(columns["seed"][rows].view(np.int64), space),
-        sample_idx=_int64(columns["sample_idx"][rows], space),
-        position=_int64(positions, space),
-    )
-
-
-def _float32(values: HostArray, space: Space) -> HostArray:
-    out = space.float32(values.size)
-    out[:] = values
-    return out
-
-
-def _int64(values: HostArray, space: Space) -> HostArray:
-    out = space.int64(values.size)
-    out[:] = values
+        out.temperature[-padding:] = 0
+    out.top_p[:] = columns["top_p"][rows]
+    out.min_p[:] = columns["min_p"][rows]
+    out.top_k[:] = columns["top_k"][rows]
+    out.seed[:] = columns["seed"].view(np.int64)[rows]
+    out.sample_idx[:] = columns["sample_idx"][rows]
+    out.position[:] = positions
     return out
 
 

@@ -5,6 +5,7 @@ the KV pool, kernels, tables, staging buffers. It does not depend on generations
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic
 
 import numpy as np
@@ -24,7 +25,7 @@ from gpu_worker.graphs.captured import CapturedSteps
 from gpu_worker.layout.row_tables import RowTables
 from gpu_worker.layout.samples import SampleExtras, Samples
 from gpu_worker.layout.shapes import Shapes, StepShape
-from gpu_worker.layout.step_layout import StepExtras, StepInputs, StepLayout, blank
+from gpu_worker.layout.step_layout import StepExtras, StepInputs, StepLayout, allocated, blank
 from gpu_worker.step.device_tables import DeviceTables
 from gpu_worker.step.kernels import Kernels
 from gpu_worker.step.output import DeviceSampler, StepOutput
@@ -81,16 +82,17 @@ class DeviceStep:
         """Carries out page orders, then computes tokens and logprobs. Returns None if there is nothing to compute."""
         self.pool_is_zero = False
         extras = _Extras(orders=orders if orders else None, step=None if layout is None else layout.extras)
-        shape, inputs = (None, None) if layout is None else (layout.shape, layout.inputs)
-        on_device: tuple[StepInputs[Tensor], _Extras[Tensor]] = self._staging.upload(shape, inputs, extras)
+        inputs = None if layout is None else layout.inputs
+        on_device: tuple[StepInputs[Tensor], _Extras[Tensor]] = self._staging.upload(inputs, extras)
         step_inputs, others = on_device
         if others.orders is not None:
             self._carry_out(orders, others.orders)
-        if shape is None or others.step is None:
+        if layout is None or others.step is None:
             return None
-        if others.step.edits is not None:
-            self.tables.set_pages(others.step.edits)
-        static = self.graphs.replay(shape)
+        edits = step_inputs.edits if layout.has_static_edits else others.step.edits
+        if edits is not None:
+            self.tables.set_pages(edits)
+        static = self.graphs.replay(layout.shape)
         if static is None:
             static = self._static(step_inputs)
         self.last_logits = static.logits
@@ -122,23 +124,22 @@ class DeviceStep:
             self.graphs.capture(shape, lambda: self._static(inputs))
 
     def _blank_inputs(self, shape: StepShape) -> StepInputs[Tensor]:
-        inputs, _ = self._staging.upload(shape, self._blank(shape, self._staging.space()), None)
-        return inputs
+        inputs = self.place(shape)
+        blank(inputs, self._no_rows, self.tables.slot_of_row, self.kernels.views)
+        on_device, _ = self._staging.upload(inputs, None)
+        return on_device
 
-    def _blank(self, shape: StepShape, space: Space) -> StepInputs[HostArray]:
-        return blank(shape, self._no_rows, self.tables.slot_of_row, self.kernels.views, space)
+    def place(self, shape: StepShape) -> StepInputs[HostArray]:
+        """Returns the inputs of the next step, a padded one, to be written. They are valid until it runs."""
+        return self._staging.inputs(shape, partial(allocated, shape, self._geometry, self.kernels.views))
 
     def _most_words(self, shapes: Shapes) -> int | None:
         """Returns the words of the largest inputs of a padded step; None if steps are not padded."""
         spaces = [Space() for _ in shapes.steps]
         for shape, space in zip(shapes.steps, spaces, strict=True):
-            self._blank(shape, space)
+            allocated(shape, self._geometry, self.kernels.views, space)
         # A step may need logits of prompt tokens besides those of the shape's samples.
         return max([space.used for space in spaces]) + self._geometry.logit_rows if spaces else None
-
-    def space(self) -> Space:
-        """Memory for the inputs of the next step."""
-        return self._staging.space()
 
     def _carry_out(self, orders: PageOrders[HostArray], staged: PageOrders[Tensor]) -> None:
         """Follows worker.proto's sequence, because one plan may save a page, zero it and load others into it.

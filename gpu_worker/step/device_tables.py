@@ -36,5 +36,6 @@ class DeviceTables:
 
     def set_pages(self, edits: SlotEdits[torch.Tensor]) -> None:
         """Applies a plan's edits of the page table."""
-        self.pages.index_put_((edits.slots, edits.cols), edits.pages.int())
-        self.logical_of_page.index_put_((edits.pages,), edits.cols.int())
+        slots, cols, pages = edits.entries.unbind()
+        self.pages.index_put_((slots, cols), pages.int())
+        self.logical_of_page.index_put_((pages,), cols.int())

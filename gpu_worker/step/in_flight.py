@@ -31,10 +31,16 @@ class InFlight:
         if self.output is None:
             return replace(self.outcome, compute_us=compute_us)
         tokens = self.output.tokens.numpy()[: self.num_samples]
-        return replace(
-            self.outcome,
-            tokens=np.maximum(tokens, 0).astype(np.int32),
-            nonfinite=np.flatnonzero(tokens < 0).astype(np.int32),
+        nonfinite = np.zeros(0, np.int32)
+        if tokens.size and tokens[tokens.argmin()] < 0:
+            nonfinite = np.flatnonzero(tokens < 0).astype(np.int32)
+            tokens = np.maximum(tokens, 0)
+        return Outcome(
+            generation=self.outcome.generation,
+            step=self.outcome.step,
+            status=self.outcome.status,
+            tokens=tokens.astype(np.int32),
+            nonfinite=nonfinite,
             compute_us=compute_us,
             logprobs=_token_logprobs(self.output.logprobs),
             prompt_logprobs=_token_logprobs(self.output.prompt_logprobs),

@@ -14,7 +14,7 @@ from gpu_worker.sampling.logprobs import LogprobTensors, logprobs_of
 from gpu_worker.sampling.sampler import sample
 from gpu_worker.sampling.token_history import TokenHistory
 from gpu_worker.step.static_step import StaticOutput
-from gpu_worker.trees import mapped
+from gpu_worker.trees import leaves, mapped
 
 _WORD_BYTES = 8
 
@@ -48,11 +48,16 @@ class ResultRing:
 
     def to_host(self, output: StepOutput) -> StepOutput:
         """Starts the copies to a buffer, which are valid after the current stream has executed them."""
-        sizes: list[int] = []
-        mapped(output, lambda tensor: sizes.append(_words(tensor)))
+        tensors = leaves(output)
+        sizes = [_words(tensor) for tensor in tensors]
         if sum(sizes) > self._num_words:
             self._enlarge(sum(sizes))
         buffer = self._free.pop() if self._free else self._allocate(self._num_words)
+        if len(tensors) == 1:
+            # Tokens only, which is the usual result.
+            tokens = buffer[: sizes[0]]
+            tokens.copy_(output.tokens, non_blocking=True)
+            return StepOutput(tokens=tokens, buffer=buffer)
         parts = iter(buffer[: sum(sizes)].split(sizes))
         copied: StepOutput = mapped(output, lambda tensor: _copied(tensor, next(parts)))
         return replace(copied, buffer=buffer)

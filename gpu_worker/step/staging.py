@@ -6,7 +6,9 @@ second buffer if they do not fit. There is one more pinned host buffer than plan
 copy has ended. On a CPU without padded steps nothing is copied: tensors share the memory of the arrays.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,19 +18,12 @@ from torch import Tensor
 
 from gpu_worker.arrays import Space
 from gpu_worker.layout.shapes import StepShape
-from gpu_worker.trees import mapped
+from gpu_worker.trees import leaves, mapped
 
 _WORD_BYTES = 8
 _TORCH_TYPES = {np.dtype(np.int64): torch.int64, np.dtype(np.float32): torch.float32}
 # Words for arrays that are not inputs of the step: page table entries of rows that start, changes of logits.
 _EXTRA_WORDS = 1 << 14
-
-
-def arrays_of(tree: Any) -> list[NDArray[Any]]:
-    """The arrays of a tree in the order of the fields."""
-    arrays: list[NDArray[Any]] = []
-    mapped(tree, arrays.append)
-    return arrays
 
 
 def num_words(arrays: Iterable[NDArray[Any]]) -> int:
@@ -62,7 +57,7 @@ def _placed(arrays: Iterable[NDArray[Any]]) -> Iterator[tuple[NDArray[Any], int]
 class Staging:
     """The device's copy of the step that was uploaded last.
 
-    A step's inputs are laid out in the `space` of a host buffer, then `upload` copies the buffer.
+    The next step's inputs are written to the arrays that `inputs` returns, then `upload` copies them.
     """
 
     def __init__(self, device: torch.device, num_buffers: int, *, input_words: int | None) -> None:
@@ -73,78 +68,87 @@ class Staging:
         self._buffer = torch.zeros(num, dtype=torch.int64, device=device)
         self._overflow = torch.zeros(0, dtype=torch.int64, device=device)
         self._hosts = [self._host_buffer(num) for _ in range(num_buffers)]
-        # The same memory.
-        self._words = [host.numpy() for host in self._hosts]
+        # For arrays that do not fit, as large as was needed so far.
+        self._spares = [self._host_buffer(0) for _ in range(num_buffers)]
         self._events: list[torch.cuda.Event | None] = [None] * num_buffers
-        self._space = Space()
-        # The inputs of each shape of padded steps, as views of the buffer.
-        self._inputs: dict[StepShape, Any] = {}
+        # By shape and host buffer. Shapes with prompt logits are unlimited in number, and not kept.
+        self._placed: dict[tuple[StepShape, int], _Placed] = {}
+        self._current = _NOTHING
 
-    def space(self) -> Space:
-        """Memory for the inputs of the next step, which no copy reads any more. It is valid until the next upload."""
-        if self._is_static:
-            self._wait_for_buffer()
-            self._space = Space(self._words[self._next][: self._buffer.numel()])
-        return self._space
+    def inputs(self, shape: StepShape, allocate: Callable[[Space], Any]) -> Any:
+        """Returns the inputs of the next step, a padded one, in a host buffer that no copy reads any more.
 
-    def upload(self, shape: StepShape | None, inputs: Any, extras: Any) -> tuple[Any, Any]:
-        """Returns both trees with tensors for their arrays, which are int64 or float32.
-
-        The arrays of `inputs` are in the last `space`. Inputs of equal `shape` are at the same addresses in every step.
-        The next upload overwrites them.
+        allocate: returns inputs of the shape, whose arrays it takes from the space.
         """
-        if not self._is_static:
-            return mapped(inputs, torch.from_numpy), mapped(extras, torch.from_numpy)
-        others = arrays_of(extras)
-        num_own, num_others = self._space.used, num_words(others)
-        if inputs is None:
-            self._wait_for_buffer()
-            num_own = 0
-        fits = num_own + num_others <= self._buffer.numel()
-        if fits:
-            pack(others, self._words[self._next][num_own:])
-        viewed = None if inputs is None else self._viewed(shape, inputs)
-        begin = self._buffer[num_own:]
-        self._copy(self._hosts[self._next], num_own + (num_others if fits else 0), self._buffer)
-        if not fits:
-            begin = self._uploaded_apart(others, num_others)
-        views = unpack(others, begin)
-        return viewed, mapped(extras, lambda _: next(views)) if others else extras
+        self._wait_for_buffer()
+        placed = self._placed.get((shape, self._next))
+        if placed is None:
+            host = self._hosts[self._next][: self._buffer.numel()]
+            space = Space(host.numpy())
+            on_host = allocate(space)
+            own = self._buffer[: space.used]
+            viewed = mapped(on_host, partial(self._view, address_of(host.numpy())))
+            placed = _Placed(on_host=on_host, on_device=viewed, source=host[: space.used], target=own)
+            if not shape.prompt_logits:
+                self._placed[shape, self._next] = placed
+        self._current = placed
+        return placed.on_host
 
-    def _viewed(self, shape: StepShape | None, inputs: Any) -> Any:
-        viewed = self._inputs.get(shape) if shape is not None else None
-        if viewed is None:
-            viewed = mapped(inputs, self._view)
-            # Shapes with prompt logits are unlimited in number.
-            if shape is not None and not shape.prompt_logits:
-                self._inputs[shape] = viewed
-        return viewed
-
-    def _view(self, array: NDArray[Any]) -> Tensor:
-        """Returns the place on the device of an array in the host buffer."""
-        begin = address_of(array) - address_of(self._words[self._next])
-        assert 0 <= begin <= self._buffer.nbytes - array.nbytes, "the array is not in the space of the step"
+    def _view(self, base: int, array: NDArray[Any]) -> Tensor:
+        """Returns the place on the device of an array in the host buffer at address `base`."""
+        begin = address_of(array) - base
+        assert 0 <= begin <= self._buffer.nbytes - array.nbytes, "the array is not in the space of the inputs"
         view = self._buffer.view(_TORCH_TYPES[array.dtype])[begin // array.itemsize :][: array.size]
         return view.view(array.shape)
 
-    def _uploaded_apart(self, arrays: list[NDArray[Any]], total: int) -> Tensor:
-        """Uploads arrays that are too large for the buffer of the inputs."""
-        if total > self._overflow.numel():
-            self._overflow = torch.zeros(1 << total.bit_length(), dtype=torch.int64, device=self._device)
-        self._wait_for_buffer()
-        host, words = self._hosts[self._next], self._words[self._next]
-        if words.size < total:
-            host = self._host_buffer(1 << total.bit_length())
-            words = host.numpy()
-            self._hosts[self._next], self._words[self._next] = host, words
-        pack(arrays, words)
-        self._copy(host, total, self._overflow)
-        return self._overflow
+    def upload(self, inputs: Any, extras: Any) -> tuple[Any, Any]:
+        """Returns both trees with tensors for their arrays, which are int64 or float32.
 
-    def _copy(self, host: Tensor, total: int, buffer: Tensor) -> None:
+        `inputs` are None or those that `inputs` returned last. Inputs of equal shape are at the same addresses in every
+        step. The next upload overwrites them.
+        """
+        if not self._is_static:
+            return mapped(inputs, torch.from_numpy), mapped(extras, torch.from_numpy)
+        placed = self._current
+        if inputs is None:
+            self._wait_for_buffer()
+            placed = _NOTHING
+        assert inputs is placed.on_host, "the inputs are not those of this step"
+        others = leaves(extras)
+        if not others:
+            if placed.source is not None:
+                self._copy(placed.source, placed.target)
+            return placed.on_device, extras
+        return placed.on_device, self._uploaded_with(placed, extras, others)
+
+    def _uploaded_with(self, placed: "_Placed", extras: Any, arrays: list[NDArray[Any]]) -> Any:
+        """Uploads the inputs with these arrays after them, or in a copy of their own if they do not fit."""
+        begin = 0 if placed.source is None else placed.source.numel()
+        end = begin + num_words(arrays)
+        host, buffer = self._hosts[self._next], self._buffer
+        if end > self._buffer.numel():
+            if placed.source is not None:
+                self._copy(placed.source, placed.target)
+                self._wait_for_buffer()
+            begin, end = 0, end - begin
+            host, buffer = self._enlarged(end)
+        pack(arrays, host.numpy()[begin:])
+        self._copy(host[:end], buffer[:end])
+        views = unpack(arrays, buffer[begin:])
+        return mapped(extras, lambda _: next(views))
+
+    def _enlarged(self, num: int) -> tuple[Tensor, Tensor]:
+        """Returns a host buffer and a buffer on the device that hold `num` words and no inputs."""
+        if num > self._overflow.numel():
+            self._overflow = torch.zeros(1 << num.bit_length(), dtype=torch.int64, device=self._device)
+        # Apart from the buffers of inputs, in which the inputs of each shape have their places.
+        if num > self._spares[self._next].numel():
+            self._spares[self._next] = self._host_buffer(1 << num.bit_length())
+        return self._spares[self._next], self._overflow
+
+    def _copy(self, source: Tensor, target: Tensor) -> None:
         """Starts the copy and moves on to the next host buffer."""
-        if total:
-            buffer[:total].copy_(host[:total], non_blocking=True)
+        target.copy_(source, non_blocking=True)
         if self._device.type == "cuda":
             event = torch.cuda.Event()
             event.record()
@@ -158,6 +162,20 @@ class Staging:
 
     def _host_buffer(self, num: int) -> Tensor:
         return torch.zeros(num, dtype=torch.int64, pin_memory=self._device.type == "cuda")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Placed:
+    """The inputs of a shape in one host buffer, and where they go."""
+
+    on_host: Any = None
+    on_device: Any = None
+    # int64 [n]: the words of the inputs on the host and on the device.
+    source: Tensor | None = None
+    target: Tensor | None = None
+
+
+_NOTHING = _Placed()
 
 
 def address_of(array: NDArray[Any]) -> int:

@@ -100,16 +100,16 @@ def join_frame(join: pb.Join) -> bytes:
 
 def read_plan(message: pb.StepPlan, geometry: Geometry) -> Plan:
     """The plan's arrays, checked against `geometry`. Raises PlanError."""
-    chunks = message.chunks
+    chunks, append_rows = message.chunks, message.appends.rows
     num_chunks = len(chunks.rows) // 4
     plan = Plan(
         generation=message.generation,
         step=message.step,
         checksum=message.checksum,
         started=read_started(message.started, geometry) if message.HasField("started") else None,
-        append_rows=int32_array(message.appends.rows, "appends.rows", 1, geometry.max_rows),
+        append_rows=int32_array(append_rows, "appends.rows", 1, geometry.max_rows),
         append_pages=int32_array(
-            message.appends.pages, "appends.pages", 1, geometry.num_pages - 1, len(message.appends.rows) // 4
+            message.appends.pages, "appends.pages", 1, geometry.num_pages - 1, len(append_rows) // 4
         ),
         chunk_rows=int32_array(chunks.rows, "chunks.rows", 1, geometry.max_rows),
         chunk_starts=int32_array(chunks.starts, "chunks.starts", 0, geometry.max_length - 1, num_chunks),

@@ -16,8 +16,9 @@ from gpu_worker.arrays import Space
 from gpu_worker.geometry import Geometry
 from gpu_worker.layout.row_features import Feature
 from gpu_worker.layout.row_tables import RowTables
-from gpu_worker.layout.samples import SampledRows, SampleExtras, Samples, lay_out_samples
+from gpu_worker.layout.samples import SampledRows, SampleExtras, Samples, lay_out_extras, write_samples
 from gpu_worker.layout.shapes import Shapes, StepShape
+from gpu_worker.layout.step_layout import allocated
 from gpu_worker.sampling.dense import choose
 from gpu_worker.step.output import DeviceSampler, StepOutput
 from gpu_worker.step.static_step import StaticOutput
@@ -87,8 +88,10 @@ class SamplingRig:
             samples=sampled.rows.size,
             draws=sampled.any_uses(Feature.DRAWS),
         )
-        shape = self.shapes.fitting(need)
-        laid_out = lay_out_samples(plan, sampled, self.tables, shape, Space(), is_padded=is_padded)
+        shape, num_decode = self.shapes.fitting(need), None if is_padded else need.decode
+        samples = allocated(shape, self.geometry, (), Space(), num_decode=num_decode).samples
+        write_samples(samples, plan, sampled, self.tables, shape.decode if is_padded else need.decode)
+        laid_out = samples, lay_out_extras(sampled, self.tables, is_padded=is_padded)
         self.tables.advance(plan)
         return (
             need.samples,

@@ -175,8 +175,7 @@ def test_device_tables_follow_the_plans(device: torch.device) -> None:
         plan = read_plan(core.plan(**kwargs), GEOMETRY)
         edits = tables.apply(plan)
         tables.advance(plan)
-        slots = on_device.slot_of_row[edits.rows]
-        on_host = SlotEdits(slots=slots, cols=edits.cols, pages=edits.pages)
+        on_host = SlotEdits.of(edits, on_device.slot_of_row)
         on_device.set_pages(mapped(on_host, lambda array: torch.from_numpy(array).to(device)))
     slot = on_device.slot_of_row[5]
     assert on_device.pages[slot, :3].tolist() == [7, 4, 2]

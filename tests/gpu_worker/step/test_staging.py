@@ -1,6 +1,6 @@
 """A tree of arrays arrives as the same tree of tensors, packed or not."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import pytest
@@ -8,8 +8,8 @@ import torch
 
 from gpu_worker.arrays import Space
 from gpu_worker.layout.shapes import StepShape
-from gpu_worker.step.staging import Staging, arrays_of, num_words, pack, unpack
-from gpu_worker.trees import mapped
+from gpu_worker.step.staging import Staging, address_of, num_words, pack, unpack
+from gpu_worker.trees import leaves, mapped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,18 +46,18 @@ def test_mapped_replaces_arrays_and_keeps_other_values() -> None:
     doubled = mapped(tree, lambda array: 2 * array)
     assert type(doubled) is Tree and [type(part) for part in doubled.parts] == [Leaf, Leaf]
     assert (doubled.leaf.name, doubled.leaf.absent) == ("leaf", None)
-    for before, after in zip(arrays_of(tree), arrays_of(doubled), strict=True):
+    for before, after in zip(leaves(tree), leaves(doubled), strict=True):
         np.testing.assert_array_equal(2 * before, after)
 
 
 def test_mapped_visits_arrays_in_the_order_of_the_fields() -> None:
     tree = tree_of()
     assert [field.name for field in fields(Tree)] == ["table", "leaf", "parts", "pair"]
-    assert [array.size for array in arrays_of(tree)] == [6, 3, 3, 0, 0, 5, 5, 2, 4]
+    assert [array.size for array in leaves(tree)] == [6, 3, 3, 0, 0, 5, 5, 2, 4]
 
 
 def test_unpack_returns_what_pack_wrote() -> None:
-    arrays = arrays_of(tree_of())
+    arrays = leaves(tree_of())
     words = np.full(num_words(arrays), -1, np.int64)
     pack(arrays, words)
     for array, tensor in zip(arrays, unpack(arrays, torch.from_numpy(words)), strict=True):
@@ -71,55 +71,82 @@ def test_pack_refuses_types_that_the_device_does_not_expect() -> None:
         next(unpack(arrays, torch.zeros(1, dtype=torch.int64)))
 
 
-def test_uploads_without_padded_steps_keep_their_values(device: torch.device) -> None:
+def test_uploads_without_padded_steps_keep_their_values() -> None:
     staging = Staging(torch.device("cpu"), 2, input_words=None)
     sent = tree_of()
-    inputs, extras = staging.upload(None, sent, sent.leaf)
+    inputs, extras = staging.upload(sent, sent.leaf)
     for received, expected in ((inputs, sent), (extras, sent.leaf)):
-        for array, tensor in zip(arrays_of(expected), arrays_of(received), strict=True):
+        for array, tensor in zip(leaves(expected), leaves(received), strict=True):
             np.testing.assert_array_equal(array, tensor)
+
+
+SHAPE = StepShape(decode=3, prefill=0, tokens=3, samples=3, draws=False)
+
+
+def allocate(space: Space) -> Leaf:
+    return Leaf(ids=space.int64(6).reshape(2, 3), shares=space.float32(3))
 
 
 def test_inputs_of_one_shape_keep_their_place_and_extras_of_any_size_arrive(device: torch.device) -> None:
     """Extras that do not fit behind the inputs go to a second buffer, which grows."""
-    shape = StepShape(decode=3, prefill=0, tokens=3, samples=3, draws=False)
     staging = Staging(device, 2, input_words=8)
     places = set[tuple[int, int]]()
-    for size in (3, 40_000, 1, 70_000, 9):
-        space = staging.space()
-        ids, shares, others = space.int64(3), space.float32(3), np.arange(size)
-        ids[:], shares[:] = np.arange(size, size + 3), size + 0.5
-        sent = Leaf(ids=others, shares=np.linspace(0, 1, size, dtype=np.float32))
-        inputs, extras = staging.upload(shape, Leaf(ids=ids, shares=shares), sent)
+    for size in (3, 40_000, 1, 70_000, 50_000, 9):
+        sent = staging.inputs(SHAPE, allocate)
+        sent.ids[:], sent.shares[:] = size + np.arange(6).reshape(2, 3), size + 0.5
+        others = Leaf(ids=np.arange(size), shares=np.linspace(0, 1, size, dtype=np.float32))
+        inputs, extras = staging.upload(sent, others)
         places.add((inputs.ids.data_ptr(), inputs.shares.data_ptr()))
         assert inputs.ids.device.type == device.type
-        assert inputs.ids.tolist() == [size, size + 1, size + 2]
+        assert inputs.ids.tolist() == [[size, size + 1, size + 2], [size + 3, size + 4, size + 5]]
         assert inputs.shares.tolist() == [size + 0.5] * 3
-        np.testing.assert_array_equal(extras.ids.cpu().numpy(), sent.ids)
-        np.testing.assert_array_equal(extras.shares.cpu().numpy(), sent.shares)
+        np.testing.assert_array_equal(extras.ids.cpu().numpy(), others.ids)
+        np.testing.assert_array_equal(extras.shares.cpu().numpy(), others.shares)
     assert len(places) == 1
+
+
+def test_host_buffers_take_turns() -> None:
+    """A buffer is not written before the copy from it has ended, which is when the other buffers have been used."""
+    staging = Staging(torch.device("cpu"), 3, input_words=8)
+    seen: list[int] = []
+    for _ in range(6):
+        sent = staging.inputs(SHAPE, allocate)
+        assert staging.inputs(SHAPE, allocate) is sent, "inputs that were not uploaded are overwritten"
+        seen.append(address_of(sent.ids))
+        staging.upload(sent, None)
+    assert len(set(seen[:3])) == 3 and seen[3:] == seen[:3]
+
+
+def test_shapes_with_prompt_logits_are_not_kept() -> None:
+    staging = Staging(torch.device("cpu"), 1, input_words=8)
+    shape = replace(SHAPE, prompt_logits=2)
+    first = staging.inputs(shape, allocate)
+    staging.upload(first, None)
+    assert staging.inputs(shape, allocate) is not first
 
 
 def test_extras_without_inputs_arrive(device: torch.device) -> None:
     staging = Staging(device, 2, input_words=8)
-    shape = StepShape(decode=3, prefill=0, tokens=3, samples=3, draws=False)
-    for size in (4, 5, 6):
-        space = staging.space()
-        space.int64(5)[:] = 1
-        _, extras = staging.upload(None, None, Leaf(ids=np.arange(size), shares=np.ones(1, np.float32)))
+    for size in (4, 5, 20_000):
+        staging.inputs(SHAPE, allocate).ids[:] = 1
+        inputs, extras = staging.upload(None, Leaf(ids=np.arange(size), shares=np.ones(1, np.float32)))
+        assert inputs is None
         assert extras.ids.tolist() == list(range(size))
-    ids = staging.space().int64(2)
-    ids[:] = 9
-    inputs, _ = staging.upload(shape, Leaf(ids=ids, shares=None), None)
-    assert inputs.ids.tolist() == [9, 9]
 
 
-def test_inputs_that_are_not_in_the_buffer_are_refused(device: torch.device) -> None:
-    staging = Staging(device, 2, input_words=8)
-    staging.space()
-    shape = StepShape(decode=3, prefill=0, tokens=3, samples=3, draws=False)
+def test_inputs_of_another_step_are_refused() -> None:
+    staging = Staging(torch.device("cpu"), 2, input_words=8)
+    first = staging.inputs(SHAPE, allocate)
+    staging.upload(first, None)
+    staging.inputs(SHAPE, allocate)
+    with pytest.raises(AssertionError, match="not those of this step"):
+        staging.upload(first, None)
+
+
+def test_inputs_that_are_not_in_the_buffer_are_refused() -> None:
+    staging = Staging(torch.device("cpu"), 2, input_words=8)
     with pytest.raises(AssertionError, match="not in the space"):
-        staging.upload(shape, Leaf(ids=np.arange(3), shares=None), None)
+        staging.inputs(SHAPE, lambda space: Leaf(ids=np.arange(3), shares=space.float32(1)))
 
 
 def test_a_space_hands_out_arrays_that_do_not_overlap() -> None:
