@@ -1,7 +1,7 @@
 """A CUDA device without a GPU: tensors on it have shapes, types and storages, and no data.
 
 `FakeCuda.present` makes torch accept the device. Within it, tensors on the device are fake, and FakeTensorMode refuses
-every operator whose result depends on their data; tensors on the host are real, so that numpy can read and write them.
+every operator that must know their data; tensors on the host are real, so that numpy can read and write them.
 """
 
 import ctypes

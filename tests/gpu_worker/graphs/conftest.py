@@ -1,4 +1,4 @@
-"""Shared by the tests of graphs: one rig, captured anew for each test."""
+"""Shared by the tests of graphs: one rig, captured again for each test."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,4 +1,4 @@
-"""A small random model behind a runner whose steps are padded, captured by the recorder and replayed, on a CPU.
+"""A small random model behind a runner with padded steps, which the recorder captures and replays on a CPU.
 
 A scenario is a function that runs steps in a `Session`. It can run with graphs and without, on the same kernels.
 """
@@ -116,7 +116,7 @@ class GraphRig:
         return self.runner.on_device.graphs
 
     def capture(self) -> GraphRecorder:
-        """Captures every shape anew, as the code is now."""
+        """Captures every shape again, as the code is now."""
         self.runner.reset(0)
         backend = recorder()
         self.runner.on_device.graphs = CapturedSteps(backend)

@@ -70,7 +70,7 @@ def value_on_the_host(patch: Patch, rig: GraphRig) -> None:
 
 
 def moved_staging_buffer(patch: Patch, rig: GraphRig) -> None:
-    """The staging buffer is allocated anew for steps with chunks; views of the old one are kept."""
+    """The staging buffer is allocated again for steps with chunks; views of the old one are kept."""
     upload = Staging.upload
 
     def moving(staging: Staging, shape: StepShape | None, inputs: Any, extras: Any) -> Any:
@@ -82,7 +82,7 @@ def moved_staging_buffer(patch: Patch, rig: GraphRig) -> None:
 
 
 def freed_staging_buffer(patch: Patch, rig: GraphRig) -> None:
-    """The staging buffer is allocated anew for steps with chunks, and nothing keeps the old one."""
+    """The staging buffer is allocated again for steps with chunks, and nothing keeps the old one."""
     upload = Staging.upload
 
     def freeing(staging: Staging, shape: StepShape | None, inputs: Any, extras: Any) -> Any:
@@ -209,7 +209,7 @@ MUTATIONS: dict[Callable[[Patch, GraphRig], None], str] = {
     results_that_are_not_copied: "failed",
     smaller_bucket: "failed|other",
     larger_bucket: "failed|other",
-    graph_of_other_draws: "other tokens",
+    graph_of_other_draws: "failed|other",
 }
 
 
