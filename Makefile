@@ -119,7 +119,7 @@ $(KERNELS_INSTALLED): .ci/kernel-constraints.txt
 	    torch transformers numpy protobuf googleapis-common-protos psutil pydantic pytest
 	@touch $@
 
-test-kernels: $(KERNELS_INSTALLED) $(STUBS) ## Compile attention kernels for three CUDA cards and interpret them, without a GPU
+test-kernels: $(KERNELS_INSTALLED) $(STUBS) ## Compile the kernels of CUDA cards and interpret them, without a GPU
 	$(KERNELS_VENV)/bin/python -m pytest -c tests/kernels/pytest.ini tests/kernels $(ARGS)
 
 simulate-long: $(INSTALLED) $(STUBS) ## Run the random simulation: 10,000,000 operations over 1,000 seeds, on all cores

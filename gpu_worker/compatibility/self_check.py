@@ -99,7 +99,8 @@ def _served_logits(
 
     def keep() -> None:
         logits = runner.on_device.last_logits
-        kept.append(None if logits is None else logits.float().cpu())
+        # The next step may overwrite them.
+        kept.append(None if logits is None else logits.to("cpu", torch.float32, copy=True))
 
     plans = make_plans(prompts, runner.geometry)
     outcomes = runner.rehearse(*plans, after_each=keep)

@@ -195,7 +195,9 @@ def choose_on_gpu(
     floors = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
     if not num_rows:
         return tokens, floors
-    peaks, scores = torch.empty(2, num_rows, num_blocks, dtype=torch.float32, device=logits.device)
+    # Each of its own, so that all are aligned: other addresses would compile other kernels.
+    peaks = torch.empty(num_rows, num_blocks, dtype=torch.float32, device=logits.device)
+    scores = torch.empty_like(peaks)
     places = torch.empty(num_rows, num_blocks, dtype=torch.int32, device=logits.device)
     given = (logits, logits.stride(0), *columns, at, peaks, scores, places)
     constants = constants_of(vocab_size, logits.dtype, may_ban=may_ban)

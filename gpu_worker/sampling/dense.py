@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpu_worker.sampling.inputs import DrawInputs, SamplingInputs, Typical
+from gpu_worker.sampling.inputs import DrawInputs, Typical
 from gpu_worker.sampling.noise import add_noise, noise_keys
 from gpu_worker.sampling.thresholds import MAX_SCRATCH, SMALL_VOCABULARY, threshold_within, typical
 
@@ -52,13 +52,13 @@ def revise(
 
     A token becomes -1 if the changed logits allow none; a token that is -1 stays so.
     """
-    if inputs is None:
-        # As parameters, so that the GPU's kernels for changed logits are compiled in one variant only.
-        inputs = _all_greedy(tokens)
     if edited is not None:
+        # As parameters, so that the GPU's kernels for changed logits are compiled in one variant only.
+        inputs = inputs or _all_greedy(tokens)
         own = _choose(edited.logits, inputs, at=edited.samples, may_ban=True)[0]
         _replace(tokens, edited.samples, own)
     if typical_samples is not None:
+        assert inputs is not None, "a greedy sample does not filter"
         samples = typical_samples.samples
         scores = _scores(logits, samples, edited)
         # The other filters come first. The scores that all filters leave are drawn from at temperature 1.
@@ -67,26 +67,6 @@ def revise(
         scores.masked_fill_(scores < floors[:, None], -torch.inf)
         scores = torch.cat([typical(part, p) for part, p in _parts(scores, typical_samples.typical_p)])
         _replace(tokens, samples, _choose(scores, _unfiltered(inputs), at=samples, may_ban=True)[0])
-
-
-def sample_densely(logits: Tensor, inputs: SamplingInputs[Tensor] | None, edited: EditedLogits | None = None) -> Tensor:
-    """Returns what `sampler.sample` returns on a CPU, by `choose` and `revise`."""
-    dense = None if inputs is None else _spread(inputs, logits.shape[0])
-    tokens, filtering = choose(logits, dense), None
-    if inputs is not None and inputs.typical is not None:
-        places, typical_p = inputs.typical
-        filtering = Typical(samples=inputs.rows.index_select(0, places), typical_p=typical_p)
-    if edited is not None or filtering is not None:
-        revise(tokens, logits, dense, edited=edited, typical_samples=filtering)
-    return tokens
-
-
-def _spread(inputs: SamplingInputs[Tensor], num_samples: int) -> DrawInputs[Tensor]:
-    """Gives each of the S samples an entry; those that do not draw are greedy."""
-    numbers = torch.stack([inputs.temperature, inputs.top_p, inputs.min_p])
-    counts = torch.stack([inputs.top_k, inputs.seed, inputs.sample_idx, inputs.position])
-    spread = (own.new_zeros(len(own), num_samples).index_copy_(1, inputs.rows, own) for own in (numbers, counts))
-    return _inputs_of([column for columns in spread for column in columns])
 
 
 def _replace(tokens: Tensor, samples: Tensor, own: Tensor) -> None:

@@ -8,7 +8,7 @@ step runs. Shape legend: S samples, R samples that draw, E samples with changed 
 import torch
 from torch import Tensor
 
-from gpu_worker.sampling.dense import EditedLogits, sample_densely
+from gpu_worker.sampling.dense import EditedLogits
 from gpu_worker.sampling.inputs import SamplingInputs
 from gpu_worker.sampling.noise import add_noise, gumbel_noise, noise_keys
 from gpu_worker.sampling.thresholds import MAX_SCRATCH, SMALL_VOCABULARY, rank_threshold, typical
@@ -61,8 +61,6 @@ def sample(logits: Tensor, inputs: SamplingInputs[Tensor] | None, edited: Edited
 
     `inputs` is None if every sample is greedy.
     """
-    if logits.is_cuda:
-        return sample_densely(logits, inputs, edited)
     # A sum is finite if every term is (logits are far from overflow); this takes one fast pass.
     usable = logits.sum(-1, dtype=torch.float32).isfinite()
     tokens = logits.argmax(-1)

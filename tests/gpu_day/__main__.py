@@ -7,6 +7,7 @@ killed leaves what was done. Exit code 1 if a part failed or was stopped. `make 
 import argparse
 import sys
 import time
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +34,14 @@ def main() -> int:
     report = Report(arguments.out, _about(arguments.device, arguments.tiny))
     request = Request(device=arguments.device, tiny=arguments.tiny, flex_nano_vllm=arguments.flex_nano_vllm)
     ends_at = time.monotonic() + arguments.minutes * 60
-    forking = context()
+    making = context(arguments.device)
     for name in names:
-        _run(name, request, report, ends_at - time.monotonic(), forking)
+        _run(name, request, report, ends_at - time.monotonic(), making)
     print((arguments.out / SUMMARY).read_text())
     return 0 if report.all_passed(names) else 1
 
 
-def _run(name: str, request: Request, report: Report, left: float, forking: Any) -> None:
+def _run(name: str, request: Request, report: Report, left: float, making: BaseContext) -> None:
     part = BY_NAME[name]
     print(f"\n== {name}: {part.about}", flush=True)
     if left <= 0:
@@ -52,7 +53,7 @@ def _run(name: str, request: Request, report: Report, left: float, forking: Any)
 
     # A CPU compiles a kernel in half a minute, once; the limits are a GPU's.
     limit = left if request.device == "cpu" else min(part.limit_seconds, left)
-    run_part(forking, part, request, limit, on_change)
+    run_part(making, part, request, limit, on_change)
     print(f"== {name}: {report.parts[name]['outcome']}, {report.parts[name]['seconds']} s", flush=True)
 
 

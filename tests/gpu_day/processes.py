@@ -1,7 +1,8 @@
 """Runs a part in a process of its own, with a time limit, while its record is read.
 
-Owns the process and its end. Processes are forked from one that has imported torch and Transformers and has not touched
-a device, because these imports take seconds and a part's process must be able to use CUDA.
+Owns the process and its end. For a CPU, processes are forked from one that has imported torch and Transformers, because
+these imports take seconds. For a GPU each process is fresh: an import may look for a device, and after that a forked
+process cannot use CUDA.
 """
 
 import importlib
@@ -13,13 +14,13 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.context import BaseContext, ForkServerContext
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from gpu_worker.__main__ import die_with_parent, keep_compiled_kernels
+from gpu_worker.__main__ import choose_allocator, die_with_parent, keep_compiled_kernels
 from tests.gpu_day.day import Day
 from tests.gpu_day.part_table import Part
 from tests.gpu_day.record import Record
@@ -36,15 +37,17 @@ class Request:
     flex_nano_vllm: str
 
 
-def context() -> ForkServerContext:
-    """The context that forks the parts' processes."""
+def context(device: str) -> BaseContext:
+    """The context that makes the parts' processes."""
+    if device != "cpu":
+        return multiprocessing.get_context("spawn")
     forking = multiprocessing.get_context("forkserver")
     forking.set_forkserver_preload(["torch", "transformers", "transformers.models.qwen3.modeling_qwen3"])
     return forking
 
 
 def run_part(
-    forking: BaseContext,
+    making: BaseContext,
     part: Part,
     request: Request,
     limit_seconds: float,
@@ -56,7 +59,7 @@ def run_part(
     begun = clock()
     with tempfile.TemporaryDirectory(prefix="tandem-gpu-day-") as folder:
         path = Path(folder) / "record.json"
-        process = forking.Process(target=_run, args=(part, request, folder, begun + limit_seconds))
+        process = making.Process(target=_run, args=(part, request, folder, begun + limit_seconds))
         process.start()
         seen = ""
         try:
@@ -83,11 +86,17 @@ def _run(part: Part, request: Request, folder: str, ends_at: float) -> None:
     die_with_parent()
     # Parts and workers share them.
     keep_compiled_kernels()
-    if request.tiny:
+    choose_allocator()
+    record = Record(part=part.name, path=Path(folder) / "record.json")
+    if request.device != "cpu":
+        import torch
+
+        free, total = torch.cuda.mem_get_info()
+        record.note(f"{torch.cuda.get_device_name()}, {free / 1e9:.1f} of {total / 1e9:.1f} GB free at the start")
+    elif request.tiny:
         import torch
 
         torch.set_num_threads(1)
-    record = Record(part=part.name, path=Path(folder) / "record.json")
     day = Day(
         device=request.device,
         tiny=request.tiny,

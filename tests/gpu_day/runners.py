@@ -100,7 +100,7 @@ def _runner(
     on_cpu = device.type == "cpu"
     backend: GraphBackend | None = None
     if graphs:
-        backend = GraphRecorder(opaque=_OPAQUE) if on_cpu else CudaGraphs(device)
+        backend = GraphRecorder(opaque=_OPAQUE, transparent=["tandem::attend"]) if on_cpu else CudaGraphs(device)
     return Runner(
         model,
         layers,

@@ -10,6 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import psutil
+
 from tandem_client import Client
 from tests.benchmarks.machine import cpu_seconds
 from tests.gpu_day.clients import Completions, Fleet
@@ -26,7 +28,7 @@ class Run:
     """One run of a workload through the service, and what the processes spent on it."""
 
     completions: Completions
-    # CPU seconds of the worker, of the scheduler with its front ends, and of the clients.
+    # CPU seconds of the worker, the core, the front ends and the clients.
     cpu_seconds: dict[str, float]
     steps: int
     preemptions: int
@@ -100,9 +102,11 @@ class Service:
         )
 
     def _clocks(self, worker: Child) -> dict[str, float]:
+        frontends = psutil.Process(self.scheduler.pid).children()
         return {
             "worker": cpu_seconds(worker.pid),
-            "scheduler": cpu_seconds(self.scheduler.pid),
+            "core": cpu_seconds(self.scheduler.pid),
+            "front ends": sum(cpu_seconds(frontend.pid) for frontend in frontends),
         }
 
 

@@ -157,7 +157,7 @@ def test_a_model_larger_than_host_memory_needs_accelerate(saved: Path, monkeypat
     monkeypatch.setattr(startup, "free_host_bytes", lambda: 1000)
     meta_model = startup.meta_model_of(startup.read_files(saved).config, dtype=torch.bfloat16)
     costs = startup.estimate(meta_model, startup.check_model(meta_model), dtype=torch.bfloat16, packs=False)
-    settings = WorkerSettings(model=str(saved), max_rows=8, token_budget=128, page_size=16)
+    settings = WorkerSettings(model=str(saved), max_rows=8, token_budget=136, page_size=16)
     monkeypatch.setattr(startup, "loads_to_device", lambda _: False)
     with pytest.raises(DoesNotFit, match="where 1000 bytes are free; install accelerate"):
         startup.plan_memory(settings, costs, card)

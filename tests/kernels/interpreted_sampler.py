@@ -19,11 +19,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpu_worker.sampling import choose_kernel, dense
 from gpu_worker.sampling.choose_kernel import choose_on_gpu
-from gpu_worker.sampling.dense import EditedLogits, sample_densely
+from gpu_worker.sampling.dense import EditedLogits, choose, revise
+from gpu_worker.sampling.draw_inputs import typical_samples
 from gpu_worker.sampling.inputs import DrawInputs
 from gpu_worker.sampling.noise import gumbel_noise, noise_keys
 from gpu_worker.sampling.sampler import sample
-from tests.gpu_worker.sampling.test_dense import DENSE_ROWS, dense_inputs, ragged_inputs, varied
+from tests.gpu_worker.sampling.test_dense import DENSE_ROWS, dense_inputs, on_device, ragged_inputs, varied
+from tests.gpu_worker.sampling.test_dense import columns_of as host_columns_of
 from tests.gpu_worker.sampling.test_sampler import ROWS
 
 CPU = torch.device("cpu")
@@ -180,10 +182,13 @@ def test_changed_logits_and_typical_p(monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = [(e, drawing.index(i)) for e, i in enumerate(changed.tolist()) if i in drawing]
     draws = torch.tensor([e for e, _ in pairs]), torch.tensor([r for _, r in pairs])
     edited = EditedLogits(samples=changed, draws=draws, logits=scores)
-    inputs = ragged_inputs(rows, CPU)
-    expected = sample(logits, inputs, edited)
+    expected = sample(logits, ragged_inputs(rows, CPU), edited)
     monkeypatch.setattr(dense, "_operator", on_kernels)
-    assert torch.equal(sample_densely(logits, inputs, edited), expected)
+    dense_ones, typical = dense_inputs(rows, CPU), typical_samples(host_columns_of(rows), np.arange(len(rows)))
+    assert typical is not None
+    tokens = choose(logits, dense_ones)
+    revise(tokens, logits, dense_ones, edited=edited, typical_samples=on_device(typical, CPU))
+    assert torch.equal(tokens, expected)
     assert used == [False, True, True, True]
     assert expected[1] == expected[3] == -1 and (expected[[0, 2, 4, 5]] >= 0).all()
 
@@ -220,7 +225,7 @@ class Operators(TorchDispatchMode):
 
 
 def test_a_choice_launches_two_kernels_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Allocations and views launch nothing. The kernels do not run: the interpreter copies tensors by operators."""
+    """Allocations launch nothing. The kernels do not run: the interpreter copies tensors by operators."""
     launched: list[str] = []
 
     class Counted:
@@ -238,4 +243,4 @@ def test_a_choice_launches_two_kernels_and_nothing_else(monkeypatch: pytest.Monk
         with Operators() as operators:
             choose_on_gpu(logits, columns, None, False)
         assert launched == ["summarise", "decide"]
-        assert operators.names <= {"empty", "unbind", "select"}, operators.names
+        assert operators.names <= {"empty", "empty_like"}, operators.names

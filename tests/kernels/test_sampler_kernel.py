@@ -69,7 +69,6 @@ CASES = [
 ]
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("variant", ["greedy", "draw", "revise"])
 @pytest.mark.parametrize(("capability", "dtype", "vocab_size"), CASES)
 def test_kernels_compile_without_spills_and_two_blocks_fit_an_sm(
@@ -87,7 +86,47 @@ def test_kernels_compile_without_spills_and_two_blocks_fit_an_sm(
             assert "cp.async.cg.shared.global" in compiled.asm["ptx"], "16 bytes at once, ahead of their use"
 
 
-@pytest.mark.timeout(1800)
+class Driver:
+    """The answers that Triton needs to compile a launch for a card that is not there."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: object = None) -> int:
+        return 0
+
+
+def parameters(num_rows: int, offset: int) -> tuple[torch.Tensor, ...]:
+    """DrawInputs' columns as staging lays them out: aligned to 8 bytes, `offset` words from an aligned address."""
+    words = torch.zeros(7, num_rows + 8, dtype=torch.int64)
+    numbers = [words[i].view(torch.float32)[2 * offset : 2 * offset + num_rows] for i in range(3)]
+    return *numbers, *(words[i][offset : offset + num_rows] for i in range(3, 7))
+
+
+def test_launches_of_any_number_of_rows_and_any_alignment_share_one_compiled_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Warm-up compiles all that serving needs: by a step without a row that draws, one with some, and one revised."""
+    monkeypatch.setattr(triton.runtime.driver, "_active", Driver())
+    vocab_size, kernels = 2500, (choose_kernel.summarise, choose_kernel.decide)
+    for kernel in kernels:
+        run = kernel.run
+        kernel.device_caches.clear()
+        monkeypatch.setattr(
+            kernel, "run", lambda *given, grid, warmup, run=run, **named: run(*given, grid=grid, warmup=True, **named)
+        )
+    for num_rows, offset in ((1, 0), (3, 1), (16, 2), (17, 3)):
+        logits, at = torch.zeros(num_rows, vocab_size, dtype=torch.bfloat16), torch.zeros(64, dtype=torch.int64)
+        choose_kernel.choose_on_gpu(logits, (None,) * 7, None, False)
+        choose_kernel.choose_on_gpu(logits, parameters(num_rows, offset), None, False)
+        at = at[offset : offset + num_rows]
+        choose_kernel.choose_on_gpu(logits.float(), parameters(num_rows, offset), at, True)
+        assert [len(kernel.device_caches[0][0]) for kernel in kernels] == [3, 3], (num_rows, offset)
+
+
 def test_results_under_the_interpreter() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(map(str, sys.path))}
     tests = Path(__file__).with_name("interpreted_sampler.py")

@@ -7,7 +7,6 @@ greedy, one draws by temperature.
 from tandem.internal.v1 import worker_pb2 as pb
 from torch import Tensor
 
-from gpu_worker.step.runner import MAX_IN_FLIGHT
 from gpu_worker.wire.frames import Outcome
 from tests.gpu_day import workloads
 from tests.gpu_day.day import Day
@@ -69,9 +68,7 @@ def _tokens_and_logits(day: Day, loads: list[Requests], *, graphs: bool) -> list
     results = []
     for number, requests in enumerate(loads):
         plans = record_plans(served.geometry, requests)
-        # A CPU's results are not copied out of the graph's memory before the next plan runs.
-        in_flight = 1 if day.on_cpu else MAX_IN_FLIGHT
-        tokens = replay(served.runner, plans, generation=2 * number + 1, in_flight=in_flight).tokens()
+        tokens = replay(served.runner, plans, generation=2 * number + 1).tokens()
         results.append((tokens, _logits(served, plans[: max(1, len(plans) // 4)], 2 * number + 2)))
     del served
     free_memory(day.device)

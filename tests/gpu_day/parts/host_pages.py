@@ -56,7 +56,7 @@ def _alone(day: Day, served: Served, page_bytes: int) -> None:
 
 
 def _beside_steps(day: Day, served: Served) -> None:
-    """Decode steps that each save pages, which no row holds, against steps that save none."""
+    """Decode steps that each save pages against steps that save none."""
     generations = Generations()
     num_rows, context, steps = (4, 20, 8) if day.tiny else (_ROWS, _CONTEXT, 60)
     tokens: dict[int, list[list[int]]] = {}

@@ -12,7 +12,6 @@ import torch
 from tandem.internal.v1 import worker_pb2 as pb
 from torch import Tensor
 
-from gpu_worker.attention.flex_kernel import FlexKernel
 from gpu_worker.attention.paged import ATTENTION_NAME, register
 from gpu_worker.checkpoint.loading import prepare
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
@@ -24,6 +23,7 @@ from tests.gpu_worker.plans import Sequence_, TinyCore
 from tests.gpu_worker.reference import eager_model
 from tests.gpu_worker.rig import VOCAB_SIZE, RigSpec, config_of
 from tests.rigs.graph_recorder import GraphRecorder
+from tests.rigs.recorded_worker import recorder
 
 CPU = torch.device("cpu")
 SPEC = RigSpec(page_size=16, group=2, head_dim=64, chunk_align=32)
@@ -37,11 +37,6 @@ GEOMETRY = Geometry(
     chunk_align=SPEC.chunk_align,
     vocab_size=VOCAB_SIZE,
 )
-
-
-def recorder() -> GraphRecorder:
-    """A recorder for steps of the worker on a CPU."""
-    return GraphRecorder(opaque=[(FlexKernel, "__call__")], transparent=["tandem::attend"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -168,6 +168,34 @@ def test_one_plan_saves_zeroes_copies_and_loads_in_this_order(plain_rig: Rig) ->
         pool.zero_()
 
 
+def test_copies_from_host_memory_start_before_the_saves_of_their_plan(
+    plain_rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So on a GPU they do not wait for the pages to save, which the step in flight may still write."""
+    rig, core, calls = plain_rig, plain_rig.core(), []
+    order_all(rig, core, Moves(saves=[(1, 0), (2, 1)]))
+    host = rig.runner.on_device.host
+
+    def noting(name: str, call: Callable[..., object]) -> Callable[..., object]:
+        def noted(*args: object) -> object:
+            result = call(*args)
+            calls.append((name, result))
+            return result
+
+        return noted
+
+    for name in ("save", "fetch", "load"):
+        monkeypatch.setattr(host, name, noting(name, getattr(host, name)))
+    order_all(rig, core, Moves(saves=[(3, 2)], zero=[3], loads=[(4, 0)]))
+    # One passage is on its way before the save.
+    assert calls == [("fetch", 1), ("save", None), ("load", None)]
+    calls.clear()
+    order_all(rig, core, Moves(saves=[(5, 0)], loads=[(4, 0)]))
+    assert calls == [("fetch", 0), ("save", None), ("load", None)]
+    for pool in pools(rig):
+        pool.zero_()
+
+
 def test_random_page_orders_match_a_sequential_model(plain_rig: Rig) -> None:
     """Random plans against a model that carries out one operation at a time, in worker.proto's order."""
     rig, core, draw = plain_rig, plain_rig.core(), random.Random(5)

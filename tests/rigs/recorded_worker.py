@@ -1,0 +1,64 @@
+"""A worker whose steps are padded, captured and replayed, on a CPU: `python -m tests.rigs.recorded_worker`.
+
+It is `gpu_worker` with `graph_recorder.py` in the place of CUDA graphs, and with few shapes, because each shape of
+attention is a kernel to compile. A padded step that would run eagerly fails.
+"""
+
+import os
+import sys
+from typing import Any
+
+import gpu_worker.startup
+from gpu_worker.__main__ import keep_compiled_kernels, main
+from gpu_worker.attention.flex_kernel import FlexKernel
+from gpu_worker.geometry import Geometry
+from gpu_worker.graphs.captured import CapturedSteps
+from gpu_worker.layout.shapes import Shapes, StepShape
+from gpu_worker.step.runner import Runner
+from tests.rigs.graph_recorder import GraphRecorder
+
+# Decode rows of the smaller bucket.
+_FEW_ROWS = 4
+
+
+def recorder() -> GraphRecorder:
+    """A recorder for steps of the worker on a CPU."""
+    return GraphRecorder(opaque=[(FlexKernel, "__call__")], transparent=["tandem::attend"])
+
+
+def few_shapes(geometry: Geometry) -> Shapes:
+    """Two decode buckets, and mixed steps of one size."""
+    buckets, prefill = (_FEW_ROWS, geometry.max_rows), geometry.prefill_tokens
+    decode = [
+        StepShape(decode=size, prefill=0, tokens=size, samples=size, draws=draws)
+        for size in buckets
+        for draws in (False, True)
+    ]
+    most = geometry.max_rows
+    mixed = StepShape(decode=most, prefill=prefill, tokens=most + prefill, samples=most, draws=True)
+    return Shapes(decode_buckets=buckets, prefill_buckets=(prefill,), steps=(*decode, mixed))
+
+
+class _Replayed(CapturedSteps[Any]):
+    """Refuses to run a captured shape eagerly."""
+
+    def replay(self, shape: Any) -> Any:
+        result = super().replay(shape)
+        if result is None and not shape.prompt_logits:
+            raise AssertionError(f"{shape} has no graph")
+        return result
+
+
+class RecordedRunner(Runner):
+    """A runner whose steps are replayed by the recorder."""
+
+    def __init__(self, model: Any, layers: Any, geometry: Geometry, *, graphs: object = None, **options: Any) -> None:
+        super().__init__(model, layers, geometry, shapes=few_shapes(geometry), graphs=None, **options)
+        self.on_device.graphs = _Replayed(recorder())
+
+
+if __name__ == "__main__":
+    keep_compiled_kernels()
+    gpu_worker.startup.Runner = RecordedRunner
+    exit_code = main(sys.argv[1:])
+    os._exit(exit_code)
