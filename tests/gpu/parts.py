@@ -27,7 +27,7 @@ FILES: dict[str, tuple[str, ...]] = {
             "checkpoint",
             "fake_cuda",
             "link",
-            "layout/test_row_tables.py",
+            "layout",
         ),
         *("test_settings.py", "test_failures.py", "test_logs.py", "test_preflight.py"),
     ),

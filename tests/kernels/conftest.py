@@ -1,8 +1,8 @@
-"""Options of this run, and the measured resources, which all tests of a run share."""
+"""Options of this run, and the measured resources of each card, which the tests share."""
 
 import pytest
 
-from tests.kernels.cards import CARDS
+from tests.kernels.cards import CARDS, Card
 from tests.kernels.processes import measured
 from tests.kernels.table import Line
 
@@ -13,11 +13,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "card_key" in metafunc.fixturenames:
-        metafunc.parametrize("card_key", metafunc.config.getoption("--cards").split(","))
+    if "card" in metafunc.fixturenames:
+        cards = [CARDS[key] for key in metafunc.config.getoption("--cards").split(",")]
+        metafunc.parametrize("card", cards, ids=lambda card: card.key, scope="session")
 
 
 @pytest.fixture(scope="session")
-def resources(request: pytest.FixtureRequest) -> dict[str, list[Line]]:
-    """The lines of every chosen card."""
-    return measured(request.config.getoption("--cards").split(","))
+def resources(card: Card) -> list[Line]:
+    """The lines of one card."""
+    return measured(card)

@@ -33,8 +33,9 @@ class Twins:
         """Registers the tensors in the attributes, lists and dicts of two objects that are built alike."""
         if isinstance(fake, Tensor):
             # A CPU's page lists are as wide as the pool. Entries beyond a GPU's width are never valid.
-            part = real[tuple(slice(0, size) for size in fake.shape)]
-            self._real[fake.untyped_storage()._cdata] = part.clone(memory_format=torch.contiguous_format)
+            with unset_fake_temporarily():
+                part = real[tuple(slice(0, size) for size in fake.shape)]
+                self._real[fake.untyped_storage()._cdata] = part.clone(memory_format=torch.contiguous_format)
         elif isinstance(fake, dict):
             for key, value in fake.items():
                 self.pair(value, real[key])

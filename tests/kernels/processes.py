@@ -10,28 +10,21 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from tests.kernels.cards import Card
 from tests.kernels.table import Line
 
 ROOT = Path(__file__).resolve().parents[2]
 DTYPES = ("bfloat16", "float16")
 
 
-def measured(cards: list[str]) -> dict[str, list[Line]]:
-    """The lines of `measure` for each card, of all dtypes."""
-    jobs = [(card, dtype) for card in cards for dtype in DTYPES]
+def measured(card: Card) -> list[Line]:
+    """The lines of `measure` for a card: by model and kind, decode calls and then prefill calls of each dtype."""
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        outputs = pool.map(lambda job: run("tests.kernels.measure", *job), jobs)
-        lines: dict[str, list[Line]] = {card: [] for card in cards}
-        for (card, _), output in zip(jobs, outputs, strict=True):
-            lines[card] += [json.loads(line) for line in output.splitlines()]
-    # By model, kind and call, as the dtypes of one call stand together in the table.
-    order = {id(line): i for card in cards for i, line in enumerate(lines[card])}
-    for card in cards:
-        first: dict[tuple[str, str], int] = {}
-        for line in lines[card]:
-            first.setdefault((line["model"], line["kind"]), len(first))
-        lines[card].sort(key=lambda line: (first[line["model"], line["kind"]], line["call"], order[id(line)]))
-    return lines
+        outputs = list(pool.map(lambda dtype: run("tests.kernels.measure", card.key, dtype), DTYPES))
+    lines: list[Line] = [json.loads(line) for output in outputs for line in output.splitlines()]
+    kinds = list(dict.fromkeys((line["model"], line["kind"]) for line in lines))
+    # The sort is stable: buckets stay in order.
+    return sorted(lines, key=lambda line: (kinds.index((line["model"], line["kind"])), line["call"]))
 
 
 def interpreted(names: list[str]) -> list[Line]:

@@ -65,16 +65,23 @@ class _Place:
         return torch.empty(0, dtype=self.dtype).set_(storage, self.offset, self.shape, self.stride)
 
 
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """Stands for a tensor: the index of its place."""
+
+    place: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Node:
-    """A recorded operator. In `arguments`, a flattened tree, places stand for tensors."""
+    """A recorded operator. In `arguments`, a flattened tree, slots stand for tensors."""
 
     name: str
     run: Callable[..., Any]
     arguments: tuple[Any, ...]
     tree: Any
     # The fresh tensors among the results, by their index in the flattened result.
-    written: tuple[tuple[int, _Place], ...]
+    written: tuple[tuple[int, _Slot], ...]
 
 
 class _Outside:
@@ -104,9 +111,10 @@ def garbage(dtype: torch.dtype) -> float | int | bool:
 class RecordedGraph:
     """One capture's operators and the memory they use."""
 
-    def __init__(self, poison: Callable[[], None]) -> None:
+    def __init__(self, poison: "Callable[[RecordedGraph], None]") -> None:
         self._poison = poison
         self._nodes: list[_Node] = []
+        self._places: list[_Place] = []
         # By index: pool storages are kept alive, those from outside are not.
         self._storages: list[torch.UntypedStorage | _Outside] = []
         # What the capture allocated, each storage as one tensor of the type it was allocated for.
@@ -122,21 +130,15 @@ class RecordedGraph:
         """Plays the operators back on the recorded memory. Raises DanglingMemory before the first of them."""
         self.num_replays += 1
         storages = [one.resolve() if isinstance(one, _Outside) else one for one in self._storages]
-        tensors: dict[_Place, Tensor] = {}
-
-        def tensor_at(place: _Place) -> Tensor:
-            if place not in tensors:
-                tensors[place] = place.on(storages[place.storage])
-            return tensors[place]
-
         with torch.inference_mode(), _disable_current_modes():
-            self._poison()
+            tensors = [place.on(storages[place.storage]) for place in self._places]
+            self._poison(self)
             for node in self._nodes:
-                leaves = [tensor_at(leaf) if isinstance(leaf, _Place) else leaf for leaf in node.arguments]
+                leaves = [tensors[leaf.place] if isinstance(leaf, _Slot) else leaf for leaf in node.arguments]
                 args, kwargs = tree_unflatten(leaves, node.tree)
                 results = tree_flatten(node.run(*args, **kwargs))[0]
-                for i, place in node.written:
-                    tensor_at(place).copy_(results[i])
+                for i, slot in node.written:
+                    tensors[slot.place].copy_(results[i])
 
 
 class _Capture(TorchDispatchMode):
@@ -145,7 +147,8 @@ class _Capture(TorchDispatchMode):
     def __init__(self, graph: RecordedGraph, transparent: Sequence[str]) -> None:
         super().__init__()
         self._transparent = frozenset(transparent)
-        self._nodes, self._storages, self._pool = graph._nodes, graph._storages, graph.pool
+        self._nodes, self._places, self._storages, self._pool = graph._nodes, graph._places, graph._storages, graph.pool
+        self._slot_of: dict[_Place, _Slot] = {}
         # Index into the storages by address of torch's storage object, which stays taken while references are held.
         self._idx_of: dict[int, int] = {}
 
@@ -173,10 +176,10 @@ class _Capture(TorchDispatchMode):
     def record(self, name: str, run: Callable[..., Any], args: Any, kwargs: Any, *, uninitialised: bool = False) -> Any:
         """Runs an operator and adds it to the graph."""
         leaves, tree = tree_flatten((args, kwargs))
-        recorded = tuple(self._place(leaf) if _has_storage(leaf) else leaf for leaf in leaves)
+        recorded = tuple(self._slot(leaf) if _has_storage(leaf) else leaf for leaf in leaves)
         result = run(*args, **kwargs)
         fresh = [
-            (i, self._place(leaf, allocated=True))
+            (i, self._slot(leaf, allocated=True))
             for i, leaf in enumerate(tree_flatten(result)[0])
             if _has_storage(leaf) and leaf.untyped_storage()._cdata not in self._idx_of
         ]
@@ -190,7 +193,7 @@ class _Capture(TorchDispatchMode):
         snapshot = host.clone()
         return self.record("constant", snapshot.clone, (), {})
 
-    def _place(self, tensor: Tensor, *, allocated: bool = False) -> _Place:
+    def _slot(self, tensor: Tensor, *, allocated: bool = False) -> _Slot:
         storage = tensor.untyped_storage()
         idx = self._idx_of.setdefault(storage._cdata, len(self._storages))
         if idx == len(self._storages):
@@ -198,7 +201,11 @@ class _Capture(TorchDispatchMode):
             if allocated:
                 whole = torch.empty(0, dtype=tensor.dtype)
                 self._pool.append(whole.set_(storage, 0, (storage.nbytes() // tensor.itemsize,), (1,)))
-        return _Place(idx, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+        place = _Place(idx, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+        if place not in self._slot_of:
+            self._slot_of[place] = _Slot(len(self._places))
+            self._places.append(place)
+        return self._slot_of[place]
 
 
 def _has_storage(leaf: object) -> bool:
@@ -232,6 +239,8 @@ class GraphRecorder:
         """transparent: names such as "tandem::attend"."""
         self.graphs: list[RecordedGraph] = []
         self._opaque, self._transparent, self._poisons = opaque, transparent, poison
+        # The graph that was captured or replayed last.
+        self._last: RecordedGraph | None = None
 
     @property
     def pool_bytes(self) -> int:
@@ -239,8 +248,8 @@ class GraphRecorder:
         return sum(tensor.nbytes for graph in self.graphs for tensor in graph.pool)
 
     def capture(self, run: Callable[[], Result]) -> tuple[RecordedGraph, Result]:
-        """Records `run`, which computes its result too. Raises NotCapturable."""
-        graph = RecordedGraph(self._poison if self._poisons else lambda: None)
+        """Records `run`. Raises NotCapturable."""
+        graph = RecordedGraph(self._poison)
         with ExitStack() as stack:
             stack.enter_context(torch.inference_mode())
             capture = _Capture(graph, self._transparent)
@@ -250,12 +259,19 @@ class GraphRecorder:
             stack.enter_context(capture)
             result = run()
         self.graphs.append(graph)
+        # As with a CUDA graph, the results exist only after a replay.
+        with torch.inference_mode():
+            self._poison(graph)
         return graph, result
 
-    def _poison(self) -> None:
-        """Overwrites the memory of all graphs, which share one pool: any replay may overwrite any graph's results."""
-        for graph in self.graphs:
-            for tensor in graph.pool:
+    def _poison(self, graph: RecordedGraph) -> None:
+        """Overwrites the memory of all graphs, which share one pool: any replay may overwrite any graph's results.
+
+        Only that of two graphs can still hold something else: the graph's, and that of the graph before it.
+        """
+        last, self._last = self._last, graph
+        if self._poisons:
+            for tensor in (*graph.pool, *(last.pool if last else ())):
                 tensor.fill_(garbage(tensor.dtype))
 
 

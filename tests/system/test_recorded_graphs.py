@@ -40,6 +40,7 @@ def test_replayed_steps_of_a_small_pool_equal_the_reference() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 def test_replayed_steps_equal_the_reference_across_preemptions_and_a_kill() -> None:
     texts = prompts()
     with reference(BUNDLED / "model", texts, NEW_TOKENS) as process, Rig() as rig:

@@ -12,7 +12,7 @@ from tests.gpu_worker.fake_cuda.rig import GEOMETRY, NUM_LAYERS, FakeRig
 from tests.gpu_worker.fake_cuda.trace import Crossing, Trace, difference, launches
 
 # Launches per layer beside those of the two attention kernels. Lower it when layers need fewer.
-MAX_LAUNCHES_PER_LAYER = 57
+MAX_LAUNCHES_PER_LAYER = 55
 # And those of a step besides its layers: masks, ids, embedding, head, tokens.
 MAX_OTHER_LAUNCHES = 40
 # The parameters of rows that draw, and of those that need more than the static part.
