@@ -129,7 +129,7 @@ def _few_shapes(geometry: Geometry) -> Shapes:
 def cold_runner(
     day: Day, config: PreTrainedConfig, *, num_pages: int, max_rows: int, max_length: int, page_size: int
 ) -> Runner:
-    """An eager runner whose kernels compile at their first call; it may compile at any time."""
+    """An eager runner that is not warm: a kernel compiles at its first call."""
     device, dtype = torch.device(day.device), getattr(torch, day.dtype)
     model = random_model(config, device, dtype)
     layers = check_model(meta_model_of(config, dtype=dtype))
