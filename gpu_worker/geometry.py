@@ -8,10 +8,15 @@ from dataclasses import dataclass
 # worker.proto's checksum packs (row << 40) ^ (logical page << 20) ^ page.
 MAX_PAGE_IDS = 1 << 20
 MAX_HOST_PAGES = 1 << 24
-# Query positions per tile of the prefill kernel.
-CHUNK_ALIGN = 64
+# Query positions per tile of the prefill kernel. On a GPU each K and V that a tile loads serves twice as many queries.
+CPU_CHUNK_ALIGN, GPU_CHUNK_ALIGN = 64, 128
 # Prompt tokens with logprobs in one step, beside the rows that sample; each needs logits of the whole vocabulary.
 _PROMPT_LOGIT_ROWS = 256
+
+
+def default_chunk_align(*, on_cpu: bool) -> int:
+    """Query positions per tile of the prefill kernel on this kind of device."""
+    return CPU_CHUNK_ALIGN if on_cpu else GPU_CHUNK_ALIGN
 
 
 def align_up(count: int, multiple: int) -> int:

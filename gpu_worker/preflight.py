@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from gpu_worker.checkpoint.locate import check_folder, locate
-from gpu_worker.geometry import CHUNK_ALIGN, Geometry
+from gpu_worker.geometry import Geometry, default_chunk_align
 from gpu_worker.link.runtime_dir import KeyFile, own_runtime_dir
 from gpu_worker.memory.sizing import default_max_rows
 from gpu_worker.settings import SettingsRefused, WorkerSettings
@@ -40,14 +40,16 @@ def check_threads(threads: int | None) -> None:
 
 def _check_numbers(settings: WorkerSettings) -> None:
     """Raises ValueError for sizes that no model and no memory allow; a missing size takes its most lenient value."""
-    rows = settings.max_rows or default_max_rows(on_cpu=not settings.device.startswith("cuda"))
+    # Without a device in the settings, the CPU's limits are the more lenient ones.
+    on_cpu = not settings.device.startswith("cuda")
+    rows, chunk_align = settings.max_rows or default_max_rows(on_cpu=on_cpu), default_chunk_align(on_cpu=on_cpu)
     Geometry(
         page_size=settings.page_size or 128,
         num_pages=settings.num_pages or 2,
         max_rows=rows,
         max_length=settings.max_length or 2,
-        token_budget=settings.token_budget or rows + CHUNK_ALIGN,
-        chunk_align=CHUNK_ALIGN,
+        token_budget=settings.token_budget or rows + chunk_align,
+        chunk_align=chunk_align,
         vocab_size=1,
     )
     if settings.window is not None and settings.max_length is not None:

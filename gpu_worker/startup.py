@@ -3,6 +3,7 @@
 Owns the order of start-up and its timed log lines. Knows nothing of sockets.
 """
 
+import gc
 import logging
 import os
 import time
@@ -18,7 +19,7 @@ from transformers import PreTrainedModel
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.checkpoint.files import ModelFiles, identity, read_files
 from gpu_worker.checkpoint.linear import PackedLinear, can_pack
-from gpu_worker.checkpoint.loading import load_weights, weight_bytes
+from gpu_worker.checkpoint.loading import load_weights, loads_to_device, weight_bytes
 from gpu_worker.checkpoint.merged import Groups
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
 from gpu_worker.compatibility.cuda_shapes import check_cuda_shapes
@@ -28,12 +29,15 @@ from gpu_worker.compatibility.self_check import check_runner
 from gpu_worker.compatibility.shared_inputs import shared_inputs
 from gpu_worker.device import choose_device, set_threads
 from gpu_worker.geometry import Geometry
+from gpu_worker.graphs.backend import GraphBackend
+from gpu_worker.graphs.cuda import CudaGraphs
 from gpu_worker.memory.costs import Costs
 from gpu_worker.memory.device_memory import free_bytes, free_host_bytes, resident_growth
 from gpu_worker.memory.estimate import estimate
+from gpu_worker.memory.host_memory import check_host_memory
 from gpu_worker.memory.ledger import Measured, ledger
 from gpu_worker.memory.pool import WHY_CAPPED
-from gpu_worker.memory.sizing import Machine, Sizes, check_host_memory, choose_sizes
+from gpu_worker.memory.sizing import Machine, Sizes, choose_sizes
 from gpu_worker.settings import BUNDLED_MODEL, WorkerSettings
 from gpu_worker.step.runner import Runner
 from gpu_worker.step.warm_up import full_plan
@@ -98,7 +102,8 @@ def start(settings: WorkerSettings, folder: Path) -> tuple[Runner, pb.Join]:
         log.info("the rotary table of type %s is fixed for sequences of %d tokens", name, sizes.geometry.max_length)
     log.info("linear layers with a common input: %d groups are merged", len(merged))
     fused = settings.fused_layers == "on" or (settings.fused_layers == "auto" and device.type == "cuda")
-    runner, measured = warm_runner(model, bounded, sizes.geometry, device, dtype, fused=fused)
+    graphs = CudaGraphs(device) if device.type == "cuda" and settings.graphs == "on" else None
+    runner, measured = warm_runner(model, bounded, sizes.geometry, device, dtype, graphs, fused=fused)
     with phase("self-check against eager attention"):
         error = check_runner(model, runner, dtype, own=layers)
     log.info("self-check passed: logits differ from eager attention's by %.2g", error)
@@ -116,10 +121,20 @@ def start(settings: WorkerSettings, folder: Path) -> tuple[Runner, pb.Join]:
         return runner, join_message(settings, files, runner.geometry, timings, device, dtype)
 
 
+def keep_objects() -> None:
+    """Collects garbage, and excludes all objects that exist now from later collections. Called once before serving.
+
+    Torch, Transformers and compiled kernels leave some hundred thousand objects that live as long as the process. A
+    full collection would visit them all, and delay a step.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 def plan_memory(settings: WorkerSettings, costs: Costs, device: torch.device, reach: tuple[int, int] = (0, 0)) -> Sizes:
     """Chooses sizes that fit free memory and logs them. Raises ValueError."""
     machine = _machine(device)
-    if device.type == "cuda":
+    if device.type != "cpu" and not loads_to_device(device):
         check_host_memory(costs, machine.free_host)
     sizes = choose_sizes(settings, costs, machine, reach)
     for line in ledger(sizes, str(device), costs.dtype):
@@ -160,16 +175,17 @@ def warm_runner(
     geometry: Geometry,
     device: torch.device,
     dtype: torch.dtype,
+    graphs: GraphBackend | None = None,
     *,
     fused: bool = False,
 ) -> tuple[Runner, Measured]:
-    """The runner with every kernel compiled, and its measured memory, the largest step included.
+    """The runner with every kernel compiled and steps captured, and its measured memory, the largest step included.
 
     fused: decoder layers are compiled too.
     """
     before = _allocated(device)
     with phase("page pool and tables"):
-        runner = Runner(model, layers, geometry, device=device, dtype=dtype)
+        runner = Runner(model, layers, geometry, device=device, dtype=dtype, graphs=graphs)
         if fused:
             runner.on_device.fuse_layers()
     pool = sum(tensor.nbytes for tensor in runner.on_device.cache.pools)
@@ -178,6 +194,15 @@ def warm_runner(
     runner.warm_up(log_phase)
     if runner.on_device.fused is not None:
         log.info("%s", runner.on_device.fused.summary)
+    captured = runner.on_device.graphs
+    if captured.is_enabled:
+        log.info(
+            "%d of %d step shapes captured as graphs, %d MiB of memory, %.2f s",
+            captured.num_graphs,
+            len(runner.shapes.steps),
+            captured.pool_bytes >> 20,
+            captured.seconds,
+        )
     with phase(f"largest step, {geometry.token_budget} tokens"), resident_growth(device) as grown:
         runner.rehearse(full_plan(geometry))
     return runner, Measured(

@@ -1,7 +1,8 @@
 """BlockMasks over the paged pool, which the kernels run with; they are updated in place in each step and never rebuilt.
 
-Owns which physical pages each query tile reads, and which positions of a page are masked. Knows nothing of rows' state,
-tensors of K and V, or models. A "block" is a tile of a BlockMask; its KV side is always one page.
+Owns which physical blocks each query tile reads, and which positions of a block are masked. Knows nothing of rows'
+state, tensors of K and V, or models. A "block" is the KV side of a BlockMask's tile: for prefill a page; for decode one
+of the blocks_per_page equal parts of a page, numbered through the pool.
 """
 
 import torch
@@ -13,51 +14,52 @@ from gpu_worker.attention.views import View
 
 
 class DecodeEnds:
-    """The end of each decode slot's sequence in its last page, which all attention patterns share."""
+    """The end of each decode slot's sequence in its last block, which all attention patterns share."""
 
     def __init__(self, num_slots: int, device: torch.device) -> None:
-        # Token slots: the last visible one, and the end of its page; those between are not computed yet.
+        # Token slots: the last visible one, and the end of its block; those between are not computed yet.
         self.last_slot = torch.zeros(num_slots, dtype=torch.int32, device=device)
-        self.page_end = torch.zeros(num_slots, dtype=torch.int32, device=device)
+        self.block_end = torch.zeros(num_slots, dtype=torch.int32, device=device)
 
-    def update(self, last_slot: Tensor, page_end: Tensor) -> None:
+    def update(self, last_slot: Tensor, block_end: Tensor) -> None:
         """Both int64 [slots]."""
         self.last_slot.copy_(last_slot)
-        self.page_end.copy_(page_end)
+        self.block_end.copy_(block_end)
 
 
 class DecodeMask:
-    """One query position per slot. Every listed page is the slot's own, so positions are masked in at most three pages:
-    the last one, the one in which the window begins, and the one in which the sink tokens end.
+    """One query position per slot. Every listed block is the slot's own, so positions are masked in at most three
+    blocks: the last one, the one in which the window begins, and the one in which the sink tokens end.
 
-    All pages are partial: with full blocks the GPU's decode kernel spreads each KV split over the whole pool, and a
-    row takes few mask evaluations anyway. Slots with no pages are skipped and yield zeros. Token slots are compared
+    All blocks are partial: with full blocks the GPU's decode kernel spreads each KV split over the whole pool, and a
+    row takes few mask evaluations anyway. Slots with no blocks are skipped and yield zeros. Token slots are compared
     without a division, because the CPU kernel would divide for every score.
     """
 
-    def __init__(self, view: View, *, page_lists: Tensor, ends: DecodeEnds) -> None:
-        """page_lists (int32 [slots, width]) and ends are kept by reference."""
-        slots, device = page_lists.shape[0], page_lists.device
-        self.view, self.page_lists, self._ends = view, page_lists, ends
+    def __init__(self, view: View, *, block_lists: Tensor, ends: DecodeEnds) -> None:
+        """block_lists (int32 [slots, width]) and ends are kept by reference."""
+        slots, device = block_lists.shape[0], block_lists.device
+        self.view, self.block_lists, self._ends = view, block_lists, ends
         self.num_blocks = torch.zeros(slots, 1, 1, dtype=torch.int32, device=device)
         self.gap_start, self.gap_end, self.sink_gap_start, self.sink_gap_end = (
             torch.zeros(slots, dtype=torch.int32, device=device) for _ in range(4)
         )
-        self._nth_page = torch.arange(view.max_decode, device=device)
-        self._is_window = (self._nth_page >= view.sink_token_pages).long()
+        self._nth_block = torch.arange(view.max_decode, device=device)
+        self._is_window = (self._nth_block >= view.sink_token_blocks).long()
+        self._nth_of_page = torch.arange(view.blocks_per_page, dtype=torch.int32, device=device)
         if view.learned_sink_slot is not None:
-            # The page of learned sinks is always listed first.
-            page_lists[:, 0] = view.learned_sink_slot // view.page_size
+            # The block of learned sinks is always listed first.
+            block_lists[:, 0] = view.learned_sink_slot // view.decode_block
 
     def block_mask(self, group: int) -> BlockMask:
         """The mask for kernels with `group` query rows, which are the query heads per KV head."""
-        last_slot, page_end = self._ends.last_slot, self._ends.page_end
+        last_slot, block_end = self._ends.last_slot, self._ends.block_end
         gap_start, gap_end, learned_sink_slot = self.gap_start, self.gap_end, self.view.learned_sink_slot
         sink_gap_start, sink_gap_end = self.sink_gap_start, self.sink_gap_end
-        has_window, cuts_sink_tokens = self.view.pattern.window is not None, self.view.cuts_sink_tokens
+        has_window, cuts_sink_tokens = self.view.pattern.window is not None, self.view.cuts_block_of_sink_tokens
 
         def cut(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-            seen = (kv_idx <= last_slot[b]) | (kv_idx >= page_end[b])
+            seen = (kv_idx <= last_slot[b]) | (kv_idx >= block_end[b])
             if has_window:
                 seen = seen & ((kv_idx >= gap_end[b]) | (kv_idx < gap_start[b]))
             if cuts_sink_tokens:
@@ -69,9 +71,9 @@ class DecodeMask:
 
         return BlockMask.from_kv_blocks(
             self.num_blocks,
-            self.page_lists[:, None, None, :],
+            self.block_lists[:, None, None, :],
             # At least the 16 query rows of a tensor-core tile.
-            BLOCK_SIZE=(max(16, 1 << (group - 1).bit_length()), self.view.page_size),
+            BLOCK_SIZE=(max(16, 1 << (group - 1).bit_length()), self.view.decode_block),
             mask_mod=cut,
             seq_lengths=(group, self.view.pool_pages * self.view.page_size),
             compute_q_blocks=False,
@@ -84,8 +86,8 @@ class DecodeMask:
         of the table that each slot lists; None: its own.
         """
         self.num_blocks.view(-1).copy_(blocks.num_blocks)
-        if self.page_lists is not table:
-            self._list_pages(blocks, table, slots)
+        if self.block_lists is not table:
+            self._list_blocks(blocks, table, slots)
         if blocks.gap_start is not None:
             self.gap_start.copy_(blocks.gap_start)
             self.gap_end.copy_(blocks.gap_end)
@@ -93,19 +95,29 @@ class DecodeMask:
             self.sink_gap_start.copy_(blocks.sink_gap_start)
             self.sink_gap_end.copy_(blocks.sink_gap_end)
 
-    def _list_pages(self, blocks: DecodeBlocks[Tensor], table: Tensor, slots: Tensor | None) -> None:
-        if self.view.is_plain:
-            torch.index_select(table, 0, slots, out=self.page_lists)
-            return
-        begin, count = self.view.num_learned_sink_pages, self.view.max_decode
-        if blocks.skipped is None:
-            listed = table[:, :count]
-            listed = listed if slots is None else listed.index_select(0, slots)
+    def _list_blocks(self, blocks: DecodeBlocks[Tensor], table: Tensor, slots: Tensor | None) -> None:
+        # Sizes do not depend on values, so that a CUDA graph can contain these operations.
+        view, begin = self.view, self.view.num_learned_sink_pages
+        if view.is_plain and view.blocks_per_page == 1:
+            torch.index_select(table, 0, slots, out=self.block_lists)
+        elif blocks.skipped is None:
+            pages = table if view.is_plain else table[:, : view.pages_per_row]
+            pages = pages if slots is None else pages.index_select(0, slots)
+            listed = self.block_lists[:, begin : begin + pages.shape[1] * view.blocks_per_page]
+            torch.add(
+                self._nth_of_page,
+                pages[:, :, None],
+                alpha=view.blocks_per_page,
+                out=listed.unflatten(1, (pages.shape[1], view.blocks_per_page)),
+            )
         else:
-            cols = torch.addcmul(self._nth_page, blocks.skipped[:, None], self._is_window)
-            cols.clamp_(max=self.view.pages_per_row - 1)
+            nth = torch.addcmul(self._nth_block, blocks.skipped[:, None], self._is_window)
+            nth.clamp_(max=view.blocks_per_row - 1)
+            cols = nth if view.blocks_per_page == 1 else nth // view.blocks_per_page
             listed = table.gather(1, cols) if slots is None else table[slots[:, None], cols]
-        self.page_lists[:, begin : begin + count] = listed
+            if view.blocks_per_page > 1:
+                listed = listed * view.blocks_per_page + nth % view.blocks_per_page
+            self.block_lists[:, begin : begin + view.max_decode] = listed
 
 
 class PrefillMask:

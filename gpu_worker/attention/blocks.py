@@ -1,4 +1,6 @@
-"""Which pages a step's decode slots and prefill tiles list: numpy arrays on the host, tensors on the device.
+"""The blocks that a step's decode slots list and the pages that its prefill tiles list.
+
+They are numpy arrays on the host and tensors on the device.
 
 Owns these types, one object per attention pattern. Imports no torch, so that the host's layout needs none.
 """
@@ -11,16 +13,16 @@ from gpu_worker.arrays import Array
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeBlocks(Generic[Array]):
-    """The pages of each decode slot; all int64 [slots]."""
+    """The blocks of each decode slot; all int64 [slots]."""
 
-    # Listed pages, that of learned sinks included; 0 for an idle slot.
+    # Listed blocks, that of learned sinks included; 0 for an idle slot.
     num_blocks: Array
-    # None without a window. The pages left out between those of the sink tokens and those of the window.
+    # None without a window. The blocks left out between those of the sink tokens and those of the window.
     skipped: Array | None = None
-    # Token slots gap_start to gap_end - 1 of the window's first page are hidden.
+    # Token slots gap_start to gap_end - 1 of the window's first block are hidden.
     gap_start: Array | None = None
     gap_end: Array | None = None
-    # None unless sink tokens end inside a page. Token slots of that page that are hidden.
+    # None unless sink tokens end inside a block. Token slots of that block that are hidden.
     sink_gap_start: Array | None = None
     sink_gap_end: Array | None = None
 

@@ -1,4 +1,4 @@
-"""One compiled FlexAttention call: its options by device, its changes to scores, its own compiled code.
+"""One compiled FlexAttention call: its changes to scores, its own compiled code.
 
 Uncompiled FlexAttention ignores the block lists and applies the mask function alone, which gives wrong results with
 these masks; `FlexKernel` raises instead. Knows nothing of steps or pages: masks are arguments.
@@ -23,38 +23,6 @@ _kernel_numbers = count(1)
 
 class UncompiledAttentionError(RuntimeError):
     """FlexAttention was about to run without its compiled kernel."""
-
-
-def decode_options(device: torch.device, dtype: torch.dtype, page_size: int, head_dim: int) -> dict[str, Any]:
-    """Kernel options of the decode call."""
-    if device.type == "cpu":
-        # A size below the page size selects the attention template: the CPU's decode template needs full blocks and
-        # reads the whole pool.
-        return {"PARTITION_SIZE": page_size // 2}
-    # With this option torch raises if the split-KV decode kernel cannot be used, instead of falling back silently.
-    options: dict[str, Any] = {"BACKEND": "TRITON_DECODE"}
-    bytes_per_position = head_dim * dtype.itemsize
-    if dtype.itemsize == 4 and 64 < head_dim <= 256:
-        # With the usual 64 positions and 2 warps the compiler runs out of registers, and the kernel takes 2 to 3 GB of
-        # local memory, which does not fit beside the pool.
-        block_n, num_warps = (32, 4) if head_dim <= 128 else (16, 8)
-        options |= {"BLOCK_N": min(block_n, page_size), "num_warps": num_warps, "num_stages": 1}
-    elif bytes_per_position > 1024:
-        # K and V tiles of the usual 64 positions would not fit shared memory.
-        options["BLOCK_N"] = min(32 if bytes_per_position <= 2048 else 16, page_size)
-    return options
-
-
-def prefill_options(
-    device: torch.device, dtype: torch.dtype, page_size: int, q_block: int, head_dim: int
-) -> dict[str, Any]:
-    """Kernel options of the prefill call. Tiles must divide page and query tile, and fit shared memory."""
-    if device.type == "cpu":
-        return {"PARTITION_SIZE": page_size // 2}
-    bytes_per_position = head_dim * dtype.itemsize
-    block_m = 64 if bytes_per_position <= 512 else 32
-    block_n = 64 if bytes_per_position <= 256 else 32 if bytes_per_position <= 512 else 16
-    return {"BACKEND": "TRITON", "BLOCK_M": min(block_m, q_block), "BLOCK_N": min(block_n, page_size)}
 
 
 def _with_own_code(function: FunctionType) -> FunctionType:

@@ -1,47 +1,111 @@
 """Pages of host memory, to which pages of the pool are swapped out.
 
-Owns the host's tensor and the copies to and from it. All copies are enqueued on the compute stream, so that a save
-reads a page before any later write, and a load finds the contents of every earlier save. Knows nothing of sequences.
-"""
+Owns the host's tensor, the buffers through which pages pass, and the copies. The compute stream only moves pages
+between pool and buffers, at the speed of device memory; copies over the bus run on a copy stream beside it. Invariants:
 
-import mmap
+- Only the compute stream reads and writes the pool. So a save reads a page before any later write, and attention reads
+  a page after its load.
+- Only the copy stream reads and writes host pages. So a load finds the contents of every earlier save. A load that
+  `fetch` starts early overtakes the saves of its own plan, which is why it takes only pages that these do not write.
+- Both streams use a buffer: one fills it, then the other empties it. `filled` orders these two, and `emptied` orders
+  the emptying before the next filling.
+- Buffers are allocated once and live as long as this object, so the allocator never gives their memory to other work.
+
+Knows nothing of sequences.
+"""
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gpu_worker.attention.kv_cache import KvCache
-
-# Bytes of the pages that are gathered from all layers on the device at once.
-_PASSAGE_BYTES = 32 << 20
+from gpu_worker.attention.copy_stream import Event, Streams, streams_of
+from gpu_worker.attention.kv_cache import KvCache, huge_zeros
+from gpu_worker.attention.passing import Passing
 
 
 class HostPages:
     """A host page holds K and V of all layers one after another, so that a page is one copy."""
 
-    def __init__(self, cache: KvCache, num_pages: int) -> None:
+    def __init__(
+        self,
+        cache: KvCache,
+        num_pages: int,
+        *,
+        streams: Streams | None = None,
+        passing: Passing | None = None,
+    ) -> None:
+        """streams, passing: by default those of the cache's device; tests pass others."""
         self._cache = cache
         self.pages = _host_zeros(num_pages, cache.page_elements, cache.keys[0])
-        page_bytes = cache.page_elements * self.pages.element_size()
-        self._at_once = max(1, _PASSAGE_BYTES // page_bytes)
+        self._saving: list[_Buffer] = []
+        self._loading: list[_Buffer] = []
+        if not num_pages:
+            return
+        device, page_bytes = cache.keys[0].device, cache.page_elements * self.pages.element_size()
+        self._streams = streams or streams_of(device)
+        passing = passing or Passing.of(page_bytes, num_pages, on_cpu=device.type == "cpu")
+        self._at_once = passing.pages_at_once
+        for buffers in (self._saving, self._loading):
+            buffers += [self._new_buffer() for _ in range(passing.num_buffers)]
 
     def save(self, pages: Tensor, slots: NDArray[np.integer]) -> None:
         """Copies pages int64 [n] of the pool, on its device, to host pages [n], all different."""
-        for start in range(0, slots.size, self._at_once):
-            part = slots[start : start + self._at_once]
-            passing = self._cache.gathered(pages[start : start + part.size])
-            for first, end, slot in _runs(part):
-                self.pages[slot : slot + end - first].copy_(passing[first:end], non_blocking=True)
+        for i, part in enumerate(self._passages(slots.size)):
+            buffer = self._saving[i % len(self._saving)]
+            passing = buffer.contents[: part.stop - part.start]
+            buffer.emptied.wait()
+            self._cache.gather(pages[part], passing)
+            buffer.filled.record()
+            with self._streams.copying():
+                buffer.filled.wait()
+                for first, end, slot in _runs(slots[part]):
+                    self.pages[slot : slot + end - first].copy_(passing[first:end], non_blocking=True)
+                buffer.emptied.record()
 
-    def load(self, pages: Tensor, slots: NDArray[np.integer]) -> None:
-        """Copies host pages [n] to pages int64 [n] of the pool, all different."""
-        for start in range(0, slots.size, self._at_once):
-            part = slots[start : start + self._at_once]
-            passing = self.pages.new_empty((part.size, self.pages.shape[1]), device=pages.device)
-            for first, end, slot in _runs(part):
-                passing[first:end].copy_(self.pages[slot : slot + end - first], non_blocking=True)
-            self._cache.scatter(pages[start : start + part.size], passing)
+    def fetch(self, slots: NDArray[np.integer], saved: NDArray[np.integer]) -> int:
+        """Starts the copies of the first of the host pages `slots`, and returns the number of passages that it started.
+
+        The device computes meanwhile. saved: host pages that `save` writes between this call and `load`.
+        """
+        parts = self._passages(slots.size)[: len(self._loading)]
+        for i, part in enumerate(parts):
+            if np.isin(slots[part], saved).any():
+                return i
+            self._fill(self._loading[i], slots[part])
+        return len(parts)
+
+    def load(self, pages: Tensor, slots: NDArray[np.integer], num_fetched: int = 0) -> None:
+        """Copies host pages [n] to pages int64 [n] of the pool, all different. num_fetched: the result of `fetch`."""
+        for i, part in enumerate(self._passages(slots.size)):
+            buffer = self._loading[i % len(self._loading)]
+            if i >= num_fetched:
+                self._fill(buffer, slots[part])
+            buffer.filled.wait()
+            self._cache.scatter(pages[part], buffer.contents[: part.stop - part.start])
+            buffer.emptied.record()
+
+    def _fill(self, buffer: "_Buffer", slots: NDArray[np.integer]) -> None:
+        with self._streams.copying():
+            buffer.emptied.wait()
+            for first, end, slot in _runs(slots):
+                buffer.contents[first:end].copy_(self.pages[slot : slot + end - first], non_blocking=True)
+            buffer.filled.record()
+
+    def _passages(self, count: int) -> list[slice]:
+        """Parts of `count` pages, each as large as a buffer or smaller."""
+        return [slice(first, min(first + self._at_once, count)) for first in range(0, count, self._at_once)]
+
+    def _new_buffer(self) -> "_Buffer":
+        contents = self._cache.keys[0].new_empty(self._at_once, self._cache.page_elements)
+        return _Buffer(contents, filled=self._streams.event(), emptied=self._streams.event())
+
+
+class _Buffer:
+    """Room for the pages of one passage, on the device."""
+
+    def __init__(self, contents: Tensor, *, filled: Event, emptied: Event) -> None:
+        self.contents, self.filled, self.emptied = contents, filled, emptied
 
 
 def _runs(slots: NDArray[np.integer]) -> list[tuple[int, int, int]]:
@@ -55,15 +119,13 @@ def _host_zeros(num_pages: int, page_elements: int, like: Tensor) -> Tensor:
     """Zeros, page-locked for a GPU. Torch's own pinned memory is rounded up to a power of two, which may double it."""
     if not num_pages:
         return torch.zeros(0, page_elements, dtype=like.dtype)
-    count = num_pages * page_elements
-    memory = mmap.mmap(-1, count * like.element_size(), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    # The tensor keeps the mapping alive. Anonymous memory is zeroed.
-    pages = torch.frombuffer(memory, dtype=like.dtype, count=count).view(num_pages, page_elements)
+    # Locking memory takes time for each page of the system, and huge ones are 512 times fewer.
+    pages = huge_zeros((num_pages, page_elements), like.dtype)
     if like.is_cuda:
-        code = torch.cuda.cudart().cudaHostRegister(pages.data_ptr(), count * like.element_size(), 0)
+        code = torch.cuda.cudart().cudaHostRegister(pages.data_ptr(), pages.nbytes, 0)
         if code != 0:
             raise ValueError(
-                f"host_pool_bytes: {count * like.element_size()} bytes of host memory cannot be locked for the GPU "
+                f"host_pool_bytes: {pages.nbytes} bytes of host memory cannot be locked for the GPU "
                 f"(CUDA error {int(code)}); set a smaller host_pool_bytes, or 0"
             )
     return pages

@@ -8,6 +8,7 @@ as `memory/sizing.py` ensures, because the decode kernel does not compile for mo
 import math
 import mmap
 from collections.abc import Iterator
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -76,15 +77,13 @@ class KvCache:
         """Elements of one page, K and V of all layers."""
         return sum(pool.shape[0] * self.page_size * pool.shape[2] for pool in self.pools)
 
-    def gathered(self, pages: Tensor) -> Tensor:
-        """Contents of pages int64 [n] as [n, page_elements], K of every layer and then V."""
-        out = self.keys[0].new_empty(pages.shape[0], self.page_elements)
+    def gather(self, pages: Tensor, out: Tensor) -> None:
+        """Copies the contents of pages int64 [n] to `out` [n, page_elements], K of every layer and then V."""
         for part, of_pages in self._parts(out):
-            part.copy_(of_pages[pages])
-        return out
+            torch.index_select(of_pages, 0, pages, out=part)
 
     def scatter(self, pages: Tensor, contents: Tensor) -> None:
-        """Writes contents [n, page_elements], as `gathered` returns them, to pages int64 [n]."""
+        """Writes contents [n, page_elements], as `gather` leaves them, to pages int64 [n]."""
         for part, of_pages in self._parts(contents):
             of_pages[pages] = part
 
@@ -108,9 +107,17 @@ def _zeros(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device
     """Zeros; on Linux CPUs in huge pages, because decode, which reads K and V by page and head, gains 15 to 20 %."""
     if device.type != "cpu" or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.zeros(shape, dtype=dtype, device=device)
-    num_items = shape[0] * shape[1] * shape[2]
+    return huge_zeros(shape, dtype)
+
+
+def huge_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros in host memory, in huge pages of the system where it has them."""
+    num_items = math.prod(shape)
     num_bytes = -(-num_items * dtype.itemsize // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
     memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_HUGEPAGE)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        # A kernel without huge pages refuses the advice.
+        with suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
     # The tensor keeps the mapping alive. Anonymous memory is zeroed.
     return torch.frombuffer(memory, dtype=dtype, count=num_items).view(shape)

@@ -48,10 +48,9 @@ class StepContext:
     decode_slots: Tensor | None
     num_decode: int
     prefill: Sequence[QueryKernel] | None
-    # int64 [tokens of the chunks]: where each query is placed, and where its output is read. They differ for padding
-    # that is counted to the chunks: it is placed behind the last query that the kernel reads.
+    # int64 [tokens of the chunks]: where each query is placed, all different. Padding that is counted to the chunks
+    # takes places of queries that the mask hides.
     prefill_places: Tensor
-    prefill_sources: Tensor
     # Stands for the context in calls of the operator.
     number: int = field(init=False, default_factory=lambda: next(_numbers))
 
@@ -90,7 +89,7 @@ def attend(
     if context.prefill is not None:
         chunks = query_THD[num_decode:num_attending]
         of_places = context.prefill[layer](chunks, context.prefill_places, keys, values, sinks)
-        parts.append((of_places, context.prefill_sources))
+        parts.append((of_places, context.prefill_places))
     if len(parts) == 1 and num_attending == num_tokens:
         part, places = parts[0]
         return (part.contiguous() if places is None else part.index_select(0, places)).unsqueeze(0)

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from gpu_worker.attention.block_mask import DecodeMask, PrefillMask
-from gpu_worker.attention.flex_kernel import FlexKernel, decode_options, prefill_options
+from gpu_worker.attention.flex_kernel import FlexKernel
+from gpu_worker.attention.kernel_options import Call, Card, decode_options, prefill_options
 from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.attention.layers import AttentionKind, LayerMap
 from gpu_worker.attention.operator import StepContext
@@ -26,16 +27,17 @@ class DecodeAttention:
     """One query position per slot. The query heads of a group are query rows of its KV head: [B, K, G, D]."""
 
     def __init__(self, kind: AttentionKind, mask: DecodeMask, *, dtype: torch.dtype) -> None:
-        slots, device = mask.page_lists.shape[0], mask.page_lists.device
+        slots, device = mask.block_lists.shape[0], mask.block_lists.device
         self.kind, self.mask = kind, mask
         self.query = torch.zeros(slots, kind.num_kv_heads, kind.group, kind.head_dim, dtype=dtype, device=device)
         self._written = self.query[..., : kind.key_dim]
+        blocks = mask.block_mask(kind.group)
         self.kernel = FlexKernel(
             kind,
-            mask.block_mask(kind.group),
+            blocks,
             learned_sink_slot=mask.view.learned_sink_slot,
             rows_are_heads=True,
-            options=decode_options(device, dtype, mask.view.page_size, kind.head_dim),
+            options=decode_options(Card.of(device), Call.of(kind, blocks, bucket=slots, dtype=dtype)),
         )
 
     def __call__(
@@ -60,20 +62,19 @@ class DecodeAttention:
 
 
 class PrefillAttention:
-    """Prompt chunks, packed along the query axis: [1, H, P, D]. Place P takes padding; the kernel does not read it."""
+    """Prompt chunks, packed along the query axis: [1, H, P, D]."""
 
     def __init__(self, kind: AttentionKind, mask: PrefillMask, *, dtype: torch.dtype) -> None:
         num_queries, device = mask.q_positions.shape[0], mask.q_positions.device
         self.kind, self.mask = kind, mask
-        placed = torch.zeros(num_queries + 1, kind.num_heads, kind.head_dim, dtype=dtype, device=device)
-        self.query = placed[:num_queries]
-        self._written = placed[..., : kind.key_dim]
+        self.query = torch.zeros(num_queries, kind.num_heads, kind.head_dim, dtype=dtype, device=device)
+        self._written = self.query[..., : kind.key_dim]
         self.kernel = FlexKernel(
             kind,
             mask.block_mask,
             learned_sink_slot=mask.view.learned_sink_slot,
             rows_are_heads=False,
-            options=prefill_options(device, dtype, mask.view.page_size, mask.view.q_block, kind.head_dim),
+            options=prefill_options(Card.of(device), Call.of(kind, mask.block_mask, bucket=num_queries, dtype=dtype)),
         )
 
     def __call__(

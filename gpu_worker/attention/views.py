@@ -1,7 +1,9 @@
-"""Which pages of its sequence a query sees, by attention pattern: spans for decode rows, lists for prefill tiles.
+"""Which parts of its sequence a query sees, by attention pattern: spans for decode rows, lists for prefill tiles.
 
-Owns the arithmetic between positions, windows and pages, and the widths of page lists. Pages are logical here (page 0
-holds positions 0 to page_size - 1). Imports no torch. Knows nothing of rows, page tables or tensors.
+Owns the arithmetic between positions, windows, pages and blocks, and the widths of lists. Prefill tiles list whole
+pages. Decode rows list blocks, equal parts of a page, so that the kernel does not read the rest of a row's last page.
+Pages and blocks are logical here (page 0 holds positions 0 to page_size - 1). Imports no torch. Knows nothing of rows,
+page tables or tensors.
 """
 
 from collections.abc import Sequence
@@ -14,21 +16,24 @@ from gpu_worker.arrays import Int64Array
 from gpu_worker.attention.layers import AttentionPattern
 from gpu_worker.geometry import Geometry
 
+# Positions of a decode block on a GPU, unless pages are smaller. The kernel's tiles divide it. A CPU reads whole pages.
+GPU_DECODE_BLOCK = 64
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeSpans:
-    """The pages that each query lists, and the positions in them that it does not see.
+    """The blocks that each query lists, and the positions in them that it does not see.
 
     The positions between the sink tokens and the window are hidden. Each array is [n].
     """
 
-    # num_pages pages are listed: those of the sink tokens, then, `skipped` pages later, the window's up to the query's.
-    num_pages: Int64Array
+    # num_blocks are listed: those of the sink tokens, then, `skipped` blocks later, the window's up to the query's.
+    num_blocks: Int64Array
     skipped: Int64Array
-    # Hidden positions in the page in which the window begins: gap_start to gap_end - 1.
+    # Hidden positions in the block in which the window begins: gap_start to gap_end - 1.
     gap_start: Int64Array
     gap_end: Int64Array
-    # Whether the last page of sink tokens is another page, in which positions after the sink tokens are hidden.
+    # Whether the last block of sink tokens is another block, in which positions after the sink tokens are hidden.
     cuts_sink_tokens: NDArray[np.bool_]
 
 
@@ -50,6 +55,8 @@ class View:
 
     pattern: AttentionPattern
     page_size: int
+    # Positions of a block that decode rows list; divides page_size.
+    decode_block: int
     # Query positions of a prefill tile.
     q_block: int
     pages_per_row: int
@@ -57,11 +64,12 @@ class View:
     num_pages: int
 
     @classmethod
-    def of(cls, pattern: AttentionPattern, geometry: Geometry) -> "View":
-        """The view of layers with this pattern."""
+    def of(cls, pattern: AttentionPattern, geometry: Geometry, *, decode_block: int | None = None) -> "View":
+        """The view of layers with this pattern. decode_block: at most this many positions; None: whole pages."""
         return cls(
             pattern=pattern,
             page_size=geometry.page_size,
+            decode_block=min(decode_block or geometry.page_size, geometry.page_size),
             q_block=geometry.chunk_align,
             pages_per_row=geometry.pages_per_row,
             num_pages=geometry.num_pages,
@@ -87,6 +95,16 @@ class View:
         return self.num_pages * self.page_size if self.pattern.has_learned_sinks else None
 
     @property
+    def blocks_per_page(self) -> int:
+        """Decode blocks in a page."""
+        return self.page_size // self.decode_block
+
+    @property
+    def blocks_per_row(self) -> int:
+        """Decode blocks in the pages of a row."""
+        return self.pages_per_row * self.blocks_per_page
+
+    @property
     def is_plain(self) -> bool:
         """Whether a row lists exactly its entries of the page table."""
         return self.pattern == AttentionPattern()
@@ -102,17 +120,22 @@ class View:
         return self.pattern.sink_tokens // self.page_size
 
     @property
-    def cuts_sink_tokens(self) -> bool:
-        """Whether sink tokens end inside a page."""
-        return self.full_sink_token_pages < self.sink_token_pages
+    def sink_token_blocks(self) -> int:
+        """Decode blocks that hold sink tokens."""
+        return -(-self.pattern.sink_tokens // self.decode_block)
+
+    @property
+    def cuts_block_of_sink_tokens(self) -> bool:
+        """Whether sink tokens end inside a decode block."""
+        return self.pattern.sink_tokens % self.decode_block > 0
 
     @property
     def max_decode(self) -> int:
-        """The most pages of its sequence that a decode row lists."""
+        """The most blocks of its sequence that a decode row lists."""
         window = self.pattern.window
         if window is None:
-            return self.pages_per_row
-        return min(self.sink_token_pages + self._spanned(window), self.pages_per_row)
+            return self.blocks_per_row
+        return min(self.sink_token_blocks + _spanned(window, self.decode_block), self.blocks_per_row)
 
     @property
     def max_full(self) -> int:
@@ -126,15 +149,15 @@ class View:
     def max_partial(self) -> int:
         """The most pages of its sequence that a tile lists as seen in part: those of its own positions, and with a
         window as many in which its queries' windows begin, and the last page of sink tokens."""
-        window, per_edge = self.pattern.window, self._spanned(self.q_block - 1)
+        window, per_edge = self.pattern.window, _spanned(self.q_block - 1, self.page_size)
         if window is None:
             return min(per_edge, self.pages_per_row)
-        near = min(2 * per_edge, self._spanned(window + self.q_block - 1))
-        return min(near + self.cuts_sink_tokens, self.pages_per_row)
+        near = min(2 * per_edge, _spanned(window + self.q_block - 1, self.page_size))
+        return min(near + self._cuts_page_of_sink_tokens, self.pages_per_row)
 
-    def _spanned(self, num_positions: int) -> int:
-        """The most pages that this number of consecutive positions touches."""
-        return (num_positions + self.page_size - 2) // self.page_size + 1
+    @property
+    def _cuts_page_of_sink_tokens(self) -> bool:
+        return self.full_sink_token_pages < self.sink_token_pages
 
     def _hidden_end(self, positions: Int64Array) -> Int64Array:
         """The end of the hidden positions, which begin after the sink tokens; 0 if a query sees all positions."""
@@ -145,15 +168,15 @@ class View:
 
     def decode_spans(self, positions: Int64Array) -> DecodeSpans:
         """The spans of queries at `positions` [n]."""
-        hidden_end = self._hidden_end(positions)
-        first_page = hidden_end // self.page_size
-        skipped = np.maximum(first_page - self.sink_token_pages, 0)
+        hidden_end, size = self._hidden_end(positions), self.decode_block
+        first_block = hidden_end // size
+        skipped = np.maximum(first_block - self.sink_token_blocks, 0)
         return DecodeSpans(
-            num_pages=positions // self.page_size - skipped + 1,
+            num_blocks=positions // size - skipped + 1,
             skipped=skipped,
-            gap_start=np.minimum(np.maximum(self.pattern.sink_tokens, first_page * self.page_size), hidden_end),
+            gap_start=np.minimum(np.maximum(self.pattern.sink_tokens, first_block * size), hidden_end),
             gap_end=hidden_end,
-            cuts_sink_tokens=(hidden_end > 0) & (first_page >= self.sink_token_pages),
+            cuts_sink_tokens=(hidden_end > 0) & (first_block >= self.sink_token_blocks),
         )
 
     def tile_spans(self, first: Int64Array, last: Int64Array) -> TileSpans:
@@ -168,7 +191,7 @@ class View:
         has_full = first_full < end_full
         num_sink_full = np.minimum(num_whole, end_full)
         # Runs of pages seen in part: those of the sink tokens, those before the full pages, and those after them.
-        sees_cut_page = has_full & (first_full <= num_whole) & self.cuts_sink_tokens
+        sees_cut_page = has_full & (first_full <= num_whole) & self._cuts_page_of_sink_tokens
         cut_start = np.where(sees_cut_page, num_sink_pages, num_sink_full)
         right_start = np.where(has_full, np.maximum(end_full, first_page), first_page)
         runs = (
@@ -193,3 +216,8 @@ class View:
             num_listed = num_listed + np.maximum(end - start, 0)
         # Invalid entries stay within the pages that a row can have.
         return np.clip(pages, 0, self.pages_per_row - 1), num_listed
+
+
+def _spanned(num_positions: int, size: int) -> int:
+    """The most pages, or blocks, of `size` positions that this number of consecutive positions touches."""
+    return (num_positions + size - 2) // size + 1

@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import is_accelerate_available
 from transformers.utils import logging as transformers_logging
 
 from gpu_worker.attention.paged import ATTENTION_NAME, register
@@ -26,6 +27,16 @@ log = logging.getLogger(__name__)
 # The title of Transformers' own progress bar, in 5.17 and 5.23.
 _BAR_OF_TRANSFORMERS = "Loading weights"
 _NUM_NAMED = 3
+
+
+def loads_to_device(device: torch.device) -> bool:
+    """Whether each tensor goes to the device as it is read, so that host memory need not hold the model.
+
+    Transformers does so if it is given a device map, which it accepts only if the package accelerate is installed.
+    Otherwise tensors that are converted, in their dtype or by merging experts, are first collected in host memory;
+    others stay in the mapped file.
+    """
+    return device.type != "cpu" and is_accelerate_available()
 
 
 def load_weights(
@@ -45,6 +56,7 @@ def load_weights(
                 dtype=dtype,
                 use_safetensors=True,
                 attn_implementation=ATTENTION_NAME,
+                device_map={"": device} if loads_to_device(device) else None,
                 trust_remote_code=False,
                 # Different shapes are collected with other faults, and refused below.
                 ignore_mismatched_sizes=True,

@@ -95,23 +95,20 @@ def _served_logits(
     dtype: torch.dtype,
 ) -> tuple[list[list[Tensor]], list[list[int]]]:
     """Logits of each row's samples, and its text with the sampled tokens. Raises ModelRefused if one is not finite."""
-    kept: list[Tensor] = []
+    kept: list[Tensor | None] = []
 
-    def keep(module: object, args: object, keywords: dict[str, object], output: Any) -> None:
-        # Some models are their own base model, which also runs steps without samples.
-        if "logits_to_keep" in keywords:
-            kept.append(output.logits[0].float().cpu())
+    def keep() -> None:
+        logits = runner.on_device.last_logits
+        kept.append(None if logits is None else logits.float().cpu())
 
-    hook = model.register_forward_hook(keep, with_kwargs=True)
     plans = make_plans(prompts, runner.geometry)
-    try:
-        outcomes = runner.rehearse(*plans)
-    finally:
-        hook.remove()
+    outcomes = runner.rehearse(*plans, after_each=keep)
     texts = [prompt.tolist() for prompt in prompts]
     ours: list[list[Tensor]] = [[] for _ in prompts]
-    sampling = [(plan, outcome) for plan, outcome in zip(plans, outcomes, strict=True) if outcome.tokens.size]
-    for (plan, outcome), logits in zip(sampling, kept, strict=True):
+    for plan, outcome, logits in zip(plans, outcomes, kept, strict=True):
+        if not outcome.tokens.size:
+            continue
+        assert logits is not None
         if outcome.status != pb.STEP_STATUS_OK or outcome.nonfinite.size:
             raise ModelRefused(_not_finite(model, dtype))
         rows = [*plan.chunk_rows[plan.chunk_samples].tolist(), *plan.decode_rows.tolist()]

@@ -1,4 +1,4 @@
-"""How device work is captured and replayed. `cuda.py` does it with CUDA graphs; tests do it with a recorder on a CPU."""
+"""How device work is captured and replayed: with CUDA graphs (`cuda.py`), in tests with a recorder on a CPU."""
 
 from collections.abc import Callable
 from typing import Protocol, TypeVar
@@ -20,6 +20,11 @@ class Graph(Protocol):
 
 class GraphBackend(Protocol):
     """Captures device work."""
+
+    @property
+    def pool_bytes(self) -> int:
+        """Memory of all graphs."""
+        ...
 
     def capture(self, run: Callable[[], Result]) -> tuple[Graph, Result]:
         """Captures the device work of `run`. Tensors in its result are overwritten by each replay.

@@ -5,6 +5,7 @@ Owns the memory of a step and of tables for a geometry. Knows nothing of how the
 
 from dataclasses import dataclass
 
+from gpu_worker.attention.views import GPU_DECODE_BLOCK
 from gpu_worker.geometry import Geometry
 
 # One logit and the temporary values of sampling: 45 bytes counted (every row draws with top-p, penalties and allowed
@@ -12,6 +13,12 @@ from gpu_worker.geometry import Geometry
 SAMPLING_BYTES_PER_LOGIT = 64
 # A prompt's logprobs: logits, their float32 copy, their logarithms.
 PROMPT_BYTES_PER_LOGIT = 12
+# The same in a captured graph, which samples without a sort: logits, their float32 copy, two more of that size.
+GRAPH_BYTES_PER_LOGIT = 16
+# Captured graphs share one pool of at most this size, and there are at most this many.
+GRAPH_POOL_BYTES, MAX_GRAPHS = 1 << 30, 40
+# Kept free by default. On a GPU: for kernels, workspaces of libraries, the allocator's slack.
+CPU_RESERVE_BYTES, GPU_RESERVE_BYTES = 256 << 20, 1 << 30
 # Inductor indexes tensors of up to this number of elements with 32 bits. With 64 bits FlexAttention's decode kernel
 # does not compile for CUDA, because it mixes both widths in one expression (torch 2.11 to 2.13).
 MAX_TENSOR_ELEMENTS = (1 << 31) - 1
@@ -52,13 +59,30 @@ class Costs:
         prompt = max(0, geometry.logit_rows - geometry.max_rows) * PROMPT_BYTES_PER_LOGIT
         return geometry.token_budget * self.activations_per_token + (sampled + prompt) * self.vocab_size
 
+    def graph(self, *, num_tokens: int, num_rows: int) -> int:
+        """Bytes that the captured graph of one shape keeps: activations of its tokens, logits and sampling of its rows.
+
+        It is the peak of the captured step, because a replay uses the addresses of the capture.
+        """
+        return num_tokens * self.activations_per_token + num_rows * GRAPH_BYTES_PER_LOGIT * self.vocab_size
+
+    def graphs(self, geometry: Geometry) -> int:
+        """Bytes of all captured graphs: the largest one's, because only one runs at a time and they share memory.
+
+        A shape that needs more than GRAPH_POOL_BYTES is not captured.
+        """
+        largest = self.graph(num_tokens=geometry.token_budget, num_rows=geometry.max_rows)
+        return min(GRAPH_POOL_BYTES, largest)
+
     def tables(self, geometry: Geometry) -> int:
-        """Bytes of page tables on device and host, page lists of kernels, tables by page, and token history; all int32.
+        """Bytes of page tables on device and host, lists of kernels, tables by page, and token history; all int32.
 
         On a CPU page lists are as wide as the pool, which is little compared with the pages themselves.
         """
         tiles = geometry.prefill_tokens // geometry.chunk_align
-        lists = (4 * (geometry.max_rows + 1) + 2 * tiles) * geometry.pages_per_row
+        # Decode kernels of all buckets have twice the lines of the table; on a GPU they list blocks of pages.
+        blocks = max(1, geometry.page_size // GPU_DECODE_BLOCK)
+        lists = ((2 + 2 * blocks) * (geometry.max_rows + 1) + 2 * tiles) * geometry.pages_per_row
         return 4 * (lists + 2 * geometry.num_pages + geometry.history_places)
 
     def addressable_pages(self, page_size: int) -> int:

@@ -7,15 +7,14 @@ models or sockets.
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
-from gpu_worker.geometry import CHUNK_ALIGN, MAX_HOST_PAGES, Geometry, align_up
-from gpu_worker.memory.costs import Costs
+from gpu_worker.geometry import Geometry, align_up, default_chunk_align
+from gpu_worker.memory.costs import CPU_RESERVE_BYTES, GPU_RESERVE_BYTES, Costs
+from gpu_worker.memory.host_memory import configured_host_pages, passing_bytes
 from gpu_worker.memory.pool import WHY_CAPPED, DoesNotFit, Pool, configured_pages
 from gpu_worker.memory.units import readable, settable
 from gpu_worker.settings import WorkerSettings
 
 DEFAULT_CPU_POOL_BYTES = 1 << 30
-# Kept free by default. On a GPU: for kernels, workspaces of libraries, the allocator's slack.
-CPU_RESERVE_BYTES, GPU_RESERVE_BYTES = 256 << 20, 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +40,9 @@ class Sizes:
     geometry: Geometry
     weights: int
     step: int
+    # The memory that captured graphs keep; 0 if steps run without graphs.
+    graphs: int
+    # Tables, and the buffers through which pages pass to and from host memory.
     tables: int
     pool: int
     # Host memory for pages that are swapped out, which on a CPU is part of the same memory.
@@ -58,27 +60,38 @@ def default_max_rows(*, on_cpu: bool) -> int:
     return 32 if on_cpu else 256
 
 
-def choose_sizes(settings: WorkerSettings, costs: Costs, machine: Machine, reach: tuple[int, int] = (0, 0)) -> Sizes:
+def choose_sizes(
+    settings: WorkerSettings,
+    costs: Costs,
+    machine: Machine,
+    reach: tuple[int, int] = (0, 0),
+    *,
+    captures: bool = False,
+) -> Sizes:
     """Sizes from the settings, and defaults from the model and free memory.
 
-    reach: `LayerMap.reach`, because a sequence with a window holds few pages at once. Raises DoesNotFit if more memory
-    would help, else ValueError.
+    reach: `LayerMap.reach`, because a sequence with a window holds few pages at once; captures: whether steps will be
+    captured as graphs. Raises DoesNotFit if more memory would help, else ValueError.
     """
-    return _Choice(settings, costs, machine, reach).made()
+    return _Choice(settings, costs, machine, reach, captures=captures).made()
 
 
 class _Choice:
     """One choice, checked in this order: limits, weights, step, host memory, pool, length."""
 
-    def __init__(self, settings: WorkerSettings, costs: Costs, machine: Machine, reach: tuple[int, int]) -> None:
+    def __init__(
+        self, settings: WorkerSettings, costs: Costs, machine: Machine, reach: tuple[int, int], *, captures: bool
+    ) -> None:
         self.settings, self.costs, self.machine, self.reach = settings, costs, machine, reach
         self.free, self.place, on_cpu = machine.free, machine.place, machine.on_cpu
-        self.on_cpu, self.host_pool, self.is_capped = on_cpu, 0, False
+        self.on_cpu, self.host_pool, self.buffers, self.is_capped = on_cpu, 0, 0, False
+        self.captures = captures
         # On a CPU pages of 64 and 128 tokens are equally fast and 256 is slower; smaller pages waste less.
         self.page_size = settings.page_size or (64 if on_cpu else 128)
         self.max_rows = settings.max_rows or default_max_rows(on_cpu=on_cpu)
+        self.chunk_align = default_chunk_align(on_cpu=on_cpu)
         self.pool = Pool(costs=costs, page_size=self.page_size, on_cpu=on_cpu)
-        self.token_budget = settings.token_budget or max(self.max_rows + CHUNK_ALIGN, 512 if on_cpu else 4096)
+        self.token_budget = settings.token_budget or max(self.max_rows + self.chunk_align, 512 if on_cpu else 4096)
         self.length = settings.max_length or costs.default_length
         default = CPU_RESERVE_BYTES if on_cpu else GPU_RESERVE_BYTES
         self.reserve = default if settings.keep_free_bytes is None else settings.keep_free_bytes
@@ -91,9 +104,9 @@ class _Choice:
         widest = self._geometry(num_pages=2, max_length=self.length)
         if costs.weights > self.free:
             self._refuse_weights()
-        self.step, self.tables = costs.step(widest), costs.tables(widest)
+        self.step, self.graphs, self.tables = self._beside(widest)
         # Bytes available for the pool.
-        self.room = self.free - costs.weights - self.step - self.tables - self.reserve
+        self.room = self.free - costs.weights - self.step - self.graphs - self.tables - self.reserve
         if self.room < self.pool.num_bytes(2):
             self._refuse_step()
         host_pages = self._host_pages()
@@ -103,11 +116,13 @@ class _Choice:
         if max_length < (self.settings.max_length or 0):
             self._refuse_length(num_pages)
         geometry = replace(self._geometry(num_pages, max_length), host_pages=host_pages)
+        step, graphs, tables = self._beside(geometry)
         return Sizes(
             geometry=geometry,
             weights=costs.weights,
-            step=costs.step(geometry),
-            tables=costs.tables(geometry),
+            step=step,
+            graphs=graphs,
+            tables=tables + self.buffers,
             pool=self.pool.num_bytes(num_pages),
             host_pool=self.host_pool,
             reserve=self.reserve,
@@ -124,9 +139,14 @@ class _Choice:
             max_rows=max_rows or self.max_rows,
             max_length=max_length,
             token_budget=token_budget or self.token_budget,
-            chunk_align=CHUNK_ALIGN,
+            chunk_align=self.chunk_align,
             vocab_size=self.costs.vocab_size,
         )
+
+    def _beside(self, geometry: Geometry) -> tuple[int, int, int]:
+        """Bytes of a step, of captured graphs, and of tables without buffers."""
+        graphs = self.costs.graphs(geometry) if self.captures else 0
+        return self.costs.step(geometry), graphs, self.costs.tables(geometry)
 
     def _num_pages(self) -> int:
         asked = self.settings.num_pages, self.settings.pool_bytes
@@ -141,30 +161,14 @@ class _Choice:
         return min(num_pages, self.pool.max_pages)
 
     def _host_pages(self) -> int:
-        """Pages of host memory for host_pool_bytes; on a CPU they reduce the room for the pool."""
-        asked, page = self.settings.host_pool_bytes, self.pool.page_bytes
+        """Pages of host memory. Their buffers, and on a CPU the pages themselves, reduce the room for the pool."""
+        asked = self.settings.host_pool_bytes
         if not asked:
             return 0
-        if asked < page:
-            would = settable(page, at_least=True)
-            raise ValueError(
-                f"host_pool_bytes is {asked}, less than a page of {page} bytes; "
-                f"set host_pool_bytes to {would} at least, or to 0"
-            )
-        num_pages = min(MAX_HOST_PAGES, asked // page)
-        if self.on_cpu:
-            fits, because = self.room - self.pool.num_bytes(2), self._breakdown()
-        else:
-            free, kept = self.machine.free_host, CPU_RESERVE_BYTES
-            fits, because = free - kept, f"of {readable(free)} free in host memory, {readable(kept)} are kept free"
-        if num_pages * page > fits:
-            raise DoesNotFit(
-                f"host_pool_bytes {readable(asked)} does not fit: {because}; "
-                f"host_pool_bytes {settable(fits if fits >= page else 0)} would fit"
-            )
-        self.host_pool = num_pages * page
-        if self.on_cpu:
-            self.room -= self.host_pool
+        room, free_host = self.room - self.pool.num_bytes(2), self.machine.free_host
+        num_pages = configured_host_pages(asked, self.pool, room=room, free_host=free_host, breakdown=self._breakdown())
+        self.host_pool, self.buffers = num_pages * self.pool.page_bytes, passing_bytes(num_pages, self.pool)
+        self.room -= self.buffers + (self.host_pool if self.on_cpu else 0)
         return num_pages
 
     def _pages(self) -> int:
@@ -176,13 +180,15 @@ class _Choice:
         if not window:
             return self._pages()
         of_sink_tokens = align_up(sink_tokens, self.page_size) // self.page_size
-        return min(self._pages(), of_sink_tokens + (window + CHUNK_ALIGN - 1) // self.page_size + 2)
+        return min(self._pages(), of_sink_tokens + (window + self.chunk_align - 1) // self.page_size + 2)
 
     def _breakdown(self) -> str:
         host = f", swapped-out pages {readable(self.host_pool)}" if self.host_pool and self.on_cpu else ""
+        graphs = f", captured graphs {readable(self.graphs)}" if self.graphs else ""
         return (
             f"of {readable(self.free)} free on {self.place}, weights take {readable(self.costs.weights)}, a step "
-            f"{readable(self.step)}, tables {readable(self.tables)}{host}, and {readable(self.reserve)} are kept free"
+            f"{readable(self.step)}{graphs}, tables {readable(self.tables + self.buffers)}{host}, and "
+            f"{readable(self.reserve)} are kept free"
         )
 
     def _refuse_weights(self) -> NoReturn:
@@ -199,19 +205,18 @@ class _Choice:
 
     def _fits(self, max_rows: int, token_budget: int) -> bool:
         smaller = self._geometry(2, self.length, max_rows=max_rows, token_budget=token_budget)
-        step, tables = self.costs.step(smaller), self.costs.tables(smaller)
-        return self.free >= self.costs.weights + step + tables + self.reserve + self.pool.num_bytes(2)
+        return self.free >= self.costs.weights + sum(self._beside(smaller)) + self.reserve + self.pool.num_bytes(2)
 
     def _refuse_step(self) -> NoReturn:
         """Two pages do not fit beside a step; proposes fewer tokens or rows, less kept free, or smaller weights."""
-        least, rows = self.max_rows + CHUNK_ALIGN, self.max_rows
-        budgets = range(self.token_budget - self.token_budget % CHUNK_ALIGN, least - 1, -CHUNK_ALIGN)
+        least, rows = self.max_rows + self.chunk_align, self.max_rows
+        budgets = range(self.token_budget - self.token_budget % self.chunk_align, least - 1, -self.chunk_align)
         budget = next((value for value in (*budgets, least) if self._fits(rows, value)), None)
-        fewer = next((value for value in range(rows, 0, -1) if self._fits(value, value + CHUNK_ALIGN)), None)
+        fewer = next((value for value in range(rows, 0, -1) if self._fits(value, value + self.chunk_align)), None)
         if budget is not None:
             would = f"token_budget {budget} would fit"
         elif fewer is not None:
-            would = f"max_rows {fewer} with token_budget {fewer + CHUNK_ALIGN} would fit"
+            would = f"max_rows {fewer} with token_budget {fewer + self.chunk_align} would fit"
         elif self.room + self.reserve >= self.pool.num_bytes(2):
             would = f"keep_free_bytes {settable(self.room + self.reserve - self.pool.num_bytes(2))} would fit"
         else:
@@ -236,12 +241,3 @@ class _Choice:
     def _longest(self) -> int:
         """The length of one sequence that fills the largest pool."""
         return (min(self.pool.max_pages, self.pool.fitting(self.room)) - 1) * self.page_size
-
-
-def check_host_memory(costs: Costs, free_host: int) -> None:
-    """Raises DoesNotFit if the weights exceed free host memory, through which weights for a GPU pass."""
-    if costs.weights > free_host:
-        raise DoesNotFit(
-            f"weights take {readable(costs.weights)} in {costs.dtype}, and are loaded through host memory, where "
-            f"{readable(free_host)} are free; use a smaller model, or more host memory"
-        )

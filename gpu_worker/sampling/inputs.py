@@ -49,6 +49,34 @@ class SamplingInputs(Generic[Array]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DrawInputs(Generic[Array]):
+    """The parameters of every sample, padding included; all [S], so that shapes do not depend on what rows ask for."""
+
+    # float32. 0 is greedy; the sample's other entries then have no effect.
+    temperature: Array
+    # float32; 1 keeps every token.
+    top_p: Array
+    # float32; 0 keeps every token.
+    min_p: Array
+    # int64; 0 keeps every token.
+    top_k: Array
+    # int64: the key of the noise, as in SamplingInputs.
+    seed: Array
+    sample_idx: Array
+    position: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Typical(Generic[Array]):
+    """The drawing samples that filter by typical_p; both [n]."""
+
+    # int64: indices into the S samples.
+    samples: Array
+    # float32.
+    typical_p: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Biases(Generic[Array]):
     """Values added to single logits; minus infinity bans a token. All [N]."""
 

@@ -1,4 +1,4 @@
-"""Runs one step on the device: page orders, page tables, masks, model, sampling, newest tokens.
+"""Runs one step on the device: page orders, page tables, the static part or its graph, then special samples.
 
 On a GPU it enqueues these operations on the CUDA stream in this order. `DeviceStep` owns all device memory: the model,
 the KV pool, kernels, tables, staging buffers. It does not depend on generations or on other plans in flight.
@@ -13,19 +13,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from gpu_worker.arrays import Array, HostArray
+from gpu_worker.arrays import Array, HostArray, Space
 from gpu_worker.attention.host_pages import HostPages
 from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.attention.layers import LayerMap
-from gpu_worker.attention.paged import StepContext, attach
+from gpu_worker.attention.paged import attach
 from gpu_worker.fusion.layers import FusedLayers, compiling
 from gpu_worker.geometry import Geometry
+from gpu_worker.graphs.backend import GraphBackend
+from gpu_worker.graphs.captured import CapturedSteps
+from gpu_worker.layout.row_tables import RowTables
+from gpu_worker.layout.samples import SampleExtras, Samples
+from gpu_worker.layout.shapes import Shapes, StepShape
+from gpu_worker.layout.step_layout import StepExtras, StepInputs, StepLayout, blank
+from gpu_worker.step.device_tables import DeviceTables
 from gpu_worker.step.kernels import Kernels
-from gpu_worker.step.layout import StepLayout
 from gpu_worker.step.output import DeviceSampler, StepOutput
-from gpu_worker.step.row_tables import DeviceTables
-from gpu_worker.step.shapes import Shapes
 from gpu_worker.step.staging import Staging
+from gpu_worker.step.static_step import StaticOutput, StaticStep
 from gpu_worker.wire.page_orders import PageOrders
 
 
@@ -42,19 +47,25 @@ class DeviceStep:
         device: torch.device,
         dtype: torch.dtype,
         num_buffers: int,
+        graphs: GraphBackend | None,
     ) -> None:
         self.device = device
-        self._model = model
         self.tables = DeviceTables(geometry, device)
+        self._geometry, self._no_rows = geometry, RowTables(geometry)
         self._sampler = DeviceSampler(geometry, device)
-        self._staging = Staging(device, num_buffers)
         self.cache = KvCache(
             layers, num_pages=geometry.num_pages, page_size=geometry.page_size, dtype=dtype, device=device
         )
         attach(model, layers, self.cache)
+        self._model = model
         self.fused: FusedLayers | None = None
         self.host = HostPages(self.cache, geometry.host_pages)
         self.kernels = Kernels(layers, geometry, shapes, self.cache, self.tables)
+        self._static_step = StaticStep(model, self.kernels, self.tables, is_padded=shapes.is_padded)
+        self.graphs = CapturedSteps[StaticOutput](graphs)
+        self._staging = Staging(device, num_buffers, input_words=self._most_words(shapes))
+        # Logits of the last step, its samples first. The next step overwrites them. None if it had no samples.
+        self.last_logits: Tensor | None = None
         self.pool_is_zero = True
         self.may_compile = True
 
@@ -76,15 +87,75 @@ class DeviceStep:
     def run(self, orders: PageOrders[HostArray], layout: StepLayout[HostArray] | None) -> StepOutput | None:
         """Carries out page orders, then computes tokens and logprobs. Returns None if there is nothing to compute."""
         self.pool_is_zero = False
-        staged: _StepArrays[Tensor] = self._staging.upload(
-            _StepArrays(layout=layout, orders=orders if orders else None)
-        )
-        if staged.orders is not None:
-            self._carry_out(orders, staged.orders)
-        return None if staged.layout is None else self._compute(staged.layout)
+        extras = _Extras(orders=orders if orders else None, step=None if layout is None else layout.extras)
+        shape, inputs = (None, None) if layout is None else (layout.shape, layout.inputs)
+        on_device: tuple[StepInputs[Tensor], _Extras[Tensor]] = self._staging.upload(shape, inputs, extras)
+        step_inputs, others = on_device
+        if others.orders is not None:
+            self._carry_out(orders, others.orders)
+        if shape is None or others.step is None:
+            return None
+        if others.step.edits is not None:
+            self.tables.set_pages(others.step.edits)
+        static = self.graphs.replay(shape)
+        if static is None:
+            static = self._static(step_inputs)
+        self.last_logits = static.logits
+        return self._finished(static, step_inputs.samples, others.step.sampling)
+
+    def _finished(
+        self, static: StaticOutput, samples: Samples[Tensor], extras: SampleExtras[Tensor] | None
+    ) -> StepOutput:
+        if static.logits is None:
+            return StepOutput(tokens=samples.rows[:0])
+        output = self._sampler.finish(static, samples, extras)
+        if static.tokens is None or extras is not None:
+            self.tables.newest_token.index_copy_(0, samples.rows, output.tokens.clamp(min=0))
+        return output
+
+    def _static(self, inputs: StepInputs[Tensor]) -> StaticOutput:
+        # After warm-up nothing compiles, because it would delay every request: a layer runs eagerly instead, and a
+        # kernel raises.
+        with compiling() if self.may_compile else torch.compiler.set_stance("eager_on_recompile"):
+            return self._static_step(inputs)
+
+    @torch.inference_mode()
+    def warm_up(self, shape: StepShape) -> None:
+        """Compiles what a padded step of this shape needs, and captures it. Changes row 0 and page 0 alone."""
+        # The second run measures kernels that the first has loaded.
+        for _ in range(2):
+            self._static(self._blank_inputs(shape))
+        if self.graphs.is_enabled:
+            inputs = self._blank_inputs(shape)
+            self.graphs.capture(shape, lambda: self._static(inputs))
+
+    def _blank_inputs(self, shape: StepShape) -> StepInputs[Tensor]:
+        inputs, _ = self._staging.upload(shape, self._blank(shape, self._staging.space()), None)
+        return inputs
+
+    def _blank(self, shape: StepShape, space: Space) -> StepInputs[HostArray]:
+        return blank(shape, self._no_rows, self.tables.slot_of_row, self.kernels.views, space)
+
+    def _most_words(self, shapes: Shapes) -> int | None:
+        """Returns the words of the largest inputs of a padded step; None if steps are not padded."""
+        spaces = [Space() for _ in shapes.steps]
+        for shape, space in zip(shapes.steps, spaces, strict=True):
+            self._blank(shape, space)
+        # A step may need logits of prompt tokens besides those of the shape's samples.
+        return max([space.used for space in spaces]) + self._geometry.logit_rows if spaces else None
+
+    def space(self) -> Space:
+        """Memory for the inputs of the next step."""
+        return self._staging.space()
 
     def _carry_out(self, orders: PageOrders[HostArray], staged: PageOrders[Tensor]) -> None:
-        """Follows worker.proto's sequence, because one plan may save a page, zero it and load others into it."""
+        """Follows worker.proto's sequence, because one plan may save a page, zero it and load others into it.
+
+        Copies from host memory start first, because they need nothing of the device but their buffers.
+        """
+        num_fetched = 0
+        if orders.loaded_pages.size:
+            num_fetched = self.host.fetch(orders.loaded_slots, orders.saved_slots)
         if orders.saved_pages.size:
             self.host.save(staged.saved_pages, orders.saved_slots)
         if orders.zeroed.size:
@@ -92,44 +163,12 @@ class DeviceStep:
         if orders.copied_to.size:
             self.cache.copy_pages(staged.copied_from, staged.copied_to, staged.copied_tokens)
         if orders.loaded_pages.size:
-            self.host.load(staged.loaded_pages, orders.loaded_slots)
-
-    def _compute(self, layout: StepLayout[Tensor]) -> StepOutput:
-        self.tables.set_pages(layout.edits)
-        context = self.kernels.update_masks(layout)
-        ids, samples = layout.token_ids, layout.samples
-        if layout.decode is not None:
-            num_decode = layout.decode.rows.shape[0]
-            newest = self.tables.newest_token.index_select(0, layout.decode.rows)
-            ids[:num_decode] = torch.where(ids[:num_decode] < 0, newest, ids[:num_decode])
-        logits = self._forward(ids, layout.positions, samples.kept, context)
-        if logits is None:
-            return StepOutput(tokens=ids[:0])
-        output = self._sampler.run(logits, samples)
-        self.tables.newest_token.index_copy_(0, samples.rows, output.tokens.clamp(min=0))
-        return output
-
-    def _forward(self, ids: Tensor, positions: Tensor, kept: Tensor, context: StepContext) -> Tensor | None:
-        """Returns logits [kept, vocabulary] of the packed tokens `kept`, or None if `kept` is empty."""
-        # After warm-up nothing compiles, because it would delay every request: a layer runs eagerly instead, and a
-        # kernel raises.
-        settings = compiling() if self.may_compile else torch.compiler.set_stance("eager_on_recompile")
-        arguments = {
-            "input_ids": ids[None],
-            "position_ids": positions[None],
-            "use_cache": False,
-            "step": context,
-        }
-        with settings:
-            if kept.numel() == 0:
-                self._model.base_model(**arguments)
-                return None
-            return self._model(**arguments, logits_to_keep=kept).logits[0]
+            self.host.load(staged.loaded_pages, orders.loaded_slots, num_fetched)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _StepArrays(Generic[Array]):
-    """Every array that one step uploads."""
+class _Extras(Generic[Array]):
+    """What a step uploads besides its inputs."""
 
-    layout: StepLayout[Array] | None
     orders: PageOrders[Array] | None
+    step: StepExtras[Array] | None

@@ -9,12 +9,13 @@ from torch import Tensor
 from gpu_worker.attention.block_mask import DecodeEnds, DecodeMask, PrefillMask
 from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.attention.layers import LayerMap
-from gpu_worker.attention.paged import DecodeAttention, PrefillAttention, StepContext
-from gpu_worker.attention.views import View
+from gpu_worker.attention.operator import StepContext
+from gpu_worker.attention.paged import DecodeAttention, PrefillAttention
+from gpu_worker.attention.views import GPU_DECODE_BLOCK, View
 from gpu_worker.geometry import Geometry
-from gpu_worker.step.layout import StepLayout
-from gpu_worker.step.row_tables import DeviceTables
-from gpu_worker.step.shapes import Shapes
+from gpu_worker.layout.shapes import Shapes
+from gpu_worker.layout.step_layout import StepInputs
+from gpu_worker.step.device_tables import DeviceTables
 
 
 class Kernels:
@@ -26,7 +27,8 @@ class Kernels:
         self._geometry, self._shapes, self._tables = geometry, shapes, tables
         patterns = dict.fromkeys(kind.pattern for kind in layers.kinds)
         # In the order of `DecodePart.blocks` and `PrefillPart.blocks`.
-        self.views = tuple(View.of(pattern, geometry) for pattern in patterns)
+        decode_block = GPU_DECODE_BLOCK if shapes.is_padded else None
+        self.views = tuple(View.of(pattern, geometry, decode_block=decode_block) for pattern in patterns)
         device, dtype = tables.pages.device, cache.keys[0].dtype
         self._ends = {bucket: DecodeEnds(bucket, device) for bucket in shapes.decode_buckets}
         self._q_positions = {
@@ -34,7 +36,7 @@ class Kernels:
         }
         self.decode_masks = {
             bucket: tuple(
-                DecodeMask(view, page_lists=self._decode_lists(view, bucket), ends=self._ends[bucket])
+                DecodeMask(view, block_lists=self._decode_lists(view, bucket), ends=self._ends[bucket])
                 for view in self.views
             )
             for bucket in shapes.decode_buckets
@@ -65,40 +67,43 @@ class Kernels:
             self.prefill[bucket] = tuple(prefill[layer.kind] for layer in layers.layers)
 
     def _decode_lists(self, view: View, bucket: int) -> Tensor:
-        """Returns int32 [slots, width]; the page table itself if every slot lists all pages of its row."""
+        """Returns int32 [slots, width]; the page table itself if every slot lists all pages of its row, whole."""
         table = self._tables.pages
-        if self._shapes.token_multiple is None and view.is_plain:
+        if not self._shapes.is_padded and view.is_plain:
             return table
-        return torch.zeros(bucket, self._list_width(view), dtype=torch.int32, device=table.device)
+        width = self._list_width(view) * view.blocks_per_page
+        return torch.zeros(bucket, width, dtype=torch.int32, device=table.device)
 
     def _list_width(self, view: View) -> int:
-        """Returns the width of a page list. The CPU kernel requires the pool's pages, others only those of a row."""
+        """Returns the pages of a list. The CPU kernel requires the pool's pages, others only those of a row."""
         if self._tables.pages.is_cpu:
             return view.pool_pages
         return self._tables.pages.shape[1] + view.num_learned_sink_pages
 
-    def update_masks(self, layout: StepLayout[Tensor]) -> StepContext:
-        """Updates the masks and returns the context of every layer. Requires that `layout.edits` are applied."""
-        places = layout.prefill.places if layout.prefill else layout.kv_slots[:0]
+    def update_masks(self, inputs: StepInputs[Tensor]) -> StepContext:
+        """Updates the masks and returns the context of every layer.
+
+        Requires that the page tables are those of the step.
+        """
+        places = inputs.prefill.places if inputs.prefill else inputs.kv_slots[:0]
         decode = prefill = None
-        if layout.decode is not None:
-            bucket = layout.decode.bucket
+        if inputs.decode is not None:
+            bucket = inputs.decode.bucket
             decode = self.decode[bucket]
-            self._ends[bucket].update(layout.decode.last_slot, layout.decode.page_end)
-            for mask, blocks in zip(self.decode_masks[bucket], layout.decode.blocks, strict=True):
-                mask.update(blocks, self._tables.pages, layout.decode.list_slots)
-        if layout.prefill is not None:
-            bucket = layout.prefill.bucket
+            self._ends[bucket].update(inputs.decode.last_slot, inputs.decode.block_end)
+            for mask, blocks in zip(self.decode_masks[bucket], inputs.decode.blocks, strict=True):
+                mask.update(blocks, self._tables.pages, inputs.decode.list_slots)
+        if inputs.prefill is not None:
+            bucket = inputs.prefill.bucket
             prefill = self.prefill[bucket]
-            self._q_positions[bucket].copy_(layout.prefill.q_positions)
-            for tile_mask, tile_blocks in zip(self.prefill_masks[bucket], layout.prefill.blocks, strict=True):
-                tile_mask.update(tile_blocks, self._tables.pages, layout.prefill.slots)
+            self._q_positions[bucket].copy_(inputs.prefill.q_positions)
+            for tile_mask, tile_blocks in zip(self.prefill_masks[bucket], inputs.prefill.blocks, strict=True):
+                tile_mask.update(tile_blocks, self._tables.pages, inputs.prefill.slots)
         return StepContext(
-            kv_slots=layout.kv_slots,
+            kv_slots=inputs.kv_slots,
             decode=decode,
-            decode_slots=layout.decode.slots if layout.decode and self._shapes.token_multiple is None else None,
-            num_decode=layout.decode.rows.shape[0] if layout.decode else 0,
+            decode_slots=inputs.decode.slots if inputs.decode and not self._shapes.is_padded else None,
+            num_decode=inputs.decode.rows.shape[0] if inputs.decode else 0,
             prefill=prefill,
             prefill_places=places,
-            prefill_sources=places,
         )

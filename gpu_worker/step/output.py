@@ -1,17 +1,22 @@
-"""Computes tokens and logprobs from the logits of a step, on the device."""
+"""Computes tokens and logprobs from the logits of a step, on the device, and brings them to the host."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from gpu_worker.geometry import Geometry
+from gpu_worker.layout.samples import SampleExtras, Samples
+from gpu_worker.sampling.dense import EditedLogits, revise
 from gpu_worker.sampling.logits import edited
 from gpu_worker.sampling.logprobs import LogprobTensors, logprobs_of
-from gpu_worker.sampling.sampler import EditedLogits, sample
+from gpu_worker.sampling.sampler import sample
 from gpu_worker.sampling.token_history import TokenHistory
-from gpu_worker.step.samples import SamplePart
-from gpu_worker.step.staging import mapped
+from gpu_worker.step.static_step import StaticOutput
+from gpu_worker.trees import mapped
+
+_WORD_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,14 +27,54 @@ class StepOutput:
     tokens: Tensor
     logprobs: LogprobTensors | None = None
     prompt_logprobs: LogprobTensors | None = None
-
-    def to_host(self) -> "StepOutput":
-        """Starts copies to pinned memory, which are valid after the CUDA stream has executed them."""
-        return mapped(self, _pinned_copy)
+    # The buffer of a ResultRing in which the results are, or are going to be.
+    buffer: Tensor | None = None
 
 
-def _pinned_copy(tensor: Tensor) -> Tensor:
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+class ResultRing:
+    """Pinned host memory for results, because its allocation may wait for the device.
+
+    A buffer is taken when a plan is submitted and returned when its outcome is collected, that is after the copy has
+    ended and the host has read it. There are as many buffers as plans in flight and one more; others are allocated if
+    these do not suffice. They hold the tokens of every row, and become larger with the first larger results.
+    """
+
+    def __init__(self, *, num_buffers: int, num_tokens: int, allocate: Callable[[int], Tensor]) -> None:
+        """allocate: returns int64 [n], in pinned memory if a device copies to it."""
+        self._num_buffers, self._allocate = num_buffers, allocate
+        self._num_words = 0
+        self._free: list[Tensor] = []
+        self._enlarge(num_tokens)
+
+    def to_host(self, output: StepOutput) -> StepOutput:
+        """Starts the copies to a buffer, which are valid after the current stream has executed them."""
+        sizes: list[int] = []
+        mapped(output, lambda tensor: sizes.append(_words(tensor)))
+        if sum(sizes) > self._num_words:
+            self._enlarge(sum(sizes))
+        buffer = self._free.pop() if self._free else self._allocate(self._num_words)
+        parts = iter(buffer[: sum(sizes)].split(sizes))
+        copied: StepOutput = mapped(output, lambda tensor: _copied(tensor, next(parts)))
+        return replace(copied, buffer=buffer)
+
+    def put_back(self, output: StepOutput) -> None:
+        """Returns the buffer of collected results, whose tensors are invalid from now on."""
+        if output.buffer is not None and output.buffer.numel() == self._num_words:
+            self._free.append(output.buffer)
+
+    def _enlarge(self, num_words: int) -> None:
+        """Replaces the free buffers. Those in use are dropped when they come back."""
+        self._num_words = max(1, 1 << (num_words - 1).bit_length())
+        self._free = [self._allocate(self._num_words) for _ in range(self._num_buffers)]
+
+
+def _words(tensor: Tensor) -> int:
+    """8-byte words of a tensor, so that each begins aligned."""
+    return -(-tensor.nbytes // _WORD_BYTES)
+
+
+def _copied(tensor: Tensor, words: Tensor) -> Tensor:
+    host = words.view(tensor.dtype)[: tensor.numel()].view(tensor.shape)
     return host.copy_(tensor, non_blocking=True)
 
 
@@ -39,22 +84,42 @@ class DeviceSampler:
     def __init__(self, geometry: Geometry, device: torch.device) -> None:
         self._history = TokenHistory(geometry, device)
 
-    def run(self, logits: Tensor, samples: SamplePart[Tensor]) -> StepOutput:
-        """`logits` are those of the samples and their padding, then of prompt tokens. Does not wait for the device."""
+    def finish(self, static: StaticOutput, samples: Samples[Tensor], extras: SampleExtras[Tensor] | None) -> StepOutput:
+        """Chooses the tokens that the static part did not choose, and computes logprobs. Does not wait for the device.
+
+        Requires that the step has samples.
+        """
+        assert static.logits is not None
         num_samples = samples.rows.shape[0]
-        own, edits, changed = logits[:num_samples], samples.edits, None
+        own = static.logits[:num_samples]
+        if extras is None:
+            return StepOutput(tokens=sample(own, None) if static.tokens is None else static.tokens)
+        tokens = self._chosen(own, static.tokens, samples, extras)
+        logprobs = prompt_logprobs = None
+        if (wanted := extras.with_logprobs) is not None:
+            logprobs = logprobs_of(own, tokens.index_select(0, wanted).clamp(min=0), extras.top_k, rows=wanted)
+        if extras.prompt is not None:
+            prompt_logprobs = logprobs_of(static.logits[num_samples:], extras.prompt.targets, extras.prompt.top_k)
+        return StepOutput(tokens=tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+
+    def _chosen(
+        self, logits: Tensor, chosen: Tensor | None, samples: Samples[Tensor], extras: SampleExtras[Tensor]
+    ) -> Tensor:
+        """Returns the tokens of all samples; `chosen` are those of the static part, if it chose some."""
+        edits, changed = extras.edits, None
         penalties = None if edits is None else edits.penalties
         if edits is not None:
             if penalties is not None and penalties.missing is not None:
                 self._history.write(*penalties.missing)
-            changed = EditedLogits(samples=edits.samples, draws=edits.draws, logits=edited(own, edits, self._history))
-        tokens = sample(own, samples.drawing, changed)
+            changed = EditedLogits(
+                samples=edits.samples, draws=edits.draws, logits=edited(logits, edits, self._history)
+            )
+        if chosen is None:
+            tokens = sample(logits, extras.drawing, changed)
+        else:
+            tokens = chosen
+            revise(tokens, logits, samples.drawing, edited=changed, typical_samples=extras.typical)
         if penalties is not None and penalties.sampled is not None:
             places, sampled = penalties.sampled
             self._history.write(places, tokens.index_select(0, sampled).clamp(min=0))
-        logprobs = prompt_logprobs = None
-        if (wanted := samples.with_logprobs) is not None:
-            logprobs = logprobs_of(own, tokens.index_select(0, wanted).clamp(min=0), samples.top_k, rows=wanted)
-        if samples.prompt is not None:
-            prompt_logprobs = logprobs_of(logits[num_samples:], samples.prompt.targets, samples.prompt.top_k)
-        return StepOutput(tokens=tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+        return tokens

@@ -1,6 +1,6 @@
 """The Runner executes plans in order. Only it changes the row tables and, through `DeviceStep`, the device's memory.
 
-A plan passes through wire (bytes to checked numbers), row_tables (state, checksum), layout (arrays) and device_step. On
+A plan passes through wire/ (bytes to checked numbers), layout/ (row tables, checksum, arrays) and device_step. On
 a GPU `submit` only enqueues, so that two plans can be in flight; on a CPU it computes the step. `collect` returns
 outcomes in the order of the plans.
 """
@@ -8,8 +8,9 @@ outcomes in the order of the plans.
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -20,14 +21,15 @@ from gpu_worker.arrays import HostArray
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.failures import first_line
 from gpu_worker.geometry import Geometry
-from gpu_worker.sampling.logprobs import LogprobTensors
+from gpu_worker.graphs.backend import GraphBackend
+from gpu_worker.layout.row_tables import RowTables
+from gpu_worker.layout.shapes import Shapes
+from gpu_worker.layout.step_layout import StepLayout, lay_out
 from gpu_worker.step.device_step import DeviceStep
-from gpu_worker.step.layout import StepLayout, lay_out
-from gpu_worker.step.output import StepOutput
-from gpu_worker.step.row_tables import RowTables
-from gpu_worker.step.shapes import Shapes
+from gpu_worker.step.in_flight import InFlight, on_lost_device
+from gpu_worker.step.output import ResultRing, StepOutput
 from gpu_worker.step.warm_up import warm_up_plan
-from gpu_worker.wire.frames import Outcome, Plan, PlanError, TokenLogprobs, read_plan
+from gpu_worker.wire.frames import Outcome, Plan, PlanError, read_plan
 from gpu_worker.wire.page_orders import PageOrders
 
 log = logging.getLogger(__name__)
@@ -37,17 +39,6 @@ MAX_IN_FLIGHT = 2
 
 class DeviceLost(RuntimeError):
     """The device's context is unusable; only a new process can use the device again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _InFlight:
-    """A submitted plan. `output` is None if the plan was refused or computes nothing."""
-
-    outcome: Outcome
-    output: StepOutput | None = None
-    num_samples: int = 0
-    started: "torch.cuda.Event | None" = None
-    ended: "torch.cuda.Event | None" = None
 
 
 class Runner:
@@ -61,16 +52,33 @@ class Runner:
         *,
         device: torch.device,
         dtype: torch.dtype,
+        shapes: Shapes | None = None,
+        graphs: GraphBackend | None = None,
     ) -> None:
+        """`shapes`: by default those of the device. `graphs`: captures padded steps; None: every step runs eagerly."""
         layers = layers.within(geometry.max_length)
         window, sink_tokens = layers.reach
         self.geometry, self.device = replace(geometry, window=window, sink_tokens=sink_tokens), device
-        self.shapes = Shapes.for_device(geometry, on_cpu=device.type == "cpu")
+        self.shapes = shapes or Shapes.for_device(geometry, on_cpu=device.type == "cpu")
         self.tables = RowTables(geometry)
         self.on_device = DeviceStep(
-            model, layers, geometry, self.shapes, device=device, dtype=dtype, num_buffers=MAX_IN_FLIGHT + 1
+            model,
+            layers,
+            geometry,
+            self.shapes,
+            device=device,
+            dtype=dtype,
+            num_buffers=MAX_IN_FLIGHT + 1,
+            graphs=graphs,
         )
-        self._in_flight: deque[_InFlight] = deque()
+        # Whether `submit` only enqueues.
+        self._is_asynchronous = device.type != "cpu"
+        # The results of padded steps are overwritten by the next step; others are read where they were computed.
+        self._results: ResultRing | None = None
+        if self.shapes.is_padded:
+            allocate = partial(torch.zeros, dtype=torch.int64, pin_memory=device.type == "cuda")
+            self._results = ResultRing(num_buffers=MAX_IN_FLIGHT + 1, num_tokens=geometry.max_rows, allocate=allocate)
+        self._in_flight: deque[InFlight] = deque()
         self._generation, self._step, self._failed = 0, 0, False
         # For each host page, whether a plan has saved a page to it.
         self._is_saved = np.zeros(geometry.host_pages, np.bool_)
@@ -131,7 +139,7 @@ class Runner:
         if message.generation == self._generation:
             self._failed = True
         outcome = Outcome(generation=message.generation, step=message.step, status=status, detail=detail)
-        self._in_flight.append(_InFlight(outcome=outcome))
+        self._in_flight.append(InFlight(outcome=outcome))
 
     def _apply(self, plan: Plan) -> StepLayout[HostArray] | None:
         """Applies the plan to the tables and lays it out. Returns None if the plan computes nothing."""
@@ -141,8 +149,9 @@ class Runner:
         layout = None
         if plan.chunk_rows.size or plan.decode_rows.size:
             self.tables.check(plan)
-            slot_of_row = self.on_device.tables.slot_of_row
-            layout = lay_out(plan, edits, self.tables, slot_of_row, self.shapes, self.on_device.kernels.views)
+            device = self.on_device
+            slot_of_row, space = device.tables.slot_of_row, device.space()
+            layout = lay_out(plan, edits, self.tables, slot_of_row, self.shapes, device.kernels.views, space)
         elif edits.rows.size:
             raise PlanError("the plan starts rows or appends pages but computes nothing")
         self.tables.advance(plan)
@@ -155,22 +164,26 @@ class Runner:
         if unknown.size:
             raise PlanError(f"loads.slots contains {unknown[0]}, to which no plan saved a page")
 
-    def _run(self, plan: Plan, layout: StepLayout[HostArray] | None, begun: float) -> _InFlight:
+    def _run(self, plan: Plan, layout: StepLayout[HostArray] | None, begun: float) -> InFlight:
         """Runs the plan on the device; on a GPU it only enqueues the plan."""
         outcome = Outcome(generation=plan.generation, step=plan.step, status=pb.STEP_STATUS_OK)
         if layout is None and not plan.page_orders:
-            return _InFlight(outcome=outcome)
-        num_samples = 0 if layout is None else layout.samples.num_samples
-        if self.device.type == "cpu":
-            output = self.on_device.run(plan.page_orders, layout)
+            return InFlight(outcome=outcome)
+        num_samples = 0 if layout is None else layout.num_samples
+        if not self._is_asynchronous:
+            output = self._output_of(plan, layout)
             micros = int((time.perf_counter() - begun) * 1e6)
-            return _InFlight(outcome=replace(outcome, compute_us=micros), output=output, num_samples=num_samples)
+            return InFlight(outcome=replace(outcome, compute_us=micros), output=output, num_samples=num_samples)
         started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         started.record()
-        output = self.on_device.run(plan.page_orders, layout)
-        output = None if output is None else output.to_host()
+        output = self._output_of(plan, layout)
         ended.record()
-        return _InFlight(outcome=outcome, output=output, num_samples=num_samples, started=started, ended=ended)
+        return InFlight(outcome=outcome, output=output, num_samples=num_samples, started=started, ended=ended)
+
+    def _output_of(self, plan: Plan, layout: StepLayout[HostArray] | None) -> StepOutput | None:
+        """Runs the plan and returns its results, which later steps do not overwrite."""
+        output = self.on_device.run(plan.page_orders, layout)
+        return output if output is None or self._results is None else self._results.to_host(output)
 
     def collect(self, *, wait: bool = True) -> Outcome | None:
         """Returns the oldest plan's outcome, or None if no plan is in flight, or if it still runs and `wait` is False.
@@ -192,46 +205,50 @@ class Runner:
             self._lost = first_line(error)
             if self._in_flight and self._in_flight[0] is oldest:
                 self._in_flight.popleft()
-            return replace(oldest.outcome, status=pb.STEP_STATUS_FAILED, detail=self._lost)
+            return self._lose_all(oldest.outcome)
 
-    def _finished(self, item: _InFlight) -> Outcome:
-        compute_us = item.outcome.compute_us
-        if item.started is not None and item.ended is not None:
-            item.ended.synchronize()
-            compute_us = int(item.started.elapsed_time(item.ended) * 1e3)
-        if item.output is None:
-            return replace(item.outcome, compute_us=compute_us)
-        tokens, output = item.output.tokens.numpy()[: item.num_samples], item.output
-        nonfinite = np.flatnonzero(tokens < 0).astype(np.int32)
-        return Outcome(
-            generation=item.outcome.generation,
-            step=item.outcome.step,
-            status=item.outcome.status,
-            tokens=np.maximum(tokens, 0).astype(np.int32),
-            nonfinite=nonfinite,
-            compute_us=compute_us,
-            logprobs=_token_logprobs(output.logprobs),
-            prompt_logprobs=_token_logprobs(output.prompt_logprobs),
-        )
+    def _lose_all(self, oldest: Outcome) -> Outcome:
+        """Returns the oldest plan's outcome on a lost device, and replaces those behind it."""
+        outcomes = on_lost_device([oldest, *(item.outcome for item in self._in_flight)], self._lost)
+        self._in_flight = deque(InFlight(outcome=outcome) for outcome in outcomes[1:])
+        self._failed = self._failed or any(outcome.generation == self._generation for outcome in outcomes)
+        return outcomes[0]
+
+    def _finished(self, item: InFlight) -> Outcome:
+        outcome = item.finished()
+        if self._results is not None and item.output is not None:
+            self._results.put_back(item.output)
+        return outcome
 
     def warm_up(self, on_kernel: Callable[[str, float], None] | None = None) -> None:
-        """Compiles every kernel, and calls `on_kernel` (name, seconds) for each. Any later compilation raises."""
-        steps = [(f"prefill kernel, {size} tokens", 1, True) for size in reversed(self.shapes.prefill_buckets)]
-        for size in reversed(self.shapes.decode_buckets):
-            steps.append((f"decode kernel, {size} slots", min(size, self.geometry.max_rows), False))
-        for name, num_rows, is_chunk in steps:
-            seconds = self._warm_up_step(num_rows=num_rows, chunk=is_chunk)
+        """Compiles every kernel, captures graphs, and calls `on_kernel` (name, seconds) for each of them.
+
+        Any later compilation raises.
+        """
+        for name, run in self._warm_up_steps():
+            begun = time.perf_counter()
+            run()
             if on_kernel is not None:
-                on_kernel(name, seconds)
+                on_kernel(name, time.perf_counter() - begun)
         self.reset(0)
         self.on_device.zero_pages(np.ones(1, np.int64))
         self.on_device.pool_is_zero = True
         self.on_device.may_compile = False
 
-    def rehearse(self, *plans: Plan) -> list[Outcome]:
+    def _warm_up_steps(self) -> Iterator[tuple[str, Callable[[], object]]]:
+        """The steps that need every kernel, by name; the largest shapes first, so that graphs share memory."""
+        for shape in reversed(self.shapes.steps):
+            yield str(shape), partial(self.on_device.warm_up, shape)
+        # On a CPU, and for what is not captured: samples that are special, rows that draw.
+        chunk, decode = warm_up_plan(num_rows=1, chunk=True), warm_up_plan(num_rows=self.geometry.max_rows, chunk=False)
+        yield "prefill kernel", partial(self.rehearse, chunk)
+        yield "decode kernel", partial(self.rehearse, decode)
+
+    def rehearse(self, *plans: Plan, after_each: Callable[[], None] | None = None) -> list[Outcome]:
         """Runs test plans before serving and resets the runner. Unlike `submit`, it raises the errors of the plans.
 
-        Afterwards it zeroes only the pages of started rows, so plans must not append pages.
+        Calls `after_each` when a plan has ended. At the end it zeroes only the pages of started rows, so plans must not
+        append pages.
         """
         self.reset(0)
         was_zero = self.on_device.pool_is_zero
@@ -240,28 +257,11 @@ class Runner:
             self._in_flight.append(self._run(plan, self._apply(plan), time.perf_counter()))
             while (outcome := self.collect()) is not None:
                 outcomes.append(outcome)
+            if after_each is not None:
+                after_each()
         self.reset(0)
         used = [pages for plan in plans if plan.started for pages in plan.started.pages]
         if used:
             self.on_device.zero_pages(np.unique(np.concatenate(used)))
         self.on_device.pool_is_zero = was_zero
         return outcomes
-
-    def _warm_up_step(self, *, num_rows: int, chunk: bool) -> float:
-        """Runs one step with this number of rows. Returns its duration in seconds."""
-        begun = time.perf_counter()
-        self.reset(0)
-        plan = warm_up_plan(num_rows=num_rows, chunk=chunk)
-        self._in_flight.append(self._run(plan, self._apply(plan), begun))
-        self.collect()
-        return time.perf_counter() - begun
-
-
-def _token_logprobs(tensors: LogprobTensors | None) -> TokenLogprobs | None:
-    if tensors is None:
-        return None
-    return TokenLogprobs(
-        logprobs=tensors.logprobs.numpy(),
-        top_token_ids=tensors.top_token_ids.numpy(),
-        top_logprobs=tensors.top_logprobs.numpy(),
-    )

@@ -16,13 +16,22 @@ class PlanError(ValueError):
     """A plan that cannot be carried out; the message names field, value and limit."""
 
 
+# Many fields of a plan are empty, and every call of numpy costs about a microsecond.
+_INT32 = np.dtype("<i4")
+_NO_INTS = np.zeros(0, np.int32)
+_NO_FLAGS = np.zeros(0, np.bool_)
+
+
 def int32_array(data: bytes, name: str, low: int, high: int, size: int | None = None) -> Int32Array:
     """int32 little-endian values, each in low..high; `size` values if it is given."""
+    if not data and not size:
+        return _NO_INTS
     if len(data) % 4 or (size is not None and len(data) != 4 * size):
         need = f"{size} entries need {4 * size}" if size is not None else "int32 entries need a multiple of 4"
         raise PlanError(f"{name} has {len(data)} bytes; {need}")
-    values = np.frombuffer(data, np.dtype("<i4"))
-    if values.size and (values.min() < low or values.max() > high):
+    values = np.frombuffer(data, _INT32)
+    # The ufuncs' own reductions: the methods of arrays go through Python.
+    if values.size and (np.minimum.reduce(values) < low or np.maximum.reduce(values) > high):
         wrong = values[(values < low) | (values > high)][0]
         raise PlanError(f"{name} contains {wrong}; it must be {low} to {high}")
     return values
@@ -30,10 +39,20 @@ def int32_array(data: bytes, name: str, low: int, high: int, size: int | None = 
 
 def flags(data: bytes, name: str, size: int) -> NDArray[np.bool_]:
     """`size` bytes of 0 or 1."""
+    if not data and not size:
+        return _NO_FLAGS
     values = np.frombuffer(data, np.uint8)
-    if values.size != size or (values > 1).any():
+    if values.size != size or np.maximum.reduce(values) > 1:
         raise PlanError(f"{name} must be {size} bytes of 0 or 1")
     return values.astype(np.bool_)
+
+
+def are_distinct(limit: int, *parts: NDArray[np.integer]) -> bool:
+    """Whether no value occurs twice in the parts together. Requires values 0..limit."""
+    occurs = np.zeros(limit + 1, np.bool_)
+    for part in parts:
+        occurs[part] = True
+    return np.count_nonzero(occurs) == sum([part.size for part in parts])
 
 
 def split(values: NDArray[np.generic], counts: Int32Array) -> Sequence[NDArray[np.generic]]:

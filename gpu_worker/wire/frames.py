@@ -12,14 +12,15 @@ from numpy.typing import NDArray
 from tandem.internal.v1 import worker_pb2 as pb
 
 from gpu_worker.arrays import HostArray
-from gpu_worker.geometry import Geometry, align_up
-from gpu_worker.wire.fields import Float32Array, Int32Array, PlanError, flags, int32_array
+from gpu_worker.geometry import Geometry
+from gpu_worker.wire.fields import Float32Array, Int32Array, PlanError, are_distinct, flags, int32_array
 from gpu_worker.wire.page_orders import NO_ORDERS, PageOrders, read_page_orders
 from gpu_worker.wire.started import StartedRows, read_started
 
 # The largest frame that the scheduler accepts from a worker.
 MAX_JOIN_BYTES = 128 << 20
 _EMPTY = np.zeros(0, np.int32)
+_INT32, _FLOAT32 = np.dtype("<i4"), np.dtype("<f4")
 
 
 class FrameError(ValueError):
@@ -117,10 +118,13 @@ def read_plan(message: pb.StepPlan, geometry: Geometry) -> Plan:
         decode_rows=int32_array(message.decode_rows, "decode_rows", 1, geometry.max_rows),
         page_orders=read_page_orders(message, geometry),
     )
-    running = np.concatenate([plan.chunk_rows, plan.decode_rows])
-    if np.unique(running).size != running.size:
+    running = (plan.chunk_rows, plan.decode_rows) if num_chunks else (plan.decode_rows,)
+    if not are_distinct(geometry.max_rows, *running):
         raise PlanError("a row occurs twice in chunks.rows and decode_rows")
-    cost = plan.decode_rows.size + sum(align_up(int(n), geometry.chunk_align) for n in plan.chunk_counts)
+    cost = plan.decode_rows.size
+    if num_chunks:
+        tiles = -(-plan.chunk_counts.astype(np.int64) // geometry.chunk_align)
+        cost += int(tiles.sum()) * geometry.chunk_align
     if cost > geometry.token_budget:
         raise PlanError(f"the plan costs {cost} tokens; token_budget is {geometry.token_budget}")
     return plan
@@ -128,26 +132,29 @@ def read_plan(message: pb.StepPlan, geometry: Geometry) -> Plan:
 
 def result_frame(outcome: Outcome) -> bytes:
     """`outcome` as one WorkerToCore frame."""
-    result = pb.StepResult(
-        generation=outcome.generation,
-        step=outcome.step,
-        status=outcome.status,
-        detail=outcome.detail,
-        tokens=outcome.tokens.astype("<i4", copy=False).tobytes(),
-        nonfinite=outcome.nonfinite.astype("<i4", copy=False).tobytes(),
-        compute_us=outcome.compute_us,
-        logprobs=_logprobs_message(outcome.logprobs),
-        prompt_logprobs=_logprobs_message(outcome.prompt_logprobs),
-    )
-    return pb.WorkerToCore(result=result).SerializeToString()
+    # The result is filled in place, because a message in a constructor's argument is copied.
+    message = pb.WorkerToCore()
+    result = message.result
+    result.generation = outcome.generation
+    result.step = outcome.step
+    result.status = outcome.status
+    result.detail = outcome.detail
+    result.tokens = outcome.tokens.astype(_INT32, copy=False).tobytes()
+    result.nonfinite = outcome.nonfinite.astype(_INT32, copy=False).tobytes()
+    result.compute_us = outcome.compute_us
+    for values, into in (
+        (outcome.logprobs, result.logprobs),
+        (outcome.prompt_logprobs, result.prompt_logprobs),
+    ):
+        if values is not None:
+            _write_logprobs(values, into)
+    return message.SerializeToString()
 
 
-def _logprobs_message(values: TokenLogprobs | None) -> pb.Logprobs | None:
-    if values is None:
-        return None
-    return pb.Logprobs(
-        logprobs=values.logprobs.astype("<f4", copy=False).tobytes(),
-        top_k=values.top_token_ids.shape[1],
-        top_token_ids=values.top_token_ids.astype("<i4", copy=False).tobytes(),
-        top_logprobs=values.top_logprobs.astype("<f4", copy=False).tobytes(),
-    )
+def _write_logprobs(values: TokenLogprobs, into: pb.Logprobs) -> None:
+    # Present in the result even if every field of it is empty.
+    into.SetInParent()
+    into.logprobs = values.logprobs.astype(_FLOAT32, copy=False).tobytes()
+    into.top_k = values.top_token_ids.shape[1]
+    into.top_token_ids = values.top_token_ids.astype(_INT32, copy=False).tobytes()
+    into.top_logprobs = values.top_logprobs.astype(_FLOAT32, copy=False).tobytes()

@@ -43,9 +43,10 @@ NO_ORDERS: PageOrders[HostArray] = PageOrders()
 
 def read_page_orders(message: pb.StepPlan, geometry: Geometry) -> PageOrders[HostArray]:
     """The orders of a plan, checked against `geometry`. Raises PlanError."""
-    last_page = geometry.num_pages - 1
-    if not (message.zero_pages or any(message.HasField(name) for name in ("saves", "copies", "loads"))):
+    has = message.HasField
+    if not (message.zero_pages or has("saves") or has("copies") or has("loads")):
         return NO_ORDERS
+    last_page = geometry.num_pages - 1
     saves, copies, loads = message.saves, message.copies, message.loads
     num_copies = len(copies.sources) // 4
     saved_pages, saved_slots = _host_copies(saves, "saves", geometry)

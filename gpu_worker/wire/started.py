@@ -10,7 +10,7 @@ import numpy as np
 from tandem.internal.v1 import worker_pb2 as pb
 
 from gpu_worker.geometry import Geometry
-from gpu_worker.wire.fields import Int32Array, PlanError, int32_array, split
+from gpu_worker.wire.fields import Int32Array, PlanError, are_distinct, int32_array, split
 from gpu_worker.wire.sampling import GREEDY, MAX_SAMPLING_BYTES, RowSampling, read_sampling
 
 # The most alternatives that a plan may ask for beside each token.
@@ -69,7 +69,7 @@ def read_started(message: pb.StartedRows, geometry: Geometry) -> StartedRows:
     num = len(message.rows) // 4
     highest = np.iinfo(np.int32).max
     rows = int32_array(message.rows, name + "rows", 1, geometry.max_rows)
-    if np.unique(rows).size != rows.size:
+    if not are_distinct(geometry.max_rows, rows):
         raise PlanError("a row occurs twice in started.rows")
     num_tokens = int32_array(message.num_tokens, name + "num_tokens", 1, geometry.max_length, num)
     num_pages = int32_array(message.num_pages, name + "num_pages", 0, geometry.pages_per_row, num)

@@ -67,12 +67,12 @@ def run_static(model: PreTrainedModel, workload: Workload) -> Outputs:
     return outputs, times
 
 
-def run_continuous(model: PreTrainedModel, workload: Workload) -> Outputs:
+def run_continuous(model: PreTrainedModel, workload: Workload, *, max_batch_tokens: int = 512) -> Outputs:
     """Runs `generate_batch`'s manager, the only interface that gives every request its own length."""
     config = ContinuousBatchingConfig(
         page_size=PAGE_SIZE,
         num_blocks=workload.concurrent * (workload.max_length // PAGE_SIZE) + 1,
-        max_batch_tokens=512,
+        max_batch_tokens=max_batch_tokens,
         max_requests_per_batch=workload.concurrent,
         allow_block_sharing=False,
     )

@@ -16,6 +16,7 @@ from gpu_worker.step.runner import Runner
 from tests.census.reference import Reference, decoder_of, relative_error
 from tests.census.shrink import LAST_SPECIAL_TOKEN, PAD_TOKEN
 from tests.gpu_worker.plans import TinyCore
+from tests.gpu_worker.rig import num_decode_tokens
 
 # Our relative error may be this many times eager's, both against float64, plus what rounding alone may do.
 _RATIO = 4.0
@@ -43,21 +44,16 @@ class Mismatch(AssertionError):
 
 @dataclass(slots=True)
 class Recorder:
-    """Hooks that see the packed hidden states of each step and the logits that were kept."""
+    """A hook that sees the packed hidden states of each step."""
 
     hidden: Tensor | None = None
-    logits: Tensor | None = None
 
     def watch(self, model: PreTrainedModel) -> None:
         """Records every forward of `model` from now on."""
         decoder_of(model).register_forward_hook(self._see_hidden)
-        model.register_forward_hook(self._see_logits)
 
     def _see_hidden(self, module: object, args: object, output: tuple[Tensor, ...]) -> None:
         self.hidden = output[0].reshape(-1, output[0].shape[-1])
-
-    def _see_logits(self, module: object, args: object, output: object) -> None:
-        self.logits = output.logits[0]  # type: ignore[attr-defined]
 
 
 @dataclass(slots=True)
@@ -99,7 +95,7 @@ def _step(
     core: TinyCore, runner: Runner, recorder: Recorder, computed: Computed, chunks: dict[int, int], decode: list[int]
 ) -> None:
     before = {row: core.rows[row].position for row in (*decode, *chunks)}
-    recorder.hidden = recorder.logits = None
+    recorder.hidden = None
     runner.submit(core.plan(chunks=chunks, decode=decode))
     outcome = runner.collect()
     assert outcome is not None
@@ -107,20 +103,18 @@ def _step(
         raise Mismatch(f"step {core.step} ended {outcome.status}: {outcome.detail or 'non-finite logits'}")
     core.learn(outcome.tokens)
     assert recorder.hidden is not None
-    at = 0
-    for row in decode:
-        computed.hidden.setdefault(row, {})[before[row]] = recorder.hidden[at].double().cpu()
-        at += 1
-    if decode and runner.shapes.token_multiple is not None:
-        at = next(size for size in runner.shapes.decode_buckets if size >= at)
+    for i, row in enumerate(decode):
+        computed.hidden.setdefault(row, {})[before[row]] = recorder.hidden[i].double().cpu()
+    at = num_decode_tokens(runner, len(decode), list(chunks.values()))
     for row, count in chunks.items():
         for offset in range(count):
             computed.hidden.setdefault(row, {})[before[row] + offset] = recorder.hidden[at].double().cpu()
             at += 1
     for i, row in enumerate(core.sampled):
-        assert recorder.logits is not None
+        logits = runner.on_device.last_logits
+        assert logits is not None
         last = core.rows[row].position - 1
-        computed.logits.setdefault(row, {})[last] = recorder.logits[i].double().cpu()
+        computed.logits.setdefault(row, {})[last] = logits[i].double().cpu()
 
 
 def _judge(core: TinyCore, computed: Computed, row: int, reference: Reference, dtype: torch.dtype) -> float:

@@ -25,8 +25,9 @@ FILES: dict[str, tuple[str, ...]] = {
             "wire/test_order_fields.py",
             "memory",
             "checkpoint",
+            "fake_cuda",
             "link",
-            "step/test_row_tables.py",
+            "layout/test_row_tables.py",
         ),
         *("test_settings.py", "test_failures.py", "test_logs.py", "test_preflight.py"),
     ),
@@ -35,12 +36,20 @@ FILES: dict[str, tuple[str, ...]] = {
     # These follow forward, because they reuse its kernels from the compiler's cache.
     "attention": (
         *("attention/test_block_mask.py", "attention/test_operator.py", "attention/test_page_contents.py"),
-        *("attention/test_paged.py", "attention/test_views.py"),
+        *("attention/test_paged.py", "attention/test_kernel_options.py", "attention/test_copy_stream.py"),
+        "attention/test_views.py",
     ),
     "pages": ("wire/test_page_orders.py", "step/test_prefix_hits.py", "step/test_sliding.py"),
     "compatibility": ("compatibility",),
     "sampling": ("sampling", "step/test_output.py", "step/test_staging.py"),
-    "runner": ("test_bundled_model.py", "step/test_runner.py", "test_startup.py", "test_windows.py"),
+    "graphs": ("graphs",),
+    "runner": (
+        "test_bundled_model.py",
+        "step/test_runner.py",
+        "step/test_results.py",
+        "test_startup.py",
+        "test_windows.py",
+    ),
 }
 # Parts with too many kernels for the limit are split by these families, and the rest.
 SELECTIONS: dict[str, tuple[str, ...]] = {"forward": ("llama or mistral", "gemma2 or gpt_oss")}

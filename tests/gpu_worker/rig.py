@@ -4,7 +4,7 @@ Owns the geometry of the tests and the recording of what the runner computes. On
 """
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -25,7 +25,8 @@ from gpu_worker.attention.paged import ATTENTION_NAME, register
 from gpu_worker.checkpoint.loading import prepare
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
 from gpu_worker.compatibility.shared_inputs import shared_inputs
-from gpu_worker.geometry import Geometry
+from gpu_worker.geometry import Geometry, align_up
+from gpu_worker.layout.shapes import StepShape
 from gpu_worker.step.runner import Runner
 from gpu_worker.wire.frames import Outcome
 from tests.gpu_worker.plans import Moves, TinyCore
@@ -140,9 +141,7 @@ class Rig:
         self.runner.warm_up()
         self._generation = 0
         self._packed_hidden: Tensor | None = None
-        self._kept_logits: Tensor | None = None
         served.base_model.norm.register_forward_hook(self._record_hidden)
-        served.get_output_embeddings().register_forward_hook(self._record_logits)
 
     @cached_property
     def float64(self) -> torch.nn.Module:
@@ -150,9 +149,6 @@ class Rig:
 
     def _record_hidden(self, module: object, args: object, output: Tensor) -> None:
         self._packed_hidden = output[0]
-
-    def _record_logits(self, module: object, args: object, output: Tensor) -> None:
-        self._kept_logits = output[0]
 
     def core(self, **options: object) -> TinyCore:
         """A core with a new generation."""
@@ -186,19 +182,17 @@ class Rig:
             places = self._places(chunks or {}, decode)
             for (row, offset), place in places.items():
                 recording.hidden[row, before[row] + offset] = self._packed_hidden[place].double().cpu()
-            if outcome.tokens.size and self._kept_logits is not None:
-                logits = self._kept_logits[: outcome.tokens.size].double().cpu()
+            kept = self.runner.on_device.last_logits
+            if outcome.tokens.size and kept is not None:
+                logits = kept[: outcome.tokens.size].double().cpu()
                 recording.logits.append(logits)
                 assert np.array_equal(logits.argmax(-1).numpy(), outcome.tokens)
         return outcome
 
     def _places(self, chunks: dict[int, int], decode: list[int]) -> dict[tuple[int, int], int]:
         """The index of each (row, offset) in the packed tokens: decode rows, their padding, then chunks."""
-        shapes = self.runner.shapes
         places = {(row, 0): i for i, row in enumerate(decode)}
-        at = len(decode)
-        if decode and shapes.token_multiple is not None:
-            at = next(size for size in shapes.decode_buckets if size >= at)
+        at = num_decode_tokens(self.runner, len(decode), list(chunks.values()))
         for row, count in chunks.items():
             places |= {(row, offset): at + offset for offset in range(count)}
             at += count
@@ -216,6 +210,20 @@ class Rig:
             exact, _ = hidden_and_logits(self.float64, tokens, self.spec.bound)
             eager, _ = hidden_and_logits(self.eager, tokens, self.spec.bound)
             assert_as_good(ours, eager[positions], exact[positions], ERROR_FLOOR[self.spec.dtype])
+
+
+def num_decode_tokens(runner: Runner, num_decode: int, counts: Sequence[int]) -> int:
+    """Packed tokens of a step's decode rows with their padding; `counts` are the tokens of its chunks."""
+    if not runner.shapes.is_padded:
+        return num_decode
+    need = StepShape(
+        decode=num_decode,
+        prefill=sum(align_up(count, runner.geometry.chunk_align) for count in counts),
+        tokens=num_decode + sum(counts),
+        samples=num_decode,
+        draws=False,
+    )
+    return runner.shapes.fitting(need).decode
 
 
 def assert_as_good(ours: Tensor, eager: Tensor, exact: Tensor, floor: float) -> None:

@@ -12,12 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gpu_worker.arrays import Space
 from gpu_worker.geometry import Geometry
+from gpu_worker.layout.row_features import Feature
+from gpu_worker.layout.row_tables import RowTables
+from gpu_worker.layout.samples import SampledRows, SampleExtras, Samples, lay_out_samples
+from gpu_worker.layout.shapes import Shapes, StepShape
+from gpu_worker.sampling.dense import choose
 from gpu_worker.step.output import DeviceSampler, StepOutput
-from gpu_worker.step.row_tables import RowTables
-from gpu_worker.step.samples import SamplePart, lay_out_samples
-from gpu_worker.step.shapes import Shapes
-from gpu_worker.step.staging import Staging
+from gpu_worker.step.static_step import StaticOutput
+from gpu_worker.trees import mapped
 from gpu_worker.wire.frames import read_plan
 from tests.gpu_worker.plans import Sequence_, TinyCore
 
@@ -35,7 +39,16 @@ class Wish:
 class SamplingRig:
     """One worker's sampling; the test supplies the logits of (row, position of the next token)."""
 
-    def __init__(self, *, vocab_size: int, max_rows: int, device: torch.device, max_length: int = 64) -> None:
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        max_rows: int,
+        device: torch.device,
+        max_length: int = 64,
+        padded: bool | None = None,
+    ) -> None:
+        """padded: whether steps are padded, as captured steps are; by default as the device's are."""
         self.geometry = Geometry(
             page_size=64,
             num_pages=max_rows + 1 + max_rows * (max_length // 64),
@@ -46,10 +59,9 @@ class SamplingRig:
             vocab_size=vocab_size,
         )
         self.device = device
-        self.shapes = Shapes.for_device(self.geometry, on_cpu=device.type == "cpu")
+        self.shapes = Shapes.for_device(self.geometry, on_cpu=device.type == "cpu" if padded is None else not padded)
         self.core, self.tables = TinyCore(self.geometry), RowTables(self.geometry)
         self.sampling = DeviceSampler(self.geometry, device)
-        self._staging = Staging(device, 2)
 
     def add(self, row: int, tokens: Sequence[int], wish: Wish, *, num_prompt: int = 0) -> Sequence_:
         return self.core.add(
@@ -62,25 +74,37 @@ class SamplingRig:
             **wish.sampling,
         )
 
-    def laid_out(self, **running: object) -> SamplePart[Tensor]:
-        """The samples of the next plan, on the device."""
+    def laid_out(self, **running: object) -> tuple[int, Samples[Tensor], SampleExtras[Tensor] | None]:
+        """The samples of the next plan on the device, their number, and what is special about them."""
         plan = read_plan(self.core.plan(**running), self.geometry)
         self.tables.apply(plan)
         self.tables.check(plan)
-        samples = lay_out_samples(plan, self.tables, plan.decode_rows.size, self.shapes)
+        sampled, is_padded = SampledRows.of(plan, self.tables), self.shapes.is_padded
+        need = StepShape(
+            decode=plan.decode_rows.size,
+            prefill=0,
+            tokens=plan.decode_rows.size,
+            samples=sampled.rows.size,
+            draws=sampled.any_uses(Feature.DRAWS),
+        )
+        shape = self.shapes.fitting(need)
+        laid_out = lay_out_samples(plan, sampled, self.tables, shape, Space(), is_padded=is_padded)
         self.tables.advance(plan)
-        return self._staging.upload(samples)
+        return (
+            need.samples,
+            *(mapped(part, lambda array: torch.from_numpy(array).to(self.device)) for part in laid_out),
+        )
 
     def step(self, logits_of: Callable[[int, int], Tensor], **running: object) -> StepOutput:
         """Runs one step; `logits_of` (row, position) are [V]. The core learns the tokens."""
-        samples = self.laid_out(**running)
-        sampled = samples.rows.tolist()[: samples.num_samples]
+        num_samples, samples, extras = self.laid_out(**running)
         # The token that the step samples counts as known already.
-        rows = [logits_of(row, int(self.tables.num_tokens[row]) - 1) for row in sampled]
-        rows += [torch.zeros_like(rows[0])] * (samples.rows.shape[0] - samples.num_samples)
-        output = self.sampling.run(torch.stack(rows).to(self.device), samples)
-        tokens = output.tokens.cpu()[: samples.num_samples].tolist()
-        self.core.learn(tokens)
+        rows = [logits_of(row, int(self.tables.num_tokens[row]) - 1) for row in samples.rows.tolist()[:num_samples]]
+        rows += [torch.zeros_like(rows[0])] * (samples.rows.shape[0] - num_samples)
+        logits = torch.stack(rows).to(self.device)
+        tokens = choose(logits, samples.drawing) if self.shapes.is_padded else None
+        output = self.sampling.finish(StaticOutput(logits=logits, tokens=tokens), samples, extras)
+        self.core.learn(output.tokens.cpu()[:num_samples].tolist())
         return output
 
 

@@ -98,6 +98,7 @@ def last_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], runtime_dir: Path, *flags: str
 ) -> str:
     monkeypatch.setattr(program, "keep_compiled_kernels", lambda: None)
+    monkeypatch.setattr(program, "choose_allocator", lambda: None)
     assert program.main(["--runtime-dir", str(runtime_dir), "--device", "cpu", *flags]) == 1
     return capsys.readouterr().err.splitlines()[-1]
 

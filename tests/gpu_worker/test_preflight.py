@@ -99,7 +99,7 @@ def test_version_and_help_are_shown_without_torch() -> None:
         ({"max_rows": 70_000}, "max_rows is 70000; it must be 1 to 65536"),
         ({"max_length": 1}, "max_length is 1; it must be at least 2"),
         ({"token_budget": 95}, r"token_budget is 95; it must be at least 96 \(max_rows 32 and one chunk of 64\)"),
-        ({"token_budget": 319, "device": "cuda:1"}, r"must be at least 320 \(max_rows 256 and one chunk of 64\)"),
+        ({"token_budget": 383, "device": "cuda:1"}, r"must be at least 384 \(max_rows 256 and one chunk of 128\)"),
         ({"token_budget": 100, "max_rows": 37}, "token_budget is 100; it must be at least 101"),
         ({"window": 60, "window_sinks": 4, "max_length": 64}, "window is 60 and window_sinks 4; together they must be"),
         ({"threads": 100_000}, r"threads is 100000; this process may use \d+ CPUs"),

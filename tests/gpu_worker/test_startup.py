@@ -1,6 +1,9 @@
 """Start-up: devices, early refusals, the largest step, and the contents of Join."""
 
+import gc
 import logging
+import os
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +13,11 @@ import numpy as np
 import pytest
 import torch
 
+from gpu_worker import __main__ as program
 from gpu_worker import startup
 from gpu_worker.device import choose_device
 from gpu_worker.geometry import Geometry, align_up
+from gpu_worker.link import link
 from gpu_worker.memory.sizing import DoesNotFit
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.startup import start
@@ -135,15 +140,29 @@ def test_a_gpus_pool_fits_the_memory_free_after_loading(saved: Path, monkeypatch
     card = mock.Mock(spec=torch.device, type="cuda")
     monkeypatch.setattr(startup, "load_weights", lambda *_, **__: mock.sentinel.model)
     monkeypatch.setattr(startup, "free_bytes", lambda _: 4000 * MIB)
-    settings = WorkerSettings(model=str(saved), max_rows=8, token_budget=128, page_size=16)
+    settings = WorkerSettings(model=str(saved), max_rows=8, token_budget=136, page_size=16)
     files = startup.read_files(saved)
     meta_model = startup.meta_model_of(files.config, dtype=torch.bfloat16)
     costs = startup.estimate(meta_model, startup.check_model(meta_model), dtype=torch.bfloat16, packs=False)
     planned = startup.plan_memory(settings, costs, card)
-    monkeypatch.setattr(startup, "free_bytes", lambda _: 1024 * MIB + 235_000)
+    monkeypatch.setattr(startup, "free_bytes", lambda _: 1024 * MIB + 245_000)
     model, sizes = startup.load(settings, files, costs, planned, card, torch.bfloat16)
     assert model is mock.sentinel.model
     assert 2 <= sizes.geometry.num_pages < planned.geometry.num_pages
+
+
+def test_a_model_larger_than_host_memory_needs_accelerate(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    card = mock.Mock(spec=torch.device, type="cuda")
+    monkeypatch.setattr(startup, "free_bytes", lambda _: 4000 * MIB)
+    monkeypatch.setattr(startup, "free_host_bytes", lambda: 1000)
+    meta_model = startup.meta_model_of(startup.read_files(saved).config, dtype=torch.bfloat16)
+    costs = startup.estimate(meta_model, startup.check_model(meta_model), dtype=torch.bfloat16, packs=False)
+    settings = WorkerSettings(model=str(saved), max_rows=8, token_budget=136, page_size=16)
+    monkeypatch.setattr(startup, "loads_to_device", lambda _: False)
+    with pytest.raises(DoesNotFit, match="where 1000 bytes are free; install accelerate"):
+        startup.plan_memory(settings, costs, card)
+    monkeypatch.setattr(startup, "loads_to_device", lambda _: True)
+    assert startup.plan_memory(settings, costs, card).weights > 1000
 
 
 @pytest.mark.parametrize(("max_rows", "max_length", "token_budget"), [(1, 64, 65), (3, 80, 384), (256, 4096, 4096)])
@@ -208,6 +227,60 @@ def test_join_contains_settings_and_measurements(tmp_path: Path, device: torch.d
     # Measuring left the runner unchanged.
     cache = runner.on_device.cache
     assert not any(pool.any() for pool in (*cache.keys, *cache.values))
+
+
+@pytest.mark.parametrize(
+    ("configured", "left"),
+    [
+        ({}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
+        ({"PYTORCH_ALLOC_CONF": "backend:native"}, {"PYTORCH_ALLOC_CONF": "backend:native"}),
+        ({"PYTORCH_CUDA_ALLOC_CONF": ""}, {"PYTORCH_CUDA_ALLOC_CONF": ""}),
+        ({"PYTORCH_HIP_ALLOC_CONF": "a:1"}, {"PYTORCH_HIP_ALLOC_CONF": "a:1"}),
+    ],
+)
+def test_segments_grow_unless_the_user_configured_the_allocator(
+    configured: dict[str, str], left: dict[str, str]
+) -> None:
+    others = {name: value for name, value in os.environ.items() if name not in program.ALLOCATOR_VARIABLES}
+    with mock.patch.dict(os.environ, others | configured, clear=True):
+        program.choose_allocator()
+        assert {name: os.environ[name] for name in program.ALLOCATOR_VARIABLES if name in os.environ} == left
+
+
+def test_a_serving_worker_collects_no_objects_of_its_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are frozen when the link begins to serve; garbage is collected before."""
+    frozen: list[int] = []
+
+    class Garbage:
+        """Refers to itself."""
+
+        def __init__(self) -> None:
+            self.own = self
+
+    class ServingLink:
+        """Notes the frozen objects."""
+
+        def __init__(self, *_: object, **__: object) -> None:
+            self.made = [object()]
+
+        def serve(self) -> None:
+            frozen.append(gc.get_freeze_count())
+
+    def started(*_: object) -> tuple[None, None]:
+        left.append(weakref.ref(Garbage()))
+        return None, None
+
+    left: list[weakref.ref[Garbage]] = []
+    monkeypatch.setattr(startup, "start", started)
+    monkeypatch.setattr(link, "Link", ServingLink)
+    monkeypatch.setattr(program.logs, "adopt_libraries", lambda: None)
+    assert gc.get_freeze_count() == 0
+    try:
+        program.serve(WorkerSettings(runtime_dir=tmp_path), tmp_path, 0.0)
+        assert left[0]() is None
+        assert frozen[0] > 10_000
+    finally:
+        gc.unfreeze()
 
 
 def test_page_copies_are_not_timed_without_host_memory(

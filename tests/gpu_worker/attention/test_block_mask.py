@@ -11,12 +11,13 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.attention.layers import AttentionKind, AttentionLayer, AttentionPattern, LayerMap
 from gpu_worker.attention.paged import StepContext
-from gpu_worker.geometry import Geometry
+from gpu_worker.geometry import Geometry, align_up
+from gpu_worker.layout.row_tables import RowTables
+from gpu_worker.layout.shapes import Shapes
+from gpu_worker.layout.step_layout import lay_out
+from gpu_worker.step.device_tables import DeviceTables
 from gpu_worker.step.kernels import Kernels
-from gpu_worker.step.layout import lay_out
-from gpu_worker.step.row_tables import DeviceTables, RowTables
-from gpu_worker.step.shapes import Shapes
-from gpu_worker.step.staging import mapped
+from gpu_worker.trees import mapped
 from gpu_worker.wire.frames import read_plan
 from tests.gpu_worker.attention.conversion import logical_to_physical
 from tests.gpu_worker.plans import TinyCore
@@ -100,26 +101,33 @@ PATTERNS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("page_size", "chunk_align"),
-    [(16, 64), *(pytest.param(*sizes, marks=pytest.mark.long) for sizes in ((16, 16), (64, 32), (64, 64)))],
-)
-@pytest.mark.parametrize("on_cpu", [True, False], ids=["shapes of a CPU", "shapes of a GPU"])
-def test_direct_masks_equal_the_conversion(page_size: int, chunk_align: int, on_cpu: bool) -> None:
+# On a GPU decode blocks have 64 positions: with pages of 128 a row lists halves of pages.
+SHAPES = [
+    (16, 64, "cpu"),
+    (128, 128, "cuda"),
+    *(
+        pytest.param(*shape, marks=pytest.mark.long)
+        for shape in ((16, 16, "cpu"), (64, 64, "cpu"), (16, 64, "cuda"), (64, 32, "cuda"), (256, 128, "cuda"))
+    ),
+]
+
+
+@pytest.mark.parametrize(("page_size", "chunk_align", "shapes_of"), SHAPES)
+def test_direct_masks_equal_the_conversion(page_size: int, chunk_align: int, shapes_of: str) -> None:
     """Mixed steps of decode rows and chunks at unaligned positions, with both ways of bucketing on any device."""
     geometry = Geometry(
         page_size=page_size,
         num_pages=40,
         max_rows=5,
         max_length=6 * page_size,
-        token_budget=384,
+        token_budget=3 + 2 * align_up(2 * page_size + 6, chunk_align),
         chunk_align=chunk_align,
         vocab_size=9,
     )
     order = np.random.default_rng(page_size).permutation(np.arange(1, 40)).tolist()
     core, tables = TinyCore(geometry, page_order=order), RowTables(geometry)
     cpu = torch.device("cpu")
-    shapes, on_device = Shapes.for_device(geometry, on_cpu=on_cpu), DeviceTables(geometry, cpu)
+    shapes, on_device = Shapes.for_device(geometry, on_cpu=shapes_of == "cpu"), DeviceTables(geometry, cpu)
     layers = layers_of(PATTERNS)
     cache = KvCache(layers, num_pages=40, page_size=page_size, dtype=torch.float32, device=cpu)
     kernels = Kernels(layers, geometry, shapes, cache, on_device)
@@ -138,8 +146,9 @@ def test_direct_masks_equal_the_conversion(page_size: int, chunk_align: int, on_
         plan = read_plan(core.plan(**step), geometry)
         edits = tables.apply(plan)
         layout = mapped(lay_out(plan, edits, tables, on_device.slot_of_row, shapes, kernels.views), torch.from_numpy)
-        on_device.set_pages(layout.edits)
-        context = kernels.update_masks(layout)
+        if layout.extras.edits is not None:
+            on_device.set_pages(layout.extras.edits)
+        context = kernels.update_masks(layout.inputs)
         rows = [(row, core.rows[row].pages, int(tables.position[row])) for row in plan.decode_rows.tolist()]
         chunks = [
             (core.rows[row].pages, start, count)
@@ -176,8 +185,8 @@ def check_decode(
     for (_, pages, position), slot in zip(rows, slots, strict=False):
         expected[slot] = converted(pages, geometry, position, 1, pattern)
     assert torch.equal(seen, expected)
-    # Pages without visible positions are not read.
-    assert torch.equal(mask.kv_num_blocks[:, 0, 0].long(), pages_of(seen, geometry).sum(-1))
+    # Blocks without visible positions are not read.
+    assert torch.equal(mask.kv_num_blocks[:, 0, 0].long(), parts_of(seen, mask.BLOCK_SIZE[1]).sum(-1))
 
 
 def check_prefill(
@@ -195,20 +204,22 @@ def check_prefill(
         own, places = places[:count], places[count:]
         assert own[0] % tile == 0
         expected[own] = converted(pages, geometry, start, count, pattern)
-    assert not places
+    # Padding tokens take places of masked queries.
+    assert (context.prefill[index].mask.q_positions[places] == -1).all()
     # Padding inside a tile may see the tile's full pages, as its result is dropped; tiles of padding see nothing.
     used = torch.zeros(len(seen) // tile, dtype=torch.bool)
-    used[context.prefill_places // tile] = True
-    assert torch.equal(seen[context.prefill_places], expected[context.prefill_places])
+    queries = context.prefill_places[: len(context.prefill_places) - len(places)]
+    used[queries // tile] = True
+    assert torch.equal(seen[queries], expected[queries])
     assert not seen[~used.repeat_interleave(tile)].any()
     listed = (mask.kv_num_blocks + mask.full_kv_num_blocks)[0, 0]
     by_tile = expected.view(len(used), tile, -1).any(1)
-    assert torch.equal(listed.long(), pages_of(by_tile, geometry).sum(-1))
+    assert torch.equal(listed.long(), parts_of(by_tile, geometry.page_size).sum(-1))
 
 
-def pages_of(slots: Tensor, geometry: Geometry) -> Tensor:
-    """bool [n, pages of the pool]: the pages with any of bool [n, slots]."""
-    return slots.view(len(slots), -1, geometry.page_size).any(-1)
+def parts_of(slots: Tensor, size: int) -> Tensor:
+    """bool [n, parts of the pool]: the parts of `size` slots with any of bool [n, slots]."""
+    return slots.view(len(slots), -1, size).any(-1)
 
 
 def converted(pages: list[int], geometry: Geometry, start: int, count: int, pattern: AttentionPattern) -> Tensor:

@@ -21,10 +21,10 @@ class MeanOfPool:
     def __call__(
         self, query_THD: Tensor, places: Tensor | None, key: Tensor, value: Tensor, sinks: Tensor | None
     ) -> Tensor:
-        placed = torch.zeros(self.num_places + 1, HEADS, DIM, device=query_THD.device)
+        placed = torch.zeros(self.num_places, HEADS, DIM, device=query_THD.device)
         placed[: query_THD.shape[0] if places is None else None] = torch.nan
         placed[torch.arange(self.num_places) if places is None else places] = query_THD
-        return placed[: self.num_places] + key.sum() + value.sum()
+        return placed + key.sum() + value.sum()
 
 
 def context_of(
@@ -38,7 +38,6 @@ def context_of(
         num_decode=decode,
         prefill=(MeanOfPool(NUM_PLACES),) if places else None,
         prefill_places=targets,
-        prefill_sources=targets.clamp(max=NUM_PLACES - 1),
     )
 
 
@@ -58,8 +57,6 @@ def arguments(num_tokens: int, context: StepContext) -> tuple[object, ...]:
         (4, {"places": [0, 1]}),
         (5, {"decode": 2, "slots": [3, 1], "places": [4, 2, 0]}),
         (7, {"decode": 2, "places": [1, 0]}),
-        # Padding that is counted to the chunks.
-        (4, {"decode": 1, "places": [3, 8, 8]}),
     ],
 )
 def test_each_token_gets_the_output_of_its_query(num_tokens: int, step: dict[str, object]) -> None:

@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu_worker.attention import host_pages
 from gpu_worker.attention.host_pages import HostPages
 from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.attention.layers import AttentionKind, AttentionLayer, AttentionPattern, LayerMap
+from gpu_worker.attention.passing import Passing
 
 NUM_PAGES, PAGE_SIZE = 12, 16
+NOTHING = np.zeros(0, np.int64)
 KIND = AttentionKind(num_heads=2, num_kv_heads=1, key_dim=16, value_dim=16, scale=1.0)
 # Different head sizes, padding, and a pool with the additional page of learned sinks.
 LAYERS = LayerMap(
@@ -68,14 +69,11 @@ def test_copies_take_the_first_tokens_and_clear_the_rest(cache: KvCache) -> None
         assert all(torch.equal(page(pool, number), page(old, number)) for number in others)
 
 
+@pytest.mark.parametrize("num_buffers", [1, 2])
 @pytest.mark.parametrize("at_once", [1, 2, 100])
-def test_saved_pages_are_loaded_into_other_pages_bit_by_bit(
-    cache: KvCache, at_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_saved_pages_are_loaded_into_other_pages_bit_by_bit(cache: KvCache, at_once: int, num_buffers: int) -> None:
     """Pages survive in any number at once, in runs of slots or scattered, NaN included."""
-    page_bytes = cache.page_elements * cache.keys[0].element_size()
-    monkeypatch.setattr(host_pages, "_PASSAGE_BYTES", at_once * page_bytes)
-    host = HostPages(cache, 9)
+    host = HostPages(cache, 9, passing=Passing(num_buffers=num_buffers, pages_at_once=at_once))
     cache.keys[1][:, 2 * PAGE_SIZE] = torch.nan
     before = [pool.clone() for pool in pools(cache)]
     saved, slots = [7, 2, 11, 1, 4], np.array([3, 4, 5, 8, 0], np.int32)
@@ -84,7 +82,9 @@ def test_saved_pages_are_loaded_into_other_pages_bit_by_bit(
         pool.zero_()
     # Each page returns to a different page, with the slots in another order.
     order, loaded = [3, 0, 4, 2, 1], [9, 10, 2, 1, 7]
-    host.load(on(cache, loaded), slots[order])
+    num_fetched = host.fetch(slots[order], NOTHING)
+    assert num_fetched == min(num_buffers, -(-len(loaded) // at_once))
+    host.load(on(cache, loaded), slots[order], num_fetched)
     for pool, old in zip(pools(cache), before, strict=True):
         for target, source in zip(loaded, (saved[i] for i in order), strict=True):
             assert torch.equal(page(pool, target).view(torch.uint8), page(old, source).view(torch.uint8))
@@ -100,6 +100,20 @@ def test_a_save_replaces_the_contents_of_a_host_page(cache: KvCache) -> None:
     for pool in pools(cache):
         assert torch.equal(page(pool, 5), page(pool, 4))
         assert not page(pool, 6).any()
+
+
+def test_a_fetch_takes_no_host_page_that_its_plan_saves(cache: KvCache) -> None:
+    """It ends before the first passage with such a page, so that the load finds the new contents."""
+    host = HostPages(cache, 6, passing=Passing(num_buffers=4, pages_at_once=2))
+    host.save(on(cache, [1, 2, 3, 4, 5, 6]), np.arange(6))
+    saved, slots = np.array([3]), np.array([5, 0, 1, 3, 4, 2])
+    num_fetched = host.fetch(slots, saved)
+    assert num_fetched == 1
+    host.save(on(cache, [7]), saved)
+    host.load(on(cache, [11, 10, 9, 8, 2, 1]), slots, num_fetched)
+    for pool in pools(cache):
+        assert torch.equal(page(pool, 8), page(pool, 7))
+        assert torch.equal(page(pool, 11), page(pool, 6))
 
 
 def test_a_cache_without_host_pages_saves_and_loads_nothing(cache: KvCache) -> None:

@@ -12,11 +12,12 @@ from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.attention.layers import AttentionKind, AttentionLayer, AttentionPattern, LayerMap
 from gpu_worker.attention.paged import PagedLayer, paged_attention
 from gpu_worker.geometry import Geometry, align_up
+from gpu_worker.layout.row_tables import RowTables
+from gpu_worker.layout.shapes import Shapes
+from gpu_worker.layout.step_layout import lay_out
+from gpu_worker.step.device_tables import DeviceTables
 from gpu_worker.step.kernels import Kernels
-from gpu_worker.step.layout import lay_out
-from gpu_worker.step.row_tables import DeviceTables, RowTables
-from gpu_worker.step.shapes import Shapes
-from gpu_worker.step.staging import mapped
+from gpu_worker.trees import mapped
 from gpu_worker.wire.frames import read_plan
 from tests.gpu_worker.plans import TinyCore
 from tests.gpu_worker.reference import plain_attention
@@ -89,20 +90,20 @@ def check_mixed_step(
     edits = tables.apply(plan)
     layout = lay_out(plan, edits, tables, on_device.slot_of_row, shapes, kernels.views)
     staged = mapped(layout, lambda array: torch.from_numpy(array).to(device))
-    on_device.set_pages(staged.edits)
-    context = kernels.update_masks(staged)
+    on_device.set_pages(staged.extras.edits)
+    context = kernels.update_masks(staged.inputs)
     kind = context.decode[index].kind
-    window, num_tokens = kind.pattern.window or geometry.max_length, layout.positions.size
+    window, num_tokens = kind.pattern.window or geometry.max_length, layout.inputs.positions.size
     sink_tokens = kind.pattern.sink_tokens
     # Packed tokens of each row: decode rows in the plan's order, their padding, then the chunk.
-    begin = layout.decode.rows.size
+    begin = layout.inputs.decode.rows.size
     own_tokens = {2: [0], 1: [1], 3: list(range(begin, begin + page_size + 6))}
 
     draw = torch.Generator().manual_seed(6)
     readable, pool_tokens = torch.zeros(geometry.num_pages, dtype=torch.bool), geometry.num_pages * page_size
     for row, tokens in own_tokens.items():
-        first_seen = max(0, int(layout.positions[tokens[0]]) - window + 1)
-        last_seen = int(layout.positions[tokens[-1]])
+        first_seen = max(0, int(layout.inputs.positions[tokens[0]]) - window + 1)
+        last_seen = int(layout.inputs.positions[tokens[-1]])
         readable[core.rows[row].pages[first_seen // page_size : last_seen // page_size + 1]] = True
         readable[core.rows[row].pages[: -(-sink_tokens // page_size)]] = True
     behind = [page for row in core.rows.values() for page in row.pages if not readable[page]]
@@ -131,7 +132,7 @@ def check_mixed_step(
     of_all_queries = prefill.kernel(prefill.query.transpose(0, 1)[None], *pools, sinks)
     assert of_all_queries.isfinite().all(), "padding beside a chunk reads what it must not"
     for row, tokens in own_tokens.items():
-        positions = torch.tensor(layout.positions[tokens], device=device)
+        positions = torch.tensor(layout.inputs.positions[tokens], device=device)
         first, last = max(0, int(positions[0]) - window + 1), int(positions[-1])
         pages = torch.tensor(core.rows[row].pages, device=device)
         seen = torch.cat([torch.arange(min(sink_tokens, first)), torch.arange(first, last + 1)]).to(device)

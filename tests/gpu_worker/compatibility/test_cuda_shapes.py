@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from gpu_worker import startup
-from gpu_worker.attention.flex_kernel import decode_options
 from gpu_worker.attention.layers import AttentionKind, AttentionLayer, LayerMap
 from gpu_worker.checkpoint.files import ModelRefused
 from gpu_worker.compatibility.cuda_shapes import check_cuda_shapes
@@ -17,7 +16,6 @@ from gpu_worker.startup import start
 from tests.gpu_worker.saved_model import save_model
 
 PLAIN = AttentionKind(num_heads=32, num_kv_heads=8, key_dim=128, value_dim=128, scale=1.0)
-CUDA = torch.device("cuda")
 
 
 def layers_of(*kinds: AttentionKind) -> LayerMap:
@@ -31,7 +29,8 @@ def layers_of(*kinds: AttentionKind) -> LayerMap:
     [
         ({}, torch.bfloat16),
         ({}, torch.float32),
-        ({"num_heads": 64, "num_kv_heads": 1}, torch.bfloat16),
+        ({"num_heads": 127, "num_kv_heads": 1}, torch.bfloat16),
+        ({"num_heads": 64, "num_kv_heads": 1}, torch.float32),
         ({"key_dim": 512, "value_dim": 512}, torch.float16),
         ({"key_dim": 256, "value_dim": 192}, torch.float32),
     ],
@@ -44,10 +43,22 @@ def test_shapes_that_compile_pass(change: dict[str, int], dtype: torch.dtype) ->
     ("change", "dtype", "problem"),
     [
         (
-            {"num_heads": 71, "num_kv_heads": 1},
+            {"num_heads": 128, "num_kv_heads": 1},
             torch.bfloat16,
-            "layers.1.self_attn has 71 query heads per KV head; the decode kernel for CUDA takes at most 64; "
-            "device cpu has no such limit",
+            "layers.1.self_attn has 128 query heads per KV head; the decode kernel for CUDA takes at most 127 of 128 "
+            "dimensions in bfloat16; device cpu has no such limit",
+        ),
+        (
+            {"num_heads": 71, "num_kv_heads": 1},
+            torch.float32,
+            "layers.1.self_attn has 71 query heads per KV head; the decode kernel for CUDA takes at most 64 of 128 "
+            "dimensions in float32; device cpu has no such limit",
+        ),
+        (
+            {"num_heads": 65, "num_kv_heads": 1, "key_dim": 512},
+            torch.float16,
+            "layers.1.self_attn has 65 query heads per KV head; the decode kernel for CUDA takes at most 64 of 512 "
+            "dimensions in float16; device cpu has no such limit",
         ),
         (
             {"key_dim": 257, "value_dim": 64},
@@ -68,33 +79,13 @@ def test_shapes_that_do_not_compile_are_refused_by_name(
 def test_a_start_on_cuda_refuses_such_shapes_before_loading_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = save_model(tmp_path, hidden_size=80, num_attention_heads=80, num_key_value_heads=1)
+    folder = save_model(tmp_path, hidden_size=128, num_attention_heads=128, num_key_value_heads=1)
     card = mock.Mock(spec=torch.device, type="cuda")
     load = mock.Mock()
     monkeypatch.setattr(startup, "choose_device", lambda _: card)
     monkeypatch.setattr(startup, "set_threads", lambda _: None)
     monkeypatch.setattr(startup, "can_pack", lambda *_: False)
     monkeypatch.setattr(startup, "load_weights", load)
-    with pytest.raises(ModelRefused, match=r"model\.layers\.0\.self_attn has 80 query heads per KV head"):
+    with pytest.raises(ModelRefused, match=r"model\.layers\.0\.self_attn has 128 query heads per KV head"):
         start(WorkerSettings(model=str(folder), device="cuda"), folder)
     load.assert_not_called()
-
-
-@pytest.mark.parametrize(
-    ("dtype", "head_dim", "options"),
-    [
-        (torch.bfloat16, 128, {}),
-        (torch.bfloat16, 512, {}),
-        (torch.float32, 64, {}),
-        (torch.float32, 80, {"BLOCK_N": 32, "num_warps": 4, "num_stages": 1}),
-        (torch.float32, 128, {"BLOCK_N": 32, "num_warps": 4, "num_stages": 1}),
-        (torch.float32, 256, {"BLOCK_N": 16, "num_warps": 8, "num_stages": 1}),
-    ],
-)
-def test_wide_heads_in_float32_have_options_that_do_not_spill(
-    dtype: torch.dtype, head_dim: int, options: dict[str, int]
-) -> None:
-    assert decode_options(CUDA, dtype, 128, head_dim) == {"BACKEND": "TRITON_DECODE", **options}
-    # A tile never reaches beyond a page.
-    small = decode_options(CUDA, dtype, 16, head_dim)
-    assert small.get("BLOCK_N", 16) == 16

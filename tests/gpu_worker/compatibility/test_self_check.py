@@ -18,7 +18,7 @@ from gpu_worker.compatibility.check_model import check_model, meta_model_of
 from gpu_worker.compatibility.rope import pin
 from gpu_worker.compatibility.self_check import check_runner
 from gpu_worker.geometry import Geometry, align_up
-from gpu_worker.step.row_tables import RowTables
+from gpu_worker.layout.row_tables import RowTables
 from gpu_worker.step.runner import Runner
 from tests.census.hints import HINTS
 from tests.census.shrink import tiny_config

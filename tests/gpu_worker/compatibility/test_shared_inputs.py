@@ -34,5 +34,5 @@ def test_layers_of_one_module_with_one_input_form_a_group(
 def test_layers_of_different_modules_do_not() -> None:
     """A router, and experts that each compute from the router's input."""
     names = [name for group in groups_of(tiny_config(Qwen2MoeConfig, {})) for name in group]
-    assert ["q_proj", "k_proj", "v_proj"] == names[:3]
+    assert names[:3] == ["q_proj", "k_proj", "v_proj"]
     assert "shared_expert_gate" not in names

@@ -5,17 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_worker.memory.costs import Costs, PoolTensor
+from gpu_worker.memory.costs import CPU_RESERVE_BYTES, GPU_RESERVE_BYTES, Costs, PoolTensor
+from gpu_worker.memory.host_memory import check_host_memory
 from gpu_worker.memory.ledger import Measured, ledger
-from gpu_worker.memory.sizing import (
-    CPU_RESERVE_BYTES,
-    GPU_RESERVE_BYTES,
-    DoesNotFit,
-    Machine,
-    Sizes,
-    check_host_memory,
-    choose_sizes,
-)
+from gpu_worker.memory.pool import DoesNotFit
+from gpu_worker.memory.sizing import Machine, Sizes, choose_sizes
 from gpu_worker.memory.units import readable, settable
 from gpu_worker.settings import WorkerSettings
 
@@ -61,6 +55,7 @@ def test_defaults_depend_on_the_device() -> None:
     assert (cpu.pool, cpu.reserve, cpu.geometry.max_length) == (GIB, CPU_RESERVE_BYTES, 4096)
     gpu = sizes(on_cpu=False)
     assert (gpu.geometry.page_size, gpu.geometry.max_rows, gpu.geometry.token_budget) == (128, 256, 4096)
+    assert (cpu.geometry.chunk_align, gpu.geometry.chunk_align) == (64, 128)
     # 256 rows of 4,096 tokens, 32 KiB each, and page 0.
     assert (gpu.pool, gpu.reserve) == (32 * GIB + 4 * MIB, GPU_RESERVE_BYTES)
 
@@ -127,11 +122,13 @@ def test_weights_that_do_not_fit_are_refused() -> None:
     assert refused(4 * GIB, costs=half).startswith("weights take 8.0 GiB in bfloat16; 4.0 GiB are free on cpu; use")
 
 
-def test_weights_for_a_gpu_must_fit_host_memory() -> None:
+def test_weights_that_pass_through_host_memory_must_fit_it() -> None:
     check_host_memory(COSTS, 16 * GIB)
-    with pytest.raises(
-        DoesNotFit, match=r"weights take 16\.0 GiB in float32, and are loaded through host memory, where 4\.0"
-    ):
+    problem = (
+        r"weights take 16\.0 GiB in float32, and without the package accelerate they are loaded through host memory, "
+        r"where 4\.0 GiB are free; install accelerate"
+    )
+    with pytest.raises(DoesNotFit, match=problem):
         check_host_memory(COSTS, 4 * GIB)
 
 
@@ -239,7 +236,10 @@ def test_host_memory_holds_whole_pages_and_is_in_the_ledger(on_cpu: bool) -> Non
     page = 2 * MIB if on_cpu else 4 * MIB
     assert (asked.geometry.host_pages, asked.host_pool) == (4 * GIB // page, 4 * GIB)
     assert (none.geometry.host_pages, none.host_pool) == (0, 0)
-    assert none.pool - asked.pool == (4 * GIB if on_cpu else 0)
+    # Two buffers of 64 MiB for each direction on a GPU, one of 16 MiB on a CPU.
+    buffers = 32 * MIB if on_cpu else 256 * MIB
+    assert none.pool - asked.pool == buffers + (4 * GIB if on_cpu else 0)
+    assert asked.tables - none.tables == pytest.approx(buffers, rel=0.01)
     place = "cpu" if on_cpu else "cuda:0"
     lines = ledger(asked, place, "float32")
     name = f"  saved KV, {asked.geometry.host_pages} pages" + ("" if on_cpu else ", in host memory")
@@ -265,6 +265,21 @@ def test_host_memory_that_does_not_fit_names_the_size_that_does() -> None:
     assert sizes(64 * GIB, on_cpu=False, free_host=2 * GIB, host_pool_bytes=fitting(message)).geometry.host_pages > 400
     message = refused(64 * GIB, on_cpu=False, free_host=257 * MIB, host_pool_bytes=2 * GIB)
     assert sizes(64 * GIB, on_cpu=False, host_pool_bytes=fitting(message)).geometry.host_pages == 0
+
+
+def test_buffers_of_host_pages_that_do_not_fit_the_device_are_refused() -> None:
+    """They hold no more pages than the host does, so a smaller host_pool_bytes has smaller ones."""
+    settings = {"on_cpu": False, "free_host": 9 * GIB, "num_pages": 10}
+    full = sizes(64 * GIB, **settings)
+    free = full.weights + full.step + full.tables + full.reserve + 45 * MIB
+    assert sizes(free, **settings).geometry.num_pages == 10
+    message = refused(free, host_pool_bytes=GIB, **settings)
+    assert message.startswith("host_pool_bytes 1.0 GiB does not fit: its buffers take 256.0 MiB, and of ")
+    assert sizes(free, **settings, host_pool_bytes=fitting(message)).geometry.host_pages == 0
+    # Four buffers of one page of 4 MiB leave room for six pages.
+    with pytest.raises(DoesNotFit, match="num_pages is 10, which does not fit"):
+        sizes(free, **settings, host_pool_bytes=4 * MIB)
+    assert sizes(free, on_cpu=False, free_host=GIB, num_pages=6, host_pool_bytes=4 * MIB).geometry.host_pages == 1
 
 
 def fitting(message: str) -> str:
@@ -384,7 +399,7 @@ def test_the_ledger_is_printed_as_an_aligned_table() -> None:
         "memory on cpu                                planned",
         "  weights, float32                          16.0 GiB",
         "  step, 512 tokens, 32 rows                 50.0 MiB",
-        "  tables                                    10.0 KiB",
+        "  tables and buffers                        10.0 KiB",
         "  KV, 511 pages of 64 tokens                 1.0 GiB",
         "  free, 256.0 MiB of it kept                47.0 GiB",
     ]
@@ -394,3 +409,52 @@ def test_the_ledger_is_printed_as_an_aligned_table() -> None:
         ["1.0", "GiB"], ["MiB", "-"], ["1.0", "MiB"], ["2.0", "GiB"], ["3.0", "GiB"],
     ]  # fmt: skip
     assert all(line.startswith(other) for line, other in zip(after[1:], before[1:], strict=True))
+
+
+@pytest.mark.parametrize(("vocab_size", "graphs"), [(1000, 4096 * 100 * KIB + 256 * 16 * 1000), (256_000, GIB)])
+def test_captured_graphs_reduce_the_pool_and_not_what_is_kept_free(vocab_size: int, graphs: int) -> None:
+    """They take a step of the whole token budget and all rows, but at most the limit."""
+    costs = replace(COSTS, vocab_size=vocab_size)
+    machine = Machine(place="cuda:0", free=30 * GIB, free_host=0)
+    without, chosen = (choose_sizes(WorkerSettings(), costs, machine, captures=captures) for captures in (False, True))
+    assert (without.graphs, chosen.graphs) == (0, graphs)
+    assert without.reserve == chosen.reserve == GPU_RESERVE_BYTES
+    page = 4 * MIB
+    assert without.pool - chosen.pool == pytest.approx(graphs, abs=page)
+    taken = chosen.weights + chosen.step + chosen.graphs + chosen.tables + chosen.pool + chosen.reserve
+    assert taken <= machine.free
+    assert f", captured graphs {readable(graphs)}, tables" in refused_with_graphs(costs)
+
+
+def refused_with_graphs(costs: Costs) -> str:
+    machine = Machine(place="cuda:0", free=30 * GIB, free_host=0)
+    with pytest.raises(DoesNotFit) as error:
+        choose_sizes(WorkerSettings(pool_bytes=29 * GIB), costs, machine, captures=True)
+    return str(error.value)
+
+
+def test_a_budget_that_fits_beside_graphs_is_named() -> None:
+    machine = Machine(place="cuda:0", free=20 * GIB, free_host=0)
+    with pytest.raises(DoesNotFit) as error:
+        choose_sizes(WorkerSettings(token_budget=65_536), COSTS, machine, captures=True)
+    would = re.search(r"; token_budget (\d+) would fit$", str(error.value))
+    assert would is not None
+    budget = int(would.group(1))
+    chosen = choose_sizes(WorkerSettings(token_budget=budget), COSTS, machine, captures=True)
+    assert chosen.graphs == min(GIB, budget * 100 * KIB + 256 * 16 * 1000)
+    with pytest.raises(DoesNotFit):
+        choose_sizes(WorkerSettings(token_budget=budget + 64), COSTS, machine, captures=True)
+
+
+def test_the_ledger_has_the_number_and_the_bytes_of_captured_graphs() -> None:
+    chosen = replace(sizes(on_cpu=False), graphs=600 * MIB)
+    before = ledger(chosen, "cuda:0", "float32")
+    assert before[3] == "  graphs, at most 40                       600.0 MiB"
+    assert not any("graphs" in line for line in ledger(sizes(on_cpu=False), "cuda:0", "float32"))
+    figures = {"weights": GIB, "step": GIB, "tables": MIB, "pool": 2 * GIB, "host_pool": 0, "free": 3 * GIB}
+    after = ledger(chosen, "cuda:0", "float32", Measured(**figures, graphs=500 * MIB, num_graphs=34))
+    assert after[3] == "  graphs, 34 of at most 40                 600.0 MiB   500.0 MiB"
+    assert len(after) == len(before)
+    for graphs, num_graphs in ((601 * MIB, 34), (500 * MIB, 41)):
+        lines = ledger(chosen, "cuda:0", "float32", Measured(**figures, graphs=graphs, num_graphs=num_graphs))
+        assert lines[-1].startswith("  graphs: more than planned")

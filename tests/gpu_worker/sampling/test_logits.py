@@ -58,13 +58,14 @@ WISHES = {
 
 def changed(wishes: list[Wish], scores: Tensor, device: torch.device) -> tuple[Tensor, Tensor | None]:
     """Changed logits, float32 [E, V], and filtered logits [R, V] of the rows that draw."""
-    rig = SamplingRig(vocab_size=scores.shape[1], max_rows=len(wishes), device=device)
+    rig = SamplingRig(vocab_size=scores.shape[1], max_rows=len(wishes), device=device, padded=False)
     rows = range(1, len(wishes) + 1)
     for row, wish in zip(rows, wishes, strict=True):
         rig.add(row, [*PROMPT, *OUTPUT], wish, num_prompt=len(PROMPT))
-    samples = rig.laid_out(chunks=dict.fromkeys(rows, LENGTH))
+    _, _, extras = rig.laid_out(chunks=dict.fromkeys(rows, LENGTH))
+    assert extras is not None
     history = TokenHistory(rig.geometry, device)
-    edits, inputs = samples.edits, samples.drawing
+    edits, inputs = extras.edits, extras.drawing
     assert edits is not None
     if edits.penalties is not None:
         assert edits.penalties.missing is not None

@@ -13,15 +13,11 @@ from transformers.generation.logits_process import (
     TypicalLogitsWarper,
 )
 
-from gpu_worker.sampling import sampler
+from gpu_worker.sampling import noise, sampler, thresholds
+from gpu_worker.sampling.dense import EditedLogits
 from gpu_worker.sampling.inputs import FEW_RANKS, RankGroup, SamplingInputs
-from gpu_worker.sampling.sampler import (
-    EditedLogits,
-    filtered,
-    gumbel_noise,
-    noise_keys,
-    sample,
-)
+from gpu_worker.sampling.noise import gumbel_noise, noise_keys
+from gpu_worker.sampling.sampler import filtered, sample
 
 
 def inputs_of(rows: list[dict[str, float]], device: torch.device, drawing: list[int] | None = None) -> SamplingInputs:
@@ -114,7 +110,7 @@ def test_typical_p_in_parts_is_that_of_all_rows(device: torch.device, monkeypatc
     logits = 3 * torch.randn(40, 300, generator=torch.Generator().manual_seed(9)).to(device)
     inputs = inputs_of([{"typical_p": 0.02 * (i + 1)} for i in range(40)], device)
     whole = filtered(logits, inputs)
-    monkeypatch.setattr(sampler, "_MAX_SCRATCH", 7 * 300)
+    monkeypatch.setattr(sampler, "MAX_SCRATCH", 7 * 300)
     assert torch.equal(filtered(logits, inputs), whole)
 
 
@@ -126,7 +122,7 @@ def test_partial_ranks_keep_what_a_whole_sort_keeps(device: torch.device, monkey
     rows = [{"top_p": (0.2, 0.9, 0.999)[i % 3], "top_k": (0, 300, 9000)[i // 20]} for i in range(60)]
     rows[7] = {"top_k": 700}
     partial = filtered(logits, inputs_of(rows, device))
-    monkeypatch.setattr(sampler, "_CPU_RANKS", ())
+    monkeypatch.setattr(thresholds, "_CPU_RANKS", ())
     whole = filtered(logits, inputs_of(rows, device))
     assert torch.equal(partial, whole)
     num_kept = whole.isfinite().sum(-1)
@@ -137,8 +133,8 @@ def test_sparse_noise_equals_the_noise_of_all_tokens(device: torch.device, monke
     logits = 3 * torch.randn(40, 3000, generator=torch.Generator().manual_seed(6)).to(device)
     inputs = inputs_of([{"top_k": 40, "seed": i, "position": 3 * i} for i in range(40)], device)
     sparse = sample(logits, inputs)
-    monkeypatch.setattr(sampler, "_SMALL_VOCABULARY", 1 << 20)
-    monkeypatch.setattr(sampler, "_MAX_SCRATCH", 7 * 3000)
+    monkeypatch.setattr(sampler, "SMALL_VOCABULARY", 1 << 20)
+    monkeypatch.setattr(noise, "_MAX_SCRATCH", 7 * 3000)
     assert torch.equal(sparse, sample(logits, inputs))
 
 

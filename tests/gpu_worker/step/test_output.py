@@ -32,10 +32,15 @@ def logits_of_sequence(key: int) -> Callable[[int], Tensor]:
 
 
 def generate(
-    device: torch.device, rows: dict[int, tuple[int, Wish]], num_new: int, *, num_output: int = 0
+    device: torch.device,
+    rows: dict[int, tuple[int, Wish]],
+    num_new: int,
+    *,
+    num_output: int = 0,
+    padded: bool | None = None,
 ) -> dict[int, list[int]]:
     """New tokens of {row: (key, wish)} run together; the first `num_output` of a prompt of 7 count as output."""
-    rig = SamplingRig(vocab_size=VOCAB, max_rows=9, device=device)
+    rig = SamplingRig(vocab_size=VOCAB, max_rows=9, device=device, padded=padded)
     for row, (key, wish) in rows.items():
         rig.add(row, prompt(key), wish, num_prompt=7 - num_output)
 
@@ -62,6 +67,14 @@ def test_a_sequence_does_not_depend_on_the_rest_of_the_batch(device: torch.devic
     assert plain == {row: together[row] for row in plain}
     # The other rows change nothing, but the sequence's own features do.
     assert together[4] != generate(device, {4: (4, Wish())}, 8)[4]
+
+
+def test_padded_steps_sample_what_other_steps_sample() -> None:
+    """With every feature, and for rows that are greedy alone."""
+    for wishes in ([*PLAIN, *FEATURED], [Wish(), FEATURED[0]], [Wish(sampling={"temperature": 1, "typical_p": 0.5})]):
+        rows = {row: (row, wish) for row, wish in enumerate(wishes, 1)}
+        padded, packed = (generate(torch.device("cpu"), rows, 8, padded=value) for value in (True, False))
+        assert padded == packed
 
 
 def test_penalties_count_what_was_sampled_on_the_device(device: torch.device) -> None:
@@ -132,16 +145,16 @@ def test_a_sequence_with_penalties_reaches_max_length(device: torch.device) -> N
     assert 5 not in rig.core.rows[2].tokens[7:]
 
 
-def test_steps_without_features_upload_none(device: torch.device) -> None:
-    rig = SamplingRig(vocab_size=VOCAB, max_rows=3, device=device)
+def test_padded_steps_without_features_upload_no_extras(device: torch.device) -> None:
+    rig = SamplingRig(vocab_size=VOCAB, max_rows=3, device=device, padded=True)
     for row, wish in enumerate(PLAIN, 1):
         rig.add(row, prompt(row), wish)
-    samples = rig.laid_out(chunks={1: 7, 2: 7, 3: 7})
-    assert (samples.edits, samples.prompt, samples.with_logprobs) == (None, None, None)
+    assert rig.laid_out(chunks={1: 7, 2: 7, 3: 7})[2] is None
     rig.add(1, prompt(1), Wish(banned=[3], sampling={"banned_until": 8}))
-    assert rig.laid_out(chunks={1: 7}).edits is not None
+    _, _, extras = rig.laid_out(chunks={1: 7})
+    assert extras is not None and extras.edits is not None
     rig.core.learn([1])
-    assert rig.laid_out(decode=[1]).edits is None
+    assert rig.laid_out(decode=[1])[2] is None
 
 
 NUM_DRAWS = 12_000

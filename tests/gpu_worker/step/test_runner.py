@@ -192,7 +192,7 @@ def test_a_failing_step_is_answered_and_spares_the_process(
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(rig.runner.on_device, "_forward", fail)
+        patch.setattr(rig.runner.on_device, "_static", fail)
         outcome = rig.submit(core.plan(decode=[1]))
     assert (outcome.status, outcome.step) == (status, 2)
     expect_failure(rig, core, core.plan(decode=[1]), pb.STEP_STATUS_SKIPPED, "")
@@ -204,7 +204,7 @@ def test_a_lost_device_answers_its_plan_and_then_ends_the_worker(rig: Rig, monke
     def fail(*args: object, **kwargs: object) -> None:
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(rig.runner.on_device, "_forward", fail)
+    monkeypatch.setattr(rig.runner.on_device, "_static", fail)
     monkeypatch.setattr(rig.runner, "_lost", "")
     outcome = rig.submit(core.plan(decode=[1]))
     assert outcome.status == pb.STEP_STATUS_FAILED

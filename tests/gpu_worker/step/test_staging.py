@@ -5,9 +5,11 @@ from dataclasses import dataclass, fields
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
-from gpu_worker.step.staging import Staging, mapped, num_words, pack, unpack
+from gpu_worker.arrays import Space
+from gpu_worker.layout.shapes import StepShape
+from gpu_worker.step.staging import Staging, arrays_of, num_words, pack, unpack
+from gpu_worker.trees import mapped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +39,6 @@ def tree_of() -> Tree:
     table = draw.integers(-(1 << 62), 1 << 62, (2, 3))
     pair = draw.integers(0, 9, 2), draw.integers(0, 9, 4)
     return Tree(table=table, leaf=leaves[0], parts=tuple(leaves[1:]), pair=pair)
-
-
-def arrays_of(tree: Tree) -> list[NDArray]:
-    arrays: list[NDArray] = []
-    mapped(tree, arrays.append)
-    return arrays
 
 
 def test_mapped_replaces_arrays_and_keeps_other_values() -> None:
@@ -75,11 +71,64 @@ def test_pack_refuses_types_that_the_device_does_not_expect() -> None:
         next(unpack(arrays, torch.zeros(1, dtype=torch.int64)))
 
 
-def test_uploads_of_different_sizes_keep_their_values(device: torch.device) -> None:
-    staging = Staging(device, 2)
-    for size in (3, 40_000, 1, 70_000):
-        sent = Leaf(ids=np.arange(size), shares=np.linspace(0, 1, size, dtype=np.float32))
-        received = staging.upload(sent)
-        assert received.ids.device.type == device.type
-        np.testing.assert_array_equal(received.ids.cpu().numpy(), sent.ids)
-        np.testing.assert_array_equal(received.shares.cpu().numpy(), sent.shares)
+def test_uploads_without_padded_steps_keep_their_values(device: torch.device) -> None:
+    staging = Staging(torch.device("cpu"), 2, input_words=None)
+    sent = tree_of()
+    inputs, extras = staging.upload(None, sent, sent.leaf)
+    for received, expected in ((inputs, sent), (extras, sent.leaf)):
+        for array, tensor in zip(arrays_of(expected), arrays_of(received), strict=True):
+            np.testing.assert_array_equal(array, tensor)
+
+
+def test_inputs_of_one_shape_keep_their_place_and_extras_of_any_size_arrive(device: torch.device) -> None:
+    """Extras that do not fit behind the inputs go to a second buffer, which grows."""
+    shape = StepShape(decode=3, prefill=0, tokens=3, samples=3, draws=False)
+    staging = Staging(device, 2, input_words=8)
+    places = set[tuple[int, int]]()
+    for size in (3, 40_000, 1, 70_000, 9):
+        space = staging.space()
+        ids, shares, others = space.int64(3), space.float32(3), np.arange(size)
+        ids[:], shares[:] = np.arange(size, size + 3), size + 0.5
+        sent = Leaf(ids=others, shares=np.linspace(0, 1, size, dtype=np.float32))
+        inputs, extras = staging.upload(shape, Leaf(ids=ids, shares=shares), sent)
+        places.add((inputs.ids.data_ptr(), inputs.shares.data_ptr()))
+        assert inputs.ids.device.type == device.type
+        assert inputs.ids.tolist() == [size, size + 1, size + 2]
+        assert inputs.shares.tolist() == [size + 0.5] * 3
+        np.testing.assert_array_equal(extras.ids.cpu().numpy(), sent.ids)
+        np.testing.assert_array_equal(extras.shares.cpu().numpy(), sent.shares)
+    assert len(places) == 1
+
+
+def test_extras_without_inputs_arrive(device: torch.device) -> None:
+    staging = Staging(device, 2, input_words=8)
+    shape = StepShape(decode=3, prefill=0, tokens=3, samples=3, draws=False)
+    for size in (4, 5, 6):
+        space = staging.space()
+        space.int64(5)[:] = 1
+        _, extras = staging.upload(None, None, Leaf(ids=np.arange(size), shares=np.ones(1, np.float32)))
+        assert extras.ids.tolist() == list(range(size))
+    ids = staging.space().int64(2)
+    ids[:] = 9
+    inputs, _ = staging.upload(shape, Leaf(ids=ids, shares=None), None)
+    assert inputs.ids.tolist() == [9, 9]
+
+
+def test_inputs_that_are_not_in_the_buffer_are_refused(device: torch.device) -> None:
+    staging = Staging(device, 2, input_words=8)
+    staging.space()
+    shape = StepShape(decode=3, prefill=0, tokens=3, samples=3, draws=False)
+    with pytest.raises(AssertionError, match="not in the space"):
+        staging.upload(shape, Leaf(ids=np.arange(3), shares=None), None)
+
+
+def test_a_space_hands_out_arrays_that_do_not_overlap() -> None:
+    words = np.zeros(10, np.int64)
+    space = Space(words)
+    first, shares, second = space.int64(3), space.float32(3), space.int64(4)
+    first[:], shares[:], second[:] = 1, 0.5, 2
+    assert space.used == 9
+    assert (first.tolist(), shares.tolist(), second.tolist()) == ([1] * 3, [0.5] * 3, [2] * 4)
+    assert words[[0, 2, 5, 8, 9]].tolist() == [1, 1, 2, 2, 0]
+    with pytest.raises(MemoryError, match="11 words do not fit in a buffer of 10"):
+        space.float32(4)

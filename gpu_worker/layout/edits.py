@@ -10,11 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu_worker.arrays import HostArray, Int64Array
+from gpu_worker.layout.row_features import Feature, Float64Array
+from gpu_worker.layout.row_tables import RowTables
 from gpu_worker.sampling.inputs import Biases, LogitEdits, Penalties
-from gpu_worker.step.row_features import Feature, Float64Array
-from gpu_worker.step.row_tables import RowTables
 
 _AT_EVERY_POSITION = Feature.BIASES | Feature.PENALTIES | Feature.ALLOWED
+# Features that change logits.
+EDITS = _AT_EVERY_POSITION | Feature.BANS
 
 
 def lay_out_edits(

@@ -5,11 +5,14 @@ import random
 import numpy as np
 import pytest
 import torch
+from tandem.internal.v1 import worker_pb2 as pb
 
 from gpu_worker.geometry import Geometry
-from gpu_worker.step.row_features import Feature
-from gpu_worker.step.row_tables import DeviceTables, RowTables, SlotEdits, mix, spread_order
-from gpu_worker.step.staging import mapped
+from gpu_worker.layout.row_features import Feature
+from gpu_worker.layout.row_tables import RowTables, SlotEdits
+from gpu_worker.step.device_tables import DeviceTables, spread_order
+from gpu_worker.trees import mapped
+from gpu_worker.wire.checksum import mix
 from gpu_worker.wire.fields import PlanError
 from gpu_worker.wire.frames import read_plan
 from tests.gpu_worker import plans
@@ -128,6 +131,40 @@ def test_a_decode_without_a_page_is_refused() -> None:
     message.ClearField("appends")
     with pytest.raises(PlanError, match="row 1 has too few pages"):
         tables.check(read_plan(message, GEOMETRY))
+
+
+def test_appends_of_several_pages_to_a_row_are_in_order() -> None:
+    """Row 1 gets pages 9 and 4, and row 2 gets page 3 between them."""
+    core = TinyCore(GEOMETRY)
+    core.add(1, [3] * 16)
+    core.add(2, [3] * 16)
+    tables = RowTables(GEOMETRY)
+    plan = read_plan(core.plan(chunks={1: 16, 2: 16}), GEOMETRY)
+    tables.apply(plan)
+    tables.advance(plan)
+    before = tables.checksum
+    message = pb.StepPlan(generation=1, step=2)
+    message.appends.rows, message.appends.pages = plans.int32([1, 2, 1]), plans.int32([9, 3, 4])
+    edits = tables.apply(read_plan(message, GEOMETRY))
+    assert tables.num_pages[[1, 2]].tolist() == [3, 2]
+    assert tables.page_table[1, :3].tolist() == [1, 9, 4]
+    assert tables.page_table[2, :2].tolist() == [2, 3]
+    assert list(zip(edits.rows, edits.cols, edits.pages, strict=True)) == [(1, 1, 9), (2, 1, 3), (1, 2, 4)]
+    terms = [plans.mix(row << 40 ^ col << 20 ^ page) for row, col, page in ((1, 1, 9), (2, 1, 3), (1, 2, 4))]
+    assert tables.checksum == (before + sum(terms)) % 2**64
+
+
+@pytest.mark.parametrize(
+    ("rows", "problem"),
+    [([1, 3, 1], "row 3, which was never started"), ([1] * 10 + [3], "row 1 gets page 11; the limit is 10")],
+)
+def test_appends_that_a_row_cannot_have_are_refused(rows: list[int], problem: str) -> None:
+    """The first of them is named."""
+    tables = started_tables(TinyCore(GEOMETRY))
+    message = pb.StepPlan(generation=1, step=2)
+    message.appends.rows, message.appends.pages = plans.int32(rows), plans.int32(range(20, 20 + len(rows)))
+    with pytest.raises(PlanError, match=problem):
+        tables.apply(read_plan(message, GEOMETRY))
 
 
 def test_device_tables_follow_the_plans(device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""The sampling features that few rows use: bans, biases, penalties, allowed tokens, logprobs.
+"""The sampling features of rows, most of which few rows use: bans, biases, penalties, allowed tokens, logprobs.
 
 `RowFeatures` has the parameters of each row, and one byte per row with the features that the row uses. If no row uses a
 feature, a step reads only these bytes.
@@ -27,6 +27,10 @@ class Feature(IntEnum):
     ALLOWED = 8
     LOGPROBS = 16
     PROMPT_LOGPROBS = 32
+    # The row is not greedy.
+    DRAWS = 64
+    # It draws and filters by typical_p.
+    TYPICAL = 128
 
 
 class RowFeatures:
@@ -50,8 +54,8 @@ class RowFeatures:
         self.biases: dict[int, tuple[Int64Array, Float64Array]] = {}
         self.allowed: dict[int, Int64Array] = {}
 
-    def start(self, started: StartedRows) -> None:
-        """Stores the features of started rows."""
+    def start(self, started: StartedRows, *, draws: NDArray[np.bool_], is_typical: NDArray[np.bool_]) -> None:
+        """Stores the features of started rows. `draws`, `is_typical` [rows]: whether they draw, and use typical_p."""
         rows = started.rows
         self.num_prompt[rows] = started.num_prompt_tokens
         self.banned_until[rows] = started.banned_until
@@ -62,8 +66,13 @@ class RowFeatures:
             if started.banned_until[i] and started.banned[i].size:
                 self.uses[row] |= Feature.BANS
                 self.banned[row] = started.banned[i].astype(np.int64)
-        self.uses[rows] |= np.where(started.num_logprobs > 0, Feature.LOGPROBS, 0).astype(np.uint8)
-        self.uses[rows] |= np.where(started.prompt_logprobs_from > 0, Feature.PROMPT_LOGPROBS, 0).astype(np.uint8)
+        for bit, has in (
+            (Feature.LOGPROBS, started.num_logprobs > 0),
+            (Feature.PROMPT_LOGPROBS, started.prompt_logprobs_from > 0),
+            (Feature.DRAWS, draws),
+            (Feature.TYPICAL, draws & is_typical),
+        ):
+            self.uses[rows] |= np.where(has, bit, 0).astype(np.uint8)
 
     def _start(self, row: int, sampling: RowSampling) -> int:
         """Stores the features of the row's sampling and returns their bits."""

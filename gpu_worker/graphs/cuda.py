@@ -1,0 +1,77 @@
+"""Captures work as CUDA graphs, all in one memory pool.
+
+A graph keeps no reference to its results: a later capture may use the same memory of the pool, which is what makes one
+pool as small as its largest graph. Results are valid from a replay to the next one.
+"""
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import torch
+from torch import Tensor
+
+from gpu_worker.failures import first_line
+from gpu_worker.graphs.backend import Graph, NotCapturable, Result
+from gpu_worker.trees import mapped
+
+
+class CudaGraphs:
+    """Captures on a stream of its own and replays on the current one."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+        # One stream for all captures: the allocator keeps the pool's blocks by stream.
+        self._stream = torch.cuda.Stream(device)
+        self.pool_bytes = 0
+
+    def capture(self, run: Callable[[], Result]) -> tuple[Graph, Result]:
+        """Captures the work of `run`; see `GraphBackend.capture`."""
+        torch.cuda.synchronize(self._device)
+        before = torch.cuda.memory_reserved(self._device)
+        graph = torch.cuda.CUDAGraph()
+        # torch.cuda.graph would also empty the allocator's cache at every capture.
+        with torch.cuda.stream(self._stream), _without_collection():
+            # Other threads, such as the one that pins memory, may use CUDA meanwhile.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                result = run()
+            except (RuntimeError, torch.AcceleratorError) as error:
+                with suppress(RuntimeError):
+                    graph.capture_end()
+                raise NotCapturable(first_line(error)) from error
+            graph.capture_end()
+        self.pool_bytes += max(0, torch.cuda.memory_reserved(self._device) - before)
+        return graph, mapped(result, unowned)
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Keeps Python from destroying tensors and events of reference cycles, which is not allowed during a capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+class _Memory:
+    """A tensor's memory without a reference to it, in the form that torch reads (the CUDA array interface)."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.__cuda_array_interface__ = {
+            "data": (tensor.data_ptr(), False),
+            "shape": (tensor.nbytes,),
+            "typestr": "|u1",
+            "strides": None,
+            "version": 3,
+        }
+
+
+def unowned(tensor: Tensor) -> Tensor:
+    """A tensor on the same memory that does not keep it allocated. Requires that `tensor` is contiguous."""
+    assert tensor.is_contiguous()
+    return torch.as_tensor(_Memory(tensor), device=tensor.device).view(tensor.dtype).view(tensor.shape)

@@ -1,0 +1,219 @@
+"""Row tables: the sequence in each row, its pages and its next position.
+
+`RowTables` has the tables and their incremental checksum (worker.proto), and checks plans against the state of rows.
+"""
+
+import functools
+import operator
+from dataclasses import dataclass
+from typing import Generic
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpu_worker.arrays import Array
+from gpu_worker.geometry import Geometry
+from gpu_worker.layout.row_features import RowFeatures
+from gpu_worker.wire.checksum import MASK_64, row_weights, sum_of_pages, sum_of_positions
+from gpu_worker.wire.fields import Int32Array, PlanError, are_distinct
+from gpu_worker.wire.frames import Plan
+from gpu_worker.wire.sampling import SETTINGS
+from gpu_worker.wire.started import StartedRows
+
+_Rule = tuple[NDArray[np.bool_], str]
+_NONE = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableEdits:
+    """The entries of the page table that a plan sets, in order: logical page `col` of a row is `page`."""
+
+    rows: NDArray[np.int64]
+    cols: NDArray[np.int64]
+    pages: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotEdits(Generic[Array]):
+    """The same entries for the device's page table. Row r of the plan is line `slot_of_row[r]` of that table. All
+    int64 [n]."""
+
+    slots: Array
+    cols: Array
+    pages: Array
+
+
+class RowTables:
+    """The host's tables. The core tracks the same content and sends its checksum with each plan."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        self.geometry = geometry
+        num = geometry.max_rows + 1
+        self._row_weights = row_weights(num)
+        self.page_table = np.zeros((num, geometry.pages_per_row), np.int32)
+        # log2 of the page size, as an array without dimensions.
+        self.page_shift = np.array(geometry.page_size.bit_length() - 1)
+        self.sampling: dict[str, NDArray[np.generic]] = {
+            name: np.zeros(num, setting.dtype) for name, setting in SETTINGS.items()
+        }
+        self.sampling["sample_idx"] = np.zeros(num, np.int64)
+        self.features = RowFeatures(num)
+        self.reset()
+
+    def reset(self) -> None:
+        """Removes every row."""
+        num = self.geometry.max_rows + 1
+        # Next position to compute.
+        self.position = np.zeros(num, np.int64)
+        # Number of tokens, including those that plans in flight sample; 0 if the row was never started.
+        self.num_tokens = np.zeros(num, np.int64)
+        # Number of tokens that the row started with.
+        self.num_started = np.zeros(num, np.int64)
+        self.num_pages = np.zeros(num, np.int64)
+        # Tokens that the row started with; sampled tokens are only on the device.
+        self.tokens: dict[int, Int32Array] = {}
+        self.features.reset()
+        self._sum_of_pages = 0
+
+    @property
+    def checksum(self) -> int:
+        """worker.proto's checksum of the tables."""
+        # One product over all rows takes less time than an update for the rows that a plan advances.
+        return (sum_of_positions(self.position, self._row_weights) + self._sum_of_pages) & MASK_64
+
+    def apply(self, plan: Plan) -> TableEdits:
+        """Starts rows and appends pages. Raises PlanError if the plan does not fit the tables."""
+        parts: list[TableEdits] = []
+        if plan.started is not None and plan.started.rows.size:
+            parts.append(self._start(plan.started))
+        if plan.append_rows.size:
+            parts.append(self._append(plan.append_rows.astype(np.int64), plan.append_pages.astype(np.int64)))
+        if len(parts) == 1:
+            return parts[0]
+        return TableEdits(
+            rows=np.concatenate([_NONE, *(part.rows for part in parts)]),
+            cols=np.concatenate([_NONE, *(part.cols for part in parts)]),
+            pages=np.concatenate([_NONE, *(part.pages for part in parts)]),
+        )
+
+    def _start(self, started: StartedRows) -> TableEdits:
+        rows = started.rows.astype(np.int64)
+        counts = np.array([pages.size for pages in started.pages], np.int64)
+        self._sum_of_pages -= self._sum_over(rows)
+        for i, row in enumerate(rows.tolist()):
+            self.page_table[row, : counts[i]] = started.pages[i]
+            self.tokens[row] = started.tokens[i]
+            self.num_tokens[row] = self.num_started[row] = started.tokens[i].size
+        self.num_pages[rows] = counts
+        self._sum_of_pages += self._sum_over(rows)
+        for name, setting in SETTINGS.items():
+            values = [getattr(one.settings, name) for one in started.sampling]
+            self.sampling[name][rows] = np.array(values, setting.dtype)
+        self.sampling["sample_idx"][rows] = started.sample_idx
+        draws, is_typical = (self.sampling["temperature"][rows] > 0, self.sampling["typical_p"][rows] < 1)
+        self.features.start(started, draws=draws, is_typical=is_typical)
+        self.position[rows] = started.first_position
+        all_rows, cols = self._entries(rows)
+        return TableEdits(rows=all_rows, cols=cols, pages=self.page_table[all_rows, cols].astype(np.int64))
+
+    def _entries(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns the row and the logical page of each entry that the page table has for `rows`."""
+        counts = self.num_pages[rows]
+        ends = np.cumsum(counts)
+        return np.repeat(rows, counts), np.arange(ends[-1]) - np.repeat(ends - counts, counts)
+
+    def _sum_over(self, rows: NDArray[np.int64]) -> int:
+        all_rows, cols = self._entries(rows)
+        return sum_of_pages(all_rows, cols, self.page_table[all_rows, cols])
+
+    def _append(self, rows: NDArray[np.int64], pages: NDArray[np.int64]) -> TableEdits:
+        cols = self.num_pages[rows]
+        if not are_distinct(self.geometry.max_rows, rows):
+            cols += _nth_of_equals(rows)
+        is_started = self.num_tokens[rows] > 0
+        is_valid = is_started & (cols < self.geometry.pages_per_row)
+        if not _all(is_valid):
+            first = np.flatnonzero(~is_valid)[0]
+            if not is_started[first]:
+                raise PlanError(f"appends.rows contains row {rows[first]}, which was never started")
+            raise PlanError(
+                f"row {rows[first]} gets page {cols[first] + 1}; the limit is {self.geometry.pages_per_row}"
+            )
+        self.page_table[rows, cols] = pages
+        # Of a row's pages the last one counts.
+        self.num_pages[rows] = cols + 1
+        self._sum_of_pages += sum_of_pages(rows, cols, pages)
+        return TableEdits(rows=rows, cols=cols, pages=pages)
+
+    def check(self, plan: Plan) -> None:
+        """Raises PlanError if a row cannot compute what the plan requests."""
+        if plan.chunk_rows.size:
+            self._check_chunks(plan)
+        rows = plan.decode_rows.astype(np.int64)
+        ends, num_tokens = self.position[rows] + 1, self.num_tokens[rows]
+        _require(
+            rows,
+            *self._rules(rows, num_tokens, ends),
+            (ends == num_tokens, "cannot decode: its next position is not that of its last token"),
+        )
+
+    def _check_chunks(self, plan: Plan) -> None:
+        rows = plan.chunk_rows.astype(np.int64)
+        starts = plan.chunk_starts.astype(np.int64)
+        ends, num_tokens = starts + plan.chunk_counts, self.num_tokens[rows]
+        _require(
+            rows,
+            *self._rules(rows, num_tokens, ends),
+            (starts == self.position[rows], "has a chunk that does not start at its next position"),
+            (ends <= self.num_started[rows], "has a chunk that ends past the tokens that it started with"),
+            (plan.chunk_samples == (ends == num_tokens), "has a wrong value in chunk_samples"),
+        )
+
+    def _rules(
+        self, rows: NDArray[np.int64], num_tokens: NDArray[np.int64], ends: NDArray[np.int64]
+    ) -> tuple[_Rule, ...]:
+        """The rules for rows with `num_tokens` that compute the positions before `ends`."""
+        return (
+            (num_tokens > 0, "was never started"),
+            (ends <= self.geometry.max_length, "computes past max_length"),
+            (ends <= self.num_pages[rows] * self.geometry.page_size, "has too few pages for the positions it computes"),
+        )
+
+    def advance(self, plan: Plan) -> None:
+        """Advances the running rows by the positions that the plan computes. Requires that `check` has passed."""
+        if plan.chunk_rows.size:
+            self.position[plan.chunk_rows] += plan.chunk_counts
+            self.num_tokens[plan.chunk_rows] += plan.chunk_samples
+        # 1 for each row that decodes; no row occurs twice.
+        decodes = np.bincount(plan.decode_rows, minlength=self.position.size)
+        self.position += decodes
+        self.num_tokens += decodes
+
+
+def _nth_of_equals(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns for each value how many equal ones precede it."""
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    is_first = np.ones(values.size, np.bool_)
+    np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
+    nth = np.arange(values.size)
+    found = np.empty(values.size, np.int64)
+    found[order] = nth - np.maximum.accumulate(nth * is_first)
+    return found
+
+
+def _require(rows: NDArray[np.int64], *rules: _Rule) -> None:
+    """Raises PlanError for the first rule that some row breaks.
+
+    A rule is, for each row, whether it holds, and the problem if it does not.
+    """
+    if _all(functools.reduce(operator.and_, [holds for holds, _ in rules])):
+        return
+    for holds, problem in rules:
+        if not _all(holds):
+            raise PlanError(f"row {rows[~holds][0]} {problem}")
+
+
+def _all(flags: NDArray[np.bool_]) -> bool:
+    # A fifth of the time of flags.all().
+    return np.count_nonzero(flags) == flags.size

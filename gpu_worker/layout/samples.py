@@ -1,0 +1,195 @@
+"""Lists the positions of a plan that need logits: those of rows that sample, and of prompt tokens with logprobs.
+
+Their order is the order of the tokens and logprobs in the result. The module runs on the host, on numpy arrays.
+"""
+
+from dataclasses import dataclass
+from typing import Generic
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpu_worker.arrays import Array, HostArray, Int64Array, Space
+from gpu_worker.layout.edits import EDITS, lay_out_edits
+from gpu_worker.layout.row_features import Feature
+from gpu_worker.layout.row_tables import RowTables
+from gpu_worker.layout.shapes import StepShape
+from gpu_worker.sampling.draw_inputs import MIN_TEMPERATURE, draw_inputs, typical_samples
+from gpu_worker.sampling.inputs import FEW_RANKS, DrawInputs, LogitEdits, RankGroup, SamplingInputs, Typical
+from gpu_worker.wire.fields import PlanError
+from gpu_worker.wire.frames import Plan
+
+# What `SampleExtras` are for.
+_EXTRAS = EDITS | Feature.LOGPROBS | Feature.TYPICAL
+_NONE = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptPart(Generic[Array]):
+    """Prompt tokens with logprobs, in the order of the result."""
+
+    # int64 [n]: the tokens.
+    targets: Array
+    top_k: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Samples(Generic[Array]):
+    """Rows that sample a token, in the order of the result."""
+
+    # int64 [samples + prompt tokens]: packed tokens that need logits; padded samples take token 0.
+    kept: Array
+    # int64 [samples]: the row that each sampled token belongs to; padding is row 0.
+    rows: Array
+    # Of every sample, in padded steps in which some row draws; otherwise None.
+    drawing: DrawInputs[Array] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleExtras(Generic[Array]):
+    """What changes or adds to the sampling of a step."""
+
+    # Without padding, if some row draws.
+    drawing: SamplingInputs[Array] | None
+    # In padded steps, if some row filters by typical_p.
+    typical: Typical[Array] | None
+    edits: LogitEdits[Array] | None
+    # int64 [n]: the samples with logprobs. top_k: the number of alternatives of each.
+    with_logprobs: Array | None
+    top_k: int
+    prompt: PromptPart[Array] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledRows:
+    """The rows that sample in a plan, in the order of the result."""
+
+    # int64 [samples].
+    rows: Int64Array
+    # uint8 [samples]: the features that they use, and those that any of them uses.
+    uses: NDArray[np.uint8]
+    any_use: int
+
+    @classmethod
+    def of(cls, plan: Plan, tables: RowTables) -> "SampledRows":
+        """Those of chunks come first."""
+        rows = plan.decode_rows.astype(np.int64)
+        if plan.chunk_rows.size:
+            rows = np.concatenate([plan.chunk_rows[plan.chunk_samples].astype(np.int64), rows])
+        uses = tables.features.uses[rows]
+        return cls(rows=rows, uses=uses, any_use=int(np.bitwise_or.reduce(uses)))
+
+    def any_uses(self, features: int) -> bool:
+        """Whether any row uses one of the features, given as bits."""
+        return self.any_use & features != 0
+
+
+def lay_out_samples(
+    plan: Plan, sampled: SampledRows, tables: RowTables, shape: StepShape, space: Space, *, is_padded: bool
+) -> tuple[Samples[HostArray], SampleExtras[HostArray] | None]:
+    """Returns the positions of `plan` that need logits, and what changes or adds to their sampling, or None.
+
+    The arrays of the positions are taken from `space`. Raises PlanError if the positions exceed the worker's limit.
+    """
+    num, num_decode = sampled.rows.size, plan.decode_rows.size
+    prompt_tokens, prompt, last_tokens = _NONE, None, _NONE
+    if plan.chunk_rows.size:
+        ends = (shape.decode if is_padded else num_decode) + np.cumsum(plan.chunk_counts, dtype=np.int64)
+        last_tokens = ends[plan.chunk_samples] - 1
+        prompt_tokens, prompt = _lay_out_prompt(plan, tables, ends - plan.chunk_counts)
+    limit = tables.geometry.logit_rows
+    if num + prompt_tokens.size > limit:
+        raise PlanError(
+            f"the plan needs logits of {num} sampled rows and {prompt_tokens.size} prompt tokens; logit_rows is {limit}"
+        )
+    rows, kept = space.int64(shape.samples), space.int64(shape.samples + prompt_tokens.size)
+    rows[:num] = sampled.rows
+    rows[num:] = 0
+    kept[: num - num_decode] = last_tokens
+    kept[num - num_decode : num] = np.arange(num_decode)
+    kept[num : shape.samples] = 0
+    kept[shape.samples :] = prompt_tokens
+    drawing = None
+    if is_padded and shape.draws:
+        drawing = draw_inputs(tables.sampling, rows, tables.num_tokens[rows], padding=shape.samples - num, space=space)
+    extras = None
+    if prompt is not None or sampled.any_uses(_EXTRAS if is_padded else _EXTRAS | Feature.DRAWS):
+        extras = _lay_out_extras(sampled, tables, prompt, is_padded=is_padded)
+    return Samples(kept=kept, rows=rows, drawing=drawing), extras
+
+
+def _lay_out_extras(
+    sampled: SampledRows, tables: RowTables, prompt: PromptPart[HostArray] | None, *, is_padded: bool
+) -> SampleExtras[HostArray] | None:
+    rows, uses = sampled.rows, sampled.uses
+    positions, drawing = tables.num_tokens[rows], np.flatnonzero(uses & Feature.DRAWS)
+    inputs = typical = edits = with_logprobs = None
+    top_k = 0
+    if is_padded:
+        typical = typical_samples(tables.sampling, rows)
+    elif drawing.size:
+        inputs = _sampling_inputs(drawing, rows[drawing], positions[drawing], tables)
+    if sampled.any_uses(EDITS):
+        edits = lay_out_edits(rows, positions, drawing, uses, tables)
+    if sampled.any_uses(Feature.LOGPROBS):
+        with_logprobs = np.flatnonzero(uses & Feature.LOGPROBS)
+        top_k = int(tables.features.num_logprobs[rows[with_logprobs]].max()) - 1
+    if all(part is None for part in (inputs, typical, edits, with_logprobs, prompt)):
+        return None
+    return SampleExtras(
+        drawing=inputs, typical=typical, edits=edits, with_logprobs=with_logprobs, top_k=top_k, prompt=prompt
+    )
+
+
+def _sampling_inputs(
+    drawing: Int64Array, rows: Int64Array, positions: Int64Array, tables: RowTables
+) -> SamplingInputs[HostArray]:
+    """Returns the parameters of the rows that draw; all [R]. `drawing` are their indices among the samples."""
+    sampling = tables.sampling
+    top_k, top_p, min_p = sampling["top_k"][rows], sampling["top_p"][rows], sampling["min_p"][rows]
+    typical_p = sampling["typical_p"][rows]
+    typical = np.flatnonzero(typical_p < 1)
+    limited = (top_k > 0) & (top_k < tables.geometry.vocab_size)
+    is_few = limited & (top_k <= FEW_RANKS)
+    groups = (np.flatnonzero(is_few), True), (np.flatnonzero(~is_few & (limited | (top_p < 1))), False)
+    return SamplingInputs(
+        rows=drawing,
+        temperature=np.maximum(sampling["temperature"][rows], MIN_TEMPERATURE),
+        top_p=top_p,
+        min_p=min_p,
+        top_k=top_k.astype(np.int64),
+        seed=sampling["seed"][rows].view(np.int64),
+        sample_idx=sampling["sample_idx"][rows].astype(np.int64),
+        position=positions,
+        # None means all rows.
+        rank_groups=tuple(
+            RankGroup(places=places if places.size < rows.size else None, few=few)
+            for places, few in groups
+            if places.size
+        ),
+        filters_min_p=bool((min_p > 0).any()),
+        typical=(typical, typical_p[typical]) if typical.size else None,
+    )
+
+
+def _lay_out_prompt(
+    plan: Plan, tables: RowTables, first_tokens: Int64Array
+) -> tuple[Int64Array, PromptPart[HostArray] | None]:
+    """Returns the packed tokens whose logits give prompt logprobs, and those prompt tokens, or None if there are none.
+
+    `first_tokens` [chunks] are the packed tokens at which the chunks begin.
+    """
+    tokens: list[Int64Array] = [np.zeros(0, np.int64)]
+    targets: list[Int64Array] = []
+    top_k, features = 0, tables.features
+    for i in np.flatnonzero(features.uses[plan.chunk_rows] & Feature.PROMPT_LOGPROBS).tolist():
+        row, start, count = (int(part[i]) for part in (plan.chunk_rows, plan.chunk_starts, plan.chunk_counts))
+        # The logits of a token give the logprob of the token after it.
+        first = max(int(features.prompt_logprobs_from[row]), start + 1)
+        end = min(start + count + 1, int(features.num_prompt[row]))
+        if first < end:
+            tokens.append(first_tokens[i] - start + np.arange(first - 1, end - 1))
+            targets.append(tables.tokens[row][first:end].astype(np.int64))
+            top_k = max(top_k, int(features.num_logprobs[row]) - 1)
+    prompt = PromptPart(targets=np.concatenate(targets), top_k=top_k) if targets else None
+    return np.concatenate(tokens), prompt

@@ -1,0 +1,205 @@
+"""The two Triton kernels of `dense.choose` on a GPU. Needs Triton, which CUDA builds of torch bring along.
+
+`summarise` reads each row once, in blocks of tokens, by many programs: peaks, finiteness, and the winners of rows that
+are greedy or unfiltered. `decide` has one program per row: it takes the winner of the blocks' winners, or finds the
+threshold of a row that filters and draws from what is left, reading only blocks with a peak that is high enough.
+
+`rank_search.py` has the thresholds without a sort. Shape legend: S samples, B blocks of a row, V vocabulary.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gpu_worker.sampling.rank_search import PIPELINE, kept_from, listed
+
+# Tokens of a block, and the blocks that a program reads at once.
+_BLOCK = 1024
+_BLOCKS_AT_ONCE = 2
+# 128 registers per thread leave room for two programs of 8 warps on an SM.
+OPTIONS = {"num_warps": 8, "maxnreg": 128}
+# Low bits of a logit that are 0 after its conversion to float32.
+_UNUSED_BITS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
+# Beyond every token.
+_NO_TOKEN = tl.constexpr((1 << 31) - 1)
+_GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
+_FACTOR_1 = tl.constexpr(0xBF58476D1CE4E5B9)
+_FACTOR_2 = tl.constexpr(0x94D049BB133111EB)
+# These arguments' addresses are aligned differently in every step; specialised kernels would be compiled for each.
+PARAMETERS = ["temperature", "top_p", "min_p", "top_k", "seed", "sample_idx", "position", "at"]
+
+
+@triton.jit
+def _mix(z):
+    """noise.py's hash, on uint64."""
+    z = (z ^ (z >> 30)) * _FACTOR_1
+    z = (z ^ (z >> 27)) * _FACTOR_2
+    return z ^ (z >> 31)
+
+
+@triton.jit
+def _noise_key(seed, sample_idx, position):
+    """noise.noise_keys of one row; all int64."""
+    mixed = _mix(_mix(seed.to(tl.uint64) + _GOLDEN) ^ sample_idx.to(tl.uint64))
+    return _mix(mixed + position.to(tl.uint64) * _GOLDEN)
+
+
+@triton.jit
+def _gumbel(key, tokens):
+    """noise.gumbel_noise: the same uniform numbers, bit by bit; the logarithms may differ in their last bit."""
+    bits = _mix(key + (tokens + 1).to(tl.uint64) * _GOLDEN)
+    uniform = ((bits >> 32).to(tl.uint32).to(tl.float32) + 0.5) * 2.3283064365386963e-10
+    uniform = tl.minimum(uniform, 0.99999994)
+    # log1p after Kahan: the quotient corrects the rounding of 1 - u, which the logarithm alone would see.
+    rest = 1.0 - uniform
+    corrected = tl.log(rest) * (uniform / (1.0 - tl.where(rest == 1.0, 0.0, rest)))
+    return -tl.log(tl.where(rest == 1.0, uniform, -corrected))
+
+
+@triton.jit
+def _is_filtered(own, top_p, min_p, top_k, vocab_size):
+    limit = tl.load(top_k + own)
+    limited = (limit > 0) & (limit < vocab_size)
+    return limited | (tl.load(top_p + own) < 1.0) | (tl.load(min_p + own) > 0.0)
+
+
+@triton.jit(do_not_specialize_on_alignment=PARAMETERS)
+def summarise(
+    logits, stride, temperature, top_p, min_p, top_k, seed, sample_idx, position, at, peaks, scores, places,
+    vocab_size, num_blocks,
+    MAY_BAN: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr, WIDTH: tl.constexpr, UNUSED_BITS: tl.constexpr,
+    FIXED: tl.constexpr
+):  # fmt: skip
+    """Writes peaks and scores float32 [S, B] and places int32 [S, B]; a peak is NaN if the row's token is -1 for it.
+
+    The score and place are those of the block's winner: its largest logit, or its largest tempered logit with noise if
+    the row draws and does not filter.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    blocks = tl.program_id(1) * AT_ONCE + tl.arange(0, AT_ONCE)
+    tokens = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    inside = tokens < vocab_size
+    values = tl.load(logits + row * stride + tokens, mask=inside, other=float("-inf")).to(tl.float32)
+    broken = (values != values) | (values == float("inf"))
+    if not MAY_BAN:
+        broken = broken | (inside & (values == float("-inf")))
+    values = tl.where(broken, float("-inf"), values)
+    peak = tl.max(values, axis=1)
+    score = peak
+    place = tl.min(tl.where(values == peak[:, None], tokens, _NO_TOKEN), axis=1)
+    if temperature is not None:
+        own = row if at is None else tl.load(at + row)
+        degree = tl.load(temperature + own)
+        if (degree > 0.0) & (_is_filtered(own, top_p, min_p, top_k, vocab_size) == 0):
+            key = _noise_key(tl.load(seed + own), tl.load(sample_idx + own), tl.load(position + own))
+            noised = tl.div_rn(values, degree) + _gumbel(key, tokens)
+            score = tl.max(noised, axis=1)
+            place = tl.min(tl.where(noised == score[:, None], tokens, _NO_TOKEN), axis=1)
+    peak = tl.where(tl.max(broken.to(tl.int32), axis=1) > 0, float("nan"), peak)
+    to = row * num_blocks + blocks
+    tl.store(peaks + to, peak, mask=blocks < num_blocks)
+    tl.store(scores + to, score, mask=blocks < num_blocks)
+    tl.store(places + to, place, mask=blocks < num_blocks)
+
+
+@triton.jit
+def _draw(row_logits, entries, num_listed, degree, floor, key, vocab_size, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr):
+    """Returns the token of the listed blocks with the largest sum of tempered logit, at least `floor`, and noise."""
+    lanes = tl.arange(0, BLOCK)[None, :]
+    best = tl.full([AT_ONCE, BLOCK], float("-inf"), tl.float32)
+    winner = tl.full([AT_ONCE, BLOCK], _NO_TOKEN, tl.int32)
+    for first in tl.range(0, num_listed, AT_ONCE, num_stages=PIPELINE):
+        entry = first + tl.arange(0, AT_ONCE)
+        block = tl.load(entries + entry, mask=entry < num_listed, other=0)
+        tokens = block[:, None] * BLOCK + lanes
+        inside = (entry < num_listed)[:, None] & (tokens < vocab_size)
+        values = tl.load(row_logits + tokens, mask=inside, other=float("-inf")).to(tl.float32)
+        tempered = tl.div_rn(values, degree)
+        noised = tl.where(tempered >= floor, tempered + _gumbel(key, tokens), float("-inf"))
+        # Lists ascend, so the lowest token of equal ones stays.
+        winner = tl.where(noised > best, tokens, winner)
+        best = tl.maximum(noised, best)
+    return tl.min(tl.where(best == tl.max(best), winner, _NO_TOKEN))
+
+
+@triton.jit(do_not_specialize_on_alignment=PARAMETERS)
+def decide(
+    logits, stride, temperature, top_p, min_p, top_k, seed, sample_idx, position, at, peaks, scores, places,
+    tokens, floors, vocab_size, num_blocks,
+    MAY_BAN: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr, WIDTH: tl.constexpr, UNUSED_BITS: tl.constexpr,
+    FIXED: tl.constexpr
+):  # fmt: skip
+    """Writes tokens int64 [S] and floors float32 [S]. WIDTH is B rounded up to a power of two.
+
+    Overwrites the `places` of a row that filters with its list of blocks.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    blocks = tl.arange(0, WIDTH)
+    here = row * num_blocks + blocks
+    exists = blocks < num_blocks
+    block_peaks = tl.load(peaks + here, mask=exists, other=float("-inf"))
+    is_broken = tl.max((block_peaks != block_peaks).to(tl.int32)) > 0
+    block_peaks = tl.where(block_peaks != block_peaks, float("-inf"), block_peaks)
+    peak = tl.max(block_peaks)
+    usable = (peak > float("-inf")) & (is_broken == 0)
+    score = tl.load(scores + here, mask=exists, other=float("-inf"))
+    place = tl.load(places + here, mask=exists, other=_NO_TOKEN)
+    token = tl.min(tl.where(score == tl.max(score), place, _NO_TOKEN))
+    floor = tl.full([], float("-inf"), tl.float32)
+    if temperature is not None:
+        own = row if at is None else tl.load(at + row)
+        degree = tl.load(temperature + own)
+        if usable & (degree > 0.0) & _is_filtered(own, top_p, min_p, top_k, vocab_size):
+            row_logits, entries = logits + row * stride, places + row * num_blocks
+            kept = kept_from(
+                row_logits, entries, blocks, block_peaks, peak, degree, tl.load(top_k + own), tl.load(top_p + own),
+                vocab_size, BLOCK, AT_ONCE, UNUSED_BITS, FIXED
+            )  # fmt: skip
+            share = tl.load(min_p + own)
+            least = tl.where(share > 0.0, tl.log(tl.maximum(share, 1e-37)), float("-inf"))
+            floor = tl.maximum(tl.div_rn(kept, degree), tl.div_rn(peak, degree) + least)
+            key = _noise_key(tl.load(seed + own), tl.load(sample_idx + own), tl.load(position + own))
+            remaining = (block_peaks > float("-inf")) & (tl.div_rn(block_peaks, degree) >= floor)
+            num_listed = listed(entries, blocks, remaining)
+            token = _draw(row_logits, entries, num_listed, degree, floor, key, vocab_size, BLOCK, AT_ONCE)
+    tl.store(tokens + row, tl.where(usable, token, -1).to(tl.int64))
+    tl.store(floors + row, floor)
+
+
+def constants_of(vocab_size: int, dtype: torch.dtype, *, may_ban: bool) -> dict[str, int | float | bool]:
+    """The constants that both kernels are compiled with, by name."""
+    return {
+        "MAY_BAN": may_ban,
+        "BLOCK": _BLOCK,
+        "AT_ONCE": _BLOCKS_AT_ONCE,
+        "WIDTH": triton.next_power_of_2(triton.cdiv(vocab_size, _BLOCK)),
+        "UNUSED_BITS": _UNUSED_BITS[dtype],
+        # A sum of V shares stays below 2**62.
+        "FIXED": 2.0 ** (62 - (vocab_size - 1).bit_length()),
+    }
+
+
+def choose_on_gpu(
+    logits: Tensor, columns: tuple[Tensor | None, ...], at: Tensor | None, may_ban: bool
+) -> tuple[Tensor, Tensor]:
+    """Returns tokens int64 [S] and floors float32 [S] of logits [S, V]; `columns` are DrawInputs' fields or None.
+
+    Does not wait for the device. Two launches; the scratch memory is 12 bytes per block of a row.
+    """
+    num_rows, vocab_size = logits.shape
+    if logits.stride(1) != 1:
+        logits = logits.contiguous()
+    num_blocks = triton.cdiv(vocab_size, _BLOCK)
+    tokens = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
+    floors = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
+    if not num_rows:
+        return tokens, floors
+    peaks, scores = torch.empty(2, num_rows, num_blocks, dtype=torch.float32, device=logits.device)
+    places = torch.empty(num_rows, num_blocks, dtype=torch.int32, device=logits.device)
+    given = (logits, logits.stride(0), *columns, at, peaks, scores, places)
+    constants = constants_of(vocab_size, logits.dtype, may_ban=may_ban)
+    grid = num_rows, triton.cdiv(num_blocks, _BLOCKS_AT_ONCE)
+    summarise[grid](*given, vocab_size, num_blocks, **constants, **OPTIONS)
+    decide[(num_rows,)](*given, tokens, floors, vocab_size, num_blocks, **constants, **OPTIONS)
+    return tokens, floors

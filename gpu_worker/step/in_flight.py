@@ -1,0 +1,67 @@
+"""A submitted plan and its outcome, when its step has ended or its device is lost."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from tandem.internal.v1 import worker_pb2 as pb
+
+from gpu_worker.sampling.logprobs import LogprobTensors
+from gpu_worker.step.output import StepOutput
+from gpu_worker.wire.frames import Outcome, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InFlight:
+    """A submitted plan. `output` is None if the plan was refused or computes nothing."""
+
+    outcome: Outcome
+    output: StepOutput | None = None
+    num_samples: int = 0
+    started: "torch.cuda.Event | None" = None
+    ended: "torch.cuda.Event | None" = None
+
+    def finished(self) -> Outcome:
+        """Waits for the end of the step and returns its outcome. Passes on errors of the device."""
+        compute_us = self.outcome.compute_us
+        if self.started is not None and self.ended is not None:
+            self.ended.synchronize()
+            compute_us = int(self.started.elapsed_time(self.ended) * 1e3)
+        if self.output is None:
+            return replace(self.outcome, compute_us=compute_us)
+        tokens = self.output.tokens.numpy()[: self.num_samples]
+        return replace(
+            self.outcome,
+            tokens=np.maximum(tokens, 0).astype(np.int32),
+            nonfinite=np.flatnonzero(tokens < 0).astype(np.int32),
+            compute_us=compute_us,
+            logprobs=_token_logprobs(self.output.logprobs),
+            prompt_logprobs=_token_logprobs(self.output.prompt_logprobs),
+        )
+
+
+def on_lost_device(outcomes: Sequence[Outcome], detail: str) -> list[Outcome]:
+    """Returns the outcomes of plans in flight on a device that is lost; `detail` says why.
+
+    The first plan of each generation has failed, and later ones are skipped.
+    """
+    failed: set[int] = set()
+    lost: list[Outcome] = []
+    for outcome in outcomes:
+        is_first = outcome.generation not in failed
+        failed.add(outcome.generation)
+        status, why = (pb.STEP_STATUS_FAILED, detail) if is_first else (pb.STEP_STATUS_SKIPPED, "")
+        lost.append(replace(outcome, status=status, detail=why))
+    return lost
+
+
+def _token_logprobs(tensors: LogprobTensors | None) -> TokenLogprobs | None:
+    """Copies the logprobs, because a later step overwrites a GPU's results."""
+    if tensors is None:
+        return None
+    return TokenLogprobs(
+        logprobs=tensors.logprobs.numpy().copy(),
+        top_token_ids=tensors.top_token_ids.numpy().copy(),
+        top_logprobs=tensors.top_logprobs.numpy().copy(),
+    )

@@ -1,0 +1,27 @@
+"""Trees of arrays: frozen dataclasses whose fields are arrays, trees, tuples of these, or other values."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+
+def mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
+    """Returns the tree with every array or tensor x replaced by change(x), in the order of the fields.
+
+    Python cannot express the type Tree[HostArray] → Tree[Tensor], so callers annotate the result.
+    """
+    if isinstance(tree, (np.ndarray, Tensor)):
+        return change(tree)
+    if isinstance(tree, tuple):
+        return tuple([mapped(part, change) for part in tree])
+    names = _field_names(type(tree))
+    return type(tree)(**{name: mapped(getattr(tree, name), change) for name in names}) if names else tree
+
+
+@functools.cache
+def _field_names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else ()

@@ -1,0 +1,136 @@
+"""Models with random weights: families in their true architecture and size, and tiny ones of the same families.
+
+Owns the shapes, and the checkpoint that a worker process loads. No weights are downloaded; speed does not depend on
+their values, and eager attention on the same weights is the reference for correctness.
+"""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from gpu_worker.attention.paged import ATTENTION_NAME, register
+from gpu_worker.checkpoint.loading import prepare
+from tests.rigs.byte_tokenizer import byte_characters, byte_level_json
+
+_LLAMA_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+_NO_SPECIAL_TOKENS = {"eos_token_id": None, "bos_token_id": None, "pad_token_id": None}
+# Each entry: Transformers' name of the family, and the fields of its config, as published with the checkpoint.
+TRUE_SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "Qwen3-0.6B": (
+        "qwen3",
+        {
+            "hidden_size": 1024,
+            "intermediate_size": 3072,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "vocab_size": 151_936,
+            "max_position_embeddings": 40_960,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
+            "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "Llama-3.2-1B": (
+        "llama",
+        {
+            "hidden_size": 2048,
+            "intermediate_size": 8192,
+            "num_hidden_layers": 16,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "vocab_size": 128_256,
+            "max_position_embeddings": 131_072,
+            "rope_parameters": _LLAMA_ROPE,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "Gemma-2-2b": (
+        "gemma2",
+        {
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 26,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "vocab_size": 256_000,
+            "max_position_embeddings": 8192,
+            "sliding_window": 4096,
+            "query_pre_attn_scalar": 256,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+            "tie_word_embeddings": True,
+        },
+    ),
+}
+_TINY: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 512,
+    "max_position_embeddings": 1024,
+    "initializer_range": 0.15,
+}
+# One of each way in which attention differs: groups, windows, soft-capping, learned sinks.
+TINY_SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "tiny Qwen3": ("qwen3", _TINY | {"tie_word_embeddings": True}),
+    "tiny Llama": ("llama", _TINY | {"num_key_value_heads": 4}),
+    "tiny Mistral, window 40": ("mistral", _TINY | {"sliding_window": 40}),
+    "tiny Gemma 2, window 40": (
+        "gemma2",
+        _TINY | {"sliding_window": 40, "query_pre_attn_scalar": 10, "attn_logit_softcapping": 2.0},
+    ),
+    "tiny gpt-oss, window 40": (
+        "gpt_oss",
+        _TINY | {"sliding_window": 40, "num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": None},
+    ),
+}
+
+
+def config_of(shape: str) -> PreTrainedConfig:
+    """The config of a shape of either table."""
+    family, fields = (TRUE_SHAPES | TINY_SHAPES)[shape]
+    return AutoConfig.for_model(family, **_NO_SPECIAL_TOKENS | fields)
+
+
+def random_model(config: PreTrainedConfig, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+    """A model as the worker holds one after loading, with random weights that depend on nothing else."""
+    register()
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION_NAME)
+    return prepare(model, device=device, dtype=dtype)
+
+
+def save_model(config: PreTrainedConfig, folder: Path, device: torch.device, dtype: torch.dtype) -> Path:
+    """Writes a checkpoint: config, weights, and a tokenizer whose every token is some text."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.save_pretrained(folder)
+    (folder / "tokenizer.json").write_bytes(_tokenizer_json(config.vocab_size))
+    return folder
+
+
+def _tokenizer_json(vocab_size: int) -> bytes:
+    """Token ids 0 to 255 are bytes, the others words of four letters, so that the service decodes real text."""
+    words = itertools.product("abcdefghijklmnopqrstuvwxyz", repeat=4)
+    pieces = [*byte_characters(), *("Ġ" + "".join(word) for word in itertools.islice(words, vocab_size - 256))]
+    return byte_level_json({piece: token for token, piece in enumerate(pieces)}, [])

@@ -1,0 +1,136 @@
+"""What a part found out: phases, figures, checks, tables and notes, saved to a file after every entry.
+
+Owns the record's format. A figure always says what it is (`Kind`), so that a page of results cannot present a limit, an
+aim or another engine's published number as measured here.
+"""
+
+import json
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+
+class Kind(StrEnum):
+    """Where a figure comes from."""
+
+    MEASURED = "measured"
+    # Counted in this run, and the same on every machine: tokens, requests.
+    COUNTED = "counted"
+    # Computed from measured rates and the sizes of the model.
+    MODEL = "model"
+    AIM = "aim"
+    # By another project, on another machine.
+    PUBLISHED = "published"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One number with its unit. low and high: the spread of its repeats."""
+
+    name: str
+    value: float
+    unit: str
+    kind: Kind
+    low: float | None = None
+    high: float | None = None
+    repeats: int = 1
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """A statement about correctness. One that is not ok fails the part; figures never do."""
+
+    name: str
+    ok: bool
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows of cells for a figure that varies; `kind` holds for all of its numbers."""
+
+    title: str
+    kind: Kind
+    columns: list[str]
+    rows: list[list[Any]]
+
+
+@dataclass(kw_only=True)
+class Record:
+    """The results of one part. Each method adds an entry, prints it and saves the file."""
+
+    part: str
+    path: Path
+    phases: list[tuple[str, float]] = field(default_factory=list)
+    figures: list[Figure] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Times what runs within, and prints its name before it starts."""
+        print(f"[{self.part}] {name} …", flush=True)
+        begun = time.perf_counter()
+        yield
+        seconds = time.perf_counter() - begun
+        self.phases.append((name, seconds))
+        self._added(f"{name}: {seconds:.1f} s")
+
+    def figure(self, name: str, value: float, unit: str, kind: Kind = Kind.MEASURED, *, note: str = "") -> None:
+        """Adds one number."""
+        self.figures.append(Figure(name=name, value=value, unit=unit, kind=kind, note=note))
+        self._added(f"{name}: {value:.6g} {unit} ({kind})")
+
+    def repeated(self, name: str, values: Sequence[float], unit: str, *, note: str = "") -> None:
+        """Adds the median of repeated measurements, with their spread."""
+        middle, low, high = statistics.median(values), min(values), max(values)
+        self.figures.append(
+            Figure(
+                name=name,
+                value=middle,
+                unit=unit,
+                kind=Kind.MEASURED,
+                low=low,
+                high=high,
+                repeats=len(values),
+                note=note,
+            )
+        )
+        self._added(f"{name}: {middle:.6g} {unit} ({low:.6g} to {high:.6g} in {len(values)} runs)")
+
+    def check(self, name: str, ok: bool, detail: str = "") -> None:
+        """Adds a statement about correctness."""
+        self.checks.append(Check(name=name, ok=ok, detail=detail))
+        self._added(f"{'ok' if ok else 'NOT OK'}: {name}{': ' if detail else ''}{detail}")
+
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], kind: Kind) -> None:
+        """Adds a table; a table of the same title is replaced, so that a sweep can report as it goes."""
+        self.tables = [table for table in self.tables if table.title != title]
+        self.tables.append(
+            Table(title=title, kind=kind, columns=list(columns), rows=[list(row) for row in rows]),
+        )
+        self._save()
+
+    def note(self, text: str) -> None:
+        """Adds a sentence that a reader of the figures must know."""
+        self.notes.append(text)
+        self._added(text)
+
+    def _added(self, line: str) -> None:
+        print(f"[{self.part}] {line}", flush=True)
+        self._save()
+
+    def _save(self) -> None:
+        entries = {name: getattr(self, name) for name in ("phases", "figures", "checks", "tables", "notes")}
+        content = {name: [e if isinstance(e, tuple | str) else asdict(e) for e in es] for name, es in entries.items()}
+        # Another process reads the file at any time.
+        fresh = self.path.with_suffix(".new")
+        fresh.write_text(json.dumps(content))
+        fresh.replace(self.path)

@@ -1,0 +1,123 @@
+"""Page copies run beside computation, and an event orders every two accesses to the same memory."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gpu_worker.attention import copy_stream
+from gpu_worker.attention.copy_stream import streams_of
+from gpu_worker.attention.host_pages import HostPages
+from gpu_worker.attention.kv_cache import KvCache
+from gpu_worker.attention.layers import AttentionKind, AttentionLayer, LayerMap
+from gpu_worker.attention.passing import Passing
+from tests.gpu_worker.attention.stream_checker import COMPUTE, COPY, CheckedStreams
+
+NUM_PAGES, NUM_SLOTS, NUM_STEPS = 16, 9, 12
+KIND = AttentionKind(num_heads=2, num_kv_heads=1, key_dim=16, value_dim=16, scale=1.0)
+LAYERS = LayerMap(layers=tuple(AttentionLayer(name=str(i), kind=KIND) for i in range(2)))
+# For saves and loads, two buffers each; a buffer has two events.
+PASSING = Passing(num_buffers=2, pages_at_once=2)
+NUM_EVENTS = 8
+
+
+def small_cache() -> KvCache:
+    cpu = torch.device("cpu")
+    return KvCache(LAYERS, num_pages=NUM_PAGES, page_size=4, dtype=torch.float32, device=cpu)
+
+
+def run_plans(streams: CheckedStreams) -> None:
+    """Plans with up to nine saves and loads, in worker.proto's order; then each step writes to every page."""
+    cache, draw = small_cache(), np.random.default_rng(1)
+    # Its memory lives longer than any use, so it is allocated outside.
+    host = HostPages(cache, NUM_SLOTS, streams=streams, passing=PASSING)
+    with streams:
+        for _ in range(NUM_STEPS):
+            saves, loads = (int(count) for count in draw.integers(0, NUM_SLOTS + 1, 2))
+            saved_slots, loaded_slots = (draw.permutation(NUM_SLOTS)[:count] for count in (saves, loads))
+            saved, loaded = (torch.from_numpy(1 + draw.permutation(NUM_PAGES - 1)[:count]) for count in (saves, loads))
+            num_fetched = host.fetch(loaded_slots, saved_slots)
+            host.save(saved, saved_slots)
+            cache.zero_pages(saved)
+            host.load(loaded, loaded_slots, num_fetched)
+            for pool in cache.pools:
+                pool.add_(1)
+
+
+def test_every_two_accesses_to_the_same_memory_have_an_order() -> None:
+    streams = CheckedStreams()
+    run_plans(streams)
+    assert streams.disordered == []
+    assert streams.used == {COMPUTE, COPY}
+    assert streams.num_events == NUM_EVENTS
+
+
+@pytest.mark.parametrize("call", ["record", "wait"])
+@pytest.mark.parametrize("number", range(NUM_EVENTS))
+def test_no_event_can_be_left_out(number: int, call: str) -> None:
+    """The checker sees the absence of each one, so it would see the absence of an event in the code."""
+    streams = CheckedStreams(without=(number, call))
+    run_plans(streams)
+    assert streams.disordered
+
+
+def test_memory_of_one_stream_may_not_be_used_on_the_other() -> None:
+    """A temporary tensor could be freed, and its memory reused, while the copy still reads it."""
+    streams = CheckedStreams()
+    with streams:
+        made = torch.zeros(4)
+        event = streams.event()
+        event.record()
+        with streams.copying():
+            event.wait()
+            made.add_(1)
+    assert "uses memory that another stream allocated" in streams.disordered[0]
+
+
+class FakeEvent:
+    """Takes the calls that `torch.cuda.Event` takes, and remembers on which stream."""
+
+    def __init__(self, log: list[str], current: Callable[[], str]) -> None:
+        self._log, self._current = log, current
+
+    def record(self) -> None:
+        self._log.append(f"record on {self._current()}")
+
+    def wait(self) -> None:
+        self._log.append(f"wait on {self._current()}")
+
+
+def test_a_gpu_has_a_stream_of_its_own_for_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+    current = [COMPUTE]
+
+    class Entered(nullcontext[None]):
+        def __enter__(self) -> None:
+            current.append(COPY)
+
+        def __exit__(self, *_: object) -> None:
+            current.pop()
+
+    made: list[Any] = []
+
+    def stream_on(device: torch.device) -> str:
+        made.append(device)
+        return "the copy stream"
+
+    def entered(stream: str) -> Entered:
+        assert stream == "the copy stream"
+        return Entered()
+
+    monkeypatch.setattr(copy_stream.torch.cuda, "Stream", stream_on)
+    monkeypatch.setattr(copy_stream.torch.cuda, "stream", entered)
+    monkeypatch.setattr(copy_stream.torch.cuda, "Event", lambda: FakeEvent(log, lambda: current[-1]))
+    streams = streams_of(torch.device("cuda", 0))
+    event = streams.event()
+    event.record()
+    with streams.copying():
+        event.wait()
+    event.wait()
+    assert (made, log) == ([torch.device("cuda", 0)], ["record on compute", "wait on copy", "wait on compute"])
