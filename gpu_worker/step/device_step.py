@@ -59,6 +59,7 @@ class DeviceStep:
             layers, num_pages=geometry.num_pages, page_size=geometry.page_size, dtype=dtype, device=device
         )
         attach(model, layers, self.cache)
+        self._model = model
         self.fused: FusedLayers | None = None
         self.host = HostPages(self.cache, geometry.host_pages)
         self.kernels = Kernels(layers, geometry, shapes, self.cache, self.tables)
