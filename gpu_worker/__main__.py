@@ -71,16 +71,16 @@ def serve(settings: WorkerSettings, folder: Path, begun: float) -> None:
     """Starts and serves until a signal. Passes on fatal exceptions."""
     # Torch takes seconds to import, and a wrong setting is refused without it.
     from gpu_worker.link.link import Link
-    from gpu_worker.startup import keep_objects, log_phase, start
+    from gpu_worker.startup import keep_objects, start
     from gpu_worker.step.runner import MAX_IN_FLIGHT
 
     logs.adopt_libraries()
-    log_phase("imports", time.perf_counter() - begun)
+    logs.log_phase("imports", time.perf_counter() - begun)
     runner, join = start(settings, folder)
     endpoint = worker_endpoint(settings.runtime_dir)
     link = Link(endpoint, join, runner, key=KeyFile(settings.runtime_dir), max_in_flight=MAX_IN_FLIGHT)
     keep_objects()
-    log_phase("whole start", time.perf_counter() - begun)
+    logs.log_phase("whole start", time.perf_counter() - begun)
     log.info("waiting for a scheduler at %s", endpoint)
     link.serve()
 

@@ -15,6 +15,7 @@ import threading
 import time
 import traceback
 import warnings
+from collections.abc import Iterator
 from datetime import datetime
 from typing import TextIO
 
@@ -197,3 +198,27 @@ def _one_line(
 ) -> str:
     """Formats one of Python's warnings; replaces `warnings.formatwarning`."""
     return f"{category.__name__}: {' '.join(str(message).split())} ({filename}:{lineno})"
+
+
+_phases = logging.getLogger("gpu_worker.startup")
+# A step of start-up that takes longer has compiled or loaded kernels.
+_SLOW_SECONDS = 0.5
+
+
+@contextlib.contextmanager
+def phase(name: str) -> Iterator[None]:
+    """Logs the duration of `name`."""
+    begun = time.perf_counter()
+    yield
+    log_phase(name, time.perf_counter() - begun)
+
+
+def log_phase(name: str, seconds: float) -> None:
+    """Logs a duration, aligned with those of other phases."""
+    _phases.info("%-36s %7.2f s", name, seconds)
+
+
+def log_slow_phase(name: str, seconds: float) -> None:
+    """Logs the duration of a step that compiled something; a GPU warms up in dozens of steps."""
+    if seconds >= _SLOW_SECONDS:
+        log_phase(name, seconds)

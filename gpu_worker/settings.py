@@ -89,6 +89,9 @@ class WorkerSettings(BaseModel):
         "on", description="capture steps as CUDA graphs, on a GPU; off runs every step eagerly; default: on"
     )
     threads: PositiveInt | None = Field(None, description="CPU threads; default: physical cores minus one")
+    fused_layers: Literal["auto", "on", "off"] = Field(
+        "auto", description="compile decoder layers: auto, on or off; default: auto, on a GPU"
+    )
     runtime_dir: Path = Field(
         default_factory=default_runtime_dir,
         description="folder of the sockets; default: $XDG_RUNTIME_DIR/tandem, else /tmp/tandem-<uid>",

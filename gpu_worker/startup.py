@@ -6,9 +6,7 @@ Owns the order of start-up and its timed log lines. Knows nothing of sockets.
 import gc
 import logging
 import os
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -20,15 +18,19 @@ from gpu_worker.attention.layers import LayerMap
 from gpu_worker.checkpoint.files import ModelFiles, identity, read_files
 from gpu_worker.checkpoint.linear import PackedLinear, can_pack
 from gpu_worker.checkpoint.loading import load_weights, loads_to_device, weight_bytes
+from gpu_worker.checkpoint.merged import Groups
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
 from gpu_worker.compatibility.cuda_shapes import check_cuda_shapes
 from gpu_worker.compatibility.independence import check_independence
 from gpu_worker.compatibility.rope import pin
 from gpu_worker.compatibility.self_check import check_runner
+from gpu_worker.compatibility.shared_inputs import shared_inputs
 from gpu_worker.device import choose_device, set_threads
 from gpu_worker.geometry import Geometry
 from gpu_worker.graphs.backend import GraphBackend
 from gpu_worker.graphs.cuda import CudaGraphs
+from gpu_worker.layout.shapes import StepShape
+from gpu_worker.logs import log_slow_phase, phase
 from gpu_worker.memory.costs import Costs
 from gpu_worker.memory.device_memory import free_bytes, free_host_bytes, resident_growth
 from gpu_worker.memory.estimate import estimate
@@ -46,19 +48,6 @@ from gpu_worker.wire.frames import join_frame
 log = logging.getLogger(__name__)
 
 PROTOCOL = 5
-
-
-@contextmanager
-def phase(name: str) -> Iterator[None]:
-    """Logs the duration of `name`."""
-    begun = time.perf_counter()
-    yield
-    log_phase(name, time.perf_counter() - begun)
-
-
-def log_phase(name: str, seconds: float) -> None:
-    """Logs a duration, aligned with those of other phases."""
-    log.info("%-36s %7.2f s", name, seconds)
 
 
 def start(settings: WorkerSettings, folder: Path) -> tuple[Runner, pb.Join]:
@@ -86,19 +75,24 @@ def start(settings: WorkerSettings, folder: Path) -> tuple[Runner, pb.Join]:
         layers = check_model(meta_model)
         if device.type == "cuda":
             check_cuda_shapes(layers, dtype)
+        merged = shared_inputs(meta_model)
         costs = estimate(meta_model, layers, dtype=dtype, packs=can_pack(device, dtype))
     length = settings.max_length or costs.default_length
     bounded = with_window(settings, layers, length)
     reach = bounded.within(length).reach
     sizes = plan_memory(settings, costs, device, reach)
-    model, sizes = load(settings, files, costs, sizes, device, dtype, reach)
+    model, sizes = load(settings, files, costs, sizes, device, dtype, reach, merged)
     with phase("check that rows are independent"):
         pinned = pin(model, sizes.geometry.max_length)
         check_independence(model, sizes.geometry.max_length)
     for name in pinned:
         log.info("the rotary table of type %s is fixed for sequences of %d tokens", name, sizes.geometry.max_length)
-    graphs = CudaGraphs(device) if device.type == "cuda" and settings.graphs == "on" else None
-    runner, measured = warm_runner(model, bounded, sizes.geometry, device, dtype, graphs)
+    log.info("linear layers with a common input: %d groups are merged", len(merged))
+    graphs = CudaGraphs(device) if _captures(settings, device) else None
+    fused = settings.fused_layers == "on" or (settings.fused_layers == "auto" and device.type == "cuda")
+    runner, measured = warm_runner(
+        model, bounded, sizes.geometry, device, dtype, graphs=graphs, captures=costs.captures, fused=fused
+    )
     with phase("self-check against eager attention"):
         error = check_runner(model, runner, dtype, own=layers)
     log.info("self-check passed: logits differ from eager attention's by %.2g", error)
@@ -126,12 +120,16 @@ def keep_objects() -> None:
     gc.freeze()
 
 
+def _captures(settings: WorkerSettings, device: torch.device) -> bool:
+    return device.type == "cuda" and settings.graphs == "on"
+
+
 def plan_memory(settings: WorkerSettings, costs: Costs, device: torch.device, reach: tuple[int, int] = (0, 0)) -> Sizes:
     """Chooses sizes that fit free memory and logs them. Raises ValueError."""
     machine = _machine(device)
     if device.type != "cpu" and not loads_to_device(device):
         check_host_memory(costs, machine.free_host)
-    sizes = choose_sizes(settings, costs, machine, reach)
+    sizes = choose_sizes(settings, costs, machine, reach, captures=_captures(settings, device))
     for line in ledger(sizes, str(device), costs.dtype):
         log.info("%s", line)
     if sizes.is_capped:
@@ -152,14 +150,15 @@ def load(
     device: torch.device,
     dtype: torch.dtype,
     reach: tuple[int, int] = (0, 0),
+    merged: Groups = (),
 ) -> tuple[PreTrainedModel, Sizes]:
     """Loads the model. Chooses sizes again on a GPU, because its context and other processes take memory meanwhile."""
     with phase(f"weights, {costs.dtype} on {device}"):
-        model = load_weights(files, device=device, dtype=dtype)
+        model = load_weights(files, device=device, dtype=dtype, merged=merged)
     if device.type == "cuda":
         now = _machine(device)
         free = min(sizes.free, now.free + costs.weights)
-        sizes = choose_sizes(settings, costs, replace(now, free=free), reach)
+        sizes = choose_sizes(settings, costs, replace(now, free=free), reach, captures=_captures(settings, device))
     return model, sizes
 
 
@@ -169,16 +168,26 @@ def warm_runner(
     geometry: Geometry,
     device: torch.device,
     dtype: torch.dtype,
+    *,
     graphs: GraphBackend | None = None,
+    captures: Callable[[StepShape], bool] = lambda _: True,
+    fused: bool = False,
 ) -> tuple[Runner, Measured]:
-    """The runner with every kernel compiled and steps captured, and its measured memory, the largest step included."""
+    """The runner with every kernel compiled and steps captured, and its measured memory, the largest step included.
+
+    captures: whether a shape is captured. fused: decoder layers are compiled too.
+    """
     before = _allocated(device)
     with phase("page pool and tables"):
         runner = Runner(model, layers, geometry, device=device, dtype=dtype, graphs=graphs)
+        if fused:
+            runner.on_device.fuse_layers()
     pool = sum(tensor.nbytes for tensor in runner.on_device.cache.pools)
     tables = None if before is None else _allocated(device) - before - pool
     log.info("compiling kernels; they are kept in %s", os.environ.get("TORCHINDUCTOR_CACHE_DIR", "a temporary folder"))
-    runner.warm_up(log_phase)
+    runner.warm_up(log_slow_phase, captures=captures)
+    if runner.on_device.fused is not None:
+        log.info("%s", runner.on_device.fused.summary)
     captured = runner.on_device.graphs
     if captured.is_enabled:
         log.info(
@@ -197,6 +206,8 @@ def warm_runner(
         pool=pool,
         host_pool=runner.on_device.host.pages.nbytes,
         free=free_bytes(device),
+        graphs=captured.pool_bytes,
+        num_graphs=captured.num_graphs,
     )
 
 

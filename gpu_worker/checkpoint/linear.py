@@ -26,7 +26,24 @@ class PackedLinear(nn.Module):
         return self._packed.to_dense()
 
     def forward(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            return torch.ops.tandem.packed_linear(x, self._packed, self.bias)
         return torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
+
+
+def _packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+
+
+def _shape_of_packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty(*x.shape[:-1], packed.shape[0])
+
+
+# The same operator under a name that Inductor does not know: its own lowering requires static shapes.
+_library = torch.library.Library("tandem", "FRAGMENT")
+_library.define("packed_linear(Tensor x, Tensor packed, Tensor? bias) -> Tensor")
+_library.impl("packed_linear", _packed_linear, "MkldnnCPU")
+torch.library.register_fake("tandem::packed_linear", _shape_of_packed_linear, lib=_library)
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:

@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 from gpu_worker.attention.paged import ATTENTION_NAME, register
 from gpu_worker.checkpoint.files import ModelFiles, ModelRefused
 from gpu_worker.checkpoint.linear import PackedLinear, can_pack, pack_linears
+from gpu_worker.checkpoint.merged import Groups, merge_linears
 from gpu_worker.checkpoint.progress import Progress
 
 log = logging.getLogger(__name__)
@@ -38,8 +39,13 @@ def loads_to_device(device: torch.device) -> bool:
     return device.type != "cpu" and is_accelerate_available()
 
 
-def load_weights(files: ModelFiles, *, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
-    """The model on its device, in evaluation mode, with paged attention. Raises ModelRefused."""
+def load_weights(
+    files: ModelFiles, *, device: torch.device, dtype: torch.dtype, merged: Groups = ()
+) -> PreTrainedModel:
+    """The model on its device, in evaluation mode, with paged attention. Raises ModelRefused.
+
+    merged: groups of linear layers that are merged into one.
+    """
     register()
     progress = Progress.of_this_process("weights", files.weights.num_bytes)
     try:
@@ -70,13 +76,16 @@ def load_weights(files: ModelFiles, *, device: torch.device, dtype: torch.dtype)
     finally:
         progress.close()
     check_complete(found)
-    return prepare(model, device=device, dtype=dtype)
+    return prepare(model, device=device, dtype=dtype, merged=merged)
 
 
-def prepare(model: PreTrainedModel, *, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
-    """Puts a loaded model in the state that the runner needs."""
+def prepare(
+    model: PreTrainedModel, *, device: torch.device, dtype: torch.dtype, merged: Groups = ()
+) -> PreTrainedModel:
+    """Puts a loaded model in the state that the runner needs; merged: groups of linear layers."""
     model = model.to(device).eval()
     model.requires_grad_(False)
+    merge_linears(model, merged)
     if can_pack(device, dtype):
         pack_linears(model)
     return model

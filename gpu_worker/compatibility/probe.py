@@ -106,11 +106,13 @@ def place_of(frame: traceback.FrameSummary) -> str:
 
 @contextmanager
 def attending(model: PreTrainedModel, implementation: str) -> Iterator[None]:
-    """Runs the model with this implementation of attention for the duration."""
+    """Runs the model with this implementation of attention for the duration, and without compiled layers."""
     before = model.config._attn_implementation
     model.set_attn_implementation(implementation)
     try:
-        yield
+        # Compiled layers would ask for a compilation with the other implementation, and call no hooks of modules.
+        with torch.compiler.set_stance("force_eager"):
+            yield
     finally:
         model.set_attn_implementation(before)
 

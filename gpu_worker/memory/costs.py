@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from gpu_worker.attention.views import GPU_DECODE_BLOCK
 from gpu_worker.geometry import Geometry
+from gpu_worker.layout.shapes import MAX_SHAPES, StepShape
 
 # One logit and the temporary values of sampling: 45 bytes counted (every row draws with top-p, penalties and allowed
 # tokens), and the sort's workspace.
@@ -16,7 +17,7 @@ PROMPT_BYTES_PER_LOGIT = 12
 # The same in a captured graph, which samples without a sort: logits, their float32 copy, two more of that size.
 GRAPH_BYTES_PER_LOGIT = 16
 # Captured graphs share one pool of at most this size, and there are at most this many.
-GRAPH_POOL_BYTES, MAX_GRAPHS = 1 << 30, 40
+GRAPH_POOL_BYTES, MAX_GRAPHS = 1 << 30, MAX_SHAPES
 # Kept free by default. On a GPU: for kernels, workspaces of libraries, the allocator's slack.
 CPU_RESERVE_BYTES, GPU_RESERVE_BYTES = 256 << 20, 1 << 30
 # Inductor indexes tensors of up to this number of elements with 32 bits. With 64 bits FlexAttention's decode kernel
@@ -73,6 +74,10 @@ class Costs:
         """
         largest = self.graph(num_tokens=geometry.token_budget, num_rows=geometry.max_rows)
         return min(GRAPH_POOL_BYTES, largest)
+
+    def captures(self, shape: StepShape) -> bool:
+        """Whether the graph of a shape fits GRAPH_POOL_BYTES."""
+        return self.graph(num_tokens=shape.tokens, num_rows=shape.samples) <= GRAPH_POOL_BYTES
 
     def tables(self, geometry: Geometry) -> int:
         """Bytes of page tables on device and host, lists of kernels, tables by page, and token history; all int32.

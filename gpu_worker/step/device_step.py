@@ -19,6 +19,7 @@ from gpu_worker.attention.host_pages import HostPages
 from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.attention.paged import attach
+from gpu_worker.fusion.layers import FusedLayers, compiling
 from gpu_worker.geometry import Geometry
 from gpu_worker.graphs.backend import GraphBackend
 from gpu_worker.graphs.captured import CapturedSteps
@@ -50,6 +51,7 @@ class DeviceStep:
         graphs: GraphBackend | None,
     ) -> None:
         self.device = device
+        self._model = model
         self.tables = DeviceTables(geometry, device)
         self._geometry, self._no_rows = geometry, RowTables(geometry)
         self._sampler = DeviceSampler(geometry, device)
@@ -57,6 +59,8 @@ class DeviceStep:
             layers, num_pages=geometry.num_pages, page_size=geometry.page_size, dtype=dtype, device=device
         )
         attach(model, layers, self.cache)
+        self._model = model
+        self.fused: FusedLayers | None = None
         self.host = HostPages(self.cache, geometry.host_pages)
         self.kernels = Kernels(layers, geometry, shapes, self.cache, self.tables)
         self._static_step = StaticStep(model, self.kernels, self.tables, is_padded=shapes.is_padded)
@@ -66,6 +70,10 @@ class DeviceStep:
         self.last_logits: Tensor | None = None
         self.pool_is_zero = True
         self.may_compile = True
+
+    def fuse_layers(self) -> None:
+        """Lets the decoder layers compile during warm-up."""
+        self.fused = FusedLayers(self._model)
 
     def zero_pool(self) -> None:
         """Zeroes every page, unless the pool is zero already."""
@@ -109,17 +117,18 @@ class DeviceStep:
         return output
 
     def _static(self, inputs: StepInputs[Tensor]) -> StaticOutput:
-        # After warm-up a recompilation is an error, because it would delay every request.
-        with torch.compiler.set_stance("default" if self.may_compile else "fail_on_recompile"):
+        # After warm-up nothing compiles, because it would delay every request: a layer runs eagerly instead, and a
+        # kernel raises.
+        with compiling() if self.may_compile else torch.compiler.set_stance("eager_on_recompile"):
             return self._static_step(inputs)
 
     @torch.inference_mode()
-    def warm_up(self, shape: StepShape) -> None:
-        """Compiles what a padded step of this shape needs, and captures it. Changes row 0 and page 0 alone."""
+    def warm_up(self, shape: StepShape, *, capture: bool) -> None:
+        """Compiles what a padded step of this shape needs, and may capture it. Changes row 0 and page 0 alone."""
         # The second run measures kernels that the first has loaded.
         for _ in range(2):
             self._static(self._blank_inputs(shape))
-        if self.graphs.is_enabled:
+        if capture and self.graphs.is_enabled:
             inputs = self._blank_inputs(shape)
             self.graphs.capture(shape, lambda: self._static(inputs))
 

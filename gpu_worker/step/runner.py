@@ -8,7 +8,7 @@ outcomes in the order of the plans.
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -23,12 +23,12 @@ from gpu_worker.failures import first_line
 from gpu_worker.geometry import Geometry
 from gpu_worker.graphs.backend import GraphBackend
 from gpu_worker.layout.row_tables import RowTables
-from gpu_worker.layout.shapes import Shapes
+from gpu_worker.layout.shapes import Shapes, StepShape
 from gpu_worker.layout.step_layout import StepLayout, lay_out
 from gpu_worker.step.device_step import DeviceStep
 from gpu_worker.step.in_flight import InFlight, on_lost_device
 from gpu_worker.step.output import ResultRing, StepOutput
-from gpu_worker.step.warm_up import warm_up_plan
+from gpu_worker.step.warm_up import warm_up_steps
 from gpu_worker.wire.frames import Outcome, Plan, PlanError, read_plan
 from gpu_worker.wire.page_orders import PageOrders
 
@@ -220,12 +220,17 @@ class Runner:
             self._results.put_back(item.output)
         return outcome
 
-    def warm_up(self, on_kernel: Callable[[str, float], None] | None = None) -> None:
-        """Compiles every kernel, captures graphs, and calls `on_kernel` (name, seconds) for each of them.
+    def warm_up(
+        self,
+        on_kernel: Callable[[str, float], None] | None = None,
+        *,
+        captures: Callable[[StepShape], bool] = lambda _: True,
+    ) -> None:
+        """Compiles every kernel, captures the shapes for which `captures` holds, and calls `on_kernel` (name, seconds).
 
-        Any later compilation raises.
+        Any later compilation of a kernel raises.
         """
-        for name, run in self._warm_up_steps():
+        for name, run in warm_up_steps(self, captures):
             begun = time.perf_counter()
             run()
             if on_kernel is not None:
@@ -234,15 +239,6 @@ class Runner:
         self.on_device.zero_pages(np.ones(1, np.int64))
         self.on_device.pool_is_zero = True
         self.on_device.may_compile = False
-
-    def _warm_up_steps(self) -> Iterator[tuple[str, Callable[[], object]]]:
-        """The steps that need every kernel, by name; the largest shapes first, so that graphs share memory."""
-        for shape in reversed(self.shapes.steps):
-            yield str(shape), partial(self.on_device.warm_up, shape)
-        # On a CPU, and for what is not captured: samples that are special, rows that draw.
-        chunk, decode = warm_up_plan(num_rows=1, chunk=True), warm_up_plan(num_rows=self.geometry.max_rows, chunk=False)
-        yield "prefill kernel", partial(self.rehearse, chunk)
-        yield "decode kernel", partial(self.rehearse, decode)
 
     def rehearse(self, *plans: Plan, after_each: Callable[[], None] | None = None) -> list[Outcome]:
         """Runs test plans before serving and resets the runner. Unlike `submit`, it raises the errors of the plans.

@@ -1,12 +1,31 @@
 """Plans that the runner executes before it serves, to compile every kernel and to measure memory and time."""
 
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import NDArray
 
 from gpu_worker.geometry import Geometry, align_up
+from gpu_worker.layout.shapes import StepShape
 from gpu_worker.wire.frames import Plan
 from gpu_worker.wire.sampling import EVERYTHING, GREEDY
 from gpu_worker.wire.started import StartedRows
+
+if TYPE_CHECKING:
+    from gpu_worker.step.runner import Runner
+
+
+def warm_up_steps(
+    runner: "Runner", captures: Callable[[StepShape], bool]
+) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Yields the steps that need every kernel, by name; the largest shapes first, so that graphs share memory."""
+    for shape in reversed(runner.shapes.steps):
+        yield str(shape), partial(runner.on_device.warm_up, shape, capture=captures(shape))
+    # On a CPU, and for what is not captured: samples with changed logits, rows that draw.
+    yield "prefill kernel", partial(runner.rehearse, warm_up_plan(num_rows=1, chunk=True))
+    yield "decode kernel", partial(runner.rehearse, warm_up_plan(num_rows=runner.geometry.max_rows, chunk=False))
 
 
 def warm_up_plan(*, num_rows: int, chunk: bool) -> Plan:

@@ -32,6 +32,7 @@ FILES: dict[str, tuple[str, ...]] = {
         *("test_settings.py", "test_failures.py", "test_logs.py", "test_preflight.py"),
     ),
     "forward": ("attention/test_forward.py",),
+    "fusion": ("fusion",),
     # These follow forward, because they reuse its kernels from the compiler's cache.
     "attention": (
         *("attention/test_block_mask.py", "attention/test_operator.py", "attention/test_page_contents.py"),

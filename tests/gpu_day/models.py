@@ -120,7 +120,7 @@ def random_model(config: PreTrainedConfig, device: torch.device, dtype: torch.dt
 
 
 def save_model(config: PreTrainedConfig, folder: Path, device: torch.device, dtype: torch.dtype) -> Path:
-    """Writes a checkpoint: config, weights, and a tokenizer whose every token is some text."""
+    """Writes a checkpoint: config, weights, and a tokenizer in which every token is some text."""
     torch.manual_seed(0)
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)

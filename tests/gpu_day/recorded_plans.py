@@ -4,6 +4,7 @@ Lengths alone decide what runs when, because no request ends early; so the core 
 and its plans fit any runner of the same sizes. A replay measures the runner without the core, the link or callers.
 """
 
+import gc
 import time
 from collections import deque
 from collections.abc import Callable
@@ -139,6 +140,8 @@ def replay(
     for plan in plans:
         plan.generation = generation
     outcomes: list[Outcome] = []
+    # As in a worker: a full collection would visit all objects of torch and Transformers.
+    gc.freeze()
     begun = time.perf_counter()
     for plan in plans:
         while runner.num_in_flight >= in_flight:
@@ -148,7 +151,9 @@ def replay(
     while runner.num_in_flight:
         outcomes.append(_collected(runner))
         on_step(outcomes[-1])
-    return Replay(outcomes=outcomes, seconds=time.perf_counter() - begun)
+    seconds = time.perf_counter() - begun
+    gc.unfreeze()
+    return Replay(outcomes=outcomes, seconds=seconds)
 
 
 def _collected(runner: Runner) -> Outcome:

@@ -1,4 +1,4 @@
-"""The results of all parts as one JSON file and one page of Markdown, both written anew after every change.
+"""The results of all parts as one JSON file and one page of Markdown, both written again after every change.
 
 Owns the two files. Does not judge figures: only checks and outcomes decide whether a part passed.
 """

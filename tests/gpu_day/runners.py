@@ -101,7 +101,7 @@ def _runner(
     backend: GraphBackend | None = None
     if graphs:
         backend = GraphRecorder(opaque=_OPAQUE, transparent=["tandem::attend"]) if on_cpu else CudaGraphs(device)
-    return Runner(
+    runner = Runner(
         model,
         layers,
         geometry,
@@ -110,6 +110,9 @@ def _runner(
         shapes=shapes,
         graphs=backend,
     )
+    if not on_cpu:
+        runner.on_device.fuse_layers()
+    return runner
 
 
 def _few_shapes(geometry: Geometry) -> Shapes:
@@ -126,7 +129,7 @@ def _few_shapes(geometry: Geometry) -> Shapes:
 def cold_runner(
     day: Day, config: PreTrainedConfig, *, num_pages: int, max_rows: int, max_length: int, page_size: int
 ) -> Runner:
-    """An eager runner whose kernels compile at their first call; it may compile at any time."""
+    """An eager runner that is not warm: a kernel compiles at its first call."""
     device, dtype = torch.device(day.device), getattr(torch, day.dtype)
     model = random_model(config, device, dtype)
     layers = check_model(meta_model_of(config, dtype=dtype))

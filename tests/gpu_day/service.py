@@ -79,9 +79,12 @@ class Service:
         return worker
 
     def fleet(self, requests: Requests, *, num_processes: int) -> Fleet:
-        """Connected clients for the requests."""
+        """Connected clients for the requests, none of which finds its prompt in the cache."""
         folder = Path(tempfile.mkdtemp(prefix="clients-", dir=self._day.scratch))
-        return Fleet(self._address, requests, folder, num_processes=num_processes)
+        fleet = Fleet(self._address, requests, folder, num_processes=num_processes)
+        # An earlier run has left the same prompts.
+        self.client.flush_cache()
+        return fleet
 
     def run(self, requests: Requests, worker: Child, *, num_processes: int) -> Run:
         """Runs the requests once, all submitted at one moment."""

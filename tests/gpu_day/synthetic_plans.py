@@ -1,7 +1,7 @@
-"""Plans of rows at a given context whose K and V were never computed, for timing a step without its past.
+"""Plans of rows at a given context, without K and V of their past, for timing a step.
 
-The worker believes the core about positions, so a row may start at its last token. Its pages hold whatever the pool
-holds.
+The worker believes the core about positions, so a row may start at its last token. Its pages keep what the pool
+contains.
 """
 
 import random

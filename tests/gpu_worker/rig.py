@@ -24,6 +24,7 @@ from transformers import (
 from gpu_worker.attention.paged import ATTENTION_NAME, register
 from gpu_worker.checkpoint.loading import prepare
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
+from gpu_worker.compatibility.shared_inputs import shared_inputs
 from gpu_worker.geometry import Geometry, align_up
 from gpu_worker.layout.shapes import StepShape
 from gpu_worker.step.runner import Runner
@@ -51,6 +52,8 @@ class RigSpec:
     dtype: torch.dtype = torch.float32
     max_rows: int = 3
     chunk_align: int = 64
+    # Decoder layers are compiled.
+    fused: bool = False
     # By default pages for some rows, and texts of some pages.
     num_pages: int | None = None
     max_length: int | None = None
@@ -59,7 +62,8 @@ class RigSpec:
         window = "" if self.window is None else f"-window{self.window}"
         window += "" if self.bound is None else "-bound{}and{}".format(*self.bound)
         head = f"page{self.page_size}-group{self.group}-dim{self.head_dim}"
-        return f"{self.family}-{head}{window}-{str(self.dtype)[6:]}"
+        fused = "-fused" if self.fused else ""
+        return f"{self.family}-{head}{window}-{str(self.dtype)[6:]}{fused}"
 
 
 @dataclass(kw_only=True)
@@ -125,11 +129,15 @@ class Rig:
         self.eager = eager_model(config_of(spec), seed=7).to(device=device, dtype=spec.dtype)
         served = copy.deepcopy(self.eager)
         served.set_attn_implementation(ATTENTION_NAME)
-        self.served = served = prepare(served, device=device, dtype=spec.dtype)
         # Only shapes are read, and grouped experts run on the meta device in bfloat16 alone.
-        layers = check_model(meta_model_of(config_of(spec), dtype=torch.bfloat16))
+        meta_model = meta_model_of(config_of(spec), dtype=torch.bfloat16)
+        layers = check_model(meta_model)
+        merged = shared_inputs(meta_model)
+        self.served = served = prepare(served, device=device, dtype=spec.dtype, merged=merged)
         layers = layers if spec.bound is None else layers.bounded(*spec.bound)
         self.runner = Runner(served, layers, self.geometry, device=device, dtype=spec.dtype)
+        if spec.fused:
+            self.runner.on_device.fuse_layers()
         self.runner.warm_up()
         self._generation = 0
         self._packed_hidden: Tensor | None = None

@@ -161,6 +161,14 @@ def test_a_nonfinite_row_is_marked_and_affects_no_other(bad: float) -> None:
         assert torch.equal(choose_on_gpu(broken, columns, None, False)[0], expected)
 
 
+def test_of_equal_sums_of_logit_and_noise_the_lowest_token_is_chosen() -> None:
+    """Logits so large that noise does not change them, in five blocks: the winner is in the first."""
+    rows = varied([{}, {"top_p": 0.5}, {"min_p": 0.1}, {"temperature": 0.0}], 9)
+    logits = torch.full((4, 5000), 1e9)
+    logits[:, :100] = 0.0
+    assert choose_on_gpu(logits, columns_of(dense_inputs(rows, CPU)), None, False)[0].tolist() == [100] * 4
+
+
 def test_changed_logits_and_typical_p(monkeypatch: pytest.MonkeyPatch) -> None:
     """A whole step on the kernels: bans, a row whose tokens are all banned, typical_p with and without bans."""
     used: list[bool] = []

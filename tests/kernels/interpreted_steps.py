@@ -89,8 +89,9 @@ class Steps:
             lay_out(plan, edits, self.tables, self.on_device.slot_of_row, self._shapes, self.kernels.views),
             torch.from_numpy,
         )
-        if layout.extras.edits is not None:
-            self.on_device.set_pages(layout.extras.edits)
+        page_edits = layout.inputs.edits if layout.has_static_edits else layout.extras.edits
+        if page_edits is not None:
+            self.on_device.set_pages(page_edits)
         context = self.kernels.update_masks(layout.inputs)
         of_decode = of_prefill = None
         if decode:

@@ -241,7 +241,7 @@ def _rates(
 
     try:
         seconds = device_seconds(every_layer, device, repeats=_REPEATS)
-    except Exception as error:  # whatever compilers raise for options that do not fit
+    except Exception as error:  # compilers raise many kinds for options that do not fit
         if kernel is attention.kernel:
             raise
         print(f"  {type(error).__name__}: {str(error).splitlines()[0][:200]}", flush=True)

@@ -74,13 +74,10 @@ def run(day: Day) -> None:
 def _on_one(
     day: Day, name: str, folder: Path | None, requests: Requests, sizes: dict[str, Any], *, must_equal: bool
 ) -> None:
-    """Undisturbed; one of two workers killed; then the only worker killed, with another that starts afterwards.
-
-    A tiny run has one worker.
-    """
+    """Undisturbed; one of two workers killed; then the only worker killed, with another that starts afterwards."""
     with Service(day, model_flag(folder), num_frontends=1, **sizes) as service:
         with day.phase(f"{name}: start of the workers"):
-            workers = [service.launch_worker() for _ in range(1 if day.tiny else 2)]
+            workers = [service.launch_worker() for _ in range(2)]
             for worker in workers:
                 worker.wait_line("joined", START_SECONDS)
             service.client.wait_ready(60)

@@ -146,8 +146,9 @@ def test_direct_masks_equal_the_conversion(page_size: int, chunk_align: int, sha
         plan = read_plan(core.plan(**step), geometry)
         edits = tables.apply(plan)
         layout = mapped(lay_out(plan, edits, tables, on_device.slot_of_row, shapes, kernels.views), torch.from_numpy)
-        if layout.extras.edits is not None:
-            on_device.set_pages(layout.extras.edits)
+        page_edits = layout.inputs.edits if layout.has_static_edits else layout.extras.edits
+        if page_edits is not None:
+            on_device.set_pages(page_edits)
         context = kernels.update_masks(layout.inputs)
         rows = [(row, core.rows[row].pages, int(tables.position[row])) for row in plan.decode_rows.tolist()]
         chunks = [

@@ -90,7 +90,7 @@ def check_mixed_step(
     edits = tables.apply(plan)
     layout = lay_out(plan, edits, tables, on_device.slot_of_row, shapes, kernels.views)
     staged = mapped(layout, lambda array: torch.from_numpy(array).to(device))
-    on_device.set_pages(staged.extras.edits)
+    on_device.set_pages(staged.inputs.edits if staged.has_static_edits else staged.extras.edits)
     context = kernels.update_masks(staged.inputs)
     kind = context.decode[index].kind
     window, num_tokens = kind.pattern.window or geometry.max_length, layout.inputs.positions.size

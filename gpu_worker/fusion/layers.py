@@ -1,0 +1,107 @@
+"""Compiles each decoder layer around the attention operator, so that its small operations become few kernels.
+
+Owns the compiled layers and the decision to leave them eager. Layers are found by the attention modules that they
+contain, and no rule names a model family. Layers of one class and one kind of attention share compiled code, in which
+weights, pools and the number of the step are arguments and the number of tokens is free. One more is compiled for
+single tokens, because compilers specialise on sizes of 1. Knows nothing of plans or kernels.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import count
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dynamo import config as dynamo_config
+from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+from torch._functorch import config as functorch_config
+from torch.fx.experimental import _config as shapes_config
+
+from gpu_worker.failures import first_line
+
+_code_numbers = count(1)
+
+
+def _layer(layer: nn.Module, *args: Any, **keywords: Any) -> Any:
+    return type(layer).forward(layer, *args, **keywords)
+
+
+def _compiled_layer() -> Callable[..., Any]:
+    """A compiled function for layers that share code. Dynamo limits recompiles by code object, so it has its own."""
+    code = _layer.__code__.replace(co_name=f"decoder_layer_{next(_code_numbers)}")
+    return torch.compile(FunctionType(code, globals(), code.co_name), dynamic=True, fullgraph=True)
+
+
+def decoder_layers(model: nn.Module) -> list[nn.Module]:
+    """The outermost entries of module lists that contain a paged attention module, in the order of the model."""
+    found: dict[nn.Module, None] = {}
+    inside: set[nn.Module] = set()
+    for modules in model.modules():
+        if not isinstance(modules, nn.ModuleList) or modules in inside:
+            continue
+        for layer in modules:
+            if any(hasattr(module, "paged_layer") for module in layer.modules()):
+                found[layer] = None
+                inside.update(layer.modules())
+    return list(found)
+
+
+class FusedLayers:
+    """The decoder layers of one model. Each compiles at its first calls; if one cannot, all stay eager."""
+
+    def __init__(self, model: nn.Module) -> None:
+        # Otherwise the first call of compiled code runs operators in a mode of its own, for which attention kernels
+        # would compile a second time.
+        functorch_config.check_custom_op_aliasing = False
+        self.layers = decoder_layers(model)
+        # Why the layers are eager; empty if they are compiled.
+        self.why_eager = "" if self.layers else "no list of modules contains attention"
+        compiled: dict[object, Callable[..., Any]] = {}
+        for layer in self.layers:
+            own = tuple(module.paged_layer.kernel_idx for module in layer.modules() if hasattr(module, "paged_layer"))
+            if (type(layer), own) not in compiled:
+                compiled[type(layer), own] = _compiled_layer()
+            run = compiled[type(layer), own]
+            # An attribute of the instance comes before the class's forward.
+            layer.forward = partial(self._call, run, layer)
+        self.compiled = tuple(compiled.values())
+
+    @property
+    def summary(self) -> str:
+        """What the log says of the layers after warm-up."""
+        if self.why_eager:
+            return f"decoder layers run eagerly: {self.why_eager}"
+        return f"{len(self.layers)} decoder layers are compiled, {len(self.compiled)} kinds"
+
+    def _call(self, run: Callable[..., Any], layer: nn.Module, *args: Any, **keywords: Any) -> Any:
+        try:
+            return run(layer, *args, **keywords)
+        except (TorchDynamoException, FailOnRecompileLimitHit) as error:
+            # Raised before the layer's first operation.
+            self._give_up(error)
+        return _layer(layer, *args, **keywords)
+
+    def _give_up(self, error: Exception) -> None:
+        self.why_eager = f"{type(error).__name__}: {first_line(error)[:300]}"
+        for layer in self.layers:
+            del layer.forward
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """The settings under which layers may compile: during warm-up."""
+    with (
+        # By default equal sizes are taken for one: a warm-up of as many tokens as a head has dimensions would fix the
+        # number of tokens.
+        shapes_config.patch(use_duck_shape=False),  # type: ignore[attr-defined]
+        # By default each float of a module (the epsilon of a norm) is one more argument of the compiled code.
+        dynamo_config.patch(specialize_float=True),  # type: ignore[attr-defined]
+        warnings.catch_warnings(),
+    ):
+        # The precision of float32 is the caller's choice.
+        warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
+        yield
