@@ -89,18 +89,17 @@ def _on_one(
                 day.record.note(f"{name}, {case}: left out, the time was over")
                 return
             with day.phase(f"{name}: killed, {case}"):
-                disturbed = _killed(day, service, requests, workers.pop(), calm.steps, starts=not workers)
+                disturbed = _killed(day, service, requests, workers.pop(), starts=not workers)
             _judge(day, f"{name}, {case}", requests, calm.completions, disturbed, must_equal=must_equal)
 
 
-def _killed(day: Day, service: Service, requests: Requests, worker: Child, steps: int, *, starts: bool) -> Disturbed:
-    """Runs the requests and kills the worker after half of the steps that an undisturbed run took."""
+def _killed(day: Day, service: Service, requests: Requests, worker: Child, *, starts: bool) -> Disturbed:
+    """Runs the requests and kills the worker when a third of their tokens is out."""
     fleet = service.fleet(requests, num_processes=1)
     try:
-        before = service.client.load().steps
+        wanted = service.client.load().output_tokens + requests.num_output_tokens // 3
         fleet.start()
-        # Steps of all workers count.
-        while service.client.load().steps - before < steps // 2:
+        while service.client.load().output_tokens < wanted:
             time.sleep(_LOOK_SECONDS)
         killed_at = time.perf_counter()
         worker.kill()
