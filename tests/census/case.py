@@ -16,10 +16,12 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.checkpoint.files import ModelRefused, read_files
 from gpu_worker.checkpoint.loading import load_weights
+from gpu_worker.checkpoint.merged import Groups
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
 from gpu_worker.compatibility.independence import check_independence
 from gpu_worker.compatibility.rope import pin
 from gpu_worker.compatibility.self_check import check_runner
+from gpu_worker.compatibility.shared_inputs import shared_inputs
 from gpu_worker.step.runner import Runner
 from tests.census.hints import HINTS, UNBUILDABLE
 from tests.census.population import Member
@@ -73,14 +75,15 @@ def serve(
     config: PreTrainedConfig, device: torch.device, dtype: torch.dtype, max_length: int = MAX_LENGTH
 ) -> tuple[LayerMap, float]:
     """The layers of a model that matches eager attention, and the largest error relative to the allowed one."""
-    layers = check_model(meta_model_of(config, dtype=dtype))
+    meta_model = meta_model_of(config, dtype=dtype)
+    layers, merged = check_model(meta_model), shared_inputs(meta_model)
     eager = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="eager", dtype=dtype)
     if "Experts" in str(eager):
         # Computes experts one by one, as the model's own code does.
         eager.set_experts_implementation("eager")
     randomize(eager, seed=5)
     eager = eager.to(device).eval()
-    model = _saved_and_loaded(eager, config, device, dtype)
+    model = _saved_and_loaded(eager, config, device, dtype, merged)
     geometry = geometry_for(max_length)
     pin(model, geometry.max_length)
     check_independence(model, geometry.max_length)
@@ -91,14 +94,14 @@ def serve(
 
 
 def _saved_and_loaded(
-    model: PreTrainedModel, config: PreTrainedConfig, device: torch.device, dtype: torch.dtype
+    model: PreTrainedModel, config: PreTrainedConfig, device: torch.device, dtype: torch.dtype, merged: Groups
 ) -> PreTrainedModel:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model.save_pretrained(folder)
         # As published: the text part of a larger model has the config of the whole.
         config.save_pretrained(folder)
-        return load_weights(read_files(folder), device=device, dtype=dtype)
+        return load_weights(read_files(folder), device=device, dtype=dtype, merged=merged)
 
 
 def describe(layers: LayerMap) -> str:
