@@ -56,6 +56,10 @@ class RecordedRunner(Runner):
         super().__init__(model, layers, geometry, shapes=few_shapes(geometry), graphs=None, **options)
         self.on_device.graphs = _Replayed(recorder())
 
+    def warm_up(self, *arguments: Any, **_: object) -> None:
+        """Captures every shape; on a GPU its memory decides which."""
+        super().warm_up(*arguments)
+
 
 if __name__ == "__main__":
     keep_compiled_kernels()
