@@ -24,8 +24,9 @@ from tests.rigs.processes import REPOSITORY, child_environment
 # A cold compile cache: a CPU takes half a minute for a kernel on a busy machine.
 pytestmark = pytest.mark.timeout(1800)
 
-QUICK = ("families", "graphs", "attention", "serving")
-LONG = tuple(part.name for part in PARTS if part.name not in (*QUICK, "recovery"))
+QUICK = ("families", "graphs", "attention")
+# Those with a test of their own are left out.
+LONG = tuple(part.name for part in PARTS if part.name not in (*QUICK, "recovery", "serving"))
 
 
 def run_day(folder: Path, *names: str) -> dict[str, Any]:
@@ -74,8 +75,9 @@ def test_graphs_are_captured_and_change_nothing(day: dict[str, Any]) -> None:
     assert all(detail.startswith(f"{workloads.tiny().num_output_tokens} tokens") for detail in details)
 
 
-def test_serving_delivers_the_whole_workload(day: dict[str, Any]) -> None:
-    part, requests = day["serving"], workloads.tiny()
+@pytest.mark.long
+def test_serving_delivers_the_whole_workload(tmp_path: Path) -> None:
+    part, requests = run_day(tmp_path, "serving")["serving"], workloads.tiny()
     assert value(part, "output tokens") == requests.num_output_tokens
     assert value(part, "prompt tokens") == requests.num_prompt_tokens
     assert value(part, "runner alone") > 0

@@ -205,7 +205,7 @@ def test_a_front_end_that_never_listens_ends_the_service_with_its_cause(bench: B
 
 
 def test_each_front_end_inherits_the_secret(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    heard = tmp_path / "heard"
+    heard, before = tmp_path / "heard", pids()
     # The last two arguments are --secret-fd N.
     lines = ["for last; do :; done", f"cat /proc/self/fd/$last > {heard}", "exec sleep 60"]
     script(tmp_path, monkeypatch, *lines)
@@ -213,7 +213,8 @@ def test_each_front_end_inherits_the_secret(bench: Bench, tmp_path: Path, monkey
     bench.until(processes, lambda: heard.exists() and len(heard.read_bytes()) == 32)
     assert heard.read_bytes() == processes.secret
     heard.unlink()
-    processes.kill(f"f-{psutil.Process().children()[-1].pid}-0a1b")
+    [frontend] = pids() - before
+    processes.kill(f"f-{frontend}-0a1b")
     bench.until(processes, lambda: heard.exists() and heard.read_bytes() == processes.secret)
 
 
