@@ -72,6 +72,7 @@ class _Memory:
 
 
 def unowned(tensor: Tensor) -> Tensor:
-    """A tensor on the same memory that does not keep it allocated. Requires that `tensor` is contiguous."""
-    assert tensor.is_contiguous()
+    """A tensor on the same memory that does not keep it allocated. Raises NotCapturable if it is not contiguous."""
+    if not tensor.is_contiguous():
+        raise NotCapturable(f"a result of shape {list(tensor.shape)} is not contiguous")
     return torch.as_tensor(_Memory(tensor), device=tensor.device).view(tensor.dtype).view(tensor.shape)

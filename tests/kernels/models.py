@@ -6,9 +6,10 @@ model on PyTorch's meta device, as at the worker's start.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
-from transformers import Gemma2Config, GptOssConfig, LlamaConfig, PreTrainedConfig, Qwen3Config
+from transformers import AutoConfig, GptOssConfig, PreTrainedConfig
 
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
@@ -17,53 +18,9 @@ from gpu_worker.memory.pool import DoesNotFit
 from gpu_worker.memory.sizing import Machine, Sizes, choose_sizes
 from gpu_worker.settings import WorkerSettings
 from tests.kernels.cards import GIB, Card
+from tests.rigs.true_shapes import TRUE_SHAPES
 
 _HOST_MEMORY = 256 * GIB
-
-
-def _qwen3() -> PreTrainedConfig:
-    return Qwen3Config(
-        hidden_size=1024,
-        intermediate_size=3072,
-        num_hidden_layers=28,
-        num_attention_heads=16,
-        num_key_value_heads=8,
-        head_dim=128,
-        vocab_size=151_936,
-        max_position_embeddings=40_960,
-        tie_word_embeddings=True,
-    )
-
-
-def _llama() -> PreTrainedConfig:
-    return LlamaConfig(
-        hidden_size=2048,
-        intermediate_size=8192,
-        num_hidden_layers=16,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=64,
-        vocab_size=128_256,
-        max_position_embeddings=131_072,
-        tie_word_embeddings=True,
-    )
-
-
-def _gemma2() -> PreTrainedConfig:
-    return Gemma2Config(
-        hidden_size=2304,
-        intermediate_size=9216,
-        num_hidden_layers=26,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=256,
-        query_pre_attn_scalar=256,
-        sliding_window=4096,
-        attn_logit_softcapping=50.0,
-        final_logit_softcapping=30.0,
-        vocab_size=256_000,
-        max_position_embeddings=8192,
-    )
 
 
 def _gpt_oss() -> PreTrainedConfig:
@@ -83,9 +40,7 @@ def _gpt_oss() -> PreTrainedConfig:
 
 
 MODELS: dict[str, Callable[[], PreTrainedConfig]] = {
-    "Qwen3-0.6B": _qwen3,
-    "Llama-3.2-1B": _llama,
-    "Gemma-2-2b": _gemma2,
+    **{name: partial(AutoConfig.for_model, family, **fields) for name, (family, fields) in TRUE_SHAPES.items()},
     "gpt-oss-20b": _gpt_oss,
 }
 
