@@ -1,6 +1,7 @@
 // The kernels of a CPU as one library, which build.py compiles for the instruction set of the machine at hand.
 // Functions take addresses and sizes; library.py declares them. Nothing here allocates memory that outlives a call, and
 // nothing throws.
+#include "linear.h"
 #include "simd.h"
 
 extern "C" {
@@ -9,4 +10,24 @@ extern "C" {
 int32_t tandem_lanes() {
     return LANES;
 }
+
+// Columns of y in a panel of packed weights.
+int64_t tandem_linear_panel() {
+    return linear::PANEL;
+}
+
+void tandem_linear_float32(
+    const float *x, const void *weights, const float *bias, float *y, int64_t rows, int64_t K, int64_t N, int32_t threads
+) {
+    linear::multiply<float>({x, static_cast<const float *>(weights), bias, y, rows, K, N}, threads);
+}
+
+#if defined(__AVX512BF16__)
+void tandem_linear_bfloat16(
+    const BFloat16 *x, const void *weights, const float *bias, BFloat16 *y, int64_t rows, int64_t K, int64_t N,
+    int32_t threads
+) {
+    linear::multiply<BFloat16>({x, static_cast<const float *>(weights), bias, y, rows, K, N}, threads);
+}
+#endif
 }
