@@ -1,0 +1,168 @@
+"""Builds the C++ kernels of a CPU at the first start, and keeps the library in the user's cache folder.
+
+Owns the choice of the instruction set, the compiler's flags and the cache. A library is found again by its sources,
+flags, compiler and CPU, so a folder that several machines share serves all of them. Imports no torch.
+"""
+
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+_SOURCES = Path(__file__).parent
+_COMPILERS = ("g++", "c++", "clang++")
+_COMPILE_SECONDS = 300
+# Sums may be contracted to fused multiply-adds, but not reordered: a token's bits must not depend on its batch.
+_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fopenmp", "-ffp-contract=fast", "-fno-math-errno", "-Wno-psabi")
+
+
+class NotBuilt(Exception):
+    """The kernels cannot be built on this machine; the message says why and what would help."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstructionSet:
+    """A set of vector instructions that kernels are compiled for."""
+
+    name: str
+    # As /proc/cpuinfo names them; all of them are needed.
+    cpu_flags: frozenset[str]
+    compiler_flags: tuple[str, ...]
+
+
+_AVX2 = ("avx2", "fma", "f16c")
+_AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl")
+
+
+def _instruction_set(name: str, flags: Iterable[str]) -> InstructionSet:
+    compiler_flags = tuple(f"-m{flag.replace('_', '')}" for flag in flags)
+    return InstructionSet(name=name, cpu_flags=frozenset(flags), compiler_flags=compiler_flags)
+
+
+# Best first.
+INSTRUCTION_SETS = (
+    _instruction_set("avx512_bf16", (*_AVX2, *_AVX512, "avx512_bf16")),
+    _instruction_set("avx512", (*_AVX2, *_AVX512)),
+    _instruction_set("avx2", _AVX2),
+)
+
+
+def cpu_flags() -> frozenset[str]:
+    """The features of this machine's CPU; empty where /proc/cpuinfo does not list them."""
+    return frozenset(_cpu_info("flags").split())
+
+
+def best_instruction_set(flags: frozenset[str]) -> InstructionSet:
+    """The best set that a CPU with these features has. Raises NotBuilt."""
+    found = next((each for each in INSTRUCTION_SETS if each.cpu_flags <= flags), None)
+    if found is None:
+        raise NotBuilt(f"the CPU ({platform.machine()}) has no AVX2 with FMA")
+    return found
+
+
+def built_library(instructions: InstructionSet, folder: Path | None = None) -> Path:
+    """The library for these instructions, compiled if `folder` (default: the user's cache) does not contain it.
+
+    Raises NotBuilt.
+    """
+    compiler = _compiler()
+    command = [*compiler, *_FLAGS, *instructions.compiler_flags]
+    folder = cache_folder() if folder is None else folder
+    path = folder / f"kernels-{instructions.name}-{_key(command)}.so"
+    try:
+        _own(folder)
+        if not _is_own_file(path):
+            _compile(command, path)
+    except OSError as error:
+        raise NotBuilt(f"{folder} cannot hold the kernels: {error.strerror or error}; set XDG_CACHE_HOME") from error
+    return path
+
+
+def cache_folder() -> Path:
+    """The folder of compiled kernels: $XDG_CACHE_HOME/tandem/native, by default in ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tandem" / "native"
+
+
+def source_files() -> list[Path]:
+    """The sources; kernels.cpp includes all others."""
+    return sorted([*_SOURCES.glob("*.cpp"), *_SOURCES.glob("*.h")])
+
+
+def _compiler() -> list[str]:
+    named = shlex.split(os.environ.get("CXX", ""))
+    for command in [named] if named else [[name] for name in _COMPILERS]:
+        if found := shutil.which(command[0]):
+            return [found, *command[1:]]
+    if named:
+        raise NotBuilt(f"the compiler {named[0]} of CXX is not found")
+    raise NotBuilt("there is no C++ compiler; install g++, or name one in CXX")
+
+
+def _key(command: list[str]) -> str:
+    """A hash of all that the library depends on. The compiler counts by path, size and time, which takes no process."""
+    found = hashlib.sha256()
+    compiler = Path(command[0]).resolve()
+    about = compiler.stat()
+    facts = [*command, str(compiler), str(about.st_size), str(about.st_mtime_ns), _cpu_info("model name")]
+    for part in [fact.encode() for fact in facts] + [path.read_bytes() for path in source_files()]:
+        found.update(len(part).to_bytes(8, "little") + part)
+    return found.hexdigest()[:24]
+
+
+def _compile(command: list[str], path: Path) -> None:
+    """Writes the library under another name first, so that no process loads an incomplete one."""
+    fd, name = tempfile.mkstemp(dir=path.parent, prefix=".kernels-", suffix=".so")
+    os.close(fd)
+    try:
+        done = subprocess.run(
+            [*command, str(_SOURCES / "kernels.cpp"), "-o", name],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_COMPILE_SECONDS,
+            check=False,
+        )
+        if done.returncode:
+            lines = [line.strip() for line in done.stderr.splitlines() if "error" in line]
+            raise NotBuilt(f"{command[0]} failed: {(lines or ['no message'])[0][:300]}")
+        Path(name).chmod(0o700)
+        Path(name).replace(path)
+    except subprocess.TimeoutExpired as error:
+        raise NotBuilt(f"{command[0]} did not end within {_COMPILE_SECONDS} s") from error
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def _own(folder: Path) -> None:
+    """Creates the folder, or checks that only this user writes to it, because code is loaded from it."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.stat()
+    if found.st_uid != os.getuid():
+        raise NotBuilt(f"{folder} belongs to user {found.st_uid}; it must belong to {os.getuid()}")
+    if found.st_mode & 0o022:
+        raise NotBuilt(f"{folder} has mode {stat.S_IMODE(found.st_mode):o}; only its owner may write to it")
+
+
+def _is_own_file(path: Path) -> bool:
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
+
+
+def _cpu_info(name: str) -> str:
+    """The first value of this name in /proc/cpuinfo, or an empty text."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    pairs = (line.partition(":") for line in lines)
+    return next((value.strip() for key, _, value in pairs if key.strip() == name), "")

@@ -1,0 +1,124 @@
+// A vector of LANES floats for the instruction set that this library is compiled for, and the operations that kernels
+// share. GCC's vector extensions are used where they compile to one instruction, intrinsics elsewhere.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16;
+#elif defined(__AVX2__) && defined(__FMA__)
+constexpr int LANES = 8;
+#else
+#error "the kernels need AVX2 with FMA, or AVX-512"
+#endif
+
+typedef float Floats __attribute__((vector_size(LANES * 4)));
+typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
+
+// The upper 16 bits of a float.
+struct BFloat16 {
+    uint16_t bits;
+};
+
+static inline Floats broadcast(float x) {
+    return Floats{} + x;
+}
+
+static inline float to_float(float x) {
+    return x;
+}
+
+static inline float to_float(BFloat16 x) {
+    uint32_t bits = uint32_t(x.bits) << 16;
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static inline Floats load(const float *from) {
+    Floats x;
+    std::memcpy(&x, from, sizeof x);
+    return x;
+}
+
+static inline Floats load(const BFloat16 *from) {
+#if defined(__AVX512F__)
+    __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(from));
+    return Floats(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+#else
+    __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i *>(from));
+    return Floats(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+#endif
+}
+
+static inline void store(float *to, Floats x) {
+    std::memcpy(to, &x, sizeof x);
+}
+
+// Rounds to the nearest, ties to even, as torch does; NaN stays NaN.
+static inline BFloat16 to_bfloat16(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    if (x != x) return {uint16_t((bits >> 16) | 0x40)};
+    return {uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
+}
+
+static inline void store(BFloat16 *to, Floats x) {
+    alignas(64) float values[LANES];
+    store(values, x);
+    for (int i = 0; i < LANES; i++) to[i] = to_bfloat16(values[i]);
+}
+
+static inline Floats max(Floats a, Floats b) {
+    return a > b ? a : b;
+}
+
+static inline Floats min(Floats a, Floats b) {
+    return a < b ? a : b;
+}
+
+static inline float sum(Floats x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps(__m512(x));
+#else
+    __m128 low = _mm_add_ps(_mm256_castps256_ps128(__m256(x)), _mm256_extractf128_ps(__m256(x), 1));
+    low = _mm_add_ps(low, _mm_movehl_ps(low, low));
+    return _mm_cvtss_f32(_mm_add_ss(low, _mm_movehdup_ps(low)));
+#endif
+}
+
+static inline float largest(Floats x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps(__m512(x));
+#else
+    __m128 low = _mm_max_ps(_mm256_castps256_ps128(__m256(x)), _mm256_extractf128_ps(__m256(x), 1));
+    low = _mm_max_ps(low, _mm_movehl_ps(low, low));
+    return _mm_cvtss_f32(_mm_max_ss(low, _mm_movehdup_ps(low)));
+#endif
+}
+
+// e^x with a relative error below 2e-7; 0 below -87.3, and no infinity: x is at most 88. NaN stays NaN.
+// Cody and Waite's reduction to 2^n e^r with |r| <= ln(2)/2, then the polynomial of Cephes' expf.
+static inline Floats exponential(Floats x) {
+    Floats clamped = x < broadcast(-87.3f) ? broadcast(-87.3f) : x;
+    clamped = clamped > broadcast(88.0f) ? broadcast(88.0f) : clamped;
+    // Adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits.
+    const Floats magic = broadcast(12582912.0f);
+    Floats shifted = clamped * 1.44269504088896341f + magic;
+    Floats n = shifted - magic;
+    Floats r = clamped - n * 0.693359375f;
+    r = r - n * -2.12194440e-4f;
+    Floats p = broadcast(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    Ints power = (Ints(shifted) - Ints(magic) + 127) << 23;
+    Floats result = p * Floats(power);
+    return x < broadcast(-87.3f) ? Floats{} : result;
+}

@@ -1,0 +1,78 @@
+"""The build of the C++ kernels: which instruction set, when it compiles, and what happens where it cannot."""
+
+import ctypes
+import os
+from pathlib import Path
+
+import pytest
+
+from gpu_worker.native import build
+from gpu_worker.native.build import INSTRUCTION_SETS, NotBuilt, best_instruction_set, built_library, cpu_flags
+
+pytestmark = pytest.mark.skipif(
+    not any(each.cpu_flags <= cpu_flags() for each in INSTRUCTION_SETS), reason="needs a CPU with AVX2"
+)
+
+
+def test_the_best_instruction_set_needs_all_its_features() -> None:
+    everything = frozenset().union(*(each.cpu_flags for each in INSTRUCTION_SETS))
+    assert best_instruction_set(everything).name == "avx512_bf16"
+    assert best_instruction_set(everything - {"avx512_bf16"}).name == "avx512"
+    assert best_instruction_set(everything - {"avx512vl"}).name == "avx2"
+    with pytest.raises(NotBuilt, match="no AVX2 with FMA"):
+        best_instruction_set(everything - {"fma"})
+
+
+def test_a_second_build_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    instructions = best_instruction_set(cpu_flags())
+    path = built_library(instructions, tmp_path)
+    assert ctypes.CDLL(str(path)).tandem_lanes() == (8 if instructions.name == "avx2" else 16)
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+    monkeypatch.setattr(build, "_compile", lambda *_: pytest.fail("compiled again"))
+    assert built_library(instructions, tmp_path) == path
+
+
+def test_other_flags_give_another_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[Path] = []
+    monkeypatch.setattr(build, "_compile", lambda _, path: compiled.append(path))
+    instructions = best_instruction_set(cpu_flags())
+    built_library(instructions, tmp_path)
+    monkeypatch.setattr(build, "_FLAGS", (*build._FLAGS, "-g"))
+    built_library(instructions, tmp_path)
+    monkeypatch.setattr(build, "_cpu_info", lambda _: "another CPU")
+    built_library(instructions, tmp_path)
+    assert len(set(compiled)) == 3
+
+
+def test_a_missing_compiler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(NotBuilt, match="no-such-compiler of CXX is not found"):
+        built_library(INSTRUCTION_SETS[-1], tmp_path)
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(NotBuilt, match="install g"):
+        built_library(INSTRUCTION_SETS[-1], tmp_path)
+
+
+def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = tmp_path / "broken"
+    compiler.write_text("#!/bin/sh\necho 'kernels.cpp:1: error: no such luck' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.raises(NotBuilt, match="error: no such luck"):
+        built_library(INSTRUCTION_SETS[-1], tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o720])
+def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, mode: int) -> None:
+    tmp_path.chmod(mode)
+    with pytest.raises(NotBuilt, match="only its owner may write"):
+        built_library(INSTRUCTION_SETS[-1], tmp_path)
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_write_access_is_named(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(NotBuilt, match="set XDG_CACHE_HOME"):
+        built_library(INSTRUCTION_SETS[-1], tmp_path / "cache")
