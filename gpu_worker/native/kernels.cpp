@@ -2,6 +2,7 @@
 // Functions take addresses and sizes; library.py declares them. Nothing here allocates memory that outlives a call, and
 // nothing throws.
 #include "linear.h"
+#include "prefill.h"
 #include "simd.h"
 
 extern "C" {
@@ -30,4 +31,13 @@ void tandem_linear_bfloat16(
     linear::multiply<BFloat16>({x, static_cast<const float *>(weights), bias, y, rows, K, N}, threads);
 }
 #endif
+
+// Attention of prompt chunks; prefill.h has the shapes.
+void tandem_prefill_float32(const prefill::Call *call) {
+    prefill::run<float>(*call);
+}
+
+void tandem_prefill_bfloat16(const prefill::Call *call) {
+    prefill::run<BFloat16>(*call);
+}
 }
