@@ -27,7 +27,7 @@ help: ## List the targets
 	@echo "  Settings of run-worker:    MODEL= DEVICE= DTYPE= PAGE_SIZE= NUM_PAGES= POOL_BYTES="
 	@echo "                             KEEP_FREE_BYTES= HOST_POOL_BYTES= WINDOW= WINDOW_SINKS="
 	@echo "                             MAX_ROWS= MAX_LENGTH= TOKEN_BUDGET= GRAPHS= FUSED_LAYERS= THREADS="
-	@echo "                             RUNTIME_DIR= CONFIG="
+	@echo "                             NATIVE_KERNELS= RUNTIME_DIR= CONFIG="
 	@echo "  Any other flag: ARGS=\"--log-format json\""
 
 # Install and build
@@ -76,8 +76,8 @@ run-scheduler: $(INSTALLED) $(STUBS) ## Run the scheduler service with its front
 
 run-worker: $(INSTALLED) $(STUBS) ## Run a worker, before or after the scheduler
 	@$(BIN)/python -m gpu_worker $(call flags,MODEL DEVICE DTYPE PAGE_SIZE NUM_PAGES POOL_BYTES KEEP_FREE_BYTES \
-	    HOST_POOL_BYTES WINDOW WINDOW_SINKS MAX_ROWS MAX_LENGTH TOKEN_BUDGET GRAPHS FUSED_LAYERS THREADS RUNTIME_DIR \
-	    CONFIG) $(ARGS)
+	    HOST_POOL_BYTES WINDOW WINDOW_SINKS MAX_ROWS MAX_LENGTH TOKEN_BUDGET GRAPHS FUSED_LAYERS THREADS NATIVE_KERNELS \
+	    RUNTIME_DIR CONFIG) $(ARGS)
 
 bench: $(INSTALLED) $(STUBS) ## Measure the service against Transformers
 	$(BIN)/python -m tests.benchmarks.serving $(ARGS)
