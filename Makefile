@@ -79,7 +79,7 @@ run-worker: $(INSTALLED) $(STUBS) ## Run a worker, before or after the scheduler
 	    HOST_POOL_BYTES WINDOW WINDOW_SINKS MAX_ROWS MAX_LENGTH TOKEN_BUDGET GRAPHS FUSED_LAYERS THREADS NATIVE_KERNELS \
 	    RUNTIME_DIR CONFIG) $(ARGS)
 
-bench: $(INSTALLED) $(STUBS) ## Measure the service against Transformers
+bench: $(INSTALLED) $(STUBS) ## Measure the service against Transformers, vLLM, llama.cpp and the limit of the machine
 	$(BIN)/python -m tests.benchmarks.serving $(ARGS)
 
 bench-core: $(INSTALLED) $(STUBS) ## Measure the scheduler's time per step and per admission; compare with limits
