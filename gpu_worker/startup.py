@@ -101,7 +101,7 @@ def start(settings: WorkerSettings, folder: Path) -> tuple[Runner, pb.Join]:
         log.info("%s", line)
     packed = sum(type(module) is PackedLinear for module in model.modules())
     if device.type == "cpu":
-        log.info("%d linear layers repacked for oneDNN; threads: %d", packed, torch.get_num_threads())
+        log.info("%d linear layers packed; threads: %d", packed, torch.get_num_threads())
     with phase("timing of prompts and page copies"):
         timings = take_timings(runner)
     log.info("a prompt takes %.3g us per token", timings.token_us)

@@ -77,10 +77,8 @@ class DecodeKernel:
             softcap=kind.softcap or 0,
         )
         self._argument = ctypes.byref(self._call)
-        self._scratch_bytes, self._run = (
-            library.functions.tandem_decode_scratch,
-            getattr(library.functions, _FUNCTIONS[dtype]),
-        )
+        self._scratch_bytes = library.functions.tandem_decode_scratch
+        self._run = getattr(library.functions, _FUNCTIONS[dtype])
         self._scratch_bytes.argtypes = self._run.argtypes = [ctypes.POINTER(_Call)]
         self._scratch_bytes.restype, self._run.restype = _Int, None
 
@@ -107,7 +105,7 @@ class DecodeKernel:
             query_THD = query_THD.contiguous()
             row_stride, head_stride, _ = query_THD.stride()
         if sinks is not None:
-            sinks = sinks.to(self._dtype).contiguous()
+            sinks = sinks.float().contiguous()
             call.sinks = sinks.data_ptr()
         call.query, call.query_row_stride, call.query_head_stride = query_THD.data_ptr(), row_stride, head_stride
         call.keys, call.values, call.pool_head_stride = key.data_ptr(), value.data_ptr(), key.stride(0)

@@ -15,7 +15,8 @@
 
 // Mirrored in gpu_worker/cpu_attention/decode.py. Strides are in elements.
 struct DecodeCall {
-    const void *query, *keys, *values, *sinks;  // [rows, H, key_dim], [K, N, head_dim] twice, [H] or null
+    const void *query, *keys, *values;  // [rows, H, key_dim], [K, N, head_dim] twice
+    const float *sinks;                 // [H] or null
     void *out;                                  // [rows, H, value_dim], contiguous
     int64_t query_row_stride, query_head_stride, pool_head_stride;
     const int32_t *table;              // pages of each line, in logical order
@@ -369,7 +370,7 @@ struct Item {
             float factor = 1, total = sum[g];
             if (call.sinks) {
                 // A learned sink is a score without a value.
-                float sink = to_float(static_cast<const T *>(call.sinks)[h]);
+                const float sink = call.sinks[h];
                 const float now = std::max(sink, largest[g]);
                 factor = weight_of(largest[g], now);
                 total = total * factor + weight_of(sink, now);

@@ -3,6 +3,7 @@
 // nothing throws.
 #include "decode.h"
 #include "kv_write.h"
+#include "linear.h"
 #include "prefill.h"
 #include "simd.h"
 
@@ -29,6 +30,26 @@ void tandem_decode_bfloat16(const DecodeCall *call) {
 void tandem_write_kv(const KvWrite *call) {
     write_kv(*call);
 }
+
+// Columns of y in a panel of packed weights.
+int64_t tandem_linear_panel() {
+    return linear::PANEL;
+}
+
+void tandem_linear_float32(
+    const float *x, const void *weights, const float *bias, float *y, int64_t rows, int64_t K, int64_t N, int32_t threads
+) {
+    linear::multiply<float>({x, static_cast<const float *>(weights), bias, y, rows, K, N}, threads);
+}
+
+#if defined(__AVX512BF16__)
+void tandem_linear_bfloat16(
+    const BFloat16 *x, const void *weights, const float *bias, BFloat16 *y, int64_t rows, int64_t K, int64_t N,
+    int32_t threads
+) {
+    linear::multiply<BFloat16>({x, static_cast<const float *>(weights), bias, y, rows, K, N}, threads);
+}
+#endif
 
 // Attention of prompt chunks; prefill.h has the shapes.
 void tandem_prefill_float32(const prefill::Call *call) {

@@ -131,67 +131,6 @@ static inline Floats exponential(Floats x) {
     return x < broadcast(-87.3f) ? Floats{} : result;
 }
 
-// 2^x with a relative error below 2e-7 for x <= 127; 0 below -150. NaN stays NaN.
-// A polynomial of degree 5 on |r| <= 1/2, fitted to the least relative error (9e-8).
-static inline Floats power_of_two(Floats x) {
-    Floats clamped = broadcast(-160.0f) > x ? broadcast(-160.0f) : x;
-#if defined(__AVX512F__)
-    Floats n = Floats(_mm512_roundscale_ps(__m512(clamped), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-#else
-    Floats n = Floats(_mm256_round_ps(__m256(clamped), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-#endif
-    Floats r = clamped - n;
-    Floats p = broadcast(1.3264727065e-03f);
-    p = p * r + 9.6715126489e-03f;
-    p = p * r + 5.5507337437e-02f;
-    p = p * r + 2.4022242085e-01f;
-    p = p * r + 6.9314697760e-01f;
-    p = p * r + 1.0f;
-#if defined(__AVX512F__)
-    return Floats(_mm512_scalef_ps(__m512(p), __m512(n)));
-#else
-    // Two factors, because 2^-150 is no float.
-    Ints half = Ints(_mm256_srai_epi32(_mm256_cvtps_epi32(__m256(n)), 1));
-    Ints rest = Ints(_mm256_cvtps_epi32(__m256(n))) - half;
-    return p * Floats((half + 127) << 23) * Floats((rest + 127) << 23);
-#endif
-}
-
-// Element j of row i becomes element i of row j.
-static inline void transpose(Floats (&rows)[LANES]) {
-    Ints lane;
-    for (int i = 0; i < LANES; i++) lane[i] = i;
-#pragma GCC unroll 4
-    for (int step = 1; step < LANES; step *= 2) {
-        // Lanes from the second operand have numbers from LANES.
-        const Ints is_upper = (lane & step) != 0;
-        const Ints low = is_upper ? lane - step + LANES : lane, high = is_upper ? lane + LANES : lane + step;
-#pragma GCC unroll 16
-        for (int i = 0; i < LANES; i++) {
-            if (i & step) continue;
-            const Floats a = rows[i], b = rows[i + step];
-            rows[i] = __builtin_shuffle(a, b, low);
-            rows[i + step] = __builtin_shuffle(a, b, high);
-        }
-    }
-}
-
-// Cephes' tanhf: a polynomial below 0.625, else 1 - 2 / (e^2x + 1). Relative error below 2e-7; NaN stays NaN.
-static inline Floats hyperbolic_tangent(Floats x) {
-    Floats size = max(x, -x);
-    Floats z = x * x;
-    Floats p = broadcast(-5.70498872745e-3f);
-    p = p * z + 2.06390887954e-2f;
-    p = p * z + -5.37397155531e-2f;
-    p = p * z + 1.33314422036e-1f;
-    p = p * z + -3.33332819422e-1f;
-    Floats near = p * z * x + x;
-    // exponential() is finite up to 88; beyond 44 the result is 1 in any case.
-    Floats far = 1.0f - 2.0f / (exponential(min(size, broadcast(40.0f)) * 2.0f) + 1.0f);
-    far = x < Floats{} ? -far : far;
-    return size < broadcast(0.625f) ? near : (x == x ? far : x);
-}
-
 // The first `count` elements of x (all if there are fewer), then `other`.
 static inline Floats keep_first(Floats x, int count, float other) {
 #if defined(__AVX512F__)
@@ -237,4 +176,64 @@ static inline Floats sums_of(const Floats (&x)[LANES]) {
         _mm256_castpd_ps(_mm256_unpacklo_pd(a, b)), _mm256_castpd_ps(_mm256_unpackhi_pd(a, b))
     ));
 #endif
+}
+
+// 2^x with a relative error below 2e-7 for x <= 127; 0 below -150. NaN stays NaN.
+// A polynomial of degree 5 on |r| <= 1/2, fitted to the least relative error (9e-8).
+static inline Floats power_of_two(Floats x) {
+    Floats clamped = broadcast(-160.0f) > x ? broadcast(-160.0f) : x;
+#if defined(__AVX512F__)
+    Floats n = Floats(_mm512_roundscale_ps(__m512(clamped), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#else
+    Floats n = Floats(_mm256_round_ps(__m256(clamped), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#endif
+    Floats r = clamped - n;
+    Floats p = broadcast(1.3264727065e-03f);
+    p = p * r + 9.6715126489e-03f;
+    p = p * r + 5.5507337437e-02f;
+    p = p * r + 2.4022242085e-01f;
+    p = p * r + 6.9314697760e-01f;
+    p = p * r + 1.0f;
+#if defined(__AVX512F__)
+    return Floats(_mm512_scalef_ps(__m512(p), __m512(n)));
+#else
+    // Two factors, because 2^-150 is no float.
+    Ints half = Ints(_mm256_srai_epi32(_mm256_cvtps_epi32(__m256(n)), 1));
+    Ints rest = Ints(_mm256_cvtps_epi32(__m256(n))) - half;
+    return p * Floats((half + 127) << 23) * Floats((rest + 127) << 23);
+#endif
+}
+
+// tanh with an error below 2e-7 of the result: Cephes' tanhf. NaN stays NaN.
+static inline Floats hyperbolic_tangent(Floats x) {
+    Floats square = x * x;
+    Floats near = broadcast(-5.70498872745e-3f);
+    near = near * square + 2.06390887954e-2f;
+    near = near * square - 5.37397155531e-2f;
+    near = near * square + 1.33314422036e-1f;
+    near = near * square - 3.33332819422e-1f;
+    near = near * square * x + x;
+    Floats size = x < Floats{} ? -x : x;
+    Floats far = 1.0f - 2.0f / (power_of_two(min(size, broadcast(20.0f)) * 2.88539008177792681f) + 1.0f);
+    far = x < Floats{} ? -far : far;
+    return size > broadcast(0.625f) ? far : near;
+}
+
+// Element j of row i becomes element i of row j.
+static inline void transpose(Floats (&rows)[LANES]) {
+    Ints lane;
+    for (int i = 0; i < LANES; i++) lane[i] = i;
+#pragma GCC unroll 4
+    for (int step = 1; step < LANES; step *= 2) {
+        // Lanes from the second operand have numbers from LANES.
+        const Ints is_upper = (lane & step) != 0;
+        const Ints low = is_upper ? lane - step + LANES : lane, high = is_upper ? lane + LANES : lane + step;
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++) {
+            if (i & step) continue;
+            const Floats a = rows[i], b = rows[i + step];
+            rows[i] = __builtin_shuffle(a, b, low);
+            rows[i + step] = __builtin_shuffle(a, b, high);
+        }
+    }
 }
