@@ -1,6 +1,8 @@
 // The kernels of a CPU as one library, which build.py compiles for the instruction set of the machine at hand.
 // Functions take addresses and sizes; library.py declares them. Nothing here allocates memory that outlives a call, and
 // nothing throws.
+#include "decode.h"
+#include "kv_write.h"
 #include "linear.h"
 #include "prefill.h"
 #include "simd.h"
@@ -10,6 +12,23 @@ extern "C" {
 // Floats in a vector: shows which instruction set the library was built for.
 int32_t tandem_lanes() {
     return LANES;
+}
+
+// Bytes of scratch memory for these rows, in every layer of this kind.
+int64_t tandem_decode_scratch(const DecodeCall *call) {
+    return decode::Sizes(*call).bytes(*call);
+}
+
+void tandem_decode_float32(const DecodeCall *call) {
+    decode::run<float>(*call);
+}
+
+void tandem_decode_bfloat16(const DecodeCall *call) {
+    decode::run<BFloat16>(*call);
+}
+
+void tandem_write_kv(const KvWrite *call) {
+    write_kv(*call);
 }
 
 // Columns of y in a panel of packed weights.
