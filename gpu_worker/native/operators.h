@@ -7,6 +7,17 @@
 
 #include "simd.h"
 
+namespace operators {
+
+// Calls run with a value of the type of elements.
+template <typename Run>
+static void with_type(bool is_bfloat16, Run run) {
+    if (is_bfloat16)
+        run(BFloat16{});
+    else
+        run(0.0f);
+}
+
 // Elements per thread from which a second thread gains: an OpenMP region costs some 5 us, in which a thread computes 30,000
 // elements (Zen 4, two cores).
 constexpr int64_t LEAST_PER_THREAD = 32768;
@@ -172,3 +183,5 @@ static void greedy(const T *logits, int64_t *tokens, int64_t rows, int64_t colum
         tokens[row] = not_finite == 0.0f ? token : -1;
     });
 }
+
+}  // namespace operators

@@ -50,6 +50,7 @@ class DeviceStep:
         dtype: torch.dtype,
         num_buffers: int,
         graphs: GraphBackend | None,
+        native: bool,
     ) -> None:
         self.device = device
         self._model = model
@@ -63,7 +64,7 @@ class DeviceStep:
         self._model = model
         self.fused: FusedLayers | None = None
         self.host = HostPages(self.cache, geometry.host_pages)
-        self.kernels = Kernels(layers, geometry, shapes, self.cache, self.tables)
+        self.kernels = Kernels(layers, geometry, shapes, self.cache, self.tables, native=native)
         self._static_step = StaticStep(model, self.kernels, self.tables, is_padded=shapes.is_padded)
         self.graphs = CapturedSteps[StaticOutput](graphs)
         self._staging = Staging(device, num_buffers, input_words=self._most_words(shapes))
