@@ -20,6 +20,7 @@ from gpu_worker.attention.host_pages import HostPages
 from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.attention.paged import attach
+from gpu_worker.cpu_operators.forward import restore_forwards
 from gpu_worker.geometry import Geometry
 from gpu_worker.graphs.backend import GraphBackend
 from gpu_worker.graphs.captured import CapturedSteps
@@ -80,6 +81,7 @@ class DeviceStep:
         """Lets the decoder layers compile during warm-up."""
         from gpu_worker.fusion.layers import FusedLayers
 
+        restore_forwards(self._model)
         self.fused = FusedLayers(self._model)
 
     def zero_pool(self) -> None:
