@@ -207,7 +207,8 @@ static inline void score_tile(
         const T *key[TOKENS];
         for (int t = 0; t < TOKENS; t++) key[t] = keys + std::min(begin + t, tokens - 1) * key_stride;
         const char *next = ahead + begin * key_stride * int64_t(sizeof(T));
-        Floats sums[LANES] = {};
+        Floats sums[LANES];
+        for (auto &each : sums) each = broadcast(0);
         for (int64_t d = 0; d < dim; d += LANES) {
             if (PREFETCHES) {
                 prefetch_vectors<T, TOKENS>(next);
@@ -264,10 +265,11 @@ static inline void value_tile(
 
 #if defined(__AVX512BF16__)
 
-// Elements [at, at + 32) of a row, zero from `dim`, which is a multiple of 16.
-static inline __m512i load_pairs(const BFloat16 *row, int64_t at, int64_t dim) {
-    if (at + 32 <= dim) return _mm512_loadu_si512(row + at);
-    return _mm512_zextsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(row + at)));
+// 32 elements, or 16 and zeros.
+template <bool IS_HALF>
+static inline __m512i load_pairs(const BFloat16 *from) {
+    if (!IS_HALF) return _mm512_loadu_si512(from);
+    return _mm512_zextsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(from)));
 }
 
 // Sums of products of pairs, added to `to`.
@@ -287,67 +289,88 @@ struct TransposedKeys {
     static constexpr int MOST_DIM = 1024;
     Floats pairs[MOST_DIM / 2];
 
-    // `dim` is a multiple of 32; prefetches the bytes of `tokens` tokens at `ahead`.
+    // Rows of `dim` elements, a multiple of 16; prefetches as many bytes at `ahead`.
     void load(const BFloat16 *keys, int64_t stride, int tokens, int64_t dim, const char *ahead) {
-        Floats rows[LANES];
-        for (int64_t d = 0; d < dim; d += 32) {
-            for (int t = 0; t < LANES; t++) {
-                if (t < tokens) __builtin_prefetch(ahead + (t * stride + d) * 2, 0, HINT);
-                rows[t] = Floats(load_pairs(keys + std::min(t, tokens - 1) * stride, d, stride));
-            }
-            transpose(rows);
-            for (int t = 0; t < LANES; t++) pairs[d / 2 + t] = rows[t];
-        }
+        const BFloat16 *rows[LANES];
+        for (int t = 0; t < LANES; t++) rows[t] = keys + std::min(t, tokens - 1) * stride;
+        int64_t d = 0;
+        for (; d + 32 <= dim; d += 32) load_part<false>(rows, d, ahead + d * LANES * 2);
+        if (d < dim) load_part<true>(rows, d, ahead + d * LANES * 2);
     }
 
-    // Scores [R, LANES] of R query rows [R, dim / 2 pairs].
+    template <bool IS_HALF>
+    void load_part(const BFloat16 *const *from, int64_t d, const char *ahead) {
+        Floats rows[LANES];
+        for (int t = 0; t < LANES; t++) {
+            __builtin_prefetch(ahead + t * 64, 0, HINT);
+            rows[t] = Floats(load_pairs<IS_HALF>(from[t] + d));
+        }
+        transpose(rows);
+        for (int t = 0; t < LANES; t++) pairs[d / 2 + t] = rows[t];
+    }
+
+    // Scores [R, LANES] of R query rows [R, dim / 2 pairs]; dim is a multiple of 32.
     template <int R>
     void scores(const float *query, int64_t dim, float *to) const {
-        // Two sums of each row, because one product waits for the one before.
-        constexpr int SUMS = R < 8 ? 2 : 1;
-        Floats sums[R][SUMS] = {};
-        for (int64_t pair = 0; pair < dim / 2; pair += SUMS)
-            for (int i = 0; i < SUMS; i++)
-                for (int r = 0; r < R; r++)
-                    sums[r][i] = add_products(
-                        sums[r][i], __m512i(pairs[pair + i]), broadcast_pair(query + r * (dim / 2) + pair + i)
-                    );
-        for (int r = 0; r < R; r++) store(to + r * STRIDE, SUMS == 2 ? sums[r][0] + sums[r][SUMS - 1] : sums[r][0]);
+        Floats even[R], odd[R];  // two sums, because one product waits for the one before
+        for (int r = 0; r < R; r++) even[r] = odd[r] = broadcast(0);
+        for (int64_t pair = 0; pair < dim / 2; pair += 2) {
+            const __m512i first = __m512i(pairs[pair]), second = __m512i(pairs[pair + 1]);
+            for (int r = 0; r < R; r++) {
+                even[r] = add_products(even[r], first, broadcast_pair(query + r * (dim / 2) + pair));
+                odd[r] = add_products(odd[r], second, broadcast_pair(query + r * (dim / 2) + pair + 1));
+            }
+        }
+        for (int r = 0; r < R; r++) store(to + r * STRIDE, even[r] + odd[r]);
     }
 };
 
-// As add_values for 32 * U dimensions of pairs of tokens. The 32 dimensions of a vector are two vectors of accumulators
-// in the order of `in_order`.
-template <int R, int U, bool PREFETCHES>
+// As add_values for 32 * U dimensions of pairs of tokens, whose last 16 may not exist. The 32 dimensions of a vector are
+// two vectors of accumulators in the order of `in_order`.
+template <int R, int U, bool IS_HALF, bool PREFETCHES>
 static inline void add_pairs(
-    float *acc, int64_t acc_stride, const BFloat16 *weights, const BFloat16 *values, int64_t at, int64_t dim,
-    int64_t stride, int tokens, const char *ahead
+    float *acc, int64_t acc_stride, const BFloat16 *weights, const BFloat16 *values, int64_t stride, int tokens,
+    const char *ahead
 ) {
-    Floats sums[R][U][2];
+    Floats low[R][U], high[R][U];
     for (int r = 0; r < R; r++)
-        for (int u = 0; u < 2 * U; u++) sums[r][u / 2][u % 2] = load(acc + r * acc_stride + at + u * LANES);
-    for (int t = 0; t < tokens; t += 2) {
-        __m512i low[U], high[U];
-        const bool is_pair = t + 1 < tokens;
         for (int u = 0; u < U; u++) {
-            if (PREFETCHES) __builtin_prefetch(ahead + (t * stride + at + u * 32) * 2, 0, HINT);
-            if (PREFETCHES && is_pair) __builtin_prefetch(ahead + ((t + 1) * stride + at + u * 32) * 2, 0, HINT);
-            __m512i a = load_pairs(values + t * stride, at + u * 32, dim);
-            __m512i b = is_pair ? load_pairs(values + (t + 1) * stride, at + u * 32, dim) : _mm512_setzero_si512();
-            low[u] = _mm512_unpacklo_epi16(a, b);
-            high[u] = _mm512_unpackhi_epi16(a, b);
+            low[r][u] = load(acc + r * acc_stride + u * 32);
+            high[r][u] = load(acc + r * acc_stride + u * 32 + LANES);
         }
+    // Behind the last token are weights of the same row, or zeros.
+    auto add = [&](int t, const __m512i(&first)[U], const __m512i(&second)[U]) {
         for (int r = 0; r < R; r++) {
-            // Behind the last token are weights of the same row, or zeros.
             const __m512i weight = broadcast_pair(weights + r * STRIDE + t);
             for (int u = 0; u < U; u++) {
-                sums[r][u][0] = add_products(sums[r][u][0], low[u], weight);
-                sums[r][u][1] = add_products(sums[r][u][1], high[u], weight);
+                low[r][u] = add_products(low[r][u], _mm512_unpacklo_epi16(first[u], second[u]), weight);
+                high[r][u] = add_products(high[r][u], _mm512_unpackhi_epi16(first[u], second[u]), weight);
             }
         }
+    };
+    __m512i first[U], second[U];
+    int t = 0;
+    for (; t + 2 <= tokens; t += 2) {
+        for (int u = 0; u < U; u++) {
+            if (PREFETCHES) __builtin_prefetch(ahead + (t * stride + u * 32) * 2, 0, HINT);
+            if (PREFETCHES) __builtin_prefetch(ahead + ((t + 1) * stride + u * 32) * 2, 0, HINT);
+            first[u] = load_pairs<IS_HALF>(values + t * stride + u * 32);
+            second[u] = load_pairs<IS_HALF>(values + (t + 1) * stride + u * 32);
+        }
+        add(t, first, second);
+    }
+    if (t < tokens) {
+        for (int u = 0; u < U; u++) {
+            first[u] = load_pairs<IS_HALF>(values + t * stride + u * 32);
+            second[u] = _mm512_setzero_si512();
+        }
+        add(t, first, second);
     }
     for (int r = 0; r < R; r++)
-        for (int u = 0; u < 2 * U; u++) store(acc + r * acc_stride + at + u * LANES, sums[r][u / 2][u % 2]);
+        for (int u = 0; u < U; u++) {
+            store(acc + r * acc_stride + u * 32, low[r][u]);
+            store(acc + r * acc_stride + u * 32 + LANES, high[r][u]);
+        }
 }
 
 template <int R, bool PREFETCHES>
@@ -356,9 +379,20 @@ static inline void value_tile_of_pairs(
     const char *ahead
 ) {
     int64_t at = 0;
-    for (; at + 64 <= acc_stride; at += 64)
-        add_pairs<R, 2, PREFETCHES>(acc, acc_stride, weights, values, at, stride, stride, tokens, ahead);
-    if (at < acc_stride) add_pairs<R, 1, PREFETCHES>(acc, acc_stride, weights, values, at, stride, stride, tokens, ahead);
+    for (; at + 64 <= std::min(acc_stride, stride); at += 64)
+        add_pairs<R, 2, false, PREFETCHES>(
+            acc + at, acc_stride, weights, values + at, stride, tokens, ahead + at * 2
+        );
+    for (; at < acc_stride; at += 32) {
+        if (at + 32 <= stride)
+            add_pairs<R, 1, false, PREFETCHES>(
+                acc + at, acc_stride, weights, values + at, stride, tokens, ahead + at * 2
+            );
+        else
+            add_pairs<R, 1, true, PREFETCHES>(
+                acc + at, acc_stride, weights, values + at, stride, tokens, ahead + at * 2
+            );
+    }
 }
 
 // Puts accumulators of add_pairs in the order of their dimensions.
@@ -452,7 +486,7 @@ struct Item {
             float *to = scores + g * STRIDE + at;
 #if defined(__AVX512BF16__)
             if constexpr (DOTS) {
-                if (is_first) transposed.load(keys, call.head_dim, tokens, key_dim, ahead);
+                if (is_first) transposed.load(keys, call.head_dim, tokens, std::min(key_dim, call.head_dim), ahead);
                 return transposed.template scores<rows>(query + g * key_dim / 2, key_dim, to);
             }
 #endif
