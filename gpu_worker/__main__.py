@@ -18,6 +18,7 @@ from gpu_worker.command_line import load_settings, variable_warnings
 from gpu_worker.failures import explain, is_expected
 from gpu_worker.link.runtime_dir import KeyFile, worker_endpoint
 from gpu_worker.preflight import check_before_imports
+from gpu_worker.process.lean_imports import import_transformers, without_collections
 from gpu_worker.settings import BUNDLED_MODEL, SettingsRefused, WorkerSettings
 from gpu_worker.version import version_line
 
@@ -70,9 +71,14 @@ def run(settings: WorkerSettings, begun: float) -> int:
 def serve(settings: WorkerSettings, folder: Path, begun: float) -> None:
     """Starts and serves until a signal. Passes on fatal exceptions."""
     # Torch takes seconds to import, and a wrong setting is refused without it.
-    from gpu_worker.link.link import Link
-    from gpu_worker.startup import keep_objects, start
-    from gpu_worker.step.runner import MAX_IN_FLIGHT
+    with without_collections():
+        import torch
+
+        on_cpu = settings.device == "cpu" or (not settings.device and not torch.cuda.is_available())
+        import_transformers(without_compiler=on_cpu and settings.fused_layers != "on")
+        from gpu_worker.link.link import Link
+        from gpu_worker.startup import keep_objects, start
+        from gpu_worker.step.runner import MAX_IN_FLIGHT
 
     logs.adopt_libraries()
     logs.log_phase("imports", time.perf_counter() - begun)

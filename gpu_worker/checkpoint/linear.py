@@ -78,10 +78,9 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     probe = nn.Linear(8, 8, bias=False)
     try:
         with torch.inference_mode():
-            torch.testing.assert_close(PackedLinear(probe)(torch.ones(2, 8)), probe(torch.ones(2, 8)))
-    except (AttributeError, RuntimeError, AssertionError):
+            return torch.allclose(PackedLinear(probe)(torch.ones(2, 8)), probe(torch.ones(2, 8)), rtol=1e-5, atol=1e-6)
+    except (AttributeError, RuntimeError):
         return False
-    return True
 
 
 def pack_linears(model: nn.Module) -> int:

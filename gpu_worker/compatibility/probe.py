@@ -7,7 +7,7 @@ kernels. Knows nothing of which models can be served.
 
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
+
+from gpu_worker.process.lean_imports import compiler_is_loaded
 
 # Without masks, as the worker runs a model; and with masks, as its own eager attention would get them.
 CALLS_NAME, MASKS_NAME = "tandem_calls", "tandem_masks"
@@ -111,7 +113,7 @@ def attending(model: PreTrainedModel, implementation: str) -> Iterator[None]:
     model.set_attn_implementation(implementation)
     try:
         # Compiled layers would ask for a compilation with the other implementation, and call no hooks of modules.
-        with torch.compiler.set_stance("force_eager"):
+        with torch.compiler.set_stance("force_eager") if compiler_is_loaded() else nullcontext():
             yield
     finally:
         model.set_attn_implementation(before)

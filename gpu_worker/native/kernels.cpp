@@ -5,6 +5,7 @@
 #include "kv_write.h"
 #include "linear.h"
 #include "prefill.h"
+#include "operators.h"
 #include "simd.h"
 
 extern "C" {
@@ -58,5 +59,52 @@ void tandem_prefill_float32(const prefill::Call *call) {
 
 void tandem_prefill_bfloat16(const prefill::Call *call) {
     prefill::run<BFloat16>(*call);
+}
+
+// operators.h has the shapes of these; is_bfloat16: the type of elements, otherwise float.
+void tandem_rms_norm(
+    const void *x, const float *weight, void *out, int64_t outer, int64_t inner, int64_t columns, int64_t outer_stride,
+    int64_t inner_stride, float epsilon, int32_t is_bfloat16, int32_t threads
+) {
+    operators::with_type(is_bfloat16, [=](auto zero) {
+        using T = decltype(zero);
+        operators::rms_norm(
+            (const T *)x, weight, (T *)out, outer, inner, columns, outer_stride, inner_stride, epsilon, threads
+        );
+    });
+}
+
+void tandem_rotary(
+    const void *x, const void *cosine, const void *sine, void *out, int64_t tokens, int64_t heads, int64_t dim,
+    int64_t half, int64_t token_stride, int64_t head_stride, int64_t table_stride, int32_t is_bfloat16, int32_t threads
+) {
+    operators::with_type(is_bfloat16, [=](auto zero) {
+        using T = decltype(zero);
+        operators::rotary(
+            (const T *)x, (const T *)cosine, (const T *)sine, (T *)out, tokens, heads, dim, half, token_stride,
+            head_stride, table_stride, threads
+        );
+    });
+}
+
+void tandem_gated(
+    const void *gate, const void *up, void *out, int64_t rows, int64_t columns, int64_t gate_stride, int64_t up_stride,
+    int32_t activation, int32_t is_bfloat16, int32_t threads
+) {
+    operators::with_type(is_bfloat16, [=](auto zero) {
+        using T = decltype(zero);
+        auto run = activation == operators::SILU ? operators::gated<T, operators::SILU>
+                                                 : operators::gated<T, operators::GELU_TANH>;
+        run((const T *)gate, (const T *)up, (T *)out, rows, columns, gate_stride, up_stride, threads);
+    });
+}
+
+void tandem_greedy(
+    const void *logits, int64_t *tokens, int64_t rows, int64_t columns, int64_t stride, int32_t is_bfloat16,
+    int32_t threads
+) {
+    operators::with_type(is_bfloat16, [=](auto zero) {
+        operators::greedy((const decltype(zero) *)logits, tokens, rows, columns, stride, threads);
+    });
 }
 }

@@ -8,7 +8,7 @@
 //
 // The loops are those of Goto and van de Geijn (Anatomy of High-Performance Matrix Multiplication, 2008), with W as the
 // operand that stays in L2: a block of BLOCK_UNITS x PANEL words is multiplied with every tile of up to TILE_ROWS rows.
-// Every tile also prefetches its share of the next block, so that memory is read evenly while the block is computed.
+// Every tile also prefetches its part of the next block, so that memory is read evenly while the block is computed.
 #pragma once
 
 #include <omp.h>
@@ -19,19 +19,16 @@
 
 namespace linear {
 
-#if defined(__AVX512F__)
 constexpr int TILE_ROWS = 6;
-constexpr int TILE_VECTORS = 4;
-#else
-constexpr int TILE_ROWS = 6;
-constexpr int TILE_VECTORS = 2;
-#endif
+// 24 sums fill the 32 registers of AVX-512, 12 the 16 of AVX2.
+constexpr int TILE_VECTORS = LANES == 16 ? 4 : 2;
 constexpr int64_t PANEL = TILE_VECTORS * LANES;
-// 128 KB with AVX-512: two blocks and the rows of x fit 1 MB of L2.
+// 128 KB with AVX-512: two blocks and the rows of x fit 1 MB of L2. 256 and 1,024 units are up to 5 % slower.
 constexpr int64_t BLOCK_UNITS = 512;
+// 384 KB of x in a block's units.
 constexpr int64_t BLOCK_ROWS = 192;
-// How far ahead a block that is read once is prefetched.
-constexpr int64_t AHEAD_BYTES = 2048;
+// Multiply-adds below which another thread costs more than it saves.
+constexpr int64_t LEAST_DIVIDED = 1 << 16;
 constexpr int64_t LINE = 64;
 
 template <class Element>
@@ -98,36 +95,41 @@ struct Problem {
     int64_t panels() const { return (N + PANEL - 1) / PANEL; }
 };
 
-// A tile's part of the next block: PREFETCHES lines of every unit, beginning `step` bytes after those of the last.
-struct Ahead {
-    const char *from;
-    int64_t step;
+// ROWS rows of x, from `row`, by units [begin, end) of a panel.
+struct Tile {
+    int64_t row, panel, begin, end;
+    // [ROWS][PANEL]: the sums before, if begin > 0; gets those after, unless the last unit is reached.
+    float *partial;
+    // This tile's part of the next block, and the bytes of it for each unit.
+    const char *ahead;
+    int64_t ahead_step;
 };
 
-// ROWS rows of x by units [begin, end) of a panel. partial [ROWS][PANEL] has the sums before, if begin > 0, and gets
-// those after, unless the last unit is reached.
+template <class Element>
+struct TileFunction {
+    using Type = void (*)(const Problem<Element> &, const Tile &);
+};
+
 template <class Element, int ROWS, int PREFETCHES>
-static void multiply_tile(
-    const Problem<Element> &problem, int64_t row, int64_t panel, int64_t begin, int64_t end, float *partial, Ahead ahead
-) {
+static void multiply_tile(const Problem<Element> &problem, const Tile &tile) {
     using Math = Arithmetic<Element>;
     const int64_t units = problem.units(), stride = problem.K * sizeof(Element);
-    const char *x = reinterpret_cast<const char *>(problem.x + row * problem.K) + begin * sizeof(float);
-    const float *w = problem.weights + (panel * units + begin) * PANEL;
+    const char *x = reinterpret_cast<const char *>(problem.x + tile.row * problem.K) + tile.begin * sizeof(float);
+    const float *w = problem.weights + (tile.panel * units + tile.begin) * PANEL;
     Floats sums[ROWS][TILE_VECTORS];
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 4
         for (int v = 0; v < TILE_VECTORS; v++)
-            sums[r][v] = begin == 0 ? Floats{} : load(partial + r * PANEL + v * LANES);
+            sums[r][v] = tile.begin == 0 ? Floats{} : load(tile.partial + r * PANEL + v * LANES);
 
-    // Of a word with one bfloat16, the last if K is odd, the other half is not x's.
-    const int64_t whole = std::min(end, problem.K / Math::PER_UNIT) - begin;
-    const char *prefetched = ahead.from;
+    // If K is odd, the last word of bfloat16 has one element of x.
+    const int64_t whole = std::min(tile.end, problem.K / Math::PER_UNIT) - tile.begin;
+    const char *ahead = tile.ahead;
     for (int64_t unit = 0; unit < whole; unit++) {
-#pragma GCC unroll 4
-        for (int i = 0; i < PREFETCHES; i++) __builtin_prefetch(prefetched + i * LINE, 0, 2);
-        prefetched += ahead.step;
+#pragma GCC unroll 2
+        for (int i = 0; i < PREFETCHES; i++) __builtin_prefetch(ahead + i * LINE, 0, 2);
+        ahead += tile.ahead_step;
         Floats columns[TILE_VECTORS];
 #pragma GCC unroll 4
         for (int v = 0; v < TILE_VECTORS; v++) columns[v] = load(w + v * LANES);
@@ -140,7 +142,7 @@ static void multiply_tile(
         x += sizeof(float);
         w += PANEL;
     }
-    if (begin + whole < end) {
+    if (tile.begin + whole < tile.end) {
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; r++) {
             uint32_t word = 0;
@@ -151,78 +153,104 @@ static void multiply_tile(
                 sums[r][v] = Math::multiply_add(of_row, load(w + v * LANES), sums[r][v]);
         }
     }
-    if (end < units) {
+    if (tile.end < units) {
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 4
-            for (int v = 0; v < TILE_VECTORS; v++) store(partial + r * PANEL + v * LANES, sums[r][v]);
+            for (int v = 0; v < TILE_VECTORS; v++) store(tile.partial + r * PANEL + v * LANES, sums[r][v]);
         return;
     }
-    Element *y = problem.y + row * problem.N + panel * PANEL;
+    const int64_t column = tile.panel * PANEL;
+    Element *y = problem.y + tile.row * problem.N + column;
 #pragma GCC unroll 4
     for (int v = 0; v < TILE_VECTORS; v++) {
-        Floats bias = problem.bias ? load(problem.bias + panel * PANEL + v * LANES) : Floats{};
+        Floats bias = problem.bias ? load(problem.bias + column + v * LANES) : Floats{};
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; r++)
-            store_columns(y + r * problem.N + v * LANES, sums[r][v] + bias, problem.N - panel * PANEL - v * LANES);
+            store_columns(y + r * problem.N + v * LANES, sums[r][v] + bias, problem.N - column - v * LANES);
     }
 }
 
-template <class Element, int ROWS>
-static void multiply_rows(
-    const Problem<Element> &problem, int64_t row, int64_t panel, int64_t begin, int64_t end, float *partial, Ahead ahead,
-    int prefetches
-) {
-    auto tile = prefetches == 4   ? multiply_tile<Element, ROWS, 4>
-                : prefetches == 2 ? multiply_tile<Element, ROWS, 2>
-                                  : multiply_tile<Element, ROWS, 1>;
-    tile(problem, row, panel, begin, end, partial, ahead);
+// A single tile reads W once, in order, which the CPU prefetches best by itself: 28 GB/s with 1 to 6 rows, and 20 to 28
+// with prefetches at any distance from 1 to 128 KB.
+template <class Element>
+static typename TileFunction<Element>::Type tile_function(int64_t rows, int64_t tiles) {
+    using Function = typename TileFunction<Element>::Type;
+    static constexpr Function SINGLE[] = {
+        multiply_tile<Element, 1, 0>, multiply_tile<Element, 2, 0>, multiply_tile<Element, 3, 0>,
+        multiply_tile<Element, 4, 0>, multiply_tile<Element, 5, 0>, multiply_tile<Element, 6, 0>,
+    };
+    // Tiles of almost equal size: two or three have at least 3 rows, more have at least 4.
+    static constexpr Function FEW[] = {
+        multiply_tile<Element, 3, 2>, multiply_tile<Element, 4, 2>,
+        multiply_tile<Element, 5, 2>, multiply_tile<Element, 6, 2>,
+    };
+    static constexpr Function MANY[] = {
+        multiply_tile<Element, 4, 1>, multiply_tile<Element, 5, 1>, multiply_tile<Element, 6, 1>,
+    };
+    return tiles == 1 ? SINGLE[rows - 1] : tiles < 4 ? FEW[rows - 3] : MANY[rows - 4];
 }
 
-// Rows [first, last) by panels [panel, end_panel).
+// Rows [first, last), at most BLOCK_ROWS, by panels [panel, end_panel).
 template <class Element>
-static void multiply_block(const Problem<Element> &problem, int64_t first, int64_t last, int64_t panel, int64_t end_panel) {
-    using Tile = decltype(&multiply_rows<Element, 1>);
-    static constexpr Tile TILES[] = {
-        multiply_rows<Element, 1>, multiply_rows<Element, 2>, multiply_rows<Element, 3>,
-        multiply_rows<Element, 4>, multiply_rows<Element, 5>, multiply_rows<Element, 6>,
-    };
+static void multiply_block(
+    const Problem<Element> &problem, int64_t first, int64_t last, int64_t panel, int64_t end_panel
+) {
     alignas(64) float partial[BLOCK_ROWS * PANEL];
     const int64_t units = problem.units(), rows = last - first, tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
     const int64_t block = tiles == 1 ? units : BLOCK_UNITS;
-    const int prefetches = tiles == 1 ? TILE_VECTORS : tiles < 4 ? 2 : 1;
     for (; panel < end_panel; panel++) {
         for (int64_t begin = 0; begin < units; begin += block) {
-            const int64_t end = std::min(units, begin + block);
+            const int64_t end = std::min(units, begin + block), bytes = (end - begin) * PANEL * sizeof(float);
             const char *next = reinterpret_cast<const char *>(problem.weights + (panel * units + end) * PANEL);
-            for (int64_t tile = 0; tile < tiles; tile++) {
-                // Tiles of almost equal size: one of two rows would wait for W.
-                const int64_t row = rows * tile / tiles, count = rows * (tile + 1) / tiles - row;
-                Ahead ahead{next + (end - begin) * PANEL * 4 * tile / tiles, (PANEL * 4 + tiles - 1) / tiles};
-                if (tiles == 1) ahead = {next - (end - begin) * PANEL * 4 + AHEAD_BYTES, PANEL * 4};
-                TILES[count - 1](problem, first + row, panel, begin, end, partial + row * PANEL, ahead, prefetches);
+            for (int64_t i = 0; i < tiles; i++) {
+                // Tiles of almost equal size: a tile of one or two rows would wait for W.
+                const int64_t row = rows * i / tiles, count = rows * (i + 1) / tiles - row;
+                tile_function<Element>(count, tiles)(
+                    problem,
+                    {first + row, panel, begin, end, partial + row * PANEL, next + bytes * i / tiles,
+                     (PANEL * int64_t(sizeof(float)) + tiles - 1) / tiles}
+                );
             }
         }
     }
 }
 
 template <class Element>
-static void multiply_part(const Problem<Element> &problem, int64_t first, int64_t last, int64_t panel, int64_t end_panel) {
-    const int64_t blocks = (last - first + BLOCK_ROWS - 1) / BLOCK_ROWS;
-    for (int64_t i = 0; i < blocks; i++) {
-        const int64_t begin = first + (last - first) * i / blocks, end = first + (last - first) * (i + 1) / blocks;
-        multiply_block(problem, begin, end, panel, end_panel);
+static void multiply_part(
+    const Problem<Element> &problem, int64_t first, int64_t last, int64_t panel, int64_t end_panel
+) {
+    const int64_t rows = last - first, blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    for (int64_t i = 0; i < blocks; i++)
+        multiply_block(problem, first + rows * i / blocks, first + rows * (i + 1) / blocks, panel, end_panel);
+}
+
+// Into how many groups of rows, a divisor of `threads`, the work is divided so that the largest part is least; each
+// group's threads share the panels. Fewer groups read W less often.
+static inline int64_t row_groups(int64_t rows, int64_t panels, int64_t threads) {
+    const int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
+    int64_t best = 1, least = INT64_MAX;
+    for (int64_t groups = 1; groups <= threads; groups++) {
+        if (threads % groups) continue;
+        const int64_t shares = threads / groups;
+        const int64_t largest = (panels + shares - 1) / shares * ((tiles + groups - 1) / groups);
+        if (largest < least) best = groups, least = largest;
     }
+    return best;
 }
 
 template <class Element>
 static void multiply(const Problem<Element> &problem, int threads) {
-    const int64_t panels = problem.panels();
-    if (threads == 1) return multiply_part(problem, 0, problem.rows, 0, panels);
+    const int64_t panels = problem.panels(), rows = problem.rows;
+    if (threads == 1 || rows * problem.K * problem.N < LEAST_DIVIDED) return multiply_part(problem, 0, rows, 0, panels);
 #pragma omp parallel num_threads(threads)
     {
-        const int64_t thread = omp_get_thread_num(), count = omp_get_num_threads();
-        multiply_part(problem, 0, problem.rows, panels * thread / count, panels * (thread + 1) / count);
+        const int64_t count = omp_get_num_threads(), groups = row_groups(rows, panels, count), shares = count / groups;
+        const int64_t group = omp_get_thread_num() / shares, share = omp_get_thread_num() % shares;
+        multiply_part(
+            problem, rows * group / groups, rows * (group + 1) / groups, panels * share / shares,
+            panels * (share + 1) / shares
+        );
     }
 }
 

@@ -4,9 +4,10 @@ On a GPU it enqueues these operations on the CUDA stream in this order. `DeviceS
 the KV pool, kernels, tables, staging buffers. It does not depend on generations or on other plans in flight.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic
+from typing import TYPE_CHECKING, Generic
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from gpu_worker.attention.host_pages import HostPages
 from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.attention.paged import attach
-from gpu_worker.fusion.layers import FusedLayers, compiling
+from gpu_worker.cpu_operators.forward import restore_forwards
 from gpu_worker.geometry import Geometry
 from gpu_worker.graphs.backend import GraphBackend
 from gpu_worker.graphs.captured import CapturedSteps
@@ -27,12 +28,16 @@ from gpu_worker.layout.row_tables import RowTables
 from gpu_worker.layout.samples import SampleExtras, Samples
 from gpu_worker.layout.shapes import Shapes, StepShape
 from gpu_worker.layout.step_layout import StepExtras, StepInputs, StepLayout, allocated, blank
+from gpu_worker.process.lean_imports import compiler_is_loaded
 from gpu_worker.step.device_tables import DeviceTables
 from gpu_worker.step.kernels import Kernels
 from gpu_worker.step.output import DeviceSampler, StepOutput
 from gpu_worker.step.staging import Staging
 from gpu_worker.step.static_step import StaticOutput, StaticStep
 from gpu_worker.wire.page_orders import PageOrders
+
+if TYPE_CHECKING:
+    from gpu_worker.fusion.layers import FusedLayers
 
 
 class DeviceStep:
@@ -74,6 +79,9 @@ class DeviceStep:
 
     def fuse_layers(self) -> None:
         """Lets the decoder layers compile during warm-up."""
+        from gpu_worker.fusion.layers import FusedLayers
+
+        restore_forwards(self._model)
         self.fused = FusedLayers(self._model)
 
     def zero_pool(self) -> None:
@@ -118,10 +126,19 @@ class DeviceStep:
         return output
 
     def _static(self, inputs: StepInputs[Tensor]) -> StaticOutput:
-        # After warm-up nothing compiles, because it would delay every request: a layer runs eagerly instead, and a
-        # kernel raises.
-        with compiling() if self.may_compile else torch.compiler.set_stance("eager_on_recompile"):
+        with self._compilation():
             return self._static_step(inputs)
+
+    def _compilation(self) -> AbstractContextManager[None]:
+        """After warm-up nothing compiles, because it would delay every request: a layer runs eagerly instead, and a
+        kernel raises."""
+        if not compiler_is_loaded():
+            return nullcontext()
+        if self.may_compile:
+            from gpu_worker.fusion.layers import compiling
+
+            return compiling()
+        return torch.compiler.set_stance("eager_on_recompile")
 
     @torch.inference_mode()
     def warm_up(self, shape: StepShape, *, capture: bool) -> None:

@@ -12,6 +12,7 @@ from gpu_worker.attention.layers import LayerMap
 from gpu_worker.attention.operator import StepContext
 from gpu_worker.attention.views import GPU_DECODE_BLOCK, View
 from gpu_worker.cpu_attention.decode import NativeDecode
+from gpu_worker.cpu_attention.prefill import NativePrefill
 from gpu_worker.cpu_attention.write import KvWriter
 from gpu_worker.geometry import Geometry
 from gpu_worker.layout.shapes import Shapes
@@ -43,6 +44,7 @@ class Kernels:
         library = native_library() if native and tables.pages.is_cpu and not shapes.is_padded else None
         self._write = KvWriter.of(library, dtype)
         self._native_decode = self._native_decode_of(library, layers, geometry, dtype)
+        self._native_prefill = self._native_prefill_of(library, layers, geometry, dtype)
         self._flex_decode = self._flex_prefill = None
         # For each bucket, the kernel of each layer. Layers of one kind share a kernel.
         if self._native_decode is not None:
@@ -52,10 +54,13 @@ class Kernels:
 
             self._flex_decode = FlexDecode(layers, shapes, tables, self.views, dtype)
             self.decode = self._flex_decode.kernels
-        from gpu_worker.step.flex_kernels import FlexPrefill
+        if self._native_prefill is not None:
+            self.prefill = {shapes.prefill_buckets[0]: self._native_prefill.kernels}
+        else:
+            from gpu_worker.step.flex_kernels import FlexPrefill
 
-        self._flex_prefill = FlexPrefill(layers, shapes, tables, self.views, dtype)
-        self.prefill = self._flex_prefill.kernels
+            self._flex_prefill = FlexPrefill(layers, shapes, tables, self.views, dtype)
+            self.prefill = self._flex_prefill.kernels
 
     def _native_decode_of(
         self, library: NativeLibrary | None, layers: LayerMap, geometry: Geometry, dtype: torch.dtype
@@ -63,6 +68,13 @@ class Kernels:
         if library is None or not all(NativeDecode.covers(kind, dtype) for kind in layers.kinds):
             return None
         return NativeDecode(library, layers, self._tables.pages, page_size=geometry.page_size, dtype=dtype)
+
+    def _native_prefill_of(
+        self, library: NativeLibrary | None, layers: LayerMap, geometry: Geometry, dtype: torch.dtype
+    ) -> NativePrefill | None:
+        if library is None or not all(NativePrefill.covers(kind, dtype) for kind in layers.kinds):
+            return None
+        return NativePrefill(library, layers, self._tables.pages, page_size=geometry.page_size, dtype=dtype)
 
     def update_masks(self, inputs: StepInputs[Tensor]) -> StepContext:
         """Tells the kernels of the step, and returns the context of every layer.
@@ -81,7 +93,10 @@ class Kernels:
                 decode_slots = None if self._shapes.is_padded else inputs.decode.slots
         if inputs.prefill is not None:
             prefill, places = self.prefill[inputs.prefill.bucket], inputs.prefill.places
-            self._flex_prefill.update(inputs.prefill)
+            if self._native_prefill is not None:
+                self._native_prefill.update(inputs.prefill.slots, inputs.prefill.q_positions)
+            else:
+                self._flex_prefill.update(inputs.prefill)
         return StepContext(
             kv_slots=inputs.kv_slots,
             write_kv=self._write,
@@ -91,4 +106,5 @@ class Kernels:
             decode_in_place=self._native_decode is not None,
             prefill=prefill,
             prefill_places=places,
+            prefill_in_place=self._native_prefill is not None,
         )

@@ -85,12 +85,15 @@ def test_the_worker_alone_takes_the_time_of_the_replayed_steps() -> None:
     recorded = [(0.0, 0.1), (1.1, 2.0), (2.5, 3.0)]
     replays = [[(10.0, 10.1), (10.1, 11.0), (11.0, 11.6)], [(20.0, 20.1), (20.1, 21.0), (21.0, 21.5)]]
     found = tandem_engine.alone(recorded, replays, 1.0, 2.0)
-    # The slower of two replays; the first step is the short round's.
-    assert found["worker_alone_seconds"] == pytest.approx(1.5)
-    assert found["service_per_worker_alone"] == pytest.approx(0.75)
-    assert found["between_steps_us"] == pytest.approx(0.5e6)
-    assert found["before_first_step_ms"] == pytest.approx(100.0)
-    assert found["after_last_step_ms"] == pytest.approx(0.0)
+    # The median of two replays; the first step is the short round's.
+    assert found["worker_alone_seconds"] == pytest.approx(1.45)
+    assert found["service_per_worker_alone"] == pytest.approx(0.725)
+    assert tandem_engine.alone(recorded, [], 1.0, 2.0) == {}
+    pauses = tandem_engine.pauses(recorded, 1.0, 2.0)
+    assert pauses["in_steps_seconds"] == pytest.approx(1.4)
+    assert pauses["between_steps_us"] == pytest.approx(0.5e6)
+    assert pauses["before_first_step_ms"] == pytest.approx(100.0)
+    assert pauses["after_last_step_ms"] == pytest.approx(0.0)
 
 
 def test_the_roofline_counts_every_token_once() -> None:

@@ -9,7 +9,7 @@ import os
 import random
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,11 @@ class Workload:
     def short_prompts(self) -> list[list[int]]:
         """Prompts of an unmeasured round, none of which begins with a page of a measured one."""
         return [prompt[::-1] for prompt in self.prompts[:4]]
+
+    def first_round(self, new_tokens: int) -> "Workload":
+        """Returns the requests that run first, with fewer new tokens, for an unmeasured round or a choice."""
+        prompts = self.prompts[: self.concurrent]
+        return replace(self, prompts=prompts, output_lengths=[new_tokens] * len(prompts))
 
     @property
     def num_output_tokens(self) -> int:

@@ -31,6 +31,7 @@ FILES: dict[str, tuple[str, ...]] = {
             "native",
             "cpu_attention",
             "cpu_operators",
+            "process",
         ),
         *("test_settings.py", "test_failures.py", "test_logs.py", "test_preflight.py"),
     ),

@@ -28,12 +28,15 @@ def parsed() -> tuple[argparse.Namespace, dict[str, measure.Peer]]:
     parser.add_argument("--vllm", metavar="PYTHON", help="interpreter with vLLM's CPU build")
     parser.add_argument("--llama", metavar="PYTHON", help="interpreter with llama-cpp-python and gguf")
     parser.add_argument("--engines", help="some of tandem, static, continuous, vllm, llama, separated by commas")
+    parser.add_argument("--replays", type=int, default=1, help="replays of each run by its worker alone")
     parser.add_argument("--profile", action="store_true", help="print where the time of a worker's step goes")
     parser.add_argument("--json", action="store_true", help="print one JSON object per line")
     parser.add_argument("--quick", action="store_true", help="run a smoke test: meaningless figures, no bars")
     args = parser.parse_args()
     if args.repeats < 1:
         parser.error(f"--repeats is {args.repeats}; it must be at least 1")
+    if args.replays < args.profile:
+        parser.error(f"--replays is {args.replays}; --profile needs one")
     known = measure.peers(args.vllm, args.llama)
     if args.engines is None:
         args.engines = [name for name in ENGINES[args.workload] if name == "tandem" or name in known]
@@ -51,7 +54,7 @@ def main() -> int:
     args, known = parsed()
     load = workload.quick() if args.quick else workload.WORKLOADS[args.workload]()
     model = workload.model_folder()
-    options = Options(threads=args.threads, profiled=args.profile)
+    options = Options(threads=args.threads, replays=args.replays, profiled=args.profile)
     measured = measure.measure(args.engines, known, args.repeats, load, model, options)
     results = measured.results
     found = bars.differences(load, results)

@@ -107,7 +107,7 @@ def measure(
         load.save(file)
         for i in range(repeats):
             for engine in engines:
-                print(f"run {i + 1} of {repeats}: {engine}", file=sys.stderr, flush=True)
+                _say(f"run {i + 1} of {repeats}: {engine}")
                 if engine == "tandem":
                     measured.rooflines.append(run_roofline(file, options.threads))
                     run, measured.profile = tandem_engine.run(model, load, file, options)
@@ -115,4 +115,9 @@ def measure(
                     run = run_peer(known[engine], model, file, options.threads)
                 assert [len(tokens) for tokens in run.tokens] == load.output_lengths, f"{engine}: lengths differ"
                 measured.results[engine].append(run)
+                _say(f"  {run.num_tokens / run.seconds:.1f} output tokens/s in {run.seconds:.2f} s")
     return measured
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

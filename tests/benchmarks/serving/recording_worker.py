@@ -53,13 +53,10 @@ class RecordedRunner:
 def report(recorded: RecordedRunner, replays: int, profiled: bool) -> dict[str, Any]:
     """Replays the plans. Returns the times of every step: (begin, end) in seconds of the monotonic clock."""
     recording = replay.Recording.of(recorded.plans, recorded.outcomes)
-    found: dict[str, Any] = {
-        "recorded_worker": True,
-        "recorded": recorded.spans,
-        "replays": [replay.run(recorded.runner, recording) for _ in range(replays)],
-    }
+    spans = [replay.run(recorded.runner, recording) for _ in range(replays)]
+    found: dict[str, Any] = {"recorded_worker": True, "recorded": recorded.spans, "replays": spans}
     if profiled:
-        found["profile"] = step_profile.measure(recorded.runner, recording)
+        found["profile"] = step_profile.measure(recorded.runner, recording, spans[-1])
     return found
 
 
@@ -70,6 +67,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--replays", type=int, default=1)
     parser.add_argument("--profile", action="store_true")
     args = parser.parse_args(arguments[:at])
+    if args.profile:
+        step_profile.trace_kernels()
 
     class RecordingLink(link_module.Link):
         def __init__(self, endpoint: str, join: pb.Join, runner: Runner, **options: Any) -> None:

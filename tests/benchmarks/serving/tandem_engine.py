@@ -127,36 +127,44 @@ class _Service:
                 "worker_kept_waiting_share": min(1.0, waited / answer["seconds"]),
                 "preemptions": answer["preemptions"],
                 "lane_resets": answer["lane_resets"],
+                **pauses(replayed["recorded"], answer["begun"], answer["seconds"]),
                 **alone(replayed["recorded"], replayed["replays"], answer["begun"], answer["seconds"]),
             },
         )
         return result, replayed.get("profile", {})
 
 
-def alone(
-    recorded: Sequence[Sequence[float]], replays: Sequence[Sequence[Sequence[float]]], begun: float, seconds: float
-) -> dict[str, float]:
-    """Compares the service with its worker alone.
+Spans = Sequence[Sequence[float]]
 
-    recorded, replays: (begin, end) of each step, in the service and when its plans were replayed. begun, seconds: the
-    client's. Returns the seconds of the replay of the client's steps, the service's speed as a share of the replay's,
-    and for both the time in steps and between them.
+
+def pauses(recorded: Spans, begun: float, seconds: float) -> dict[str, float]:
+    """Returns the time of the client's steps, and of the pauses before, between and after them.
+
+    recorded: (begin, end) of each step in the service. begun, seconds: the client's.
     """
-    first = next(i for i, (at, _) in enumerate(recorded) if at >= begun)
-    ours = recorded[first:]
-    theirs = sorted((replay[first:] for replay in replays), key=lambda spans: spans[-1][1] - spans[0][0])
-    middle = theirs[len(theirs) // 2]
-    alone_seconds = middle[-1][1] - middle[0][0]
-
-    def between(spans: Sequence[Sequence[float]]) -> float:
-        return 1e6 * statistics.median(b[0] - a[1] for a, b in itertools.pairwise(spans))
-
+    steps = recorded[_first(recorded, begun) :]
     return {
-        "worker_alone_seconds": alone_seconds,
-        "service_per_worker_alone": alone_seconds / seconds,
-        "in_steps_seconds": sum(end - begin for begin, end in ours),
-        "alone_in_steps_seconds": sum(end - begin for begin, end in middle),
-        "between_steps_us": between(ours),
-        "before_first_step_ms": 1e3 * (ours[0][0] - begun),
-        "after_last_step_ms": 1e3 * (begun + seconds - ours[-1][1]),
+        "in_steps_seconds": sum(end - begin for begin, end in steps),
+        "between_steps_us": 1e6 * statistics.median([b[0] - a[1] for a, b in itertools.pairwise(steps)] or [0.0]),
+        "before_first_step_ms": 1e3 * (steps[0][0] - begun),
+        "after_last_step_ms": 1e3 * (begun + seconds - steps[-1][1]),
     }
+
+
+def alone(recorded: Spans, replays: Sequence[Spans], begun: float, seconds: float) -> dict[str, float]:
+    """Compares the service with its worker alone: the seconds of the client's steps in a replay of them.
+
+    replays: (begin, end) of each step, by replay; the median counts. Returns nothing without replays.
+    """
+    first = _first(recorded, begun)
+    taken = [spans[-1][1] - spans[first][0] for spans in replays]
+    if not taken:
+        return {}
+    return {
+        "worker_alone_seconds": statistics.median(taken),
+        "service_per_worker_alone": statistics.median(taken) / seconds,
+    }
+
+
+def _first(recorded: Spans, begun: float) -> int:
+    return next(i for i, (at, _) in enumerate(recorded) if at >= begun)

@@ -119,11 +119,7 @@ def main() -> None:
     transformers_logging.disable_progress_bar()
     workload = Workload.load(args.workload)
     run, attentions = ENGINES[args.engine]
-    probe = Workload(
-        prompts=workload.prompts[: workload.concurrent],
-        output_lengths=[_PROBE_TOKENS] * len(workload.prompts[: workload.concurrent]),
-        concurrent=workload.concurrent,
-    )
+    probe = workload.first_round(_PROBE_TOKENS)
     probed: dict[str, float] = {}
     for attention in attentions:
         model = _load(args.model, attention)

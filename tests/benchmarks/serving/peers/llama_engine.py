@@ -125,12 +125,11 @@ class Context:
 
 def fastest(model: Any, workload: Workload, threads: int) -> dict[str, bool]:
     """Returns the options that need the least CPU time for a short round."""
-    prompts = workload.prompts[: workload.concurrent]
-    probe = dataclasses.replace(workload, prompts=prompts, output_lengths=[_PROBE_TOKENS] * len(prompts))
+    probe = workload.first_round(_PROBE_TOKENS)
     probed: dict[tuple[bool, bool], float] = {}
     for flash, unified in itertools.product((True, False), repeat=2):
         context = Context(model, workload, threads, flash=flash, unified=unified)
-        context.run(dataclasses.replace(probe, output_lengths=[2] * len(prompts)))
+        context.run(dataclasses.replace(probe, prompts=probe.prompts[:1], output_lengths=[2]))
         begun = time.process_time()
         context.run(probe)
         probed[flash, unified] = time.process_time() - begun
@@ -152,7 +151,7 @@ def main() -> None:
     model = llama_cpp.llama_model_load_from_file(os.fsencode(gguf_file(args.model)), params)
     options = fastest(model, workload, args.threads)
     context = Context(model, workload, args.threads, **options)
-    context.run(dataclasses.replace(workload, output_lengths=[2] * len(workload.prompts)))
+    context.run(workload.first_round(2))
     cpu = time.process_time()
     callers = context.run(workload)
     cpu = time.process_time() - cpu

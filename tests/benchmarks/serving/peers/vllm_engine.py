@@ -71,8 +71,7 @@ def main() -> None:
             seed=0,
         )
     )
-    # As many rows as the workload has, so that the first steps of every size are not measured.
-    run(engine, dataclasses.replace(workload, output_lengths=[4] * len(workload.prompts)))
+    run(engine, workload.first_round(4))
     cpu = time.process_time()
     callers = run(engine, workload)
     cpu = time.process_time() - cpu
