@@ -24,7 +24,11 @@ struct BFloat16 {
 };
 
 static inline Floats broadcast(float x) {
-    return Floats{} + x;
+#if defined(__AVX512F__)
+    return Floats(_mm512_set1_ps(x));
+#else
+    return Floats(_mm256_set1_ps(x));
+#endif
 }
 
 static inline float to_float(float x) {
@@ -67,6 +71,11 @@ static inline BFloat16 to_bfloat16(float x) {
 }
 
 static inline void store(BFloat16 *to, Floats x) {
+#if defined(__AVX512BF16__)
+    const __m256i half = (__m256i)_mm512_cvtneps_pbh(__m512(x));
+    _mm256_storeu_si256(reinterpret_cast<__m256i *>(to), half);
+    return;
+#endif
     alignas(64) float values[LANES];
     store(values, x);
     for (int i = 0; i < LANES; i++) to[i] = to_bfloat16(values[i]);
