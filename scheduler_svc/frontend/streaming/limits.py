@@ -22,7 +22,7 @@ class StreamLimits:
     # The load from which tokens are merged. A message costs about 40 us of CPU, so this is a fifth of a core.
     busy_tokens_per_second: float = 5000.0
     # Under load, arriving tokens are passed to their streams together, this often.
-    sort_seconds: float = 0.003
+    sort_seconds: float = 0.006
     # Streams whose messages are made in one turn of the event loop, some 0.4 ms of work, so that a first token or a new
     # output of the core waits no longer.
     streams_per_turn: int = 8

@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 
 import grpc
 import numpy as np
-from numpy.typing import NDArray
 from tandem.internal.v1 import frontend_pb2
 
 from scheduler_svc.frontend.core_link import CoreMessageTooLargeError
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.streaming import logprobs
+from scheduler_svc.frontend.streaming.arrivals import SampleTokens
 from scheduler_svc.frontend.streaming.limits import StreamLimits
 from scheduler_svc.frontend.streaming.stream import RequestStream, SampleStream
 from scheduler_svc.frontend.streaming.wakeups import Wakeups
@@ -219,22 +219,22 @@ class StreamTable:
                     self._send(frontend_pb2.FrontendToCore(cancel=cancel))
         stream.is_submitted = False
 
-    def _pass_on(self, sample_id: int, offsets: NDArray[np.int32], tokens: NDArray[np.int32]) -> RequestStream | None:
+    def _pass_on(self, tokens: SampleTokens) -> RequestStream | None:
         """Passes tokens of several steps to their sample. Returns its stream, if it is open and takes them."""
+        sample_id, first, count, is_complete, data = tokens
         sample = self._samples.get(sample_id)
         if sample is None or sample.is_stopped or sample.stream.failure:
             return None
-        stream, first, last = sample.stream, int(offsets[0]), int(offsets[-1])
-        is_complete = last - first == len(offsets) - 1 and (offsets[1:] > offsets[:-1]).all()
-        if first != sample.num_received or not is_complete or last >= stream.max_new_tokens:
-            expected = f"tokens from {sample.num_received} on, below {stream.max_new_tokens}"
-            self._fail_broken(stream, f"tokens {offsets.tolist()} came instead of {expected}")
+        stream = sample.stream
+        if first != sample.num_received or not is_complete or first + count > stream.max_new_tokens:
+            expected = f"{count} tokens from {sample.num_received} on, of {stream.max_new_tokens}"
+            self._fail_broken(stream, f"{count} tokens from {first} on came instead of {expected}")
             return None
         if sample.logprobs is not None:
             self._fail_broken(stream, f"token {first} came without the requested logprobs")
             return None
-        sample.num_received += len(offsets)
-        sample.pending.frombytes(tokens.tobytes())
+        sample.num_received += count
+        sample.pending.frombytes(data)
         return stream
 
 

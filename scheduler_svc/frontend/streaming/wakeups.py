@@ -10,22 +10,20 @@ import asyncio
 import itertools
 from collections.abc import Callable
 
-import numpy as np
-from numpy.typing import NDArray
 from tandem.internal.v1 import frontend_pb2
 
-from scheduler_svc.frontend.streaming.arrivals import Arrivals
+from scheduler_svc.frontend.streaming.arrivals import Arrivals, SampleTokens
 from scheduler_svc.frontend.streaming.limits import StreamLimits
 from scheduler_svc.frontend.streaming.stream import RequestStream
 
 # How often the load is measured.
 _LOAD_SECONDS = 0.1
 
-PassOn = Callable[[int, NDArray[np.int32], NDArray[np.int32]], RequestStream | None]
+PassOn = Callable[[SampleTokens], RequestStream | None]
 
 
 class Wakeups:
-    """`pass_on` gives tokens (sample id, offsets, tokens) to a stream and returns it; None if no stream takes them."""
+    """`pass_on` gives tokens to their stream and returns it; None if no open stream takes them."""
 
     def __init__(self, limits: StreamLimits, pass_on: PassOn) -> None:
         self._limits = limits
@@ -66,8 +64,9 @@ class Wakeups:
         if not self._arrivals:
             return
         since = self._arrivals.since
-        for sample_id, offsets, tokens in self._arrivals.take():
-            if stream := self._pass_on(sample_id, offsets, tokens):
+        for tokens in self._arrivals.take():
+            stream = self._pass_on(tokens)
+            if stream is not None:
                 self._waiting.setdefault(stream, since)
         self._schedule()
 
