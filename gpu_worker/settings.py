@@ -92,6 +92,10 @@ class WorkerSettings(BaseModel):
     fused_layers: Literal["auto", "on", "off"] = Field(
         "auto", description="compile decoder layers: auto, on or off; default: auto, on a GPU"
     )
+    native_kernels: Literal["auto", "off"] = Field(
+        "auto",
+        description="C++ kernels on a CPU: auto, or off for torch's operators and FlexAttention; default: auto",
+    )
     runtime_dir: Path = Field(
         default_factory=default_runtime_dir,
         description="folder of the sockets; default: $XDG_RUNTIME_DIR/tandem, else /tmp/tandem-<uid>",

@@ -74,8 +74,8 @@ def start(settings: WorkerSettings, folder: Path) -> tuple[Runner, pb.Join]:
         if device.type == "cuda":
             check_cuda_shapes(layers, dtype)
     length = settings.max_length or costs.default_length
-    bounded = with_window(settings, layers, length)
-    reach = bounded.within(length).reach
+    bound = with_window(settings, layers, length)
+    reach = bound.within(length).reach
     sizes = plan_memory(settings, costs, device, reach)
     model, sizes = load(settings, files, costs, sizes, device, dtype, reach, merged)
     with phase("check that rows are independent"):
@@ -86,8 +86,9 @@ def start(settings: WorkerSettings, folder: Path) -> tuple[Runner, pb.Join]:
     log.info("linear layers with a common input: %d groups are merged", len(merged))
     graphs = CudaGraphs(device) if _captures(settings, device) else None
     fused = settings.fused_layers == "on" or (settings.fused_layers == "auto" and device.type == "cuda")
+    native = settings.native_kernels == "auto"
     runner, measured = warm_runner(
-        model, bounded, sizes.geometry, device, dtype, graphs=graphs, captures=costs.captures, fused=fused
+        model, bound, sizes.geometry, device, dtype, graphs=graphs, captures=costs.captures, fused=fused, native=native
     )
     with phase("self-check against eager attention"):
         error = check_runner(model, runner, dtype, own=layers)
@@ -96,7 +97,7 @@ def start(settings: WorkerSettings, folder: Path) -> tuple[Runner, pb.Join]:
         log.info("%s", line)
     packed = sum(type(module) is PackedLinear for module in model.modules())
     if device.type == "cpu":
-        log.info("%d linear layers repacked for oneDNN; threads: %d", packed, torch.get_num_threads())
+        log.info("%d linear layers packed; threads: %d", packed, torch.get_num_threads())
     with phase("timing of prompts and page copies"):
         timings = take_timings(runner)
     log.info("a prompt takes %.3g us per token", timings.token_us)
@@ -168,14 +169,15 @@ def warm_runner(
     graphs: GraphBackend | None = None,
     captures: Callable[[StepShape], bool] = lambda _: True,
     fused: bool = False,
+    native: bool = True,
 ) -> tuple[Runner, Measured]:
     """The runner with every kernel compiled and steps captured, and its measured memory, the largest step included.
 
-    captures: whether a shape is captured. fused: decoder layers are compiled too.
+    captures: whether a shape is captured. fused: decoder layers are compiled too. native: a CPU may use C++ kernels.
     """
     before = _allocated(device)
     with phase("page pool and tables"):
-        runner = Runner(model, layers, geometry, device=device, dtype=dtype, graphs=graphs)
+        runner = Runner(model, layers, geometry, device=device, dtype=dtype, graphs=graphs, native=native)
         if fused:
             runner.on_device.fuse_layers()
     pool = sum(tensor.nbytes for tensor in runner.on_device.cache.pools)

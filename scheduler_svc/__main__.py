@@ -185,6 +185,7 @@ def _frontend_flags(settings: SchedulerSettings, runtime_dir: RuntimeDir) -> lis
     flags = {
         "--endpoint": runtime_dir.frontend_endpoint,
         "--max-message-bytes": settings.max_message_bytes,
+        "--max-streams": settings.max_streams,
         "--grace-seconds": settings.grace_seconds,
         "--log-level": settings.log_level,
         "--log-format": settings.log_format,

@@ -65,6 +65,9 @@ class SchedulerSettings(BaseModel):
     max_waiting_tokens: Annotated[
         int, Field(ge=1, le=1 << 40, title="N", description="tokens of all requests that wait in the queue")
     ] = 4_194_304
+    max_streams: Annotated[
+        int, Field(ge=1, le=1_000_000, title="N", description="samples of open requests in one front end")
+    ] = 8192
     max_worker_wait_seconds: Annotated[
         float,
         Field(

@@ -34,6 +34,23 @@ class QueryKernel(Protocol):
         ...
 
 
+class InPlaceKernel(Protocol):
+    """Attends for packed tokens of the step and writes their outputs, on a CPU."""
+
+    def __call__(self, query_THD: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, out_THD: Tensor) -> None:
+        """out_THD: contiguous [T, H, value dimension]; query_THD may have any strides; the others as in
+        `QueryKernel`."""
+        ...
+
+
+class WriteKv(Protocol):
+    """Writes keys and values of packed tokens to the pool, on a CPU."""
+
+    def __call__(self, key_KTD: Tensor, value_KTD: Tensor, keys: Tensor, values: Tensor, kv_slots: Tensor) -> None:
+        """Writes to token slots kv_slots int64 [T] of keys and values [K, N, D]."""
+        ...
+
+
 # Not frozen, because compilers read every field of a frozen dataclass that is passed to a compiled layer, and compile
 # again if one changes.
 @dataclass(slots=True, kw_only=True, eq=False, weakref_slot=True)
@@ -43,14 +60,19 @@ class StepContext:
     # int64 [T]: the token slot for each token's K and V; padding goes to page 0.
     kv_slots: Tensor
     # By layer; layers of one kind share them. None if the step has no decode rows, or no chunks.
-    decode: Sequence[QueryKernel] | None
+    decode: Sequence[QueryKernel] | Sequence[InPlaceKernel] | None
     # int64 [tokens of the decode part]; None if token i has slot i, and every slot has a token.
     decode_slots: Tensor | None
     num_decode: int
-    prefill: Sequence[QueryKernel] | None
+    prefill: Sequence[QueryKernel] | Sequence[InPlaceKernel] | None
     # int64 [tokens of the chunks]: where each query is placed, all different. Padding that is counted to the chunks
     # takes places of queries that the mask hides.
     prefill_places: Tensor
+    # Which of the two are an InPlaceKernel.
+    decode_in_place: bool = False
+    prefill_in_place: bool = False
+    # None: indexed assignment.
+    write_kv: WriteKv | None = None
     # Stands for the context in calls of the operator.
     number: int = field(init=False, default_factory=lambda: next(_numbers))
 
@@ -76,36 +98,47 @@ def attend(
     Indexed assignment (index_put_) is used because index_copy_ copied the whole pool inside compiled models.
     """
     context = _contexts[step]
-    keys[:, context.kv_slots, : key.shape[3]] = key[0]
-    values[:, context.kv_slots, : value.shape[3]] = value[0]
+    if context.write_kv is None:
+        keys[:, context.kv_slots, : key.shape[3]] = key[0]
+        values[:, context.kv_slots, : value.shape[3]] = value[0]
+    else:
+        context.write_kv(key[0], value[0], keys, values, context.kv_slots)
     query_THD = query[0].transpose(0, 1)
     num_decode, num_chunk = context.num_decode, context.prefill_places.shape[0]
     num_tokens, num_attending = query_THD.shape[0], num_decode + num_chunk
-    # Outputs of the two parts, and the rows of them that belong to the tokens; None for all rows in order.
-    parts: list[tuple[Tensor, Tensor | None]] = []
-    if context.decode is not None:
-        rows = context.decode[layer](query_THD[:num_decode], context.decode_slots, keys, values, sinks)
-        parts.append((rows, context.decode_slots))
-    if context.prefill is not None:
-        chunks = query_THD[num_decode:num_attending]
-        of_places = context.prefill[layer](chunks, context.prefill_places, keys, values, sinks)
-        parts.append((of_places, context.prefill_places))
-    if len(parts) == 1 and num_attending == num_tokens:
-        part, places = parts[0]
-        return (part.contiguous() if places is None else part.index_select(0, places)).unsqueeze(0)
+    decode = None if context.decode is None else context.decode[layer]
+    prefill = None if context.prefill is None else context.prefill[layer]
+    if num_attending == num_tokens and (prefill is None or decode is None):
+        # One kernel has all tokens: its output needs no copy if it is in their order.
+        if prefill is None and not context.decode_in_place:
+            rows = decode(query_THD, context.decode_slots, keys, values, sinks)
+            return _of_tokens(rows, context.decode_slots).unsqueeze(0)
+        if decode is None and not context.prefill_in_place:
+            of_places = prefill(query_THD, context.prefill_places, keys, values, sinks)
+            return _of_tokens(of_places, context.prefill_places).unsqueeze(0)
     out = query.new_empty(num_tokens, query.shape[1], value.shape[3])
-    begin = 0
-    for part, places in parts:
-        end = begin + (part.shape[0] if places is None else places.shape[0])
-        if places is None:
-            out[begin:end] = part
+    parts = (
+        (decode, context.decode_in_place, context.decode_slots, slice(0, num_decode)),
+        (prefill, context.prefill_in_place, context.prefill_places, slice(num_decode, num_attending)),
+    )
+    for kernel, in_place, places, part in parts:
+        if kernel is None:
+            continue
+        if in_place:
+            kernel(query_THD[part], keys, values, sinks, out[part])
+        elif places is None:
+            out[part] = kernel(query_THD[part], places, keys, values, sinks)
         else:
-            torch.index_select(part, 0, places, out=out[begin:end])
-        begin = end
-    if begin < num_tokens:
+            rows = kernel(query_THD[part], places, keys, values, sinks)
+            torch.index_select(rows, 0, places, out=out[part])
+    if num_attending < num_tokens:
         # Padding, which the rest of the model computes with.
-        out[begin:].zero_()
+        out[num_attending:].zero_()
     return out.unsqueeze(0)
+
+
+def _of_tokens(rows: Tensor, places: Tensor | None) -> Tensor:
+    return rows.contiguous() if places is None else rows.index_select(0, places)
 
 
 def _shape_of_attend(

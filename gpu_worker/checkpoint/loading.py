@@ -21,6 +21,7 @@ from gpu_worker.checkpoint.files import ModelFiles, ModelRefused
 from gpu_worker.checkpoint.linear import PackedLinear, can_pack, pack_linears
 from gpu_worker.checkpoint.merged import Groups, merge_linears
 from gpu_worker.checkpoint.progress import Progress
+from gpu_worker.cpu_operators.replace import replace_operators
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +89,8 @@ def prepare(
     merge_linears(model, merged)
     if can_pack(device, dtype):
         pack_linears(model)
+    if device.type == "cpu":
+        log.info("native operators: %s", replace_operators(model))
     return model
 
 

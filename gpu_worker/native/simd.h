@@ -72,6 +72,14 @@ static inline void store(BFloat16 *to, Floats x) {
     for (int i = 0; i < LANES; i++) to[i] = to_bfloat16(values[i]);
 }
 
+static inline void put(float *to, float x) {
+    *to = x;
+}
+
+static inline void put(BFloat16 *to, float x) {
+    *to = to_bfloat16(x);
+}
+
 static inline Floats max(Floats a, Floats b) {
     return a > b ? a : b;
 }
@@ -121,4 +129,111 @@ static inline Floats exponential(Floats x) {
     Ints power = (Ints(shifted) - Ints(magic) + 127) << 23;
     Floats result = p * Floats(power);
     return x < broadcast(-87.3f) ? Floats{} : result;
+}
+
+// The first `count` elements of x (all if there are fewer), then `other`.
+static inline Floats keep_first(Floats x, int count, float other) {
+#if defined(__AVX512F__)
+    const Ints order = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+#else
+    const Ints order = {0, 1, 2, 3, 4, 5, 6, 7};
+#endif
+    return order < Ints{} + count ? x : broadcast(other);
+}
+
+// The sums of LANES vectors: element i is the sum of x[i]. A tree of pairwise sums, in which two vectors become one.
+static inline Floats sums_of(const Floats (&x)[LANES]) {
+#if defined(__AVX512F__)
+    __m512 half[8], quarter[4], pair[2];
+    for (int i = 0; i < 8; i++) {
+        int at = i < 4 ? i : i + 4;
+        __m512 a = __m512(x[at]), b = __m512(x[at + 4]);
+        half[i] = _mm512_add_ps(_mm512_mask_blend_ps(0xff00, a, b), _mm512_shuffle_f32x4(a, b, 0x4e));
+    }
+    for (int i = 0; i < 4; i++) {
+        __m512 a = half[i], b = half[i + 4];
+        quarter[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+    }
+    for (int i = 0; i < 2; i++) {
+        __m512 a = quarter[2 * i], b = quarter[2 * i + 1];
+        pair[i] = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    }
+    __m512d a = _mm512_castps_pd(pair[0]), b = _mm512_castps_pd(pair[1]);
+    __m512 low = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), high = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
+    return Floats(_mm512_add_ps(low, high));
+#else
+    __m256 half[4], pair[2];
+    for (int i = 0; i < 4; i++) {
+        __m256 a = __m256(x[i]), b = __m256(x[i + 4]);
+        half[i] = _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+    }
+    for (int i = 0; i < 2; i++) {
+        __m256 a = half[2 * i], b = half[2 * i + 1];
+        pair[i] = _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+    }
+    __m256d a = _mm256_castps_pd(pair[0]), b = _mm256_castps_pd(pair[1]);
+    return Floats(_mm256_add_ps(
+        _mm256_castpd_ps(_mm256_unpacklo_pd(a, b)), _mm256_castpd_ps(_mm256_unpackhi_pd(a, b))
+    ));
+#endif
+}
+
+// 2^x with a relative error below 2e-7 for x <= 127; 0 below -150. NaN stays NaN.
+// A polynomial of degree 5 on |r| <= 1/2, fitted to the least relative error (9e-8).
+static inline Floats power_of_two(Floats x) {
+    Floats clamped = broadcast(-160.0f) > x ? broadcast(-160.0f) : x;
+#if defined(__AVX512F__)
+    Floats n = Floats(_mm512_roundscale_ps(__m512(clamped), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#else
+    Floats n = Floats(_mm256_round_ps(__m256(clamped), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#endif
+    Floats r = clamped - n;
+    Floats p = broadcast(1.3264727065e-03f);
+    p = p * r + 9.6715126489e-03f;
+    p = p * r + 5.5507337437e-02f;
+    p = p * r + 2.4022242085e-01f;
+    p = p * r + 6.9314697760e-01f;
+    p = p * r + 1.0f;
+#if defined(__AVX512F__)
+    return Floats(_mm512_scalef_ps(__m512(p), __m512(n)));
+#else
+    // Two factors, because 2^-150 is no float.
+    Ints half = Ints(_mm256_srai_epi32(_mm256_cvtps_epi32(__m256(n)), 1));
+    Ints rest = Ints(_mm256_cvtps_epi32(__m256(n))) - half;
+    return p * Floats((half + 127) << 23) * Floats((rest + 127) << 23);
+#endif
+}
+
+// tanh with an error below 2e-7 of the result: Cephes' tanhf. NaN stays NaN.
+static inline Floats hyperbolic_tangent(Floats x) {
+    Floats square = x * x;
+    Floats near = broadcast(-5.70498872745e-3f);
+    near = near * square + 2.06390887954e-2f;
+    near = near * square - 5.37397155531e-2f;
+    near = near * square + 1.33314422036e-1f;
+    near = near * square - 3.33332819422e-1f;
+    near = near * square * x + x;
+    Floats size = x < Floats{} ? -x : x;
+    Floats far = 1.0f - 2.0f / (power_of_two(min(size, broadcast(20.0f)) * 2.88539008177792681f) + 1.0f);
+    far = x < Floats{} ? -far : far;
+    return size > broadcast(0.625f) ? far : near;
+}
+
+// Element j of row i becomes element i of row j.
+static inline void transpose(Floats (&rows)[LANES]) {
+    Ints lane;
+    for (int i = 0; i < LANES; i++) lane[i] = i;
+#pragma GCC unroll 4
+    for (int step = 1; step < LANES; step *= 2) {
+        // Lanes from the second operand have numbers from LANES.
+        const Ints is_upper = (lane & step) != 0;
+        const Ints low = is_upper ? lane - step + LANES : lane, high = is_upper ? lane + LANES : lane + step;
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++) {
+            if (i & step) continue;
+            const Floats a = rows[i], b = rows[i + step];
+            rows[i] = __builtin_shuffle(a, b, low);
+            rows[i + step] = __builtin_shuffle(a, b, high);
+        }
+    }
 }

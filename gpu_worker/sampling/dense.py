@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpu_worker.sampling.greedy import greedy_tokens
 from gpu_worker.sampling.inputs import DrawInputs, Typical
 from gpu_worker.sampling.noise import add_noise, noise_keys
 from gpu_worker.sampling.thresholds import MAX_SCRATCH, SMALL_VOCABULARY, threshold_within, typical
@@ -135,11 +136,13 @@ def _operator(
     may_ban: bool,
 ) -> tuple[Tensor, Tensor]:
     """One operator for torch, so that recorders and fake devices see the same step on every device."""
-    usable = logits.sum(-1, dtype=torch.float32).isfinite()
     if may_ban:
         peaks = logits.amax(-1)
-        usable = (peaks > -torch.inf) & (peaks < torch.inf)
-    tokens, floors = logits.argmax(-1), logits.new_full((logits.shape[0],), -torch.inf, dtype=torch.float32)
+        tokens, usable = logits.argmax(-1), (peaks > -torch.inf) & (peaks < torch.inf)
+    else:
+        tokens = greedy_tokens(logits)
+        usable = tokens >= 0
+    floors = logits.new_full((logits.shape[0],), -torch.inf, dtype=torch.float32)
     columns = (temperature, top_p, min_p, top_k, seed, sample_idx, position)
     if temperature is not None:
         own = _inputs_of(columns if at is None else [column.index_select(0, at) for column in columns])

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.sampling.dense import EditedLogits
+from gpu_worker.sampling.greedy import greedy_tokens
 from gpu_worker.sampling.inputs import SamplingInputs
 from gpu_worker.sampling.noise import add_noise, gumbel_noise, noise_keys
 from gpu_worker.sampling.thresholds import MAX_SCRATCH, SMALL_VOCABULARY, rank_threshold, typical
@@ -61,9 +62,10 @@ def sample(logits: Tensor, inputs: SamplingInputs[Tensor] | None, edited: Edited
 
     `inputs` is None if every sample is greedy.
     """
-    # A sum is finite if every term is (logits are far from overflow); this takes one fast pass.
-    usable = logits.sum(-1, dtype=torch.float32).isfinite()
-    tokens = logits.argmax(-1)
+    tokens = greedy_tokens(logits)
+    if inputs is None and edited is None:
+        return tokens
+    usable = tokens >= 0
     if edited is not None:
         best = edited.logits.argmax(-1)
         tokens.index_copy_(0, edited.samples, best)

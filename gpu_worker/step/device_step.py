@@ -20,6 +20,7 @@ from gpu_worker.attention.host_pages import HostPages
 from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.attention.paged import attach
+from gpu_worker.cpu_operators.forward import restore_forwards
 from gpu_worker.geometry import Geometry
 from gpu_worker.graphs.backend import GraphBackend
 from gpu_worker.graphs.captured import CapturedSteps
@@ -53,6 +54,7 @@ class DeviceStep:
         dtype: torch.dtype,
         num_buffers: int,
         graphs: GraphBackend | None,
+        native: bool,
     ) -> None:
         self.device = device
         self._model = model
@@ -66,7 +68,7 @@ class DeviceStep:
         self._model = model
         self.fused: FusedLayers | None = None
         self.host = HostPages(self.cache, geometry.host_pages)
-        self.kernels = Kernels(layers, geometry, shapes, self.cache, self.tables)
+        self.kernels = Kernels(layers, geometry, shapes, self.cache, self.tables, native=native)
         self._static_step = StaticStep(model, self.kernels, self.tables, is_padded=shapes.is_padded)
         self.graphs = CapturedSteps[StaticOutput](graphs)
         self._staging = Staging(device, num_buffers, input_words=self._most_words(shapes))
@@ -79,6 +81,7 @@ class DeviceStep:
         """Lets the decoder layers compile during warm-up."""
         from gpu_worker.fusion.layers import FusedLayers
 
+        restore_forwards(self._model)
         self.fused = FusedLayers(self._model)
 
     def zero_pool(self) -> None:

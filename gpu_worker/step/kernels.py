@@ -1,109 +1,110 @@
-"""The attention kernels of one worker, one for each kind of layer and static shape.
+"""The attention kernels of one worker: C++ kernels on a CPU that can build them, else FlexAttention's.
 
-`Kernels` chooses the kernel of each layer and updates the masks. Layers with equal attention patterns share masks.
+`Kernels` chooses for decode rows and for prompt chunks, and tells the kernels of each step. FlexAttention is imported
+only if it is chosen, because that takes seconds.
 """
 
 import torch
 from torch import Tensor
 
-from gpu_worker.attention.block_mask import DecodeEnds, DecodeMask, PrefillMask
 from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.attention.operator import StepContext
-from gpu_worker.attention.paged import DecodeAttention, PrefillAttention
 from gpu_worker.attention.views import GPU_DECODE_BLOCK, View
+from gpu_worker.cpu_attention.decode import NativeDecode
+from gpu_worker.cpu_attention.prefill import NativePrefill
+from gpu_worker.cpu_attention.write import KvWriter
 from gpu_worker.geometry import Geometry
 from gpu_worker.layout.shapes import Shapes
 from gpu_worker.layout.step_layout import StepInputs
+from gpu_worker.native.library import NativeLibrary, native_library
 from gpu_worker.step.device_tables import DeviceTables
 
 
 class Kernels:
-    """Every kernel that steps of this geometry may need; each compiles at its first call."""
+    """Every kernel that steps of this geometry may need; those of FlexAttention compile at their first call."""
 
     def __init__(
-        self, layers: LayerMap, geometry: Geometry, shapes: Shapes, cache: KvCache, tables: DeviceTables
+        self,
+        layers: LayerMap,
+        geometry: Geometry,
+        shapes: Shapes,
+        cache: KvCache,
+        tables: DeviceTables,
+        *,
+        native: bool = True,
     ) -> None:
-        self._geometry, self._shapes, self._tables = geometry, shapes, tables
-        patterns = dict.fromkeys(kind.pattern for kind in layers.kinds)
+        """native: whether C++ kernels may be used. Padded steps never use them, because graphs cannot capture them."""
+        self._shapes, self._tables = shapes, tables
         # In the order of `DecodePart.blocks` and `PrefillPart.blocks`.
         decode_block = GPU_DECODE_BLOCK if shapes.is_padded else None
+        patterns = dict.fromkeys(kind.pattern for kind in layers.kinds)
         self.views = tuple(View.of(pattern, geometry, decode_block=decode_block) for pattern in patterns)
-        device, dtype = tables.pages.device, cache.keys[0].dtype
-        self._ends = {bucket: DecodeEnds(bucket, device) for bucket in shapes.decode_buckets}
-        self._q_positions = {
-            bucket: torch.full((bucket,), -1, dtype=torch.int32, device=device) for bucket in shapes.prefill_buckets
-        }
-        self.decode_masks = {
-            bucket: tuple(
-                DecodeMask(view, block_lists=self._decode_lists(view, bucket), ends=self._ends[bucket])
-                for view in self.views
-            )
-            for bucket in shapes.decode_buckets
-        }
-        self.prefill_masks = {
-            bucket: tuple(
-                PrefillMask(
-                    view,
-                    q_positions=self._q_positions[bucket],
-                    logical_of_page=tables.logical_of_page,
-                    list_width=self._list_width(view),
-                )
-                for view in self.views
-            )
-            for bucket in shapes.prefill_buckets
-        }
-        nth = {pattern: i for i, pattern in enumerate(patterns)}
+        dtype = cache.keys[0].dtype
+        library = native_library() if native and tables.pages.is_cpu and not shapes.is_padded else None
+        self._write = KvWriter.of(library, dtype)
+        self._native_decode = self._native_decode_of(library, layers, geometry, dtype)
+        self._native_prefill = self._native_prefill_of(library, layers, geometry, dtype)
+        self._flex_decode = self._flex_prefill = None
         # For each bucket, the kernel of each layer. Layers of one kind share a kernel.
-        self.decode: dict[int, tuple[DecodeAttention, ...]] = {}
-        for bucket, masks in self.decode_masks.items():
-            decode = {kind: DecodeAttention(kind, masks[nth[kind.pattern]], dtype=dtype) for kind in layers.kinds}
-            self.decode[bucket] = tuple(decode[layer.kind] for layer in layers.layers)
-        self.prefill: dict[int, tuple[PrefillAttention, ...]] = {}
-        for bucket, tile_masks in self.prefill_masks.items():
-            prefill = {
-                kind: PrefillAttention(kind, tile_masks[nth[kind.pattern]], dtype=dtype) for kind in layers.kinds
-            }
-            self.prefill[bucket] = tuple(prefill[layer.kind] for layer in layers.layers)
+        if self._native_decode is not None:
+            self.decode = {shapes.decode_buckets[0]: self._native_decode.kernels}
+        else:
+            from gpu_worker.step.flex_kernels import FlexDecode
 
-    def _decode_lists(self, view: View, bucket: int) -> Tensor:
-        """Returns int32 [slots, width]; the page table itself if every slot lists all pages of its row, whole."""
-        table = self._tables.pages
-        if not self._shapes.is_padded and view.is_plain:
-            return table
-        width = self._list_width(view) * view.blocks_per_page
-        return torch.zeros(bucket, width, dtype=torch.int32, device=table.device)
+            self._flex_decode = FlexDecode(layers, shapes, tables, self.views, dtype)
+            self.decode = self._flex_decode.kernels
+        if self._native_prefill is not None:
+            self.prefill = {shapes.prefill_buckets[0]: self._native_prefill.kernels}
+        else:
+            from gpu_worker.step.flex_kernels import FlexPrefill
 
-    def _list_width(self, view: View) -> int:
-        """Returns the pages of a list. The CPU kernel requires the pool's pages, others only those of a row."""
-        if self._tables.pages.is_cpu:
-            return view.pool_pages
-        return self._tables.pages.shape[1] + view.num_learned_sink_pages
+            self._flex_prefill = FlexPrefill(layers, shapes, tables, self.views, dtype)
+            self.prefill = self._flex_prefill.kernels
+
+    def _native_decode_of(
+        self, library: NativeLibrary | None, layers: LayerMap, geometry: Geometry, dtype: torch.dtype
+    ) -> NativeDecode | None:
+        if library is None or not all(NativeDecode.covers(kind, dtype) for kind in layers.kinds):
+            return None
+        return NativeDecode(library, layers, self._tables.pages, page_size=geometry.page_size, dtype=dtype)
+
+    def _native_prefill_of(
+        self, library: NativeLibrary | None, layers: LayerMap, geometry: Geometry, dtype: torch.dtype
+    ) -> NativePrefill | None:
+        if library is None or not all(NativePrefill.covers(kind, dtype) for kind in layers.kinds):
+            return None
+        return NativePrefill(library, layers, self._tables.pages, page_size=geometry.page_size, dtype=dtype)
 
     def update_masks(self, inputs: StepInputs[Tensor]) -> StepContext:
-        """Updates the masks and returns the context of every layer.
+        """Tells the kernels of the step, and returns the context of every layer.
 
         Requires that the page tables are those of the step.
         """
-        places = inputs.prefill.places if inputs.prefill else inputs.kv_slots[:0]
-        decode = prefill = None
+        decode = prefill = decode_slots = None
+        num_decode, places = 0, inputs.kv_slots[:0]
         if inputs.decode is not None:
-            bucket = inputs.decode.bucket
-            decode = self.decode[bucket]
-            self._ends[bucket].update(inputs.decode.last_slot, inputs.decode.block_end)
-            for mask, blocks in zip(self.decode_masks[bucket], inputs.decode.blocks, strict=True):
-                mask.update(blocks, self._tables.pages, inputs.decode.list_slots)
+            decode, num_decode = self.decode[inputs.decode.bucket], inputs.decode.rows.shape[0]
+            if self._native_decode is not None:
+                assert inputs.decode.slots is not None
+                self._native_decode.update(inputs.decode.slots, inputs.positions[:num_decode])
+            else:
+                self._flex_decode.update(inputs.decode)
+                decode_slots = None if self._shapes.is_padded else inputs.decode.slots
         if inputs.prefill is not None:
-            bucket = inputs.prefill.bucket
-            prefill = self.prefill[bucket]
-            self._q_positions[bucket].copy_(inputs.prefill.q_positions)
-            for tile_mask, tile_blocks in zip(self.prefill_masks[bucket], inputs.prefill.blocks, strict=True):
-                tile_mask.update(tile_blocks, self._tables.pages, inputs.prefill.slots)
+            prefill, places = self.prefill[inputs.prefill.bucket], inputs.prefill.places
+            if self._native_prefill is not None:
+                self._native_prefill.update(inputs.prefill.slots, inputs.prefill.q_positions)
+            else:
+                self._flex_prefill.update(inputs.prefill)
         return StepContext(
             kv_slots=inputs.kv_slots,
+            write_kv=self._write,
             decode=decode,
-            decode_slots=inputs.decode.slots if inputs.decode and not self._shapes.is_padded else None,
-            num_decode=inputs.decode.rows.shape[0] if inputs.decode else 0,
+            decode_slots=decode_slots,
+            num_decode=num_decode,
+            decode_in_place=self._native_decode is not None,
             prefill=prefill,
             prefill_places=places,
+            prefill_in_place=self._native_prefill is not None,
         )

@@ -54,8 +54,10 @@ class Runner:
         dtype: torch.dtype,
         shapes: Shapes | None = None,
         graphs: GraphBackend | None = None,
+        native: bool = True,
     ) -> None:
-        """`shapes`: by default those of the device. `graphs`: captures padded steps; None: every step runs eagerly."""
+        """`shapes`: by default those of the device. `graphs`: captures padded steps; None: every step runs eagerly.
+        `native`: whether attention on a CPU may use C++ kernels."""
         layers = layers.within(geometry.max_length)
         window, sink_tokens = layers.reach
         self.geometry, self.device = replace(geometry, window=window, sink_tokens=sink_tokens), device
@@ -70,6 +72,7 @@ class Runner:
             dtype=dtype,
             num_buffers=MAX_IN_FLIGHT + 1,
             graphs=graphs,
+            native=native,
         )
         # Whether `submit` only enqueues.
         self._is_asynchronous = device.type != "cpu"

@@ -52,6 +52,7 @@ def serve(flags: argparse.Namespace) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     from scheduler_svc.frontend.rpc.calls import is_not_of_a_lost_caller
     from scheduler_svc.frontend.server import FrontEnd, FrontEndSettings
+    from scheduler_svc.frontend.streaming.limits import StreamLimits
     from scheduler_svc.processes.address import ListenError
 
     logging.getLogger("grpc._cython.cygrpc").addFilter(is_not_of_a_lost_caller)
@@ -63,6 +64,7 @@ def serve(flags: argparse.Namespace) -> None:
         reflection=flags.reflection,
         max_message_bytes=flags.max_message_bytes,
         grace_seconds=flags.grace_seconds,
+        stream_limits=StreamLimits(max_streams=flags.max_streams),
     )
 
     async def run() -> None:
@@ -117,6 +119,7 @@ def parse_flags(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--share-port", action="store_true", help="share the port with other front ends")
     parser.add_argument("--reflection", action="store_true")
     parser.add_argument("--max-message-bytes", type=int, default=4 * 1024 * 1024)
+    parser.add_argument("--max-streams", type=int, default=8192)
     parser.add_argument("--grace-seconds", type=float, default=30.0)
     parser.add_argument("--log-level", default="info", type=str.lower, choices=("debug", "info", "warning", "error"))
     parser.add_argument("--log-format", default="text", choices=("text", "json"))

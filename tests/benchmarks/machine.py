@@ -1,5 +1,6 @@
 """The machine: CPU affinity, resource use, and its description in a report."""
 
+import glob
 import importlib.metadata
 import os
 import platform
@@ -8,6 +9,7 @@ from pathlib import Path
 import psutil
 
 ENGINE_CORE, REST_CORE = 0, 1
+_TCMALLOC = "/usr/lib/*/libtcmalloc_minimal.so.4"
 _PACKAGES = ("torch", "transformers", "grpcio", "pyzmq", "protobuf", "numpy")
 
 
@@ -20,6 +22,29 @@ def check_cores() -> None:
 def pin(pid: int, core: int) -> None:
     """Pins a process, and the processes that it starts later, to the core of that number."""
     os.sched_setaffinity(pid, {core})
+
+
+def place_engine(pid: int, threads: int) -> None:
+    """Pins an engine of one thread to its core; one of two threads may use both cores."""
+    cores = {ENGINE_CORE} if threads == 1 else {ENGINE_CORE, REST_CORE}
+    os.sched_setaffinity(pid, cores)
+
+
+def place_rest(pid: int, threads: int) -> None:
+    """Pins what is not the engine to the other core; beside an engine of two threads it may use both cores."""
+    cores = {REST_CORE} if threads == 1 else {ENGINE_CORE, REST_CORE}
+    os.sched_setaffinity(pid, cores)
+
+
+def tcmalloc() -> str:
+    """Returns the file of tcmalloc (Debian: libtcmalloc-minimal4), or an empty text if the machine has none."""
+    return next(iter(sorted(glob.glob(_TCMALLOC))), "")
+
+
+def preload(*libraries: str) -> dict[str, str]:
+    """Returns the environment variable that loads the libraries before all others; empty names are left out."""
+    found = [library for library in libraries if library]
+    return {"LD_PRELOAD": ":".join(found)} if found else {}
 
 
 def peak_mb(pid: int | str = "self") -> float:

@@ -1,7 +1,7 @@
 """The result of one engine on a workload, and the figures computed from it.
 
-Owns the definitions: for every engine, times count from the moment all requests were submitted. Does not know how an
-engine works.
+Owns the definitions: for every engine, times count from the moment the first requests were submitted, and the time to
+first token from the request's own submission. Does not know how an engine works.
 """
 
 import itertools
@@ -24,6 +24,8 @@ class EngineResult:
     tokens: list[list[int]]
     # The time in seconds of each token.
     times: list[list[float]]
+    # When each request was submitted, in seconds; empty if all were at 0.
+    submitted: list[float] = field(default_factory=list[float])
     # Per process, 10^6 bytes.
     peak_mb: dict[str, float]
     # CPU seconds of the computing process during the run.
@@ -39,7 +41,8 @@ class EngineResult:
 
     def figures(self) -> dict[str, Any]:
         """Returns tokens/s, milliseconds, microseconds per token and megabytes, as printed."""
-        first_ms = [1e3 * times[0] for times in self.times if times]
+        submitted = self.submitted or [0.0] * len(self.times)
+        first_ms = [1e3 * (times[0] - at) for times, at in zip(self.times, submitted, strict=True) if times]
         gaps_ms = [1e3 * (b - a) for times in self.times for a, b in itertools.pairwise(times)]
         outside_us = {name: 1e6 * seconds / self.num_tokens for name, seconds in self.outside_cpu_seconds.items()}
         return {
@@ -56,16 +59,3 @@ class EngineResult:
             "peak_mb": self.peak_mb,
             "details": self.details,
         }
-
-
-def different_tokens(results: list[EngineResult]) -> list[str]:
-    """Returns a line for each request with tokens that differ from those of the first result."""
-    lines: list[str] = []
-    for other in results[1:]:
-        engines = f"{results[0].engine} and {other.engine}"
-        for i, (ours, theirs) in enumerate(zip(results[0].tokens, other.tokens, strict=True)):
-            if ours != theirs:
-                pairs = enumerate(zip(ours, theirs, strict=False))
-                at = next((k for k, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
-                lines.append(f"request {i}: {engines} differ from token {at} of {len(ours)}")
-    return lines

@@ -1,6 +1,6 @@
-"""The workload of every engine: prompts, output lengths, and a model of random weights.
+"""The workloads of every engine: prompts, output lengths, and a model of random weights.
 
-Owns the workload's definition and its two files. Making the model needs torch, so it runs in a process of its own:
+Owns the workloads' definitions and the model's files. Making the model needs torch, so it runs in a process of its own:
 `python -m tests.benchmarks.workload FOLDER`.
 """
 
@@ -9,7 +9,7 @@ import os
 import random
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ MODEL: dict[str, Any] = {
     "vocab_size": 8192,
     "tie_word_embeddings": True,
     "initializer_range": 0.05,
-    "max_position_embeddings": 1024,
+    "max_position_embeddings": 2048,
     "eos_token_id": None,
     "bos_token_id": None,
 }
@@ -38,11 +38,13 @@ PAGE_SIZE = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Greedy completions with end of sequence ignored; all are submitted at once, `concurrent` run at a time."""
+    """Greedy completions with end of sequence ignored, of which `concurrent` run at a time."""
 
     prompts: list[list[int]]
     output_lengths: list[int]
     concurrent: int = CONCURRENT
+    # Each of `concurrent` callers sends its next request when its last one has ended. False: all are sent at once.
+    is_closed: bool = False
 
     @property
     def max_length(self) -> int:
@@ -51,8 +53,30 @@ class Workload:
         return -(-longest // PAGE_SIZE) * PAGE_SIZE
 
     @property
+    def short_prompts(self) -> list[list[int]]:
+        """Prompts of an unmeasured round, none of which begins with a page of a measured one."""
+        return [prompt[::-1] for prompt in self.prompts[:4]]
+
+    def first_round(self, new_tokens: int) -> "Workload":
+        """Returns the requests that run first, with fewer new tokens, for an unmeasured round or a choice."""
+        prompts = self.prompts[: self.concurrent]
+        return replace(self, prompts=prompts, output_lengths=[new_tokens] * len(prompts))
+
+    @property
     def num_output_tokens(self) -> int:
         return sum(self.output_lengths)
+
+    def description(self) -> str:
+        """Returns one line of text."""
+        lengths = list(map(len, self.prompts))
+        if self.is_closed:
+            sent = f"{self.concurrent} callers, each sends its next request when its last one has ended"
+        else:
+            sent = f"all sent at once, {self.concurrent} running"
+        return (
+            f"{len(lengths)} requests, {min(lengths)} to {max(lengths)} tokens in, {min(self.output_lengths)} to "
+            f"{max(self.output_lengths)} out, {sent}"
+        )
 
     def save(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)))
@@ -62,11 +86,27 @@ class Workload:
         return cls(**json.loads(path.read_text()))
 
 
-def full() -> Workload:
-    """Returns the workload of all quoted figures."""
+def mixed_lengths() -> Workload:
+    """Returns workload 1: 64 requests of 32 to 256 tokens in and out, all at once, 32 running."""
     r = random.Random(0)
     prompts = [[r.randint(4, 8191) for _ in range(r.randint(32, 256))] for _ in range(64)]
     return Workload(prompts=prompts, output_lengths=[r.randint(32, 256) for _ in range(64)])
+
+
+def long_prompts() -> Workload:
+    """Returns workload 2: 64 requests of 1,024 tokens in and 64 out from 8 callers."""
+    r = random.Random(2)
+    prompts = [[r.randint(4, 8191) for _ in range(1024)] for _ in range(64)]
+    return Workload(prompts=prompts, output_lengths=[64] * 64, concurrent=8, is_closed=True)
+
+
+def one_request() -> Workload:
+    """Returns workload 3: one request of 128 tokens in and 256 out."""
+    r = random.Random(3)
+    return Workload(prompts=[[r.randint(4, 8191) for _ in range(128)]], output_lengths=[256], concurrent=1)
+
+
+WORKLOADS = {1: mixed_lengths, 2: long_prompts, 3: one_request}
 
 
 def quick() -> Workload:
@@ -79,7 +119,7 @@ def quick() -> Workload:
 def model_folder() -> Path:
     """Returns the model's folder; the first call makes the model."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tandem" / "benchmarks"
-    folder = cache / "qwen3-512x8-seed0"
+    folder = cache / "qwen3-512x8-2048-seed0"
     if not (folder / "complete").exists():
         subprocess.run([sys.executable, "-m", "tests.benchmarks.workload", str(folder)], check=True)
     return folder

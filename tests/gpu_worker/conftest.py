@@ -1,10 +1,12 @@
-"""Shared by all worker tests: the device, one thread, and the rigs, so that kernels compile once per session."""
+"""Shared by all worker tests: the device, one thread, the C++ kernels, and the rigs, which compile once per session."""
 
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
+from gpu_worker.native.build import INSTRUCTION_SETS, InstructionSet, built_library, cpu_flags
+from gpu_worker.native.library import NativeLibrary
 from tests.gpu_worker.rig import Rig, RigSpec
 from tests.gpu_worker.rig_specs import LONG
 
@@ -51,3 +53,25 @@ def rig_of(device: torch.device) -> Callable[[RigSpec], Rig]:
         return rigs[spec]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def library_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[InstructionSet], NativeLibrary]:
+    """C++ kernels by instruction set, built at first use and kept."""
+    folder = tmp_path_factory.mktemp("kernels")
+    found: dict[str, NativeLibrary] = {}
+
+    def library(instructions: InstructionSet) -> NativeLibrary:
+        if instructions.name not in found:
+            found[instructions.name] = NativeLibrary(built_library(instructions, folder), instructions.name)
+        return found[instructions.name]
+
+    return library
+
+
+@pytest.fixture(params=INSTRUCTION_SETS, ids=lambda each: each.name)
+def library(request: pytest.FixtureRequest, library_of: Callable[[InstructionSet], NativeLibrary]) -> NativeLibrary:
+    """The C++ kernels for each instruction set of this machine."""
+    if not request.param.cpu_flags <= cpu_flags():
+        pytest.skip(f"this CPU has no {request.param.name}")
+    return library_of(request.param)

@@ -54,6 +54,8 @@ class RigSpec:
     chunk_align: int = 64
     # Decoder layers are compiled.
     fused: bool = False
+    # C++ kernels compute attention on a CPU where they can; otherwise FlexAttention does.
+    native: bool = True
     # By default pages for some rows, and texts of some pages.
     num_pages: int | None = None
     max_length: int | None = None
@@ -62,8 +64,8 @@ class RigSpec:
         window = "" if self.window is None else f"-window{self.window}"
         window += "" if self.bound is None else "-bound{}and{}".format(*self.bound)
         head = f"page{self.page_size}-group{self.group}-dim{self.head_dim}"
-        fused = "-fused" if self.fused else ""
-        return f"{self.family}-{head}{window}-{str(self.dtype)[6:]}{fused}"
+        suffix = f"{'-fused' * self.fused}{'-flex' * (not self.native)}"
+        return f"{self.family}-{head}{window}-{str(self.dtype)[6:]}{suffix}"
 
 
 @dataclass(kw_only=True)
@@ -135,7 +137,7 @@ class Rig:
         merged = shared_inputs(meta_model)
         self.served = served = prepare(served, device=device, dtype=spec.dtype, merged=merged)
         layers = layers if spec.bound is None else layers.bounded(*spec.bound)
-        self.runner = Runner(served, layers, self.geometry, device=device, dtype=spec.dtype)
+        self.runner = Runner(served, layers, self.geometry, device=device, dtype=spec.dtype, native=spec.native)
         if spec.fused:
             self.runner.on_device.fuse_layers()
         self.runner.warm_up()

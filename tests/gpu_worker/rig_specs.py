@@ -1,5 +1,7 @@
 """The rigs that tests of the worker share; each costs a pair of kernels, or two."""
 
+from dataclasses import replace
+
 import torch
 
 from tests.gpu_worker.rig import RigSpec
@@ -22,4 +24,9 @@ SPECS = [
     RigSpec(page_size=64, group=2, head_dim=64, family="gemma2", window=21, bound=(50, 5)),
 ]
 # Their kernels are variants of the others', so tests on these rigs are long.
-LONG = frozenset(SPECS[idx] for idx in (1, 2, 3, 4, 6, 11))
+# On a CPU FlexAttention computes what the C++ kernels do not cover, as float16, and everything if they are not built.
+ON_FLEX = [replace(SPECS[idx], native=False) for idx in (0, 7, 8, 9, 10)]
+LONG = frozenset([*(SPECS[idx] for idx in (1, 2, 3, 4, 6, 11)), *ON_FLEX])
+# FlexAttention computes on every device.
+FLEX = SPECS[5]
+SPECS += ON_FLEX

@@ -157,7 +157,7 @@ def _session(args: argparse.Namespace) -> WorkerSession:
     )
 
 
-def _dealer(context: zmq.Context, runtime_dir: str) -> zmq.Socket:
+def open_dealer(context: zmq.Context, runtime_dir: str) -> zmq.Socket:
     dealer = context.socket(zmq.DEALER)
     dealer.setsockopt(zmq.IDENTITY, f"w-{os.getpid()}-{secrets.token_hex(4)}".encode())
     dealer.setsockopt(zmq.LINGER, 200)
@@ -221,7 +221,7 @@ def main(arguments: list[str] | None = None) -> int:
         signal.signal(number, lambda *_: None)
     signal.set_wakeup_fd(waker.fileno())
     context = zmq.Context()
-    dealer = _dealer(context, args.runtime_dir)
+    dealer = open_dealer(context, args.runtime_dir)
     session = _session(args)
     _say("waits for a scheduler")
     try:

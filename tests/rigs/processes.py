@@ -38,13 +38,21 @@ def child_environment() -> dict[str, str]:
 class Child:
     """A process; a thread appends its output, stdout and stderr together, to `lines`."""
 
-    def __init__(self, name: str, arguments: list[str], *, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        arguments: list[str],
+        *,
+        environment: dict[str, str] | None = None,
+        python: str = sys.executable,
+    ) -> None:
+        """Starts `python -m` with the arguments."""
         self.name = name
         self.lines: list[str] = []
         self.killed = False
         self._changed = threading.Condition()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", *arguments],
+            [python, "-m", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

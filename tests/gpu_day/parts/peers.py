@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from tests.benchmarks.peers import run_continuous
+from tests.benchmarks.serving.peers.hugging_face import run_continuous
 from tests.benchmarks.workload import Workload
 from tests.gpu_day import published, workloads
 from tests.gpu_day.day import Day

@@ -130,7 +130,7 @@ def test_direct_masks_equal_the_conversion(page_size: int, chunk_align: int, sha
     shapes, on_device = Shapes.for_device(geometry, on_cpu=shapes_of == "cpu"), DeviceTables(geometry, cpu)
     layers = layers_of(PATTERNS)
     cache = KvCache(layers, num_pages=40, page_size=page_size, dtype=torch.float32, device=cpu)
-    kernels = Kernels(layers, geometry, shapes, cache, on_device)
+    kernels = Kernels(layers, geometry, shapes, cache, on_device, native=False)
     lengths = {1: page_size, 2: 2 * page_size + 1, 3: page_size - 1, 4: 3 * page_size - 2, 5: 5 * page_size + 5}
     for row, length in lengths.items():
         core.add(row, [1] * length)

@@ -22,7 +22,7 @@ from gpu_worker.wire.frames import read_plan
 from tests.gpu_worker.plans import TinyCore
 from tests.gpu_worker.reference import plain_attention
 from tests.gpu_worker.rig import ERROR_FLOOR, Rig, RigSpec
-from tests.gpu_worker.rig_specs import SPECS
+from tests.gpu_worker.rig_specs import FLEX, SPECS
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
@@ -128,9 +128,10 @@ def check_mixed_step(
     with torch.inference_mode():
         out, _ = paged_attention(module, query, key, value, None, step=context, **options)
     assert out.shape == (1, num_tokens, kind.num_heads, kind.value_dim)
-    prefill, pools = context.prefill[index], (cache.keys[index][None], cache.values[index][None])
-    of_all_queries = prefill.kernel(prefill.query.transpose(0, 1)[None], *pools, sinks)
-    assert of_all_queries.isfinite().all(), "padding beside a chunk reads what it must not"
+    if not context.prefill_in_place:
+        prefill, pools = context.prefill[index], (cache.keys[index][None], cache.values[index][None])
+        of_all_queries = prefill.kernel(prefill.query.transpose(0, 1)[None], *pools, sinks)
+        assert of_all_queries.isfinite().all(), "padding beside a chunk reads what it must not"
     for row, tokens in own_tokens.items():
         positions = torch.tensor(layout.inputs.positions[tokens], device=device)
         first, last = max(0, int(positions[0]) - window + 1), int(positions[-1])
@@ -155,7 +156,7 @@ def check_mixed_step(
 
 def test_uncompiled_flex_attention_is_unreachable(rig_of: Callable[[RigSpec], Rig]) -> None:
     """Without compilation the call raises, because FlexAttention itself would return wrong results."""
-    rig = rig_of(SPECS[0])
+    rig = rig_of(FLEX)
     kernel = next(iter(rig.runner.on_device.kernels.decode.values()))[0]
     slots = torch.zeros(1, dtype=torch.int64, device=rig.device)
     query = kernel.query.new_zeros(1, kernel.query.shape[1] * kernel.query.shape[2], kernel.query.shape[3])
@@ -165,7 +166,7 @@ def test_uncompiled_flex_attention_is_unreachable(rig_of: Callable[[RigSpec], Ri
 
 def test_nothing_compiles_after_the_warm_up(rig_of: Callable[[RigSpec], Rig]) -> None:
     """A shape that was not warmed up raises instead of compiling in the middle of serving."""
-    rig = rig_of(SPECS[0])
+    rig = rig_of(FLEX)
     kernel = next(iter(rig.runner.on_device.kernels.decode.values()))[0]
     wrong = kernel.query[:1, :, :, : kernel.query.shape[3] // 2]
     key = rig.runner.on_device.cache.keys[0][None, :, :, : kernel.query.shape[3] // 2]
@@ -179,7 +180,7 @@ def test_a_kernel_refuses_more_threads_than_it_has_buffers(
     """The kernel would write beyond its buffers."""
     if device.type != "cpu":
         pytest.skip("threads are a CPU's")
-    rig = rig_of(SPECS[0])
+    rig = rig_of(FLEX)
     kernel = next(iter(rig.runner.on_device.kernels.decode.values()))[0]
     key = rig.runner.on_device.cache.keys[0][None]
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)

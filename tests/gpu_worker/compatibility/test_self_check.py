@@ -9,14 +9,16 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, GptOssConfig, MistralConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from gpu_worker.attention.flex_calls import PrefillAttention
 from gpu_worker.attention.layers import AttentionPattern, LayerMap
-from gpu_worker.attention.paged import ATTENTION_NAME, PrefillAttention, register
+from gpu_worker.attention.paged import ATTENTION_NAME, register
 from gpu_worker.checkpoint.files import ModelRefused
 from gpu_worker.checkpoint.loading import prepare
 from gpu_worker.compatibility import self_check
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
 from gpu_worker.compatibility.rope import pin
 from gpu_worker.compatibility.self_check import check_runner
+from gpu_worker.cpu_attention.prefill import PrefillKernel
 from gpu_worker.geometry import Geometry, align_up
 from gpu_worker.layout.row_tables import RowTables
 from gpu_worker.step.runner import Runner
@@ -123,8 +125,13 @@ def test_wrong_chunks_in_the_last_layer_fail_the_check(device: torch.device) -> 
     for bucket, layers in runner.on_device.kernels.prefill.items():
         right = layers[-1]
 
-        def wrong(*args: object, right: PrefillAttention = right) -> Tensor:
-            return right(*args).roll(1, 1)
+        def wrong(*args: Tensor, right: PrefillAttention | PrefillKernel = right) -> Tensor | None:
+            out = right(*args)
+            if out is not None:
+                return out.roll(1, 1)
+            # A kernel of a CPU writes into its last argument.
+            args[-1].copy_(args[-1].roll(1, 1))
+            return None
 
         runner.on_device.kernels.prefill[bucket] = (*layers, wrong)
     for bucket, layers in runner.on_device.kernels.decode.items():

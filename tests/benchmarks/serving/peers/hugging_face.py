@@ -1,6 +1,6 @@
-"""Transformers as the engine to compare with: `python -m tests.benchmarks.peers static|continuous --model DIR …`.
+"""Transformers as an engine: `python -m tests.benchmarks.serving.peers.hugging_face static|continuous --model DIR …`.
 
-Owns one process per engine and run, with one thread, pinned by the parent; prints one JSON object. Each peer tries both
+Owns one process per engine and run, placed by the parent; prints one JSON object. Each peer tries both
 attention implementations for CPUs in a short round, and the faster one is measured.
 """
 
@@ -109,20 +109,17 @@ NOTES = {
 
 def main() -> None:
     """Loads the model, tries both attention implementations, and measures the faster."""
-    parser = argparse.ArgumentParser(prog="peers", allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="hugging_face", allow_abbrev=False)
     parser.add_argument("engine", choices=list(ENGINES))
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--workload", type=Path, required=True)
+    parser.add_argument("--threads", type=int, required=True)
     args = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(args.threads)
     transformers_logging.disable_progress_bar()
     workload = Workload.load(args.workload)
     run, attentions = ENGINES[args.engine]
-    probe = Workload(
-        prompts=workload.prompts[: workload.concurrent],
-        output_lengths=[_PROBE_TOKENS] * len(workload.prompts[: workload.concurrent]),
-        concurrent=workload.concurrent,
-    )
+    probe = workload.first_round(_PROBE_TOKENS)
     probed: dict[str, float] = {}
     for attention in attentions:
         model = _load(args.model, attention)

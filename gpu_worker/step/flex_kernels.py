@@ -1,0 +1,97 @@
+"""FlexAttention's kernels and masks for every static shape of a part of a step: its decode rows, or its prompt chunks.
+
+Layers with equal attention patterns share masks, layers of one kind share kernels. A kernel compiles at its first call.
+This module imports FlexAttention, so it is imported only where a part needs it.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gpu_worker.attention.block_mask import DecodeEnds, DecodeMask, PrefillMask
+from gpu_worker.attention.flex_calls import DecodeAttention, PrefillAttention
+from gpu_worker.attention.layers import LayerMap
+from gpu_worker.attention.views import View
+from gpu_worker.layout.attention_parts import DecodePart, PrefillPart
+from gpu_worker.layout.shapes import Shapes
+from gpu_worker.step.device_tables import DeviceTables
+
+
+class FlexDecode:
+    """The decode kernels."""
+
+    def __init__(
+        self, layers: LayerMap, shapes: Shapes, tables: DeviceTables, views: Sequence[View], dtype: torch.dtype
+    ) -> None:
+        self._tables, self._is_padded = tables, shapes.is_padded
+        device, patterns = tables.pages.device, [view.pattern for view in views]
+        self._ends = {bucket: DecodeEnds(bucket, device) for bucket in shapes.decode_buckets}
+        self._masks = {
+            bucket: tuple(DecodeMask(view, block_lists=self._block_lists(view, bucket), ends=ends) for view in views)
+            for bucket, ends in self._ends.items()
+        }
+        # For each bucket, the kernel of each layer.
+        self.kernels: dict[int, tuple[DecodeAttention, ...]] = {}
+        for bucket, masks in self._masks.items():
+            own = {
+                kind: DecodeAttention(kind, masks[patterns.index(kind.pattern)], dtype=dtype) for kind in layers.kinds
+            }
+            self.kernels[bucket] = tuple(own[layer.kind] for layer in layers.layers)
+
+    def _block_lists(self, view: View, bucket: int) -> Tensor:
+        """Returns int32 [slots, width]; the page table itself if every slot lists all pages of its row, whole."""
+        table = self._tables.pages
+        if not self._is_padded and view.is_plain:
+            return table
+        width = _list_width(view, table) * view.blocks_per_page
+        return torch.zeros(bucket, width, dtype=torch.int32, device=table.device)
+
+    def update(self, part: DecodePart[Tensor]) -> None:
+        """Updates the masks; requires that the page tables are those of the step."""
+        self._ends[part.bucket].update(part.last_slot, part.block_end)
+        for mask, blocks in zip(self._masks[part.bucket], part.blocks, strict=True):
+            mask.update(blocks, self._tables.pages, part.list_slots)
+
+
+class FlexPrefill:
+    """The prefill kernels."""
+
+    def __init__(
+        self, layers: LayerMap, shapes: Shapes, tables: DeviceTables, views: Sequence[View], dtype: torch.dtype
+    ) -> None:
+        self._tables = tables
+        device, patterns = tables.pages.device, [view.pattern for view in views]
+        self._q_positions = {
+            bucket: torch.full((bucket,), -1, dtype=torch.int32, device=device) for bucket in shapes.prefill_buckets
+        }
+        self._masks = {
+            bucket: tuple(
+                PrefillMask(
+                    view,
+                    q_positions=q_positions,
+                    logical_of_page=tables.logical_of_page,
+                    list_width=_list_width(view, tables.pages),
+                )
+                for view in views
+            )
+            for bucket, q_positions in self._q_positions.items()
+        }
+        # For each bucket, the kernel of each layer.
+        self.kernels: dict[int, tuple[PrefillAttention, ...]] = {}
+        for bucket, masks in self._masks.items():
+            own = {
+                kind: PrefillAttention(kind, masks[patterns.index(kind.pattern)], dtype=dtype) for kind in layers.kinds
+            }
+            self.kernels[bucket] = tuple(own[layer.kind] for layer in layers.layers)
+
+    def update(self, part: PrefillPart[Tensor]) -> None:
+        """Updates the masks; requires that the page tables are those of the step."""
+        self._q_positions[part.bucket].copy_(part.q_positions)
+        for mask, blocks in zip(self._masks[part.bucket], part.blocks, strict=True):
+            mask.update(blocks, self._tables.pages, part.slots)
+
+
+def _list_width(view: View, table: Tensor) -> int:
+    """Returns the pages of a list. The CPU kernel requires the pool's pages, others only those of a row."""
+    return view.pool_pages if table.is_cpu else table.shape[1] + view.num_learned_sink_pages

@@ -1,0 +1,68 @@
+"""The limits of this machine's cores, measured: bytes that they read per second, and floating-point operations.
+
+Owns the build of `limits.cpp` and the two measurements. A benchmark compares its figures with limits of the same run.
+"""
+
+import ctypes
+import subprocess
+import tempfile
+import time
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from gpu_worker.attention.kv_cache import huge_zeros
+from gpu_worker.native import build
+
+# More than the caches have.
+_READ_BYTES = 256 << 20
+_ROUNDS = 200_000
+_REPEATS = 3
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    instructions = build.best_instruction_set(build.cpu_flags())
+    with tempfile.TemporaryDirectory(prefix="tandem-limits-") as folder:
+        path = Path(folder) / "limits.so"
+        flags = [*build._FLAGS, *instructions.compiler_flags, f"-I{Path(build.__file__).parent}"]
+        source = Path(__file__).with_name("limits.cpp")
+        subprocess.run([*build._compiler(), *flags, str(source), "-o", str(path)], check=True)
+        library = ctypes.CDLL(str(path))
+    library.limits_read.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32)
+    library.limits_read.restype = ctypes.c_float
+    for name in ("limits_float32", "limits_bfloat16"):
+        if function := getattr(library, name, None):
+            function.argtypes = (ctypes.c_int64, ctypes.c_int32, ctypes.c_void_p)
+            function.restype = ctypes.c_int64
+    return library
+
+
+@cache
+def read_bandwidth(threads: int) -> float:
+    """Bytes per second that so many threads read in order from memory, the best of several passes."""
+    memory = huge_zeros((_READ_BYTES,), torch.uint8).fill_(1)
+    least = float("inf")
+    for _ in range(_REPEATS):
+        begun = time.perf_counter()
+        _library().limits_read(memory.data_ptr(), _READ_BYTES, threads)
+        least = min(least, time.perf_counter() - begun)
+    return _READ_BYTES / least
+
+
+@cache
+def multiply_rate(dtype: torch.dtype, threads: int) -> float:
+    """Floating-point operations per second of so many threads, a multiply-add counted as two.
+
+    In float32 if the CPU has no instruction for products of the dtype.
+    """
+    name = f"limits_{str(dtype).removeprefix('torch.')}"
+    function = getattr(_library(), name, _library().limits_float32)
+    results = torch.ones(threads + 1)
+    best = 0.0
+    for _ in range(_REPEATS):
+        begun = time.perf_counter()
+        operations = function(_ROUNDS, threads, results.data_ptr())
+        best = max(best, operations / (time.perf_counter() - begun))
+    return best
