@@ -297,19 +297,20 @@ struct TransposedKeys {
     Floats pairs[MOST_DIM / 2];
 
     // Rows of `dim` elements, a multiple of 16; prefetches as many bytes at `ahead`.
+    template <bool PREFETCHES>
     void load(const BFloat16 *keys, int64_t stride, int tokens, int64_t dim, const char *ahead) {
         const BFloat16 *rows[LANES];
         for (int t = 0; t < LANES; t++) rows[t] = keys + std::min(t, tokens - 1) * stride;
         int64_t d = 0;
-        for (; d + 32 <= dim; d += 32) load_part<false>(rows, d, ahead + d * LANES * 2);
-        if (d < dim) load_part<true>(rows, d, ahead + d * LANES * 2);
+        for (; d + 32 <= dim; d += 32) load_part<false, PREFETCHES>(rows, d, ahead + d * LANES * 2);
+        if (d < dim) load_part<true, PREFETCHES>(rows, d, ahead + d * LANES * 2);
     }
 
-    template <bool IS_HALF>
+    template <bool IS_HALF, bool PREFETCHES>
     void load_part(const BFloat16 *const *from, int64_t d, const char *ahead) {
         Floats rows[LANES];
         for (int t = 0; t < LANES; t++) {
-            __builtin_prefetch(ahead + t * 64, 0, HINT);
+            if (PREFETCHES) __builtin_prefetch(ahead + t * 64, 0, HINT);
             rows[t] = Floats(load_pairs<IS_HALF>(from[t] + d));
         }
         transpose(rows);
@@ -463,14 +464,14 @@ struct Item {
         int at = 0;
         for_tiles<LANES>(chunk, [&](const Piece<T> &piece, int first, int tokens) {
             const T *keys = piece.keys + first * call.head_dim;
-            score(keys, tokens, at, ahead_of(keys, tokens, prefetcher));
+            score(keys, tokens, at, ahead_of(tokens, prefetcher));
             at += tokens;
         });
         for (int64_t g = 0; g < call.group; g++) weigh(g, chunk.tokens);
         at = 0;
         for_tiles<VALUE_TILE>(chunk, [&](const Piece<T> &piece, int first, int tokens) {
             const T *values = piece.values + first * call.head_dim;
-            value(values, tokens, at, ahead_of(values, tokens, prefetcher));
+            value(values, tokens, at, ahead_of(tokens, prefetcher));
             at += tokens;
         });
     }
@@ -482,61 +483,62 @@ struct Item {
                 use(chunk.pieces[p], first, std::min(TILE, chunk.pieces[p].tokens - first));
     }
 
-    // The memory that is to be prefetched during a tile at `from`. For few query rows that is done at once, else between
-    // their operations, which is faster then.
-    const char *ahead_of(const T *from, int tokens, Prefetcher<T> &prefetcher) const {
+    // The memory that is to be prefetched between the operations on a tile; null if that was done at once, which is faster
+    // for few query rows.
+    const char *ahead_of(int tokens, Prefetcher<T> &prefetcher) const {
         const int64_t bytes = tokens * call.head_dim * int64_t(sizeof(T));
         const char *ahead = prefetcher.next(bytes);
         if (call.key_dim == call.value_dim) {
-            if (!DOTS && call.group < ROWS) prefetcher.prefetch(ahead, bytes);
-            return ahead;
+            if (DOTS || call.group >= ROWS) return ahead;
+            prefetcher.prefetch(ahead, bytes);
+            return nullptr;
         }
         // Operations on keys and on values touch different parts of a token.
         prefetcher.prefetch_tokens(ahead, bytes);
-        return reinterpret_cast<const char *>(from);
+        return nullptr;
     }
 
     void score(const T *keys, int tokens, int at, const char *ahead) {
-        for_rows<DOTS ? 8 : ROWS>([&](auto rows, auto is_first, int64_t g) {
+        for_rows<DOTS ? 8 : ROWS>(ahead, [&](auto rows, auto prefetches, int64_t g) {
             float *to = scores + g * STRIDE + at;
 #if defined(__AVX512BF16__)
             if constexpr (DOTS) {
-                if (is_first) transposed.load(keys, call.head_dim, tokens, std::min(key_dim, call.head_dim), ahead);
+                const int64_t dim = std::min(key_dim, call.head_dim);
+                if (g == 0) transposed.template load<prefetches>(keys, call.head_dim, tokens, dim, ahead);
                 return transposed.template scores<rows>(query + g * key_dim / 2, key_dim, to);
             }
 #endif
-            score_tile<rows, is_first && rows == ROWS>(
-                query + g * key_dim, key_dim, keys, call.head_dim, tokens, to, ahead
-            );
+            score_tile<rows, prefetches>(query + g * key_dim, key_dim, keys, call.head_dim, tokens, to, ahead);
         });
     }
 
     void value(const T *values, int tokens, int at, const char *ahead) {
-        for_rows<ROWS>([&](auto rows, auto is_first, int64_t g) {
+        for_rows<ROWS>(ahead, [&](auto rows, auto prefetches, int64_t g) {
             float *to = acc + g * value_dim;
 #if defined(__AVX512BF16__)
             if constexpr (DOTS)
-                return value_tile_of_pairs<rows, is_first>(
+                return value_tile_of_pairs<rows, prefetches>(
                     to, value_dim, weights + g * STRIDE + at, values, call.head_dim, tokens, ahead
                 );
 #endif
-            value_tile<rows, is_first && rows == ROWS>(
+            value_tile<rows, prefetches>(
                 to, value_dim, scores + g * STRIDE + at, values, call.head_dim, tokens, ahead
             );
         });
     }
 
-    // Calls `use` for blocks of query rows: their number, whether the block is the first, and its first row.
+    // Calls `use` for blocks of query rows: their number, whether they prefetch (the first do, if there is memory ahead),
+    // and the first of them.
     template <int MOST, typename Use>
-    void for_rows(Use use) {
-        for (int64_t g = 0; g < call.group;) g += rows_at<MOST>(g, use);
+    void for_rows(const char *ahead, Use use) {
+        for (int64_t g = 0; g < call.group;) g += rows_at<MOST>(g, g == 0 && ahead, use);
     }
 
     template <int MOST, typename Use>
-    int rows_at(int64_t g, Use use) {
+    int rows_at(int64_t g, bool prefetches, Use use) {
         if constexpr (MOST > 1)
-            if (g + MOST > call.group) return rows_at<MOST / 2>(g, use);
-        if (g == 0)
+            if (g + MOST > call.group) return rows_at<MOST / 2>(g, prefetches, use);
+        if (prefetches)
             use(std::integral_constant<int, MOST>(), std::true_type(), g);
         else
             use(std::integral_constant<int, MOST>(), std::false_type(), g);
