@@ -84,7 +84,11 @@ class PromptInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """The new tokens of one sample, and new text, which may lag behind the tokens."""
+    """The new tokens of one sample, and new text, which may lag behind the tokens.
+
+    Usually one token. Above some 5,000 tokens per second, a front end merges those of up to 20 ms into one delta; first
+    and last tokens are not delayed.
+    """
 
     token_offset: int
     token_ids: tuple[int, ...]

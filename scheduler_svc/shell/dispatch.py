@@ -117,13 +117,14 @@ class EffectDispatcher:
         self.send(self._workers, effect.worker, frame)
 
     def _frontend_frame(self, effects: Sequence[frontend_wire.FrontendEffect | fx.ModelServed]) -> bytes:
+        if len(effects) == 1 and not isinstance(effects[0], fx.ModelServed):
+            return frontend_wire.frame_of(effects[0])
         frame = frontend_pb2.CoreToFrontend()
         for effect in effects:
-            message = frame if len(effects) == 1 else frame.batch.messages.add()
+            message = frame.batch.messages.add()
             if isinstance(effect, fx.ModelServed):
                 if effect.info is not None:
                     self._announce_ready()
-                message.model_state.SetInParent()
                 message.model_state.CopyFrom(self._served_model.state(effect))
             else:
                 frontend_wire.fill(message, effect)

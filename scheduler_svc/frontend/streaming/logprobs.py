@@ -4,13 +4,17 @@ Knows nothing of the tokens that the logprobs belong to. Logprobs enter and leav
 always as many as tokens leave, so they stay aligned even if tokens are held back or cut off.
 """
 
+import logging
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
+
+logger = logging.getLogger(__name__)
 
 # A logprob; and an id and a logprob for each alternative.
 BYTES_PER_LOGPROB = 4
@@ -44,6 +48,19 @@ def read(message: frontend_pb2.TokenLogprobs | frontend_pb2.PromptLogprobs) -> L
         top_token_ids=np.frombuffer(message.top_token_ids, "<i4").reshape(shape),
         top_logprobs=np.frombuffer(message.top_logprobs, "<f4").reshape(shape),
     )
+
+
+def read_step(output: frontend_pb2.StepOutput) -> tuple[LogprobRows | None, Mapping[int, int]]:
+    """The step's logprobs and the row of each entry that has some."""
+    if not output.HasField("logprobs"):
+        return None, {}
+    try:
+        received = read(output.logprobs)
+        entries = np.frombuffer(output.logprobs.entries, "<i4").tolist()
+        return received, dict(zip(entries, range(len(received)), strict=True))
+    except ValueError:
+        logger.error("dropped a step's logprobs: the sizes of their arrays disagree")
+        return None, {}
 
 
 class LogprobQueue:

@@ -6,7 +6,7 @@ bounds how long. `wakeups` decides when a stream's handler sees new tokens: it n
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import grpc
 import numpy as np
@@ -161,7 +161,7 @@ class StreamTable:
         self._wakeups.release()
         for piece in output.prompt_logprobs:
             self._put_prompt_logprobs(piece)
-        received, row_of_entry = _read_logprobs(output)
+        received, row_of_entry = logprobs.read_step(output)
         streams = np.frombuffer(output.streams, "<u8").tolist()
         offsets = np.frombuffer(output.offsets, "<i4").tolist()
         tokens = np.frombuffer(output.tokens, "<i4").tolist()
@@ -236,16 +236,3 @@ class StreamTable:
         sample.num_received += count
         sample.pending.frombytes(data)
         return stream
-
-
-def _read_logprobs(output: frontend_pb2.StepOutput) -> tuple[logprobs.LogprobRows | None, Mapping[int, int]]:
-    """The step's logprobs and the row of each entry that has some."""
-    if not output.HasField("logprobs"):
-        return None, {}
-    try:
-        received = logprobs.read(output.logprobs)
-        entries = np.frombuffer(output.logprobs.entries, "<i4").tolist()
-        return received, dict(zip(entries, range(len(received)), strict=True))
-    except ValueError:
-        logger.error("dropped a step's logprobs: the sizes of their arrays disagree")
-        return None, {}

@@ -18,6 +18,8 @@ from scheduler_svc.frontend.streaming.stream import RequestStream
 
 # How often the load is measured.
 _LOAD_SECONDS = 0.1
+# Streams that are due so soon are woken together with those that are due now.
+_EARLY_SECONDS = 0.001
 
 PassOn = Callable[[SampleTokens], RequestStream | None]
 
@@ -89,7 +91,7 @@ class Wakeups:
 
     def _wake_due(self) -> None:
         loop, self._waking = asyncio.get_running_loop(), None
-        due = loop.time() - self._limits.merge_seconds
+        due = loop.time() + _EARLY_SECONDS - self._limits.merge_seconds
         num_seen = 0
         for stream, since in list(itertools.islice(self._waiting.items(), self._limits.streams_per_turn)):
             if since > due:

@@ -456,10 +456,10 @@ def test_a_reader_without_a_blocked_write_is_not_dropped(run: Run):
 def test_under_load_tokens_are_merged_but_first_tokens_and_ends_are_not_delayed(run: Run):
     async def scenario(s: Service) -> None:
         call, submit = await s.start_stream()
-        streams = s.front_end._streams
+        wakeups = s.front_end._streams._wakeups
         # Every rate counts as busy.
-        streams._limits = StreamLimits(merge_seconds=30.0, busy_tokens_per_second=-1.0)
-        streams._rate_since = 0.0
+        wakeups._limits = StreamLimits(merge_seconds=30.0, sort_seconds=30.0, busy_tokens_per_second=-1.0)
+        wakeups._rate_since = 0.0
         await s.core.output(submit.stream, spell(b"a"))
         assert (await call.read()).delta.text == "a"
         for byte in b"bcd":
@@ -472,11 +472,30 @@ def test_under_load_tokens_are_merged_but_first_tokens_and_ends_are_not_delayed(
     run(scenario)
 
 
+def test_messages_of_a_batch_are_handled_in_order(run: Run):
+    async def scenario(s: Service) -> None:
+        call = s.generate()
+        submit = await s.core.expect("submit")
+        messages = [frontend_pb2.CoreToFrontend() for _ in range(3)]
+        messages[0].admitted.stream = submit.stream
+        for message, offset, token in zip(messages[1:], (0, 1), b"ab", strict=True):
+            message.step_output.streams = submit.stream.to_bytes(8, "little")
+            message.step_output.offsets = offset.to_bytes(4, "little")
+            message.step_output.tokens = token.to_bytes(4, "little")
+        messages[2].step_output.ends.add(stream=submit.stream, reason=pb.FINISH_REASON_LENGTH)
+        await s.core.send(batch=frontend_pb2.Batch(messages=messages))
+        kinds = await rest(call)
+        assert [kind for kind, _ in kinds] == ["accepted", "delta", "finished", "summary"]
+        assert kinds[1][1] == pb.Delta(token_ids=b"ab", text="ab")
+
+    run(scenario)
+
+
 def test_delayed_tokens_are_sent_after_merge_seconds(run: Run):
     async def scenario(s: Service) -> None:
         call, submit = await s.start_stream()
-        s.front_end._streams._is_busy = True
-        s.front_end._streams._rate_since = asyncio.get_running_loop().time() + 1e6
+        s.front_end._streams._wakeups._is_busy = True
+        s.front_end._streams._wakeups._rate_since = asyncio.get_running_loop().time() + 1e6
         await s.core.output(submit.stream, spell(b"a"))
         assert (await call.read()).delta.text == "a"
         await s.core.output(submit.stream, spell(b"b"))

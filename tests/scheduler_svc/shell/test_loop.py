@@ -238,6 +238,24 @@ def test_front_ends_receive_the_served_model(bench: Bench) -> None:
     assert "identity" in worker.next_of_worker().refused.reason
 
 
+def test_a_front_end_gets_one_frame_per_turn(bench: Bench) -> None:
+    """Everything that one turn has for it, in order: the model, the state of the core, and a reply to each query."""
+    worker, frontend, other = bench.worker(), bench.frontend(), bench.frontend("f-2")
+    worker.send(joining())
+    queries = [frontend_pb2.FrontendToCore(load_query=frontend_pb2.LoadQuery(query=query)) for query in (5, 6)]
+    frontend.send(HELLO, *queries)
+    other.send(HELLO)
+    bench.await_frames(2)
+    bench.start()
+    assert worker.next_of_worker().HasField("joined")
+    frames = [frontend_pb2.CoreToFrontend.FromString(peer.receive()) for peer in (frontend, other)]
+    kinds = [[message.WhichOneof("message") for message in frame.batch.messages] for frame in frames]
+    assert sorted(kinds[0]) == ["core_status", "load_reply", "load_reply", "model_state"]
+    assert sorted(kinds[1]) == ["core_status", "model_state"]
+    assert [one.load_reply.query for one in frames[0].batch.messages if one.HasField("load_reply")] == [5, 6]
+    assert not frontend.socket.poll(0)
+
+
 def test_front_ends_receive_the_model_again_after_a_larger_worker_joins(bench: Bench) -> None:
     worker, frontend = bench.worker(), bench.frontend()
     worker.send(joining())
