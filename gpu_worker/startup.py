@@ -36,6 +36,7 @@ from gpu_worker.memory.ledger import Measured, ledger
 from gpu_worker.memory.model_facts import model_facts
 from gpu_worker.memory.pool import WHY_CAPPED
 from gpu_worker.memory.sizing import Machine, Sizes, choose_sizes
+from gpu_worker.process.lean_imports import compiler_is_loaded
 from gpu_worker.settings import BUNDLED_MODEL, WorkerSettings
 from gpu_worker.step.runner import Runner
 from gpu_worker.step.warm_up import full_plan
@@ -182,7 +183,9 @@ def warm_runner(
             runner.on_device.fuse_layers()
     pool = sum(tensor.nbytes for tensor in runner.on_device.cache.pools)
     tables = None if before is None else _allocated(device) - before - pool
-    log.info("compiling kernels; they are kept in %s", os.environ.get("TORCHINDUCTOR_CACHE_DIR", "a temporary folder"))
+    if compiler_is_loaded():
+        kept_in = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "a temporary folder")
+        log.info("compiling kernels; they are kept in %s", kept_in)
     runner.warm_up(log_slow_phase, captures=captures)
     if runner.on_device.fused is not None:
         log.info("%s", runner.on_device.fused.summary)

@@ -160,6 +160,13 @@ struct Prefetcher {
         for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(from + byte, 0, HINT);
     }
 
+    // Of each token in memory that `next` returned last, only the dimensions that are read.
+    void prefetch_tokens(const char *from, int64_t bytes) const {
+        const int64_t dim = is_value ? chunks.call.value_dim : chunks.call.key_dim;
+        const int64_t stride = chunks.call.head_dim * int64_t(sizeof(T));
+        for (int64_t begin = 0; begin < bytes; begin += stride) prefetch(from + begin, dim * int64_t(sizeof(T)));
+    }
+
     void next_piece() {
         if (++piece >= chunk.num_pieces) {
             piece = 0;
@@ -455,13 +462,15 @@ struct Item {
     void add(const Chunk<T> &chunk, Prefetcher<T> &prefetcher) {
         int at = 0;
         for_tiles<LANES>(chunk, [&](const Piece<T> &piece, int first, int tokens) {
-            score(piece.keys + first * call.head_dim, tokens, at, ahead_of(tokens, prefetcher));
+            const T *keys = piece.keys + first * call.head_dim;
+            score(keys, tokens, at, ahead_of(keys, tokens, prefetcher));
             at += tokens;
         });
         for (int64_t g = 0; g < call.group; g++) weigh(g, chunk.tokens);
         at = 0;
         for_tiles<VALUE_TILE>(chunk, [&](const Piece<T> &piece, int first, int tokens) {
-            value(piece.values + first * call.head_dim, tokens, at, ahead_of(tokens, prefetcher));
+            const T *values = piece.values + first * call.head_dim;
+            value(values, tokens, at, ahead_of(values, tokens, prefetcher));
             at += tokens;
         });
     }
@@ -473,12 +482,18 @@ struct Item {
                 use(chunk.pieces[p], first, std::min(TILE, chunk.pieces[p].tokens - first));
     }
 
-    // The memory that is to be prefetched during a tile: at once for few query rows, else between their operations.
-    const char *ahead_of(int tokens, Prefetcher<T> &prefetcher) const {
+    // The memory that is to be prefetched during a tile at `from`. For few query rows that is done at once, else between
+    // their operations, which is faster then.
+    const char *ahead_of(const T *from, int tokens, Prefetcher<T> &prefetcher) const {
         const int64_t bytes = tokens * call.head_dim * int64_t(sizeof(T));
         const char *ahead = prefetcher.next(bytes);
-        if (!DOTS && call.group < ROWS) prefetcher.prefetch(ahead, bytes);
-        return ahead;
+        if (call.key_dim == call.value_dim) {
+            if (!DOTS && call.group < ROWS) prefetcher.prefetch(ahead, bytes);
+            return ahead;
+        }
+        // Operations on keys and on values touch different parts of a token.
+        prefetcher.prefetch_tokens(ahead, bytes);
+        return reinterpret_cast<const char *>(from);
     }
 
     void score(const T *keys, int tokens, int at, const char *ahead) {

@@ -253,7 +253,7 @@ def main() -> int:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=("float32", "bfloat16"))
     parser.add_argument("--kernels", nargs="+", choices=KERNELS, help="all on a CPU, flex on other devices")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
     args = parser.parse_args()
     if args.prompts < 1:
         parser.error(f"--prompts is {args.prompts}; it must be at least 1")
@@ -269,8 +269,10 @@ def main() -> int:
             alone, differences = measure(requests, worker)
             differences += [compare(f"as {other}", then, alone) for other, then in answers.items()]
             answers[kernel] = alone
-            found += [dataclasses.replace(each, dtype=dtype, kernel=kernel) for each in differences]
-    print(json.dumps([dataclasses.asdict(one) for one in found]) if args.json else report(found))
+            own = [dataclasses.replace(each, dtype=dtype, kernel=kernel) for each in differences]
+            lines = [json.dumps(dataclasses.asdict(one)) for one in own] if args.json else report(own).splitlines()
+            print("\n".join(lines if args.json or not found else lines[1:]), flush=True)
+            found += own
     missed = [
         f"{one.dtype} {one.kernel}: {one.name}"
         for one in found
