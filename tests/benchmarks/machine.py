@@ -24,10 +24,14 @@ def pin(pid: int, core: int) -> None:
     os.sched_setaffinity(pid, {core})
 
 
+def engine_cores(threads: int) -> set[int]:
+    """Returns the cores of an engine: one of two threads may use both."""
+    return {ENGINE_CORE} if threads == 1 else {ENGINE_CORE, REST_CORE}
+
+
 def place_engine(pid: int, threads: int) -> None:
-    """Pins an engine of one thread to its core; one of two threads may use both cores."""
-    cores = {ENGINE_CORE} if threads == 1 else {ENGINE_CORE, REST_CORE}
-    os.sched_setaffinity(pid, cores)
+    """Pins an engine to its cores."""
+    os.sched_setaffinity(pid, engine_cores(threads))
 
 
 def place_rest(pid: int, threads: int) -> None:

@@ -37,7 +37,7 @@ def parsed() -> tuple[argparse.Namespace, dict[str, measure.Peer]]:
         parser.error(f"--repeats is {args.repeats}; it must be at least 1")
     if args.replays < args.profile:
         parser.error(f"--replays is {args.replays}; --profile needs one")
-    known = measure.peers(args.vllm, args.llama)
+    known = measure.peers(args.vllm, args.llama, args.threads)
     if args.engines is None:
         args.engines = [name for name in ENGINES[args.workload] if name == "tandem" or name in known]
     else:

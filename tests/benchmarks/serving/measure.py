@@ -20,11 +20,12 @@ _RUN_SECONDS = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """Another engine: its program, its interpreter, and libraries to load before all others."""
+    """Another engine: its program, its interpreter, libraries to load before all others, and environment variables."""
 
     program: list[str]
     python: str = sys.executable
     preloaded: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,7 +39,7 @@ class Measured:
     profile: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
-def peers(vllm: str | None, llama: str | None) -> dict[str, Peer]:
+def peers(vllm: str | None, llama: str | None, threads: int) -> dict[str, Peer]:
     """Returns the engines besides Tandem. vllm, llama: their interpreters; None: such an engine is left out."""
     folder = "tests.benchmarks.serving.peers."
     known = {name: Peer(program=[f"{folder}hugging_face", name]) for name in ("static", "continuous")}
@@ -46,7 +47,16 @@ def peers(vllm: str | None, llama: str | None) -> dict[str, Peer]:
         # intel-openmp puts its library beside the interpreter's folder.
         openmp = Path(vllm).parent.parent / "lib" / "libiomp5.so"
         preloaded = (machine.tcmalloc(), str(openmp) if openmp.exists() else "")
-        known["vllm"] = Peer(program=[f"{folder}vllm_engine"], python=vllm, preloaded=preloaded)
+        # As its own executor sets them; without them two threads are half as fast.
+        cores = ",".join(map(str, sorted(machine.engine_cores(threads))))
+        openmp_settings = {
+            "KMP_AFFINITY": f"granularity=fine,explicit,proclist=[{cores}]",
+            "KMP_BLOCKTIME": "5",
+            "KMP_TPAUSE": "0",
+        }
+        known["vllm"] = Peer(
+            program=[f"{folder}vllm_engine"], python=vllm, preloaded=preloaded, environment=openmp_settings
+        )
     if llama is not None:
         known["llama"] = Peer(program=[f"{folder}llama_engine"], python=llama)
     return known
@@ -55,7 +65,7 @@ def peers(vllm: str | None, llama: str | None) -> dict[str, Peer]:
 def run_peer(peer: Peer, model: Path, workload_file: Path, threads: int) -> EngineResult:
     """Runs one peer in a process of its own."""
     arguments = [*peer.program, "--model", str(model), "--workload", str(workload_file), "--threads", str(threads)]
-    return EngineResult(**_answer(arguments, threads, r'^\{"engine".*\}$', peer.python, peer.preloaded))
+    return EngineResult(**_answer(arguments, threads, r'^\{"engine".*\}$', peer))
 
 
 def run_roofline(workload_file: Path, threads: int) -> dict[str, float]:
@@ -75,12 +85,11 @@ def near_ties(model: Path, cases: Sequence[tuple[list[int], int, int]]) -> list[
         return _answer(arguments, 1, r'^\{"near_ties".*\}$')["near_ties"]
 
 
-def _answer(
-    arguments: list[str], threads: int, pattern: str, python: str = sys.executable, preloaded: tuple[str, ...] = ()
-) -> dict[str, Any]:
+def _answer(arguments: list[str], threads: int, pattern: str, peer: Peer | None = None) -> dict[str, Any]:
     """Runs a program to its end and returns the JSON object that it prints."""
-    environment = {"OMP_NUM_THREADS": str(threads), **machine.preload(*preloaded)}
-    child = Child(arguments[0], arguments, environment=environment, python=python)
+    peer = peer or Peer(program=arguments)
+    environment = {"OMP_NUM_THREADS": str(threads), **machine.preload(*peer.preloaded), **peer.environment}
+    child = Child(arguments[0], arguments, environment=environment, python=peer.python)
     try:
         machine.place_engine(child.pid, threads)
         answer = json.loads(child.wait_line(pattern, _RUN_SECONDS).group())
