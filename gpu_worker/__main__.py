@@ -17,6 +17,7 @@ from gpu_worker import logs
 from gpu_worker.command_line import load_settings, variable_warnings
 from gpu_worker.failures import explain, is_expected
 from gpu_worker.link.runtime_dir import KeyFile, worker_endpoint
+from gpu_worker.native.build import build_ahead
 from gpu_worker.preflight import check_before_imports
 from gpu_worker.process.lean_imports import import_transformers, without_collections
 from gpu_worker.settings import BUNDLED_MODEL, SettingsRefused, WorkerSettings
@@ -72,6 +73,8 @@ def run(settings: WorkerSettings, begun: float) -> int:
 def serve(settings: WorkerSettings, folder: Path, begun: float) -> None:
     """Starts and serves until a signal. Passes on fatal exceptions."""
     # Torch takes seconds to import, and a wrong setting is refused without it.
+    if not settings.device.startswith("cuda") and settings.native_kernels == "auto":
+        build_ahead()
     with without_collections():
         import torch
 

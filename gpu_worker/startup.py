@@ -19,12 +19,10 @@ from gpu_worker.checkpoint.files import ModelFiles, identity, read_files
 from gpu_worker.checkpoint.linear import PackedLinear, can_pack
 from gpu_worker.checkpoint.loading import load_weights, loads_to_device, weight_bytes
 from gpu_worker.checkpoint.merged import Groups
-from gpu_worker.compatibility.check_model import check_model, meta_model_of
 from gpu_worker.compatibility.cuda_shapes import check_cuda_shapes
 from gpu_worker.compatibility.independence import check_independence
 from gpu_worker.compatibility.rope import pin
 from gpu_worker.compatibility.self_check import check_runner
-from gpu_worker.compatibility.shared_inputs import shared_inputs
 from gpu_worker.device import choose_device, set_threads
 from gpu_worker.geometry import Geometry
 from gpu_worker.graphs.backend import GraphBackend
@@ -33,11 +31,12 @@ from gpu_worker.layout.shapes import StepShape
 from gpu_worker.logs import log_slow_phase, phase
 from gpu_worker.memory.costs import Costs
 from gpu_worker.memory.device_memory import free_bytes, free_host_bytes, resident_growth
-from gpu_worker.memory.estimate import estimate
 from gpu_worker.memory.host_memory import check_host_memory
 from gpu_worker.memory.ledger import Measured, ledger
+from gpu_worker.memory.model_facts import model_facts
 from gpu_worker.memory.pool import WHY_CAPPED
 from gpu_worker.memory.sizing import Machine, Sizes, choose_sizes
+from gpu_worker.process.lean_imports import compiler_is_loaded
 from gpu_worker.settings import BUNDLED_MODEL, WorkerSettings
 from gpu_worker.step.runner import Runner
 from gpu_worker.step.warm_up import full_plan
@@ -71,12 +70,10 @@ def start(settings: WorkerSettings, folder: Path) -> tuple[Runner, pb.Join]:
             ", ".join(files.unsupported)[:500],
         )
     with phase("compatibility check"):
-        meta_model = meta_model_of(files.config, dtype=dtype)
-        layers = check_model(meta_model)
+        facts = model_facts(files.config, dtype=dtype, packs=can_pack(device, dtype))
+        layers, costs, merged = facts.layers, facts.costs, facts.merged
         if device.type == "cuda":
             check_cuda_shapes(layers, dtype)
-        merged = shared_inputs(meta_model)
-        costs = estimate(meta_model, layers, dtype=dtype, packs=can_pack(device, dtype))
     length = settings.max_length or costs.default_length
     bound = with_window(settings, layers, length)
     reach = bound.within(length).reach
@@ -186,7 +183,9 @@ def warm_runner(
             runner.on_device.fuse_layers()
     pool = sum(tensor.nbytes for tensor in runner.on_device.cache.pools)
     tables = None if before is None else _allocated(device) - before - pool
-    log.info("compiling kernels; they are kept in %s", os.environ.get("TORCHINDUCTOR_CACHE_DIR", "a temporary folder"))
+    if compiler_is_loaded():
+        kept_in = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "a temporary folder")
+        log.info("compiling kernels; they are kept in %s", kept_in)
     runner.warm_up(log_slow_phase, captures=captures)
     if runner.on_device.fused is not None:
         log.info("%s", runner.on_device.fused.summary)

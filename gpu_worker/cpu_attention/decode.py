@@ -12,6 +12,8 @@ from gpu_worker.attention.layers import AttentionKind, LayerMap
 from gpu_worker.native.library import NativeLibrary
 
 _FUNCTIONS = {torch.float32: "tandem_decode_float32", torch.bfloat16: "tandem_decode_bfloat16"}
+# TransposedKeys::MOST_DIM of native/decode.h.
+_MOST_DIM = 1024
 _Address = ctypes.c_void_p
 _Int = ctypes.c_int64
 
@@ -44,7 +46,7 @@ class NativeDecode:
     @staticmethod
     def covers(kind: AttentionKind, dtype: torch.dtype) -> bool:
         """Whether the kernel computes layers of this kind in pools of this dtype."""
-        return dtype in _FUNCTIONS
+        return dtype in _FUNCTIONS and kind.head_dim <= _MOST_DIM
 
     def update(self, lines: Tensor, positions: Tensor) -> None:
         """Sets the rows of a step: the line of the page table and the query's position of each, int64 [rows]."""

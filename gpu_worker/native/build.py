@@ -13,8 +13,10 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock, Thread
 
 _SOURCES = Path(__file__).parent
 _COMPILERS = ("g++", "c++", "clang++")
@@ -67,6 +69,23 @@ def best_instruction_set(flags: frozenset[str]) -> InstructionSet:
     return found
 
 
+# One build at a time: a second one finds the file of the first.
+_building = Lock()
+
+
+def build_ahead() -> None:
+    """Builds this machine's library on a thread, if it is missing, while the caller imports torch.
+
+    Errors are left to `built_library`, which waits for the thread.
+    """
+
+    def build() -> None:
+        with suppress(NotBuilt):
+            built_library(best_instruction_set(cpu_flags()))
+
+    Thread(target=build, name="build ahead", daemon=True).start()
+
+
 def built_library(instructions: InstructionSet, folder: Path | None = None) -> Path:
     """The library for these instructions, compiled if `folder` (default: the user's cache) does not contain it.
 
@@ -78,8 +97,9 @@ def built_library(instructions: InstructionSet, folder: Path | None = None) -> P
     path = folder / f"kernels-{instructions.name}-{_key(command)}.so"
     try:
         _own(folder)
-        if not _is_own_file(path):
-            _compile(command, path)
+        with _building:
+            if not _is_own_file(path):
+                _compile(command, path)
     except OSError as error:
         raise NotBuilt(f"{folder} cannot hold the kernels: {error.strerror or error}; set XDG_CACHE_HOME") from error
     return path

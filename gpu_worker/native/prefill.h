@@ -5,7 +5,7 @@
 // [dimensions, lanes]. Each element of K and V is broadcast, and maximum, sum and mask need no operation across lanes.
 // A panel is as many lanes as the registers hold; a block is as many keys as fit the L1 cache beside it.
 //
-// Where the pool's pages are as long as a block, products read K and V in the pool; otherwise a block is copied first.
+// Products read K and V in the pool where pages are as long as a block and the words are alike, else in a copy.
 // A product reads words: floats, or pairs of bfloat16 (AVX512_BF16), which its instruction multiplies and adds.
 #pragma once
 
@@ -118,7 +118,7 @@ struct Scratch {
     Word *query;    // [panels][words of a key][lanes]
     float *out;     // [panels][value dimension, a multiple of 16][lanes]
     float *scores;  // [BLOCK][lanes of a panel]
-    Word *weights;  // [BLOCK / WIDTH][lanes of a panel]
+    Word *weights;  // [BLOCK / WIDTH][lanes of a panel]; floats replace the scores
     Word *keys;     // [BLOCK][words of a key]
     Word *values;   // [BLOCK / WIDTH][value dimension]
 };
@@ -293,26 +293,32 @@ struct Item {
     // Finds, or copies, the block's keys and values, whose first rows are those of position `block`.
     void locate(int64_t block, int64_t low, int64_t high, const Word *&keys, int64_t &key_row, const Word *&values,
                 int64_t &value_row) const {
-        if constexpr (std::is_same<T, Word>::value) {
-            if (call.page_size >= BLOCK) {
-                keys = in_pool(pool_keys, block);
-                values = in_pool(pool_values, block);
-                key_row = value_row = call.head_dim;
-                return;
+        const bool is_whole = call.page_size >= BLOCK;
+        if (is_whole && sizeof(Word) == sizeof(T) * WIDTH<Word>) {
+            keys = reinterpret_cast<const Word *>(in_pool(pool_keys, block));
+            key_row = call.head_dim / WIDTH<Word>;
+        } else {
+            keys = scratch.keys;
+            key_row = key_words;
+            for (int64_t at = low / KEY_GROUP * KEY_GROUP; at < high; at += KEY_GROUP) {
+                const T *from = in_pool(pool_keys, at);
+                for (int i = 0; i < KEY_GROUP; i++) {
+                    copy_row(from + i * call.head_dim, key_words, scratch.keys + (at - block + i) * key_words);
+                }
             }
         }
-        keys = scratch.keys;
-        values = scratch.values;
-        key_row = key_words;
-        value_row = value_dim;
-        for (int64_t at = low / KEY_GROUP * KEY_GROUP; at < high; at += KEY_GROUP) {
-            const T *from_keys = in_pool(pool_keys, at), *from_values = in_pool(pool_values, at);
-            for (int i = 0; i < KEY_GROUP; i++) {
-                copy_row(from_keys + i * call.head_dim, key_words, scratch.keys + (at - block + i) * key_words);
-            }
-            for (int i = 0; i < KEY_GROUP; i += WIDTH<Word>) {
-                Word *to = scratch.values + (at - block + i) / WIDTH<Word> * value_dim;
-                copy_values(from_values + i * call.head_dim, at + i, low, high, to);
+        if (is_whole && std::is_same<T, Word>::value) {
+            values = reinterpret_cast<const Word *>(in_pool(pool_values, block));
+            value_row = call.head_dim;
+        } else {
+            values = scratch.values;
+            value_row = value_dim;
+            for (int64_t at = low / KEY_GROUP * KEY_GROUP; at < high; at += KEY_GROUP) {
+                const T *from = in_pool(pool_values, at);
+                for (int i = 0; i < KEY_GROUP; i += WIDTH<Word>) {
+                    Word *to = scratch.values + (at - block + i) / WIDTH<Word> * value_dim;
+                    copy_values(from + i * call.head_dim, at + i, low, high, to);
+                }
             }
         }
     }
@@ -347,7 +353,6 @@ struct Item {
                       int64_t value_row) {
         Panel &panel = panels[p];
         compute_scores<N>(query_of(p), keys, key_row, from / KEY_GROUP * KEY_GROUP, to);
-        float *scores = scratch.scores;
         const float to_log2 = call.softcap > 0 ? call.softcap * LOG2_E : call.scale * LOG2_E;
         if (call.softcap > 0) cap<N>(from, to);
         const int64_t low = block + from, high = block + to;
@@ -355,11 +360,13 @@ struct Item {
         const bool is_masked = high - 1 > panel.first || !in_window;
         if (is_masked) mask<N>(panel, block, from, to);
 
+        if (from % WIDTH<Word>) hide<N>(--from);
+        if (to % WIDTH<Word>) hide<N>(to++);
         Floats factor[N], minus[N];
         for (int n = 0; n < N; n++) minus[n] = broadcast(LEAST);
         for (int key = from; key < to; key++) {
 #pragma GCC unroll 4
-            for (int n = 0; n < N; n++) minus[n] = max(load(scores + (key * N + n) * LANES), minus[n]);
+            for (int n = 0; n < N; n++) minus[n] = max(load(scratch.scores + (key * N + n) * LANES), minus[n]);
         }
         Floats sum[N];
         for (int n = 0; n < N; n++) {
@@ -371,9 +378,9 @@ struct Item {
         }
         weigh<N>(from, to, to_log2, minus, sum);
         for (int n = 0; n < N; n++) panel.sum[n] = sum[n];
-        const int first = from / WIDTH<Word>, end = (to + WIDTH<Word> - 1) / WIDTH<Word>;
+        const int first = from / WIDTH<Word>, end = to / WIDTH<Word>;
         if (is_masked && !is_finite(values + first * value_row, value_row, end - first)) {
-            add_seen_values<N>(panel, block, from, to, values, value_row, factor, out_of(p));
+            add_seen_values<N>(panel, low, high, block, values, value_row, factor, out_of(p));
         } else {
             add_values<N>(values, value_row, first, end, factor, panel.begun, out_of(p));
         }
@@ -419,41 +426,44 @@ struct Item {
         }
     }
 
+    // A key that nothing sees, whose weight is one of a pair.
+    template <int N>
+    void hide(int key) const {
+        for (int n = 0; n < N; n++) store(scratch.scores + (key * N + n) * LANES, broadcast(-__builtin_inff()));
+    }
+
     // Turns scores into weights, and adds them up.
     template <int N>
     void weigh(int from, int to, float to_log2, const Floats (&minus)[N], Floats (&sum)[N]) const {
-        float *scores = scratch.scores;
-        for (int key = from; key < to; key++) {
+        // Weights that are rounded to bfloat16 need no better polynomial.
+        constexpr int DEGREE = WIDTH<Word> == 2 ? 3 : 5;
+        for (int key = from; key < to; key += WIDTH<Word>) {
 #pragma GCC unroll 4
             for (int n = 0; n < N; n++) {
-                float *score = scores + (key * N + n) * LANES;
-                const Floats weight = power_of_two(load(score) * to_log2 + minus[n]);
-                sum[n] += weight;
-                store(score, weight);
-            }
-        }
-#if defined(__AVX512BF16__)
-        if constexpr (std::is_same<Word, Pair>::value) {
-            // The pairs at the edges contain a key that is not seen.
-            if (from % 2) std::memset(scores + (from - 1) * N * LANES, 0, N * LANES * sizeof(float));
-            if (to % 2) std::memset(scores + to * N * LANES, 0, N * LANES * sizeof(float));
-            alignas(64) static constexpr uint16_t interleaved[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
-                                                                     21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
-                                                                     11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-            const __m512i order = _mm512_load_si512(interleaved);
-            for (int pair = from / 2; pair < (to + 1) / 2; pair++) {
-#pragma GCC unroll 4
-                for (int n = 0; n < N; n++) {
-                    const Floats first = load(scores + (2 * pair * N + n) * LANES);
-                    const Floats second = load(scores + ((2 * pair + 1) * N + n) * LANES);
-                    const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(__m512(second), __m512(first));
-                    store_words(scratch.weights + (pair * N + n) * LANES,
-                                Floats(_mm512_permutexvar_epi16(order, both)));
+                Floats weight[WIDTH<Word>];
+                for (int i = 0; i < WIDTH<Word>; i++) {
+                    const Floats score = load(scratch.scores + ((key + i) * N + n) * LANES);
+                    weight[i] = power_of_two<DEGREE>(score * to_log2 + minus[n]);
+                    sum[n] += weight[i];
                 }
+                store_words(weights() + (key / WIDTH<Word> * N + n) * LANES, words_of(weight));
             }
         }
-#endif
     }
+
+    static Floats words_of(const Floats (&weight)[1]) {
+        return weight[0];
+    }
+
+#if defined(__AVX512BF16__)
+    static Floats words_of(const Floats (&weight)[2]) {
+        alignas(64) static constexpr uint16_t INTERLEAVED[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
+                                                                 21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
+                                                                 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+        const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(__m512(weight[1]), __m512(weight[0]));
+        return Floats(_mm512_permutexvar_epi16(_mm512_load_si512(INTERLEAVED), both));
+    }
+#endif
 
     // out = out * factor + values^T weights, for the words `from` to `to` - 1 of the block.
     template <int N>
@@ -487,6 +497,15 @@ struct Item {
         return to_float(BFloat16{uint16_t(key % 2 ? word.bits >> 16 : word.bits)});
     }
 
+    static Floats elements(const float *words, int) {
+        return load(words);
+    }
+
+    static Floats elements(const Pair *words, int key) {
+        const Ints bits = Ints(load_words(words));
+        return Floats(key % 2 ? bits & int32_t(0xffff0000) : bits << 16);
+    }
+
     bool is_finite(const Word *values, int64_t value_row, int rows) const {
         // Exponents of NaN and infinity are all ones.
         const int32_t high = 0x7f800000, low = WIDTH<Word> == 2 ? 0x7f80 : -1;
@@ -505,26 +524,27 @@ struct Item {
 
     // The same as add_values for values that contain NaN or infinity: weights of hidden keys are 0, but 0 * NaN is NaN.
     template <int N>
-    void add_seen_values(const Panel &panel, int64_t block, int from, int to, const Word *values, int64_t value_row,
-                         const Floats (&factor)[N], float *out) const {
+    void add_seen_values(const Panel &panel, int64_t low, int64_t high, int64_t block, const Word *values,
+                         int64_t value_row, const Floats (&factor)[N], float *out) const {
         for (int64_t i = 0; i < value_dim * N; i++) {
             store(out + i * LANES, panel.begun ? load(out + i * LANES) * factor[i % N] : Floats{});
         }
-        for (int key = from; key < to; key++) {
+        for (int64_t position = low; position < high; position++) {
+            const int key = int(position - block);
             const Word *value = values + key / WIDTH<Word> * value_row;
             for (int n = 0; n < N; n++) {
-                const Ints seen = is_seen(panel.position[n], int32_t(block + key));
-                const Floats weight = load(scratch.scores + (key * N + n) * LANES);
+                const Ints seen = is_seen(panel.position[n], int32_t(position));
+                const Word *weight = weights() + (key / WIDTH<Word> * N + n) * LANES;
                 for (int64_t dim = 0; dim < value_dim; dim++) {
                     float *into = out + (dim * N + n) * LANES;
-                    const Floats sum = load(into) + weight * element(value[dim], key);
+                    const Floats sum = load(into) + elements(weight, key) * element(value[dim], key);
                     store(into, seen ? sum : load(into));
                 }
             }
         }
     }
 
-    const Word *weights() const {
+    Word *weights() const {
         if constexpr (std::is_same<Word, float>::value) return scratch.scores;
         return scratch.weights;
     }

@@ -24,7 +24,11 @@ struct BFloat16 {
 };
 
 static inline Floats broadcast(float x) {
-    return Floats{} + x;
+#if defined(__AVX512F__)
+    return Floats(_mm512_set1_ps(x));
+#else
+    return Floats(_mm256_set1_ps(x));
+#endif
 }
 
 static inline float to_float(float x) {
@@ -67,6 +71,11 @@ static inline BFloat16 to_bfloat16(float x) {
 }
 
 static inline void store(BFloat16 *to, Floats x) {
+#if defined(__AVX512BF16__)
+    const __m256i half = (__m256i)_mm512_cvtneps_pbh(__m512(x));
+    _mm256_storeu_si256(reinterpret_cast<__m256i *>(to), half);
+    return;
+#endif
     alignas(64) float values[LANES];
     store(values, x);
     for (int i = 0; i < LANES; i++) to[i] = to_bfloat16(values[i]);
@@ -178,29 +187,36 @@ static inline Floats sums_of(const Floats (&x)[LANES]) {
 #endif
 }
 
-// 2^x with a relative error below 2e-7 for x <= 127; 0 below -150. NaN stays NaN.
-// A polynomial of degree 5 on |r| <= 1/2, fitted to the least relative error (9e-8).
+// 2^x; 0 below -150, NaN stays NaN. A polynomial of the fraction of x, fitted to the least relative error: that of
+// degree 5 is below 2e-7 with rounding, that of degree 3 below 1e-4.
+template <int DEGREE = 5>
 static inline Floats power_of_two(Floats x) {
-    Floats clamped = broadcast(-160.0f) > x ? broadcast(-160.0f) : x;
+    static_assert(DEGREE == 3 || DEGREE == 5, "no polynomial of this degree");
 #if defined(__AVX512F__)
-    Floats n = Floats(_mm512_roundscale_ps(__m512(clamped), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    const Floats fraction = Floats(_mm512_reduce_ps(__m512(x), _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC));
 #else
-    Floats n = Floats(_mm256_round_ps(__m256(clamped), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    x = broadcast(-160.0f) > x ? broadcast(-160.0f) : x;
+    const Floats whole = Floats(_mm256_floor_ps(__m256(x))), fraction = x - whole;
 #endif
-    Floats r = clamped - n;
-    Floats p = broadcast(1.3264727065e-03f);
-    p = p * r + 9.6715126489e-03f;
-    p = p * r + 5.5507337437e-02f;
-    p = p * r + 2.4022242085e-01f;
-    p = p * r + 6.9314697760e-01f;
-    p = p * r + 1.0f;
+    Floats p;
+    if (DEGREE == 3) {
+        p = broadcast(7.7067039907e-02f);
+        p = p * fraction + 2.2764499485e-01f;
+        p = p * fraction + 6.9511675835e-01f;
+    } else {
+        p = broadcast(1.8671300495e-03f);
+        p = p * fraction + 9.0170307085e-03f;
+        p = p * fraction + 5.5799912661e-02f;
+        p = p * fraction + 2.4016444385e-01f;
+        p = p * fraction + 6.9315129519e-01f;
+    }
+    p = p * fraction + 1.0f;
 #if defined(__AVX512F__)
-    return Floats(_mm512_scalef_ps(__m512(p), __m512(n)));
+    return Floats(_mm512_scalef_ps(__m512(p), __m512(x)));
 #else
     // Two factors, because 2^-150 is no float.
-    Ints half = Ints(_mm256_srai_epi32(_mm256_cvtps_epi32(__m256(n)), 1));
-    Ints rest = Ints(_mm256_cvtps_epi32(__m256(n))) - half;
-    return p * Floats((half + 127) << 23) * Floats((rest + 127) << 23);
+    const Ints power = Ints(_mm256_cvtps_epi32(__m256(whole))), half = Ints(_mm256_srai_epi32(__m256i(power), 1));
+    return p * Floats((half + 127) << 23) * Floats((power - half + 127) << 23);
 #endif
 }
 

@@ -51,6 +51,7 @@ def serve(flags: argparse.Namespace) -> None:
     # Each thread processes one text at a time. The library reads this when the tokenizer is first used.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     from scheduler_svc.frontend.rpc.calls import is_not_of_a_lost_caller
+    from scheduler_svc.frontend.rpc.event_loop import FrontEndLoop
     from scheduler_svc.frontend.server import FrontEnd, FrontEndSettings
     from scheduler_svc.frontend.streaming.limits import StreamLimits
     from scheduler_svc.processes.address import ListenError
@@ -75,7 +76,8 @@ def serve(flags: argparse.Namespace) -> None:
         alive.cancel()
 
     try:
-        asyncio.run(run())
+        with asyncio.Runner(loop_factory=FrontEndLoop) as runner:
+            runner.run(run())
     except ListenError as error:
         raise CannotServeError(str(error)) from None
 

@@ -117,6 +117,9 @@ class FrontEnd:
                 self._take_model(message.model_state)
             case "core_status":
                 self._readiness.set_core_status(message.core_status)
+            case "batch":
+                for one in message.batch.messages:
+                    self._on_message(one)
             case "draining":
                 logger.info("the core is shutting down: no new requests")
                 self._readiness.drain()

@@ -21,6 +21,7 @@ from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.readiness import Readiness
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.parsing import MAX_SMALL_BYTES
+from scheduler_svc.frontend.rpc.turns import Turns
 from scheduler_svc.frontend.streaming.sender import PreparedRequest, StreamSender, wait_for_admission
 from scheduler_svc.frontend.streaming.stream import RequestStream
 from scheduler_svc.frontend.streaming.stream_table import StreamTable
@@ -46,6 +47,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self._readiness = readiness
         self._streams = streams
         self._max_message_bytes = max_message_bytes
+        self._turns = Turns()
 
     def admit_generate(self) -> int:
         """The size limit of a request in bytes. Raises Refusal if no request is admitted now."""
@@ -73,6 +75,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         model = self._readiness.admit()
         stream = self._streams.open()
         try:
+            await self._turns.wait()
             prepared = await self._prepare(request, context, model)
             # Frees the prompt, which may be large, before the stream, which may be long.
             request.Clear()

@@ -5,7 +5,7 @@ Owns the list of peers that could not be reached until they are reported to the 
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from tandem.internal.v1 import frontend_pb2, worker_pb2
 
@@ -75,8 +75,11 @@ class EffectDispatcher:
         return rest
 
     def dispatch(self, effects: list[fx.Effect]) -> None:
-        """Carries out effects, those for workers first, so that no device waits while text is sent to front ends."""
-        later: list[frontend_wire.FrontendEffect | fx.ModelServed] = []
+        """Carries out effects, those for workers first, so that no device waits while text is sent to front ends.
+
+        Each front end gets one frame, because a frame costs it and the core a wake-up.
+        """
+        later: dict[str, list[frontend_wire.FrontendEffect | fx.ModelServed]] = {}
         reports: list[StepReport] = []
         for effect in effects:
             match effect:
@@ -91,9 +94,9 @@ class EffectDispatcher:
                 case fx.WorkerAccepted() | fx.WorkerProven():
                     raise AssertionError(f"{effect} does not answer a worker's message")
                 case _:
-                    later.append(effect)
-        for effect in later:
-            self.send(self._frontends, effect.frontend, self._frontend_frame(effect))
+                    later.setdefault(effect.frontend, []).append(effect)
+        for frontend, of_frontend in later.items():
+            self.send(self._frontends, frontend, self._frontend_frame(of_frontend))
         if self._steps is not None:
             for report in reports:
                 self._steps.add(report)
@@ -113,12 +116,18 @@ class EffectDispatcher:
             frame = worker_wire.refused_frame(effect.reason, retry=effect.retry)
         self.send(self._workers, effect.worker, frame)
 
-    def _frontend_frame(self, effect: frontend_wire.FrontendEffect | fx.ModelServed) -> bytes:
-        if not isinstance(effect, fx.ModelServed):
-            return frontend_wire.frame_of(effect)
-        if effect.info is not None:
-            self._announce_ready()
-        return frontend_pb2.CoreToFrontend(model_state=self._served_model.state(effect)).SerializeToString()
+    def _frontend_frame(self, effects: Sequence[frontend_wire.FrontendEffect | fx.ModelServed]) -> bytes:
+        frame = frontend_pb2.CoreToFrontend()
+        for effect in effects:
+            message = frame if len(effects) == 1 else frame.batch.messages.add()
+            if isinstance(effect, fx.ModelServed):
+                if effect.info is not None:
+                    self._announce_ready()
+                message.model_state.SetInParent()
+                message.model_state.CopyFrom(self._served_model.state(effect))
+            else:
+                frontend_wire.fill(message, effect)
+        return frame.SerializeToString()
 
     def _announce_ready(self) -> None:
         """Logs a command that tries the service, once, when the first model is served."""

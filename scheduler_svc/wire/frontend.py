@@ -111,6 +111,12 @@ FrontendEffect = (
 def frame_of(effect: FrontendEffect) -> bytes:
     """Encodes the effect as a CoreToFrontend frame."""
     message = pb.CoreToFrontend()
+    fill(message, effect)
+    return message.SerializeToString()
+
+
+def fill(message: pb.CoreToFrontend, effect: FrontendEffect) -> None:
+    """Fills an empty message with the effect."""
     match effect:
         case fx.StepOutput():
             _fill_output(message.step_output, effect)
@@ -143,7 +149,6 @@ def frame_of(effect: FrontendEffect) -> bytes:
             message.core_status.workers = effect.workers
         case fx.AnnounceDrain():
             message.draining.SetInParent()
-    return message.SerializeToString()
 
 
 def _fill_logprobs(out: pb.TokenLogprobs | pb.PromptLogprobs, values: fx.Logprobs) -> None:

@@ -1,10 +1,11 @@
 """Measures how often sampled text differs from the same request run alone: `python -m tests.benchmarks.divergence`.
 
-The bundled model runs behind the whole service at temperature 0.8 with penalties and a seed per prompt. Every round
-sends the same requests: one after another, again, batched, with a worker kill in the middle, and with a pool so small
-that requests are preempted. Floating-point sums differ between batches and chunks, so a nearly tied sample may change;
-after it the text differs. Up to that token the difference of the logprobs is measured. Owns the rounds, the comparison
-and the report.
+The bundled model runs behind the whole service at temperature 0.8 with penalties and a seed per prompt, in float32 and
+in bfloat16, with FlexAttention and with the C++ kernels of a CPU. Every round sends the same requests: one after
+another, again, batched, with a worker kill in the middle, and with a pool so small that requests are preempted; then
+the requests that ran alone are compared between the kernels. Floating-point sums differ between batches, chunks and
+kernels, so a nearly tied sample may change; after it the text differs. Up to that token the difference of the logprobs
+is measured. Owns the rounds, the comparison and the report.
 """
 
 import argparse
@@ -28,6 +29,8 @@ TIMEOUT_SECONDS = 600.0
 TEMPERATURE = 0.8
 PENALTIES: GenerateOptions = {"presence_penalty": 0.3, "frequency_penalty": 0.2, "repetition_penalty": 1.1}
 TOP_K = 5
+# By name, the worker's setting native_kernels.
+KERNELS = {"flex": "off", "native": "auto"}
 MAX_ROWS = 12
 PAGE_SIZE = 16
 # Pages for every row at its longest; and for less than half of that, but for at least one row.
@@ -51,6 +54,8 @@ class Difference:
     """One round compared with the round alone."""
 
     name: str
+    dtype: str = ""
+    kernel: str = ""
     streams: int
     diverged: int
     # Output tokens, the tokens from the first difference on, and the first such position in any stream.
@@ -155,13 +160,24 @@ def together(client: Client, requests: Requests, meanwhile: Callable[[Sequence[G
         return [answer.result() for answer in answers]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerKind:
+    """How the workers of a service compute."""
+
+    model: Path
+    device: str
+    dtype: str
+    # A key of KERNELS.
+    kernel: str
+
+
 class Service:
     """A scheduler and a succession of workers; a new worker joins before the old one is killed."""
 
-    def __init__(self, rig: Rig, model: Path, device: str, dtype: str) -> None:
+    def __init__(self, rig: Rig, worker: "WorkerKind") -> None:
         self._rig = rig
-        self._flags = ["--runtime-dir", str(rig.runtime_dir), "--model", str(model), "--device", device]
-        self._flags += ["--dtype", dtype]
+        self._flags = ["--runtime-dir", str(rig.runtime_dir), "--model", str(worker.model), "--device", worker.device]
+        self._flags += ["--dtype", worker.dtype, "--native-kernels", KERNELS[worker.kernel]]
         self._flags += ["--page-size", str(PAGE_SIZE), "--max-rows", str(MAX_ROWS), "--max-length", "512"]
         self._flags += ["--token-budget", "128", "--exit-with-parent"]
         self._serving = self.worker(ROOMY_PAGES)
@@ -186,13 +202,13 @@ class Service:
             time.sleep(0.01)
 
 
-def measure(requests: Requests, *, model: Path, device: str, dtype: str) -> list[Difference]:
-    """Runs every round, in order."""
+def measure(requests: Requests, worker: WorkerKind) -> tuple[list[Answer], list[Difference]]:
+    """Runs every round, in order. Returns the answers of requests that ran alone, and the other rounds' differences."""
 
     def undisturbed(_: Sequence[GenerateStream]) -> None: ...
 
     with Rig() as rig:
-        service = Service(rig, model, device, dtype)
+        service = Service(rig, worker)
         client = service.client
         successor = service.worker(ROOMY_PAGES)
         successor.wait_line("joined", TIMEOUT_SECONDS)
@@ -210,16 +226,18 @@ def measure(requests: Requests, *, model: Path, device: str, dtype: str) -> list
         service.succeed(small)
         found.append(compare("preempted", alone, together(client, requests, undisturbed)))
         client.close()
-        return found
+        return alone, found
 
 
 def report(found: Sequence[Difference]) -> str:
     """Returns a line per round."""
-    head = f"{'round':<14}{'streams':>8}{'diverged':>9}{'rate':>8}{'tokens beyond':>15}{'earliest':>9}"
+    head = f"{'dtype':<10}{'kernels':<8}{'round':<14}{'streams':>8}{'diverged':>9}{'rate':>8}"
+    head += f"{'tokens beyond':>16}{'earliest':>9}"
     lines = [head + f"{'logprobs':>10}{'prompt':>10}{'preempted':>10}{'killed':>7}"]
     for one in found:
         beyond = f"{one.tokens_beyond} of {one.tokens}"
-        line = f"{one.name:<14}{one.streams:>8}{one.diverged:>9}{one.diverged / one.streams:>8.1%}{beyond:>15}"
+        line = f"{one.dtype:<10}{one.kernel:<8}{one.name:<14}{one.streams:>8}{one.diverged:>9}"
+        line += f"{one.diverged / one.streams:>8.1%}{beyond:>16}"
         line += f"{'-' if one.earliest is None else one.earliest:>9}{one.max_logprob_difference:>10.1e}"
         line += f"{one.max_prompt_logprob_difference:>10.1e}{one.preempted:>10}{one.interrupted:>7}"
         lines.append(line)
@@ -233,23 +251,36 @@ def main() -> int:
     parser.add_argument("--new-tokens", type=int, default=64, help="new tokens per prompt (64)")
     parser.add_argument("--model", type=Path, default=BUNDLED / "model")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=("float32", "bfloat16"))
+    parser.add_argument("--kernels", nargs="+", choices=KERNELS, help="all on a CPU, flex on other devices")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
     args = parser.parse_args()
     if args.prompts < 1:
         parser.error(f"--prompts is {args.prompts}; it must be at least 1")
     lines = (BUNDLED / "prompts.txt").read_text().splitlines()
     count = min(args.prompts, len(lines))
     texts = tuple(lines[i * len(lines) // count] for i in range(count))
-    found = measure(
-        Requests(texts=texts, new_tokens=args.new_tokens), model=args.model, device=args.device, dtype=args.dtype
-    )
-    print(json.dumps([dataclasses.asdict(one) for one in found]) if args.json else report(found))
-    *_, killed, preempted = found
-    if not killed.interrupted or not preempted.preempted:
-        print("no stream met the kill, or none was preempted; increase --prompts or --new-tokens", file=sys.stderr)
-        return 1
-    return 0
+    requests = Requests(texts=texts, new_tokens=args.new_tokens)
+    found: list[Difference] = []
+    for dtype in args.dtypes:
+        answers: dict[str, list[Answer]] = {}
+        for kernel in args.kernels or (KERNELS if args.device == "cpu" else ["flex"]):
+            worker = WorkerKind(model=args.model, device=args.device, dtype=dtype, kernel=kernel)
+            alone, differences = measure(requests, worker)
+            differences += [compare(f"as {other}", then, alone) for other, then in answers.items()]
+            answers[kernel] = alone
+            own = [dataclasses.replace(each, dtype=dtype, kernel=kernel) for each in differences]
+            lines = [json.dumps(dataclasses.asdict(one)) for one in own] if args.json else report(own).splitlines()
+            print("\n".join(lines if args.json or not found else lines[1:]), flush=True)
+            found += own
+    missed = [
+        f"{one.dtype} {one.kernel}: {one.name}"
+        for one in found
+        if (one.name == "worker killed" and not one.interrupted) or (one.name == "preempted" and not one.preempted)
+    ]
+    if missed:
+        print(f"no stream met {', '.join(missed)}; increase --prompts or --new-tokens", file=sys.stderr)
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ from gpu_worker.native import build
 
 # More than the caches have.
 _READ_BYTES = 256 << 20
-_ROUNDS = 200_000
-_REPEATS = 3
+_ROUNDS = 400_000
+_REPEATS = 5
 
 
 @cache
@@ -59,7 +59,7 @@ def multiply_rate(dtype: torch.dtype, threads: int) -> float:
     """
     name = f"limits_{str(dtype).removeprefix('torch.')}"
     function = getattr(_library(), name, _library().limits_float32)
-    results = torch.ones(threads + 1)
+    results = torch.ones(2 + threads)
     best = 0.0
     for _ in range(_REPEATS):
         begun = time.perf_counter()

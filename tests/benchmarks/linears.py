@@ -21,19 +21,12 @@ from gpu_worker.attention.kv_cache import huge_zeros
 from gpu_worker.checkpoint.native_linear import LinearKernel, linear_kernel
 from tests.benchmarks.limits import multiply_rate, read_bandwidth
 from tests.benchmarks.machine import description
+from tests.benchmarks.serving.roofline import linear_shapes
 from tests.benchmarks.workload import MODEL
 
-_HIDDEN, _INTERMEDIATE = MODEL["hidden_size"], MODEL["intermediate_size"]
-_QKV = (MODEL["num_attention_heads"] + 2 * MODEL["num_key_value_heads"]) * MODEL["head_dim"]
-_HEADS = MODEL["num_attention_heads"] * MODEL["head_dim"]
-# The benchmarks' model, with merged layers: input features, output features, layers of a step.
-MODEL_SHAPES = {
-    (_HIDDEN, _QKV): MODEL["num_hidden_layers"],
-    (_HEADS, _HIDDEN): MODEL["num_hidden_layers"],
-    (_HIDDEN, 2 * _INTERMEDIATE): MODEL["num_hidden_layers"],
-    (_INTERMEDIATE, _HIDDEN): MODEL["num_hidden_layers"],
-    (_HIDDEN, MODEL["vocab_size"]): 1,
-}
+# The benchmarks' model, with merged layers: (input features, output features), and how many of them a step has.
+MODEL_SHAPES = dict.fromkeys(linear_shapes(), MODEL["num_hidden_layers"])
+MODEL_SHAPES[MODEL["hidden_size"], MODEL["vocab_size"]] = 1
 LARGER_SHAPES = {(2048, 2048): 1, (2048, 8192): 1}
 ROWS, QUICK_ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 128, 512), (1, 32)
 _COPIES_BYTES = 80 << 20

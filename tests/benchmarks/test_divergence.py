@@ -1,5 +1,7 @@
 """The arithmetic of the divergence benchmark: where two texts diverge, and the difference of logprobs before that."""
 
+import dataclasses
+
 from tandem_client.types import TokenLogprob
 from tests.benchmarks.divergence import Answer, compare, first_difference, logprob_difference, report
 
@@ -44,8 +46,23 @@ def test_compare_counts_diverged_tokens_and_compares_the_others() -> None:
     assert (found.streams, found.diverged, found.tokens, found.tokens_beyond, found.earliest) == (3, 2, 9, 3, 1)
     assert (found.max_logprob_difference, found.max_prompt_logprob_difference) == (0.25, 0.0)
     assert (found.preempted, found.interrupted) == (1, 1)
-    line = report([found]).splitlines()[1]
-    assert line.split() == ["batched", "3", "2", "66.7%", "3", "of", "9", "1", "2.5e-01", "0.0e+00", "1", "1"]
+    line = report([dataclasses.replace(found, dtype="float32", kernel="flex")]).splitlines()[1]
+    assert line.split() == [
+        "float32",
+        "flex",
+        "batched",
+        "3",
+        "2",
+        "66.7%",
+        "3",
+        "of",
+        "9",
+        "1",
+        "2.5e-01",
+        "0.0e+00",
+        "1",
+        "1",
+    ]
 
 
 def test_compare_reports_equal_rounds() -> None:

@@ -20,7 +20,7 @@ from tandem_client.services.supervisor import ServiceEnded
 _READY_SECONDS = 240.0
 _STOP_SECONDS = 20.0
 # The worker's compiled kernels, below the user's folder for caches.
-_KERNELS = Path("tandem") / "inductor"
+_KERNELS = Path("tandem") / "native"
 
 # Takes the name of the speaker and the line.
 Say = Callable[[str, str], None]
@@ -54,7 +54,7 @@ class Services:
         """Starts both at the same time and waits until the service is ready. Raises ServiceEnded."""
         self._say("demo", "starting the scheduler service and the worker, two processes")
         if not _has_compiled_kernels():
-            self._say("demo", "compiling kernels, which takes about 30 s and happens once")
+            self._say("demo", "compiling kernels, which takes about 10 s and happens once")
         self._pair.start()
         try:
             async with asyncio.timeout(_READY_SECONDS):
@@ -100,5 +100,4 @@ def free_address() -> str:
 
 def _has_compiled_kernels() -> bool:
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or caches / _KERNELS)
-    return folder.is_dir() and any(folder.iterdir())
+    return any((caches / _KERNELS).glob("*.so"))

@@ -43,7 +43,7 @@ def delta(message: inference_pb2.Delta) -> types.Delta:
         token_ids=tuple(message.token_ids),
         text=message.text,
         sample_idx=message.sample_idx,
-        logprobs=_logprobs(message.logprobs),
+        logprobs=_logprobs(message.logprobs) if message.HasField("logprobs") else (),
     )
 
 

@@ -61,7 +61,7 @@ async def wait_for_admission(stream: RequestStream) -> int:
 class SampleSender:
     """The messages of one sample: its pending delta and its end."""
 
-    __slots__ = ("_delta", "_request", "is_over", "output", "reason", "sample")
+    __slots__ = ("_idx", "_num_sent", "_request", "is_over", "output", "reason", "sample")
 
     def __init__(self, idx: int, sample: SampleStream, output: SampleOutput, request: PreparedRequest) -> None:
         self.sample = sample
@@ -69,26 +69,33 @@ class SampleSender:
         self.is_over = False
         self.reason = pb.FINISH_REASON_UNSPECIFIED
         self._request = request
-        self._delta = pb.Delta(sample_idx=idx)
+        self._idx = idx
+        # The offset of the next delta.
+        self._num_sent = 0
 
-    def next_delta(self, piece: OutputPiece) -> pb.Delta | None:
-        """The delta to send once `piece` is added. Returns None while the delta is empty."""
-        delta = self._delta
-        if self._request.want_token_ids:
-            delta.token_ids.extend(piece.token_ids)
-        if self._request.want_text:
-            delta.text += piece.text
-        if self.sample.logprobs is not None and piece.token_ids:
-            # A delta with logprobs is sent at once, so it never holds logprobs of earlier tokens here.
-            delta.logprobs.CopyFrom(self.sample.logprobs.take(len(piece.token_ids)))
-        if not (delta.token_ids or delta.text or delta.HasField("logprobs")):
+    def next_delta(self, piece: OutputPiece) -> pb.GenerateResponse | None:
+        """The message with the delta that `piece` makes. Returns None if the delta would be empty."""
+        wants, logprobs = self._request, self.sample.logprobs
+        token_ids = piece.token_ids if wants.want_token_ids else ()
+        text = piece.text if wants.want_text else ""
+        has_logprobs = logprobs is not None and bool(piece.token_ids)
+        if not (token_ids or text or has_logprobs):
+            # Tokens without ids and text wait for the delta that shows them.
             return None
-        self._delta = pb.Delta(sample_idx=delta.sample_idx, token_offset=self.output.num_tokens)
-        return delta
+        # The message of every token, so it is filled in place: a Delta of its own would be copied.
+        message = pb.GenerateResponse()
+        delta = message.delta
+        delta.sample_idx, delta.token_offset, delta.text = self._idx, self._num_sent, text
+        if token_ids:
+            delta.token_ids.extend(token_ids)
+        if logprobs is not None and has_logprobs:
+            delta.logprobs.CopyFrom(logprobs.take(len(piece.token_ids)))
+        self._num_sent = self.output.num_tokens
+        return message
 
     def finished(self, stop_string: str) -> pb.Finished:
         """How the sample ended: at `stop_string` if it is not empty, else as the core's End says."""
-        message = pb.Finished(sample_idx=self._delta.sample_idx, output_tokens=self.output.num_tokens)
+        message = pb.Finished(sample_idx=self._idx, output_tokens=self.output.num_tokens)
         if stop_string:
             message.reason, message.stop_string = pb.FINISH_REASON_STOP_STRING, stop_string
         else:
@@ -148,8 +155,8 @@ class StreamSender:
             is_over, piece = True, output.finish(tokens, stop_token_id=stop_token_id)
         if piece.stop_string:
             self._streams.stop(sample, output.num_tokens)
-        if delta := sender.next_delta(piece):
-            await self._write(pb.GenerateResponse(delta=delta))
+        if (message := sender.next_delta(piece)) is not None:
+            await self._write(message)
         sender.is_over = is_over or bool(piece.stop_string)
         if not sender.is_over:
             return

@@ -7,7 +7,7 @@ bytes and each alternative 8 bytes.
 
 import asyncio
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tandem.internal.v1 import frontend_pb2
 
@@ -47,10 +47,13 @@ class SampleStream:
 
     def take(self) -> list[int]:
         """The pending tokens, up to the size of one message. If more remain, the stream's `changed` returns at once."""
+        if len(self.pending) <= self._max_take:
+            tokens = self.pending.tolist()
+            del self.pending[:]
+            return tokens
         tokens = self.pending[: self._max_take].tolist()
         del self.pending[: self._max_take]
-        if self.pending:
-            self.stream.wake()
+        self.stream.wake()
         return tokens
 
 
@@ -73,7 +76,8 @@ class RequestStream:
     failure: status.Refusal | None = None
     # The loop's time at which the current write began; 0 between writes.
     blocked_since: float = 0.0
-    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _is_changed: bool = False
+    _waiter: "asyncio.Future[None] | None" = None
 
     def begin(self, first_id: int, submit: frontend_pb2.Submit) -> None:
         """Creates the samples of a request that is about to be submitted, numbered from `first_id` on."""
@@ -103,6 +107,11 @@ class RequestStream:
         )
 
     @property
+    def has_pending(self) -> bool:
+        """Whether a sample has tokens that are not sent."""
+        return any(sample.pending for sample in self.samples)
+
+    @property
     def num_bytes(self) -> int:
         """The size of all pending data."""
         prompt_bytes = 0 if self.prompt is None else self.prompt.num_bytes
@@ -110,9 +119,17 @@ class RequestStream:
 
     async def changed(self) -> None:
         """Waits for a change. Returns at once if there was one since the last call."""
-        await self._changed.wait()
-        self._changed.clear()
+        # An asyncio.Event would take 700 bytes per stream and a queue of waiters; only one task waits.
+        if not self._is_changed:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        self._is_changed = False
 
     def wake(self) -> None:
         """Reports a change to the handler."""
-        self._changed.set()
+        self._is_changed = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

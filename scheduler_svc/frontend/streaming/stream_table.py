@@ -1,8 +1,7 @@
 """Owns the table of open streams: passes the core's output to them and drops readers that stall.
 
 Knows nothing of text or gRPC. A request has at most its samples' max_new_tokens and its prompt pending; `StreamLimits`
-bounds how long. Under load, above `busy_tokens_per_second`, the table delays wake-ups by up to `merge_seconds`, so that
-one message carries several tokens. It never delays first tokens and ends.
+bounds how long. `wakeups` decides when a stream's handler sees new tokens: it never delays first tokens and ends.
 """
 
 import asyncio
@@ -16,8 +15,10 @@ from tandem.internal.v1 import frontend_pb2
 from scheduler_svc.frontend.core_link import CoreMessageTooLargeError
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.streaming import logprobs
+from scheduler_svc.frontend.streaming.arrivals import SampleTokens
 from scheduler_svc.frontend.streaming.limits import StreamLimits
 from scheduler_svc.frontend.streaming.stream import RequestStream, SampleStream
+from scheduler_svc.frontend.streaming.wakeups import Wakeups
 
 logger = logging.getLogger(__name__)
 
@@ -45,11 +46,7 @@ class StreamTable:
         self._last_id = 0
         # Samples of the open streams. A request that is not submitted yet counts as one.
         self._num_reserved = 0
-        # Streams with a delayed wake-up.
-        self._delayed: dict[RequestStream, None] = {}
-        self._rate_since = 0.0
-        self._num_tokens_since = 0
-        self._is_busy = False
+        self._wakeups = Wakeups(limits, self._pass_on)
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -94,7 +91,7 @@ class StreamTable:
             return
         del self._open[stream]
         self._num_reserved -= max(1, len(stream.samples))
-        self._delayed.pop(stream, None)
+        self._wakeups.forget(stream)
         self._cancel(stream)
         for sample in stream.samples:
             self._samples.pop(sample.id, None)
@@ -121,6 +118,7 @@ class StreamTable:
 
     def fail_all(self, failure: Callable[[], status.Refusal]) -> None:
         """Ends every stream that the core has not ended, because the core is gone or the grace period is over."""
+        self._wakeups.release()
         for stream in list(self._open):
             if not stream.is_ended:
                 self.fail(stream, failure())
@@ -157,7 +155,10 @@ class StreamTable:
         if num_bytes != (8 * num_tokens, 4 * num_tokens, 4 * num_tokens):
             logger.error("dropped a step's output: its arrays differ in length")
             return
-        self._measure_load(num_tokens)
+        self._wakeups.measure_load(num_tokens)
+        if self._wakeups.hold(output):
+            return
+        self._wakeups.release()
         for piece in output.prompt_logprobs:
             self._put_prompt_logprobs(piece)
         received, row_of_entry = _read_logprobs(output)
@@ -180,8 +181,8 @@ class StreamTable:
                     continue
             sample.num_received += 1
             sample.pending.append(token)
-            if self._is_busy and offset:
-                self._wake_later(stream)
+            if offset:
+                self._wakeups.wake(stream)
             else:
                 stream.wake()
         for end in output.ends:
@@ -218,22 +219,23 @@ class StreamTable:
                     self._send(frontend_pb2.FrontendToCore(cancel=cancel))
         stream.is_submitted = False
 
-    def _measure_load(self, num_tokens: int) -> None:
-        now = asyncio.get_running_loop().time()
-        if (seconds := now - self._rate_since) >= 0.1:
-            self._is_busy = self._num_tokens_since > self._limits.busy_tokens_per_second * seconds
-            self._rate_since, self._num_tokens_since = now, 0
-        self._num_tokens_since += num_tokens
-
-    def _wake_later(self, stream: RequestStream) -> None:
-        if not self._delayed:
-            asyncio.get_running_loop().call_later(self._limits.merge_seconds, self._wake_delayed)
-        self._delayed[stream] = None
-
-    def _wake_delayed(self) -> None:
-        delayed, self._delayed = self._delayed, {}
-        for stream in delayed:
-            stream.wake()
+    def _pass_on(self, tokens: SampleTokens) -> RequestStream | None:
+        """Passes tokens of several steps to their sample. Returns its stream, if it is open and takes them."""
+        sample_id, first, count, is_complete, data = tokens
+        sample = self._samples.get(sample_id)
+        if sample is None or sample.is_stopped or sample.stream.failure:
+            return None
+        stream = sample.stream
+        if first != sample.num_received or not is_complete or first + count > stream.max_new_tokens:
+            expected = f"{count} tokens from {sample.num_received} on, of {stream.max_new_tokens}"
+            self._fail_broken(stream, f"{count} tokens from {first} on came instead of {expected}")
+            return None
+        if sample.logprobs is not None:
+            self._fail_broken(stream, f"token {first} came without the requested logprobs")
+            return None
+        sample.num_received += count
+        sample.pending.frombytes(data)
+        return stream
 
 
 def _read_logprobs(output: frontend_pb2.StepOutput) -> tuple[logprobs.LogprobRows | None, Mapping[int, int]]:

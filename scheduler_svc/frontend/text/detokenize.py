@@ -14,6 +14,8 @@ may replace complete characters if invalid bytes follow; text that was already r
 from collections.abc import Callable, Sequence
 
 REPLACEMENT = "\ufffd"
+# Tokens of the returned text that give the next ones their context. More are decoded again for nothing.
+MAX_CONTEXT_TOKENS = 8
 # A UTF-8 character has at most 4 bytes, so more held tokens than this are bytes that will never be a character.
 MAX_HELD_TOKENS = 16
 
@@ -56,7 +58,14 @@ class Detokenizer:
         return new
 
     def _restart(self, context: list[int]) -> None:
-        shown = self._decode(context) if context else ""
+        shown = ""
+        if len(context) > MAX_CONTEXT_TOKENS:
+            # A tail without text would make the next token the first one, and some decoders strip its space.
+            tail = context[-MAX_CONTEXT_TOKENS:]
+            shown = self._decode(tail)
+            context = tail if shown else context
+        if context and not shown:
+            shown = self._decode(context)
         if shown.endswith(REPLACEMENT):
             context, shown = [], ""
         self._context, self._shown, self._num_context_chars = context, shown, len(shown)

@@ -47,12 +47,13 @@ def _probe_core(folder: Path) -> list[float]:
     send = EffectDispatcher.send
 
     def noted_send(self: Any, link: Any, peer: str, frame: bytes) -> None:
-        if link is self._frontends and frame[:1] == b"\x22":
-            sent.append(time.monotonic())
+        if link is self._frontends:
+            message = frontend_pb2.CoreToFrontend.FromString(frame)
+            messages = message.batch.messages if message.HasField("batch") else [message]
+            sent.extend(time.monotonic() for one in messages if one.HasField("step_output"))
         send(self, link, peer, frame)
 
     EffectDispatcher.send = noted_send
-    assert frontend_pb2.CoreToFrontend.STEP_OUTPUT_FIELD_NUMBER == 4
 
     popen = frontend_process.subprocess.Popen
 

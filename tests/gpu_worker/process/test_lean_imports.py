@@ -20,7 +20,7 @@ def run(code: str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", _LEAN + code],
         cwd=REPOSITORY,
-        env=child_environment(),
+        env=child_environment() | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=False,

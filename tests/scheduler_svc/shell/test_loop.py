@@ -57,6 +57,7 @@ class Peer:
         self.socket.setsockopt(zmq.ROUTING_ID, name.encode())
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.connect(endpoint)
+        self._batch: list[frontend_pb2.CoreToFrontend] = []
 
     def send(self, *messages: worker_pb2.WorkerToCore | frontend_pb2.FrontendToCore | bytes) -> None:
         for message in messages:
@@ -74,9 +75,16 @@ class Peer:
 
     def next_of_frontend(self) -> frontend_pb2.CoreToFrontend:
         """The next message that is not a core status, which is sent whenever a worker joins or leaves."""
-        while (message := frontend_pb2.CoreToFrontend.FromString(self.receive())).HasField("core_status"):
+        while (message := self._next_message()).HasField("core_status"):
             pass
         return message
+
+    def _next_message(self) -> frontend_pb2.CoreToFrontend:
+        """The next message, alone in its frame or one of a batch."""
+        if not self._batch:
+            message = frontend_pb2.CoreToFrontend.FromString(self.receive())
+            self._batch = list(message.batch.messages) if message.HasField("batch") else [message]
+        return self._batch.pop(0)
 
 
 class Bench:
