@@ -1,0 +1,114 @@
+"""The small operators of every instruction set, against float64 and torch."""
+
+import math
+from ctypes import c_float, c_int32, c_int64, c_void_p
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gpu_worker.native.library import NativeLibrary
+
+_TYPES = [torch.float32, torch.bfloat16]
+# Of a result: a few roundings of float32, half a unit in the last place of bfloat16.
+_ERROR = {torch.float32: 1e-6, torch.bfloat16: 2**-8}
+_PADDING = 5
+
+
+def call(library: NativeLibrary, name: str, *arguments: Any) -> None:
+    """Calls a function with tensors, sizes and floats."""
+    types = {Tensor: c_void_p, int: c_int64, float: c_float, bool: c_int32, c_int32: c_int32}
+    function = getattr(library.functions, name)
+    function.argtypes, function.restype = [types[type(each)] for each in arguments], None
+    function(*(each.data_ptr() if isinstance(each, Tensor) else each for each in arguments))
+
+
+def randn(*shape: int, dtype: torch.dtype, seed: int = 1) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def assert_close(found: Tensor, exact: Tensor, terms: Tensor) -> None:
+    """The error is within rounding of the terms of each result."""
+    error = (found.double() - exact).abs()
+    assert bool((error <= _ERROR[found.dtype] * terms.abs() + 1e-30).all()), float((error / terms.abs()).max())
+
+
+@pytest.mark.parametrize("dtype", _TYPES, ids=str)
+@pytest.mark.parametrize(("outer", "inner", "columns"), [(1, 1, 1), (3, 2, 64), (2, 1, 77), (5, 4, 131)])
+def test_rms_norm(library: NativeLibrary, dtype: torch.dtype, outer: int, inner: int, columns: int) -> None:
+    wide = randn(outer, inner, columns + _PADDING, dtype=dtype)
+    x, weight = wide[..., :columns], randn(columns, dtype=torch.float32, seed=2)
+    out = torch.empty(outer, inner, columns, dtype=dtype)
+    sizes = (outer, inner, columns, x.stride(0), x.stride(1))
+    call(library, "tandem_rms_norm", x, weight, out, *sizes, 1e-3, c_int32(dtype is torch.bfloat16), c_int32(1))
+    exact = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-3).sqrt() * weight.double()
+    assert_close(out, exact, exact)
+
+
+@pytest.mark.parametrize("dtype", _TYPES, ids=str)
+@pytest.mark.parametrize(("dim", "rotated"), [(64, 64), (64, 32), (24, 12), (2, 2)])
+def test_rotary(library: NativeLibrary, dtype: torch.dtype, dim: int, rotated: int) -> None:
+    tokens, heads, half = 3, 2, rotated // 2
+    x = randn(tokens, heads, dim + _PADDING, dtype=dtype)[..., :dim]
+    cosine, sine = (randn(tokens, rotated, dtype=dtype, seed=seed) for seed in (2, 3))
+    out = torch.empty(tokens, heads, dim, dtype=dtype)
+    sizes = (tokens, heads, dim, half, x.stride(0), x.stride(1), rotated)
+    call(library, "tandem_rotary", x, cosine, sine, out, *sizes, c_int32(dtype is torch.bfloat16), c_int32(1))
+    part, cos, sin = x[..., :rotated].double(), cosine.double()[:, None], sine.double()[:, None]
+    turned = torch.cat([-part[..., half:], part[..., :half]], -1)
+    assert_close(out[..., :rotated], part * cos + turned * sin, (part * cos).abs() + (turned * sin).abs())
+    assert torch.equal(out[..., rotated:], x[..., rotated:])
+
+
+@pytest.mark.parametrize("dtype", _TYPES, ids=str)
+@pytest.mark.parametrize("activation", [0, 1], ids=["silu", "gelu_tanh"])
+@pytest.mark.parametrize("columns", [1, 64, 77])
+def test_gated(library: NativeLibrary, dtype: torch.dtype, activation: int, columns: int) -> None:
+    both = 6 * randn(3, 2 * columns, dtype=dtype)
+    gate, up = both[:, :columns], both[:, columns:]
+    out = torch.empty(3, columns, dtype=dtype)
+    arguments = (3, columns, 2 * columns, 2 * columns, c_int32(activation), c_int32(dtype is torch.bfloat16))
+    call(library, "tandem_gated", gate, up, out, *arguments, c_int32(1))
+    x = gate.double()
+    y = x if activation == 0 else 2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
+    assert_close(out, x * y.sigmoid() * up.double(), x * up.double())
+    functions = [nn.functional.silu, lambda x: nn.functional.gelu(x, approximate="tanh")]
+    assert_close(out, functions[activation](x) * up.double(), x * up.double())
+
+
+@pytest.mark.parametrize("dtype", _TYPES, ids=str)
+@pytest.mark.parametrize("vocab_size", [1, 15, 16, 64, 1009])
+def test_greedy(library: NativeLibrary, dtype: torch.dtype, vocab_size: int) -> None:
+    # Few different values, so that the largest occurs several times.
+    logits = (4 * randn(9, vocab_size + _PADDING, dtype=torch.float32)).round().to(dtype)[:, :vocab_size]
+    logits[6, vocab_size // 2], logits[7, -1], logits[8, 0] = torch.nan, torch.inf, -torch.inf
+    tokens = torch.empty(9, dtype=torch.int64)
+    arguments = (9, vocab_size, logits.stride(0), c_int32(dtype is torch.bfloat16), c_int32(1))
+    call(library, "tandem_greedy", logits, tokens, *arguments)
+    first = [row.index(max(row)) for row in logits[:6].tolist()]
+    assert tokens.tolist() == [*first, -1, -1, -1]
+
+
+@pytest.mark.parametrize("threads", [2, 3, 5])
+def test_results_depend_neither_on_threads_nor_on_other_rows(library: NativeLibrary, threads: int) -> None:
+    """Rows are divided between threads only if there are many elements."""
+    gate, up = (randn(97, 4099, dtype=torch.float32, seed=seed) for seed in (1, 2))
+    alone, shared = torch.empty_like(gate), torch.empty_like(gate)
+    for out, num in ((alone, 1), (shared, threads)):
+        sizes = (97, 4099, gate.stride(0), up.stride(0))
+        call(library, "tandem_gated", gate, up, out, *sizes, c_int32(0), c_int32(0), c_int32(num))
+    assert torch.equal(alone, shared)
+    row = torch.empty(1, 4099)
+    call(library, "tandem_gated", gate[50], up[50], row, 1, 4099, 0, 0, c_int32(0), c_int32(0), c_int32(threads))
+    assert torch.equal(row[0], alone[50])
+
+
+def test_not_a_number_stays_in_its_row(library: NativeLibrary) -> None:
+    x = randn(3, 70, dtype=torch.float32)
+    x[1, 69] = torch.nan
+    out = torch.empty_like(x)
+    sizes = (1, 3, 70, 0, 70)
+    call(library, "tandem_rms_norm", x, torch.ones(70), out, *sizes, 1e-6, c_int32(0), c_int32(1))
+    assert out.isnan().all(-1).tolist() == [False, True, False]
+    assert bool(out[[0, 2]].isfinite().all())
