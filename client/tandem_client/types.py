@@ -86,8 +86,8 @@ class PromptInfo:
 class Delta:
     """The new tokens of one sample, and new text, which may lag behind the tokens.
 
-    Usually one token. Above some 5,000 tokens per second, a front end merges those of up to 20 ms into one delta; first
-    and last tokens are not delayed.
+    Usually one token. Above some 5,000 tokens per second, a front end merges those of 15 to 20 ms into one delta, or
+    more if it has too little CPU; first and last tokens are not delayed.
     """
 
     token_offset: int
