@@ -18,6 +18,7 @@ from gpu_worker import startup
 from gpu_worker.device import choose_device
 from gpu_worker.geometry import Geometry, align_up
 from gpu_worker.link import link
+from gpu_worker.memory.model_facts import examine
 from gpu_worker.memory.sizing import DoesNotFit
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.startup import start
@@ -142,8 +143,7 @@ def test_a_gpus_pool_fits_the_memory_free_after_loading(saved: Path, monkeypatch
     monkeypatch.setattr(startup, "free_bytes", lambda _: 4000 * MIB)
     settings = WorkerSettings(model=str(saved), max_rows=8, token_budget=136, page_size=16)
     files = startup.read_files(saved)
-    meta_model = startup.meta_model_of(files.config, dtype=torch.bfloat16)
-    costs = startup.estimate(meta_model, startup.check_model(meta_model), dtype=torch.bfloat16, packs=False)
+    costs = examine(files.config, dtype=torch.bfloat16, packs=False).costs
     planned = startup.plan_memory(settings, costs, card)
     monkeypatch.setattr(startup, "free_bytes", lambda _: 1024 * MIB + 360_000)
     model, sizes = startup.load(settings, files, costs, planned, card, torch.bfloat16)
@@ -155,8 +155,7 @@ def test_a_model_larger_than_host_memory_needs_accelerate(saved: Path, monkeypat
     card = mock.Mock(spec=torch.device, type="cuda")
     monkeypatch.setattr(startup, "free_bytes", lambda _: 4000 * MIB)
     monkeypatch.setattr(startup, "free_host_bytes", lambda: 1000)
-    meta_model = startup.meta_model_of(startup.read_files(saved).config, dtype=torch.bfloat16)
-    costs = startup.estimate(meta_model, startup.check_model(meta_model), dtype=torch.bfloat16, packs=False)
+    costs = examine(startup.read_files(saved).config, dtype=torch.bfloat16, packs=False).costs
     settings = WorkerSettings(model=str(saved), max_rows=8, token_budget=136, page_size=16)
     monkeypatch.setattr(startup, "loads_to_device", lambda _: False)
     with pytest.raises(DoesNotFit, match="where 1000 bytes are free; install accelerate"):
