@@ -57,7 +57,6 @@ def run(settings: WorkerSettings, begun: float) -> int:
         log.info("%s: worker %d starts with %s", version_line(), os.getpid(), model)
         keep_compiled_kernels()
         choose_allocator()
-        let_idle_threads_sleep()
         serve(settings, folder, begun)
     except KeyboardInterrupt:
         return 130
@@ -126,15 +125,6 @@ def choose_allocator() -> None:
     """
     if not any(name in os.environ for name in ALLOCATOR_VARIABLES):
         os.environ[ALLOCATOR_VARIABLES[0]] = "expandable_segments:True"
-
-
-def let_idle_threads_sleep() -> None:
-    """Lets torch's OpenMP threads sleep at once when they have nothing to do, unless a variable says otherwise.
-
-    On a CPU the kernels have threads of their own (native/threads.h), which would share their cores with torch's.
-    """
-    if not any(name in os.environ for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")):
-        os.environ["GOMP_SPINCOUNT"] = "0"
 
 
 if __name__ == "__main__":

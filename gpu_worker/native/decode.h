@@ -6,12 +6,13 @@
 // merged in their order (Flash-Decoding), so no result depends on the number of threads or on other rows.
 #pragma once
 
+#include <omp.h>
+
 #include <algorithm>
 #include <cmath>
 #include <type_traits>
 
 #include "simd.h"
-#include "threads.h"
 
 // Mirrored in gpu_worker/cpu_attention/decode.py. Strides are in elements.
 struct DecodeCall {
@@ -679,16 +680,18 @@ static void run_all(const DecodeCall &call) {
             state.merge(partials + (nth * heads + head) * partial);
         state.finish(row, head);
     };
-    const int threads = int(call.threads);
-    threads::parallel(threads, threads, [&](int thread) { compute(thread); });
-    bool is_split = false;
-    for (int64_t row = 0; row < call.num_rows; row++) is_split = is_split || !is_whole(row);
-    if (!is_split) return;
-    threads::parallel(threads, threads, [&](int thread) {
-        const int64_t all = call.num_rows * heads;
-        for (int64_t at = all * thread / threads; at < all * (thread + 1) / threads; at++)
-            merge(at / heads, at % heads, thread);
-    });
+    if (call.threads == 1) {
+        compute(0);
+        for (int64_t at = 0; at < call.num_rows * heads; at++) merge(at / heads, at % heads, 0);
+        return;
+    }
+#pragma omp parallel num_threads(call.threads)
+    {
+#pragma omp for schedule(static, 1)
+        for (int64_t thread = 0; thread < call.threads; thread++) compute(thread);
+#pragma omp for schedule(static)
+        for (int64_t at = 0; at < call.num_rows * heads; at++) merge(at / heads, at % heads, omp_get_thread_num());
+    }
 }
 
 template <typename T>

@@ -9,7 +9,7 @@ import time
 from functools import cache
 from pathlib import Path
 
-# The library is linked with OpenMP. Torch brings its own for the whole process, so it is imported first.
+# Torch loads its own OpenMP library for the whole process, so it is imported first: the kernels then share its threads.
 import torch  # noqa: F401
 
 from gpu_worker.native.build import NotBuilt, best_instruction_set, built_library, cpu_flags

@@ -9,13 +9,13 @@
 // A product reads words: floats, or pairs of bfloat16 (AVX512_BF16), which its instruction multiplies and adds.
 #pragma once
 
-#include <atomic>
+#include <omp.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <type_traits>
 
 #include "simd.h"
-#include "threads.h"
 
 namespace prefill {
 
@@ -617,10 +617,16 @@ static void run(const Call &call) {
         if (part * ITEM_LANES >= call.counts[tile] * call.group) return;
         Item<T>(call, scratch_at<Word>(own, key_words, value_dim), tile, kv_head, part).run();
     };
-    std::atomic<int64_t> next{0};
-    threads::parallel(int(call.threads), int(call.threads), [&](int thread) {
-        for (int64_t item; (item = next.fetch_add(1)) < num_items;) work(item, memory + bytes * thread);
-    });
+    if (call.threads == 1) {
+        for (int64_t item = 0; item < num_items; item++) work(item, memory);
+    } else {
+#pragma omp parallel num_threads(int(call.threads))
+        {
+            char *own = memory + bytes * omp_get_thread_num();
+#pragma omp for schedule(dynamic, 1)
+            for (int64_t item = 0; item < num_items; item++) work(item, own);
+        }
+    }
     std::free(memory);
 }
 
