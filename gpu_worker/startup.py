@@ -36,6 +36,7 @@ from gpu_worker.memory.ledger import Measured, ledger
 from gpu_worker.memory.model_facts import model_facts
 from gpu_worker.memory.pool import WHY_CAPPED
 from gpu_worker.memory.sizing import Machine, Sizes, choose_sizes
+from gpu_worker.native.library import leave_out_kernels
 from gpu_worker.process.lean_imports import compiler_is_loaded
 from gpu_worker.settings import BUNDLED_MODEL, WorkerSettings
 from gpu_worker.step.runner import Runner
@@ -56,6 +57,8 @@ def start(settings: WorkerSettings, folder: Path) -> tuple[Runner, pb.Join]:
     """
     device = choose_device(settings.device)
     set_threads(settings.threads)
+    if settings.native_kernels == "off":
+        leave_out_kernels()
     usual = "float32" if device.type == "cpu" else "bfloat16"
     dtype: torch.dtype = getattr(torch, usual if settings.dtype == "auto" else settings.dtype)
     with phase("model files"):
@@ -87,9 +90,8 @@ def start(settings: WorkerSettings, folder: Path) -> tuple[Runner, pb.Join]:
     log.info("linear layers with a common input: %d groups are merged", len(merged))
     graphs = CudaGraphs(device) if _captures(settings, device) else None
     fused = settings.fused_layers == "on" or (settings.fused_layers == "auto" and device.type == "cuda")
-    native = settings.native_kernels == "auto"
     runner, measured = warm_runner(
-        model, bound, sizes.geometry, device, dtype, graphs=graphs, captures=costs.captures, fused=fused, native=native
+        model, bound, sizes.geometry, device, dtype, graphs=graphs, captures=costs.captures, fused=fused
     )
     with phase("self-check against eager attention"):
         error = check_runner(model, runner, dtype, own=layers)
@@ -170,15 +172,14 @@ def warm_runner(
     graphs: GraphBackend | None = None,
     captures: Callable[[StepShape], bool] = lambda _: True,
     fused: bool = False,
-    native: bool = True,
 ) -> tuple[Runner, Measured]:
     """The runner with every kernel compiled and steps captured, and its measured memory, the largest step included.
 
-    captures: whether a shape is captured. fused: decoder layers are compiled too. native: a CPU may use C++ kernels.
+    captures: whether a shape is captured. fused: decoder layers are compiled too.
     """
     before = _allocated(device)
     with phase("page pool and tables"):
-        runner = Runner(model, layers, geometry, device=device, dtype=dtype, graphs=graphs, native=native)
+        runner = Runner(model, layers, geometry, device=device, dtype=dtype, graphs=graphs)
         if fused:
             runner.on_device.fuse_layers()
     pool = sum(tensor.nbytes for tensor in runner.on_device.cache.pools)
