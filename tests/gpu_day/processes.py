@@ -93,10 +93,15 @@ def _run(part: Part, request: Request, folder: str, ends_at: float) -> None:
 
         free, total = torch.cuda.mem_get_info()
         record.note(f"{torch.cuda.get_device_name()}, {free / 1e9:.1f} of {total / 1e9:.1f} GB free at the start")
-    elif request.tiny:
-        import torch
+    else:
+        from gpu_worker.native.library import leave_out_kernels
 
-        torch.set_num_threads(1)
+        # The parts look at what a GPU runs.
+        leave_out_kernels()
+        if request.tiny:
+            import torch
+
+            torch.set_num_threads(1)
     day = Day(
         device=request.device,
         tiny=request.tiny,

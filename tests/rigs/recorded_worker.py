@@ -1,7 +1,7 @@
 """A worker whose steps are padded, captured and replayed, on a CPU: `python -m tests.rigs.recorded_worker`.
 
-It is `gpu_worker` with `graph_recorder.py` in the place of CUDA graphs, and with few shapes, because each shape of
-attention is a kernel to compile. A padded step that would run eagerly fails.
+It is `gpu_worker` without C++ kernels, with `graph_recorder.py` in the place of CUDA graphs, and with few shapes, because
+each shape of attention is a kernel to compile. A padded step that would run eagerly fails.
 """
 
 import os
@@ -14,6 +14,7 @@ from gpu_worker.attention.flex_kernel import FlexKernel
 from gpu_worker.geometry import Geometry
 from gpu_worker.graphs.captured import CapturedSteps
 from gpu_worker.layout.shapes import Shapes, StepShape
+from gpu_worker.native.library import leave_out_kernels
 from gpu_worker.step.runner import Runner
 from tests.rigs.graph_recorder import GraphRecorder
 
@@ -62,6 +63,7 @@ class RecordedRunner(Runner):
 
 
 if __name__ == "__main__":
+    leave_out_kernels()
     keep_compiled_kernels()
     gpu_worker.startup.Runner = RecordedRunner
     exit_code = main(sys.argv[1:])

@@ -5,11 +5,13 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from tests.gpu_worker.graphs.rig import GraphRig, Observed, Scenario
+from tests.rigs.torch_kernels import torch_kernels
 
 
 @pytest.fixture(scope="package")
 def graph_rig() -> GraphRig:
-    return GraphRig()
+    with torch_kernels():
+        return GraphRig()
 
 
 @pytest.fixture

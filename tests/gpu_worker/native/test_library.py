@@ -6,19 +6,14 @@ import pytest
 import torch
 
 from gpu_worker.checkpoint.linear import PackedLinear
-from gpu_worker.checkpoint.native_linear import linear_kernel
 from gpu_worker.native import library
+from tests.rigs.torch_kernels import torch_kernels
 
 
 @pytest.fixture
-def without_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(library, "_are_left_out", False)
-    library.leave_out_kernels()
-    linear_kernel.cache_clear()
-    yield
-    monkeypatch.undo()
-    library.native_library.cache_clear()
-    linear_kernel.cache_clear()
+def without_kernels() -> Iterator[None]:
+    with torch_kernels():
+        yield
 
 
 @pytest.mark.usefixtures("without_kernels")
