@@ -1,7 +1,7 @@
 """A worker whose steps are padded, captured and replayed, on a CPU: `python -m tests.rigs.recorded_worker`.
 
-It is `gpu_worker` without C++ kernels, with `graph_recorder.py` in the place of CUDA graphs, and with few shapes, because
-each shape of attention is a kernel to compile. A padded step that would run eagerly fails.
+It is `gpu_worker` without C++ kernels, with `graph_recorder.py` in the place of CUDA graphs, and with few shapes,
+because each shape of attention is a kernel to compile. A padded step that would run eagerly fails.
 """
 
 import os
