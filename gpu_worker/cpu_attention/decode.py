@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.attention.layers import AttentionKind, LayerMap
+from gpu_worker.cpu_attention.layer import layer_arguments
 from gpu_worker.native.library import NativeLibrary
 
 _FUNCTIONS = {torch.float32: "tandem_decode_float32", torch.bfloat16: "tandem_decode_bfloat16"}
@@ -60,24 +61,10 @@ class DecodeKernel:
     def __init__(
         self, library: NativeLibrary, kind: AttentionKind, table: Tensor, *, page_size: int, dtype: torch.dtype
     ) -> None:
-        assert table.dtype == torch.int32 and table.stride(1) == 1
         self.kind, self._table, self._dtype = kind, table, dtype
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._rows: tuple[Tensor, ...] = ()
-        self._call = _Call(
-            table=table.data_ptr(),
-            table_stride=table.stride(0),
-            num_kv_heads=kind.num_kv_heads,
-            group=kind.group,
-            key_dim=kind.key_dim,
-            value_dim=kind.value_dim,
-            head_dim=kind.head_dim,
-            page_size=page_size,
-            window=kind.pattern.window or 0,
-            sink_tokens=kind.pattern.sink_tokens,
-            scale=kind.scale,
-            softcap=kind.softcap or 0,
-        )
+        self._call = _Call(table_stride=table.stride(0), **layer_arguments(kind, table, page_size))
         self._argument = ctypes.byref(self._call)
         self._scratch_bytes = library.functions.tandem_decode_scratch
         self._run = getattr(library.functions, _FUNCTIONS[dtype])

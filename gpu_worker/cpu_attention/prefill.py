@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gpu_worker.arrays import Int64Array
 from gpu_worker.attention.layers import AttentionKind, LayerMap
+from gpu_worker.cpu_attention.layer import layer_arguments
 from gpu_worker.native.library import NativeLibrary
 
 _FUNCTIONS = {torch.float32: "tandem_prefill_float32", torch.bfloat16: "tandem_prefill_bfloat16"}
@@ -94,23 +95,9 @@ class PrefillKernel:
     def __init__(
         self, library: NativeLibrary, kind: AttentionKind, table: Tensor, *, page_size: int, dtype: torch.dtype
     ) -> None:
-        assert table.dtype == torch.int32 and table.stride(1) == 1
         self.kind, self._table, self._dtype = kind, table, dtype
         self._tiles: Tiles | None = None
-        self._call = _Call(
-            table=table.data_ptr(),
-            table_width=table.stride(0),
-            num_kv_heads=kind.num_kv_heads,
-            group=kind.group,
-            key_dim=kind.key_dim,
-            value_dim=kind.value_dim,
-            head_dim=kind.head_dim,
-            page_size=page_size,
-            window=kind.pattern.window or 0,
-            sink_tokens=kind.pattern.sink_tokens,
-            scale=kind.scale,
-            softcap=kind.softcap or 0,
-        )
+        self._call = _Call(table_width=table.stride(0), **layer_arguments(kind, table, page_size))
         self._argument = ctypes.byref(self._call)
         self._run = getattr(library.functions, _FUNCTIONS[dtype])
         self._run.argtypes, self._run.restype = [ctypes.POINTER(_Call)], None
