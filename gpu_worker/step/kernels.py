@@ -4,6 +4,8 @@
 only if it is chosen, because that takes seconds.
 """
 
+from typing import TypeVar
+
 import torch
 from torch import Tensor
 
@@ -19,6 +21,8 @@ from gpu_worker.layout.shapes import Shapes
 from gpu_worker.layout.step_layout import StepInputs
 from gpu_worker.native.library import NativeLibrary, native_library
 from gpu_worker.step.device_tables import DeviceTables
+
+NativeKernels = TypeVar("NativeKernels", NativeDecode, NativePrefill)
 
 
 class Kernels:
@@ -43,8 +47,8 @@ class Kernels:
         dtype = cache.keys[0].dtype
         library = native_library() if native and tables.pages.is_cpu and not shapes.is_padded else None
         self._write = KvWriter.of(library, dtype)
-        self._native_decode = self._native_decode_of(library, layers, geometry, dtype)
-        self._native_prefill = self._native_prefill_of(library, layers, geometry, dtype)
+        self._native_decode = self._native_of(NativeDecode, library, layers, geometry, dtype)
+        self._native_prefill = self._native_of(NativePrefill, library, layers, geometry, dtype)
         self._flex_decode = self._flex_prefill = None
         # For each bucket, the kernel of each layer. Layers of one kind share a kernel.
         if self._native_decode is not None:
@@ -62,19 +66,17 @@ class Kernels:
             self._flex_prefill = FlexPrefill(layers, shapes, tables, self.views, dtype)
             self.prefill = self._flex_prefill.kernels
 
-    def _native_decode_of(
-        self, library: NativeLibrary | None, layers: LayerMap, geometry: Geometry, dtype: torch.dtype
-    ) -> NativeDecode | None:
-        if library is None or not all(NativeDecode.covers(kind, dtype) for kind in layers.kinds):
+    def _native_of(
+        self,
+        family: type[NativeKernels],
+        library: NativeLibrary | None,
+        layers: LayerMap,
+        geometry: Geometry,
+        dtype: torch.dtype,
+    ) -> NativeKernels | None:
+        if library is None or not all(family.covers(kind, dtype) for kind in layers.kinds):
             return None
-        return NativeDecode(library, layers, self._tables.pages, page_size=geometry.page_size, dtype=dtype)
-
-    def _native_prefill_of(
-        self, library: NativeLibrary | None, layers: LayerMap, geometry: Geometry, dtype: torch.dtype
-    ) -> NativePrefill | None:
-        if library is None or not all(NativePrefill.covers(kind, dtype) for kind in layers.kinds):
-            return None
-        return NativePrefill(library, layers, self._tables.pages, page_size=geometry.page_size, dtype=dtype)
+        return family(library, layers, self._tables.pages, page_size=geometry.page_size, dtype=dtype)
 
     def update_masks(self, inputs: StepInputs[Tensor]) -> StepContext:
         """Tells the kernels of the step, and returns the context of every layer.
