@@ -6,24 +6,19 @@ on a CPU it is less exact than float32: it chose a token whose logit was 0.01 be
 tried on and off in a short round, and the faster is measured. Prints one JSON object.
 """
 
-import argparse
 import ctypes
 import dataclasses
-import json
 import os
 import time
 from collections import deque
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import llama_cpp
 import numpy as np
 
-from tests.benchmarks.machine import peak_mb
-from tests.benchmarks.result import EngineResult
 from tests.benchmarks.serving.peers.gguf_model import gguf_file
-from tests.benchmarks.serving.peers.stream import Callers
+from tests.benchmarks.serving.peers.stream import Callers, arguments, print_result
 from tests.benchmarks.workload import Workload
 
 # The server's defaults.
@@ -139,11 +134,7 @@ def is_unified_faster(model: Any, workload: Workload, threads: int) -> bool:
 
 def main() -> None:
     """Prints one line of JSON to stdout."""
-    parser = argparse.ArgumentParser(prog="llama_engine", allow_abbrev=False)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--workload", type=Path, required=True)
-    parser.add_argument("--threads", type=int, required=True)
-    args = parser.parse_args()
+    args = arguments("llama_engine")
     workload = Workload.load(args.workload)
     llama_cpp.llama_backend_init()
     params = llama_cpp.llama_model_default_params()
@@ -154,18 +145,11 @@ def main() -> None:
     cpu = time.process_time()
     callers = context.run(workload)
     cpu = time.process_time() - cpu
-    result = EngineResult(
-        engine="llama",
-        note=f"llama.cpp (llama-cpp-python {llama_cpp.__version__}), float32, {workload.concurrent} sequences, "
-        f"{args.threads} threads, no flash attention, {'one cache' if unified else 'a cache per sequence'}, the faster",
-        seconds=callers.seconds,
-        tokens=callers.tokens,
-        times=callers.times,
-        submitted=callers.submitted,
-        engine_cpu_seconds=cpu,
-        peak_mb={"engine": peak_mb()},
+    note = (
+        f"llama.cpp (llama-cpp-python {llama_cpp.__version__}), float32, {workload.concurrent} sequences, "
+        f"{args.threads} threads, no flash attention, {'one cache' if unified else 'a cache per sequence'}, the faster"
     )
-    print(json.dumps(dataclasses.asdict(result)), flush=True)
+    print_result("llama", note, callers, cpu)
 
 
 if __name__ == "__main__":

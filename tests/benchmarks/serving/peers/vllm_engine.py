@@ -5,9 +5,6 @@ caching off, token ids in and out, so that vLLM neither tokenizes nor decodes te
 threads, and the libraries that vLLM's documentation for CPUs asks to load first (tcmalloc, libiomp5).
 """
 
-import argparse
-import dataclasses
-import json
 import os
 import time
 from pathlib import Path
@@ -25,9 +22,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from tests.benchmarks.machine import peak_mb
-from tests.benchmarks.result import EngineResult
-from tests.benchmarks.serving.peers.stream import Callers
+from tests.benchmarks.serving.peers.stream import Callers, arguments, print_result
 from tests.benchmarks.workload import PAGE_SIZE, Workload
 
 _POOL_BYTES = 1 << 30
@@ -53,11 +48,7 @@ def run(engine: LLMEngine, workload: Workload) -> Callers:
 
 def main() -> None:
     """Prints one line of JSON to stdout."""
-    parser = argparse.ArgumentParser(prog="vllm_engine", allow_abbrev=False)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--workload", type=Path, required=True)
-    parser.add_argument("--threads", type=int, required=True)
-    args = parser.parse_args()
+    args = arguments("vllm_engine")
     workload = Workload.load(args.workload)
     engine = LLMEngine.from_engine_args(
         EngineArgs(
@@ -77,18 +68,11 @@ def main() -> None:
     callers = run(engine, workload)
     cpu = time.process_time() - cpu
     preloaded = " and ".join(Path(name).name for name in os.environ.get("LD_PRELOAD", "").split(":") if name)
-    result = EngineResult(
-        engine="vllm",
-        note=f"vLLM {__version__}, compiled, its engine alone in one process, {workload.concurrent} sequences at most, "
-        f"prefix caching off, {args.threads} threads, {preloaded or 'nothing'} preloaded",
-        seconds=callers.seconds,
-        tokens=callers.tokens,
-        times=callers.times,
-        submitted=callers.submitted,
-        engine_cpu_seconds=cpu,
-        peak_mb={"engine": peak_mb()},
+    note = (
+        f"vLLM {__version__}, compiled, its engine alone in one process, {workload.concurrent} sequences at most, "
+        f"prefix caching off, {args.threads} threads, {preloaded or 'nothing'} preloaded"
     )
-    print(json.dumps(dataclasses.asdict(result)), flush=True)
+    print_result("vllm", note, callers, cpu)
 
 
 if __name__ == "__main__":
