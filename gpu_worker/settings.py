@@ -86,7 +86,8 @@ class WorkerSettings(BaseModel):
         0, ge=0, description="first positions that these layers see besides the window; default: none"
     )
     graphs: Literal["on", "off"] = Field(
-        "on", description="capture steps as CUDA graphs, on a GPU; off runs every step eagerly; default: on"
+        "on",
+        description="capture steps and replay them (on a GPU: CUDA graphs); off runs every step eagerly; default: on",
     )
     threads: PositiveInt | None = Field(None, description="CPU threads; default: physical cores minus one")
     fused_layers: Literal["auto", "on", "off"] = Field(

@@ -23,6 +23,7 @@ from gpu_worker.compatibility.cuda_shapes import check_cuda_shapes
 from gpu_worker.compatibility.independence import check_independence
 from gpu_worker.compatibility.rope import pin
 from gpu_worker.compatibility.self_check import check_runner
+from gpu_worker.cpu_graphs.graphs import CpuGraphs
 from gpu_worker.device import choose_device, set_threads
 from gpu_worker.geometry import Geometry
 from gpu_worker.graphs.backend import GraphBackend
@@ -36,7 +37,7 @@ from gpu_worker.memory.ledger import Measured, ledger
 from gpu_worker.memory.model_facts import model_facts
 from gpu_worker.memory.pool import WHY_CAPPED
 from gpu_worker.memory.sizing import Machine, Sizes, choose_sizes
-from gpu_worker.native.library import leave_out_kernels
+from gpu_worker.native.library import leave_out_kernels, native_library
 from gpu_worker.process.lean_imports import compiler_is_loaded
 from gpu_worker.settings import BUNDLED_MODEL, WorkerSettings
 from gpu_worker.step.runner import Runner
@@ -88,10 +89,16 @@ def start(settings: WorkerSettings, folder: Path) -> tuple[Runner, pb.Join]:
     for name in pinned:
         log.info("the rotary table of type %s is fixed for sequences of %d tokens", name, sizes.geometry.max_length)
     log.info("linear layers with a common input: %d groups are merged", len(merged))
-    graphs = CudaGraphs(device) if _captures(settings, device) else None
     fused = settings.fused_layers == "on" or (settings.fused_layers == "auto" and device.type == "cuda")
     runner, measured = warm_runner(
-        model, bound, sizes.geometry, device, dtype, graphs=graphs, captures=costs.captures, fused=fused
+        model,
+        bound,
+        sizes.geometry,
+        device,
+        dtype,
+        graphs=_graphs(settings, device),
+        captures=costs.captures,
+        fused=fused,
     )
     with phase("self-check against eager attention"):
         error = check_runner(model, runner, dtype, own=layers)
@@ -122,6 +129,14 @@ def keep_objects() -> None:
 
 def _captures(settings: WorkerSettings, device: torch.device) -> bool:
     return device.type == "cuda" and settings.graphs == "on"
+
+
+def _graphs(settings: WorkerSettings, device: torch.device) -> GraphBackend | None:
+    """What captures steps on this device; None if nothing does."""
+    if _captures(settings, device):
+        return CudaGraphs(device)
+    library = native_library() if device.type == "cpu" and settings.graphs == "on" else None
+    return None if library is None else CpuGraphs(library)
 
 
 def plan_memory(settings: WorkerSettings, costs: Costs, device: torch.device, reach: tuple[int, int] = (0, 0)) -> Sizes:

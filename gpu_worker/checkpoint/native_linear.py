@@ -4,13 +4,13 @@ Owns the declaration of the kernel's functions, the packing and its inverse. Kno
 """
 
 import ctypes
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
 import torch
 from torch import Tensor
 
+from gpu_worker.native.calls import NativeFunction
 from gpu_worker.native.library import NativeLibrary, native_library
 
 _WORD_BYTES = 4
@@ -25,7 +25,7 @@ class LinearKernel:
     """
 
     # x, packed W, b or None, y (addresses); rows, input features, output features, threads.
-    function: Callable[[int, int, int | None, int, int, int, int, int], None]
+    function: NativeFunction
     panel: int
     dtype: torch.dtype
 
@@ -98,11 +98,11 @@ def linear_kernel(dtype: torch.dtype) -> LinearKernel | None:
 
 def kernel_of(library: NativeLibrary, dtype: torch.dtype) -> LinearKernel | None:
     """The kernel of a library for a dtype; None if the library has none."""
-    functions = library.functions
-    function = getattr(functions, f"tandem_linear_{str(dtype).removeprefix('torch.')}", None)
-    if function is None:
+    name = f"tandem_linear_{str(dtype).removeprefix('torch.')}"
+    if not hasattr(library.functions, name):
         return None
-    function.argtypes = (_ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS, _SIZE, _SIZE, _SIZE, ctypes.c_int32)
-    function.restype = None
-    functions.tandem_linear_panel.restype = _SIZE
-    return LinearKernel(function=function, panel=functions.tandem_linear_panel(), dtype=dtype)
+    panel = library.functions.tandem_linear_panel
+    panel.restype = _SIZE
+    return LinearKernel(
+        function=library.function(name, *[_ADDRESS] * 4, *[_SIZE] * 3, ctypes.c_int32), panel=panel(), dtype=dtype
+    )

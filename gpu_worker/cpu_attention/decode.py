@@ -63,13 +63,17 @@ class DecodeKernel:
     ) -> None:
         self.kind, self._table, self._dtype = kind, table, dtype
         self._scratch = torch.empty(0, dtype=torch.uint8)
+        # Where calls find the scratch memory, which grows with the contexts; recorded calls find it there too.
+        self._scratch_address = _Address()
         self._rows: tuple[Tensor, ...] = ()
-        self._call = _Call(table_stride=table.stride(0), **layer_arguments(kind, table, page_size))
-        self._argument = ctypes.byref(self._call)
+        self._call = _Call(
+            table_stride=table.stride(0),
+            scratch=ctypes.addressof(self._scratch_address),
+            **layer_arguments(kind, table, page_size),
+        )
+        self._run = library.function(_FUNCTIONS[dtype], _Call)
         self._scratch_bytes = library.functions.tandem_decode_scratch
-        self._run = getattr(library.functions, _FUNCTIONS[dtype])
-        self._scratch_bytes.argtypes = self._run.argtypes = [ctypes.POINTER(_Call)]
-        self._scratch_bytes.restype, self._run.restype = _Int, None
+        self._scratch_bytes.argtypes, self._scratch_bytes.restype = [ctypes.POINTER(_Call)], _Int
 
     def set_rows(self, lines: Tensor, positions: Tensor) -> None:
         """Sets the rows of a step, as `NativeDecode.update`."""
@@ -79,10 +83,10 @@ class DecodeKernel:
         call = self._call
         call.lines, call.positions, call.num_rows = lines.data_ptr(), positions.data_ptr(), lines.shape[0]
         call.threads = torch.get_num_threads()
-        num_bytes = self._scratch_bytes(self._argument)
+        num_bytes = self._scratch_bytes(call)
         if num_bytes > self._scratch.shape[0]:
             self._scratch = torch.empty(num_bytes + num_bytes // 4, dtype=torch.uint8)
-        call.scratch = self._scratch.data_ptr()
+            self._scratch_address.value = self._scratch.data_ptr()
 
     def __call__(self, query_THD: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, out_THD: Tensor) -> None:
         """Writes outputs [T, H, value dimension], contiguous, of queries [T, H, key dimension], one for each row; key
@@ -99,4 +103,4 @@ class DecodeKernel:
         call.query, call.query_row_stride, call.query_head_stride = query_THD.data_ptr(), row_stride, head_stride
         call.keys, call.values, call.pool_head_stride = key.data_ptr(), value.data_ptr(), key.stride(0)
         call.out = out_THD.data_ptr()
-        self._run(self._argument)
+        self._run(call)

@@ -98,9 +98,7 @@ class PrefillKernel:
         self.kind, self._table, self._dtype = kind, table, dtype
         self._tiles: Tiles | None = None
         self._call = _Call(table_width=table.stride(0), **layer_arguments(kind, table, page_size))
-        self._argument = ctypes.byref(self._call)
-        self._run = getattr(library.functions, _FUNCTIONS[dtype])
-        self._run.argtypes, self._run.restype = [ctypes.POINTER(_Call)], None
+        self._run = library.function(_FUNCTIONS[dtype], _Call)
 
     def set_tiles(self, tiles: Tiles) -> None:
         """Sets the tiles of a step."""
@@ -124,4 +122,4 @@ class PrefillKernel:
         call.query, (call.query_token, call.query_head, _) = query_THD.data_ptr(), query_THD.stride()
         call.keys, call.values, call.kv_head = key.data_ptr(), value.data_ptr(), key.stride(0)
         call.out, (call.out_token, call.out_head, _) = out_THD.data_ptr(), out_THD.stride()
-        self._run(self._argument)
+        self._run(call)

@@ -27,9 +27,7 @@ class KvWriter:
 
     def __init__(self, library: NativeLibrary, dtype: torch.dtype) -> None:
         self._call = _Call(element_bytes=dtype.itemsize)
-        self._argument = ctypes.byref(self._call)
-        self._write = library.functions.tandem_write_kv
-        self._write.argtypes, self._write.restype = [ctypes.POINTER(_Call)], None
+        self._write = library.function("tandem_write_kv", _Call)
 
     @classmethod
     def of(cls, library: NativeLibrary | None, dtype: torch.dtype) -> "KvWriter | None":
@@ -49,4 +47,4 @@ class KvWriter:
         call.value_dim, call.pool_head_stride, call.head_dim = value_KTD.shape[2], keys.stride(0), keys.stride(1)
         call.key, call.value, call.slots = key_KTD.data_ptr(), value_KTD.data_ptr(), kv_slots.data_ptr()
         call.keys, call.values = keys.data_ptr(), values.data_ptr()
-        self._write(self._argument)
+        self._write(call)

@@ -4,15 +4,14 @@ Owns their declarations, and the layouts that they read: float32 or bfloat16 on 
 side by side. For other tensors they return None, and the caller computes with torch. Knows nothing of models.
 """
 
-from collections.abc import Callable
 from ctypes import c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from gpu_worker.native.calls import NativeFunction
 from gpu_worker.native.library import native_library
 
 _TYPES = (torch.float32, torch.bfloat16)
@@ -21,6 +20,7 @@ _SIGNATURES = {
     "tandem_rms_norm": (*[_ADDRESS] * 3, *[_SIZE] * 5, c_float, _INT, _INT),
     "tandem_rotary": (*[_ADDRESS] * 4, *[_SIZE] * 7, _INT, _INT),
     "tandem_gated": (*[_ADDRESS] * 3, *[_SIZE] * 4, _INT, _INT, _INT),
+    "tandem_add": (*[_ADDRESS] * 3, _SIZE, _INT, _INT),
 }
 
 
@@ -32,12 +32,10 @@ class Activation(IntEnum):
 
 
 @cache
-def _function(name: str) -> Callable[..., None]:
+def _function(name: str) -> NativeFunction:
     library = native_library()
     assert library is not None, "the kernels are not built"
-    function: Any = getattr(library.functions, name)
-    function.argtypes, function.restype = _SIGNATURES[name], None
-    return function
+    return library.function(name, *_SIGNATURES[name])
 
 
 def is_covered(*tensors: Tensor) -> bool:
@@ -103,6 +101,13 @@ def gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor | None:
             activation, gate.dtype is torch.bfloat16, torch.get_num_threads(),
         )  # fmt: skip
     return out
+
+
+def add(x: Tensor, y: Tensor, out: Tensor) -> None:
+    """out = x + y: contiguous tensors of one shape and of a type that `is_covered`."""
+    _function("tandem_add")(
+        x.data_ptr(), y.data_ptr(), out.data_ptr(), out.numel(), x.dtype is torch.bfloat16, torch.get_num_threads()
+    )
 
 
 def _has_rows(x: Tensor) -> bool:

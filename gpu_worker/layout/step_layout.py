@@ -109,19 +109,18 @@ def lay_out(
     slot_of_row: Int64Array,
     shapes: Shapes,
     views: Sequence[View],
-    place: Callable[[StepShape], StepInputs[HostArray]] | None = None,
+    place: Callable[[StepShape], StepInputs[HostArray] | None] = lambda _: None,
 ) -> StepLayout[HostArray]:
     """Returns the arrays of `plan`. `tables` have its starts and appends, and the positions before the step.
 
-    place: returns the inputs that are overwritten, as `allocated` makes them; by default new ones.
+    place: returns the inputs that are overwritten, as `allocated` makes them; None: new ones.
     """
     sampled = SampledRows.of(plan, tables)
     shape = _shape_of(plan, shapes, tables.geometry, sampled)
     num_decode = shape.decode if shapes.is_padded else plan.decode_rows.size
-    if place is None:
+    inputs = place(shape)
+    if inputs is None:
         inputs = allocated(shape, tables.geometry, views, Space(), num_decode=None if shapes.is_padded else num_decode)
-    else:
-        inputs = place(shape)
     _write_inputs(inputs, plan, tables, slot_of_row, views, sampled)
     num_edits = edits.rows.size
     is_static = 0 < num_edits <= MAX_STATIC_EDITS and inputs.edits is not None

@@ -22,7 +22,7 @@ struct DecodeCall {
     int64_t query_row_stride, query_head_stride, pool_head_stride;
     const int32_t *table;              // pages of each line, in logical order
     const int64_t *lines, *positions;  // [rows]: the line of each row, and the position of its query
-    char *scratch;                     // decode_scratch() bytes
+    char *const *scratch;              // where the address of decode_scratch() bytes is
     int64_t table_stride, num_rows;
     int64_t num_kv_heads, group, key_dim, value_dim, head_dim, page_size;
     int64_t window, sink_tokens;  // window 0: every earlier position is seen
@@ -624,7 +624,7 @@ struct Item {
 template <typename T, bool DOTS>
 static void run_all(const DecodeCall &call) {
     const Sizes sizes(call);
-    Span *spans = reinterpret_cast<Span *>(call.scratch);
+    Span *spans = reinterpret_cast<Span *>(*call.scratch);
     int64_t *first = reinterpret_cast<int64_t *>(spans + sizes.num_spans);
     int64_t num = 0, total = 0;
     for (int64_t row = 0; row < call.num_rows; row++) {

@@ -4,8 +4,9 @@
 #include "decode.h"
 #include "kv_write.h"
 #include "linear.h"
-#include "prefill.h"
 #include "operators.h"
+#include "prefill.h"
+#include "recorded.h"
 #include "simd.h"
 
 extern "C" {
@@ -99,6 +100,13 @@ void tandem_gated(
     });
 }
 
+void tandem_add(const void *x, const void *y, void *out, int64_t count, int32_t is_bfloat16, int32_t threads) {
+    operators::with_type(is_bfloat16, [=](auto zero) {
+        using T = decltype(zero);
+        operators::add((const T *)x, (const T *)y, (T *)out, count, threads);
+    });
+}
+
 void tandem_greedy(
     const void *logits, int64_t *tokens, int64_t rows, int64_t columns, int64_t stride, int32_t is_bfloat16,
     int32_t threads
@@ -107,4 +115,24 @@ void tandem_greedy(
         operators::greedy((const decltype(zero) *)logits, tokens, rows, columns, stride, threads);
     });
 }
+
+// Makes the calls in their order.
+void tandem_repeat(const recorded::Call *calls, int64_t count) {
+    for (int64_t i = 0; i < count; i++) calls[i].function(calls[i].arguments);
+}
+
+RECORDED(tandem_decode_float32)
+RECORDED(tandem_decode_bfloat16)
+RECORDED(tandem_prefill_float32)
+RECORDED(tandem_prefill_bfloat16)
+RECORDED(tandem_write_kv)
+RECORDED(tandem_linear_float32)
+#if defined(__AVX512BF16__)
+RECORDED(tandem_linear_bfloat16)
+#endif
+RECORDED(tandem_rms_norm)
+RECORDED(tandem_rotary)
+RECORDED(tandem_gated)
+RECORDED(tandem_add)
+RECORDED(tandem_greedy)
 }

@@ -1,6 +1,6 @@
 """The C++ kernels of a CPU as Python functions of addresses and sizes.
 
-Owns the loaded library and the declarations of its functions. Knows nothing of attention, models or steps.
+Owns the loaded library. Its callers declare the functions. Knows nothing of attention, models or steps.
 """
 
 import ctypes
@@ -8,11 +8,13 @@ import logging
 import time
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 # Torch loads its own OpenMP library for the whole process, so it is imported first: the kernels then share its threads.
 import torch  # noqa: F401
 
 from gpu_worker.native.build import NotBuilt, best_instruction_set, built_library, cpu_flags
+from gpu_worker.native.calls import NativeFunction
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +29,10 @@ class NativeLibrary:
         self.functions = ctypes.CDLL(str(path))
         self.functions.tandem_lanes.restype = ctypes.c_int32
         self.lanes: int = self.functions.tandem_lanes()
+
+    def function(self, name: str, *types: Any) -> NativeFunction:
+        """A function that can be recorded; see NativeFunction."""
+        return NativeFunction(self.functions, name, *types)
 
 
 def leave_out_kernels() -> None:

@@ -3,6 +3,7 @@
 // nor on other rows. Arithmetic is float32 whatever the element type, and a result is rounded once.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 
 #include "simd.h"
@@ -144,6 +145,18 @@ static void gated(const T *gate, const T *up, T *out, int64_t rows, int64_t colu
             Floats product = activated<ACTIVATION>(load_first(gate_of + i, num)) * load_first(up_of + i, num);
             store_first(to + i, product, num);
         }
+    });
+}
+
+// out = x + y for `count` elements.
+template <typename T>
+static void add(const T *x, const T *y, T *out, int64_t count, int threads) {
+    const int64_t part = LEAST_PER_THREAD;
+    for_rows((count + part - 1) / part, part, threads, [=](int64_t index) {
+        const int64_t end = std::min(count, (index + 1) * part);
+        int64_t i = index * part;
+        for (; i + LANES <= end; i += LANES) store(out + i, load(x + i) + load(y + i));
+        if (i < end) store_first(out + i, load_first(x + i, end - i) + load_first(y + i, end - i), end - i);
     });
 }
 

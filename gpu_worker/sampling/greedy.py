@@ -3,14 +3,13 @@
 Torch needs two passes, of which the one for the index takes five times as long as reading the row.
 """
 
-from collections.abc import Callable
 from ctypes import c_int32, c_int64, c_void_p
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from gpu_worker.native.calls import NativeFunction
 from gpu_worker.native.library import native_library
 
 _TYPES = (torch.float32, torch.bfloat16)
@@ -19,14 +18,11 @@ _MOST_TOKENS = (1 << 31) - 1
 
 
 @cache
-def _kernel() -> Callable[..., None] | None:
+def _kernel() -> NativeFunction | None:
     library = native_library()
     if library is None:
         return None
-    function: Any = library.functions.tandem_greedy
-    function.argtypes = (c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int32, c_int32)
-    function.restype = None
-    return function
+    return library.function("tandem_greedy", c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int32, c_int32)
 
 
 def greedy_tokens(logits: Tensor) -> Tensor:

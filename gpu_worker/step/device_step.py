@@ -20,6 +20,7 @@ from gpu_worker.attention.host_pages import HostPages
 from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.attention.paged import attach
+from gpu_worker.cpu_graphs.steps import ProvenSteps
 from gpu_worker.cpu_operators.forward import restore_forwards
 from gpu_worker.geometry import Geometry
 from gpu_worker.graphs.backend import GraphBackend
@@ -70,7 +71,12 @@ class DeviceStep:
         self.host = HostPages(self.cache, geometry.host_pages)
         self.kernels = Kernels(layers, geometry, shapes, self.cache, self.tables, native=native)
         self._static_step = StaticStep(model, self.kernels, self.tables, is_padded=shapes.is_padded)
-        self.graphs = CapturedSteps[StaticOutput](graphs)
+        self._is_padded = shapes.is_padded
+        self.graphs = CapturedSteps[StaticOutput](graphs if shapes.is_padded else None)
+        # The captured decode steps of a CPU.
+        self.proven: ProvenSteps[StepInputs[Tensor], StaticOutput] | None = None
+        if graphs is not None and not shapes.is_padded and self.kernels.decode_is_native:
+            self.proven = ProvenSteps(graphs, compute=self._static, prepare=self.kernels.prepare)
         self._staging = Staging(device, num_buffers, input_words=self._most_words(shapes))
         # Logits of the last step, its samples first. The next step overwrites them. None if it had no samples.
         self.last_logits: Tensor | None = None
@@ -83,6 +89,8 @@ class DeviceStep:
 
         restore_forwards(self._model)
         self.fused = FusedLayers(self._model)
+        # Compiled layers cannot be captured on a CPU.
+        self.proven = None
 
     def zero_pool(self) -> None:
         """Zeroes every page, unless the pool is zero already."""
@@ -109,11 +117,15 @@ class DeviceStep:
         edits = step_inputs.edits if layout.has_static_edits else others.step.edits
         if edits is not None:
             self.tables.set_pages(edits)
-        static = self.graphs.replay(layout.shape)
-        if static is None:
-            static = self._static(step_inputs)
+        static = self._computed(layout.shape, step_inputs)
         self.last_logits = static.logits
         return self._finished(static, step_inputs.samples, others.step.sampling)
+
+    def _computed(self, shape: StepShape, inputs: StepInputs[Tensor]) -> StaticOutput:
+        if self.proven is not None and _is_decode_step(shape):
+            return self.proven.run(shape, inputs)
+        static = self.graphs.replay(shape)
+        return self._static(inputs) if static is None else static
 
     def _finished(
         self, static: StaticOutput, samples: Samples[Tensor], extras: SampleExtras[Tensor] | None
@@ -152,13 +164,22 @@ class DeviceStep:
 
     def _blank_inputs(self, shape: StepShape) -> StepInputs[Tensor]:
         inputs = self.place(shape)
+        assert inputs is not None
         blank(inputs, self._no_rows, self.tables.slot_of_row, self.kernels.views)
         on_device, _ = self._staging.upload(inputs, None)
         return on_device
 
-    def place(self, shape: StepShape) -> StepInputs[HostArray]:
-        """Returns the inputs of the next step, a padded one, to be written. They are valid until it runs."""
-        return self._staging.inputs(shape, partial(allocated, shape, self._geometry, self.kernels.views))
+    def place(self, shape: StepShape) -> StepInputs[HostArray] | None:
+        """Returns the inputs of the next step, to be written, if steps of its shape have theirs in the same memory.
+
+        They are valid until the step runs.
+        """
+        views = self.kernels.views
+        if self._is_padded:
+            return self._staging.inputs(shape, partial(allocated, shape, self._geometry, views))
+        if self.proven is None or not _is_decode_step(shape):
+            return None
+        return self._staging.shared(shape, partial(allocated, shape, self._geometry, views, num_decode=shape.tokens))
 
     def _most_words(self, shapes: Shapes) -> int | None:
         """Returns the words of the largest inputs of a padded step; None if steps are not padded."""
@@ -184,6 +205,10 @@ class DeviceStep:
             self.cache.copy_pages(staged.copied_from, staged.copied_to, staged.copied_tokens)
         if orders.loaded_pages.size:
             self.host.load(staged.loaded_pages, orders.loaded_slots, num_fetched)
+
+
+def _is_decode_step(shape: StepShape) -> bool:
+    return shape.prefill == 0 and shape.prompt_logits == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

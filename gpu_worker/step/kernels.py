@@ -78,6 +78,16 @@ class Kernels:
             return None
         return family(library, layers, self._tables.pages, page_size=geometry.page_size, dtype=dtype)
 
+    @property
+    def decode_is_native(self) -> bool:
+        """Whether a C++ kernel attends for decode rows."""
+        return self._native_decode is not None
+
+    def prepare(self, inputs: StepInputs[Tensor]) -> None:
+        """Tells the C++ kernel of a step's decode rows."""
+        assert self._native_decode is not None and inputs.decode is not None and inputs.decode.slots is not None
+        self._native_decode.update(inputs.decode.slots, inputs.positions[: inputs.decode.rows.shape[0]])
+
     def update_masks(self, inputs: StepInputs[Tensor]) -> StepContext:
         """Tells the kernels of the step, and returns the context of every layer.
 
@@ -88,8 +98,7 @@ class Kernels:
         if inputs.decode is not None:
             decode, num_decode = self.decode[inputs.decode.bucket], inputs.decode.rows.shape[0]
             if self._native_decode is not None:
-                assert inputs.decode.slots is not None
-                self._native_decode.update(inputs.decode.slots, inputs.positions[:num_decode])
+                self.prepare(inputs)
             else:
                 self._flex_decode.update(inputs.decode)
                 decode_slots = None if self._shapes.is_padded else inputs.decode.slots

@@ -153,8 +153,8 @@ class Runner:
         if plan.chunk_rows.size or plan.decode_rows.size:
             self.tables.check(plan)
             device = self.on_device
-            slot_of_row, place = device.tables.slot_of_row, device.place if self.shapes.is_padded else None
-            layout = lay_out(plan, edits, self.tables, slot_of_row, self.shapes, device.kernels.views, place)
+            slot_of_row, views = device.tables.slot_of_row, device.kernels.views
+            layout = lay_out(plan, edits, self.tables, slot_of_row, self.shapes, views, device.place)
         elif edits.rows.size:
             raise PlanError("the plan starts rows or appends pages but computes nothing")
         self.tables.advance(plan)

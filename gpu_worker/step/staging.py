@@ -94,6 +94,19 @@ class Staging:
         self._current = placed
         return placed.on_host
 
+    def shared(self, shape: StepShape, allocate: Callable[[Space], Any]) -> Any:
+        """Returns the inputs of the next step on a CPU, whose tensors share the memory of the arrays.
+
+        Inputs of one shape are the same at each call, and no step may be running. allocate: as for `inputs`.
+        """
+        placed = self._placed.get((shape, 0))
+        if placed is None:
+            on_host = allocate(Space())
+            placed = _Placed(on_host=on_host, on_device=mapped(on_host, torch.from_numpy))
+            self._placed[shape, 0] = placed
+        self._current = placed
+        return placed.on_host
+
     def _view(self, base: int, array: NDArray[Any]) -> Tensor:
         """Returns the place on the device of an array in the host buffer at address `base`."""
         begin = address_of(array) - base
@@ -104,12 +117,14 @@ class Staging:
     def upload(self, inputs: Any, extras: Any) -> tuple[Any, Any]:
         """Returns both trees with tensors for their arrays, which are int64 or float32.
 
-        `inputs` are None or those that `inputs` returned last. Inputs of equal shape are at the same addresses in every
-        step. The next upload overwrites them.
+        `inputs` are None, or those that `inputs` or `shared` returned last, which for equal shapes are at the same
+        addresses in every step. If steps are not padded, they may be others. The next upload overwrites them.
         """
-        if not self._is_static:
-            return mapped(inputs, torch.from_numpy), mapped(extras, torch.from_numpy)
         placed = self._current
+        if not self._is_static:
+            is_shared = inputs is not None and inputs is placed.on_host
+            on_device = placed.on_device if is_shared else mapped(inputs, torch.from_numpy)
+            return on_device, mapped(extras, torch.from_numpy)
         if inputs is None:
             self._wait_for_buffer()
             placed = _NOTHING

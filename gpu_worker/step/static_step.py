@@ -40,7 +40,11 @@ class StaticStep:
         if inputs.decode is not None:
             rows = inputs.decode.rows
             own = ids[: rows.shape[0]]
-            own.copy_(torch.where(own < 0, newest.index_select(0, rows), own))
+            known = torch.where(own < 0, newest.index_select(0, rows), own)
+            if rows.shape == ids.shape:
+                ids = known
+            else:
+                own.copy_(known)
         logits = self._forward(ids, inputs.positions, samples.kept, context)
         if logits is None or not self._is_padded:
             return StaticOutput(logits=logits, tokens=None)

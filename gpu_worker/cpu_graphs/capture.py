@@ -1,0 +1,169 @@
+"""Records what a step computes on a CPU: every operator that torch dispatches and every call of a C++ kernel.
+
+A replay makes the same calls on the same memory, without the Python in between: numbers that Python computed are
+constants. Owns the rules of what can be recorded; a step that needs a tensor's value on the host cannot.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gpu_worker.cpu_graphs.arena import Arena
+from gpu_worker.cpu_operators import operators
+from gpu_worker.graphs.backend import NotCapturable
+from gpu_worker.native.calls import RecordedCall
+
+# A call of a kernel, or of an operator with its arguments.
+Call = RecordedCall | Callable[[], object]
+
+_aten = torch.ops.aten
+_UNINITIALISED = frozenset(
+    (_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty, _aten.new_empty_strided, _aten.empty_permuted)
+)
+_INDEXED = frozenset((_aten.index, _aten.index_put, _aten.index_put_, _aten._unsafe_index, _aten._index_put_impl_))
+_WAITING_TAGS = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape))
+# It calls kernels and operators, which are recorded instead.
+_ATTEND = "tandem::attend"
+
+
+class Capture(TorchDispatchMode):
+    """Runs operators of this thread and records them; results are in the arena."""
+
+    def __init__(self, arena: Arena) -> None:
+        super().__init__()
+        self._arena = arena
+        self.calls: list[Call] = []
+
+    def add_call(self, call: RecordedCall) -> None:
+        """Records a kernel that was called."""
+        self.calls.append(call)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func._schema.name == _ATTEND:
+            with self:
+                return func._op_dk(torch._C.DispatchKey.CPU, *args, **kwargs)
+        if _is_composite(func):
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        if _needs_value(func, args, kwargs):
+            raise NotCapturable(f"{func} needs a value on the host")
+        if func.overloadpacket in _UNINITIALISED:
+            return self._arena.like(func(*args, **kwargs))
+        if func is _aten.add.Tensor and not kwargs and _is_plain_sum(*args):
+            out = self._arena.like(args[0])
+            operators.add(args[0], args[1], out)
+            return out
+        return self._run(func, args, kwargs)
+
+    def _run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Runs an operator, and records it unless it only makes views."""
+        result = func(*args, **kwargs)
+        known = {_storage(leaf) for leaf in _tensors(args) + _tensors(tuple(kwargs.values()))}
+        results = result if isinstance(result, (tuple, list)) else (result,)
+        fresh = [isinstance(each, Tensor) and _storage(each) not in known for each in results]
+        if not any(fresh):
+            if func._schema.is_mutable:
+                self.calls.append(partial(func, *self._lasting(args), **self._lasting(kwargs)))
+            return result
+        if not all(fresh):
+            raise NotCapturable(f"{func} returns new tensors and others")
+        outs = [self._arena.like(each) for each in results]
+        for out, own in zip(outs, results, strict=True):
+            out.copy_(own)
+        self.calls.append(_writing(func, self._lasting(args), self._lasting(kwargs), self._lasting(tuple(outs))))
+        return type(result)(outs) if isinstance(result, (tuple, list)) else outs[0]
+
+    def _lasting(self, value: Any) -> Any:
+        """The same arguments for replays. They keep memory outside the arena allocated, and no block in use."""
+        if isinstance(value, Tensor):
+            if value.layout is not torch.strided:
+                return value
+            borrowed = self._arena.borrowed(value)
+            return value if borrowed is None else borrowed
+        if isinstance(value, dict):
+            return {name: self._lasting(each) for name, each in value.items()}
+        if isinstance(value, (tuple, list)):
+            return type(value)([self._lasting(each) for each in value])
+        return value
+
+
+def _tensors(values: Sequence[Any]) -> list[Tensor]:
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, (tuple, list)):
+            found += _tensors(value)
+    return found
+
+
+def _storage(tensor: Tensor) -> int:
+    """Identifies the memory of a tensor; packed weights of a CPU have none that torch shows."""
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
+
+
+def _is_plain_sum(x: Any, y: Any) -> bool:
+    """Whether it is a sum that the native operator computes."""
+    return (
+        isinstance(y, Tensor)
+        and x.shape == y.shape
+        and x.dim() > 0
+        and x.is_contiguous()
+        and y.is_contiguous()
+        and operators.is_covered(x, y)
+    )
+
+
+@cache
+def _is_composite(func: Any) -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
+
+
+def _needs_value(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether an operator's result, or its shape, depends on values that only the host knows."""
+    if func.overloadpacket in _INDEXED:
+        indices = args[1] if len(args) > 1 else kwargs["indices"]
+        return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
+    if func is _aten.repeat_interleave.Tensor:
+        return kwargs.get("output_size") is None
+    return bool(_WAITING_TAGS & set(func.tags))
+
+
+def _writing(func: Any, args: Any, kwargs: dict[str, Any], outs: tuple[Tensor, ...]) -> Callable[[], object]:
+    """A call of the operator that writes its results to `outs`."""
+    names = _names_of_outs(func)
+    if names is not None and len(names[1]) == len(outs):
+        # Operators that write to given tensors take neither type nor device.
+        own = {name: value for name, value in kwargs.items() if name in names[2]}
+        return partial(names[0], *args, **own, **dict(zip(names[1], outs, strict=True)))
+
+    def copied() -> None:
+        result = func(*args, **kwargs)
+        for out, each in zip(outs, result if isinstance(result, (tuple, list)) else (result,), strict=True):
+            out.copy_(each)
+
+    return copied
+
+
+@cache
+def _names_of_outs(func: Any) -> tuple[Any, tuple[str, ...], frozenset[str]] | None:
+    """The variant of an operator that writes to given tensors, the names of these, and its other arguments."""
+    own = [(each.name, str(each.type)) for each in func._schema.arguments if each.name not in _OF_NEW_TENSORS]
+    for name in func.overloadpacket.overloads():
+        variant = getattr(func.overloadpacket, name)
+        given = variant._schema.arguments
+        outs = tuple(each.name for each in given if each.is_out)
+        others = [(each.name, str(each.type)) for each in given if not each.is_out]
+        if outs and others == own:
+            return variant, outs, frozenset(name for name, _ in others)
+    return None
+
+
+_OF_NEW_TENSORS = frozenset(("dtype", "layout", "device", "pin_memory"))

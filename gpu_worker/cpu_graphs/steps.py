@@ -1,0 +1,92 @@
+"""The captured steps of a CPU, by shape: captured while the worker serves, and proven before they are used.
+
+The first step of a shape is captured as it runs. At the second one the graph is replayed beside an ordinary run with
+other inputs: if a bit differs, because Python computed something that the graph has as a constant, the shape stays
+without a graph. From the third one on the graph is replayed.
+"""
+
+import logging
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from gpu_worker.graphs.backend import Graph, GraphBackend, NotCapturable, Result
+from gpu_worker.trees import leaves
+
+log = logging.getLogger(__name__)
+
+Inputs = TypeVar("Inputs")
+
+
+@dataclass(slots=True, kw_only=True)
+class _Captured(Generic[Result]):
+    graph: Graph
+    # Overwritten by each replay.
+    result: Result
+    is_proven: bool = False
+
+
+class ProvenSteps(Generic[Inputs, Result]):
+    """Runs steps, by graphs where it has them."""
+
+    def __init__(
+        self, backend: GraphBackend, *, compute: Callable[[Inputs], Result], prepare: Callable[[Inputs], None]
+    ) -> None:
+        """compute: runs a step. prepare: does the part of it that is not captured."""
+        self._backend, self._compute, self._prepare = backend, compute, prepare
+        # None: the steps of this shape run without a graph.
+        self._captured: dict[Hashable, _Captured[Result] | None] = {}
+        self.num_replays = 0
+
+    @property
+    def num_graphs(self) -> int:
+        """Captured shapes."""
+        return sum(captured is not None for captured in self._captured.values())
+
+    @property
+    def pool_bytes(self) -> int:
+        """Memory of all graphs."""
+        return self._backend.pool_bytes
+
+    def run(self, shape: Hashable, inputs: Inputs) -> Result:
+        """Returns the results of a step, which the next call overwrites. Inputs of one shape are in the same memory."""
+        if shape not in self._captured:
+            return self._capture(shape, inputs)
+        captured = self._captured[shape]
+        if captured is None:
+            return self._compute(inputs)
+        if not captured.is_proven:
+            return self._prove(shape, captured, inputs)
+        self._prepare(inputs)
+        captured.graph.replay()
+        self.num_replays += 1
+        return captured.result
+
+    def _capture(self, shape: Hashable, inputs: Inputs) -> Result:
+        self._captured[shape] = None
+        self._prepare(inputs)
+        try:
+            graph, result = self._backend.capture(lambda: self._compute(inputs))
+        except NotCapturable as error:
+            log.info("%s runs without a graph: %s", shape, error)
+            return self._compute(inputs)
+        self._captured[shape] = _Captured(graph=graph, result=result)
+        return result
+
+    def _prove(self, shape: Hashable, captured: _Captured[Result], inputs: Inputs) -> Result:
+        result = self._compute(inputs)
+        self._prepare(inputs)
+        captured.graph.replay()
+        if all(_has_equal_bits(*each) for each in zip(leaves(result), leaves(captured.result), strict=True)):
+            captured.is_proven = True
+        else:
+            log.warning("%s runs without a graph: a replay computed something else", shape)
+            self._captured[shape] = None
+        return result
+
+
+def _has_equal_bits(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(one.contiguous().view(torch.uint8), other.view(torch.uint8))
