@@ -23,7 +23,7 @@ from gpu_worker.compatibility.cuda_shapes import check_cuda_shapes
 from gpu_worker.compatibility.independence import check_independence
 from gpu_worker.compatibility.rope import pin
 from gpu_worker.compatibility.self_check import check_runner
-from gpu_worker.cpu_graphs.graphs import CpuGraphs
+from gpu_worker.cpu_graphs.graphs import cpu_graphs
 from gpu_worker.device import choose_device, set_threads
 from gpu_worker.geometry import Geometry
 from gpu_worker.graphs.backend import GraphBackend
@@ -128,15 +128,17 @@ def keep_objects() -> None:
 
 
 def _captures(settings: WorkerSettings, device: torch.device) -> bool:
-    return device.type == "cuda" and settings.graphs == "on"
+    """Whether steps are captured; on a CPU only calls of C++ kernels are worth it."""
+    if settings.graphs == "off":
+        return False
+    return device.type == "cuda" or (device.type == "cpu" and native_library() is not None)
 
 
 def _graphs(settings: WorkerSettings, device: torch.device) -> GraphBackend | None:
     """What captures steps on this device; None if nothing does."""
-    if _captures(settings, device):
-        return CudaGraphs(device)
-    library = native_library() if device.type == "cpu" and settings.graphs == "on" else None
-    return None if library is None else CpuGraphs(library)
+    if not _captures(settings, device):
+        return None
+    return CudaGraphs(device) if device.type == "cuda" else cpu_graphs()
 
 
 def plan_memory(settings: WorkerSettings, costs: Costs, device: torch.device, reach: tuple[int, int] = (0, 0)) -> Sizes:
@@ -194,7 +196,7 @@ def warm_runner(
     """
     before = _allocated(device)
     with phase("page pool and tables"):
-        runner = Runner(model, layers, geometry, device=device, dtype=dtype, graphs=graphs)
+        runner = Runner(model, layers, geometry, device=device, dtype=dtype, graphs=graphs, captures=captures)
         if fused:
             runner.on_device.fuse_layers()
     pool = sum(tensor.nbytes for tensor in runner.on_device.cache.pools)
@@ -202,17 +204,17 @@ def warm_runner(
     if compiler_is_loaded():
         kept_in = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "a temporary folder")
         log.info("compiling kernels; they are kept in %s", kept_in)
-    runner.warm_up(log_slow_phase, captures=captures)
+    runner.warm_up(log_slow_phase)
     if runner.on_device.fused is not None:
         log.info("%s", runner.on_device.fused.summary)
-    captured = runner.on_device.graphs
-    if captured.is_enabled:
+    captured = runner.on_device.proven or runner.on_device.graphs
+    if runner.on_device.graphs.is_enabled:
         log.info(
             "%d of %d step shapes captured as graphs, %d MiB of memory, %.2f s",
             captured.num_graphs,
             len(runner.shapes.steps),
             captured.pool_bytes >> 20,
-            captured.seconds,
+            runner.on_device.graphs.seconds,
         )
     with phase(f"largest step, {geometry.token_budget} tokens"), resident_growth(device) as grown:
         runner.rehearse(full_plan(geometry))

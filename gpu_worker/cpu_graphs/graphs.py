@@ -11,7 +11,7 @@ from gpu_worker.cpu_graphs.arena import Arena
 from gpu_worker.cpu_graphs.capture import Call, Capture
 from gpu_worker.graphs.backend import NotCapturable, Result
 from gpu_worker.native.calls import RecordedCall, RecordedCalls, recording
-from gpu_worker.native.library import NativeLibrary
+from gpu_worker.native.library import NativeLibrary, native_library
 from gpu_worker.trees import mapped
 
 
@@ -65,3 +65,9 @@ class CpuGraphs:
     def _borrowed(self, tensor: Tensor) -> Tensor:
         found = self._arena.borrowed(tensor)
         return tensor if found is None else found
+
+
+def cpu_graphs() -> CpuGraphs | None:
+    """What captures steps on this machine's CPU; None without C++ kernels, whose calls are what a graph saves."""
+    library = native_library()
+    return None if library is None else CpuGraphs(library)

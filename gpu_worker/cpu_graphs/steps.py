@@ -13,11 +13,13 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+from gpu_worker.failures import first_line
 from gpu_worker.graphs.backend import Graph, GraphBackend, NotCapturable, Result
 from gpu_worker.trees import leaves
 
 log = logging.getLogger(__name__)
 
+Shape = TypeVar("Shape", bound=Hashable)
 Inputs = TypeVar("Inputs")
 
 
@@ -29,16 +31,24 @@ class _Captured(Generic[Result]):
     is_proven: bool = False
 
 
-class ProvenSteps(Generic[Inputs, Result]):
+class ProvenSteps(Generic[Shape, Inputs, Result]):
     """Runs steps, by graphs where it has them."""
 
     def __init__(
-        self, backend: GraphBackend, *, compute: Callable[[Inputs], Result], prepare: Callable[[Inputs], None]
+        self,
+        backend: GraphBackend,
+        *,
+        compute: Callable[[Inputs], Result],
+        prepare: Callable[[Inputs], None],
+        captures: Callable[[Shape], bool],
+        most_graphs: int,
     ) -> None:
-        """compute: runs a step. prepare: does the part of it that is not captured."""
+        """compute: runs a step. prepare: does the part of it that is not captured. captures: whether a shape is
+        captured; only the first `most_graphs` shapes are."""
         self._backend, self._compute, self._prepare = backend, compute, prepare
+        self._captures, self._most_graphs = captures, most_graphs
         # None: the steps of this shape run without a graph.
-        self._captured: dict[Hashable, _Captured[Result] | None] = {}
+        self._captured: dict[Shape, _Captured[Result] | None] = {}
         self.num_replays = 0
 
     @property
@@ -51,13 +61,13 @@ class ProvenSteps(Generic[Inputs, Result]):
         """Memory of all graphs."""
         return self._backend.pool_bytes
 
-    def run(self, shape: Hashable, inputs: Inputs) -> Result:
+    def run(self, shape: Shape, inputs: Inputs) -> Result:
         """Returns the results of a step, which the next call overwrites. Inputs of one shape are in the same memory."""
-        if shape not in self._captured:
-            return self._capture(shape, inputs)
-        captured = self._captured[shape]
+        captured = self._captured.get(shape)
         if captured is None:
-            return self._compute(inputs)
+            if shape in self._captured or self.num_graphs >= self._most_graphs or not self._captures(shape):
+                return self._compute(inputs)
+            return self._capture(shape, inputs)
         if not captured.is_proven:
             return self._prove(shape, captured, inputs)
         self._prepare(inputs)
@@ -65,18 +75,24 @@ class ProvenSteps(Generic[Inputs, Result]):
         self.num_replays += 1
         return captured.result
 
-    def _capture(self, shape: Hashable, inputs: Inputs) -> Result:
+    def _capture(self, shape: Shape, inputs: Inputs) -> Result:
+        # Nothing stays half captured, whatever happens.
         self._captured[shape] = None
         self._prepare(inputs)
         try:
             graph, result = self._backend.capture(lambda: self._compute(inputs))
-        except NotCapturable as error:
-            log.info("%s runs without a graph: %s", shape, error)
+        except Exception as error:  # if the step itself is at fault, the ordinary run raises it too
+            log.log(
+                logging.INFO if isinstance(error, NotCapturable) else logging.WARNING,
+                "%s runs without a graph: %s",
+                shape,
+                first_line(error),
+            )
             return self._compute(inputs)
         self._captured[shape] = _Captured(graph=graph, result=result)
         return result
 
-    def _prove(self, shape: Hashable, captured: _Captured[Result], inputs: Inputs) -> Result:
+    def _prove(self, shape: Shape, captured: _Captured[Result], inputs: Inputs) -> Result:
         result = self._compute(inputs)
         self._prepare(inputs)
         captured.graph.replay()

@@ -40,7 +40,8 @@ class StepShape:
 
     def __str__(self) -> str:
         chunks = f"{self.tokens - self.decode} prompt tokens, " if self.prefill else ""
-        return f"step of {chunks}{self.decode} rows{'' if self.draws else ', greedy'}"
+        rows = self.decode if self.prefill else self.tokens
+        return f"step of {chunks}{rows} rows{'' if self.draws else ', greedy'}"
 
     def holds(self, need: "StepShape") -> bool:
         """Whether a step of the sizes `need` can be padded to this shape."""

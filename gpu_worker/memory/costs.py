@@ -67,13 +67,13 @@ class Costs:
         """
         return num_tokens * self.activations_per_token + num_rows * GRAPH_BYTES_PER_LOGIT * self.vocab_size
 
-    def graphs(self, geometry: Geometry) -> int:
+    def graphs(self, geometry: Geometry, *, on_cpu: bool = False) -> int:
         """Bytes of all captured graphs: the largest one's, because only one runs at a time and they share memory.
 
-        A shape that needs more than GRAPH_POOL_BYTES is not captured.
+        A CPU captures decode steps alone. A shape that needs more than GRAPH_POOL_BYTES is not captured.
         """
-        largest = self.graph(num_tokens=geometry.token_budget, num_rows=geometry.max_rows)
-        return min(GRAPH_POOL_BYTES, largest)
+        num_tokens = geometry.max_rows if on_cpu else geometry.token_budget
+        return min(GRAPH_POOL_BYTES, self.graph(num_tokens=num_tokens, num_rows=geometry.max_rows))
 
     def captures(self, shape: StepShape) -> bool:
         """Whether the graph of a shape fits GRAPH_POOL_BYTES."""

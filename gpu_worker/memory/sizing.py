@@ -145,7 +145,7 @@ class _Choice:
 
     def _beside(self, geometry: Geometry) -> tuple[int, int, int]:
         """Bytes of a step, of captured graphs, and of tables without buffers."""
-        graphs = self.costs.graphs(geometry) if self.captures else 0
+        graphs = self.costs.graphs(geometry, on_cpu=self.on_cpu) if self.captures else 0
         return self.costs.step(geometry), graphs, self.costs.tables(geometry)
 
     def _num_pages(self) -> int:

@@ -4,6 +4,7 @@ On a GPU it enqueues these operations on the CUDA stream in this order. `DeviceS
 the KV pool, kernels, tables, staging buffers. It does not depend on generations or on other plans in flight.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +28,7 @@ from gpu_worker.graphs.backend import GraphBackend
 from gpu_worker.graphs.captured import CapturedSteps
 from gpu_worker.layout.row_tables import RowTables
 from gpu_worker.layout.samples import SampleExtras, Samples
-from gpu_worker.layout.shapes import Shapes, StepShape
+from gpu_worker.layout.shapes import MAX_SHAPES, Shapes, StepShape
 from gpu_worker.layout.step_layout import StepExtras, StepInputs, StepLayout, allocated, blank
 from gpu_worker.process.lean_imports import compiler_is_loaded
 from gpu_worker.step.device_tables import DeviceTables
@@ -55,6 +56,7 @@ class DeviceStep:
         dtype: torch.dtype,
         num_buffers: int,
         graphs: GraphBackend | None,
+        captures: Callable[[StepShape], bool],
         native: bool,
     ) -> None:
         self.device = device
@@ -71,12 +73,14 @@ class DeviceStep:
         self.host = HostPages(self.cache, geometry.host_pages)
         self.kernels = Kernels(layers, geometry, shapes, self.cache, self.tables, native=native)
         self._static_step = StaticStep(model, self.kernels, self.tables, is_padded=shapes.is_padded)
-        self._is_padded = shapes.is_padded
+        self._is_padded, self._captures = shapes.is_padded, captures
         self.graphs = CapturedSteps[StaticOutput](graphs if shapes.is_padded else None)
         # The captured decode steps of a CPU.
-        self.proven: ProvenSteps[StepInputs[Tensor], StaticOutput] | None = None
+        self.proven: ProvenSteps[StepShape, StepInputs[Tensor], StaticOutput] | None = None
         if graphs is not None and not shapes.is_padded and self.kernels.decode_is_native:
-            self.proven = ProvenSteps(graphs, compute=self._static, prepare=self.kernels.prepare)
+            self.proven = ProvenSteps(
+                graphs, compute=self._static, prepare=self.kernels.prepare, captures=captures, most_graphs=MAX_SHAPES
+            )
         self._staging = Staging(device, num_buffers, input_words=self._most_words(shapes))
         # Logits of the last step, its samples first. The next step overwrites them. None if it had no samples.
         self.last_logits: Tensor | None = None
@@ -153,12 +157,12 @@ class DeviceStep:
         return torch.compiler.set_stance("eager_on_recompile")
 
     @torch.inference_mode()
-    def warm_up(self, shape: StepShape, *, capture: bool) -> None:
-        """Compiles what a padded step of this shape needs, and may capture it. Changes row 0 and page 0 alone."""
+    def warm_up(self, shape: StepShape) -> None:
+        """Compiles what a padded step of this shape needs, and captures it. Changes row 0 and page 0 alone."""
         # The second run measures kernels that the first has loaded.
         for _ in range(2):
             self._static(self._blank_inputs(shape))
-        if capture and self.graphs.is_enabled:
+        if self.graphs.is_enabled and self._captures(shape):
             inputs = self._blank_inputs(shape)
             self.graphs.capture(shape, lambda: self._static(inputs))
 

@@ -54,10 +54,12 @@ class Runner:
         dtype: torch.dtype,
         shapes: Shapes | None = None,
         graphs: GraphBackend | None = None,
+        captures: Callable[[StepShape], bool] = lambda _: True,
         native: bool = True,
     ) -> None:
-        """`shapes`: by default those of the device. `graphs`: captures padded steps; None: every step runs eagerly.
-        `native`: whether attention on a CPU may use C++ kernels."""
+        """`shapes`: by default those of the device. `graphs`: captures padded steps, and the decode steps of a CPU, if
+        `captures` holds for their shape; None: every step runs eagerly. `native`: whether attention on a CPU may use
+        C++ kernels."""
         layers = layers.within(geometry.max_length)
         window, sink_tokens = layers.reach
         self.geometry, self.device = replace(geometry, window=window, sink_tokens=sink_tokens), device
@@ -72,6 +74,7 @@ class Runner:
             dtype=dtype,
             num_buffers=MAX_IN_FLIGHT + 1,
             graphs=graphs,
+            captures=captures,
             native=native,
         )
         # Whether `submit` only enqueues.
@@ -223,17 +226,12 @@ class Runner:
             self._results.put_back(item.output)
         return outcome
 
-    def warm_up(
-        self,
-        on_kernel: Callable[[str, float], None] | None = None,
-        *,
-        captures: Callable[[StepShape], bool] = lambda _: True,
-    ) -> None:
-        """Compiles every kernel, captures the shapes for which `captures` holds, and calls `on_kernel` (name, seconds).
+    def warm_up(self, on_kernel: Callable[[str, float], None] | None = None) -> None:
+        """Compiles every kernel, captures padded steps, and calls `on_kernel` (name, seconds).
 
         Any later compilation of a kernel raises.
         """
-        for name, run in warm_up_steps(self, captures):
+        for name, run in warm_up_steps(self):
             begun = time.perf_counter()
             run()
             if on_kernel is not None:

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu_worker.geometry import Geometry, align_up
-from gpu_worker.layout.shapes import StepShape
 from gpu_worker.wire.frames import Plan
 from gpu_worker.wire.sampling import EVERYTHING, GREEDY
 from gpu_worker.wire.started import StartedRows
@@ -17,12 +16,10 @@ if TYPE_CHECKING:
     from gpu_worker.step.runner import Runner
 
 
-def warm_up_steps(
-    runner: "Runner", captures: Callable[[StepShape], bool]
-) -> Iterator[tuple[str, Callable[[], object]]]:
+def warm_up_steps(runner: "Runner") -> Iterator[tuple[str, Callable[[], object]]]:
     """Yields the steps that need every kernel, by name; the largest shapes first, so that graphs share memory."""
     for shape in reversed(runner.shapes.steps):
-        yield str(shape), partial(runner.on_device.warm_up, shape, capture=captures(shape))
+        yield str(shape), partial(runner.on_device.warm_up, shape)
     # On a CPU, and for what is not captured: samples with changed logits, rows that draw.
     yield "prefill kernel", partial(runner.rehearse, warm_up_plan(num_rows=1, chunk=True))
     yield "decode kernel", partial(runner.rehearse, warm_up_plan(num_rows=runner.geometry.max_rows, chunk=False))

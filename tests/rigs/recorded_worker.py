@@ -53,13 +53,11 @@ class _Replayed(CapturedSteps[Any]):
 class RecordedRunner(Runner):
     """A runner whose steps are replayed by the recorder."""
 
-    def __init__(self, model: Any, layers: Any, geometry: Geometry, *, graphs: object = None, **options: Any) -> None:
-        super().__init__(model, layers, geometry, shapes=few_shapes(geometry), graphs=None, **options)
+    def __init__(self, model: Any, layers: Any, geometry: Geometry, **options: Any) -> None:
+        # Every shape is captured; on a GPU its memory decides which.
+        own = options | {"graphs": None, "captures": lambda _: True}
+        super().__init__(model, layers, geometry, shapes=few_shapes(geometry), **own)
         self.on_device.graphs = _Replayed(recorder())
-
-    def warm_up(self, *arguments: Any, **_: object) -> None:
-        """Captures every shape; on a GPU its memory decides which."""
-        super().warm_up(*arguments)
 
 
 if __name__ == "__main__":

@@ -121,7 +121,7 @@ class GraphRig:
         backend = recorder()
         self.runner.on_device.graphs = CapturedSteps(backend)
         for shape in reversed(self.runner.shapes.steps):
-            self.runner.on_device.warm_up(shape, capture=True)
+            self.runner.on_device.warm_up(shape)
         return backend
 
     @contextmanager
