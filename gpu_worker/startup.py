@@ -23,11 +23,9 @@ from gpu_worker.compatibility.cuda_shapes import check_cuda_shapes
 from gpu_worker.compatibility.independence import check_independence
 from gpu_worker.compatibility.rope import pin
 from gpu_worker.compatibility.self_check import check_runner
-from gpu_worker.cpu_graphs.graphs import cpu_graphs
 from gpu_worker.device import choose_device, set_threads
 from gpu_worker.geometry import Geometry
 from gpu_worker.graphs.backend import GraphBackend
-from gpu_worker.graphs.cuda import CudaGraphs
 from gpu_worker.layout.shapes import StepShape
 from gpu_worker.logs import log_slow_phase, phase
 from gpu_worker.memory.costs import Costs
@@ -37,9 +35,10 @@ from gpu_worker.memory.ledger import Measured, ledger
 from gpu_worker.memory.model_facts import model_facts
 from gpu_worker.memory.pool import WHY_CAPPED
 from gpu_worker.memory.sizing import Machine, Sizes, choose_sizes
-from gpu_worker.native.library import leave_out_kernels, native_library
+from gpu_worker.native.library import leave_out_kernels
 from gpu_worker.process.lean_imports import compiler_is_loaded
 from gpu_worker.settings import BUNDLED_MODEL, WorkerSettings
+from gpu_worker.step.graphs_choice import captures_steps, graphs_for
 from gpu_worker.step.runner import Runner
 from gpu_worker.step.warm_up import full_plan
 from gpu_worker.timings import Timings, take_timings
@@ -90,16 +89,8 @@ def start(settings: WorkerSettings, folder: Path) -> tuple[Runner, pb.Join]:
         log.info("the rotary table of type %s is fixed for sequences of %d tokens", name, sizes.geometry.max_length)
     log.info("linear layers with a common input: %d groups are merged", len(merged))
     fused = settings.fused_layers == "on" or (settings.fused_layers == "auto" and device.type == "cuda")
-    runner, measured = warm_runner(
-        model,
-        bound,
-        sizes.geometry,
-        device,
-        dtype,
-        graphs=_graphs(settings, device),
-        captures=costs.captures,
-        fused=fused,
-    )
+    graphs = graphs_for(settings, device)
+    runner, measured = warm_runner(model, bound, sizes.geometry, device, dtype, graphs, costs.captures, fused=fused)
     with phase("self-check against eager attention"):
         error = check_runner(model, runner, dtype, own=layers)
     log.info("self-check passed: logits differ from eager attention's by %.2g", error)
@@ -127,26 +118,12 @@ def keep_objects() -> None:
     gc.freeze()
 
 
-def _captures(settings: WorkerSettings, device: torch.device) -> bool:
-    """Whether steps are captured; on a CPU only calls of C++ kernels are worth it."""
-    if settings.graphs == "off":
-        return False
-    return device.type == "cuda" or (device.type == "cpu" and native_library() is not None)
-
-
-def _graphs(settings: WorkerSettings, device: torch.device) -> GraphBackend | None:
-    """What captures steps on this device; None if nothing does."""
-    if not _captures(settings, device):
-        return None
-    return CudaGraphs(device) if device.type == "cuda" else cpu_graphs()
-
-
 def plan_memory(settings: WorkerSettings, costs: Costs, device: torch.device, reach: tuple[int, int] = (0, 0)) -> Sizes:
     """Chooses sizes that fit free memory and logs them. Raises ValueError."""
     machine = _machine(device)
     if device.type != "cpu" and not loads_to_device(device):
         check_host_memory(costs, machine.free_host)
-    sizes = choose_sizes(settings, costs, machine, reach, captures=_captures(settings, device))
+    sizes = choose_sizes(settings, costs, machine, reach, captures=captures_steps(settings, device))
     for line in ledger(sizes, str(device), costs.dtype):
         log.info("%s", line)
     if sizes.is_capped:
@@ -175,7 +152,7 @@ def load(
     if device.type == "cuda":
         now = _machine(device)
         free = min(sizes.free, now.free + costs.weights)
-        sizes = choose_sizes(settings, costs, replace(now, free=free), reach, captures=_captures(settings, device))
+        sizes = choose_sizes(settings, costs, replace(now, free=free), reach, captures=captures_steps(settings, device))
     return model, sizes
 
 
@@ -185,9 +162,9 @@ def warm_runner(
     geometry: Geometry,
     device: torch.device,
     dtype: torch.dtype,
-    *,
     graphs: GraphBackend | None = None,
     captures: Callable[[StepShape], bool] = lambda _: True,
+    *,
     fused: bool = False,
 ) -> tuple[Runner, Measured]:
     """The runner with every kernel compiled and steps captured, and its measured memory, the largest step included.

@@ -102,21 +102,12 @@ class RecordedCalls:
     """Recorded calls that the library repeats one after another."""
 
     def __init__(self, functions: ctypes.CDLL, calls: Sequence[RecordedCall]) -> None:
-        self._functions, self._calls = functions, tuple(calls)
-        entries = [_Entry(call.function, ctypes.addressof(call.words)) for call in self._calls]
+        # Kept, because the library reads their arguments.
+        self.calls = tuple(calls)
+        entries = [_Entry(call.function, ctypes.addressof(call.words)) for call in self.calls]
         self._entries, self._count = (_Entry * len(entries))(*entries), len(entries)
         self._repeat: Any = functions.tandem_repeat
         self._repeat.argtypes, self._repeat.restype = (ctypes.c_void_p, ctypes.c_int64), None
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The functions, in order."""
-        return tuple(call.name for call in self._calls)
-
     def __call__(self) -> None:
         self._repeat(self._entries, self._count)
-
-    def one_by_one(self) -> Iterator[tuple[str, "RecordedCalls"]]:
-        """Each call apart, with its name, for a profiler."""
-        for call in self._calls:
-            yield call.name, RecordedCalls(self._functions, (call,))

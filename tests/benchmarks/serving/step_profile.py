@@ -3,14 +3,14 @@
 Owns the groups of operators. Only some steps are profiled, but all are executed, because each needs the ones before it.
 The profiler slows Python down and leaves operators nearly as they are: shares are of the time that the same steps took
 without it, and `host` is what no operator covers. C++ kernels are no operators of torch, so `trace_kernels` must have
-been called before the runner was made.
+been called before the runner was made; captured steps then replay their kernels one by one.
 """
 
 import contextlib
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -18,7 +18,9 @@ import torch
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
-from gpu_worker.native import library
+from gpu_worker.cpu_graphs.graphs import CpuGraph
+from gpu_worker.native.calls import NativeFunction, RecordedCall, RecordedCalls
+from gpu_worker.native.library import NativeLibrary
 from gpu_worker.step.runner import Runner
 from gpu_worker.wire.frames import parse_frame
 from tests.benchmarks.serving import replay
@@ -37,40 +39,29 @@ _NUM_STEPS = 12
 _NUM_LARGEST = 10
 
 
-class _Functions:
-    """The functions of a C++ library, each of which the profiler sees."""
-
-    def __init__(self, functions: Any) -> None:
-        self._functions = functions
-        self._traced: dict[str, _Function] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in self._traced:
-            self._traced[name] = _Function(name, getattr(self._functions, name))
-        return self._traced[name]
-
-
-class _Function:
-    def __init__(self, name: str, function: Any) -> None:
-        vars(self).update(name=name, function=function)
-
-    def __call__(self, *arguments: Any) -> Any:
-        with torch._C._profiler._RecordFunctionFast(self.name):
-            return self.function(*arguments)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self.function, name, value)
-
-
 def trace_kernels() -> None:
-    """Lets the profiler see the C++ kernels of libraries that are loaded from now on, for 0.3 us per call."""
-    own = library.NativeLibrary.__init__
+    """Lets the profiler see the C++ kernels, for 0.3 us per call."""
+    call, make_graph = NativeFunction.__call__, CpuGraph.__init__
 
-    def traced(self: Any, *arguments: Any) -> None:
-        own(self, *arguments)
-        self.functions = _Functions(self.functions)
+    def traced_call(self: NativeFunction, *arguments: Any) -> None:
+        with torch._C._profiler._RecordFunctionFast(self.name):
+            call(self, *arguments)
 
-    library.NativeLibrary.__init__ = traced
+    def traced_graph(self: CpuGraph, library: NativeLibrary, calls: Sequence[Any]) -> None:
+        make_graph(self, library, [])
+        self.parts += [_traced(library, each) if isinstance(each, RecordedCall) else each for each in calls]
+
+    NativeFunction.__call__, CpuGraph.__init__ = traced_call, traced_graph
+
+
+def _traced(library: NativeLibrary, call: RecordedCall) -> Callable[[], None]:
+    alone = RecordedCalls(library.functions, [call])
+
+    def repeat() -> None:
+        with torch._C._profiler._RecordFunctionFast(call.name):
+            alone()
+
+    return repeat
 
 
 def measure(runner: Runner, recording: Recording, spans: Sequence[Span]) -> dict[str, Any]:
