@@ -25,6 +25,7 @@ from gpu_worker.attention.paged import ATTENTION_NAME, register
 from gpu_worker.checkpoint.loading import prepare
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
 from gpu_worker.compatibility.shared_inputs import shared_inputs
+from gpu_worker.cpu_graphs.graphs import cpu_graphs
 from gpu_worker.geometry import Geometry, align_up
 from gpu_worker.layout.shapes import StepShape
 from gpu_worker.step.runner import Runner
@@ -56,6 +57,8 @@ class RigSpec:
     fused: bool = False
     # C++ kernels compute attention on a CPU where they can; otherwise FlexAttention does.
     native: bool = True
+    # Decode steps on a CPU are captured. Hidden states are not recorded.
+    graphs: bool = False
     # By default pages for some rows, and texts of some pages.
     num_pages: int | None = None
     max_length: int | None = None
@@ -137,13 +140,17 @@ class Rig:
         merged = shared_inputs(meta_model)
         self.served = served = prepare(served, device=device, dtype=spec.dtype, merged=merged)
         layers = layers if spec.bound is None else layers.bounded(*spec.bound)
-        self.runner = Runner(served, layers, self.geometry, device=device, dtype=spec.dtype, native=spec.native)
+        graphs = cpu_graphs() if spec.graphs else None
+        self.runner = Runner(
+            served, layers, self.geometry, device=device, dtype=spec.dtype, graphs=graphs, native=spec.native
+        )
         if spec.fused:
             self.runner.on_device.fuse_layers()
         self.runner.warm_up()
         self._generation = 0
         self._packed_hidden: Tensor | None = None
-        served.base_model.norm.register_forward_hook(self._record_hidden)
+        if not spec.graphs:
+            served.base_model.norm.register_forward_hook(self._record_hidden)
 
     @cached_property
     def float64(self) -> torch.nn.Module:
