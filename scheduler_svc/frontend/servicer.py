@@ -26,6 +26,7 @@ from scheduler_svc.frontend.rpc.turns import Turns
 from scheduler_svc.frontend.streaming.sender import PreparedRequest, StreamSender, wait_for_admission
 from scheduler_svc.frontend.streaming.stream import RequestStream
 from scheduler_svc.frontend.streaming.stream_table import StreamTable
+from scheduler_svc.frontend.streaming.writer import StreamWriter
 from scheduler_svc.frontend.text.detokenize import Detokenizer
 from scheduler_svc.frontend.text.output import SampleOutput
 from scheduler_svc.frontend.text.stop_strings import StopFinder
@@ -133,12 +134,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def _run(
         self, prepared: PreparedRequest, stream: RequestStream, context: Any, connection: Connection
     ) -> None:
-        async def write(message: pb.GenerateResponse) -> None:
-            stream.blocked_since = asyncio.get_running_loop().time()
-            connection.hold()
-            await context.write(message)
-            stream.blocked_since = 0.0
-
+        writer = StreamWriter(stream, context.write, connection.hold)
         self._streams.submit(stream, prepared.submit)
         prepared.submit.Clear()
         prepared.accepted.requests_ahead = await wait_for_admission(stream)
@@ -146,8 +142,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         # request id is only in Accepted.
         request_id = stream.request_id
         await context.send_initial_metadata((("x-request-id", request_id),) if request_id.isascii() else ())
-        await write(pb.GenerateResponse(accepted=prepared.accepted))
-        await StreamSender(prepared, stream, self._streams, write).run()
+        await writer.write(pb.GenerateResponse(accepted=prepared.accepted))
+        await StreamSender(prepared, stream, self._streams, writer).run()
 
 
 def seconds_left(context: Any) -> float:
