@@ -19,6 +19,7 @@ from scheduler_svc.frontend.health import HealthServicer
 from scheduler_svc.frontend.readiness import SERVICES, Readiness
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.calls import CallLimits, Calls
+from scheduler_svc.frontend.rpc.event_loop import patient_threads
 from scheduler_svc.frontend.rpc.options import allow_connections, server_options
 from scheduler_svc.frontend.servicer import InferenceServicer
 from scheduler_svc.frontend.streaming.limits import StreamLimits
@@ -186,7 +187,8 @@ class FrontEnd:
             share_port=settings.share_port,
             max_connections=allow_connections(),
         )
-        server = grpc.aio.server(options=options)
+        with patient_threads():
+            server = grpc.aio.server(options=options)
         inference = InferenceServicer(self._readiness, self._streams, max_message_bytes=settings.max_message_bytes)
         control = ControlServicer(self._readiness, self._queries)
         methods.add_to_server(server, self._calls, inference, control, self._health)

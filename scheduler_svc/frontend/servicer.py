@@ -20,11 +20,13 @@ from tandem.v1 import inference_pb2_grpc
 from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.readiness import Readiness
 from scheduler_svc.frontend.rpc import status
+from scheduler_svc.frontend.rpc.corks import Connection, Corks
 from scheduler_svc.frontend.rpc.parsing import MAX_SMALL_BYTES
 from scheduler_svc.frontend.rpc.turns import Turns
 from scheduler_svc.frontend.streaming.sender import PreparedRequest, StreamSender, wait_for_admission
 from scheduler_svc.frontend.streaming.stream import RequestStream
 from scheduler_svc.frontend.streaming.stream_table import StreamTable
+from scheduler_svc.frontend.streaming.writer import StreamWriter
 from scheduler_svc.frontend.text.detokenize import Detokenizer
 from scheduler_svc.frontend.text.output import SampleOutput
 from scheduler_svc.frontend.text.stop_strings import StopFinder
@@ -48,6 +50,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self._streams = streams
         self._max_message_bytes = max_message_bytes
         self._turns = Turns()
+        self._corks = Corks()
 
     def admit_generate(self) -> int:
         """The size limit of a request in bytes. Raises Refusal if no request is admitted now."""
@@ -79,7 +82,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             prepared = await self._prepare(request, context, model)
             # Frees the prompt, which may be large, before the stream, which may be long.
             request.Clear()
-            await self._run(prepared, stream, context)
+            connection = self._corks.join(context)
+            try:
+                await self._run(prepared, stream, context, connection)
+            finally:
+                self._corks.leave(connection)
         except asyncio.CancelledError:
             if stream.failure is None:
                 raise
@@ -124,12 +131,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             want_token_ids=checked.want_token_ids,
         )
 
-    async def _run(self, prepared: PreparedRequest, stream: RequestStream, context: Any) -> None:
-        async def write(message: pb.GenerateResponse) -> None:
-            stream.blocked_since = asyncio.get_running_loop().time()
-            await context.write(message)
-            stream.blocked_since = 0.0
-
+    async def _run(
+        self, prepared: PreparedRequest, stream: RequestStream, context: Any, connection: Connection
+    ) -> None:
+        writer = StreamWriter(stream, context.write, connection.hold)
         self._streams.submit(stream, prepared.submit)
         prepared.submit.Clear()
         prepared.accepted.requests_ahead = await wait_for_admission(stream)
@@ -137,8 +142,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         # request id is only in Accepted.
         request_id = stream.request_id
         await context.send_initial_metadata((("x-request-id", request_id),) if request_id.isascii() else ())
-        await write(pb.GenerateResponse(accepted=prepared.accepted))
-        await StreamSender(prepared, stream, self._streams, write).run()
+        await writer.write(pb.GenerateResponse(accepted=prepared.accepted))
+        await StreamSender(prepared, stream, self._streams, writer).run()
 
 
 def seconds_left(context: Any) -> float:

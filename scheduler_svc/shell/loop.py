@@ -8,7 +8,7 @@ import logging
 import math
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import zmq
@@ -94,12 +94,13 @@ class Loop:
         """Runs turns. The first stop request drains the service, the second ends it at once."""
         num_seen = 0
         while True:
-            if self._wake.fileno() in dict(self._wait()):
+            ready = dict(self._wait())
+            if self._wake.fileno() in ready:
                 self._wake.recv(64)
             self._children.watch(restart=not num_seen)
-            self._find_lost_peers()
+            self._find_lost_peers(ready)
             self._check_once_a_second()
-            effects = self._inbound.receive()
+            effects = self._inbound.receive(ready)
             if (num_requested := num_stop_requests()) > num_seen:
                 effects += self._begin_stop(at_once=num_requested > 1)
                 num_seen = num_requested
@@ -126,11 +127,11 @@ class Loop:
     def _has_work(self) -> bool:
         return bool(len(self._core.queue) or self._dispatcher.lost_peers)
 
-    def _find_lost_peers(self) -> None:
+    def _find_lost_peers(self, ready: Container[Any]) -> None:
         """Probes every known peer after any connection ended, because no link reports which peer it belonged to."""
         now = time.monotonic()
-        # A list, because the monitor of every link has to be read.
-        if any([self._workers.has_disconnects(), self._frontends.has_disconnects()]):
+        links = (self._workers, self._frontends)
+        if any(link.has_disconnects() for link in links if link.monitor in ready):
             self._probe_until = now + _PROBE_SECONDS
         if self._probe_at <= now < self._probe_until:
             # Probes are spaced, because a peer that reads slowly must not be lost to a flood of them.

@@ -1,13 +1,16 @@
 """Owns the messages that the caller of one admitted request gets: prompt logprobs, deltas, ends, and the Summary.
 
-Knows nothing of gRPC except a `write` that may block. All prompt logprobs leave before the first delta of any sample.
+Knows nothing of gRPC except writes that may block. All prompt logprobs leave before the first delta of any sample.
 If one sample fails, all of them end, after their received tokens have been sent. Logprobs leave with their tokens:
 those of a held token wait with it, and those of a token that is cut off are never sent.
+
+The request's task sends everything that may need several messages. Tokens of a request with one sample are usually one
+message, and the task is not woken for it: whoever brings the tokens begins the write (`StreamSender._deliver`).
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tandem.internal.v1 import frontend_pb2
@@ -17,6 +20,7 @@ from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.streaming.stream import MAX_PROMPT_INFO_BYTES, RequestStream, SampleStream
 from scheduler_svc.frontend.streaming.stream_table import StreamTable
 from scheduler_svc.frontend.streaming.summary import summarize
+from scheduler_svc.frontend.streaming.writer import StreamWriter
 from scheduler_svc.frontend.text.output import OutputPiece, SampleOutput
 
 logger = logging.getLogger(__name__)
@@ -25,8 +29,6 @@ logger = logging.getLogger(__name__)
 ANSWER_SECONDS = 10.0
 
 TOKEN_REASONS = (pb.FINISH_REASON_EOS, pb.FINISH_REASON_STOP_TOKEN)
-
-Write = Callable[[pb.GenerateResponse], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +63,15 @@ async def wait_for_admission(stream: RequestStream) -> int:
 class SampleSender:
     """The messages of one sample: its pending delta and its end."""
 
-    __slots__ = ("_idx", "_num_sent", "_request", "is_over", "output", "reason", "sample")
+    __slots__ = ("_idx", "_num_sent", "_request", "is_ending", "is_over", "output", "reason", "sample", "stop_string")
 
     def __init__(self, idx: int, sample: SampleStream, output: SampleOutput, request: PreparedRequest) -> None:
         self.sample = sample
         self.output = output
+        # All tokens have been taken; the sample's end may remain to be sent.
+        self.is_ending = False
+        # The stop string that ended the sample, or "".
+        self.stop_string = ""
         self.is_over = False
         self.reason = pb.FINISH_REASON_UNSPECIFIED
         self._request = request
@@ -93,11 +99,11 @@ class SampleSender:
         self._num_sent = self.output.num_tokens
         return message
 
-    def finished(self, stop_string: str) -> pb.Finished:
-        """How the sample ended: at `stop_string` if it is not empty, else as the core's End says."""
+    def finished(self) -> pb.Finished:
+        """How the sample ended: at a stop string, else as the core's End says."""
         message = pb.Finished(sample_idx=self._idx, output_tokens=self.output.num_tokens)
-        if stop_string:
-            message.reason, message.stop_string = pb.FINISH_REASON_STOP_STRING, stop_string
+        if self.stop_string:
+            message.reason, message.stop_string = pb.FINISH_REASON_STOP_STRING, self.stop_string
         else:
             assert self.sample.end is not None
             message.reason = self.sample.end.reason
@@ -110,27 +116,33 @@ class SampleSender:
 class StreamSender:
     """Sends one request's messages, from the one after Accepted to the Summary."""
 
-    def __init__(self, request: PreparedRequest, stream: RequestStream, streams: StreamTable, write: Write) -> None:
+    def __init__(
+        self, request: PreparedRequest, stream: RequestStream, streams: StreamTable, writer: StreamWriter
+    ) -> None:
         self._request = request
         self._stream = stream
         self._streams = streams
-        self._write = write
+        self._writer = writer
         pairs = zip(stream.samples, request.make_outputs(), strict=True)
         self._samples = [SampleSender(idx, sample, output, request) for idx, (sample, output) in enumerate(pairs)]
 
     async def run(self) -> None:
         """Sends messages until every sample has ended. Raises Refusal if the request fails."""
+        if len(self._samples) == 1 and self._stream.prompt is None:
+            self._stream.deliver = self._deliver
         while not all(sender.is_over for sender in self._samples):
             await self._stream.changed()
+            await self._writer.wait()
             if await self._send_prompt():
                 for sender in self._samples:
                     if not sender.is_over:
                         await self._send_sample(sender)
+        self._stream.deliver = None
         await self._wait_for_ends()
         ends = [sample.end for sample in self._stream.samples if sample.end is not None]
         num_tokens = [sender.output.num_tokens for sender in self._samples]
         summary = summarize(ends, num_tokens, prompt_tokens=self._request.accepted.prompt_tokens)
-        await self._write(pb.GenerateResponse(summary=summary))
+        await self._writer.write(pb.GenerateResponse(summary=summary))
         reasons = (pb.FinishReason.Name(sender.reason).removeprefix("FINISH_REASON_") for sender in self._samples)
         logger.info("request %s: %s after %d tokens", self._stream.request_id, ", ".join(reasons), sum(num_tokens))
 
@@ -141,27 +153,51 @@ class StreamSender:
             return True
         is_over = self._stream.is_prompt_over
         while info := prompt.take(MAX_PROMPT_INFO_BYTES):
-            await self._write(pb.GenerateResponse(prompt_info=info))
+            await self._writer.write(pb.GenerateResponse(prompt_info=info))
         return is_over
 
-    async def _send_sample(self, sender: SampleSender) -> None:
-        """Sends a sample's new tokens and, if it has ended, its end."""
+    def _deliver(self) -> bool:
+        """Begins to write the new tokens of the only sample. Returns False if the task has to go on."""
+        [sender] = self._samples
+        sample = sender.sample
+        if sample.end is not None or self._stream.failure is not None:
+            return False
+        if not (self._writer.is_idle and sample.fits_message):
+            return False
+        try:
+            message = self._next_message(sender)
+            if message is not None:
+                self._writer.begin(message)
+        except Exception as error:
+            # The task fails with it, not the owner of the tokens.
+            self._writer.fail(error)
+        return not sender.is_ending
+
+    def _next_message(self, sender: SampleSender) -> pb.GenerateResponse | None:
+        """The delta of a sample's new tokens. Returns None if it would be empty."""
         sample, output, end = sender.sample, sender.output, sender.sample.end
         tokens = sample.take()
         if sample.pending or (end is None and self._stream.failure is None):
-            is_over, piece = False, output.push(tokens)
+            piece = output.push(tokens)
         else:
             stop_token_id = end.stop_token_id if end is not None and end.reason in TOKEN_REASONS else None
-            is_over, piece = True, output.finish(tokens, stop_token_id=stop_token_id)
+            piece = output.finish(tokens, stop_token_id=stop_token_id)
+            sender.is_ending = True
         if piece.stop_string:
+            sender.is_ending, sender.stop_string = True, piece.stop_string
             self._streams.stop(sample, output.num_tokens)
-        if (message := sender.next_delta(piece)) is not None:
-            await self._write(message)
-        sender.is_over = is_over or bool(piece.stop_string)
-        if not sender.is_over:
+        return sender.next_delta(piece)
+
+    async def _send_sample(self, sender: SampleSender) -> None:
+        """Sends a sample's new tokens and, if it has ended, its end."""
+        if not sender.is_ending and (message := self._next_message(sender)) is not None:
+            await self._writer.write(message)
+        if not sender.is_ending:
             return
-        if piece.stop_string or (end is not None and not end.HasField("failure")):
-            await self._write(pb.GenerateResponse(finished=sender.finished(piece.stop_string)))
+        sender.is_over = True
+        end = sender.sample.end
+        if sender.stop_string or (end is not None and not end.HasField("failure")):
+            await self._writer.write(pb.GenerateResponse(finished=sender.finished()))
         elif end is not None:
             self._streams.fail(self._stream, status.from_failure(end.failure, self._stream.request_id))
 

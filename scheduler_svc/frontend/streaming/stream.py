@@ -1,12 +1,14 @@
 """Owns one request's stream: the core's output that the request's handler has not read yet, sample by sample.
 
 Knows nothing of text, gRPC or other streams. A sample has one batch of pending tokens, which later tokens join; there
-is no queue of messages. Only the request's handler waits for the stream. A pending token takes 4 bytes, its logprob 4
+is no queue of messages. Only the request's handler waits for the stream; ordinary tokens are sent without waking it
+(`deliver`). A pending token takes 4 bytes, its logprob 4
 bytes and each alternative 8 bytes.
 """
 
 import asyncio
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tandem.internal.v1 import frontend_pb2
@@ -38,6 +40,11 @@ class SampleStream:
         self.num_received = 0
         bytes_each = BYTES_PER_TOKEN + (self.logprobs.bytes_each if self.logprobs is not None else 0)
         self._max_take = max(1, MAX_DELTA_BYTES // bytes_each)
+
+    @property
+    def fits_message(self) -> bool:
+        """Whether one message can carry all pending tokens."""
+        return len(self.pending) <= self._max_take
 
     @property
     def num_bytes(self) -> int:
@@ -76,6 +83,8 @@ class RequestStream:
     failure: status.Refusal | None = None
     # The loop's time at which the current write began; 0 between writes.
     blocked_since: float = 0.0
+    # Begins to send new tokens, in the caller's turn. Returns False if the request's task has to go on.
+    deliver: "Callable[[], bool] | None" = None
     _is_changed: bool = False
     _waiter: "asyncio.Future[None] | None" = None
 
@@ -109,7 +118,11 @@ class RequestStream:
     @property
     def has_pending(self) -> bool:
         """Whether a sample has tokens that are not sent."""
-        return any(sample.pending for sample in self.samples)
+        # A loop, because it runs for every message.
+        for sample in self.samples:  # noqa: SIM110
+            if sample.pending:
+                return True
+        return False
 
     @property
     def num_bytes(self) -> int:
@@ -129,7 +142,10 @@ class RequestStream:
         self._is_changed = False
 
     def wake(self) -> None:
-        """Reports a change to the handler."""
+        """Reports a change: sends the new tokens at once, or wakes the task."""
+        is_waiting = self._waiter is not None and not self._waiter.done()
+        if is_waiting and self.deliver is not None and self.deliver():
+            return
         self._is_changed = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)

@@ -184,7 +184,7 @@ class StreamTable:
             if offset:
                 self._wakeups.wake(stream)
             else:
-                stream.wake()
+                self._wakeups.wake_soon(stream)
         for end in output.ends:
             if sample := self._samples.get(end.stream):
                 sample.end = end

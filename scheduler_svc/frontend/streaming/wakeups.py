@@ -38,6 +38,8 @@ class Wakeups:
         self._sorting: asyncio.TimerHandle | None = None
         # Streams with tokens that wait to be merged, and the arrival of the oldest one, oldest first.
         self._waiting: dict[RequestStream, float] = {}
+        # Streams with tokens that leave in the next turn of the loop: all that arrive in this turn are one message.
+        self._ready: dict[RequestStream, None] = {}
         # The next call of `_wake_due`.
         self._waking: asyncio.Handle | None = None
 
@@ -73,21 +75,35 @@ class Wakeups:
         self._schedule()
 
     def wake(self, stream: RequestStream) -> None:
-        """Wakes the handler of a stream with a new token, at once or after the time for merging."""
+        """Wakes a stream with a new token, in the next turn of the loop or after the time for merging."""
         if not self._is_busy:
-            stream.wake()
+            self.wake_soon(stream)
         elif stream not in self._waiting:
             self._waiting[stream] = asyncio.get_running_loop().time()
             self._schedule()
 
+    def wake_soon(self, stream: RequestStream) -> None:
+        """Wakes a stream with a new token in the next turn of the loop, at any load."""
+        if not self._ready:
+            asyncio.get_running_loop().call_soon(self._wake_ready)
+        self._ready[stream] = None
+
     def forget(self, stream: RequestStream) -> None:
         """Drops a stream that is closed."""
+        self._ready.pop(stream, None)
         self._waiting.pop(stream, None)
 
     def _schedule(self) -> None:
         if self._waking is None and self._waiting:
             oldest = next(iter(self._waiting.values()))
             self._waking = asyncio.get_running_loop().call_at(oldest + self._limits.merge_seconds, self._wake_due)
+
+    def _wake_ready(self) -> None:
+        ready, self._ready = self._ready, {}
+        for stream in ready:
+            # An end may have woken the task meanwhile.
+            if stream.has_pending:
+                stream.wake()
 
     def _wake_due(self) -> None:
         loop, self._waking = asyncio.get_running_loop(), None
@@ -98,7 +114,7 @@ class Wakeups:
                 break
             num_seen += 1
             del self._waiting[stream]
-            # An end may have woken the handler meanwhile.
+            # As above.
             if stream.has_pending:
                 stream.wake()
         if num_seen == self._limits.streams_per_turn:

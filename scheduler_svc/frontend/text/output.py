@@ -6,13 +6,13 @@ position p ends the output after p tokens, even if the core reported an end at a
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from scheduler_svc.frontend.text.detokenize import Detokenizer
 from scheduler_svc.frontend.text.stop_strings import StopFinder
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutputPiece:
+class OutputPiece(NamedTuple):
     """The next part of an output. `stop_string` is the string that ended the output, or ""."""
 
     token_ids: list[int]

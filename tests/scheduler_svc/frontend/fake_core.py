@@ -198,11 +198,16 @@ class Service:
         return self.inference.Generate(inference_pb2.GenerateRequest(**fields), timeout=timeout)
 
     async def start_stream(self, **fields: Any) -> tuple[Any, frontend_pb2.Submit]:
-        """A stream that the core has admitted, after its Accepted has been read."""
+        """A stream that the core has admitted, after its Accepted has been read and its write has ended."""
         call = self.generate(**fields)
         submit = await self.core.admit()
         first = await call.read()
         assert first.WhichOneof("event") == "accepted", first
+        # A front end of another process is not seen.
+        if self.front_end is not None:
+            stream = self.front_end._streams._samples[submit.stream].stream
+            while stream.blocked_since:
+                await asyncio.sleep(0)
         return call, submit
 
 

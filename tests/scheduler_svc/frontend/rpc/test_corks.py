@@ -1,0 +1,158 @@
+"""Messages of one turn leave their connection together, on real TCP sockets."""
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from scheduler_svc.frontend.rpc.corks import MAX_HELD, Connection, Corks, socket_to
+
+
+class Context:
+    """A call of the connection from `peer`."""
+
+    def __init__(self, peer: str) -> None:
+        self._peer = peer
+
+    def peer(self) -> str:
+        return self._peer
+
+
+@contextlib.contextmanager
+def connected(host: str = "127.0.0.1") -> Iterator[tuple[socket.socket, socket.socket, Context]]:
+    """The server's socket of a connection, the client's, and a call on it."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as listener:
+        client = socket.create_connection(listener.getsockname()[:2])
+        server = listener.accept()[0]
+        host, port = client.getsockname()[:2]
+        peer = f"ipv6:%5B{host}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"
+        with client, server:
+            client.setblocking(False)
+            yield server, client, Context(peer)
+
+
+@contextlib.contextmanager
+def joined(*contexts: Context) -> Iterator[list[Connection]]:
+    """Calls of one front end, and the connection of each."""
+    corks = Corks()
+    connections = [corks.join(context) for context in contexts]
+    yield connections
+    for connection in connections:
+        corks.leave(connection)
+
+
+def read(client: socket.socket) -> bytes:
+    """What has arrived."""
+    try:
+        return client.recv(1 << 16)
+    except BlockingIOError:
+        return b""
+
+
+def is_corked(one: socket.socket) -> bool:
+    return bool(one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CORK))
+
+
+def test_messages_of_one_turn_leave_at_its_end():
+    async def test() -> None:
+        with connected() as (server, client, context), joined(context, context) as [connection, _]:
+            for message in (b"a", b"b", b"c"):
+                connection.hold()
+                server.send(message)
+            assert read(client) == b""
+            await asyncio.sleep(0)
+            assert read(client) == b"abc" and not is_corked(server)
+
+    asyncio.run(test())
+
+
+def test_a_long_turn_sends_what_it_has():
+    async def test() -> None:
+        with connected() as (server, client, context), joined(context, context) as [connection, _]:
+            for _ in range(MAX_HELD + 1):
+                connection.hold()
+                server.send(b"a")
+            assert len(read(client)) == MAX_HELD
+            await asyncio.sleep(0)
+            assert read(client) == b"a" and not is_corked(server)
+
+    asyncio.run(test())
+
+
+def test_a_single_call_is_not_corked():
+    async def test() -> None:
+        with connected() as (server, client, context), joined(context) as [connection]:
+            connection.hold()
+            server.send(b"a")
+            assert read(client) == b"a" and connection.duplicate is None
+
+    asyncio.run(test())
+
+
+def test_the_last_call_sends_and_closes_the_duplicate():
+    async def test() -> None:
+        with connected() as (server, client, context):
+            corks = Corks()
+            num_files = len(os.listdir("/proc/self/fd"))
+            calls = [corks.join(context) for _ in range(3)]
+            assert len(os.listdir("/proc/self/fd")) == num_files + 1
+            calls[0].hold()
+            server.send(b"a")
+            for call in calls:
+                corks.leave(call)
+            assert read(client) == b"a" and len(os.listdir("/proc/self/fd")) == num_files
+            # The turn of the message ends after the call.
+            await asyncio.sleep(0)
+            server.close()
+            assert read(client) == b"" and client.recv(1) == b""
+
+    asyncio.run(test())
+
+
+def test_connections_are_told_apart():
+    async def test() -> None:
+        with (
+            connected() as (server, client, context),
+            connected() as (other, _, other_context),
+            joined(context, other_context, context, other_context) as calls,
+        ):
+            calls[0].hold()
+            assert is_corked(server) and not is_corked(other)
+            server.send(b"a")
+            await asyncio.sleep(0)
+            assert read(client) == b"a"
+
+    asyncio.run(test())
+
+
+def test_a_socket_of_ipv6_is_found():
+    with contextlib.suppress(OSError), connected("::1") as (server, _, context):
+        found = socket_to(context.peer())
+        assert found is not None
+        with found:
+            assert found.getpeername() == server.getpeername()
+
+
+@pytest.mark.parametrize("peer", ["ipv4:127.0.0.1:1", "unix:", "unix:/run/a", "ipv6:%5B::1%5D:1", "", "ipv4:"])
+def test_a_peer_without_a_socket_is_served_as_before(peer):
+    async def test() -> None:
+        corks = Corks()
+        calls = [corks.join(Context(peer)) for _ in range(2)]
+        for call in calls:
+            call.hold()
+            corks.leave(call)
+        assert calls[0].duplicate is None
+        assert not os.listdir("/proc/self/fd") or socket_to(peer) is None
+
+    asyncio.run(test())
+
+
+def test_a_connection_that_was_never_corked_holds_nothing():
+    connection = Connection("ipv4:127.0.0.1:1")
+    connection.hold()
+    connection.flush()
+    assert connection.duplicate is None
