@@ -75,7 +75,7 @@ class LinearKernel:
             raise ValueError(f"x is {x.dtype} {list(x.shape)}, the layer takes {self.dtype} {list(packed.shape)}")
         if not x.is_contiguous():
             x = x.contiguous()
-        y = torch.empty((*leading, out_features), dtype=self.dtype)
+        y = x.new_empty((*leading, out_features))
         self.function(
             x.data_ptr(),
             packed.data_ptr(),

@@ -117,27 +117,13 @@ static inline float largest(Floats x) {
 #endif
 }
 
-// e^x with a relative error below 2e-7; 0 below -87.3, and no infinity: x is at most 88. NaN stays NaN.
-// Cody and Waite's reduction to 2^n e^r with |r| <= ln(2)/2, then the polynomial of Cephes' expf.
-static inline Floats exponential(Floats x) {
-    Floats clamped = x < broadcast(-87.3f) ? broadcast(-87.3f) : x;
-    clamped = clamped > broadcast(88.0f) ? broadcast(88.0f) : clamped;
-    // Adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits.
-    const Floats magic = broadcast(12582912.0f);
-    Floats shifted = clamped * 1.44269504088896341f + magic;
-    Floats n = shifted - magic;
-    Floats r = clamped - n * 0.693359375f;
-    r = r - n * -2.12194440e-4f;
-    Floats p = broadcast(1.9875691500e-4f);
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    Ints power = (Ints(shifted) - Ints(magic) + 127) << 23;
-    Floats result = p * Floats(power);
-    return x < broadcast(-87.3f) ? Floats{} : result;
+// 1 / x; with AVX-512 to 14 bits.
+static inline Floats reciprocal(Floats x) {
+#if defined(__AVX512F__)
+    return Floats(_mm512_rcp14_ps(__m512(x)));
+#else
+    return 1.0f / x;
+#endif
 }
 
 // The first `count` elements of x (all if there are fewer), then `other`.
@@ -187,7 +173,8 @@ static inline Floats sums_of(const Floats (&x)[LANES]) {
 #endif
 }
 
-// 2^x; 0 below -150, NaN stays NaN. A polynomial of the fraction of x, fitted to the least relative error: that of
+// 2^x; 0 below -150, infinity from 129, NaN stays NaN. A polynomial of the fraction of x, fitted to the least relative
+// error: that of
 // degree 5 is below 2e-7 with rounding, that of degree 3 below 1e-4.
 template <int DEGREE = 5>
 static inline Floats power_of_two(Floats x) {
@@ -196,6 +183,7 @@ static inline Floats power_of_two(Floats x) {
     const Floats fraction = Floats(_mm512_reduce_ps(__m512(x), _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC));
 #else
     x = broadcast(-160.0f) > x ? broadcast(-160.0f) : x;
+    x = broadcast(129.0f) < x ? broadcast(129.0f) : x;
     const Floats whole = Floats(_mm256_floor_ps(__m256(x))), fraction = x - whole;
 #endif
     Floats p;
