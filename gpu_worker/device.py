@@ -1,10 +1,7 @@
-"""The device that the worker runs on, and the CPU threads that it uses.
+"""The device that the worker runs on.
 
-Owns the choice of both. Knows nothing of models.
+Owns its choice. Knows nothing of models.
 """
-
-import os
-from pathlib import Path
 
 import torch
 
@@ -28,26 +25,3 @@ def choose_device(name: str) -> torch.device:
         device = torch.device("cuda", index)
         torch.cuda.set_device(device)
     return device
-
-
-def set_threads(threads: int | None) -> None:
-    """Sets the threads of one operation, by default all physical cores but one; operations run one at a time.
-
-    Scheduler, front end and clients need a core: with a thread on every core, each operation waits for a thread that is
-    not scheduled, and a step of 14 ms took 200.
-    """
-    torch.set_num_threads(threads or max(1, num_physical_cores() - 1))
-    if torch.get_num_interop_threads() != 1:
-        torch.set_num_interop_threads(1)
-
-
-def num_physical_cores() -> int:
-    """Physical cores among the CPUs of this process; more threads than that would only contend."""
-    cores = set()
-    for cpu in os.sched_getaffinity(0):
-        topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
-        try:
-            cores.add(tuple((topology / name).read_text() for name in ("physical_package_id", "core_id")))
-        except OSError:
-            cores.add((str(cpu),))
-    return len(cores)

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ByteSize, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, model_validator
 
 ENV_PREFIX = "TANDEM_WORKER_"
 OLD_PREFIX = "TANDEM_"
@@ -33,8 +33,16 @@ def _device_name(name: str) -> str:
     return name
 
 
+def _threads_or_none(value: object) -> object:
+    if isinstance(value, str) and value != "auto" and not value.isdecimal():
+        raise ValueError("must be auto or a whole number")
+    return None if value == "auto" else value
+
+
 # 2GiB, "1.5 GB", 512MiB, or bytes.
 Size = Annotated[ByteSize, AfterValidator(_plain_size)]
+# None stands for auto.
+Threads = Annotated[PositiveInt | None, BeforeValidator(_threads_or_none)]
 DeviceName = Annotated[str, AfterValidator(_device_name)]
 
 
@@ -89,7 +97,9 @@ class WorkerSettings(BaseModel):
         "on",
         description="capture steps and replay them (on a GPU: CUDA graphs); off runs every step eagerly; default: on",
     )
-    threads: PositiveInt | None = Field(None, description="CPU threads; default: physical cores minus one")
+    threads: Threads = Field(
+        None, description="CPU threads of an operation, or auto: measured at the start; default: auto"
+    )
     fused_layers: Literal["auto", "on", "off"] = Field(
         "auto", description="compile decoder layers: auto, on or off; default: auto, on a GPU"
     )

@@ -23,7 +23,7 @@ from gpu_worker.compatibility.cuda_shapes import check_cuda_shapes
 from gpu_worker.compatibility.independence import check_independence
 from gpu_worker.compatibility.rope import pin
 from gpu_worker.compatibility.self_check import check_runner
-from gpu_worker.device import choose_device, set_threads
+from gpu_worker.device import choose_device
 from gpu_worker.geometry import Geometry
 from gpu_worker.graphs.backend import GraphBackend
 from gpu_worker.layout.shapes import StepShape
@@ -37,6 +37,7 @@ from gpu_worker.memory.pool import WHY_CAPPED
 from gpu_worker.memory.sizing import Machine, Sizes, choose_sizes
 from gpu_worker.native.library import leave_out_kernels
 from gpu_worker.process.lean_imports import compiler_is_loaded
+from gpu_worker.process.threads import choose_threads, set_threads
 from gpu_worker.settings import BUNDLED_MODEL, WorkerSettings
 from gpu_worker.step.graphs_choice import captures_steps, graphs_for
 from gpu_worker.step.runner import Runner
@@ -82,6 +83,8 @@ def start(settings: WorkerSettings, folder: Path) -> tuple[Runner, pb.Join]:
     reach = bound.within(length).reach
     sizes = plan_memory(settings, costs, device, reach)
     model, sizes = load(settings, files, costs, sizes, device, dtype, reach, merged)
+    if device.type == "cpu" and settings.threads is None:
+        choose_threads([each for each in model.modules() if type(each) is PackedLinear and each.is_native])
     with phase("check that rows are independent"):
         pinned = pin(model, sizes.geometry.max_length)
         check_independence(model, sizes.geometry.max_length)
@@ -96,9 +99,6 @@ def start(settings: WorkerSettings, folder: Path) -> tuple[Runner, pb.Join]:
     log.info("self-check passed: logits differ from eager attention's by %.2g", error)
     for line in ledger(sizes, str(device), costs.dtype, measured):
         log.info("%s", line)
-    packed = sum(type(module) is PackedLinear for module in model.modules())
-    if device.type == "cpu":
-        log.info("%d linear layers packed; threads: %d", packed, torch.get_num_threads())
     with phase("timing of prompts and page copies"):
         timings = take_timings(runner)
     log.info("a prompt takes %.3g us per token", timings.token_us)

@@ -18,7 +18,7 @@ class PackedLinear(nn.Module):
         """memory: a flat tensor that receives W; only the C++ kernel's layout uses it."""
         super().__init__()
         weight = linear.weight.detach().contiguous()
-        self.num_bytes = weight.nbytes
+        self.num_bytes, self.dtype = weight.nbytes, weight.dtype
         self.in_features, self.out_features = linear.in_features, linear.out_features
         # Tensors are hidden from state dicts and casts, because only this module's forward understands the layout.
         self.bias = self._bias = None if linear.bias is None else linear.bias.detach()
@@ -31,6 +31,11 @@ class PackedLinear(nn.Module):
             self._multiply = self._kernel.multiply
             if self.bias is not None:
                 self._bias = self._kernel.pack_bias(self.bias)
+
+    @property
+    def is_native(self) -> bool:
+        """Whether the C++ kernel computes this layer."""
+        return self._kernel is not None
 
     @property
     def weight(self) -> Tensor:

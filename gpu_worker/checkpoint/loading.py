@@ -88,7 +88,7 @@ def prepare(
     model.requires_grad_(False)
     merge_linears(model, merged)
     if can_pack(device, dtype):
-        pack_linears(model)
+        log.info("%d linear layers packed", pack_linears(model))
     if device.type == "cpu":
         log.info("native operators: %s", replace_operators(model))
     return model

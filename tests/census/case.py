@@ -27,7 +27,7 @@ from tests.census.hints import HINTS, UNBUILDABLE
 from tests.census.population import Member
 from tests.census.reference import Reference
 from tests.census.shrink import MAX_LENGTH, tiny_config
-from tests.census.trial import geometry_for, run_trial
+from tests.census.trial import Verdict, geometry_for, run_trial
 from tests.census.weights import randomize
 
 
@@ -53,7 +53,7 @@ def run_case(member: Member, device: torch.device, dtype: torch.dtype = torch.fl
     """Runs one class. Never raises: every exception except ModelRefused is a failure."""
     try:
         config = tiny_config(member.config_class, HINTS.get(member.model_type, {}))
-        layers, ratio = serve(config, device, dtype)
+        layers, verdict = serve(config, device, dtype)
     except ModelRefused as error:
         kind, _, detail = str(error).partition(": ")
         # Reasons that a wrong hint would cause too.
@@ -67,14 +67,16 @@ def run_case(member: Member, device: torch.device, dtype: torch.dtype = torch.fl
         first = (str(error).strip().splitlines() or [""])[0]
         kind = type(error).__name__
         return Outcome(member=member, result=Result.FAILED, kind=kind, detail=f"{where}: {first}")
-    detail = f"errors are {ratio:.2f} of what is allowed"
+    detail = f"errors are {verdict.ratio:.2f} of what is allowed"
+    if verdict.near_ties:
+        detail += f"; at {verdict.near_ties} positions rounding alone decides, of eager attention too"
     return Outcome(member=member, result=Result.SERVED, kind=describe(layers), detail=detail)
 
 
 def serve(
     config: PreTrainedConfig, device: torch.device, dtype: torch.dtype, max_length: int = MAX_LENGTH
-) -> tuple[LayerMap, float]:
-    """The layers of a model that matches eager attention, and the largest error relative to the allowed one."""
+) -> tuple[LayerMap, Verdict]:
+    """The layers of a model that matches eager attention, and how well it does."""
     meta_model = meta_model_of(config, dtype=dtype)
     layers, merged = check_model(meta_model), shared_inputs(meta_model)
     eager = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="eager", dtype=dtype)

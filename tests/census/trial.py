@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from gpu_worker.geometry import Geometry
 from gpu_worker.step.runner import Runner
-from tests.census.reference import Reference, decoder_of, relative_error
+from tests.census.reference import Reference, decoder_of, errors_by_position, relative_error
 from tests.census.shrink import LAST_SPECIAL_TOKEN, PAD_TOKEN
 from tests.gpu_worker.plans import TinyCore
 from tests.gpu_worker.rig import num_decode_tokens
@@ -23,6 +23,10 @@ _RATIO = 4.0
 _FLOOR = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 # The mean would hide one wrong position among a hundred.
 _WORST_RATIO = 12.0
+# At positions that a near tie decides: times the error of eager attention with the other choice.
+_TIE_RATIO = 2.0
+# The share of such positions, or one; with more, the tiny model measures little.
+_MOST_TIES = 0.1
 # With a larger error eager attention is not a usable reference.
 _MAX_NOISE = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 3e-1}
 # Row: tokens of its prompt.
@@ -77,8 +81,16 @@ def geometry_for(max_length: int) -> Geometry:
     )
 
 
-def run_trial(model: PreTrainedModel, runner: Runner, reference: Reference) -> float:
-    """The largest ratio of an error to what is allowed. Raises Mismatch."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The largest ratio of an error to what is allowed, and the positions that near ties decide (`sensitivity`)."""
+
+    ratio: float
+    near_ties: int = 0
+
+
+def run_trial(model: PreTrainedModel, runner: Runner, reference: Reference) -> Verdict:
+    """The verdict over all rows. Raises Mismatch."""
     recorder = Recorder()
     recorder.watch(model)
     core = TinyCore(runner.geometry)
@@ -88,7 +100,8 @@ def run_trial(model: PreTrainedModel, runner: Runner, reference: Reference) -> f
     computed = Computed()
     for chunks, decode in STEPS:
         _step(core, runner, recorder, computed, chunks, decode)
-    return max(_judge(core, computed, row, reference, model.dtype) for row in PROMPTS)
+    found = [_judge(core, computed, row, reference, model.dtype) for row in PROMPTS]
+    return Verdict(ratio=max(each.ratio for each in found), near_ties=sum(each.near_ties for each in found))
 
 
 def _step(
@@ -117,7 +130,7 @@ def _step(
         computed.logits.setdefault(row, {})[last] = logits[i].double().cpu()
 
 
-def _judge(core: TinyCore, computed: Computed, row: int, reference: Reference, dtype: torch.dtype) -> float:
+def _judge(core: TinyCore, computed: Computed, row: int, reference: Reference, dtype: torch.dtype) -> Verdict:
     hidden = computed.hidden[row]
     assert sorted(hidden) == list(range(len(hidden)))
     tokens = core.rows[row].tokens[: len(hidden)]
@@ -130,15 +143,35 @@ def _judge(core: TinyCore, computed: Computed, row: int, reference: Reference, d
         "hidden states": (torch.stack([hidden[i] for i in range(len(hidden))]), truth.hidden),
         "logits": (torch.stack([computed.logits[row][i] for i in last]), truth.logits[last]),
     }
-    worst = 0.0
+    found: list[Verdict] = []
     for name, (ours, exact) in pairs.items():
-        error = relative_error(ours, exact)
-        by_position = (ours - exact).norm(dim=-1) / exact.norm(dim=-1)
-        if not (error <= allowed and float(by_position.max()) <= _WORST_RATIO * allowed):
-            place = int(by_position.argmax())
-            raise Mismatch(
-                f"{name} of row {row} err by {error:.2g}, at most by {float(by_position.max()):.2g} (entry {place}); "
-                f"{allowed:.2g} is allowed"
-            )
-        worst = max(worst, error / allowed)
-    return worst
+        try:
+            found.append(errors_within(f"{name} of row {row}", ours, exact, allowed))
+        except Mismatch:
+            sensitive = reference.sensitivity(tokens, truth)
+            of_eager = sensitive.hidden if name == "hidden states" else sensitive.logits[last]
+            found.append(errors_within(f"{name} of row {row}", ours, exact, allowed, of_eager))
+    return Verdict(ratio=max(each.ratio for each in found), near_ties=max(each.near_ties for each in found))
+
+
+def errors_within(name: str, ours: Tensor, exact: Tensor, allowed: float, sensitivity: Tensor | None = None) -> Verdict:
+    """Raises Mismatch if `ours` errs by more than is allowed, over all positions or at one.
+
+    sensitivity: eager attention's own errors by position if it errs by one rounding more. Positions where these exceed `allowed`
+    are judged by them.
+    """
+    by_position = errors_by_position(ours, exact)
+    ties = torch.zeros(len(ours), dtype=torch.bool) if sensitivity is None else sensitivity > allowed
+    if int(ties.sum()) > max(1, _MOST_TIES * len(ties)):
+        raise Mismatch(f"{name}: rounding alone decides {int(ties.sum())} of {len(ties)} positions")
+    error = relative_error(ours[~ties], exact[~ties])
+    limits = torch.full_like(by_position, _WORST_RATIO * allowed)
+    if sensitivity is not None:
+        limits[ties] = _TIE_RATIO * sensitivity[ties]
+    if not (error <= allowed and bool((by_position <= limits).all())):
+        place = int((by_position / limits).argmax())
+        raise Mismatch(
+            f"{name} err by {error:.2g}, at most by {float(by_position[place]):.2g} (entry {place}); "
+            f"{allowed:.2g} is allowed, {float(limits[place]):.2g} at this entry"
+        )
+    return Verdict(ratio=error / allowed, near_ties=int(ties.sum()))

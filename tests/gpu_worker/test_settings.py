@@ -64,7 +64,7 @@ def test_a_switch_can_be_turned_on_and_off() -> None:
     ("arguments", "problem"),
     [
         (["--max-rows", "0"], "^--max-rows is '0'; it must be at least 1$"),
-        (["--threads", "many"], "^--threads is 'many'; it must be a whole number$"),
+        (["--threads", "many"], "^--threads is 'many'; it must be auto or a whole number$"),
         (["--dtype", "int8"], "^--dtype is 'int8'; it must be auto, float32, bfloat16 or float16$"),
         (["--device", "tpu"], "^--device is 'tpu'; it must be cpu, cuda or cuda:N$"),
         (["--pool-bytes", "much"], "^--pool-bytes is 'much'; it must be a number of bytes, or have a unit such as 5"),
@@ -101,7 +101,7 @@ def test_an_invalid_value_is_named_by_its_flag_variable_or_key(tmp_path: Path, m
         [
             *(
                 "--threads is 'few'",
-                "it must be a whole number",
+                "it must be auto or a whole number",
                 "TANDEM_WORKER_MAX_ROWS is 'lots'",
                 "it must be a whole number",
             ),
@@ -185,3 +185,12 @@ def test_old_style_names_that_the_worker_does_not_read_are_ignored_with_a_warnin
 def set_all(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
+
+
+def test_threads_are_measured_unless_a_number_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_settings([]).threads is None
+    monkeypatch.setenv("TANDEM_WORKER_THREADS", "2")
+    assert load_settings([]).threads == 2
+    assert load_settings(["--threads", "auto"]).threads is None
+    with pytest.raises(SettingsRefused, match=r"^--threads is '0'; it must be at least 1$"):
+        load_settings(["--threads", "0"])

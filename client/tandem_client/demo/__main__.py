@@ -37,7 +37,7 @@ def main(
     model: Annotated[str | None, typer.Option(help="A folder or a hub name; default: the bundled one.")] = None,
     device: Annotated[str | None, typer.Option()] = None,
     dtype: Annotated[str | None, typer.Option()] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads of the worker; default: all cores but one.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads of the worker; default: measured.")] = None,
     tokens: Annotated[int, typer.Option(min=8, help="Length of each completion.")] = 64,
     scheduler: Annotated[str, typer.Option(help="More flags of the scheduler service.")] = "",
     worker: Annotated[str, typer.Option(help="More flags of the worker.")] = "",
@@ -52,7 +52,7 @@ def main(
     teller = Teller(make_console())
     with tempfile.TemporaryDirectory(prefix="tandem-demo-") as folder:
         shared = flags(runtime_dir=runtime_dir or Path(folder) / "run")
-        settings = flags(model=model, device=device, dtype=dtype, threads=threads or _spare_cores())
+        settings = flags(model=model, device=device, dtype=dtype, threads=threads)
         address = listen or free_address()
         services = Services(
             scheduler_flags=[*flags(listen=address), *shared, *shlex.split(scheduler)],
@@ -62,10 +62,6 @@ def main(
         with suppress(KeyboardInterrupt):
             raise typer.Exit(asyncio.run(_demo(services, address, teller, questions(tokens))))
     raise typer.Exit(_INTERRUPTED)
-
-
-def _spare_cores() -> int:
-    return max(1, len(os.sched_getaffinity(0)) - 1)
 
 
 async def _demo(services: Services, address: str, teller: Teller, asked: list[Question]) -> int:

@@ -1,0 +1,166 @@
+"""The number of CPU threads of an operation: by a setting, or by a measurement of the model's linear layers.
+
+Owns the candidates, the measurement and the choice. A token's bits do not depend on the number. Knows nothing of models
+but their linear layers.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from gpu_worker.process.cpus import Cpus, usable_cpus
+
+log = logging.getLogger(__name__)
+
+# What scheduler, front end and clients take from a step of 32 rows if every CPU has a thread of the worker: some 190 us
+# of CPU per token, 6 ms in all, during which one thread holds back the others; half of it is set against linear layers,
+# which are half of a step. Measured on two cores, two threads against one: 837 against 624 tokens/s with layers that
+# take 18 ms, 1,160 against 1,680 with layers that take 2.6 ms.
+_SERVICE_SECONDS = 0.003
+# The fewest threads within this share of the fastest: the others would spin, and take cores from other processes.
+_GOOD_ENOUGH = 0.95
+_FEW_ROWS, _MANY_ROWS = 1, 32
+# Weights that a measurement reads: with one row more than most caches hold, with many rows some milliseconds of work.
+_FEW_ROWS_BYTES, _MANY_ROWS_BYTES = 64 << 20, 12 << 20
+_REPEATS = 4
+_MOST_SECONDS = 0.2
+
+
+class Linear(Protocol):
+    """A linear layer with packed weights."""
+
+    in_features: int
+    num_bytes: int
+    dtype: torch.dtype
+
+    def __call__(self, x: Tensor, /) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """The seconds of a model's linear layers with a number of threads: with one row, and with 32."""
+
+    threads: int
+    one_row: float
+    many_rows: float
+
+
+def set_threads(threads: int | None) -> None:
+    """Sets the threads of one operation; operations run one at a time. None: what `default_threads` says."""
+    torch.set_num_threads(threads or default_threads())
+    if torch.get_num_interop_threads() != 1:
+        torch.set_num_interop_threads(1)
+
+
+def default_threads() -> int:
+    """The number where nothing is measured: all physical cores but one, within OMP_NUM_THREADS.
+
+    FlexAttention's kernels with a thread on every core waited for threads that were not scheduled: a step of 14 ms took
+    200 beside a busy client.
+    """
+    return max(1, min(_cores_by_quota(usable_cpus()) - 1, _openmp_limit()))
+
+
+def choose_threads(linears: Sequence[Linear]) -> None:
+    """Measures layers with each candidate, sets the best number, and logs the figures. Without layers, changes nothing.
+
+    Takes some tens of milliseconds; large layers take longer, and after `_MOST_SECONDS` no candidate is begun.
+    """
+    cpus = usable_cpus()
+    counts = candidates(cpus, _openmp_limit())
+    if len(counts) == 1 or not linears:
+        log.info("threads: %d; %s", torch.get_num_threads(), _described(cpus))
+        return
+    found: list[Measured] = []
+    begun = time.perf_counter()
+    for threads in counts:
+        if found and time.perf_counter() - begun > _MOST_SECONDS:
+            break
+        torch.set_num_threads(threads)
+        found.append(_measure(linears, threads))
+    choice = best(found, cpus)
+    torch.set_num_threads(choice)
+    log.info(
+        "threads: %d; %s; %d linear layers with 1 and %d rows: %s; measured in %.0f ms",
+        choice,
+        _described(cpus),
+        len(linears),
+        _MANY_ROWS,
+        ", ".join(f"{each.one_row * 1e3:.2f} and {each.many_rows * 1e3:.2f} ms by {each.threads}" for each in found),
+        (time.perf_counter() - begun) * 1e3,
+    )
+
+
+def candidates(cpus: Cpus, limit: int) -> list[int]:
+    """Powers of two, and a thread for every physical core or for every one but one; within the quota and `limit`.
+
+    Siblings of a core share its arithmetic, so a second thread on it gains nothing.
+    """
+    cores = _cores_by_quota(cpus)
+    powers = (1 << i for i in range(cores.bit_length()))
+    return sorted({min(each, limit) for each in (*powers, cores - 1, cores) if each >= 1})
+
+
+def best(found: Sequence[Measured], cpus: Cpus) -> int:
+    """The fewest threads that are almost as fast as the fastest, in both kinds of step together.
+
+    The geometric mean weighs a step of one row and one of many the same. A thread on every CPU that this process may
+    use leaves the scheduler no room, and costs what it takes.
+    """
+    full = int(min(cpus.logical, cpus.quota or cpus.logical))
+
+    def cost(each: Measured) -> float:
+        service = _SERVICE_SECONDS if each.threads >= full > 1 else 0.0
+        return ((each.one_row + service / _MANY_ROWS) * (each.many_rows + service)) ** 0.5
+
+    least = min(map(cost, found))
+    return min(each.threads for each in found if cost(each) * _GOOD_ENOUGH <= least)
+
+
+def _cores_by_quota(cpus: Cpus) -> int:
+    return max(1, min(cpus.cores, int(cpus.quota or cpus.cores)))
+
+
+def _openmp_limit() -> int:
+    """OMP_NUM_THREADS, by which users limit all OpenMP programs; torch has read it too."""
+    value = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return max(1, int(value)) if value.isdigit() else 1 << 30
+
+
+def _described(cpus: Cpus) -> str:
+    quota = "" if cpus.quota is None else f", quota {cpus.quota:g}"
+    return f"{cpus.logical} CPUs on {cpus.cores} cores{quota}"
+
+
+@torch.inference_mode()
+def _measure(linears: Sequence[Linear], threads: int) -> Measured:
+    few, many = (
+        _seconds(linears, rows, num_bytes)
+        for rows, num_bytes in ((_FEW_ROWS, _FEW_ROWS_BYTES), (_MANY_ROWS, _MANY_ROWS_BYTES))
+    )
+    return Measured(threads=threads, one_row=few, many_rows=many)
+
+
+def _seconds(linears: Sequence[Linear], rows: int, num_bytes: int) -> float:
+    """The time of all layers, from the least of several passes over the first layers with `num_bytes` of weights."""
+    before = accumulate((layer.num_bytes for layer in linears), initial=0)
+    chosen = [layer for layer, read in zip(linears, before, strict=False) if read < num_bytes]
+    shapes = {(layer.in_features, layer.dtype) for layer in chosen}
+    inputs = {shape: torch.ones(rows, shape[0], dtype=shape[1]) for shape in shapes}
+    calls = [(layer, inputs[layer.in_features, layer.dtype]) for layer in chosen]
+    times: list[float] = []
+    # The first pass starts the threads and does not count.
+    for _ in range(1 + _REPEATS):
+        begun = time.perf_counter()
+        for layer, x in calls:
+            layer(x)
+        times.append(time.perf_counter() - begun)
+    share = sum(layer.num_bytes for layer in chosen) / sum(layer.num_bytes for layer in linears)
+    return min(times[1:]) / share
