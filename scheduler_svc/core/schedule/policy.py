@@ -44,17 +44,16 @@ def chunk_tokens(*, remaining: int, budget: int, align: int) -> int:
 
 
 def ending_budget(info: WorkerInfo, prompt_tokens: int) -> int:
-    """Returns the token budget left for chunks of others after a prompt has ended in the step; a multiple of `align`.
+    """Returns the largest token budget for further chunks in a step in which a prompt ends.
 
     The first token of a prompt comes with the end of its step, so it would wait for all other chunks in that step. They
     lose nothing in the next step, which has decode rows, too, if a step's time is proportional to its tokens, as it is
     from some `ENDING_TOKENS` on. A wait shorter than `ENDING_SECONDS` is not worth another step. `prompt_tokens` is the
-    number of tokens of the step's chunks. Unlimited if the worker measured no `token_us`.
+    number of tokens of the step's chunks. There is no limit if the worker measured no `token_us`.
     """
     if not info.token_us:
         return info.token_budget
-    left = max(ENDING_TOKENS, int(1e6 * ENDING_SECONDS / info.token_us)) - prompt_tokens
-    return -(-max(0, left) // info.chunk_align) * info.chunk_align
+    return max(0, max(ENDING_TOKENS, int(1e6 * ENDING_SECONDS / info.token_us)) - prompt_tokens)
 
 
 def swapping_pays(info: WorkerInfo) -> bool:

@@ -67,7 +67,7 @@ SWEEPS = {
         scenarios=MIXED.scenarios,
         figure="itl_p99",
         is_cost=True,
-        figures=("ttft_p50", "ttft_p99", "total_mean"),
+        figures=MIXED.figures,
     ),
     "WINDOW": Sweep(
         standing=request_queue.WINDOW,

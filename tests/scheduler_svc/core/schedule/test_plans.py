@@ -154,8 +154,8 @@ def test_chunks_fill_the_token_budget(known: int, chunks: list[int]) -> None:
     ("token_us", "first", "beside"),
     [
         pytest.param(600.0, 200, 0, id="slow worker: the prompt that ends has more tokens than ENDING_TOKENS"),
-        pytest.param(600.0, 40, 128, id="slow worker: chunks up to ENDING_TOKENS, rounded up to chunk_align"),
-        pytest.param(200.0, 40, 256, id="faster worker: chunks up to ENDING_SECONDS, rounded up to chunk_align"),
+        pytest.param(600.0, 40, 64, id="slow worker: chunks up to ENDING_TOKENS, in multiples of chunk_align"),
+        pytest.param(200.0, 40, 192, id="faster worker: chunks up to ENDING_SECONDS, in multiples of chunk_align"),
         pytest.param(200.0, 250, 0, id="faster worker: the prompt that ends takes ENDING_SECONDS"),
         pytest.param(10.0, 200, 256, id="fast worker: the whole budget takes less than ENDING_SECONDS"),
         pytest.param(0.0, 200, 256, id="unknown speed"),
