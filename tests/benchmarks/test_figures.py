@@ -134,6 +134,16 @@ def test_no_prompt_shares_its_first_page_with_another_or_with_the_short_round() 
         assert len(set(pages)) == len(pages)
 
 
+def test_a_shorter_stream_has_the_first_requests_of_the_same_callers() -> None:
+    load = long_prompts()
+    short = load.first_requests(24)
+    assert (short.prompts, short.output_lengths) == (load.prompts[:24], [64] * 24)
+    assert (short.concurrent, short.is_closed, short.max_length) == (8, True, load.max_length)
+    for count in (0, 65):
+        with pytest.raises(ValueError, match=f"{count} requests of a workload of 64"):
+            load.first_requests(count)
+
+
 def test_the_random_tokenizer_has_a_text_for_every_token() -> None:
     tokenizer = Tokenizer.from_str(tokenizer_json().decode())
     assert tokenizer.get_vocab_size() == MODEL["vocab_size"] == len(json.loads(tokenizer_json())["model"]["vocab"])

@@ -62,6 +62,12 @@ class Workload:
         prompts = self.prompts[: self.concurrent]
         return replace(self, prompts=prompts, output_lengths=[new_tokens] * len(prompts))
 
+    def first_requests(self, count: int) -> "Workload":
+        """Returns the first requests of the stream, by the same callers. Raises ValueError."""
+        if not 1 <= count <= len(self.prompts):
+            raise ValueError(f"{count} requests of a workload of {len(self.prompts)}")
+        return replace(self, prompts=self.prompts[:count], output_lengths=self.output_lengths[:count])
+
     @property
     def num_output_tokens(self) -> int:
         return sum(self.output_lengths)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from scheduler_svc.core.messages.plan import RowStart
 from scheduler_svc.core.schedule.logit_budget import LogitBudget
 from scheduler_svc.core.schedule.plan_size import start_bytes
-from scheduler_svc.core.schedule.policy import swapping_pays
+from scheduler_svc.core.schedule.policy import ending_budget, swapping_pays
 from scheduler_svc.core.schedule.prefix_match import PrefixMatch
 from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.host_pool import HostPage
@@ -149,6 +149,8 @@ class PlanBuilder:
         align = lane.info.chunk_align
         self.chunks.append((row, count))
         self.budget -= -(-count // align) * align
+        if start + count == lane.rows.known[row]:
+            self.budget = min(self.budget, ending_budget(lane.info, sum(tokens for _, tokens in self.chunks)))
         request, page_size = lane.rows.request_at(row), lane.info.page_size
         if not request.cache_write:
             return

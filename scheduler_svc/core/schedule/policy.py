@@ -20,6 +20,10 @@ NEAR_STEPS = 16
 """Number of next steps for which the pages of running rows are counted exactly, limited to the page size. Counting a
 whole page of 128 tokens for each row would leave a tenth of a tight pool idle."""
 
+ENDING_SECONDS, ENDING_TOKENS = 0.05, 128
+"""Once a prompt ends in a step, chunks of others join it only until the step's chunks take this time or have this many
+tokens, whichever is more. See `ending_budget`."""
+
 
 def victim_key(request: Request) -> tuple[int, int]:
     """Returns the key of a running request; the request with the largest key is preempted first.
@@ -37,6 +41,19 @@ def chunk_tokens(*, remaining: int, budget: int, align: int) -> int:
     if -(-remaining // align) * align <= budget:
         return remaining
     return budget // align * align
+
+
+def ending_budget(info: WorkerInfo, prompt_tokens: int) -> int:
+    """Returns the largest token budget for further chunks in a step in which a prompt ends.
+
+    The first token of a prompt comes with the end of its step, so it would wait for all other chunks in that step. They
+    lose nothing in the next step, which has decode rows, too, if a step's time is proportional to its tokens, as it is
+    from some `ENDING_TOKENS` on. A wait shorter than `ENDING_SECONDS` is not worth another step. `prompt_tokens` is the
+    number of tokens of the step's chunks. There is no limit if the worker measured no `token_us`.
+    """
+    if not info.token_us:
+        return info.token_budget
+    return max(0, max(ENDING_TOKENS, int(1e6 * ENDING_SECONDS / info.token_us)) - prompt_tokens)
 
 
 def swapping_pays(info: WorkerInfo) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from scheduler_svc.core.schedule import placement as routing
 from scheduler_svc.core.schedule import policy
 from scheduler_svc.core.state import lane_schedule, request_queue
-from tests.benchmarks.policies.experiments import ADMISSION, CACHE, FAIR, ROUTING
+from tests.benchmarks.policies.experiments import ADMISSION, CACHE, FAIR, MIXED, ROUTING
 from tests.benchmarks.policies.priorities import small_tenants_first
 from tests.benchmarks.policies.scenario import Change, Experiment, Judged, Scenario, Variant
 
@@ -60,6 +60,15 @@ SWEEPS = {
         is_cost=False,
     ),
     "WATERMARK": _of_admission(policy.WATERMARK, (0.005, 0.02, 0.03, 0.05, 0.1), "--admission watermark"),
+    "ENDING_SECONDS": Sweep(
+        standing=policy.ENDING_SECONDS,
+        # The last one: chunks of others always join.
+        values=(0.01, 0.02, 0.1, 1e6),
+        scenarios=MIXED.scenarios,
+        figure="itl_p99",
+        is_cost=True,
+        figures=MIXED.figures,
+    ),
     "WINDOW": Sweep(
         standing=request_queue.WINDOW,
         values=(8, 16, 64, 128),

@@ -25,6 +25,7 @@ def parsed() -> tuple[argparse.Namespace, dict[str, measure.Peer]]:
     parser.add_argument("--workload", type=int, choices=list(workload.WORKLOADS), default=1)
     parser.add_argument("--threads", type=int, choices=(1, 2), default=1, help="threads of the engine")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--requests", type=int, metavar="N", help="run the first N requests only")
     parser.add_argument("--vllm", metavar="PYTHON", help="interpreter with vLLM's CPU build")
     parser.add_argument("--llama", metavar="PYTHON", help="interpreter with llama-cpp-python and gguf")
     parser.add_argument("--engines", help="some of tandem, static, continuous, vllm, llama, separated by commas")
@@ -37,6 +38,9 @@ def parsed() -> tuple[argparse.Namespace, dict[str, measure.Peer]]:
         parser.error(f"--repeats is {args.repeats}; it must be at least 1")
     if args.replays < args.profile:
         parser.error(f"--replays is {args.replays}; --profile needs one")
+    most = len(workload.WORKLOADS[args.workload]().prompts)
+    if args.requests is not None and not 1 <= args.requests <= most:
+        parser.error(f"--requests is {args.requests}; workload {args.workload} has 1 to {most}")
     known = measure.peers(args.vllm, args.llama, args.threads)
     if args.engines is None:
         args.engines = [name for name in ENGINES[args.workload] if name == "tandem" or name in known]
@@ -53,6 +57,8 @@ def main() -> int:
     """Returns 1 if a bar is missed."""
     args, known = parsed()
     load = workload.quick() if args.quick else workload.WORKLOADS[args.workload]()
+    if args.requests is not None:
+        load = load.first_requests(args.requests)
     model = workload.model_folder()
     options = Options(threads=args.threads, replays=args.replays, profiled=args.profile)
     measured = measure.measure(args.engines, known, args.repeats, load, model, options)

@@ -150,6 +150,34 @@ def test_chunks_fill_the_token_budget(known: int, chunks: list[int]) -> None:
     assert flags == [False] * (len(chunks) - 1) + [rest == 0]
 
 
+@pytest.mark.parametrize(
+    ("token_us", "first", "beside"),
+    [
+        pytest.param(600.0, 200, 0, id="slow worker: the prompt that ends has more tokens than ENDING_TOKENS"),
+        pytest.param(600.0, 40, 64, id="slow worker: chunks up to ENDING_TOKENS, in multiples of chunk_align"),
+        pytest.param(200.0, 40, 192, id="faster worker: chunks up to ENDING_SECONDS, in multiples of chunk_align"),
+        pytest.param(200.0, 250, 0, id="faster worker: the prompt that ends takes ENDING_SECONDS"),
+        pytest.param(10.0, 200, 256, id="fast worker: the whole budget takes less than ENDING_SECONDS"),
+        pytest.param(0.0, 200, 256, id="unknown speed"),
+    ],
+)
+def test_a_prompt_that_ends_does_not_wait_for_long_chunks_of_others(token_us: float, first: int, beside: int) -> None:
+    shape = Shape(
+        page_size=64, num_pages=32, max_rows=4, max_length=1024, token_budget=512, chunk_align=64, token_us=token_us
+    )
+    world = World(shape)
+    world.submit([1] * first, max_new_tokens=4, ignore_eos=True)
+    world.submit([2] * 800, max_new_tokens=4, ignore_eos=True)
+    lockstep(world, 2)
+    chunks = [seen(plan).chunks for plan in world.sent[:2]]
+    assert chunks[0] == ((1, 0, first, True), *([(2, 0, beside, False)] if beside else []))
+    # The next step has the decode row and the rest of its budget for the other prompt.
+    assert chunks[1] == ((2, beside, 448, False),)
+    assert world.sent[1].decode_rows.tolist() == [1]
+    world.run()
+    world.check_all_ended()
+
+
 def test_no_two_plans_have_the_same_checksum() -> None:
     """The executor compares each checksum with its tables. This test shows that the checksum is not constant."""
     world = World(Shape(page_size=2, num_pages=9))
