@@ -147,11 +147,10 @@ class Lanes:
     def expire_workers(self, now: float) -> list[fx.Effect]:
         """Closes the lanes of workers that timed out, and asks the workers to join again."""
         effects: list[fx.Effect] = []
-        for worker, lane in list(self.by_worker.items()):
-            if now >= self._timeout_of(lane):
-                what = "a step took too long" if lane.in_flight else "it has been silent for too long"
-                effects += self.close(worker, what, now, ResetCause.WORKER_SILENT)
-                effects.append(fx.AskRejoin(worker=worker))
+        for lane in [lane for lane in self.by_worker.values() if now >= self._timeout_of(lane)]:
+            what = "a step took too long" if lane.in_flight else "it has been silent for too long"
+            effects += self.close(lane.worker, what, now, ResetCause.WORKER_SILENT)
+            effects.append(fx.AskRejoin(worker=lane.worker))
         return effects
 
     def _reset(self, lane: Lane, reason: str, now: float, cause: ResetCause, compute_us: int) -> list[fx.Effect]:

@@ -4,8 +4,7 @@ A frame is dropped if it is malformed or its sender did not prove that it belong
 longer be reached becomes an event too.
 """
 
-from collections.abc import Callable, Container
-from typing import Any
+from collections.abc import Callable
 
 from tandem.internal.v1 import frontend_pb2, record_pb2, worker_pb2
 
@@ -47,17 +46,15 @@ class Inbound:
         self._credentials = credentials
         self._on_frontend_lost = on_frontend_lost
 
-    def receive(self, ready: Container[Any]) -> list[fx.Effect]:
-        """Handles lost peers, then at most 1,024 frames of each link whose socket is in `ready`."""
+    def receive(self) -> list[fx.Effect]:
+        """Handles lost peers, then at most 1,024 frames of each link."""
         effects: list[fx.Effect] = []
         while self._dispatcher.lost_peers:
             effects += self._peer_lost(*self._dispatcher.lost_peers.popleft())
-        if self._workers.socket in ready:
-            for peer, frame in self._workers.receive(_MAX_FRAMES_PER_TURN):
-                effects += self._from_worker(peer, frame)
-        if self._frontends.socket in ready:
-            for peer, frame in self._frontends.receive(_MAX_FRAMES_PER_TURN):
-                effects += self._from_frontend(peer, frame)
+        for peer, frame in self._workers.receive(_MAX_FRAMES_PER_TURN):
+            effects += self._from_worker(peer, frame)
+        for peer, frame in self._frontends.receive(_MAX_FRAMES_PER_TURN):
+            effects += self._from_frontend(peer, frame)
         return effects
 
     def _from_worker(self, peer: str, frame: bytes | None) -> list[fx.Effect]:

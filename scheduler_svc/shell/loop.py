@@ -6,12 +6,12 @@ Tick, and dispatches the effects. Decides nothing.
 
 import logging
 import math
+import select
 import socket
 import time
 from collections.abc import Callable, Container
 from typing import Any
 
-import zmq
 from tandem.internal.v1 import record_pb2
 
 from scheduler_svc.core.messages import effects as fx
@@ -29,12 +29,15 @@ from scheduler_svc.shell.served_model import ServedModel
 log = logging.getLogger("tandem.core")
 
 _IDLE_SECONDS = 0.25
+# How often the front-end processes are checked, which takes a system call for each.
+_WATCH_SECONDS = 0.05
 # How often the loop checks what no socket reports: removed files, counts of dropped frames.
 _CHECK_SECONDS = 1.0
 # A socket learns of the end of a connection a moment after its monitor, so peers are probed for a second.
 _PROBE_SECONDS, _PROBE_EVERY_SECONDS = 1.0, 0.005
 # Front ends get this long after the grace period to deliver the last answers.
 _FAREWELL_SECONDS = 5.0
+_RECORDED_TICK = record_pb2.Tick()
 
 
 class Loop:
@@ -84,29 +87,35 @@ class Loop:
         self._watch = watch
         self._grace_seconds = grace_seconds
         self._wake = wake
-        self._next_check_at = self._probe_at = self._probe_until = 0.0
+        self._watch_at = self._next_check_at = self._probe_at = self._probe_until = 0.0
         self._drain_deadline: float | None = None
-        self._poller = zmq.Poller()
-        for one in (workers.socket, frontends.socket, workers.monitor, frontends.monitor, wake):
-            self._poller.register(one, zmq.POLLIN)
+        # Not a zmq.Poller, which asks libzmq about each socket several times per call.
+        self._poller = select.poll()
+        for fd in (workers.fd, frontends.fd, workers.monitor_fd, frontends.monitor_fd, wake.fileno()):
+            self._poller.register(fd, select.POLLIN)
 
     def run(self, num_stop_requests: Callable[[], int]) -> None:
         """Runs turns. The first stop request drains the service, the second ends it at once."""
         num_seen = 0
         while True:
-            ready = dict(self._wait())
-            if self._wake.fileno() in ready:
+            readable = self._wait()
+            if self._wake.fileno() in readable:
                 self._wake.recv(64)
-            self._children.watch(restart=not num_seen)
-            self._find_lost_peers(ready)
-            self._check_once_a_second()
-            effects = self._inbound.receive(ready)
+            now = time.monotonic()
+            self._find_lost_peers(readable, now)
+            if now >= self._watch_at:
+                self._watch_at = now + _WATCH_SECONDS
+                self._children.watch(restart=not num_seen)
+            if now >= self._next_check_at:
+                self._next_check_at = now + _CHECK_SECONDS
+                self._check(now)
+            effects = self._inbound.receive()
             if (num_requested := num_stop_requests()) > num_seen:
                 effects += self._begin_stop(at_once=num_requested > 1)
                 num_seen = num_requested
             if num_seen and self._is_grace_over(0.0):
                 effects += self._handle(ev.DrainEnded(), drain_ended=record_pb2.DrainEnded())
-            effects += self._handle(ev.Tick(), tick=record_pb2.Tick())
+            effects += self._handle(ev.Tick(), tick=_RECORDED_TICK)
             if self._recorder is not None:
                 # The events so far outlive this process.
                 self._recorder.flush()
@@ -127,43 +136,43 @@ class Loop:
     def _has_work(self) -> bool:
         return bool(len(self._core.queue) or self._dispatcher.lost_peers)
 
-    def _find_lost_peers(self, ready: Container[Any]) -> None:
+    def _find_lost_peers(self, readable: Container[int], now: float) -> None:
         """Probes every known peer after any connection ended, because no link reports which peer it belonged to."""
-        now = time.monotonic()
-        links = (self._workers, self._frontends)
-        if any(link.has_disconnects() for link in links if link.monitor in ready):
-            self._probe_until = now + _PROBE_SECONDS
+        for link in (self._workers, self._frontends):
+            if link.monitor_fd in readable and link.has_disconnects():
+                self._probe_until = now + _PROBE_SECONDS
         if self._probe_at <= now < self._probe_until:
             # Probes are spaced, because a peer that reads slowly must not be lost to a flood of them.
             self._probe_at = now + _PROBE_EVERY_SECONDS
             for link, peers in ((self._workers, self._core.lanes), (self._frontends, self._core.frontends)):
                 self._dispatcher.lost_peers += [(link, peer, why) for peer, why in link.unreachable(list(peers))]
 
-    def _wait(self) -> list[tuple[Any, int]]:
-        return self._poller.poll(math.ceil(self._timeout_seconds() * 1e3))
+    def _wait(self) -> Container[int]:
+        """Waits until something can be read or is due; returns the descriptors that became readable."""
+        seconds = self._timeout_seconds()
+        if self._workers.has_frames() or self._frontends.has_frames():
+            seconds = 0.0
+        return [fd for fd, _ in self._poller.poll(math.ceil(seconds * 1e3))]
 
     def _timeout_seconds(self) -> float:
         """Returns the time until the loop has something to do even if no message arrives."""
-        now = time.monotonic()
         if self._dispatcher.lost_peers:
             return 0.0
-        until = [now + _IDLE_SECONDS]
-        if (wake := self._core.next_wake()) is not None:
-            until.append(wake)
+        now = time.monotonic()
+        until = now + _IDLE_SECONDS
+        if (wake := self._core.next_wake()) is not None and wake < until:
+            until = wake
         if self._drain_deadline is not None:
             # No socket reports that a front end has ended.
-            until += [max(self._drain_deadline, now), now + _PROBE_EVERY_SECONDS]
+            until = min(until, max(self._drain_deadline, now), now + _PROBE_EVERY_SECONDS)
         if now < self._probe_until:
-            until.append(self._probe_at)
-        return max(0.0, min(until) - now)
+            until = min(until, self._probe_at)
+        return max(0.0, until - now)
 
-    def _check_once_a_second(self) -> None:
-        now = time.monotonic()
-        if now >= self._next_check_at:
-            self._next_check_at = now + _CHECK_SECONDS
-            self._watch()
-            self._inbound.dropped.report(now)
-            self._workers.keep_limits_of(self._core.lanes)
+    def _check(self, now: float) -> None:
+        self._watch()
+        self._inbound.dropped.report(now)
+        self._workers.keep_limits_of(self._core.lanes)
 
     def _frontend_lost(self, frontend: str, reason: str) -> None:
         if self._drain_deadline is None:

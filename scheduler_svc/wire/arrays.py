@@ -3,7 +3,9 @@
 Owns no state. Hostile bytes raise WireError and nothing else.
 """
 
+import sys
 from collections.abc import Iterable
+from functools import cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -35,12 +37,19 @@ def fields(source: object, names: Iterable[str]) -> dict[str, Any]:
 
 def array(data: bytes, dtype: type[_T], name: str) -> npt.NDArray[_T]:
     """Returns a read-only array over the bytes. Raises WireError if they are not a multiple of the element size."""
-    little = np.dtype(dtype).newbyteorder("<")
+    little = _little_endian(dtype)
     if len(data) % little.itemsize:
         raise WireError(f"{name} has {len(data)} bytes, which is not a multiple of {little.itemsize}")
     return np.frombuffer(data, little)
 
 
+@cache
+def _little_endian(dtype: type[_T]) -> np.dtype[_T]:
+    return np.dtype(dtype).newbyteorder("<")
+
+
 def packed(values: npt.NDArray[Any]) -> bytes:
     """Returns the array's elements as little-endian bytes."""
-    return values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()
+    if sys.byteorder == "big":
+        values = values.astype(values.dtype.newbyteorder("<"), copy=False)
+    return values.tobytes()

@@ -112,7 +112,8 @@ def plan_frame(plan: Plan) -> bytes:
     out = message.plan
     out.generation, out.step, out.checksum = plan.generation, plan.step, plan.checksum
     out.decode_rows = packed(plan.decode_rows)
-    out.zero_pages = packed(plan.zero_pages)
+    if len(plan.zero_pages):
+        out.zero_pages = packed(plan.zero_pages)
     if plan.starts:
         _fill_started(out.started, plan.starts)
     if len(plan.append_rows):

@@ -110,8 +110,8 @@ class SentPlan:
 
     step: int
     sent_at: float
-    rows: Int32Array
-    """int32[n]: every row of the plan, chunks first, then decode rows."""
+    rows: Int64Array
+    """int64[n]: every row of the plan, chunks first, then decode rows."""
     handles: Int64Array
     """int64[n]: the request in each row."""
     ends: Int32Array

@@ -5,24 +5,31 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_svc.core.messages.arrays import NO_PAGES, Int32Array
+from scheduler_svc.core.messages.arrays import NO_IDS, NO_PAGES, Int32Array
 from scheduler_svc.core.messages.plan import NOTHING_MOVES, PageMoves, Plan, SentPlan, WantedPromptLogprobs
 from scheduler_svc.core.schedule.logit_budget import wanted_by_chunk
 from scheduler_svc.core.schedule.plan_builder import PlanBuilder
 from scheduler_svc.core.state.rows import Rows
+
+_NO_FLAGS = np.zeros(0, np.bool_)
 
 
 def finish_plan(builder: PlanBuilder, decode: npt.NDArray[np.int64]) -> Plan:
     """Returns the plan. Besides the builder's chunks, the rows `decode` int64[n] compute one position each."""
     lane, chunks = builder.lane, builder.chunks
     rows = lane.rows
-    chunk_rows = np.array([row for row, _ in chunks], np.int64)
-    chunk_counts = np.array([count for _, count in chunks], np.int32)
-    chunk_starts = rows.planned[chunk_rows]
-    chunk_samples = chunk_starts + chunk_counts == rows.known[chunk_rows]
-    all_rows = np.concatenate([chunk_rows, decode])
-    sampled = np.concatenate([np.flatnonzero(chunk_samples), np.arange(len(chunks), len(all_rows), dtype=np.int64)])
-    rows.plan(all_rows, np.concatenate([chunk_counts, np.ones(len(decode), np.int32)]), sampled)
+    chunk_rows = chunk_starts = chunk_counts = NO_IDS
+    chunk_samples = _NO_FLAGS
+    all_rows, counts = decode, np.ones(len(decode), np.int32)
+    sampled = np.arange(len(chunks), len(chunks) + len(decode), dtype=np.int64)
+    if chunks:
+        # Most plans only decode and do without these arrays.
+        chunk_rows, chunk_counts = np.array(chunks, np.int32).T.copy()
+        chunk_starts = rows.planned[chunk_rows]
+        chunk_samples = chunk_starts + chunk_counts == rows.known[chunk_rows]
+        all_rows, counts = np.concatenate([chunk_rows, decode]), np.concatenate([chunk_counts, counts])
+        sampled = np.concatenate([np.flatnonzero(chunk_samples), sampled])
+    ends = rows.plan(all_rows, counts, sampled)
     num_logprobs, wanted = None, ()
     if rows.num_with_logprobs:
         num_logprobs, wanted = _wanted_logprobs(rows, all_rows[sampled], chunks, chunk_starts)
@@ -31,9 +38,9 @@ def finish_plan(builder: PlanBuilder, decode: npt.NDArray[np.int64]) -> Plan:
         SentPlan(
             step=lane.step + 1,
             sent_at=builder.now,
-            rows=all_rows.astype(np.int32),
+            rows=all_rows,
             handles=rows.handle[all_rows],
-            ends=rows.planned[all_rows],
+            ends=ends,
             sampled=sampled,
             prefill_tokens=sum(count for _, count in chunks),
             decode_tokens=len(decode),
@@ -44,18 +51,19 @@ def finish_plan(builder: PlanBuilder, decode: npt.NDArray[np.int64]) -> Plan:
         )
     )
     append_rows, append_pages = _columns(builder.appends, 2)
+    zero_pages = lane.take_zero_pages()
     return Plan(
         generation=lane.generation,
         step=lane.step,
         checksum=rows.checksum,
-        zero_pages=np.array(lane.take_zero_pages(), np.int32),
+        zero_pages=np.array(zero_pages, np.int32) if zero_pages else NO_PAGES,
         starts=tuple(builder.starts),
         append_rows=append_rows,
         append_pages=append_pages,
-        chunk_rows=chunk_rows.astype(np.int32),
+        chunk_rows=chunk_rows,
         chunk_starts=chunk_starts,
         chunk_counts=chunk_counts,
-        chunk_samples=chunk_samples.astype(np.uint8),
+        chunk_samples=chunk_samples.view(np.uint8),
         decode_rows=decode.astype(np.int32),
         moves=_moves(builder),
     )

@@ -89,7 +89,7 @@ def _decide(
         mask = rows.handle[seated] != 0
         seated, remaining = seated[mask], remaining[mask]
     builder.charge_decode(decode)
-    is_starved = _continue_chunks(builder, seated[remaining > 1])
+    is_starved = len(decode) < len(seated) and _continue_chunks(builder, seated[remaining > 1])
     if not builder.has_preempted and not solo:
         admit(builder, suspects, other_lanes, policy)
     if not policy.mixed_steps and not builder.chunks and not builder.fresh:

@@ -135,6 +135,8 @@ class RequestQueue:
 
     def head(self) -> Request | None:
         """Returns the first waiting request, or None if no request waits in the queue."""
+        if not self.num_waiting:
+            return None
         front = self._front if self._front and self._front[0][1].phase is Phase.WAITING else self.first()
         return front[0][1] if front else None
 

@@ -69,6 +69,8 @@ class Rows:
         self.num_seated = 0
         self.num_with_logprobs = 0
         """Number of seated rows with logprobs. If it is 0, planning does nothing for logprobs."""
+        self.num_with_stops = 0
+        """Number of seated rows with stop tokens of their own."""
         self.remaining_bound = 0
         """Upper bound on the sum of `last - known` over the seated rows: the sum at the times when they were seated."""
         # The next row is the lowest, so that seated rows stay dense.
@@ -121,7 +123,7 @@ class Rows:
 
     def seated(self) -> npt.NDArray[np.int64]:
         """Returns the seated rows, ascending."""
-        return np.flatnonzero(self.handle)
+        return self.handle.nonzero()[0]
 
     def page_sum(self, row: int) -> int:
         """Returns what the row's pages contribute to the checksum. A free row keeps the value of its last request."""
@@ -169,6 +171,7 @@ class Rows:
         self.num_logprobs[row] = request.num_logprobs
         self.prompt_logprobs_from[row] = request.prompt_logprobs_from
         self.num_with_logprobs += self._has_logprobs(row)
+        self.num_with_stops += bool(request.stop_token_ids)
         self._remaining_when_seated[row] = request.last_position - known
         self.remaining_bound += self._remaining_when_seated[row]
         self._replace_table(row, pages, first_position)
@@ -191,6 +194,7 @@ class Rows:
         self.num_seated -= 1
         self.remaining_bound -= self._remaining_when_seated[row]
         self.num_with_logprobs -= self._has_logprobs(row)
+        self.num_with_stops -= bool(self.has_stops[row])
         self._free.append(row)
         pages, self.pages[row] = self.pages[row], []
         return pages
@@ -220,16 +224,18 @@ class Rows:
         for row, page in zip(rows, pages, strict=True):
             tables[row].append(page)
 
-    def plan(self, rows: npt.NDArray[np.int64], counts: Int32Array, sampled: npt.NDArray[np.int64]) -> None:
+    def plan(self, rows: npt.NDArray[np.int64], counts: Int32Array, sampled: npt.NDArray[np.int64]) -> Int32Array:
         """Records a plan that computes `counts[i]` positions of `rows[i]` and samples a token for `rows[sampled]`.
 
-        The rows are distinct.
+        The rows are distinct. Returns the new number of planned positions of each.
         """
-        self.planned[rows] += counts
+        planned = self.planned[rows] + counts
+        self.planned[rows] = planned
         self.plans_in_flight[rows] += 1
-        self.tokens_in_flight[rows[sampled]] += 1
-        moved = (self._weight[rows] * counts.astype(np.uint64)).sum()
+        self.tokens_in_flight[rows if len(sampled) == len(rows) else rows[sampled]] += 1
+        moved = np.dot(self._weight[rows], counts.astype(np.uint64))
         self._checksum = (self._checksum + int(moved)) & _MASK
+        return planned
 
     def confirm(self, rows: npt.NDArray[np.int64], ends: Int32Array) -> None:
         """Records the result of a plan that computed `rows[i]` up to position `ends[i] - 1`. The rows are distinct."""
@@ -240,19 +246,19 @@ class Rows:
         """Records that the result's tokens for these rows are not used."""
         self.tokens_in_flight[rows] -= 1
 
-    def add_sampled(self, rows: npt.NDArray[np.int64], tokens: Int32Array) -> Int32Array:
+    def add_sampled(self, rows: npt.NDArray[np.int64], tokens: Int32Array) -> tuple[Int32Array, Int32Array]:
         """Appends the tokens of a result, `tokens[i]` to `rows[i]`. The rows are distinct and their logits were finite.
 
-        This verifies all confirmed positions. Returns their number for each row, int32[len(rows)].
+        This verifies all confirmed positions. Returns the numbers of verified positions and of known tokens of each
+        row, int32[len(rows)].
         """
         self.tokens_in_flight[rows] -= 1
         verified = self.confirmed[rows]
         self.verified[rows] = verified
-        self.add_tokens(rows, tokens)
-        return verified
+        return verified, self.add_tokens(rows, tokens)
 
-    def add_tokens(self, rows: npt.NDArray[np.int64], tokens: Int32Array) -> None:
-        """Appends one token to each of `rows`, which are distinct."""
+    def add_tokens(self, rows: npt.NDArray[np.int64], tokens: Int32Array) -> Int32Array:
+        """Appends one token to each of `rows`, which are distinct. Returns their new numbers of known tokens."""
         width, known = self._width, self.known[rows]
         used = known % width
         self._tail[rows, used] = tokens
@@ -262,6 +268,7 @@ class Rows:
             flushed = int(self._flushed[row])
             self.request_at(row).add_outputs(self._tail[row, flushed % width :].copy())
             self._flushed[row] = flushed - flushed % width + width
+        return known
 
     def tokens_between(self, row: int, start: int, end: int) -> Int32Array:
         """Returns the row's tokens from `start` to `end - 1`, int32[end - start]. `end` is at most `known`."""

@@ -52,6 +52,8 @@ class WorkerInfos:
 
     def expire(self, now: float) -> None:
         """Drops workers that left at least `max_worker_wait_seconds` ago."""
+        if not self._departed:
+            return
         expired = [info for info, at in self._departed.items() if now >= at + self._max_wait_seconds]
         for info in expired:
             del self._departed[info]

@@ -28,7 +28,8 @@ def is_valid(event: StepDone, record: SentPlan, vocab_size: int) -> bool:
 
 
 def _within(values: Int32Array, limit: int) -> bool:
-    return not len(values) or (int(values.min()) >= 0 and int(values.max()) < limit)
+    # Read as unsigned, a negative number is above any limit.
+    return not len(values) or int(values.view(np.uint32).max()) < limit
 
 
 def _has_wanted_logprobs(record: SentPlan, event: StepDone, vocab_size: int) -> bool:

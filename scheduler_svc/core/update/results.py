@@ -67,7 +67,7 @@ def read_result(
 ) -> StepTokens:
     """Applies a valid result of a successful step."""
     rows, tokens = lane.rows, event.tokens
-    named = record.rows.astype(np.int64)
+    named = record.rows
     mine = rows.handle[named] == record.handles
     all_mine = bool(mine.all())
     seated = named if all_mine else named[mine]
@@ -115,18 +115,21 @@ def _confirm_pending_plans(queue: RequestQueue, handles: npt.NDArray[np.int64]) 
 def _seated(lane: Lane, rows_s: npt.NDArray[np.int64], tokens: Int32Array, now: float) -> StepTokens:
     """Applies the tokens of rows that still have the requests of the plan."""
     rows = lane.rows
-    offsets = rows.known[rows_s] - rows.prompt[rows_s]
+    verified, known = rows.add_sampled(rows_s, tokens)
+    offsets = known - rows.prompt[rows_s]
+    offsets -= 1
     for request in rows.requests_at(rows_s[offsets == 0]):
         request.emitted_first_token(now)
-    verified = rows.add_sampled(rows_s, tokens)
     for row in rows_s[verified >= rows.cache_at[rows_s]].tolist():
         cache_full_pages(lane, row)
-    known = rows.known[rows_s]
 
     endings: list[Ending] = []
-    is_eos = _any_of(tokens, lane.eos) & ~rows.ignore_eos[rows_s]
-    may_end = (is_eos | rows.has_stops[rows_s]) & (known > rows.min_known[rows_s])
-    for i in np.flatnonzero(may_end | (known == rows.total[rows_s])).tolist():
+    may_end = known == rows.total[rows_s]
+    is_eos = _any_of(tokens, lane.eos)
+    if rows.num_with_stops or is_eos.any():
+        is_eos &= ~rows.ignore_eos[rows_s]
+        may_end |= (is_eos | rows.has_stops[rows_s]) & (known > rows.min_known[rows_s])
+    for i in may_end.nonzero()[0].tolist():
         request = rows.request_at(int(rows_s[i]))
         ending = _ending(request, int(tokens[i]), int(known[i]), bool(is_eos[i]))
         if ending is not None:
