@@ -43,10 +43,7 @@ def is_covered(*tensors: Tensor) -> bool:
     dtype = tensors[0].dtype
     if dtype not in _TYPES:
         return False
-    for tensor in tensors:
-        if tensor.dtype is not dtype or not tensor.is_cpu or tensor.stride(-1) != 1:
-            return False
-    return True
+    return all([tensor.dtype is dtype and tensor.is_cpu and tensor.stride(-1) == 1 for tensor in tensors])
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor | None:
