@@ -157,8 +157,8 @@ def _judge(core: TinyCore, computed: Computed, row: int, reference: Reference, d
 def errors_within(name: str, ours: Tensor, exact: Tensor, allowed: float, sensitivity: Tensor | None = None) -> Verdict:
     """Raises Mismatch if `ours` errs by more than is allowed, over all positions or at one.
 
-    sensitivity: eager attention's own errors by position if it errs by one rounding more. Positions where these exceed `allowed`
-    are judged by them.
+    sensitivity: eager attention's own errors by position if it errs by one rounding more. Positions where these exceed
+    `allowed` are judged by them.
     """
     by_position = errors_by_position(ours, exact)
     ties = torch.zeros(len(ours), dtype=torch.bool) if sensitivity is None else sensitivity > allowed
