@@ -19,11 +19,11 @@ from gpu_worker.process.cpus import Cpus, usable_cpus
 
 log = logging.getLogger(__name__)
 
-# What scheduler, front end and clients take from a step of 32 rows if every CPU has a thread of the worker: some 190 us
-# of CPU per token, 6 ms in all, during which one thread holds back the others; half of it is set against linear layers,
-# which are half of a step. Measured on two cores, two threads against one: 837 against 624 tokens/s with layers that
-# take 18 ms, 1,160 against 1,680 with layers that take 2.6 ms.
-_SERVICE_SECONDS = 0.003
+# What scheduler, front end and clients add to the linear layers of a step of one row and of 32 if every CPU has a
+# thread of the worker, because one thread then holds back the others. A whole step has twice as much: 32 tokens take
+# the service some 6 ms of CPU. Measured on two cores, two threads against one: layers of 18 ms, 32 rows, 837 against
+# 624 tokens/s, 8 rows some 400 against 500, one row 124 against 127; layers of 2.6 ms, 8 rows, 1,160 against 1,680.
+_SERVICE_OF_ONE_ROW, _SERVICE_OF_MANY_ROWS = 0.0005, 0.003
 # The fewest threads within this share of the fastest: the others would spin, and take cores from other processes.
 _GOOD_ENOUGH = 0.95
 _FEW_ROWS, _MANY_ROWS = 1, 32
@@ -117,8 +117,9 @@ def best(found: Sequence[Measured], cpus: Cpus) -> int:
     full = int(min(cpus.logical, cpus.quota or cpus.logical))
 
     def cost(each: Measured) -> float:
-        service = _SERVICE_SECONDS if each.threads >= full > 1 else 0.0
-        return ((each.one_row + service / _MANY_ROWS) * (each.many_rows + service)) ** 0.5
+        if each.threads < full or full == 1:
+            return (each.one_row * each.many_rows) ** 0.5
+        return ((each.one_row + _SERVICE_OF_ONE_ROW) * (each.many_rows + _SERVICE_OF_MANY_ROWS)) ** 0.5
 
     least = min(map(cost, found))
     return min(each.threads for each in found if cost(each) * _GOOD_ENOUGH <= least)

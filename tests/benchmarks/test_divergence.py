@@ -2,8 +2,11 @@
 
 import dataclasses
 
+import pytest
+
 from tandem_client.types import TokenLogprob
-from tests.benchmarks.divergence import Answer, compare, first_difference, logprob_difference, report
+from tests.benchmarks.divergence.compare import Answer, compare, first_difference, logprob_difference, report
+from tests.benchmarks.divergence.greedy import greedy_error, greedy_report
 
 
 def logprobs_of(*logprobs: float, top: tuple[tuple[int, float], ...] = ()) -> tuple[TokenLogprob, ...]:
@@ -69,3 +72,27 @@ def test_compare_reports_equal_rounds() -> None:
     found = compare("alone again", [answer(1)], [answer(1)])
     assert (found.diverged, found.earliest, found.max_logprob_difference) == (0, None, 0.0)
     assert report([found]).splitlines()[1].split()[8] == "-"
+
+
+def test_greedy_texts_are_compared_up_to_the_first_difference() -> None:
+    def top(*pairs: tuple[int, float]) -> TokenLogprob:
+        return TokenLogprob(logprob=pairs[0][1], top=pairs)
+
+    exact = [
+        answer(5, 6, logprobs=(top((5, -0.1), (6, -2.1)), top((6, -0.5), (7, -0.75)))),
+        answer(5, 6, logprobs=(top((5, -0.1), (6, -2.1)), top((6, -0.5), (7, -1.5)))),
+        answer(5, 6, logprobs=(top((5, -0.1), (6, -2.1)), top((6, -0.5), (7, -1.5)))),
+    ]
+    rounded = [
+        answer(5, 7, logprobs=logprobs_of(-0.35, -0.5)),
+        answer(5, 6, logprobs=logprobs_of(-0.1, -0.5)),
+        # Token 9 is not among the alternatives.
+        answer(9, 6, logprobs=logprobs_of(-0.1, -9.0)),
+    ]
+    found = greedy_error("tiny", exact, rounded)
+    assert found.equal == {1: 2 / 3}
+    assert (found.equal_tokens, found.compared_tokens, found.far) == (3, 5, 1)
+    assert found.gaps == pytest.approx(dict.fromkeys(found.gaps, 0.25))
+    assert found.usual_gaps["p100"] == 2.0
+    assert found.max_logprob_difference == pytest.approx(0.25)
+    assert "3 of 5 (60.0%)" in greedy_report([found])
