@@ -11,10 +11,8 @@ import logging
 import os
 import secrets
 from collections.abc import Callable
-from typing import Any, cast
 
 import zmq
-import zmq.asyncio
 from google.protobuf.message import DecodeError
 from tandem.internal.v1 import frontend_pb2
 from zmq.utils.monitor import parse_monitor_message
@@ -29,6 +27,8 @@ RECONNECT_SECONDS = 0.1
 # The core's limit of a frame from a front end. A larger frame ends the connection and every stream.
 MAX_FRAME_TO_CORE_BYTES = 64 * 1024 * 1024
 
+_POLLIN = int(zmq.POLLIN)
+
 OnMessage = Callable[[frontend_pb2.CoreToFrontend], None]
 
 
@@ -42,26 +42,19 @@ class CoreLink:
     def __init__(self, endpoint: str, secret: bytes = b"") -> None:
         self._endpoint = endpoint
         self._secret = secret
-        self._context = zmq.asyncio.Context()
-        self._socket: zmq.asyncio.Socket | None = None
-        self._given_up = asyncio.Event()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._connection: _Connection | None = None
 
     def send(self, message: frontend_pb2.FrontendToCore) -> bool:
         """Sends without waiting. Returns False if no core is connected. Raises CoreMessageTooLargeError."""
-        if self._socket is None:
+        if self._connection is None:
             return False
         frame = message.SerializeToString()
         if len(frame) > MAX_FRAME_TO_CORE_BYTES:
             raise CoreMessageTooLargeError(
                 f"the message to the core has {len(frame):,} bytes; the limit is {MAX_FRAME_TO_CORE_BYTES:,}"
             )
-        # With NOBLOCK the asyncio socket sends before it returns; the future only has the outcome.
-        sent = cast(asyncio.Future[Any], self._socket.send(frame, zmq.NOBLOCK))
-        if sent.done() and sent.exception() is None:
-            return True
-        logger.error("the core has not read %d frames; the connection is closed", HIGH_WATER_MARK)
-        self._given_up.set()
-        return False
+        return self._connection.send(frame)
 
     async def run(self, on_message: OnMessage, on_lost: Callable[[], None]) -> None:
         """Connects, and reconnects, until cancelled. Calls `on_lost` when a core is gone. Neither callable may wait."""
@@ -75,47 +68,92 @@ class CoreLink:
             self._context.destroy(linger=0)
 
     async def _run_connection(self, on_message: OnMessage) -> None:
-        socket = self._context.socket(zmq.DEALER)
-        socket.setsockopt(zmq.IDENTITY, f"f-{os.getpid()}-{secrets.token_hex(4)}".encode())
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
-        socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
-        socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-        monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        socket.connect(self._endpoint)
-        self._socket = socket
-        self._given_up.clear()
-        self.send(frontend_pb2.FrontendToCore(hello=frontend_pb2.Hello(secret=self._secret)))
-        receiver = asyncio.create_task(_receive(socket, on_message))
-        ends = [asyncio.create_task(_wait_for_disconnect(monitor)), asyncio.create_task(self._given_up.wait())]
+        connection = _Connection(self._context, self._endpoint, on_message)
+        self._connection = connection
         try:
-            await asyncio.wait([receiver, *ends], return_when=asyncio.FIRST_COMPLETED)
-            if receiver.done():
-                receiver.result()
+            self.send(frontend_pb2.FrontendToCore(hello=frontend_pb2.Hello(secret=self._secret)))
+            await connection.ended.wait()
         finally:
-            self._socket = None
-            for task in (receiver, *ends):
-                task.cancel()
-            await asyncio.gather(receiver, *ends, return_exceptions=True)
-            socket.disable_monitor()
-            monitor.close(0)
-            socket.close(0)
+            self._connection = None
+            connection.close()
+        if connection.failure is not None:
+            raise connection.failure
 
 
-async def _receive(socket: zmq.asyncio.Socket, on_message: OnMessage) -> None:
-    while True:
-        frame = await socket.recv()
-        # The core sends empty frames to check that the front end is connected.
-        if not frame:
-            continue
+class _Connection:
+    """One DEALER socket and its monitor, read by callbacks of the running event loop until `ended` is set.
+
+    ZeroMQ's file becomes readable when a socket's state may have changed, and stays so only until the socket is used,
+    also by a send. So both callbacks read everything, and a send is followed by a look at what may be read.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, on_message: OnMessage) -> None:
+        self.ended = asyncio.Event()
+        # What `on_message` raised.
+        self.failure: Exception | None = None
+        self._on_message = on_message
+        self._loop = asyncio.get_running_loop()
+        self._socket = context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.IDENTITY, f"f-{os.getpid()}-{secrets.token_hex(4)}".encode())
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
+        self._socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._socket.connect(endpoint)
+        self._loop.add_reader(int(self._socket.getsockopt(zmq.FD)), self._read)
+        self._loop.add_reader(int(self._monitor.getsockopt(zmq.FD)), self._read_monitor)
+        self._loop.call_soon(self._read)
+        self._loop.call_soon(self._read_monitor)
+
+    def send(self, frame: bytes) -> bool:
+        """Sends without waiting. Returns False, and ends the connection, if the queue to the core is full."""
         try:
-            message = frontend_pb2.CoreToFrontend.FromString(frame)
-        except DecodeError:
-            logger.error("dropped a malformed frame of %d bytes from the core", len(frame))
-            continue
-        on_message(message)
+            self._socket.send(frame, zmq.NOBLOCK)
+        except zmq.ZMQError:
+            logger.error("the core has not read %d frames; the connection is closed", HIGH_WATER_MARK)
+            self.ended.set()
+            return False
+        if _is_readable(self._socket):
+            self._loop.call_soon(self._read)
+        return True
+
+    def close(self) -> None:
+        """Closes the socket with all unsent frames."""
+        self.ended.set()
+        for one in (self._socket, self._monitor):
+            self._loop.remove_reader(int(one.getsockopt(zmq.FD)))
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+        self._socket.close(0)
+
+    def _read(self) -> None:
+        """Handles every frame that has arrived."""
+        while not self.ended.is_set() and _is_readable(self._socket):
+            frame = self._socket.recv(zmq.NOBLOCK)
+            # The core sends empty frames to check that the front end is connected.
+            if not frame:
+                continue
+            try:
+                message = frontend_pb2.CoreToFrontend.FromString(frame)
+            except DecodeError:
+                logger.error("dropped a malformed frame of %d bytes from the core", len(frame))
+                continue
+            try:
+                self._on_message(message)
+            except Exception as error:
+                self.failure = error
+                self.ended.set()
+
+    def _read_monitor(self) -> None:
+        """Ends the connection if the core is gone, after every frame of it."""
+        if not self.ended.is_set() and _is_readable(self._monitor):
+            event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
+            assert event["event"] == zmq.EVENT_DISCONNECTED
+            self._read()
+            self.ended.set()
 
 
-async def _wait_for_disconnect(monitor: zmq.asyncio.Socket) -> None:
-    event = parse_monitor_message(await monitor.recv_multipart())
-    assert event["event"] == zmq.EVENT_DISCONNECTED
+def _is_readable(one: zmq.Socket[bytes]) -> bool:
+    # As a number, because flags are slow and this is asked for every frame.
+    return bool(int(one.getsockopt(zmq.EVENTS)) & _POLLIN)

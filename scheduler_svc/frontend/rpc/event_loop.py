@@ -15,7 +15,7 @@ import os
 import socket
 import termios
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 # The owner of the callback that reads one byte and handles all operations.
@@ -43,7 +43,7 @@ def drain(source: socket.socket, callback: Callable[..., Any], *args: Any) -> No
 
 
 @contextlib.contextmanager
-def patient_threads() -> Iterator[None]:
+def patient_threads() -> Generator[None]:
     """Threads that Python starts inside do not interrupt another thread when they wake up: SCHED_BATCH, on Linux.
 
     gRPC's thread for finished operations would otherwise interrupt the event loop after each message, for some 20 us.
