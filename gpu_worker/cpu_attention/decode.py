@@ -13,14 +13,14 @@ from gpu_worker.cpu_attention.layer import layer_arguments
 from gpu_worker.native.library import NativeLibrary
 
 _FUNCTIONS = {torch.float32: "tandem_decode_float32", torch.bfloat16: "tandem_decode_bfloat16"}
-# TransposedKeys::MOST_DIM of native/decode.h.
+# MOST_DIM of native/decode_prefetch.h.
 _MOST_DIM = 1024
 _Address = ctypes.c_void_p
 _Int = ctypes.c_int64
 
 
 class _Call(ctypes.Structure):
-    """DecodeCall of native/decode.h."""
+    """DecodeCall of native/decode_pages.h."""
 
     _fields_ = (
         *((name, _Address) for name in ("query", "keys", "values", "sinks", "out")),

@@ -17,7 +17,7 @@ namespace decode {
 
 // Tokens whose values are added to registers at once.
 constexpr int VALUE_TILE = 32;
-// Query rows of a block at most; larger groups have several.
+// Query rows whose scores are computed at once at most; larger groups have several times as many.
 constexpr int MOST_ROWS = 8;
 
 // Sizes of the scratch memory, in floats, for any type of elements.
@@ -52,11 +52,11 @@ static inline Floats finite(Floats largest) {
 
 // The state of one item: the query, and the softmax so far. Rows behind the group have a query of zeros, and are computed
 // as the others as far as that is simpler.
-template <typename T, bool DOTS, int R>
+template <typename T, bool DOTS, int R, int M>
 struct Item {
     // What products are of, and the rows whose values are added at once.
     using E = std::conditional_t<DOTS, BFloat16, float>;
-    static constexpr int W = LANES / R, VALUE_ROWS = std::min(R, DOTS ? 8 : LANES == 16 ? 4 : 2);
+    static constexpr int W = LANES / R, VALUE_ROWS = std::min(R * M, DOTS ? 8 : LANES == 16 ? 4 : 2);
     static constexpr bool CONVERTS = !std::is_same_v<T, E>;
 
     const DecodeCall &call;
@@ -71,7 +71,7 @@ struct Item {
     float *largest, *sum;  // [blocks, R, W]: the same in the lanes of a row; parts of its sum
 
     Item(const DecodeCall &call, const Sizes &sizes, float *scratch)
-        : call(call), scale(call), blocks((call.group + R - 1) / R),
+        : call(call), scale(call), blocks(round_up(call.group, R * M) / R),
           steps(round_up(call.key_dim, 16) * int64_t(sizeof(E)) / (W * 4)),
           value_dim(round_up(call.value_dim, DOTS ? 32 : 16)) {
         query = scratch;
@@ -93,13 +93,14 @@ struct Item {
         const T *from = static_cast<const T *>(call.query) + row * call.query_row_stride;
         for (int64_t g = 0; g < call.group; g++) {
             const T *own = from + (head * call.group + g) * call.query_head_stride;
-            E elements[MOST_DIM] = {};
+            E elements[MOST_DIM];
             for (int64_t d = 0; d < call.key_dim; d++) {
                 if constexpr (CONVERTS)
                     elements[d] = to_float(own[d]);
                 else
                     elements[d] = own[d];
             }
+            std::memset(elements + call.key_dim, 0, (steps * W * 4) - call.key_dim * sizeof(E));
             char *to = reinterpret_cast<char *>(query + g / R * steps * LANES + g % R * W);
             for (int64_t step = 0; step < steps; step++)
                 std::memcpy(to + step * LANES * 4, reinterpret_cast<char *>(elements) + step * W * 4, W * 4);
@@ -134,11 +135,11 @@ struct Item {
 
     void score(const T *from, int tokens, int slot, bool prefetches, Prefetcher<T> &prefetcher) {
         const E *keys = converted(from, tokens, round_up(call.key_dim, 16));
-        for (int64_t block = 0; block < blocks; block++) {
-            const float *own = query + block * steps * LANES;
-            float *to = scores + block * CHUNK * R + slot * R, *most = found + block * LANES;
-            auto run = prefetches && block == 0 ? score_tile<R, true, E, T> : score_tile<R, false, E, T>;
-            store(most, run(own, steps, keys, call.head_dim, tokens, scale, to, load(most), prefetcher));
+        for (int64_t block = 0; block < blocks; block += M) {
+            auto run = prefetches && block == 0 ? score_tile<R, M, true, E, T> : score_tile<R, M, false, E, T>;
+            float *to = scores + block * CHUNK * R + slot * R;
+            run(query + block * steps * LANES, steps, keys, call.head_dim, tokens, scale, to, found + block * LANES,
+                prefetcher);
         }
     }
 
@@ -147,12 +148,10 @@ struct Item {
         // Two passes over the same values prefetch half each.
         const bool halves = call.group > VALUE_ROWS;
         for (int64_t g = 0; g < call.group; g += VALUE_ROWS) {
-            const E *own = weights + g / R * CHUNK * R + g % R * W;
+            const E *own = weights + row_offset<R>(g);
             float *to = acc + g * value_dim;
             auto add = [&](auto share) {
-                value_tile<VALUE_ROWS, W, share>(
-                    to, value_dim, own, slot, values, call.head_dim, tokens, prefetcher
-                );
+                value_tile<VALUE_ROWS, R, share>(to, value_dim, own, slot, values, call.head_dim, tokens, prefetcher);
             };
             if (!prefetches || g >= 2 * VALUE_ROWS)
                 add(std::integral_constant<int, 0>());
@@ -167,7 +166,9 @@ struct Item {
     void weigh(int64_t block, int slots) {
         float *most = largest + block * LANES, *total = sum + block * LANES, *own = scores + block * CHUNK * R;
         const Floats before = load(most);
-        const Floats now = over_row<W>(max(load(found + block * LANES), before), [](Floats a, Floats b) { return max(a, b); });
+        const Floats now = over_row<W>(
+            max(load(found + block * LANES), before), [](Floats a, Floats b) { return max(a, b); }
+        );
         const Floats factor = power_of_two(before - finite(now)), offset = finite(now);
         Floats added = {};
         for (int at = 0; at < slots * R; at += LANES) {
@@ -234,8 +235,8 @@ struct Item {
     }
 };
 
-// DOTS: products of pairs of bfloat16. R: query rows of a block.
-template <typename T, bool DOTS, int R>
+// DOTS: products of pairs of bfloat16. R: query rows of a block. M: blocks whose scores are computed at once.
+template <typename T, bool DOTS, int R, int M>
 static void run_all(const DecodeCall &call) {
     const Sizes sizes(call);
     Span *spans = reinterpret_cast<Span *>(*call.scratch);
@@ -271,7 +272,7 @@ static void run_all(const DecodeCall &call) {
         if (item_begin < 0) return;
         Chunks<T> chunks(call, spans, item_begin, item_end);
         Prefetcher<T> prefetcher(chunks);
-        Item<T, DOTS, R> state(call, sizes, of_threads + thread * sizes.of_thread());
+        Item<T, DOTS, R, M> state(call, sizes, of_threads + thread * sizes.of_thread());
         float *own = state.acc;
         Chunk<T> chunk;
         bool begins = true;
@@ -288,7 +289,7 @@ static void run_all(const DecodeCall &call) {
     };
     auto merge = [&](int64_t row, int64_t head, int64_t thread) {
         if (is_whole(row)) return;
-        Item<T, DOTS, R> state(call, sizes, of_threads + thread * sizes.of_thread());
+        Item<T, DOTS, R, M> state(call, sizes, of_threads + thread * sizes.of_thread());
         state.point(partials + (first[row] * heads + head) * partial);
         for (int64_t nth = first[row] + 1; nth < first[row + 1]; nth++)
             state.merge(partials + (nth * heads + head) * partial);
@@ -308,15 +309,15 @@ static void run_all(const DecodeCall &call) {
     }
 }
 
-// Blocks of as many query rows as the group has, rounded up to a power of two.
+// Each load of a key's elements serves M vectors of products, because loads are what limits larger groups.
 template <typename T, bool DOTS>
 static void run_rows(const DecodeCall &call) {
     // A vector of pairs of one row has 32 elements.
     const bool fits_one = !DOTS || round_up(call.key_dim, 16) % 32 == 0;
-    if (call.group == 1 && fits_one) return run_all<T, DOTS, 1>(call);
-    if (call.group <= 2) return run_all<T, DOTS, 2>(call);
-    if (call.group <= 4) return run_all<T, DOTS, 4>(call);
-    run_all<T, DOTS, MOST_ROWS>(call);
+    if (call.group == 1 && fits_one) return run_all<T, DOTS, 1, 1>(call);
+    if (call.group <= 2) return run_all<T, DOTS, 2, 1>(call);
+    if (call.group <= 4) return run_all<T, DOTS, 2, 2>(call);
+    run_all<T, DOTS, MOST_ROWS / 2, 2>(call);
 }
 
 template <typename T>

@@ -14,9 +14,15 @@
 namespace decode {
 
 // Where the score of a slot is, in elements from that of slot 0.
-template <int W>
-static inline int slot_offset(int slot) {
-    return slot / W * LANES + slot % W;
+template <int R>
+static inline unsigned slot_offset(unsigned slot) {
+    return slot / (LANES / R) * LANES + slot % (LANES / R);
+}
+
+// Where the first score of a row is, in elements from that of row 0.
+template <int R>
+static constexpr int64_t row_offset(int64_t row) {
+    return row / R * (CHUNK * R) + row % R * (LANES / R);
 }
 
 // W elements of 4 bytes, repeated.
@@ -116,56 +122,63 @@ struct Scale {
     static constexpr float LOG2_E = 1.44269504088896341f;
 };
 
-// Scores of R query rows and up to TILE tokens; minus infinity behind them. query: [steps, R, W] elements; keys: rows of
-// `stride`. Returns the largest of `found` and the scores in each lane.
-template <int R, bool PREFETCHES, typename E, typename T>
-static inline Floats score_tile(
-    const float *query, int64_t steps, const E *keys, int64_t stride, int tokens, const Scale &scale, float *scores,
-    Floats found, Prefetcher<T> &prefetcher
+// Scores of M blocks and up to TILE tokens; minus infinity behind them. query: [M, steps, R, W] elements; keys: rows of
+// `stride`; scores: [M, CHUNK / W, R, W]. `found` [M, LANES] becomes the largest of itself and the scores in each lane.
+template <int R, int M, bool PREFETCHES, typename E, typename T>
+static inline void score_tile(
+    const float *query, int64_t steps, const E *keys, int64_t stride, int tokens, const Scale scale, float *scores,
+    float *found, Prefetcher<T> &prefetcher
 ) {
-    constexpr int W = LANES / R, TOKENS = std::max(W, 8), BYTES = W * 4;
-    constexpr int LINES = std::max(TOKENS * BYTES / 64, 1);
+    // As many sums as there are registers for.
+    constexpr int W = LANES / R, TOKENS = std::max(W, LANES == 16 ? 8 : 8 / M), BYTES = W * 4;
     Ints token;
     for (int i = 0; i < LANES; i++) token[i] = i % W;
     for (int begin = 0; begin < TILE; begin += TOKENS, scores += TOKENS * R) {
-        Floats sums[TOKENS];
-        if (begin >= tokens) {
-            for (int v = 0; v < TOKENS / W; v++) store(scores + v * LANES, broadcast(-INFINITY));
-            continue;
-        }
         const char *key[TOKENS];
+        Floats sums[M][TOKENS];
 #pragma GCC unroll 16
         for (int t = 0; t < TOKENS; t++) {
             key[t] = reinterpret_cast<const char *>(keys + std::min(begin + t, tokens - 1) * stride);
-            sums[t] = broadcast(0);
+#pragma GCC unroll 2
+            for (int m = 0; m < M; m++) sums[m][t] = broadcast(0);
         }
         for (int64_t step = 0; step < steps; step++) {
-            if (PREFETCHES) prefetcher.template prefetch<LINES>();
-            const Floats q = load(query + step * LANES);
+            if (PREFETCHES) prefetcher.template prefetch<TOKENS * BYTES>(step);
+            Floats q[M];
+#pragma GCC unroll 2
+            for (int m = 0; m < M; m++) q[m] = load(query + (m * steps + step) * LANES);
 #pragma GCC unroll 16
-            for (int t = 0; t < TOKENS; t++) sums[t] = multiply_add(E(), repeat<W>(key[t] + step * BYTES), q, sums[t]);
+            for (int t = 0; t < TOKENS; t++) {
+                const Floats elements = repeat<W>(key[t] + step * BYTES);
+#pragma GCC unroll 2
+                for (int m = 0; m < M; m++) sums[m][t] = multiply_add(E(), elements, q[m], sums[m][t]);
+            }
         }
-        add_lanes_of_rows<W>(sums);
+#pragma GCC unroll 2
+        for (int m = 0; m < M; m++) {
+            add_lanes_of_rows<W>(sums[m]);
+            Floats most = load(found + m * LANES);
 #pragma GCC unroll 16
-        for (int v = 0; v < TOKENS / W; v++) {
-            Floats score = scale(sums[v]);
-            const int left = tokens - begin - v * W;
-            if (left < W) score = token < Ints{} + left ? score : broadcast(-INFINITY);
-            found = max(found, score);
-            store(scores + v * LANES, score);
+            for (int v = 0; v < TOKENS / W; v++) {
+                Floats score = scale(sums[m][v]);
+                const int left = tokens - begin - v * W;
+                if (left < W) score = token < Ints{} + left ? score : broadcast(-INFINITY);
+                most = max(most, score);
+                store(scores + m * CHUNK * R + v * LANES, score);
+            }
+            store(found + m * LANES, most);
         }
     }
-    return found;
 }
 
-// Lines that one of `share` passes prefetches for `bytes` bytes. Share 0: none.
-static constexpr int lines_of(int bytes, int share) {
-    return share ? std::max(bytes / 64 / share, 1) : 0;
+// What one of `share` passes over the same `bytes` prefetches. Share 0: nothing.
+static constexpr int part_of(int bytes, int share) {
+    return share ? bytes / share : 0;
 }
 
-// Adds the values of `tokens` tokens from `slot`, weighted, to [R, V * LANES] accumulators. weights: [slots / W, LANES],
-// from the first row's first lane.
-template <int R, int V, int W, int SHARE, typename T>
+// Adds the values of `tokens` tokens from `slot`, weighted, to [R, V * LANES] accumulators. weights: as the
+// scores of blocks of B rows, from those of the first row.
+template <int R, int V, int B, int SHARE, typename T>
 static inline void add_values(
     float *acc, int64_t dim, const float *weights, int slot, const float *values, int64_t stride, int tokens,
     Prefetcher<T> &prefetcher
@@ -174,12 +187,12 @@ static inline void add_values(
     for (int r = 0; r < R; r++)
         for (int v = 0; v < V; v++) sums[r][v] = load(acc + r * dim + v * LANES);
     for (int t = 0; t < tokens; t++) {
-        prefetcher.template prefetch<lines_of(V * LANES * 4, SHARE)>();
-        const float *weight = weights + slot_offset<W>(slot + t);
+        prefetcher.template prefetch<part_of(V * LANES * 4, SHARE)>(t);
+        const float *weight = weights + slot_offset<B>(slot + t);
         Floats value[V];
         for (int v = 0; v < V; v++) value[v] = load(values + t * stride + v * LANES);
         for (int r = 0; r < R; r++) {
-            const Floats own = broadcast(weight[r * W]);
+            const Floats own = broadcast(weight[row_offset<B>(r)]);
             for (int v = 0; v < V; v++) sums[r][v] += own * value[v];
         }
     }
@@ -187,7 +200,7 @@ static inline void add_values(
         for (int v = 0; v < V; v++) store(acc + r * dim + v * LANES, sums[r][v]);
 }
 
-template <int R, int W, int SHARE, typename T>
+template <int R, int B, int SHARE, typename T>
 static inline void value_tile(
     float *acc, int64_t dim, const float *weights, int slot, const float *values, int64_t stride, int tokens,
     Prefetcher<T> &prefetcher
@@ -196,7 +209,7 @@ static inline void value_tile(
     auto add = [&](auto vectors) {
         constexpr int V = vectors;
         for (; d + V * LANES <= dim; d += V * LANES)
-            add_values<R, V, W, SHARE>(acc + d, dim, weights, slot, values + d, stride, tokens, prefetcher);
+            add_values<R, V, B, SHARE>(acc + d, dim, weights, slot, values + d, stride, tokens, prefetcher);
     };
     add(std::integral_constant<int, 4>());
     add(std::integral_constant<int, 2>());
@@ -225,7 +238,7 @@ static inline __m512i broadcast_pair(const void *from) {
 
 // As add_values for 32 * U dimensions of pairs of tokens, whose last 16 may not exist. The 32 dimensions of a vector are
 // two vectors of accumulators in the order of `in_order`.
-template <int R, int U, int W, bool IS_HALF, int SHARE>
+template <int R, int U, int B, bool IS_HALF, int SHARE>
 static inline void add_pairs(
     float *acc, int64_t dim, const BFloat16 *weights, int slot, const BFloat16 *values, int64_t stride, int tokens,
     Prefetcher<BFloat16> &prefetcher
@@ -238,10 +251,10 @@ static inline void add_pairs(
         }
     // The weight behind the last token is 0.
     auto add = [&](int t, const __m512i(&first)[U], const __m512i(&second)[U]) {
-        const BFloat16 *weight = weights + slot_offset<W>(slot + t);
+        const BFloat16 *weight = weights + slot_offset<B>(slot + t);
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
-            const __m512i own = broadcast_pair(weight + r * W);
+            const __m512i own = broadcast_pair(weight + row_offset<B>(r));
             for (int u = 0; u < U; u++) {
                 low[r][u] = add_products(low[r][u], _mm512_unpacklo_epi16(first[u], second[u]), own);
                 high[r][u] = add_products(high[r][u], _mm512_unpackhi_epi16(first[u], second[u]), own);
@@ -251,7 +264,7 @@ static inline void add_pairs(
     __m512i first[U], second[U];
     int t = 0;
     for (; t + 2 <= tokens; t += 2) {
-        prefetcher.template prefetch<lines_of(2 * 64 * U, SHARE)>();
+        prefetcher.template prefetch<part_of(2 * 64 * U, SHARE)>(t / 2);
         for (int u = 0; u < U; u++) {
             first[u] = load_pairs<IS_HALF>(values + t * stride + u * 32);
             second[u] = load_pairs<IS_HALF>(values + (t + 1) * stride + u * 32);
@@ -272,7 +285,7 @@ static inline void add_pairs(
         }
 }
 
-template <int R, int W, int SHARE>
+template <int R, int B, int SHARE>
 static inline void value_tile(
     float *acc, int64_t dim, const BFloat16 *weights, int slot, const BFloat16 *values, int64_t stride, int tokens,
     Prefetcher<BFloat16> &prefetcher
@@ -281,12 +294,12 @@ static inline void value_tile(
     constexpr int U = R > 4 ? 1 : 2;
     int64_t d = 0;
     for (; d + 32 * U <= std::min(dim, stride); d += 32 * U)
-        add_pairs<R, U, W, false, SHARE>(acc + d, dim, weights, slot, values + d, stride, tokens, prefetcher);
+        add_pairs<R, U, B, false, SHARE>(acc + d, dim, weights, slot, values + d, stride, tokens, prefetcher);
     if (U == 2 && d + 32 <= std::min(dim, stride)) {
-        add_pairs<R, 1, W, false, SHARE>(acc + d, dim, weights, slot, values + d, stride, tokens, prefetcher);
+        add_pairs<R, 1, B, false, SHARE>(acc + d, dim, weights, slot, values + d, stride, tokens, prefetcher);
         d += 32;
     }
-    if (d < dim) add_pairs<R, 1, W, true, SHARE>(acc + d, dim, weights, slot, values + d, stride, tokens, prefetcher);
+    if (d < dim) add_pairs<R, 1, B, true, SHARE>(acc + d, dim, weights, slot, values + d, stride, tokens, prefetcher);
 }
 
 // Puts accumulators of add_pairs in the order of their dimensions.

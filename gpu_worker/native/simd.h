@@ -126,53 +126,6 @@ static inline Floats reciprocal(Floats x) {
 #endif
 }
 
-// The first `count` elements of x (all if there are fewer), then `other`.
-static inline Floats keep_first(Floats x, int count, float other) {
-#if defined(__AVX512F__)
-    const Ints order = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-#else
-    const Ints order = {0, 1, 2, 3, 4, 5, 6, 7};
-#endif
-    return order < Ints{} + count ? x : broadcast(other);
-}
-
-// The sums of LANES vectors: element i is the sum of x[i]. A tree of pairwise sums, in which two vectors become one.
-static inline Floats sums_of(const Floats (&x)[LANES]) {
-#if defined(__AVX512F__)
-    __m512 half[8], quarter[4], pair[2];
-    for (int i = 0; i < 8; i++) {
-        int at = i < 4 ? i : i + 4;
-        __m512 a = __m512(x[at]), b = __m512(x[at + 4]);
-        half[i] = _mm512_add_ps(_mm512_mask_blend_ps(0xff00, a, b), _mm512_shuffle_f32x4(a, b, 0x4e));
-    }
-    for (int i = 0; i < 4; i++) {
-        __m512 a = half[i], b = half[i + 4];
-        quarter[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
-    }
-    for (int i = 0; i < 2; i++) {
-        __m512 a = quarter[2 * i], b = quarter[2 * i + 1];
-        pair[i] = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-    }
-    __m512d a = _mm512_castps_pd(pair[0]), b = _mm512_castps_pd(pair[1]);
-    __m512 low = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), high = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
-    return Floats(_mm512_add_ps(low, high));
-#else
-    __m256 half[4], pair[2];
-    for (int i = 0; i < 4; i++) {
-        __m256 a = __m256(x[i]), b = __m256(x[i + 4]);
-        half[i] = _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
-    }
-    for (int i = 0; i < 2; i++) {
-        __m256 a = half[2 * i], b = half[2 * i + 1];
-        pair[i] = _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
-    }
-    __m256d a = _mm256_castps_pd(pair[0]), b = _mm256_castps_pd(pair[1]);
-    return Floats(_mm256_add_ps(
-        _mm256_castpd_ps(_mm256_unpacklo_pd(a, b)), _mm256_castpd_ps(_mm256_unpackhi_pd(a, b))
-    ));
-#endif
-}
-
 // 2^x; 0 below -150, infinity from 129, NaN stays NaN. A polynomial of the fraction of x, fitted to the least relative
 // error: that of
 // degree 5 is below 2e-7 with rounding, that of degree 3 below 1e-4.
