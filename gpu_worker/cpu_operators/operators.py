@@ -41,9 +41,9 @@ def _function(name: str) -> NativeFunction:
 def is_covered(*tensors: Tensor) -> bool:
     """Whether the operators read these tensors: of one type that they know, in memory of the CPU."""
     dtype = tensors[0].dtype
-    if dtype not in _TYPES:
-        return False
-    return all([tensor.dtype is dtype and tensor.is_cpu and tensor.stride(-1) == 1 for tensor in tensors])
+    return dtype in _TYPES and all(
+        tensor.is_cpu and tensor.dtype is dtype and tensor.stride(-1) == 1 for tensor in tensors
+    )
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor | None:

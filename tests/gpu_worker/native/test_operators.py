@@ -78,6 +78,21 @@ def test_gated(library: NativeLibrary, dtype: torch.dtype, activation: int, colu
 
 
 @pytest.mark.parametrize("dtype", _TYPES, ids=str)
+@pytest.mark.parametrize("activation", [0, 1], ids=["silu", "gelu_tanh"])
+def test_gates_of_any_size_are_finite(library: NativeLibrary, dtype: torch.dtype, activation: int) -> None:
+    """The exponential of a large gate is infinite, or zero. NaN stays NaN."""
+    sizes = torch.tensor([0, 1e-30, 20, 88, 100, 200, 1e4, 1e20])
+    gate = torch.cat([sizes, -sizes, torch.tensor([torch.nan])]).to(dtype).repeat(2)
+    up, out, num = torch.ones_like(gate), torch.empty_like(gate), gate.numel()
+    arguments = (1, num, num, num, c_int32(activation), c_int32(dtype is torch.bfloat16))
+    call(library, "tandem_gated", gate, up, out, *arguments, c_int32(1))
+    x, is_number = gate.double(), ~gate.isnan()
+    y = x if activation == 0 else 2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
+    assert_close(out[is_number], (x * y.sigmoid())[is_number], x[is_number])
+    assert bool(out[~is_number].isnan().all())
+
+
+@pytest.mark.parametrize("dtype", _TYPES, ids=str)
 @pytest.mark.parametrize("vocab_size", [1, 15, 16, 64, 1009])
 def test_greedy(library: NativeLibrary, dtype: torch.dtype, vocab_size: int) -> None:
     # Few different values, so that the largest occurs several times.
