@@ -47,7 +47,7 @@ class Connection:
 
     def read_monitor(self) -> None:
         """Reads the monitor's events; cheap if there are none."""
-        while self.monitor.getsockopt(zmq.EVENTS) & _READABLE:
+        while int(self.monitor.getsockopt(zmq.EVENTS)) & _READABLE:
             event = zmq.utils.monitor.recv_monitor_message(self.monitor, zmq.NOBLOCK)["event"]
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.is_open = True
@@ -64,7 +64,7 @@ class Connection:
     def receive(self) -> bytes | None:
         """Returns the next frame, or None without waiting if there is none."""
         # Cheaper than the exception of a receive from an empty socket.
-        if not self.socket.getsockopt(zmq.EVENTS) & _READABLE:
+        if not int(self.socket.getsockopt(zmq.EVENTS)) & _READABLE:
             return None
         return self.socket.recv(_AT_ONCE)
 
