@@ -31,10 +31,10 @@ class DecodePart(Generic[Array]):
     # i reads line i.
     list_slots: Array | None
     # [bucket]: for each attention slot, the token slot of the newest position that it attends to, and the first token
-    # slot after the decode block that contains it.
-    last_slot: Array
-    block_end: Array
-    # One for each attention pattern.
+    # slot after the decode block that contains it. None if no kernel reads block lists.
+    last_slot: Array | None
+    block_end: Array | None
+    # One for each attention pattern; empty if no kernel reads block lists.
     blocks: tuple[DecodeBlocks[Array], ...]
 
 
@@ -43,7 +43,7 @@ class PrefillPart(Generic[Array]):
     """Chunks, each aligned to the query tile; every array is int64."""
 
     bucket: int
-    # One for each attention pattern.
+    # One for each attention pattern; empty if no kernel reads block lists.
     blocks: tuple[PrefillBlocks[Array], ...]
     # [tiles]: the row of the device's page table that each tile reads.
     slots: Array
@@ -56,15 +56,18 @@ class PrefillPart(Generic[Array]):
 def allocated_decode(
     bucket: int, num_rows: int, views: Sequence[View], space: Space, *, is_padded: bool
 ) -> DecodePart[HostArray]:
-    """Returns a part for `num_rows` rows, with undefined numbers. In a padded step that is the bucket."""
+    """Returns a part for `num_rows` rows, with undefined numbers. In a padded step that is the bucket.
+
+    views: empty if no kernel reads block lists, as in every function of this module.
+    """
     assert num_rows == bucket or not is_padded
     return DecodePart(
         bucket=bucket,
         rows=space.int64(num_rows),
         slots=None if is_padded else space.int64(num_rows),
         list_slots=space.int64(bucket) if is_padded else None,
-        last_slot=space.int64(bucket),
-        block_end=space.int64(bucket),
+        last_slot=space.int64(bucket) if views else None,
+        block_end=space.int64(bucket) if views else None,
         blocks=tuple(_allocated_blocks(view, bucket, space) for view in views),
     )
 
@@ -103,6 +106,8 @@ def write_decode(
     lines = part.list_slots if part.slots is None else part.slots
     assert lines is not None
     slot_of_row.take(rows, out=lines, mode="clip")
+    if not views:
+        return
     _place(part, kv_slots, part.last_slot)
     _place(part, _block_end(kv_slots, views[0]), part.block_end)
     for view, blocks in zip(views, part.blocks, strict=True):

@@ -178,9 +178,7 @@ class Link:
     def _take_frames(self) -> None:
         """Reads available frames until the limit of plans in flight."""
         while self._runner.num_in_flight < self._max_in_flight:
-            try:
-                frame = self._connection.socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
+            if (frame := self._connection.receive()) is None:
                 return
             if not frame:
                 continue  # an empty frame is the scheduler's probe of the connection

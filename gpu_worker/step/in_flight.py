@@ -9,7 +9,7 @@ from tandem.internal.v1 import worker_pb2 as pb
 
 from gpu_worker.sampling.logprobs import LogprobTensors
 from gpu_worker.step.output import StepOutput
-from gpu_worker.wire.frames import Outcome, TokenLogprobs
+from gpu_worker.wire.frames import NO_TOKENS, Outcome, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class InFlight:
         if self.output is None:
             return replace(self.outcome, compute_us=compute_us)
         tokens = self.output.tokens.numpy()[: self.num_samples]
-        nonfinite = np.zeros(0, np.int32)
+        nonfinite = NO_TOKENS
         if tokens.size and tokens[tokens.argmin()] < 0:
             nonfinite = np.flatnonzero(tokens < 0).astype(np.int32)
             tokens = np.maximum(tokens, 0)

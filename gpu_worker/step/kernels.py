@@ -43,7 +43,7 @@ class Kernels:
         # In the order of `DecodePart.blocks` and `PrefillPart.blocks`.
         decode_block = GPU_DECODE_BLOCK if shapes.is_padded else None
         patterns = dict.fromkeys(kind.pattern for kind in layers.kinds)
-        self.views = tuple(View.of(pattern, geometry, decode_block=decode_block) for pattern in patterns)
+        views = tuple(View.of(pattern, geometry, decode_block=decode_block) for pattern in patterns)
         dtype = cache.keys[0].dtype
         library = native_library() if native and tables.pages.is_cpu and not shapes.is_padded else None
         self._write = KvWriter.of(library, dtype)
@@ -56,15 +56,18 @@ class Kernels:
         else:
             from gpu_worker.step.flex_kernels import FlexDecode
 
-            self._flex_decode = FlexDecode(layers, shapes, tables, self.views, dtype)
+            self._flex_decode = FlexDecode(layers, shapes, tables, views, dtype)
             self.decode = self._flex_decode.kernels
         if self._native_prefill is not None:
             self.prefill = {shapes.prefill_buckets[0]: self._native_prefill.kernels}
         else:
             from gpu_worker.step.flex_kernels import FlexPrefill
 
-            self._flex_prefill = FlexPrefill(layers, shapes, tables, self.views, dtype)
+            self._flex_prefill = FlexPrefill(layers, shapes, tables, views, dtype)
             self.prefill = self._flex_prefill.kernels
+        # What a step's block lists are laid out for. C++ kernels read the page table, so without FlexAttention there
+        # are none.
+        self.views = () if self._flex_decode is None and self._flex_prefill is None else views
 
     def _native_of(
         self,

@@ -19,7 +19,7 @@ from gpu_worker.wire.started import StartedRows, read_started
 
 # The largest frame that the scheduler accepts from a worker.
 MAX_JOIN_BYTES = 128 << 20
-_EMPTY = np.zeros(0, np.int32)
+NO_TOKENS = np.zeros(0, np.int32)
 _INT32, _FLOAT32 = np.dtype("<i4"), np.dtype("<f4")
 
 
@@ -35,13 +35,13 @@ class Plan:
     step: int
     checksum: int
     started: StartedRows | None = None
-    append_rows: Int32Array = field(default_factory=lambda: _EMPTY)
-    append_pages: Int32Array = field(default_factory=lambda: _EMPTY)
-    chunk_rows: Int32Array = field(default_factory=lambda: _EMPTY)
-    chunk_starts: Int32Array = field(default_factory=lambda: _EMPTY)
-    chunk_counts: Int32Array = field(default_factory=lambda: _EMPTY)
+    append_rows: Int32Array = field(default_factory=lambda: NO_TOKENS)
+    append_pages: Int32Array = field(default_factory=lambda: NO_TOKENS)
+    chunk_rows: Int32Array = field(default_factory=lambda: NO_TOKENS)
+    chunk_starts: Int32Array = field(default_factory=lambda: NO_TOKENS)
+    chunk_counts: Int32Array = field(default_factory=lambda: NO_TOKENS)
     chunk_samples: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
-    decode_rows: Int32Array = field(default_factory=lambda: _EMPTY)
+    decode_rows: Int32Array = field(default_factory=lambda: NO_TOKENS)
     page_orders: PageOrders[HostArray] = NO_ORDERS
 
 
@@ -64,9 +64,9 @@ class Outcome:
     step: int
     status: "pb.StepStatus"
     detail: str = ""
-    tokens: Int32Array = field(default_factory=lambda: _EMPTY)
+    tokens: Int32Array = field(default_factory=lambda: NO_TOKENS)
     # Indices into `tokens` of rows with logits that were not finite.
-    nonfinite: Int32Array = field(default_factory=lambda: _EMPTY)
+    nonfinite: Int32Array = field(default_factory=lambda: NO_TOKENS)
     compute_us: int = 0
     # Logprobs of sampled tokens and of prompt tokens, where requested, in worker.proto's orders.
     logprobs: TokenLogprobs | None = None
@@ -138,9 +138,12 @@ def result_frame(outcome: Outcome) -> bytes:
     result.generation = outcome.generation
     result.step = outcome.step
     result.status = outcome.status
-    result.detail = outcome.detail
-    result.tokens = outcome.tokens.astype(_INT32, copy=False).tobytes()
-    result.nonfinite = outcome.nonfinite.astype(_INT32, copy=False).tobytes()
+    if outcome.detail:
+        result.detail = outcome.detail
+    if outcome.tokens.size:
+        result.tokens = outcome.tokens.astype(_INT32, copy=False).tobytes()
+    if outcome.nonfinite.size:
+        result.nonfinite = outcome.nonfinite.astype(_INT32, copy=False).tobytes()
     result.compute_us = outcome.compute_us
     for values, into in (
         (outcome.logprobs, result.logprobs),

@@ -96,11 +96,8 @@ class Scheduler:
 
     def next_wake(self) -> float | None:
         """Time of the next Tick if no event arrives before it; None if nothing is due."""
-        wake = self._lanes.next_timeout()
-        for at in (self.queue.next_deadline(), self._lanes.worker_infos.next_expiry()):
-            if at is not None and (wake is None or at < wake):
-                wake = at
-        return wake
+        moments = (self.queue.next_deadline(), self._lanes.next_timeout(), self._lanes.worker_infos.next_expiry())
+        return min((at for at in moments if at is not None), default=None)
 
     # Requests ------------------------------------------------------------------------------------------------
 

@@ -70,7 +70,7 @@ class RouterLink:
 
         Any other call that uses the socket may take the news from the descriptor, so this is called before each wait.
         """
-        return bool(self.socket.getsockopt(zmq.EVENTS) & _READABLE)
+        return bool(int(self.socket.getsockopt(zmq.EVENTS)) & _READABLE)
 
     def receive(self, limit: int) -> Iterator[tuple[str, bytes | None]]:
         """Yields (peer, payload) of at most `limit` messages. The payload is None if the message has several parts."""
@@ -108,7 +108,7 @@ class RouterLink:
     def has_disconnects(self) -> bool:
         """Whether a connection ended since the last call. `monitor_fd` becomes readable when one did."""
         found = False
-        while self.monitor.getsockopt(zmq.EVENTS) & _READABLE:
+        while int(self.monitor.getsockopt(zmq.EVENTS)) & _READABLE:
             zmq.utils.monitor.recv_monitor_message(self.monitor, zmq.NOBLOCK)
             found = True
         return found

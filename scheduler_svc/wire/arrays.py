@@ -44,7 +44,7 @@ def array(data: bytes, dtype: type[_T], name: str) -> npt.NDArray[_T]:
 
 
 @cache
-def _little_endian(dtype: type[_T]) -> np.dtype[_T]:
+def _little_endian(dtype: type[np.generic]) -> np.dtype[Any]:
     return np.dtype(dtype).newbyteorder("<")
 
 

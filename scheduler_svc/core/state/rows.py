@@ -69,8 +69,6 @@ class Rows:
         self.num_seated = 0
         self.num_with_logprobs = 0
         """Number of seated rows with logprobs. If it is 0, planning does nothing for logprobs."""
-        self.num_with_stops = 0
-        """Number of seated rows with stop tokens of their own."""
         self.remaining_bound = 0
         """Upper bound on the sum of `last - known` over the seated rows: the sum at the times when they were seated."""
         # The next row is the lowest, so that seated rows stay dense.
@@ -171,7 +169,6 @@ class Rows:
         self.num_logprobs[row] = request.num_logprobs
         self.prompt_logprobs_from[row] = request.prompt_logprobs_from
         self.num_with_logprobs += self._has_logprobs(row)
-        self.num_with_stops += bool(request.stop_token_ids)
         self._remaining_when_seated[row] = request.last_position - known
         self.remaining_bound += self._remaining_when_seated[row]
         self._replace_table(row, pages, first_position)
@@ -194,7 +191,6 @@ class Rows:
         self.num_seated -= 1
         self.remaining_bound -= self._remaining_when_seated[row]
         self.num_with_logprobs -= self._has_logprobs(row)
-        self.num_with_stops -= bool(self.has_stops[row])
         self._free.append(row)
         pages, self.pages[row] = self.pages[row], []
         return pages
@@ -225,10 +221,7 @@ class Rows:
             tables[row].append(page)
 
     def plan(self, rows: npt.NDArray[np.int64], counts: Int32Array, sampled: npt.NDArray[np.int64]) -> Int32Array:
-        """Records a plan that computes `counts[i]` positions of `rows[i]` and samples a token for `rows[sampled]`.
-
-        The rows are distinct. Returns the new number of planned positions of each.
-        """
+        """Records `counts[i]` positions of `rows[i]`, distinct, and a token of `rows[sampled]`; returns `planned`."""
         planned = self.planned[rows] + counts
         self.planned[rows] = planned
         self.plans_in_flight[rows] += 1
@@ -249,8 +242,7 @@ class Rows:
     def add_sampled(self, rows: npt.NDArray[np.int64], tokens: Int32Array) -> tuple[Int32Array, Int32Array]:
         """Appends the tokens of a result, `tokens[i]` to `rows[i]`. The rows are distinct and their logits were finite.
 
-        This verifies all confirmed positions. Returns the numbers of verified positions and of known tokens of each
-        row, int32[len(rows)].
+        Returns the numbers of verified positions (now all confirmed ones) and of known tokens, int32[len(rows)] each.
         """
         self.tokens_in_flight[rows] -= 1
         verified = self.confirmed[rows]

@@ -126,7 +126,8 @@ def _seated(lane: Lane, rows_s: npt.NDArray[np.int64], tokens: Int32Array, now: 
     endings: list[Ending] = []
     may_end = known == rows.total[rows_s]
     is_eos = _any_of(tokens, lane.eos)
-    if rows.num_with_stops or is_eos.any():
+    may_stop = is_eos | rows.has_stops[rows_s]
+    if may_stop.any():
         is_eos &= ~rows.ignore_eos[rows_s]
         may_end |= (is_eos | rows.has_stops[rows_s]) & (known > rows.min_known[rows_s])
     for i in may_end.nonzero()[0].tolist():
