@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gpu_worker.cpu_graphs.arena import Arena
 from gpu_worker.cpu_operators import operators
 from gpu_worker.graphs.backend import NotCapturable
-from gpu_worker.native.calls import RecordedCall
+from gpu_worker.native.calls import RecordedCall, not_recording
 
 # A call of a kernel, or of an operator with its arguments.
 Call = RecordedCall | Callable[[], object]
@@ -26,8 +26,8 @@ _UNINITIALISED = frozenset(
 )
 _INDEXED = frozenset((_aten.index, _aten.index_put, _aten.index_put_, _aten._unsafe_index, _aten._index_put_impl_))
 _WAITING_TAGS = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape))
-# It calls kernels and operators, which are recorded instead.
-_ATTEND = "tandem::attend"
+# The worker's own operators call kernels and operators, which are recorded instead.
+_OWN = "tandem::"
 
 
 class Capture(TorchDispatchMode):
@@ -44,9 +44,9 @@ class Capture(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func._schema.name == _ATTEND:
+        if func._schema.name.startswith(_OWN):
             with self:
-                return func._op_dk(torch._C.DispatchKey.CPU, *args, **kwargs)
+                return func._op_dk(_kernel_of(func), *args, **kwargs)
         if _is_composite(func):
             with self:
                 result = func.decompose(*args, **kwargs)
@@ -64,7 +64,8 @@ class Capture(TorchDispatchMode):
 
     def _run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Runs an operator, and records it unless it only makes views."""
-        result = func(*args, **kwargs)
+        with not_recording():
+            result = func(*args, **kwargs)
         known = {_storage(leaf) for leaf in _tensors(args) + _tensors(tuple(kwargs.values()))}
         results = result if isinstance(result, (tuple, list)) else (result,)
         fresh = [isinstance(each, Tensor) and _storage(each) not in known for each in results]
@@ -119,6 +120,14 @@ def _is_plain_sum(x: Any, y: Any) -> bool:
         and y.is_contiguous()
         and operators.is_covered(x, y)
     )
+
+
+@cache
+def _kernel_of(func: Any) -> Any:
+    """The dispatch key of the implementation that a CPU runs."""
+    keys = torch._C.DispatchKey
+    has = partial(torch._C._dispatch_has_kernel_for_dispatch_key, func.name())
+    return next(key for key in (keys.CPU, keys.CompositeExplicitAutograd) if has(key))
 
 
 @cache

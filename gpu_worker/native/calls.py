@@ -50,6 +50,17 @@ def recording(recorder: Recorder) -> Iterator[None]:
         _recorder = None
 
 
+@contextmanager
+def not_recording() -> Iterator[None]:
+    """Within it, calls are not recorded: those of an operator that is recorded as a whole."""
+    global _recorder
+    before, _recorder = _recorder, None
+    try:
+        yield
+    finally:
+        _recorder = before
+
+
 class NativeFunction:
     """A function of the library without a result. It checks no argument."""
 

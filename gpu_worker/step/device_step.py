@@ -63,7 +63,7 @@ class DeviceStep:
         self._model = model
         self.tables = DeviceTables(geometry, device)
         self._geometry, self._no_rows = geometry, RowTables(geometry)
-        self._sampler = DeviceSampler(geometry, device)
+        self._sampler = DeviceSampler(geometry, device, is_padded=shapes.is_padded)
         self.cache = KvCache(
             layers, num_pages=geometry.num_pages, page_size=geometry.page_size, dtype=dtype, device=device
         )
@@ -137,7 +137,7 @@ class DeviceStep:
         if static.logits is None:
             return StepOutput(tokens=samples.rows[:0])
         output = self._sampler.finish(static, samples, extras)
-        if static.tokens is None or extras is not None:
+        if not self._is_padded or extras is not None:
             self.tables.newest_token.index_copy_(0, samples.rows, output.tokens.clamp(min=0))
         return output
 

@@ -86,8 +86,9 @@ def _copied(tensor: Tensor, words: Tensor) -> Tensor:
 class DeviceSampler:
     """Keeps the token history, the only state of sampling on the device between steps."""
 
-    def __init__(self, geometry: Geometry, device: torch.device) -> None:
-        self._history = TokenHistory(geometry, device)
+    def __init__(self, geometry: Geometry, device: torch.device, *, is_padded: bool) -> None:
+        """is_padded: whether the static part chooses by all that a row may ask for but its extras, or greedily."""
+        self._history, self._is_padded = TokenHistory(geometry, device), is_padded
 
     def finish(self, static: StaticOutput, samples: Samples[Tensor], extras: SampleExtras[Tensor] | None) -> StepOutput:
         """Chooses the tokens that the static part did not choose, and computes logprobs. Does not wait for the device.
@@ -98,8 +99,11 @@ class DeviceSampler:
         num_samples = samples.rows.shape[0]
         own = static.logits[:num_samples]
         if extras is None:
-            return StepOutput(tokens=sample(own, None) if static.tokens is None else static.tokens)
-        tokens = self._chosen(own, static.tokens, samples, extras)
+            if static.tokens is None:
+                return StepOutput(tokens=sample(own, None))
+            # The next step overwrites them; those of a padded step are copied by a ResultRing.
+            return StepOutput(tokens=static.tokens if self._is_padded else static.tokens.clone())
+        tokens = self._chosen(own, static.tokens if self._is_padded else None, samples, extras)
         logprobs = prompt_logprobs = None
         if (wanted := extras.with_logprobs) is not None:
             logprobs = logprobs_of(own, tokens.index_select(0, wanted).clamp(min=0), extras.top_k, rows=wanted)

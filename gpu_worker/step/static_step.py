@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from gpu_worker.attention.operator import StepContext
 from gpu_worker.layout.step_layout import StepInputs
 from gpu_worker.sampling.dense import choose
+from gpu_worker.sampling.greedy import greedy_tokens
 from gpu_worker.step.device_tables import DeviceTables
 from gpu_worker.step.kernels import Kernels
 
@@ -23,7 +24,8 @@ class StaticOutput:
 
     # [samples + prompt tokens, vocabulary]; None if the step has no samples.
     logits: Tensor | None
-    # int64 [samples]; -1 if a row's logits allow no token. None if the step is not padded: they are chosen afterwards.
+    # int64 [samples]; -1 if a row's logits allow no token. On a CPU the greedy ones of steps of decode rows alone; None
+    # for other steps there: their tokens are chosen afterwards.
     tokens: Tensor | None
 
 
@@ -45,22 +47,35 @@ class StaticStep:
                 ids = known
             else:
                 own.copy_(known)
-        logits = self._forward(ids, inputs.positions, samples.kept, context)
-        if logits is None or not self._is_padded:
+        logits = self._forward(ids, inputs.positions, None if _samples_every_token(inputs) else samples.kept, context)
+        if logits is None or not (self._is_padded or inputs.prefill is None):
             return StaticOutput(logits=logits, tokens=None)
-        tokens = choose(logits[: samples.rows.shape[0]], samples.drawing)
+        own = logits[: samples.rows.shape[0]]
+        if not self._is_padded:
+            return StaticOutput(logits=logits, tokens=greedy_tokens(own))
+        tokens = choose(own, samples.drawing)
         newest.index_copy_(0, samples.rows, tokens.clamp(min=0))
         return StaticOutput(logits=logits, tokens=tokens)
 
-    def _forward(self, ids: Tensor, positions: Tensor, kept: Tensor, context: StepContext) -> Tensor | None:
-        """Returns logits [kept, vocabulary] of the packed tokens `kept`, or None if `kept` is empty."""
+    def _forward(self, ids: Tensor, positions: Tensor, kept: Tensor | None, context: StepContext) -> Tensor | None:
+        """Returns logits [kept, vocabulary] of the packed tokens `kept` (None: of all), or None if `kept` is empty."""
         arguments = {
             "input_ids": ids[None],
             "position_ids": positions[None],
             "use_cache": False,
             "step": context,
         }
+        if kept is None:
+            return self._model(**arguments).logits[0]
         if kept.numel() == 0:
             self._model.base_model(**arguments)
             return None
         return self._model(**arguments, logits_to_keep=kept).logits[0]
+
+
+def _samples_every_token(inputs: StepInputs[Tensor]) -> bool:
+    """Whether the samples are the packed tokens in their order, padding aside, as in every step of decode rows alone.
+
+    Taking them by an index would cost as much as a small layer there.
+    """
+    return inputs.prefill is None and inputs.samples.kept.shape == inputs.token_ids.shape

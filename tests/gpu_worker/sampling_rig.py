@@ -62,7 +62,7 @@ class SamplingRig:
         self.device = device
         self.shapes = Shapes.for_device(self.geometry, on_cpu=device.type == "cpu" if padded is None else not padded)
         self.core, self.tables = TinyCore(self.geometry), RowTables(self.geometry)
-        self.sampling = DeviceSampler(self.geometry, device)
+        self.sampling = DeviceSampler(self.geometry, device, is_padded=True)
 
     def add(self, row: int, tokens: Sequence[int], wish: Wish, *, num_prompt: int = 0) -> Sequence_:
         return self.core.add(

@@ -13,6 +13,11 @@ from gpu_worker.native.library import native_library
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="the kernels cannot be built here")
 
+# An operator that torch sees as a whole, with a kernel and a value of its own inside.
+_library = torch.library.Library("tandem_test", "DEF")
+_library.define("normed(Tensor x) -> Tensor")
+_library.impl("normed", lambda x: rms_norm(x * float(x.max()), torch.ones(16), 1e-6), "CPU")
+
 X, Y = torch.randn(3, 4, 16), torch.randn(3, 4, 16)
 INDEX = torch.tensor([2, 0, 1])
 # Functions of X and Y that a step of some model contains.
@@ -33,6 +38,7 @@ WORK: dict[str, Callable[[Tensor, Tensor], object]] = {
     "constants": lambda x, y: x * torch.arange(16) + torch.ones_like(y) + torch.full((16,), 2.5),
     "kernels": lambda x, y: gated(rms_norm(x, torch.ones(16), 1e-6), y, Activation.SILU),
     "kernels between operators": lambda x, y: rotary((x + y)[None].cos(), y[:1, :, :8].sin(), y[:1, :, :8].cos()) * 2,
+    "kernels inside an operator": lambda x, y: torch.ops.tandem_test.normed(x + y) * 2,
     "values that live long": lambda x, y: next(x * i for i in range(1, 4)) + sum(y * i for i in range(1, 9)),
 }
 
