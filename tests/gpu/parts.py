@@ -30,6 +30,7 @@ FILES: dict[str, tuple[str, ...]] = {
             "layout",
             "native",
             "cpu_attention",
+            "cpu_graphs",
             "cpu_operators",
             "process",
         ),

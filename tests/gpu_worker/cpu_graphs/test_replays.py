@@ -14,6 +14,13 @@ from tests.gpu_worker.rig_specs import SPECS
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="the kernels cannot be built here")
 
+
+@pytest.fixture(autouse=True)
+def on_a_cpu(device: torch.device) -> None:
+    if device.type != "cpu":
+        pytest.skip("a GPU captures by CUDA graphs")
+
+
 # Llama; bfloat16 with a window; windows and soft-capping; experts and learned sinks; a bound window with sinks.
 CAPTURED = [SPECS[0], SPECS[7], SPECS[8], SPECS[9], SPECS[10]]
 _PROMPTS = {1: 5, 2: 30, 3: 47}
