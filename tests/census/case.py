@@ -6,7 +6,7 @@ Owns the order, which is that of gpu_worker/startup.py. Only the worker's ModelR
 import copy
 import tempfile
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -22,7 +22,9 @@ from gpu_worker.compatibility.independence import check_independence
 from gpu_worker.compatibility.rope import pin
 from gpu_worker.compatibility.self_check import check_runner
 from gpu_worker.compatibility.shared_inputs import shared_inputs
+from gpu_worker.cpu_graphs.graphs import cpu_graphs
 from gpu_worker.step.runner import Runner
+from tests.census.captured import num_replays, without_captured_steps
 from tests.census.hints import HINTS, UNBUILDABLE
 from tests.census.population import Member
 from tests.census.reference import Reference
@@ -70,6 +72,8 @@ def run_case(member: Member, device: torch.device, dtype: torch.dtype = torch.fl
     detail = f"errors are {verdict.ratio:.2f} of what is allowed"
     if verdict.near_ties:
         detail += f"; at {verdict.near_ties} positions rounding alone decides, of eager attention too"
+    if device.type == "cpu":
+        detail += "; decode steps are captured" if verdict.replays else "; decode steps are not captured"
     return Outcome(member=member, result=Result.SERVED, kind=describe(layers), detail=detail)
 
 
@@ -89,10 +93,14 @@ def serve(
     geometry = geometry_for(max_length)
     pin(model, geometry.max_length)
     check_independence(model, geometry.max_length)
-    runner = Runner(model, layers, geometry, device=device, dtype=dtype)
+    graphs = cpu_graphs() if device.type == "cpu" else None
+    runner = Runner(model, layers, geometry, device=device, dtype=dtype, graphs=graphs)
     runner.warm_up()
     check_runner(model, runner, dtype)
-    return layers, run_trial(model, runner, Reference(eager, max_length=max_length))
+    # The trial sees hidden states, and a replay runs no Python that could show them.
+    with without_captured_steps(runner):
+        verdict = run_trial(model, runner, Reference(eager, max_length=max_length))
+    return layers, replace(verdict, replays=num_replays(runner))
 
 
 def _saved_and_loaded(

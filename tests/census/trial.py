@@ -3,6 +3,8 @@
 Owns the steps of a trial and the recording of what the runner computes. Knows nothing of families.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -52,9 +54,12 @@ class Recorder:
 
     hidden: Tensor | None = None
 
-    def watch(self, model: PreTrainedModel) -> None:
-        """Records every forward of `model` from now on."""
-        decoder_of(model).register_forward_hook(self._see_hidden)
+    @contextmanager
+    def watching(self, model: PreTrainedModel) -> Iterator[None]:
+        """Within it, every forward of `model` is recorded."""
+        handle = decoder_of(model).register_forward_hook(self._see_hidden)
+        yield
+        handle.remove()
 
     def _see_hidden(self, module: object, args: object, output: tuple[Tensor, ...]) -> None:
         self.hidden = output[0].reshape(-1, output[0].shape[-1])
@@ -87,19 +92,21 @@ class Verdict:
 
     ratio: float
     near_ties: int = 0
+    # Captured decode steps of a CPU that were compared with ordinary ones.
+    replays: int = 0
 
 
 def run_trial(model: PreTrainedModel, runner: Runner, reference: Reference) -> Verdict:
     """The verdict over all rows. Raises Mismatch."""
     recorder = Recorder()
-    recorder.watch(model)
     core = TinyCore(runner.geometry)
     generator = np.random.default_rng(3)
     for row, length in PROMPTS.items():
         core.add(row, generator.integers(PAD_TOKEN + 1, LAST_SPECIAL_TOKEN, length).tolist())
     computed = Computed()
-    for chunks, decode in STEPS:
-        _step(core, runner, recorder, computed, chunks, decode)
+    with recorder.watching(model):
+        for chunks, decode in STEPS:
+            _step(core, runner, recorder, computed, chunks, decode)
     found = [_judge(core, computed, row, reference, model.dtype) for row in PROMPTS]
     return Verdict(ratio=max(each.ratio for each in found), near_ties=sum(each.near_ties for each in found))
 
