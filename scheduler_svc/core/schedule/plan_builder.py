@@ -150,7 +150,7 @@ class PlanBuilder:
         self.chunks.append((row, count))
         self.budget -= -(-count // align) * align
         if start + count == lane.rows.known[row]:
-            self.budget = min(self.budget, ending_budget(lane.info, sum(tokens for _, tokens in self.chunks)))
+            self._end_soon()
         request, page_size = lane.rows.request_at(row), lane.info.page_size
         if not request.cache_write:
             return
@@ -161,6 +161,10 @@ class PlanBuilder:
                 page, page_hash, request.page_tokens(page_idx, page_size)
             ):
                 self.cached.append((page, page_hash))
+
+    def _end_soon(self) -> None:
+        """Limits what may still join this step, because a prompt ends in it and its caller waits for a token."""
+        self.budget = min(self.budget, ending_budget(self.lane.info, sum(tokens for _, tokens in self.chunks)))
 
     def charge_decode(self, rows: npt.NDArray[np.int64]) -> None:
         """Takes one token of the budget for each of the decode rows."""
