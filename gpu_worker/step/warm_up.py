@@ -1,6 +1,8 @@
 """Plans that the runner executes before it serves, to compile every kernel and to measure memory and time."""
 
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,6 +17,9 @@ from gpu_worker.wire.started import StartedRows
 if TYPE_CHECKING:
     from gpu_worker.step.runner import Runner
 
+# At a start, for the captured steps of a CPU.
+_CAPTURE_SECONDS = 1.0
+
 
 def warm_up_steps(runner: "Runner") -> Iterator[tuple[str, Callable[[], object]]]:
     """Yields the steps that need every kernel, by name; the largest shapes first, so that graphs share memory."""
@@ -23,6 +28,21 @@ def warm_up_steps(runner: "Runner") -> Iterator[tuple[str, Callable[[], object]]
     # On a CPU, and for what is not captured: samples with changed logits, rows that draw.
     yield "prefill kernel", partial(runner.rehearse, warm_up_plan(num_rows=1, chunk=True))
     yield "decode kernel", partial(runner.rehearse, warm_up_plan(num_rows=runner.geometry.max_rows, chunk=False))
+    if runner.on_device.proven is not None:
+        yield "captured decode steps", partial(_capture_decode_steps, runner)
+
+
+def _capture_decode_steps(runner: "Runner") -> None:
+    """Captures and proves the decode steps of a CPU, few rows first, for a limited time; others follow while serving.
+
+    A step that is captured or proven takes twice as long as usual.
+    """
+    ends = time.perf_counter() + _CAPTURE_SECONDS
+    for num_rows in range(1, runner.geometry.max_rows + 1):
+        if time.perf_counter() > ends:
+            break
+        first = warm_up_plan(num_rows=num_rows, chunk=False)
+        runner.rehearse(first, replace(first, step=2, started=None))
 
 
 def warm_up_plan(*, num_rows: int, chunk: bool) -> Plan:
