@@ -21,7 +21,7 @@ from gpu_worker.native.calls import RecordedCall, not_recording
 Call = RecordedCall | Callable[[], object]
 
 _aten = torch.ops.aten
-_UNINITIALISED = frozenset(
+UNINITIALISED = frozenset(
     (_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty, _aten.new_empty_strided, _aten.empty_permuted)
 )
 _INDEXED = frozenset((_aten.index, _aten.index_put, _aten.index_put_, _aten._unsafe_index, _aten._index_put_impl_))
@@ -52,9 +52,9 @@ class Capture(TorchDispatchMode):
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        if _needs_value(func, args, kwargs):
+        if needs_value(func, args, kwargs):
             raise NotCapturable(f"{func} needs a value on the host")
-        if func.overloadpacket in _UNINITIALISED:
+        if func.overloadpacket in UNINITIALISED:
             return self._arena.like(func(*args, **kwargs))
         if func is _aten.add.Tensor and not kwargs and _is_plain_sum(*args):
             out = self._arena.like(args[0])
@@ -135,7 +135,7 @@ def _is_composite(func: Any) -> bool:
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
 
 
-def _needs_value(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+def needs_value(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     """Whether an operator's result, or its shape, depends on values that only the host knows."""
     if func.overloadpacket in _INDEXED:
         indices = args[1] if len(args) > 1 else kwargs["indices"]

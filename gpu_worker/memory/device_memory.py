@@ -12,6 +12,8 @@ from pathlib import Path
 
 import torch
 
+from gpu_worker.process.cgroups import groups_of, text_of
+
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
@@ -25,7 +27,7 @@ def free_bytes(device: torch.device) -> int:
 
 def free_host_bytes(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
     """Host memory available without swapping: the least of the machine and each control group of this process."""
-    figures = dict(re.findall(r"^(\w+):\s+(\d+) kB", _text(proc / "meminfo"), re.MULTILINE))
+    figures = dict(re.findall(r"^(\w+):\s+(\d+) kB", text_of(proc / "meminfo"), re.MULTILINE))
     if "MemAvailable" in figures:
         free = int(figures["MemAvailable"]) << 10
     else:
@@ -35,32 +37,16 @@ def free_host_bytes(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
 
 def _left_in_groups(proc: Path, cgroups: Path) -> Iterator[int]:
     """Bytes available in each group with a limit; reclaimable file pages count as free."""
-    for line in _text(proc / "self" / "cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        base = cgroups / "memory" if controllers else cgroups
+    for folder, is_version_1 in groups_of("memory", proc, cgroups):
         limit, current, reclaimable = (
             ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-            if controllers
+            if is_version_1
             else ("memory.max", "memory.current", "inactive_file")
         )
-        # In a cgroup namespace the path may not exist under the mount; the mount's root is then the group.
-        group = base / path.lstrip("/")
-        for folder in (group, *group.parents):
-            most, used = _text(folder / limit).strip(), _text(folder / current).strip()
-            if most.isdigit() and used.isdigit():
-                stat = dict(line.split() for line in _text(folder / "memory.stat").splitlines())
-                yield int(most) - int(used) + int(stat.get(reclaimable, 0))
-            if folder == base:
-                break
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
+        most, used = text_of(folder / limit).strip(), text_of(folder / current).strip()
+        if most.isdigit() and used.isdigit():
+            stat = dict(line.split() for line in text_of(folder / "memory.stat").splitlines())
+            yield int(most) - int(used) + int(stat.get(reclaimable, 0))
 
 
 @contextmanager
@@ -78,7 +64,7 @@ def resident_growth(device: torch.device) -> Iterator[list[int]]:
     _trim_freed_memory()
     try:
         # Resets the peak to the present resident size.
-        (PROC / "self" / "clear_refs").write_text("5")
+        (PROC / "self" / "clear_refs").writetext_of("5")
     except OSError:
         yield grown
         return
@@ -95,5 +81,5 @@ def _trim_freed_memory() -> None:
 
 
 def _status(name: str) -> int:
-    found = re.search(rf"^{name}:\s+(\d+) kB", _text(PROC / "self" / "status"), re.MULTILINE)
+    found = re.search(rf"^{name}:\s+(\d+) kB", text_of(PROC / "self" / "status"), re.MULTILINE)
     return int(found.group(1)) << 10 if found else 0

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpu_worker.process.cgroups import groups_of, text_of
+
 PROC, SYSTEM = Path("/proc"), Path("/sys")
 
 
@@ -31,33 +33,17 @@ def usable_cpus(proc: Path = PROC, system: Path = SYSTEM, affinity: Iterable[int
 def _core(cpu: int, system: Path) -> tuple[str, ...]:
     """What the siblings of a core share; the CPU itself where the system does not say."""
     topology = system / "devices" / "system" / "cpu" / f"cpu{cpu}" / "topology"
-    found = tuple(_text(topology / name).strip() for name in ("physical_package_id", "core_id"))
+    found = tuple(text_of(topology / name).strip() for name in ("physical_package_id", "core_id"))
     return found if all(found) else (str(cpu),)
 
 
 def _quotas(proc: Path, cgroups: Path) -> Iterator[float]:
     """The quota of each control group of this process that has one, as a number of CPUs."""
-    for line in _text(proc / "self" / "cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        base = cgroups / "cpu" if controllers else cgroups
-        # In a cgroup namespace the path may not exist under the mount; the mount's root is then the group.
-        group = base / path.lstrip("/")
-        for folder in (group, *group.parents):
-            if controllers:
-                quota, period = (_text(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period"))
-            else:
-                quota, _, period = _text(folder / "cpu.max").strip().partition(" ")
-            # Without a limit the quota is "max", or -1 in version 1.
-            if quota.isdigit() and period.isdigit() and int(period):
-                yield int(quota) / int(period)
-            if folder == base:
-                break
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
+    for folder, is_version_1 in groups_of("cpu", proc, cgroups):
+        if is_version_1:
+            quota, period = (text_of(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period"))
+        else:
+            quota, _, period = text_of(folder / "cpu.max").strip().partition(" ")
+        # Without a limit the quota is "max", or -1 in version 1.
+        if quota.isdigit() and period.isdigit() and int(period):
+            yield int(quota) / int(period)

@@ -33,6 +33,7 @@ from torch.utils._python_dispatch import (
 )
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from gpu_worker.cpu_graphs.capture import UNINITIALISED, needs_value
 from gpu_worker.graphs.backend import NotCapturable
 
 Result = TypeVar("Result")
@@ -40,11 +41,6 @@ Result = TypeVar("Result")
 Method = tuple[type, str]
 
 _aten = torch.ops.aten
-_UNINITIALISED = frozenset(
-    (_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty, _aten.new_empty_strided, _aten.empty_permuted)
-)
-_INDEXED = frozenset((_aten.index, _aten.index_put, _aten.index_put_, _aten._unsafe_index, _aten._index_put_impl_))
-_WAITING_TAGS = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape))
 
 
 class DanglingMemory(RuntimeError):
@@ -167,11 +163,11 @@ class _Capture(TorchDispatchMode):
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        if waits_for_a_value(func, args, kwargs):
+        if needs_value(func, args, kwargs):
             raise NotCapturable(f"{func} needs a value on the host")
         if func.overloadpacket is _aten.lift_fresh:
             return self.constant(args[0])
-        return self.record(str(func), func, args, kwargs, uninitialised=func.overloadpacket in _UNINITIALISED)
+        return self.record(str(func), func, args, kwargs, uninitialised=func.overloadpacket in UNINITIALISED)
 
     def record(self, name: str, run: Callable[..., Any], args: Any, kwargs: Any, *, uninitialised: bool = False) -> Any:
         """Runs an operator and adds it to the graph."""
@@ -220,16 +216,6 @@ def _kernel_of(func: Any) -> Any:
         if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key):
             return key
     raise NotCapturable(f"{func} has no implementation for a CPU")
-
-
-def waits_for_a_value(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether an operator's result, or its shape, depends on values that a device would have to send to the host."""
-    if func.overloadpacket in _INDEXED:
-        indices = args[1] if len(args) > 1 else kwargs["indices"]
-        return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
-    if func is _aten.repeat_interleave.Tensor:
-        return kwargs.get("output_size") is None
-    return bool(_WAITING_TAGS & set(func.tags))
 
 
 class GraphRecorder:
