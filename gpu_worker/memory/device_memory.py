@@ -64,7 +64,7 @@ def resident_growth(device: torch.device) -> Iterator[list[int]]:
     _trim_freed_memory()
     try:
         # Resets the peak to the present resident size.
-        (PROC / "self" / "clear_refs").writetext_of("5")
+        (PROC / "self" / "clear_refs").write_text("5")
     except OSError:
         yield grown
         return
