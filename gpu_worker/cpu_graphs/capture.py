@@ -37,6 +37,8 @@ class Capture(TorchDispatchMode):
         super().__init__()
         self._arena = arena
         self.calls: list[Call] = []
+        # Tensors made from host data, whose memory a recorded kernel may read.
+        self.constants: list[Tensor] = []
 
     def add_call(self, call: RecordedCall) -> None:
         """Records a kernel that was called."""
@@ -52,6 +54,9 @@ class Capture(TorchDispatchMode):
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
+        if func.overloadpacket is _aten.lift_fresh:
+            self.constants.append(args[0])
+            return args[0]
         if needs_value(func, args, kwargs):
             raise NotCapturable(f"{func} needs a value on the host")
         if func.overloadpacket in UNINITIALISED:

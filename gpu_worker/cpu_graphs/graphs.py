@@ -1,7 +1,7 @@
 """Captured steps of a CPU: recorded calls of kernels and operators, replayed without Python between kernels."""
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from itertools import groupby
 
@@ -18,7 +18,9 @@ from gpu_worker.trees import mapped
 class CpuGraph:
     """One captured step. Successive kernels are one call of the library."""
 
-    def __init__(self, library: NativeLibrary, calls: list[Call]) -> None:
+    def __init__(self, library: NativeLibrary, calls: Sequence[Call], constants: Sequence[Tensor] = ()) -> None:
+        """constants: tensors that the calls read and nothing else keeps."""
+        self._constants = tuple(constants)
         self.parts: list[RecordedCalls | Callable[[], object]] = []
         for is_kernel, group in groupby(calls, key=lambda call: isinstance(call, RecordedCall)):
             if is_kernel:
@@ -60,7 +62,7 @@ class CpuGraphs:
             gc.collect()
         if self._arena.num_used:
             raise NotCapturable(f"{self._arena.num_used} tensors of the step outlive it")
-        return CpuGraph(self._library, capture.calls), kept
+        return CpuGraph(self._library, capture.calls, capture.constants), kept
 
     def _borrowed(self, tensor: Tensor) -> Tensor:
         found = self._arena.borrowed(tensor)

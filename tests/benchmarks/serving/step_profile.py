@@ -47,8 +47,8 @@ def trace_kernels() -> None:
         with torch._C._profiler._RecordFunctionFast(self.name):
             call(self, *arguments)
 
-    def traced_graph(self: CpuGraph, library: NativeLibrary, calls: Sequence[Any]) -> None:
-        make_graph(self, library, [])
+    def traced_graph(self: CpuGraph, library: NativeLibrary, calls: Sequence[Any], constants: Sequence[Any]) -> None:
+        make_graph(self, library, [], constants)
         self.parts += [_traced(library, each) if isinstance(each, RecordedCall) else each for each in calls]
 
     NativeFunction.__call__, CpuGraph.__init__ = traced_call, traced_graph

@@ -38,6 +38,7 @@ WORK: dict[str, Callable[[Tensor, Tensor], object]] = {
     "constants": lambda x, y: x * torch.arange(16) + torch.ones_like(y) + torch.full((16,), 2.5),
     "kernels": lambda x, y: gated(rms_norm(x, torch.ones(16), 1e-6), y, Activation.SILU),
     "kernels between operators": lambda x, y: rotary((x + y)[None].cos(), y[:1, :, :8].sin(), y[:1, :, :8].cos()) * 2,
+    "a kernel that reads host data": lambda x, y: x + rms_norm(torch.tensor([[1.0] * 8 + [3.0] * 8]), y[0, 0], 1e-6),
     "kernels inside an operator": lambda x, y: torch.ops.tandem_test.normed(x + y) * 2,
     "values that live long": lambda x, y: next(x * i for i in range(1, 4)) + sum(y * i for i in range(1, 9)),
 }
