@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-_WORD_BYTES = 8
 _FLOAT = struct.Struct("<fi")
 _QWORD = struct.Struct("<q")
 
