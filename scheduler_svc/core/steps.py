@@ -21,7 +21,7 @@ from scheduler_svc.core.schedule.probation import probation_plan
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request_queue import RequestQueue
 from scheduler_svc.core.update.check_result import is_valid
-from scheduler_svc.core.update.results import Ending, StepTokens, read_result
+from scheduler_svc.core.update.results import DETACHED, Ending, StepTokens, read_result
 
 _RECENT_STEPS = 64
 _CAUSES = {
@@ -66,7 +66,7 @@ class Steps:
                     queue=self._queue,
                     suspects=self.suspects,
                     other_lanes=others,
-                    frontend_idx=frontends.__getitem__,
+                    frontend_idx=lambda frontend: frontends.get(frontend, DETACHED),
                     counters=self._lanes.counters,
                     policy=self._config.policy,
                     max_bytes=plan_bytes(self._config, lane.info),
