@@ -127,20 +127,19 @@ class Lingering:
         self.kept.attach(entry, event.frontend, event.stream)
         if not entry.num_live:
             self.kept.refresh(entry, now)
-        outputs = [NO_IDS] * entry.num_samples
-        ends: list[fx.End | None] = [None] * entry.num_samples
-        for sample_idx, (tokens, end) in entry.answers.items():
-            outputs[sample_idx], ends[sample_idx] = tokens, replace(end, stream=streams[sample_idx])
-        for request in self._queue.by_request_id(event.request_id):
+        outputs = {sample_idx: tokens for sample_idx, (tokens, _) in entry.answers.items()}
+        ends = {sample_idx: replace(end, stream=streams[sample_idx]) for sample_idx, (_, end) in entry.answers.items()}
+        live = self._queue.by_request_id(event.request_id)
+        for request in live:
             self._attach(request, event.frontend, streams[request.sample_idx], frontends[event.frontend])
-            outputs[request.sample_idx] = self._outputs_of(request)
+        outputs |= {request.sample_idx: self._outputs_of(request) for request in live}
         resumed = fx.Resumed(
             frontend=event.frontend,
             stream=event.stream,
             request_id=entry.request_id,
             description=entry.description,
-            outputs=tuple(outputs),
-            ends=tuple(ends),
+            outputs=tuple(outputs.get(sample_idx, NO_IDS) for sample_idx in range(entry.num_samples)),
+            ends=tuple(ends.get(sample_idx) for sample_idx in range(entry.num_samples)),
         )
         return [*effects, resumed]
 
