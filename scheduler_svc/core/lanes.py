@@ -19,11 +19,14 @@ from scheduler_svc.core.state.crash_loop import CrashLoop
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request_queue import RequestQueue
 from scheduler_svc.core.state.worker_infos import WorkerInfos
+from scheduler_svc.core.suspicion.suspects import Suspects
 from scheduler_svc.core.update import step_reports
 
 _MAX_FAILED_STEPS = 5
 # After these causes the pages of confirmed steps stay cached; after others the content of all pages is unknown.
 _KEEPING_CAUSES = (ResetCause.STEP_FAILED, ResetCause.OUT_OF_MEMORY)
+# After these causes the requests in the worker's plans in flight are suspects.
+_DEATHS = (ResetCause.WORKER_LOST, ResetCause.WORKER_SILENT)
 
 
 class Lanes:
@@ -36,6 +39,7 @@ class Lanes:
         """Lanes by worker name, in the order in which the workers joined."""
         self.worker_infos = WorkerInfos(config.max_worker_wait_seconds)
         self.crash_loop = CrashLoop()
+        self.suspects = Suspects(queue)
         self.last_loss: tuple[float, str] | None = None
         """Time and reason of the last loss of a worker."""
         self.counters = Counters()
@@ -114,11 +118,16 @@ class Lanes:
     ) -> list[fx.Effect]:
         """Resets and removes the lane. If `is_death`, the loss may count towards a crash loop."""
         lane = self.by_worker.pop(worker)
+        in_trial = False
+        if is_death and cause in _DEATHS:
+            in_trial = self.suspects.is_trial(lane.in_flight)
+            num_lanes = len(self._proven_infos()) + 1
+            self.suspects.implicate(lane, lane.in_flight, reason, is_step=False, num_lanes=num_lanes, now=now)
         effects = self._reset(lane, f"worker {worker} lost: {reason}", now, cause, compute_us)
         self.last_loss = now, reason
         # The death of a worker on probation does not count while another worker serves.
         if is_death and (lane.is_proven or not self._proven_infos()):
-            self.crash_loop.died(reason, now)
+            self.crash_loop.died(reason, now, in_trial=in_trial)
         if lane.is_proven:
             self.worker_infos.worker_left(lane.info, now)
             self.worker_infos.update(self._proven_infos())
@@ -174,6 +183,10 @@ class Lanes:
         self, lane: Lane, reason: str, now: float, cause: ResetCause, compute_us: int
     ) -> list[fx.Effect]:
         """Handles a failed step: resets the lane, or refuses the worker after too many failed steps in a row."""
+        if cause in _KEEPING_CAUSES:
+            self.suspects.implicate(lane, [lane.in_flight[0]], reason, is_step=True, num_lanes=0, now=now)
+            if self.suspects.has_convicted:
+                lane.forgive_failed_steps()
         num_failed = lane.count_failed_step()
         if num_failed < _MAX_FAILED_STEPS:
             return self._reset(lane, f"worker {lane.worker}: {reason}", now, cause, compute_us)

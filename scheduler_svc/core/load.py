@@ -31,6 +31,7 @@ def load_of(lanes: Lanes, queue: RequestQueue, step_ms: float, output_tokens: in
         per_worker=tuple(each),
         worker_lost_seconds=None if lost_at is None else now - lost_at,
         worker_lost_reason=lost_reason,
+        suspects=len(lanes.suspects),
     )
 
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from scheduler_svc.core.messages.arrays import Float32Array, Int32Array
 from scheduler_svc.core.messages.plan import Plan
+from scheduler_svc.core.messages.quarantine import QuarantineReply
 from scheduler_svc.core.messages.reports import Load, StepReport
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 
@@ -23,6 +24,7 @@ class RejectCode(StrEnum):
     DUPLICATE = "duplicate"
     QUEUE_FULL = "queue full"
     NOT_READY = "not ready"
+    QUARANTINED = "quarantined"
 
 
 class EndReason(StrEnum):
@@ -276,6 +278,7 @@ Effect = (
     | AbortReply
     | LoadReply
     | FlushReply
+    | QuarantineReply
     | ModelServed
     | CoreStatus
     | WorkerAccepted

@@ -47,6 +47,8 @@ class Load:
     worker_lost_seconds: float | None
     """Time since a worker was last lost. None if none was."""
     worker_lost_reason: str
+    suspects: int = 0
+    """Requests that may have killed a worker or made a step fail."""
 
 
 class StepKind(StrEnum):
