@@ -15,6 +15,7 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.reports import ResetCause
+from scheduler_svc.core.out_of_memory import OutOfMemory
 from scheduler_svc.core.schedule.placement import by_backlog
 from scheduler_svc.core.schedule.planner import plan_step
 from scheduler_svc.core.schedule.probation import probation_plan
@@ -37,6 +38,7 @@ class Steps:
         self._config = config
         self._queue = queue
         self._lanes = lanes
+        self._out_of_memory = OutOfMemory(queue, lanes)
         self._step_seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
         self.suspects: set[int] = set()
         """Handles of live requests that were in a failed step and have not sampled a token since."""
@@ -94,6 +96,9 @@ class Steps:
             cause = ResetCause.WRONG_STEP
             return self._lanes.reset_or_refuse(lane, what, now, cause, event.compute_us), None, []
         if event.status is not ev.StepStatus.OK:
+            if event.status is ev.StepStatus.OUT_OF_MEMORY and lane.is_proven:
+                effects, endings = self._out_of_memory.handle(lane, record, event, now)
+                return effects, None, endings
             return self._failed(lane, event, {int(handle) for handle in record.handles}, now)
         if not is_valid(event, record, lane.info.vocab_size):
             what = f"its result for step {event.step} is malformed"

@@ -41,7 +41,7 @@ class _Start:
 def admit(builder: PlanBuilder, suspects: Collection[int], other_lanes: Sequence[Lane], policy: Policy) -> None:
     """Gives rows to waiting requests, as far as rows, pages and budgets allow."""
     lane, queue = builder.lane, builder.queue
-    if not queue.num_waiting or not lane.rows.num_free or builder.budget <= 0 or not lane.pool.num_unused:
+    if not queue.num_waiting or not lane.num_free_rows or builder.budget <= 0 or not lane.pool.num_unused:
         return
     head = queue.head()
     if head is None or (lane.rows.num_seated and lane.schedule.still_blocks(head.handle, lane.pool.num_releases)):
@@ -49,7 +49,7 @@ def admit(builder: PlanBuilder, suspects: Collection[int], other_lanes: Sequence
     lane.schedule.unblock()
     order = AdmissionOrder(lane, queue, suspects, cache_aware=policy.cache_aware)
     others = OtherLanes([other for other in other_lanes if not other.is_overdue(builder.now)])
-    while lane.rows.num_free and builder.budget > 0:
+    while lane.num_free_rows and builder.budget > 0:
         request = order.next()
         if request is None or request.handle in suspects:
             return
@@ -120,9 +120,9 @@ def admit_alone(builder: PlanBuilder, request: Request) -> int:
     Returns its row, or 0 if it does not fit. The planner plans its chunk afterwards.
     """
     lane, info = builder.lane, builder.lane.info
-    if not lane.rows.num_free or request.pending_plans or not info.holds(request.total_length):
+    if not lane.num_free_rows or request.pending_plans or not info.holds(request.total_length):
         return 0
-    count = _chunk_with_pages(lane, request, NO_MATCH, info.token_budget, headroom_pages=0)
+    count = _chunk_with_pages(lane, request, NO_MATCH, lane.memory.token_budget, headroom_pages=0)
     if _pages_needed(lane, request, NO_MATCH, count) > lane.pool.num_unused:
         return 0
     return builder.seat(request, NO_MATCH, _end_of_pages(lane, request, NO_MATCH, count))
