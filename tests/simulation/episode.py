@@ -96,7 +96,8 @@ class Episode:
             (fleet.execute_plans, 18), (fleet.deliver_results, 18), (self._tick, 24), (self._progress, 13),
             (fleet.heartbeats, 2), (fleet.rejoin, 1.5), (fleet.worker_joins, 1.2), (fleet.worker_dies, 0.5),
             (fleet.join_twice, 0.2), (fleet.late_result_arrives, 0.5), (fleet.other_model_joins, 0.1),
-            (self._long_silence, 0.2), (self._pause, 0.2), (fleet.worker_hangs, 0.4), (fleet.workers_wake, 0.2), (load.frontend_joins, 0.4), (load.frontend_dies, 0.2),
+            (self._long_silence, 0.2), (self._pause, 0.2), (fleet.worker_hangs, 1.0), (fleet.workers_wake, 0.2),
+            (load.frontend_joins, 0.4), (load.frontend_dies, 0.2),
             (load.frontend_restarts, 0.05), (load.query_load, 0.5), (self._flush, self.setting.flush_share),
         ]  # fmt: skip
 
