@@ -181,6 +181,19 @@ class WorkerLoad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Incidents:
+    """Counts since the service started: hung workers, and what followed steps that ran out of memory."""
+
+    hung_workers: int
+    # The next steps were smaller, had fewer rows, or had one request; or that request ended; or the worker was refused.
+    smaller_steps: int
+    fewer_rows: int
+    alone: int
+    ended_for_memory: int
+    workers_refused_for_memory: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """The service's load: requests, pages and workers; and whether it serves."""
 
@@ -210,6 +223,7 @@ class Load:
     # Seconds since a worker was last lost, and why; None and empty if none was lost.
     worker_lost_seconds: float | None
     worker_lost_reason: str
+    incidents: Incidents
 
     @property
     def hit_rate(self) -> float:

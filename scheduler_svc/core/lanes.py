@@ -149,18 +149,35 @@ class Lanes:
 
     def _timeout_of(self, lane: Lane) -> float:
         config = self._config
-        if lane.in_flight:
-            return lane.working_since() + config.step_timeout_seconds
-        return lane.heard_at + config.silence_timeout_seconds
+        if not lane.in_flight:
+            return lane.clock.heard_at + config.silence_timeout_seconds
+        latest = lane.working_since() + config.step_timeout_seconds
+        return min(latest, lane.clock.deadline(lane.in_flight[0])) if config.predict_steps else latest
 
     def expire_workers(self, now: float) -> list[fx.Effect]:
-        """Closes the lanes of workers that timed out, and asks the workers to join again."""
+        """Closes the lanes of workers that timed out. Each worker is killed, or joins again if it still runs."""
         effects: list[fx.Effect] = []
         for lane in [lane for lane in self.by_worker.values() if now >= self._timeout_of(lane)]:
-            what = "a step took too long" if lane.in_flight else "it has been silent for too long"
-            effects += self.close(lane.worker, what, now, ResetCause.WORKER_SILENT)
-            effects.append(fx.AskRejoin(worker=lane.worker))
+            self.counters.worker_hung()
+            effects += self.close(lane.worker, self._why_hung(lane, now), now, ResetCause.WORKER_SILENT)
+            effects += [fx.KillWorker(worker=lane.worker), fx.AskRejoin(worker=lane.worker)]
         return effects
+
+    def _why_hung(self, lane: Lane, now: float) -> str:
+        if not lane.in_flight:
+            limit = self._config.silence_timeout_seconds
+            return f"it sent no message for {now - lane.clock.heard_at:.1f} s; the limit is {limit:g} s"
+        oldest, began_at = lane.in_flight[0], lane.working_since()
+        predicted = f" (predicted {lane.clock.predicted_seconds(oldest):.3g} s)" if self._config.predict_steps else ""
+        return (
+            f"its step {oldest.step} has no result after {now - began_at:.1f} s; "
+            f"the limit is {self._timeout_of(lane) - began_at:.3g} s{predicted}"
+        )
+
+    def paused(self, seconds: float) -> None:
+        """Excuses all workers for a time in which the scheduler did not run."""
+        for lane in self.by_worker.values():
+            lane.clock.paused(seconds, is_working=bool(lane.in_flight))
 
     def _reset(self, lane: Lane, reason: str, now: float, cause: ResetCause, compute_us: int) -> list[fx.Effect]:
         """Resets the lane: its requests go back to the queue with all known tokens, its plans in flight become void."""
@@ -178,6 +195,10 @@ class Lanes:
             self._queue.enqueue(request)
         effects: list[fx.Effect] = [fx.Note(message=f"{reason}; {len(requests)} requests go back to the queue")]
         return effects + self.report(lane, now, void, cause=cause, compute_us=compute_us)
+
+    def reset_for_memory(self, lane: Lane, reason: str, now: float, compute_us: int) -> list[fx.Effect]:
+        """Resets the lane after a step that ran out of memory, which does not count as a failed step."""
+        return self._reset(lane, f"worker {lane.worker}: {reason}", now, ResetCause.OUT_OF_MEMORY, compute_us)
 
     def reset_or_refuse(
         self, lane: Lane, reason: str, now: float, cause: ResetCause, compute_us: int

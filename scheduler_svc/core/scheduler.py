@@ -67,6 +67,7 @@ class Scheduler:
             ev.WorkerAlive: self._on_worker_alive,
             ev.StepDone: self._on_step_done,
             ev.Tick: self._on_tick,
+            ev.Paused: self._on_paused,
             ev.DrainStarted: self._on_drain_started,
             ev.DrainEnded: self._on_drain_ended,
         }
@@ -303,6 +304,10 @@ class Scheduler:
         effects += self._steps.plan(self.frontends, now)
         effects += self._announcer.changed_status(self.frontends, now)
         return effects
+
+    def _on_paused(self, event: ev.Paused, now: float) -> list[fx.Effect]:
+        self._lanes.paused(event.seconds)
+        return []
 
     def _expire(self, request: Request, due: DeadlineKind, now: float) -> None:
         match due:

@@ -1,6 +1,6 @@
 """Makes the plans of all lanes and reads the results of their steps.
 
-`Steps` owns the durations of the last steps. If a step fails or runs out of memory, its requests become suspects
+`Steps` owns the durations of the last steps. If a step fails, its requests become suspects
 (`suspicion/suspects.py`), as they do if a worker dies. `Steps` does not end requests itself: it returns those that end.
 """
 
@@ -15,6 +15,7 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.plan import Plan
 from scheduler_svc.core.messages.reports import ResetCause
+from scheduler_svc.core.out_of_memory import OutOfMemory
 from scheduler_svc.core.schedule.placement import by_backlog
 from scheduler_svc.core.schedule.planner import plan_step
 from scheduler_svc.core.schedule.probation import probation_plan
@@ -39,6 +40,7 @@ class Steps:
         self._config = config
         self._queue = queue
         self._lanes = lanes
+        self._out_of_memory = OutOfMemory(queue, lanes)
         self._step_seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
 
     @property
@@ -120,6 +122,9 @@ class Steps:
             cause = ResetCause.WRONG_STEP
             return self._lanes.reset_or_refuse(lane, what, now, cause, event.compute_us), None, []
         if event.status is not ev.StepStatus.OK:
+            if event.status is ev.StepStatus.OUT_OF_MEMORY and lane.is_proven:
+                effects, endings = self._out_of_memory.handle(lane, record, event, now)
+                return effects, None, endings
             what = f"step {event.step} {event.status}: {event.detail}"
             return self._lanes.reset_or_refuse(lane, what, now, _CAUSES[event.status], event.compute_us), None, []
         if not is_valid(event, record, lane.info.vocab_size):

@@ -66,6 +66,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--out-of-sync-steps", type=_steps, default=frozenset())
     parser.add_argument("--fail-token", type=int)
     parser.add_argument("--nonfinite-token", type=int)
+    parser.add_argument("--memory-tokens", type=int, metavar="N", help="steps of more positions run out of memory")
+    parser.add_argument("--memory-rows", type=int, metavar="N", help="steps of more rows run out of memory")
     parser.add_argument("--hang-step", type=int)
     parser.add_argument("--exit-step", type=int)
     return parser.parse_args(arguments)
@@ -141,6 +143,8 @@ def _session(args: argparse.Namespace) -> WorkerSession:
         out_of_sync_steps=args.out_of_sync_steps,
         fail_token=args.fail_token,
         nonfinite_token=args.nonfinite_token,
+        memory_tokens=args.memory_tokens,
+        memory_rows=args.memory_rows,
         hang_step=args.hang_step,
         exit_step=args.exit_step,
     )

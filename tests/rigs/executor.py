@@ -152,9 +152,23 @@ class Executor:
             result.detail = f"token {self._faults.fail_token} was in the step"
             self._pool.spoil(arrays)
             return
+        if what := self._without_memory(work):
+            result.status, result.detail = pb.STEP_STATUS_OUT_OF_MEMORY, what
+            self._pool.spoil(arrays)
+            return
         outcomes = {idx: self._compute(work[idx]) for idx in self._writers_first(work, arrays.started)}
         self._check_idle(work, arrays.started)
         _fill(result, [outcomes[idx] for idx in range(len(work))])
+
+    def _without_memory(self, work: list[_Work]) -> str:
+        """Why the step does not fit the worker's memory; empty if it does."""
+        for what, count, limit in (
+            ("positions", sum(item.count for item in work), self._faults.memory_tokens),
+            ("rows", len(work), self._faults.memory_rows),
+        ):
+            if limit is not None and count > limit:
+                return f"there is memory for {limit} {what}, not for {count}"
+        return ""
 
     def _writers_first(self, work: list[_Work], started: list[StartedRow]) -> list[int]:
         """The order in which rows compute: who shares a page with one that writes it in this step comes after it."""

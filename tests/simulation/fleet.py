@@ -75,7 +75,7 @@ class Fleet:
     def rejoin(self) -> None:
         """Workers that were asked to rejoin, or refused for now, join again."""
         for worker in list(self.workers.values()):
-            if worker.wants_to_join and self._rng.random() < 0.7:
+            if worker.wants_to_join and not worker.is_hung and self._rng.random() < 0.7:
                 self._join(worker)
 
     def worker_dies(self) -> None:
@@ -89,10 +89,21 @@ class Fleet:
         if self._dead is not None and self._dead.results:
             self._handle(self._dead.event_of(self._dead.results.popleft()))
 
+    def worker_hangs(self) -> None:
+        """A worker hangs, in some settings."""
+        if self.workers and self._rng.random() < self._setting.hang_share:
+            self._any().is_hung = True
+            self._seen["worker hangs"] += 1
+
+    def workers_wake(self) -> None:
+        """All workers that hang go on, as after SIGCONT."""
+        for worker in self.workers.values():
+            worker.is_hung = False
+
     def heartbeats(self) -> None:
         """Most workers send a heartbeat."""
         for worker in list(self.workers.values()):
-            if self._rng.random() < 0.8:
+            if not worker.is_hung and self._rng.random() < 0.8:
                 self._handle(ev.WorkerAlive(worker=worker.name))
 
     def _any(self) -> Worker:
@@ -120,7 +131,7 @@ class Fleet:
         return any(busy)
 
     def _deliver(self, worker: Worker, *, corrupt_share: float) -> bool:
-        if not worker.results:
+        if worker.is_hung or not worker.results:
             return False
         result = worker.results.popleft()
         if self._rng.random() < corrupt_share:
@@ -137,7 +148,9 @@ class Fleet:
     # Effects -----------------------------------------------------------------------------------------------------
 
     def take(
-        self, effect: fx.SendPlan | fx.WorkerAccepted | fx.WorkerRefused | fx.AskRejoin, submit_at: SubmitAt
+        self,
+        effect: fx.SendPlan | fx.WorkerAccepted | fx.WorkerRefused | fx.AskRejoin | fx.KillWorker,
+        submit_at: SubmitAt,
     ) -> None:
         """Delivers a message of the core to its worker. `submit_at` returns the owner of a row of a plan."""
         worker = self.workers.get(effect.worker)
@@ -154,5 +167,10 @@ class Fleet:
             case fx.WorkerRefused():
                 assert effect.retry
                 worker.wants_to_join = True
+            case fx.KillWorker():
+                # Some workers were started by the service, others by somebody else.
+                if self._rng.random() < 0.5:
+                    self._seen["worker killed"] += 1
+                    self._dead = self.workers.pop(worker.name)
             case fx.AskRejoin():
                 worker.wants_to_join = True

@@ -33,6 +33,7 @@ class Worker:
     shape: Shape
     faults: Faults
     wants_to_join: bool = True
+    is_hung: bool = False
     inbox: deque[Plan | Joined] = field(default_factory=deque[Plan | Joined])
     results: deque[pb.StepResult] = field(default_factory=deque[pb.StepResult])
     executor: Executor = field(init=False)
@@ -52,8 +53,8 @@ class Worker:
         return ev.WorkerJoined(worker=self.name, info=self.info)
 
     def work(self) -> bool:
-        """Handles its oldest message, encoded and parsed. Returns False without one."""
-        if not self.inbox:
+        """Handles its oldest message, encoded and parsed. Returns False without one, and while it hangs."""
+        if self.is_hung or not self.inbox:
             return False
         message = self.inbox.popleft()
         if isinstance(message, Joined):

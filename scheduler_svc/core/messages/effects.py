@@ -250,6 +250,13 @@ class AskRejoin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KillWorker:
+    """The worker hangs. It is killed if the program that started this service started the worker, too."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SendPlan:
     """The next plan for a worker."""
 
@@ -285,6 +292,7 @@ Effect = (
     | WorkerProven
     | WorkerRefused
     | AskRejoin
+    | KillWorker
     | SendPlan
     | AnnounceDrain
     | Note

@@ -200,6 +200,13 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Paused:
+    """The scheduler did not run for `seconds`, for example because its machine was frozen. It heard no worker then."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DrainStarted:
     """The service begins to shut down: the core rejects new requests."""
 
@@ -225,6 +232,7 @@ Event = (
     | WorkerAlive
     | StepDone
     | Tick
+    | Paused
     | DrainStarted
     | DrainEnded
 )

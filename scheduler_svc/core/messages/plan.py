@@ -131,3 +131,7 @@ class SentPlan:
     these pages are evicted."""
     swapped_out: tuple[bytes, ...]
     """Hashes of the pages that this plan swaps out. If the plan becomes void, their host pages are evicted."""
+    moved_pages: int = 0
+    """Number of pages that are swapped out, copied, or swapped in."""
+    started_tokens: int = 0
+    """Number of tokens that come with the started rows."""

@@ -19,6 +19,8 @@ from collections import deque
 
 import numpy as np
 
+from scheduler_svc.core.limits.memory_limit import MemoryLimit
+from scheduler_svc.core.limits.step_clock import StepClock
 from scheduler_svc.core.messages.plan import SentPlan
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.state.host_pool import HostPool
@@ -39,10 +41,7 @@ class Lane:
         self.number = number
         """Number of the lane, counted from the core's start. An older lane has a lower number."""
         self.info, self.eos = info, np.array(info.eos_token_ids, np.int32)
-        self.heard_at = now
-        """Time of the worker's last message."""
-        self.result_at = now
-        """Time of the worker's last result."""
+        self.clock, self.memory = StepClock(info, now), MemoryLimit(info)
         self.failed_steps = 0
         """Number of failed steps since the last confirmed step."""
         self.sink_pages = -(-info.sink_tokens // info.page_size)
@@ -78,6 +77,11 @@ class Lane:
         """
         window = self.info.window
         return max(0, position - window + 1) // self.info.page_size if window else 0
+
+    @property
+    def num_free_rows(self) -> int:
+        """Number of requests that may be seated now."""
+        return max(0, min(self.rows.num_free, self.memory.max_rows - self.rows.num_seated))
 
     # Pages ---------------------------------------------------------------------------------------------------------
 
@@ -140,7 +144,9 @@ class Lane:
 
     def result_confirmed(self) -> None:
         """Removes the oldest plan in flight, because its result is valid."""
-        self.in_flight.popleft()
+        record = self.in_flight.popleft()
+        self.clock.confirmed(record)
+        self.memory.confirmed(record)
         self.schedule.clear_lookups()
         self.failed_steps = 0
 
@@ -155,11 +161,11 @@ class Lane:
 
     def heard(self, now: float) -> None:
         """Records that the worker sent a message."""
-        self.heard_at = now
+        self.clock.heard(now)
 
     def answered(self, now: float) -> None:
         """Records that the worker sent a result."""
-        self.heard_at = self.result_at = now
+        self.clock.answered(now, self.in_flight)
 
     def prove(self) -> None:
         """Records that requests may run on the worker."""
@@ -169,8 +175,7 @@ class Lane:
 
     def working_since(self) -> float:
         """Returns when the worker began the oldest plan in flight. A plan must be in flight."""
-        # The plan may have been sent while the worker was still computing an earlier one.
-        return max(self.in_flight[0].sent_at, self.result_at)
+        return self.clock.began_at(self.in_flight[0])
 
     def is_overdue(self, now: float) -> bool:
         """Returns whether the worker has taken more than `OVERDUE_SECONDS` for its current step."""
