@@ -55,12 +55,14 @@ class Steps:
             for lane in by_backlog(self._lanes.by_worker.values()):
                 if len(lane.in_flight) >= self._config.plans_in_flight:
                     continue
-                if not lane.is_proven:
+                if lane.proven_at is None:
                     if not lane.in_flight:
                         plan = probation_plan(lane, max_bytes=plan_bytes(self._config, lane.info), now=now)
                         effects.append(fx.SendPlan(worker=lane.worker, plan=plan))
                     continue
-                others = [other for other in self._lanes.by_worker.values() if other is not lane and other.is_proven]
+                if not lane.is_seated:
+                    continue
+                others = [other for other in self._lanes.by_worker.values() if other is not lane and other.serves]
                 plan = plan_step(
                     lane=lane,
                     queue=self._queue,
@@ -99,7 +101,7 @@ class Steps:
             what = f"its result for step {event.step} is malformed"
             return self._lanes.refuse_for_now(lane, what, now, ResetCause.MALFORMED, event.compute_us), None, []
         lane.result_confirmed()
-        if not lane.is_proven:
+        if lane.proven_at is None:
             return self._lanes.end_probation(lane, now), None, []
         self._lanes.counters.step_confirmed()
         self._step_seconds.append(now - record.sent_at)

@@ -67,7 +67,7 @@ class EffectDispatcher:
                     self._workers.limit_frames(effect.worker, join.max_frame_bytes)
                     self.send(self._workers, effect.worker, worker_wire.joined_frame(effect.generation, self._listen()))
                 case fx.WorkerProven():
-                    self._served_model.proven(effect.worker)
+                    self._proven(effect)
                 case fx.WorkerRefused() | fx.AskRejoin():
                     self._turn_away(effect)
                 case _:
@@ -85,13 +85,15 @@ class EffectDispatcher:
             match effect:
                 case fx.SendPlan():
                     self.send(self._workers, effect.worker, worker_wire.plan_frame(effect.plan))
+                case fx.WorkerProven():
+                    self._proven(effect)
                 case fx.WorkerRefused() | fx.AskRejoin():
                     self._turn_away(effect)
                 case fx.Note():
                     log.warning("%s", effect.message)
                 case StepReport():
                     reports.append(effect)
-                case fx.WorkerAccepted() | fx.WorkerProven():
+                case fx.WorkerAccepted():
                     raise AssertionError(f"{effect} does not answer a worker's message")
                 case _:
                     later.setdefault(effect.frontend, []).append(effect)
@@ -108,6 +110,11 @@ class EffectDispatcher:
             link.send(peer, frame)
         except PeerLostError as error:
             self.lost_peers.append((link, peer, str(error)))
+
+    def _proven(self, effect: fx.WorkerProven) -> None:
+        self._served_model.proven(effect.worker)
+        if effect.was_standby:
+            self.send(self._workers, effect.worker, worker_wire.seated_frame())
 
     def _turn_away(self, effect: fx.WorkerRefused | fx.AskRejoin) -> None:
         if isinstance(effect, fx.AskRejoin):
