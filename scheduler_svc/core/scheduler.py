@@ -74,7 +74,7 @@ class Scheduler:
 
     @property
     def lanes(self) -> dict[str, Lane]:
-        """Lanes by the worker's name, the longest joined first."""
+        """Lanes by the worker's name, the longest joined first; those of standby workers too."""
         return self._lanes.by_worker
 
     @property
@@ -249,7 +249,7 @@ class Scheduler:
                 self._remove(request)
 
     def _on_load_query(self, event: ev.LoadQuery, now: float) -> list[fx.Effect]:
-        load = load_of(self._lanes, self.queue, self._steps.step_ms, self.output_tokens, now)
+        load = load_of(self._lanes, self.queue, self._steps.step_ms, self.output_tokens, len(self.suspects), now)
         return [fx.LoadReply(frontend=event.frontend, query=event.query, load=load)]
 
     def _on_flush_cache(self, event: ev.FlushCache, now: float) -> list[fx.Effect]:

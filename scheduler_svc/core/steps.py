@@ -51,7 +51,7 @@ class Steps:
     def plan(self, frontends: Mapping[str, int], now: float) -> list[fx.Effect]:
         """Makes plans until each lane has `plans_in_flight` plans in flight or nothing can run."""
         effects: list[fx.Effect] = []
-        proven = [lane for lane in self._lanes.by_worker.values() if lane.is_proven]
+        proven = [lane for lane in self._lanes.by_worker.values() if lane.serves]
         suspects = self._lanes.suspects
         trial_on = trial_lane(suspects, proven, now) if len(suspects) else None
         turn = others_turn(suspects, trial_on, proven)
@@ -61,10 +61,12 @@ class Steps:
             for lane in by_backlog(self._lanes.by_worker.values()):
                 if len(lane.in_flight) >= (1 if lane is trial_on else self._config.plans_in_flight):
                     continue
-                if not lane.is_proven:
+                if lane.proven_at is None:
                     if not lane.in_flight:
                         plan = probation_plan(lane, max_bytes=plan_bytes(self._config, lane.info), now=now)
                         effects.append(fx.SendPlan(worker=lane.worker, plan=plan))
+                    continue
+                if not lane.is_seated:
                     continue
                 others = [other for other in proven if other is not lane]
                 if lane is trial_on:
@@ -122,7 +124,7 @@ class Steps:
             cause = ResetCause.WRONG_STEP
             return self._lanes.reset_or_refuse(lane, what, now, cause, event.compute_us), None, []
         if event.status is not ev.StepStatus.OK:
-            if event.status is ev.StepStatus.OUT_OF_MEMORY and lane.is_proven:
+            if event.status is ev.StepStatus.OUT_OF_MEMORY and lane.serves:
                 effects, endings = self._out_of_memory.handle(lane, record, event, now)
                 return effects, None, endings
             what = f"step {event.step} {event.status}: {event.detail}"
@@ -131,7 +133,7 @@ class Steps:
             what = f"its result for step {event.step} is malformed"
             return self._lanes.refuse_for_now(lane, what, now, ResetCause.MALFORMED, event.compute_us), None, []
         lane.result_confirmed()
-        if not lane.is_proven:
+        if lane.proven_at is None:
             return self._lanes.end_probation(lane, now), None, []
         self._lanes.counters.step_confirmed()
         self._step_seconds.append(now - record.sent_at)

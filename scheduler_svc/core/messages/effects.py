@@ -97,10 +97,7 @@ class End:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admitted:
-    """The core accepted a request and queued its samples, which get rows later. `stream` is the first sample's.
-
-    `requests_ahead` is the number of requests that were waiting already.
-    """
+    """The core accepted a request and queued its samples behind `requests_ahead` others. `stream` is the first's."""
 
     frontend: str
     stream: int
@@ -215,7 +212,7 @@ class CoreStatus:
     not_serving: str
     """One sentence while the workers crash in a loop, otherwise empty."""
     workers: int
-    """Number of workers that have joined."""
+    """Number of workers that have joined, without those on standby."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,9 +225,10 @@ class WorkerAccepted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerProven:
-    """Requests may run on the worker and callers see its limits: a step succeeded, or `prove_workers` is off."""
+    """Requests may run on the worker and callers see its limits: a step succeeded, or it was on standby until now."""
 
     worker: str
+    was_standby: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
