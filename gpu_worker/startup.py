@@ -48,7 +48,7 @@ from gpu_worker.wire.frames import join_frame
 
 log = logging.getLogger(__name__)
 
-PROTOCOL = 5
+PROTOCOL = 6
 
 
 def start(settings: WorkerSettings, folder: Path) -> tuple[Runner, pb.Join]:

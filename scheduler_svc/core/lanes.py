@@ -16,6 +16,7 @@ from scheduler_svc.core.messages.reports import ResetCause
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.crash_loop import CrashLoop
+from scheduler_svc.core.state.held_pools import HeldPools
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request_queue import RequestQueue
 from scheduler_svc.core.state.worker_infos import WorkerInfos
@@ -24,6 +25,8 @@ from scheduler_svc.core.update import step_reports
 _MAX_FAILED_STEPS = 5
 # After these causes the pages of confirmed steps stay cached; after others the content of all pages is unknown.
 _KEEPING_CAUSES = (ResetCause.STEP_FAILED, ResetCause.OUT_OF_MEMORY)
+# The same is true of a lost worker's pages if their memory outlives it.
+_LOSSES = (ResetCause.WORKER_LOST, ResetCause.WORKER_SILENT)
 
 
 class Lanes:
@@ -39,6 +42,7 @@ class Lanes:
         self.last_loss: tuple[float, str] | None = None
         """Time and reason of the last loss of a worker."""
         self.counters = Counters()
+        self.held_pools = HeldPools()
         self._generation = 0
         self._next_number = 1
 
@@ -77,6 +81,7 @@ class Lanes:
         if len(self.by_worker) == MAX_LANES:
             reason = f"{MAX_LANES} workers serve already; this one is accepted when one of them leaves"
             return [*effects, fx.WorkerRefused(worker=worker, reason=reason, retry=True)]
+        self.held_pools.forget(info.pool_id)
         self._generation += 1
         lane = Lane(worker=worker, number=self._next_number, info=info, generation=self._generation, now=now)
         self._next_number += 1
@@ -84,12 +89,13 @@ class Lanes:
         effects.append(fx.WorkerAccepted(worker=worker, generation=self._generation))
         effects += self.report(lane, now)
         if not self._config.prove_workers:
-            effects += self._prove(lane)
+            effects += self._prove(lane, now)
         return effects
 
-    def _prove(self, lane: Lane) -> list[fx.Effect]:
+    def _prove(self, lane: Lane, now: float) -> list[fx.Effect]:
         """Lets the lane get requests, and announces its sizes to callers."""
         lane.prove()
+        self.held_pools.hand_over(lane, now)
         self.worker_infos.update(self._proven_infos())
         self._queue.restore_set_aside()
         return [fx.WorkerProven(worker=lane.worker)]
@@ -114,7 +120,9 @@ class Lanes:
     ) -> list[fx.Effect]:
         """Resets and removes the lane. If `is_death`, the loss may count towards a crash loop."""
         lane = self.by_worker.pop(worker)
-        effects = self._reset(lane, f"worker {worker} lost: {reason}", now, cause, compute_us)
+        pool_id = lane.pool_id if cause in _LOSSES else b""
+        effects = self._reset(lane, f"worker {worker} lost: {reason}", now, cause, compute_us, keep_pages=bool(pool_id))
+        self.held_pools.keep(lane, pool_id, now)
         self.last_loss = now, reason
         # The death of a worker on probation does not count while another worker serves.
         if is_death and (lane.is_proven or not self._proven_infos()):
@@ -130,7 +138,7 @@ class Lanes:
         """Proves the lane after its first step if its model still matches: other workers may be proven by now."""
         difference = self._model_refusal(lane.info, lane.worker)
         if not difference:
-            return self._prove(lane)
+            return self._prove(lane, now)
         effects = self.close(lane.worker, difference, now, is_death=False)
         return [*effects, *_refused_for_good(lane.worker, difference)]
 
@@ -153,7 +161,9 @@ class Lanes:
             effects.append(fx.AskRejoin(worker=lane.worker))
         return effects
 
-    def _reset(self, lane: Lane, reason: str, now: float, cause: ResetCause, compute_us: int) -> list[fx.Effect]:
+    def _reset(
+        self, lane: Lane, reason: str, now: float, cause: ResetCause, compute_us: int, *, keep_pages: bool
+    ) -> list[fx.Effect]:
         """Resets the lane: its requests go back to the queue with all known tokens, its plans in flight become void."""
         void = tuple(lane.in_flight)
         self._generation += 1
@@ -163,7 +173,7 @@ class Lanes:
             request = self._queue.by_handle(handle)
             if request is not None and not request.row:
                 request.void_pending_plans()
-        requests = lane.reset(self._generation, keep_pages=cause in _KEEPING_CAUSES)
+        requests = lane.reset(self._generation, keep_pages=keep_pages)
         for request in requests:
             request.void_pending_plans()
             self._queue.enqueue(request)
@@ -176,7 +186,8 @@ class Lanes:
         """Handles a failed step: resets the lane, or refuses the worker after too many failed steps in a row."""
         num_failed = lane.count_failed_step()
         if num_failed < _MAX_FAILED_STEPS:
-            return self._reset(lane, f"worker {lane.worker}: {reason}", now, cause, compute_us)
+            keep_pages = cause in _KEEPING_CAUSES
+            return self._reset(lane, f"worker {lane.worker}: {reason}", now, cause, compute_us, keep_pages=keep_pages)
         reason = f"{num_failed} failed steps in a row without a confirmed one; the last: {reason}"
         return self.refuse_for_now(lane, reason, now, cause, compute_us)
 
@@ -191,7 +202,8 @@ class Lanes:
         """Evicts all cached pages and returns their number."""
         for lane in self.by_worker.values():
             lane.schedule.clear_lookups()
-        return sum(lane.pool.evict_all() + lane.host.evict_all() for lane in self.by_worker.values())
+        num_held = self.held_pools.evict_all()
+        return num_held + sum(lane.pool.evict_all() + lane.host.evict_all() for lane in self.by_worker.values())
 
 
 def _refused_for_good(worker: str, reason: str) -> list[fx.Effect]:

@@ -22,6 +22,7 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.state.counters import Counters
+from scheduler_svc.core.state.held_pools import HeldPools
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Move, Phase, Request
 from scheduler_svc.core.state.request_queue import DeadlineKind, RequestQueue
@@ -74,6 +75,11 @@ class Scheduler:
     def suspects(self) -> set[int]:
         """Handles of live requests that were in a failed step and have not sampled a token since."""
         return self._steps.suspects
+
+    @property
+    def held_pools(self) -> HeldPools:
+        """The page pools of lost workers that another worker may take over."""
+        return self._lanes.held_pools
 
     @property
     def counters(self) -> Counters:

@@ -93,6 +93,8 @@ class Steps:
             what = f"the result is for step {event.step}, but {expected} in flight"
             cause = ResetCause.WRONG_STEP
             return self._lanes.reset_or_refuse(lane, what, now, cause, event.compute_us), None, []
+        if record.takes_over:
+            lane.take_over_ended(record.takes_over, event.pool_id)
         if event.status is not ev.StepStatus.OK:
             return self._failed(lane, event, {int(handle) for handle in record.handles}, now)
         if not is_valid(event, record, lane.info.vocab_size):

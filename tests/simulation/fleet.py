@@ -11,11 +11,16 @@ from dataclasses import replace
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from tests.rigs.executor import Shape
+from tests.rigs.page_pool import Slots
 from tests.simulation.faults import corrupt
 from tests.simulation.setting import Setting, draw_faults, draw_worker_shape
 from tests.simulation.worker import Joined, Worker
 
 Handle = Callable[[ev.Event], list[fx.Effect]]
+# Share of lost workers whose shared pool is gone when another worker wants it.
+_LOST_POOL_SHARE = 0.1
+# Share of lost workers that share their pool and are started again at once.
+_RESTART_SHARE = 0.7
 SubmitAt = Callable[[fx.SendPlan, int], ev.Submit]
 
 
@@ -31,6 +36,9 @@ class Fleet:
         self._num_workers = 0
         # The worker that died last, with its undelivered results.
         self._dead: Worker | None = None
+        # By pool id: the memory of shared pools, and the requests that their pages were written for.
+        self._shared: dict[bytes, Slots] = {}
+        self._writers: dict[bytes, dict[int, ev.Submit]] = {}
 
     # Joining and leaving -------------------------------------------------------------------------------------------
 
@@ -42,8 +50,14 @@ class Fleet:
     def _add(self, shape: Shape) -> None:
         self._num_workers += 1
         name = f"w-{self._num_workers}"
-        self.workers[name] = Worker(name=name, shape=shape, faults=draw_faults(self._rng, self._setting))
-        self._join(self.workers[name])
+        faults = draw_faults(self._rng, self._setting)
+        pool_id = name.encode() if self._setting.shares_pools else b""
+        self.workers[name] = worker = Worker(
+            name=name, shape=shape, faults=faults, pool_id=pool_id, shared=self._shared
+        )
+        if pool_id:
+            self._writers[pool_id] = worker.provenance.writers
+        self._join(worker)
 
     def full_size_worker_joins(self) -> None:
         """A worker that fits every admitted request joins; if `max_workers` serve, it replaces one of them."""
@@ -82,7 +96,18 @@ class Fleet:
         """A worker dies with its results undelivered."""
         if self.workers:
             self._dead = self.workers.pop(self._any().name)
+            if self._setting.shares_pools:
+                self._leave_pool(self._dead)
             self._handle(ev.WorkerLost(worker=self._dead.name, reason="killed"))
+            if self._setting.shares_pools and self._rng.random() < _RESTART_SHARE:
+                self._add(self._dead.shape)
+
+    def _leave_pool(self, worker: Worker) -> None:
+        """The worker dies before or after further steps, whose results nobody sees; sometimes its pool is lost, too."""
+        for _ in range(self._rng.randint(0, 2)):
+            worker.work()
+        if self._rng.random() < _LOST_POOL_SHARE:
+            self._shared.pop(worker.executor.pool_id, None)
 
     def late_result_arrives(self) -> None:
         """A result of the worker that died last arrives."""
@@ -148,6 +173,9 @@ class Fleet:
         match effect:
             case fx.SendPlan():
                 worker.inbox.append(effect.plan)
+                if effect.plan.take_over is not None:
+                    self._seen["pool taken over"] += 1
+                    worker.provenance.take_over(self._writers[effect.plan.take_over.pool_id])
                 worker.provenance.follow(effect.plan, lambda row: submit_at(effect, row), self._seen)
             case fx.WorkerAccepted():
                 worker.inbox.append(Joined(generation=effect.generation))

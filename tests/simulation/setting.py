@@ -15,6 +15,7 @@ POISON, KILLER = 272, 273
 _MAX_FAULTY_STEP = 400
 # Share of episodes with long outputs in a pool that fits few of them, with host memory: preempted requests must resume.
 _CROWDED_SHARE = 0.25
+_SHARED_POOL_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,8 @@ class Setting:
     corrupt_share: float
     poison_share: float
     killer_share: float
+    # Whether the memory of a worker's pages outlives it.
+    shares_pools: bool
 
 
 def draw_setting(rng: random.Random) -> Setting:
@@ -54,6 +57,7 @@ def draw_setting(rng: random.Random) -> Setting:
         corrupt_share=rng.choice([0.0, 0.0, 0.05]),
         poison_share=rng.choice([0.0, 0.05, 0.2]),
         killer_share=rng.choice([0.0, 0.0, 0.03, 0.1]),
+        shares_pools=rng.random() < _SHARED_POOL_SHARE,
     )
 
 
