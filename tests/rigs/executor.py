@@ -59,7 +59,7 @@ class Executor:
         pool_id: bytes = b"",
         shared: dict[bytes, Slots] | None = None,
     ) -> None:
-        """`shared`: the memory of pools that outlive their worker, by id, its own `pool_id` included."""
+        """`shared`: the memory of pools whose workers are dead, by id."""
         self.shape = shape
         self.pool_id = pool_id
         self._shared = {} if shared is None else shared
@@ -73,8 +73,6 @@ class Executor:
             host_pages=shape.host_pages,
             max_length=shape.max_length,
         )
-        if pool_id:
-            self._shared[pool_id] = self._pool.device
         self._tables = RowTables(shape, self._pool)
         self._generation = 0
         self._step = 0
@@ -84,6 +82,11 @@ class Executor:
     def tables(self) -> dict[int, tuple[int, list[int]]]:
         """Row → (next position, page list), as table_checksum takes it."""
         return {row.idx: (row.position, row.pages[: row.num_pages].tolist()) for row in self._tables.rows.values()}
+
+    @property
+    def memory(self) -> Slots:
+        """The memory of its device pages."""
+        return self._pool.device
 
     def begin(self, generation: int) -> None:
         """The core said Joined: the pool is zeroed, plans of this generation follow, whatever came before."""
@@ -127,12 +130,11 @@ class Executor:
         """Maps the pool that the plan names. Returns False, with the reason in `result`, if it is gone."""
         if not plan.HasField("take_over"):
             return True
-        memory = self._shared.get(plan.take_over.pool_id)
+        memory = self._shared.pop(plan.take_over.pool_id, None)
         if memory is None:
             result.status = pb.STEP_STATUS_OUT_OF_SYNC
-            result.detail = "the pool is gone"
+            result.detail = "the pool is gone or in use"
         else:
-            self._shared.pop(self.pool_id, None)
             self.pool_id = plan.take_over.pool_id
             self._pool.use(memory)
         result.pool_id = self.pool_id

@@ -27,7 +27,7 @@ class Provenance:
 
     def take_over(self, writers: dict[int, ev.Submit]) -> None:
         """The worker takes over the pool of a lost worker, whose pages were written for these requests."""
-        self._pages = writers
+        self._pages = dict(writers)
 
     def follow(self, plan: Plan, submit_at: Callable[[int], ev.Submit], seen: Counter[str]) -> None:
         """`submit_at` returns the request in a row. `seen` counts what the plan does."""

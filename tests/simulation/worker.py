@@ -34,7 +34,7 @@ class Worker:
     shape: Shape
     faults: Faults
     pool_id: bytes = b""
-    # The memory of pools that outlive their workers.
+    # The memory of pools whose workers are dead.
     shared: dict[bytes, Slots] = field(default_factory=dict[bytes, Slots])
     wants_to_join: bool = True
     inbox: deque[Plan | Joined] = field(default_factory=deque[Plan | Joined])

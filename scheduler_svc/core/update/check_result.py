@@ -13,7 +13,7 @@ from scheduler_svc.core.messages.plan import SentPlan
 
 
 def is_valid(event: StepDone, record: SentPlan, vocab_size: int) -> bool:
-    """Returns whether the result has a valid token for each sampled row, exactly the wanted logprobs, and the wanted pool.
+    """Returns whether the result has a valid token for each sampled row, the wanted logprobs and the wanted pool.
 
     Values of rows with logits that are not finite are not checked.
     """
