@@ -94,7 +94,7 @@ class Executor:
         self._open(generation)
 
     def _open(self, generation: int) -> None:
-        self._generation = generation
+        self._generation = self._pool.device.generation = generation
         self._step = 0
         self._broken = False
         self._tables.reset()
@@ -131,10 +131,11 @@ class Executor:
         if not plan.HasField("take_over"):
             return True
         memory = self._shared.pop(plan.take_over.pool_id, None)
-        if memory is None:
-            result.status = pb.STEP_STATUS_OUT_OF_SYNC
-            result.detail = "the pool is gone or in use"
+        if memory is None or memory.generation > plan.take_over.generation:
+            memory, result.status = None, pb.STEP_STATUS_OUT_OF_SYNC
+            result.detail = "the pool is gone, in use, or another session has written to it"
         else:
+            memory.generation = plan.generation
             self.pool_id = plan.take_over.pool_id
             self._pool.use(memory)
         result.pool_id = self.pool_id

@@ -17,6 +17,8 @@ class Slots:
         self.tokens = np.zeros(shape, np.int32)
         self.marks = np.zeros(shape, np.int32)
         self.hashes = np.zeros(shape, np.uint64)
+        # The newest generation that may have written to it.
+        self.generation = 0
         # Slots with nonfinite values; only overwriting clears them.
         self.nonfinite = np.zeros(shape, np.bool_)
 

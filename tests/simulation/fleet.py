@@ -36,7 +36,7 @@ class Fleet:
         self._num_workers = 0
         # The worker that died last, with its undelivered results.
         self._dead: Worker | None = None
-        # By pool id: the memory of dead workers' pools, and the requests that their pages were written for.
+        # By pool id: the memory of dead workers' pools, and the requests that the core has written their pages for.
         self._shared: dict[bytes, Slots] = {}
         self._writers: dict[bytes, dict[int, ev.Submit]] = {}
 
@@ -106,12 +106,6 @@ class Fleet:
             worker.work()
         if self._rng.random() >= _LOST_POOL_SHARE:
             self._shared[worker.executor.pool_id] = worker.executor.memory
-        self._writers[worker.executor.pool_id] = worker.provenance.writers
-
-    def _writers_of(self, pool_id: bytes) -> dict[int, ev.Submit]:
-        """The core may give a pool away whose worker only seems dead; the new worker will not get its memory."""
-        living = [each.provenance.writers for each in self.workers.values() if each.executor.pool_id == pool_id]
-        return living[0] if living else self._writers[pool_id]
 
     def late_result_arrives(self) -> None:
         """A result of the worker that died last arrives."""
@@ -179,9 +173,13 @@ class Fleet:
                 worker.inbox.append(effect.plan)
                 if effect.plan.take_over is not None:
                     self._seen["pool taken over"] += 1
-                    worker.provenance.take_over(self._writers_of(effect.plan.take_over.pool_id))
+                    worker.provenance.take_over(self._writers[effect.plan.take_over.pool_id])
+                    self._writers[effect.plan.take_over.pool_id] = worker.provenance.writers
                 worker.provenance.follow(effect.plan, lambda row: submit_at(effect, row), self._seen)
+                # If it cannot take that pool over, it keeps its own.
+                self._writers[worker.pool_id] = worker.provenance.writers
             case fx.WorkerAccepted():
+                worker.provenance.take_over({})
                 worker.inbox.append(Joined(generation=effect.generation))
             case fx.WorkerRefused():
                 assert effect.retry
