@@ -24,6 +24,9 @@ def audit(core: Scheduler) -> None:
         _audit_pages(lane)
         _audit_rows(core, lane, in_flight[worker])
         _audit_prompt_logprobs(core, lane)
+    for held in core.held_pools.pools:
+        assert not held.pages.num_used, "a row holds a page of a lost worker"
+        assert all(held.pages is not lane.pool for lane in core.lanes.values()), "a pool is held and in use"
     for request in core.queue:
         if not request.row:
             plans = sum(records.plans[request.handle] for records in in_flight.values())

@@ -25,6 +25,7 @@ from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.quarantine import ClearQuarantine, QuarantineQuery
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.state.counters import Counters
+from scheduler_svc.core.state.held_pools import HeldPools
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Move, Phase, Request
 from scheduler_svc.core.state.request_queue import DeadlineKind, RequestQueue
@@ -81,6 +82,11 @@ class Scheduler:
     def suspects(self) -> set[int]:
         """Handles of the live requests that may have killed a worker or made a step fail (`suspicion`)."""
         return self._lanes.suspects.handles
+
+    @property
+    def held_pools(self) -> HeldPools:
+        """The page pools of lost workers that another worker may take over."""
+        return self._lanes.held_pools
 
     @property
     def counters(self) -> Counters:

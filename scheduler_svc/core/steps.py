@@ -123,6 +123,8 @@ class Steps:
             what = f"the result is for step {event.step}, but {expected} in flight"
             cause = ResetCause.WRONG_STEP
             return self._lanes.reset_or_refuse(lane, what, now, cause, event.compute_us), None, []
+        if record.takes_over:
+            lane.take_over_ended(record.takes_over, event.pool_id)
         if event.status is not ev.StepStatus.OK:
             if event.status is ev.StepStatus.OUT_OF_MEMORY and lane.serves:
                 effects, endings = self._out_of_memory.handle(lane, record, event, now)

@@ -192,6 +192,8 @@ class StepDone:
     """One entry per row that samples and wants logprobs, in the order of `tokens`."""
     prompt_logprobs: RawLogprobs = NO_LOGPROBS
     """One entry per wanted prompt position, in the order of `SentPlan.wanted_prompt_logprobs`."""
+    pool_id: bytes = b""
+    """If the plan had a `take_over`: the pool that the worker uses now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
