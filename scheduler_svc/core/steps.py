@@ -24,7 +24,7 @@ from scheduler_svc.core.schedule.turn import Turn
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request_queue import RequestQueue
 from scheduler_svc.core.update.check_result import is_valid
-from scheduler_svc.core.update.results import Ending, StepTokens, read_result
+from scheduler_svc.core.update.results import DETACHED, Ending, StepTokens, read_result
 
 _RECENT_STEPS = 64
 _CAUSES = {
@@ -85,7 +85,7 @@ class Steps:
             lane=lane,
             queue=self._queue,
             other_lanes=others,
-            frontend_idx=frontends.__getitem__,
+            frontend_idx=lambda frontend: frontends.get(frontend, DETACHED),
             counters=self._lanes.counters,
             policy=self._config.policy,
             max_bytes=plan_bytes(self._config, lane.info),
