@@ -112,7 +112,7 @@ class FrontEnd:
                 self._streams.admitted(message.admitted)
             case "rejected":
                 self._streams.rejected(message.rejected)
-            case "abort_reply" | "load_reply" | "flush_reply" as kind:
+            case "abort_reply" | "load_reply" | "flush_reply" | "quarantine_reply" as kind:
                 self._queries.answer(getattr(message, kind))
             case "model_state":
                 self._take_model(message.model_state)
