@@ -178,6 +178,8 @@ class WorkerLoad:
     pages_total: int
     # A text such as "cpu" or "cuda:0 NVIDIA H200".
     device: str
+    # Whether the worker waits without requests until a serving worker is lost.
+    is_standby: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,6 +225,10 @@ class Load:
     # Seconds since a worker was last lost, and why; None and empty if none was lost.
     worker_lost_seconds: float | None
     worker_lost_reason: str
+    # Requests that may have killed a worker.
+    suspects: int
+    # Workers on standby; `workers` does not count them, `per_worker` lists them last.
+    standby_workers: int
     incidents: Incidents
 
     @property

@@ -17,6 +17,7 @@ from scheduler_svc.core.state.rows import Rows, mix
 def audit(core: Scheduler) -> None:
     """Checks all invariants; raises an AssertionError at the first one that is broken."""
     _audit_queue(core)
+    _audit_seats(core)
     in_flight = {worker: _InFlightCounts(core, lane) for worker, lane in core.lanes.items()}
     for worker, lane in core.lanes.items():
         assert lane.worker == worker
@@ -67,6 +68,17 @@ def _audit_queue(core: Scheduler) -> None:
         assert request.known < request.total_length or request.phase is Phase.RUNNING
         assert request.pending_tokens <= request.pending_plans or request.phase is Phase.RUNNING
     assert all(queue.by_handle(handle) for handle in core.suspects), "a suspect is not live"
+
+
+def _audit_seats(core: Scheduler) -> None:
+    """Checks that no request runs on standby workers, and that callers see the sizes of the serving ones."""
+    for lane in core.lanes.values():
+        if not lane.is_seated:
+            assert lane.rows.num_seated == 0 and lane.step <= 1, f"{lane.worker} is on standby and has a request"
+    sizes = [(lane.info.max_length, lane.info.usable_pages) for lane in core.lanes.values() if lane.serves]
+    if sizes:
+        assert core.info is not None, "a worker serves, and callers see no model"
+        assert (core.info.max_length, core.info.usable_pages) == max(sizes), "callers see sizes that no worker has"
 
 
 def _audit_pages(lane: Lane) -> None:

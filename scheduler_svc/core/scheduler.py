@@ -13,13 +13,16 @@ answer, Rejected or End, unless its front end cancels it or disconnects.
 from collections.abc import Callable
 from typing import Any
 
+from scheduler_svc.core import worker_wait
 from scheduler_svc.core.announcer import Announcer
 from scheduler_svc.core.check_submit import Refusal, new_requests, refusal
+from scheduler_svc.core.convictions import Convictions
 from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.load import load_of
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
+from scheduler_svc.core.messages.quarantine import ClearQuarantine, QuarantineQuery
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.lane import Lane
@@ -38,6 +41,7 @@ class Scheduler:
         self.queue = RequestQueue()
         self._lanes = Lanes(config, self.queue)
         self._steps = Steps(config, self.queue, self._lanes)
+        self._convictions = Convictions(config, self._lanes)
         self.draining = False
         self.frontends: dict[str, int] = {}
         """Index of each connected front end, by name; an index is never used twice."""
@@ -54,9 +58,11 @@ class Scheduler:
             ev.Abort: self._on_abort,
             ev.LoadQuery: self._on_load_query,
             ev.FlushCache: self._on_flush_cache,
+            QuarantineQuery: self._convictions.answer_query,
+            ClearQuarantine: self._convictions.clear,
             ev.FrontendJoined: self._on_frontend_joined,
             ev.FrontendLost: self._on_frontend_lost,
-            ev.WorkerJoined: self._on_worker_joined,
+            ev.WorkerJoined: self._lanes.join,
             ev.WorkerLost: self._on_worker_lost,
             ev.WorkerAlive: self._on_worker_alive,
             ev.StepDone: self._on_step_done,
@@ -68,13 +74,13 @@ class Scheduler:
 
     @property
     def lanes(self) -> dict[str, Lane]:
-        """Lanes by the worker's name, the longest joined first."""
+        """Lanes by the worker's name, the longest joined first; those of standby workers too."""
         return self._lanes.by_worker
 
     @property
     def suspects(self) -> set[int]:
-        """Handles of live requests that were in a failed step and have not sampled a token since."""
-        return self._steps.suspects
+        """Handles of the live requests that may have killed a worker or made a step fail (`suspicion`)."""
+        return self._lanes.suspects.handles
 
     @property
     def counters(self) -> Counters:
@@ -90,6 +96,7 @@ class Scheduler:
     def handle(self, event: ev.Event, now: float) -> list[fx.Effect]:
         """Handles one event at time `now` (seconds, never decreasing); returns the effects in order."""
         effects = self._handlers[type(event)](event, now)
+        effects += self._end_convicted(now)
         if self._lanes.worker_infos.revision != self._seen_revision:
             effects += self._on_workers_changed(now)
         effects += self._output.flush(self.frontends)
@@ -97,7 +104,13 @@ class Scheduler:
 
     def next_wake(self) -> float | None:
         """Time of the next Tick if no event arrives before it; None if nothing is due."""
-        moments = (self.queue.next_deadline(), self._lanes.next_timeout(), self._lanes.worker_infos.next_expiry())
+        lanes = self._lanes
+        moments = (
+            self.queue.next_deadline(),
+            lanes.next_timeout(),
+            lanes.worker_infos.next_expiry(),
+            lanes.suspects.waits_until,
+        )
         return min((at for at in moments if at is not None), default=None)
 
     # Requests ------------------------------------------------------------------------------------------------
@@ -134,7 +147,7 @@ class Scheduler:
                 self.queue.add_deadline(now + event.max_time_seconds, request, DeadlineKind.TIME_LIMIT)
             if event.deadline_seconds > 0:
                 self.queue.add_deadline(now + event.deadline_seconds, request, DeadlineKind.DEADLINE)
-            self._update_worker_wait(request, now)
+            worker_wait.update(request, self.queue, self._lanes.worker_infos, self.config, now)
         return [fx.Admitted(frontend=event.frontend, stream=event.stream, requests_ahead=ahead)]
 
     def _refusal(self, event: ev.Submit, now: float) -> Refusal | None:
@@ -145,6 +158,8 @@ class Scheduler:
             return fx.RejectCode.NOT_READY, "", "the service is shutting down"
         if cause := self._lanes.crash_loop.cause(now):
             return fx.RejectCode.NOT_READY, "", cause
+        if sentence := self._convictions.quarantine.refusal(event, now):
+            return fx.RejectCode.QUARANTINED, "", sentence
         return refusal(event, worker_infos=self._lanes.worker_infos, queue=self.queue, config=self.config)
 
     def _on_cancel(self, event: ev.Cancel, now: float) -> list[fx.Effect]:
@@ -194,6 +209,13 @@ class Scheduler:
             ),
         )
 
+    def _end_convicted(self, now: float) -> list[fx.Effect]:
+        """Ends the requests that were convicted of killing their workers or making their steps fail."""
+        convicted = self._convictions.take(now)
+        for request, failure in convicted:
+            self._end(request, now, failure=failure)
+        return [fx.Note(message=f"{failure.message}; it is quarantined") for _, failure in convicted]
+
     def _remove(self, request: Request) -> int:
         """Removes a live request without an answer; returns its tokens that are still in flight."""
         if request.phase is Phase.RUNNING:
@@ -202,7 +224,7 @@ class Scheduler:
             request.move(Move.END)
             self.queue.withdraw(request)
         self.queue.remove(request)
-        self.suspects.discard(request.handle)
+        self._lanes.suspects.discard(request)
         return request.pending_tokens
 
     # Front ends ----------------------------------------------------------------------------------------------
@@ -227,16 +249,13 @@ class Scheduler:
                 self._remove(request)
 
     def _on_load_query(self, event: ev.LoadQuery, now: float) -> list[fx.Effect]:
-        load = load_of(self._lanes, self.queue, self._steps.step_ms, self.output_tokens, now)
+        load = load_of(self._lanes, self.queue, self._steps.step_ms, self.output_tokens, len(self.suspects), now)
         return [fx.LoadReply(frontend=event.frontend, query=event.query, load=load)]
 
     def _on_flush_cache(self, event: ev.FlushCache, now: float) -> list[fx.Effect]:
         return [fx.FlushReply(frontend=event.frontend, query=event.query, pages=self._lanes.flush())]
 
     # Workers -------------------------------------------------------------------------------------------------
-
-    def _on_worker_joined(self, event: ev.WorkerJoined, now: float) -> list[fx.Effect]:
-        return self._lanes.join(event, now)
 
     def _on_worker_lost(self, event: ev.WorkerLost, now: float) -> list[fx.Effect]:
         if event.worker not in self.lanes:
@@ -247,17 +266,8 @@ class Scheduler:
         """Updates the waits of all requests and announces the model, after the known workers changed."""
         self._seen_revision = self._lanes.worker_infos.revision
         for request in self.queue:
-            self._update_worker_wait(request, now)
+            worker_wait.update(request, self.queue, self._lanes.worker_infos, self.config, now)
         return self._announcer.changed_model(self.frontends)
-
-    def _update_worker_wait(self, request: Request, now: float) -> None:
-        """Starts or ends the request's wait for a worker that can hold it."""
-        if request.phase is Phase.RUNNING or any(
-            info.holds(request.total_length) for info in self._lanes.worker_infos.present
-        ):
-            request.end_worker_wait()
-        elif request.begin_worker_wait(now):
-            self.queue.add_deadline(now + self.config.max_worker_wait_seconds, request, DeadlineKind.WORKER_WAIT)
 
     def _on_worker_alive(self, event: ev.WorkerAlive, now: float) -> list[fx.Effect]:
         lane = self.lanes.get(event.worker)
@@ -290,6 +300,7 @@ class Scheduler:
             self._expire(*due, now)
         self._lanes.worker_infos.expire(now)
         effects += self._lanes.expire_workers(now)
+        effects += self._end_convicted(now)
         effects += self._steps.plan(self.frontends, now)
         effects += self._announcer.changed_status(self.frontends, now)
         return effects
@@ -306,22 +317,8 @@ class Scheduler:
                 message = f"request {request.request_id}: its deadline passed after {now - request.arrived_at:.3f} s"
                 self._end(request, now, failure=fx.Failure(code=fx.FailureCode.DEADLINE, message=message))
             case DeadlineKind.WORKER_WAIT:
-                self._end_worker_wait(request, now)
-
-    def _end_worker_wait(self, request: Request, now: float) -> None:
-        """Ends a request if no worker was large enough for `max_worker_wait_seconds`; checks again later if not."""
-        limit, since = self.config.max_worker_wait_seconds, request.worker_wait_since
-        ends_at = request.worker_wait_ends_at(now, limit)
-        if since is None or ends_at is None:
-            return
-        if now < ends_at:
-            self.queue.add_deadline(ends_at, request, DeadlineKind.WORKER_WAIT)
-            return
-        message = (
-            f"for {now - since:.0f} s no worker could hold its {request.total_length} tokens (prompt and "
-            f"max_new_tokens); the limit is {limit:g} s (max_worker_wait_seconds)"
-        )
-        self._end(request, now, failure=fx.Failure(code=fx.FailureCode.NO_WORKER, message=message))
+                if (waited := worker_wait.expire(request, self.queue, self.config, now)) is not None:
+                    self._end(request, now, failure=waited)
 
     # Shutdown ----------------------------------------------------------------------------------------------
 

@@ -71,7 +71,7 @@ class EffectDispatcher:
                     self._worker_processes.joined(effect.worker, join.pid)
                     self.send(self._workers, effect.worker, worker_wire.joined_frame(effect.generation, self._listen()))
                 case fx.WorkerProven():
-                    self._served_model.proven(effect.worker)
+                    self._proven(effect)
                 case fx.WorkerRefused() | fx.AskRejoin():
                     self._turn_away(effect)
                 case _:
@@ -89,6 +89,8 @@ class EffectDispatcher:
             match effect:
                 case fx.SendPlan():
                     self.send(self._workers, effect.worker, worker_wire.plan_frame(effect.plan))
+                case fx.WorkerProven():
+                    self._proven(effect)
                 case fx.WorkerRefused() | fx.AskRejoin():
                     self._turn_away(effect)
                 case fx.KillWorker():
@@ -97,7 +99,7 @@ class EffectDispatcher:
                     log.warning("%s", effect.message)
                 case StepReport():
                     reports.append(effect)
-                case fx.WorkerAccepted() | fx.WorkerProven():
+                case fx.WorkerAccepted():
                     raise AssertionError(f"{effect} does not answer a worker's message")
                 case _:
                     later.setdefault(effect.frontend, []).append(effect)
@@ -114,6 +116,11 @@ class EffectDispatcher:
             link.send(peer, frame)
         except PeerLostError as error:
             self.lost_peers.append((link, peer, str(error)))
+
+    def _proven(self, effect: fx.WorkerProven) -> None:
+        self._served_model.proven(effect.worker)
+        if effect.was_standby:
+            self.send(self._workers, effect.worker, worker_wire.seated_frame())
 
     def _turn_away(self, effect: fx.WorkerRefused | fx.AskRejoin) -> None:
         if isinstance(effect, fx.AskRejoin):

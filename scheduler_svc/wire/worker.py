@@ -13,12 +13,14 @@ from scheduler_svc.core.messages.plan import NOTHING_MOVES, PageMoves, Plan, Row
 from scheduler_svc.core.messages.worker_info import GenerationDefaults, WorkerInfo
 from scheduler_svc.wire.arrays import WireError, array, fields, packed
 
-PROTOCOL = 5
+PROTOCOL = 6
 
 # The members of both enums have the same names.
 _STATUS = {pb.StepStatus.Value(f"STEP_STATUS_{status.name}"): status for status in ev.StepStatus}
 # The fields that a Join and a WorkerInfo share, with the same values.
-_INFO = tuple(name for name in WorkerInfo.__slots__ if name not in ("eos_token_ids", "device", "defaults"))
+_INFO = tuple(
+    name for name in WorkerInfo.__slots__ if name not in ("eos_token_ids", "device", "defaults", "is_standby")
+)
 _MAX_DETAIL, _MAX_NAME, _MAX_EOS_IDS = 2000, 512, 1024
 
 
@@ -73,6 +75,7 @@ def _info(join: pb.Join) -> WorkerInfo:
         **fields(join, _INFO),
         eos_token_ids=tuple(join.eos_token_ids),
         device=join.device[:_MAX_NAME],
+        is_standby=join.standby,
         defaults=GenerationDefaults(**fields(join.defaults, GenerationDefaults.__slots__)),
     )
 
@@ -176,3 +179,8 @@ def refused_frame(reason: str, *, retry: bool) -> bytes:
 def rejoin_frame() -> bytes:
     """Asks a worker that the core does not know to join again."""
     return pb.CoreToWorker(rejoin=pb.Rejoin()).SerializeToString()
+
+
+def seated_frame() -> bytes:
+    """Tells a standby worker that it gets requests now."""
+    return pb.CoreToWorker(seated=pb.Seated()).SerializeToString()

@@ -50,7 +50,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--model", default="checking")
     parser.add_argument("--identity", help="default: a hash of what is served")
     parser.add_argument("--without-key", action="store_true", help="join as a stray process would")
-    parser.add_argument("--protocol", type=int, default=5)
+    parser.add_argument("--protocol", type=int, default=6)
+    parser.add_argument("--standby", action="store_true", help="wait without requests until a worker is lost")
     shape = Shape()
     for name in _SHAPE_FLAGS:
         default = getattr(shape, name)
@@ -107,6 +108,7 @@ def join_message(args: argparse.Namespace) -> pb.Join:
         defaults=pb.GenerationDefaults(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0),
         tokenizer_json=tokenizer,
         pid=os.getpid(),
+        standby=args.standby,
         max_frame_bytes=_MAX_MESSAGE_BYTES,
         device="none (content checking)",
         dtype="uint64",

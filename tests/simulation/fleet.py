@@ -39,15 +39,21 @@ class Fleet:
         if len(self.workers) < self._setting.max_workers:
             self._add(draw_worker_shape(self._rng, self._setting))
 
-    def _add(self, shape: Shape) -> None:
+    def standby_worker_joins(self) -> None:
+        """A worker on standby joins, at most one more than `max_workers` allows."""
+        if len(self.workers) <= self._setting.max_workers:
+            self._add(draw_worker_shape(self._rng, self._setting), is_standby=True)
+
+    def _add(self, shape: Shape, *, is_standby: bool = False) -> None:
         self._num_workers += 1
         name = f"w-{self._num_workers}"
-        self.workers[name] = Worker(name=name, shape=shape, faults=draw_faults(self._rng, self._setting))
+        faults = draw_faults(self._rng, self._setting)
+        self.workers[name] = Worker(name=name, shape=shape, faults=faults, is_standby=is_standby)
         self._join(self.workers[name])
 
     def full_size_worker_joins(self) -> None:
         """A worker that fits every admitted request joins; if `max_workers` serve, it replaces one of them."""
-        if len(self.workers) == self._setting.max_workers:
+        if len(self.workers) >= self._setting.max_workers:
             self.worker_dies()
         self._add(self._setting.shape)
 
@@ -149,7 +155,9 @@ class Fleet:
 
     def take(
         self,
-        effect: fx.SendPlan | fx.WorkerAccepted | fx.WorkerRefused | fx.AskRejoin | fx.KillWorker,
+        effect: (
+            fx.SendPlan | fx.WorkerAccepted | fx.WorkerProven | fx.WorkerRefused | fx.AskRejoin | fx.KillWorker
+        ),
         submit_at: SubmitAt,
     ) -> None:
         """Delivers a message of the core to its worker. `submit_at` returns the owner of a row of a plan."""
@@ -159,7 +167,11 @@ class Fleet:
             assert isinstance(effect, fx.WorkerRefused | fx.AskRejoin) or effect.worker == "stranger"
             return
         match effect:
+            case fx.WorkerProven():
+                assert worker.is_standby == effect.was_standby
+                worker.is_standby = False
             case fx.SendPlan():
+                assert not worker.is_standby or effect.plan.step == 1, "a worker on standby gets a request"
                 worker.inbox.append(effect.plan)
                 worker.provenance.follow(effect.plan, lambda row: submit_at(effect, row), self._seen)
             case fx.WorkerAccepted():

@@ -4,7 +4,7 @@ Owns those messages, which wait until an episode delivers them. Decides nothing.
 """
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tandem.internal.v1 import worker_pb2 as pb
 
@@ -32,6 +32,7 @@ class Worker:
     name: str
     shape: Shape
     faults: Faults
+    is_standby: bool = False
     wants_to_join: bool = True
     is_hung: bool = False
     inbox: deque[Plan | Joined] = field(default_factory=deque[Plan | Joined])
@@ -46,7 +47,7 @@ class Worker:
     @property
     def info(self) -> WorkerInfo:
         """The info that its Join carries."""
-        return info_of(self.shape)
+        return replace(info_of(self.shape), is_standby=self.is_standby)
 
     def joining(self) -> ev.WorkerJoined:
         """The event of its Join."""

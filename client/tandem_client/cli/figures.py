@@ -66,7 +66,8 @@ def of_load(load: Load) -> Iterator[str]:
     if len(workers) == 1:
         yield f"workers   1 ({workers[0]})"
     else:
-        yield f"workers   {load.workers:,}"
+        on_standby = f", and {load.standby_workers:,} on standby" if load.standby_workers else ""
+        yield f"workers   {load.workers:,}{on_standby}"
         yield from (f"          {worker}" for worker in workers)
     yield from _incidents(load.incidents)
     if load.worker_lost_seconds is not None:
@@ -111,6 +112,8 @@ def _worker(worker: WorkerLoad, *, alone: bool) -> str:
     name = ", ".join(filter(None, (f"pid {worker.pid}" if worker.pid else "", worker.device))) or "pid unknown"
     if alone:
         return name
+    if worker.is_standby:
+        return f"{name}: on standby"
     pages = _pages(worker.pages_used, worker.pages_total)
     return f"{name}: {worker.running:,} running, {pages}, {worker.pages_cached:,} cached"
 

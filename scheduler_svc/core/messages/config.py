@@ -56,6 +56,8 @@ class CoreConfig:
     """A request fails if no present worker can hold it for this long."""
     max_plan_bytes: int = 16 << 20
     """Largest encoded size of the rows that a plan starts. A plan that starts only one row may exceed it."""
+    quarantine_seconds: float = 3600.0
+    """How long a request that killed its workers, or made its steps fail, is refused if it is sent again."""
     prove_workers: bool = False
     """Whether a new worker must confirm a step before requests run on it and callers learn its limits."""
     report_steps: bool = False

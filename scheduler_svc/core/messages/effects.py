@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from scheduler_svc.core.messages.arrays import Float32Array, Int32Array
 from scheduler_svc.core.messages.plan import Plan
+from scheduler_svc.core.messages.quarantine import QuarantineReply
 from scheduler_svc.core.messages.reports import Load, StepReport
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 
@@ -23,6 +24,7 @@ class RejectCode(StrEnum):
     DUPLICATE = "duplicate"
     QUEUE_FULL = "queue full"
     NOT_READY = "not ready"
+    QUARANTINED = "quarantined"
 
 
 class EndReason(StrEnum):
@@ -95,10 +97,7 @@ class End:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admitted:
-    """The core accepted a request and queued its samples, which get rows later. `stream` is the first sample's.
-
-    `requests_ahead` is the number of requests that were waiting already.
-    """
+    """The core accepted a request and queued its samples behind `requests_ahead` others. `stream` is the first's."""
 
     frontend: str
     stream: int
@@ -213,7 +212,7 @@ class CoreStatus:
     not_serving: str
     """One sentence while the workers crash in a loop, otherwise empty."""
     workers: int
-    """Number of workers that have joined."""
+    """Number of workers that have joined, without those on standby."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,9 +225,10 @@ class WorkerAccepted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerProven:
-    """Requests may run on the worker and callers see its limits: a step succeeded, or `prove_workers` is off."""
+    """Requests may run on the worker and callers see its limits: a step succeeded, or it was on standby until now."""
 
     worker: str
+    was_standby: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,6 +283,7 @@ Effect = (
     | AbortReply
     | LoadReply
     | FlushReply
+    | QuarantineReply
     | ModelServed
     | CoreStatus
     | WorkerAccepted

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from scheduler_svc.core.messages.arrays import NO_FLOATS, NO_IDS, Float32Array, Int32Array
+from scheduler_svc.core.messages.quarantine import ClearQuarantine, QuarantineQuery
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 
 # The largest `Submit.sampling`: the lists of tokens that a front end takes make 94 kB at most.
@@ -49,6 +50,15 @@ class Submit:
     """Whether the request may use cached pages."""
     cache_write: bool = True
     """Whether the request's pages enter the prefix cache."""
+    sampling_key: bytes = b""
+    """Hash of `sampling` without the seed, which may be drawn anew each time. If it is empty, `sampling` counts."""
+
+    @property
+    def options(self) -> tuple[bytes, bytes]:
+        """What identifies the request besides tenant and prompt: its sampling, its stop tokens and limits."""
+        stops = sorted(set(self.stop_token_ids))
+        limits = (stops, self.ignore_eos, self.max_new_tokens, self.min_new_tokens, self.num_logprobs)
+        return self.sampling_key or self.sampling, repr(limits).encode()
 
     @property
     def streams(self) -> range:
@@ -213,6 +223,8 @@ Event = (
     | Abort
     | LoadQuery
     | FlushCache
+    | QuarantineQuery
+    | ClearQuarantine
     | FrontendJoined
     | FrontendLost
     | WorkerJoined

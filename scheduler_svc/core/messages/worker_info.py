@@ -53,6 +53,8 @@ class WorkerInfo:
     """Size of the largest message that the worker accepts."""
     device: str = ""
     """Human-readable description."""
+    is_standby: bool = False
+    """Whether the worker gets no request before a serving worker is lost."""
     defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
 
     @property

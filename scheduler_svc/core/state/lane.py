@@ -49,8 +49,10 @@ class Lane:
         self.pool = PagePool(info.num_pages)
         self.host = HostPool(info.host_pages)
         self.schedule = LaneSchedule()
-        self.is_proven = False
-        """Whether requests may run on the worker: its first step succeeded, or `prove_workers` is off."""
+        self.proven_at: float | None = None
+        """When the worker's first step succeeded, or it joined with `prove_workers` off; None before."""
+        self.is_seated = not info.is_standby
+        """Whether requests may run on the worker once it is proven. A standby worker is seated when another is lost."""
         self._open(generation)
 
     def _open(self, generation: int) -> None:
@@ -167,9 +169,18 @@ class Lane:
         """Records that the worker sent a result."""
         self.clock.answered(now, self.in_flight)
 
-    def prove(self) -> None:
-        """Records that requests may run on the worker."""
-        self.is_proven = True
+    def prove(self, now: float) -> None:
+        """Records that the worker's first step succeeded, or that `prove_workers` is off."""
+        self.proven_at = now
+
+    def take_seat(self) -> None:
+        """Records that requests may run on this standby worker."""
+        self.is_seated = True
+
+    @property
+    def serves(self) -> bool:
+        """Whether requests may run on the worker: it is proven and seated."""
+        return self.is_seated and self.proven_at is not None
 
     # Waiting for results -------------------------------------------------------------------------------------------
 
@@ -244,23 +255,3 @@ class Lane:
                 self.pool.evict(page)
         for page_hash in record.swapped_out:
             self.host.evict(page_hash)
-
-    def swap_out(self, request: Request, num_written: int) -> list[tuple[int, int, bytes]]:
-        """Assigns host pages to the cached pages that only this running request holds, for the plan being made.
-
-        Returns (page, host page, hash) for each. `num_written` is the number of host pages that the plan writes
-        already. The plan must not write a host page twice, so it writes at most as many as the pool has.
-        """
-        swap_outs: list[tuple[int, int, bytes]] = []
-        table = self.rows.pages[request.row]
-        for page_idx, page_hash in enumerate(request.page_hashes[: len(table)]):
-            if num_written + len(swap_outs) >= self.host.num_slots:
-                break
-            page = table[page_idx]
-            # A page that other rows share stays on the device.
-            if self.pool.hash_of(page) != page_hash or self.pool.references(page) != 1:
-                continue
-            slot = self.host.store(page_hash, self.pool.tokens(page), unverified=self.pool.is_unverified(page))
-            if slot is not None:
-                swap_outs.append((page, slot, page_hash))
-        return swap_outs

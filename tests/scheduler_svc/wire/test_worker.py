@@ -19,7 +19,7 @@ from scheduler_svc.wire import worker as worker_wire
 from scheduler_svc.wire.arrays import WireError, array, packed, parsed
 
 JOIN = worker_pb2.Join(
-    protocol=5, identity="i", model="m", vocab_size=100, page_size=4, num_pages=9, max_rows=3, max_length=32,
+    protocol=6, identity="i", model="m", vocab_size=100, page_size=4, num_pages=9, max_rows=3, max_length=32,
     token_budget=12, chunk_align=2, logit_rows=8, eos_token_ids=[0], max_frame_bytes=64 << 20,
 )  # fmt: skip
 
@@ -122,7 +122,7 @@ def test_mutated_frames_never_break_the_core(seed: int) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "sentence"),
     [
-        ("protocol", 1, "it speaks protocol 1; this scheduler speaks 5"),
+        ("protocol", 1, "it speaks protocol 1; this scheduler speaks 6"),
         ("vocab_size", 0, "vocab_size is 0; it must be 1 to 16777216"),
         ("num_pages", 1, "num_pages is 1; it must be 2 to 1048576"),
         ("token_budget", 4, "token_budget is 4; it must be 5 to 16777216"),
@@ -347,7 +347,7 @@ def test_every_figure_of_the_load_is_sent() -> None:
     workers = tuple(
         WorkerLoad(
             pid=10 * n, device=f"cuda:{n}", running=10 * n + 1, pages_used=10 * n + 2, pages_cached=10 * n + 3,
-            pages_total=10 * n + 4,
+            pages_total=10 * n + 4, is_standby=n == 2,
         )
         for n in (1, 2)
     )  # fmt: skip
@@ -364,7 +364,7 @@ def test_every_figure_of_the_load_is_sent() -> None:
     assert [value for _, value in reply.load.incidents.ListFields()] == [1, 2, 3, 4, 5, 6]
     assert [[value for _, value in worker.ListFields()] for worker in reply.load.per_worker] == [
         [10, 11, 12, 13, 14, "cuda:1"],
-        [20, 21, 22, 23, 24, "cuda:2"],
+        [20, 21, 22, 23, 24, "cuda:2", True],
     ]
 
 
