@@ -155,9 +155,7 @@ class Fleet:
 
     def take(
         self,
-        effect: (
-            fx.SendPlan | fx.WorkerAccepted | fx.WorkerProven | fx.WorkerRefused | fx.AskRejoin | fx.KillWorker
-        ),
+        effect: (fx.SendPlan | fx.WorkerAccepted | fx.WorkerProven | fx.WorkerRefused | fx.AskRejoin | fx.KillWorker),
         submit_at: SubmitAt,
     ) -> None:
         """Delivers a message of the core to its worker. `submit_at` returns the owner of a row of a plan."""

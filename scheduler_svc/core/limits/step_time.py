@@ -28,7 +28,7 @@ _BASE_TOKENS = 256
 _UNKNOWN_TOKEN_SECONDS = 1e-3
 _FIRST_STEP_SECONDS = 0.5
 # Weight of a step in the average of its class, if it was slower or faster than the average.
-_SLOWER_WEIGHT, _FASTER_WEIGHT = 1 / 2, 1 / 16
+_SLOWER_WEIGHT, _FASTER_WEIGHT = 1 / 4, 1 / 16
 
 
 def deadline_seconds(predicted_seconds: float) -> float:

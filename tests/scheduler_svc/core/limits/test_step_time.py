@@ -84,9 +84,9 @@ def test_a_slower_machine_is_followed_at_once_and_a_faster_one_slowly() -> None:
     times.learn(plan, 0.1)
     for _ in range(4):
         times.learn(plan, 1.0)
-    assert times.predict(plan) > 0.9
+    assert times.predict(plan) > 0.7
     times.learn(plan, 0.1)
-    assert times.predict(plan) > 0.8
+    assert times.predict(plan) > 0.65
     for _ in range(100):
         times.learn(plan, 0.1)
     assert times.predict(plan) == pytest.approx(0.1, rel=0.05)
