@@ -24,7 +24,7 @@ from scheduler_svc.core.schedule.turn import Turn
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request_queue import RequestQueue
 from scheduler_svc.core.update.check_result import is_valid
-from scheduler_svc.core.update.results import Ending, StepTokens, read_result
+from scheduler_svc.core.update.results import DETACHED, Ending, StepTokens, read_result
 
 _RECENT_STEPS = 64
 _CAUSES = {
@@ -85,7 +85,7 @@ class Steps:
             lane=lane,
             queue=self._queue,
             other_lanes=others,
-            frontend_idx=frontends.__getitem__,
+            frontend_idx=lambda frontend: frontends.get(frontend, DETACHED),
             counters=self._lanes.counters,
             policy=self._config.policy,
             max_bytes=plan_bytes(self._config, lane.info),
@@ -123,6 +123,8 @@ class Steps:
             what = f"the result is for step {event.step}, but {expected} in flight"
             cause = ResetCause.WRONG_STEP
             return self._lanes.reset_or_refuse(lane, what, now, cause, event.compute_us), None, []
+        if record.takes_over:
+            lane.take_over_ended(record.takes_over, event.pool_id)
         if event.status is not ev.StepStatus.OK:
             if event.status is ev.StepStatus.OUT_OF_MEMORY and lane.serves:
                 effects, endings = self._out_of_memory.handle(lane, record, event, now)

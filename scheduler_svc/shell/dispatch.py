@@ -99,6 +99,8 @@ class EffectDispatcher:
                     log.warning("%s", effect.message)
                 case StepReport():
                     reports.append(effect)
+                case fx.Detached() | fx.Forgotten() | fx.StepOutput(frontend=""):
+                    pass  # Only a journal reads these.
                 case fx.WorkerAccepted():
                     raise AssertionError(f"{effect} does not answer a worker's message")
                 case _:

@@ -15,6 +15,7 @@ POISON, KILLER = 272, 273
 _MAX_FAULTY_STEP = 400
 # Share of episodes with long outputs in a pool that fits few of them, with host memory: preempted requests must resume.
 _CROWDED_SHARE = 0.25
+_SHARED_POOL_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,8 @@ class Setting:
     # Share of workers whose memory fits fewer positions or rows than they report, and of moves in which one hangs.
     small_memory_share: float
     hang_share: float
+    # Whether the memory of a worker's pages outlives it.
+    shares_pools: bool
 
 
 def draw_setting(rng: random.Random) -> Setting:
@@ -59,6 +62,7 @@ def draw_setting(rng: random.Random) -> Setting:
         killer_share=rng.choice([0.0, 0.0, 0.03, 0.1]),
         small_memory_share=rng.choice([0.0, 0.0, 0.3, 1.0]),
         hang_share=rng.choice([0.0, 0.0, 0.1, 0.3]),
+        shares_pools=rng.random() < _SHARED_POOL_SHARE,
     )
 
 

@@ -79,13 +79,22 @@ class StepTimes:
 
     def learn(self, record: SentPlan, seconds: float) -> None:
         """Takes the time of a confirmed step."""
-        averages, own = self._averages(record), _class_of(self.work(record))
-        before = averages.get(own, seconds)
-        weight = _SLOWER_WEIGHT if seconds > before else _FASTER_WEIGHT
-        averages[own] = before + weight * (seconds - before)
+        own = _class_of(self.work(record))
+        average = _moved(self._averages(record).get(own), seconds)
+        if record.prefill_tokens:
+            self._of_chunks[own] = average
+        else:
+            self._of_decodes[own] = average
 
     def _averages(self, record: SentPlan) -> dict[int, float]:
         return self._of_chunks if record.prefill_tokens else self._of_decodes
+
+
+def _moved(average: float | None, seconds: float) -> float:
+    """Returns the average after another step."""
+    if average is None:
+        return seconds
+    return average + (seconds - average) * (_SLOWER_WEIGHT if seconds > average else _FASTER_WEIGHT)
 
 
 def _bound(averages: dict[int, float], work: float) -> float:

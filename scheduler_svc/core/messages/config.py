@@ -54,6 +54,12 @@ class CoreConfig:
     """A worker is treated as lost if it has no plan in flight and sends no message for this long."""
     max_worker_wait_seconds: float = 600.0
     """A request fails if no present worker can hold it for this long."""
+    max_kept_requests: int = 1024
+    """Largest number of ended requests whose answers are kept for callers that may resume them."""
+    max_kept_bytes: int = 64 << 20
+    """Largest size of these answers: their tokens and descriptions."""
+    report_detached: bool = False
+    """Whether the core emits the StepOutputs of requests without a reader (`resume_effects.Detached`)."""
     max_plan_bytes: int = 16 << 20
     """Largest encoded size of the rows that a plan starts. A plan that starts only one row may exceed it."""
     quarantine_seconds: float = 3600.0

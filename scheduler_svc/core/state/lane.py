@@ -16,12 +16,14 @@ generation. Results of older generations are ignored. The worker drops its rows 
 """
 
 from collections import deque
+from dataclasses import replace
 
 import numpy as np
 
 from scheduler_svc.core.limits.memory_limit import MemoryLimit
 from scheduler_svc.core.limits.step_clock import StepClock
-from scheduler_svc.core.messages.plan import SentPlan
+from scheduler_svc.core.messages.config import CoreConfig
+from scheduler_svc.core.messages.plan import SentPlan, TakeOver
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.state.host_pool import HostPool
 from scheduler_svc.core.state.lane_schedule import LaneSchedule
@@ -47,6 +49,10 @@ class Lane:
         self.sink_pages = -(-info.sink_tokens // info.page_size)
         """Number of leading pages that every position reads, in addition to its window."""
         self.pool = PagePool(info.num_pages)
+        self.pool_id = info.pool_id
+        """Names the memory of the pages if it outlives the worker (`held_pools`). Empty otherwise."""
+        # The pool that the next plan tells the worker to take over.
+        self._next_take_over: TakeOver | None = None
         self.host = HostPool(info.host_pages)
         self.schedule = LaneSchedule()
         self.proven_at: float | None = None
@@ -137,6 +143,27 @@ class Lane:
         pages, self._zero_pages = self._zero_pages, []
         return pages
 
+    def take_over(self, pool: PagePool, take_over: TakeOver) -> None:
+        """Replaces the page pool, which no row uses, by that of a lost worker. The next plan tells the worker."""
+        assert not self.pool.num_used and not self._zero_pages, "pages of the pool that is replaced are in use"
+        self.pool, self.pool_id, self._next_take_over = pool, take_over.pool_id, take_over
+        self.schedule.reset()
+
+    def next_take_over(self) -> TakeOver | None:
+        """Returns the pool that the plan being made tells the worker to take over, and clears it."""
+        take_over, self._next_take_over = self._next_take_over, None
+        return take_over
+
+    def take_over_ended(self, wanted: bytes, used: bytes) -> None:
+        """Records the result of a plan that told the worker to take over pool `wanted`; it uses pool `used` now.
+
+        If these differ, no page has the content that its hash says, so all pages are evicted.
+        """
+        self.in_flight[0] = replace(self.in_flight[0], takes_over=b"")
+        if used != wanted:
+            self.pool.evict_all()
+            self.pool_id = self.info.pool_id if used == self.info.pool_id else b""
+
     def plan_made(self, record: SentPlan) -> None:
         """Adds the record of a new plan to the plans in flight."""
         assert record.step == self.step + 1, f"step {record.step} planned after step {self.step}"
@@ -184,13 +211,13 @@ class Lane:
 
     # Waiting for results -------------------------------------------------------------------------------------------
 
-    def working_since(self) -> float:
-        """Returns when the worker began the oldest plan in flight. A plan must be in flight."""
-        return self.clock.began_at(self.in_flight[0])
+    def timeout(self, config: CoreConfig) -> float:
+        """Returns the time at which the worker is given up, unless it is heard before."""
+        return self.clock.timeout(self.in_flight, config)
 
     def is_overdue(self, now: float) -> bool:
         """Returns whether the worker has taken more than `OVERDUE_SECONDS` for its current step."""
-        return bool(self.in_flight) and now - self.working_since() > OVERDUE_SECONDS
+        return bool(self.in_flight) and now - self.clock.began_at(self.in_flight[0]) > OVERDUE_SECONDS
 
     def awaits(self, request: Request) -> bool:
         """Returns whether a plan in flight contains the request."""
@@ -242,6 +269,9 @@ class Lane:
             self.unseat(request, Move.RESET)
         for record in self.in_flight:
             self._evict_pages_of(record)
+            if record.takes_over:
+                # Nobody knows which pool the worker uses, so a later worker cannot take it over.
+                self.pool_id = b""
         if not keep_pages:
             self.pool.evict_all()
             self.host.evict_all()
