@@ -22,6 +22,10 @@ class InFlight:
     started: "torch.cuda.Event | None" = None
     ended: "torch.cuda.Event | None" = None
 
+    def with_pool(self, pool_id: bytes) -> "InFlight":
+        """The same plan, whose outcome tells which pool the worker uses."""
+        return replace(self, outcome=replace(self.outcome, pool_id=pool_id))
+
     def finished(self) -> Outcome:
         """Waits for the end of the step and returns its outcome. Passes on errors of the device."""
         compute_us = self.outcome.compute_us
@@ -44,6 +48,7 @@ class InFlight:
             compute_us=compute_us,
             logprobs=_token_logprobs(self.output.logprobs),
             prompt_logprobs=_token_logprobs(self.output.prompt_logprobs),
+            pool_id=self.outcome.pool_id,
         )
 
 
