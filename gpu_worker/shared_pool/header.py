@@ -56,9 +56,7 @@ class Header:
         magic, version, newest, *found = _HEADER.unpack_from(self._memory, 0)  # type: ignore[arg-type]
         if (magic, version) != (MAGIC, VERSION):
             raise PoolDiffers(f"the memory is not a KV pool of version {VERSION}")
-        for name, own, wanted in zip(
-            ("id", "layout", "model"), found, (pool_id, layout, identity), strict=True
-        ):
+        for name, own, wanted in zip(("id", "layout", "model"), found, (pool_id, layout, identity), strict=True):
             if own != wanted:
                 raise PoolDiffers(f"the {name} of the pool is {own.hex()[:12]}; {wanted.hex()[:12]} is needed")
         if newest > generation:

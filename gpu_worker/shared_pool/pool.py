@@ -103,9 +103,7 @@ class SharedPool:
     def _check(self, memory: int, order: pb.TakeOver) -> None:
         data = os.pread(memory, header_bytes(self._num_pages), 0)
         found = Header(bytearray(data), self._num_pages)
-        found.check(
-            pool_id=order.pool_id, layout=self.layout, identity=self._identity, generation=order.generation
-        )
+        found.check(pool_id=order.pool_id, layout=self.layout, identity=self._identity, generation=order.generation)
 
     def _describe(self) -> None:
         self._header.write(pool_id=self.pool_id, layout=self.layout, identity=self._identity)

@@ -32,9 +32,7 @@ class Region:
 
     def replace(self, memory: int) -> None:
         """Maps another object of the same size at the same addresses. Raises OSError."""
-        self._mmap(
-            self.address, self.num_bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED, memory
-        )
+        self._mmap(self.address, self.num_bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED, memory)
         # Systems without huge pages for shared memory refuse the advice.
         with suppress(OSError):
             self._madvise(getattr(mmap, "MADV_HUGEPAGE", 14))
@@ -45,7 +43,7 @@ class Region:
 
     def bytes_at(self, offset: int, num_bytes: int) -> "ctypes.Array[ctypes.c_char]":
         """A buffer over a part of the region, for numpy and torch."""
-        assert 0 <= offset and offset + num_bytes <= self.num_bytes
+        assert offset >= 0 and offset + num_bytes <= self.num_bytes
         return (ctypes.c_char * num_bytes).from_address(self.address + offset)
 
     def _mmap(self, address: int | None, num_bytes: int, protection: int, flags: int, memory: int) -> int:

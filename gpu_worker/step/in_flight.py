@@ -12,6 +12,10 @@ from gpu_worker.step.output import StepOutput
 from gpu_worker.wire.frames import NO_TOKENS, Outcome, TokenLogprobs
 
 
+class DeviceLost(RuntimeError):
+    """The device's context is unusable; only a new process can use the device again."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InFlight:
     """A submitted plan. `output` is None if the plan was refused or computes nothing."""

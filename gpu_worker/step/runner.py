@@ -28,7 +28,7 @@ from gpu_worker.layout.step_layout import StepLayout, lay_out
 from gpu_worker.shared_pool.errors import PoolError
 from gpu_worker.shared_pool.pool import PrivatePool, SharedPool
 from gpu_worker.step.device_step import DeviceStep
-from gpu_worker.step.in_flight import InFlight, on_lost_device
+from gpu_worker.step.in_flight import DeviceLost, InFlight, on_lost_device
 from gpu_worker.step.output import ResultRing, StepOutput
 from gpu_worker.step.refusals import refusal_of
 from gpu_worker.step.saved_pages import SavedPages
@@ -38,10 +38,6 @@ from gpu_worker.wire.frames import Outcome, Plan, PlanError, read_plan
 log = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT = 2
-
-
-class DeviceLost(RuntimeError):
-    """The device's context is unusable; only a new process can use the device again."""
 
 
 class Runner:
@@ -86,7 +82,7 @@ class Runner:
         self.pool.attach(self.on_device.cache.pools, geometry.page_size)
         # Whether `submit` only enqueues.
         self._is_asynchronous = device.type != "cpu"
-        # The results of padded steps are overwritten by the next step; others are read where they were computed.
+        # The next step overwrites the results of padded steps; others are read where they were computed.
         self._results: ResultRing | None = None
         if self.shapes.is_padded:
             allocate = partial(torch.zeros, dtype=torch.int64, pin_memory=device.type == "cuda")
@@ -216,7 +212,10 @@ class Runner:
             if oldest.ended is not None and not wait and not oldest.ended.query():
                 return None
             self._in_flight.popleft()
-            return self._finished(oldest)
+            outcome = oldest.finished()
+            if self._results is not None and oldest.output is not None:
+                self._results.put_back(oldest.output)
+            return outcome
         except torch.AcceleratorError as error:
             # CUDA reports a kernel's error at a later call, and from then on every call fails.
             self._lost = first_line(error)
@@ -230,12 +229,6 @@ class Runner:
         self._in_flight = deque(InFlight(outcome=outcome) for outcome in outcomes[1:])
         self._failed = self._failed or any(outcome.generation == self._generation for outcome in outcomes)
         return outcomes[0]
-
-    def _finished(self, item: InFlight) -> Outcome:
-        outcome = item.finished()
-        if self._results is not None and item.output is not None:
-            self._results.put_back(item.output)
-        return outcome
 
     def warm_up(self, on_kernel: Callable[[str, float], None] | None = None) -> None:
         """Compiles every kernel, captures padded steps, and calls `on_kernel` (name, seconds).

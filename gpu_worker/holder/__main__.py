@@ -1,4 +1,4 @@
-"""`python -m gpu_worker.shared_pool`: the holder of shared pools as a process, until a signal.
+"""`python -m gpu_worker.holder`: the holder of shared pools as a process, until a signal.
 
 Owns its flags, its limit and its exit code. Imports no torch: it must cost little memory and start at once.
 """
@@ -15,13 +15,13 @@ from pathlib import Path
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from gpu_worker import logs
+from gpu_worker.holder.pools import Pools
+from gpu_worker.holder.server import Holder, HolderRuns
 from gpu_worker.link.runtime_dir import own_runtime_dir
 from gpu_worker.process.parent import die_with_parent
 from gpu_worker.settings import default_runtime_dir
-from gpu_worker.shared_pool.holder import Holder, HolderRuns
-from gpu_worker.shared_pool.pools import Pools
 
-log = logging.getLogger("gpu_worker.shared_pool")
+log = logging.getLogger("gpu_worker.holder")
 
 # Of the machine's memory, if no limit is set. The worker's own check of free memory is stricter.
 _SHARE_OF_MEMORY = 0.8
@@ -57,7 +57,7 @@ def _serve(settings: argparse.Namespace) -> int:
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="gpu_worker.shared_pool", description="Keeps the KV pools of CPU workers.")
+    parser = argparse.ArgumentParser(prog="gpu_worker.holder", description="Keeps the KV pools of CPU workers.")
     parser.add_argument("--runtime-dir", type=Path, default=default_runtime_dir(), help="folder of the sockets")
     parser.add_argument("--max-bytes", type=_size, default=_default_limit(), help="limit of all pools, such as 4GiB")
     parser.add_argument("--exit-with-parent", action="store_true", help="end when the parent process ends")
