@@ -239,6 +239,7 @@ def join_message(
         tokenizer_json=files.tokenizer_json,
         chat_template=files.chat_template,
         pid=os.getpid(),
+        standby=settings.standby,
         device=f"{device}{card}",
         dtype=str(dtype).removeprefix("torch."),
         pool_id=runner.pool.pool_id,

@@ -5,7 +5,6 @@ a GPU `submit` only enqueues, so that two plans can be in flight; on a CPU it co
 outcomes in the order of the plans.
 """
 
-import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -34,8 +33,6 @@ from gpu_worker.step.refusals import refusal_of
 from gpu_worker.step.saved_pages import SavedPages
 from gpu_worker.step.warm_up import warm_up_steps
 from gpu_worker.wire.frames import Outcome, Plan, PlanError, read_plan
-
-log = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT = 2
 
@@ -80,7 +77,6 @@ class Runner:
         )
         self.pool = pool or PrivatePool()
         self.pool.attach(self.on_device.cache.pools, geometry.page_size)
-        # Whether `submit` only enqueues.
         self._is_asynchronous = device.type != "cpu"
         # The next step overwrites the results of padded steps; others are read where they were computed.
         self._results: ResultRing | None = None
@@ -146,13 +142,18 @@ class Runner:
             self._in_flight.append(self._run(plan, layout, begun))
             self.pool.end_step(plan.step)
         except Exception as error:  # every plan must be answered
-            status, detail = refusal_of(error, message.step)
-            if isinstance(error, torch.AcceleratorError):
-                self._lost = detail
-            self._refuse(message, status, detail)
-            if isinstance(error, PoolError):
-                # The scheduler gives all pages up, and expects no NaN in them.
-                self.on_device.zero_pool()
+            self._answer(message, error)
+        if self._in_flight[-1].outcome.status == pb.STEP_STATUS_OUT_OF_MEMORY:
+            self.on_device.free_memory()
+
+    def _answer(self, message: pb.StepPlan, error: Exception) -> None:
+        status, detail = refusal_of(error, message.step)
+        if isinstance(error, torch.AcceleratorError) and status != pb.STEP_STATUS_OUT_OF_MEMORY:
+            self._lost = detail
+        self._refuse(message, status, detail)
+        if isinstance(error, PoolError):
+            # The scheduler gives all pages up, and expects no NaN in them.
+            self.on_device.zero_pool()
 
     def _refuse(self, message: pb.StepPlan, status: "pb.StepStatus", detail: str) -> None:
         if message.generation == self._generation:

@@ -18,7 +18,9 @@ PROTOCOL = 6
 # The members of both enums have the same names.
 _STATUS = {pb.StepStatus.Value(f"STEP_STATUS_{status.name}"): status for status in ev.StepStatus}
 # The fields that a Join and a WorkerInfo share, with the same values.
-_INFO = tuple(name for name in WorkerInfo.__slots__ if name not in ("eos_token_ids", "device", "defaults"))
+_INFO = tuple(
+    name for name in WorkerInfo.__slots__ if name not in ("eos_token_ids", "device", "defaults", "is_standby")
+)
 _MAX_DETAIL, _MAX_NAME, _MAX_EOS_IDS, _MAX_POOL_BYTES = 2000, 512, 1024, 64
 
 
@@ -78,6 +80,7 @@ def _info(join: pb.Join) -> WorkerInfo:
         **fields(join, _INFO),
         eos_token_ids=tuple(join.eos_token_ids),
         device=join.device[:_MAX_NAME],
+        is_standby=join.standby,
         defaults=GenerationDefaults(**fields(join.defaults, GenerationDefaults.__slots__)),
     )
 
@@ -186,3 +189,8 @@ def refused_frame(reason: str, *, retry: bool) -> bytes:
 def rejoin_frame() -> bytes:
     """Asks a worker that the core does not know to join again."""
     return pb.CoreToWorker(rejoin=pb.Rejoin()).SerializeToString()
+
+
+def seated_frame() -> bytes:
+    """Tells a standby worker that it gets requests now."""
+    return pb.CoreToWorker(seated=pb.Seated()).SerializeToString()

@@ -47,6 +47,14 @@ class _Outcome:
     prompt_logprobs: list[tuple[Logprob | None, int]] = field(default_factory=list)
 
 
+class Poisoned(Exception):
+    """The plan has computed a token that kills the worker, or hangs it if `hangs`. There is no result."""
+
+    def __init__(self, *, hangs: bool) -> None:
+        super().__init__()
+        self.hangs = hangs
+
+
 class Executor:
     """One pretend worker's pool and rows. `begin` answers Joined; `apply` answers a plan."""
 
@@ -100,7 +108,7 @@ class Executor:
         self._tables.reset()
 
     def apply(self, plan: pb.StepPlan) -> pb.StepResult:
-        """The result of one plan; plans are applied in the order in which they came."""
+        """The result of one plan; plans are applied in the order in which they came. Raises Poisoned."""
         result = pb.StepResult(generation=plan.generation, step=plan.step, status=pb.STEP_STATUS_OK)
         if plan.generation > self._generation:
             self._open(plan.generation)
@@ -174,14 +182,31 @@ class Executor:
         if plan.checksum != checksum:
             self._out_of_sync(result, f"checksum {plan.checksum:#x} came where {checksum:#x} is due")
             return
-        if any(self._faults.fail_token in item.row.tokens[item.start : item.start + item.count] for item in work):
+        for token in (self._faults.kill_token, self._faults.hang_token):
+            if token is not None and _computes(work, token):
+                raise Poisoned(hangs=token == self._faults.hang_token)
+        if self._faults.fail_token is not None and _computes(work, self._faults.fail_token):
             result.status = pb.STEP_STATUS_FAILED
             result.detail = f"token {self._faults.fail_token} was in the step"
+            self._pool.spoil(arrays)
+            return
+        if what := self._without_memory(work):
+            result.status, result.detail = pb.STEP_STATUS_OUT_OF_MEMORY, what
             self._pool.spoil(arrays)
             return
         outcomes = {idx: self._compute(work[idx]) for idx in self._writers_first(work, arrays.started)}
         self._check_idle(work, arrays.started)
         _fill(result, [outcomes[idx] for idx in range(len(work))])
+
+    def _without_memory(self, work: list[_Work]) -> str:
+        """Why the step does not fit the worker's memory; empty if it does."""
+        for what, count, limit in (
+            ("positions", sum(item.count for item in work), self._faults.memory_tokens),
+            ("rows", len(work), self._faults.memory_rows),
+        ):
+            if limit is not None and count > limit:
+                return f"there is memory for {limit} {what}, not for {count}"
+        return ""
 
     def _writers_first(self, work: list[_Work], started: list[StartedRow]) -> list[int]:
         """The order in which rows compute: who shares a page with one that writes it in this step comes after it."""
@@ -333,6 +358,11 @@ class Executor:
 
     def _logprob(self, history: int, token: int, top_k: int) -> Logprob:
         return logprob_of(history, token, vocab_size=self.shape.vocab_size, top_k=top_k)
+
+
+def _computes(work: list[_Work], token: int) -> bool:
+    """Whether one of the computed positions has this token."""
+    return any(token in item.row.tokens[item.start : item.start + item.count] for item in work)
 
 
 def _fill(result: pb.StepResult, outcomes: list[_Outcome]) -> None:

@@ -47,19 +47,24 @@ class Fleet:
         if len(self.workers) < self._setting.max_workers:
             self._add(draw_worker_shape(self._rng, self._setting))
 
-    def _add(self, shape: Shape) -> None:
+    def standby_worker_joins(self) -> None:
+        """A worker on standby joins, at most one more than `max_workers` allows."""
+        if len(self.workers) <= self._setting.max_workers:
+            self._add(draw_worker_shape(self._rng, self._setting), is_standby=True)
+
+    def _add(self, shape: Shape, *, is_standby: bool = False) -> None:
         self._num_workers += 1
         name = f"w-{self._num_workers}"
         faults = draw_faults(self._rng, self._setting)
         pool_id = name.encode() if self._setting.shares_pools else b""
         self.workers[name] = worker = Worker(
-            name=name, shape=shape, faults=faults, pool_id=pool_id, shared=self._shared
+            name=name, shape=shape, faults=faults, is_standby=is_standby, pool_id=pool_id, shared=self._shared
         )
         self._join(worker)
 
     def full_size_worker_joins(self) -> None:
         """A worker that fits every admitted request joins; if `max_workers` serve, it replaces one of them."""
-        if len(self.workers) == self._setting.max_workers:
+        if len(self.workers) >= self._setting.max_workers:
             self.worker_dies()
         self._add(self._setting.shape)
 
@@ -87,7 +92,7 @@ class Fleet:
     def rejoin(self) -> None:
         """Workers that were asked to rejoin, or refused for now, join again."""
         for worker in list(self.workers.values()):
-            if worker.wants_to_join and self._rng.random() < 0.7:
+            if worker.wants_to_join and not worker.is_hung and self._rng.random() < 0.7:
                 self._join(worker)
 
     def worker_dies(self) -> None:
@@ -112,10 +117,21 @@ class Fleet:
         if self._dead is not None and self._dead.results:
             self._handle(self._dead.event_of(self._dead.results.popleft()))
 
+    def worker_hangs(self) -> None:
+        """A worker hangs, in some settings."""
+        if self.workers and self._rng.random() < self._setting.hang_share:
+            self._any().is_hung = True
+            self._seen["worker hangs"] += 1
+
+    def workers_wake(self) -> None:
+        """All workers that hang go on, as after SIGCONT."""
+        for worker in self.workers.values():
+            worker.is_hung = False
+
     def heartbeats(self) -> None:
         """Most workers send a heartbeat."""
         for worker in list(self.workers.values()):
-            if self._rng.random() < 0.8:
+            if not worker.is_hung and self._rng.random() < 0.8:
                 self._handle(ev.WorkerAlive(worker=worker.name))
 
     def _any(self) -> Worker:
@@ -143,7 +159,7 @@ class Fleet:
         return any(busy)
 
     def _deliver(self, worker: Worker, *, corrupt_share: float) -> bool:
-        if not worker.results:
+        if worker.is_hung or not worker.results:
             return False
         result = worker.results.popleft()
         if self._rng.random() < corrupt_share:
@@ -160,7 +176,9 @@ class Fleet:
     # Effects -----------------------------------------------------------------------------------------------------
 
     def take(
-        self, effect: fx.SendPlan | fx.WorkerAccepted | fx.WorkerRefused | fx.AskRejoin, submit_at: SubmitAt
+        self,
+        effect: (fx.SendPlan | fx.WorkerAccepted | fx.WorkerProven | fx.WorkerRefused | fx.AskRejoin | fx.KillWorker),
+        submit_at: SubmitAt,
     ) -> None:
         """Delivers a message of the core to its worker. `submit_at` returns the owner of a row of a plan."""
         worker = self.workers.get(effect.worker)
@@ -169,7 +187,11 @@ class Fleet:
             assert isinstance(effect, fx.WorkerRefused | fx.AskRejoin) or effect.worker == "stranger"
             return
         match effect:
+            case fx.WorkerProven():
+                assert worker.is_standby == effect.was_standby
+                worker.is_standby = False
             case fx.SendPlan():
+                assert not worker.is_standby or effect.plan.step == 1, "a worker on standby gets a request"
                 worker.inbox.append(effect.plan)
                 if effect.plan.take_over is not None:
                     self._seen["pool taken over"] += 1
@@ -185,5 +207,10 @@ class Fleet:
             case fx.WorkerRefused():
                 assert effect.retry
                 worker.wants_to_join = True
+            case fx.KillWorker():
+                # Some workers were started by the service, others by somebody else.
+                if self._rng.random() < 0.5:
+                    self._seen["worker killed"] += 1
+                    self._dead = self.workers.pop(worker.name)
             case fx.AskRejoin():
                 worker.wants_to_join = True

@@ -33,12 +33,14 @@ class Worker:
     name: str
     shape: Shape
     faults: Faults
+    is_standby: bool = False
     pool_id: bytes = b""
     # The memory of pools whose workers are dead.
     shared: dict[bytes, Slots] = field(default_factory=dict[bytes, Slots])
     # The pool that its last accepted Join named.
     joined_with: bytes = b""
     wants_to_join: bool = True
+    is_hung: bool = False
     inbox: deque[Plan | Joined] = field(default_factory=deque[Plan | Joined])
     results: deque[pb.StepResult] = field(default_factory=deque[pb.StepResult])
     executor: Executor = field(init=False)
@@ -52,15 +54,17 @@ class Worker:
     def info(self) -> WorkerInfo:
         """The info that its Join carries."""
         pool_id = self.executor.pool_id
-        return replace(info_of(self.shape), pool_id=pool_id, pool_layout=b"layout" if pool_id else b"")
+        return replace(
+            info_of(self.shape), is_standby=self.is_standby, pool_id=pool_id, pool_layout=b"layout" if pool_id else b""
+        )
 
     def joining(self) -> ev.WorkerJoined:
         """The event of its Join."""
         return ev.WorkerJoined(worker=self.name, info=self.info)
 
     def work(self) -> bool:
-        """Handles its oldest message, encoded and parsed. Returns False without one."""
-        if not self.inbox:
+        """Handles its oldest message, encoded and parsed. Returns False without one, and while it hangs."""
+        if self.is_hung or not self.inbox:
             return False
         message = self.inbox.popleft()
         if isinstance(message, Joined):

@@ -141,5 +141,9 @@ class SentPlan:
     these pages are evicted."""
     swapped_out: tuple[bytes, ...]
     """Hashes of the pages that this plan swaps out. If the plan becomes void, their host pages are evicted."""
+    moved_pages: int = 0
+    """Number of pages that are swapped out, copied, or swapped in."""
+    started_tokens: int = 0
+    """Number of tokens that come with the started rows."""
     takes_over: bytes = b""
     """The id of the pool that the worker takes over with this plan, empty if it keeps its pool."""

@@ -57,6 +57,8 @@ class WorkerInfo:
     """Hash of the layout of that memory. Only a worker with an equal hash can take its pages over."""
     device: str = ""
     """Human-readable description."""
+    is_standby: bool = False
+    """Whether the worker gets no request before a serving worker is lost."""
     defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
 
     @property

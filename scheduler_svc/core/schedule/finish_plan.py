@@ -49,6 +49,8 @@ def finish_plan(builder: PlanBuilder, decode: npt.NDArray[np.int64]) -> Plan:
             wanted_prompt_logprobs=wanted,
             cached=tuple(builder.cached),
             swapped_out=tuple(page_hash for _, _, page_hash in builder.swap_outs),
+            moved_pages=len(builder.swap_outs) + len(builder.copies) + len(builder.swap_ins),
+            started_tokens=sum(len(start.tokens) for start in builder.starts),
             takes_over=b"" if take_over is None else take_over.pool_id,
         )
     )
