@@ -11,11 +11,15 @@ from gpu_worker.wire.fields import PlanError
 log = logging.getLogger(__name__)
 
 
+class OutOfSync(Exception):
+    """Plans have a gap, or the row tables of the scheduler and of the worker differ."""
+
+
 def refusal_of(error: Exception, step: int) -> tuple["pb.StepStatus", str]:
     """Returns the status and the detail for people. Logs an error that nobody expected."""
     if isinstance(error, PlanError):
         return pb.STEP_STATUS_FAILED, str(error)
-    if isinstance(error, PoolError):
+    if isinstance(error, (OutOfSync, PoolError)):
         return pb.STEP_STATUS_OUT_OF_SYNC, str(error)
     detail, no_memory = f"{type(error).__name__}: {first_line(error)}", is_out_of_memory(error)
     # Until the line is written, its traceback would keep the step's tensors.

@@ -29,7 +29,7 @@ from gpu_worker.shared_pool.pool import PrivatePool, SharedPool
 from gpu_worker.step.device_step import DeviceStep
 from gpu_worker.step.in_flight import DeviceLost, InFlight, on_lost_device
 from gpu_worker.step.output import ResultRing, StepOutput
-from gpu_worker.step.refusals import refusal_of
+from gpu_worker.step.refusals import OutOfSync, refusal_of
 from gpu_worker.step.saved_pages import SavedPages
 from gpu_worker.step.warm_up import warm_up_steps
 from gpu_worker.wire.frames import Outcome, Plan, PlanError, read_plan
@@ -126,9 +126,7 @@ class Runner:
         begun = time.perf_counter()
         try:
             if message.step != self._step + 1:
-                detail = f"step {message.step} follows step {self._step}"
-                self._refuse(message, pb.STEP_STATUS_OUT_OF_SYNC, detail)
-                return
+                raise OutOfSync(f"step {message.step} follows step {self._step}")
             self._step = message.step
             if message.HasField("take_over"):
                 self.pool.take_over(message.take_over)
@@ -136,9 +134,8 @@ class Runner:
             plan = read_plan(message, self.geometry)
             layout = self._apply(plan)
             if self.tables.checksum != plan.checksum:
-                detail = f"row tables differ: checksum {self.tables.checksum:#x}, the plan's {plan.checksum:#x}"
-                self._refuse(message, pb.STEP_STATUS_OUT_OF_SYNC, detail)
-                return
+                own = self.tables.checksum
+                raise OutOfSync(f"row tables differ: checksum {own:#x}, the plan's {plan.checksum:#x}")
             self._in_flight.append(self._run(plan, layout, begun))
             self.pool.end_step(plan.step)
         except Exception as error:  # every plan must be answered
