@@ -39,7 +39,7 @@ class Lanes:
         self.last_loss: tuple[float, str] | None = None
         """Time and reason of the last loss of a worker."""
         self.counters = Counters()
-        self._generation = 0
+        self._generation = config.first_generation
         self._next_number = 1
 
     def report(

@@ -53,6 +53,7 @@ class Scheduler:
         self._output = OutputCollector(report_detached=config.report_detached)
         self._deadlines = Deadlines(config, self.queue, self._lanes, self._end)
         self._lingering = Lingering(config, self.queue, self._lanes, self._remove)
+        self.outputs_of = self._lingering.outputs_of
         self._handlers: dict[type[Any], Callable[[Any, float], list[fx.Effect]]] = {
             ev.Submit: self._on_submit,
             ev.Resume: self._on_resume,

@@ -62,6 +62,8 @@ class CoreConfig:
     """Largest encoded size of the rows that a plan starts. A plan that starts only one row may exceed it."""
     prove_workers: bool = False
     """Whether a new worker must confirm a step before requests run on it and callers learn its limits."""
+    first_generation: int = 0
+    """No worker has seen a generation above this one. A scheduler that continues another's journal begins there."""
     report_steps: bool = False
     """Whether the core emits a StepReport for every step, every lane reset and every worker that joins."""
     policy: Policy = field(default_factory=Policy)
