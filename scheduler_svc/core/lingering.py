@@ -148,7 +148,7 @@ class Lingering:
         assert entry is not None, f"request {request_id} is not kept"
         if entry.awaits_worker:
             return next(event.outputs for first, _, event in self._restored if first == entry.first_handle)
-        outputs = [NO_IDS] * entry.num_samples
+        outputs = [NO_IDS for _ in range(entry.num_samples)]
         for sample_idx, (tokens, _) in entry.answers.items():
             outputs[sample_idx] = tokens
         for request in self._queue.by_request_id(request_id):

@@ -175,7 +175,8 @@ class _Collected:
         """Returns the offsets and the tokens of each sample, from all records of tokens."""
         if not self._numbers:
             return {}
-        numbers, offsets, tokens = map(np.concatenate, (self._numbers, self._offsets, self._tokens))
+        numbers = np.concatenate(self._numbers)
+        offsets, tokens = np.concatenate(self._offsets), np.concatenate(self._tokens)
         order = numbers.argsort(kind="stable")
         found, first = np.unique(numbers[order], return_index=True)
         bounds = [*first.tolist(), len(order)]

@@ -94,6 +94,9 @@ class JournalWriter:
         """Bytes of the current file; 0 while the journal is suspended."""
         return 0 if self._file is None else self._file.size
 
+    def _is_too_large(self) -> bool:
+        return self.size > self._max_bytes
+
     def append(self, payloads: Iterable[bytes], now: float, *, drops: bool = False) -> None:
         """Writes the payloads with one system call. `drops`: some content of the file is dead from now on."""
         if drops and self._dead_since is None:
@@ -110,9 +113,9 @@ class JournalWriter:
             self._suspend(f"cannot be written: {error.strerror}", now)
             return
         self._dirty = True
-        if self._file.size > self._max_bytes:
+        if self._is_too_large():
             self._finish(now, wait=True)
-            if self.size > self._max_bytes:
+            if self._is_too_large():
                 self._rewrite(now, wait=True)
 
     def maintain(self, now: float) -> None:

@@ -71,7 +71,7 @@ def test_everything_that_callers_got_is_read(tmp_path: Path) -> None:
 def test_a_journal_cut_at_any_byte_is_read_up_to_the_last_whole_record(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    data, lives = real_journal(tmp_path)
+    data, _ = real_journal(tmp_path)
     frames = framing.Frames(data)
     ends = [len(framing.FIRST_LINE)]
     for payload in frames:
@@ -115,7 +115,7 @@ def test_a_changed_byte_anywhere_restores_no_request_and_keeps_the_file(
     [
         (
             b"tandem journal 2\n" + bytes(20),
-            "journal has format 2; this program reads format 1 only; remove it or choose",
+            "journal has format 2; this program reads format 1 only; remove",
         ),
         (b"#!/bin/sh\n", "journal is not a journal; remove it or choose another folder with --journal"),
     ],
@@ -164,7 +164,7 @@ def test_a_record_that_cannot_be_read_is_damage(
 
 
 def test_a_gap_in_a_sample_restores_no_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    data, lives = real_journal(tmp_path)
+    data, _ = real_journal(tmp_path)
     request = saved_by(tmp_path, data).requests[-1]
     gap = records.tokens_record(numbers(request.number), ints(len(request.outputs[0]) + 1), ints(9))
     assert saved_by(tmp_path, data + framing.frame(gap)).requests == []
