@@ -210,6 +210,9 @@ class Load:
     # Seconds since a worker was last lost, and why; None and empty if none was lost.
     worker_lost_seconds: float | None
     worker_lost_reason: str
+    # Size of the scheduler's journal, 0 without one; and why it cannot be written at the moment, otherwise empty.
+    journal_bytes: int
+    journal_suspended: str
 
     @property
     def hit_rate(self) -> float:

@@ -194,11 +194,13 @@ def restore_output(request: Request, tokens: Int32Array) -> None:
         request.emitted_last_token(request.arrived_at)
 
 
-def restored_ending(request: Request, infos: Sequence[WorkerInfo]) -> Ending | None:
+def restored_ending(request: Request, infos: Sequence[WorkerInfo], identity: str) -> Ending | None:
     """Returns the ending of a restored request that its tokens have ended already, or that the model cannot hold.
 
-    `infos` are the known workers, which serve the same model.
+    `infos` are the known workers, which serve the same model, `identity` is the model of the request.
     """
+    if identity not in ("", infos[0].identity):
+        return Ending.failed(request, f"request {request.request_id}: another model is served after the restart")
     if request.known > request.total_length or int(request.prompt.max()) >= infos[0].vocab_size:
         what = f"its {request.known} tokens do not fit the model that is served after the restart"
         return Ending.failed(request, f"request {request.request_id}: {what}")

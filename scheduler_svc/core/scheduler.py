@@ -147,7 +147,7 @@ class Scheduler:
                     restore_output(request, event.outputs[request.sample_idx])
                     self.queue.add(request)
                     self._deadlines.begin(request, event.submit, now)
-                    if (ending := restored_ending(request, self._lanes.worker_infos.known)) is not None:
+                    if (ending := restored_ending(request, self._lanes.worker_infos.known, event.identity)) is not None:
                         self._apply_ending(ending, now)
 
     def _take_handles(self, count: int) -> int:

@@ -8,7 +8,7 @@ because nobody can resume another one.
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -119,6 +119,17 @@ class JournalKeeper:
             drops, self._drops = self._drops, False
             self._writer.append(payloads, now, drops=drops)
         self._writer.maintain(now)
+
+    def described(self, effects: list[fx.Effect]) -> list[fx.Effect]:
+        """Returns the effects; each LoadReply also has the state of the journal."""
+        writer = self._writer
+        if writer is None or not any(isinstance(effect, fx.LoadReply) for effect in effects):
+            return effects
+        state = {"journal_bytes": writer.size, "journal_suspended": writer.suspended}
+        return [
+            replace(effect, load=replace(effect.load, **state)) if isinstance(effect, fx.LoadReply) else effect
+            for effect in effects
+        ]
 
     def close(self, now: float) -> None:
         """Leaves a journal of what can still be resumed."""

@@ -25,6 +25,7 @@ def wanted(saved: SavedCore, unix_now: float) -> Iterator[tuple[SavedRequest, re
             entry = record_pb2.RestoredRequest(
                 request=message_of(request),
                 linger_seconds=left,
+                identity=saved.identity,
                 age_seconds=max(0.0, unix_now - request.accepted_at),
             )
             yield request, entry
@@ -44,5 +45,6 @@ def event_of(entry: record_pb2.RestoredRequest) -> ev.Restored:
         outputs=request.outputs,
         ends=tuple(None if end is None else end.end for end in request.ends),
         linger_seconds=entry.linger_seconds,
+        identity=entry.identity,
         age_seconds=entry.age_seconds,
     )

@@ -125,7 +125,7 @@ class JournalWriter:
                 self._rewrite(now, wait=True)
             return
         self._finish(now, wait=False)
-        if self._syncing is not None or self._file is None:
+        if self._syncing is not None or self.suspended:
             return
         is_dead = self._dead_since is not None and now >= self._dead_since + _ERASE_SECONDS
         if is_dead or self._file.size > max(_SMALL_BYTES, _GROWTH * self._base_bytes):

@@ -128,6 +128,7 @@ class Loop:
             if self._journal is not None:
                 # A token that a caller gets is in the journal.
                 self._journal.write(time.monotonic())
+                effects = self._journal.described(effects)
             self._dispatcher.dispatch(effects)
             if num_seen and not self._has_work() and self._is_over():
                 return

@@ -70,6 +70,10 @@ def of_load(load: Load) -> Iterator[str]:
         yield from (f"          {worker}" for worker in workers)
     if load.worker_lost_seconds is not None:
         yield f"lost      {_lost(load.worker_lost_seconds, load.worker_lost_reason)}"
+    if load.journal_suspended:
+        yield f"journal   suspended: {load.journal_suspended}"
+    elif load.journal_bytes:
+        yield f"journal   {counted(load.journal_bytes, 'byte')}"
 
 
 def of_model(model: ModelInfo) -> Iterator[str]:

@@ -47,6 +47,10 @@ class Load:
     worker_lost_seconds: float | None
     """Time since a worker was last lost. None if none was."""
     worker_lost_reason: str
+    journal_bytes: int = 0
+    """Size of the journal, 0 without one. The shell sets this and the next field."""
+    journal_suspended: str = ""
+    """Why the journal cannot be written at the moment, otherwise empty."""
 
 
 class StepKind(StrEnum):

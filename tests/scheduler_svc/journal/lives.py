@@ -8,7 +8,7 @@ import os
 import random
 from collections import deque
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -108,6 +108,7 @@ class Lives:
         self.generations: list[int] = []
         self.roots: set[bytes] = set()
         self.num_lives = 0
+        self.identity = "identity"
         self._next_stream = 1
         self._stack = ExitStack()
         # 1: die after the journal of the next turn was written; the turn is not sent.
@@ -132,7 +133,7 @@ class Lives:
     def join(self, name: str) -> None:
         self.workers[name].plans.clear()
         self.workers[name].results.clear()
-        self.turn(ev.WorkerJoined(worker=name, info=info_of(self.shape)))
+        self.turn(ev.WorkerJoined(worker=name, info=replace(info_of(self.shape), identity=self.identity)))
 
     def kill(self) -> None:
         """The process is gone: nothing is written, closed or sent any more."""

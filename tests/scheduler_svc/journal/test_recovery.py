@@ -7,6 +7,7 @@ import pytest
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.reports import Load
 from tests.scheduler_svc.journal.lives import FRONTEND, Died, Lives
 
 
@@ -124,6 +125,35 @@ def test_an_aborted_request_is_gone_and_its_content_is_erased(lives: Lives) -> N
     lives.kill()
     lives.begin()
     assert len(lives.core.kept) == 0
+
+
+def test_the_load_has_the_size_of_the_journal_and_why_it_is_suspended(lives: Lives) -> None:
+    def load() -> Load:
+        [reply] = lives.keeper.described(lives.handle(ev.LoadQuery(frontend=FRONTEND, query=1)))
+        assert isinstance(reply, fx.LoadReply)
+        return reply.load
+
+    lives.submit([1, 2, 3])
+    assert (load().journal_bytes, load().journal_suspended) == ((lives.folder / "journal").stat().st_size, "")
+    writer = lives.keeper._writer
+    assert writer is not None
+    writer._suspend("cannot be written: Input/output error", lives.now)
+    assert load().journal_bytes == 0
+    assert "Input/output error; streams would not survive the scheduler's death" in load().journal_suspended
+    lives.turn(ev.Tick())
+    assert load().journal_suspended == ""
+
+
+def test_requests_of_another_model_fail(lives: Lives) -> None:
+    caller = lives.submit([1, 2, 3], max_new_tokens=40)
+    steps(lives, 8)
+    lives.kill()
+    lives.identity = "another"
+    lives.begin()
+    lives.resume(caller)
+    assert caller.ends[0] is not None and caller.ends[0].failure is not None
+    assert "another model is served after the restart" in caller.ends[0].failure.message
+    caller.lost = True
 
 
 def test_a_detached_request_goes_on_and_is_kept_through_two_deaths(lives: Lives) -> None:
