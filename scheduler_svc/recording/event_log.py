@@ -146,6 +146,8 @@ def event_of(entry: pb.RecordedEvent) -> ev.Event:
             return ev.FrontendLost(frontend=entry.peer)
         case "worker_lost":
             return ev.WorkerLost(worker=entry.peer, reason=entry.worker_lost.reason)
+        case "paused":
+            return ev.Paused(seconds=entry.paused.seconds)
         case "restored":
             return restored_event(entry.restored)
         case "tick" | "drain_started" | "drain_ended" as kind:

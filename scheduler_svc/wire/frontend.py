@@ -13,7 +13,7 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import MAX_LOGPROBS, MAX_NUM_SAMPLES
 from scheduler_svc.core.messages.page_hash import HASH_BYTES
-from scheduler_svc.core.messages.reports import Load, WorkerLoad
+from scheduler_svc.core.messages.reports import Incidents, Load, WorkerLoad
 from scheduler_svc.core.messages.submit import MAX_DESCRIPTION_BYTES, MAX_SAMPLING_BYTES, SECRET_HASH_BYTES
 from scheduler_svc.wire.arrays import WireError, array, fields, packed
 
@@ -27,7 +27,7 @@ _FAILURE = {code: pb.FailureCode.Value(f"FAILURE_CODE_{code.name}") for code in 
 
 # The fields that have the same names and values on both sides.
 _SUBMIT = tuple(name for name in ev.Submit.__slots__ if name in pb.Submit.DESCRIPTOR.fields_by_name)
-_LOAD = tuple(name for name in Load.__slots__ if name != "per_worker")
+_LOAD = tuple(name for name in Load.__slots__ if name not in ("per_worker", "incidents"))
 _USAGE = tuple(inference_pb2.Usage.DESCRIPTOR.fields_by_name)
 _TIMING = tuple(inference_pb2.Timing.DESCRIPTOR.fields_by_name)
 
@@ -167,6 +167,8 @@ def fill(message: pb.CoreToFrontend, effect: FrontendEffect) -> None:
             load = control_pb2.GetLoadResponse(**fields(effect.load, _LOAD))
             for worker in effect.load.per_worker:
                 load.per_worker.add(**fields(worker, WorkerLoad.__slots__))
+            counts = control_pb2.Incidents(**fields(effect.load.incidents, Incidents.__slots__))
+            load.incidents.CopyFrom(counts)
             message.load_reply.load.CopyFrom(load)
         case fx.FlushReply():
             message.flush_reply.query = effect.query

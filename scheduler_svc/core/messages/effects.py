@@ -17,6 +17,7 @@ from scheduler_svc.core.messages.ends import Failure as Failure
 from scheduler_svc.core.messages.ends import FailureCode as FailureCode
 from scheduler_svc.core.messages.ends import Stats as Stats
 from scheduler_svc.core.messages.plan import Plan
+from scheduler_svc.core.messages.quarantine import QuarantineReply
 from scheduler_svc.core.messages.reports import Load, StepReport
 from scheduler_svc.core.messages.resume_effects import Detached, Forgotten, Replaced, Resumed
 from scheduler_svc.core.messages.worker_info import WorkerInfo
@@ -29,15 +30,13 @@ class RejectCode(StrEnum):
     DUPLICATE = "duplicate"
     QUEUE_FULL = "queue full"
     NOT_READY = "not ready"
+    QUARANTINED = "quarantined"
     NOT_FOUND = "not found"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admitted:
-    """The core accepted a request and queued its samples, which get rows later. `stream` is the first sample's.
-
-    `requests_ahead` is the number of requests that were waiting already.
-    """
+    """The core accepted a request and queued its samples behind `requests_ahead` others. `stream` is the first's."""
 
     frontend: str
     stream: int
@@ -152,7 +151,7 @@ class CoreStatus:
     not_serving: str
     """One sentence while the workers crash in a loop, otherwise empty."""
     workers: int
-    """Number of workers that have joined."""
+    """Number of workers that have joined, without those on standby."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,9 +164,10 @@ class WorkerAccepted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerProven:
-    """Requests may run on the worker and callers see its limits: a step succeeded, or `prove_workers` is off."""
+    """Requests may run on the worker and callers see its limits: a step succeeded, or it was on standby until now."""
 
     worker: str
+    was_standby: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +182,13 @@ class WorkerRefused:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskRejoin:
     """The core has no lane for this worker, so the worker should join again."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillWorker:
+    """The worker hangs. It is killed if the program that started this service started the worker, too."""
 
     worker: str
 
@@ -215,12 +222,14 @@ Effect = (
     | AbortReply
     | LoadReply
     | FlushReply
+    | QuarantineReply
     | ModelServed
     | CoreStatus
     | WorkerAccepted
     | WorkerProven
     | WorkerRefused
     | AskRejoin
+    | KillWorker
     | SendPlan
     | AnnounceDrain
     | Note

@@ -84,7 +84,7 @@ class Caller:
             )
             assert tokens == list(expected.tokens[: len(tokens)])
             if end is not None and end.reason is not fx.EndReason.STOP_STRING:
-                assert end.failure is None
+                assert end.failure is None, end.failure
                 assert tokens == list(expected.tokens)
 
 

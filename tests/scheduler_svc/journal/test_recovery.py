@@ -232,7 +232,8 @@ def _one(lives: Lives) -> None:
             lives.resume(caller)
     elif chance < 0.18:
         name = rng.choice(list(lives.workers))
-        lives.turn(ev.WorkerLost(worker=name, reason="killed"))
+        # In order, because so many deaths among so few requests would convict one.
+        lives.turn(ev.WorkerLost(worker=name, reason="leaves", is_orderly=True))
         lives.join(name)
     elif chance < 0.19:
         _again(lives)
