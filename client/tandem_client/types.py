@@ -3,7 +3,7 @@
 Owns the names of their fields. Knows nothing of messages or calls.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -62,6 +62,8 @@ class Accepted:
     # The number in force; below the requested one if the model's length leaves fewer.
     max_new_tokens: int
     requests_ahead: int
+    # Resumes the request; empty if it ends with its stream.
+    resume_secret: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

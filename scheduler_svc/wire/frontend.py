@@ -216,7 +216,9 @@ def _fill_resumed(out: pb.Resumed, effect: fx.Resumed) -> None:
 
 def _fill_end(item: pb.End, end: fx.End) -> None:
     usage, timing = fields(end.stats, _USAGE), fields(end.stats, _TIMING)
-    item.MergeFrom(pb.End(stream=end.stream, usage=usage, timing=timing))
+    item.stream = end.stream
+    item.usage.CopyFrom(inference_pb2.Usage(**usage))
+    item.timing.CopyFrom(inference_pb2.Timing(**timing))
     if end.reason is not None:
         item.reason = _REASON[end.reason]
     if end.stop_token_id is not None:
