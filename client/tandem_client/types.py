@@ -232,6 +232,9 @@ class Load:
     # Workers on standby; `workers` does not count them, `per_worker` lists them last.
     standby_workers: int
     incidents: Incidents
+    # Size of the scheduler's journal, 0 without one; and why it cannot be written at the moment, otherwise empty.
+    journal_bytes: int
+    journal_suspended: str
 
     @property
     def hit_rate(self) -> float:

@@ -83,6 +83,10 @@ def of_load(load: Load) -> Iterator[str]:
     yield from _incidents(load.incidents)
     if load.worker_lost_seconds is not None:
         yield f"lost      {_lost(load.worker_lost_seconds, load.worker_lost_reason)}"
+    if load.journal_suspended:
+        yield f"journal   suspended: {load.journal_suspended}"
+    elif load.journal_bytes:
+        yield f"journal   {counted(load.journal_bytes, 'byte')}"
 
 
 def _incidents(incidents: Incidents) -> Iterator[str]:
