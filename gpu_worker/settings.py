@@ -107,6 +107,9 @@ class WorkerSettings(BaseModel):
         "auto",
         description="C++ kernels on a CPU: auto, or off for torch's operators and FlexAttention; default: auto",
     )
+    standby: bool = Field(
+        False, description="wait, ready to serve, until a serving worker is lost; default: no, serve at once"
+    )
     runtime_dir: Path = Field(
         default_factory=default_runtime_dir,
         description="folder of the sockets; default: $XDG_RUNTIME_DIR/tandem, else /tmp/tandem-<uid>",

@@ -48,7 +48,7 @@ from gpu_worker.wire.frames import join_frame
 
 log = logging.getLogger(__name__)
 
-PROTOCOL = 5
+PROTOCOL = 6
 
 
 def start(settings: WorkerSettings, folder: Path) -> tuple[Runner, pb.Join]:
@@ -233,6 +233,7 @@ def join_message(
         tokenizer_json=files.tokenizer_json,
         chat_template=files.chat_template,
         pid=os.getpid(),
+        standby=settings.standby,
         device=f"{device}{card}",
         dtype=str(dtype).removeprefix("torch."),
         **asdict(geometry),

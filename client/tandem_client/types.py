@@ -178,6 +178,21 @@ class WorkerLoad:
     pages_total: int
     # A text such as "cpu" or "cuda:0 NVIDIA H200".
     device: str
+    # Whether the worker waits without requests until a serving worker is lost.
+    is_standby: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incidents:
+    """Counts since the service started: hung workers, and what followed steps that ran out of memory."""
+
+    hung_workers: int
+    # The next steps were smaller, had fewer rows, or had one request; or that request ended; or the worker was refused.
+    smaller_steps: int
+    fewer_rows: int
+    alone: int
+    ended_for_memory: int
+    workers_refused_for_memory: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +225,11 @@ class Load:
     # Seconds since a worker was last lost, and why; None and empty if none was lost.
     worker_lost_seconds: float | None
     worker_lost_reason: str
+    # Requests that may have killed a worker.
+    suspects: int
+    # Workers on standby; `workers` does not count them, `per_worker` lists them last.
+    standby_workers: int
+    incidents: Incidents
 
     @property
     def hit_rate(self) -> float:

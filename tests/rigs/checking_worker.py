@@ -51,7 +51,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--model", default="checking")
     parser.add_argument("--identity", help="default: a hash of what is served")
     parser.add_argument("--without-key", action="store_true", help="join as a stray process would")
-    parser.add_argument("--protocol", type=int, default=5)
+    parser.add_argument("--protocol", type=int, default=6)
+    parser.add_argument("--standby", action="store_true", help="wait without requests until a worker is lost")
     shape = Shape()
     for name in _SHAPE_FLAGS:
         default = getattr(shape, name)
@@ -67,7 +68,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--oom-steps", type=_steps, default=frozenset())
     parser.add_argument("--out-of-sync-steps", type=_steps, default=frozenset())
     parser.add_argument("--fail-token", type=int)
+    parser.add_argument("--kill-token", type=int, help="a step that computes this token ends the process with SIGKILL")
+    parser.add_argument("--hang-token", type=int, help="after a step that computes this token nothing is answered")
     parser.add_argument("--nonfinite-token", type=int)
+    parser.add_argument("--memory-tokens", type=int, metavar="N", help="steps of more positions run out of memory")
+    parser.add_argument("--memory-rows", type=int, metavar="N", help="steps of more rows run out of memory")
     parser.add_argument("--hang-step", type=int)
     parser.add_argument("--exit-step", type=int)
     return parser.parse_args(arguments)
@@ -107,6 +112,7 @@ def join_message(args: argparse.Namespace) -> pb.Join:
         defaults=pb.GenerationDefaults(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0),
         tokenizer_json=tokenizer,
         pid=os.getpid(),
+        standby=args.standby,
         max_frame_bytes=_MAX_MESSAGE_BYTES,
         device="none (content checking)",
         dtype="uint64",
@@ -142,7 +148,11 @@ def _session(args: argparse.Namespace) -> WorkerSession:
         oom_steps=args.oom_steps,
         out_of_sync_steps=args.out_of_sync_steps,
         fail_token=args.fail_token,
+        kill_token=args.kill_token,
+        hang_token=args.hang_token,
         nonfinite_token=args.nonfinite_token,
+        memory_tokens=args.memory_tokens,
+        memory_rows=args.memory_rows,
         hang_step=args.hang_step,
         exit_step=args.exit_step,
     )

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from tandem.internal.v1 import worker_pb2 as pb
 
-from tests.rigs.executor import Executor
+from tests.rigs.executor import Executor, Poisoned
 from tests.rigs.faults import Faults
 from tests.rigs.lateness import Lateness
 
@@ -102,6 +102,10 @@ class WorkerSession:
                 # If a Join is already on its way, it answers this Rejoin too.
                 if self.phase == Phase.JOINED or (self.phase == Phase.JOINING and now >= self._join_at):
                     self.link_lost(now)
+            case "seated":
+                # After a lost connection it joins as a worker that serves.
+                self._join.standby = False
+                self._on_phase("seated")
             case "plan":
                 self._queue(message.plan, now)
             case None:
@@ -163,6 +167,8 @@ class WorkerSession:
         if self.phase != Phase.JOINED:
             self._on_violation(f"plan {plan.generation}.{plan.step} came while {self.phase}")
             return
+        if self._join.standby and plan.step > 1:
+            self._on_violation(f"plan {plan.generation}.{plan.step} came to a worker on standby")
         in_flight = 1 + sum(queued.plan.generation == plan.generation for queued in self._queued)
         in_flight += sum(held.result.generation == plan.generation for held in self._held)
         if in_flight > self._max_in_flight:
@@ -179,7 +185,11 @@ class WorkerSession:
         if number == self._faults.exit_step:
             self._enter(Phase.EXITED, f"step={number}")
             return
-        result = self._executor.apply(queued.plan)
+        try:
+            result = self._executor.apply(queued.plan)
+        except Poisoned as poisoned:
+            self._enter(Phase.HUNG if poisoned.hangs else Phase.EXITED, f"step={number} poisoned")
+            return
         result.compute_us = int((now - queued.arrived) * 1e6)
         before = self._held[-1].release_at if self._held else now
         self._held.append(_Held(result=result, release_at=max(before, now) + self._lateness.before_answer()))
