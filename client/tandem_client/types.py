@@ -180,6 +180,21 @@ class WorkerLoad:
     pages_total: int
     # A text such as "cpu" or "cuda:0 NVIDIA H200".
     device: str
+    # Whether the worker waits without requests until a serving worker is lost.
+    is_standby: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incidents:
+    """Counts since the service started: hung workers, and what followed steps that ran out of memory."""
+
+    hung_workers: int
+    # The next steps were smaller, had fewer rows, or had one request; or that request ended; or the worker was refused.
+    smaller_steps: int
+    fewer_rows: int
+    alone: int
+    ended_for_memory: int
+    workers_refused_for_memory: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,8 +227,33 @@ class Load:
     # Seconds since a worker was last lost, and why; None and empty if none was lost.
     worker_lost_seconds: float | None
     worker_lost_reason: str
+    # Requests that may have killed a worker.
+    suspects: int
+    # Workers on standby; `workers` does not count them, `per_worker` lists them last.
+    standby_workers: int
+    incidents: Incidents
+    # Size of the scheduler's journal, 0 without one; and why it cannot be written at the moment, otherwise empty.
+    journal_bytes: int
+    journal_suspended: str
 
     @property
     def hit_rate(self) -> float:
         """The share of prompt tokens that were found in the prefix cache; 0 before the first prompt."""
         return self.cached_prompt_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuarantinedRequest:
+    """A request that the service refuses for a time, because it killed its workers or made their steps fail."""
+
+    # A hash of tenant, prompt and options.
+    key: str
+    # The id that it had when the service ended it.
+    request_id: str
+    # A hash of the tenant.
+    tenant: str
+    age_seconds: float
+    # The time until the quarantine ends by itself.
+    expires_seconds: float
+    # What it did, in one sentence.
+    cause: str

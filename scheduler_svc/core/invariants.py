@@ -17,12 +17,16 @@ from scheduler_svc.core.state.rows import Rows, mix
 def audit(core: Scheduler) -> None:
     """Checks all invariants; raises an AssertionError at the first one that is broken."""
     _audit_queue(core)
+    _audit_seats(core)
     in_flight = {worker: _InFlightCounts(core, lane) for worker, lane in core.lanes.items()}
     for worker, lane in core.lanes.items():
         assert lane.worker == worker
         _audit_pages(lane)
         _audit_rows(core, lane, in_flight[worker])
         _audit_prompt_logprobs(core, lane)
+    for held in core.held_pools.pools:
+        assert not held.pages.num_used, "a row holds a page of a lost worker"
+        assert all(held.pages is not lane.pool for lane in core.lanes.values()), "a pool is held and in use"
     for request in core.queue:
         if not request.row:
             plans = sum(records.plans[request.handle] for records in in_flight.values())
@@ -96,6 +100,17 @@ def _audit_kept(core: Scheduler) -> None:
         assert entry.expires_at is not None or (entry.num_live and entry.reader), f"{entry.request_id} never expires"
         size += 0 if entry.num_live else entry.num_bytes
     assert size == kept.ended_bytes, "the size of the kept answers is miscounted"
+
+
+def _audit_seats(core: Scheduler) -> None:
+    """Checks that no request runs on standby workers, and that callers see the sizes of the serving ones."""
+    for lane in core.lanes.values():
+        if not lane.is_seated:
+            assert lane.rows.num_seated == 0 and lane.step <= 1, f"{lane.worker} is on standby and has a request"
+    sizes = [(lane.info.max_length, lane.info.usable_pages) for lane in core.lanes.values() if lane.serves]
+    if sizes:
+        assert core.info is not None, "a worker serves, and callers see no model"
+        assert (core.info.max_length, core.info.usable_pages) == max(sizes), "callers see sizes that no worker has"
 
 
 def _audit_pages(lane: Lane) -> None:

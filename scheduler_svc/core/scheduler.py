@@ -15,6 +15,7 @@ from typing import Any
 
 from scheduler_svc.core.announcer import Announcer
 from scheduler_svc.core.check_submit import Refusal, new_requests, refusal
+from scheduler_svc.core.convictions import Convictions
 from scheduler_svc.core.deadlines import Deadlines
 from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.lingering import Lingering, restore_output, restored_ending
@@ -22,8 +23,10 @@ from scheduler_svc.core.load import load_of
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
+from scheduler_svc.core.messages.quarantine import ClearQuarantine, QuarantineQuery
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.state.counters import Counters
+from scheduler_svc.core.state.held_pools import HeldPools
 from scheduler_svc.core.state.kept_requests import KeptRequests
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Move, Phase, Request
@@ -42,6 +45,7 @@ class Scheduler:
         self.queue = RequestQueue()
         self._lanes = Lanes(config, self.queue)
         self._steps = Steps(config, self.queue, self._lanes)
+        self._convictions = Convictions(config, self._lanes)
         self.draining = False
         self.frontends: dict[str, int] = {}
         """Index of each connected front end, by name; an index is never used twice."""
@@ -53,6 +57,7 @@ class Scheduler:
         self._output = OutputCollector(report_detached=config.report_detached)
         self._deadlines = Deadlines(config, self.queue, self._lanes, self._end)
         self._lingering = Lingering(config, self.queue, self._lanes, self._remove)
+        self.outputs_of = self._lingering.outputs_of
         self._handlers: dict[type[Any], Callable[[Any, float], list[fx.Effect]]] = {
             ev.Submit: self._on_submit,
             ev.Resume: self._on_resume,
@@ -62,26 +67,34 @@ class Scheduler:
             ev.Abort: self._on_abort,
             ev.LoadQuery: self._on_load_query,
             ev.FlushCache: self._on_flush_cache,
+            QuarantineQuery: self._convictions.answer_query,
+            ClearQuarantine: self._convictions.clear,
             ev.FrontendJoined: self._on_frontend_joined,
             ev.FrontendLost: self._on_frontend_lost,
-            ev.WorkerJoined: self._on_worker_joined,
+            ev.WorkerJoined: self._lanes.join,
             ev.WorkerLost: self._on_worker_lost,
             ev.WorkerAlive: self._on_worker_alive,
             ev.StepDone: self._on_step_done,
             ev.Tick: self._on_tick,
+            ev.Paused: self._on_paused,
             ev.DrainStarted: self._on_drain_started,
             ev.DrainEnded: self._on_drain_ended,
         }
 
     @property
     def lanes(self) -> dict[str, Lane]:
-        """Lanes by the worker's name, the longest joined first."""
+        """Lanes by the worker's name, the longest joined first; those of standby workers too."""
         return self._lanes.by_worker
 
     @property
     def suspects(self) -> set[int]:
-        """Handles of live requests that were in a failed step and have not sampled a token since."""
-        return self._steps.suspects
+        """Handles of the live requests that may have killed a worker or made a step fail (`suspicion`)."""
+        return self._lanes.suspects.handles
+
+    @property
+    def held_pools(self) -> HeldPools:
+        """The page pools of lost workers that another worker may take over."""
+        return self._lanes.held_pools
 
     @property
     def kept(self) -> KeptRequests:
@@ -102,6 +115,7 @@ class Scheduler:
     def handle(self, event: ev.Event, now: float) -> list[fx.Effect]:
         """Handles one event at time `now` (seconds, never decreasing); returns the effects in order."""
         effects = self._handlers[type(event)](event, now)
+        effects += self._end_convicted(now)
         if self._lanes.worker_infos.revision != self._seen_revision:
             effects += self._on_workers_changed(now)
         effects += self._output.flush(self.frontends)
@@ -109,10 +123,12 @@ class Scheduler:
 
     def next_wake(self) -> float | None:
         """Time of the next Tick if no event arrives before it; None if nothing is due."""
+        lanes = self._lanes
         moments = (
             self.queue.next_deadline(),
-            self._lanes.next_timeout(),
-            self._lanes.worker_infos.next_expiry(),
+            lanes.next_timeout(),
+            lanes.worker_infos.next_expiry(),
+            lanes.suspects.waits_until,
             self._lingering.next_expiry(),
         )
         return min((at for at in moments if at is not None), default=None)
@@ -146,7 +162,7 @@ class Scheduler:
                     restore_output(request, event.outputs[request.sample_idx])
                     self.queue.add(request)
                     self._deadlines.begin(request, event.submit, now)
-                    if (ending := restored_ending(request, self._lanes.worker_infos.known)) is not None:
+                    if (ending := restored_ending(request, self._lanes.worker_infos.known, event.identity)) is not None:
                         self._apply_ending(ending, now)
 
     def _take_handles(self, count: int) -> int:
@@ -174,6 +190,8 @@ class Scheduler:
             return fx.RejectCode.NOT_READY, "", "the service is shutting down"
         if cause := self._lanes.crash_loop.cause(now):
             return fx.RejectCode.NOT_READY, "", cause
+        if sentence := self._convictions.quarantine.refusal(event, now):
+            return fx.RejectCode.QUARANTINED, "", sentence
         return refusal(event, worker_infos=self._lanes.worker_infos, queue=self.queue, config=self.config)
 
     def _on_cancel(self, event: ev.Cancel, now: float) -> list[fx.Effect]:
@@ -221,6 +239,13 @@ class Scheduler:
         self._lingering.ended(request, end, kept, now)
         self._output.add(request.frontend, end)
 
+    def _end_convicted(self, now: float) -> list[fx.Effect]:
+        """Ends the requests that were convicted of killing their workers or making their steps fail."""
+        convicted = self._convictions.take(now)
+        for request, failure in convicted:
+            self._end(request, now, failure=failure)
+        return [fx.Note(message=f"{failure.message}; it is quarantined") for _, failure in convicted]
+
     def _remove(self, request: Request) -> int:
         """Removes a live request without an answer; returns its tokens that are still in flight."""
         if request.phase is Phase.RUNNING:
@@ -229,7 +254,7 @@ class Scheduler:
             request.move(Move.END)
             self.queue.withdraw(request)
         self.queue.remove(request)
-        self.suspects.discard(request.handle)
+        self._lanes.suspects.discard(request)
         return request.pending_tokens
 
     # Front ends ----------------------------------------------------------------------------------------------
@@ -257,16 +282,13 @@ class Scheduler:
         return effects
 
     def _on_load_query(self, event: ev.LoadQuery, now: float) -> list[fx.Effect]:
-        load = load_of(self._lanes, self.queue, self._steps.step_ms, self.output_tokens, now)
+        load = load_of(self._lanes, self.queue, self._steps.step_ms, self.output_tokens, len(self.suspects), now)
         return [fx.LoadReply(frontend=event.frontend, query=event.query, load=load)]
 
     def _on_flush_cache(self, event: ev.FlushCache, now: float) -> list[fx.Effect]:
         return [fx.FlushReply(frontend=event.frontend, query=event.query, pages=self._lanes.flush())]
 
     # Workers -------------------------------------------------------------------------------------------------
-
-    def _on_worker_joined(self, event: ev.WorkerJoined, now: float) -> list[fx.Effect]:
-        return self._lanes.join(event, now)
 
     def _on_worker_lost(self, event: ev.WorkerLost, now: float) -> list[fx.Effect]:
         if event.worker not in self.lanes:
@@ -313,9 +335,14 @@ class Scheduler:
         effects += self._lingering.expire(now)
         self._lanes.worker_infos.expire(now)
         effects += self._lanes.expire_workers(now)
+        effects += self._end_convicted(now)
         effects += self._steps.plan(self.frontends, now)
         effects += self._announcer.changed_status(self.frontends, now)
         return effects
+
+    def _on_paused(self, event: ev.Paused, now: float) -> list[fx.Effect]:
+        self._lanes.paused(event.seconds)
+        return []
 
     # Shutdown ----------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from scheduler_svc.core.messages.arrays import NO_FLOATS, NO_IDS, Float32Array, Int32Array
+from scheduler_svc.core.messages.quarantine import ClearQuarantine, QuarantineQuery
 from scheduler_svc.core.messages.submit import Restored as Restored
 from scheduler_svc.core.messages.submit import Resume as Resume
 from scheduler_svc.core.messages.submit import Submit as Submit
@@ -145,11 +146,20 @@ class StepDone:
     """One entry per row that samples and wants logprobs, in the order of `tokens`."""
     prompt_logprobs: RawLogprobs = NO_LOGPROBS
     """One entry per wanted prompt position, in the order of `SentPlan.wanted_prompt_logprobs`."""
+    pool_id: bytes = b""
+    """If the plan had a `take_over`: the pool that the worker uses now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """The shell has passed on all pending events. The core checks deadlines, then makes plans (on this event only)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paused:
+    """The scheduler did not run for `seconds`, for example because its machine was frozen. It heard no worker then."""
+
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +181,8 @@ Event = (
     | Abort
     | LoadQuery
     | FlushCache
+    | QuarantineQuery
+    | ClearQuarantine
     | FrontendJoined
     | FrontendLost
     | WorkerJoined
@@ -178,6 +190,7 @@ Event = (
     | WorkerAlive
     | StepDone
     | Tick
+    | Paused
     | DrainStarted
     | DrainEnded
 )

@@ -54,6 +54,15 @@ class Submit:
     """SHA-256 of the secret that resumes the request: 32 bytes. Empty if `linger_seconds` is 0."""
     description: bytes = b""
     """Bytes that the core keeps unread for the front end that resumes the request."""
+    sampling_key: bytes = b""
+    """Hash of `sampling` without the seed, which may be drawn anew each time. If it is empty, `sampling` counts."""
+
+    @property
+    def options(self) -> tuple[bytes, bytes]:
+        """What identifies the request besides tenant and prompt: its sampling, its stop tokens and limits."""
+        stops = sorted(set(self.stop_token_ids))
+        limits = (stops, self.ignore_eos, self.max_new_tokens, self.min_new_tokens, self.num_logprobs)
+        return self.sampling_key or self.sampling, repr(limits).encode()
 
     @property
     def streams(self) -> range:
@@ -89,5 +98,8 @@ class Restored:
     """The end of each sample, None if it has not ended."""
     linger_seconds: float
     """Time from this event until the request is dropped if nobody resumes it."""
+    identity: str = ""
+    """Identity of the model that computed the outputs; empty if no worker had been proven. The request fails if another
+    model is served."""
     age_seconds: float = 0.0
     """Time from the request's arrival to this event, which counts for its time limit and its deadline."""

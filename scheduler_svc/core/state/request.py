@@ -82,6 +82,8 @@ class Request:
     """Number of requests behind this one that were admitted first because more of their prompt was cached."""
     prefix_root: bytes = b""
     """The start of the page hashes, which also identifies the tenant. If it is empty, the request shares no pages."""
+    options: tuple[bytes, ...] = ()
+    """`Submit.options`."""
     page_hashes: list[bytes] = field(default_factory=list[bytes])
     """Hashes of the leading full pages, as far as they were computed."""
     cache_read: bool = True

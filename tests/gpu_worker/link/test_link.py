@@ -13,7 +13,8 @@ import zmq
 from tandem.internal.v1 import worker_pb2 as pb
 
 from gpu_worker.link.connection import MAX_FRAME_BYTES
-from gpu_worker.link.link import JoinRefused, Link, ready_line
+from gpu_worker.link.link import JoinRefused, Link
+from gpu_worker.link.ready_lines import ready_line
 from gpu_worker.link.runtime_dir import KEY_NAME, KeyFile
 from gpu_worker.wire.frames import MAX_JOIN_BYTES, Outcome
 
@@ -30,6 +31,10 @@ class EchoRunner:
     @property
     def num_in_flight(self) -> int:
         return len(self.outcomes)
+
+    @property
+    def pool_id(self) -> bytes:
+        return b""
 
     def join(self, generation: int) -> None:
         self.joined.append(generation)

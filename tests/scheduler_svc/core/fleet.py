@@ -24,10 +24,10 @@ class Fleet(World):
         for shape in shapes:
             self.join_as(shape)
 
-    def join_as(self, shape: Shape, faults: Faults | None = None) -> str:
+    def join_as(self, shape: Shape, faults: Faults | None = None, *, is_standby: bool = False) -> str:
         """Lets a new worker join and returns its name."""
         name = chr(ord("a") + len(self.plans_of))
-        self.workers[name] = Worker(name=name, shape=shape, faults=faults or Faults())
+        self.workers[name] = Worker(name=name, shape=shape, faults=faults or Faults(), is_standby=is_standby)
         self.plans_of[name] = []
         self.handle(self.workers[name].joining())
         return name
@@ -47,10 +47,10 @@ class Fleet(World):
         """Returns the lane of a present worker."""
         return self.core.lanes[name]
 
-    def lose(self, name: str) -> Worker:
+    def lose(self, name: str, *, is_orderly: bool = False) -> Worker:
         """Removes the worker, as if it had died, and returns it. Its undelivered results can still be sent late."""
         worker = self.workers.pop(name)
-        self.handle(ev.WorkerLost(worker=name, reason="killed"))
+        self.handle(ev.WorkerLost(worker=name, reason="killed", is_orderly=is_orderly))
         return worker
 
     def apply_plans(self, name: str) -> bool:

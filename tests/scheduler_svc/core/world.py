@@ -197,10 +197,13 @@ class World:
         self.log.append((self.now, event))
         effects = self.core.handle(event, self.now)
         self.effects.extend(effects)
-        audit(self.core)
+        self._audit()
         for effect in effects:
             self._take(effect)
         return effects
+
+    def _audit(self) -> None:
+        audit(self.core)
 
     def _take(self, effect: fx.Effect) -> None:
         match effect:
@@ -266,6 +269,12 @@ class World:
         self.results.clear()
         self.executor = Executor(self.shape, faults=faults)
         self.handle(ev.WorkerJoined(worker=self.worker, info=self.info()))
+
+    def leave(self) -> None:
+        """Removes the worker, which has announced its stop, with its plans and undelivered results."""
+        self.plans.clear()
+        self.results.clear()
+        self.handle(ev.WorkerLost(worker=self.worker, reason="it stops", is_orderly=True))
 
     def kill(self) -> None:
         """Removes the worker, as if it had died, with its plans and undelivered results."""
@@ -401,6 +410,10 @@ class World:
         end = self.streams[stream].end
         assert end is not None, f"stream {stream} has not ended"
         return end
+
+    def end_of(self, stream: int) -> fx.End | None:
+        """Returns the stream's terminal answer, None if it has not ended."""
+        return self.streams[stream].end
 
     def check_content(self) -> None:
         """Checks all tokens and normal ends against the oracle, and that the executor found no violation."""
