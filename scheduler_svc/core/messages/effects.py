@@ -97,10 +97,7 @@ class End:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admitted:
-    """The core accepted a request and queued its samples, which get rows later. `stream` is the first sample's.
-
-    `requests_ahead` is the number of requests that were waiting already.
-    """
+    """The core queued a request. `stream` is the first sample's; `requests_ahead` others were waiting already."""
 
     frontend: str
     stream: int
