@@ -224,7 +224,7 @@ class Scheduler:
             request.move(Move.END)
             self.queue.withdraw(request)
         self.queue.remove(request)
-        self._lanes.suspects.discard(request)
+        self._lanes.suspects.forget(request)
         return request.pending_tokens
 
     # Front ends ----------------------------------------------------------------------------------------------

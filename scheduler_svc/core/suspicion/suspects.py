@@ -141,7 +141,7 @@ class Suspects:
                 self._remove(suspect)
                 self._queue.release(suspect.request)
 
-    def discard(self, request: Request) -> None:
+    def forget(self, request: Request) -> None:
         """Forgets a request that has ended."""
         suspect = self._by_handle.get(request.handle)
         if suspect is not None:
