@@ -52,7 +52,7 @@ class Lanes:
         # Whether a worker has been seated since the start.
         self._was_seated = False
         self.held_pools = HeldPools()
-        self._generation = 0
+        self._generation = config.first_generation
         self._next_number = 1
 
     def report(
