@@ -23,7 +23,9 @@ class StepClock:
         # Time in which the scheduler did not run since the current step began.
         self._paused_seconds = 0.0
         self._last_step_seconds = 0.0
-        self._predicted: tuple[SentPlan, float] | None = None
+        # The oldest plan in flight, its work and its predicted time, once they are needed.
+        self._oldest: SentPlan | None = None
+        self._work = self._prediction = 0.0
 
     def heard(self, now: float) -> None:
         """Records that the worker sent a message."""
@@ -38,7 +40,8 @@ class StepClock:
 
     def confirmed(self, record: SentPlan) -> None:
         """Learns from the plan whose result has just arrived and is valid."""
-        self._times.learn(record, self._last_step_seconds)
+        self._predicted_seconds(record)
+        self._times.learn(record, self._work, self._last_step_seconds)
 
     def paused(self, seconds: float, *, is_working: bool) -> None:
         """Records that the scheduler did not run for `seconds`, so that it could not hear the worker."""
@@ -76,6 +79,7 @@ class StepClock:
 
     def _predicted_seconds(self, oldest: SentPlan) -> float:
         """Returns the predicted time of the oldest plan in flight."""
-        if self._predicted is None or self._predicted[0] is not oldest:
-            self._predicted = oldest, self._times.predict(oldest)
-        return self._predicted[1]
+        if self._oldest is not oldest:
+            self._oldest, self._work = oldest, self._times.work(oldest)
+            self._prediction = self._times.predict(oldest, self._work)
+        return self._prediction
