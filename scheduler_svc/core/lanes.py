@@ -1,8 +1,8 @@
 """Opens, resets and closes the lanes of all workers.
 
-`Lanes` owns the lanes and the generations. It handles every fault of a worker or a step (lost, failed, out of memory,
-out of sync) in the same way: it resets the lane, its requests go back to the queue with all known tokens, and any lane
-with room admits them. A worker is refused after 5 failed steps without a confirmed one; it may join again.
+`Lanes` owns the lanes and the generations. It handles every fault of a worker or a step (lost, hung, failed, out of
+memory, out of sync) in the same way: it resets the lane, its requests go back to the queue with all known tokens, and
+any lane with room admits them. A worker is refused after 5 failed steps without a confirmed one; it may join again.
 
 A lane is *seated* if requests may run on it. A standby worker's lane is proven and then waits; if a serving worker is
 lost, the same event seats the standby lane that was proven first (`standby.py` chooses it).
