@@ -1,4 +1,4 @@
-"""`tandem serve`: the scheduler service and one worker of a checkout, side by side in one terminal.
+"""`tandem serve`: the scheduler service and the workers of a checkout, side by side in one terminal.
 
 Owns the command's flags, its output and its exit code; `services.pair` owns the processes.
 """
@@ -31,12 +31,14 @@ _STOP_SECONDS = 45.0
 # The time for a reader of standard output to take the last lines.
 _FLUSH_SECONDS = 1.0
 _ANSWER_SECONDS = 5.0
+# Each takes the memory of another model.
+MAX_STANDBYS = 8
 # A command that a user may paste follows.
 _READY = "ready: tandem generate"
 
 
 class LogFormat(StrEnum):
-    """The format of the lines of all three processes."""
+    """The format of the lines of all processes."""
 
     TEXT = "text"
     JSON = "json"
@@ -60,6 +62,15 @@ def serve(
         str, typer.Option(help='More flags of the scheduler service, such as "--reflection --max-waiting 64".')
     ] = "",
     worker: Annotated[str, typer.Option(help='More flags of the worker, such as "--page-size 64".')] = "",
+    standby: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=MAX_STANDBYS,
+            metavar="N",
+            help="Warm workers that wait until the serving one dies; default: 0.",
+        ),
+    ] = 0,
 ) -> None:
     """Run the scheduler service and a worker until Ctrl-C, and restart them when they die."""
     require_programs(PROGRAMS, "tandem serve")
@@ -71,6 +82,7 @@ def serve(
         scheduler_policy=RestartPolicy(),
         # The service goes on without a worker, and its health says why.
         worker_policy=RestartPolicy(max_ends=None),
+        standbys=standby,
         on_line=screen.show_child,
         say=screen.say,
     )
