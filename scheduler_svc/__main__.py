@@ -26,6 +26,7 @@ from scheduler_svc.processes.frontends import FrontendProcesses
 from scheduler_svc.processes.parent import die_with_parent
 from scheduler_svc.processes.runtime_dir import RuntimeDir
 from scheduler_svc.processes.worker_key import NAME as KEY_NAME
+from scheduler_svc.processes.workers import WorkerProcesses
 from scheduler_svc.recording.event_log import Recorder
 from scheduler_svc.recording.steps_file import StepsFile
 from scheduler_svc.settings import SchedulerSettings, load, variable_warnings
@@ -90,6 +91,7 @@ class _Service:
             step_timeout_seconds=settings.step_timeout_seconds,
             silence_timeout_seconds=settings.silence_timeout_seconds,
             max_worker_wait_seconds=settings.max_worker_wait_seconds,
+            predict_steps=True,
             prove_workers=True,
             report_steps=settings.steps is not None,
         )
@@ -128,6 +130,7 @@ class _Service:
                 key_path=runtime_dir.path / KEY_NAME,
                 frontend_secret=self._children.secret,
             ),
+            worker_processes=WorkerProcesses(os.getppid() if settings.exit_with_parent else None),
             watch=runtime_dir.watch,
             wake=wake,
             served_model=ServedModel(

@@ -95,12 +95,12 @@ class SchedulerSettings(BaseModel):
     ] = 30.0
     step_timeout_seconds: Annotated[
         float,
-        Field(gt=0, le=3600, title="SECONDS", description="a worker whose step takes longer is treated as lost"),
+        Field(gt=0, le=3600, title="SECONDS", description="a worker whose step takes longer is lost, at the latest"),
     ] = 120.0
     silence_timeout_seconds: Annotated[
         float,
         Field(gt=0, le=3600, title="SECONDS", description="an idle worker that is silent longer is treated as lost"),
-    ] = 15.0
+    ] = 3.0
     exit_with_parent: Annotated[bool, Field(description="exit when the parent process exits; Linux only")] = False
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],

@@ -183,6 +183,19 @@ class WorkerLoad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Incidents:
+    """Counts since the service started: hung workers, and what followed steps that ran out of memory."""
+
+    hung_workers: int
+    # The next steps were smaller, had fewer rows, or had one request; or that request ended; or the worker was refused.
+    smaller_steps: int
+    fewer_rows: int
+    alone: int
+    ended_for_memory: int
+    workers_refused_for_memory: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """The service's load: requests, pages and workers; and whether it serves."""
 
@@ -216,6 +229,7 @@ class Load:
     suspects: int
     # Workers on standby; `workers` does not count them, `per_worker` lists them last.
     standby_workers: int
+    incidents: Incidents
 
     @property
     def hit_rate(self) -> float:

@@ -4,6 +4,7 @@ On a GPU it enqueues these operations on the CUDA stream in this order. `DeviceS
 the KV pool, kernels, tables, staging buffers. It does not depend on generations or on other plans in flight.
 """
 
+import gc
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -95,6 +96,17 @@ class DeviceStep:
         self.fused = FusedLayers(self._model)
         # Compiled layers cannot be captured on a CPU.
         self.proven = None
+
+    def free_memory(self) -> None:
+        """Gives back what a step that ran out of memory left behind.
+
+        The caller no longer holds the exception, whose traceback held tensors. If a frame refers to the exception, they
+        form a cycle, so garbage is collected too.
+        """
+        self.last_logits = None
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def zero_pool(self) -> None:
         """Zeroes every page, unless the pool is zero already."""

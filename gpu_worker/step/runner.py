@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from gpu_worker.arrays import HostArray
 from gpu_worker.attention.layers import LayerMap
-from gpu_worker.failures import first_line
+from gpu_worker.failures import first_line, is_out_of_memory
 from gpu_worker.geometry import Geometry
 from gpu_worker.graphs.backend import GraphBackend
 from gpu_worker.layout.row_tables import RowTables
@@ -130,16 +130,18 @@ class Runner:
             self._in_flight.append(self._run(plan, layout, begun))
         except PlanError as error:
             self._refuse(message, pb.STEP_STATUS_FAILED, str(error))
-        except (torch.OutOfMemoryError, MemoryError) as error:
-            self._refuse(message, pb.STEP_STATUS_OUT_OF_MEMORY, first_line(error))
         except Exception as error:  # every plan must be answered
-            log.exception("step %d failed", message.step)
-            no_memory = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
-            status = pb.STEP_STATUS_OUT_OF_MEMORY if no_memory else pb.STEP_STATUS_FAILED
-            detail = f"{type(error).__name__}: {first_line(error)}"
-            if isinstance(error, torch.AcceleratorError):
-                self._lost = detail
-            self._refuse(message, status, detail)
+            self._answer(message, error)
+        if self._in_flight[-1].outcome.status == pb.STEP_STATUS_OUT_OF_MEMORY:
+            self.on_device.free_memory()
+
+    def _answer(self, message: pb.StepPlan, error: Exception) -> None:
+        detail, no_memory = f"{type(error).__name__}: {first_line(error)}", is_out_of_memory(error)
+        # Until the line is written, its traceback would keep the step's tensors.
+        log.error("step %d failed: %s", message.step, detail, exc_info=not no_memory)
+        if isinstance(error, torch.AcceleratorError) and not no_memory:
+            self._lost = detail
+        self._refuse(message, pb.STEP_STATUS_OUT_OF_MEMORY if no_memory else pb.STEP_STATUS_FAILED, detail)
 
     def _refuse(self, message: pb.StepPlan, status: "pb.StepStatus", detail: str) -> None:
         if message.generation == self._generation:

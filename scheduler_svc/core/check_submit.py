@@ -134,7 +134,7 @@ def new_requests(
     if event.min_new_tokens > 0:
         own = () if event.ignore_eos else eos_token_ids
         banned = tuple(dict.fromkeys((*own, *event.stop_token_ids)))
-    stops = frozenset(event.stop_token_ids)
+    stops, options = frozenset(event.stop_token_ids), event.options
     prompt_logprobs_from = event.prompt_logprobs_from if event.prompt_logprobs_from < len(event.prompt) else 0
     return [
         Request(
@@ -157,9 +157,11 @@ def new_requests(
             arrived_at=now,
             virtual_start=fair_share.enter(tenant, total),
             prefix_root=event.prefix_root,
+            options=options,
             page_hashes=list(hashes),
             cache_read=event.cache_read,
             cache_write=event.cache_write,
+            lingers=event.linger_seconds > 0,
             prompt_logprobs_from=0 if i else prompt_logprobs_from,
         )
         for i, stream in enumerate(event.streams)

@@ -20,14 +20,19 @@ from scheduler_svc.core.messages.reports import ResetCause
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.crash_loop import CrashLoop
+from scheduler_svc.core.state.held_pools import HeldPools
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request_queue import RequestQueue
 from scheduler_svc.core.state.worker_infos import WorkerInfos
+from scheduler_svc.core.suspicion.suspects import Suspects
 from scheduler_svc.core.update import step_reports
 
 _MAX_FAILED_STEPS = 5
 # After these causes the pages of confirmed steps stay cached; after others the content of all pages is unknown.
 _KEEPING_CAUSES = (ResetCause.STEP_FAILED, ResetCause.OUT_OF_MEMORY)
+# After these causes the requests in the worker's plans in flight are suspects, and the pages of a lost worker stay
+# cached if their memory outlives it.
+_DEATHS = (ResetCause.WORKER_LOST, ResetCause.WORKER_SILENT)
 
 
 class Lanes:
@@ -40,11 +45,13 @@ class Lanes:
         """Lanes by worker name, in the order in which the workers joined."""
         self.worker_infos = WorkerInfos(config.max_worker_wait_seconds)
         self.crash_loop = CrashLoop()
+        self.suspects = Suspects(queue)
         self.last_loss: tuple[float, str] | None = None
         """Time and reason of the last loss of a worker."""
         self.counters = Counters()
         # Whether a worker has been seated since the start.
         self._was_seated = False
+        self.held_pools = HeldPools()
         self._generation = 0
         self._next_number = 1
 
@@ -80,6 +87,7 @@ class Lanes:
         if len(self.by_worker) == MAX_LANES:
             reason = f"{MAX_LANES} workers serve already; this one is accepted when one of them leaves"
             return [*effects, fx.WorkerRefused(worker=worker, reason=reason, retry=True)]
+        self.held_pools.forget(info.pool_id)
         self._generation += 1
         lane = Lane(worker=worker, number=self._next_number, info=info, generation=self._generation, now=now)
         self._next_number += 1
@@ -97,6 +105,7 @@ class Lanes:
         lane.prove(now)
         if not lane.is_seated:
             return self._seat_due(now)
+        self.held_pools.hand_over(lane, now)
         self._serving_changed()
         return [fx.WorkerProven(worker=lane.worker)]
 
@@ -132,6 +141,7 @@ class Lanes:
     def _seat(self, lane: Lane, now: float) -> list[fx.Effect]:
         """Lets requests run on a proven standby worker."""
         lane.take_seat()
+        self.held_pools.hand_over(lane, now)
         self._was_seated = True
         self._serving_changed()
         note = fx.Note(message=f"worker {lane.worker}, which was on standby, serves now")
@@ -158,12 +168,19 @@ class Lanes:
         If `seats`, a standby worker gets the seat of a worker that served, or of the last one that was seated.
         """
         lane = self.by_worker.pop(worker)
+        in_trial = False
+        if is_death and cause in _DEATHS and lane.serves:
+            in_trial = self.suspects.is_trial(lane.in_flight)
+            num_lanes = len(self._serving_infos()) + 1
+            self.suspects.implicate(lane, lane.in_flight, reason, is_step=False, num_lanes=num_lanes, now=now)
         # The death of a worker on probation or on standby does not count while another worker serves.
         if is_death and (lane.serves or not self._serving_infos()):
-            self.crash_loop.died(reason, now)
+            self.crash_loop.died(reason, now, in_trial=in_trial)
         if not lane.is_seated:
             return [fx.Note(message=f"worker {worker} lost: {reason}; it was on standby")]
-        effects = self._reset(lane, f"worker {worker} lost: {reason}", now, cause, compute_us)
+        pool_id = lane.pool_id if cause in _DEATHS else b""
+        effects = self._reset(lane, f"worker {worker} lost: {reason}", now, cause, compute_us, keep_pages=bool(pool_id))
+        self.held_pools.keep(lane, pool_id, now)
         self.last_loss = now, reason
         if lane.serves:
             self.worker_infos.worker_left(lane.info, now)
@@ -190,20 +207,42 @@ class Lanes:
 
     def _timeout_of(self, lane: Lane) -> float:
         config = self._config
-        if lane.in_flight:
-            return lane.working_since() + config.step_timeout_seconds
-        return lane.heard_at + config.silence_timeout_seconds
+        if not lane.in_flight:
+            return lane.clock.heard_at + config.silence_timeout_seconds
+        latest = lane.working_since() + config.step_timeout_seconds
+        return min(latest, lane.clock.deadline(lane.in_flight[0])) if config.predict_steps else latest
 
     def expire_workers(self, now: float) -> list[fx.Effect]:
-        """Closes lanes of workers that timed out, and asks them to join again; seats a standby worker that is due."""
+        """Closes the lanes of workers that timed out; seats a standby worker that is due.
+
+        Each worker that timed out is killed, or joins again if it still runs.
+        """
         effects: list[fx.Effect] = []
         for lane in [lane for lane in self.by_worker.values() if now >= self._timeout_of(lane)]:
-            what = "a step took too long" if lane.in_flight else "it has been silent for too long"
-            effects += self.close(lane.worker, what, now, ResetCause.WORKER_SILENT)
-            effects.append(fx.AskRejoin(worker=lane.worker))
+            self.counters.worker_hung()
+            effects += self.close(lane.worker, self._why_hung(lane, now), now, ResetCause.WORKER_SILENT)
+            effects += [fx.KillWorker(worker=lane.worker), fx.AskRejoin(worker=lane.worker)]
         return effects + self._seat_due(now)
 
-    def _reset(self, lane: Lane, reason: str, now: float, cause: ResetCause, compute_us: int) -> list[fx.Effect]:
+    def _why_hung(self, lane: Lane, now: float) -> str:
+        if not lane.in_flight:
+            limit = self._config.silence_timeout_seconds
+            return f"it sent no message for {now - lane.clock.heard_at:.1f} s; the limit is {limit:g} s"
+        oldest, began_at = lane.in_flight[0], lane.working_since()
+        predicted = f" (predicted {lane.clock.predicted_seconds(oldest):.3g} s)" if self._config.predict_steps else ""
+        return (
+            f"its step {oldest.step} has no result after {now - began_at:.1f} s; "
+            f"the limit is {self._timeout_of(lane) - began_at:.3g} s{predicted}"
+        )
+
+    def paused(self, seconds: float) -> None:
+        """Excuses all workers for a time in which the scheduler did not run."""
+        for lane in self.by_worker.values():
+            lane.clock.paused(seconds, is_working=bool(lane.in_flight))
+
+    def _reset(
+        self, lane: Lane, reason: str, now: float, cause: ResetCause, compute_us: int, *, keep_pages: bool
+    ) -> list[fx.Effect]:
         """Resets the lane: its requests go back to the queue with all known tokens, its plans in flight become void."""
         void = tuple(lane.in_flight)
         self._generation += 1
@@ -213,20 +252,30 @@ class Lanes:
             request = self._queue.by_handle(handle)
             if request is not None and not request.row:
                 request.void_pending_plans()
-        requests = lane.reset(self._generation, keep_pages=cause in _KEEPING_CAUSES)
+        requests = lane.reset(self._generation, keep_pages=keep_pages)
         for request in requests:
             request.void_pending_plans()
             self._queue.enqueue(request)
         effects: list[fx.Effect] = [fx.Note(message=f"{reason}; {len(requests)} requests go back to the queue")]
         return effects + self.report(lane, now, void, cause=cause, compute_us=compute_us)
 
+    def reset_for_memory(self, lane: Lane, reason: str, now: float, compute_us: int) -> list[fx.Effect]:
+        """Resets the lane after a step that ran out of memory, which does not count as a failed step."""
+        cause = ResetCause.OUT_OF_MEMORY
+        return self._reset(lane, f"worker {lane.worker}: {reason}", now, cause, compute_us, keep_pages=True)
+
     def reset_or_refuse(
         self, lane: Lane, reason: str, now: float, cause: ResetCause, compute_us: int
     ) -> list[fx.Effect]:
         """Handles a failed step: resets the lane, or refuses the worker after too many failed steps in a row."""
+        if cause in _KEEPING_CAUSES:
+            self.suspects.implicate(lane, [lane.in_flight[0]], reason, is_step=True, num_lanes=0, now=now)
+            if self.suspects.has_convicted:
+                lane.forgive_failed_steps()
         num_failed = lane.count_failed_step()
         if num_failed < _MAX_FAILED_STEPS:
-            return self._reset(lane, f"worker {lane.worker}: {reason}", now, cause, compute_us)
+            keep_pages = cause in _KEEPING_CAUSES
+            return self._reset(lane, f"worker {lane.worker}: {reason}", now, cause, compute_us, keep_pages=keep_pages)
         reason = f"{num_failed} failed steps in a row without a confirmed one; the last: {reason}"
         return self.refuse_for_now(lane, reason, now, cause, compute_us)
 
@@ -241,7 +290,8 @@ class Lanes:
         """Evicts all cached pages and returns their number."""
         for lane in self.by_worker.values():
             lane.schedule.clear_lookups()
-        return sum(lane.pool.evict_all() + lane.host.evict_all() for lane in self.by_worker.values())
+        num_held = self.held_pools.evict_all()
+        return num_held + sum(lane.pool.evict_all() + lane.host.evict_all() for lane in self.by_worker.values())
 
 
 def _refused_for_good(worker: str, reason: str) -> list[fx.Effect]:

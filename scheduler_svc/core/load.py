@@ -1,7 +1,9 @@
 """Makes the report of the core's load, summed over its lanes."""
 
 from scheduler_svc.core.lanes import Lanes
-from scheduler_svc.core.messages.reports import Load, WorkerLoad
+from scheduler_svc.core.limits.memory_limit import Reduction
+from scheduler_svc.core.messages.reports import Incidents, Load, WorkerLoad
+from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request_queue import RequestQueue
 
@@ -35,6 +37,19 @@ def load_of(lanes: Lanes, queue: RequestQueue, step_ms: float, output_tokens: in
         worker_lost_reason=lost_reason,
         suspects=suspects,
         standby_workers=len(on_standby),
+        incidents=_incidents(counters),
+    )
+
+
+def _incidents(counters: Counters) -> Incidents:
+    reductions = counters.memory_reductions
+    return Incidents(
+        hung_workers=counters.hung_workers,
+        smaller_steps=reductions[Reduction.SMALLER_STEP],
+        fewer_rows=reductions[Reduction.FEWER_ROWS],
+        alone=reductions[Reduction.ALONE],
+        ended_for_memory=reductions[Reduction.ENDED],
+        workers_refused_for_memory=reductions[Reduction.REFUSED],
     )
 
 

@@ -1,8 +1,7 @@
 """Makes the plans of all lanes and reads the results of their steps.
 
-`Steps` owns the suspects and the durations of the last steps. If a step fails or runs out of memory, its requests
-become suspects. On each lane one suspect at a time runs alone, until it has sampled a token. A suspect is ended if its
-step fails again while it runs alone. `Steps` does not end requests itself: it returns those that must end.
+`Steps` owns the durations of the last steps. If a step fails, its requests become suspects
+(`suspicion/suspects.py`), as they do if a worker dies. `Steps` does not end requests itself: it returns those that end.
 """
 
 from collections import deque
@@ -14,14 +13,18 @@ from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
+from scheduler_svc.core.messages.plan import Plan
 from scheduler_svc.core.messages.reports import ResetCause
+from scheduler_svc.core.out_of_memory import OutOfMemory
 from scheduler_svc.core.schedule.placement import by_backlog
 from scheduler_svc.core.schedule.planner import plan_step
 from scheduler_svc.core.schedule.probation import probation_plan
+from scheduler_svc.core.schedule.trials import is_apart, move_others, others_turn, trial_lane, turns
+from scheduler_svc.core.schedule.turn import Turn
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request_queue import RequestQueue
 from scheduler_svc.core.update.check_result import is_valid
-from scheduler_svc.core.update.results import Ending, StepTokens, read_result
+from scheduler_svc.core.update.results import DETACHED, Ending, StepTokens, read_result
 
 _RECENT_STEPS = 64
 _CAUSES = {
@@ -37,9 +40,8 @@ class Steps:
         self._config = config
         self._queue = queue
         self._lanes = lanes
+        self._out_of_memory = OutOfMemory(queue, lanes)
         self._step_seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
-        self.suspects: set[int] = set()
-        """Handles of live requests that were in a failed step and have not sampled a token since."""
 
     @property
     def step_ms(self) -> float:
@@ -49,11 +51,15 @@ class Steps:
     def plan(self, frontends: Mapping[str, int], now: float) -> list[fx.Effect]:
         """Makes plans until each lane has `plans_in_flight` plans in flight or nothing can run."""
         effects: list[fx.Effect] = []
+        proven = [lane for lane in self._lanes.by_worker.values() if lane.serves]
+        suspects = self._lanes.suspects
+        trial_on = trial_lane(suspects, proven, now) if len(suspects) else None
+        turn = others_turn(suspects, trial_on, proven)
         has_planned = True
         while has_planned:
             has_planned = False
             for lane in by_backlog(self._lanes.by_worker.values()):
-                if len(lane.in_flight) >= self._config.plans_in_flight:
+                if len(lane.in_flight) >= (1 if lane is trial_on else self._config.plans_in_flight):
                     continue
                 if lane.proven_at is None:
                     if not lane.in_flight:
@@ -62,22 +68,44 @@ class Steps:
                     continue
                 if not lane.is_seated:
                     continue
-                others = [other for other in self._lanes.by_worker.values() if other is not lane and other.serves]
-                plan = plan_step(
-                    lane=lane,
-                    queue=self._queue,
-                    suspects=self.suspects,
-                    other_lanes=others,
-                    frontend_idx=frontends.__getitem__,
-                    counters=self._lanes.counters,
-                    policy=self._config.policy,
-                    max_bytes=plan_bytes(self._config, lane.info),
-                    now=now,
-                )
+                others = [other for other in proven if other is not lane]
+                if lane is trial_on:
+                    plan = self._plan_trial(lane, others, frontends, now)
+                else:
+                    plan = self._plan(lane, others, turn, frontends, now)
                 if plan is not None:
                     effects.append(fx.SendPlan(worker=lane.worker, plan=plan))
                     has_planned = True
         return effects
+
+    def _plan(
+        self, lane: Lane, others: list[Lane], turn: Turn, frontends: Mapping[str, int], now: float
+    ) -> Plan | None:
+        return plan_step(
+            lane=lane,
+            queue=self._queue,
+            other_lanes=others,
+            frontend_idx=lambda frontend: frontends.get(frontend, DETACHED),
+            counters=self._lanes.counters,
+            policy=self._config.policy,
+            max_bytes=plan_bytes(self._config, lane.info),
+            now=now,
+            turn=turn,
+        )
+
+    def _plan_trial(self, lane: Lane, others: list[Lane], frontends: Mapping[str, int], now: float) -> Plan | None:
+        """Returns the next plan of the lane of the current trial: the trial's, or one of other requests."""
+        suspects = self._lanes.suspects
+        if is_apart(suspects, [lane, *others]):
+            move_others(lane, self._queue, others)
+        for turn in turns(suspects, lane, others):
+            plan = self._plan(lane, others, turn, frontends, now)
+            if plan is not None:
+                suspects.took_turn(is_trial=bool(turn.is_trial))
+                if turn.is_trial and suspects.lacks_control():
+                    suspects.waive_control()
+                return plan
+        return None
 
     def read(
         self, event: ev.StepDone, frontends: Mapping[str, int], now: float
@@ -95,8 +123,14 @@ class Steps:
             what = f"the result is for step {event.step}, but {expected} in flight"
             cause = ResetCause.WRONG_STEP
             return self._lanes.reset_or_refuse(lane, what, now, cause, event.compute_us), None, []
+        if record.takes_over:
+            lane.take_over_ended(record.takes_over, event.pool_id)
         if event.status is not ev.StepStatus.OK:
-            return self._failed(lane, event, {int(handle) for handle in record.handles}, now)
+            if event.status is ev.StepStatus.OUT_OF_MEMORY and lane.serves:
+                effects, endings = self._out_of_memory.handle(lane, record, event, now)
+                return effects, None, endings
+            what = f"step {event.step} {event.status}: {event.detail}"
+            return self._lanes.reset_or_refuse(lane, what, now, _CAUSES[event.status], event.compute_us), None, []
         if not is_valid(event, record, lane.info.vocab_size):
             what = f"its result for step {event.step} is malformed"
             return self._lanes.refuse_for_now(lane, what, now, ResetCause.MALFORMED, event.compute_us), None, []
@@ -118,25 +152,7 @@ class Steps:
                 lane.evict_unverified(ending.request)
         if len(step_tokens.tokens):
             self._lanes.crash_loop.confirmed()
-        if self.suspects:
-            self.suspects.difference_update(int(handle) for handle in record.handles[record.sampled])
+        self._lanes.suspects.confirmed(lane, record)
         num_tokens = len(step_tokens.tokens)
         reports = self._lanes.report(lane, now, (record,), output_tokens=num_tokens, compute_us=event.compute_us)
         return reports, step_tokens, step_tokens.endings
-
-    def _failed(
-        self, lane: Lane, event: ev.StepDone, handles: set[int], now: float
-    ) -> tuple[list[fx.Effect], StepTokens | None, list[Ending]]:
-        ran_alone = len(handles) == 1 and handles <= self.suspects
-        what = f"step {event.step} {event.status}: {event.detail}"
-        effects = self._lanes.reset_or_refuse(lane, what, now, _CAUSES[event.status], event.compute_us)
-        if event.status in (ev.StepStatus.OUT_OF_SYNC, ev.StepStatus.SKIPPED):
-            return effects, None, []
-        if ran_alone:
-            culprit = self._queue.by_handle(*handles)
-            assert culprit is not None, "a suspect is not live"
-            lane.forgive_failed_steps()
-            what = f"its step failed again when it ran alone ({event.status}): {event.detail}"
-            return effects, None, [Ending.failed(culprit, f"request {culprit.request_id}: {what}")]
-        self.suspects.update(handle for handle in handles if self._queue.by_handle(handle) is not None)
-        return effects, None, []

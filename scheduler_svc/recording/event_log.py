@@ -145,6 +145,8 @@ def event_of(entry: pb.RecordedEvent) -> ev.Event:
             return ev.FrontendLost(frontend=entry.peer)
         case "worker_lost":
             return ev.WorkerLost(worker=entry.peer, reason=entry.worker_lost.reason)
+        case "paused":
+            return ev.Paused(seconds=entry.paused.seconds)
         case "tick" | "drain_started" | "drain_ended" as kind:
             return _WITHOUT_FIELDS[kind]
         case _:

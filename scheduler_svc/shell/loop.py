@@ -18,6 +18,7 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.processes.frontends import FrontendProcesses
+from scheduler_svc.processes.workers import WorkerProcesses
 from scheduler_svc.recording.event_log import Recorder
 from scheduler_svc.recording.steps_file import StepsFile
 from scheduler_svc.shell.dispatch import EffectDispatcher
@@ -35,6 +36,8 @@ _WATCH_SECONDS = 0.05
 _CHECK_SECONDS = 1.0
 # A socket learns of the end of a connection a moment after its monitor, so peers are probed for a second.
 _PROBE_SECONDS, _PROBE_EVERY_SECONDS = 1.0, 0.005
+# A turn that begins later than this after the one before it: the machine or this process was stopped meanwhile.
+_PAUSE_SECONDS = 1.0
 # Front ends get this long after the grace period to deliver the last answers.
 _FAREWELL_SECONDS = 5.0
 _RECORDED_TICK = record_pb2.Tick()
@@ -51,6 +54,7 @@ class Loop:
         frontends: RouterLink,
         served_model: ServedModel,
         children: FrontendProcesses,
+        worker_processes: WorkerProcesses,
         credentials: Credentials,
         watch: Callable[[], None],
         recorder: Recorder | None,
@@ -70,6 +74,7 @@ class Loop:
             workers=workers,
             frontends=frontends,
             served_model=served_model,
+            worker_processes=worker_processes,
             steps=steps,
             listen=lambda: children.listen,
             joined=lambda: core.lanes,
@@ -84,6 +89,7 @@ class Loop:
             on_frontend_lost=self._frontend_lost,
         )
         self._children = children
+        self._worker_processes = worker_processes
         self._watch = watch
         self._grace_seconds = grace_seconds
         self._wake = wake
@@ -97,6 +103,7 @@ class Loop:
     def run(self, num_stop_requests: Callable[[], int]) -> None:
         """Runs turns. The first stop request drains the service, the second ends it at once."""
         num_seen = 0
+        turned_at = time.monotonic()
         while True:
             readable = self._wait()
             if self._wake.fileno() in readable:
@@ -109,7 +116,9 @@ class Loop:
             if now >= self._next_check_at:
                 self._next_check_at = now + _CHECK_SECONDS
                 self._check(now)
-            effects = self._inbound.receive()
+            effects = self._excuse_workers(now - turned_at)
+            turned_at = now
+            effects += self._inbound.receive()
             if (num_requested := num_stop_requests()) > num_seen:
                 effects += self._begin_stop(at_once=num_requested > 1)
                 num_seen = num_requested
@@ -132,6 +141,13 @@ class Loop:
         effects = self._core.handle(event, now)
         self._recorder.add_effects(effects)
         return effects
+
+    def _excuse_workers(self, seconds: float) -> list[fx.Effect]:
+        """Reports to the core if this process did not run: messages of workers may not have arrived meanwhile."""
+        if seconds < _PAUSE_SECONDS:
+            return []
+        log.warning("the scheduler did not run for %.1f s; its workers get this time in addition", seconds)
+        return self._handle(ev.Paused(seconds=seconds), paused=record_pb2.Paused(seconds=seconds))
 
     def _has_work(self) -> bool:
         return bool(len(self._core.queue) or self._dispatcher.lost_peers)
@@ -173,6 +189,7 @@ class Loop:
         self._watch()
         self._inbound.dropped.report(now)
         self._workers.keep_limits_of(self._core.lanes)
+        self._worker_processes.keep(self._core.lanes)
 
     def _frontend_lost(self, frontend: str, reason: str) -> None:
         if self._drain_deadline is None:

@@ -21,7 +21,7 @@ _STATUS = {pb.StepStatus.Value(f"STEP_STATUS_{status.name}"): status for status 
 _INFO = tuple(
     name for name in WorkerInfo.__slots__ if name not in ("eos_token_ids", "device", "defaults", "is_standby")
 )
-_MAX_DETAIL, _MAX_NAME, _MAX_EOS_IDS = 2000, 512, 1024
+_MAX_DETAIL, _MAX_NAME, _MAX_EOS_IDS, _MAX_POOL_BYTES = 2000, 512, 1024, 64
 
 
 def event_of(message: pb.WorkerToCore, worker: str) -> ev.Event:
@@ -66,6 +66,11 @@ def _info(join: pb.Join) -> WorkerInfo:
     for name, text in (("identity", join.identity), ("model", join.model)):
         if not 1 <= len(text) <= _MAX_NAME:
             raise WireError(f"{name} has {len(text)} characters; it must have 1 to {_MAX_NAME}")
+    for name, data in (("pool_id", join.pool_id), ("pool_layout", join.pool_layout)):
+        if len(data) > _MAX_POOL_BYTES:
+            raise WireError(f"{name} has {len(data)} bytes; the limit is {_MAX_POOL_BYTES}")
+    if bool(join.pool_id) != bool(join.pool_layout):
+        raise WireError("only one of pool_id and pool_layout is set; a shared pool has both")
     if len(join.eos_token_ids) > _MAX_EOS_IDS:
         raise WireError(f"eos_token_ids has {len(join.eos_token_ids)} ids; the limit is {_MAX_EOS_IDS}")
     for token in join.eos_token_ids:
@@ -86,6 +91,8 @@ def _step_done(result: pb.StepResult, worker: str) -> ev.StepDone:
         raise WireError(f"step status {result.status} is unknown")
     if result.tokens_per_row:
         raise WireError("tokens_per_row is set; several tokens per row and step are not supported")
+    if len(result.pool_id) > _MAX_POOL_BYTES:
+        raise WireError(f"pool_id has {len(result.pool_id)} bytes; the limit is {_MAX_POOL_BYTES}")
     return ev.StepDone(
         worker=worker,
         generation=result.generation,
@@ -97,6 +104,7 @@ def _step_done(result: pb.StepResult, worker: str) -> ev.StepDone:
         compute_us=result.compute_us,
         logprobs=_logprobs(result.logprobs) if result.HasField("logprobs") else ev.NO_LOGPROBS,
         prompt_logprobs=_logprobs(result.prompt_logprobs) if result.HasField("prompt_logprobs") else ev.NO_LOGPROBS,
+        pool_id=result.pool_id,
     )
 
 
@@ -129,6 +137,8 @@ def plan_frame(plan: Plan) -> bytes:
         out.chunks.samples = plan.chunk_samples.tobytes()
     if plan.moves is not NOTHING_MOVES:
         _fill_moves(out, plan.moves)
+    if plan.take_over is not None:
+        out.take_over.pool_id, out.take_over.generation = plan.take_over.pool_id, plan.take_over.generation
     return message.SerializeToString()
 
 

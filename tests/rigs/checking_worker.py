@@ -66,7 +66,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--oom-steps", type=_steps, default=frozenset())
     parser.add_argument("--out-of-sync-steps", type=_steps, default=frozenset())
     parser.add_argument("--fail-token", type=int)
+    parser.add_argument("--kill-token", type=int, help="a step that computes this token ends the process with SIGKILL")
+    parser.add_argument("--hang-token", type=int, help="after a step that computes this token nothing is answered")
     parser.add_argument("--nonfinite-token", type=int)
+    parser.add_argument("--memory-tokens", type=int, metavar="N", help="steps of more positions run out of memory")
+    parser.add_argument("--memory-rows", type=int, metavar="N", help="steps of more rows run out of memory")
     parser.add_argument("--hang-step", type=int)
     parser.add_argument("--exit-step", type=int)
     return parser.parse_args(arguments)
@@ -142,7 +146,11 @@ def _session(args: argparse.Namespace) -> WorkerSession:
         oom_steps=args.oom_steps,
         out_of_sync_steps=args.out_of_sync_steps,
         fail_token=args.fail_token,
+        kill_token=args.kill_token,
+        hang_token=args.hang_token,
         nonfinite_token=args.nonfinite_token,
+        memory_tokens=args.memory_tokens,
+        memory_rows=args.memory_rows,
         hang_step=args.hang_step,
         exit_step=args.exit_step,
     )

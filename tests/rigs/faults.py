@@ -13,8 +13,14 @@ class Faults:
     out_of_sync_steps: frozenset[int] = frozenset()
     # Every step that computes this token fails.
     fail_token: int | None = None
+    # A step that computes this token kills the worker, or hangs it (`executor.Poisoned`).
+    kill_token: int | None = None
+    hang_token: int | None = None
     # Logits behind this token are not finite.
     nonfinite_token: int | None = None
+    # Steps with more positions or more rows than this run out of memory.
+    memory_tokens: int | None = None
+    memory_rows: int | None = None
     # At this step the worker stops answering, heartbeats included.
     hang_step: int | None = None
     # At this step the process exits without an answer.

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from tandem.internal.v1 import worker_pb2 as pb
 
-from tests.rigs.executor import Executor
+from tests.rigs.executor import Executor, Poisoned
 from tests.rigs.faults import Faults
 from tests.rigs.lateness import Lateness
 
@@ -169,7 +169,11 @@ class WorkerSession:
         if number == self._faults.exit_step:
             self._enter(Phase.EXITED, f"step={number}")
             return
-        result = self._executor.apply(queued.plan)
+        try:
+            result = self._executor.apply(queued.plan)
+        except Poisoned as poisoned:
+            self._enter(Phase.HUNG if poisoned.hangs else Phase.EXITED, f"step={number} poisoned")
+            return
         result.compute_us = int((now - queued.arrived) * 1e6)
         before = self._held[-1].release_at if self._held else now
         self._held.append(_Held(result=result, release_at=max(before, now) + self._lateness.before_answer()))

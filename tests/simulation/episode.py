@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 from tandem.internal.v1 import worker_pb2
 
 from scheduler_svc.core.invariants import audit
@@ -97,7 +98,8 @@ class Episode:
             (fleet.standby_worker_joins, 0.4),
             (fleet.heartbeats, 2), (fleet.rejoin, 1.5), (fleet.worker_joins, 1.2), (fleet.worker_dies, 0.5),
             (fleet.join_twice, 0.2), (fleet.late_result_arrives, 0.5), (fleet.other_model_joins, 0.1),
-            (self._long_silence, 0.2), (load.frontend_joins, 0.4), (load.frontend_dies, 0.2),
+            (self._long_silence, 0.2), (self._pause, 0.2), (fleet.worker_hangs, 1.0), (fleet.workers_wake, 0.2),
+            (load.frontend_joins, 0.4), (load.frontend_dies, 0.2),
             (load.frontend_restarts, 0.05), (load.query_load, 0.5), (self._flush, self.setting.flush_share),
         ]  # fmt: skip
 
@@ -183,7 +185,7 @@ class Episode:
 
     def _carry_out(self, effect: fx.Effect) -> None:
         match effect:
-            case fx.SendPlan() | fx.WorkerAccepted() | fx.WorkerRefused() | fx.AskRejoin():
+            case fx.SendPlan() | fx.WorkerAccepted() | fx.WorkerRefused() | fx.AskRejoin() | fx.KillWorker():
                 self.fleet.take(effect, self._submit_at)
                 if isinstance(effect, fx.SendPlan):
                     self._check_size(effect)
@@ -224,6 +226,15 @@ class Episode:
         self.now += self.rng.choice([1.0, 4.0, 6.0])
         self.handle(ev.Tick())
 
+    def _pause(self) -> None:
+        """The scheduler does not run for a while; no worker may be given up for that."""
+        seconds = self.rng.choice([1.0, 5.0, 50.0])
+        before = {worker: self.core._lanes._timeout_of(lane) for worker, lane in self.core.lanes.items()}
+        self.now += seconds
+        self.handle(ev.Paused(seconds=seconds))
+        after = {worker: self.core._lanes._timeout_of(lane) for worker, lane in self.core.lanes.items()}
+        assert after == pytest.approx({worker: at + seconds for worker, at in before.items()})
+
     def _progress(self) -> None:
         for _ in range(self.rng.randint(1, 6)):
             self.now += 0.001
@@ -233,6 +244,7 @@ class Episode:
     def _finale(self) -> None:
         """Stops all faults and runs until every request has ended; asserts that no page and no row is held then."""
         core, fleet = self.core, self.fleet
+        fleet.workers_wake()
         if self.rng.random() < 0.1:
             self.handle(ev.DrainEnded())
         fleet.full_size_worker_joins()
@@ -251,6 +263,7 @@ class Episode:
                 self.now += 2 * self.setting.config.step_timeout_seconds
         assert not len(core.queue), f"{len(core.queue)} requests have not ended after {_FINALE_STEPS} steps"
         self.load.callers.check_answered()
+        self.seen.update({f"memory: {what}": count for what, count in core.counters.memory_reductions.items()})
         assert not core.suspects
         for lane in core.lanes.values():
             assert (lane.pool.num_used, lane.rows.num_seated) == (0, 0), "pages or rows are held without a request"

@@ -19,6 +19,18 @@ class WorkerLoad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Incidents:
+    """Hung workers, and what followed steps that ran out of memory (`limits.memory_limit.Reduction`)."""
+
+    hung_workers: int = 0
+    smaller_steps: int = 0
+    fewer_rows: int = 0
+    alone: int = 0
+    ended_for_memory: int = 0
+    workers_refused_for_memory: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """The load of the core. Counters start at 0 with the core.
 
@@ -53,8 +65,9 @@ class Load:
     """Time since a worker was last lost. None if none was."""
     worker_lost_reason: str
     suspects: int
-    """Number of requests that may have made a step fail or killed a worker."""
+    """Requests that may have killed a worker or made a step fail."""
     standby_workers: int
+    incidents: Incidents
 
 
 class StepKind(StrEnum):

@@ -6,7 +6,6 @@ them in the cache. A request of another tenant or priority ends this search, so 
 overtaken at most `MAX_PASSED_OVER` times.
 """
 
-from collections.abc import Collection
 from itertools import takewhile
 
 from scheduler_svc.core.schedule.policy import MAX_PASSED_OVER
@@ -16,10 +15,10 @@ from scheduler_svc.core.state.request_queue import RequestQueue
 
 
 class AdmissionOrder:
-    """The order for one plan of `lane`. `suspects` are handles of requests that were in a failed step."""
+    """The order for one plan of `lane`."""
 
-    def __init__(self, lane: Lane, queue: RequestQueue, suspects: Collection[int], *, cache_aware: bool) -> None:
-        self._lane, self._queue, self._suspects = lane, queue, suspects
+    def __init__(self, lane: Lane, queue: RequestQueue, *, cache_aware: bool) -> None:
+        self._lane, self._queue = lane, queue
         self._skipped: set[int] = set()
         self._cached_pages: dict[int, int] = {}
         self._may_overtake = cache_aware
@@ -37,8 +36,8 @@ class AdmissionOrder:
         head = waiting[0]
         if not self._may_overtake or not head.prefix_root or head.passed_over >= MAX_PASSED_OVER:
             return head
-        if head.pending_plans or head.handle in self._suspects:
-            return head  # these are never overtaken
+        if head.pending_plans:
+            return head  # it is never overtaken
         candidates = takewhile(lambda request: self._may_go_before(request, head), waiting[1:])
         return max([head, *candidates], key=self._num_cached_pages)  # the first of several with the most
 
@@ -64,7 +63,7 @@ class AdmissionOrder:
 
     def _may_go_before(self, request: Request, head: Request) -> bool:
         is_peer = request.priority == head.priority and request.prefix_root == head.prefix_root
-        return is_peer and not request.pending_plans and request.handle not in self._suspects
+        return is_peer and not request.pending_plans
 
     def _num_cached_pages(self, request: Request) -> int:
         """Returns how many leading pages of the request the lane has cached."""

@@ -6,7 +6,7 @@ later request is admitted. A request is skipped if it waits for something that l
 the prompt of a sibling (another sample of the same request), another lane.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -16,9 +16,10 @@ from scheduler_svc.core.schedule.placement import OtherLanes
 from scheduler_svc.core.schedule.plan_builder import PlanBuilder
 from scheduler_svc.core.schedule.policy import chunk_tokens, headroom, headroom_bound
 from scheduler_svc.core.schedule.prefix_match import NO_MATCH, PrefixMatch, match_prefix
+from scheduler_svc.core.schedule.turn import Turn
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Request
-from scheduler_svc.core.state.request_queue import RequestQueue
+from scheduler_svc.core.state.request_queue import RequestQueue, queue_key
 
 
 class _Refusal(Enum):
@@ -38,20 +39,20 @@ class _Start:
     """Number of unused pages that it needs."""
 
 
-def admit(builder: PlanBuilder, suspects: Collection[int], other_lanes: Sequence[Lane], policy: Policy) -> None:
+def admit(builder: PlanBuilder, turn: Turn, other_lanes: Sequence[Lane], policy: Policy) -> None:
     """Gives rows to waiting requests, as far as rows, pages and budgets allow."""
     lane, queue = builder.lane, builder.queue
-    if not queue.num_waiting or not lane.rows.num_free or builder.budget <= 0 or not lane.pool.num_unused:
+    if not queue.num_waiting or not lane.num_free_rows or builder.budget <= 0 or not lane.pool.num_unused:
         return
     head = queue.head()
     if head is None or (lane.rows.num_seated and lane.schedule.still_blocks(head.handle, lane.pool.num_releases)):
         return
     lane.schedule.unblock()
-    order = AdmissionOrder(lane, queue, suspects, cache_aware=policy.cache_aware)
-    others = OtherLanes([other for other in other_lanes if not other.is_overdue(builder.now)])
-    while lane.rows.num_free and builder.budget > 0:
+    order = AdmissionOrder(lane, queue, cache_aware=policy.cache_aware)
+    others = OtherLanes([one for one in other_lanes if one is not turn.closed and not one.is_overdue(builder.now)])
+    while lane.num_free_rows and builder.budget > 0:
         request = order.next()
-        if request is None or request.handle in suspects:
+        if request is None or (turn.stops_at is not None and queue_key(request) > turn.stops_at):
             return
         verdict = _judge(builder, request, others, policy)
         if verdict is _Refusal.SKIP:
@@ -114,18 +115,24 @@ def _start(builder: PlanBuilder, request: Request, start: _Start) -> None:
         builder.chunk(row, matched.first_position, start.count)
 
 
-def admit_alone(builder: PlanBuilder, request: Request) -> int:
-    """Seats a suspect, the queue's head, without cached pages, because one of them may have made its step fail.
-
-    Returns its row, or 0 if it does not fit. The planner plans its chunk afterwards.
-    """
-    lane, info = builder.lane, builder.lane.info
-    if not lane.rows.num_free or request.pending_plans or not info.holds(request.total_length):
-        return 0
-    count = _chunk_with_pages(lane, request, NO_MATCH, info.token_budget, headroom_pages=0)
-    if _pages_needed(lane, request, NO_MATCH, count) > lane.pool.num_unused:
-        return 0
-    return builder.seat(request, NO_MATCH, _end_of_pages(lane, request, NO_MATCH, count))
+def admit_suspects(builder: PlanBuilder, turn: Turn, policy: Policy) -> None:
+    """Starts the trial's waiting suspects, in order, as far as rows, pages and budgets allow, without headroom."""
+    lane = builder.lane
+    for request in turn.suspects:
+        if not lane.num_free_rows or builder.budget <= 0:
+            return
+        if request.pending_plans or not lane.info.holds(request.total_length):
+            continue
+        if request.prompt_logprobs_from and not builder.logit_budget.has(lane.info.chunk_align):
+            continue
+        matched = match_prefix(lane, request) if turn.uses_cache else NO_MATCH
+        assert matched is not None, "match_prefix returns None only if siblings are passed"
+        if not builder.has_bytes_for(request, lane.pages_for(request.known)):
+            return
+        count = _first_chunk(builder, request, matched, policy)
+        if not count or _pages_needed(lane, request, matched, count) > lane.pool.num_unused:
+            return
+        _start(builder, request, _Start(matched, count, 0))
 
 
 # The head of the queue -------------------------------------------------------------------------------------------

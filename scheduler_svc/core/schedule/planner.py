@@ -5,18 +5,19 @@ The planner moves requests between the queue and the lane's rows. Running rows c
 computes the positions of its known tokens that are not computed yet.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from scheduler_svc.core.messages.config import Policy
 from scheduler_svc.core.messages.plan import Plan
-from scheduler_svc.core.schedule.admit import admit, admit_alone, set_aside_misfits
+from scheduler_svc.core.schedule.admit import admit, admit_suspects, set_aside_misfits
 from scheduler_svc.core.schedule.finish_plan import finish_plan
 from scheduler_svc.core.schedule.logit_budget import LogitBudget
 from scheduler_svc.core.schedule.plan_builder import PlanBuilder
 from scheduler_svc.core.schedule.policy import chunk_tokens, queue_key, victim_key
+from scheduler_svc.core.schedule.turn import EVERYBODY, Turn
 from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request_queue import RequestQueue
@@ -28,19 +29,18 @@ def plan_step(
     *,
     lane: Lane,
     queue: RequestQueue,
-    suspects: Collection[int],
     other_lanes: Sequence[Lane],
     frontend_idx: Callable[[str], int],
     counters: Counters,
     policy: Policy,
     max_bytes: int,
     now: float,
+    turn: Turn = EVERYBODY,
 ) -> Plan | None:
     """Returns the lane's next plan, or None if nothing can run. The lane already holds the record of the plan.
 
-    `suspects` are handles of requests that were in a failed step. A suspect runs alone, while the other rows of its
-    lane pause, until it has sampled a token. As long as the suspect does not fit, the other rows run. `other_lanes`
-    compete for waiting requests. The rows that the plan starts have up to `max_bytes` encoded bytes.
+    `other_lanes` compete for waiting requests. The rows that the plan starts have up to `max_bytes` encoded bytes.
+    `turn` says whose plan it is while requests are suspected.
     """
     set_aside_misfits(queue, lane, other_lanes)
     builder = PlanBuilder(
@@ -49,12 +49,12 @@ def plan_step(
         frontend_idx=frontend_idx,
         counters=counters,
         now=now,
-        budget=lane.info.token_budget,
+        budget=lane.memory.token_budget,
         bytes_left=max_bytes,
         logit_budget=_logit_budget(lane, queue),
     )
     while True:
-        decode, is_starved = _decide(builder, suspects, other_lanes, policy)
+        decode, is_starved = _decide(builder, turn, other_lanes, policy)
         if builder.chunks or len(decode):
             lane.schedule.step_planned()
             plan = finish_plan(builder, decode)
@@ -67,11 +67,11 @@ def plan_step(
             return None
         # Every row is in the middle of its prompt and waits for pages that another row holds.
         builder.preempt(max(lane.rows.requests_at(lane.rows.seated()), key=victim_key))
-        builder.restart(lane.info.token_budget, _logit_budget(lane, queue))
+        builder.restart(lane.memory.token_budget, _logit_budget(lane, queue))
 
 
 def _decide(
-    builder: PlanBuilder, suspects: Collection[int], other_lanes: Sequence[Lane], policy: Policy
+    builder: PlanBuilder, turn: Turn, other_lanes: Sequence[Lane], policy: Policy
 ) -> tuple[npt.NDArray[np.int64], bool]:
     """Returns the rows that decode, and whether a row in the middle of its prompt got no pages.
 
@@ -79,9 +79,11 @@ def _decide(
     """
     rows = builder.lane.rows
     seated = rows.seated()
-    solo = _solo_row(builder, seated, suspects) if suspects else 0
-    if solo:
-        seated = np.array([solo], np.int64)
+    if turn.is_trial is not None:
+        # The other rows of the lane pause.
+        is_held = builder.queue.is_held
+        kept = [row for row in seated.tolist() if is_held(rows.request_at(row)) is turn.is_trial]
+        seated = np.array(kept, np.int64)
     remaining = np.minimum(rows.known[seated] + rows.tokens_in_flight[seated], rows.last[seated]) - rows.planned[seated]
     decoding = seated[remaining == 1]
     decode = _grow_decoding(builder, decoding) if policy.mixed_steps else _NO_ROWS
@@ -90,8 +92,10 @@ def _decide(
         seated, remaining = seated[mask], remaining[mask]
     builder.charge_decode(decode)
     is_starved = len(decode) < len(seated) and _continue_chunks(builder, seated[remaining > 1])
-    if not builder.has_preempted and not solo:
-        admit(builder, suspects, other_lanes, policy)
+    if not builder.has_preempted and turn.is_trial:
+        admit_suspects(builder, turn, policy)
+    elif not builder.has_preempted and turn.admits:
+        admit(builder, turn, other_lanes, policy)
     if not policy.mixed_steps and not builder.chunks and not builder.fresh:
         decode = _grow_decoding(builder, decoding)
     if builder.fresh:
@@ -107,15 +111,6 @@ def _logit_budget(lane: Lane, queue: RequestQueue) -> LogitBudget:
     """
     may_sample = min(lane.info.max_rows, lane.rows.num_seated + queue.num_waiting)
     return LogitBudget(logit_rows=lane.info.logit_rows, rows_that_may_sample=may_sample)
-
-
-def _solo_row(builder: PlanBuilder, seated: npt.NDArray[np.int64], suspects: Collection[int]) -> int:
-    """Returns the row of the suspect that runs alone in this step, or 0. Seats a suspect at the queue's head."""
-    for row in seated.tolist():
-        if builder.lane.rows.request_at(row).handle in suspects:
-            return row
-    head = builder.queue.head()
-    return admit_alone(builder, head) if head is not None and head.handle in suspects else 0
 
 
 def _grow_decoding(builder: PlanBuilder, decode: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

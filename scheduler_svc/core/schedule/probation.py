@@ -43,7 +43,6 @@ def probation_plan(lane: Lane, *, max_bytes: int, now: float) -> Plan:
     plan = plan_step(
         lane=lane,
         queue=queue,
-        suspects=(),
         other_lanes=(),
         frontend_idx=lambda _: 0,
         counters=Counters(),

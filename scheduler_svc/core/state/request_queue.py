@@ -11,6 +11,8 @@ behind. The entry is dropped when it reaches the front.
 **Set aside.** A request that no present worker can hold is taken out of the queue, so that it does not block those
 behind it. It goes back when another worker is proven, or when the last worker is lost.
 
+**Held.** A suspect (`suspicion/suspects.py`) is taken out of the queue until it is cleared. Only its trial admits it.
+
 **Deadlines.** A heap contains the times at which requests end: time limits, deadlines of callers, and the end of the
 wait for a worker. The entry of a request that has ended is dropped when it is the earliest.
 """
@@ -58,6 +60,9 @@ class RequestQueue:
         self._front: list[_Entry] = []
         self._rest: list[_Entry] = []
         self._set_aside: dict[int, Request] = {}
+        # Handles of the requests that are held, and those of them that wait.
+        self._held: set[int] = set()
+        self._held_waiting: dict[int, Request] = {}
         self.fair_share = FairShare()
         # A heap of time, handle and kind.
         self._deadlines: list[tuple[float, int, DeadlineKind]] = []
@@ -95,8 +100,15 @@ class RequestQueue:
         self._by_id.setdefault(request.request_id, []).append(request)
         self.enqueue(request)
 
+    def attach(self, request: Request, frontend: str, stream: int) -> None:
+        """Gives a live request another reader."""
+        del self._by_stream[request.frontend, request.stream]
+        request.attach(frontend, stream)
+        self._by_stream[frontend, stream] = request
+
     def remove(self, request: Request) -> None:
         """Removes a request that has ended."""
+        self._held.discard(request.handle)
         del self._by_handle[request.handle]
         del self._by_stream[request.frontend, request.stream]
         samples = self._by_id[request.request_id]
@@ -108,9 +120,12 @@ class RequestQueue:
     # The queue -----------------------------------------------------------------------------------------------
 
     def enqueue(self, request: Request) -> None:
-        """Inserts a waiting request at its place in the order."""
+        """Inserts a waiting request at its place in the order, unless it is held."""
         assert request.phase is Phase.WAITING
-        self._insert((queue_key(request), request))
+        if request.handle in self._held:
+            self._held_waiting[request.handle] = request
+        else:
+            self._insert((queue_key(request), request))
         self.num_waiting += 1
         self.waiting_tokens += request.known
 
@@ -141,8 +156,9 @@ class RequestQueue:
         return front[0][1] if front else None
 
     def take(self, request: Request) -> None:
-        """Removes one of the first `WINDOW` waiting requests, which is about to be admitted."""
-        self._remove_from_front(request)
+        """Removes a waiting request that is about to be admitted: one of the first `WINDOW`, or one that is held."""
+        if request.handle not in self._held:
+            self._remove_from_front(request)
         # A request that priority moved forward has a later start time than the requests it overtook. The virtual time
         # must not pass theirs, so it advances only to this request's queue key.
         self.fair_share.admitted(min(request.virtual_start, queue_key(request)[0]))
@@ -160,6 +176,7 @@ class RequestQueue:
         self.num_waiting -= 1
         self.waiting_tokens -= request.known
         self._set_aside.pop(request.handle, None)
+        self._held_waiting.pop(request.handle, None)
         if len(self._rest) > 2 * self.num_waiting + 64:
             self._rest[:] = [entry for entry in self._rest if entry[1].phase is Phase.WAITING]
             heapq.heapify(self._rest)
@@ -175,18 +192,38 @@ class RequestQueue:
             self._insert((queue_key(request), request))
         self._set_aside.clear()
 
+    def hold(self, request: Request) -> None:
+        """Takes a live request out of the queue, now if it waits, or when it is queued again."""
+        self._held.add(request.handle)
+        if request.phase is Phase.WAITING:
+            self._front = [entry for entry in self._front if entry[1] is not request]
+            self._rest = [entry for entry in self._rest if entry[1] is not request]
+            heapq.heapify(self._rest)
+            self._set_aside.pop(request.handle, None)
+            self._held_waiting[request.handle] = request
+
+    def release(self, request: Request) -> None:
+        """Puts a held request back into the queue if it waits."""
+        self._held.discard(request.handle)
+        if self._held_waiting.pop(request.handle, None) is not None:
+            self._insert((queue_key(request), request))
+
+    def is_held(self, request: Request) -> bool:
+        """Returns whether only a trial may run the request."""
+        return request.handle in self._held
+
     def add_pending_token(self, request: Request, token: int) -> None:
         """Appends a token to a waiting request, from the result of a plan that was in flight at its preemption."""
         request.add_outputs(np.array([token], np.int32))
         self.waiting_tokens += 1
 
     def waiting(self) -> list[Request]:
-        """Returns all waiting requests: those in the queue, in order, then those set aside.
+        """Returns all waiting requests: those in the queue, in order, then those set aside, then those held.
 
         It takes O(n log n), so only audits and rare operations call it.
         """
         queued = [entry[1] for entry in sorted(self._front + self._rest) if entry[1].phase is Phase.WAITING]
-        return queued + list(self._set_aside.values())
+        return [*queued, *self._set_aside.values(), *self._held_waiting.values()]
 
     # Deadlines -----------------------------------------------------------------------------------------------
 

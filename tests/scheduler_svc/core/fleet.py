@@ -47,10 +47,10 @@ class Fleet(World):
         """Returns the lane of a present worker."""
         return self.core.lanes[name]
 
-    def lose(self, name: str) -> Worker:
+    def lose(self, name: str, *, is_orderly: bool = False) -> Worker:
         """Removes the worker, as if it had died, and returns it. Its undelivered results can still be sent late."""
         worker = self.workers.pop(name)
-        self.handle(ev.WorkerLost(worker=name, reason="killed"))
+        self.handle(ev.WorkerLost(worker=name, reason="killed", is_orderly=is_orderly))
         return worker
 
     def apply_plans(self, name: str) -> bool:

@@ -17,11 +17,11 @@ def statuses(world: World) -> list[fx.CoreStatus]:
 
 
 def crash(world: World, times: int, seconds: float = 1.0) -> None:
+    """Lets workers die before they get a plan."""
     for _ in range(times):
         world.kill()
         world.tick(seconds)
         world.join()
-        world.tick()
 
 
 def test_the_start_and_end_of_a_full_queue_are_announced_once() -> None:
@@ -77,6 +77,7 @@ def test_workers_lost_without_a_token_make_the_core_stop_serving() -> None:
     crash(world, DEATHS - 1)
     assert not any(status.not_serving for status in statuses(world))
     crash(world, 1)
+    world.tick()
     [note] = [effect for effect in world.effects if isinstance(effect, fx.Note) and "serving" in effect.message]
     status = statuses(world)[-1]
     assert note.message == f"not serving: {status.not_serving}"
@@ -96,6 +97,7 @@ def test_workers_lost_without_a_token_make_the_core_stop_serving() -> None:
 def test_an_idle_core_serves_again_when_the_window_has_passed() -> None:
     world = World(TWO_ROWS, config=greedy(silence_timeout_seconds=1e6))
     crash(world, DEATHS)
+    world.tick()
     assert statuses(world)[-1].not_serving
     world.tick(WINDOW_SECONDS)
     assert statuses(world)[-1].not_serving == ""

@@ -178,7 +178,7 @@ def test_suspects_run_alone_one_after_another_until_they_have_sampled() -> None:
     assert world.core.suspects == set()
 
 
-def test_no_request_is_admitted_while_a_suspect_runs() -> None:
+def test_no_request_shares_a_plan_with_a_suspect() -> None:
     world = World(config=greedy(plans_in_flight=2), join=False)
     world.join(Faults(fail_steps=frozenset({1})))
     suspect = world.submit([1], max_new_tokens=4, ignore_eos=True)
@@ -191,26 +191,28 @@ def test_no_request_is_admitted_while_a_suspect_runs() -> None:
     world.tick()
     urgent = world.submit([3], max_new_tokens=4, ignore_eos=True, priority=9)
     world.tick()
-    assert rows_of(world) == [[1], [1]]
+    # Only one plan of a suspect is in flight, so that a death names its position.
+    assert rows_of(world) == [[1]]
     world.apply()
     world.deliver()
     assert len(world.streams[suspect].tokens) == 1
     world.tick()
     # The suspect has sampled a token, so the other two are admitted in the queue's order.
-    assert rows_of(world)[2:] == [[1, 2, 3]]
-    assert world.sent[2].starts[0].tokens.tolist() == world.streams[urgent].submit.prompt.tolist()
+    assert rows_of(world)[1:] == [[1, 2, 3], [1, 2, 3]]
+    assert world.sent[1].starts[0].tokens.tolist() == world.streams[urgent].submit.prompt.tolist()
     world.run()
     world.check_all_ended()
 
 
-def test_a_suspect_waits_for_a_request_of_higher_priority() -> None:
+def test_a_request_of_higher_priority_starts_after_the_first_step_of_a_trial() -> None:
     world = failed_once()
     urgent = world.submit([3], max_new_tokens=3, ignore_eos=True, priority=9)
+    world.submit([4], max_new_tokens=3, ignore_eos=True, priority=-9)
     world.run()
     world.check_all_ended()
-    # The urgent request goes first, and pauses while a suspect runs.
-    assert world.sent[1].starts[0].tokens.tolist() == world.streams[urgent].submit.prompt.tolist()
-    assert rows_of(world)[1:] == [[1], [2], [3], [1, 2, 3], [1, 2, 3]]
+    assert world.sent[2].starts[0].tokens.tolist() == world.streams[urgent].submit.prompt.tolist()
+    # The first suspect alone; it and the urgent request; the second suspect alone; everybody.
+    assert rows_of(world)[1:5] == [[1], [2], [1, 2], [3]]
 
 
 @pytest.mark.parametrize("status", [pb.STEP_STATUS_OUT_OF_SYNC, pb.STEP_STATUS_SKIPPED])

@@ -139,6 +139,7 @@ def test_the_log_has_every_setting_of_the_core(tmp_path: Path) -> None:
     config = CoreConfig(
         max_waiting=1, max_waiting_tokens=2, plans_in_flight=3, step_timeout_seconds=4.0, silence_timeout_seconds=5.0,
         max_worker_wait_seconds=6.0, max_plan_bytes=7, prove_workers=True, report_steps=True, policy=policy,
+        predict_steps=True,
     )  # fmt: skip
     for value, plain in ((config, CoreConfig()), (policy, Policy())):
         assert not [f.name for f in fields(value) if getattr(value, f.name) == getattr(plain, f.name)]

@@ -281,7 +281,6 @@ def two_running_prompts(token_budget: int, prompt_logprobs_from: int = 0, spare_
     plan = plan_step(
         lane=lane,
         queue=queue,
-        suspects=(),
         other_lanes=(),
         frontend_idx=lambda frontend: 1,
         counters=Counters(),

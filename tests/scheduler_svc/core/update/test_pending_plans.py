@@ -113,7 +113,7 @@ def test_offsets_continue_after_a_second_preemption() -> None:
     world.tick()
     assert world.lane is not None
     # The request resumes with five tokens on two of three pages. The next request takes the third, then one of the two.
-    world.kill()
+    world.leave()
     world.shape = replace(SHAPE, num_pages=4)
     world.join()
     world.submit([7, 8, 9], max_new_tokens=6, ignore_eos=True, priority=1)

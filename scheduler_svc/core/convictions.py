@@ -1,0 +1,39 @@
+"""Turns convictions into failures and quarantine, and answers operators who look at the quarantine or clear it."""
+
+from scheduler_svc.core.lanes import Lanes
+from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages.config import CoreConfig
+from scheduler_svc.core.messages.quarantine import ClearQuarantine, QuarantineQuery, QuarantineReply
+from scheduler_svc.core.state.request import Request
+from scheduler_svc.core.suspicion.quarantine import Quarantine
+
+
+class Convictions:
+    """Owns the quarantine."""
+
+    def __init__(self, config: CoreConfig, lanes: Lanes) -> None:
+        self._lanes = lanes
+        self.quarantine = Quarantine(config.quarantine_seconds)
+
+    def take(self, now: float) -> list[tuple[Request, fx.Failure]]:
+        """Quarantines the requests that were convicted since the last call. Returns them; the caller ends them."""
+        taken: list[tuple[Request, fx.Failure]] = []
+        for conviction in self._lanes.suspects.take_convicted():
+            request, cause = conviction.request, conviction.cause
+            self.quarantine.add(request, cause, now)
+            # The deaths are explained, so they were no crash loop.
+            self._lanes.crash_loop.confirmed()
+            message = f"request {request.request_id}: {cause}"
+            taken.append((request, fx.Failure(code=fx.FailureCode.INTERNAL, message=message)))
+        return taken
+
+    def answer_query(self, event: QuarantineQuery, now: float) -> list[fx.Effect]:
+        """Lists the entries."""
+        entries = self.quarantine.report(now)
+        return [QuarantineReply(frontend=event.frontend, query=event.query, entries=entries)]
+
+    def clear(self, event: ClearQuarantine, now: float) -> list[fx.Effect]:
+        """Removes entries and returns those that are left."""
+        removed = self.quarantine.clear(event.keys)
+        entries = self.quarantine.report(now)
+        return [QuarantineReply(frontend=event.frontend, query=event.query, entries=entries, removed=removed)]

@@ -1,0 +1,60 @@
+"""Knows when a lane's worker was last heard, and how long its current step may take.
+
+A worker computes its plans one after the other. The time of a plan begins when the plan was sent or when the result of
+the plan before it arrived, whichever was later. So each of several plans in flight has its own predicted time.
+"""
+
+from collections.abc import Sequence
+
+from scheduler_svc.core.limits.step_time import StepTimes, deadline_seconds
+from scheduler_svc.core.messages.plan import SentPlan
+from scheduler_svc.core.messages.worker_info import WorkerInfo
+
+
+class StepClock:
+    """The times of one lane, on the clock of `Scheduler.handle`."""
+
+    def __init__(self, info: WorkerInfo, now: float) -> None:
+        self.heard_at = now
+        """Time of the worker's last message."""
+        self._result_at = now
+        self._times = StepTimes(info)
+        # Time in which the scheduler did not run since the current step began.
+        self._paused_seconds = 0.0
+        self._last_step_seconds = 0.0
+        self._predicted: tuple[SentPlan, float] | None = None
+
+    def heard(self, now: float) -> None:
+        """Records that the worker sent a message."""
+        self.heard_at = now
+
+    def answered(self, now: float, in_flight: Sequence[SentPlan]) -> None:
+        """Records that the worker sent a result. `in_flight` are the plans without one, the oldest first."""
+        if in_flight:
+            self._last_step_seconds = now - self.began_at(in_flight[0])
+        self.heard_at = self._result_at = now
+        self._paused_seconds = 0.0
+
+    def confirmed(self, record: SentPlan) -> None:
+        """Learns from the plan whose result has just arrived and is valid."""
+        self._times.learn(record, self._last_step_seconds)
+
+    def paused(self, seconds: float, *, is_working: bool) -> None:
+        """Records that the scheduler did not run for `seconds`, so that it could not hear the worker."""
+        self.heard_at += seconds
+        if is_working:
+            self._paused_seconds += seconds
+
+    def began_at(self, oldest: SentPlan) -> float:
+        """Returns when the worker began the oldest plan in flight, moved by the time of pauses."""
+        return max(oldest.sent_at, self._result_at) + self._paused_seconds
+
+    def predicted_seconds(self, oldest: SentPlan) -> float:
+        """Returns the predicted time of the oldest plan in flight."""
+        if self._predicted is None or self._predicted[0] is not oldest:
+            self._predicted = oldest, self._times.predict(oldest)
+        return self._predicted[1]
+
+    def deadline(self, oldest: SentPlan) -> float:
+        """Returns the time at which the worker is given up, if the oldest plan in flight has no result until then."""
+        return self.began_at(oldest) + deadline_seconds(self.predicted_seconds(oldest))

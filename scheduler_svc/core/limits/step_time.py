@@ -1,0 +1,94 @@
+"""Predicts the time of a step from the confirmed steps of its lane, for the step's deadline.
+
+A prediction may be too large, but cheap steps before must not make it too small. It rests on two assumptions about the
+time t(w) of a step with work w: t does not fall if w grows, and t grows at most in proportion to w. Each confirmed step
+with work v therefore bounds the time of every other step: t(w) <= t(v) * max(1, w / v). Confirmed steps are kept in
+classes of work, each twice as large as the one before, with a moving average of the time for each class.
+"""
+
+import math
+
+import numpy as np
+
+from scheduler_svc.core.messages.plan import SentPlan
+from scheduler_svc.core.messages.worker_info import WorkerInfo
+
+SHORTEST_DEADLINE_SECONDS, DEADLINE_FACTOR, DEADLINE_MARGIN_SECONDS = 2.0, 8.0, 1.0
+# Costs in prompt tokens, chosen high: a wrong price makes a hung worker noticed later, or a slow one given up.
+# Context positions that a decode row reads, and pairs of chunk and context positions.
+_CONTEXT_PER_TOKEN, _PAIRS_PER_TOKEN = 64, 1024
+# Tokens that a started row brings, which are only copied.
+_STARTED_PER_TOKEN = 256
+# A page move of a worker that measured none costs this share of computing the page; zeroing a page costs less.
+_MOVE_SHARE, _ZERO_SHARE = 1 / 16, 1 / 128
+# A small step costs as much as this many tokens of a full one, because it reads all weights.
+_BASE_TOKENS = 256
+# Used if the worker measured no time of a prompt token.
+_UNKNOWN_TOKEN_SECONDS = 1e-3
+_FIRST_STEP_SECONDS = 1.0
+# Weight of a step in the average of its class, if it was slower or faster than the average.
+_SLOWER_WEIGHT, _FASTER_WEIGHT = 1 / 2, 1 / 16
+
+
+def deadline_seconds(predicted_seconds: float) -> float:
+    """Returns how long a step may take before its worker is given up."""
+    return max(SHORTEST_DEADLINE_SECONDS, DEADLINE_FACTOR * predicted_seconds) + DEADLINE_MARGIN_SECONDS
+
+
+class StepTimes:
+    """What one lane knows of the times of its steps."""
+
+    def __init__(self, info: WorkerInfo) -> None:
+        self._token_seconds = 1e-6 * info.token_us
+        self._reach = info.window + info.sink_tokens if info.window else math.inf
+        move_tokens = info.page_size * _MOVE_SHARE
+        if info.page_copy_us and info.token_us:
+            move_tokens = info.page_copy_us / info.token_us
+        self._move_tokens = move_tokens
+        # Before its first step a worker zeroes its pool.
+        self._zeroing_tokens = info.num_pages * info.page_size * _ZERO_SHARE
+        self._average: dict[int, float] = {}
+        """Class of work (power of 2) -> average time of its steps in seconds."""
+
+    def work(self, record: SentPlan) -> float:
+        """Returns the work of a step in prompt tokens, at least 1. O(rows)."""
+        num_chunks = len(record.ends) - record.decode_tokens
+        work = record.prefill_tokens + record.decode_tokens
+        work += record.moved_pages * self._move_tokens + record.started_tokens / _STARTED_PER_TOKEN
+        if record.decode_tokens:
+            context = float(np.minimum(record.ends[num_chunks:], self._reach).sum())
+            work += context / _CONTEXT_PER_TOKEN
+        if num_chunks:
+            # An upper bound: every chunk reads as much as the last position of all.
+            work += record.prefill_tokens * min(float(record.ends[:num_chunks].max()), self._reach) / _PAIRS_PER_TOKEN
+        return max(1.0, work)
+
+    def predict(self, record: SentPlan) -> float:
+        """Returns the predicted time of a step in seconds."""
+        work = self.work(record)
+        least = work * self._token_seconds
+        if not self._average:
+            token_seconds = self._token_seconds or _UNKNOWN_TOKEN_SECONDS
+            tokens = work + _BASE_TOKENS + self._zeroing_tokens
+            return max(_FIRST_STEP_SECONDS, tokens * token_seconds)
+        own = _class_of(work)
+        larger = min((each for each in self._average if each >= own), default=None)
+        smaller = max((each for each in self._average if each < own), default=None)
+        bounds: list[float] = []
+        if larger is not None:
+            bounds.append(self._average[larger])
+        if smaller is not None:
+            bounds.append(self._average[smaller] * work / 2.0**smaller)
+        return max(least, min(bounds))
+
+    def learn(self, record: SentPlan, seconds: float) -> None:
+        """Takes the time of a confirmed step."""
+        own = _class_of(self.work(record))
+        before = self._average.get(own, seconds)
+        weight = _SLOWER_WEIGHT if seconds > before else _FASTER_WEIGHT
+        self._average[own] = before + weight * (seconds - before)
+
+
+def _class_of(work: float) -> int:
+    """Returns c with 2^c <= work < 2^(c+1), for work of at least 1."""
+    return math.frexp(work)[1] - 1

@@ -1,0 +1,89 @@
+"""Chooses the lane of the current trial, and whose turn each plan is.
+
+At any time one group of suspects runs, on one lane (`suspicion/suspects.py`). On that lane one plan is in flight at a
+time: the trial's and those of other requests in turn, so that a death never leaves open whose plan it was.
+
+**The lane.** A lane without other requests is preferred, because a death would interrupt them. After a second death a
+culprit is likely. If other lanes serve then, the trial has its lane to itself: the other requests on it move to those
+lanes at once, and none starts there. If all remaining lanes are at work, the trial waits up to `PATIENCE_SECONDS` for
+the dead worker's successor.
+"""
+
+from collections.abc import Sequence
+
+from scheduler_svc.core.schedule.placement import backlog
+from scheduler_svc.core.schedule.policy import queue_key
+from scheduler_svc.core.schedule.turn import EVERYBODY, Turn
+from scheduler_svc.core.state.lane import Lane
+from scheduler_svc.core.state.request import Move
+from scheduler_svc.core.state.request_queue import RequestQueue
+from scheduler_svc.core.suspicion.suspects import Suspects
+
+PATIENCE_SECONDS = 10.0
+"""A worker with a small model is back within some seconds of its death."""
+
+
+def trial_lane(suspects: Suspects, proven: Sequence[Lane], now: float) -> Lane | None:
+    """Returns the lane that must run the current trial, None if there is none or it must wait."""
+    trial = suspects.next_trial(lambda request: any(lane.info.holds(request.total_length) for lane in proven))
+    if trial is None:
+        return None
+    members = suspects.members()
+    for lane in proven:
+        if lane.worker == trial.worker and any(request.worker == lane.worker for request in members):
+            return lane
+    fitting = [lane for lane in proven if any(lane.info.holds(request.total_length) for request in members)]
+    if not fitting:
+        return None
+
+    def key(lane: Lane) -> tuple[bool, bool, bool, int, int]:
+        is_busy, is_last = lane.rows.num_seated > 0, lane.worker == suspects.last_worker
+        return lane.is_overdue(now), is_busy, not is_last, backlog(lane), lane.number
+
+    best = min(fitting, key=key)
+    loss = suspects.last_loss
+    is_short = len(proven) < loss.num_lanes and now < loss.at + PATIENCE_SECONDS
+    if best.rows.num_seated and is_short and suspects.is_repeated():
+        # The dead worker will soon be replaced. Until then the trial spares the remaining lanes.
+        suspects.wait(loss.at + PATIENCE_SECONDS)
+        return None
+    suspects.begin_on(best)
+    return best
+
+
+def others_turn(suspects: Suspects, trial_on: Lane | None, proven: Sequence[Lane]) -> Turn:
+    """Returns the turn of every lane but the trial's."""
+    return Turn(closed=trial_on) if trial_on is not None and is_apart(suspects, proven) else EVERYBODY
+
+
+def is_apart(suspects: Suspects, proven: Sequence[Lane]) -> bool:
+    """Returns whether the trial has its lane to itself."""
+    return len(proven) > 1 and suspects.is_repeated()
+
+
+def move_others(lane: Lane, queue: RequestQueue, other_lanes: Sequence[Lane]) -> None:
+    """Preempts the rows of a trial's lane, without plans in flight, that other lanes can run."""
+    for request in lane.rows.requests_at(lane.rows.seated()):
+        if not queue.is_held(request) and any(other.info.holds(request.total_length) for other in other_lanes):
+            lane.unseat(request, Move.PREEMPT)
+            queue.enqueue(request)
+
+
+def turns(suspects: Suspects, lane: Lane, other_lanes: Sequence[Lane]) -> list[Turn]:
+    """Returns the turns of the trial lane's next plan, in the order in which they are tried."""
+    trial = suspects.trial
+    if trial is None:
+        return [EVERYBODY]
+    waiting = [request for request in suspects.waiting_members() if lane.info.holds(request.total_length)]
+    own = Turn(is_trial=True, suspects=waiting, uses_cache=suspects.may_use_cache())
+    rest = Turn(
+        is_trial=False,
+        admits=not is_apart(suspects, [lane, *other_lanes]),
+        stops_at=min(map(queue_key, waiting), default=None),
+    )
+    if not suspects.lacks_control():
+        return [own, rest] if trial.is_next else [rest, own]
+    # Another request must get a token before a lone suspect may be met by a second death.
+    if any(other.in_flight for other in other_lanes):
+        return [rest]
+    return [rest, own]

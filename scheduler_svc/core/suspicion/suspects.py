@@ -1,0 +1,287 @@
+"""The requests that may have killed or hung their worker or made its step fail, and the trial that finds the culprit.
+
+**Suspects.** If a worker dies or hangs, the requests in its plans in flight become suspects; if a step fails, the
+requests of that step. A suspect does not wait in the queue. It runs only in a trial. It is cleared when it has a
+confirmed token behind all positions that were in flight at the death, which is usually after one or two steps.
+
+**Trials.** Suspects are tried in groups. At any time one group runs, on one lane, in plans that contain no other
+request, one plan at a time. So a death names the group, and the position of each of its requests is exact. The requests
+in flight at the death of a trial are split into halves, which join the end of the line of groups. Groups that have been
+in fewer deaths are therefore tried first: an innocent half is cleared between two deaths of the half with the culprit.
+
+**Conviction.** A suspect is convicted after `LONE_DEATHS` deaths from the same position in which it ran alone. Between
+these deaths another request must have got a token, unless no other can run, because the fault may be the worker's. One
+culprit among n requests causes at most 1 + ceil(log2 n) + 1 deaths.
+
+Knows requests and records of plans; `schedule/trials.py` chooses the lane.
+"""
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from scheduler_svc.core.messages.plan import SentPlan
+from scheduler_svc.core.state.lane import Lane
+from scheduler_svc.core.state.request import Phase, Request
+from scheduler_svc.core.state.request_queue import RequestQueue
+
+LONE_DEATHS = 2
+
+
+@dataclass(slots=True)
+class Suspect:
+    """What is known against one request."""
+
+    request: Request
+    must_pass: int
+    """The suspect is cleared when it has more known tokens than this."""
+    deaths: int = 0
+    """Deaths and failed steps in which it was in flight, since it became a suspect."""
+    trusts_cache: bool = True
+    """Whether cached pages may be reused: only after a single death, because they could be what kills the worker."""
+    lone_deaths: int = 0
+    """How many of them, the last ones in a row, met it alone at `lone_position`."""
+    lone_position: int = -1
+    """Its number of known tokens at the last death that met it alone."""
+    control: int = 0
+    """`Suspects.num_steps` at that death, or -1 if no other request can run."""
+
+
+@dataclass(slots=True)
+class Trial:
+    """The group that is tried. Members that were cleared or have ended do not count any more."""
+
+    handles: list[int]
+    worker: str = ""
+    """The lane that was chosen for it, or empty."""
+    is_next: bool = True
+    """Whether the next plan of the lane is the trial's. Other requests on the lane get every second plan."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conviction:
+    """A request that must end, and why: one sentence."""
+
+    request: Request
+    cause: str
+    is_step: bool
+    """Whether its steps failed while the worker lived. Otherwise its workers died or hung."""
+
+
+@dataclass(slots=True)
+class _Loss:
+    """The last death of a worker with a request in flight."""
+
+    at: float = 0.0
+    num_lanes: int = 0
+    """Number of lanes before it."""
+
+
+@dataclass(slots=True)
+class Suspects:
+    """All suspects. They are live requests, and the queue holds those that wait (`RequestQueue.hold`)."""
+
+    _queue: RequestQueue
+    trial: Trial | None = None
+    last_loss: _Loss = field(default_factory=_Loss)
+    last_worker: str = ""
+    """The lane of the current trial, or of the last one."""
+    waits_until: float | None = None
+    """When the trial stops waiting for another worker. None if it does not wait."""
+    num_steps: int = 0
+    """Number of confirmed steps with tokens."""
+    _by_handle: dict[int, Suspect] = field(default_factory=dict[int, Suspect])
+    # Groups that wait for their trial, the next one first. They may name requests that are no suspects any more.
+    _groups: deque[list[int]] = field(default_factory=deque[list[int]])
+    _convicted: list[Conviction] = field(default_factory=list[Conviction])
+
+    def __len__(self) -> int:
+        return len(self._by_handle)
+
+    @property
+    def handles(self) -> set[int]:
+        """Handles of all suspects."""
+        return set(self._by_handle)
+
+    @property
+    def groups(self) -> list[list[int]]:
+        """Handles of the suspects in each group that waits for its trial, the next one first."""
+        found = [[handle for handle in group if handle in self._by_handle] for group in self._groups]
+        return [group for group in found if group]
+
+    # Deaths and failed steps -----------------------------------------------------------------------------------------
+
+    def is_trial(self, plans: Iterable[SentPlan]) -> bool:
+        """Returns whether these plans contain suspects and nobody else."""
+        handles = {handle for plan in plans for handle in plan.handles.tolist()}
+        return bool(handles) and handles <= self._by_handle.keys()
+
+    def implicate(
+        self, lane: Lane, plans: Sequence[SentPlan], what: str, *, is_step: bool, num_lanes: int, now: float
+    ) -> None:
+        """Makes suspects of the requests of `plans`, oldest first, in which the lane's worker died or a step failed.
+
+        Call it before the lane is reset. `what` says what happened; `num_lanes` is the number of lanes until now.
+        """
+        ends = {
+            handle: end for plan in plans for handle, end in zip(plan.handles.tolist(), plan.ends.tolist(), strict=True)
+        }
+        if not is_step and ends:
+            self.last_loss = _Loss(now, num_lanes)
+        self._end_trial_on(lane.worker, ends.keys())
+        requests = [request for request in map(self._queue.by_handle, ends) if request is not None]
+        for request in requests:
+            known = _known(lane, request)
+            suspect = self._suspect(request, known)
+            suspect.deaths += 1
+            suspect.trusts_cache = suspect.deaths == 1 and not is_step
+            suspect.must_pass = max(suspect.must_pass, known, ends[request.handle])
+            if len(ends) == 1:
+                self._died_alone(suspect, known, what, is_step=is_step)
+        handles = [request.handle for request in requests]
+        half = (len(handles) + 1) // 2
+        self._groups.extend(group for group in (handles[:half], handles[half:]) if group)
+
+    def restore(self, requests: Sequence[Request]) -> None:
+        """Makes one group of suspects of live requests that wait: those of an earlier service, for example."""
+        for request in requests:
+            self._suspect(request, request.known).deaths += 1
+        self._groups.append([request.handle for request in requests])
+
+    def _suspect(self, request: Request, known: int) -> Suspect:
+        suspect = self._by_handle.get(request.handle)
+        if suspect is None:
+            suspect = self._by_handle[request.handle] = Suspect(request, known)
+            self._queue.hold(request)
+        return suspect
+
+    def _died_alone(self, suspect: Suspect, known: int, what: str, *, is_step: bool) -> None:
+        has_control = suspect.control < self.num_steps
+        if known != suspect.lone_position:
+            suspect.lone_position, suspect.lone_deaths, has_control = known, 0, True
+        suspect.lone_deaths += has_control
+        suspect.control = self.num_steps
+        if suspect.lone_deaths >= LONE_DEATHS:
+            who = "its step failed" if is_step else "its worker died or hung"
+            cause = f"{who} {suspect.lone_deaths} times while it ran alone at token {known}; the last time: {what}"
+            self._convicted.append(Conviction(request=suspect.request, cause=cause, is_step=is_step))
+
+    def _end_trial_on(self, worker: str, in_flight: Collection[int]) -> None:
+        """Puts the group of a trial on the lost lane back, without its members in flight, which form new groups."""
+        trial = self.trial
+        if trial is None or trial.worker != worker:
+            return
+        rest = [handle for handle in trial.handles if handle in self._by_handle and handle not in in_flight]
+        if len(rest) == len(trial.handles):
+            trial.worker = ""  # its plan was not in flight, so the trial goes on elsewhere
+            return
+        self.trial = None
+        if rest:
+            self._groups.append(rest)
+
+    @property
+    def has_convicted(self) -> bool:
+        """Whether a request was convicted since the last `take_convicted`."""
+        return bool(self._convicted)
+
+    def take_convicted(self) -> list[Conviction]:
+        """Returns the requests that were convicted since the last call. The caller ends them."""
+        convicted, self._convicted = self._convicted, []
+        return [one for one in convicted if one.request.handle in self._by_handle]
+
+    # Clearing --------------------------------------------------------------------------------------------------------
+
+    def confirmed(self, lane: Lane, plan: SentPlan) -> None:
+        """Clears the suspects that the result of `plan`, already applied, has carried past their position."""
+        if not len(plan.sampled):
+            return
+        self.num_steps += 1
+        for handle in plan.handles[plan.sampled].tolist() if self._by_handle else ():
+            suspect = self._by_handle.get(handle)
+            if suspect is not None and _known(lane, suspect.request) > suspect.must_pass:
+                self._remove(suspect)
+                self._queue.release(suspect.request)
+
+    def discard(self, request: Request) -> None:
+        """Forgets a request that has ended."""
+        suspect = self._by_handle.get(request.handle)
+        if suspect is not None:
+            self._remove(suspect)
+
+    def _remove(self, suspect: Suspect) -> None:
+        del self._by_handle[suspect.request.handle]
+        if not self._by_handle:
+            self.trial = self.waits_until = None
+            self._groups.clear()
+
+    # Trials ----------------------------------------------------------------------------------------------------------
+
+    def next_trial(self, may_run: Callable[[Request], bool]) -> Trial | None:
+        """Returns the current trial. Without one, begins that of the first group with a member that may run."""
+        if self.trial is not None and not self.members():
+            self.trial = None
+        if self.trial is not None or not self._by_handle:
+            return self.trial
+        for _ in range(len(self._groups)):
+            group = [self._by_handle[handle] for handle in self._groups.popleft() if handle in self._by_handle]
+            handles = [suspect.request.handle for suspect in group]
+            if any(may_run(suspect.request) for suspect in group):
+                self.trial = Trial(handles)
+                return self.trial
+            if handles:
+                self._groups.append(handles)
+        return None
+
+    def members(self) -> list[Request]:
+        """Returns the requests of the current trial that are not cleared."""
+        if self.trial is None:
+            return []
+        return [self._by_handle[handle].request for handle in self.trial.handles if handle in self._by_handle]
+
+    def waiting_members(self) -> list[Request]:
+        """Returns those of them that have no row."""
+        return [request for request in self.members() if request.phase is Phase.WAITING]
+
+    def is_repeated(self) -> bool:
+        """Returns whether a member of the trial has been in more than one death, so that a culprit is likely."""
+        return any(self._by_handle[request.handle].deaths > 1 for request in self.members())
+
+    def may_use_cache(self) -> bool:
+        """Returns whether the members of the trial may start from cached pages."""
+        return all(self._by_handle[request.handle].trusts_cache for request in self.members())
+
+    def wait(self, until: float) -> None:
+        """Records that the trial waits for another worker."""
+        self.waits_until = until
+
+    def begin_on(self, lane: Lane) -> None:
+        """Moves the trial to a lane. Members that the lane can never hold form a group of their own."""
+        self.waits_until = None
+        trial = self.trial
+        assert trial is not None
+        fits = {request.handle: lane.info.holds(request.total_length) for request in self.members()}
+        rest = [handle for handle, does in fits.items() if not does]
+        if rest:
+            self._groups.append(rest)
+        trial.handles = [handle for handle, does in fits.items() if does]
+        trial.worker = self.last_worker = lane.worker
+
+    def took_turn(self, *, is_trial: bool) -> None:
+        """Records whether the lane's new plan is the trial's. The next one is the other requests', or the reverse."""
+        if self.trial is not None:
+            self.trial.is_next = not is_trial
+
+    def lacks_control(self) -> bool:
+        """Returns whether a death would meet a lone suspect again, and no other request got a token since the last."""
+        members = [self._by_handle[request.handle] for request in self.members()]
+        return len(members) == 1 and members[0].lone_deaths > 0 and members[0].control >= self.num_steps
+
+    def waive_control(self) -> None:
+        """Records that no other request can run."""
+        for request in self.members():
+            self._by_handle[request.handle].control = -1
+
+
+def _known(lane: Lane, request: Request) -> int:
+    """Returns the number of tokens that the core knows of a request in a plan of the lane."""
+    return int(lane.rows.known[request.row]) if request.row and request.worker == lane.worker else request.known

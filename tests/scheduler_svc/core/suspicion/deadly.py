@@ -1,0 +1,102 @@
+"""A fleet whose workers die of a token and are replaced, and a log of what ran at each death.
+
+The log is made from the plans alone and not from the core's own records.
+"""
+
+from dataclasses import dataclass
+
+from scheduler_svc.core.invariants import audit
+from scheduler_svc.core.messages.config import CoreConfig
+from scheduler_svc.core.messages.plan import Plan
+from tests.rigs.executor import Poisoned, Shape
+from tests.rigs.faults import Faults
+from tests.scheduler_svc.core.fleet import Fleet
+
+KILLER = 281
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """`streams` had a position in a plan without a result. `tokens` are their numbers of output tokens then."""
+
+    worker: str
+    streams: tuple[int, ...]
+    tokens: tuple[int, ...]
+
+
+class DeadlyFleet(Fleet):
+    """Each worker that dies of KILLER is replaced after `restart_seconds`."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        workers: int = 1,
+        *,
+        config: CoreConfig | None = None,
+        faults: Faults | None = None,
+        restart_seconds: float = 1.0,
+    ) -> None:
+        self._num_events = 0
+        super().__init__(config=config)
+        self.shape = shape
+        self.deaths: list[Death] = []
+        self._faults = faults or Faults(kill_token=KILLER)
+        self._restart_seconds = restart_seconds
+        self._restarts: list[float] = []
+        for _ in range(workers):
+            self.join_as(shape, self._faults)
+
+    def _audit(self) -> None:
+        """Audits every sixteenth event: an audit of a large pool costs more than the event."""
+        self._num_events += 1
+        if self._num_events % 16 == 0:
+            audit(self.core)
+
+    def join_as(self, shape: Shape, faults: Faults | None = None) -> str:
+        """Lets a new worker join and returns its name."""
+        return super().join_as(shape, faults or self._faults)
+
+    def step(self, seconds: float = 0.005) -> None:
+        """Ticks, applies all plans and delivers all results; workers that were poisoned die and are replaced later."""
+        self.tick(seconds)
+        while self._restarts and self._restarts[0] <= self.now:
+            self._restarts.pop(0)
+            self.join_as(self.shape)
+        for name in list(self.workers):
+            try:
+                self.apply_plans(name)
+            except Poisoned:
+                # The results of earlier plans have arrived.
+                while self.deliver_from(name):
+                    pass
+                self.die(name)
+                continue
+            self.deliver_from(name)
+
+    def die(self, name: str) -> None:
+        """Kills the worker now; another one joins after the restart time."""
+        requests = [request for request in self.core.queue if self.in_flight(name, request.handle)]
+        streams = tuple(request.stream for request in requests)
+        tokens = tuple(len(self.streams[stream].tokens) for stream in streams)
+        self.deaths.append(Death(name, streams, tokens))
+        self.lose(name)
+        self._restarts.append(self.now + self._restart_seconds)
+
+    def in_flight(self, name: str, handle: int) -> bool:
+        """Whether a plan without a result contains the request."""
+        return any(handle in record.handles for record in self.lane_of(name).in_flight)
+
+    def run_until_ended(self, max_steps: int = 20_000) -> None:
+        """Steps until no request is live. Raises AssertionError after `max_steps`."""
+        for _ in range(max_steps):
+            if not len(self.core.queue):
+                return
+            self.step()
+        raise AssertionError(f"{len(self.core.queue)} requests are live after {max_steps} steps")
+
+
+def streams_of(fleet: Fleet, plan: Plan, name: str) -> set[int]:
+    """Returns the streams in a plan that is in flight."""
+    [record] = [record for record in fleet.lane_of(name).in_flight if record.step == plan.step]
+    requests = map(fleet.core.queue.by_handle, record.handles.tolist())
+    return {request.stream for request in requests if request is not None}

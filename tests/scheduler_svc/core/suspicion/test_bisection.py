@@ -1,0 +1,233 @@
+"""A request that kills, hangs or fails its workers ends alone, after few deaths, and nobody else is touched."""
+
+import random
+from itertools import pairwise
+
+import pytest
+
+from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages import events as ev
+from tests.rigs.executor import Shape
+from tests.rigs.faults import Faults
+from tests.scheduler_svc.core.suspicion.deadly import KILLER, DeadlyFleet
+from tests.scheduler_svc.core.world import greedy
+
+SHAPE = Shape(page_size=4, num_pages=800, max_rows=64, max_length=120, token_budget=512, vocab_size=300)
+ROWS = 64
+
+
+def submit_all(fleet: DeadlyFleet, poisoned: int, rows: int = ROWS, *, tokens: int = 40) -> dict[int, int]:
+    """Submits requests, of which number `poisoned` kills its worker. Returns their streams by number."""
+    prompts = {i: [i, i + 1, *([KILLER] if i == poisoned else [7])] for i in range(rows)}
+    return {i: fleet.submit(prompt, max_new_tokens=tokens, ignore_eos=True) for i, prompt in prompts.items()}
+
+
+def check(fleet: DeadlyFleet, culprit: int) -> None:
+    """Checks that exactly this stream failed, and that all others equal the oracle."""
+    failed = {number: stream.end.failure for number, stream in fleet.streams.items() if stream.end.failure}  # type: ignore
+    assert list(failed) == [culprit]
+    assert failed[culprit].code is fx.FailureCode.INTERNAL
+    fleet.check_all_ended()
+    assert fleet.core.suspects == set()
+
+
+@pytest.mark.parametrize("poisoned", [0, 1, 31, 32, 63])
+@pytest.mark.parametrize("restart_seconds", [0.0, 1.0])
+def test_one_culprit_among_64_causes_at_most_8_deaths(poisoned: int, restart_seconds: float) -> None:
+    fleet = DeadlyFleet(SHAPE, restart_seconds=restart_seconds)
+    streams = submit_all(fleet, poisoned)
+    fleet.run_until_ended()
+    check(fleet, streams[poisoned])
+    assert len(fleet.deaths) <= 1 + 6 + 1
+    # Every death but the first meets suspects only, half as many each time at most.
+    sizes = [len(death.streams) for death in fleet.deaths]
+    assert sizes[0] == ROWS and all(after <= max(1, before // 2) for before, after in pairwise(sizes))
+    assert [death.streams for death in fleet.deaths[-2:]] == [(streams[poisoned],)] * 2
+    failure = fleet.end(streams[poisoned]).failure
+    assert failure is not None
+    assert "its worker died or hung 2 times while it ran alone at token 3" in failure.message
+    assert fleet.core._lanes.crash_loop.cause(fleet.now) == ""
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 33])
+def test_the_number_of_deaths_grows_with_the_logarithm_of_the_rows(rows: int) -> None:
+    for poisoned in range(0, rows, max(1, rows // 4)):
+        fleet = DeadlyFleet(SHAPE)
+        streams = submit_all(fleet, poisoned, rows)
+        fleet.run_until_ended()
+        check(fleet, streams[poisoned])
+        assert len(fleet.deaths) <= 1 + (rows - 1).bit_length() + 1
+
+
+def test_a_request_that_kills_after_some_tokens_is_found_too() -> None:
+    """The token is sampled and kills when it is computed, so two plans in flight leave the position open at first."""
+    fleet = DeadlyFleet(SHAPE, faults=Faults(kill_token=5))
+    streams = [fleet.submit([i, 7], max_new_tokens=12, ignore_eos=True) for i in range(20)]
+    culprits = [number for number in streams if 5 in fleet.streams[number].expected(SHAPE).tokens[:-1]]
+    assert 0 < len(culprits) < len(streams)
+    fleet.run_until_ended()
+    for number in streams:
+        expected = list(fleet.streams[number].expected(SHAPE).tokens)
+        tokens, failure = fleet.streams[number].tokens, fleet.end(number).failure
+        assert tokens == (expected[: expected.index(5) + 1] if number in culprits else expected)
+        assert (failure is not None) == (number in culprits)
+    assert len(fleet.deaths) <= 10 * len(culprits)
+
+
+def test_batchmates_flow_between_the_deaths() -> None:
+    fleet = DeadlyFleet(SHAPE, restart_seconds=1.0)
+    streams = submit_all(fleet, 40, tokens=100)
+    while len(fleet.deaths) < 8 and fleet.end_of(streams[40]) is None:
+        fleet.step()
+    assert all(len(fleet.streams[number].tokens) > 5 for i, number in streams.items() if i != 40)
+    assert fleet.now < 15
+
+
+def test_with_two_workers_the_other_one_goes_on_and_never_dies_twice() -> None:
+    fleet = DeadlyFleet(SHAPE, workers=2)
+    streams = submit_all(fleet, 20, tokens=100)
+    progress: list[int] = []
+    while fleet.end_of(streams[20]) is None:
+        fleet.step()
+        busy = {name: suspects_on(fleet, name) for name in fleet.workers}
+        assert sum(map(bool, busy.values())) <= 1, "suspects run on two workers at once"
+        progress.append(sum(len(stream.tokens) for stream in fleet.streams.values()))
+    fleet.run_until_ended()
+    check(fleet, streams[20])
+    assert len(fleet.deaths) <= 8
+    assert all(len(death.streams) <= 32 for death in fleet.deaths)
+
+
+def suspects_on(fleet: DeadlyFleet, name: str) -> set[int]:
+    """Returns the suspects in the worker's plans in flight, which contain nobody else then."""
+    lane = fleet.lane_of(name)
+    found = {handle for record in lane.in_flight for handle in record.handles.tolist()}
+    suspects = found & fleet.core.suspects
+    assert not suspects or suspects == found, "a suspect shares a plan"
+    return suspects
+
+
+def test_other_requests_leave_the_lane_of_a_repeated_trial() -> None:
+    fleet = DeadlyFleet(SHAPE, workers=2, restart_seconds=0.2)
+    streams = submit_all(fleet, 20, tokens=100)
+    while len(fleet.deaths) < 2:
+        fleet.step()
+    while fleet.end_of(streams[20]) is None:
+        fleet.step()
+        if len(fleet.workers) == 2:
+            fleet.tick(0.001)
+            for name in fleet.workers:
+                if suspects_on(fleet, name):
+                    rows = fleet.lane_of(name).rows
+                    handles = {request.handle for request in rows.requests_at(rows.seated())}
+                    assert handles <= fleet.core.suspects, "another request is on the lane of the trial"
+
+
+def test_500_random_kills_under_64_streams_convict_nobody() -> None:
+    rng, fleet = random.Random(5), DeadlyFleet(SHAPE, workers=3, restart_seconds=0.05)
+    numbers: list[int] = []
+    while len(fleet.deaths) < 500:
+        live = sum(fleet.end_of(number) is None for number in numbers)
+        for _ in range(ROWS - live):
+            prompt = [rng.randrange(200) for _ in range(rng.randint(1, 20))]
+            numbers.append(fleet.submit(prompt, max_new_tokens=rng.randint(1, 80), ignore_eos=True))
+        fleet.step()
+        working = [name for name, lane in fleet.core.lanes.items() if lane.in_flight]
+        if working and rng.random() < 0.2:
+            fleet.die(rng.choice(working))
+    fleet.run_until_ended()
+    assert all(fleet.end(number).failure is None for number in numbers)
+    fleet.check_all_ended()
+    assert len(numbers) > 200
+
+
+def test_a_kill_in_the_middle_of_a_bisection_convicts_no_innocent() -> None:
+    for seed in range(20):
+        rng, fleet = random.Random(seed), DeadlyFleet(SHAPE, restart_seconds=0.05)
+        streams = submit_all(fleet, 3, 16)
+        while fleet.end_of(streams[3]) is None:
+            fleet.step()
+            working = [name for name, lane in fleet.core.lanes.items() if lane.in_flight]
+            if working and rng.random() < 0.1:
+                fleet.die(rng.choice(working))
+        fleet.run_until_ended()
+        check(fleet, streams[3])
+
+
+@pytest.mark.parametrize("how", ["cancel", "abort", "deadline"])
+def test_a_suspect_may_end_from_outside(how: str) -> None:
+    fleet = DeadlyFleet(SHAPE)
+    numbers = [
+        fleet.submit([i], max_new_tokens=8, ignore_eos=True, deadline_seconds=1.0 if how == "deadline" else 0.0)
+        for i in range(8)
+    ]
+    fleet.tick()
+    fleet.die("a")
+    assert len(fleet.core.suspects) == 8
+    match how:
+        case "cancel":
+            for number in numbers[:7]:
+                fleet.cancel(number)
+        case "abort":
+            fleet.handle(ev.Abort(frontend="f-1", query=1, request_ids=tuple(f"r{number}" for number in numbers[:7])))
+        case _:
+            fleet.tick(2.0)
+            assert fleet.core.suspects == set()
+            return
+    assert len(fleet.core.suspects) == 1
+    fleet.run_until_ended()
+    assert fleet.core.suspects == set()
+
+
+def test_samples_of_a_killer_end_and_those_of_others_do_not() -> None:
+    fleet = DeadlyFleet(SHAPE)
+    good = fleet.submit([1, 2, 3, 4, 5], max_new_tokens=10, ignore_eos=True, num_samples=4, temperature=1.0)
+    bad = fleet.submit([1, 2, 3, 4, KILLER], max_new_tokens=10, ignore_eos=True, num_samples=3, temperature=1.0)
+    fleet.run_until_ended()
+    assert all(fleet.end(good + i).failure is None for i in range(4))
+    assert all(fleet.end(bad + i).failure is not None for i in range(3))
+    fleet.check_all_ended()
+
+
+def test_a_pool_that_is_too_small_for_all_suspects_at_once_suffices() -> None:
+    small = Shape(page_size=4, num_pages=12, max_rows=8, max_length=40, token_budget=16, vocab_size=300)
+    fleet = DeadlyFleet(small, config=greedy())
+    streams = submit_all(fleet, 5, 16, tokens=20)
+    fleet.run_until_ended()
+    check(fleet, streams[5])
+
+
+def test_a_machine_on_which_every_worker_dies_convicts_nobody_and_is_a_crash_loop() -> None:
+    fleet = DeadlyFleet(SHAPE, faults=Faults(kill_token=7))
+    submit_all(fleet, 99, 16)
+    for _ in range(10_000):
+        fleet.step()
+        if fleet.core._lanes.crash_loop.cause(fleet.now):
+            break
+    assert fleet.core._lanes.crash_loop.cause(fleet.now)
+    assert all(stream.end is None for stream in fleet.streams.values())
+
+
+def test_a_request_whose_step_fails_is_found_while_the_worker_lives() -> None:
+    fleet = DeadlyFleet(SHAPE, faults=Faults(fail_token=KILLER))
+    streams = submit_all(fleet, 50)
+    fleet.run_until_ended()
+    check(fleet, streams[50])
+    assert fleet.deaths == [] and list(fleet.workers) == ["a"]
+    assert fleet.core.counters.resets <= 8
+    failure = fleet.end(streams[50]).failure
+    assert failure is not None and "its step failed 2 times while it ran alone" in failure.message
+
+
+def test_a_hung_worker_makes_suspects() -> None:
+    config = greedy(step_timeout_seconds=2.0)
+    fleet = DeadlyFleet(SHAPE, config=config)
+    numbers = [fleet.submit([i], max_new_tokens=4, ignore_eos=True) for i in range(4)]
+    fleet.tick()
+    fleet.tick(3.0)
+    assert len(fleet.core.suspects) == 4
+    assert fleet.core.lanes == {}
+    fleet.workers.clear()
+    fleet.join_as(SHAPE)
+    fleet.run_until_ended()
+    assert all(fleet.end(number).failure is None for number in numbers)
