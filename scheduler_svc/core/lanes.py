@@ -20,7 +20,7 @@ from scheduler_svc.core.messages.reports import ResetCause
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.crash_loop import CrashLoop
-from scheduler_svc.core.state.held_pools import HeldPools
+from scheduler_svc.core.held_pools import HeldPools
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request_queue import RequestQueue
 from scheduler_svc.core.state.worker_infos import WorkerInfos

@@ -26,7 +26,7 @@ from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.quarantine import ClearQuarantine, QuarantineQuery
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.state.counters import Counters
-from scheduler_svc.core.state.held_pools import HeldPools
+from scheduler_svc.core.held_pools import HeldPools
 from scheduler_svc.core.state.kept_requests import KeptRequests
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Move, Phase, Request
