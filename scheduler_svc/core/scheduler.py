@@ -17,6 +17,7 @@ from scheduler_svc.core.announcer import Announcer
 from scheduler_svc.core.check_submit import Refusal, new_requests, refusal
 from scheduler_svc.core.convictions import Convictions
 from scheduler_svc.core.deadlines import Deadlines
+from scheduler_svc.core.held_pools import HeldPools
 from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.lingering import Lingering, restore_output, restored_ending
 from scheduler_svc.core.load import load_of
@@ -26,7 +27,6 @@ from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.quarantine import ClearQuarantine, QuarantineQuery
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.state.counters import Counters
-from scheduler_svc.core.held_pools import HeldPools
 from scheduler_svc.core.state.kept_requests import KeptRequests
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Move, Phase, Request
@@ -57,6 +57,7 @@ class Scheduler:
         self._output = OutputCollector(report_detached=config.report_detached)
         self._deadlines = Deadlines(config, self.queue, self._lanes, self._end)
         self._lingering = Lingering(config, self.queue, self._lanes, self._remove)
+        self.outputs_of = self._lingering.outputs_of
         self._handlers: dict[type[Any], Callable[[Any, float], list[fx.Effect]]] = {
             ev.Submit: self._on_submit,
             ev.Resume: self._on_resume,
@@ -161,7 +162,7 @@ class Scheduler:
                     restore_output(request, event.outputs[request.sample_idx])
                     self.queue.add(request)
                     self._deadlines.begin(request, event.submit, now)
-                    if (ending := restored_ending(request, self._lanes.worker_infos.known)) is not None:
+                    if (ending := restored_ending(request, self._lanes.worker_infos.known, event.identity)) is not None:
                         self._apply_ending(ending, now)
 
     def _take_handles(self, count: int) -> int:

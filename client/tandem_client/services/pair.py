@@ -49,8 +49,8 @@ class ServicePair:
         on_line: Callable[[str, str], None],
         say: Callable[[str], None],
     ) -> None:
-        """`standbys`: workers that wait, warm, until the serving one ends. `holder_flags`: of the process that keeps the
-        workers' KV pools; None for no such process."""
+        """`standbys`: workers that wait, warm, until the serving one ends. `holder_flags`: of the process that keeps
+        the KV pools of workers; None for no such process."""
         self._on_line = on_line
         # The address of the running scheduler. Another service may answer at the address of the flags.
         self._address = ""
