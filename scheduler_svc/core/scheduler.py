@@ -17,6 +17,7 @@ from scheduler_svc.core.announcer import Announcer
 from scheduler_svc.core.check_submit import Refusal, new_requests, refusal
 from scheduler_svc.core.convictions import Convictions
 from scheduler_svc.core.deadlines import Deadlines
+from scheduler_svc.core.held_pools import HeldPools
 from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.lingering import Lingering, restore_output, restored_ending
 from scheduler_svc.core.load import load_of
@@ -26,7 +27,6 @@ from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.quarantine import ClearQuarantine, QuarantineQuery
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.state.counters import Counters
-from scheduler_svc.core.state.held_pools import HeldPools
 from scheduler_svc.core.state.kept_requests import KeptRequests
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Move, Phase, Request

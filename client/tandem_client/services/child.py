@@ -30,7 +30,9 @@ class Child:
 
     def __init__(self, name: str, module: str, arguments: Sequence[str], *, on_line: OnLine) -> None:
         self.name = name
-        self._command = [sys.executable, "-m", module, *arguments]
+        # Of the next start.
+        self.arguments = list(arguments)
+        self._module = module
         self._on_line = on_line
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._process: asyncio.subprocess.Process | None = None
@@ -58,7 +60,7 @@ class Child:
         output, its_end = os.pipe()
         try:
             self._process = await asyncio.create_subprocess_exec(
-                *self._command,
+                *(sys.executable, "-m", self._module, *self.arguments),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=its_end,
                 stderr=its_end,
