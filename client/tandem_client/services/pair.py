@@ -16,6 +16,7 @@ from tandem_client.services.supervisor import Supervisor
 from tandem_client.services.workers import Workers
 
 PROGRAMS = ("scheduler_svc", "gpu_worker")
+HOLDER = "gpu_worker.holder"
 _LOOK_SECONDS = 0.1
 _ANSWER_SECONDS = 5.0
 # A line of the service, which it prints at every log level.
@@ -44,10 +45,14 @@ class ServicePair:
         scheduler_policy: RestartPolicy,
         worker_policy: RestartPolicy,
         standbys: int = 0,
+        holder_flags: Sequence[str] | None = None,
         on_line: Callable[[str, str], None],
         say: Callable[[str], None],
     ) -> None:
-        """`standbys`: workers that wait, warm, until the serving one ends."""
+        """`standbys`: workers that wait, warm, until the serving one ends.
+
+        `holder_flags`: of the process that keeps the KV pools of dead workers (gpu_worker/holder); None starts none.
+        """
         self._on_line = on_line
         # The address of the running scheduler. Another service may answer at the address of the flags.
         self._address = ""
@@ -66,7 +71,17 @@ class ServicePair:
             say=say,
             is_urgent=self._has_suspects,
         )
+        self._holder: Supervisor | None = None
+        if holder_flags is not None:
+            child = Child("holder", HOLDER, [_WITH_PARENT, *holder_flags], on_line=on_line)
+            # Without a holder workers compute lost pages again.
+            policy = RestartPolicy(needs_service=False, max_ends=None)
+            self._holder = Supervisor(child, policy, say=say, on_end=lambda: None)
         self._supervising: list[asyncio.Task[NoReturn]] = []
+
+    @property
+    def _holders(self) -> list[Child]:
+        return [] if self._holder is None else [self._holder.child]
 
     @property
     def worker(self) -> Supervisor:
@@ -75,7 +90,10 @@ class ServicePair:
 
     def start(self) -> None:
         """Starts the scheduler and the first worker at the same time, standby workers when these are ready."""
-        self._supervising = [asyncio.create_task(self.scheduler.run()), *self._workers.start()]
+        # The holder is the first, so that a worker finds it.
+        first = [] if self._holder is None else [self._holder]
+        supervising = [asyncio.create_task(each.run()) for each in (*first, self.scheduler)]
+        self._supervising = [*supervising, *self._workers.start()]
 
     async def guard(self, work: Coroutine[Any, Any, _Result]) -> _Result:
         """Does the work while all processes run. Raises ServiceEnded, and cancels the work, if one of them ends."""
@@ -116,7 +134,7 @@ class ServicePair:
             task.cancel()
         await asyncio.gather(*self._supervising, return_exceptions=True)
         wrong: list[str] = []
-        for children in ([self.scheduler.child], self._workers.children):
+        for children in ([self.scheduler.child], self._workers.children, self._holders):
             running = [child for child in children if child.running]
             found = await asyncio.gather(*(child.stop(grace_seconds) for child in running))
             ended = zip(running, found, strict=True)
@@ -125,7 +143,7 @@ class ServicePair:
 
     def kill(self) -> None:
         """Kills all processes and those that they started."""
-        for child in (self.scheduler.child, *self._workers.children):
+        for child in (self.scheduler.child, *self._workers.children, *self._holders):
             if child.running:
                 child.kill_group()
 

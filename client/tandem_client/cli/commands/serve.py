@@ -20,8 +20,9 @@ from tandem_client.async_client import AsyncClient
 from tandem_client.cli.reporting import Exit, require_programs
 from tandem_client.connection import DEFAULT_ADDRESS
 from tandem_client.errors import TandemError
+from tandem_client.services.child import has_program
 from tandem_client.services.line_writer import LineWriter
-from tandem_client.services.pair import PROGRAMS, ServicePair, flags
+from tandem_client.services.pair import HOLDER, PROGRAMS, ServicePair, flags
 from tandem_client.services.restarts import RestartPolicy
 from tandem_client.services.supervisor import ServiceEnded
 from tandem_client.services.toy import TOY_NOTICE, is_toy
@@ -55,6 +56,10 @@ def serve(
         str | None, typer.Option(help="float32, bfloat16 or float16; default: the device decides.")
     ] = None,
     runtime_dir: Annotated[str | None, typer.Option(help="Folder of the sockets of the service.")] = None,
+    journal: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Folder of a journal: streams with resume survive the scheduler's death."),
+    ] = None,
     log_format: Annotated[
         LogFormat | None, typer.Option(help="Log lines as text, or one JSON object per line; default: text.")
     ] = None,
@@ -77,12 +82,14 @@ def serve(
     shared = flags(runtime_dir=runtime_dir, log_format=log_format)
     screen = _Screen(as_json=log_format == LogFormat.JSON)
     pair = ServicePair(
-        scheduler_flags=[*flags(listen=listen), *shared, *shlex.split(scheduler)],
+        scheduler_flags=[*flags(listen=listen, journal=journal), *shared, *shlex.split(scheduler)],
         worker_flags=[*flags(model=model, device=device, dtype=dtype), *shared, *shlex.split(worker)],
         scheduler_policy=RestartPolicy(),
         # The service goes on without a worker, and its health says why.
         worker_policy=RestartPolicy(max_ends=None),
         standbys=standby,
+        # Only the KV pools of CPUs outlive their worker.
+        holder_flags=shared if has_program(HOLDER) and not (device or "").startswith("cuda") else None,
         on_line=screen.show_child,
         say=screen.say,
     )
