@@ -35,9 +35,8 @@ from gpu_worker.memory.model_facts import model_facts
 from gpu_worker.memory.pool import WHY_CAPPED
 from gpu_worker.memory.sizing import Machine, Sizes, choose_sizes
 from gpu_worker.native.library import leave_out_kernels
-from gpu_worker.process.kept_threads import choose_or_follow
 from gpu_worker.process.lean_imports import compiler_is_loaded
-from gpu_worker.process.threads import set_threads
+from gpu_worker.process.threads import choose_or_follow, set_threads
 from gpu_worker.settings import BUNDLED_MODEL, WorkerSettings
 from gpu_worker.shared_pool.pool import SharedPool
 from gpu_worker.shared_pool.start import open_pool, reclaimable_bytes
