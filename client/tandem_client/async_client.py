@@ -123,6 +123,16 @@ class AsyncClient(ClientBase):
         request = control_pb2.FlushCacheRequest()
         return (await self._call(self._stubs.control.FlushCache, request, timeout)).pages
 
+    async def quarantine(self, *, timeout: float | None = None) -> list[types.QuarantinedRequest]:
+        """The requests that the service refuses because they killed their workers, oldest first."""
+        request = control_pb2.ListQuarantineRequest()
+        return messages.quarantine(await self._call(self._stubs.control.ListQuarantine, request, timeout))
+
+    async def clear_quarantine(self, *keys: str, timeout: float | None = None) -> int:
+        """Ends the quarantine of the requests with these keys, of all without keys; the number of requests."""
+        request = control_pb2.ClearQuarantineRequest(keys=keys)
+        return (await self._call(self._stubs.control.ClearQuarantine, request, timeout)).removed
+
     async def health(self, *, timeout: float | None = None) -> bool:
         """Whether the service is ready. Raises Unavailable if it cannot be reached."""
         response: health_pb2.HealthCheckResponse = await self._call(

@@ -100,6 +100,10 @@ class Cancelled(TandemError):
     """The service cancelled the call. A stream that the client closes raises nothing."""
 
 
+class Quarantined(TandemError):
+    """The service refuses this request for a time, because it killed its workers when it ran before."""
+
+
 class Internal(TandemError):
     """The service failed, or failed on this request."""
 

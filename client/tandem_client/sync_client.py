@@ -116,6 +116,16 @@ class Client(ClientBase):
         request = control_pb2.FlushCacheRequest()
         return self._call(self._control.FlushCache, request, timeout).pages
 
+    def quarantine(self, *, timeout: float | None = None) -> list[types.QuarantinedRequest]:
+        """The requests that the service refuses because they killed their workers, oldest first."""
+        request = control_pb2.ListQuarantineRequest()
+        return messages.quarantine(self._call(self._control.ListQuarantine, request, timeout))
+
+    def clear_quarantine(self, *keys: str, timeout: float | None = None) -> int:
+        """Ends the quarantine of the requests with these keys, of all without keys; the number of requests."""
+        request = control_pb2.ClearQuarantineRequest(keys=keys)
+        return self._call(self._control.ClearQuarantine, request, timeout).removed
+
     def health(self, *, timeout: float | None = None) -> bool:
         """Whether the service is ready. Raises Unavailable if it cannot be reached."""
         response: health_pb2.HealthCheckResponse = self._call(

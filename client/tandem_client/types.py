@@ -240,3 +240,20 @@ class Load:
     def hit_rate(self) -> float:
         """The share of prompt tokens that were found in the prefix cache; 0 before the first prompt."""
         return self.cached_prompt_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuarantinedRequest:
+    """A request that the service refuses for a time, because it killed its workers or made their steps fail."""
+
+    # A hash of tenant, prompt and options.
+    key: str
+    # The id that it had when the service ended it.
+    request_id: str
+    # A hash of the tenant.
+    tenant: str
+    age_seconds: float
+    # The time until the quarantine ends by itself.
+    expires_seconds: float
+    # What it did, in one sentence.
+    cause: str

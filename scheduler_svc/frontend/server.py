@@ -116,7 +116,7 @@ class FrontEnd:
                 self._streams.resumed(message.resumed)
             case "replaced":
                 self._streams.replaced(message.replaced)
-            case "abort_reply" | "load_reply" | "flush_reply" as kind:
+            case "abort_reply" | "load_reply" | "flush_reply" | "quarantine_reply" as kind:
                 self._queries.answer(getattr(message, kind))
             case "model_state":
                 self._take_model(message.model_state)

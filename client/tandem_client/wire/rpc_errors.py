@@ -26,6 +26,7 @@ _CLASSES: Mapping[grpc.StatusCode, type[errors.TandemError]] = {
     grpc.StatusCode.UNAVAILABLE: errors.Unavailable,
     grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlineExceeded,
     grpc.StatusCode.CANCELLED: errors.Cancelled,
+    grpc.StatusCode.FAILED_PRECONDITION: errors.Quarantined,
     grpc.StatusCode.ABORTED: errors.Replaced,
     grpc.StatusCode.INTERNAL: errors.Internal,
 }

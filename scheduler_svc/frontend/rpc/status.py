@@ -105,6 +105,9 @@ def from_rejected(rejected: frontend_pb2.Rejected, request_id: str) -> Refusal:
             return Refusal(grpc.StatusCode.NOT_FOUND, message, resource)
         case frontend_pb2.REJECT_CODE_QUEUE_FULL:
             return overloaded(message)
+        case frontend_pb2.REJECT_CODE_QUARANTINED:
+            info = error_details_pb2.RequestInfo(request_id=request_id)
+            return Refusal(grpc.StatusCode.FAILED_PRECONDITION, message, info)
         case frontend_pb2.REJECT_CODE_NOT_READY:
             return not_ready(message)
         case _:
