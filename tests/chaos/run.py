@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import psutil
-from tandem.v1 import inference_pb2 as pb
 
+from scheduler_svc.frontend.servicer import InferenceServicer
 from tests.chaos.connections import Connection, first_load
 from tests.chaos.faults import Fault, script_of
 from tests.chaos.fleet import Fleet
@@ -67,7 +67,7 @@ class Chaos:
         self._scheduler = rig.scheduler(*_SCHEDULER_FLAGS)
         self._address = self._scheduler.address
         self._connections = [Connection(self._address) for _ in range(_NUM_CONNECTIONS)]
-        self._resumes = hasattr(pb, "ResumeRequest")
+        self._resumes = "Resume" in vars(InferenceServicer)
         self._load = Load(self._connections, loads, options.streams, self.counts, resumes=self._resumes)
         self._look_at = self._report_at = 0.0
         self._outage_ends = 0.0
@@ -131,6 +131,10 @@ class Chaos:
         self.counts["requests of overloads"] += _BURST
         return True
 
+    def send_poison(self) -> bool:
+        self._load.send_poison()
+        return True
+
     # The main loop ------------------------------------------------------------------------------------------------
 
     def _commit(self, fault: Fault) -> None:
@@ -189,6 +193,8 @@ class Chaos:
         while (load := first_load(self._connections)) is None or load.workers < self._options.workers:
             assert time.monotonic() < limit, f"the service does not serve\n{self._scheduler.output()}"
             time.sleep(0.05)
+        # Both front ends have yet to learn of the workers.
+        self._load.outages.begin(time.monotonic())
 
     def _frontends(self) -> set[int]:
         found: set[int] = set()
