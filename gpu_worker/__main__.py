@@ -4,10 +4,8 @@ Owns the process: the start and end of its log, its exit code, and its last line
 `gpu_worker: <cause>; <hint>`.
 """
 
-import ctypes
 import logging
 import os
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -19,13 +17,13 @@ from gpu_worker.failures import explain, is_expected
 from gpu_worker.link.runtime_dir import KeyFile, worker_endpoint
 from gpu_worker.native.build import build_ahead
 from gpu_worker.preflight import check_before_imports
-from gpu_worker.process.lean_imports import import_transformers, without_collections
+from gpu_worker.process.lean_imports import import_transformers, keep_objects, without_collections
+from gpu_worker.process.parent import die_with_parent
 from gpu_worker.settings import BUNDLED_MODEL, SettingsRefused, WorkerSettings
 from gpu_worker.version import version_line
 
 log = logging.getLogger("gpu_worker")
 
-_PR_SET_PDEATHSIG = 1
 # Torch reads all of them, in 2.11 and in 2.13; the first is for every kind of accelerator.
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
@@ -80,7 +78,7 @@ def serve(settings: WorkerSettings, folder: Path, begun: float) -> None:
         on_cpu = settings.device == "cpu" or (not settings.device and not torch.cuda.is_available())
         import_transformers(without_compiler=on_cpu and settings.fused_layers != "on")
         from gpu_worker.link.link import Link
-        from gpu_worker.startup import keep_objects, start
+        from gpu_worker.startup import start
         from gpu_worker.step.runner import MAX_IN_FLIGHT
 
     logs.adopt_libraries()
@@ -100,13 +98,6 @@ def last_line(cause: str, log_format: str) -> None:
         logs.announce(log, cause, level=logging.CRITICAL)
     else:
         logs.draw(f"gpu_worker: {logs.escaped(cause)}\n")
-
-
-def die_with_parent() -> None:
-    """Asks the kernel to kill this process when its parent ends, so that no orphan holds a device."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
 
 
 def keep_compiled_kernels() -> None:

@@ -107,6 +107,11 @@ class WorkerSettings(BaseModel):
         "auto",
         description="C++ kernels on a CPU: auto, or off for torch's operators and FlexAttention; default: auto",
     )
+    shared_pool: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="keep the KV pool of a CPU in memory that outlives the worker: auto, on or off; default: auto, if "
+        "a holder runs",
+    )
     standby: bool = Field(
         False, description="wait, ready to serve, until a serving worker is lost; default: no, serve at once"
     )

@@ -9,6 +9,7 @@ import secrets
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -20,6 +21,8 @@ from scheduler_svc import logs
 from scheduler_svc.core.messages.page_hash import HASH_BYTES
 from scheduler_svc.core.scheduler import CoreConfig, Scheduler
 from scheduler_svc.flags import SettingError
+from scheduler_svc.journal.opened import OpenedJournal
+from scheduler_svc.journal.writer import Sync
 from scheduler_svc.processes.address import ListenError
 from scheduler_svc.processes.frontend_process import FrontendFailed
 from scheduler_svc.processes.frontends import FrontendProcesses
@@ -85,6 +88,11 @@ class _Service:
         self._children = FrontendProcesses(
             settings.frontends, listen=settings.listen, flags=_frontend_flags(settings, self._runtime_dir)
         )
+        self._journal: OpenedJournal | None = None
+        if settings.journal is not None:
+            self._journal = OpenedJournal(
+                settings.journal, sync=Sync(settings.journal_sync), max_bytes=settings.journal_bytes, stack=stack
+            )
         self._core_config = CoreConfig(
             max_waiting=settings.max_waiting,
             max_waiting_tokens=settings.max_waiting_tokens,
@@ -94,6 +102,8 @@ class _Service:
             predict_steps=True,
             prove_workers=True,
             report_steps=settings.steps is not None,
+            report_detached=self._journal is not None,
+            first_generation=0 if self._journal is None else self._journal.first_generation,
         )
         self._recorder = self._steps = None
         if settings.record is not None:
@@ -119,9 +129,14 @@ class _Service:
         self._loop(workers, frontends, wake).run(num_stop_requests)
 
     def _loop(self, workers: RouterLink, frontends: RouterLink, wake: socket.socket) -> Loop:
-        settings, runtime_dir = self._settings, self._runtime_dir
+        settings, runtime_dir, journal = self._settings, self._runtime_dir, self._journal
+        core = Scheduler(self._core_config)
+        keeper = None
+        if journal is not None:
+            keeper = journal.keeper(core, time.monotonic)
+            self._stack.callback(lambda: keeper.close(time.monotonic()))
         return Loop(
-            core=Scheduler(self._core_config),
+            core=core,
             workers=workers,
             frontends=frontends,
             children=self._children,
@@ -136,10 +151,11 @@ class _Service:
             served_model=ServedModel(
                 default_max_new_tokens=settings.default_max_new_tokens,
                 max_waiting=settings.max_waiting,
-                cache_root=secrets.token_bytes(HASH_BYTES),
+                cache_root=secrets.token_bytes(HASH_BYTES) if journal is None else journal.cache_root,
             ),
             recorder=self._recorder,
             steps=self._steps,
+            journal=keeper,
             grace_seconds=settings.grace_seconds,
         )
 

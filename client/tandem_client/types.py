@@ -3,7 +3,7 @@
 Owns the names of their fields. Knows nothing of messages or calls.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -62,6 +62,8 @@ class Accepted:
     # The number in force; below the requested one if the model's length leaves fewer.
     max_new_tokens: int
     requests_ahead: int
+    # Resumes the request; empty if it ends with its stream.
+    resume_secret: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,8 +232,28 @@ class Load:
     # Workers on standby; `workers` does not count them, `per_worker` lists them last.
     standby_workers: int
     incidents: Incidents
+    # Size of the scheduler's journal, 0 without one; and why it cannot be written at the moment, otherwise empty.
+    journal_bytes: int
+    journal_suspended: str
 
     @property
     def hit_rate(self) -> float:
         """The share of prompt tokens that were found in the prefix cache; 0 before the first prompt."""
         return self.cached_prompt_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuarantinedRequest:
+    """A request that the service refuses for a time, because it killed its workers or made their steps fail."""
+
+    # A hash of tenant, prompt and options.
+    key: str
+    # The id that it had when the service ended it.
+    request_id: str
+    # A hash of the tenant.
+    tenant: str
+    age_seconds: float
+    # The time until the quarantine ends by itself.
+    expires_seconds: float
+    # What it did, in one sentence.
+    cause: str

@@ -44,6 +44,8 @@ class PlanRunner(Protocol):
 
     @property
     def num_in_flight(self) -> int: ...
+    @property
+    def pool_id(self) -> bytes: ...
     def join(self, generation: int) -> None: ...
     def submit(self, message: pb.StepPlan) -> None: ...
     def collect(self, *, wait: bool = True) -> Outcome | None: ...
@@ -164,6 +166,8 @@ class Link:
             self._log_once(f"cannot read the key of the runtime folder, trying again: {error}")
             self._join_at = now + REFUSED_RETRY_SECONDS
             return
+        # The pool may be another one since the last Join.
+        self._join.pool_id = self._runner.pool_id
         if self._send(join_frame(self._join)):
             self._join_at = None
             log.debug("sent Join to %s", self._endpoint)

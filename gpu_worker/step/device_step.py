@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from gpu_worker.arrays import Array, HostArray, Space
 from gpu_worker.attention.host_pages import HostPages
-from gpu_worker.attention.kv_cache import KvCache
+from gpu_worker.attention.kv_cache import KvCache, PoolMemory
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.attention.paged import attach
 from gpu_worker.cpu_graphs.steps import ProvenSteps
@@ -59,6 +59,7 @@ class DeviceStep:
         graphs: GraphBackend | None,
         captures: Callable[[StepShape], bool],
         native: bool,
+        memory: PoolMemory | None = None,
     ) -> None:
         self.device = device
         self._model = model
@@ -66,7 +67,12 @@ class DeviceStep:
         self._geometry, self._no_rows = geometry, RowTables(geometry)
         self._sampler = DeviceSampler(geometry, device, is_padded=shapes.is_padded)
         self.cache = KvCache(
-            layers, num_pages=geometry.num_pages, page_size=geometry.page_size, dtype=dtype, device=device
+            layers,
+            num_pages=geometry.num_pages,
+            page_size=geometry.page_size,
+            dtype=dtype,
+            device=device,
+            memory=memory,
         )
         attach(model, layers, self.cache)
         self._model = model

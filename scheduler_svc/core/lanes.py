@@ -52,7 +52,7 @@ class Lanes:
         # Whether a worker has been seated since the start.
         self._was_seated = False
         self.held_pools = HeldPools()
-        self._generation = 0
+        self._generation = config.first_generation
         self._next_number = 1
 
     def report(
@@ -201,16 +201,9 @@ class Lanes:
 
     def next_timeout(self) -> float | None:
         """Returns the time at which the first worker times out or a standby worker is seated, None without a worker."""
-        times = [self._timeout_of(lane) for lane in self.by_worker.values()]
+        times = [lane.timeout(self._config) for lane in self.by_worker.values()]
         due = standby.seat_due_at(self.by_worker.values(), was_seated=self._was_seated)
         return min(times if due is None else [*times, due], default=None)
-
-    def _timeout_of(self, lane: Lane) -> float:
-        config = self._config
-        if not lane.in_flight:
-            return lane.clock.heard_at + config.silence_timeout_seconds
-        latest = lane.working_since() + config.step_timeout_seconds
-        return min(latest, lane.clock.deadline(lane.in_flight[0])) if config.predict_steps else latest
 
     def expire_workers(self, now: float) -> list[fx.Effect]:
         """Closes the lanes of workers that timed out; seats a standby worker that is due.
@@ -218,22 +211,13 @@ class Lanes:
         Each worker that timed out is killed, or joins again if it still runs.
         """
         effects: list[fx.Effect] = []
-        for lane in [lane for lane in self.by_worker.values() if now >= self._timeout_of(lane)]:
+        for lane in [lane for lane in self.by_worker.values() if now >= lane.timeout(self._config)]:
             self.counters.worker_hung()
-            effects += self.close(lane.worker, self._why_hung(lane, now), now, ResetCause.WORKER_SILENT)
+            effects += self.close(
+                lane.worker, lane.clock.why_given_up(lane.in_flight, self._config, now), now, ResetCause.WORKER_SILENT
+            )
             effects += [fx.KillWorker(worker=lane.worker), fx.AskRejoin(worker=lane.worker)]
         return effects + self._seat_due(now)
-
-    def _why_hung(self, lane: Lane, now: float) -> str:
-        if not lane.in_flight:
-            limit = self._config.silence_timeout_seconds
-            return f"it sent no message for {now - lane.clock.heard_at:.1f} s; the limit is {limit:g} s"
-        oldest, began_at = lane.in_flight[0], lane.working_since()
-        predicted = f" (predicted {lane.clock.predicted_seconds(oldest):.3g} s)" if self._config.predict_steps else ""
-        return (
-            f"its step {oldest.step} has no result after {now - began_at:.1f} s; "
-            f"the limit is {self._timeout_of(lane) - began_at:.3g} s{predicted}"
-        )
 
     def paused(self, seconds: float) -> None:
         """Excuses all workers for a time in which the scheduler did not run."""

@@ -127,22 +127,33 @@ class Lingering:
         self.kept.attach(entry, event.frontend, event.stream)
         if not entry.num_live:
             self.kept.refresh(entry, now)
-        outputs = [NO_IDS] * entry.num_samples
         ends: list[fx.End | None] = [None] * entry.num_samples
-        for sample_idx, (tokens, end) in entry.answers.items():
-            outputs[sample_idx], ends[sample_idx] = tokens, replace(end, stream=streams[sample_idx])
+        for sample_idx, (_, end) in entry.answers.items():
+            ends[sample_idx] = replace(end, stream=streams[sample_idx])
         for request in self._queue.by_request_id(event.request_id):
             self._attach(request, event.frontend, streams[request.sample_idx], frontends[event.frontend])
-            outputs[request.sample_idx] = self._outputs_of(request)
         resumed = fx.Resumed(
             frontend=event.frontend,
             stream=event.stream,
             request_id=entry.request_id,
             description=entry.description,
-            outputs=tuple(outputs),
+            outputs=self.outputs_of(event.request_id),
             ends=tuple(ends),
         )
         return [*effects, resumed]
+
+    def outputs_of(self, request_id: str) -> tuple[Int32Array, ...]:
+        """Returns all output tokens of each sample of a request that lingers."""
+        entry = self.kept.by_id(request_id)
+        assert entry is not None, f"request {request_id} is not kept"
+        if entry.awaits_worker:
+            return next(event.outputs for first, _, event in self._restored if first == entry.first_handle)
+        outputs = [NO_IDS for _ in range(entry.num_samples)]
+        for sample_idx, (tokens, _) in entry.answers.items():
+            outputs[sample_idx] = tokens
+        for request in self._queue.by_request_id(request_id):
+            outputs[request.sample_idx] = self._outputs_of(request)
+        return tuple(outputs)
 
     def _outputs_of(self, request: Request) -> Int32Array:
         """Returns all output tokens of a live request."""
@@ -183,11 +194,13 @@ def restore_output(request: Request, tokens: Int32Array) -> None:
         request.emitted_last_token(request.arrived_at)
 
 
-def restored_ending(request: Request, infos: Sequence[WorkerInfo]) -> Ending | None:
+def restored_ending(request: Request, infos: Sequence[WorkerInfo], identity: str) -> Ending | None:
     """Returns the ending of a restored request that its tokens have ended already, or that the model cannot hold.
 
-    `infos` are the known workers, which serve the same model.
+    `infos` are the known workers, which serve the same model, `identity` is the model of the request.
     """
+    if identity not in ("", infos[0].identity):
+        return Ending.failed(request, f"request {request.request_id}: another model is served after the restart")
     if request.known > request.total_length or int(request.prompt.max()) >= infos[0].vocab_size:
         what = f"its {request.known} tokens do not fit the model that is served after the restart"
         return Ending.failed(request, f"request {request.request_id}: {what}")

@@ -57,6 +57,7 @@ class Scheduler:
         self._output = OutputCollector(report_detached=config.report_detached)
         self._deadlines = Deadlines(config, self.queue, self._lanes, self._end)
         self._lingering = Lingering(config, self.queue, self._lanes, self._remove)
+        self.outputs_of = self._lingering.outputs_of
         self._handlers: dict[type[Any], Callable[[Any, float], list[fx.Effect]]] = {
             ev.Submit: self._on_submit,
             ev.Resume: self._on_resume,
@@ -161,7 +162,7 @@ class Scheduler:
                     restore_output(request, event.outputs[request.sample_idx])
                     self.queue.add(request)
                     self._deadlines.begin(request, event.submit, now)
-                    if (ending := restored_ending(request, self._lanes.worker_infos.known)) is not None:
+                    if (ending := restored_ending(request, self._lanes.worker_infos.known, event.identity)) is not None:
                         self._apply_ending(ending, now)
 
     def _take_handles(self, count: int) -> int:

@@ -1,4 +1,4 @@
-"""Owns ControlService: Abort, GetModelInfo, GetLoad, FlushCache. The core decides; this module asks it and waits.
+"""Owns ControlService. The core decides; this module asks it and waits.
 
 Knows nothing of streams. Matches replies to queries, limits the queries in flight, and lets concurrent GetLoad calls
 share one query.
@@ -17,8 +17,13 @@ from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.validate import checks
 
 MAX_ABORT_IDS = 1024
+MAX_KEYS = 1024
+KEY_CHARACTERS = 64
 MAX_QUERIES = 1024
 REPLY_SECONDS = 5.0
+
+
+Reply = frontend_pb2.AbortReply | frontend_pb2.LoadReply | frontend_pb2.FlushReply | frontend_pb2.QuarantineReply
 
 
 class CoreQueries:
@@ -57,7 +62,7 @@ class CoreQueries:
         # If one caller leaves, the others still get the reply.
         return await asyncio.shield(self._load)
 
-    def answer(self, reply: frontend_pb2.AbortReply | frontend_pb2.LoadReply | frontend_pb2.FlushReply) -> None:
+    def answer(self, reply: Reply) -> None:
         """Passes a reply to its query. Drops it if the query no longer waits."""
         waiting = self._waiting.get(reply.query)
         if waiting is not None and not waiting.done():
@@ -111,3 +116,25 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         """Empties the prefix cache and returns how many pages were cached."""
         reply = await self._queries.ask(frontend_pb2.FrontendToCore(flush_cache=frontend_pb2.FlushCache()))
         return control_pb2.FlushCacheResponse(pages=reply.pages)
+
+    async def ListQuarantine(
+        self, request: control_pb2.ListQuarantineRequest, context: Any
+    ) -> control_pb2.ListQuarantineResponse:
+        """Returns the requests that are refused, without their content."""
+        query = frontend_pb2.FrontendToCore(quarantine_query=frontend_pb2.QuarantineQuery())
+        reply = await self._queries.ask(query)
+        return control_pb2.ListQuarantineResponse(requests=reply.requests)
+
+    async def ClearQuarantine(
+        self, request: control_pb2.ClearQuarantineRequest, context: Any
+    ) -> control_pb2.ClearQuarantineResponse:
+        """Ends the quarantine of the requests with these keys, or of all, and returns how many they were."""
+        if len(request.keys) > MAX_KEYS:
+            raise status.invalid("keys", f"keys is {len(request.keys)} long; the limit is {MAX_KEYS}")
+        for idx, key in enumerate(request.keys):
+            if len(key) != KEY_CHARACTERS:
+                message = f"keys[{idx}] has {len(key)} characters; a key has {KEY_CHARACTERS}"
+                raise status.invalid(f"keys[{idx}]", message)
+        clear = frontend_pb2.ClearQuarantine(keys=request.keys)
+        reply = await self._queries.ask(frontend_pb2.FrontendToCore(clear_quarantine=clear))
+        return control_pb2.ClearQuarantineResponse(removed=reply.removed)

@@ -17,6 +17,7 @@ from tandem.internal.v1 import record_pb2
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.journal.keeper import JournalKeeper
 from scheduler_svc.processes.frontends import FrontendProcesses
 from scheduler_svc.processes.workers import WorkerProcesses
 from scheduler_svc.recording.event_log import Recorder
@@ -59,6 +60,7 @@ class Loop:
         watch: Callable[[], None],
         recorder: Recorder | None,
         steps: StepsFile | None,
+        journal: JournalKeeper | None,
         grace_seconds: float,
         wake: socket.socket,
     ) -> None:
@@ -68,6 +70,7 @@ class Loop:
         """
         self._core = core
         self._recorder = recorder
+        self._journal = journal
         self._workers = workers
         self._frontends = frontends
         self._dispatcher = EffectDispatcher(
@@ -102,6 +105,9 @@ class Loop:
 
     def run(self, num_stop_requests: Callable[[], int]) -> None:
         """Runs turns. The first stop request drains the service, the second ends it at once."""
+        if self._journal is not None:
+            restored = self._journal.restore(lambda event, entry: self._handle(event, restored=entry))
+            self._dispatcher.dispatch(restored)
         num_seen = 0
         turned_at = time.monotonic()
         while True:
@@ -128,6 +134,10 @@ class Loop:
             if self._recorder is not None:
                 # The events so far outlive this process.
                 self._recorder.flush()
+            if self._journal is not None:
+                # A token that a caller gets is in the journal.
+                self._journal.write(time.monotonic())
+                effects = self._journal.described(effects)
             self._dispatcher.dispatch(effects)
             if num_seen and not self._has_work() and self._is_over():
                 return
@@ -135,11 +145,13 @@ class Loop:
     def _handle(self, event: ev.Event, **entry: Any) -> list[fx.Effect]:
         """Passes an event to the core now, and records it before. `entry` has the event's fields in record.proto."""
         now = time.monotonic()
-        if self._recorder is None:
-            return self._core.handle(event, now)
-        self._recorder.add_event(record_pb2.RecordedEvent(now=now, **entry))
+        if self._recorder is not None:
+            self._recorder.add_event(record_pb2.RecordedEvent(now=now, **entry))
         effects = self._core.handle(event, now)
-        self._recorder.add_effects(effects)
+        if self._recorder is not None:
+            self._recorder.add_effects(effects)
+        if self._journal is not None:
+            self._journal.observe(event, effects)
         return effects
 
     def _excuse_workers(self, seconds: float) -> list[fx.Effect]:

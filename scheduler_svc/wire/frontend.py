@@ -4,8 +4,10 @@ Owns no state. Front ends validate requests for their callers. This module check
 """
 
 import math
+from hashlib import sha256
 
 import numpy as np
+from google.protobuf.message import DecodeError
 from tandem.internal.v1 import frontend_pb2 as pb
 from tandem.v1 import control_pb2, inference_pb2
 
@@ -13,6 +15,12 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import MAX_LOGPROBS, MAX_NUM_SAMPLES
 from scheduler_svc.core.messages.page_hash import HASH_BYTES
+from scheduler_svc.core.messages.quarantine import (
+    ClearQuarantine,
+    QuarantineEntry,
+    QuarantineQuery,
+    QuarantineReply,
+)
 from scheduler_svc.core.messages.reports import Incidents, Load, WorkerLoad
 from scheduler_svc.core.messages.submit import MAX_DESCRIPTION_BYTES, MAX_SAMPLING_BYTES, SECRET_HASH_BYTES
 from scheduler_svc.wire.arrays import WireError, array, fields, packed
@@ -54,6 +62,11 @@ def event_of(message: pb.FrontendToCore, frontend: str) -> ev.Event:
             return ev.LoadQuery(frontend=frontend, query=message.load_query.query)
         case "flush_cache":
             return ev.FlushCache(frontend=frontend, query=message.flush_cache.query)
+        case "quarantine_query":
+            return QuarantineQuery(frontend=frontend, query=message.quarantine_query.query)
+        case "clear_quarantine":
+            clear = message.clear_quarantine
+            return ClearQuarantine(frontend=frontend, query=clear.query, keys=tuple(clear.keys))
         case _:
             raise WireError("the message is empty")
 
@@ -84,6 +97,7 @@ def _submit(submit: pb.Submit, frontend: str) -> ev.Submit:
     _check_linger(submit)
     same = fields(submit, _SUBMIT)
     same |= {"prompt": prompt, "stop_token_ids": tuple(int(token) for token in stop_ids)}
+    same |= {"sampling_key": _sampling_key(submit.sampling)}
     cache_read, cache_write = not submit.bypass_read, not submit.bypass_write
     return ev.Submit(frontend=frontend, cache_read=cache_read, cache_write=cache_write, **same)
 
@@ -110,6 +124,16 @@ def _resume(resume: pb.Resume, frontend: str) -> ev.Resume:
     )
 
 
+def _sampling_key(sampling: bytes) -> bytes:
+    """Returns a hash of the serialized settings without the seed, or of all bytes if they are no settings."""
+    try:
+        settings = inference_pb2.SamplingParams.FromString(sampling)
+    except DecodeError:
+        return sha256(sampling).digest()
+    settings.ClearField("seed")
+    return sha256(settings.SerializeToString(deterministic=True)).digest()
+
+
 def _check_hashes(submit: pb.Submit, num_prompt: int) -> None:
     """Checks lengths only. The core, which knows the page size, compares the hashes with the prompt's full pages."""
     num_root, num_hashes = len(submit.prefix_root), len(submit.page_hashes)
@@ -129,6 +153,7 @@ FrontendEffect = (
     | fx.AbortReply
     | fx.LoadReply
     | fx.FlushReply
+    | QuarantineReply
     | fx.CoreStatus
     | fx.AnnounceDrain
     | fx.Resumed
@@ -173,6 +198,11 @@ def fill(message: pb.CoreToFrontend, effect: FrontendEffect) -> None:
         case fx.FlushReply():
             message.flush_reply.query = effect.query
             message.flush_reply.pages = effect.pages
+        case QuarantineReply():
+            message.quarantine_reply.query = effect.query
+            message.quarantine_reply.removed = effect.removed
+            for entry in effect.entries:
+                message.quarantine_reply.requests.add(**fields(entry, QuarantineEntry.__slots__))
         case fx.CoreStatus():
             message.core_status.queue_full = effect.queue_full
             message.core_status.not_serving = effect.not_serving
@@ -216,7 +246,9 @@ def _fill_resumed(out: pb.Resumed, effect: fx.Resumed) -> None:
 
 def _fill_end(item: pb.End, end: fx.End) -> None:
     usage, timing = fields(end.stats, _USAGE), fields(end.stats, _TIMING)
-    item.MergeFrom(pb.End(stream=end.stream, usage=usage, timing=timing))
+    item.stream = end.stream
+    item.usage.CopyFrom(inference_pb2.Usage(**usage))
+    item.timing.CopyFrom(inference_pb2.Timing(**timing))
     if end.reason is not None:
         item.reason = _REASON[end.reason]
     if end.stop_token_id is not None:

@@ -206,7 +206,8 @@ class Executor:
         ):
             if limit is not None and count > limit:
                 return f"there is memory for {limit} {what}, not for {count}"
-        return ""
+        computed = (item.row.tokens[item.start : item.start + item.count] for item in work)
+        return f"token {self._faults.oom_token}" if any(self._faults.oom_token in tokens for tokens in computed) else ""
 
     def _writers_first(self, work: list[_Work], started: list[StartedRow]) -> list[int]:
         """The order in which rows compute: who shares a page with one that writes it in this step comes after it."""

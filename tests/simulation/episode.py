@@ -229,10 +229,10 @@ class Episode:
     def _pause(self) -> None:
         """The scheduler does not run for a while; no worker may be given up for that."""
         seconds = self.rng.choice([1.0, 5.0, 50.0])
-        before = {worker: self.core._lanes._timeout_of(lane) for worker, lane in self.core.lanes.items()}
+        before = {worker: lane.timeout(self.setting.config) for worker, lane in self.core.lanes.items()}
         self.now += seconds
         self.handle(ev.Paused(seconds=seconds))
-        after = {worker: self.core._lanes._timeout_of(lane) for worker, lane in self.core.lanes.items()}
+        after = {worker: lane.timeout(self.setting.config) for worker, lane in self.core.lanes.items()}
         assert after == pytest.approx({worker: at + seconds for worker, at in before.items()})
 
     def _progress(self) -> None:

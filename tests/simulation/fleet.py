@@ -199,9 +199,10 @@ class Fleet:
                     self._writers[effect.plan.take_over.pool_id] = worker.provenance.writers
                 worker.provenance.follow(effect.plan, lambda row: submit_at(effect, row), self._seen)
                 # If it cannot take that pool over, it keeps its own.
-                self._writers[worker.pool_id] = worker.provenance.writers
+                self._writers[worker.joined_with] = worker.provenance.writers
             case fx.WorkerAccepted():
                 worker.provenance.take_over({})
+                worker.joined_with = worker.executor.pool_id
                 worker.inbox.append(Joined(generation=effect.generation))
             case fx.WorkerRefused():
                 assert effect.retry

@@ -37,6 +37,8 @@ class Worker:
     pool_id: bytes = b""
     # The memory of pools whose workers are dead.
     shared: dict[bytes, Slots] = field(default_factory=dict[bytes, Slots])
+    # The pool that its last accepted Join named.
+    joined_with: bytes = b""
     wants_to_join: bool = True
     is_hung: bool = False
     inbox: deque[Plan | Joined] = field(default_factory=deque[Plan | Joined])

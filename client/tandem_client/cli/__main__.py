@@ -8,7 +8,7 @@ import typer
 
 from tandem_client.cli.commands.generate import EXAMPLES, generate
 from tandem_client.cli.commands.plot import plot
-from tandem_client.cli.commands.queries import abort, detokenize, flush, tokenize
+from tandem_client.cli.commands.queries import abort, detokenize, flush, quarantine, tokenize
 from tandem_client.cli.commands.serve import serve
 from tandem_client.cli.commands.simulate import simulate
 from tandem_client.cli.commands.status import health, info, load
@@ -71,7 +71,7 @@ def _add(
 _add(generate, _TEXT, epilog=EXAMPLES)
 for each in (tokenize, detokenize, abort):
     _add(each, _TEXT)
-for each in (health, load, info, flush):
+for each in (health, load, info, flush, quarantine):
     _add(each, _SERVICE)
 _add(serve, _LOCAL, CheckoutCommand)
 # Its arguments are the simulator's to read, --help too.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from tandem_client.plural import counted
-from tandem_client.types import Incidents, Load, ModelInfo, SamplingDefaults, WorkerLoad
+from tandem_client.types import Incidents, Load, ModelInfo, QuarantinedRequest, SamplingDefaults, WorkerLoad
 
 
 class State(StrEnum):
@@ -30,6 +30,7 @@ class Health:
     workers: int | None = None
     waiting: int | None = None
     # None if no worker was lost.
+    suspects: int | None = None
     worker_lost_seconds: float | None = None
     worker_lost_reason: str | None = None
 
@@ -43,9 +44,18 @@ def of_health(health: Health) -> str:
     parts = [counted(health.workers, "worker")]
     if health.waiting:
         parts.append(f"{counted(health.waiting, 'request')} wait{'s' if health.waiting == 1 else ''}")
+    if health.suspects:
+        parts.append(f"{counted(health.suspects, 'request')} suspected of killing a worker")
     if not health.workers and health.worker_lost_seconds is not None:
         parts.append(_lost(health.worker_lost_seconds, health.worker_lost_reason or ""))
     return f"serving; {', '.join(parts)}"
+
+
+def of_quarantined(request: QuarantinedRequest) -> Iterator[str]:
+    """Yields two lines: the key with id and times, and what the request did."""
+    ends = f"{_duration(request.age_seconds)} ago, for another {_duration(request.expires_seconds)}"
+    yield f"{request.key}  {request.request_id}, tenant {request.tenant}, {ends}"
+    yield f"    {request.cause}"
 
 
 def of_load(load: Load) -> Iterator[str]:
@@ -61,7 +71,8 @@ def of_load(load: Load) -> Iterator[str]:
     pace = f"{_milliseconds(load.step_ms)} a step" if load.steps else "no step yet"
     yield f"steps     {pace}; {load.steps:,} since start, {counted(load.output_tokens, 'output token')}"
     resets = counted(load.lane_resets, "lane reset")
-    yield f"events    {counted(load.preemptions, 'preemption')}, {resets} since start"
+    suspects = f"; {counted(load.suspects, 'suspect')} on trial" if load.suspects else ""
+    yield f"events    {counted(load.preemptions, 'preemption')}, {resets} since start{suspects}"
     workers = [_worker(worker, alone=len(load.per_worker) == 1) for worker in load.per_worker]
     if len(workers) == 1:
         yield f"workers   1 ({workers[0]})"
@@ -72,6 +83,10 @@ def of_load(load: Load) -> Iterator[str]:
     yield from _incidents(load.incidents)
     if load.worker_lost_seconds is not None:
         yield f"lost      {_lost(load.worker_lost_seconds, load.worker_lost_reason)}"
+    if load.journal_suspended:
+        yield f"journal   suspended: {load.journal_suspended}"
+    elif load.journal_bytes:
+        yield f"journal   {counted(load.journal_bytes, 'byte')}"
 
 
 def _incidents(incidents: Incidents) -> Iterator[str]:

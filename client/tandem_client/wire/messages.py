@@ -97,6 +97,11 @@ def load(message: control_pb2.GetLoadResponse) -> types.Load:
     return _value(types.Load, message, worker_lost_seconds=lost_seconds, per_worker=per_worker, incidents=incidents)
 
 
+def quarantine(message: control_pb2.ListQuarantineResponse) -> list[types.QuarantinedRequest]:
+    """The values of ListQuarantine's answer."""
+    return [_value(types.QuarantinedRequest, request) for request in message.requests]
+
+
 def abort_outcomes(message: control_pb2.AbortResponse) -> dict[str, types.AbortOutcome]:
     """Request id to outcome, in the order of the answer."""
     return {result.request_id: _OUTCOMES.get(result.outcome, types.AbortOutcome.UNKNOWN) for result in message.results}

@@ -7,6 +7,7 @@ the plan before it arrived, whichever was later. So each of several plans in fli
 from collections.abc import Sequence
 
 from scheduler_svc.core.limits.step_time import StepTimes, deadline_seconds
+from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.plan import SentPlan
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 
@@ -49,12 +50,32 @@ class StepClock:
         """Returns when the worker began the oldest plan in flight, moved by the time of pauses."""
         return max(oldest.sent_at, self._result_at) + self._paused_seconds
 
-    def predicted_seconds(self, oldest: SentPlan) -> float:
+    def timeout(self, in_flight: Sequence[SentPlan], config: CoreConfig) -> float:
+        """Returns the time at which the worker is given up, unless it is heard before.
+
+        It has no plan and is silent for too long, or the oldest plan in flight has no result in time.
+        """
+        if not in_flight:
+            return self.heard_at + config.silence_timeout_seconds
+        limit = config.step_timeout_seconds
+        if config.predict_steps:
+            limit = min(limit, deadline_seconds(self._predicted_seconds(in_flight[0])))
+        return self.began_at(in_flight[0]) + limit
+
+    def why_given_up(self, in_flight: Sequence[SentPlan], config: CoreConfig, now: float) -> str:
+        """Returns the reason why the worker is given up, with the limit that it exceeded."""
+        if not in_flight:
+            limit = config.silence_timeout_seconds
+            return f"it sent no message for {now - self.heard_at:.1f} s; the limit is {limit:g} s"
+        oldest, began_at = in_flight[0], self.began_at(in_flight[0])
+        predicted = f" (predicted {self._predicted_seconds(oldest):.3g} s)" if config.predict_steps else ""
+        return (
+            f"its step {oldest.step} has no result after {now - began_at:.1f} s; "
+            f"the limit is {self.timeout(in_flight, config) - began_at:.3g} s{predicted}"
+        )
+
+    def _predicted_seconds(self, oldest: SentPlan) -> float:
         """Returns the predicted time of the oldest plan in flight."""
         if self._predicted is None or self._predicted[0] is not oldest:
             self._predicted = oldest, self._times.predict(oldest)
         return self._predicted[1]
-
-    def deadline(self, oldest: SentPlan) -> float:
-        """Returns the time at which the worker is given up, if the oldest plan in flight has no result until then."""
-        return self.began_at(oldest) + deadline_seconds(self.predicted_seconds(oldest))

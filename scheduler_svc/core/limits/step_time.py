@@ -3,7 +3,8 @@
 A prediction may be too large, but cheap steps before must not make it too small. It rests on two assumptions about the
 time t(w) of a step with work w: t does not fall if w grows, and t grows at most in proportion to w. Each confirmed step
 with work v therefore bounds the time of every other step: t(w) <= t(v) * max(1, w / v). Confirmed steps are kept in
-classes of work, each twice as large as the one before, with a moving average of the time for each class.
+classes of work, each twice as large as the one before, with a moving average of the time for each class. Steps with and
+without prompt chunks have separate classes, because the price of context differs between the two.
 """
 
 import math
@@ -14,9 +15,9 @@ from scheduler_svc.core.messages.plan import SentPlan
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 
 SHORTEST_DEADLINE_SECONDS, DEADLINE_FACTOR, DEADLINE_MARGIN_SECONDS = 2.0, 8.0, 1.0
-# Costs in prompt tokens, chosen high: a wrong price makes a hung worker noticed later, or a slow one given up.
+# Costs in prompt tokens, rather too high: if a price is wrong, the first step of a class has a wrong prediction.
 # Context positions that a decode row reads, and pairs of chunk and context positions.
-_CONTEXT_PER_TOKEN, _PAIRS_PER_TOKEN = 64, 1024
+_CONTEXT_PER_TOKEN, _PAIRS_PER_TOKEN = 256, 1024
 # Tokens that a started row brings, which are only copied.
 _STARTED_PER_TOKEN = 256
 # A page move of a worker that measured none costs this share of computing the page; zeroing a page costs less.
@@ -25,9 +26,9 @@ _MOVE_SHARE, _ZERO_SHARE = 1 / 16, 1 / 128
 _BASE_TOKENS = 256
 # Used if the worker measured no time of a prompt token.
 _UNKNOWN_TOKEN_SECONDS = 1e-3
-_FIRST_STEP_SECONDS = 1.0
+_FIRST_STEP_SECONDS = 0.5
 # Weight of a step in the average of its class, if it was slower or faster than the average.
-_SLOWER_WEIGHT, _FASTER_WEIGHT = 1 / 2, 1 / 16
+_SLOWER_WEIGHT, _FASTER_WEIGHT = 1 / 4, 1 / 16
 
 
 def deadline_seconds(predicted_seconds: float) -> float:
@@ -47,8 +48,10 @@ class StepTimes:
         self._move_tokens = move_tokens
         # Before its first step a worker zeroes its pool.
         self._zeroing_tokens = info.num_pages * info.page_size * _ZERO_SHARE
-        self._average: dict[int, float] = {}
-        """Class of work (power of 2) -> average time of its steps in seconds."""
+        self._of_chunks: dict[int, float] = {}
+        """Class of work (power of 2) -> average time in seconds of steps with prompt chunks."""
+        self._of_decodes: dict[int, float] = {}
+        """The same of steps that only decode."""
 
     def work(self, record: SentPlan) -> float:
         """Returns the work of a step in prompt tokens, at least 1. O(rows)."""
@@ -66,27 +69,47 @@ class StepTimes:
     def predict(self, record: SentPlan) -> float:
         """Returns the predicted time of a step in seconds."""
         work = self.work(record)
-        least = work * self._token_seconds
-        if not self._average:
+        known = self._averages(record) or self._of_chunks or self._of_decodes
+        if not known:
             token_seconds = self._token_seconds or _UNKNOWN_TOKEN_SECONDS
             tokens = work + _BASE_TOKENS + self._zeroing_tokens
             return max(_FIRST_STEP_SECONDS, tokens * token_seconds)
-        own = _class_of(work)
-        larger = min((each for each in self._average if each >= own), default=None)
-        smaller = max((each for each in self._average if each < own), default=None)
-        bounds: list[float] = []
-        if larger is not None:
-            bounds.append(self._average[larger])
-        if smaller is not None:
-            bounds.append(self._average[smaller] * work / 2.0**smaller)
-        return max(least, min(bounds))
+        # The worker's own measurement is a lower bound, because it was taken without context.
+        return max(record.prefill_tokens * self._token_seconds, _bound(known, work))
 
     def learn(self, record: SentPlan, seconds: float) -> None:
         """Takes the time of a confirmed step."""
         own = _class_of(self.work(record))
-        before = self._average.get(own, seconds)
-        weight = _SLOWER_WEIGHT if seconds > before else _FASTER_WEIGHT
-        self._average[own] = before + weight * (seconds - before)
+        average = _moved(self._averages(record).get(own), seconds)
+        if record.prefill_tokens:
+            self._of_chunks[own] = average
+        else:
+            self._of_decodes[own] = average
+
+    def _averages(self, record: SentPlan) -> dict[int, float]:
+        return self._of_chunks if record.prefill_tokens else self._of_decodes
+
+
+def _moved(average: float | None, seconds: float) -> float:
+    """Returns the average after another step."""
+    if average is None:
+        return seconds
+    return average + (seconds - average) * (_SLOWER_WEIGHT if seconds > average else _FASTER_WEIGHT)
+
+
+def _bound(averages: dict[int, float], work: float) -> float:
+    """Returns the average of the work's class, or else the bound that the next class on either side gives."""
+    own = _class_of(work)
+    if own in averages:
+        return averages[own]
+    larger = min((each for each in averages if each > own), default=None)
+    smaller = max((each for each in averages if each < own), default=None)
+    bounds: list[float] = []
+    if larger is not None:
+        bounds.append(averages[larger])
+    if smaller is not None:
+        bounds.append(averages[smaller] * work / 2.0**smaller)
+    return min(bounds)
 
 
 def _class_of(work: float) -> int:

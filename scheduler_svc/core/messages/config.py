@@ -66,6 +66,8 @@ class CoreConfig:
     """How long a request that killed its workers, or made its steps fail, is refused if it is sent again."""
     prove_workers: bool = False
     """Whether a new worker must confirm a step before requests run on it and callers learn its limits."""
+    first_generation: int = 0
+    """No worker has seen a generation above this one. A scheduler that continues another's journal begins there."""
     report_steps: bool = False
     """Whether the core emits a StepReport for every step, every lane reset and every worker that joins."""
     policy: Policy = field(default_factory=Policy)

@@ -16,10 +16,17 @@ from scheduler_svc.core.messages.ends import EndReason as EndReason
 from scheduler_svc.core.messages.ends import Failure as Failure
 from scheduler_svc.core.messages.ends import FailureCode as FailureCode
 from scheduler_svc.core.messages.ends import Stats as Stats
-from scheduler_svc.core.messages.plan import Plan
 from scheduler_svc.core.messages.quarantine import QuarantineReply
 from scheduler_svc.core.messages.reports import Load, StepReport
 from scheduler_svc.core.messages.resume_effects import Detached, Forgotten, Replaced, Resumed
+from scheduler_svc.core.messages.worker_effects import (
+    AskRejoin,
+    KillWorker,
+    SendPlan,
+    WorkerAccepted,
+    WorkerProven,
+    WorkerRefused,
+)
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 
 
@@ -152,53 +159,6 @@ class CoreStatus:
     """One sentence while the workers crash in a loop, otherwise empty."""
     workers: int
     """Number of workers that have joined, without those on standby."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerAccepted:
-    """The worker has joined and has a lane. The lane's plans carry `generation`."""
-
-    worker: str
-    generation: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerProven:
-    """Requests may run on the worker and callers see its limits: a step succeeded, or it was on standby until now."""
-
-    worker: str
-    was_standby: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerRefused:
-    """The worker may not serve. If `retry` is True, it may join again later."""
-
-    worker: str
-    reason: str
-    retry: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AskRejoin:
-    """The core has no lane for this worker, so the worker should join again."""
-
-    worker: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KillWorker:
-    """The worker hangs. It is killed if the program that started this service started the worker, too."""
-
-    worker: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SendPlan:
-    """The next plan for a worker."""
-
-    worker: str
-    plan: Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,6 +68,10 @@ class Load:
     """Requests that may have killed a worker or made a step fail."""
     standby_workers: int
     incidents: Incidents
+    journal_bytes: int = 0
+    """Size of the journal, 0 without one. The shell sets this and the next field."""
+    journal_suspended: str = ""
+    """Why the journal cannot be written at the moment, otherwise empty."""
 
 
 class StepKind(StrEnum):

@@ -98,5 +98,8 @@ class Restored:
     """The end of each sample, None if it has not ended."""
     linger_seconds: float
     """Time from this event until the request is dropped if nobody resumes it."""
+    identity: str = ""
+    """Identity of the model that computed the outputs; empty if no worker had been proven. The request fails if another
+    model is served."""
     age_seconds: float = 0.0
     """Time from the request's arrival to this event, which counts for its time limit and its deadline."""

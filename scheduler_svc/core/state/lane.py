@@ -22,6 +22,7 @@ import numpy as np
 
 from scheduler_svc.core.limits.memory_limit import MemoryLimit
 from scheduler_svc.core.limits.step_clock import StepClock
+from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.plan import SentPlan, TakeOver
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.state.host_pool import HostPool
@@ -210,13 +211,13 @@ class Lane:
 
     # Waiting for results -------------------------------------------------------------------------------------------
 
-    def working_since(self) -> float:
-        """Returns when the worker began the oldest plan in flight. A plan must be in flight."""
-        return self.clock.began_at(self.in_flight[0])
+    def timeout(self, config: CoreConfig) -> float:
+        """Returns the time at which the worker is given up, unless it is heard before."""
+        return self.clock.timeout(self.in_flight, config)
 
     def is_overdue(self, now: float) -> bool:
         """Returns whether the worker has taken more than `OVERDUE_SECONDS` for its current step."""
-        return bool(self.in_flight) and now - self.working_since() > OVERDUE_SECONDS
+        return bool(self.in_flight) and now - self.clock.began_at(self.in_flight[0]) > OVERDUE_SECONDS
 
     def awaits(self, request: Request) -> bool:
         """Returns whether a plan in flight contains the request."""

@@ -32,6 +32,10 @@ class EchoRunner:
     def num_in_flight(self) -> int:
         return len(self.outcomes)
 
+    @property
+    def pool_id(self) -> bytes:
+        return b""
+
     def join(self, generation: int) -> None:
         self.joined.append(generation)
 

@@ -76,6 +76,19 @@ BAD = [
     ("Abort", control_pb2.AbortRequest(request_ids=["a", ""]), "request_ids[1]", grpc.StatusCode.INVALID_ARGUMENT),
     ("Abort", control_pb2.AbortRequest(request_ids=["a" * 129]), "request_ids[0]", grpc.StatusCode.INVALID_ARGUMENT),
     ("Abort", control_pb2.AbortRequest(request_ids=["\n"]), "request_ids[0]", grpc.StatusCode.INVALID_ARGUMENT),
+    ("ClearQuarantine", control_pb2.ClearQuarantineRequest(keys=["a"]), "keys[0]", grpc.StatusCode.INVALID_ARGUMENT),
+    (
+        "ClearQuarantine",
+        control_pb2.ClearQuarantineRequest(keys=["a" * 64] * 1025),
+        "keys",
+        grpc.StatusCode.INVALID_ARGUMENT,
+    ),
+    (
+        "ListQuarantine",
+        control_pb2.ListQuarantineRequest.FromString(UNKNOWN),
+        "ListQuarantineRequest.1000",
+        grpc.StatusCode.INVALID_ARGUMENT,
+    ),
     ("GetLoad", GetLoadRequest.FromString(UNKNOWN), "GetLoadRequest.1000", grpc.StatusCode.INVALID_ARGUMENT),
     (
         "FlushCache",
@@ -209,6 +222,23 @@ def test_flush_cache_returns_the_number_of_cached_pages(run: Run):
         assert (await call).pages == 12
 
     run(scenario, ready=False)
+
+
+def test_the_quarantine_is_listed_and_cleared(run: Run):
+    async def scenario(s: Service) -> None:
+        entry = control_pb2.QuarantinedRequest(key="ab" * 32, request_id="r", cause="it killed its workers")
+        call: Any = asyncio.ensure_future(s.control.ListQuarantine(control_pb2.ListQuarantineRequest()))
+        query = (await s.core.expect("quarantine_query")).query
+        await s.core.send(quarantine_reply=frontend_pb2.QuarantineReply(query=query, requests=[entry]))
+        assert list((await call).requests) == [entry]
+        clear = control_pb2.ClearQuarantineRequest(keys=["ab" * 32])
+        call = asyncio.ensure_future(s.control.ClearQuarantine(clear))
+        asked = await s.core.expect("clear_quarantine")
+        assert list(asked.keys) == ["ab" * 32]
+        await s.core.send(quarantine_reply=frontend_pb2.QuarantineReply(query=asked.query, removed=1))
+        assert (await call).removed == 1
+
+    run(scenario)
 
 
 def test_queries_to_a_core_that_does_not_reply_are_unavailable(run: Run, monkeypatch: pytest.MonkeyPatch):

@@ -139,7 +139,8 @@ def test_the_log_has_every_setting_of_the_core(tmp_path: Path) -> None:
     config = CoreConfig(
         max_waiting=1, max_waiting_tokens=2, plans_in_flight=3, step_timeout_seconds=4.0, silence_timeout_seconds=5.0,
         max_worker_wait_seconds=6.0, max_plan_bytes=7, prove_workers=True, report_steps=True, policy=policy,
-        predict_steps=True,
+        predict_steps=True, quarantine_seconds=11.0,
+        max_kept_requests=8, max_kept_bytes=9, report_detached=True, first_generation=10,
     )  # fmt: skip
     for value, plain in ((config, CoreConfig()), (policy, Policy())):
         assert not [f.name for f in fields(value) if getattr(value, f.name) == getattr(plain, f.name)]
@@ -165,7 +166,7 @@ SETTINGS = json.loads(core_config.encode(CoreConfig()))
         ("{", "Invalid JSON: "),
         ("[]", "Input should be an object"),
         (SETTINGS | {"speed": 1, "colour": 2}, "colour, speed unknown; another version wrote this record"),
-        ({"policy": SETTINGS["policy"]}, "max_plan_bytes, .* missing; another version wrote this record"),
+        ({"policy": SETTINGS["policy"]}, "first_generation, .* missing; another version wrote this record"),
         (SETTINGS | {"policy": 1}, "policy: Input should be an object"),
         (
             SETTINGS | {"policy": SETTINGS["policy"] | {"lifo": True}},

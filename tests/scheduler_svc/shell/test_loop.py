@@ -115,6 +115,7 @@ class Bench:
             watch=lambda: None,
             recorder=self.recorder,
             steps=None,
+            journal=None,
             grace_seconds=5.0,
             wake=self.wake,
         )

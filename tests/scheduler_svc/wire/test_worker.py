@@ -344,6 +344,7 @@ def test_every_figure_of_the_load_is_sent() -> None:
     names = [name for name in Load.__slots__ if name not in ("per_worker", "incidents")]
     figures: dict[str, Any] = {name: 100 + i for i, name in enumerate(names)}
     figures |= {"step_ms": 2.5, "worker_lost_seconds": 12.5, "worker_lost_reason": "its connection is gone"}
+    figures["journal_suspended"] = "the disk is full"
     workers = tuple(
         WorkerLoad(
             pid=10 * n, device=f"cuda:{n}", running=10 * n + 1, pages_used=10 * n + 2, pages_cached=10 * n + 3,
@@ -371,6 +372,7 @@ def test_every_figure_of_the_load_is_sent() -> None:
 def test_a_load_without_a_lost_worker_leaves_its_seconds_unset() -> None:
     figures: dict[str, Any] = dict.fromkeys(Load.__slots__, 0)
     figures |= {"per_worker": (), "incidents": Incidents(), "worker_lost_seconds": None, "worker_lost_reason": ""}
+    figures["journal_suspended"] = ""
     load = told(fx.LoadReply(frontend="f", query=9, load=Load(**figures))).load_reply.load
     assert not load.HasField("worker_lost_seconds")
 

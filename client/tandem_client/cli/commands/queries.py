@@ -1,14 +1,17 @@
 """The short commands: one call, one answer."""
 
+import dataclasses
 import json
 from typing import Annotated
 
 import typer
 
-from tandem_client.cli.flags import PROMPT, Address, Json, Model, SkipSpecialTokens, Timeout
+from tandem_client.cli.figures import of_quarantined
+from tandem_client.cli.flags import CONNECTION, PROMPT, Address, Json, Model, SkipSpecialTokens, Timeout, option
 from tandem_client.cli.reporting import Exit, reported
 from tandem_client.cli.values import parse_token_ids, read_text
 from tandem_client.connection import DEFAULT_ADDRESS
+from tandem_client.plural import counted
 from tandem_client.sync_client import Client
 from tandem_client.types import AbortOutcome
 
@@ -76,3 +79,30 @@ def flush(address: Address = DEFAULT_ADDRESS, timeout: Timeout = 10.0, as_json: 
     with reported(timeout), Client(address) as client:
         pages = client.flush_cache(timeout=timeout)
         print(json.dumps({"pages": pages}) if as_json else f"{pages} pages")
+
+
+def quarantine(
+    clear: Annotated[
+        bool, option(CONNECTION, "--clear", "Let the quarantined requests run again, all of them or those named.")
+    ] = False,
+    keys: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY", help="With --clear: keys, as the list shows them.")
+    ] = None,
+    address: Address = DEFAULT_ADDRESS,
+    timeout: Timeout = 10.0,
+    as_json: Json = False,
+) -> None:
+    """List the requests that are refused because they killed their workers, or clear the list."""
+    with reported(timeout), Client(address) as client:
+        if clear:
+            removed = client.clear_quarantine(*(keys or ()), timeout=timeout)
+            print(json.dumps({"removed": removed}) if as_json else f"{counted(removed, 'request')} may run again")
+            return
+        found = client.quarantine(timeout=timeout)
+        if as_json:
+            print(json.dumps([dataclasses.asdict(request) for request in found], ensure_ascii=False))
+            return
+        for request in found:
+            print("\n".join(of_quarantined(request)))
+        if not found:
+            print("no request is quarantined")

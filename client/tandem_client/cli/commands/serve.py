@@ -53,6 +53,10 @@ def serve(
         str | None, typer.Option(help="float32, bfloat16 or float16; default: the device decides.")
     ] = None,
     runtime_dir: Annotated[str | None, typer.Option(help="Folder of the sockets of the service.")] = None,
+    journal: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Folder of a journal: streams with resume survive the scheduler's death."),
+    ] = None,
     log_format: Annotated[
         LogFormat | None, typer.Option(help="Log lines as text, or one JSON object per line; default: text.")
     ] = None,
@@ -66,7 +70,7 @@ def serve(
     shared = flags(runtime_dir=runtime_dir, log_format=log_format)
     screen = _Screen(as_json=log_format == LogFormat.JSON)
     pair = ServicePair(
-        scheduler_flags=[*flags(listen=listen), *shared, *shlex.split(scheduler)],
+        scheduler_flags=[*flags(listen=listen, journal=journal), *shared, *shlex.split(scheduler)],
         worker_flags=[*flags(model=model, device=device, dtype=dtype), *shared, *shlex.split(worker)],
         scheduler_policy=RestartPolicy(),
         # The service goes on without a worker, and its health says why.

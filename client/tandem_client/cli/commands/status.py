@@ -85,6 +85,7 @@ def check(client: Client, *, timeout: float | None) -> Health:
         reason="" if state == State.SERVING else reason,
         workers=load.workers,
         waiting=load.waiting,
+        suspects=load.suspects,
         worker_lost_seconds=load.worker_lost_seconds,
         worker_lost_reason=load.worker_lost_reason or None,
     )

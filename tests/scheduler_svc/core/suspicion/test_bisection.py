@@ -16,6 +16,10 @@ SHAPE = Shape(page_size=4, num_pages=800, max_rows=64, max_length=120, token_bud
 ROWS = 64
 
 
+# The fourth token of the first request of the test that uses it, and of no other one there.
+LATE = 172
+
+
 def submit_all(fleet: DeadlyFleet, poisoned: int, rows: int = ROWS, *, tokens: int = 40) -> dict[int, int]:
     """Submits requests, of which number `poisoned` kills its worker. Returns their streams by number."""
     prompts = {i: [i, i + 1, *([KILLER] if i == poisoned else [7])] for i in range(rows)}
@@ -61,26 +65,29 @@ def test_the_number_of_deaths_grows_with_the_logarithm_of_the_rows(rows: int) ->
 
 def test_a_request_that_kills_after_some_tokens_is_found_too() -> None:
     """The token is sampled and kills when it is computed, so two plans in flight leave the position open at first."""
-    fleet = DeadlyFleet(SHAPE, faults=Faults(kill_token=5))
+    fleet = DeadlyFleet(SHAPE, faults=Faults(kill_token=LATE))
     streams = [fleet.submit([i, 7], max_new_tokens=12, ignore_eos=True) for i in range(20)]
-    culprits = [number for number in streams if 5 in fleet.streams[number].expected(SHAPE).tokens[:-1]]
-    assert 0 < len(culprits) < len(streams)
+    culprits = [number for number in streams if LATE in fleet.streams[number].expected(SHAPE).tokens[:-1]]
+    assert culprits == [1]
     fleet.run_until_ended()
     for number in streams:
         expected = list(fleet.streams[number].expected(SHAPE).tokens)
         tokens, failure = fleet.streams[number].tokens, fleet.end(number).failure
-        assert tokens == (expected[: expected.index(5) + 1] if number in culprits else expected)
+        assert tokens == (expected[: expected.index(LATE) + 1] if number in culprits else expected)
         assert (failure is not None) == (number in culprits)
-    assert len(fleet.deaths) <= 10 * len(culprits)
+    assert len(fleet.deaths) <= 1 + 5 + 1
 
 
-def test_batchmates_flow_between_the_deaths() -> None:
+@pytest.mark.parametrize("poisoned", [0, 40, 63])
+def test_batchmates_flow_again_after_eight_restarts(poisoned: int) -> None:
     fleet = DeadlyFleet(SHAPE, restart_seconds=1.0)
-    streams = submit_all(fleet, 40, tokens=100)
-    while len(fleet.deaths) < 8 and fleet.end_of(streams[40]) is None:
+    others = [number for i, number in submit_all(fleet, poisoned, tokens=100).items() if i != poisoned]
+    while not fleet.deaths:
         fleet.step()
-    assert all(len(fleet.streams[number].tokens) > 5 for i, number in streams.items() if i != 40)
-    assert fleet.now < 15
+    died_at = fleet.now
+    while min(len(fleet.streams[number].tokens) for number in others) < 10:
+        fleet.step()
+    assert fleet.now - died_at < 8.5
 
 
 def test_with_two_workers_the_other_one_goes_on_and_never_dies_twice() -> None:
@@ -117,23 +124,22 @@ def test_other_requests_leave_the_lane_of_a_repeated_trial() -> None:
         if len(fleet.workers) == 2:
             fleet.tick(0.001)
             for name in fleet.workers:
-                if suspects_on(fleet, name):
+                if suspects_on(fleet, name) and fleet.core._lanes.suspects.is_repeated():
                     rows = fleet.lane_of(name).rows
                     handles = {request.handle for request in rows.requests_at(rows.seated())}
                     assert handles <= fleet.core.suspects, "another request is on the lane of the trial"
 
 
 def test_500_random_kills_under_64_streams_convict_nobody() -> None:
-    rng, fleet = random.Random(5), DeadlyFleet(SHAPE, workers=3, restart_seconds=0.05)
+    rng, fleet = random.Random(5), DeadlyFleet(SHAPE, workers=3, restart_seconds=0.02)
     numbers: list[int] = []
     while len(fleet.deaths) < 500:
-        live = sum(fleet.end_of(number) is None for number in numbers)
-        for _ in range(ROWS - live):
+        for _ in range(ROWS - len(fleet.core.queue)):
             prompt = [rng.randrange(200) for _ in range(rng.randint(1, 20))]
-            numbers.append(fleet.submit(prompt, max_new_tokens=rng.randint(1, 80), ignore_eos=True))
+            numbers.append(fleet.submit(prompt, max_new_tokens=rng.randint(1, 30), ignore_eos=True))
         fleet.step()
         working = [name for name, lane in fleet.core.lanes.items() if lane.in_flight]
-        if working and rng.random() < 0.2:
+        if working and rng.random() < 0.5:
             fleet.die(rng.choice(working))
     fleet.run_until_ended()
     assert all(fleet.end(number).failure is None for number in numbers)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from gpu_worker.holder.pools import PoolRefused, Pools, User
 from gpu_worker.shared_pool.messages import (
     MAX_BYTES,
     MessageError,
@@ -22,7 +23,6 @@ from gpu_worker.shared_pool.messages import (
     number,
     pool_id,
 )
-from gpu_worker.shared_pool.pools import PoolRefused, Pools, User
 
 # From asm-generic/socket.h; Python has no names for them before 3.14. Linux 6.5 has the second one.
 _PEER_CREDENTIALS, _PEER_PIDFD = struct.Struct("3i"), 77
