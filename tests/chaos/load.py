@@ -83,17 +83,13 @@ class Load:
         rng: random.Random,
         num_streams: int,
         counts: Counter[str],
-        *,
-        resumes: bool,
     ) -> None:
-        """`resumes`: whether the service keeps requests whose stream broke."""
         self.outages = Outages()
         self.crowded_until = self._opens_at = 0.0
         self._connections = connections
         self._rng = rng
         self._num_streams = num_streams
         self._counts = counts
-        self._resumes = resumes
         self._number = 0
         self.flights: list[Flight] = []
         # Requests that may linger, because they broke before their caller knew the secret.
@@ -113,7 +109,7 @@ class Load:
             if flight.resumes_at:
                 if now >= flight.resumes_at:
                     flight.resumes_at = 0.0
-                    flight.stream = flight.connection.resume(flight.stream.transcript, flight.secret)
+                    self._resume(flight)
             elif flight.stream.ended:
                 if self._ends(flight, now):
                     self.flights.remove(flight)
@@ -141,7 +137,7 @@ class Load:
         """Opens a stream whose request kills, hangs or fails every step that computes it; its caller reads."""
         now, self._number = time.monotonic(), self._number + 1
         poison = self._rng.choice([name for name in POISONS if name != "nonfinite-token"])
-        ask = random_ask(self._rng, f"poison-{self._number}", poison=POISONS[poison], resumes=False)
+        ask = random_ask(self._rng, f"poison-{self._number}", poison=POISONS[poison])
         connection = self._rng.choice(self._connections)
         self.flights.append(
             Flight(ask=ask, connection=connection, stream=connection.generate(ask.request()), fate="reads",
@@ -153,7 +149,7 @@ class Load:
         fate = rng.choices(list(_FATES), list(_FATES.values()))[0]
         # Those that only make their own logits bad are many; the others come one by one (`poison`).
         poison = "nonfinite-token" if rng.random() < _POISON_SHARE else ""
-        resumes = self._resumes and fate in _RESUMING and rng.random() < 0.9
+        resumes = fate in _RESUMING and rng.random() < 0.9
         ask = random_ask(rng, f"chaos-{self._number}", poison=POISONS.get(poison), resumes=resumes)
         connection = rng.choice(self._connections)
         timeout = rng.uniform(0.01, 3.0) if fate == "deadline" else None
@@ -170,7 +166,7 @@ class Load:
 
     def _watch(self, flight: Flight, now: float) -> None:
         transcript = flight.stream.transcript
-        if not flight.secret and transcript.accepted is not None and self._resumes:
+        if not flight.secret and transcript.accepted is not None:
             flight.secret = transcript.accepted.resume_secret
         count = sum(len(sample.tokens) for sample in list(transcript.samples.values()))
         if count > flight.num_tokens or self.outages.open_since is not None:
@@ -191,9 +187,8 @@ class Load:
         match flight.fate:
             case "cancels":
                 flight.stream.cancel()
-                if self._resumes:
-                    # The service cannot tell a cancelled call from a broken one, so callers give up by Abort.
-                    flight.connection.abort(flight.ask.request_id)
+                # The service cannot tell a cancelled call from a broken one, so callers give up by Abort.
+                flight.connection.abort(flight.ask.request_id)
             case "aborts":
                 flight.connection.abort(flight.ask.request_id)
             case "pauses" | "stalls":
@@ -227,8 +222,8 @@ class Load:
             self._counts["requests refused by a full queue"] += 1
         elif code in _UNREACHABLE and self.outages.touches(flight.began):
             return self._broke(flight, now)
-        elif code == grpc.StatusCode.NOT_FOUND and flight.secret and self.outages.touches(flight.began):
-            self._counts["streams ended by the scheduler's death"] += 1
+        elif code == grpc.StatusCode.NOT_FOUND and flight.fate == "aborts" and flight.acted and flight.secret:
+            self._counts["streams: aborted before they were resumed"] += 1
         else:
             raise AssertionError(what)
         return True
@@ -254,6 +249,11 @@ class Load:
         self._counts["resumes"] += 1
         flight.resumes_at = now + _RESUME_PAUSE_SECONDS
         return False
+
+    def _resume(self, flight: Flight) -> None:
+        """Continues a broken stream, through any front end."""
+        ask, connection = flight.ask, self._rng.choice(self._connections)
+        flight.stream = connection.resume(ask.request_id, flight.secret, flight.stream.transcript, ask.num_samples)
 
     def _finished(self, flight: Flight) -> None:
         transcript = flight.stream.transcript
