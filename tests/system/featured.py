@@ -80,7 +80,7 @@ def keywords(ask: Ask) -> GenerateOptions:
 
 
 class Reading:
-    """Streams that run together, each read by a thread."""
+    """Streams that run together, each read by a thread. With `resume` they go on by themselves when they are lost."""
 
     def __init__(self, client: Client, asks: Iterable[Ask], *, resume: bool = False) -> None:
         self._client = client
