@@ -19,7 +19,9 @@ from scheduler_svc.core.convictions import Convictions
 from scheduler_svc.core.deadlines import Deadlines
 from scheduler_svc.core.held_pools import HeldPools
 from scheduler_svc.core.lanes import Lanes
-from scheduler_svc.core.lingering import Lingering, restore_output, restored_ending
+from scheduler_svc.core.lingering.kept_requests import KeptRequests
+from scheduler_svc.core.lingering.lingering import Lingering
+from scheduler_svc.core.lingering.restored import restore_output, restored_ending
 from scheduler_svc.core.load import load_of
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
@@ -27,7 +29,6 @@ from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.quarantine import ClearQuarantine, QuarantineQuery
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.state.counters import Counters
-from scheduler_svc.core.state.kept_requests import KeptRequests
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Move, Phase, Request
 from scheduler_svc.core.state.request_queue import RequestQueue
